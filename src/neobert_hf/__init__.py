@@ -1,0 +1,40 @@
+"""NeoBERT in the Hugging Face ecosystem. Importing this package registers the model with the Auto classes."""
+
+import transformers
+
+from .collators import PackedMLMCollator
+from .configuration_neobert import NeoBERTConfig
+from .modeling_neobert import (
+    AUTO_CLASSES,
+    NeoBERT,
+    NeoBERTForMaskedLM,
+    NeoBERTForMultipleChoice,
+    NeoBERTForQuestionAnswering,
+    NeoBERTForSequenceClassification,
+    NeoBERTForTokenClassification,
+    NeoBERTLMHead,
+    NeoBERTModel,
+)
+
+__version__ = "0.1.0"
+
+transformers.AutoConfig.register(NeoBERTConfig.model_type, NeoBERTConfig, exist_ok=True)
+for _auto_class, _model_class in AUTO_CLASSES.items():
+    if _auto_class != "AutoConfig":
+        getattr(transformers, _auto_class).register(NeoBERTConfig, _model_class, exist_ok=True)
+transformers.AutoTokenizer.register(NeoBERTConfig, fast_tokenizer_class=transformers.BertTokenizerFast, exist_ok=True)
+
+__all__ = [
+    "AUTO_CLASSES",
+    "NeoBERT",
+    "NeoBERTConfig",
+    "NeoBERTForMaskedLM",
+    "NeoBERTForMultipleChoice",
+    "NeoBERTForQuestionAnswering",
+    "NeoBERTForSequenceClassification",
+    "NeoBERTForTokenClassification",
+    "NeoBERTLMHead",
+    "NeoBERTModel",
+    "PackedMLMCollator",
+    "__version__",
+]

@@ -1,0 +1,59 @@
+"""What a checkpoint must be before NeoBERT loads it: safetensors, and a whole encoder."""
+
+import os
+
+
+def check_no_pickle(source: str | os.PathLike, subfolder: str | None, use_safetensors: bool | None) -> None:
+    """Refuse pickled weights, which can run any code when they are read.
+
+    Args:
+        source: Folder or Hub id that `from_pretrained` was given.
+        subfolder: Folder inside `source`.
+        use_safetensors: As given to `from_pretrained`.
+
+    Raises:
+        ValueError: `use_safetensors=False` asks for a pickle.
+        OSError: The folder holds a pickle and no safetensors.
+    """
+    if use_safetensors is False:
+        raise ValueError(
+            "use_safetensors=False asks for pickled weights, which can run any code when read; "
+            "leave it out and load a checkpoint in safetensors"
+        )
+    folder = os.path.join(source or "", subfolder or "")
+    if not os.path.isdir(folder):
+        return
+    files = sorted(os.listdir(folder))
+    pickles = [name for name in files if "model" in name and name.endswith((".bin", ".pt", ".pth", ".ckpt"))]
+    if pickles and not any(name.endswith(".safetensors") for name in files):
+        raise OSError(
+            f"{folder} holds {pickles[0]} and no safetensors; a pickle can run any code when read and is never loaded: "
+            "where you trust it, convert it with safetensors.torch.save_file(torch.load(file, weights_only=True), "
+            "'model.safetensors', metadata={'format': 'pt'})"
+        )
+
+
+def check_encoder_is_whole(model, missing: set[str], unexpected: set[str]) -> None:
+    """Refuse a model whose encoder, or one half of whose decoder, was not in the checkpoint.
+
+    Args:
+        model: The loaded model.
+        missing: Names of its parameters that the checkpoint lacks.
+        unexpected: Names in the checkpoint that the model lacks.
+
+    Raises:
+        ValueError: Names the first missing tensor and the way out.
+    """
+    prefix, source = f"{model.base_model_prefix}.", model.config.name_or_path
+    encoder = {name for name, _ in model.base_model.named_parameters()}
+    lost = sorted(name for name in missing if name.removeprefix(prefix) in encoder)
+    if lost:
+        hint = "this is not a NeoBERT checkpoint, or not a whole one"
+        if any(".ffn.w1." in name for name in unexpected):
+            hint = "gate and up are stored apart as ffn.w1 and ffn.w2: store torch.cat((w1, w2)) as ffn.w12.weight"
+        raise ValueError(f"{source} lacks {len(lost)} tensors of the encoder, {lost[0]} the first; {hint}")
+    if "decoder.weight" in missing and "decoder.bias" not in missing:
+        raise ValueError(
+            f"{source} has decoder.bias but no decoder.weight, so its decoder was tied to the embedding; NeoBERT's is "
+            "not: store a copy of model.encoder.weight as decoder.weight"
+        )

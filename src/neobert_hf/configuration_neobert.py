@@ -1,0 +1,221 @@
+"""The configuration of NeoBERT (arXiv 2502.19587), which also reads the config.json published with `chandar-lab/NeoBERT`."""
+
+import inspect
+
+from transformers import PretrainedConfig
+from transformers.utils.versions import require_version
+
+require_version("transformers>=4.57.0", "NeoBERT needs a newer transformers: pip install -U transformers")
+
+# What each way of stretching RoPE needs and may have, besides `rope_type` and `rope_theta`.
+ROPE_KEYS = {
+    "default": (set(), set()),
+    "linear": ({"factor"}, set()),
+    "dynamic": ({"factor"}, set()),
+    "yarn": ({"factor"}, {"original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor"}),
+}
+
+# Keys that the published config.json carries by accident: arguments of a script, not facts about the model.
+JUNK_KEYS = ("kwargs", "trust_remote_code", "pretrained_model_name_or_path")
+
+# Readers of saved checkpoints (llama.cpp among them) know the classes by the names that the paper's authors gave them.
+PUBLISHED_ARCHITECTURES = {"NeoBERTModel": "NeoBERT", "NeoBERTForMaskedLM": "NeoBERTLMHead"}
+
+
+class NeoBERTConfig(PretrainedConfig):
+    """Shape, initialisation and behaviour of a NeoBERT; the defaults are the published model.
+
+    Args:
+        vocab_size: Number of token ids.
+        hidden_size: Width D of the residual stream; a multiple of `num_attention_heads`.
+        num_hidden_layers: Number of blocks.
+        num_attention_heads: Number of heads H; `hidden_size / num_attention_heads` must be even.
+        intermediate_size: Nominal feed-forward width; SwiGLU uses two thirds of it (see `swiglu_width`).
+        max_position_embeddings: Context length in tokens that the model was trained for. Longer input runs, with a warning.
+        max_length: The published name of `max_position_embeddings`; read and kept as an attribute, never written.
+        norm_eps: Epsilon of RMSNorm.
+        rope_parameters: RoPE in the form of transformers 5: `rope_type` (default, linear, dynamic or yarn), `rope_theta`
+            and what the type needs.
+        rope_theta: RoPE base in the form of transformers 4; wins over `rope_parameters`.
+        rope_scaling: RoPE scaling in the form of transformers 4; wins over `rope_parameters`.
+        embedding_init_range: Embeddings start uniform in plus or minus this.
+        decoder_init_range: Linear layers start uniform in plus or minus this.
+        classifier_init_range: Standard deviation of the normal start of task heads.
+        classifier_dropout: Dropout probability in task heads.
+        pad_token_id: Id of the padding token, whose embedding stays zero.
+        dim_head: Head width as published; only checked against `hidden_size / num_attention_heads`.
+        unpad_inputs: Compute on real tokens only. False keeps the padded shape from end to end.
+        sparse_prediction: With labels given, the LM head runs on labelled positions only and `logits` has one row for each.
+
+    Raises:
+        ValueError: A value breaks its rule, or the config belongs to another model that shares the type "neobert".
+
+    Source: paper, section 3.1 and Table 1; values from the published config.json.
+    """
+
+    model_type = "neobert"
+    attribute_map = {"max_length": "max_position_embeddings"}
+
+    def __init__(
+        self,
+        vocab_size=30522,
+        hidden_size=768,
+        num_hidden_layers=28,
+        num_attention_heads=12,
+        intermediate_size=3072,
+        max_position_embeddings=None,
+        max_length=None,
+        norm_eps=1e-5,
+        rope_parameters=None,
+        rope_theta=None,
+        rope_scaling=None,
+        embedding_init_range=0.02,
+        decoder_init_range=0.02,
+        classifier_init_range=0.02,
+        classifier_dropout=0.1,
+        pad_token_id=0,
+        dim_head=None,
+        unpad_inputs=True,
+        sparse_prediction=False,
+        tie_word_embeddings=False,
+        **kwargs,
+    ):
+        if "encoder_init_range" in kwargs:
+            raise ValueError(
+                f"encoder_init_range={kwargs['encoder_init_range']} marks a NeoDictaBERT checkpoint: it shares the model "
+                "type 'neobert' but rotates halves instead of pairs and does not scale intermediate_size by two thirds, "
+                "so NeoBERT would compute nonsense from its weights; load it with the code in its own repository"
+            )
+        if tie_word_embeddings:
+            raise ValueError(
+                "tie_word_embeddings=True, but NeoBERT's decoder has weights of its own; store a copy of "
+                "model.encoder.weight as decoder.weight and set tie_word_embeddings=False"
+            )
+        for key in JUNK_KEYS:
+            kwargs.pop(key, None)
+
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.num_hidden_layers = num_hidden_layers
+        self.num_attention_heads = num_attention_heads
+        self.intermediate_size = intermediate_size
+        context_length = max_position_embeddings if max_position_embeddings is not None else max_length
+        self.max_position_embeddings = context_length = 4096 if context_length is None else context_length
+        self.norm_eps = norm_eps
+        self.embedding_init_range = embedding_init_range
+        self.decoder_init_range = decoder_init_range
+        self.classifier_init_range = classifier_init_range
+        self.classifier_dropout = classifier_dropout
+        self.unpad_inputs = unpad_inputs
+        self.sparse_prediction = sparse_prediction
+        self._check_shape(pad_token_id, dim_head)
+        self.rope_parameters = self._standard_rope_parameters(rope_parameters, rope_theta, rope_scaling)
+        super().__init__(pad_token_id=pad_token_id, tie_word_embeddings=False, **kwargs)
+        # transformers 4 takes `max_length` for a parameter of generation and has just put its default of 20 here.
+        self.max_position_embeddings = context_length
+
+    @property
+    def head_dim(self):
+        """Width K of one attention head."""
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def swiglu_width(self):
+        """Width F of the feed-forward layer: two thirds of `intermediate_size`, rounded up to a multiple of 8."""
+        return -(-int(2 * self.intermediate_size / 3) // 8) * 8
+
+    @property
+    def rope_theta(self):
+        """Base of the rotary frequencies."""
+        return self.rope_parameters["rope_theta"]
+
+    @classmethod
+    def from_dict(cls, config_dict, **kwargs):
+        """Build from a config.json's content; overrides pass through `__init__` and are checked like everything else."""
+        own = inspect.signature(cls.__init__).parameters
+        overrides = {key: kwargs.pop(key) for key in list(kwargs) if key in own}
+        return super().from_dict({**config_dict, **overrides}, **kwargs)
+
+    def to_dict(self):
+        """Return the content of config.json, with the architectures under their published names."""
+        output = super().to_dict()
+        if output.get("architectures"):
+            output["architectures"] = [PUBLISHED_ARCHITECTURES.get(name, name) for name in output["architectures"]]
+        return output
+
+    def _get_generation_parameters(self):
+        # An encoder generates nothing. Without this, saving in transformers 5 raises because `max_length` is readable.
+        return {}
+
+    _get_non_default_generation_parameters = _get_generation_parameters  # the name in transformers 4
+
+    def _check_shape(self, pad_token_id, dim_head):
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "intermediate_size",
+            "max_position_embeddings",
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name}={value!r} must be a positive whole number")
+        heads = self.num_attention_heads
+        if self.hidden_size % heads:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} is not divisible by num_attention_heads={heads}; choose a multiple of {heads}"
+            )
+        if self.head_dim % 2:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} over num_attention_heads={heads} gives heads of width {self.head_dim}; "
+                f"RoPE rotates pairs, so choose a hidden_size that is a multiple of {2 * heads}"
+            )
+        if dim_head is not None and dim_head != self.head_dim:
+            raise ValueError(
+                f"dim_head={dim_head} disagrees with hidden_size={self.hidden_size} / num_attention_heads={heads} = "
+                f"{self.head_dim}; leave dim_head out or make them agree"
+            )
+        if pad_token_id is not None and not 0 <= pad_token_id < self.vocab_size:
+            raise ValueError(f"pad_token_id={pad_token_id} must lie in 0 to vocab_size - 1 = {self.vocab_size - 1}")
+        if not self.norm_eps > 0:
+            raise ValueError(f"norm_eps={self.norm_eps} must be positive; the published model uses 1e-5")
+        if not 0 <= self.classifier_dropout < 1:
+            raise ValueError(f"classifier_dropout={self.classifier_dropout} must lie in [0, 1)")
+        for name in ("embedding_init_range", "decoder_init_range", "classifier_init_range"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name}={getattr(self, name)} must not be negative")
+
+    def _standard_rope_parameters(self, rope_parameters, rope_theta, rope_scaling):
+        """Merge both forms into the one of transformers 5 and check it."""
+        rope = {**(rope_parameters or {}), **(rope_scaling or {})}
+        if "type" in rope:  # the key's name before transformers 4.45
+            rope.setdefault("rope_type", rope["type"])
+            del rope["type"]
+        rope.setdefault("rope_type", "default")
+        if rope_theta is not None:
+            rope["rope_theta"] = rope_theta
+        rope.setdefault("rope_theta", 10000.0)
+
+        kind = rope["rope_type"]
+        if kind not in ROPE_KEYS:
+            raise ValueError(f"rope_type={kind!r} is not one of {', '.join(ROPE_KEYS)}")
+        required, optional = ROPE_KEYS[kind]
+        given = {key for key, value in rope.items() if value is not None} - {"rope_type", "rope_theta"}
+        if missing := required - given:
+            raise ValueError(f"rope_type={kind!r} needs {', '.join(sorted(missing))}; add it to rope_parameters")
+        if unknown := given - required - optional:
+            allowed = ", ".join(sorted(required | optional)) or "rope_theta only"
+            raise ValueError(f"rope_type={kind!r} does not know {', '.join(sorted(unknown))}; it takes {allowed}")
+        for key in ("rope_theta", *given):
+            if isinstance(rope[key], bool) or not isinstance(rope[key], (int, float)) or not rope[key] > 0:
+                raise ValueError(f"{key}={rope[key]!r} in rope_parameters must be a positive number")
+        if rope.get("factor", 1) < 1:
+            raise ValueError(f"factor={rope['factor']} in rope_parameters must be at least 1: it stretches the context")
+        if rope.get("beta_fast", 32) <= rope.get("beta_slow", 1):
+            raise ValueError(
+                f"beta_fast={rope.get('beta_fast', 32)} in rope_parameters must exceed beta_slow={rope.get('beta_slow', 1)}"
+            )
+        if kind == "yarn":
+            rope.setdefault("original_max_position_embeddings", self.max_position_embeddings)
+        return rope

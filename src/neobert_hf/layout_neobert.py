@@ -1,0 +1,277 @@
+"""`make_layout`: from whatever describes the sequences of a batch to one layout, checked, before the first block.
+
+A batch comes as padded rows with a mask, as documents packed into a row with `cu_seq_lens`, or as rows whose
+`position_ids` restart. All of them become a `SequenceLayout`: packed where values may be looked at, so that padding costs
+nothing, and dense with a mask under tracing and where the caller wants it.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensor
+
+from .attention_neobert import MASK_MAKERS, SequenceLayout, choose_backend, takes_boundaries
+
+
+def is_tracing(tensor: torch.Tensor) -> bool:
+    """True where the values of a tensor must not decide anything: compile, export, tracing, graph capture, meta device."""
+    return (
+        torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or tensor.is_meta
+        or isinstance(tensor, FakeTensor)
+        or (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+    )
+
+
+def make_layout(
+    tokens: torch.Tensor,
+    implementation: str,
+    *,
+    vocab_size: int,
+    attention_mask: torch.Tensor | None = None,
+    position_ids: torch.Tensor | None = None,
+    cu_seq_lens: torch.Tensor | None = None,
+    max_length: int | None = None,
+    unpad: bool = True,
+    need_weights: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> SequenceLayout:
+    """Turn whatever describes the sequences into one layout, with one copy from device to host at most.
+
+    Args:
+        tokens: (B, L) input ids, or (B, L, D) embeddings.
+        implementation: The requested attention implementation, or "auto".
+        vocab_size: Input ids must be below this.
+        attention_mask: (B, L) with 0 at padding, any side, holes too; or 4-D, broadcastable to (B, H, L, L).
+        position_ids: (B, L), (1, L) or (L,). Without an attention mask, every 0 begins a new sequence.
+        cu_seq_lens: (N + 1,) boundaries of the sequences in a single packed row.
+        max_length: Length of the longest sequence; only checked, but needed when tracing with `cu_seq_lens`.
+        unpad: False keeps padding in the computation.
+        need_weights: Attention probabilities are wanted, which only the eager backend has.
+        dtype: The dtype in which attention will run; it limits the choice of backends.
+
+    Raises:
+        ValueError: Values or shapes contradict each other; the message names both and the way out.
+        ImportError: The requested backend is not installed.
+    """
+    shape, device = tuple(tokens.shape[:2]), tokens.device
+    if 0 in shape:
+        raise ValueError(f"input of shape {tuple(tokens.shape)} is empty; give at least one token")
+    if cu_seq_lens is not None and attention_mask is not None:
+        raise ValueError(
+            "both cu_seq_lens and attention_mask are given; packed rows hold no padding, so leave out the mask"
+        )
+    if cu_seq_lens is not None and shape[0] != 1:
+        raise ValueError(f"cu_seq_lens describes one packed row, but the input has {shape[0]}; flatten it to (1, T)")
+    if position_ids is not None:
+        position_ids = _check_broadcast("position_ids", position_ids, shape).expand(shape)
+    mask_4d = padding_mask = None
+    if attention_mask is not None:
+        if attention_mask.ndim == 4:
+            mask_4d = _check_broadcast("attention_mask", attention_mask, (shape[0], 0, shape[1], shape[1]))
+            mask_4d = mask_4d if mask_4d.is_floating_point() else mask_4d.bool()
+        elif tuple(attention_mask.shape) == shape:
+            padding_mask = attention_mask != 0
+        else:
+            raise ValueError(
+                f"attention_mask has shape {tuple(attention_mask.shape)}, the input {shape}; "
+                "give a mask of the input's shape or a 4-D one"
+            )
+
+    tracing = is_tracing(tokens)
+    if tracing:
+        boundaries = None
+        may_pack = cu_seq_lens is not None and takes_boundaries(choose_backend(implementation, device, dtype, True))
+        if may_pack and max_length is None:
+            raise ValueError("max_length_q is missing; while compiling, cu_seq_lens needs it as a whole number")
+    else:
+        may_pack = unpad and mask_4d is None and not need_weights and implementation != "eager"
+        boundaries, padding_mask_host = _look_at_values(
+            tokens, vocab_size, padding_mask, position_ids, cu_seq_lens, max_length, is_free=attention_mask is not None
+        )
+
+    backend = choose_backend(implementation, device, dtype, may_pack, need_weights)
+    if not may_pack:
+        return _dense_layout(
+            backend, shape, device, mask_4d, padding_mask, position_ids, cu_seq_lens, boundaries, tracing
+        )
+    if boundaries is None:  # tracing: the caller vouches for cu_seq_lens
+        return _packed_layout(backend, shape, device, position_ids, cu_seq_lens.int(), None, max_length, None)
+
+    indices = None
+    if padding_mask is not None and not padding_mask_host.all():
+        indices = padding_mask_host.flatten().nonzero().flatten()
+        columns = padding_mask_host.long().argmax(-1)
+        if position_ids is None:
+            position_ids = (torch.arange(shape[1]) - columns[:, None]).expand(shape)
+            position_ids = position_ids.to(device, non_blocking=True)
+        indices = indices.to(device, non_blocking=True)
+    lengths = tuple(boundaries.diff().tolist())
+    cu_seq_lens = boundaries.int().to(device, non_blocking=True)
+    return _packed_layout(backend, shape, device, position_ids, cu_seq_lens, lengths, max(lengths), indices)
+
+
+def _packed_layout(backend, shape, device, position_ids, cu_seq_lens, lengths, max_length, indices):
+    if position_ids is None:
+        num_tokens = shape[0] * shape[1]
+        tokens = torch.arange(num_tokens, device=device)
+        starts = cu_seq_lens[:-1].long()
+        position_ids = tokens - starts[torch.bucketize(tokens, cu_seq_lens[1:], right=True)]
+    else:
+        position_ids = position_ids.reshape(-1)
+        position_ids = position_ids if indices is None else position_ids[indices]
+    layout = SequenceLayout(
+        backend=backend,
+        shape=shape,
+        position_ids=position_ids,
+        first_tokens=cu_seq_lens[:-1].long(),
+        cu_seq_lens=cu_seq_lens,
+        lengths=lengths,
+        max_length=max_length,
+        indices=indices,
+    )
+    make_mask = MASK_MAKERS.get(backend)
+    return layout._replace(mask=make_mask(layout)) if make_mask else layout
+
+
+def _dense_layout(backend, shape, device, mask_4d, is_real, position_ids, cu_seq_lens, boundaries, tracing):
+    """Keep the shape (B, L) and describe the sequences by a mask; nothing here looks at a value."""
+    num_rows, num_columns = shape
+    columns = torch.arange(num_columns, device=device).expand(shape)
+    first_tokens = torch.arange(num_rows, device=device) * num_columns
+    documents = None
+    if cu_seq_lens is not None:
+        documents = torch.bucketize(columns, cu_seq_lens[1:].to(columns.dtype), right=True)
+        first_tokens = cu_seq_lens[:-1].long()
+    elif position_ids is not None and is_real is None and mask_4d is None:
+        # While tracing nobody can see whether positions restart, so the mask has to be there in any case.
+        if tracing or len(boundaries) - 1 > num_rows:
+            documents = ((position_ids == 0) | (columns == 0)).long().cumsum(-1) - 1
+            first_tokens = first_tokens if tracing else boundaries[:-1].to(device)
+    elif is_real is not None:
+        first_column = is_real.long().argmax(-1)
+        first_tokens = first_tokens + first_column
+        if position_ids is None:
+            position_ids = (columns - first_column[:, None]).masked_fill(~is_real, 0)
+
+    if position_ids is None:
+        position_ids = columns if documents is None else columns - cu_seq_lens[documents].to(columns.dtype)
+    mask = mask_4d
+    if documents is not None:
+        mask = documents[:, None, :, None] == documents[:, None, None, :]
+    elif is_real is not None:
+        mask = is_real[:, None, None, :]
+    return SequenceLayout(
+        backend=backend,
+        shape=shape,
+        position_ids=position_ids.reshape(-1),
+        first_tokens=first_tokens,
+        is_real=is_real,
+        documents=documents,
+        mask=mask,
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Checks of values: all of them on one host copy
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def _look_at_values(tokens, vocab_size, padding_mask, position_ids, cu_seq_lens, max_length, is_free):
+    """Check the values and find the boundaries of the sequences.
+
+    Returns:
+        (N + 1,) int64 boundaries on the host, in tokens of the packed layout, and the (B, L) padding mask on the host.
+    """
+    input_ids = tokens if tokens.ndim == 2 else tokens.new_zeros(1)
+    id_range, mask, positions, boundaries = _copy_to_host(
+        torch.stack(input_ids.aminmax()), padding_mask, position_ids, cu_seq_lens
+    )
+    smallest, largest = id_range.tolist()
+    if tokens.ndim == 2 and not 0 <= smallest <= largest < vocab_size:
+        wrong = smallest if smallest < 0 else largest
+        raise ValueError(
+            f"input_ids holds {wrong}, but the vocabulary ends at {vocab_size - 1}; "
+            "use the tokenizer that belongs to the model, or resize_token_embeddings"
+        )
+    num_rows, num_columns = tokens.shape[:2]
+    if mask is not None:
+        mask = mask.bool()
+        lengths = mask.sum(-1)
+        if not lengths.all():
+            row = int((lengths == 0).nonzero()[0])
+            raise ValueError(f"row {row} of attention_mask has no real token; remove the row or give it at least one")
+    else:
+        lengths = torch.full((num_rows,), num_columns)
+
+    starts = None if positions is None or is_free else _starts_of_sequences(positions)
+    if cu_seq_lens is not None:
+        _check_cu_seq_lens(boundaries, num_columns)
+        if starts is not None and not torch.equal(starts, boundaries[:-1]):
+            raise ValueError(
+                f"cu_seq_lens begins sequences at {_some(boundaries[:-1])}, position_ids restarts at {_some(starts)}; "
+                "they must agree, or leave position_ids out"
+            )
+    elif starts is not None:
+        boundaries = torch.cat((starts, torch.tensor([num_rows * num_columns])))
+    else:
+        boundaries = F.pad(lengths.cumsum(0), (1, 0))
+
+    longest = int(boundaries.diff().max())
+    if max_length is not None and int(max_length) < longest:
+        raise ValueError(
+            f"max_length_q={int(max_length)} is below the longest sequence, {longest} tokens; correct it or leave it out"
+        )
+    return boundaries, mask
+
+
+def _copy_to_host(*tensors):
+    """Copy int tensors (or None) to the host as int64 with a single synchronisation."""
+    present = [tensor for tensor in tensors if tensor is not None]
+    flat = torch.cat([tensor.reshape(-1).long() for tensor in present]).cpu()
+    parts = iter(flat.split([tensor.numel() for tensor in present]))
+    return [None if tensor is None else next(parts).view(tensor.shape) for tensor in tensors]
+
+
+def _starts_of_sequences(positions):
+    """Flat indices where packed rows begin a sequence: every row's first token and every position 0."""
+    is_start = positions == 0
+    is_start[:, 0] = True
+    grows = F.pad(positions.diff(dim=-1) > 0, (1, 0), value=True)
+    if not (is_start | grows).all():
+        row, column = (~(is_start | grows)).nonzero()[0].tolist()
+        raise ValueError(
+            f"position_ids[{row}, {column}]={int(positions[row, column])} follows {int(positions[row, column - 1])}; inside a "
+            "sequence positions grow, a new one begins at 0; give an attention_mask as well to use positions freely"
+        )
+    return is_start.flatten().nonzero().flatten()
+
+
+def _check_cu_seq_lens(boundaries, num_tokens):
+    if boundaries.ndim != 1 or len(boundaries) < 2:
+        raise ValueError(f"cu_seq_lens has shape {tuple(boundaries.shape)}; it is one row of N + 1 boundaries, 0 first")
+    if boundaries[0] != 0:
+        raise ValueError(f"cu_seq_lens begins with {int(boundaries[0])}; the first boundary is 0")
+    if boundaries[-1] != num_tokens:
+        raise ValueError(
+            f"cu_seq_lens ends with {int(boundaries[-1])}, the row holds {num_tokens} tokens; they must agree"
+        )
+    if (boundaries.diff() <= 0).any():
+        place = int((boundaries.diff() <= 0).nonzero()[0])
+        raise ValueError(
+            f"cu_seq_lens goes from {int(boundaries[place])} to {int(boundaries[place + 1])}; it must increase: "
+            "leave out empty sequences"
+        )
+
+
+def _check_broadcast(name, tensor, shape):
+    """Return `tensor` with leading axes added, or raise if it does not broadcast to `shape` (0 stands for any length)."""
+    axes = (1,) * (len(shape) - tensor.ndim) + tuple(tensor.shape)
+    if len(axes) != len(shape) or any(have != 1 and want != 0 and have != want for have, want in zip(axes, shape)):
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, which does not fit {shape} of the input")
+    return tensor.view(axes)
+
+
+def _some(values, count=6):
+    shown = ", ".join(str(int(value)) for value in values[:count])
+    return shown + (", ..." if len(values) > count else "")

@@ -1,0 +1,60 @@
+"""Losses of the heads: a mean over items, or Trainer's sum over the number of items in a whole optimizer step.
+
+Trainer counts the labels of all accumulation steps and devices and passes the number as `num_items_in_batch`. Dividing the
+sum by it, instead of averaging averages, makes 1 x 8, 2 x 4 and 8 x 1 (batch x accumulation) the same step.
+"""
+
+import torch
+import torch.nn.functional as F
+
+IGNORE_INDEX = -100  # labels with this value do not count, as everywhere in PyTorch
+
+
+def mean_loss(losses: torch.Tensor, num_items: torch.Tensor | int, num_items_in_batch=None) -> torch.Tensor:
+    """Sum of the losses over `num_items_in_batch` if Trainer counted it, else over `num_items` (at least 1)."""
+    if num_items_in_batch is None:
+        num_items_in_batch = torch.as_tensor(num_items, device=losses.device).clamp(min=1)
+    elif torch.is_tensor(num_items_in_batch):
+        num_items_in_batch = num_items_in_batch.to(losses.device)
+    return losses.sum() / num_items_in_batch
+
+
+def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch=None) -> torch.Tensor:
+    """Cross-entropy per label that is not -100, in fp32 at least; logits (M, C), labels (M,)."""
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    losses = F.cross_entropy(logits, labels, reduction="none", ignore_index=IGNORE_INDEX)
+    return mean_loss(losses, (labels != IGNORE_INDEX).sum(), num_items_in_batch)
+
+
+def classification_loss(config, logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch=None) -> torch.Tensor:
+    """Loss of sequence classification by `config.problem_type`, which the first labels decide if it is open.
+
+    Args:
+        config: Has `num_labels` and `problem_type`; the latter is set here, as in transformers' own models.
+        logits: (N, C).
+        labels: (N,) class ids; or (N, C) values for multi label and regression, (N,) too if C is 1.
+        num_items_in_batch: From Trainer.
+
+    Raises:
+        ValueError: The labels do not have the shape that the problem type wants.
+    """
+    if config.problem_type is None:
+        is_single = not labels.is_floating_point() and labels.ndim == 1
+        kind = "single_label_classification" if is_single else "multi_label_classification"
+        config.problem_type = "regression" if config.num_labels == 1 else kind
+    if config.problem_type == "single_label_classification":
+        check_labels(labels, logits.shape[:1], "one class id for each sequence")
+        return cross_entropy(logits, labels, num_items_in_batch)
+    if config.num_labels == 1 and labels.ndim == 1:
+        labels = labels[:, None]
+    check_labels(labels, logits.shape, f"{config.num_labels} values for each sequence")
+    loss = F.mse_loss if config.problem_type == "regression" else F.binary_cross_entropy_with_logits
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    losses = loss(logits, labels.to(logits.dtype), reduction="none")
+    return mean_loss(losses, labels.numel(), num_items_in_batch)
+
+
+def check_labels(labels: torch.Tensor, shape: tuple[int, ...], meaning: str) -> None:
+    """Raise ValueError if `labels` does not have `shape`; `meaning` says what one label stands for."""
+    if tuple(labels.shape) != tuple(shape):
+        raise ValueError(f"labels have shape {tuple(labels.shape)}, expected {tuple(shape)}: {meaning}")

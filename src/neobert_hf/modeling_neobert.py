@@ -1,0 +1,591 @@
+"""NeoBERT (arXiv 2502.19587): a bidirectional encoder of 28 blocks of width 768, with task heads.
+
+What it is made of, in the order data flows:
+- token embeddings, no position or token-type embeddings;
+- pre-normalised blocks, RMSNorm, no bias, no dropout;
+- attention with rotary positions on consecutive pairs and one fused qkv whose rows are grouped per head;
+- SwiGLU of two thirds of the nominal feed-forward width, gate and up fused in one matrix;
+- a final RMSNorm, and an untied decoder with bias on top for masked language modelling.
+
+Axes: `B` rows, `L` columns of the input; `T` tokens on the flat axis; `N` sequences; `D` hidden; `H` heads; `K` head
+width; `F` feed-forward; `V` vocabulary; `C` labels. Padding is taken out before the first block and put back after the
+last (see `make_layout`), so everything in between is (T, ...).
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    MaskedLMOutput,
+    MultipleChoiceModelOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
+from transformers.utils import can_return_tuple, logging
+
+from .attention_neobert import BACKENDS, SequenceLayout, apply_rotary, attend, check_installed, rotary_tables
+from .checkpoint_neobert import check_encoder_is_whole, check_no_pickle
+from .configuration_neobert import NeoBERTConfig
+from .layout_neobert import is_tracing, make_layout
+from .losses_neobert import IGNORE_INDEX, check_labels, classification_loss, cross_entropy
+
+logger = logging.get_logger(__name__)
+
+
+@dataclass
+class NeoBERTModelOutput(BaseModelOutput):
+    """Output of `NeoBERTModel`; with `return_packed=True`, `last_hidden_state` is (T, D) and `layout` describes it."""
+
+    layout: SequenceLayout | None = None
+
+
+class RMSNorm(nn.RMSNorm):
+    """RMSNorm that returns the dtype of its weight, so that an fp32 residual stream can feed fp16 products."""
+
+    def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
+        return super().forward(x_TD).to(self.weight.dtype)
+
+
+class SwiGLU(nn.Module):
+    """w3(silu(gate) * up), with gate and up side by side in `w12`."""
+
+    def __init__(self, config: NeoBERTConfig):
+        super().__init__()
+        self.w12 = nn.Linear(config.hidden_size, 2 * config.swiglu_width, bias=False)
+        self.w3 = nn.Linear(config.swiglu_width, config.hidden_size, bias=False)
+
+    def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
+        gate_TF, up_TF = self.w12(x_TD).chunk(2, dim=-1)
+        return self.w3(F.silu(gate_TF) * up_TF)
+
+
+class NeoBERTBlock(GradientCheckpointingLayer):
+    """One pre-normalised block: attention, then SwiGLU, each added to the residual stream."""
+
+    def __init__(self, config: NeoBERTConfig):
+        super().__init__()
+        self.num_heads, self.head_dim = config.num_attention_heads, config.head_dim
+        self.attention_norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=False)
+        self.wo = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.ffn_norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.ffn = SwiGLU(config)
+
+    def forward(self, x_TD: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], layout: SequenceLayout):
+        attended_TD, weights = self.attention(self.attention_norm(x_TD), rotary, layout)
+        x_TD = x_TD + attended_TD
+        return x_TD + self.ffn(self.ffn_norm(x_TD)), weights
+
+    def attention(self, x_TD, rotary, layout):
+        qkv_TH3K = self.qkv(x_TD).view(-1, self.num_heads, 3, self.head_dim)
+        q_THK, k_THK, v_THK = qkv_TH3K.unbind(2)
+        out_THK, weights = attend(apply_rotary(q_THK, rotary), apply_rotary(k_THK, rotary), v_THK, layout)
+        return self.wo(out_THK.flatten(1)), weights
+
+
+class NeoBERTPreTrainedModel(PreTrainedModel):
+    """Initialisation, loading and saving, shared by the encoder and its heads."""
+
+    config_class = NeoBERTConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["NeoBERTBlock"]
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    # Every class loads from every NeoBERT checkpoint; heads that it does not have are not worth a warning.
+    _keys_to_ignore_on_load_unexpected = [r"^(decoder|dense|classifier|qa_outputs)\."]
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.base_model.encoder
+
+    def set_input_embeddings(self, value: nn.Embedding):
+        self.base_model.encoder = value
+
+    def _init_weights(self, module: nn.Module):
+        """Paper's code: linear and embedding uniform, task heads normal, norms one, biases and the padding row zero."""
+        if isinstance(module, nn.Linear):
+            if any(module is getattr(self, name, None) for name in ("dense", "classifier", "qa_outputs")):
+                nn.init.normal_(module.weight, std=self.config.classifier_init_range)
+            else:
+                bound = self.config.decoder_init_range
+                nn.init.uniform_(module.weight, -bound, bound)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            bound = self.config.embedding_init_range
+            # A weight that was loaded carries this mark, and a slice of it would lose the mark: hence the check here.
+            if not getattr(module.weight, "_is_hf_initialized", False):
+                nn.init.uniform_(module.weight, -bound, bound)
+                if module.padding_idx is not None:
+                    nn.init.zeros_(module.weight[module.padding_idx])
+        elif isinstance(module, nn.RMSNorm):
+            nn.init.ones_(module.weight)
+
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        """Resolve `attn_implementation`: "auto" if none is named, our own backends if installed, else transformers' word."""
+        if requested_attention is None or requested_attention == "auto":
+            return "auto"
+        if requested_attention in BACKENDS:
+            check_installed(requested_attention)
+            return requested_attention
+        return super().get_correct_attn_implementation(requested_attention, is_init_check)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *args, output_loading_info=False, **kwargs):
+        """Load as every transformers model does, but never from a pickle and never with a part of the encoder missing.
+
+        Raises:
+            ValueError: The checkpoint lacks tensors of the encoder, or half of the decoder.
+            OSError: There are no safetensors weights, or the file is damaged.
+        """
+        check_no_pickle(
+            pretrained_model_name_or_path, kwargs.get("subfolder"), kwargs.setdefault("use_safetensors", True)
+        )
+        try:
+            model, info = super().from_pretrained(
+                pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
+            )
+        except SafetensorError as error:
+            raise OSError(
+                f"the safetensors file of {pretrained_model_name_or_path} cannot be read ({error}); "
+                "it is truncated or damaged: download or copy it again"
+            ) from error
+        check_encoder_is_whole(model, set(info["missing_keys"]), set(info["unexpected_keys"]))
+        return (model, info) if output_loading_info else model
+
+    def save_pretrained(self, save_directory, *args, **kwargs):
+        """Save weights and config together with the code and an `auto_map` that loads every Auto class from the folder."""
+        self.config.auto_map = {
+            auto_class: f"{model_class.__module__.rsplit('.', 1)[-1]}.{model_class.__name__}"
+            for auto_class, model_class in AUTO_CLASSES.items()
+        }
+        return super().save_pretrained(save_directory, *args, **kwargs)
+
+
+class NeoBERTModel(NeoBERTPreTrainedModel):
+    """The encoder: token ids in, one vector per token out."""
+
+    def __init__(self, config: NeoBERTConfig):
+        super().__init__(config)
+        self.encoder = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
+        self.transformer_encoder = nn.ModuleList(NeoBERTBlock(config) for _ in range(config.num_hidden_layers))
+        self.layer_norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        cu_seq_lens_q: torch.Tensor | None = None,
+        cu_seq_lens_k: torch.Tensor | None = None,
+        max_length_q: int | None = None,
+        max_length_k: int | None = None,
+        cu_seqlens: torch.Tensor | None = None,
+        max_seqlen: int | None = None,
+        seq_idx: torch.Tensor | None = None,
+        return_packed: bool = False,
+    ) -> NeoBERTModelOutput:
+        """Encode padded rows, or documents packed into one row.
+
+        Args:
+            input_ids: (B, L) token ids; either this or `inputs_embeds`.
+            attention_mask: (B, L), 0 at padding on any side or in between; or 4-D, broadcastable to (B, H, L, L), True or 0.0
+                where a token may attend. None: every token is real.
+            position_ids: (B, L), (1, L) or (L,). Without a mask, each 0 begins a new sequence.
+            inputs_embeds: (B, L, D) in place of `input_ids`.
+            token_type_ids: Accepted, because tokenizers emit it, and ignored: NeoBERT has no token types.
+            output_hidden_states: Return the embeddings and the state after each block, the last one after the final norm.
+            output_attentions: Return the probabilities of each block; runs eager attention.
+            cu_seq_lens_q: (N + 1,) boundaries of the documents in a packed row (1, T); `cu_seqlens` is an alias.
+            cu_seq_lens_k: The same as `cu_seq_lens_q`; keys and queries are the same tokens.
+            max_length_q: Length of the longest document; `max_seqlen` is an alias.
+            max_length_k: The same as `max_length_q`.
+            cu_seqlens: Name of `cu_seq_lens_q` in the published code.
+            max_seqlen: Name of `max_length_q` in the published code.
+            seq_idx: Accepted from transformers' packing collator and not needed.
+            return_packed: Return `last_hidden_state` as (T, D), real tokens only, and the layout that describes it.
+
+        Returns:
+            `last_hidden_state` (B, L, D), zero at padding; `hidden_states`, num_hidden_layers + 1 of the same shape;
+            `attentions`, num_hidden_layers of (B, H, L, L).
+
+        Raises:
+            ValueError: Inputs contradict each other or hold values out of range; the message says which and what to do.
+
+        Source: paper, section 3.1.
+        """
+        config = self.config
+        output_hidden_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        output_attentions = config.output_attentions if output_attentions is None else output_attentions
+        if (input_ids is None) == (inputs_embeds is None):
+            given = "neither" if input_ids is None else "both"
+            raise ValueError(f"{given} of input_ids and inputs_embeds given; give exactly one")
+        tokens = input_ids if inputs_embeds is None else inputs_embeds
+        if tokens.ndim != (2 if inputs_embeds is None else 3):
+            kind = (
+                "input_ids is (rows, columns)"
+                if inputs_embeds is None
+                else "inputs_embeds is (rows, columns, hidden_size)"
+            )
+            raise ValueError(f"{kind}, got shape {tuple(tokens.shape)}")
+
+        layout = make_layout(
+            tokens,
+            config._attn_implementation,
+            vocab_size=config.vocab_size,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            cu_seq_lens=_same("cu_seq_lens", cu_seq_lens_q, cu_seq_lens_k, cu_seqlens),
+            max_length=_same("max_length", max_length_q, max_length_k, max_seqlen),
+            unpad=config.unpad_inputs,
+            need_weights=bool(output_attentions),
+            dtype=_attention_dtype(self.encoder.weight),
+        )
+        longest = layout.max_length or layout.shape[1]
+        if not is_tracing(tokens) and longest > config.max_position_embeddings:
+            logger.warning_once(
+                f"A sequence of {longest} tokens is longer than the {config.max_position_embeddings} that this model was "
+                "trained for (max_position_embeddings); it runs, but quality is not assured."
+            )
+
+        x_TD = layout.flatten(tokens)
+        x_TD = self.encoder(x_TD) if inputs_embeds is None else x_TD
+        if x_TD.dtype == torch.float16:  # the stream outgrows fp16 in deep blocks; products stay in fp16
+            x_TD = x_TD.float()
+        rotary = rotary_tables(config, layout, x_TD.dtype)
+
+        states, attentions = [], []
+        for block in self.transformer_encoder:
+            states.append(x_TD)
+            x_TD, weights = block(x_TD, rotary, layout)
+            attentions.append(weights)
+        x_TD = self.layer_norm(x_TD)
+        states.append(x_TD)
+
+        return NeoBERTModelOutput(
+            last_hidden_state=x_TD if return_packed else layout.unflatten(x_TD),
+            hidden_states=tuple(map(layout.unflatten, states)) if output_hidden_states else None,
+            attentions=tuple(attentions) if output_attentions else None,
+            layout=layout if return_packed else None,
+        )
+
+
+def _same(name, *values):
+    """The one value that several names of an argument carry, or None."""
+    given = [value for value in values if value is not None]
+    for other in given[1:]:
+        if other is not given[0] and not (
+            torch.equal(other, given[0]) if torch.is_tensor(other) else other == given[0]
+        ):
+            raise ValueError(
+                f"{name} is given more than once with different values: {given[0]} and {other}; give it once"
+            )
+    return given[0] if given else None
+
+
+def _attention_dtype(weight: torch.Tensor) -> torch.dtype:
+    """The dtype in which products run: that of the weights unless autocast is on."""
+    device_type = weight.device.type
+    if device_type != "meta" and torch.is_autocast_enabled(device_type):
+        return torch.get_autocast_dtype(device_type)
+    return weight.dtype
+
+
+class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
+    """The encoder with the decoder of masked language modelling, untied from the embedding and with a bias."""
+
+    def __init__(self, config: NeoBERTConfig):
+        super().__init__(config)
+        self.model = NeoBERTModel(config)
+        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.decoder
+
+    def set_output_embeddings(self, value: nn.Linear):
+        self.decoder = value
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs,
+    ) -> MaskedLMOutput:
+        """Predict masked tokens; other arguments as in `NeoBERTModel.forward`.
+
+        Args:
+            labels: (B, L) token ids at positions to predict, -100 elsewhere.
+            num_items_in_batch: Number of labels in the whole optimizer step, from Trainer.
+
+        Returns:
+            `loss`, mean over labels; `logits` (B, L, V), zero at padding, or (number of labels, V) with
+            `config.sparse_prediction` and labels.
+        """
+        inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
+        outputs = self.model(**inputs, inputs_embeds=inputs_embeds, return_packed=True, return_dict=True, **kwargs)
+        layout, hidden_TD = outputs.layout, outputs.last_hidden_state
+        if labels is not None:
+            check_labels(labels, layout.shape, "one for each input token")
+            labels = layout.flatten(labels, fill=IGNORE_INDEX)
+        is_sparse = self.config.sparse_prediction and labels is not None
+        if is_sparse:
+            is_label = labels != IGNORE_INDEX
+            hidden_TD, labels = hidden_TD[is_label], labels[is_label]
+        logits = self.decoder(hidden_TD)
+        return MaskedLMOutput(
+            loss=None if labels is None else cross_entropy(logits, labels, num_items_in_batch),
+            logits=logits if is_sparse else layout.unflatten(logits),
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+class _PooledHead(NeoBERTPreTrainedModel):
+    """Encoder and a classifier on each sequence's first real token: dropout, dense, tanh, dropout, classifier."""
+
+    def __init__(self, config: NeoBERTConfig, num_outputs: int):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.model = NeoBERTModel(config)
+        self.dropout = nn.Dropout(config.classifier_dropout)
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.classifier = nn.Linear(config.hidden_size, num_outputs)
+        self.post_init()
+
+    def classify(self, **inputs):
+        """Return logits (N, C) and the encoder's output."""
+        outputs = self.model(**inputs, return_packed=True, return_dict=True)
+        first_ND = outputs.last_hidden_state[outputs.layout.first_tokens]
+        pooled_ND = torch.tanh(self.dense(self.dropout(first_ND)))
+        return self.classifier(self.dropout(pooled_ND)), outputs
+
+
+class NeoBERTForSequenceClassification(_PooledHead):
+    """One prediction per sequence: regression, single label or multi label, by `config.problem_type`."""
+
+    def __init__(self, config: NeoBERTConfig):
+        super().__init__(config, config.num_labels)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs,
+    ) -> SequenceClassifierOutput:
+        """Classify each row, or each document of a packed row; other arguments as in `NeoBERTModel.forward`.
+
+        Args:
+            labels: (N,) class ids for a single label; (N, C) floats for multi label and regression, (N,) too if C is 1.
+            num_items_in_batch: Number of labels in the whole optimizer step, from Trainer.
+
+        Returns:
+            `loss` and `logits` (N, C).
+        """
+        inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
+        logits, outputs = self.classify(**inputs, inputs_embeds=inputs_embeds, **kwargs)
+        return SequenceClassifierOutput(
+            loss=None if labels is None else classification_loss(self.config, logits, labels, num_items_in_batch),
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+class NeoBERTForMultipleChoice(_PooledHead):
+    """One score for each of several texts; the best one is the answer."""
+
+    def __init__(self, config: NeoBERTConfig):
+        super().__init__(config, 1)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs,
+    ) -> MultipleChoiceModelOutput:
+        """Score the choices of each question; inputs are (B, choices, L), other arguments as in `NeoBERTModel.forward`.
+
+        Args:
+            labels: (B,) index of the right choice.
+            num_items_in_batch: Number of labels in the whole optimizer step, from Trainer.
+
+        Returns:
+            `loss` and `logits` (B, choices).
+        """
+        inputs = dict(
+            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, inputs_embeds=inputs_embeds
+        )
+        tokens = input_ids if input_ids is not None else inputs_embeds
+        if tokens is None or tokens.ndim < 3:
+            shape = None if tokens is None else tuple(tokens.shape)
+            raise ValueError(f"input_ids has shape {shape}; multiple choice takes (rows, choices, columns)")
+        num_rows, num_choices = tokens.shape[:2]
+        rows = {name: None if value is None else value.flatten(0, 1) for name, value in inputs.items()}
+        logits, outputs = self.classify(**rows, **kwargs)
+        logits = logits.view(num_rows, num_choices)
+        if labels is not None:
+            check_labels(labels, (num_rows,), "the index of the right choice for each question")
+        return MultipleChoiceModelOutput(
+            loss=None if labels is None else cross_entropy(logits, labels, num_items_in_batch),
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+class NeoBERTForTokenClassification(NeoBERTPreTrainedModel):
+    """One prediction per token: dropout, then a linear classifier."""
+
+    def __init__(self, config: NeoBERTConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.model = NeoBERTModel(config)
+        self.dropout = nn.Dropout(config.classifier_dropout)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs,
+    ) -> TokenClassifierOutput:
+        """Label each token; other arguments as in `NeoBERTModel.forward`.
+
+        Args:
+            labels: (B, L) class ids, -100 where there is none.
+            num_items_in_batch: Number of labels in the whole optimizer step, from Trainer.
+
+        Returns:
+            `loss` and `logits` (B, L, C), zero at padding.
+        """
+        inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
+        outputs = self.model(**inputs, inputs_embeds=inputs_embeds, return_packed=True, return_dict=True, **kwargs)
+        layout, loss = outputs.layout, None
+        logits_TC = self.classifier(self.dropout(outputs.last_hidden_state))
+        if labels is not None:
+            check_labels(labels, layout.shape, "one for each input token")
+            loss = cross_entropy(logits_TC, layout.flatten(labels, fill=IGNORE_INDEX), num_items_in_batch)
+        return TokenClassifierOutput(
+            loss=loss,
+            logits=layout.unflatten(logits_TC),
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+class NeoBERTForQuestionAnswering(NeoBERTPreTrainedModel):
+    """Start and end of an answer span in each row."""
+
+    def __init__(self, config: NeoBERTConfig):
+        super().__init__(config)
+        self.model = NeoBERTModel(config)
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        start_positions: torch.Tensor | None = None,
+        end_positions: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs,
+    ) -> QuestionAnsweringModelOutput:
+        """Find the span; other arguments as in `NeoBERTModel.forward`.
+
+        Args:
+            start_positions: (B,) column where the answer starts; L or more where the answer was cut off and does not count.
+            end_positions: (B,) column where it ends, likewise.
+            num_items_in_batch: Number of spans in the whole optimizer step.
+
+        Returns:
+            `loss`, mean of both ends; `start_logits` and `end_logits` (B, L), the lowest value of the dtype at padding, so
+            that padding takes no part in the softmax over columns.
+        """
+        inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
+        outputs = self.model(**inputs, inputs_embeds=inputs_embeds, return_packed=True, return_dict=True, **kwargs)
+        layout, loss = outputs.layout, None
+        ends_T2 = self.qa_outputs(outputs.last_hidden_state)
+        start_BL, end_BL = layout.unflatten(ends_T2, fill=torch.finfo(ends_T2.dtype).min).unbind(-1)
+        if start_positions is not None and end_positions is not None:
+            if len(layout.first_tokens) != layout.shape[0]:
+                raise ValueError(
+                    "a span is a column of its row, so question answering trains on padded rows, not packed ones"
+                )
+            for positions in (start_positions, end_positions):
+                check_labels(positions, layout.shape[:1], "one column for each row")
+            losses = [
+                cross_entropy(
+                    logits, positions.masked_fill(positions >= layout.shape[1], IGNORE_INDEX), num_items_in_batch
+                )
+                for logits, positions in ((start_BL, start_positions), (end_BL, end_positions))
+            ]
+            loss = sum(losses) / 2
+        return QuestionAnsweringModelOutput(
+            loss=loss,
+            start_logits=start_BL.contiguous(),
+            end_logits=end_BL.contiguous(),
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+# The one table of classes: registration, the `auto_map` of saved checkpoints and the tests follow it.
+AUTO_CLASSES = {
+    "AutoConfig": NeoBERTConfig,
+    "AutoModel": NeoBERTModel,
+    "AutoModelForMaskedLM": NeoBERTForMaskedLM,
+    "AutoModelForSequenceClassification": NeoBERTForSequenceClassification,
+    "AutoModelForTokenClassification": NeoBERTForTokenClassification,
+    "AutoModelForQuestionAnswering": NeoBERTForQuestionAnswering,
+    "AutoModelForMultipleChoice": NeoBERTForMultipleChoice,
+}
+for _auto_class, _class in AUTO_CLASSES.items():
+    _class.register_for_auto_class(_auto_class)
+
+# Names in the published code.
+NeoBERT = NeoBERTModel
+NeoBERTLMHead = NeoBERTForMaskedLM
+
+__all__ = [_class.__name__ for _class in AUTO_CLASSES.values()] + ["AUTO_CLASSES", "NeoBERT", "NeoBERTLMHead"]
