@@ -1,0 +1,98 @@
+"""Real text that every machine has: the documentation inside its own Python.
+
+Docstrings of the standard library and of the installed packages, and the language topics of `help()`, read with `ast`; no
+code of theirs runs.
+"""
+
+import ast
+import os
+import re
+import sysconfig
+import textwrap
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm.auto import tqdm
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
+
+# Folders without documentation for users.
+SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "testing", "idle_test", "lib2to3", "__pycache__"}
+MIN_CHARACTERS = 40  # a shorter docstring says no more than the name
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One documented thing.
+
+    Attributes:
+        package: Top-level package, "python" for the topics of the language.
+        name: Qualified name, or the topic.
+        signature: Parameters as written in the source, "" for modules, classes and topics.
+        text: The docstring, dedented.
+    """
+
+    package: str
+    name: str
+    signature: str
+    text: str
+
+
+def collect_documentation(show_progress: bool = True) -> list[Entry]:
+    """Read the documentation of the running Python, without duplicates, in a fixed order.
+
+    Args:
+        show_progress: Show a progress bar over files.
+    """
+    paths = sysconfig.get_paths()
+    roots = sorted({Path(paths[name]) for name in ("stdlib", "purelib", "platlib")})
+    files = [(root, file) for root in roots for file in _python_files(root)]
+    with ProcessPoolExecutor() as pool:
+        read = pool.map(_read_file, files, chunksize=64)
+        found = list(tqdm(read, total=len(files), desc="reading documentation", unit=" files", disable=not show_progress))
+    if unreadable := sum(entries is None for entries in found):
+        logger.info(f"{unreadable} of {len(files)} Python files could not be parsed and were left out")
+    unique = {entry.text: entry for entries in found for entry in entries or ()}
+    return list(unique.values())
+
+
+def _python_files(root: Path) -> Iterator[Path]:
+    for folder, subfolders, files in os.walk(root):
+        subfolders[:] = sorted(name for name in subfolders if name not in SKIPPED_FOLDERS)
+        yield from (Path(folder, name) for name in sorted(files) if name.endswith(".py"))
+
+
+def _read_file(root_and_file: tuple[Path, Path]) -> list[Entry] | None:
+    """The entries of one file, or None if it is not Python that this version can parse."""
+    root, file = root_and_file
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes in other people's strings
+            tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError, RecursionError, OSError):
+        return None
+    if file.parts[-2:] == ("pydoc_data", "topics.py"):
+        return list(_topics(tree))
+    parts = file.relative_to(root).with_suffix("").parts
+    parts = parts[:-1] if parts[-1] == "__init__" else parts
+    return list(_docstrings(tree, ".".join(parts))) if parts else []
+
+
+def _docstrings(node: ast.AST, name: str) -> Iterator[Entry]:
+    text = ast.get_docstring(node)
+    if text and len(text) >= MIN_CHARACTERS:
+        signature = f"({ast.unparse(node.args)})" if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else ""
+        yield Entry(name.split(".")[0], name, signature, text.encode("utf-8", "replace").decode())
+    for child in node.body:
+        if isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield from _docstrings(child, f"{name}.{child.name}")
+
+
+def _topics(tree: ast.Module) -> Iterator[Entry]:
+    assignment = next(node for node in tree.body if isinstance(node, (ast.Assign, ast.AnnAssign)))
+    for topic, text in ast.literal_eval(assignment.value).items():
+        yield Entry("python", topic, "", textwrap.dedent(re.sub(r"\n{3,}", "\n\n", text)).strip())

@@ -1,0 +1,40 @@
+"""A WordPiece tokenizer like BERT's, trained on text of one's own with the `tokenizers` library."""
+
+from collections.abc import Iterable
+
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+SPECIAL_TOKENS = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
+
+
+def train_wordpiece(texts: Iterable[str], vocab_size: int, model_max_length: int = 4096) -> PreTrainedTokenizerFast:
+    """Train an uncased WordPiece tokenizer; `[PAD]` gets id 0, as NeoBERT expects.
+
+    Args:
+        texts: Training text.
+        vocab_size: Number of tokens, the five special ones included; fewer come out if the text does not hold as many.
+        model_max_length: Where the tokenizer truncates, in tokens.
+    """
+    tokenizer = Tokenizer(models.WordPiece(unk_token=SPECIAL_TOKENS["unk_token"]))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS.values()), limit_alphabet=300, show_progress=True
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    ids = {name: tokenizer.token_to_id(token) for name, token in SPECIAL_TOKENS.items()}
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", ids["sep_token"]), ("[CLS]", ids["cls_token"]))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=model_max_length,
+        model_input_names=["input_ids", "attention_mask"],
+        **SPECIAL_TOKENS,
+    )

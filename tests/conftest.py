@@ -1,0 +1,113 @@
+"""Fixtures: tiny checkpoints in the published layout, and what they must compute."""
+
+import os
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before anything of Hugging Face is imported
+
+import numpy as np
+import pytest
+import torch
+from oracle import CONFIG, Oracle, random_weights, write_checkpoint
+from safetensors.torch import load_file
+
+import neobert_hf
+from neobert_hf.wordpiece import train_wordpiece
+
+GOLDEN = Path(__file__).parents[2] / "shared/golden/tiny"
+
+torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def weights():
+    return random_weights()
+
+
+@pytest.fixture(scope="session")
+def oracle(weights):
+    return Oracle(weights)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(weights, tmp_path_factory):
+    """A masked language model as `chandar-lab/NeoBERT` is published, tiny."""
+    return write_checkpoint(tmp_path_factory.mktemp("published") / "masked_lm", weights)
+
+
+@pytest.fixture(scope="session")
+def classifier_checkpoint(weights, tmp_path_factory):
+    labels = {str(i): f"LABEL_{i}" for i in range(3)}
+    return write_checkpoint(
+        tmp_path_factory.mktemp("published") / "classifier",
+        weights,
+        architecture="NeoBERTForSequenceClassification",
+        id2label=labels,
+        label2id={name: int(i) for i, name in labels.items()},
+    )
+
+
+@pytest.fixture
+def model(checkpoint):
+    """The tiny masked language model in float32, in evaluation mode."""
+    return neobert_hf.NeoBERTForMaskedLM.from_pretrained(checkpoint).eval()
+
+
+@pytest.fixture
+def tiny_config():
+    keys = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    return neobert_hf.NeoBERTConfig(**{key: CONFIG[key] for key in keys}, max_position_embeddings=64)
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    """A WordPiece tokenizer of at most 96 tokens, the vocabulary of the tiny model."""
+    words = "the quick brown fox jumps over lazy dog and then it sleeps in a warm red house by old sea"
+    return train_wordpiece([words] * 20, vocab_size=96, model_max_length=64)
+
+
+@pytest.fixture(scope="session")
+def expected(oracle):
+    """A padded batch (none, right, left, three tokens) and what the oracle says of it, rows padded with NaN."""
+    rng = np.random.default_rng(1)
+    length = 20
+    keep = np.ones((4, length), bool)
+    keep[1, 11:], keep[2, :7], keep[3, 3:] = False, False, False
+    ids = np.where(keep, rng.integers(5, CONFIG["vocab_size"], keep.shape), 0)
+    documents = [row[mask] for row, mask in zip(ids, keep)]
+    encoded = [oracle.encode(document) for document in documents]
+
+    def padded(values, mask, axes=1):
+        shape = (*values.shape[:-1], length) if axes == 2 else (length, *values.shape[1:])
+        out = np.full(shape if axes == 1 else (len(values), length, length), np.nan)
+        if axes == 1:
+            out[mask] = values
+        else:
+            out[np.ix_(np.arange(len(values)), mask, mask)] = values
+        return out
+
+    result = {"input_ids": ids, "attention_mask": keep.astype(np.int64)}
+    for i in range(CONFIG["num_hidden_layers"] + 1):
+        result[f"residual_stream.{i}"] = np.stack([padded(e[0][i], m) for e, m in zip(encoded, keep)])
+    for i in range(CONFIG["num_hidden_layers"]):
+        result[f"attentions.{i}"] = np.stack([padded(e[1][i], m, axes=2) for e, m in zip(encoded, keep)])
+    result["last_hidden_state"] = np.stack([padded(e[2], m) for e, m in zip(encoded, keep)])
+    result["mlm_logits"] = np.stack([padded(oracle.mlm_logits(e[2]), m) for e, m in zip(encoded, keep)])
+    result["classifier_logits"] = np.stack([oracle.class_logits(e[2]) for e in encoded])
+    lengths = [len(document) for document in documents]
+    result["packed.input_ids"] = np.concatenate(documents)[None]
+    result["packed.cu_seq_lens"] = np.cumsum([0, *lengths])
+    result["packed.position_ids"] = np.concatenate([np.arange(n) for n in lengths])[None]
+    result["packed.last_hidden_state"] = np.concatenate([e[2] for e in encoded])[None]
+    return {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in result.items()}
+
+
+@pytest.fixture(params=["oracle", "golden"])
+def judged(request):
+    """Folders of a masked language model and a classifier, and what they must compute: ours, and the shared golden tensors."""
+    if request.param == "oracle":
+        masked_lm, classifier = (request.getfixturevalue(name) for name in ("checkpoint", "classifier_checkpoint"))
+        return masked_lm, classifier, request.getfixturevalue("expected")
+    if not GOLDEN.is_dir():
+        pytest.skip(f"the shared golden tensors are not at {GOLDEN}; the oracle's are tested all the same")
+    return GOLDEN / "masked_lm", GOLDEN / "classifier", load_file(GOLDEN / "expected.safetensors")
