@@ -77,22 +77,23 @@ def expected(oracle):
     documents = [row[mask] for row, mask in zip(ids, keep)]
     encoded = [oracle.encode(document) for document in documents]
 
-    def padded(values, mask, axes=1):
-        shape = (*values.shape[:-1], length) if axes == 2 else (length, *values.shape[1:])
-        out = np.full(shape if axes == 1 else (len(values), length, length), np.nan)
-        if axes == 1:
-            out[mask] = values
-        else:
-            out[np.ix_(np.arange(len(values)), mask, mask)] = values
+    def rows(values, real):
+        out = np.full((length, values.shape[-1]), np.nan)
+        out[real] = values
+        return out
+
+    def squares(values, real):
+        out = np.full((len(values), length, length), np.nan)
+        out[:, np.outer(real, real)] = values.reshape(len(values), -1)
         return out
 
     result = {"input_ids": ids, "attention_mask": keep.astype(np.int64)}
     for i in range(CONFIG["num_hidden_layers"] + 1):
-        result[f"residual_stream.{i}"] = np.stack([padded(e[0][i], m) for e, m in zip(encoded, keep)])
+        result[f"residual_stream.{i}"] = np.stack([rows(e[0][i], m) for e, m in zip(encoded, keep)])
     for i in range(CONFIG["num_hidden_layers"]):
-        result[f"attentions.{i}"] = np.stack([padded(e[1][i], m, axes=2) for e, m in zip(encoded, keep)])
-    result["last_hidden_state"] = np.stack([padded(e[2], m) for e, m in zip(encoded, keep)])
-    result["mlm_logits"] = np.stack([padded(oracle.mlm_logits(e[2]), m) for e, m in zip(encoded, keep)])
+        result[f"attentions.{i}"] = np.stack([squares(e[1][i], m) for e, m in zip(encoded, keep)])
+    result["last_hidden_state"] = np.stack([rows(e[2], m) for e, m in zip(encoded, keep)])
+    result["mlm_logits"] = np.stack([rows(oracle.mlm_logits(e[2]), m) for e, m in zip(encoded, keep)])
     result["classifier_logits"] = np.stack([oracle.class_logits(e[2]) for e in encoded])
     lengths = [len(document) for document in documents]
     result["packed.input_ids"] = np.concatenate(documents)[None]
