@@ -13,6 +13,7 @@ WAYS = {
     "default": {},
     "sdpa": {"attn_implementation": "sdpa"},
     "eager": {"attn_implementation": "eager"},
+    "flex": {"attn_implementation": "flex_attention"},
     "padded": {"unpad_inputs": False},
 }
 

@@ -241,6 +241,14 @@ def _attend_registry(q_THK, k_THK, v_THK, layout):
     return output[0], None
 
 
+def _attend_flex(q_THK, k_THK, v_THK, layout):
+    if q_THK.device.type != "cpu":
+        return _attend_registry(q_THK, k_THK, v_THK, layout)
+    # On a CPU the compiled form (torch 2.13) has no backward and fails to build for a second sequence length.
+    with torch.compiler.set_stance("force_eager"):
+        return _attend_registry(q_THK, k_THK, v_THK, layout)
+
+
 def _flex_mask(layout):
     from torch.nn.attention.flex_attention import create_block_mask
 
@@ -259,6 +267,7 @@ def _flex_mask(layout):
 BACKENDS = {
     "eager": _attend_eager,
     "sdpa": _attend_sdpa,
+    "flex_attention": _attend_flex,
     "torch_varlen": _attend_varlen,
     "xformers": _attend_xformers,
 }

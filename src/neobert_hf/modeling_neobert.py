@@ -137,7 +137,13 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
         if requested_attention in BACKENDS:
             check_installed(requested_attention)
             return requested_attention
-        return super().get_correct_attn_implementation(requested_attention, is_init_check)
+        try:
+            return super().get_correct_attn_implementation(requested_attention, is_init_check)
+        except ImportError as error:
+            raise ImportError(
+                f"attn_implementation={requested_attention!r} cannot run here: {error} Install it (pip install flash-attn), or "
+                "leave attn_implementation out to take the best attention that is installed"
+            ) from error
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *args, output_loading_info=False, **kwargs):

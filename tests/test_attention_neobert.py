@@ -1,0 +1,139 @@
+"""Rotary positions against transformers' own formulas, and the choice of an attention backend."""
+
+import pytest
+import torch
+from transformers import AutoModel
+
+from neobert_hf import NeoBERTConfig, NeoBERTModel
+from neobert_hf.attention_neobert import apply_rotary, choose_backend, rotary_tables
+from neobert_hf.layout_neobert import make_layout
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def layout_of(*lengths):
+    ids = torch.full((1, sum(lengths)), 5)
+    boundaries = torch.tensor([0, *lengths]).cumsum(0)
+    return make_layout(ids, "auto", vocab_size=10, cu_seq_lens=boundaries)
+
+
+ROPE = {
+    "default": {},
+    "linear": {"factor": 4.0},
+    "dynamic": {"factor": 2.0},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 32},
+    "yarn with its own betas": {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": 128,
+        "beta_fast": 20,
+        "beta_slow": 2,
+        "attention_factor": 1.2,
+    },
+}
+
+
+@pytest.mark.parametrize("name", ROPE)
+def test_rotary_frequencies_are_those_of_transformers(name):
+    functions = pytest.importorskip("transformers.modeling_rope_utils").ROPE_INIT_FUNCTIONS
+    rope = {"rope_type": name, **ROPE[name], "rope_theta": 5000.0}
+    config = NeoBERTConfig(hidden_size=128, num_attention_heads=2, max_position_embeddings=64, rope_parameters=rope)
+    length = 100  # beyond max_position_embeddings, where dynamic scaling begins
+    cos, sin = rotary_tables(config, layout_of(length), torch.float64)
+    if name == "default":
+        frequencies, amplitude = 5000.0 ** (-torch.arange(0, 64, 2) / 64), 1.0
+    else:
+        frequencies, amplitude = functions[config.rope_parameters["rope_type"]](config, CPU, seq_len=length)
+    angles = torch.arange(length)[:, None] * frequencies.double()
+    # transformers keeps its frequencies in float32: 100 positions times 6e-8
+    assert (cos - amplitude * angles.cos()).abs().max() < 2e-5
+    assert (sin - amplitude * angles.sin()).abs().max() < 2e-5
+
+
+def test_dynamic_scaling_of_a_document_does_not_depend_on_its_neighbours():
+    config = NeoBERTConfig(max_position_embeddings=8, rope_parameters={"rope_type": "dynamic", "factor": 2.0})
+    alone = rotary_tables(config, layout_of(12), torch.float32)[0]
+    packed = rotary_tables(config, layout_of(12, 40, 3), torch.float32)[0]
+    assert torch.equal(packed[:12], alone)
+    short = rotary_tables(config, layout_of(3), torch.float32)[0]
+    assert torch.equal(packed[-3:], short)
+
+
+def test_dynamic_scaling_is_the_same_packed_and_padded(tiny_config):
+    tiny_config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    tiny_config.max_position_embeddings = 4
+    model = NeoBERTModel(tiny_config).double().eval()
+    ids, mask = torch.randint(5, 90, (3, 12)), torch.ones(3, 12, dtype=torch.long)
+    mask[0, 7:], mask[1, :3], mask[2, 4:6] = 0, 0, 0
+    with torch.no_grad():
+        packed = model(ids, attention_mask=mask).last_hidden_state
+        model.config.unpad_inputs = False
+        padded = model(ids, attention_mask=mask).last_hidden_state
+    assert (packed - padded).abs().max() < 1e-10
+
+
+def test_rotation_keeps_the_length_of_each_pair_and_position_zero():
+    x = torch.randn(5, 2, 8, dtype=torch.float64)
+    angles = torch.arange(5, dtype=torch.float64)[:, None] * torch.tensor([1.0, 0.5, 0.1, 0.01], dtype=torch.float64)
+    rotated = apply_rotary(x, (angles.cos(), angles.sin()))
+    assert torch.equal(rotated[0], x[0])
+    lengths = [y.unflatten(-1, (-1, 2)).norm(dim=-1) for y in (x, rotated)]
+    assert (lengths[0] - lengths[1]).abs().max() < 1e-12
+
+
+def test_no_module_holds_a_buffer(tiny_config):
+    """What is computed in __init__ is lost when a model is built on the meta device, as transformers 5 does."""
+    assert not list(NeoBERTModel(tiny_config).buffers())
+
+
+def test_nothing_asked_for_chooses_what_runs_here(checkpoint):
+    model = AutoModel.from_pretrained(checkpoint)
+    assert model.config._attn_implementation == "auto"
+    assert choose_backend("auto", CPU, torch.float32, may_pack=True) == "sdpa"
+    assert choose_backend("auto", CPU, torch.float32, may_pack=False, need_weights=True) == "eager"
+
+
+def test_attention_probabilities_fall_back_to_eager_with_a_message(model, caplog):
+    from transformers.utils import logging
+
+    model.set_attn_implementation("sdpa")
+    logging.enable_propagation()
+    with torch.no_grad():
+        attentions = model(torch.tensor([[5, 6, 7]]), output_attentions=True).attentions
+    logging.disable_propagation()
+    assert all(torch.allclose(p.sum(-1), torch.ones(1, 4, 3)) for p in attentions)
+    assert "'sdpa' does not return" in caplog.text
+
+
+MISSING = {
+    "xformers": (ImportError, "pip install 'xformers"),
+    "flash_attention_2": (ImportError, "pip install flash-attn"),
+    "no_such_attention": (ValueError, "no_such_attention"),
+}
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_a_backend_that_is_not_installed_is_refused_at_once(checkpoint, name, monkeypatch):
+    if name == "flash_attention_2" and torch.cuda.is_available():
+        pytest.skip("flash-attn may be installed where there is a GPU")
+    from neobert_hf import attention_neobert
+
+    monkeypatch.setattr(attention_neobert, "memory_efficient_attention", None)
+    error, message = MISSING[name]
+    with pytest.raises(error, match=message):
+        AutoModel.from_pretrained(checkpoint, attn_implementation=name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("torch_varlen", CPU, torch.float32, True), "computes in float16 or bfloat16, not torch.float32"),
+        (("torch_varlen", CPU, torch.bfloat16, True), "runs on CUDA, not on cpu"),
+        (("flash_attention_2", CUDA, torch.float32, True), "computes in float16 or bfloat16"),
+        (("torch_varlen", CUDA, torch.bfloat16, False), "runs packed sequences only"),
+        (("flex_attention", CPU, torch.float32, False), "runs packed sequences only"),
+    ],
+)
+def test_a_backend_that_cannot_run_this_input_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        choose_backend(*arguments)

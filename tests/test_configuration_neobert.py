@@ -1,0 +1,112 @@
+"""The configuration reads what was published, writes what transformers 5 accepts and refuses what cannot work."""
+
+import json
+
+import pytest
+from transformers import AutoConfig
+
+from neobert_hf import NeoBERTConfig
+
+pytestmark = pytest.mark.compat
+
+PUBLISHED_DEFAULTS = {
+    "vocab_size": 30522,
+    "hidden_size": 768,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 4096,
+    "norm_eps": 1e-5,
+    "pad_token_id": 0,
+    "rope_theta": 10000.0,
+    "swiglu_width": 2048,
+    "head_dim": 64,
+    "embedding_init_range": 0.02,
+    "decoder_init_range": 0.02,
+    "classifier_init_range": 0.02,
+}
+
+
+def test_defaults_are_the_published_model():
+    config = NeoBERTConfig()
+    assert {name: getattr(config, name) for name in PUBLISHED_DEFAULTS} == PUBLISHED_DEFAULTS
+
+
+def test_the_published_config_is_read_without_its_junk(checkpoint):
+    config = AutoConfig.from_pretrained(checkpoint)
+    assert type(config) is NeoBERTConfig
+    assert config.max_position_embeddings == config.max_length == 64
+    assert not {"kwargs", "trust_remote_code", "pretrained_model_name_or_path"} & set(config.to_dict())
+
+
+def test_a_saved_config_has_max_position_embeddings_and_no_max_length(checkpoint, tmp_path):
+    AutoConfig.from_pretrained(checkpoint).save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert saved["max_position_embeddings"] == 64
+    assert not {"max_length", "kwargs", "trust_remote_code"} & set(saved)
+    assert AutoConfig.from_pretrained(tmp_path).to_dict() == AutoConfig.from_pretrained(tmp_path).to_dict()
+    assert AutoConfig.from_pretrained(tmp_path).max_length == 64
+
+
+def test_architectures_are_saved_under_their_published_names():
+    config = NeoBERTConfig(architectures=["NeoBERTForMaskedLM"])
+    assert config.to_dict()["architectures"] == ["NeoBERTLMHead"]
+
+
+def test_overrides_are_applied_and_checked(checkpoint):
+    assert AutoConfig.from_pretrained(checkpoint, max_position_embeddings=128).max_position_embeddings == 128
+    assert AutoConfig.from_pretrained(checkpoint, rope_theta=500.0).rope_theta == 500.0
+    with pytest.raises(ValueError, match="hidden_size=33 is not divisible"):
+        AutoConfig.from_pretrained(checkpoint, hidden_size=33)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 2.0}},
+        {"rope_theta": 500.0, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}},
+    ],
+)
+def test_rope_is_read_in_the_forms_of_transformers_4_and_5(form):
+    config = NeoBERTConfig(**form)
+    assert config.rope_parameters == {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}
+    again = NeoBERTConfig.from_dict(config.to_dict())
+    assert again.rope_parameters == config.rope_parameters
+
+
+def test_yarn_stretches_from_the_trained_context_length():
+    rope = NeoBERTConfig(rope_scaling={"rope_type": "yarn", "factor": 4.0}).rope_parameters
+    assert rope["original_max_position_embeddings"] == 4096
+
+
+REFUSED = {
+    "a width that heads do not divide": (dict(hidden_size=770), "hidden_size=770 is not divisible by num_attention_heads=12"),
+    "odd heads": (dict(hidden_size=36), "RoPE rotates pairs"),
+    "no layers": (dict(num_hidden_layers=0), "num_hidden_layers=0 must be a positive whole number"),
+    "no context": (dict(max_position_embeddings=0), "max_position_embeddings=0 must be a positive whole number"),
+    "a fractional size": (dict(hidden_size=768.0), "hidden_size=768.0 must be a positive whole number"),
+    "a head width that disagrees": (dict(dim_head=32), "dim_head=32 disagrees"),
+    "padding outside the vocabulary": (dict(pad_token_id=99, vocab_size=50), "pad_token_id=99 must lie in 0 to"),
+    "epsilon zero": (dict(norm_eps=0.0), "norm_eps=0.0 must be positive"),
+    "certain dropout": (dict(classifier_dropout=1.0), "classifier_dropout=1.0 must lie in"),
+    "a negative range": (dict(decoder_init_range=-0.1), "decoder_init_range=-0.1 must not be negative"),
+    "a tied decoder": (dict(tie_word_embeddings=True), "store a copy of model.encoder.weight as decoder.weight"),
+    "NeoDictaBERT": (dict(encoder_init_range=0.02), "NeoDictaBERT"),
+    "unknown rope": (dict(rope_scaling={"rope_type": "llama3", "factor": 2.0}), "rope_type='llama3' is not one of"),
+    "rope without factor": (dict(rope_scaling={"rope_type": "linear"}), "needs factor"),
+    "rope with too much": (dict(rope_parameters={"rope_type": "default", "factor": 2.0}), "does not know factor"),
+    "rope that shrinks": (dict(rope_scaling={"rope_type": "linear", "factor": 0.5}), "factor=0.5 .* at least 1"),
+    "theta zero": (dict(rope_theta=0), "rope_theta=0 .* must be a positive number"),
+    "betas in disorder": (
+        dict(rope_scaling={"rope_type": "yarn", "factor": 2.0, "beta_fast": 1, "beta_slow": 4}),
+        "beta_fast=1 .* must exceed beta_slow=4",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_work_is_refused(name):
+    values, message = REFUSED[name]
+    with pytest.raises(ValueError, match=message):
+        NeoBERTConfig(**values)
