@@ -336,8 +336,13 @@ def choose_backend(
     return implementation
 
 
+@torch.compiler.assume_constant_result  # nothing in here is for a compiler to trace
+def _best_backend(*what_runs):
+    return _find_best_backend(*what_runs)
+
+
 @lru_cache
-def _best_backend(device_type, dtype, may_pack, need_weights):
+def _find_best_backend(device_type, dtype, may_pack, need_weights):
     """The best attention that is installed; cached, so that each answer is logged once."""
     backend = "eager" if need_weights else "sdpa"
     if may_pack and device_type == "cuda":

@@ -50,7 +50,8 @@ class RMSNorm(nn.RMSNorm):
     """RMSNorm that returns the dtype of its weight, so that an fp32 residual stream can feed fp16 products."""
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
-        return super().forward(x_TD).to(self.weight.dtype)
+        weight = self.weight.to(x_TD.dtype)
+        return F.rms_norm(x_TD, self.normalized_shape, weight, self.eps).to(self.weight.dtype)
 
 
 class SwiGLU(nn.Module):
