@@ -81,7 +81,10 @@ def test_yarn_stretches_from_the_trained_context_length():
 
 
 REFUSED = {
-    "a width that heads do not divide": (dict(hidden_size=770), "hidden_size=770 is not divisible by num_attention_heads=12"),
+    "a width that heads do not divide": (
+        dict(hidden_size=770),
+        "hidden_size=770 is not divisible by num_attention_heads=12",
+    ),
     "odd heads": (dict(hidden_size=36), "RoPE rotates pairs"),
     "no layers": (dict(num_hidden_layers=0), "num_hidden_layers=0 must be a positive whole number"),
     "no context": (dict(max_position_embeddings=0), "max_position_embeddings=0 must be a positive whole number"),

@@ -76,7 +76,9 @@ def test_classifier_logits_agree_with_the_oracle(judged, way, dtype):
     assert_close(logits, expected["classifier_logits"], dtype)
 
 
-@pytest.mark.parametrize("names", [("cu_seq_lens_q",), ("cu_seqlens",), ("position_ids",), ("cu_seq_lens_q", "position_ids")])
+@pytest.mark.parametrize(
+    "names", [("cu_seq_lens_q",), ("cu_seqlens",), ("position_ids",), ("cu_seq_lens_q", "position_ids")]
+)
 def test_a_packed_row_agrees_with_the_oracle(judged, way, dtype, names):
     folder, _, expected = judged
     model = AutoModelForMaskedLM.from_pretrained(folder, dtype=dtype, **way).eval()

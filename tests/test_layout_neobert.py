@@ -23,7 +23,9 @@ lengths_of_documents = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 def masks(draw):
     """(B, L) masks of any shape with at least one real token in each row: both sides, holes, everything."""
     rows, columns = draw(st.integers(1, 4)), draw(st.integers(1, 10))
-    mask = np.array(draw(st.lists(st.lists(st.booleans(), min_size=columns, max_size=columns), min_size=rows, max_size=rows)))
+    mask = np.array(
+        draw(st.lists(st.lists(st.booleans(), min_size=columns, max_size=columns), min_size=rows, max_size=rows))
+    )
     for row in mask:
         row[draw(st.integers(0, columns - 1))] = True
     return torch.from_numpy(mask)
@@ -185,7 +187,10 @@ def test_one_layout_is_made_with_one_copy_to_the_host(monkeypatch):
 
 
 BAD_INPUTS = {
-    "an id beyond the vocabulary": (dict(input_ids=[[5, VOCAB]]), f"input_ids holds {VOCAB}, but the vocabulary ends at"),
+    "an id beyond the vocabulary": (
+        dict(input_ids=[[5, VOCAB]]),
+        f"input_ids holds {VOCAB}, but the vocabulary ends at",
+    ),
     "a negative id": (dict(input_ids=[[5, -1]]), "input_ids holds -1"),
     "a row without a token": (
         dict(input_ids=[[5, 6], [7, 8]], attention_mask=[[1, 1], [0, 0]]),
@@ -217,7 +222,10 @@ BAD_INPUTS = {
         dict(input_ids=[[5, 6, 7]], cu_seq_lens_q=[0, 3], max_length_q=2),
         "max_length_q=2 is below the longest sequence, 3",
     ),
-    "positions that go back": (dict(input_ids=[[5, 6, 7]], position_ids=[[0, 5, 3]]), "position_ids\\[0, 2\\]=3 follows 5"),
+    "positions that go back": (
+        dict(input_ids=[[5, 6, 7]], position_ids=[[0, 5, 3]]),
+        "position_ids\\[0, 2\\]=3 follows 5",
+    ),
     "ids and embeddings": (dict(input_ids=[[5]], inputs_embeds=[[[0.0] * 32]]), "both of input_ids and inputs_embeds"),
     "neither": ({}, "neither of input_ids and inputs_embeds"),
 }

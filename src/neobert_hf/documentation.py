@@ -53,7 +53,9 @@ def collect_documentation(show_progress: bool = True) -> list[Entry]:
     files = [(root, file) for root in roots for file in _python_files(root)]
     with ProcessPoolExecutor() as pool:
         read = pool.map(_read_file, files, chunksize=64)
-        found = list(tqdm(read, total=len(files), desc="reading documentation", unit=" files", disable=not show_progress))
+        found = list(
+            tqdm(read, total=len(files), desc="reading documentation", unit=" files", disable=not show_progress)
+        )
     if unreadable := sum(entries is None for entries in found):
         logger.info(f"{unreadable} of {len(files)} Python files could not be parsed and were left out")
     unique = {entry.text: entry for entries in found for entry in entries or ()}

@@ -1,0 +1,95 @@
+"""Build the folder that goes to the Hub: weights, config, tokenizer, the model's code and a card.
+
+python hub_upload/build.py --model DIR_OR_ID --out HUB_DIR [--model_id org/name] [--metrics metrics.json]
+python hub_upload/verify.py HUB_DIR
+hf upload org/name HUB_DIR
+"""
+
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from huggingface_hub import ModelCard, ModelCardData
+from transformers import AutoConfig, AutoTokenizer, HfArgumentParser, PreTrainedModel, PreTrainedTokenizerBase
+
+from neobert_hf import AUTO_CLASSES, modeling_neobert
+
+TEMPLATE = Path(__file__).with_name("model_card_template.md")
+PIPELINES = {
+    "AutoModel": "feature-extraction",
+    "AutoModelForMaskedLM": "fill-mask",
+    "AutoModelForSequenceClassification": "text-classification",
+    "AutoModelForTokenClassification": "token-classification",
+    "AutoModelForQuestionAnswering": "question-answering",
+    "AutoModelForMultipleChoice": "multiple-choice",
+}
+
+
+@dataclass
+class BuildArguments:
+    """What to build from what."""
+
+    model: str = field(metadata={"help": "Checkpoint to publish: a folder, or an id on the Hub."})
+    out: str = field(metadata={"help": "Folder to write; created if it is not there, refused if it holds other files."})
+    tokenizer: str = field(default=None, metadata={"help": "Tokenizer, if it does not lie beside the model."})
+    model_id: str = field(default=None, metadata={"help": "Name on the Hub, for the card's examples. Default: --out."})
+    metrics: list[str] = field(default_factory=list, metadata={"help": "JSON files of measured values for the card."})
+
+
+def build(arguments: BuildArguments) -> Path:
+    """Write the Hub folder and return its path.
+
+    Raises:
+        ValueError: The folder holds something else, or the checkpoint's architecture is not ours.
+        OSError: The model or its tokenizer cannot be read.
+    """
+    out = Path(arguments.out)
+    if out.exists() and any(out.iterdir()) and not (out / "modeling_neobert.py").exists():
+        raise ValueError(f"{out} is not empty and not a NeoBERT folder; name a new folder, nothing was written")
+    config = AutoConfig.from_pretrained(arguments.model)
+    name = (config.architectures or ["NeoBERTForMaskedLM"])[0]
+    model_class = getattr(modeling_neobert, name, None)
+    if model_class not in AUTO_CLASSES.values():
+        raise ValueError(f"{arguments.model} has architecture {name!r}, which is none of {modeling_neobert.__all__}")
+    model = model_class.from_pretrained(arguments.model, dtype="auto")
+    tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer or arguments.model)
+
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    write_card(model, tokenizer, out, arguments.model_id or str(out), arguments.metrics)
+    return out
+
+
+def write_card(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path, model_id: str, metrics_files: list[str]
+) -> None:
+    """Render the model card from the template, the config and whatever was measured; every fact has one source."""
+    auto_class = next(name for name, model_class in AUTO_CLASSES.items() if type(model) is model_class)
+    metrics = {}
+    for file in metrics_files:
+        metrics |= json.loads(Path(file).read_text("utf-8"))
+    card = ModelCard.from_template(
+        card_data=ModelCardData(
+            language="en",
+            license="mit",
+            library_name="transformers",
+            pipeline_tag=PIPELINES[auto_class],
+            tags=["neobert", "encoder"],
+        ),
+        template_path=str(TEMPLATE),
+        model_id=model_id,
+        auto_class=auto_class,
+        auto_classes=[name for name in AUTO_CLASSES if name != "AutoConfig"],
+        config=model.config,
+        mask_token=tokenizer.mask_token,
+        num_parameters=f"{sum(parameter.numel() for parameter in model.parameters()):,}",
+        dtype=str(model.dtype).removeprefix("torch."),
+        metrics=metrics,
+    )
+    (out / "README.md").write_text(str(card), "utf-8")
+
+
+if __name__ == "__main__":
+    folder = build(*HfArgumentParser(BuildArguments).parse_args_into_dataclasses())
+    print(f"built {folder}; next: python hub_upload/verify.py {folder}", file=sys.stderr)

@@ -1,0 +1,91 @@
+"""Verify a Hub folder in a clean process: every Auto class loads from its own code, with the package out of reach.
+
+    python hub_upload/verify.py HUB_DIR
+
+The last line of output is one line of JSON: `ok`, the classes, and a checksum of the masked language model's logits that
+the same weights must give with the package. Exit status 1 if something does not load.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+PUBLISHED_NAMES = ("NeoBERT", "NeoBERTLMHead")
+
+
+def verify(folder: str) -> dict:
+    """Load `folder` in a process that cannot see neobert_hf, and return what that process reports."""
+    with tempfile.TemporaryDirectory() as cache:  # no code that an earlier run left in the cache
+        environment = {**os.environ, "HF_MODULES_CACHE": cache, "HF_HUB_OFFLINE": "1"}
+        run = subprocess.run(
+            [sys.executable, "-I", __file__, "--in_this_process", str(Path(folder).resolve())],
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+    lines = run.stdout.strip().splitlines()
+    if run.returncode or not lines:
+        reason = run.stderr.strip().splitlines()
+        return {"ok": False, "folder": str(folder), "error": reason[-1] if reason else f"exit status {run.returncode}"}
+    return json.loads(lines[-1])
+
+
+def load_every_class(folder: str) -> dict:
+    """Load every class of the folder's `auto_map`, run a forward of each, and name where their code came from."""
+    sys.modules["neobert_hf"] = None  # from here on, importing the package fails
+
+    import torch
+    import transformers
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+    auto_map = json.loads(Path(folder, "config.json").read_text("utf-8"))["auto_map"]
+    code = {"trust_remote_code": True}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **code)
+    inputs = tokenizer(["one two three", "four"], padding=True, return_tensors="pt")
+    classes, checksum = {}, None
+    for auto_class in auto_map:
+        loaded = getattr(transformers, auto_class).from_pretrained(folder, **code)
+        module = type(loaded).__module__
+        if not module.startswith("transformers_modules."):
+            raise RuntimeError(f"{auto_class} came from {module}, not from the folder")
+        classes[auto_class] = type(loaded).__name__
+        if auto_class == "AutoConfig":
+            continue
+        rows = {name: value[None] for name, value in inputs.items()} if "Multiple" in auto_class else inputs
+        with torch.no_grad():
+            output = loaded.eval()(**rows)[0]
+        if not output.isfinite().all():
+            raise RuntimeError(f"{auto_class} returns values that are not finite")
+        if auto_class == "AutoModelForMaskedLM":
+            checksum = logits_checksum(output)
+    module = auto_map["AutoModel"].split(".")[0]
+    for name in PUBLISHED_NAMES:
+        classes[name] = get_class_from_dynamic_module(f"{module}.{name}", folder).__name__
+    report = {
+        "ok": True,
+        "folder": folder,
+        "transformers": transformers.__version__,
+        "tokenizer": type(tokenizer).__name__,
+    }
+    return {**report, "classes": classes, "logits_sha256": checksum}
+
+
+def logits_checksum(logits) -> str:
+    """SHA-256 of the logits' bytes."""
+    import hashlib
+
+    return hashlib.sha256(logits.float().contiguous().numpy().tobytes()).hexdigest()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--in_this_process"]:
+        print(json.dumps(load_every_class(sys.argv[2])))
+    elif len(sys.argv) == 2 and not sys.argv[1].startswith("-"):
+        result = verify(sys.argv[1])
+        print(json.dumps(result))
+        sys.exit(not result["ok"])
+    else:
+        sys.exit(__doc__)

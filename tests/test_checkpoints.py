@@ -1,0 +1,315 @@
+"""Saving, loading and publishing: names as published, nothing missing in silence, nothing unpickled, code included."""
+
+import json
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from oracle import write_checkpoint
+from safetensors import safe_open
+from safetensors.numpy import load_file
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
+
+import neobert_hf
+from neobert_hf import AUTO_CLASSES, NeoBERTForMaskedLM, NeoBERTModel
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "hub_upload"))
+from build import BuildArguments, build
+from verify import logits_checksum, verify
+
+CODE_FILES = {
+    "attention_neobert.py",
+    "checkpoint_neobert.py",
+    "configuration_neobert.py",
+    "layout_neobert.py",
+    "losses_neobert.py",
+    "modeling_neobert.py",
+}
+
+
+@pytest.fixture
+def saved(model, tokenizer, tmp_path):
+    """The tiny masked language model as save_pretrained writes it, with a tokenizer."""
+    model.save_pretrained(tmp_path / "saved")
+    tokenizer.save_pretrained(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+def tensor_names(folder):
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        return set(file.keys())
+
+
+# ---------------------------------------------------------------------------------------- both ways of loading
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("auto_class", AUTO_CLASSES)
+def test_auto_classes_are_registered_by_importing_the_package(checkpoint, auto_class):
+    loaded = getattr(transformers, auto_class).from_pretrained(checkpoint)
+    assert type(loaded) is AUTO_CLASSES[auto_class]
+
+
+@pytest.mark.compat
+def test_the_fast_tokenizer_is_registered(saved, tmp_path):
+    (saved / "tokenizer_config.json").write_text("{}")  # nothing but the model type says which tokenizer this is
+    tokenizer = AutoTokenizer.from_pretrained(saved)
+    assert tokenizer.is_fast
+    assert tokenizer("the fox")["input_ids"][0] == tokenizer.convert_tokens_to_ids("[CLS]")
+
+
+@pytest.mark.compat
+def test_a_saved_model_has_the_published_names_the_code_and_the_auto_map(checkpoint, saved):
+    assert tensor_names(saved) == tensor_names(checkpoint)
+    assert {file.name for file in saved.glob("*.py")} == CODE_FILES
+    config = json.loads((saved / "config.json").read_text())
+    assert config["architectures"] == ["NeoBERTLMHead"]
+    assert set(config["auto_map"]) == set(AUTO_CLASSES)
+    assert config["auto_map"]["AutoModelForMaskedLM"] == "modeling_neobert.NeoBERTForMaskedLM"
+    assert config["auto_map"]["AutoConfig"] == "configuration_neobert.NeoBERTConfig"
+
+
+@pytest.mark.compat
+def test_the_saved_code_is_the_code_of_the_package(saved):
+    package = Path(neobert_hf.__file__).parent
+    for name in CODE_FILES:
+        assert (saved / name).read_bytes() == (package / name).read_bytes()
+
+
+@pytest.mark.compat
+def test_a_saved_model_loads_in_a_clean_process_with_the_same_bits(model, tokenizer, saved):
+    report = verify(saved)
+    assert report["ok"], report
+    assert {name: report["classes"][name] for name in AUTO_CLASSES} == {k: v.__name__ for k, v in AUTO_CLASSES.items()}
+    assert report["classes"]["NeoBERT"] == "NeoBERTModel"
+    assert report["classes"]["NeoBERTLMHead"] == "NeoBERTForMaskedLM"
+    with torch.no_grad():
+        logits = model(**tokenizer(["one two three", "four"], padding=True, return_tensors="pt")).logits
+    assert report["logits_sha256"] == logits_checksum(logits)
+
+
+def test_what_remote_code_saves_is_complete_again(saved, tmp_path):
+    """Load with remote code in a clean process, save there, and verify that folder."""
+    again = tmp_path / "again"
+    script = (
+        "import sys; sys.modules['neobert_hf'] = None\n"
+        "from transformers import AutoModelForMaskedLM, AutoTokenizer\n"
+        f"AutoModelForMaskedLM.from_pretrained({str(saved)!r}, trust_remote_code=True).save_pretrained({str(again)!r})\n"
+        f"AutoTokenizer.from_pretrained({str(saved)!r}).save_pretrained({str(again)!r})\n"
+    )
+    subprocess.run([sys.executable, "-I", "-c", script], check=True, capture_output=True)
+    assert {file.name for file in again.glob("*.py")} == CODE_FILES
+    assert verify(again)["ok"]
+
+
+def test_verify_reports_a_folder_whose_code_is_broken(saved):
+    (saved / "losses_neobert.py").unlink()
+    report = verify(saved)
+    assert not report["ok"] and "losses_neobert" in report["error"]
+
+
+@pytest.mark.compat
+def test_saving_and_loading_changes_no_bit(model, tmp_path):
+    model.save_pretrained(tmp_path / "whole")
+    model.save_pretrained(tmp_path / "shards", max_shard_size="20kB")
+    assert len(list((tmp_path / "shards").glob("model-*.safetensors"))) > 2
+    for folder in ("whole", "shards"):
+        again = AutoModelForMaskedLM.from_pretrained(tmp_path / folder)
+        for name, parameter in model.named_parameters():
+            assert torch.equal(parameter, again.get_parameter(name)), name
+
+
+def test_the_encoder_alone_saves_and_loads(checkpoint, tmp_path):
+    encoder = AutoModel.from_pretrained(checkpoint)
+    encoder.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["NeoBERT"]
+    again = NeoBERTForMaskedLM.from_pretrained(tmp_path)
+    assert torch.equal(again.model.encoder.weight, encoder.encoder.weight)
+
+
+def test_loading_a_new_head_keeps_the_encoder_and_starts_the_head(checkpoint):
+    model, info = AutoModelForSequenceClassification.from_pretrained(checkpoint, num_labels=5, output_loading_info=True)
+    assert set(info["missing_keys"]) == {"dense.weight", "dense.bias", "classifier.weight", "classifier.bias"}
+    weights = load_file(checkpoint / "model.safetensors")
+    for name, parameter in model.model.named_parameters():
+        assert np.array_equal(parameter.detach().numpy(), weights[f"model.{name}"]), name
+    assert 0.01 < model.dense.weight.std() < 0.03 and not model.classifier.bias.any()
+
+
+def test_a_device_map_places_every_module(checkpoint):
+    model = AutoModelForMaskedLM.from_pretrained(checkpoint, device_map="auto")
+    assert torch.isfinite(model(torch.tensor([[5, 6, 7]])).logits).all()
+
+
+def test_blocks_on_different_devices_with_offloading_give_the_same(model, checkpoint, tmp_path):
+    """accelerate's hooks move whatever a block is given, the layout too; here blocks are offloaded to the disk."""
+    devices = {"model.encoder": "cpu", "model.layer_norm": "cpu", "decoder": "cpu"}
+    devices |= {f"model.transformer_encoder.{i}": "disk" if i else "cpu" for i in range(3)}
+    spread = AutoModelForMaskedLM.from_pretrained(checkpoint, device_map=devices, offload_folder=tmp_path)
+    ids, mask = torch.tensor([[5, 6, 7], [8, 9, 0]]), torch.tensor([[1, 1, 1], [1, 1, 0]])
+    with torch.no_grad():
+        assert torch.equal(spread(ids, mask).logits, model(ids, mask).logits)
+
+
+# ---------------------------------------------------------------------------------------- what is refused
+
+
+def test_a_checkpoint_with_a_missing_tensor_is_refused(weights, tmp_path):
+    write_checkpoint(tmp_path, weights, drop=("model.transformer_encoder.1.wo",))
+    with pytest.raises(
+        ValueError, match=r"lacks 1 tensors of the encoder, model.transformer_encoder.1.wo.weight the first"
+    ):
+        AutoModelForMaskedLM.from_pretrained(tmp_path)
+
+
+def test_a_checkpoint_with_split_gate_and_up_is_refused_with_the_way_out(weights, tmp_path):
+    split = {}
+    for name, value in weights.items():
+        if ".ffn.w12." in name:
+            split[name.replace("w12", "w1")], split[name.replace("w12", "w2")] = np.split(value, 2)
+        else:
+            split[name] = value
+    write_checkpoint(tmp_path, split)
+    with pytest.raises(ValueError, match=re.escape("store torch.cat((w1, w2)) as ffn.w12.weight")):
+        AutoModel.from_pretrained(tmp_path)
+
+
+def test_a_checkpoint_with_a_tied_decoder_is_refused(weights, tmp_path):
+    write_checkpoint(tmp_path, weights, drop=("decoder.weight",))
+    with pytest.raises(ValueError, match="decoder was tied to the embedding"):
+        AutoModelForMaskedLM.from_pretrained(tmp_path)
+
+
+def test_a_truncated_file_is_refused(checkpoint, tmp_path):
+    (tmp_path / "config.json").write_text((checkpoint / "config.json").read_text())
+    whole = (checkpoint / "model.safetensors").read_bytes()
+    for length in (len(whole) // 2, 20, 0):
+        (tmp_path / "model.safetensors").write_bytes(whole[:length])
+        with pytest.raises(OSError, match="truncated or damaged"):
+            AutoModelForMaskedLM.from_pretrained(tmp_path)
+
+
+class Trap:
+    """Unpickling this leaves a file behind."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return (open, (self.path, "w"))
+
+
+def test_a_pickle_is_never_unpickled(checkpoint, tmp_path):
+    (tmp_path / "config.json").write_text((checkpoint / "config.json").read_text())
+    (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
+    with pytest.raises(OSError, match="a pickle can run any code when read and is never loaded"):
+        AutoModelForMaskedLM.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="use_safetensors=False asks for pickled weights"):
+        AutoModelForMaskedLM.from_pretrained(tmp_path, use_safetensors=False)
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_a_checkpoint_of_another_width_is_refused(checkpoint):
+    with pytest.raises((RuntimeError, ValueError), match="mismatch"):
+        AutoModelForMaskedLM.from_pretrained(checkpoint, hidden_size=64, dim_head=None)
+
+
+def test_a_neodictabert_checkpoint_is_refused(checkpoint, tmp_path):
+    config = json.loads((checkpoint / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "encoder_init_range": 0.02}))
+    with pytest.raises(ValueError, match=r"NeoDictaBERT checkpoint: .* rotates halves instead of pairs"):
+        AutoConfig.from_pretrained(tmp_path)
+
+
+def test_an_old_transformers_is_refused_by_name(tmp_path):
+    script = (
+        "import importlib.metadata as metadata, transformers\n"
+        "version = metadata.version\n"
+        "metadata.version = lambda name: '4.40.0' if name == 'transformers' else version(name)\n"
+        "import neobert_hf\n"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=with_package())
+    assert "transformers>=4.57.0 is required" in run.stderr and "pip install -U transformers" in run.stderr
+
+
+def with_package():
+    import os
+
+    return {**os.environ, "PYTHONPATH": str(Path(neobert_hf.__file__).parents[1])}
+
+
+# ---------------------------------------------------------------------------------------- the Hub folder
+
+
+@pytest.fixture
+def hub_folder(saved, tmp_path):
+    metrics = tmp_path / "metrics.json"
+    metrics.write_text(json.dumps({"masked accuracy": 0.123456}))
+    return build(BuildArguments(model=str(saved), out=str(tmp_path / "hub"), metrics=[str(metrics)]))
+
+
+def test_the_hub_folder_verifies(hub_folder):
+    assert verify(hub_folder)["ok"]
+    assert {file.name for file in hub_folder.glob("*.py")} == CODE_FILES
+
+
+def test_the_card_states_the_config_the_metrics_and_no_placeholder(hub_folder):
+    card = (hub_folder / "README.md").read_text()
+    for fact in (
+        "3 x 32",
+        "4 of 8",
+        "72 wide",
+        "up to 64 tokens",
+        "| masked accuracy | 0.1235 |",
+        "license: mit",
+        "bibtex",
+    ):
+        assert fact in card, fact
+    for hole in ("{{", "{%", "None", "TODO", "[More Information Needed]"):
+        assert hole not in card, hole
+    assert "## Measured" in card
+
+
+def test_the_card_says_nothing_of_metrics_that_are_not_there(saved, tmp_path):
+    folder = build(BuildArguments(model=str(saved), out=str(tmp_path / "hub"), model_id="org/tiny"))
+    card = (folder / "README.md").read_text()
+    assert "Measured" not in card and "# tiny" in card and 'model="org/tiny"' in card
+
+
+def test_the_snippets_of_the_card_run_in_a_clean_process(hub_folder):
+    snippets = re.findall(r"```python\n(.*?)```", (hub_folder / "README.md").read_text(), re.DOTALL)
+    assert len(snippets) == 2
+    for snippet in snippets:
+        script = "import sys; sys.modules['neobert_hf'] = None\n" + snippet
+        run = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr
+    assert "torch.Size([2, 32])" in run.stdout
+
+
+def test_a_folder_with_other_files_is_left_alone(saved, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.txt").write_text("years of work")
+    with pytest.raises(ValueError, match="is not empty and not a NeoBERT folder"):
+        build(BuildArguments(model=str(saved), out=str(tmp_path / "mine")))
+    assert [file.name for file in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
+
+
+def test_the_shipped_files_import_only_one_another_torch_transformers_and_safetensors():
+    package = Path(neobert_hf.__file__).parent
+    assert {file.name for file in package.glob("*_neobert.py")} == CODE_FILES
+    allowed = ("torch", "transformers", "safetensors", "xformers")
+    for name in CODE_FILES:
+        imports = re.findall(r"^\s*(?:from|import)\s+(\.?\w+)", (package / name).read_text(), re.MULTILINE)
+        for module in imports:
+            is_own = module.startswith(".") and f"{module[1:]}.py" in CODE_FILES
+            assert is_own or module in allowed or module in sys.stdlib_module_names, (name, module)
+
+
+def test_published_class_names_are_importable():
+    assert neobert_hf.NeoBERT is NeoBERTModel and neobert_hf.NeoBERTLMHead is NeoBERTForMaskedLM
