@@ -27,6 +27,7 @@ class DemoArguments:
     """The data and the size of the model."""
 
     num_held_out: int = field(default=500, metadata={"help": "Documents that are kept from training, to measure on."})
+    num_searched: int = field(default=4000, metadata={"help": "Documents to search in at the end."})
     max_length: int = field(default=128, metadata={"help": "Tokens of a document that are used."})
     vocab_size: int = field(default=8192, metadata={"help": "Size of the WordPiece vocabulary."})
     hidden_size: int = field(default=256, metadata={"help": "Width of the model."})
@@ -109,7 +110,7 @@ def main():
 
     model.config.sparse_prediction = False
     trainer.save_model(output_dir)
-    searchable = [asdict(entry) for entry in entries[:6000] if not entry.signature or entry.package == "python"]
+    searchable = [asdict(entry) for entry in entries[: demo.num_searched]]
     (output_dir / "entries.json").write_text(json.dumps(searchable), "utf-8")
     (output_dir / "metrics.json").write_text(json.dumps(accuracy, indent=2), "utf-8")
 

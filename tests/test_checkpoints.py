@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelF
 import neobert_hf
 from neobert_hf import AUTO_CLASSES, NeoBERTForMaskedLM, NeoBERTModel
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "hub_upload"))
+
 from build import BuildArguments, build
 from verify import logits_checksum, verify
 

@@ -1,0 +1,63 @@
+"""Run the tests marked `compat` with another version of transformers.
+
+    .venv/bin/python tests/compat.py 4.57.6
+
+The version gets a virtual environment in .venv-compat that sees the packages of the running one behind its own, so that
+torch is shared and only transformers and what it pins differently are installed.
+"""
+
+import importlib.metadata
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+root = Path(__file__).parents[1]
+
+
+def environment(version: str) -> Path:
+    """Make the virtual environment if it is not there, and return its Python."""
+    if version == importlib.metadata.version("transformers"):
+        return Path(sys.executable)
+    folder = root / ".venv-compat" / version
+    python = folder / "bin/python"
+    done = folder / "installed"
+    if not done.exists():
+        venv.create(folder, with_pip=True, clear=True)
+        own = folder / f"lib/python{sysconfig.get_python_version()}/site-packages"
+        # sorted behind its own packages, so that what is installed here wins
+        (own / "shared.pth").write_text(f"import site; site.addsitedir({sysconfig.get_paths()['purelib']!r})\n")
+        install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"transformers=={version}"]
+        subprocess.run([*install, "--constraint", write_constraints(folder)], check=True)
+        done.touch()
+    return python
+
+
+def write_constraints(folder: Path) -> Path:
+    """The project's constraints without the packages whose versions transformers decides."""
+    free = ("transformers", "tokenizers", "huggingface_hub")
+    lines = (root / "constraints.txt").read_text().splitlines()
+    kept = folder / "constraints.txt"
+    kept.write_text("\n".join(line for line in lines if not line.startswith(free)))
+    return kept
+
+
+def main(version: str) -> int:
+    """Run the marked tests and return pytest's exit status."""
+    python = environment(version)
+    seen = subprocess.run(
+        [python, "-c", "import transformers, torch; print(transformers.__version__, torch.__version__)"],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=root,
+    ).stdout.strip()
+    print(f"transformers and torch: {seen}", flush=True)
+    if seen.split()[0] != version:
+        sys.exit(f"expected transformers {version}, found {seen}; remove .venv-compat and try again")
+    return subprocess.run([python, "-m", "pytest", "-q", "-n", "2", "-m", "compat and not gpu", "tests"], cwd=root).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,60 @@
+"""The packing collator: transformers' masks, no padding, documents apart."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import DataCollatorForLanguageModeling
+
+from neobert_hf import PackedMLMCollator
+
+
+@given(lengths=st.lists(st.integers(1, 12), min_size=1, max_size=6), seed=st.integers(0, 1000))
+@settings(max_examples=50, deadline=None, derandomize=True)
+def test_every_token_of_every_document_is_there_once_and_in_order(tokenizer, lengths, seed):
+    generator = torch.Generator().manual_seed(seed)
+    documents = [torch.randint(5, len(tokenizer), (n,), generator=generator).tolist() for n in lengths]
+    row = PackedMLMCollator(tokenizer, seed=seed)([{"input_ids": document} for document in documents])
+    assert row["cu_seq_lens_q"].tolist() == [0, *torch.tensor(lengths).cumsum(0).tolist()]
+    assert row["cu_seq_lens_k"] is row["cu_seq_lens_q"] and row["cu_seq_lens_q"].dtype == torch.int32
+    assert row["max_length_q"] == row["max_length_k"] == max(lengths)
+    assert row["position_ids"][0].tolist() == [i for n in lengths for i in range(n)]
+    restored = torch.where(row["labels"] != -100, row["labels"], row["input_ids"])[0]
+    assert restored.tolist() == [token for document in documents for token in document]
+    assert tokenizer.pad_token_id not in row["input_ids"]
+
+
+def test_masks_are_those_of_the_padded_twin(tokenizer):
+    documents = [{"input_ids": tokenizer(text)["input_ids"]} for text in ("the quick brown fox", "jumps", "over the dog")]
+    packed = PackedMLMCollator(tokenizer, seed=7)([dict(document) for document in documents])
+    stock = DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.2, mask_replace_prob=1.0, random_replace_prob=0.0, seed=7)
+    padded = stock([dict(document) for document in documents])
+    is_real = padded["attention_mask"].bool()
+    for name in ("input_ids", "labels"):
+        assert torch.equal(packed[name][0], padded[name][is_real])
+
+
+def test_a_fifth_of_the_ordinary_tokens_is_masked_and_no_special_one(tokenizer):
+    """Over 30,000 tokens the share has a standard deviation of 0.0023; four of them are allowed."""
+    ids = tokenizer(" ".join(["the quick brown fox jumps over the lazy dog"] * 7))["input_ids"]
+    row = PackedMLMCollator(tokenizer, seed=0)([{"input_ids": ids} for _ in range(500)])
+    is_special = torch.isin(torch.where(row["labels"] != -100, row["labels"], row["input_ids"]), torch.tensor([0, 2, 3]))
+    is_masked = row["labels"] != -100
+    assert not (is_masked & is_special).any()
+    share = is_masked.sum() / (~is_special).sum()
+    assert abs(share - 0.2) < 0.0093
+    assert (row["input_ids"][is_masked] == tokenizer.mask_token_id).all()
+
+
+def test_an_empty_document_is_refused(tokenizer):
+    with pytest.raises(ValueError, match="document 1 of the batch holds no token"):
+        PackedMLMCollator(tokenizer)([{"input_ids": [5, 6]}, {"input_ids": []}])
+
+
+def test_a_tokenizer_without_a_mask_token_is_refused(tokenizer):
+    import copy
+
+    maskless = copy.deepcopy(tokenizer)
+    maskless.mask_token = None
+    with pytest.raises(ValueError, match="mask"):
+        PackedMLMCollator(maskless)

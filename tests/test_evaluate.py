@@ -1,0 +1,34 @@
+"""Masked accuracy counts what it says."""
+
+import torch
+from transformers.modeling_outputs import MaskedLMOutput
+
+from neobert_hf.evaluate import masked_accuracy, unigram_accuracy
+
+
+class KnowsOnlySeven(torch.nn.Module):
+    """Predicts token 7 everywhere."""
+
+    device = "cpu"
+
+    def forward(self, input_ids):
+        logits = torch.zeros(*input_ids.shape, 10)
+        logits[..., 7] = 1
+        return MaskedLMOutput(logits=logits)
+
+
+BATCHES = [
+    {"input_ids": torch.tensor([[7, 1, 1]]), "labels": torch.tensor([[-100, 7, 3]])},
+    {"input_ids": torch.tensor([[1, 7]]), "labels": torch.tensor([[7, -100]])},
+]
+
+
+def test_only_masked_tokens_count():
+    model = KnowsOnlySeven().train()
+    assert masked_accuracy(model, BATCHES) == 2 / 3
+    assert model.training
+
+
+def test_the_unigram_baseline_is_the_share_of_the_most_frequent_training_token():
+    assert abs(unigram_accuracy([[0, 0, 0, 7, 7, 3]], BATCHES, ignored_ids=[0]) - 2 / 3) < 1e-6
+    assert abs(unigram_accuracy([[3, 3, 7]], BATCHES, ignored_ids=[0]) - 1 / 3) < 1e-6

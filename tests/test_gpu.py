@@ -1,0 +1,154 @@
+"""Every attention backend that is installed, on CUDA, against the float64 oracle; writes tests/gpu_report.json.
+
+    make test-gpu
+"""
+
+import importlib.metadata
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForMaskedLM
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA; run make test-gpu on a machine with a GPU"),
+]
+
+REPORT = Path(__file__).with_name("gpu_report.json")
+FLOAT32, HALF = (torch.float32,), (torch.float16, torch.bfloat16)
+BACKENDS = {
+    "auto": FLOAT32 + HALF,
+    "eager": FLOAT32 + HALF,
+    "sdpa": FLOAT32 + HALF,
+    "flex_attention": FLOAT32 + HALF,
+    "xformers": FLOAT32 + HALF,
+    "torch_varlen": HALF,
+    "flash_attention_2": HALF,
+    "flash_attention_3": HALF,
+    "flash_attention_4": HALF,
+}
+CASES = [(backend, dtype) for backend, dtypes in BACKENDS.items() for dtype in dtypes]
+
+
+def versions():
+    names = ("torch", "transformers", "triton", "xformers", "flash-attn")
+    found = {}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+@pytest.fixture(scope="module")
+def report():
+    """Collect the errors and write them at the end."""
+    rows = []
+    yield rows
+    content = {"device": torch.cuda.get_device_name(), "versions": versions(), "errors": rows}
+    REPORT.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def relative_error(actual, wanted):
+    return ((actual.double().cpu() - wanted).norm() / wanted.norm()).item()
+
+
+def load(folder, backend, dtype):
+    try:
+        return AutoModelForMaskedLM.from_pretrained(folder, attn_implementation=backend, dtype=dtype).cuda()
+    except (ImportError, ValueError) as error:
+        pytest.skip(f"{backend} is not installed here: {error}")
+
+
+@pytest.fixture
+def inputs(expected):
+    """The packed row of the oracle, and the same documents padded, on the GPU."""
+    packed = {"input_ids": expected["packed.input_ids"].cuda(), "cu_seq_lens_q": expected["packed.cu_seq_lens"].int().cuda()}
+    padded = {name: expected[name].cuda() for name in ("input_ids", "attention_mask")}
+    return packed, padded
+
+
+@pytest.fixture(scope="module")
+def wide_checkpoint(tmp_path_factory):
+    """Kernels want heads of at least 16 and like 64: two heads of 64."""
+    from oracle import CONFIG, random_weights, write_checkpoint
+
+    config = {**CONFIG, "hidden_size": 128, "num_attention_heads": 2, "dim_head": 64, "intermediate_size": 384}
+    weights = random_weights(config=config)
+    return config, weights, write_checkpoint(tmp_path_factory.mktemp("wide"), weights, config=config)
+
+
+@pytest.mark.parametrize(("backend", "dtype"), CASES, ids=lambda value: str(value).removeprefix("torch."))
+def test_every_backend_agrees_with_the_oracle_packed_padded_and_in_gradients(wide_checkpoint, inputs, backend, dtype, report):
+    from oracle import Oracle
+
+    config, weights, folder = wide_checkpoint
+    model = load(folder, backend, dtype)
+    packed, padded = inputs
+    oracle = Oracle(weights, config)
+    bounds = packed["cu_seq_lens_q"].tolist()
+    ids = packed["input_ids"][0].cpu().numpy()
+    wanted = torch.from_numpy(oracle.mlm_logits(_concatenate(oracle, ids, bounds)))
+
+    # The yardstick: the plain model in the same dtype, eager attention, nothing fused.
+    plain = AutoModelForMaskedLM.from_pretrained(folder, attn_implementation="eager", dtype=dtype).cuda()
+    floor = relative_error(plain(**packed).logits[0], wanted)
+    error = relative_error(model(**packed).logits[0], wanted)
+    real = padded["attention_mask"].bool()
+    padded_error = relative_error(model(**padded).logits[real], wanted)
+    allowed = 1e-4 if dtype == torch.float32 else 3 * floor
+    row = {"backend": backend, "dtype": str(dtype).removeprefix("torch."), "plain_error": floor}
+    report.append({**row, "packed_error": error, "padded_error": padded_error})
+    assert error <= allowed and padded_error <= allowed
+
+    exact = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float64).eval()
+    gradients = []
+    for each in (exact, plain, model):
+        on_device = {name: value.to(each.device) for name, value in packed.items()}
+        each(**on_device, labels=on_device["input_ids"]).loss.backward()
+        gradients.append(each.model.transformer_encoder[0].qkv.weight.grad.double().cpu())
+    floor, error = (relative_error(gradient, gradients[0]) for gradient in gradients[1:])
+    report[-1]["gradient_error"] = error
+    assert error <= (1e-3 if dtype == torch.float32 else 3 * floor)
+
+
+def _concatenate(oracle, ids, bounds):
+    import numpy as np
+
+    return np.concatenate([oracle.encode(ids[a:b])[2] for a, b in zip(bounds, bounds[1:])])
+
+
+def test_after_the_layout_nothing_waits_for_the_gpu(wide_checkpoint, inputs):
+    """With synchronisation forbidden after the first copy to the host, a forward still runs."""
+    from neobert_hf import layout_neobert
+
+    model = load(wide_checkpoint[2], "auto", torch.bfloat16)
+    packed, _ = inputs
+    model(**packed)  # whatever a first call sets up
+    copy = layout_neobert._copy_to_host
+
+    def copy_then_forbid(*tensors):
+        copied = copy(*tensors)
+        torch.cuda.set_sync_debug_mode("error")
+        return copied
+
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(layout_neobert, "_copy_to_host", copy_then_forbid)
+        try:
+            model(**packed)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_compiled_packed_rows_run_in_one_graph(wide_checkpoint, inputs):
+    model = load(wide_checkpoint[2], "torch_varlen", torch.bfloat16)
+    packed, _ = inputs
+    longest = int(packed["cu_seq_lens_q"].diff().max())
+    with torch.no_grad():
+        plain = model(**packed).logits
+        compiled = torch.compile(model, fullgraph=True)(**packed, max_length_q=longest).logits
+    # bf16: eight bits, another order of fused operations
+    torch.testing.assert_close(plain, compiled, rtol=0.05, atol=0.05 * plain.abs().max().item())
