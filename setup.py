@@ -17,7 +17,7 @@ extras = {
     "gpu": ["xformers>=0.0.35"],
     "flash": ["flash-attn>=2.7"],
 }
-extras["test"] = [*extras["train"], "hypothesis", "pytest", "pytest-xdist"]
+extras["test"] = [*extras["train"], "hypothesis", "pytest", "pytest-xdist", "tabulate"]
 extras["dev"] = [*extras["test"], "pre-commit", "ruff"]
 
 setup(

@@ -47,6 +47,7 @@ class DemoTrainingArguments(TrainingArguments):
     adam_beta2: float = 0.95  # the paper's
     max_grad_norm: float = 1.0
     logging_steps: int = 50
+    dataloader_pin_memory: bool = False
     save_strategy: str = "no"
     report_to: str = "none"
 
@@ -85,6 +86,7 @@ def main():
             num_attention_heads=demo.hidden_size // 64,
             intermediate_size=4 * demo.hidden_size,
             max_position_embeddings=512,
+            decoder_init_range=demo.hidden_size**-0.5,  # the paper's 0.02 is for width 768; narrow models want more
             sparse_prediction=True,  # the decoder runs on masked positions only
         )
     )

@@ -41,7 +41,7 @@ def main(folder):
     """Load the folder and show what it does."""
     sys.modules["neobert_hf"] = None  # an installed package must not help
     model = AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
     print(f"   {type(model).__module__}.{type(model).__name__}")
 
     print("5. Filling masks")

@@ -28,7 +28,10 @@ def environment(version: str) -> Path:
         own = folder / f"lib/python{sysconfig.get_python_version()}/site-packages"
         # sorted behind its own packages, so that what is installed here wins
         (own / "shared.pth").write_text(f"import site; site.addsitedir({sysconfig.get_paths()['purelib']!r})\n")
-        install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"transformers=={version}"]
+        wanted = [f"transformers=={version}"]
+        if version.startswith("4."):
+            wanted.append("datasets<4.5")  # Trainer imports it, and newer ones need the hub client of transformers 5
+        install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted]
         subprocess.run([*install, "--constraint", write_constraints(folder)], check=True)
         done.touch()
     return python
@@ -36,7 +39,7 @@ def environment(version: str) -> Path:
 
 def write_constraints(folder: Path) -> Path:
     """The project's constraints without the packages whose versions transformers decides."""
-    free = ("transformers", "tokenizers", "huggingface_hub")
+    free = ("transformers", "tokenizers", "huggingface_hub", "datasets")
     lines = (root / "constraints.txt").read_text().splitlines()
     kept = folder / "constraints.txt"
     kept.write_text("\n".join(line for line in lines if not line.startswith(free)))

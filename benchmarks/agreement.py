@@ -1,0 +1,93 @@
+"""Is it the same model? A NeoBERT of full size against the NumPy oracle of the tests, in every dtype.
+
+    python benchmarks/agreement.py --json benchmarks/results/agreement.json
+
+The weights are random, drawn as the paper initialises them and scaled up so that attention is far from uniform: this measures
+the code, not a checkpoint. Each row is the largest error over the largest value, on four documents.
+"""
+
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from provenance import provenance
+from tabulate import tabulate
+from tqdm.auto import tqdm
+from transformers import HfArgumentParser, set_seed
+
+from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from oracle import Oracle
+
+
+@dataclass
+class AgreementArguments:
+    """What to compare."""
+
+    num_hidden_layers: int = field(default=28, metadata={"help": "Number of blocks; the published model has 28."})
+    lengths: list[int] = field(default_factory=lambda: [512, 37, 128, 3], metadata={"help": "Lengths of the documents."})
+    scale: float = field(default=3.0, metadata={"help": "Factor on the linear weights of the blocks."})
+    seed: int = field(default=0, metadata={"help": "Seed of weights and documents."})
+    json: str = field(default=None, metadata={"help": "File to write the result to."})
+
+
+@torch.no_grad()
+def measure(arguments: AgreementArguments) -> list[dict]:
+    """Return one row of errors for each dtype."""
+    set_seed(arguments.seed)
+    config = NeoBERTConfig(num_hidden_layers=arguments.num_hidden_layers)
+    model = NeoBERTForMaskedLM(config).eval()
+    for name, parameter in model.model.transformer_encoder.named_parameters():
+        if "norm" not in name:
+            parameter.mul_(arguments.scale)
+    documents = [torch.randint(5, config.vocab_size, (n,)) for n in arguments.lengths]
+    packed = {
+        "input_ids": torch.cat(documents)[None],
+        "cu_seq_lens_q": torch.tensor([0, *arguments.lengths]).cumsum(0).int(),
+    }
+    pad = torch.nn.utils.rnn.pad_sequence
+    padded = {
+        "input_ids": pad(documents, batch_first=True),
+        "attention_mask": pad([torch.ones_like(document) for document in documents], batch_first=True),
+    }
+    is_real = padded["attention_mask"].bool()
+
+    oracle = Oracle({name: value.numpy() for name, value in model.state_dict().items()}, config.to_dict())
+    encoded = [oracle.encode(document.numpy())[2] for document in tqdm(documents, desc="oracle", unit=" documents")]
+    wanted = torch.cat([torch.from_numpy(oracle.mlm_logits(states)) for states in encoded])
+
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    rows = []
+    for dtype in tqdm((torch.float64, torch.float32, torch.bfloat16, torch.float16), desc="model", unit=" dtypes"):
+        model = model.to(dtype)
+        model.load_state_dict(weights)  # from float32 each time
+        one_by_one = torch.cat([model(document[None]).logits[0] for document in documents])
+        logits = {
+            "packed": model(**packed).logits[0],
+            "padded": model(**padded).logits[is_real],
+            "one by one": one_by_one,
+        }
+        row = {"dtype": str(dtype).removeprefix("torch.")}
+        for way, actual in logits.items():
+            row[way] = ((actual.double() - wanted).abs().max() / wanted.abs().max()).item()
+        rows.append(row)
+    return rows
+
+
+def main():
+    """Measure, print the table, and end with one line of JSON."""
+    (arguments,) = HfArgumentParser(AgreementArguments).parse_args_into_dataclasses()
+    rows = measure(arguments)
+    print(tabulate(rows, headers="keys", tablefmt="github", floatfmt=".1e"))
+    settings = {name: value for name, value in vars(arguments).items() if name != "json"}
+    result = {"benchmark": "agreement", "settings": settings, "rows": rows, **provenance()}
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(result, indent=2) + "\n", "utf-8")
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
