@@ -28,7 +28,9 @@ class AgreementArguments:
     """What to compare."""
 
     num_hidden_layers: int = field(default=28, metadata={"help": "Number of blocks; the published model has 28."})
-    lengths: list[int] = field(default_factory=lambda: [512, 37, 128, 3], metadata={"help": "Lengths of the documents."})
+    lengths: list[int] = field(
+        default_factory=lambda: [512, 37, 128, 3], metadata={"help": "Lengths of the documents."}
+    )
     scale: float = field(default=3.0, metadata={"help": "Factor on the linear weights of the blocks."})
     seed: int = field(default=0, metadata={"help": "Seed of weights and documents."})
     json: str = field(default=None, metadata={"help": "File to write the result to."})
@@ -64,12 +66,14 @@ def measure(arguments: AgreementArguments) -> list[dict]:
     for dtype in tqdm((torch.float64, torch.float32, torch.bfloat16, torch.float16), desc="model", unit=" dtypes"):
         model = model.to(dtype)
         model.load_state_dict(weights)  # from float32 each time
-        one_by_one = torch.cat([model(document[None]).logits[0] for document in documents])
-        logits = {
-            "packed": model(**packed).logits[0],
-            "padded": model(**padded).logits[is_real],
-            "one by one": one_by_one,
-        }
+        logits = {"packed": model(**packed).logits[0], "padded": model(**padded).logits[is_real]}
+        logits["one by one"] = torch.cat([model(document[None]).logits[0] for document in documents])
+        model.config.unpad_inputs = False
+        logits["padding kept"] = model(**padded).logits[is_real]
+        model.config.unpad_inputs = True
+        model.set_attn_implementation("eager")
+        logits["eager"] = model(**padded).logits[is_real]
+        model.set_attn_implementation("auto")
         row = {"dtype": str(dtype).removeprefix("torch.")}
         for way, actual in logits.items():
             row[way] = ((actual.double() - wanted).abs().max() / wanted.abs().max()).item()

@@ -68,7 +68,9 @@ def write_card(
     auto_class = next(name for name, model_class in AUTO_CLASSES.items() if type(model) is model_class)
     metrics = {}
     for file in metrics_files:
-        metrics |= json.loads(Path(file).read_text("utf-8"))
+        for name, value in json.loads(Path(file).read_text("utf-8")).items():
+            nested = value if isinstance(value, dict) else {"": value}
+            metrics |= {f"{name} {key}".replace("_", " ").strip(): number for key, number in nested.items()}
     card = ModelCard.from_template(
         card_data=ModelCardData(
             language="en",

@@ -59,7 +59,9 @@ def main(version: str) -> int:
     print(f"transformers and torch: {seen}", flush=True)
     if seen.split()[0] != version:
         sys.exit(f"expected transformers {version}, found {seen}; remove .venv-compat and try again")
-    return subprocess.run([python, "-m", "pytest", "-q", "-n", "2", "-m", "compat and not gpu", "tests"], cwd=root).returncode
+    return subprocess.run(
+        [python, "-m", "pytest", "-q", "-n", "2", "-m", "compat and not gpu", "tests"], cwd=root
+    ).returncode
 
 
 if __name__ == "__main__":

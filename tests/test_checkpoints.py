@@ -11,17 +11,15 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from build import BuildArguments, build
 from oracle import write_checkpoint
 from safetensors import safe_open
 from safetensors.numpy import load_file
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
+from verify import logits_checksum, verify
 
 import neobert_hf
 from neobert_hf import AUTO_CLASSES, NeoBERTForMaskedLM, NeoBERTModel
-
-
-from build import BuildArguments, build
-from verify import logits_checksum, verify
 
 CODE_FILES = {
     "attention_neobert.py",

@@ -25,9 +25,13 @@ def test_every_token_of_every_document_is_there_once_and_in_order(tokenizer, len
 
 
 def test_masks_are_those_of_the_padded_twin(tokenizer):
-    documents = [{"input_ids": tokenizer(text)["input_ids"]} for text in ("the quick brown fox", "jumps", "over the dog")]
+    documents = [
+        {"input_ids": tokenizer(text)["input_ids"]} for text in ("the quick brown fox", "jumps", "over the dog")
+    ]
     packed = PackedMLMCollator(tokenizer, seed=7)([dict(document) for document in documents])
-    stock = DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.2, mask_replace_prob=1.0, random_replace_prob=0.0, seed=7)
+    stock = DataCollatorForLanguageModeling(
+        tokenizer, mlm_probability=0.2, mask_replace_prob=1.0, random_replace_prob=0.0, seed=7
+    )
     padded = stock([dict(document) for document in documents])
     is_real = padded["attention_mask"].bool()
     for name in ("input_ids", "labels"):
@@ -38,7 +42,9 @@ def test_a_fifth_of_the_ordinary_tokens_is_masked_and_no_special_one(tokenizer):
     """Over 30,000 tokens the share has a standard deviation of 0.0023; four of them are allowed."""
     ids = tokenizer(" ".join(["the quick brown fox jumps over the lazy dog"] * 7))["input_ids"]
     row = PackedMLMCollator(tokenizer, seed=0)([{"input_ids": ids} for _ in range(500)])
-    is_special = torch.isin(torch.where(row["labels"] != -100, row["labels"], row["input_ids"]), torch.tensor([0, 2, 3]))
+    is_special = torch.isin(
+        torch.where(row["labels"] != -100, row["labels"], row["input_ids"]), torch.tensor([0, 2, 3])
+    )
     is_masked = row["labels"] != -100
     assert not (is_masked & is_special).any()
     share = is_masked.sum() / (~is_special).sum()

@@ -47,7 +47,9 @@ def test_docstrings_come_with_package_name_and_signature_and_each_once(library):
         "Do the thing with x and, if it is given, with y.",
     }
     method = next(entry for entry in entries if entry.signature)
-    assert method.package == "shop" and method.name.endswith("Thing.do") and method.signature == "(self, x: int, *, y=1)"
+    assert (
+        method.package == "shop" and method.name.endswith("Thing.do") and method.signature == "(self, x: int, *, y=1)"
+    )
 
 
 def test_a_file_that_is_not_python_is_left_out_and_counted(library, caplog):

@@ -1,6 +1,6 @@
 """Every attention backend that is installed, on CUDA, against the float64 oracle; writes tests/gpu_report.json.
 
-    make test-gpu
+make test-gpu
 """
 
 import importlib.metadata
@@ -66,7 +66,10 @@ def load(folder, backend, dtype):
 @pytest.fixture
 def inputs(expected):
     """The packed row of the oracle, and the same documents padded, on the GPU."""
-    packed = {"input_ids": expected["packed.input_ids"].cuda(), "cu_seq_lens_q": expected["packed.cu_seq_lens"].int().cuda()}
+    packed = {
+        "input_ids": expected["packed.input_ids"].cuda(),
+        "cu_seq_lens_q": expected["packed.cu_seq_lens"].int().cuda(),
+    }
     padded = {name: expected[name].cuda() for name in ("input_ids", "attention_mask")}
     return packed, padded
 
@@ -82,7 +85,9 @@ def wide_checkpoint(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("backend", "dtype"), CASES, ids=lambda value: str(value).removeprefix("torch."))
-def test_every_backend_agrees_with_the_oracle_packed_padded_and_in_gradients(wide_checkpoint, inputs, backend, dtype, report):
+def test_every_backend_agrees_with_the_oracle_packed_padded_and_in_gradients(
+    wide_checkpoint, inputs, backend, dtype, report
+):
     from oracle import Oracle
 
     config, weights, folder = wide_checkpoint

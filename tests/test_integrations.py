@@ -32,7 +32,10 @@ def test_lora_trains_only_its_matrices_and_merges_to_the_same_numbers(checkpoint
 def test_lora_for_classification_saves_the_head_and_loads_again(classifier_checkpoint, tmp_path):
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(
-        task_type="SEQ_CLS", target_modules=LORA_TARGETS, modules_to_save=["dense", "classifier"], init_lora_weights=False
+        task_type="SEQ_CLS",
+        target_modules=LORA_TARGETS,
+        modules_to_save=["dense", "classifier"],
+        init_lora_weights=False,
     )
     load = NeoBERTForSequenceClassification.from_pretrained
     model = peft.get_peft_model(load(classifier_checkpoint), config).eval()
@@ -128,4 +131,6 @@ def test_compiled_with_inductor_it_gives_the_same_logits(checkpoint):
     model = AutoModelForMaskedLM.from_pretrained(checkpoint).eval()
     ids = torch.randint(5, 96, (2, 16))
     with torch.no_grad():
-        torch.testing.assert_close(torch.compile(model, fullgraph=True)(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            torch.compile(model, fullgraph=True)(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4
+        )

@@ -5,7 +5,12 @@ import torch
 from transformers import DataCollatorForLanguageModeling, Trainer, TrainingArguments, set_seed
 from verify import verify
 
-from neobert_hf import NeoBERTForMaskedLM, NeoBERTForSequenceClassification, NeoBERTForTokenClassification, PackedMLMCollator
+from neobert_hf import (
+    NeoBERTForMaskedLM,
+    NeoBERTForSequenceClassification,
+    NeoBERTForTokenClassification,
+    PackedMLMCollator,
+)
 
 
 def arguments(folder, **changes):
@@ -82,11 +87,18 @@ def test_batch_and_accumulation_give_the_same_step(tiny_config, masked_rows, tmp
         assert abs(float(other_loss) - float(loss)) < 1e-4  # logged to four digits in some versions
         for name, parameter in parameters.items():
             # the step is 0.05 times the gradient, so this is 1e-5 on the gradient
-            torch.testing.assert_close(other_parameters[name], parameter, rtol=0, atol=5e-7, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(
+                other_parameters[name], parameter, rtol=0, atol=5e-7, msg=lambda m, n=name: f"{n}: {m}"
+            )
 
 
 def test_packed_and_padded_training_give_the_same_curve(tiny_config, tokenizer, tmp_path):
-    texts = ["the quick brown fox", "jumps over", "the lazy dog and then it sleeps in a warm red house", "by the old sea"]
+    texts = [
+        "the quick brown fox",
+        "jumps over",
+        "the lazy dog and then it sleeps in a warm red house",
+        "by the old sea",
+    ]
     rows = [{"input_ids": ids} for ids in tokenizer(texts * 8)["input_ids"]]
     stock = DataCollatorForLanguageModeling(
         tokenizer, mlm_probability=0.2, mask_replace_prob=1.0, random_replace_prob=0.0, seed=1
