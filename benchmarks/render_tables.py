@@ -53,8 +53,8 @@ def agreement() -> str:
     table = tabulate(result["rows"], headers="keys", tablefmt="github", floatfmt=".1e")
     settings = result["settings"]
     return (
-        f"{table}\n\nLargest error of the logits over their largest value; {settings['num_hidden_layers']} layers, random weights, "
-        f"documents of {', '.join(map(str, settings['lengths']))} tokens; {_source(result)}."
+        f"{table}\n\nLargest error of the logits over their largest value; {settings['num_hidden_layers']} layers, "
+        f"random weights, documents of {', '.join(map(str, settings['lengths']))} tokens; {_source(result)}."
     )
 
 

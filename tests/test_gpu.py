@@ -4,11 +4,14 @@ make test-gpu
 """
 
 import importlib.metadata
+import itertools
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from oracle import CONFIG, Oracle, random_weights, write_checkpoint
 from transformers import AutoModelForMaskedLM
 
 pytestmark = [
@@ -77,8 +80,6 @@ def inputs(expected):
 @pytest.fixture(scope="module")
 def wide_checkpoint(tmp_path_factory):
     """Kernels want heads of at least 16 and like 64: two heads of 64."""
-    from oracle import CONFIG, random_weights, write_checkpoint
-
     config = {**CONFIG, "hidden_size": 128, "num_attention_heads": 2, "dim_head": 64, "intermediate_size": 384}
     weights = random_weights(config=config)
     return config, weights, write_checkpoint(tmp_path_factory.mktemp("wide"), weights, config=config)
@@ -88,8 +89,6 @@ def wide_checkpoint(tmp_path_factory):
 def test_every_backend_agrees_with_the_oracle_packed_padded_and_in_gradients(
     wide_checkpoint, inputs, backend, dtype, report
 ):
-    from oracle import Oracle
-
     config, weights, folder = wide_checkpoint
     model = load(folder, backend, dtype)
     packed, padded = inputs
@@ -121,9 +120,7 @@ def test_every_backend_agrees_with_the_oracle_packed_padded_and_in_gradients(
 
 
 def _concatenate(oracle, ids, bounds):
-    import numpy as np
-
-    return np.concatenate([oracle.encode(ids[a:b])[2] for a, b in zip(bounds, bounds[1:])])
+    return np.concatenate([oracle.encode(ids[a:b])[2] for a, b in itertools.pairwise(bounds)])
 
 
 def test_after_the_layout_nothing_waits_for_the_gpu(wide_checkpoint, inputs):

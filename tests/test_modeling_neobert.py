@@ -433,6 +433,14 @@ def test_exported_with_a_dynamic_shape_it_serves_other_shapes(model, batch):
         torch.testing.assert_close(program.module()(**other).logits, model(**other).logits, **FLOAT32)
 
 
+def test_traced_it_masks_instead_of_unpadding(model, batch):
+    ids, mask = batch["padded"]["input_ids"], batch["padded"]["attention_mask"]
+    traced = torch.jit.trace(model, (ids, mask), strict=False)
+    other_mask = mask.flip(0)  # another pattern of the same shape, which a traced unpadding would get wrong
+    with torch.no_grad():
+        torch.testing.assert_close(traced(ids, other_mask)["logits"], model(ids, other_mask).logits, **FLOAT32)
+
+
 def test_on_the_meta_device_shapes_come_out_without_values(tiny_config):
     with torch.device("meta"):
         model = NeoBERTForMaskedLM(tiny_config)

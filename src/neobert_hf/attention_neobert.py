@@ -244,7 +244,7 @@ def _attend_registry(q_THK, k_THK, v_THK, layout):
 def _attend_flex(q_THK, k_THK, v_THK, layout):
     if q_THK.device.type != "cpu":
         return _attend_registry(q_THK, k_THK, v_THK, layout)
-    # On a CPU the compiled form (torch 2.13) has no backward and fails to build for a second sequence length.
+    # On a CPU the compiled form (torch 2.13) fails to build for a second sequence length. Neither form has a backward there.
     with torch.compiler.set_stance("force_eager"):
         return _attend_registry(q_THK, k_THK, v_THK, layout)
 
