@@ -2,8 +2,8 @@
 
     python hub_upload/verify.py HUB_DIR
 
-The last line of output is one line of JSON: `ok`, the classes, and a checksum of the masked language model's logits that
-the same weights must give with the package. Exit status 1 if something does not load.
+The last line of output is one line of JSON: `ok`, the classes, those whose head the folder does not hold, and a checksum of
+the output of the folder's own class, which the same weights must give with the package. Exit status 1 if not `ok`.
 """
 
 import json
@@ -12,8 +12,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-
-PUBLISHED_NAMES = ("NeoBERT", "NeoBERTLMHead")
 
 
 def verify(folder: str) -> dict:
@@ -41,28 +39,39 @@ def load_every_class(folder: str) -> dict:
     import transformers
     from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-    auto_map = json.loads(Path(folder, "config.json").read_text("utf-8"))["auto_map"]
-    code = {"trust_remote_code": True}
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **code)
+    config = json.loads(Path(folder, "config.json").read_text("utf-8"))
+    auto_map, own_class = config["auto_map"], config["architectures"][0]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
     inputs = tokenizer(["one two three", "four"], padding=True, return_tensors="pt")
-    classes, checksum = {}, None
+    classes, new_heads, checksum = {}, [], None
     for auto_class in auto_map:
-        loaded = getattr(transformers, auto_class).from_pretrained(folder, **code)
-        module = type(loaded).__module__
+        load = getattr(transformers, auto_class).from_pretrained
+        if auto_class == "AutoConfig":
+            loaded, info = load(folder, trust_remote_code=True), {}
+        else:  # a head of another task starts anew, whatever the folder's own head looks like
+            options = {"ignore_mismatched_sizes": True, "output_loading_info": True}
+            loaded, info = load(folder, trust_remote_code=True, **options)
+        name, module = type(loaded).__name__, type(loaded).__module__
         if not module.startswith("transformers_modules."):
             raise RuntimeError(f"{auto_class} came from {module}, not from the folder")
-        classes[auto_class] = type(loaded).__name__
+        classes[auto_class] = name
         if auto_class == "AutoConfig":
+            published_names = sys.modules[module].PUBLISHED_ARCHITECTURES
             continue
-        rows = {name: value[None] for name, value in inputs.items()} if "Multiple" in auto_class else inputs
+        rows = {key: value[None] for key, value in inputs.items()} if "Multiple" in auto_class else inputs
         with torch.no_grad():
             output = loaded.eval()(**rows)[0]
         if not output.isfinite().all():
             raise RuntimeError(f"{auto_class} returns values that are not finite")
-        if auto_class == "AutoModelForMaskedLM":
-            checksum = logits_checksum(output)
+        is_own = own_class in (name, published_names.get(name))
+        if info["missing_keys"] or info["mismatched_keys"]:
+            if is_own:
+                raise RuntimeError(f"{auto_class} is the folder's own class, but the weights do not fill it: {info}")
+            new_heads.append(auto_class)
+        elif is_own:
+            checksum = output_checksum(output)
     module = auto_map["AutoModel"].split(".")[0]
-    for name in PUBLISHED_NAMES:
+    for name in published_names.values():
         classes[name] = get_class_from_dynamic_module(f"{module}.{name}", folder).__name__
     report = {
         "ok": True,
@@ -70,14 +79,14 @@ def load_every_class(folder: str) -> dict:
         "transformers": transformers.__version__,
         "tokenizer": type(tokenizer).__name__,
     }
-    return {**report, "classes": classes, "logits_sha256": checksum}
+    return {**report, "classes": classes, "new_heads": new_heads, "output_sha256": checksum}
 
 
-def logits_checksum(logits) -> str:
-    """SHA-256 of the logits' bytes."""
+def output_checksum(output) -> str:
+    """SHA-256 of a tensor's bytes in float32."""
     import hashlib
 
-    return hashlib.sha256(logits.float().contiguous().numpy().tobytes()).hexdigest()
+    return hashlib.sha256(output.float().contiguous().numpy().tobytes()).hexdigest()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 def layout_of(*lengths):
     ids = torch.full((1, sum(lengths)), 5)
     boundaries = torch.tensor([0, *lengths]).cumsum(0)
-    return make_layout(ids, "auto", vocab_size=10, cu_seq_lens=boundaries)
+    return make_layout(ids, "auto", vocab_size=10, cu_seq_lens=[boundaries])
 
 
 ROPE = {
@@ -65,11 +65,13 @@ def test_dynamic_scaling_is_the_same_packed_and_padded(tiny_config):
     model = NeoBERTModel(tiny_config).double().eval()
     ids, mask = torch.randint(5, 90, (3, 12)), torch.ones(3, 12, dtype=torch.long)
     mask[0, 7:], mask[1, :3], mask[2, 4:6] = 0, 0, 0
-    with torch.no_grad():
-        packed = model(ids, attention_mask=mask).last_hidden_state
-        model.config.unpad_inputs = False
-        padded = model(ids, attention_mask=mask).last_hidden_state
-    assert (packed - padded).abs().max() < 1e-10
+    for positions in (None, torch.arange(12)):
+        states = []
+        for unpad in (True, False):
+            model.config.unpad_inputs = unpad
+            with torch.no_grad():
+                states.append(model(ids, attention_mask=mask, position_ids=positions).last_hidden_state)
+        assert (states[0] - states[1]).abs().max() < 1e-10
 
 
 def test_rotation_keeps_the_length_of_each_pair_and_position_zero():
@@ -103,6 +105,20 @@ def test_attention_probabilities_fall_back_to_eager_with_a_message(model, caplog
     logging.disable_propagation()
     assert all(torch.allclose(p.sum(-1), torch.ones(1, 4, 3)) for p in attentions)
     assert "'sdpa' does not return" in caplog.text
+
+
+def test_a_function_that_a_user_registered_keeps_documents_and_rows_apart(model, expected):
+    from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    AttentionInterface.register("my_sdpa", sdpa_attention_forward)
+    packed = {"input_ids": expected["packed.input_ids"], "cu_seq_lens_q": expected["packed.cu_seq_lens"]}
+    padded = {name: expected[name] for name in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        wanted = [model(**inputs).logits for inputs in (packed, padded)]
+        model.set_attn_implementation("my_sdpa")
+        for inputs, logits in zip((packed, padded), wanted):
+            torch.testing.assert_close(model(**inputs).logits, logits, rtol=1e-4, atol=1e-4)
 
 
 MISSING = {

@@ -14,9 +14,9 @@ import transformers
 from build import BuildArguments, build
 from oracle import write_checkpoint
 from safetensors import safe_open
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
-from verify import logits_checksum, verify
+from verify import output_checksum, verify
 
 import neobert_hf
 from neobert_hf import AUTO_CLASSES, NeoBERTForMaskedLM, NeoBERTModel
@@ -89,7 +89,7 @@ def test_a_saved_model_loads_in_a_clean_process_with_the_same_bits(model, tokeni
     assert report["classes"]["NeoBERTLMHead"] == "NeoBERTForMaskedLM"
     with torch.no_grad():
         logits = model(**tokenizer(["one two three", "four"], padding=True, return_tensors="pt")).logits
-    assert report["logits_sha256"] == logits_checksum(logits)
+    assert report["output_sha256"] == output_checksum(logits)
 
 
 def test_what_remote_code_saves_is_complete_again(saved, tmp_path):
@@ -104,6 +104,27 @@ def test_what_remote_code_saves_is_complete_again(saved, tmp_path):
     subprocess.run([sys.executable, "-I", "-c", script], check=True, capture_output=True)
     assert {file.name for file in again.glob("*.py")} == CODE_FILES
     assert verify(again)["ok"]
+
+
+def test_a_classifier_and_a_bare_encoder_verify_and_say_which_heads_they_lack(
+    classifier_checkpoint, checkpoint, tokenizer, tmp_path
+):
+    for auto_class, source in ((AutoModelForSequenceClassification, classifier_checkpoint), (AutoModel, checkpoint)):
+        folder = tmp_path / auto_class.__name__
+        auto_class.from_pretrained(source).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        reports = [verify(folder), verify(folder)]
+        assert reports[0]["ok"] and reports[0]["output_sha256"] == reports[1]["output_sha256"] is not None
+        assert "AutoModelForMaskedLM" in reports[0]["new_heads"] and auto_class.__name__ not in reports[0]["new_heads"]
+
+
+class Mine(neobert_hf.NeoBERTForSequenceClassification):
+    """A user's own subclass, defined elsewhere."""
+
+
+def test_a_subclass_saves_the_code_that_its_auto_map_names(classifier_checkpoint, tokenizer, tmp_path):
+    Mine.from_pretrained(classifier_checkpoint).save_pretrained(tmp_path)
+    assert {file.name for file in tmp_path.glob("*_neobert.py")} == CODE_FILES
 
 
 def test_verify_reports_a_folder_whose_code_is_broken(saved):
@@ -210,6 +231,10 @@ def test_a_pickle_is_never_unpickled(checkpoint, tmp_path):
         AutoModelForMaskedLM.from_pretrained(tmp_path)
     with pytest.raises(ValueError, match="use_safetensors=False asks for pickled weights"):
         AutoModelForMaskedLM.from_pretrained(tmp_path, use_safetensors=False)
+    save_file({}, tmp_path / "adapter_model.safetensors")  # not the weights
+    for asked in (None, False, 0):
+        with pytest.raises((OSError, ValueError)):
+            AutoModelForMaskedLM.from_pretrained(tmp_path, use_safetensors=asked)
     assert not (tmp_path / "sprung").exists()
 
 

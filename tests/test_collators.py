@@ -14,7 +14,8 @@ from neobert_hf import PackedMLMCollator
 def test_every_token_of_every_document_is_there_once_and_in_order(tokenizer, lengths, seed):
     generator = torch.Generator().manual_seed(seed)
     documents = [torch.randint(5, len(tokenizer), (n,), generator=generator).tolist() for n in lengths]
-    row = PackedMLMCollator(tokenizer, seed=seed)([{"input_ids": document} for document in documents])
+    collator = PackedMLMCollator(tokenizer, seed=seed, return_flash_attn_kwargs=True)
+    row = collator([{"input_ids": document} for document in documents])
     assert row["cu_seq_lens_q"].tolist() == [0, *torch.tensor(lengths).cumsum(0).tolist()]
     assert row["cu_seq_lens_k"] is row["cu_seq_lens_q"] and row["cu_seq_lens_q"].dtype == torch.int32
     assert row["max_length_q"] == row["max_length_k"] == max(lengths)

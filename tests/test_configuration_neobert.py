@@ -40,12 +40,17 @@ def test_the_published_config_is_read_without_its_junk(checkpoint):
 
 
 def test_a_saved_config_has_max_position_embeddings_and_no_max_length(checkpoint, tmp_path):
-    AutoConfig.from_pretrained(checkpoint).save_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(checkpoint, norm_eps=1e-4, classifier_dropout=0.3, sparse_prediction=True)
+    config.save_pretrained(tmp_path)
     saved = json.loads((tmp_path / "config.json").read_text())
     assert saved["max_position_embeddings"] == 64
     assert not {"max_length", "kwargs", "trust_remote_code"} & set(saved)
-    assert AutoConfig.from_pretrained(tmp_path).to_dict() == AutoConfig.from_pretrained(tmp_path).to_dict()
-    assert AutoConfig.from_pretrained(tmp_path).max_length == 64
+    again = AutoConfig.from_pretrained(tmp_path)
+    assert again.max_length == 64
+    names = [name for name in PUBLISHED_DEFAULTS if name not in ("head_dim", "swiglu_width")]
+    for name in (*names, "classifier_dropout", "sparse_prediction", "unpad_inputs", "rope_parameters"):
+        assert getattr(again, name) == getattr(config, name), name
+    assert (again.norm_eps, again.classifier_dropout, again.sparse_prediction) == (1e-4, 0.3, True)
 
 
 def test_architectures_are_saved_under_their_published_names():
@@ -53,9 +58,21 @@ def test_architectures_are_saved_under_their_published_names():
     assert config.to_dict()["architectures"] == ["NeoBERTLMHead"]
 
 
-def test_overrides_are_applied_and_checked(checkpoint):
+def test_overrides_are_applied_and_checked(checkpoint, tmp_path):
     assert AutoConfig.from_pretrained(checkpoint, max_position_embeddings=128).max_position_embeddings == 128
     assert AutoConfig.from_pretrained(checkpoint, rope_theta=500.0).rope_theta == 500.0
+    saved = tmp_path / "saved"
+    AutoConfig.from_pretrained(checkpoint).save_pretrained(saved)
+    assert AutoConfig.from_pretrained(saved, max_length=128).max_position_embeddings == 128
+    linear = {"type": "linear", "factor": 2.0}
+    assert AutoConfig.from_pretrained(saved, rope_scaling=linear).rope_parameters["rope_type"] == "linear"
+    yarn = AutoConfig.from_pretrained(
+        saved, max_position_embeddings=256, rope_parameters={"rope_type": "yarn", "factor": 4.0, "beta_fast": None}
+    )
+    assert yarn.rope_parameters["original_max_position_embeddings"] == 64
+    yarn.save_pretrained(tmp_path / "yarn")
+    for scaling, kind in ((linear, "linear"), ({"rope_type": "default"}, "default")):
+        assert AutoConfig.from_pretrained(tmp_path / "yarn", rope_scaling=scaling).rope_parameters["rope_type"] == kind
     with pytest.raises(ValueError, match="hidden_size=33 is not divisible"):
         AutoConfig.from_pretrained(checkpoint, hidden_size=33)
 

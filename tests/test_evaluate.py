@@ -1,5 +1,6 @@
 """Masked accuracy counts what it says."""
 
+import pytest
 import torch
 from transformers.modeling_outputs import MaskedLMOutput
 
@@ -27,6 +28,11 @@ def test_only_masked_tokens_count():
     model = KnowsOnlySeven().train()
     assert masked_accuracy(model, BATCHES) == 2 / 3
     assert model.training
+
+
+def test_batches_without_a_masked_token_are_refused():
+    with pytest.raises(ValueError, match="no batch holds a masked token"):
+        masked_accuracy(KnowsOnlySeven(), [{"input_ids": torch.tensor([[7]]), "labels": torch.tensor([[-100]])}])
 
 
 def test_the_unigram_baseline_is_the_share_of_the_most_frequent_training_token():

@@ -8,9 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import CONFIG, Oracle, random_weights, write_checkpoint
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from neobert_hf import NeoBERTForMaskedLM, NeoBERTModel
+from neobert_hf import NeoBERTForMaskedLM, NeoBERTModel, layout_neobert
 from neobert_hf.layout_neobert import make_layout
 
 VOCAB = CONFIG["vocab_size"]
@@ -140,6 +141,20 @@ def test_a_mask_given_as_4d_or_additive_is_the_same_mask(model):
                 assert (logits - wanted).abs().max() < 1e-5 * wanted.abs().max()
 
 
+def test_an_additive_mask_may_leave_padding_rows_without_any_key(model):
+    """As transformers builds 4-D masks: rows of padding see nothing, and must not turn the others into NaN."""
+    ids, mask = random_ids(2, 10), torch.ones(2, 10, dtype=torch.bool)
+    mask[0, 6:] = False
+    pairs = mask[:, None, :, None] & mask[:, None, None, :]
+    for dtype, lowest in ((torch.float32, -torch.inf), (torch.bfloat16, torch.finfo(torch.float32).min)):
+        model = model.to(dtype)
+        additive = torch.zeros(pairs.shape).masked_fill(~pairs, lowest)
+        with torch.no_grad():
+            wanted = model(ids, attention_mask=mask, output_attentions=True).logits[mask]
+            logits = model(ids, attention_mask=additive, output_attentions=True).logits[mask]
+        torch.testing.assert_close(logits, wanted, rtol=1e-5, atol=1e-5)
+
+
 def test_a_causal_4d_mask_passes_through(model):
     """A token under a causal mask does not see what comes later: the prefix alone gives the same state."""
     ids = random_ids(1, 8)
@@ -173,17 +188,70 @@ def test_a_padding_mask_builds_nothing_of_length_times_length(tiny_config):
     assert seen.largest <= 2 * length * 2 * tiny_config.swiglu_width < length * length
 
 
-def test_one_layout_is_made_with_one_copy_to_the_host(monkeypatch):
-    """Everything that has to be looked at is looked at together; on a GPU this is the only synchronisation."""
-    from neobert_hf import layout_neobert
+class WaitsForDevice(TorchFunctionMode):
+    """Count the calls that would make the host wait, on tensors that were not copied to it on purpose."""
 
-    copies = []
-    copy = layout_neobert._copy_to_host
-    monkeypatch.setattr(layout_neobert, "_copy_to_host", lambda *tensors: copies.append(tensors) or copy(*tensors))
-    mask = torch.ones(3, 7, dtype=torch.long)
+    WAITING = (
+        "item",
+        "tolist",
+        "numpy",
+        "cpu",
+        "nonzero",
+        "equal",
+        "allclose",
+        "__bool__",
+        "__int__",
+        "__float__",
+        "__index__",
+    )
+
+    def __init__(self, monkeypatch):
+        super().__init__()
+        self.waits, self.on_host = [], []
+        self.copies = 0
+        copy = layout_neobert._copy_to_host
+        monkeypatch.setattr(layout_neobert, "_copy_to_host", lambda *tensors: self.copy(copy, tensors))
+
+    def copy(self, copy, tensors):
+        self.copies += 1
+        with torch._C.DisableTorchFunction():
+            copied = copy(*tensors)
+        self.on_host += [tensor for tensor in copied if tensor is not None]
+        return copied
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        values = [value for arg in args for value in (arg if isinstance(arg, (tuple, list)) else (arg,))]
+        inputs = [value for value in values if torch.is_tensor(value)]
+        is_on_host = all(any(value is known for known in self.on_host) for value in inputs) and "device" not in (
+            kwargs or {}
+        )
+        if is_on_host and torch.is_tensor(result):
+            self.on_host.append(result)
+        name = getattr(function, "__name__", "")
+        has_bool_index = name == "__getitem__" and torch.is_tensor(args[1]) and args[1].dtype == torch.bool
+        if inputs and not is_on_host and (name in self.WAITING or has_bool_index):
+            self.waits.append(name)
+        return result
+
+
+@pytest.mark.parametrize("form", ["padded", "packed by boundaries", "packed by positions", "one length"])
+def test_the_host_waits_once_for_the_device(model, monkeypatch, form):
+    ids, mask = random_ids(3, 7), torch.ones(3, 7, dtype=torch.long)
     mask[1, 4:] = 0
-    make_layout(random_ids(3, 7), "auto", vocab_size=VOCAB, attention_mask=mask, position_ids=torch.arange(7))
-    assert len(copies) == 1
+    labels = ids.masked_fill(mask == 0, -100)
+    boundaries = boundaries_of([3, 4])
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3]])
+    inputs = {
+        "padded": dict(input_ids=ids, attention_mask=mask, labels=labels),
+        # moving a batch to a device makes two tensors of one
+        "packed by boundaries": dict(input_ids=ids[:1], cu_seq_lens_q=boundaries, cu_seq_lens_k=boundaries.clone()),
+        "packed by positions": dict(input_ids=ids[:1], position_ids=positions),
+        "one length": dict(input_ids=ids),
+    }[form]
+    with torch.no_grad(), WaitsForDevice(monkeypatch) as device:
+        model(**inputs)
+    assert device.copies == 1 and not device.waits
 
 
 BAD_INPUTS = {
@@ -225,6 +293,14 @@ BAD_INPUTS = {
     "positions that go back": (
         dict(input_ids=[[5, 6, 7]], position_ids=[[0, 5, 3]]),
         "position_ids\\[0, 2\\]=3 follows 5",
+    ),
+    "an integer mask to be added": (
+        dict(input_ids=[[5, 6]], attention_mask=[[[[0, -10000], [0, 0]]]]),
+        "4-D attention_mask of torch.int64 holds values that no mask has",
+    ),
+    "a floating mask to be multiplied": (
+        dict(input_ids=[[5, 6]], attention_mask=[[[[1.0, 0.0], [1.0, 1.0]]]]),
+        "4-D attention_mask of torch.float32 holds values that no mask has",
     ),
     "ids and embeddings": (dict(input_ids=[[5]], inputs_embeds=[[[0.0] * 32]]), "both of input_ids and inputs_embeds"),
     "neither": ({}, "neither of input_ids and inputs_embeds"),

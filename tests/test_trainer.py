@@ -136,6 +136,20 @@ def test_a_step_learns_and_its_checkpoint_loads_in_a_clean_process(tiny_config, 
     assert report["ok"], report
 
 
+def test_a_streamed_dataset_trains_with_packing(tiny_config, tokenizer, tmp_path):
+    """accelerate cuts the tensors of a streamed batch to one row each, so they must all have one."""
+    from datasets import IterableDataset
+
+    rows = [{"input_ids": ids} for ids in tokenizer(["the quick brown fox", "a dog"] * 8)["input_ids"]]
+    trainer = Trainer(
+        NeoBERTForMaskedLM(tiny_config),
+        arguments(tmp_path, max_steps=2, per_device_train_batch_size=4),
+        train_dataset=IterableDataset.from_generator(lambda: iter(rows)),
+        data_collator=PackedMLMCollator(tokenizer),
+    )
+    assert trainer.train().global_step == 2
+
+
 def test_evaluation_through_trainer_returns_a_loss(tiny_config, tokenizer, tmp_path):
     rows = [{"input_ids": ids} for ids in tokenizer(["the quick brown fox", "a dog"] * 4)["input_ids"]]
     trainer = Trainer(

@@ -181,9 +181,11 @@ def _attend_eager(q_THK, k_THK, v_THK, layout):
 
 
 def _additive(mask, dtype):
-    if mask.dtype != torch.bool:
-        return mask.to(dtype)
-    return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
+    """The mask as numbers to add to the scores; finite, so that a row without any key stays a number."""
+    lowest = torch.finfo(dtype).min
+    if mask.dtype == torch.bool:
+        return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, lowest)
+    return mask.clamp(min=lowest).to(dtype)
 
 
 def _attend_sdpa(q_THK, k_THK, v_THK, layout):
@@ -213,6 +215,7 @@ class _Caller(nn.Module):
     """What the attention functions of transformers ask about the module that calls them."""
 
     is_causal = False
+    num_key_value_groups = 1
 
     def __init__(self, implementation):
         super().__init__()
@@ -224,15 +227,21 @@ _caller = lru_cache(_Caller)
 
 
 def _attend_registry(q_THK, k_THK, v_THK, layout):
-    """FlashAttention 2, 3 and 4, flex attention and Hub kernels, as transformers runs them."""
-    attention = ALL_ATTENTION_FUNCTIONS[layout.backend]
+    """FlashAttention 2, 3 and 4, flex attention and Hub kernels, packed; functions that users registered, dense."""
+    caller, attention = _caller(layout.backend), ALL_ATTENTION_FUNCTIONS[layout.backend]
+    options = dict(scaling=q_THK.shape[-1] ** -0.5, dropout=0.0, is_causal=False)
+    if not layout.is_packed:
+        mask = None if layout.mask is None else _additive(layout.mask, q_THK.dtype)
+        q, k, v = (_split_rows(x, layout) for x in (q_THK, k_THK, v_THK))
+        return attention(caller, q, k, v, mask, **options)[0].flatten(0, 1), None
+    q, k, v = (x.transpose(0, 1)[None] for x in (q_THK, k_THK, v_THK))
     output, _ = attention(
-        _caller(layout.backend),
-        *(x.transpose(0, 1)[None] for x in (q_THK, k_THK, v_THK)),
+        caller,
+        q,
+        k,
+        v,
         layout.mask,
-        scaling=q_THK.shape[-1] ** -0.5,
-        dropout=0.0,
-        is_causal=False,
+        **options,
         cu_seq_lens_q=layout.cu_seq_lens,
         cu_seq_lens_k=layout.cu_seq_lens,
         max_length_q=layout.max_length,
@@ -283,6 +292,11 @@ def takes_boundaries(backend: str) -> bool:
     return backend == "torch_varlen" or "flash" in backend
 
 
+def runs_packed(implementation: str) -> bool:
+    """True for attention that keeps the sequences of a packed layout apart; the rest gets a dense layout and a mask."""
+    return implementation in ("auto", "sdpa", "flex_attention", "xformers") or takes_boundaries(implementation)
+
+
 def check_installed(implementation: str) -> None:
     """Raise ImportError, saying what to install, if one of our own backends is missing."""
     if implementation == "torch_varlen" and varlen_attn is None:
@@ -291,6 +305,14 @@ def check_installed(implementation: str) -> None:
         )
     if implementation == "xformers" and memory_efficient_attention is None:
         raise ImportError("attn_implementation='xformers' needs xformers; pip install 'xformers>=0.0.35'")
+
+
+def attention_dtype(weight: torch.Tensor) -> torch.dtype:
+    """The dtype in which products run: that of the weights unless autocast is on."""
+    device_type = weight.device.type
+    if device_type != "meta" and torch.is_autocast_enabled(device_type):
+        return torch.get_autocast_dtype(device_type)
+    return weight.dtype
 
 
 def choose_backend(
@@ -317,7 +339,7 @@ def choose_backend(
             "such calls run eager attention."
         )
         return "eager"
-    if implementation in ("eager", "sdpa"):
+    if implementation == "sdpa" or not runs_packed(implementation):
         return implementation
     check_installed(implementation)
     if not may_pack:

@@ -15,9 +15,9 @@ def check_no_pickle(source: str | os.PathLike, subfolder: str | None, use_safete
         ValueError: `use_safetensors=False` asks for a pickle.
         OSError: The folder holds a pickle and no safetensors.
     """
-    if use_safetensors is False:
+    if use_safetensors is not None and not use_safetensors:
         raise ValueError(
-            "use_safetensors=False asks for pickled weights, which can run any code when read; "
+            f"use_safetensors={use_safetensors} asks for pickled weights, which can run any code when read; "
             "leave it out and load a checkpoint in safetensors"
         )
     folder = os.path.join(source or "", subfolder or "")

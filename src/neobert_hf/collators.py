@@ -17,6 +17,9 @@ class PackedMLMCollator:
         tokenizer: Pads, and knows the mask token and the special tokens.
         mlm_probability: Share of the tokens to mask.
         seed: Seed of the masks; None draws from torch's global generator.
+        return_flash_attn_kwargs: Also return `cu_seq_lens_q/k` and `max_length_q/k`, as transformers' packing collator does
+            under this name. The positions say the same; a compiled model wants the boundaries. Trainer cannot pass them on
+            with a streamed dataset unless `accelerator_config={"dispatch_batches": False}`.
 
     Raises:
         ValueError: The tokenizer has no mask token, or a document holds no token.
@@ -28,6 +31,7 @@ class PackedMLMCollator:
     tokenizer: PreTrainedTokenizerBase
     mlm_probability: float = 0.2
     seed: int | None = None
+    return_flash_attn_kwargs: bool = False
 
     def __post_init__(self):
         self.mask_padded = DataCollatorForLanguageModeling(
@@ -42,8 +46,9 @@ class PackedMLMCollator:
         """Turn N tokenized documents into one packed row of T tokens.
 
         Returns:
-            `input_ids`, `labels` and `position_ids` (1, T), `cu_seq_lens_q` and `cu_seq_lens_k` (N + 1,) int32,
-            `max_length_q` and `max_length_k` as numbers.
+            `input_ids`, `labels` and `position_ids` (1, T); positions begin at 0 in each document. With
+            `return_flash_attn_kwargs` also `cu_seq_lens_q` and `cu_seq_lens_k` (N + 1,) int32, and `max_length_q` and
+            `max_length_k` as numbers.
         """
         padded = self.mask_padded(documents)
         is_real = padded["attention_mask"].bool()
@@ -51,14 +56,10 @@ class PackedMLMCollator:
         if not lengths.all():
             empty = int((lengths == 0).nonzero()[0])
             raise ValueError(f"document {empty} of the batch holds no token; drop empty documents before packing")
-        boundaries = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
-        longest = int(lengths.max())
-        return {
-            "input_ids": padded["input_ids"][is_real][None],
-            "labels": padded["labels"][is_real][None],
-            "position_ids": (is_real.cumsum(-1) - 1)[is_real][None],
-            "cu_seq_lens_q": boundaries,
-            "cu_seq_lens_k": boundaries,
-            "max_length_q": longest,
-            "max_length_k": longest,
-        }
+        row = {name: padded[name][is_real][None] for name in ("input_ids", "labels")}
+        row["position_ids"] = (is_real.cumsum(-1) - 1)[is_real][None]
+        if self.return_flash_attn_kwargs:
+            boundaries, longest = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int(), int(lengths.max())
+            row |= {"cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries}
+            row |= {"max_length_q": longest, "max_length_k": longest}
+        return row

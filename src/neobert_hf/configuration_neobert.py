@@ -134,6 +134,13 @@ class NeoBERTConfig(PretrainedConfig):
         """Build from a config.json's content; overrides pass through `__init__` and are checked like everything else."""
         own = inspect.signature(cls.__init__).parameters
         overrides = {key: kwargs.pop(key) for key in list(kwargs) if key in own}
+        if "max_length" in overrides:
+            overrides.setdefault("max_position_embeddings", overrides.pop("max_length"))
+        trained_length = config_dict.get("max_position_embeddings") or config_dict.get("max_length")
+        for key in ("rope_parameters", "rope_scaling"):  # YaRN stretches from what the checkpoint was trained for
+            rope = overrides.get(key) or {}
+            if trained_length and "yarn" in (rope.get("rope_type"), rope.get("type")):
+                overrides[key] = {"original_max_position_embeddings": trained_length, **rope}
         return super().from_dict({**config_dict, **overrides}, **kwargs)
 
     def to_dict(self):
@@ -188,10 +195,11 @@ class NeoBERTConfig(PretrainedConfig):
 
     def _standard_rope_parameters(self, rope_parameters, rope_theta, rope_scaling):
         """Merge both forms into the one of transformers 5 and check it."""
-        rope = {**(rope_parameters or {}), **(rope_scaling or {})}
+        rope = {key: value for key, value in (rope_scaling or rope_parameters or {}).items() if value is not None}
+        if rope_scaling and rope_parameters:
+            rope.setdefault("rope_theta", rope_parameters.get("rope_theta", 10000.0))
         if "type" in rope:  # the key's name before transformers 4.45
-            rope.setdefault("rope_type", rope["type"])
-            del rope["type"]
+            rope.setdefault("rope_type", rope.pop("type"))
         rope.setdefault("rope_type", "default")
         if rope_theta is not None:
             rope["rope_theta"] = rope_theta
@@ -201,7 +209,7 @@ class NeoBERTConfig(PretrainedConfig):
         if kind not in ROPE_KEYS:
             raise ValueError(f"rope_type={kind!r} is not one of {', '.join(ROPE_KEYS)}")
         required, optional = ROPE_KEYS[kind]
-        given = {key for key, value in rope.items() if value is not None} - {"rope_type", "rope_theta"}
+        given = set(rope) - {"rope_type", "rope_theta"}
         if missing := required - given:
             raise ValueError(f"rope_type={kind!r} needs {', '.join(sorted(missing))}; add it to rope_parameters")
         if unknown := given - required - optional:

@@ -14,6 +14,9 @@ def masked_accuracy(model: PreTrainedModel, batches: Iterable[dict]) -> float:
     Args:
         model: A masked language model; it is left in the mode it was in.
         batches: Inputs of the model with `labels`, -100 where no token is masked.
+
+    Raises:
+        ValueError: No token of any batch is masked.
     """
     was_training = model.training
     model.eval()
@@ -26,6 +29,8 @@ def masked_accuracy(model: PreTrainedModel, batches: Iterable[dict]) -> float:
         right += int((logits.argmax(-1) == labels)[is_masked].sum())
         total += int(is_masked.sum())
     model.train(was_training)
+    if not total:
+        raise ValueError("no batch holds a masked token, so there is no share of them; mask some")
     return right / total
 
 

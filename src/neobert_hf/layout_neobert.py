@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensor
 
-from .attention_neobert import MASK_MAKERS, SequenceLayout, choose_backend, takes_boundaries
+from .attention_neobert import MASK_MAKERS, SequenceLayout, choose_backend, runs_packed, takes_boundaries
+from .losses_neobert import IGNORE_INDEX, check_labels
 
 
 def is_tracing(tensor: torch.Tensor) -> bool:
@@ -30,8 +31,9 @@ def make_layout(
     vocab_size: int,
     attention_mask: torch.Tensor | None = None,
     position_ids: torch.Tensor | None = None,
-    cu_seq_lens: torch.Tensor | None = None,
+    cu_seq_lens: list[torch.Tensor] | tuple[torch.Tensor, ...] = (),
     max_length: int | None = None,
+    labels: torch.Tensor | None = None,
     unpad: bool = True,
     need_weights: bool = False,
     dtype: torch.dtype = torch.float32,
@@ -44,8 +46,9 @@ def make_layout(
         vocab_size: Input ids must be below this.
         attention_mask: (B, L) with 0 at padding, any side, holes too; or 4-D, broadcastable to (B, H, L, L).
         position_ids: (B, L), (1, L) or (L,). Without an attention mask, every 0 begins a new sequence.
-        cu_seq_lens: (N + 1,) boundaries of the sequences in a single packed row.
+        cu_seq_lens: (N + 1,) boundaries of the sequences in a single packed row, under every name they were given.
         max_length: Length of the longest sequence; only checked, but needed when tracing with `cu_seq_lens`.
+        labels: (B, L) labels of tokens; only checked, none but -100 may stand at padding.
         unpad: False keeps padding in the computation.
         need_weights: Attention probabilities are wanted, which only the eager backend has.
         dtype: The dtype in which attention will run; it limits the choice of backends.
@@ -57,6 +60,7 @@ def make_layout(
     shape, device = tuple(tokens.shape[:2]), tokens.device
     if 0 in shape:
         raise ValueError(f"input of shape {tuple(tokens.shape)} is empty; give at least one token")
+    all_cu_seq_lens, cu_seq_lens = cu_seq_lens, cu_seq_lens[0] if cu_seq_lens else None
     if cu_seq_lens is not None and attention_mask is not None:
         raise ValueError(
             "both cu_seq_lens and attention_mask are given; packed rows hold no padding, so leave out the mask"
@@ -65,11 +69,12 @@ def make_layout(
         raise ValueError(f"cu_seq_lens describes one packed row, but the input has {shape[0]}; flatten it to (1, T)")
     if position_ids is not None:
         position_ids = _check_broadcast("position_ids", position_ids, shape).expand(shape)
+    if labels is not None:
+        check_labels(labels, shape, "one for each input token")
     mask_4d = padding_mask = None
     if attention_mask is not None:
         if attention_mask.ndim == 4:
             mask_4d = _check_broadcast("attention_mask", attention_mask, (shape[0], 0, shape[1], shape[1]))
-            mask_4d = mask_4d if mask_4d.is_floating_point() else mask_4d.bool()
         elif tuple(attention_mask.shape) == shape:
             padding_mask = attention_mask != 0
         else:
@@ -85,9 +90,9 @@ def make_layout(
         if may_pack and max_length is None:
             raise ValueError("max_length_q is missing; while compiling, cu_seq_lens needs it as a whole number")
     else:
-        may_pack = unpad and mask_4d is None and not need_weights and implementation != "eager"
+        may_pack = unpad and mask_4d is None and not need_weights and runs_packed(implementation)
         boundaries, padding_mask_host = _look_at_values(
-            tokens, vocab_size, padding_mask, position_ids, cu_seq_lens, max_length, is_free=attention_mask is not None
+            tokens, vocab_size, padding_mask, mask_4d, position_ids, all_cu_seq_lens, max_length, labels
         )
 
     backend = choose_backend(implementation, device, dtype, may_pack, need_weights)
@@ -151,12 +156,12 @@ def _dense_layout(backend, shape, device, mask_4d, is_real, position_ids, cu_seq
     elif is_real is not None:
         first_column = is_real.long().argmax(-1)
         first_tokens = first_tokens + first_column
-        if position_ids is None:
-            position_ids = (columns - first_column[:, None]).masked_fill(~is_real, 0)
+        position_ids = columns - first_column[:, None] if position_ids is None else position_ids
+        position_ids = position_ids.masked_fill(~is_real, 0)  # padding is not the longest position of its row
 
     if position_ids is None:
         position_ids = columns if documents is None else columns - cu_seq_lens[documents].to(columns.dtype)
-    mask = mask_4d
+    mask = mask_4d if mask_4d is None or mask_4d.is_floating_point() else mask_4d.bool()
     if documents is not None:
         mask = documents[:, None, :, None] == documents[:, None, None, :]
     elif is_real is not None:
@@ -177,15 +182,20 @@ def _dense_layout(backend, shape, device, mask_4d, is_real, position_ids, cu_seq
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def _look_at_values(tokens, vocab_size, padding_mask, position_ids, cu_seq_lens, max_length, is_free):
+def _look_at_values(tokens, vocab_size, padding_mask, mask_4d, position_ids, all_cu_seq_lens, max_length, labels):
     """Check the values and find the boundaries of the sequences.
 
     Returns:
         (N + 1,) int64 boundaries on the host, in tokens of the packed layout, and the (B, L) padding mask on the host.
     """
     input_ids = tokens if tokens.ndim == 2 else tokens.new_zeros(1)
-    id_range, mask, positions, boundaries = _copy_to_host(
-        torch.stack(input_ids.aminmax()), padding_mask, position_ids, cu_seq_lens
+    id_range, mask, positions, has_odd_mask, is_label, *all_boundaries = _copy_to_host(
+        torch.stack(input_ids.aminmax()),
+        padding_mask,
+        position_ids,
+        None if mask_4d is None else _is_odd(mask_4d),
+        None if labels is None or padding_mask is None else labels != IGNORE_INDEX,
+        *all_cu_seq_lens,
     )
     smallest, largest = id_range.tolist()
     if tokens.ndim == 2 and not 0 <= smallest <= largest < vocab_size:
@@ -193,6 +203,11 @@ def _look_at_values(tokens, vocab_size, padding_mask, position_ids, cu_seq_lens,
         raise ValueError(
             f"input_ids holds {wrong}, but the vocabulary ends at {vocab_size - 1}; "
             "use the tokenizer that belongs to the model, or resize_token_embeddings"
+        )
+    if has_odd_mask:
+        raise ValueError(
+            f"the 4-D attention_mask of {mask_4d.dtype} holds values that no mask has: a bool or integer mask is 1 where a "
+            "token may attend and 0 elsewhere, a floating one is added to the scores, so 0 there and negative elsewhere"
         )
     num_rows, num_columns = tokens.shape[:2]
     if mask is not None:
@@ -204,8 +219,22 @@ def _look_at_values(tokens, vocab_size, padding_mask, position_ids, cu_seq_lens,
     else:
         lengths = torch.full((num_rows,), num_columns)
 
-    starts = None if positions is None or is_free else _starts_of_sequences(positions)
-    if cu_seq_lens is not None:
+    if is_label is not None and (is_label.bool() & ~mask).any():
+        row, column = (is_label.bool() & ~mask).nonzero()[0].tolist()
+        raise ValueError(
+            f"labels[{row}, {column}] is a label, but the attention_mask says padding; set labels to {IGNORE_INDEX} there"
+        )
+
+    positions_are_free = mask is not None or mask_4d is not None
+    starts = None if positions is None or positions_are_free else _starts_of_sequences(positions)
+    if all_boundaries:
+        boundaries = all_boundaries[0]
+        for other in all_boundaries[1:]:
+            if not torch.equal(boundaries, other):
+                raise ValueError(
+                    f"cu_seq_lens is given more than once with different values, {_some(boundaries.flatten())} and "
+                    f"{_some(other.flatten())}; queries and keys are the same tokens, so give it once"
+                )
         _check_cu_seq_lens(boundaries, num_columns)
         if starts is not None and not torch.equal(starts, boundaries[:-1]):
             raise ValueError(
@@ -262,6 +291,13 @@ def _check_cu_seq_lens(boundaries, num_tokens):
             f"cu_seq_lens goes from {int(boundaries[place])} to {int(boundaries[place + 1])}; it must increase: "
             "leave out empty sequences"
         )
+
+
+def _is_odd(mask_4d):
+    """() bool tensor: whether a 4-D mask holds values that cannot be meant as a mask."""
+    if mask_4d.dtype == torch.bool:
+        return torch.zeros((), dtype=torch.bool, device=mask_4d.device)
+    return (mask_4d > 0).any() if mask_4d.is_floating_point() else ((mask_4d != 0) & (mask_4d != 1)).any()
 
 
 def _check_broadcast(name, tensor, shape):

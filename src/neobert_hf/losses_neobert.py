@@ -8,15 +8,16 @@ import torch
 import torch.nn.functional as F
 
 IGNORE_INDEX = -100  # labels with this value do not count, as everywhere in PyTorch
+ELEMENTWISE_LOSSES = {
+    "regression": F.mse_loss,
+    "multi_label_classification": F.binary_cross_entropy_with_logits,
+}
 
 
 def mean_loss(losses: torch.Tensor, num_items: torch.Tensor | int, num_items_in_batch=None) -> torch.Tensor:
-    """Sum of the losses over `num_items_in_batch` if Trainer counted it, else over `num_items` (at least 1)."""
-    if num_items_in_batch is None:
-        num_items_in_batch = torch.as_tensor(num_items, device=losses.device).clamp(min=1)
-    elif torch.is_tensor(num_items_in_batch):
-        num_items_in_batch = num_items_in_batch.to(losses.device)
-    return losses.sum() / num_items_in_batch
+    """Sum of the losses over `num_items_in_batch` if Trainer counted it, else over `num_items`; zero if there is none."""
+    count = num_items if num_items_in_batch is None else num_items_in_batch
+    return losses.sum() / torch.as_tensor(count, device=losses.device).clamp(min=1)
 
 
 def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch=None) -> torch.Tensor:
@@ -36,19 +37,26 @@ def classification_loss(config, logits: torch.Tensor, labels: torch.Tensor, num_
         num_items_in_batch: From Trainer.
 
     Raises:
-        ValueError: The labels do not have the shape that the problem type wants.
+        ValueError: The labels do not have the shape that the problem type wants, or there is no such type.
     """
-    if config.problem_type is None:
+    problem_type = config.problem_type
+    if problem_type is None:
         is_single = not labels.is_floating_point() and labels.ndim == 1
-        kind = "single_label_classification" if is_single else "multi_label_classification"
-        config.problem_type = "regression" if config.num_labels == 1 else kind
-    if config.problem_type == "single_label_classification":
+        problem_type = "single_label_classification" if is_single else "multi_label_classification"
+        problem_type = "regression" if config.num_labels == 1 else problem_type
+    is_single = problem_type == "single_label_classification"
+    if not is_single and problem_type not in ELEMENTWISE_LOSSES:
+        kinds = ", ".join(("single_label_classification", *ELEMENTWISE_LOSSES))
+        raise ValueError(f"problem_type={problem_type!r} is not one of {kinds}")
+    if is_single:
         check_labels(labels, logits.shape[:1], "one class id for each sequence")
+    else:
+        labels = labels[:, None] if config.num_labels == 1 and labels.ndim == 1 else labels
+        check_labels(labels, logits.shape, f"{config.num_labels} values for each sequence")
+    config.problem_type = problem_type  # labels that fit, and only such, settle it
+    if is_single:
         return cross_entropy(logits, labels, num_items_in_batch)
-    if config.num_labels == 1 and labels.ndim == 1:
-        labels = labels[:, None]
-    check_labels(labels, logits.shape, f"{config.num_labels} values for each sequence")
-    loss = F.mse_loss if config.problem_type == "regression" else F.binary_cross_entropy_with_logits
+    loss = ELEMENTWISE_LOSSES[problem_type]
     logits = logits if logits.dtype == torch.float64 else logits.float()
     losses = loss(logits, labels.to(logits.dtype), reduction="none")
     return mean_loss(losses, labels.numel(), num_items_in_batch)

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.dynamic_module_utils import custom_object_save
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
     BaseModelOutput,
@@ -30,7 +31,15 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils import can_return_tuple, logging
 
-from .attention_neobert import BACKENDS, SequenceLayout, apply_rotary, attend, check_installed, rotary_tables
+from .attention_neobert import (
+    BACKENDS,
+    SequenceLayout,
+    apply_rotary,
+    attend,
+    attention_dtype,
+    check_installed,
+    rotary_tables,
+)
 from .checkpoint_neobert import check_encoder_is_whole, check_no_pickle
 from .configuration_neobert import NeoBERTConfig
 from .layout_neobert import is_tracing, make_layout
@@ -154,9 +163,8 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
             ValueError: The checkpoint lacks tensors of the encoder, or half of the decoder.
             OSError: There are no safetensors weights, or the file is damaged.
         """
-        check_no_pickle(
-            pretrained_model_name_or_path, kwargs.get("subfolder"), kwargs.setdefault("use_safetensors", True)
-        )
+        check_no_pickle(pretrained_model_name_or_path, kwargs.get("subfolder"), kwargs.get("use_safetensors"))
+        kwargs["use_safetensors"] = True
         try:
             model, info = super().from_pretrained(
                 pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
@@ -175,7 +183,9 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
             auto_class: f"{model_class.__module__.rsplit('.', 1)[-1]}.{model_class.__name__}"
             for auto_class, model_class in AUTO_CLASSES.items()
         }
-        return super().save_pretrained(save_directory, *args, **kwargs)
+        super().save_pretrained(save_directory, *args, **kwargs)
+        if kwargs.get("is_main_process", True):  # a subclass that lives elsewhere brings its own file only
+            custom_object_save(NeoBERTModel, save_directory)
 
 
 class NeoBERTModel(NeoBERTPreTrainedModel):
@@ -205,6 +215,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         cu_seqlens: torch.Tensor | None = None,
         max_seqlen: int | None = None,
         seq_idx: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
         return_packed: bool = False,
     ) -> NeoBERTModelOutput:
         """Encode padded rows, or documents packed into one row.
@@ -225,6 +236,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             cu_seqlens: Name of `cu_seq_lens_q` in the published code.
             max_seqlen: Name of `max_length_q` in the published code.
             seq_idx: Accepted from transformers' packing collator and not needed.
+            labels: (B, L) labels that a head will use; only checked here, none but -100 may stand at padding.
             return_packed: Return `last_hidden_state` as (T, D), real tokens only, and the layout that describes it.
 
         Returns:
@@ -254,14 +266,15 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         layout = make_layout(
             tokens,
             config._attn_implementation,
-            vocab_size=config.vocab_size,
+            vocab_size=self.encoder.num_embeddings,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            cu_seq_lens=_same("cu_seq_lens", cu_seq_lens_q, cu_seq_lens_k, cu_seqlens),
-            max_length=_same("max_length", max_length_q, max_length_k, max_seqlen),
+            cu_seq_lens=[value for value in (cu_seq_lens_q, cu_seq_lens_k, cu_seqlens) if value is not None],
+            max_length=next((value for value in (max_length_q, max_length_k, max_seqlen) if value is not None), None),
+            labels=labels,
             unpad=config.unpad_inputs,
             need_weights=bool(output_attentions),
-            dtype=_attention_dtype(self.encoder.weight),
+            dtype=attention_dtype(self.encoder.weight),
         )
         longest = layout.max_length or layout.shape[1]
         if not is_tracing(tokens) and longest > config.max_position_embeddings:
@@ -290,27 +303,6 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             attentions=tuple(attentions) if output_attentions else None,
             layout=layout if return_packed else None,
         )
-
-
-def _same(name, *values):
-    """The one value that several names of an argument carry, or None."""
-    given = [value for value in values if value is not None]
-    for other in given[1:]:
-        if other is not given[0] and not (
-            torch.equal(other, given[0]) if torch.is_tensor(other) else other == given[0]
-        ):
-            raise ValueError(
-                f"{name} is given more than once with different values: {given[0]} and {other}; give it once"
-            )
-    return given[0] if given else None
-
-
-def _attention_dtype(weight: torch.Tensor) -> torch.dtype:
-    """The dtype in which products run: that of the weights unless autocast is on."""
-    device_type = weight.device.type
-    if device_type != "meta" and torch.is_autocast_enabled(device_type):
-        return torch.get_autocast_dtype(device_type)
-    return weight.dtype
 
 
 class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
@@ -349,11 +341,10 @@ class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
             `loss`, mean over labels; `logits` (B, L, V), zero at padding, or (number of labels, V) with
             `config.sparse_prediction` and labels.
         """
-        inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
+        inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, labels=labels)
         outputs = self.model(**inputs, inputs_embeds=inputs_embeds, return_packed=True, return_dict=True, **kwargs)
         layout, hidden_TD = outputs.layout, outputs.last_hidden_state
         if labels is not None:
-            check_labels(labels, layout.shape, "one for each input token")
             labels = layout.flatten(labels, fill=IGNORE_INDEX)
         is_sparse = self.config.sparse_prediction and labels is not None
         if is_sparse:
@@ -407,6 +398,8 @@ class NeoBERTForSequenceClassification(_PooledHead):
     ) -> SequenceClassifierOutput:
         """Classify each row, or each document of a packed row; other arguments as in `NeoBERTModel.forward`.
 
+        While compiling or exporting, documents are told apart by `cu_seq_lens_q` only, not by positions.
+
         Args:
             labels: (N,) class ids for a single label; (N, C) floats for multi label and regression, (N,) too if C is 1.
             num_items_in_batch: Number of labels in the whole optimizer step, from Trainer.
@@ -459,8 +452,15 @@ class NeoBERTForMultipleChoice(_PooledHead):
             shape = None if tokens is None else tuple(tokens.shape)
             raise ValueError(f"input_ids has shape {shape}; multiple choice takes (rows, choices, columns)")
         num_rows, num_choices = tokens.shape[:2]
-        rows = {name: None if value is None else value.flatten(0, 1) for name, value in inputs.items()}
+        # position_ids of shape (L,) or (1, L) fit every row as they are
+        rows = {
+            key: value.flatten(0, 1) if value is not None and value.ndim > 2 else value for key, value in inputs.items()
+        }
         logits, outputs = self.classify(**rows, **kwargs)
+        if len(logits) != num_rows * num_choices:
+            raise ValueError(
+                f"{len(logits)} sequences in {num_rows} x {num_choices} choices: a choice is a row of its own, not packed"
+            )
         logits = logits.view(num_rows, num_choices)
         if labels is not None:
             check_labels(labels, (num_rows,), "the index of the right choice for each question")
@@ -503,12 +503,11 @@ class NeoBERTForTokenClassification(NeoBERTPreTrainedModel):
         Returns:
             `loss` and `logits` (B, L, C), zero at padding.
         """
-        inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
+        inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, labels=labels)
         outputs = self.model(**inputs, inputs_embeds=inputs_embeds, return_packed=True, return_dict=True, **kwargs)
         layout, loss = outputs.layout, None
         logits_TC = self.classifier(self.dropout(outputs.last_hidden_state))
         if labels is not None:
-            check_labels(labels, layout.shape, "one for each input token")
             loss = cross_entropy(logits_TC, layout.flatten(labels, fill=IGNORE_INDEX), num_items_in_batch)
         return TokenClassifierOutput(
             loss=loss,
@@ -542,7 +541,7 @@ class NeoBERTForQuestionAnswering(NeoBERTPreTrainedModel):
         """Find the span; other arguments as in `NeoBERTModel.forward`.
 
         Args:
-            start_positions: (B,) column where the answer starts; L or more where the answer was cut off and does not count.
+            start_positions: (B,) column where the answer starts; outside 0 to L - 1 it was cut off and does not count.
             end_positions: (B,) column where it ends, likewise.
             num_items_in_batch: Number of spans in the whole optimizer step.
 
@@ -562,12 +561,19 @@ class NeoBERTForQuestionAnswering(NeoBERTPreTrainedModel):
                 )
             for positions in (start_positions, end_positions):
                 check_labels(positions, layout.shape[:1], "one column for each row")
-            losses = [
-                cross_entropy(
-                    logits, positions.masked_fill(positions >= layout.shape[1], IGNORE_INDEX), num_items_in_batch
+            losses = []
+            for name, logits, positions in (("start", start_BL, start_positions), ("end", end_BL, end_positions)):
+                is_cut_off = (positions < 0) | (positions >= layout.shape[1])
+                at_position = logits.detach().gather(1, positions.masked_fill(is_cut_off, 0)[:, None])[:, 0]
+                is_padding = ~is_cut_off & (at_position == torch.finfo(logits.dtype).min)
+                if not is_tracing(logits) and is_padding.any():
+                    row = int(is_padding.nonzero()[0])
+                    raise ValueError(
+                        f"{name}_positions[{row}]={int(positions[row])} is padding; an answer is in the text"
+                    )
+                losses.append(
+                    cross_entropy(logits, positions.masked_fill(is_cut_off, IGNORE_INDEX), num_items_in_batch)
                 )
-                for logits, positions in ((start_BL, start_positions), (end_BL, end_positions))
-            ]
             loss = sum(losses) / 2
         return QuestionAnsweringModelOutput(
             loss=loss,

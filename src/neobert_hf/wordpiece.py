@@ -21,6 +21,9 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, model_max_length: int
         texts: Training text.
         vocab_size: Number of tokens, the five special ones included; fewer come out if the text does not hold as many.
         model_max_length: Where the tokenizer truncates, in tokens.
+
+    Raises:
+        ValueError: The characters of the text alone need more tokens than `vocab_size`.
     """
     tokenizer = Tokenizer(models.WordPiece(unk_token=SPECIAL_TOKENS["unk_token"]))
     tokenizer.normalizer = normalizers.BertNormalizer()
@@ -30,6 +33,8 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, model_max_length: int
         vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS.values()), limit_alphabet=300, show_progress=True
     )
     tokenizer.train_from_iterator(texts, trainer)
+    if (num_tokens := tokenizer.get_vocab_size()) > vocab_size:
+        raise ValueError(f"vocab_size={vocab_size} is too small: the characters of this text alone need {num_tokens}")
     ids = {name: tokenizer.token_to_id(token) for name, token in SPECIAL_TOKENS.items()}
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", ids["sep_token"]), ("[CLS]", ids["cls_token"]))
     return PreTrainedTokenizerFast(
