@@ -1,5 +1,7 @@
 """The encoder and its heads: gradients, losses, outputs, precision, and what the ecosystem expects of a model."""
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -168,6 +170,21 @@ def test_the_last_hidden_state_is_the_last_of_all(model, batch):
     outputs = model.model(batch["padded"]["input_ids"], batch["padded"]["attention_mask"], output_hidden_states=True)
     assert len(outputs.hidden_states) == CONFIG["num_hidden_layers"] + 1
     assert torch.equal(outputs.hidden_states[-1], outputs.last_hidden_state)
+
+
+def test_states_that_nobody_asked_for_are_not_kept(model, batch):
+    """In inference a block's input is freed as soon as the next block has run, or 28 of them would pile up."""
+    alive, references = [], []
+
+    def watch(module, inputs, output):
+        references.append(weakref.ref(output[0]))
+        alive.append(sum(reference() is not None for reference in references))
+
+    for block in model.model.transformer_encoder:
+        block.register_forward_hook(watch)
+    with torch.no_grad():
+        model(**batch["padded"])
+    assert max(alive) <= 2
 
 
 def test_return_dict_false_gives_tuples(model, batch):

@@ -58,73 +58,53 @@ def make_layout(
         ImportError: The requested backend is not installed.
     """
     shape, device = tuple(tokens.shape[:2]), tokens.device
-    if 0 in shape:
-        raise ValueError(f"input of shape {tuple(tokens.shape)} is empty; give at least one token")
-    all_cu_seq_lens, cu_seq_lens = cu_seq_lens, cu_seq_lens[0] if cu_seq_lens else None
-    if cu_seq_lens is not None and attention_mask is not None:
-        raise ValueError(
-            "both cu_seq_lens and attention_mask are given; packed rows hold no padding, so leave out the mask"
-        )
-    if cu_seq_lens is not None and shape[0] != 1:
-        raise ValueError(f"cu_seq_lens describes one packed row, but the input has {shape[0]}; flatten it to (1, T)")
+    first_cu_seq_lens = cu_seq_lens[0] if cu_seq_lens else None
+    _check_shapes(shape, attention_mask, position_ids, first_cu_seq_lens, labels)
     if position_ids is not None:
-        position_ids = _check_broadcast("position_ids", position_ids, shape).expand(shape)
-    if labels is not None:
-        check_labels(labels, shape, "one for each input token")
-    mask_4d = padding_mask = None
-    if attention_mask is not None:
-        if attention_mask.ndim == 4:
-            mask_4d = _check_broadcast("attention_mask", attention_mask, (shape[0], 0, shape[1], shape[1]))
-        elif tuple(attention_mask.shape) == shape:
-            padding_mask = attention_mask != 0
-        else:
-            raise ValueError(
-                f"attention_mask has shape {tuple(attention_mask.shape)}, the input {shape}; "
-                "give a mask of the input's shape or a 4-D one"
-            )
+        position_ids = position_ids.expand(shape)
+    padding_mask = mask_4d = None
+    if attention_mask is not None and attention_mask.ndim == 4:
+        mask_4d = attention_mask
+    elif attention_mask is not None:
+        padding_mask = attention_mask != 0
 
-    tracing = is_tracing(tokens)
+    tracing, boundaries = is_tracing(tokens), None
     if tracing:
-        boundaries = None
-        may_pack = cu_seq_lens is not None and takes_boundaries(choose_backend(implementation, device, dtype, True))
-        if may_pack and max_length is None:
-            raise ValueError("max_length_q is missing; while compiling, cu_seq_lens needs it as a whole number")
+        may_pack = bool(cu_seq_lens) and takes_boundaries(choose_backend(implementation, device, dtype, True))
     else:
         may_pack = unpad and mask_4d is None and not need_weights and runs_packed(implementation)
         boundaries, padding_mask_host = _look_at_values(
-            tokens, vocab_size, padding_mask, mask_4d, position_ids, all_cu_seq_lens, max_length, labels
+            tokens, vocab_size, padding_mask, mask_4d, position_ids, cu_seq_lens, max_length, labels
         )
-
     backend = choose_backend(implementation, device, dtype, may_pack, need_weights)
     if not may_pack:
         return _dense_layout(
-            backend, shape, device, mask_4d, padding_mask, position_ids, cu_seq_lens, boundaries, tracing
+            backend, shape, device, mask_4d, padding_mask, position_ids, first_cu_seq_lens, boundaries, tracing
         )
-    if boundaries is None:  # tracing: the caller vouches for cu_seq_lens
-        return _packed_layout(backend, shape, device, position_ids, cu_seq_lens.int(), None, max_length, None)
-
-    indices = None
-    if padding_mask is not None and not padding_mask_host.all():
-        indices = padding_mask_host.flatten().nonzero().flatten()
-        columns = padding_mask_host.long().argmax(-1)
-        if position_ids is None:
-            position_ids = (torch.arange(shape[1]) - columns[:, None]).expand(shape)
-            position_ids = position_ids.to(device, non_blocking=True)
-        indices = indices.to(device, non_blocking=True)
+    if tracing:  # the caller vouches for the boundaries
+        if max_length is None:
+            raise ValueError("max_length_q is missing; while compiling, cu_seq_lens needs it as a whole number")
+        return _packed_layout(backend, shape, device, position_ids, first_cu_seq_lens.int(), max_length)
+    if padding_mask is not None and padding_mask_host.all():
+        padding_mask_host = None
     lengths = tuple(boundaries.diff().tolist())
-    cu_seq_lens = boundaries.int().to(device, non_blocking=True)
-    return _packed_layout(backend, shape, device, position_ids, cu_seq_lens, lengths, max(lengths), indices)
+    boundaries = boundaries.int().to(device, non_blocking=True)
+    return _packed_layout(backend, shape, device, position_ids, boundaries, max(lengths), lengths, padding_mask_host)
 
 
-def _packed_layout(backend, shape, device, position_ids, cu_seq_lens, lengths, max_length, indices):
-    if position_ids is None:
-        num_tokens = shape[0] * shape[1]
-        tokens = torch.arange(num_tokens, device=device)
-        starts = cu_seq_lens[:-1].long()
-        position_ids = tokens - starts[torch.bucketize(tokens, cu_seq_lens[1:], right=True)]
-    else:
+def _packed_layout(backend, shape, device, position_ids, cu_seq_lens, max_length, lengths=None, padding_mask_host=None):
+    """Put real tokens one after the other; `padding_mask_host` is None if all of them are real."""
+    indices = None
+    if padding_mask_host is not None:
+        columns = torch.arange(shape[1]) - padding_mask_host.long().argmax(-1)[:, None]
+        position_ids = columns.to(device, non_blocking=True) if position_ids is None else position_ids
+        indices = padding_mask_host.flatten().nonzero().flatten().to(device, non_blocking=True)
+    if position_ids is not None:
         position_ids = position_ids.reshape(-1)
         position_ids = position_ids if indices is None else position_ids[indices]
+    else:
+        tokens = torch.arange(shape[0] * shape[1], device=device)
+        position_ids = tokens - cu_seq_lens[torch.bucketize(tokens, cu_seq_lens[1:], right=True)].long()
     layout = SequenceLayout(
         backend=backend,
         shape=shape,
@@ -178,8 +158,36 @@ def _dense_layout(backend, shape, device, mask_4d, is_real, position_ids, cu_seq
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Checks of values: all of them on one host copy
+# Checks: of shapes, and of values, all of these on one host copy
 # ----------------------------------------------------------------------------------------------------------------------
+
+
+def _check_shapes(shape, attention_mask, position_ids, cu_seq_lens, labels):
+    if 0 in shape:
+        raise ValueError(f"input of {shape[0]} rows and {shape[1]} columns is empty; give at least one token")
+    if cu_seq_lens is not None and attention_mask is not None:
+        raise ValueError(
+            "both cu_seq_lens and attention_mask are given; packed rows hold no padding, so leave out the mask"
+        )
+    if cu_seq_lens is not None and shape[0] != 1:
+        raise ValueError(f"cu_seq_lens describes one packed row, but the input has {shape[0]}; flatten it to (1, T)")
+    if position_ids is not None and not _fits(position_ids, shape[-position_ids.ndim :] if position_ids.ndim else ()):
+        raise ValueError(f"position_ids has shape {tuple(position_ids.shape)}, which does not fit {shape} of the input")
+    if attention_mask is not None:
+        pairs = (shape[0], None, shape[1], shape[1])
+        if not (_fits(attention_mask, pairs) or tuple(attention_mask.shape) == shape):
+            raise ValueError(
+                f"attention_mask has shape {tuple(attention_mask.shape)}, the input {shape}; "
+                "give a mask of the input's shape or a 4-D one"
+            )
+    if labels is not None:
+        check_labels(labels, shape, "one for each input token")
+
+
+def _fits(tensor, shape):
+    """Whether `tensor` has as many axes as `shape` and broadcasts to it; None stands for any length."""
+    axes = tensor.shape
+    return len(axes) == len(shape) and all(have == 1 or want in (None, have) for have, want in zip(axes, shape))
 
 
 def _look_at_values(tokens, vocab_size, padding_mask, mask_4d, position_ids, all_cu_seq_lens, max_length, labels):
@@ -298,14 +306,6 @@ def _is_odd(mask_4d):
     if mask_4d.dtype == torch.bool:
         return torch.zeros((), dtype=torch.bool, device=mask_4d.device)
     return (mask_4d > 0).any() if mask_4d.is_floating_point() else ((mask_4d != 0) & (mask_4d != 1)).any()
-
-
-def _check_broadcast(name, tensor, shape):
-    """Return `tensor` with leading axes added, or raise if it does not broadcast to `shape` (0 stands for any length)."""
-    axes = (1,) * (len(shape) - tensor.ndim) + tuple(tensor.shape)
-    if len(axes) != len(shape) or any(have != 1 and want != 0 and have != want for have, want in zip(axes, shape)):
-        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, which does not fit {shape} of the input")
-    return tensor.view(axes)
 
 
 def _some(values, count=6):

@@ -256,12 +256,8 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             raise ValueError(f"{given} of input_ids and inputs_embeds given; give exactly one")
         tokens = input_ids if inputs_embeds is None else inputs_embeds
         if tokens.ndim != (2 if inputs_embeds is None else 3):
-            kind = (
-                "input_ids is (rows, columns)"
-                if inputs_embeds is None
-                else "inputs_embeds is (rows, columns, hidden_size)"
-            )
-            raise ValueError(f"{kind}, got shape {tuple(tokens.shape)}")
+            rule = "input_ids is (rows, columns), inputs_embeds (rows, columns, hidden_size)"
+            raise ValueError(f"{rule}, got shape {tuple(tokens.shape)}")
 
         layout = make_layout(
             tokens,
@@ -289,18 +285,17 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             x_TD = x_TD.float()
         rotary = rotary_tables(config, layout, x_TD.dtype)
 
-        states, attentions = [], []
+        states, attentions = (), ()  # kept only if wanted: all of them are many times the memory of one
         for block in self.transformer_encoder:
-            states.append(x_TD)
+            states += (layout.unflatten(x_TD),) if output_hidden_states else ()
             x_TD, weights = block(x_TD, rotary, layout)
-            attentions.append(weights)
+            attentions += (weights,) if output_attentions else ()
         x_TD = self.layer_norm(x_TD)
-        states.append(x_TD)
 
         return NeoBERTModelOutput(
             last_hidden_state=x_TD if return_packed else layout.unflatten(x_TD),
-            hidden_states=tuple(map(layout.unflatten, states)) if output_hidden_states else None,
-            attentions=tuple(attentions) if output_attentions else None,
+            hidden_states=(*states, layout.unflatten(x_TD)) if output_hidden_states else None,
+            attentions=attentions if output_attentions else None,
             layout=layout if return_packed else None,
         )
 
