@@ -73,10 +73,13 @@ def render(text: str) -> str:
     """Return `text` with every table replaced by its current form.
 
     Raises:
-        KeyError: A marker names a table that does not exist.
+        KeyError: The text does not hold each table once.
     """
-    marker = re.compile(r"(<!-- table:(\w+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
-    return marker.sub(lambda match: f"{match[1]}{TABLES[match[2]]()}{match[3]}", text)
+    marker = re.compile(r"<!-- table:(\w+) -->\n.*?<!-- end -->", re.DOTALL)
+    found = marker.findall(text)
+    if sorted(found) != sorted(TABLES):
+        raise KeyError(f"README.md has the tables {found}, expected each of {list(TABLES)} once")
+    return marker.sub(lambda match: f"<!-- table:{match[1]} -->\n{TABLES[match[1]]()}\n<!-- end -->", text)
 
 
 def main():

@@ -96,13 +96,9 @@ def test_nothing_asked_for_chooses_what_runs_here(checkpoint):
 
 
 def test_attention_probabilities_fall_back_to_eager_with_a_message(model, caplog):
-    from transformers.utils import logging
-
     model.set_attn_implementation("sdpa")
-    logging.enable_propagation()
     with torch.no_grad():
         attentions = model(torch.tensor([[5, 6, 7]]), output_attentions=True).attentions
-    logging.disable_propagation()
     assert all(torch.allclose(p.sum(-1), torch.ones(1, 4, 3)) for p in attentions)
     assert "'sdpa' does not return" in caplog.text
 
@@ -153,3 +149,13 @@ def test_a_backend_that_is_not_installed_is_refused_at_once(checkpoint, name, mo
 def test_a_backend_that_cannot_run_this_input_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         choose_backend(*arguments)
+
+
+def test_the_choice_of_attention_is_logged_once(caplog):
+    from neobert_hf import attention_neobert
+
+    attention_neobert._find_best_backend.cache_clear()
+    with caplog.at_level("INFO"):
+        for _ in range(3):
+            choose_backend("auto", CPU, torch.float32, may_pack=True)
+    assert caplog.text.count("NeoBERT attention on cpu in torch.float32, packed layout: sdpa") == 1
