@@ -374,7 +374,7 @@ def _find_best_backend(device_type, dtype, may_pack, need_weights):
             "flash_attention_2": is_half and is_flash_attn_2_available(),
             "torch_varlen": is_half and varlen_attn is not None,
             "xformers": memory_efficient_attention is not None,
-            "flex_attention": importlib.util.find_spec("triton") is not None,
+            "flex_attention": is_half and importlib.util.find_spec("triton") is not None,  # compiles first
         }
         backend = next((name for name, can_run in candidates.items() if can_run), backend)
     layout = "packed" if may_pack else "padded"
