@@ -331,14 +331,15 @@ def choose_backend(
         ValueError: The requested backend cannot run this layout, device or dtype.
         ImportError: The requested backend is not installed.
     """
-    if implementation == "auto":
-        return _best_backend(device.type, dtype, may_pack, need_weights)
-    if need_weights and implementation != "eager":
-        logger.warning_once(
-            f"output_attentions=True needs the attention probabilities, which {implementation!r} does not return; "
-            "such calls run eager attention."
-        )
+    if need_weights:
+        if implementation != "eager" and not torch.compiler.is_compiling():
+            logger.warning_once(
+                "output_attentions=True needs the attention probabilities, which only eager attention has; this forward "
+                f"runs eager instead of {implementation!r}."
+            )
         return "eager"
+    if implementation == "auto":
+        return _best_backend(device.type, dtype, may_pack)
     if implementation == "sdpa" or not runs_packed(implementation):
         return implementation
     check_installed(implementation)
@@ -364,9 +365,9 @@ def _best_backend(*what_runs):
 
 
 @lru_cache
-def _find_best_backend(device_type, dtype, may_pack, need_weights):
+def _find_best_backend(device_type, dtype, may_pack):
     """The best attention that is installed; cached, so that each answer is logged once."""
-    backend = "eager" if need_weights else "sdpa"
+    backend = "sdpa"
     if may_pack and device_type == "cuda":
         is_half = dtype in (torch.float16, torch.bfloat16)
         candidates = {
