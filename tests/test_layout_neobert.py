@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from oracle import CONFIG, Oracle, random_weights, write_checkpoint
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.utils import logging
 
 from neobert_hf import NeoBERTForMaskedLM, NeoBERTModel, layout_neobert
 from neobert_hf.layout_neobert import make_layout
@@ -334,6 +335,7 @@ def test_positions_are_free_with_a_mask(double_model):
 
 
 def test_longer_input_than_trained_for_runs_with_one_warning(tiny_config, caplog):
+    logging.warning_once.cache_clear()
     model = NeoBERTForMaskedLM(tiny_config).eval()
     with torch.no_grad():
         for _ in range(2):
