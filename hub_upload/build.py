@@ -6,6 +6,7 @@ hf upload org/name HUB_DIR
 """
 
 import json
+import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +48,8 @@ def build(arguments: BuildArguments) -> Path:
     out = Path(arguments.out)
     if out.exists() and any(out.iterdir()) and not (out / "modeling_neobert.py").exists():
         raise ValueError(f"{out} is not empty and not a NeoBERT folder; name a new folder, nothing was written")
+    if not Path(arguments.model).is_dir() and not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", arguments.model):
+        raise ValueError(f"{arguments.model} is neither a folder that exists nor an id on the Hub like org/name")
     config = AutoConfig.from_pretrained(arguments.model)
     name = (config.architectures or ["NeoBERTForMaskedLM"])[0]
     model_class = getattr(modeling_neobert, name, None)

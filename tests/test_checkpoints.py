@@ -315,6 +315,11 @@ def test_the_snippets_of_the_card_run_in_a_clean_process(hub_folder):
     assert "torch.Size([2, 32])" in run.stdout
 
 
+def test_a_model_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ValueError, match="neither a folder that exists nor an id on the Hub"):
+        build(BuildArguments(model=str(tmp_path / "nothing"), out=str(tmp_path / "hub")))
+
+
 def test_a_folder_with_other_files_is_left_alone(saved, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.txt").write_text("years of work")
