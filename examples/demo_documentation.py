@@ -121,7 +121,7 @@ def main():
     }
     (output_dir / "metrics.json").write_text(json.dumps(metrics, indent=2), "utf-8")
 
-    print(f"4. Loading {output_dir} in a clean process, with the code that was saved beside the weights")
+    print(f"4. Loading {output_dir} in a clean process, with the code that was saved beside the weights", flush=True)
     subprocess.run([sys.executable, "-I", USE, output_dir], check=True)
 
 
