@@ -31,4 +31,4 @@ lint: .venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv .venv-compat runs build dist src/*.egg-info
+	rm -rf .venv .venv-compat build dist src/*.egg-info

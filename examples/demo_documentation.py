@@ -72,6 +72,7 @@ def main():
         tokenizer(part, truncation=True, max_length=demo.max_length)["input_ids"]
         for part in (training_texts[:num_documents], held_out)
     )
+    tokenizer.backend_tokenizer.no_truncation()  # or the saved one would cut at this length for ever
     print(f"   {len(tokenizer):,} tokens; {sum(map(len, training_ids)) / 1e6:.1f} M tokens to train on")
 
     collator = PackedMLMCollator(tokenizer, seed=training.seed)

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoTokenizer, HfArgumentParser, PreTrained
 
 from neobert_hf import AUTO_CLASSES, modeling_neobert
 
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
 PIPELINES = {
     "AutoModel": "feature-extraction",
@@ -50,30 +51,54 @@ def build(arguments: BuildArguments) -> Path:
         raise ValueError(f"{out} is not empty and not a NeoBERT folder; name a new folder, nothing was written")
     if not Path(arguments.model).is_dir() and not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", arguments.model):
         raise ValueError(f"{arguments.model} is neither a folder that exists nor an id on the Hub like org/name")
+    if not Path(arguments.model).is_dir() and "/" in arguments.model and Path(arguments.model).parent.is_dir():
+        raise ValueError(f"{arguments.model} does not exist, though {Path(arguments.model).parent} is a folder here")
+    metrics = read_metrics(arguments.metrics)
     config = AutoConfig.from_pretrained(arguments.model)
     name = (config.architectures or ["NeoBERTForMaskedLM"])[0]
     model_class = getattr(modeling_neobert, name, None)
     if model_class not in AUTO_CLASSES.values():
         raise ValueError(f"{arguments.model} has architecture {name!r}, which is none of {modeling_neobert.__all__}")
     model = model_class.from_pretrained(arguments.model, dtype="auto")
-    tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer or arguments.model)
+    tokenizer_source = arguments.tokenizer or arguments.model
+    if Path(tokenizer_source).is_dir() and not any(
+        (Path(tokenizer_source) / name).exists() for name in TOKENIZER_FILES
+    ):
+        raise ValueError(
+            f"{tokenizer_source} holds no tokenizer ({' or '.join(TOKENIZER_FILES)}); name one with --tokenizer"
+        )
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_source)
+    if len(tokenizer) > config.vocab_size:
+        raise ValueError(
+            f"the tokenizer of {tokenizer_source} has {len(tokenizer)} tokens, the model {config.vocab_size}; "
+            "it belongs to another model"
+        )
 
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
-    write_card(model, tokenizer, out, arguments.model_id or str(out), arguments.metrics)
+    write_card(model, tokenizer, out, arguments.model_id or str(out), metrics)
     return out
 
 
-def write_card(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path, model_id: str, metrics_files: list[str]
-) -> None:
-    """Render the model card from the template, the config and whatever was measured; every fact has one source."""
-    auto_class = next(name for name, model_class in AUTO_CLASSES.items() if type(model) is model_class)
+def read_metrics(files: list[str]) -> dict[str, float | str]:
+    """Read measured values from JSON files, the keys of nested objects joined into one name."""
     metrics = {}
-    for file in metrics_files:
+    for file in files:
         for name, value in json.loads(Path(file).read_text("utf-8")).items():
             nested = value if isinstance(value, dict) else {"": value}
             metrics |= {f"{name} {key}".replace("_", " ").strip(): number for key, number in nested.items()}
+    return metrics
+
+
+def write_card(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    out: Path,
+    model_id: str,
+    metrics: dict[str, float | str],
+) -> None:
+    """Render the model card from the template, the config and whatever was measured; every fact has one source."""
+    auto_class = next(name for name, model_class in AUTO_CLASSES.items() if type(model) is model_class)
     card = ModelCard.from_template(
         card_data=ModelCardData(
             language="en",

@@ -320,6 +320,15 @@ def test_a_model_that_is_not_there_is_named(tmp_path):
         build(BuildArguments(model=str(tmp_path / "nothing"), out=str(tmp_path / "hub")))
 
 
+def test_a_model_without_its_tokenizer_is_refused_before_anything_is_written(saved, tmp_path):
+    (saved / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match=r"holds no tokenizer .* name one with --tokenizer"):
+        build(BuildArguments(model=str(saved), out=str(tmp_path / "hub")))
+    with pytest.raises(FileNotFoundError):
+        build(BuildArguments(model=str(saved), out=str(tmp_path / "hub"), metrics=[str(tmp_path / "none.json")]))
+    assert not (tmp_path / "hub").exists()
+
+
 def test_a_folder_with_other_files_is_left_alone(saved, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.txt").write_text("years of work")

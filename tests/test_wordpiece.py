@@ -1,6 +1,9 @@
 """The tokenizer is BERT's kind, with the ids that NeoBERT expects."""
 
+import json
+
 import pytest
+from transformers import AutoTokenizer
 
 from neobert_hf.wordpiece import train_wordpiece
 
@@ -20,3 +23,12 @@ def test_a_pair_is_separated(tokenizer):
 def test_a_vocabulary_that_cannot_hold_the_characters_is_refused():
     with pytest.raises(ValueError, match="vocab_size=8 is too small"):
         train_wordpiece(["abcdefghij"], vocab_size=8)
+
+
+@pytest.mark.compat
+def test_it_is_saved_under_a_class_that_transformers_4_and_5_know(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text())["tokenizer_class"] == "BertTokenizer"
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    assert again("the fox")["input_ids"] == tokenizer("the fox")["input_ids"]
+    assert again.model_max_length == 64

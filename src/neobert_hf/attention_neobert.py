@@ -348,14 +348,14 @@ def choose_backend(
             f"attn_implementation={implementation!r} runs packed sequences only; a 4-D mask, unpad_inputs=False, or a "
             "padding mask while compiling needs 'sdpa' or 'eager'"
         )
+    if implementation in ("torch_varlen", "xformers") and device.type != "cuda":
+        raise ValueError(f"attn_implementation={implementation!r} runs on CUDA, not on {device.type}; choose 'sdpa'")
     is_half = dtype in (torch.float16, torch.bfloat16)
     if takes_boundaries(implementation) and not is_half:
         raise ValueError(
             f"attn_implementation={implementation!r} computes in float16 or bfloat16, not {dtype}; load the model with "
             "dtype=torch.bfloat16, use autocast, or choose 'sdpa'"
         )
-    if implementation in ("torch_varlen", "xformers") and device.type != "cuda":
-        raise ValueError(f"attn_implementation={implementation!r} runs on CUDA, not on {device.type}; choose 'sdpa'")
     return implementation
 
 

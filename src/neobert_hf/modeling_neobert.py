@@ -149,10 +149,11 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
             return requested_attention
         try:
             return super().get_correct_attn_implementation(requested_attention, is_init_check)
-        except ImportError as error:
-            raise ImportError(
-                f"attn_implementation={requested_attention!r} cannot run here: {error} Install it (pip install flash-attn), or "
-                "leave attn_implementation out to take the best attention that is installed"
+        except (ImportError, ValueError) as error:
+            remedy = "pip install flash-attn" if requested_attention == "flash_attention_2" else "install what it names"
+            raise type(error)(
+                f"attn_implementation={requested_attention!r} cannot run here: {error} Remedy: {remedy}; choose "
+                f"{', '.join(map(repr, BACKENDS))}; or leave it out to take the best attention that is installed"
             ) from error
 
     @classmethod

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import BertTokenizerFast
 
 SPECIAL_TOKENS = {
     "pad_token": "[PAD]",
@@ -14,7 +14,7 @@ SPECIAL_TOKENS = {
 }
 
 
-def train_wordpiece(texts: Iterable[str], vocab_size: int, model_max_length: int = 4096) -> PreTrainedTokenizerFast:
+def train_wordpiece(texts: Iterable[str], vocab_size: int, model_max_length: int = 4096) -> BertTokenizerFast:
     """Train an uncased WordPiece tokenizer; `[PAD]` gets id 0, as NeoBERT expects.
 
     Args:
@@ -37,7 +37,7 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, model_max_length: int
         raise ValueError(f"vocab_size={vocab_size} is too small: the characters of this text alone need {num_tokens}")
     ids = {name: tokenizer.token_to_id(token) for name, token in SPECIAL_TOKENS.items()}
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", ids["sep_token"]), ("[CLS]", ids["cls_token"]))
-    return PreTrainedTokenizerFast(
+    return BertTokenizerFast(  # saved under a class name that transformers 4 and 5 both know
         tokenizer_object=tokenizer,
         model_max_length=model_max_length,
         model_input_names=["input_ids", "attention_mask"],
