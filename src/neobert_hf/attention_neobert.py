@@ -83,11 +83,16 @@ class SequenceLayout(NamedTuple):
     def sequence_ids(self) -> torch.Tensor:
         """(T,) int64, a number for each token that two tokens share when they belong to the same sequence."""
         if self.is_packed:
-            tokens = torch.arange(self.position_ids.shape[0], device=self.cu_seq_lens.device)
-            return torch.bucketize(tokens, self.cu_seq_lens[1:], right=True)
+            return sequence_of_each_token(self.cu_seq_lens, len(self.position_ids))
         rows = torch.arange(self.shape[0], device=self.position_ids.device)[:, None]
         within_row = torch.zeros_like(rows) if self.documents is None else self.documents
         return (rows * self.shape[1] + within_row).expand(self.shape).flatten()
+
+
+def sequence_of_each_token(cu_seq_lens: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    """(T,) int64, the number of the sequence between whose boundaries each token lies; waits for no value."""
+    tokens = torch.arange(num_tokens, device=cu_seq_lens.device)
+    return torch.bucketize(tokens, cu_seq_lens[1:].long(), right=True)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

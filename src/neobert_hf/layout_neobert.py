@@ -9,7 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensor
 
-from .attention_neobert import MASK_MAKERS, SequenceLayout, choose_backend, runs_packed, takes_boundaries
+from .attention_neobert import (
+    MASK_MAKERS,
+    SequenceLayout,
+    choose_backend,
+    runs_packed,
+    sequence_of_each_token,
+    takes_boundaries,
+)
 from .losses_neobert import IGNORE_INDEX, check_labels
 
 
@@ -104,7 +111,7 @@ def _packed_layout(backend, shape, device, position_ids, cu_seq_lens, max_length
         position_ids = position_ids if indices is None else position_ids[indices]
     else:
         tokens = torch.arange(shape[0] * shape[1], device=device)
-        position_ids = tokens - cu_seq_lens[torch.bucketize(tokens, cu_seq_lens[1:], right=True)].long()
+        position_ids = tokens - cu_seq_lens[sequence_of_each_token(cu_seq_lens, len(tokens))].long()
     layout = SequenceLayout(
         backend=backend,
         shape=shape,
@@ -126,7 +133,7 @@ def _dense_layout(backend, shape, device, mask_4d, is_real, position_ids, cu_seq
     first_tokens = torch.arange(num_rows, device=device) * num_columns
     documents = None
     if cu_seq_lens is not None:
-        documents = torch.bucketize(columns, cu_seq_lens[1:].to(columns.dtype), right=True)
+        documents = sequence_of_each_token(cu_seq_lens, num_columns)[None]
         first_tokens = cu_seq_lens[:-1].long()
     elif position_ids is not None and is_real is None and mask_4d is None:
         # While tracing nobody can see whether positions restart, so the mask has to be there in any case.
@@ -140,7 +147,7 @@ def _dense_layout(backend, shape, device, mask_4d, is_real, position_ids, cu_seq
         position_ids = position_ids.masked_fill(~is_real, 0)  # padding is not the longest position of its row
 
     if position_ids is None:
-        position_ids = columns if documents is None else columns - cu_seq_lens[documents].to(columns.dtype)
+        position_ids = columns if documents is None else columns - cu_seq_lens[documents].long()
     mask = mask_4d if mask_4d is None or mask_4d.is_floating_point() else mask_4d.bool()
     if documents is not None:
         mask = documents[:, None, :, None] == documents[:, None, None, :]
