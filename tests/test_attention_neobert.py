@@ -6,7 +6,8 @@ from transformers import AutoModel
 from transformers.utils import logging
 
 from neobert_hf import NeoBERTConfig, NeoBERTModel
-from neobert_hf.attention_neobert import apply_rotary, choose_backend, rotary_tables
+from neobert_hf.attention_neobert import choose_backend, rotary_table
+from neobert_hf.kernels_neobert import onednn_is_best, split_and_rotate
 from neobert_hf.layout_neobert import make_layout
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -40,7 +41,7 @@ def test_rotary_frequencies_are_those_of_transformers(name):
     rope = {"rope_type": name, **ROPE[name], "rope_theta": 5000.0}
     config = NeoBERTConfig(hidden_size=128, num_attention_heads=2, max_position_embeddings=64, rope_parameters=rope)
     length = 100  # beyond max_position_embeddings, where dynamic scaling begins
-    cos, sin = rotary_tables(config, layout_of(length), torch.float64)
+    cos, sin = rotary_table(config, layout_of(length), torch.float64).unbind(-1)
     if name == "default":
         frequencies, amplitude = 5000.0 ** (-torch.arange(0, 64, 2) / 64), 1.0
     else:
@@ -53,10 +54,10 @@ def test_rotary_frequencies_are_those_of_transformers(name):
 
 def test_dynamic_scaling_of_a_document_does_not_depend_on_its_neighbours():
     config = NeoBERTConfig(max_position_embeddings=8, rope_parameters={"rope_type": "dynamic", "factor": 2.0})
-    alone = rotary_tables(config, layout_of(12), torch.float32)[0]
-    packed = rotary_tables(config, layout_of(12, 40, 3), torch.float32)[0]
+    alone = rotary_table(config, layout_of(12), torch.float32)
+    packed = rotary_table(config, layout_of(12, 40, 3), torch.float32)
     assert torch.equal(packed[:12], alone)
-    short = rotary_tables(config, layout_of(3), torch.float32)[0]
+    short = rotary_table(config, layout_of(3), torch.float32)
     assert torch.equal(packed[-3:], short)
 
 
@@ -75,13 +76,16 @@ def test_dynamic_scaling_is_the_same_packed_and_padded(tiny_config):
         assert (states[0] - states[1]).abs().max() < 1e-10
 
 
-def test_rotation_keeps_the_length_of_each_pair_and_position_zero():
-    x = torch.randn(5, 2, 8, dtype=torch.float64)
+def test_rotation_keeps_the_length_of_each_pair_position_zero_and_the_values():
+    qkv = torch.randn(5, 2, 3, 8, dtype=torch.float64)
     angles = torch.arange(5, dtype=torch.float64)[:, None] * torch.tensor([1.0, 0.5, 0.1, 0.01], dtype=torch.float64)
-    rotated = apply_rotary(x, (angles.cos(), angles.sin()))
-    assert torch.equal(rotated[0], x[0])
-    lengths = [y.unflatten(-1, (-1, 2)).norm(dim=-1) for y in (x, rotated)]
-    assert (lengths[0] - lengths[1]).abs().max() < 1e-12
+    table = torch.stack((angles.cos(), angles.sin()), -1)
+    q, k, v = split_and_rotate(qkv, table, torch.nn.Module())
+    assert torch.equal(v, qkv[:, :, 2])
+    for before, after in ((qkv[:, :, 0], q), (qkv[:, :, 1], k)):
+        assert torch.equal(after[0], before[0])
+        lengths = [y.unflatten(-1, (-1, 2)).norm(dim=-1) for y in (before, after)]
+        assert (lengths[0] - lengths[1]).abs().max() < 1e-12
 
 
 def test_no_module_holds_a_buffer(tiny_config):
@@ -93,6 +97,9 @@ def test_nothing_asked_for_chooses_what_runs_here(checkpoint):
     model = AutoModel.from_pretrained(checkpoint)
     assert model.config._attn_implementation == "auto"
     assert choose_backend("auto", CPU, torch.float32, may_pack=True) == "sdpa"
+    fastest = "blocked" if onednn_is_best(torch.float32) else "sdpa"
+    assert choose_backend("auto", CPU, torch.float32, may_pack=True, is_fast=True) == fastest
+    assert choose_backend("auto", CPU, torch.float32, may_pack=False, is_fast=True) == "sdpa"
     assert choose_backend("auto", CPU, torch.float32, may_pack=False, need_weights=True) == "eager"
 
 
@@ -145,6 +152,8 @@ def test_a_backend_that_is_not_installed_is_refused_at_once(checkpoint, name, mo
         (("flash_attention_2", CUDA, torch.float32, True), "computes in float16 or bfloat16"),
         (("torch_varlen", CUDA, torch.bfloat16, False), "runs packed sequences only"),
         (("flex_attention", CPU, torch.float32, False), "runs packed sequences only"),
+        (("blocked", CPU, torch.float32, True), "for inference on a CPU"),
+        (("blocked", CPU, torch.float16, True, False, True), "fast products in torch.float16"),
     ],
 )
 def test_a_backend_that_cannot_run_this_input_is_refused(arguments, message):
@@ -159,4 +168,4 @@ def test_the_choice_of_attention_is_logged_once(caplog):
     with caplog.at_level("INFO"):
         for _ in range(3):
             choose_backend("auto", CPU, torch.float32, may_pack=True)
-    assert caplog.text.count("NeoBERT attention on cpu in torch.float32, packed layout: sdpa") == 1
+    assert caplog.text.count("NeoBERT on cpu in torch.float32, packed layout: sdpa attention, plain kernels") == 1

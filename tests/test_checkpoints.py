@@ -25,6 +25,7 @@ CODE_FILES = {
     "attention_neobert.py",
     "checkpoint_neobert.py",
     "configuration_neobert.py",
+    "kernels_neobert.py",
     "layout_neobert.py",
     "losses_neobert.py",
     "modeling_neobert.py",

@@ -16,6 +16,8 @@ from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available, logging
 
+from .kernels_neobert import blocked_attention, onednn_is_best
+
 try:
     from torch.nn.attention.varlen import varlen_attn
 except ImportError:  # torch < 2.10
@@ -100,13 +102,13 @@ def sequence_of_each_token(cu_seq_lens: torch.Tensor, num_tokens: int) -> torch.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def rotary_tables(config, layout: SequenceLayout, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def rotary_table(config, layout: SequenceLayout, dtype: torch.dtype) -> torch.Tensor:
     """Cosine and sine for every token, in fp32 (fp64 for an fp64 model), computed anew in each forward.
 
     Nothing is stored: a table in a buffer is lost when a model is built on the meta device and loaded afterwards.
 
     Returns:
-        Two tensors (T, K / 2), cosine and sine of position * theta^(-2i / K) for pair i.
+        (T, K / 2, 2), cosine and sine of position * theta^(-2i / K) for pair i.
 
     Source: RoFormer (arXiv 2104.09864), equation 34; dynamic NTK scales the base by each sequence's own length, so a
         sequence never depends on its neighbours in the batch; YaRN is arXiv 2309.00071, section 3.2 to 3.4.
@@ -132,7 +134,7 @@ def rotary_tables(config, layout: SequenceLayout, dtype: torch.dtype) -> tuple[t
             frequencies = frequencies * (keep + (1 - keep) / factor)
             amplitude = rope.get("attention_factor") or 0.1 * math.log(factor) + 1.0
     angles = positions * frequencies
-    return amplitude * angles.cos(), amplitude * angles.sin()
+    return amplitude * torch.stack((angles.cos(), angles.sin()), -1)
 
 
 def _yarn_kept_share(rope, width, like):
@@ -146,13 +148,6 @@ def _yarn_kept_share(rope, width, like):
     last = min(math.ceil(pair_that_turns(rope.get("beta_slow") or 1)), width - 1)
     pairs = torch.arange(width // 2, device=like.device, dtype=like.dtype)
     return 1 - ((pairs - first) / max(last - first, 0.001)).clamp(0, 1)
-
-
-def apply_rotary(x_THK: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Rotate consecutive pairs (2i, 2i + 1) of each head by the token's angles; computed in the tables' dtype."""
-    cos, sin = rotary[0][:, None], rotary[1][:, None]
-    even, odd = x_THK.to(cos.dtype).unflatten(-1, (-1, 2)).unbind(-1)
-    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2).to(x_THK.dtype)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -205,6 +200,10 @@ def _attend_sdpa(q_THK, k_THK, v_THK, layout):
     sequences = zip(*(x.transpose(0, 1).split(layout.lengths, dim=1) for x in (q_THK, k_THK, v_THK)))
     outputs = [F.scaled_dot_product_attention(q[None], k[None], v[None])[0] for q, k, v in sequences]
     return torch.cat(outputs, dim=1).transpose(0, 1), None
+
+
+def _attend_blocked(q_THK, k_THK, v_THK, layout):
+    return blocked_attention(q_THK, k_THK, v_THK, layout.lengths), None
 
 
 def _attend_varlen(q_THK, k_THK, v_THK, layout):
@@ -281,6 +280,7 @@ def _flex_mask(layout):
 BACKENDS = {
     "eager": _attend_eager,
     "sdpa": _attend_sdpa,
+    "blocked": _attend_blocked,
     "flex_attention": _attend_flex,
     "torch_varlen": _attend_varlen,
     "xformers": _attend_xformers,
@@ -299,7 +299,9 @@ def takes_boundaries(backend: str) -> bool:
 
 def runs_packed(implementation: str) -> bool:
     """True for attention that keeps the sequences of a packed layout apart; the rest gets a dense layout and a mask."""
-    return implementation in ("auto", "sdpa", "flex_attention", "xformers") or takes_boundaries(implementation)
+    return implementation in ("auto", "sdpa", "blocked", "flex_attention", "xformers") or takes_boundaries(
+        implementation
+    )
 
 
 def check_installed(implementation: str) -> None:
@@ -321,7 +323,12 @@ def attention_dtype(weight: torch.Tensor) -> torch.dtype:
 
 
 def choose_backend(
-    implementation: str, device: torch.device, dtype: torch.dtype, may_pack: bool, need_weights: bool = False
+    implementation: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    may_pack: bool,
+    need_weights: bool = False,
+    is_fast: bool = False,
 ) -> str:
     """Decide which attention runs: the requested one if it can, an error if it cannot, the best one if none is named.
 
@@ -331,6 +338,7 @@ def choose_backend(
         dtype: In which dtype attention will run.
         may_pack: Whether the layout is packed; kernels for packed sequences cannot run a dense one.
         need_weights: Only eager attention returns probabilities.
+        is_fast: What `runs_fast` says; blocked attention has no backward pass.
 
     Raises:
         ValueError: The requested backend cannot run this layout, device or dtype.
@@ -344,7 +352,7 @@ def choose_backend(
             )
         return "eager"
     if implementation == "auto":
-        return _best_backend(device.type, dtype, may_pack)
+        return _best_backend(device.type, dtype, may_pack, is_fast)
     if implementation == "sdpa" or not runs_packed(implementation):
         return implementation
     check_installed(implementation)
@@ -352,6 +360,11 @@ def choose_backend(
         raise ValueError(
             f"attn_implementation={implementation!r} runs packed sequences only; a 4-D mask, unpad_inputs=False, or a "
             "padding mask while compiling needs 'sdpa' or 'eager'"
+        )
+    if implementation == "blocked" and not (is_fast and onednn_is_best(dtype)):
+        raise ValueError(
+            f"attn_implementation='blocked' is for inference on a CPU with fast products in {dtype}: model.eval(), "
+            "torch.inference_mode(), float32 or bfloat16; choose 'sdpa', or leave it out to take the best one each time"
         )
     if implementation in ("torch_varlen", "xformers") and device.type != "cuda":
         raise ValueError(f"attn_implementation={implementation!r} runs on CUDA, not on {device.type}; choose 'sdpa'")
@@ -370,9 +383,9 @@ def _best_backend(*what_runs):
 
 
 @lru_cache
-def _find_best_backend(device_type, dtype, may_pack):
+def _find_best_backend(device_type, dtype, may_pack, is_fast):
     """The best attention that is installed; cached, so that each answer is logged once."""
-    backend = "sdpa"
+    backend = "blocked" if may_pack and is_fast and onednn_is_best(dtype) else "sdpa"
     if may_pack and device_type == "cuda":
         is_half = dtype in (torch.float16, torch.bfloat16)
         candidates = {
@@ -384,5 +397,6 @@ def _find_best_backend(device_type, dtype, may_pack):
         }
         backend = next((name for name, can_run in candidates.items() if can_run), backend)
     layout = "packed" if may_pack else "padded"
-    logger.info(f"NeoBERT attention on {device_type} in {dtype}, {layout} layout: {backend}")
+    kernels = "fast" if is_fast else "plain"
+    logger.info(f"NeoBERT on {device_type} in {dtype}, {layout} layout: {backend} attention, {kernels} kernels")
     return backend

@@ -7,7 +7,6 @@ nothing, and dense with a mask under tracing and where the caller wants it.
 
 import torch
 import torch.nn.functional as F
-from torch._subclasses.fake_tensor import FakeTensor
 
 from .attention_neobert import (
     MASK_MAKERS,
@@ -17,18 +16,8 @@ from .attention_neobert import (
     sequence_of_each_token,
     takes_boundaries,
 )
+from .kernels_neobert import is_tracing
 from .losses_neobert import IGNORE_INDEX, check_labels
-
-
-def is_tracing(tensor: torch.Tensor) -> bool:
-    """True where the values of a tensor must not decide anything: compile, export, tracing, graph capture, meta device."""
-    return (
-        torch.compiler.is_compiling()
-        or torch.jit.is_tracing()
-        or tensor.is_meta
-        or isinstance(tensor, FakeTensor)
-        or (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
-    )
 
 
 def make_layout(
@@ -44,6 +33,7 @@ def make_layout(
     unpad: bool = True,
     need_weights: bool = False,
     dtype: torch.dtype = torch.float32,
+    is_fast: bool = False,
 ) -> SequenceLayout:
     """Turn whatever describes the sequences into one layout, with one copy from device to host at most.
 
@@ -59,6 +49,7 @@ def make_layout(
         unpad: False keeps padding in the computation.
         need_weights: Attention probabilities are wanted, which only the eager backend has.
         dtype: The dtype in which attention will run; it limits the choice of backends.
+        is_fast: What `runs_fast` says of the tokens; it limits the choice of backends.
 
     Raises:
         ValueError: Values or shapes contradict each other; the message names both and the way out.
@@ -83,7 +74,7 @@ def make_layout(
         boundaries, padding_mask_host = _look_at_values(
             tokens, vocab_size, padding_mask, mask_4d, position_ids, cu_seq_lens, max_length, labels
         )
-    backend = choose_backend(implementation, device, dtype, may_pack, need_weights)
+    backend = choose_backend(implementation, device, dtype, may_pack, need_weights, is_fast)
     if not may_pack:
         return _dense_layout(
             backend, shape, device, mask_4d, padding_mask, position_ids, first_cu_seq_lens, boundaries, tracing

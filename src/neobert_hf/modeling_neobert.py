@@ -15,7 +15,6 @@ last (see `make_layout`), so everything in between is (T, ...).
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
@@ -34,15 +33,15 @@ from transformers.utils import can_return_tuple, logging
 from .attention_neobert import (
     BACKENDS,
     SequenceLayout,
-    apply_rotary,
     attend,
     attention_dtype,
     check_installed,
-    rotary_tables,
+    rotary_table,
 )
 from .checkpoint_neobert import check_encoder_is_whole, check_no_pickle
 from .configuration_neobert import NeoBERTConfig
-from .layout_neobert import is_tracing, make_layout
+from .kernels_neobert import Linear, RMSNorm, is_tracing, pack_weights, runs_fast, split_and_rotate, swiglu
+from .layout_neobert import make_layout
 from .losses_neobert import IGNORE_INDEX, check_labels, classification_loss, cross_entropy
 
 logger = logging.get_logger(__name__)
@@ -55,25 +54,16 @@ class NeoBERTModelOutput(BaseModelOutput):
     layout: SequenceLayout | None = None
 
 
-class RMSNorm(nn.RMSNorm):
-    """RMSNorm that returns the dtype of its weight, so that an fp32 residual stream can feed fp16 products."""
-
-    def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
-        weight = self.weight.to(x_TD.dtype)
-        return F.rms_norm(x_TD, self.normalized_shape, weight, self.eps).to(self.weight.dtype)
-
-
 class SwiGLU(nn.Module):
     """w3(silu(gate) * up), with gate and up side by side in `w12`."""
 
     def __init__(self, config: NeoBERTConfig):
         super().__init__()
-        self.w12 = nn.Linear(config.hidden_size, 2 * config.swiglu_width, bias=False)
-        self.w3 = nn.Linear(config.swiglu_width, config.hidden_size, bias=False)
+        self.w12 = Linear(config.hidden_size, 2 * config.swiglu_width, bias=False)
+        self.w3 = Linear(config.swiglu_width, config.hidden_size, bias=False)
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
-        gate_TF, up_TF = self.w12(x_TD).chunk(2, dim=-1)
-        return self.w3(F.silu(gate_TF) * up_TF)
+        return self.w3(swiglu(self.w12(x_TD), self))
 
 
 class NeoBERTBlock(GradientCheckpointingLayer):
@@ -83,20 +73,19 @@ class NeoBERTBlock(GradientCheckpointingLayer):
         super().__init__()
         self.num_heads, self.head_dim = config.num_attention_heads, config.head_dim
         self.attention_norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
-        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=False)
-        self.wo = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.qkv = Linear(config.hidden_size, 3 * config.hidden_size, bias=False)
+        self.wo = Linear(config.hidden_size, config.hidden_size, bias=False)
         self.ffn_norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.ffn = SwiGLU(config)
 
-    def forward(self, x_TD: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], layout: SequenceLayout):
+    def forward(self, x_TD: torch.Tensor, rotary: torch.Tensor, layout: SequenceLayout):
         attended_TD, weights = self.attention(self.attention_norm(x_TD), rotary, layout)
         x_TD = x_TD + attended_TD
         return x_TD + self.ffn(self.ffn_norm(x_TD)), weights
 
     def attention(self, x_TD, rotary, layout):
         qkv_TH3K = self.qkv(x_TD).view(-1, self.num_heads, 3, self.head_dim)
-        q_THK, k_THK, v_THK = qkv_TH3K.unbind(2)
-        out_THK, weights = attend(apply_rotary(q_THK, rotary), apply_rotary(k_THK, rotary), v_THK, layout)
+        out_THK, weights = attend(*split_and_rotate(qkv_TH3K, rotary, self), layout)
         return self.wo(out_THK.flatten(1)), weights
 
 
@@ -177,6 +166,11 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
             ) from error
         check_encoder_is_whole(model, set(info["missing_keys"]), set(info["unexpected_keys"]))
         return (model, info) if output_loading_info else model
+
+    def pack_weights(self):
+        """Copy the weights into the order in which a CPU reads them fastest (see `pack_weights`); returns the model."""
+        pack_weights(self)
+        return self
 
     def save_pretrained(self, save_directory, *args, **kwargs):
         """Save weights and config together with the code and an `auto_map` that loads every Auto class from the folder."""
@@ -272,6 +266,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             unpad=config.unpad_inputs,
             need_weights=bool(output_attentions),
             dtype=attention_dtype(self.encoder.weight),
+            is_fast=runs_fast(self.encoder.weight, self),
         )
         longest = layout.max_length or layout.shape[1]
         if not is_tracing(tokens) and longest > config.max_position_embeddings:
@@ -284,7 +279,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         x_TD = self.encoder(x_TD) if inputs_embeds is None else x_TD
         if x_TD.dtype == torch.float16:  # the stream outgrows fp16 in deep blocks; products stay in fp16
             x_TD = x_TD.float()
-        rotary = rotary_tables(config, layout, x_TD.dtype)
+        rotary = rotary_table(config, layout, x_TD.dtype)
 
         states, attentions = (), ()  # kept only if wanted: all of them are many times the memory of one
         for block in self.transformer_encoder:
@@ -307,7 +302,7 @@ class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
     def __init__(self, config: NeoBERTConfig):
         super().__init__(config)
         self.model = NeoBERTModel(config)
-        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
+        self.decoder = Linear(config.hidden_size, config.vocab_size)
         self.post_init()
 
     def get_output_embeddings(self) -> nn.Linear:
@@ -363,8 +358,8 @@ class _PooledHead(NeoBERTPreTrainedModel):
         self.num_labels = config.num_labels
         self.model = NeoBERTModel(config)
         self.dropout = nn.Dropout(config.classifier_dropout)
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.classifier = nn.Linear(config.hidden_size, num_outputs)
+        self.dense = Linear(config.hidden_size, config.hidden_size)
+        self.classifier = Linear(config.hidden_size, num_outputs)
         self.post_init()
 
     def classify(self, **inputs):
@@ -476,7 +471,7 @@ class NeoBERTForTokenClassification(NeoBERTPreTrainedModel):
         self.num_labels = config.num_labels
         self.model = NeoBERTModel(config)
         self.dropout = nn.Dropout(config.classifier_dropout)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.classifier = Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
     @can_return_tuple
@@ -519,7 +514,7 @@ class NeoBERTForQuestionAnswering(NeoBERTPreTrainedModel):
     def __init__(self, config: NeoBERTConfig):
         super().__init__(config)
         self.model = NeoBERTModel(config)
-        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.qa_outputs = Linear(config.hidden_size, 2)
         self.post_init()
 
     @can_return_tuple
