@@ -80,6 +80,7 @@ class PublishedModel(nn.Module):
         self.layer_norm = PublishedRMSNorm(config.hidden_size, config.norm_eps)
 
     def forward(self, input_ids, attention_mask):
+        """(B, L) ids and mask to (B, L, D)."""
         length, width = input_ids.shape[1], self.config.head_dim
         turns = 10_000.0 ** (-torch.arange(0, width, 2, device=input_ids.device).float() / width)
         angles = torch.outer(torch.arange(length, device=input_ids.device).float(), turns)
@@ -101,5 +102,6 @@ class PublishedMaskedLM(nn.Module):
         self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
 
     def forward(self, input_ids, attention_mask, labels=None):
+        """Logits (B, L, V), or the mean loss over the labels that are not -100."""
         logits = self.decoder(self.model(input_ids, attention_mask))
         return logits if labels is None else F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())

@@ -2,6 +2,7 @@
 
 import transformers
 
+from .allocator import tune_allocator
 from .collators import PackedMLMCollator
 from .configuration_neobert import NeoBERTConfig
 from .modeling_neobert import (
@@ -15,6 +16,7 @@ from .modeling_neobert import (
     NeoBERTLMHead,
     NeoBERTModel,
 )
+from .packing import PackedStream
 
 __version__ = "0.1.0"
 
@@ -36,5 +38,7 @@ __all__ = [
     "NeoBERTLMHead",
     "NeoBERTModel",
     "PackedMLMCollator",
+    "PackedStream",
     "__version__",
+    "tune_allocator",
 ]

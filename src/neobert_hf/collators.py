@@ -45,12 +45,16 @@ class PackedMLMCollator:
     def __call__(self, documents: list[dict]) -> dict:
         """Turn N tokenized documents into one packed row of T tokens.
 
+        Args:
+            documents: Dicts with `input_ids`; one with `position_ids` as well is a packed row, of `PackedStream` for
+                instance, and holds a document from each position 0 on.
+
         Returns:
             `input_ids`, `labels` and `position_ids` (1, T); positions begin at 0 in each document. With
             `return_flash_attn_kwargs` also `cu_seq_lens_q` and `cu_seq_lens_k` (N + 1,) int32, and `max_length_q` and
             `max_length_k` as numbers.
         """
-        padded = self.mask_padded(documents)
+        padded = self.mask_padded([document for row in documents for document in _documents_of(row)])
         is_real = padded["attention_mask"].bool()
         lengths = is_real.sum(-1)
         if not lengths.all():
@@ -63,3 +67,17 @@ class PackedMLMCollator:
             row |= {"cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries}
             row |= {"max_length_q": longest, "max_length_k": longest}
         return row
+
+
+def _documents_of(row):
+    if "position_ids" not in row:
+        return [row]
+    positions = [int(position) for position in row["position_ids"]]
+    if len(positions) != len(row["input_ids"]) or positions[:1] != [0]:
+        raise ValueError(
+            f"a packed row has {len(row['input_ids'])} input_ids and {len(positions)} position_ids that begin with "
+            f"{positions[:1]}; it needs one position for each token, and 0 where a document begins"
+        )
+    starts = [index for index, position in enumerate(positions) if position == 0]
+    ends = [*starts[1:], len(positions)]
+    return [{"input_ids": row["input_ids"][start:end]} for start, end in zip(starts, ends)]

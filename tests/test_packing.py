@@ -1,0 +1,204 @@
+"""The packer: every document once and whole, rows within the budget, and a resumed stream that goes on exactly."""
+
+import json
+import random
+from itertools import islice
+
+import datasets
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainingArguments
+
+from neobert_hf import NeoBERTForMaskedLM, PackedMLMCollator, PackedStream
+
+STREAMS = st.lists(st.integers(1, 40), max_size=60)
+
+
+def documents_of(lengths):
+    """Documents of the given lengths; every token of them is another number."""
+    tokens = iter(range(sum(lengths)))
+    return [{"input_ids": [next(tokens) for _ in range(length)]} for length in lengths]
+
+
+def unpack(rows):
+    """The documents in rows, in order."""
+    documents = []
+    for row in rows:
+        for token, position in zip(row["input_ids"], row["position_ids"]):
+            if position == 0:
+                documents.append([])
+            assert position == len(documents[-1])
+            documents[-1].append(token)
+    return documents
+
+
+@settings(max_examples=100, deadline=None)
+@given(lengths=STREAMS, max_tokens=st.integers(40, 100), max_open_rows=st.integers(1, 5))
+def test_every_document_is_in_one_row_and_whole(lengths, max_tokens, max_open_rows):
+    documents = documents_of(lengths)
+    rows = list(PackedStream(documents, max_tokens, max_open_rows=max_open_rows))
+    assert all(0 < len(row["input_ids"]) <= max_tokens for row in rows)
+    assert sorted(unpack(rows)) == [document["input_ids"] for document in documents]
+
+
+@settings(max_examples=100, deadline=None)
+@given(lengths=STREAMS, max_tokens=st.integers(1, 30))
+def test_chunks_hold_every_token_and_truncation_only_first_ones(lengths, max_tokens):
+    documents = documents_of(lengths)
+    chunks = unpack(PackedStream(documents, max_tokens, long_documents="chunk"))
+    assert sorted(token for chunk in chunks for token in chunk) == list(range(sum(lengths)))
+    stream = PackedStream(documents, max_tokens, long_documents="truncate")
+    assert sorted(unpack(stream)) == [document["input_ids"][:max_tokens] for document in documents]
+    assert stream.num_truncated == sum(length > max_tokens for length in lengths)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    lengths=STREAMS,
+    max_tokens=st.integers(40, 100),
+    interruptions=st.lists(st.integers(0, 10), max_size=3),
+    source=st.sampled_from(["list", "datasets"]),
+)
+def test_an_interrupted_stream_goes_on_exactly(lengths, max_tokens, interruptions, source):
+    def new_stream():
+        documents = documents_of(lengths)
+        if source == "datasets" and documents:
+            documents = datasets.Dataset.from_list(documents).to_iterable_dataset()
+        return PackedStream(documents, max_tokens, max_open_rows=3)
+
+    uninterrupted = new_stream()
+    wanted, rows = list(uninterrupted), []
+    stream = new_stream()
+    for num_rows in interruptions:
+        rows += islice(stream, num_rows)
+        state = json.loads(json.dumps(stream.state_dict()))
+        stream = new_stream()
+        stream.load_state_dict(state)
+    rows += list(stream)
+    assert rows == wanted
+    assert stream.num_tokens == uninterrupted.num_tokens == sum(lengths)
+    assert (stream.num_rows, stream.num_documents) == (len(wanted), len(lengths))
+
+
+def test_an_iteration_begins_anew_after_a_whole_one():
+    stream = PackedStream(documents_of([5, 9, 3, 12, 7]), 16)
+    assert list(stream) == list(stream)
+
+
+def test_a_stream_that_breaks_off_loses_nothing():
+    documents = documents_of([5, 9, 3, 12, 7, 4])
+
+    class Breaks(list):
+        def __iter__(self):
+            for number, document in enumerate(list.__iter__(self)):
+                if number == 4:
+                    raise ConnectionError("the line is dead")
+                yield document
+
+    stream, rows = PackedStream(Breaks(documents), 12, max_open_rows=1), []
+    with pytest.raises(ConnectionError):
+        for row in stream:
+            rows.append(row)
+    again = PackedStream(documents, 12, max_open_rows=1)
+    again.load_state_dict(stream.state_dict())
+    assert sorted(unpack(rows + list(again))) == [document["input_ids"] for document in documents]
+
+
+@pytest.mark.parametrize("draw", ["uniform", "log-uniform"])
+def test_rows_are_at_least_97_percent_full(draw):
+    """Documents of 10 to 1,024 tokens, a budget of 8,192: the requirement on the packer."""
+    rng = random.Random(0)
+    lengths = {
+        "uniform": [rng.randint(10, 1024) for _ in range(4000)],
+        "log-uniform": [int(10 * 102.4 ** rng.random()) for _ in range(8000)],
+    }[draw]
+    stream = PackedStream(({"input_ids": [5] * length} for length in lengths), 8192)
+    for _ in stream:
+        pass
+    assert stream.packing_efficiency >= 0.97
+
+
+def test_efficiency_is_tokens_over_budget():
+    stream = PackedStream(documents_of([6, 4, 7]), 10)
+    assert str(stream.packing_efficiency) == "nan"
+    assert len(list(stream)) == 2
+    assert stream.packing_efficiency == 17 / 20
+
+
+def test_workers_share_the_documents():
+    documents = documents_of([5, 9, 3, 12, 7, 4, 8])
+    for source in (documents, datasets.Dataset.from_list(documents).to_iterable_dataset(num_shards=2)):
+        rows = list(DataLoader(PackedStream(source, 16), batch_size=None, num_workers=2))
+        assert sorted(unpack(rows)) == [document["input_ids"] for document in documents]
+
+
+BAD = {
+    "a document above the budget": (dict(lengths=[3, 50]), "document 1 of the stream has 50 tokens, the budget .* 40"),
+    "an empty document": (dict(lengths=[3, 0]), "document 1 of the stream holds no token"),
+    "no budget": (dict(lengths=[3], max_tokens=0), "max_tokens=0"),
+    "an unknown choice": (dict(lengths=[3], long_documents="split"), "'split' is not one of error, truncate, chunk"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_refused(name):
+    arguments, message = BAD[name]
+    lengths = arguments.pop("lengths")
+    with pytest.raises(ValueError, match=message):
+        list(PackedStream(documents_of(lengths), **{"max_tokens": 40, **arguments}))
+
+
+def test_the_state_of_another_packing_or_stream_is_refused():
+    stream = PackedStream(documents_of([5] * 20), 16, max_open_rows=1)
+    next(iter(stream))
+    state = stream.state_dict()
+    with pytest.raises(ValueError, match="max_tokens=32 here and 16 there, max_open_rows=2 here and 1 there"):
+        PackedStream(documents_of([5] * 20), 32, max_open_rows=2).load_state_dict(state)
+    shorter = PackedStream(documents_of([5]), 16, max_open_rows=1)
+    shorter.load_state_dict(state)
+    with pytest.raises(ValueError, match="the stream ends after 1; it is not the stream that the state belongs to"):
+        list(shorter)
+
+
+def test_rows_of_the_stream_train_under_trainer_as_their_documents_do(tiny_config, tokenizer, tmp_path):
+    texts = ["the quick brown fox", "jumps over the lazy dog", "it sleeps", "in a warm red house by the old sea"]
+    documents = [{"input_ids": tokenizer(text)["input_ids"]} for text in texts * 6]
+    stream = PackedStream(documents, 24, max_open_rows=2)
+    rows = list(stream)
+    collator = PackedMLMCollator(tokenizer, seed=3)
+    seen = []
+
+    class Watched(NeoBERTForMaskedLM):
+        def forward(self, input_ids=None, labels=None, position_ids=None, **kwargs):
+            seen.append(torch.where(labels != -100, labels, input_ids)[0].tolist())
+            return super().forward(input_ids=input_ids, labels=labels, position_ids=position_ids, **kwargs)
+
+    arguments = TrainingArguments(
+        str(tmp_path),
+        max_steps=len(rows),
+        per_device_train_batch_size=1,
+        report_to="none",
+        use_cpu=True,
+        logging_steps=1,
+    )
+    trainer = Trainer(Watched(tiny_config), arguments, train_dataset=stream, data_collator=collator)
+    trainer.train()
+    assert seen == [row["input_ids"] for row in rows]
+    assert all(entry["loss"] > 0 for entry in trainer.state.log_history if "loss" in entry)
+
+
+def test_a_packed_row_is_masked_as_its_documents_are(tokenizer):
+    documents = [{"input_ids": tokenizer(text)["input_ids"]} for text in ("the quick brown fox", "jumps", "over it")]
+    (row,) = PackedStream(documents, 100)
+    of_row = PackedMLMCollator(tokenizer, seed=5)([row])
+    of_documents = PackedMLMCollator(tokenizer, seed=5)(documents)
+    assert all(torch.equal(of_row[name], of_documents[name]) for name in ("input_ids", "labels", "position_ids"))
+
+
+@pytest.mark.parametrize("positions", [[0, 1], [1, 2, 3]])
+def test_a_packed_row_without_a_position_for_each_token_is_refused(tokenizer, positions):
+    with pytest.raises(ValueError, match="one position for each token, and 0 where a document begins"):
+        PackedMLMCollator(tokenizer)([{"input_ids": [5, 6, 7], "position_ids": positions}])
