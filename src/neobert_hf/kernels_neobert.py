@@ -197,10 +197,7 @@ def swiglu(gate_up_T2F: torch.Tensor, module: nn.Module) -> torch.Tensor:
     gate_TF, up_TF = gate_up_T2F.chunk(2, dim=-1)
     if not runs_fast(gate_up_T2F, module):
         return F.silu(gate_TF) * up_TF
-    out_TF = torch.empty(gate_TF.shape, dtype=gate_TF.dtype)
-    for gate, up, out in zip(*(x.split(CHUNK_TOKENS) for x in (gate_TF, up_TF, out_TF))):
-        torch.mul(F.silu(gate), up, out=out)
-    return out_TF
+    return F.silu(gate_TF).mul_(up_TF)
 
 
 def split_and_rotate(

@@ -1,0 +1,192 @@
+"""What the speed benchmarks share: models by name, taking turns, the ceiling, and the end of a run."""
+
+import gc
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from provenance import provenance
+from published import PublishedMaskedLM, PublishedModel
+from tabulate import tabulate
+from tqdm.auto import tqdm
+from transformers import AutoModel, AutoModelForMaskedLM, BertConfig, ModernBertConfig, NomicBertConfig
+
+from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel
+from neobert_hf.kernels_neobert import Linear
+
+MODERNBERT_LARGE = dict(hidden_size=1024, intermediate_size=2624, num_hidden_layers=28, num_attention_heads=16)
+OTHER_CONFIGS = {
+    "bert-base": lambda length: BertConfig(max_position_embeddings=length),
+    "nomic-bert": lambda length: NomicBertConfig(max_position_embeddings=length),
+    "modernbert-base": lambda length: ModernBertConfig(max_position_embeddings=length),
+    "modernbert-large": lambda length: ModernBertConfig(**MODERNBERT_LARGE, max_position_embeddings=length),
+}
+OURS = ("ours", "ours-packed", "ours-compiled")
+MODELS = (*OURS, "published", "openvino", *OTHER_CONFIGS)
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
+
+
+def neobert_config(max_length: int, num_layers: int | None) -> NeoBERTConfig:
+    """The published shape, for any length, with fewer layers for a quick look."""
+    config = NeoBERTConfig(max_position_embeddings=max(max_length, 4096))
+    if num_layers:
+        config.num_hidden_layers = num_layers
+    return config
+
+
+def build(name: str, dtype: torch.dtype, device: str, max_length: int, num_layers: int | None, head: bool = False):
+    """A model of that name with random weights, those of every NeoBERT the same.
+
+    `head=True` builds the masked language model instead of the encoder. "ours-packed" has called pack_weights().
+    """
+    if name in OTHER_CONFIGS:
+        config = OTHER_CONFIGS[name](max_length)
+        if num_layers:
+            config.num_hidden_layers = num_layers
+            if hasattr(config, "layer_types"):
+                config.layer_types = config.layer_types[:num_layers]
+        auto = AutoModelForMaskedLM if head else AutoModel
+        best_attention = "flash_attention_2" if _has_flash_attention(device) else "sdpa"
+        return auto.from_config(config, attn_implementation=best_attention, dtype=dtype).to(device).eval()
+    torch.manual_seed(0)
+    config = neobert_config(max_length, num_layers)
+    model = NeoBERTForMaskedLM(config) if head else NeoBERTModel(config)
+    if name == "published":
+        published = (PublishedMaskedLM if head else PublishedModel)(config)
+        published.load_state_dict(model.state_dict())
+        model = published
+    model = model.to(dtype=dtype, device=device).eval()
+    if name == "ours-packed":
+        model.pack_weights()
+    if name == "ours-compiled":
+        model = torch.compile(model, dynamic=False)
+    return model
+
+
+def _has_flash_attention(device):
+    from transformers.utils import is_flash_attn_2_available
+
+    return device == "cuda" and is_flash_attn_2_available()
+
+
+class OpenVINOModel:
+    """Our encoder as OpenVINO runs it on a CPU: exported, compiled for each input shape."""
+
+    def __init__(self, model: NeoBERTModel, dtype: torch.dtype):
+        import openvino
+
+        example = torch.ones(1, 8, dtype=torch.long)
+        with torch.no_grad():
+            self.exported = openvino.convert_model(_FirstOutput(model.float()), example_input=example)
+        hint = {torch.bfloat16: "bf16", torch.float32: "f32"}[dtype]
+        self.options = {"INFERENCE_PRECISION_HINT": hint, "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+        self.core, self.compiled = openvino.Core(), {}
+
+    def __call__(self, input_ids: torch.Tensor):
+        """Run on (B, L) ids, compiling for the shape when it is new."""
+        shape = tuple(input_ids.shape)
+        if shape not in self.compiled:
+            self.compiled.clear()
+            self.exported.reshape(shape)
+            self.compiled[shape] = self.core.compile_model(self.exported, "CPU", self.options)
+        return self.compiled[shape]([input_ids.numpy()])
+
+
+class _FirstOutput(torch.nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids):
+        return self.model(input_ids).last_hidden_state
+
+
+class Ceiling:
+    """The matrix products of a NeoBERT and nothing else: each weight once, the same shapes, fastest library.
+
+    Attention's products count as if they ran at the speed of these.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: str, num_layers: int | None):
+        config = neobert_config(1, num_layers)
+        width, inner = config.hidden_size, config.swiglu_width
+        shapes = [(width, 3 * width), (width, width), (width, 2 * inner), (inner, width)]
+        shapes = shapes * config.num_hidden_layers
+        self.products = [Linear(*shape, bias=False).to(dtype=dtype, device=device).eval() for shape in shapes]
+        self.flops_per_token = sum(2 * inputs * outputs for inputs, outputs in shapes)
+        self.attention_flops = 4 * width * config.num_hidden_layers  # for each token and each token of its sequence
+
+    def __call__(self, num_tokens: int) -> None:
+        """Run the products of that many tokens."""
+        inputs = {}
+        for product in self.products:
+            weight = product.weight
+            if product.in_features not in inputs:
+                inputs[product.in_features] = torch.ones(num_tokens, product.in_features).to(weight)
+            product(inputs[product.in_features])
+
+    def tokens_per_s(self, num_tokens: int, seconds: float, length: float) -> float:
+        """Tokens/s of a NeoBERT on sequences of `length` tokens if all of its products ran at the measured speed."""
+        return num_tokens / seconds * self.flops_per_token / (self.flops_per_token + self.attention_flops * length)
+
+
+def synchronize(device: str) -> None:
+    """Wait until the device has done what it was given."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def take_turns(
+    contenders: dict[str, Callable[[], object]], num_rounds: int, device: str, description: str
+) -> dict[str, list[float]]:
+    """Run each contender once in each round, A B A B, after one round that does not count; seconds of each run."""
+    seconds = {name: [] for name in contenders}
+    for number in tqdm(range(num_rounds + 1), desc=description, unit=" rounds", leave=False):
+        for name, run in contenders.items():
+            synchronize(device)
+            started = time.perf_counter()
+            run()
+            synchronize(device)
+            if number:
+                seconds[name].append(time.perf_counter() - started)
+    return seconds
+
+
+def median_and_spread(values: list[float]) -> tuple[float, float]:
+    """Median, and half the distance between the largest and the smallest value as a share of it."""
+    median = statistics.median(values)
+    return median, (max(values) - min(values)) / 2 / median
+
+
+def median_ratio(numerators: list[float], denominators: list[float]) -> float:
+    """Median of the ratios within each round, which a machine that slows down for a while does not move."""
+    return statistics.median(a / b for a, b in zip(numerators, denominators))
+
+
+def free(device: str) -> None:
+    """Give memory back between measurements."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+
+
+def relative_error(states: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Root mean square of the difference over that of what is wanted."""
+    return (F.mse_loss(states.double(), wanted.double()).sqrt() / wanted.double().square().mean().sqrt()).item()
+
+
+def finish(benchmark: str, rows: list[dict], arguments, floatfmt: str = ".3g", **more) -> None:
+    """Print the table and, as the last line, the result as JSON; write it to `arguments.json` if that is given."""
+    print(tabulate(rows, headers="keys", tablefmt="github", floatfmt=floatfmt))
+    settings = {name: value for name, value in vars(arguments).items() if name != "json"}
+    environment = {name: value for name, value in os.environ.items() if name.startswith(("MALLOC_", "OMP_", "LD_PRELOAD"))}
+    result = {"benchmark": benchmark, "settings": settings, "rows": rows, **more, "environment": environment}
+    result |= provenance()
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(result, indent=2) + "\n", "utf-8")
+    print(json.dumps(result))
