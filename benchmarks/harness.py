@@ -184,7 +184,9 @@ def finish(benchmark: str, rows: list[dict], arguments, floatfmt: str = ".3g", *
     """Print the table and, as the last line, the result as JSON; write it to `arguments.json` if that is given."""
     print(tabulate(rows, headers="keys", tablefmt="github", floatfmt=floatfmt))
     settings = {name: value for name, value in vars(arguments).items() if name != "json"}
-    environment = {name: value for name, value in os.environ.items() if name.startswith(("MALLOC_", "OMP_", "LD_PRELOAD"))}
+    environment = {
+        name: value for name, value in os.environ.items() if name.startswith(("MALLOC_", "OMP_", "LD_PRELOAD"))
+    }
     result = {"benchmark": benchmark, "settings": settings, "rows": rows, **more, "environment": environment}
     result |= provenance()
     if arguments.json:

@@ -46,6 +46,7 @@ class SequenceLayout(NamedTuple):
         is_real: (B, L) bool, True at tokens that are not padding, in a dense layout with a padding mask; else None.
         documents: (B, L) int64 in a dense layout of packed rows: tokens attend where it is equal; else None.
         mask: What the backend takes as a mask: a tensor that broadcasts to (B, H, L, L), a mask object of its own, or None.
+        labelled: (M,) int64, places on the flat axis that have a label; None without labels and under tracing.
     """
 
     backend: str
@@ -59,6 +60,7 @@ class SequenceLayout(NamedTuple):
     is_real: torch.Tensor | None = None
     documents: torch.Tensor | None = None
     mask: Any = None
+    labelled: torch.Tensor | None = None
 
     @property
     def is_packed(self) -> bool:

@@ -45,7 +45,8 @@ class NeoBERTConfig(PretrainedConfig):
         pad_token_id: Id of the padding token, whose embedding stays zero.
         dim_head: Head width as published; only checked against `hidden_size / num_attention_heads`.
         unpad_inputs: Compute on real tokens only. False keeps the padded shape from end to end.
-        sparse_prediction: With labels given, the LM head runs on labelled positions only and `logits` has one row for each.
+        sparse_prediction: With labels given, the LM head runs on labelled positions only: `logits` has one row for each, and
+            in training there are none, because they exist in chunks only.
 
     Raises:
         ValueError: A value breaks its rule, or the config belongs to another model that shares the type "neobert".

@@ -45,7 +45,7 @@ def make_layout(
         position_ids: (B, L), (1, L) or (L,). Without an attention mask, every 0 begins a new sequence.
         cu_seq_lens: (N + 1,) boundaries of the sequences in a single packed row, under every name they were given.
         max_length: Length of the longest sequence; only checked, but needed when tracing with `cu_seq_lens`.
-        labels: (B, L) labels of tokens; only checked, none but -100 may stand at padding.
+        labels: (B, L) labels of tokens, for `labelled`; none but -100 may stand at padding.
         unpad: False keeps padding in the computation.
         need_weights: Attention probabilities are wanted, which only the eager backend has.
         dtype: The dtype in which attention will run; it limits the choice of backends.
@@ -66,28 +66,36 @@ def make_layout(
     elif attention_mask is not None:
         padding_mask = attention_mask != 0
 
-    tracing, boundaries = is_tracing(tokens), None
-    if tracing:
+    if is_tracing(tokens):
         may_pack = bool(cu_seq_lens) and takes_boundaries(choose_backend(implementation, device, dtype, True))
-    else:
-        may_pack = unpad and mask_4d is None and not need_weights and runs_packed(implementation)
-        boundaries, padding_mask_host = _look_at_values(
-            tokens, vocab_size, padding_mask, mask_4d, position_ids, cu_seq_lens, max_length, labels
-        )
-    backend = choose_backend(implementation, device, dtype, may_pack, need_weights, is_fast)
-    if not may_pack:
-        return _dense_layout(
-            backend, shape, device, mask_4d, padding_mask, position_ids, first_cu_seq_lens, boundaries, tracing
-        )
-    if tracing:  # the caller vouches for the boundaries
-        if max_length is None:
+        backend = choose_backend(implementation, device, dtype, may_pack, need_weights, is_fast)
+        if not may_pack:
+            return _dense_layout(backend, shape, device, mask_4d, padding_mask, position_ids, first_cu_seq_lens)
+        if max_length is None:  # the caller vouches for the boundaries
             raise ValueError("max_length_q is missing; while compiling, cu_seq_lens needs it as a whole number")
         return _packed_layout(backend, shape, device, position_ids, first_cu_seq_lens.int(), max_length)
+
+    may_pack = unpad and mask_4d is None and not need_weights and runs_packed(implementation)
+    backend = choose_backend(implementation, device, dtype, may_pack, need_weights, is_fast)
+    boundaries, padding_mask_host, is_label = _look_at_values(
+        tokens, vocab_size, padding_mask, mask_4d, position_ids, cu_seq_lens, max_length, labels
+    )
     if padding_mask is not None and padding_mask_host.all():
         padding_mask_host = None
-    lengths = tuple(boundaries.diff().tolist())
-    boundaries = boundaries.int().to(device, non_blocking=True)
-    return _packed_layout(backend, shape, device, position_ids, boundaries, max(lengths), lengths, padding_mask_host)
+    if may_pack:
+        lengths = tuple(boundaries.diff().tolist())
+        boundaries = boundaries.int().to(device, non_blocking=True)
+        layout = _packed_layout(
+            backend, shape, device, position_ids, boundaries, max(lengths), lengths, padding_mask_host
+        )
+    else:
+        layout = _dense_layout(
+            backend, shape, device, mask_4d, padding_mask, position_ids, first_cu_seq_lens, boundaries
+        )
+    if is_label is None:
+        return layout
+    is_label = is_label.flatten() if layout.indices is None else is_label[padding_mask_host]
+    return layout._replace(labelled=is_label.nonzero().flatten().to(device, non_blocking=True))
 
 
 def _packed_layout(backend, shape, device, position_ids, cu_seq_lens, max_length, lengths=None, padding_mask_host=None):
@@ -117,8 +125,11 @@ def _packed_layout(backend, shape, device, position_ids, cu_seq_lens, max_length
     return layout._replace(mask=make_mask(layout)) if make_mask else layout
 
 
-def _dense_layout(backend, shape, device, mask_4d, is_real, position_ids, cu_seq_lens, boundaries, tracing):
-    """Keep the shape (B, L) and describe the sequences by a mask; nothing here looks at a value."""
+def _dense_layout(backend, shape, device, mask_4d, is_real, position_ids, cu_seq_lens, boundaries=None):
+    """Keep the shape (B, L) and describe the sequences by a mask; nothing here looks at a value.
+
+    `boundaries` are on the host, and None while tracing.
+    """
     num_rows, num_columns = shape
     columns = torch.arange(num_columns, device=device).expand(shape)
     first_tokens = torch.arange(num_rows, device=device) * num_columns
@@ -128,9 +139,9 @@ def _dense_layout(backend, shape, device, mask_4d, is_real, position_ids, cu_seq
         first_tokens = cu_seq_lens[:-1].long()
     elif position_ids is not None and is_real is None and mask_4d is None:
         # While tracing nobody can see whether positions restart, so the mask has to be there in any case.
-        if tracing or len(boundaries) - 1 > num_rows:
+        if boundaries is None or len(boundaries) - 1 > num_rows:
             documents = ((position_ids == 0) | (columns == 0)).long().cumsum(-1) - 1
-            first_tokens = first_tokens if tracing else boundaries[:-1].to(device)
+            first_tokens = first_tokens if boundaries is None else boundaries[:-1].to(device)
     elif is_real is not None:
         first_column = is_real.long().argmax(-1)
         first_tokens = first_tokens + first_column
@@ -192,7 +203,8 @@ def _look_at_values(tokens, vocab_size, padding_mask, mask_4d, position_ids, all
     """Check the values and find the boundaries of the sequences.
 
     Returns:
-        (N + 1,) int64 boundaries on the host, in tokens of the packed layout, and the (B, L) padding mask on the host.
+        (N + 1,) int64 boundaries, in tokens of the packed layout, the (B, L) padding mask, and (B, L) bool, True at labels;
+        all on the host.
     """
     input_ids = tokens if tokens.ndim == 2 else tokens.new_zeros(1)
     id_range, mask, positions, has_odd_mask, is_label, *all_boundaries = _copy_to_host(
@@ -200,7 +212,7 @@ def _look_at_values(tokens, vocab_size, padding_mask, mask_4d, position_ids, all
         padding_mask,
         position_ids,
         None if mask_4d is None else _is_odd(mask_4d),
-        None if labels is None or padding_mask is None else labels != IGNORE_INDEX,
+        None if labels is None else labels != IGNORE_INDEX,
         *all_cu_seq_lens,
     )
     smallest, largest = id_range.tolist()
@@ -225,8 +237,9 @@ def _look_at_values(tokens, vocab_size, padding_mask, mask_4d, position_ids, all
     else:
         lengths = torch.full((num_rows,), num_columns)
 
-    if is_label is not None and (is_label.bool() & ~mask).any():
-        row, column = (is_label.bool() & ~mask).nonzero()[0].tolist()
+    is_label = None if is_label is None else is_label.bool()
+    if is_label is not None and mask is not None and (is_label & ~mask).any():
+        row, column = (is_label & ~mask).nonzero()[0].tolist()
         raise ValueError(
             f"labels[{row}, {column}] is a label, but the attention_mask says padding; set labels to {IGNORE_INDEX} there"
         )
@@ -257,7 +270,7 @@ def _look_at_values(tokens, vocab_size, padding_mask, mask_4d, position_ids, all
         raise ValueError(
             f"max_length_q={int(max_length)} is below the longest sequence, {longest} tokens; correct it or leave it out"
         )
-    return boundaries, mask
+    return boundaries, mask, is_label
 
 
 def _copy_to_host(*tensors):

@@ -4,9 +4,13 @@ Trainer counts the labels of all accumulation steps and devices and passes the n
 sum by it, instead of averaging averages, makes 1 x 8, 2 x 4 and 8 x 1 (batch x accumulation) the same step.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
+LOSS_CHUNK = 1024  # labels whose logits exist at once: 125 MB in fp32 with a vocabulary of 30,522
 IGNORE_INDEX = -100  # labels with this value do not count, as everywhere in PyTorch
 ELEMENTWISE_LOSSES = {
     "regression": F.mse_loss,
@@ -25,6 +29,29 @@ def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch
     logits = logits if logits.dtype == torch.float64 else logits.float()
     losses = F.cross_entropy(logits, labels, reduction="none", ignore_index=IGNORE_INDEX)
     return mean_loss(losses, (labels != IGNORE_INDEX).sum(), num_items_in_batch)
+
+
+def cross_entropy_in_chunks(
+    decode: Callable[[torch.Tensor], torch.Tensor],
+    hidden_MD: torch.Tensor,
+    labels: torch.Tensor,
+    num_items_in_batch=None,
+) -> torch.Tensor:
+    """`cross_entropy(decode(hidden_MD), labels)` for labels (M,) without -100, with the logits of one chunk at a time.
+
+    The backward pass computes the logits of each chunk once more; on masked tokens that is 2 % of a step.
+    """
+
+    def summed(hidden, labels):
+        logits = decode(hidden)
+        return F.cross_entropy(logits if logits.dtype == torch.float64 else logits.float(), labels, reduction="sum")
+
+    chunks = list(zip(hidden_MD.split(LOSS_CHUNK), labels.split(LOSS_CHUNK)))
+    if len(chunks) == 1:
+        losses = [summed(hidden_MD, labels)]
+    else:
+        losses = [checkpoint(summed, *chunk, use_reentrant=False) for chunk in chunks]
+    return mean_loss(torch.stack(losses), labels.numel(), num_items_in_batch)
 
 
 def classification_loss(config, logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch=None) -> torch.Tensor:

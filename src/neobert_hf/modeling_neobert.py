@@ -42,7 +42,7 @@ from .checkpoint_neobert import check_encoder_is_whole, check_no_pickle
 from .configuration_neobert import NeoBERTConfig
 from .kernels_neobert import Linear, RMSNorm, is_tracing, pack_weights, runs_fast, split_and_rotate, swiglu
 from .layout_neobert import make_layout
-from .losses_neobert import IGNORE_INDEX, check_labels, classification_loss, cross_entropy
+from .losses_neobert import IGNORE_INDEX, check_labels, classification_loss, cross_entropy, cross_entropy_in_chunks
 
 logger = logging.get_logger(__name__)
 
@@ -329,22 +329,27 @@ class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
             num_items_in_batch: Number of labels in the whole optimizer step, from Trainer.
 
         Returns:
-            `loss`, mean over labels; `logits` (B, L, V), zero at padding, or (number of labels, V) with
-            `config.sparse_prediction` and labels.
+            `loss`, mean over labels; `logits` (B, L, V), zero at padding. With `config.sparse_prediction` and labels only
+            labelled positions are decoded: `logits` (number of labels, V) in evaluation and none in training, where they
+            exist in chunks only. While compiling, every position is decoded.
         """
         inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, labels=labels)
         outputs = self.model(**inputs, inputs_embeds=inputs_embeds, return_packed=True, return_dict=True, **kwargs)
         layout, hidden_TD = outputs.layout, outputs.last_hidden_state
+        loss = logits = None
         if labels is not None:
             labels = layout.flatten(labels, fill=IGNORE_INDEX)
-        is_sparse = self.config.sparse_prediction and labels is not None
+        is_sparse = self.config.sparse_prediction and labels is not None and layout.labelled is not None
         if is_sparse:
-            is_label = labels != IGNORE_INDEX
-            hidden_TD, labels = hidden_TD[is_label], labels[is_label]
-        logits = self.decoder(hidden_TD)
+            hidden_TD, labels = hidden_TD[layout.labelled], labels[layout.labelled]
+        if is_sparse and self.training:
+            loss = cross_entropy_in_chunks(self.decoder, hidden_TD, labels, num_items_in_batch)
+        else:
+            logits = self.decoder(hidden_TD)
+            loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
         return MaskedLMOutput(
-            loss=None if labels is None else cross_entropy(logits, labels, num_items_in_batch),
-            logits=logits if is_sparse else layout.unflatten(logits),
+            loss=loss,
+            logits=logits if logits is None or is_sparse else layout.unflatten(logits),
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
