@@ -81,7 +81,7 @@ class Contender:
 def best_batch(contender: Contender, length: int, max_tokens: int) -> int:
     """Double the batch until memory or `max_tokens` ends it; the batch with the most tokens/s."""
     best, batch = (0.0, 1), 1
-    while batch == 1 or batch * length <= max_tokens:
+    while 2 * length <= max_tokens and batch * length <= max_tokens:
         try:
             seconds = take_turns({"": contender.runner(batch, length)}, 1, contender.device, "batch")[""]
         except torch.cuda.OutOfMemoryError:

@@ -181,14 +181,16 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         """x / sqrt(mean(x^2) + eps) * weight; the fast path rounds once, at the end."""
-        if not runs_fast(x_TD, self):
+        if len(x_TD) <= CHUNK_TOKENS or not runs_fast(x_TD, self):
             weight = self.weight.to(x_TD.dtype)
             return F.rms_norm(x_TD, self.normalized_shape, weight, self.eps).to(self.weight.dtype)
         weight_D, out_TD = self.weight.float(), torch.empty(x_TD.shape, dtype=self.weight.dtype)
+        eps = torch.tensor(self.eps)
         for x, out in zip(x_TD.split(CHUNK_TOKENS), out_TD.split(CHUNK_TOKENS)):
             wide = x.float()
-            mean_square = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(wide.shape[-1])
-            out.copy_(torch.mul(wide, mean_square.add_(self.eps).rsqrt_()).mul_(weight_D))
+            length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+            scale = torch.addcmul(eps, length, length, value=1 / wide.shape[-1]).rsqrt_()
+            out.copy_(torch.mul(wide, scale).mul_(weight_D))
         return out_TD
 
 

@@ -1,0 +1,115 @@
+"""Peak memory by length and batch: inference, and a training step on a ragged batch.
+
+    python benchmarks/memory.py --json benchmarks/results/memory_cpu.json
+    python benchmarks/memory.py --num_layers 4 --lengths 512 --batches 1       (a quick look)
+
+Each case runs in a process of its own. On a CPU it is the peak of resident memory while the case runs, with the allocator as
+it comes; on a GPU the peak of allocated memory. `above_model_mb` leaves out what the process held before the case began.
+"""
+
+import gc
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from harness import DTYPES, build, finish, synchronize
+from ragged import log_normal_lengths, stock_tokenizer, training_step
+from tqdm.auto import tqdm
+from transformers import DataCollatorForLanguageModeling, HfArgumentParser
+
+from neobert_hf import PackedMLMCollator
+
+
+@dataclass
+class MemoryArguments:
+    """What to measure."""
+
+    models: list[str] = field(
+        default_factory=lambda: ["ours", "published", "modernbert-base"], metadata={"help": "Models that take part."}
+    )
+    lengths: list[int] = field(default_factory=lambda: [512, 2048, 8192], metadata={"help": "Sequence lengths."})
+    batches: list[int] = field(default_factory=lambda: [1, 4], metadata={"help": "Sequences in a batch."})
+    max_tokens: int = field(default=8192, metadata={"help": "Larger batches are left out."})
+    train_batch: int = field(default=8, metadata={"help": "Sequences of the ragged training step; 0 leaves it out."})
+    train_length: int = field(default=512, metadata={"help": "The longest of them; their mean is a quarter of it."})
+    device: str = field(default="cpu", metadata={"help": "cpu or cuda."})
+    dtype: str = field(default="bfloat16", metadata={"help": f"One of {', '.join(DTYPES)}; training uses autocast."})
+    num_layers: int = field(default=None, metadata={"help": "Fewer layers in every model, for a quick look."})
+    json: str = field(default=None, metadata={"help": "File to write the result to."})
+
+
+def _resident_mb(field_name):
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field_name):
+            return int(line.split()[1]) / 1024
+    raise RuntimeError(f"/proc/self/status has no {field_name}; memory on a CPU is measured on Linux")
+
+
+def peak_of(run, device: str) -> tuple[float, float]:
+    """Peak memory while `run` runs, in MB, and how much of it was not there before."""
+    gc.collect()
+    if device == "cuda":
+        synchronize(device)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated() / 2**20
+        run()
+        synchronize(device)
+        peak = torch.cuda.max_memory_allocated() / 2**20
+    else:
+        Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+        before = _resident_mb("VmRSS")
+        run()
+        peak = _resident_mb("VmHWM")
+    return peak, peak - before
+
+
+def measure(case: dict, arguments: MemoryArguments) -> dict:
+    """Build the model of a case and run it, in a fresh process."""
+    dtype, device, name = DTYPES[arguments.dtype], arguments.device, case["model"]
+    if case["what"] == "inference":
+        model = build(name, dtype, device, case["length"], arguments.num_layers)
+        ids = torch.randint(5, 30_000, (case["batch"], case["length"])).to(device)
+        with torch.inference_mode():
+            peak, above = peak_of(lambda: model(ids, attention_mask=torch.ones_like(ids)), device)
+    else:
+        lengths = log_normal_lengths(case["batch"], case["length"], torch.Generator().manual_seed(0))
+        examples = [{"input_ids": torch.randint(105, 30_000, (length,)).tolist()} for length in lengths]
+        model = build(name, torch.float32, device, case["length"], arguments.num_layers, head=True).train()
+        masking = dict(tokenizer=stock_tokenizer(), mlm_probability=0.2, seed=0)
+        collator = DataCollatorForLanguageModeling(mask_replace_prob=1.0, random_replace_prob=0.0, **masking)
+        if name == "ours":
+            model.config.sparse_prediction = True
+            collator = PackedMLMCollator(**masking)
+        step = training_step(model, collator, examples, device, dtype)
+        peak, above = peak_of(lambda: [step(), step()], device)  # the optimizer's state exists in the second
+    return {**case, "peak_mb": peak, "above_model_mb": above}
+
+
+def main():
+    """Measure, print the table, and end with one line of JSON."""
+    (arguments,) = HfArgumentParser(MemoryArguments).parse_args_into_dataclasses()
+    cases = [
+        {"what": "inference", "length": length, "batch": batch, "model": model}
+        for length in arguments.lengths
+        for batch in arguments.batches
+        for model in arguments.models
+        if batch == 1 or length * batch <= arguments.max_tokens
+    ]
+    if arguments.train_batch:
+        ragged = {"what": "training step, ragged", "length": arguments.train_length, "batch": arguments.train_batch}
+        cases += [{**ragged, "model": model} for model in arguments.models]
+    rows = []
+    for case in tqdm(cases, desc="cases", unit=" cases"):
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+            rows.append(process.submit(measure, case, arguments).result())
+        same = {key: value for key, value in case.items() if key != "model"}
+        ours = next((row for row in rows if row["model"] == "ours" and same.items() <= row.items()), None)
+        if ours:
+            rows[-1]["ours_over_it"] = ours["peak_mb"] / rows[-1]["peak_mb"]
+    finish("memory", rows, arguments, floatfmt=".3g")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""Batches whose lengths spread, as real text has them: padded against packed, inference and a training step.
+
+    python benchmarks/ragged.py --json benchmarks/results/ragged_cpu_bfloat16.json
+    python benchmarks/ragged.py --num_layers 4 --models ours published              (a quick look)
+
+Two sets of lengths: log-normal with a mean of a quarter of the maximum, and those of the documentation inside this Python,
+both cut at the maximum. Every model gets the same padded batch with its mask. `ours, no padding given` gets the same
+documents as one packed row; `ours, equal lengths` as many tokens in documents of one length. A training step is forward,
+backward and AdamW on the masked language model: ours with PackedMLMCollator, the others with transformers' padding collator.
+Tokens/s counts real tokens. Models take turns; medians and ratios within the rounds are reported.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from harness import DTYPES, MODELS, build, finish, free, median_and_spread, median_ratio, take_turns
+from transformers import BertTokenizerFast, DataCollatorForLanguageModeling, HfArgumentParser
+
+from neobert_hf import PackedMLMCollator, tune_allocator
+from neobert_hf.documentation import collect_documentation
+from neobert_hf.wordpiece import train_wordpiece
+
+
+@dataclass
+class RaggedArguments:
+    """What to measure."""
+
+    models: list[str] = field(
+        default_factory=lambda: ["ours", "published", "modernbert-base"],
+        metadata={"help": f"Models that take part: {', '.join(m for m in MODELS if m != 'openvino')}."},
+    )
+    batch: int = field(default=32, metadata={"help": "Sequences in a batch of inference."})
+    train_batch: int = field(default=8, metadata={"help": "Sequences in a training step; 0 leaves training out."})
+    max_length: int = field(default=512, metadata={"help": "The longest sequence."})
+    device: str = field(default="cpu", metadata={"help": "cpu or cuda."})
+    dtype: str = field(default="bfloat16", metadata={"help": f"One of {', '.join(DTYPES)}; training uses autocast."})
+    num_layers: int = field(default=None, metadata={"help": "Fewer layers in every model, for a quick look."})
+    num_rounds: int = field(default=5, metadata={"help": "Turns that each model takes."})
+    tune_allocator: bool = field(default=True, metadata={"help": "Call tune_allocator() first, for every model."})
+    seed: int = field(default=0, metadata={"help": "Seed of the lengths and the masks."})
+    json: str = field(default=None, metadata={"help": "File to write the result to."})
+
+
+def log_normal_lengths(count: int, max_length: int, generator: torch.Generator) -> list[int]:
+    """Lengths of mean max_length / 4 and spread e^0.8, of which one is the maximum."""
+    draws = torch.randn(count, generator=generator).mul(0.8).exp()
+    lengths = (draws * max_length / 4 / draws.mean()).round().long().clamp(8, max_length)
+    lengths[0] = max_length
+    for _ in range(20):  # cutting at the maximum lowers the mean: bring it back
+        rest = lengths[1:].double()
+        rest *= (count * max_length / 4 - max_length) / rest.sum()
+        lengths[1:] = rest.round().long().clamp(8, max_length)
+    return lengths.tolist()
+
+
+def documentation_lengths(count: int, max_length: int, seed: int) -> list[int]:
+    """Lengths of that many entries of the documentation inside this Python, in tokens of a WordPiece of its own."""
+    entries = [entry.text for entry in collect_documentation()]
+    order = torch.randperm(len(entries), generator=torch.Generator().manual_seed(seed)).tolist()
+    tokenizer = train_wordpiece([entries[index] for index in order[:5000]], vocab_size=8192)
+    texts = [entries[index] for index in order[-count:]]
+    return [min(len(ids), max_length) for ids in tokenizer(texts)["input_ids"]]
+
+
+def stock_tokenizer() -> BertTokenizerFast:
+    """A tokenizer with the vocabulary size of the model; only its special tokens matter here."""
+    words = ["[PAD]", *(f"word{i}" for i in range(99)), "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    words += [f"word{i}" for i in range(99, 30_522 - 5)]
+    return BertTokenizerFast(vocab={word: index for index, word in enumerate(words)})
+
+
+def inference(documents, arguments) -> list[dict]:
+    """Rows of the padded batch through every model, and of ours without padding."""
+    dtype, device = DTYPES[arguments.dtype], arguments.device
+    pad = torch.nn.utils.rnn.pad_sequence
+    ids = pad(documents, batch_first=True).to(device)
+    mask = pad([torch.ones_like(document) for document in documents], batch_first=True).to(device)
+    num_tokens = int(mask.sum())
+    models = {name: build(name, dtype, device, arguments.max_length, arguments.num_layers) for name in arguments.models}
+    runs = {name: lambda model=model: model(ids, attention_mask=mask) for name, model in models.items()}
+    if "ours" in models:
+        lengths = torch.tensor([0, *map(len, documents)])
+        packed = {
+            "input_ids": torch.cat(documents)[None].to(device),
+            "cu_seq_lens_q": lengths.cumsum(0).int().to(device),
+        }
+        runs["ours, no padding given"] = lambda: models["ours"](**packed)
+        equal = packed["input_ids"][0, : num_tokens // len(documents) * len(documents)].view(len(documents), -1)
+        runs["ours, equal lengths"] = lambda: models["ours"](equal)
+    with torch.inference_mode():
+        seconds = take_turns(runs, arguments.num_rounds, device, "inference")
+    return rows_of("inference", seconds, num_tokens, num_tokens / ids.numel())
+
+
+def training(documents, arguments) -> list[dict]:
+    """Rows of one optimizer step on the masked language model: ours packed, the others padded."""
+    device, tokenizer = arguments.device, stock_tokenizer()
+    examples = [{"input_ids": document.tolist()} for document in documents[: arguments.train_batch]]
+    num_tokens = sum(len(example["input_ids"]) for example in examples)
+    steps = {}
+    for name in [name for name in arguments.models if name not in ("ours-packed", "ours-compiled")]:
+        torch.manual_seed(arguments.seed)
+        model = build(name, torch.float32, device, arguments.max_length, arguments.num_layers, head=True).train()
+        masking = dict(tokenizer=tokenizer, mlm_probability=0.2, seed=arguments.seed)
+        collator = DataCollatorForLanguageModeling(mask_replace_prob=1.0, random_replace_prob=0.0, **masking)
+        if name == "ours":
+            model.config.sparse_prediction = True
+            collator = PackedMLMCollator(**masking)
+        steps[name] = training_step(model, collator, examples, device, DTYPES[arguments.dtype])
+    seconds = take_turns(steps, arguments.num_rounds, device, "training step")
+    longest = max(len(example["input_ids"]) for example in examples)
+    return rows_of("training step", seconds, num_tokens, num_tokens / (longest * len(examples)))
+
+
+def training_step(model, collator, examples, device, dtype):
+    """A function that collates, runs forward and backward under autocast, and steps AdamW."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+
+    def step():
+        batch = {name: value.to(device) for name, value in collator([dict(row) for row in examples]).items()}
+        with torch.autocast(device, dtype, enabled=dtype != torch.float32):
+            output = model(**batch)
+        loss = output if isinstance(output, torch.Tensor) else output.loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def rows_of(what, seconds, num_tokens, filled) -> list[dict]:
+    """One row for each contender, with its time over that of ours."""
+    rows = []
+    for name, runs in seconds.items():
+        median, spread = median_and_spread(runs)
+        row = {"what": what, "model": name, "tokens_per_s": num_tokens / median, "spread": spread}
+        row |= {"real_share": filled, "milliseconds": median * 1000}
+        rows.append(row | {"ours_over_it": median_ratio(runs, seconds["ours"])} if "ours" in seconds else row)
+    return rows
+
+
+def main():
+    """Measure, print the table, and end with one line of JSON."""
+    (arguments,) = HfArgumentParser(RaggedArguments).parse_args_into_dataclasses()
+    if arguments.tune_allocator and arguments.device == "cpu":
+        tune_allocator()
+    generator = torch.Generator().manual_seed(arguments.seed)
+    rows = []
+    for name, lengths in {
+        "log-normal": log_normal_lengths(arguments.batch, arguments.max_length, generator),
+        "documentation": documentation_lengths(arguments.batch, arguments.max_length, arguments.seed),
+    }.items():
+        documents = [torch.randint(105, 30_000, (length,), generator=generator) for length in lengths]
+        rows += [{"lengths": name, **row} for row in inference(documents, arguments)]
+        free(arguments.device)
+        if arguments.train_batch:
+            rows += [{"lengths": name, **row} for row in training(documents, arguments)]
+            free(arguments.device)
+    finish("ragged", rows, arguments)
+
+
+if __name__ == "__main__":
+    main()
