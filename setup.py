@@ -17,7 +17,8 @@ extras = {
     "gpu": ["xformers>=0.0.35"],
     "flash": ["flash-attn>=2.7"],
 }
-extras["test"] = [*extras["train"], "hypothesis", "pytest", "pytest-xdist", "tabulate"]
+extras["test"] = [*extras["train"], "hypothesis", "matplotlib", "pytest", "pytest-xdist", "tabulate"]
+extras["bench"] = [*extras["test"], "openvino"]
 extras["dev"] = [*extras["test"], "pre-commit", "ruff"]
 
 setup(

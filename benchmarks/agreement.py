@@ -6,14 +6,12 @@ The weights are random, drawn as the paper initialises them and scaled up so tha
 the code, not a checkpoint. Each row is the largest error over the largest value, on four documents.
 """
 
-import json
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from provenance import provenance
-from tabulate import tabulate
+from harness import finish
 from tqdm.auto import tqdm
 from transformers import HfArgumentParser, set_seed
 
@@ -85,12 +83,7 @@ def main():
     """Measure, print the table, and end with one line of JSON."""
     (arguments,) = HfArgumentParser(AgreementArguments).parse_args_into_dataclasses()
     rows = measure(arguments)
-    print(tabulate(rows, headers="keys", tablefmt="github", floatfmt=".1e"))
-    settings = {name: value for name, value in vars(arguments).items() if name != "json"}
-    result = {"benchmark": "agreement", "settings": settings, "rows": rows, **provenance()}
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(result, indent=2) + "\n", "utf-8")
-    print(json.dumps(result))
+    finish("agreement", rows, arguments, floatfmt=".1e")
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def build(name: str, dtype: torch.dtype, device: str, max_length: int, num_layer
     if name == "ours-packed":
         model.pack_weights()
     if name == "ours-compiled":
-        model = torch.compile(model, dynamic=False)
+        model = torch.compile(model, dynamic=True)  # the batch doubles
     return model
 
 

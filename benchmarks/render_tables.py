@@ -1,17 +1,20 @@
-"""Render the tables of README.md from the code and from benchmarks/results/*.json.
+"""Render the tables of README.md and benchmarks/README.md, and the figure, from the code and benchmarks/results/*.json.
 
     python benchmarks/render_tables.py            (write)
-    python benchmarks/render_tables.py --check    (exit status 1 if README.md is not what would be written)
+    python benchmarks/render_tables.py --check    (exit status 1 if anything is not what would be written)
 
-A table stands between `<!-- table:NAME -->` and `<!-- end -->`.
+A table stands between `<!-- table:NAME -->` and `<!-- end -->`. The figure carries a hash of the results that it shows.
 """
 
+import hashlib
 import json
 import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from matplotlib.figure import Figure
+from PIL import Image
 from tabulate import tabulate
 from transformers import HfArgumentParser
 
@@ -19,6 +22,8 @@ from neobert_hf import AUTO_CLASSES
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"
+FIGURE = RESULTS / "throughput.png"
+THROUGHPUT = ("throughput_cpu_bfloat16", "throughput_cpu_bfloat16_others")  # what the figure shows
 
 
 @dataclass
@@ -66,32 +71,200 @@ def demo() -> str:
     return f"{table}\n\nOn {result['num_held_out']} held-out documents; {result['seconds']:.0f} s in all; {_source(result)}."
 
 
-TABLES = {"auto_classes": auto_classes, "agreement": agreement, "demo": demo}
+def _pivot(result: dict, value: str, form: str, models: list[str] | None = None) -> list[list]:
+    """Rows of a model's name and its value at each length."""
+    lengths = _lengths(result)
+    names = models or list(dict.fromkeys(row["model"] for row in result["rows"]))
+    cells = {(row["model"], row["length"]): row.get(value) for row in result["rows"]}
+    rows = []
+    for name in names:
+        values = [cells.get((name, length)) for length in lengths]
+        rows.append([name, *("" if value is None else format(value, form) for value in values)])
+    return rows
 
 
-def render(text: str) -> str:
-    """Return `text` with every table replaced by its current form.
+def _lengths(result):
+    return sorted({row["length"] for row in result["rows"]})
+
+
+def _speeds(name: str) -> str:
+    """Tokens/s, the ratios of ours to each model, and the shares of the ceiling, by length."""
+    result = _result(name)
+    rows = [[f"{row[0]}, tokens/s", *row[1:]] for row in _pivot(result, "tokens_per_s", ",.0f")]
+    rows += [
+        [f"ours / {row[0]}", *row[1:]]
+        for row in _pivot(result, "ours_over_it", ".2f")
+        if row[0] not in ("ours", "ceiling")
+    ]
+    rows += [
+        [f"{row[0]} / ceiling", *row[1:]]
+        for row in _pivot(result, "share_of_ceiling", ".2f")
+        if row[0].startswith("ours")
+    ]
+    paper = _pivot(result, "paper_a100_tokens_per_s", ",.0f")
+    rows += [[f"paper, one A100: {row[0].replace('published', 'NeoBERT')}", *row[1:]] for row in paper if any(row[1:])]
+    errors = {(row["model"], row["length"]): row["error"] for row in result["errors"]}
+    for model in dict.fromkeys(model for model, _ in errors):
+        values = [errors.get((model, length)) for length in _lengths(result)]
+        rows.append([f"{model}, error against float32", *("" if v is None else f"{v:.2e}" for v in values)])
+    table = tabulate(
+        rows, headers=["", *map(str, _lengths(result))], tablefmt="github", disable_numparse=True, stralign="right"
+    )
+    spreads = [row["spread"] for row in result["rows"]]
+    tuned = "tune_allocator() for every model" if result["settings"]["tune_allocator"] else "the allocator as it comes"
+    return (
+        f"{table}\n\n{result['settings']['dtype']}, medians of {result['settings']['num_rounds']} turns or more, {tuned}; half "
+        f"the distance between the slowest and the fastest turn is {sorted(spreads)[len(spreads) // 2]:.1%} of the median "
+        f"typically, {max(spreads):.0%} at most. {_source(result)}."
+    )
+
+
+def headline() -> str:
+    """Ours against the published code and ModernBERT, by length."""
+    result = _result("throughput_cpu_bfloat16")
+    names = {"published": "ours / published code", "modernbert-base": "ours / ModernBERT-base"}
+    rows = [["ours, tokens/s", *_pivot(result, "tokens_per_s", ",.0f", ["ours"])[0][1:]]]
+    rows += [[names[row[0]], *row[1:]] for row in _pivot(result, "ours_over_it", ".2f", list(names))]
+    rows.append(
+        ["ours / what its matrix products alone allow", *_pivot(result, "share_of_ceiling", ".2f", ["ours"])[0][1:]]
+    )
+    lengths = _lengths(result)
+    table = tabulate(rows, headers=["tokens", *map(str, lengths)], tablefmt="github", disable_numparse=True)
+    return f"{table}\n\nInference in {result['settings']['dtype']}, full-length sequences; {_source(result)}."
+
+
+def openvino() -> str:
+    """Ours over OpenVINO on the same weights."""
+    results = [_result(name) for name in ("throughput_cpu_bfloat16_others", "throughput_cpu_float32")]
+    lengths = [length for length in _lengths(results[0]) if length <= 2048]
+    rows = []
+    for result in results:
+        ratios = {(row["model"], row["length"]): row.get("ours_over_it") for row in result["rows"]}
+        for model in ("ours", "ours-packed"):
+            values = [ratios["openvino", length] / ratios[model, length] for length in lengths]
+            rows.append([f"{model} / openvino, {result['settings']['dtype']}", *(f"{value:.2f}" for value in values)])
+    table = tabulate(rows, headers=["tokens", *map(str, lengths)], tablefmt="github", disable_numparse=True)
+    return f"{table}\n\n16 is one sentence, so latency. {_source(results[0])}."
+
+
+def _rows_of(name: str, columns: dict[str, tuple[str, str]]) -> str:
+    result = _result(name)
+    rows = [
+        ["" if row.get(key) is None else format(row[key], form) for key, form in columns.values()]
+        for row in result["rows"]
+    ]
+    table = tabulate(rows, headers=list(columns), tablefmt="github", disable_numparse=True)
+    dtype = [result["settings"]["dtype"]] if "dtype" in result["settings"] else []
+    return f"{table}\n\n{', '.join([*dtype, _source(result)])}."
+
+
+RAGGED = {
+    "lengths": ("lengths", ""),
+    "": ("what", ""),
+    "model": ("model", ""),
+    "real tokens": ("real_share", ".0%"),
+    "tokens/s": ("tokens_per_s", ",.0f"),
+    "spread": ("spread", ".1%"),
+    "ours over it": ("ours_over_it", ".2f"),
+}
+MEMORY = {
+    "": ("what", ""),
+    "length": ("length", ","),
+    "batch": ("batch", ""),
+    "model": ("model", ""),
+    "peak, MB": ("peak_mb", ",.0f"),
+    "above the model, MB": ("above_model_mb", ",.0f"),
+    "ours over it": ("ours_over_it", ".2f"),
+}
+FAST_PATHS = {
+    "dtype": ("dtype", ""),
+    "tokens": ("tokens", ","),
+    "part": ("part", ""),
+    "variant": ("variant", ""),
+    "microseconds": ("microseconds", ",.0f"),
+    "speed over the first": ("speed_over_plain", ".2f"),
+}
+TABLES = {
+    "README.md": {"auto_classes": auto_classes, "agreement": agreement, "demo": demo, "headline": headline},
+    "benchmarks/README.md": {
+        "throughput": lambda: _speeds("throughput_cpu_bfloat16"),
+        "throughput_others": lambda: _speeds("throughput_cpu_bfloat16_others"),
+        "throughput_float32": lambda: _speeds("throughput_cpu_float32"),
+        "throughput_untuned": lambda: _speeds("throughput_cpu_bfloat16_untuned"),
+        "openvino": openvino,
+        "ragged": lambda: _rows_of("ragged_cpu_bfloat16", RAGGED),
+        "ragged_float32": lambda: _rows_of("ragged_cpu_float32", RAGGED),
+        "memory": lambda: _rows_of("memory_cpu", MEMORY),
+        "fast_paths": lambda: _rows_of("fast_paths_cpu", FAST_PATHS),
+    },
+}
+
+
+def render(text: str, name: str) -> str:
+    """Return the text of the file `name` with every table replaced by its current form.
 
     Raises:
-        KeyError: The text does not hold each table once.
+        KeyError: The text does not hold each of its tables once.
     """
+    tables = TABLES[name]
     marker = re.compile(r"<!-- table:(\w+) -->\n.*?<!-- end -->", re.DOTALL)
     found = marker.findall(text)
-    if sorted(found) != sorted(TABLES):
-        raise KeyError(f"README.md has the tables {found}, expected each of {list(TABLES)} once")
-    return marker.sub(lambda match: f"<!-- table:{match[1]} -->\n{TABLES[match[1]]()}\n<!-- end -->", text)
+    if sorted(found) != sorted(tables):
+        raise KeyError(f"{name} has the tables {found}, expected each of {list(tables)} once")
+    return marker.sub(lambda match: f"<!-- table:{match[1]} -->\n{tables[match[1]]()}\n<!-- end -->", text)
+
+
+def figure_hash() -> str:
+    """What the figure must carry: a hash of the results that it shows."""
+    return hashlib.sha256(b"".join((RESULTS / f"{name}.json").read_bytes() for name in THROUGHPUT)).hexdigest()
+
+
+def draw() -> None:
+    """Draw tokens/s by length, every model, into FIGURE."""
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    drawn = set()
+    for result in map(_result, THROUGHPUT):
+        for model in dict.fromkeys(row["model"] for row in result["rows"]):
+            points = [
+                (r["length"], r["tokens_per_s"]) for r in result["rows"] if r["model"] == model and r["length"] > 16
+            ]
+            if model not in drawn:
+                is_ours = model.startswith("ours")
+                style = ":" if model == "ceiling" else "-" if is_ours else "--"
+                axes.plot(*zip(*points), style, marker="o", linewidth=2.5 if is_ours else 1.2, label=model)
+                drawn.add(model)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    ticks = _lengths(_result(THROUGHPUT[0]))[1:]
+    axes.set_xticks(ticks, map(str, ticks))
+    axes.set_yticks([200, 500, 1000, 2000, 4000], ["200", "500", "1,000", "2,000", "4,000"])
+    axes.set_xlabel("tokens in a sequence")
+    axes.set_ylabel("tokens per second")
+    axes.set_title(f"Inference in bfloat16 on {result['cores']} cores of an {result['processor']}")
+    axes.grid(which="major", alpha=0.3)
+    axes.legend(fontsize="small")
+    figure.savefig(FIGURE, dpi=130, metadata={"Source": figure_hash()})
 
 
 def main():
-    """Write README.md, or check it."""
+    """Write the pages and the figure, or check them."""
     (arguments,) = HfArgumentParser(RenderArguments).parse_args_into_dataclasses()
-    readme = ROOT / "README.md"
-    before = readme.read_text("utf-8")
-    after = render(before)
-    if arguments.check and after != before:
-        sys.exit("README.md is out of date: run python benchmarks/render_tables.py and commit it")
-    if not arguments.check:
-        readme.write_text(after, "utf-8")
+    outdated = []
+    for name in TABLES:
+        page = ROOT / name
+        before = page.read_text("utf-8")
+        after = render(before, name)
+        if after != before:
+            outdated.append(name)
+        if not arguments.check:
+            page.write_text(after, "utf-8")
+    if not FIGURE.exists() or Image.open(FIGURE).text.get("Source") != figure_hash():
+        outdated.append(str(FIGURE.relative_to(ROOT)))
+        if not arguments.check:
+            draw()
+    if arguments.check and outdated:
+        sys.exit(f"out of date: {', '.join(outdated)}; run python benchmarks/render_tables.py and commit")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from transformers import HfArgumentParser, Trainer, TrainingArguments, set_seed
 
-from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, PackedMLMCollator
+from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, PackedMLMCollator, tune_allocator
 from neobert_hf.documentation import collect_documentation
 from neobert_hf.evaluate import masked_accuracy, unigram_accuracy
 from neobert_hf.wordpiece import train_wordpiece
@@ -56,6 +56,7 @@ def main():
     """Run the demo."""
     demo, training = HfArgumentParser((DemoArguments, DemoTrainingArguments)).parse_args_into_dataclasses()
     set_seed(training.seed)
+    tune_allocator()
     output_dir = Path(training.output_dir)
 
     print("1. Documentation of this Python")

@@ -255,6 +255,16 @@ def test_the_host_waits_once_for_the_device(model, monkeypatch, form):
     assert device.copies == 1 and not device.waits
 
 
+def test_a_step_that_decodes_labelled_positions_only_waits_once_too(model, monkeypatch):
+    ids, mask = random_ids(3, 7), torch.ones(3, 7, dtype=torch.long)
+    mask[1, 4:] = 0
+    labels = ids.masked_fill((mask == 0) | (ids % 3 > 0), -100)
+    model.train().config.sparse_prediction = True
+    with WaitsForDevice(monkeypatch) as device:
+        model(ids, attention_mask=mask, labels=labels).loss.backward()
+    assert device.copies == 1 and not device.waits
+
+
 BAD_INPUTS = {
     "an id beyond the vocabulary": (
         dict(input_ids=[[5, VOCAB]]),

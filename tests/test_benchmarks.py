@@ -1,0 +1,77 @@
+"""The benchmarks: the published forward is the published model, the arithmetic of the ceiling, and every script runs."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from harness import Ceiling, median_ratio
+from published import PublishedMaskedLM
+from ragged import log_normal_lengths
+
+from neobert_hf import AUTO_CLASSES
+
+ROOT = Path(__file__).parents[1]
+OPTIONS = {
+    "agreement": "--num_hidden_layers 1 --lengths 9 4",
+    "throughput": "--num_layers 1 --models ours published bert-base --lengths 24 --num_rounds 1 --max_tokens 48 --latency no",
+    "ragged": "--num_layers 1 --batch 3 --train_batch 2 --max_length 40 --num_rounds 1",
+    "memory": "--num_layers 1 --models ours --lengths 24 --batches 1 --train_batch 2 --train_length 40",
+    "fast_paths": "--num_tokens 16 --dtypes float32 --num_rounds 1",
+}
+
+
+def test_the_published_forward_computes_what_the_published_model_does(judged):
+    folder, _, expected = judged
+    loaded = AUTO_CLASSES["AutoModelForMaskedLM"].from_pretrained(folder)
+    published = PublishedMaskedLM(loaded.config).eval()
+    published.load_state_dict(loaded.state_dict())
+    ids, mask = expected["input_ids"], expected["attention_mask"].bool()
+    right_padded = mask[:, 0]  # its positions count from the first column
+    with torch.no_grad():
+        logits = published(ids, expected["attention_mask"])
+    real = mask & right_padded[:, None]
+    torch.testing.assert_close(logits[real], expected["mlm_logits"][real].float(), rtol=1e-4, atol=1e-4)
+
+
+def test_the_ceiling_counts_every_product_of_the_model():
+    ceiling = Ceiling(torch.float32, "cpu", num_layers=2)
+    # facts of the published shape: 198.2 M weights in 28 blocks, 86 kFLOP of attention for each token of length
+    assert ceiling.flops_per_token * 14 == pytest.approx(2 * 198.2e6, rel=1e-3)
+    assert ceiling.attention_flops * 14 == pytest.approx(86e3, rel=1e-2)
+    no_attention, some = (ceiling.tokens_per_s(100, 0.5, length) for length in (0, 4096))
+    assert no_attention == 200
+    assert some == pytest.approx(200 * 396.4e6 / (396.4e6 + 86e3 * 4096), rel=1e-2)
+
+
+def test_a_ratio_is_taken_within_each_round():
+    assert median_ratio([2, 40, 2], [1, 20, 1]) == 2
+
+
+@pytest.mark.parametrize("count", [8, 32, 256])
+def test_log_normal_lengths_have_the_mean_that_is_said(count):
+    lengths = log_normal_lengths(count, 512, torch.Generator().manual_seed(0))
+    assert max(lengths) == 512 and min(lengths) >= 8
+    assert sum(lengths) / count == pytest.approx(128, rel=0.02)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_script_helps_and_ends_with_one_line_of_json(name, tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    run = [sys.executable, ROOT / f"benchmarks/{name}.py"]
+    options = dict(capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert "--json" in subprocess.run([*run, "--help"], check=True, **options).stdout
+    done = subprocess.run([*run, *OPTIONS[name].split(), "--json", "result.json"], **options)
+    assert done.returncode == 0, done.stderr
+    last = json.loads(done.stdout.strip().splitlines()[-1])
+    assert last == json.loads((tmp_path / "result.json").read_text())
+    assert last["benchmark"] == name and last["rows"] and last["versions"]["torch"] == torch.__version__
+
+
+def test_a_model_that_there_is_not_is_refused_by_name(tmp_path):
+    run = [sys.executable, ROOT / "benchmarks/throughput.py", "--models", "ours", "roberta"]
+    done = subprocess.run(run, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
+    assert done.returncode != 0 and "roberta is not one of ours" in done.stderr
