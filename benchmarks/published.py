@@ -60,7 +60,7 @@ class PublishedBlock(nn.Module):
         q, k, v = self.qkv(x).view(num_rows, length, self.num_heads, 3 * self.head_dim).chunk(3, dim=-1)
         q, k = (self.rotate(heads, freqs) for heads in (q, k))
         q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
-        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask.bool())
         return self.wo(attended.transpose(1, 2).reshape(num_rows, length, width))
 
     @staticmethod
@@ -86,8 +86,7 @@ class PublishedModel(nn.Module):
         angles = torch.outer(torch.arange(length, device=input_ids.device).float(), turns)
         freqs = torch.polar(torch.ones_like(angles), angles)
         x = self.encoder(input_ids)
-        mask = torch.where(attention_mask == 1, 0.0, float("-inf")).to(x.dtype)
-        mask = mask[:, None, None].repeat(1, self.config.num_attention_heads, length, 1)
+        mask = attention_mask[:, None, None].repeat(1, self.config.num_attention_heads, length, 1)  # int64, as it comes
         for block in self.transformer_encoder:
             x = block(x, mask, freqs)
         return self.layer_norm(x)

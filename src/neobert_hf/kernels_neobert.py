@@ -258,20 +258,18 @@ def blocked_attention(
         (T, H, K), contiguous.
     """
     out_THK = torch.empty(q_THK.shape, dtype=q_THK.dtype)
-    q_HTK, k_HTK, v_HTK = (x.transpose(0, 1).contiguous() for x in (q_THK, k_THK, v_THK))
+    tensors_HTK = *(x.transpose(0, 1).contiguous() for x in (q_THK, k_THK, v_THK)), out_THK.transpose(0, 1)
     if len(set(lengths)) == 1:  # a batch
-        length = lengths[0]
-        _attend_batch(*(x.unflatten(1, (-1, length)) for x in (q_HTK, k_HTK, v_HTK, out_THK.transpose(0, 1))))
-        return out_THK
-    sequences = zip(*(x.split(lengths, dim=1) for x in (q_HTK, k_HTK, v_HTK, out_THK.transpose(0, 1))))
-    for sequence in sequences:
-        _attend_batch(*(x[:, None] for x in sequence))
+        _attend_batch(*(x.unflatten(1, (-1, lengths[0])) for x in tensors_HTK))
+    else:
+        for sequence in zip(*(x.split(lengths, dim=1) for x in tensors_HTK)):
+            _attend_batch(*(x[:, None] for x in sequence))
     return out_THK
 
 
 def _attend_batch(q_HNLK, k_HNLK, v_HNLK, out_HNLK):
     """Fill `out_HNLK` with the attention of N sequences of length L."""
-    num_heads, num_sequences, length, _ = q_HNLK.shape
+    num_heads, num_sequences, length, width = q_HNLK.shape
     is_fp32 = q_HNLK.dtype == torch.float32
     if length < SHORTEST_BLOCKED[q_HNLK.dtype]:
         out_HNLK.copy_(F.scaled_dot_product_attention(q_HNLK, k_HNLK, v_HNLK))
@@ -281,44 +279,38 @@ def _attend_batch(q_HNLK, k_HNLK, v_HNLK, out_HNLK):
     num_matrices = 1 if is_fp32 else max(num_threads * BLOCK_SCORES // (rows * length), num_threads)
     sequences = min(num_sequences, num_matrices)
     heads = min(num_heads, max(num_matrices // sequences, 1))
-    attend_block = _attend_block_fp32 if is_fp32 else _attend_block_bf16
+    scale = math.log2(math.e) / math.sqrt(width)
+    products = _products_fp32 if is_fp32 else _products_bf16
     for n in range(0, num_sequences, sequences):
         for h in range(0, num_heads, heads):
             q, k, v, out = (x[h : h + heads, n : n + sequences] for x in (q_HNLK, k_HNLK, v_HNLK, out_HNLK))
-            attend = attend_block(k.flatten(0, 1), v.flatten(0, 1))
+            score, mix = products(k.flatten(0, 1), v.flatten(0, 1), scale)
             for r in range(0, length, rows):
-                weighted, total = attend(q[:, :, r : r + rows].flatten(0, 1))
-                torch.div(*(x.unflatten(0, q.shape[:2]) for x in (weighted, total)), out=out[:, :, r : r + rows])
+                weights, total = _weights(score, q[:, :, r : r + rows].flatten(0, 1))
+                torch.div(*(x.unflatten(0, q.shape[:2]) for x in (mix(weights), total)), out=out[:, :, r : r + rows])
 
 
-def _attend_block_bf16(k_BLK, v_BLK):
-    scale = math.log2(math.e) / math.sqrt(k_BLK.shape[-1])
+def _products_bf16(k_BLK, v_BLK, scale):
+    """Functions from queries (B, M, K) to scores (B, M, L), and from weights to weighted values."""
     nothing = k_BLK.new_empty(())
-
-    def scores(q_BMK):  # the product is scaled in fp32, before it is rounded to bf16
-        return torch.baddbmm(nothing, q_BMK, k_BLK.mT, beta=0, alpha=scale)
-
-    return lambda q_BMK: _weigh(scores, torch.bmm, q_BMK, v_BLK)
+    # The product is scaled in fp32, before it is rounded to bf16.
+    return lambda q: torch.baddbmm(nothing, q, k_BLK.mT, beta=0, alpha=scale), lambda weights: torch.bmm(weights, v_BLK)
 
 
-def _attend_block_fp32(k_1LK, v_1LK):
-    k_LK, v_KL = k_1LK[0] * (math.log2(math.e) / math.sqrt(k_1LK.shape[-1])), v_1LK[0].T.contiguous()
-
-    def scores(q_1MK):
-        return _onednn_linear(q_1MK[0], k_LK)[None]
-
-    return lambda q_1MK: _weigh(scores, lambda weights, _: _onednn_linear(weights[0], v_KL)[None], q_1MK, None)
+def _products_fp32(k_1LK, v_1LK, scale):
+    k_LK, v_KL = k_1LK[0] * scale, v_1LK[0].T.contiguous()
+    return lambda q: _onednn_linear(q[0], k_LK)[None], lambda weights: _onednn_linear(weights[0], v_KL)[None]
 
 
-def _weigh(scores, multiply, q, v):
-    """Values weighted by 2^score, and the sums of the weights."""
-    weights = scores(q).exp2_()
+def _weights(score, q_BMK):
+    """2^score (B, M, L), and the sums over keys (B, M, 1)."""
+    weights = score(q_BMK).exp2_()
     total = weights.sum(-1, keepdim=True)
     smallest, largest = total.aminmax()
     if not (smallest.item() > 2.0**-100 and largest.item() < 2.0**100):
         # Only in the matrices that need it: the numbers of one sequence do not depend on those beside it.
         needs_shift = ~((total > 2.0**-100) & (total < 2.0**100)).flatten(1).all(1)
-        shifted = scores(q)[needs_shift]
+        shifted = score(q_BMK)[needs_shift]
         weights[needs_shift] = shifted.sub_(shifted.amax(-1, keepdim=True)).exp2_()
         total = weights.sum(-1, keepdim=True)
-    return multiply(weights, v), total
+    return weights, total
