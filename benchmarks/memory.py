@@ -15,11 +15,9 @@ from pathlib import Path
 
 import torch
 from harness import DTYPES, build, finish, synchronize
-from ragged import log_normal_lengths, stock_tokenizer, training_step
+from ragged import log_normal_lengths, training_step
 from tqdm.auto import tqdm
-from transformers import DataCollatorForLanguageModeling, HfArgumentParser
-
-from neobert_hf import PackedMLMCollator
+from transformers import HfArgumentParser
 
 
 @dataclass
@@ -76,13 +74,7 @@ def measure(case: dict, arguments: MemoryArguments) -> dict:
     else:
         lengths = log_normal_lengths(case["batch"], case["length"], torch.Generator().manual_seed(0))
         examples = [{"input_ids": torch.randint(105, 30_000, (length,)).tolist()} for length in lengths]
-        model = build(name, torch.float32, device, case["length"], arguments.num_layers, head=True).train()
-        masking = dict(tokenizer=stock_tokenizer(), mlm_probability=0.2, seed=0)
-        collator = DataCollatorForLanguageModeling(mask_replace_prob=1.0, random_replace_prob=0.0, **masking)
-        if name == "ours":
-            model.config.sparse_prediction = True
-            collator = PackedMLMCollator(**masking)
-        step = training_step(model, collator, examples, device, dtype)
+        step = training_step(name, examples, case["length"], arguments)
         peak, above = peak_of(lambda: [step(), step()], device)  # the optimizer's state exists in the second
     return {**case, "peak_mb": peak, "above_model_mb": above}
 

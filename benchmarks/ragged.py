@@ -37,7 +37,7 @@ class RaggedArguments:
     num_layers: int = field(default=None, metadata={"help": "Fewer layers in every model, for a quick look."})
     num_rounds: int = field(default=5, metadata={"help": "Turns that each model takes."})
     tune_allocator: bool = field(default=True, metadata={"help": "Call tune_allocator() first, for every model."})
-    seed: int = field(default=0, metadata={"help": "Seed of the lengths and the masks."})
+    seed: int = field(default=0, metadata={"help": "Seed of the lengths."})
     json: str = field(default=None, metadata={"help": "File to write the result to."})
 
 
@@ -94,26 +94,26 @@ def inference(documents, arguments) -> list[dict]:
 
 def training(documents, arguments) -> list[dict]:
     """Rows of one optimizer step on the masked language model: ours packed, the others padded."""
-    device, tokenizer = arguments.device, stock_tokenizer()
     examples = [{"input_ids": document.tolist()} for document in documents[: arguments.train_batch]]
     num_tokens = sum(len(example["input_ids"]) for example in examples)
-    steps = {}
-    for name in [name for name in arguments.models if name not in ("ours-packed", "ours-compiled")]:
-        torch.manual_seed(arguments.seed)
-        model = build(name, torch.float32, device, arguments.max_length, arguments.num_layers, head=True).train()
-        masking = dict(tokenizer=tokenizer, mlm_probability=0.2, seed=arguments.seed)
-        collator = DataCollatorForLanguageModeling(mask_replace_prob=1.0, random_replace_prob=0.0, **masking)
-        if name == "ours":
-            model.config.sparse_prediction = True
-            collator = PackedMLMCollator(**masking)
-        steps[name] = training_step(model, collator, examples, device, DTYPES[arguments.dtype])
-    seconds = take_turns(steps, arguments.num_rounds, device, "training step")
+    names = [name for name in arguments.models if name not in ("ours-packed", "ours-compiled")]
+    steps = {name: training_step(name, examples, arguments.max_length, arguments) for name in names}
+    seconds = take_turns(steps, arguments.num_rounds, arguments.device, "training step")
     longest = max(len(example["input_ids"]) for example in examples)
     return rows_of("training step", seconds, num_tokens, num_tokens / (longest * len(examples)))
 
 
-def training_step(model, collator, examples, device, dtype):
-    """A function that collates, runs forward and backward under autocast, and steps AdamW."""
+def training_step(name: str, examples: list[dict], max_length: int, arguments):
+    """A function that collates, runs forward and backward under autocast, and steps AdamW, as `name` is trained."""
+    device, dtype = arguments.device, DTYPES[arguments.dtype]
+    torch.manual_seed(0)
+    model = build(name, torch.float32, device, max_length, arguments.num_layers, head=True).train()
+    masking = dict(tokenizer=stock_tokenizer(), mlm_probability=0.2, seed=0)
+    if name == "ours":
+        model.config.sparse_prediction = True
+        collator = PackedMLMCollator(**masking)
+    else:
+        collator = DataCollatorForLanguageModeling(mask_replace_prob=1.0, random_replace_prob=0.0, **masking)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
 
     def step():
