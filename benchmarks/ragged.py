@@ -106,9 +106,9 @@ def training(documents, arguments) -> list[dict]:
 def training_step(name: str, examples: list[dict], max_length: int, arguments):
     """A function that collates, runs forward and backward under autocast, and steps AdamW, as `name` is trained."""
     device, dtype = arguments.device, DTYPES[arguments.dtype]
-    torch.manual_seed(0)
     model = build(name, torch.float32, device, max_length, arguments.num_layers, head=True).train()
-    masking = dict(tokenizer=stock_tokenizer(), mlm_probability=0.2, seed=0)
+    torch.manual_seed(0)  # of the masks
+    masking = dict(tokenizer=stock_tokenizer(), mlm_probability=0.2)
     if name == "ours":
         model.config.sparse_prediction = True
         collator = PackedMLMCollator(**masking)
