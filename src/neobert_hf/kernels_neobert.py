@@ -181,7 +181,7 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         """x / sqrt(mean(x^2) + eps) * weight; the fast path rounds once, at the end."""
-        if len(x_TD) <= CHUNK_TOKENS or not runs_fast(x_TD, self):
+        if not runs_fast(x_TD, self) or len(x_TD) <= CHUNK_TOKENS:
             weight = self.weight.to(x_TD.dtype)
             return F.rms_norm(x_TD, self.normalized_shape, weight, self.eps).to(self.weight.dtype)
         weight_D, out_TD = self.weight.float(), torch.empty(x_TD.shape, dtype=self.weight.dtype)
