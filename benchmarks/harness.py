@@ -14,20 +14,23 @@ from provenance import provenance
 from published import PublishedMaskedLM, PublishedModel
 from tabulate import tabulate
 from tqdm.auto import tqdm
-from transformers import AutoModel, AutoModelForMaskedLM, BertConfig, ModernBertConfig, NomicBertConfig
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel
 from neobert_hf.kernels_neobert import Linear
 
-MODERNBERT_LARGE = dict(hidden_size=1024, intermediate_size=2624, num_hidden_layers=28, num_attention_heads=16)
-OTHER_CONFIGS = {
-    "bert-base": lambda length: BertConfig(max_position_embeddings=length),
-    "nomic-bert": lambda length: NomicBertConfig(max_position_embeddings=length),
-    "modernbert-base": lambda length: ModernBertConfig(max_position_embeddings=length),
-    "modernbert-large": lambda length: ModernBertConfig(**MODERNBERT_LARGE, max_position_embeddings=length),
+# Models of transformers: their type, and what differs from its defaults. An older transformers may lack one.
+OTHERS = {
+    "bert-base": ("bert", {}),
+    "nomic-bert": ("nomic_bert", {}),
+    "modernbert-base": ("modernbert", {}),
+    "modernbert-large": (
+        "modernbert",
+        dict(hidden_size=1024, intermediate_size=2624, num_hidden_layers=28, num_attention_heads=16),
+    ),
 }
 OURS = ("ours", "ours-packed", "ours-compiled")
-MODELS = (*OURS, "published", "openvino", *OTHER_CONFIGS)
+MODELS = (*OURS, "published", "openvino", *OTHERS)
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
 
 
@@ -44,8 +47,9 @@ def build(name: str, dtype: torch.dtype, device: str, max_length: int, num_layer
 
     `head=True` builds the masked language model instead of the encoder. "ours-packed" has called pack_weights().
     """
-    if name in OTHER_CONFIGS:
-        config = OTHER_CONFIGS[name](max_length)
+    if name in OTHERS:
+        model_type, changes = OTHERS[name]
+        config = AutoConfig.for_model(model_type, **changes, max_position_embeddings=max_length)
         if num_layers:
             config.num_hidden_layers = num_layers
             if hasattr(config, "layer_types"):

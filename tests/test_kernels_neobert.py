@@ -117,7 +117,7 @@ def test_packed_and_unpacked_products_are_exact_to_the_dtype(dtype, bias):
     for shape in ((1,), (17,), (2, 5)):
         x = torch.randn(*shape, 96, dtype=dtype)
         wanted = F.linear(x.double(), *(p.double() for p in layer.parameters()))
-        tolerance = 4 * torch.finfo(dtype).eps
+        tolerance = 1e-6 if dtype == torch.float32 else torch.finfo(dtype).eps  # sums of 96 terms; one rounding
         with torch.inference_mode():
             assert largest_error(layer(x), wanted) < tolerance
             layer.pack()
