@@ -81,7 +81,8 @@ class Linear(nn.Linear):
     def pack(self) -> None:
         """Keep a copy of the weight in the order in which oneDNN's products read it."""
         weight = self.weight.detach()
-        self._packed = PackedWeight(torch.ops.mkldnn._reorder_linear_weight(weight), *_fingerprint(weight))
+        address, version, sample = _fingerprint(weight)
+        self._packed = PackedWeight(torch.ops.mkldnn._reorder_linear_weight(weight), address, version, sample.clone())
 
     def _current_pack(self):
         address, version, sample = _fingerprint(self.weight.detach())
@@ -115,7 +116,7 @@ class PackedWeight(NamedTuple):
 
 def _fingerprint(weight):
     version = 0 if weight.is_inference() else weight._version
-    return weight.data_ptr(), version, weight.flatten()[:: max(weight.numel() // 64, 1)].clone()
+    return weight.data_ptr(), version, weight.flatten()[:: max(weight.numel() // 64, 1)]
 
 
 def pack_weights(model: nn.Module) -> None:

@@ -49,7 +49,7 @@ def make_layout(
         unpad: False keeps padding in the computation.
         need_weights: Attention probabilities are wanted, which only the eager backend has.
         dtype: The dtype in which attention will run; it limits the choice of backends.
-        is_fast: What `runs_fast` says of the tokens; it limits the choice of backends.
+        is_fast: What `runs_fast` says of the weights; it limits the choice of backends.
 
     Raises:
         ValueError: Values or shapes contradict each other; the message names both and the way out.
