@@ -81,13 +81,17 @@ class Linear(nn.Linear):
     def pack(self) -> None:
         """Keep a copy of the weight in the order in which oneDNN's products read it."""
         weight = self.weight.detach()
-        address, version, sample = _fingerprint(weight)
-        self._packed = PackedWeight(torch.ops.mkldnn._reorder_linear_weight(weight), address, version, sample.clone())
+        watched = weight.flatten()[:: max(weight.numel() // 64, 1)]
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+        self._packed = PackedWeight(packed, weight.data_ptr(), _version(weight), watched, watched.clone())
 
     def _current_pack(self):
-        address, version, sample = _fingerprint(self.weight.detach())
-        packed = self._packed
-        if (address, version) == (packed.address, packed.version) and torch.equal(sample, packed.sample):
+        packed, weight = self._packed, self.weight
+        if (
+            weight.data_ptr() == packed.address
+            and _version(weight) == packed.version
+            and torch.equal(packed.watched, packed.sample)
+        ):
             return packed
         logger.warning_once(
             "Weights have changed after pack_weights(); their packed copies are dropped. Call it again."
@@ -105,18 +109,19 @@ class PackedWeight(NamedTuple):
         weight: (out, in), opaque.
         address: Where the weight's memory begins.
         version: The weight's count of changes; a change through `.data` does not count, hence the sample.
-        sample: Up to 64 values spread over the weight.
+        watched: Up to 64 places spread over the weight, a view of it.
+        sample: The values that these places had.
     """
 
     weight: torch.Tensor
     address: int
     version: int
+    watched: torch.Tensor
     sample: torch.Tensor
 
 
-def _fingerprint(weight):
-    version = 0 if weight.is_inference() else weight._version
-    return weight.data_ptr(), version, weight.flatten()[:: max(weight.numel() // 64, 1)]
+def _version(weight):
+    return 0 if weight.is_inference() else weight._version
 
 
 def pack_weights(model: nn.Module) -> None:
@@ -182,17 +187,13 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         """x / sqrt(mean(x^2) + eps) * weight; the fast path rounds once, at the end."""
-        if not runs_fast(x_TD, self) or len(x_TD) <= CHUNK_TOKENS:
+        if not runs_fast(x_TD, self):
             weight = self.weight.to(x_TD.dtype)
             return F.rms_norm(x_TD, self.normalized_shape, weight, self.eps).to(self.weight.dtype)
-        weight_D, out_TD = self.weight.float(), torch.empty(x_TD.shape, dtype=self.weight.dtype)
-        eps = torch.tensor(self.eps)
-        for x, out in zip(x_TD.split(CHUNK_TOKENS), out_TD.split(CHUNK_TOKENS)):
-            wide = x.float()
-            length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-            scale = torch.addcmul(eps, length, length, value=1 / wide.shape[-1]).rsqrt_()
-            out.copy_(torch.mul(wide, scale).mul_(weight_D))
-        return out_TD
+        out_TD = x_TD.to(torch.float32, copy=True)
+        length = torch.linalg.vector_norm(out_TD, dim=-1, keepdim=True)
+        scale = torch.addcmul(torch.tensor(self.eps), length, length, value=1 / x_TD.shape[-1]).rsqrt_()
+        return out_TD.mul_(scale).mul_(self.weight).to(self.weight.dtype)
 
 
 def swiglu(gate_up_T2F: torch.Tensor, module: nn.Module) -> torch.Tensor:
