@@ -106,7 +106,7 @@ def _speeds(name: str) -> str:
     errors = {(row["model"], row["length"]): row["error"] for row in result["errors"]}
     for model in dict.fromkeys(model for model, _ in errors):
         values = [errors.get((model, length)) for length in _lengths(result)]
-        rows.append([f"{model}, error against float32", *("" if v is None else f"{v:.2e}" for v in values)])
+        rows.append([f"{model}, error against float64", *("" if v is None else f"{v:.2e}" for v in values)])
     table = tabulate(
         rows, headers=["", *map(str, _lengths(result))], tablefmt="github", disable_numparse=True, stralign="right"
     )
