@@ -11,7 +11,7 @@ version = re.search(r'^__version__ = "(.+)"$', (here / "src/neobert_hf/__init__.
 ]
 
 extras = {
-    "train": ["accelerate>=1.1", "datasets>=3.0", "peft>=0.17"],
+    "train": ["accelerate>=1.1", "datasets>=3.0", "matplotlib", "peft>=0.17", "pyarrow", "tensorboard"],
     "embed": ["sentence-transformers>=5.1"],
     "export": ["onnx", "onnxruntime"],
     "gpu": ["xformers>=0.0.35"],
@@ -30,6 +30,7 @@ setup(
     license="MIT",
     packages=find_packages("src"),
     package_dir={"": "src"},
+    entry_points={"console_scripts": ["neobert = neobert_hf.cli:main"]},
     python_requires=">=3.10",
     install_requires=["jinja2", "safetensors>=0.4.3", "tokenizers>=0.21", "torch>=2.4", "transformers>=4.57.0"],
     extras_require=extras,

@@ -62,7 +62,7 @@ def main():
     print("1. Documentation of this Python")
     entries = collect_documentation()
     random.Random(training.seed).shuffle(entries)
-    texts = [f"{entry.name}{entry.signature}\n{entry.text}" for entry in entries]
+    texts = [entry.full_text for entry in entries]
     print(f"   {len(entries):,} entries, {sum(map(len, texts)) / 1e6:.0f} MB of text")
 
     print("2. A WordPiece tokenizer")

@@ -16,6 +16,8 @@ from neobert_hf.wordpiece import train_wordpiece
 
 GOLDEN = Path(__file__).parents[2] / "shared/golden/tiny"
 
+SENTENCE = "the quick brown fox jumps over lazy dog and then it sleeps in a warm red house by old sea"
+
 torch.manual_seed(0)
 
 
@@ -62,8 +64,7 @@ def tiny_config():
 @pytest.fixture(scope="session")
 def tokenizer():
     """A WordPiece tokenizer of at most 96 tokens, the vocabulary of the tiny model."""
-    words = "the quick brown fox jumps over lazy dog and then it sleeps in a warm red house by old sea"
-    return train_wordpiece([words] * 20, vocab_size=96, model_max_length=64)
+    return train_wordpiece([SENTENCE] * 20, vocab_size=96, model_max_length=64)
 
 
 @pytest.fixture(scope="session")

@@ -65,3 +65,35 @@ def test_a_tokenizer_without_a_mask_token_is_refused(tokenizer):
     maskless.mask_token = None
     with pytest.raises(ValueError, match="mask"):
         PackedMLMCollator(maskless)
+
+
+def test_layouts_are_twins_with_the_very_same_masks(tokenizer):
+    rows = [
+        {"input_ids": [2, 5, 6, 7, 3, 2, 8, 9, 3], "position_ids": [0, 1, 2, 3, 4, 0, 1, 2, 3], "mask_seed": 1},
+        {"input_ids": [2, *range(5, 30), 3], "position_ids": list(range(27)), "mask_seed": 2},
+    ]
+    packed, padded, concatenated = (
+        PackedMLMCollator(tokenizer, mlm_probability=0.5, layout=layout)(rows)
+        for layout in ("packed", "padded", "concatenated")
+    )
+    is_real = padded["attention_mask"].bool()
+    assert is_real.sum(-1).tolist() == [5, 4, 27]
+    for name in ("input_ids", "labels"):
+        assert torch.equal(padded[name][is_real], packed[name][0])
+        assert torch.equal(concatenated[name], packed[name])
+    assert (padded["labels"][~is_real] == -100).all()
+    assert "position_ids" not in concatenated
+    with pytest.raises(ValueError, match="layout='flat' is not one of packed, padded, concatenated"):
+        PackedMLMCollator(tokenizer, layout="flat")
+
+
+def test_berts_masking_replaces_keeps_and_randomises(tokenizer):
+    """80 / 10 / 10 of 15 %: over 30,000 tokens the shares of the 4,500 have standard deviations of at most 0.006."""
+    ids = [2, *([7] * 300), 3]
+    collator = PackedMLMCollator(
+        tokenizer, mlm_probability=0.15, mask_replace_prob=0.8, random_replace_prob=0.1, seed=0
+    )
+    row = collator([{"input_ids": ids} for _ in range(100)])
+    chosen = row["input_ids"][row["labels"] != -100]
+    shares = [(chosen == tokenizer.mask_token_id).float().mean(), (chosen == 7).float().mean()]
+    assert abs(shares[0] - 0.8) < 0.024 and abs(shares[1] - 0.1) < 0.024

@@ -20,11 +20,13 @@ def test_a_loss_in_chunks_is_the_loss(monkeypatch, num_labels, counted):
     gradients = []
     for loss in (
         cross_entropy(decoder(hidden), labels, counted),
-        cross_entropy_in_chunks(decoder, hidden, labels, counted),
+        cross_entropy_in_chunks(decoder, hidden, labels, counted)[0],
     ):
         gradients.append((loss, *torch.autograd.grad(loss, (hidden, decoder.weight, decoder.bias))))
     for wanted, actual in zip(*gradients):
         torch.testing.assert_close(actual, wanted, **FLOAT64)
+    num_correct = cross_entropy_in_chunks(decoder, hidden, labels, counted)[1]
+    assert num_correct == sum(int(decoder(row).argmax() == label) for row, label in zip(hidden, labels))
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -1,10 +1,12 @@
 """The packer: every document once and whole, rows within the budget, and a resumed stream that goes on exactly."""
 
 import json
+import pickle
 import random
 from itertools import islice
 
 import datasets
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,6 +15,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
 from neobert_hf import NeoBERTForMaskedLM, PackedMLMCollator, PackedStream
+from neobert_hf.packing import PackedRows
 
 STREAMS = st.lists(st.integers(1, 40), max_size=60)
 
@@ -202,3 +205,94 @@ def test_a_packed_row_is_masked_as_its_documents_are(tokenizer):
 def test_a_packed_row_without_a_position_for_each_token_is_refused(tokenizer, positions):
     with pytest.raises(ValueError, match="one position for each token, and 0 where a document begins"):
         PackedMLMCollator(tokenizer)([{"input_ids": [5, 6, 7], "position_ids": positions}])
+
+
+def numbered_documents(lengths):
+    """Documents whose tokens are their own number, so that each can be told in a row."""
+    return [[100 + number] * length for number, length in enumerate(lengths)]
+
+
+def documents_in(row):
+    starts = [i for i, position in enumerate(row["position_ids"]) if position == 0]
+    return [row["input_ids"][a:b] for a, b in zip(starts, [*starts[1:], None])]
+
+
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=80),
+    max_tokens=st.integers(30, 90),
+    seed=st.integers(0, 99),
+    num_passes=st.integers(1, 3),
+)
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_each_pass_over_rows_holds_every_document_once_and_whole(lengths, max_tokens, seed, num_passes):
+    documents = numbered_documents(lengths)
+    once = PackedRows(documents, lengths, max_tokens, seed=seed)
+    rows = PackedRows(documents, lengths, max_tokens, seed=seed, num_rows=num_passes * len(once))
+    assert len(rows) == num_passes * len(once)
+    for number_of_pass in range(num_passes):
+        found = []
+        for place in range(len(once)):
+            row = rows[number_of_pass * len(once) + place]
+            assert len(row["input_ids"]) == len(row["position_ids"]) <= max_tokens
+            found += documents_in(row)
+        assert sorted(found) == documents
+    assert once.packing_efficiency == sum(lengths) / (len(once) * max_tokens)
+
+
+def test_a_row_depends_on_its_number_alone():
+    """In whatever order rows are asked for, by whichever process."""
+    lengths = np.random.default_rng(0).integers(1, 30, 200)
+    documents = numbered_documents(lengths)
+    rows = PackedRows(documents, lengths, 64, num_rows=300, seed=5)
+    wanted = [rows[number] for number in range(300)]
+    again = pickle.loads(pickle.dumps(PackedRows(documents, lengths, 64, num_rows=300, seed=5)))
+    assert [again[number] for number in reversed(range(300))] == wanted[::-1]
+    loader = DataLoader(rows, batch_size=1, num_workers=2, collate_fn=lambda batch: batch[0])
+    assert list(loader) == wanted
+    assert len({row["mask_seed"] for row in wanted}) == 300
+    first, second = ([row["input_ids"] for row in wanted[a : a + rows.rows_per_pass]] for a in (0, rows.rows_per_pass))
+    assert first != second and sorted(first) == sorted(second)  # another order in the next pass
+    with pytest.raises(IndexError, match="row 300 of 300"):
+        rows[300]
+
+
+def test_rows_cut_documents_as_the_tokenizer_does(tokenizer):
+    texts = ["the quick brown fox jumps over the lazy dog", "a dog", "the old sea and a warm red house by it"]
+    whole, cut = tokenizer(texts)["input_ids"], tokenizer(texts, truncation=True, max_length=6)["input_ids"]
+    rows = PackedRows(whole, list(map(len, whole)), 64, max_length=6)
+    assert sorted(documents_in(rows[0])) == sorted(cut)
+
+
+def test_rows_of_documents_are_nearly_full():
+    """0.97 is what the project asks of documents of 10 to 1,024 tokens in rows of 8,192."""
+    lengths = np.exp(np.random.default_rng(0).uniform(np.log(10), np.log(1025), 5000)).astype(int)
+    assert PackedRows([[5] * n for n in lengths], lengths, 8192).packing_efficiency > 0.97
+
+
+@pytest.mark.parametrize(
+    ("lengths", "options", "message"),
+    [
+        ([], {}, "0 documents with 0 lengths cannot be packed"),
+        ([3, 0], {}, "documents have 0 to 3 tokens, a row takes 1 to 8; drop empty documents"),
+        ([3, 9], {}, "documents have 3 to 9 tokens, a row takes 1 to 8; .* raise max_tokens or lower max_length=None"),
+    ],
+)
+def test_documents_that_cannot_be_packed_are_refused(lengths, options, message):
+    with pytest.raises(ValueError, match=message):
+        PackedRows(numbered_documents(lengths), lengths, 8, **options)
+
+
+def test_masks_of_a_seeded_stream_do_not_depend_on_where_it_was_read_from(tokenizer):
+    documents = [[2, *range(5, 5 + n), 3] for n in range(1, 20)]
+    rows = list(PackedStream(documents, 32, seed=1))
+    stream = PackedStream(documents, 32, seed=1)
+    iterator = iter(stream)
+    for _ in range(3):
+        next(iterator)
+    resumed = PackedStream(documents, 32, seed=1)
+    resumed.load_state_dict(stream.state_dict())
+    assert list(resumed) == rows[3:]
+    collator = PackedMLMCollator(tokenizer)
+    alone, together = collator([rows[4]]), collator(rows[3:6])
+    place = len(rows[3]["input_ids"])
+    assert torch.equal(together["labels"][0, place : place + alone["labels"].shape[1]], alone["labels"][0])

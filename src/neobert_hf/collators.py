@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerBase
+
+LAYOUTS = ("packed", "padded", "concatenated")
 
 
 @dataclass
@@ -11,73 +14,107 @@ class PackedMLMCollator:
     """Mask tokens and pack the documents of a batch into one row without padding.
 
     The masks come from transformers' own collator, drawn before packing: 20 % of the tokens, every one of them replaced by
-    `[MASK]`, special tokens never.
+    `[MASK]`, special tokens never. So the padded twin of a batch has the very same masks.
 
     Args:
-        tokenizer: Pads, and knows the mask token and the special tokens.
-        mlm_probability: Share of the tokens to mask.
-        seed: Seed of the masks; None draws from torch's global generator.
+        tokenizer: Knows the mask token and the special tokens.
+        mlm_probability: Share of the tokens to predict.
+        mask_replace_prob: Share of those that become `[MASK]`.
+        random_replace_prob: Share of those that become a random token; the rest stay as they are.
+        layout: "packed"; or "padded", one document a row, for models that cannot keep packed documents apart; or
+            "concatenated", one row in which tokens attend to other documents, which the paper tried and rejected.
+        seed: Seed of the masks; None draws from torch's global generator. Rows with a `mask_seed` bring their own.
         return_flash_attn_kwargs: Also return `cu_seq_lens_q/k` and `max_length_q/k`, as transformers' packing collator does
             under this name. The positions say the same; a compiled model wants the boundaries. Trainer cannot pass them on
             with a streamed dataset unless `accelerator_config={"dispatch_batches": False}`.
 
     Raises:
-        ValueError: The tokenizer has no mask token, or a document holds no token.
+        ValueError: The tokenizer has no mask token, the layout is unknown, or a document holds no token.
 
-    Source: paper, section 3.2 (20 % masking without random or kept tokens) and Table 2, row M6, which shows the loss from
+    Source: paper, section 3.3 (20 % masking without random or kept tokens) and Table 2, row M6, which shows the loss from
         packing without isolating documents.
     """
 
     tokenizer: PreTrainedTokenizerBase
     mlm_probability: float = 0.2
+    mask_replace_prob: float = 1.0
+    random_replace_prob: float = 0.0
+    layout: str = "packed"
     seed: int | None = None
     return_flash_attn_kwargs: bool = False
 
     def __post_init__(self):
-        self.mask_padded = DataCollatorForLanguageModeling(
+        if self.layout not in LAYOUTS:
+            raise ValueError(f"layout={self.layout!r} is not one of {', '.join(LAYOUTS)}")
+        self.stock = DataCollatorForLanguageModeling(
             self.tokenizer,
             mlm_probability=self.mlm_probability,
-            mask_replace_prob=1.0,
-            random_replace_prob=0.0,
+            mask_replace_prob=self.mask_replace_prob,
+            random_replace_prob=self.random_replace_prob,
             seed=self.seed,
         )
+        self.special_ids = torch.tensor(self.tokenizer.all_special_ids)
 
     def __call__(self, documents: list[dict]) -> dict:
         """Turn N tokenized documents into one packed row of T tokens.
 
         Args:
             documents: Dicts with `input_ids`; one with `position_ids` as well is a packed row, of `PackedStream` for
-                instance, and holds a document from each position 0 on.
+                instance, and holds a document from each position 0 on. With `mask_seed` the masks of a row depend on this
+                number and the row alone.
 
         Returns:
             `input_ids`, `labels` and `position_ids` (1, T); positions begin at 0 in each document. With
             `return_flash_attn_kwargs` also `cu_seq_lens_q` and `cu_seq_lens_k` (N + 1,) int32, and `max_length_q` and
-            `max_length_k` as numbers.
+            `max_length_k` as numbers. "concatenated": without `position_ids`. "padded": `input_ids`, `labels` and
+            `attention_mask` (N, longest).
         """
-        padded = self.mask_padded([document for row in documents for document in _documents_of(row)])
-        is_real = padded["attention_mask"].bool()
-        lengths = is_real.sum(-1)
-        if not lengths.all():
-            empty = int((lengths == 0).nonzero()[0])
-            raise ValueError(f"document {empty} of the batch holds no token; drop empty documents before packing")
-        row = {name: padded[name][is_real][None] for name in ("input_ids", "labels")}
-        row["position_ids"] = (is_real.cumsum(-1) - 1)[is_real][None]
+        is_seeded = bool(documents) and "mask_seed" in documents[0]
+        masked = [self._mask(rows) for rows in ([[row] for row in documents] if is_seeded else [documents])]
+        input_ids, labels = ([document for part in parts for document in part] for parts in zip(*masked))
+        if self.layout == "padded":
+            return {
+                "input_ids": pad_sequence(input_ids, batch_first=True, padding_value=self.tokenizer.pad_token_id),
+                "attention_mask": pad_sequence([torch.ones_like(ids) for ids in input_ids], batch_first=True),
+                "labels": pad_sequence(labels, batch_first=True, padding_value=-100),
+            }
+        row = {"input_ids": torch.cat(input_ids)[None], "labels": torch.cat(labels)[None]}
+        if self.layout == "concatenated":
+            return row
+        row["position_ids"] = torch.cat([torch.arange(len(ids)) for ids in input_ids])[None]
         if self.return_flash_attn_kwargs:
-            boundaries, longest = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int(), int(lengths.max())
+            lengths = torch.tensor([0, *map(len, input_ids)])
+            boundaries, longest = lengths.cumsum(0).int(), int(lengths.max())
             row |= {"cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries}
             row |= {"max_length_q": longest, "max_length_k": longest}
         return row
 
+    def _mask(self, rows):
+        """Masked ids and labels of each document, drawn on the padded batch as transformers' collator draws them."""
+        documents = [document for row in rows for document in _documents_of(row)]
+        lengths = list(map(len, documents))
+        if 0 in lengths:
+            raise ValueError(
+                f"document {lengths.index(0)} of the batch holds no token; drop empty documents before packing"
+            )
+        if "mask_seed" in rows[0]:
+            self.stock.generator = torch.Generator().manual_seed(rows[0]["mask_seed"])
+        elif self.seed is not None and self.stock.generator is None:
+            self.stock.create_rng()
+        ids = pad_sequence(documents, batch_first=True, padding_value=self.tokenizer.pad_token_id)
+        masked, labels = self.stock.torch_mask_tokens(ids, torch.isin(ids, self.special_ids))
+        return tuple([document[:length] for document, length in zip(part, lengths)] for part in (masked, labels))
+
 
 def _documents_of(row):
+    ids = torch.as_tensor(row["input_ids"])
     if "position_ids" not in row:
-        return [row]
-    positions = [int(position) for position in row["position_ids"]]
-    if len(positions) != len(row["input_ids"]) or positions[:1] != [0]:
+        return [ids]
+    positions = torch.as_tensor(row["position_ids"])
+    if len(positions) != len(ids) or positions[:1].tolist() != [0]:
         raise ValueError(
-            f"a packed row has {len(row['input_ids'])} input_ids and {len(positions)} position_ids that begin with "
-            f"{positions[:1]}; it needs one position for each token, and 0 where a document begins"
+            f"a packed row has {len(ids)} input_ids and {len(positions)} position_ids that begin with "
+            f"{positions[:1].tolist()}; it needs one position for each token, and 0 where a document begins"
         )
-    starts = [index for index, position in enumerate(positions) if position == 0]
-    ends = [*starts[1:], len(positions)]
-    return [{"input_ids": row["input_ids"][start:end]} for start, end in zip(starts, ends)]
+    starts = (positions == 0).nonzero().flatten().tolist()
+    return list(ids.split([end - start for start, end in zip(starts, [*starts[1:], len(ids)])]))

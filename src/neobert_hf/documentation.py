@@ -5,7 +5,9 @@ code of theirs runs.
 """
 
 import ast
+import json
 import os
+import random
 import re
 import sysconfig
 import textwrap
@@ -17,6 +19,8 @@ from pathlib import Path
 
 from tqdm.auto import tqdm
 from transformers.utils import logging
+
+from .wordpiece import train_wordpiece
 
 logger = logging.get_logger(__name__)
 
@@ -41,6 +45,11 @@ class Entry:
     signature: str
     text: str
 
+    @property
+    def full_text(self) -> str:
+        """Name, signature and docstring: what a model reads."""
+        return f"{self.name}{self.signature}\n{self.text}"
+
 
 def collect_documentation(show_progress: bool = True) -> list[Entry]:
     """Read the documentation of the running Python, without duplicates, in a fixed order.
@@ -60,6 +69,51 @@ def collect_documentation(show_progress: bool = True) -> list[Entry]:
         logger.info(f"{unreadable} of {len(files)} Python files could not be parsed and were left out")
     unique = {entry.text: entry for entries in found for entry in entries or ()}
     return list(unique.values())
+
+
+def write_corpus(
+    output_dir: str | Path,
+    num_held_out: int = 1000,
+    held_out_packages: list[str] | None = None,
+    vocab_size: int = 8192,
+    seed: int = 0,
+) -> dict[str, int]:
+    """Write the documentation as JSON lines for pretraining, and a tokenizer trained on it.
+
+    Each line has `package`, `name` and `text`, the latter with name and signature first. `train.jsonl` is what may be
+    trained on, `held_out.jsonl` holds entries of the same packages, `held_out_packages.jsonl` the packages that are held out
+    whole, `tokenizer/` a WordPiece tokenizer of the training text.
+
+    Args:
+        output_dir: Folder to write to; made if it is not there.
+        num_held_out: Entries that are held out.
+        held_out_packages: Names of top-level packages.
+        vocab_size: Size of the vocabulary.
+        seed: Of the order.
+
+    Returns:
+        Number of entries in each file.
+
+    Raises:
+        ValueError: A package has no documentation here, or everything would be held out.
+    """
+    folder, held_out = Path(output_dir), set(held_out_packages or ())
+    entries = collect_documentation()
+    if missing := held_out - {entry.package for entry in entries}:
+        raise ValueError(f"held_out_packages: {', '.join(sorted(missing))} has no documentation in this Python")
+    random.Random(seed).shuffle(entries)
+    files = {"held_out_packages": [entry for entry in entries if entry.package in held_out]}
+    rest = [entry for entry in entries if entry.package not in held_out]
+    if not 0 <= num_held_out < len(rest):
+        raise ValueError(f"num_held_out={num_held_out} leaves nothing of {len(rest)} entries; hold out fewer")
+    files |= {"held_out": rest[:num_held_out], "train": rest[num_held_out:]}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, chosen in files.items():
+        if chosen:
+            lines = (json.dumps({"package": e.package, "name": e.name, "text": e.full_text}) for e in chosen)
+            (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
+    train_wordpiece([entry.full_text for entry in files["train"]], vocab_size).save_pretrained(folder / "tokenizer")
+    return {name: len(chosen) for name, chosen in files.items()}
 
 
 def _python_files(root: Path) -> Iterator[Path]:

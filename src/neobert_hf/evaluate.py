@@ -1,6 +1,7 @@
 """How well a masked language model fills the blanks."""
 
-from collections import Counter
+import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 import torch
@@ -47,3 +48,81 @@ def unigram_accuracy(training_ids: Iterable[list[int]], batches: Iterable[dict],
     most_frequent = counts.most_common(1)[0][0]
     labels = torch.cat([batch["labels"][batch["labels"] != -100] for batch in batches])
     return (labels == most_frequent).float().mean().item()
+
+
+def bigram_accuracy(training_ids: Iterable[list[int]], batches: Iterable[dict], ignored_ids: Iterable[int]) -> float:
+    """Share of masked tokens that bigrams guess: the token seen most often after the left neighbour, or before the right one.
+
+    The neighbour that is surer of its guess in the training text decides; a masked one says nothing, and where both are
+    masked the guess is the most frequent token.
+
+    Args:
+        training_ids: Token ids of the training documents.
+        batches: Rows as for `masked_accuracy`, with the mask token in place of masked tokens.
+        ignored_ids: Special tokens, which are never masked and never guessed.
+    """
+    ignored, after, before, counts = set(ignored_ids), defaultdict(Counter), defaultdict(Counter), Counter()
+    for ids in training_ids:
+        for left, token, right in zip(ids, ids[1:], ids[2:]):
+            if token not in ignored:
+                after[left][token] += 1
+                before[right][token] += 1
+                counts[token] += 1
+    ((most_frequent, _),) = counts.most_common(1)
+    surest = [{token: _surest(c) for token, c in table.items()} for table in (after, before)]
+    num_correct = total = 0
+    for batch in batches:
+        for ids, labels in zip(batch["input_ids"].tolist(), batch["labels"].tolist()):
+            for place in (i for i, label in enumerate(labels) if label != -100):
+                neighbours = zip(surest, (ids[place - 1], ids[place + 1]))
+                _, guess = max(table.get(token, (0.0, most_frequent)) for table, token in neighbours)
+                num_correct += guess == labels[place]
+                total += 1
+    return num_correct / total
+
+
+def _surest(counts):
+    """The share of the most frequent token, and that token."""
+    ((token, count),) = counts.most_common(1)
+    return count / counts.total(), token
+
+
+@torch.no_grad()
+def pseudo_perplexity(
+    model: PreTrainedModel, input_ids: list[int], mask_token_id: int, special_ids: Iterable[int], max_tokens: int = 8192
+) -> float:
+    """exp of the mean cross-entropy of a document's tokens, each masked alone.
+
+    The copies of the document, one for each token, go through the model in packed rows of at most `max_tokens` tokens, and
+    only the masked positions are decoded: neither all copies nor their logits ever exist at once.
+
+    Args:
+        model: A masked language model in evaluation mode.
+        input_ids: (L,) the document, with its special tokens.
+        mask_token_id: What stands for a masked token.
+        special_ids: Tokens that are not masked.
+        max_tokens: Token budget of a row.
+
+    Raises:
+        ValueError: The document has no token that can be masked.
+
+    Source: paper, section 5.3 and appendix E.
+    """
+    ids, special = torch.tensor(input_ids), set(special_ids)
+    places = [place for place, token in enumerate(input_ids) if token not in special]
+    if not places:
+        raise ValueError(f"the document {input_ids} has special tokens only; nothing can be masked")
+    length, total = len(ids), 0.0
+    was_sparse, model.config.sparse_prediction = model.config.sparse_prediction, True
+    try:
+        for chunk in torch.tensor(places).split(max(max_tokens // length, 1)):
+            copies, labels = ids.repeat(len(chunk), 1), torch.full((len(chunk), length), -100)
+            row = torch.arange(len(chunk))
+            copies[row, chunk], labels[row, chunk] = mask_token_id, ids[chunk]
+            positions = torch.arange(length).repeat(len(chunk))
+            inputs = {"input_ids": copies.view(1, -1), "position_ids": positions[None], "labels": labels.view(1, -1)}
+            loss = model(**{name: value.to(model.device) for name, value in inputs.items()}).loss
+            total += loss.item() * len(chunk)
+    finally:
+        model.config.sparse_prediction = was_sparse
+    return math.exp(total / len(places))

@@ -36,22 +36,28 @@ def cross_entropy_in_chunks(
     hidden_MD: torch.Tensor,
     labels: torch.Tensor,
     num_items_in_batch=None,
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """`cross_entropy(decode(hidden_MD), labels)` for labels (M,) without -100, with the logits of one chunk at a time.
 
     The backward pass computes the logits of each chunk once more; on masked tokens that is 2 % of a step.
+
+    Returns:
+        The loss, and the number of labels that the logits rank first.
     """
 
     def summed(hidden, labels):
         logits = decode(hidden)
-        return F.cross_entropy(logits if logits.dtype == torch.float64 else logits.float(), labels, reduction="sum")
+        num_correct = (logits.detach().argmax(-1) == labels).sum()
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        return F.cross_entropy(logits, labels, reduction="sum"), num_correct
 
     chunks = list(zip(hidden_MD.split(LOSS_CHUNK), labels.split(LOSS_CHUNK)))
     if len(chunks) == 1:
-        losses = [summed(hidden_MD, labels)]
+        sums = [summed(hidden_MD, labels)]
     else:
-        losses = [checkpoint(summed, *chunk, use_reentrant=False) for chunk in chunks]
-    return mean_loss(torch.stack(losses), labels.numel(), num_items_in_batch)
+        sums = [checkpoint(summed, *chunk, use_reentrant=False) for chunk in chunks]
+    losses, num_correct = map(torch.stack, zip(*sums))
+    return mean_loss(losses, labels.numel(), num_items_in_batch), num_correct.sum()
 
 
 def classification_loss(config, logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch=None) -> torch.Tensor:

@@ -54,6 +54,13 @@ class NeoBERTModelOutput(BaseModelOutput):
     layout: SequenceLayout | None = None
 
 
+@dataclass
+class NeoBERTMaskedLMOutput(MaskedLMOutput):
+    """Output of `NeoBERTForMaskedLM`; where logits are not kept, `num_correct` says how many labels they ranked first."""
+
+    num_correct: torch.Tensor | None = None
+
+
 class SwiGLU(nn.Module):
     """w3(silu(gate) * up), with gate and up side by side in `w12`."""
 
@@ -321,7 +328,7 @@ class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
         labels: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
-    ) -> MaskedLMOutput:
+    ) -> NeoBERTMaskedLMOutput:
         """Predict masked tokens; other arguments as in `NeoBERTModel.forward`.
 
         Args:
@@ -336,22 +343,23 @@ class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
         inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, labels=labels)
         outputs = self.model(**inputs, inputs_embeds=inputs_embeds, return_packed=True, return_dict=True, **kwargs)
         layout, hidden_TD = outputs.layout, outputs.last_hidden_state
-        loss = logits = None
+        loss = logits = num_correct = None
         if labels is not None:
             labels = layout.flatten(labels, fill=IGNORE_INDEX)
         is_sparse = self.config.sparse_prediction and labels is not None and layout.labelled is not None
         if is_sparse:
             hidden_TD, labels = hidden_TD[layout.labelled], labels[layout.labelled]
         if is_sparse and self.training:
-            loss = cross_entropy_in_chunks(self.decoder, hidden_TD, labels, num_items_in_batch)
+            loss, num_correct = cross_entropy_in_chunks(self.decoder, hidden_TD, labels, num_items_in_batch)
         else:
             logits = self.decoder(hidden_TD)
             loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
-        return MaskedLMOutput(
+        return NeoBERTMaskedLMOutput(
             loss=loss,
             logits=logits if logits is None or is_sparse else layout.unflatten(logits),
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
+            num_correct=num_correct,
         )
 
 

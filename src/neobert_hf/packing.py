@@ -1,12 +1,53 @@
-"""`PackedStream`: documents of a stream, packed whole into rows of a token budget."""
+"""Documents packed whole into rows of a token budget: `PackedStream` for streams, `PackedRows` where each can be reached."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from torch.utils.data import IterableDataset, get_worker_info
+import numpy as np
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 LONG_DOCUMENTS = ("error", "truncate", "chunk")
 CONFIGURATION = ("max_tokens", "long_documents", "max_open_rows")
+
+
+class BestFit:
+    """Open rows: an item goes where it leaves the least room, and the fullest row is complete when too many are open.
+
+    Args:
+        max_tokens: Token budget of a row.
+        max_open_rows: How many rows wait for an item that fits; more pack tighter and mix the order more.
+        rows: Open rows to go on with, each a list of items.
+
+    Source: best-fit packing, arXiv 2404.10830.
+    """
+
+    def __init__(self, max_tokens: int, max_open_rows: int, rows: Iterable[list] = ()):
+        self.max_tokens, self.max_open_rows = max_tokens, max_open_rows
+        self.rows = [(sum(map(len, row)), row) for row in rows]
+
+    def place(self, item, length: int) -> list | None:
+        """Put an item of `length` tokens, at most `max_tokens`, into a row; the row that became complete, if any."""
+        room = self.max_tokens - length
+        place = max(
+            (i for i, row in enumerate(self.rows) if row[0] <= room), key=lambda i: self.rows[i][0], default=None
+        )
+        if place is None:
+            place = len(self.rows)
+            self.rows.append((0, []))
+        tokens, items = self.rows[place]
+        items.append(item)
+        self.rows[place] = (tokens + length, items)
+        if tokens + length == self.max_tokens:
+            return self.rows.pop(place)[1]
+        if len(self.rows) > self.max_open_rows:
+            return self.rows.pop(max(range(len(self.rows)), key=lambda i: self.rows[i][0]))[1]
+        return None
+
+    def rest(self) -> list[list]:
+        """The open rows, the fullest first; none stays open."""
+        rows = sorted(self.rows, key=lambda row: row[0], reverse=True)
+        self.rows = []
+        return [items for _, items in rows]
 
 
 class PackedStream(IterableDataset):
@@ -26,12 +67,13 @@ class PackedStream(IterableDataset):
         long_documents: What becomes of a document above the budget: "error" refuses it, "truncate" keeps its first
             `max_tokens` tokens, "chunk" makes documents of `max_tokens` tokens and a rest out of it, as they are.
         max_open_rows: How many rows wait for a document that fits; more pack tighter and mix the order more.
+        seed: Give each row a `mask_seed` that follows from this and its number, so that masks are the same however often the
+            stream is read; None leaves the masks to the collator's own generator.
 
     Raises:
         ValueError: An argument is out of range; while iterating, a document is empty or above the budget.
 
-    Source: paper, section 3 and Table 2, row M6 (documents must not see one another: hence `position_ids`); best-fit
-        packing is arXiv 2404.10830.
+    Source: paper, section 3 and Table 2, row M6 (documents must not see one another: hence `position_ids`).
     """
 
     def __init__(
@@ -40,6 +82,7 @@ class PackedStream(IterableDataset):
         max_tokens: int,
         long_documents: str = "error",
         max_open_rows: int = 32,
+        seed: int | None = None,
     ):
         if max_tokens < 1 or max_open_rows < 1:
             raise ValueError(f"max_tokens={max_tokens} and max_open_rows={max_open_rows} must be at least 1")
@@ -47,6 +90,7 @@ class PackedStream(IterableDataset):
             raise ValueError(f"long_documents={long_documents!r} is not one of {', '.join(LONG_DOCUMENTS)}")
         self.documents = documents
         self.max_tokens, self.long_documents, self.max_open_rows = max_tokens, long_documents, max_open_rows
+        self.seed = seed
         self._resumed = False
         self._begin()
 
@@ -55,7 +99,7 @@ class PackedStream(IterableDataset):
         self.num_rows = 0  # given out
         self.num_tokens = 0  # in the rows that were given out
         self.num_truncated = 0
-        self._open_rows = []  # each a list of documents
+        self._open = BestFit(self.max_tokens, self.max_open_rows)
         self._waiting = []  # rows that are complete and not yet given out
         self._source_state = None
 
@@ -72,13 +116,13 @@ class PackedStream(IterableDataset):
         yield from self._give_out()
         for document in self._remaining_documents():
             for piece in self._pieces(document):
-                self._place(piece)
+                if (row := self._open.place(piece, len(piece))) is not None:
+                    self._waiting.append(row)
             self.num_documents += 1
             if hasattr(self.documents, "state_dict"):
                 self._source_state = self.documents.state_dict()
             yield from self._give_out()
-        self._waiting += sorted(self._open_rows, key=_num_tokens, reverse=True)
-        self._open_rows = []
+        self._waiting += self._open.rest()
         yield from self._give_out()
 
     def state_dict(self) -> dict:
@@ -89,7 +133,7 @@ class PackedStream(IterableDataset):
             "num_rows": self.num_rows,
             "num_tokens": self.num_tokens,
             "num_truncated": self.num_truncated,
-            "open_rows": [list(row) for row in self._open_rows],
+            "open_rows": [list(row) for _, row in self._open.rows],
             "waiting": [list(row) for row in self._waiting],
             "source": self._source_state,
         }
@@ -112,7 +156,7 @@ class PackedStream(IterableDataset):
             )
         for name in ("num_documents", "num_rows", "num_tokens", "num_truncated"):
             setattr(self, name, state[name])
-        self._open_rows = [list(row) for row in state["open_rows"]]
+        self._open = BestFit(self.max_tokens, self.max_open_rows, [list(row) for row in state["open_rows"]])
         self._waiting = [list(row) for row in state["waiting"]]
         self._source_state = state["source"]
         if self._source_state is not None:
@@ -155,33 +199,103 @@ class PackedStream(IterableDataset):
             return [ids[: self.max_tokens]]
         return [ids[start : start + self.max_tokens] for start in range(0, len(ids), self.max_tokens)]
 
-    def _place(self, piece):
-        fitting = [row for row in self._open_rows if _num_tokens(row) + len(piece) <= self.max_tokens]
-        if fitting:
-            row = max(fitting, key=_num_tokens)
-            row.append(piece)
-        else:
-            row = [piece]
-            self._open_rows.append(row)
-        if _num_tokens(row) == self.max_tokens:
-            self._complete(row)
-        elif len(self._open_rows) > self.max_open_rows:
-            self._complete(max(self._open_rows, key=_num_tokens))
-
-    def _complete(self, row):
-        self._open_rows = [other for other in self._open_rows if other is not row]
-        self._waiting.append(row)
-
     def _give_out(self):
         while self._waiting:
             row = self._waiting.pop(0)
             self.num_rows += 1
-            self.num_tokens += _num_tokens(row)
-            yield {
-                "input_ids": [token for document in row for token in document],
-                "position_ids": [position for document in row for position in range(len(document))],
-            }
+            self.num_tokens += sum(map(len, row))
+            seeds = {} if self.seed is None else {"mask_seed": _mask_seed(self.seed, self.num_rows - 1)}
+            yield _packed(row) | seeds
 
 
-def _num_tokens(row):
-    return sum(map(len, row))
+def _packed(documents):
+    return {
+        "input_ids": np.concatenate(documents).tolist(),
+        "position_ids": np.concatenate([np.arange(len(document)) for document in documents]).tolist(),
+    }
+
+
+def _mask_seed(seed, number):
+    return int(np.random.SeedSequence((seed, number)).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+class PackedRows(Dataset):
+    """Packed rows of a run, each a pure function of its number: what a row holds and how it is masked never depends on how
+    far a run has come, how many devices share it, or what was read ahead.
+
+    Documents are shuffled once and packed once. Each pass over them has an order of the rows of its own, and a row has
+    another `mask_seed` in each pass. Read them in their own order (a sequential sampler).
+
+    Args:
+        documents: Sequences of token ids, by number.
+        lengths: (N,) their numbers of tokens.
+        max_tokens: Token budget of a row.
+        max_length: Documents above it are cut as a tokenizer cuts them: the last token, `[SEP]`, stays. None: none is cut.
+        num_rows: Number of rows in the run; None is one pass.
+        seed: Of the order and of the masks.
+        max_open_rows: As in `PackedStream`.
+
+    Raises:
+        ValueError: There is no document, one is empty, or one is above the budget and not cut.
+    """
+
+    def __init__(
+        self,
+        documents: Sequence,
+        lengths: np.ndarray,
+        max_tokens: int,
+        max_length: int | None = None,
+        num_rows: int | None = None,
+        seed: int = 0,
+        max_open_rows: int = 32,
+    ):
+        lengths = np.asarray(lengths)
+        if len(lengths) != len(documents) or not len(lengths):
+            raise ValueError(
+                f"{len(documents)} documents with {len(lengths)} lengths cannot be packed; give at least one"
+            )
+        cut = lengths if max_length is None else np.minimum(lengths, max_length)
+        if cut.min() < 1 or cut.max() > max_tokens:
+            raise ValueError(
+                f"documents have {cut.min()} to {cut.max()} tokens, a row takes 1 to {max_tokens}; drop empty documents, "
+                f"and raise max_tokens or lower max_length={max_length}"
+            )
+        self.documents, self.max_tokens, self.max_length, self.seed = documents, max_tokens, max_length, seed
+        self.num_tokens = int(cut.sum())
+        open_rows, rows = BestFit(max_tokens, max_open_rows), []
+        for number in np.random.default_rng(seed).permutation(len(documents)).tolist():
+            if (row := open_rows.place(number, int(cut[number]))) is not None:
+                rows.append(row)
+        rows += open_rows.rest()
+        self._documents = np.concatenate([np.asarray(row, np.int64) for row in rows])
+        self._ends = np.cumsum([len(row) for row in rows])
+        self.rows_per_pass = len(rows)
+        self.num_rows = self.rows_per_pass if num_rows is None else num_rows
+        self._order = (None, None)  # the number of a pass, and the order of the rows in it
+
+    @property
+    def packing_efficiency(self) -> float:
+        """Share of the budget of all rows that holds tokens."""
+        return self.num_tokens / (self.rows_per_pass * self.max_tokens)
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def __getitem__(self, number: int) -> dict:
+        """`input_ids` and `position_ids` (T,) as lists, and the `mask_seed` of the row."""
+        if not 0 <= number < self.num_rows:
+            raise IndexError(f"row {number} of {self.num_rows}")
+        number_of_pass, place = divmod(number, self.rows_per_pass)
+        if self._order[0] != number_of_pass:
+            rng = np.random.default_rng((self.seed, number_of_pass))
+            self._order = (number_of_pass, rng.permutation(self.rows_per_pass))
+        row = int(self._order[1][place])
+        start = self._ends[row - 1] if row else 0
+        documents = [self._cut(self.documents[int(i)]) for i in self._documents[start : self._ends[row]]]
+        return _packed(documents) | {"mask_seed": _mask_seed(self.seed, number)}
+
+    def _cut(self, ids):
+        ids = np.asarray(ids)
+        if self.max_length is None or len(ids) <= self.max_length:
+            return ids
+        return np.append(ids[: self.max_length - 1], ids[-1])

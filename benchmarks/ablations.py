@@ -1,0 +1,130 @@
+"""The paper's ablations (Table 2, Figure 1) at a scale that two cores can train: the documentation inside this Python.
+
+    python benchmarks/ablations.py --json benchmarks/results/ablations_cpu.json              (about 80 minutes)
+    python benchmarks/ablations.py --num_steps 20 --seeds 0 --variants M0 M1                  (a quick look)
+
+Each variant is its recipe with a small shape; all see the same documents, as many tokens, and one learning rate, since the
+paper's is for another scale. M7 and M8 are the wide and the deep shape of one parameter count. All are judged on the same
+held-out documents with the same masks: 20 %, all of them `[MASK]`. The paper judged by GLUE, so only the direction compares.
+"""
+
+import statistics
+import tempfile
+from dataclasses import dataclass, field
+
+import numpy as np
+from harness import finish
+from tqdm.auto import tqdm
+from transformers import HfArgumentParser, set_seed
+
+from neobert_hf import PackedMLMCollator, tune_allocator
+from neobert_hf.arguments import PretrainingArguments
+from neobert_hf.documentation import collect_documentation
+from neobert_hf.packing import PackedRows
+from neobert_hf.pretraining import PretrainingTrainer, build_model
+from neobert_hf.wordpiece import train_wordpiece
+
+BASE = dict(hidden_size=192, num_hidden_layers=4, num_attention_heads=3, intermediate_size=768)
+UNTIED = "tie_word_embeddings=false"  # as NeoBERT
+SHAPES = {
+    "M0": BASE,
+    "M1": BASE,
+    "M4": BASE,
+    "M5": BASE,
+    "M6": BASE,
+    "M7": dict(BASE, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024),
+    "M8": dict(BASE, num_hidden_layers=7),
+}
+
+
+@dataclass
+class AblationArguments:
+    """What to train."""
+
+    variants: list[str] = field(default_factory=lambda: list(SHAPES), metadata={"help": f"Of {', '.join(SHAPES)}."})
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "Seeds of weights, order and masks."})
+    num_steps: int = field(default=300, metadata={"help": "Optimizer steps of each run."})
+    tokens_per_step: int = field(default=8192, metadata={"help": "Tokens of an optimizer step."})
+    learning_rate: float = field(default=1.5e-3, metadata={"help": "Peak, the same for all."})
+    max_length: int = field(default=128, metadata={"help": "Where documents are cut."})
+    num_held_out: int = field(default=1000, metadata={"help": "Documents to judge on."})
+    device: str = field(default="cpu", metadata={"help": "cpu or cuda."})
+    json: str = field(default=None, metadata={"help": "File to write the result to."})
+
+
+def train(variant: str, seed: int, tokenizer, training_ids, held_out_ids, arguments, folder) -> dict:
+    """Train one variant from one seed; a row of its size, tokens, held-out loss and accuracy."""
+    args = PretrainingArguments(
+        output_dir=folder,
+        recipe=variant.lower(),
+        use_cpu=arguments.device == "cpu",
+        bf16=True,
+        max_steps=arguments.num_steps,
+        warmup_steps=arguments.num_steps // 10,
+        learning_rate=arguments.learning_rate,
+        tokens_per_step=arguments.tokens_per_step,
+        row_tokens=arguments.tokens_per_step,
+        max_length=arguments.max_length,
+        logging_steps=arguments.num_steps,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        seed=seed,
+    )
+    recipe = args.to_recipe()
+    set_seed(seed)
+    overrides = ",".join(f"{name}={value}" for name, value in SHAPES[variant].items())
+    model = build_model(recipe, len(tokenizer), f"{overrides},{UNTIED}" if variant == "M0" else overrides)
+    masking = dict(mlm_probability=recipe.mlm_probability, mask_replace_prob=recipe.mask_replace_prob)
+    collator = PackedMLMCollator(
+        tokenizer, random_replace_prob=recipe.random_replace_prob, layout=recipe.layout, **masking
+    )
+    sizes = dict(max_tokens=args.row_tokens, max_length=args.max_length)
+    rows = PackedRows(
+        training_ids, list(map(len, training_ids)), **sizes, num_rows=args.max_steps * args.rows_per_step, seed=seed
+    )
+    trainer = PretrainingTrainer(model, args, recipe=recipe, train_dataset=rows, data_collator=collator)
+    trainer.train()
+    layout = "padded" if recipe.architecture != "neobert" else "packed"
+    trainer.data_collator = PackedMLMCollator(tokenizer, layout=layout)  # the same masks for all
+    metrics = trainer.evaluate(PackedRows(held_out_ids, list(map(len, held_out_ids)), **sizes, seed=1234))
+    figures = next(entry for entry in trainer.state.log_history if "num_tokens" in entry)
+    return {
+        "variant": variant,
+        "seed": seed,
+        "num_parameters": sum(p.numel() for p in model.parameters()),
+        "num_tokens": figures["num_tokens"],
+        "tokens_per_s": figures["tokens_per_s"],
+        "loss": metrics["eval_loss"],
+        "masked_accuracy": metrics["eval_masked_accuracy"],
+    }
+
+
+def main():
+    """Train all, print the table, and end with one line of JSON."""
+    (arguments,) = HfArgumentParser(AblationArguments).parse_args_into_dataclasses()
+    if arguments.device == "cpu":
+        tune_allocator()
+    texts = [entry.full_text for entry in collect_documentation()]
+    order = np.random.default_rng(0).permutation(len(texts)).tolist()
+    tokenizer = train_wordpiece([texts[i] for i in order[arguments.num_held_out :]], vocab_size=8192)
+    ids = tokenizer([texts[i] for i in order], truncation=True, max_length=arguments.max_length)["input_ids"]
+    held_out_ids, training_ids = ids[: arguments.num_held_out], ids[arguments.num_held_out :]
+    runs = []
+    cases = [(variant, seed) for seed in arguments.seeds for variant in arguments.variants]
+    for variant, seed in tqdm(cases, desc="training", unit=" runs"):
+        with tempfile.TemporaryDirectory() as folder:
+            runs.append(train(variant, seed, tokenizer, training_ids, held_out_ids, arguments, folder))
+    rows = []
+    for variant in arguments.variants:
+        own = [run for run in runs if run["variant"] == variant]
+        row = {"variant": variant, "num_parameters": own[0]["num_parameters"], "num_tokens": own[0]["num_tokens"]}
+        for name in ("loss", "masked_accuracy"):
+            values = [run[name] for run in own]
+            row |= {name: statistics.mean(values), f"{name}_spread": (max(values) - min(values)) / 2}
+        rows.append(row)
+    finish("ablations", rows, arguments, floatfmt=".4g", runs=runs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""What pretraining costs beside its arithmetic: Trainer against a bare training step, and tokenizing against `tokenizers`.
+
+    python benchmarks/pretraining.py --json benchmarks/results/pretraining_cpu.json
+
+The bare step is that of ragged.py: collate, forward and backward under autocast, AdamW. Trainer does the same rows with what
+`examples/pretrain_mlm.py` has besides: schedule, clipping, counting, logs at every tenth step, a checkpoint at the end.
+Tokenizing is `neobert tokenize` on the documentation inside this Python, whole, with its shards, checksums and manifest;
+`tokenizers` alone is its `encode_batch_fast` on the same texts in memory with all cores. They take turns.
+"""
+
+import os
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from harness import DTYPES, finish, median_and_spread, median_ratio
+from tqdm.auto import tqdm
+from transformers import HfArgumentParser
+
+from neobert_hf import PackedMLMCollator, tune_allocator
+from neobert_hf.arguments import PretrainingArguments
+from neobert_hf.documentation import collect_documentation
+from neobert_hf.packing import PackedRows
+from neobert_hf.pretraining import PretrainingTrainer, build_model
+from neobert_hf.shards import _plain_tokenizer, tokenize_corpus
+from neobert_hf.wordpiece import train_wordpiece
+
+
+@dataclass
+class PretrainingBenchmarkArguments:
+    """What to measure."""
+
+    config: str = field(
+        default="num_hidden_layers=6", metadata={"help": "What differs from the published shape, as config_overrides."}
+    )
+    num_steps: int = field(default=10, metadata={"help": "Optimizer steps in a turn."})
+    num_rounds: int = field(default=3, metadata={"help": "Turns that each takes."})
+    row_tokens: int = field(default=2048, metadata={"help": "Tokens of a row."})
+    tokens_per_step: int = field(default=4096, metadata={"help": "Tokens of an optimizer step."})
+    max_length: int = field(default=512, metadata={"help": "Where documents are cut."})
+    num_processes: int = field(default=2, metadata={"help": "Processes that tokenize."})
+    dtype: str = field(default="bfloat16", metadata={"help": f"One of {', '.join(DTYPES)}; of autocast."})
+    device: str = field(default="cpu", metadata={"help": "cpu or cuda."})
+    json: str = field(default=None, metadata={"help": "File to write the result to."})
+
+
+def training(tokenizer, documents, arguments, folder) -> dict:
+    """Functions that train the same rows: Trainer, and the bare step; and the number of their tokens."""
+    args = PretrainingArguments(
+        output_dir=folder,
+        use_cpu=arguments.device == "cpu",
+        bf16=arguments.dtype == "bfloat16",
+        max_steps=arguments.num_steps,
+        max_length=arguments.max_length,
+        row_tokens=arguments.row_tokens,
+        tokens_per_step=arguments.tokens_per_step,
+        learning_rate=1e-5,
+        logging_steps=10,
+        save_steps=arguments.num_steps,
+        report_to="none",
+        disable_tqdm=True,
+    )
+    num_rows = args.max_steps * args.rows_per_step
+    rows = PackedRows(documents, list(map(len, documents)), args.row_tokens, args.max_length, num_rows)
+    collator = PackedMLMCollator(tokenizer)
+
+    def with_trainer():
+        model = build_model(args.to_recipe(), len(tokenizer), arguments.config)
+        trainer = PretrainingTrainer(
+            model, args, recipe=args.to_recipe(), train_dataset=rows, data_collator=collator, processing_class=tokenizer
+        )
+        trainer.train()
+        return trainer.state.log_history[-1]["train_runtime"]
+
+    def bare():
+        model = build_model(args.to_recipe(), len(tokenizer), arguments.config).to(arguments.device).train()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+        dtype = DTYPES[arguments.dtype]
+        started = time.perf_counter()
+        for number in range(num_rows):
+            batch = {name: value.to(arguments.device) for name, value in collator([rows[number]]).items()}
+            with torch.autocast(arguments.device, dtype, enabled=dtype != torch.float32):
+                loss = model(**batch).loss
+            (loss / args.rows_per_step).backward()
+            if (number + 1) % args.rows_per_step == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+        loss.item()
+        return time.perf_counter() - started
+
+    num_tokens = sum(len(rows[number]["input_ids"]) for number in range(num_rows))
+    return {"runs": {"Trainer": with_trainer, "bare step": bare}, "amount": num_tokens, "unit": "tokens"}
+
+
+def tokenizing(tokenizer, texts, arguments) -> dict:
+    """Functions that tokenize the same texts: ours into shards, and the library in memory."""
+
+    def ours():
+        with tempfile.TemporaryDirectory() as folder:
+            started = time.perf_counter()
+            tokenize_corpus(texts, tokenizer, folder, num_processes=arguments.num_processes, show_progress=False)
+            return time.perf_counter() - started
+
+    raw = _plain_tokenizer(tokenizer)
+    raw.enable_truncation(4096)
+
+    def library():
+        started = time.perf_counter()
+        for start in range(0, len(texts), 10_000):
+            raw.encode_batch_fast(texts[start : start + 10_000])
+        return time.perf_counter() - started
+
+    megabytes = sum(len(text.encode()) for text in texts) / 1e6
+    return {"runs": {"neobert tokenize": ours, "tokenizers": library}, "amount": megabytes, "unit": "MB"}
+
+
+def main():
+    """Measure, print the table, and end with one line of JSON."""
+    (arguments,) = HfArgumentParser(PretrainingBenchmarkArguments).parse_args_into_dataclasses()
+    if arguments.device == "cpu":
+        tune_allocator()
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    texts = [entry.full_text for entry in collect_documentation()]
+    tokenizer = train_wordpiece(texts[::5], vocab_size=8192)
+    ids = tokenizer(texts[::3], truncation=True, max_length=arguments.max_length)["input_ids"]
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        cases = {
+            "tokenizing": tokenizing(tokenizer, texts, arguments),
+            "training": training(tokenizer, ids, arguments, str(Path(folder, "run"))),
+        }
+        for what, case in cases.items():
+            seconds = {name: [] for name in case["runs"]}
+            for number in tqdm(range(arguments.num_rounds + 1), desc=what, unit=" rounds"):
+                for name, run in case["runs"].items():
+                    taken = run()
+                    if number:
+                        seconds[name].append(taken)
+            first = next(iter(seconds))
+            for name, runs in seconds.items():
+                median, spread = median_and_spread(runs)
+                row = {"what": what, "contender": name, "per_s": case["amount"] / median, "unit": case["unit"]}
+                rows.append(row | {"spread": spread, "ours_over_it": median_ratio(runs, seconds[first])})
+    finish("pretraining", rows, arguments)
+
+
+if __name__ == "__main__":
+    main()

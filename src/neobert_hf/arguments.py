@@ -1,0 +1,128 @@
+"""Command-line arguments of pretraining: a recipe by name, each of its values open to change, inside TrainingArguments."""
+
+from dataclasses import dataclass, field, fields
+
+from transformers import TrainingArguments
+
+from .recipes import RECIPES, Recipe
+
+
+@dataclass
+class CorpusArguments:
+    """The text to train on, and how it becomes tokens."""
+
+    train_files: list[str] = field(default=None, metadata={"help": "Text, JSON lines or Parquet files to train on."})
+    validation_files: list[str] = field(
+        default=None,
+        metadata={"help": "Files to measure on; without them, documents are held out of the training ones."},
+    )
+    dataset_name: str = field(
+        default=None, metadata={"help": "Dataset of the Hub; the recipe's if no files are given."}
+    )
+    dataset_config: str = field(default=None, metadata={"help": "Its configuration."})
+    sample_by: str = field(default="paragraph", metadata={"help": "A document in .txt: line, paragraph or document."})
+    tokenizer_name: str = field(default=None, metadata={"help": "Folder or Hub id of a fast tokenizer; the recipe's."})
+    shards_dir: str = field(
+        default=None, metadata={"help": "Tokenized text is kept and found here; output_dir/shards."}
+    )
+    long_documents: str = field(
+        default="truncate", metadata={"help": "What becomes of text above shard_length: truncate (the paper) or chunk."}
+    )
+    shard_length: int = field(default=4096, metadata={"help": "Where documents are cut for good; phases cut further."})
+    num_processes: int = field(default=None, metadata={"help": "Processes that tokenize; one for each core."})
+    num_held_out: int = field(default=1000, metadata={"help": "Documents held out if there are no validation_files."})
+    streaming: bool = field(default=False, metadata={"help": "Tokenize on the fly and keep nothing; reads from the start "
+                                                     "again when resuming."})  # fmt: skip
+    verify_shards: bool = field(default=True, metadata={"help": "Compare the checksum of every shard at the start."})
+
+
+@dataclass
+class PretrainingArguments(TrainingArguments):
+    """TrainingArguments whose defaults come from a recipe; what is given overrides it."""
+
+    recipe: str = field(default="paper", metadata={"help": f"One of {', '.join(RECIPES)}."})
+    phase: int = field(default=1, metadata={"help": "1, or 2: longer documents at a constant low learning rate."})
+    init_from: str = field(default=None, metadata={"help": "Folder of the model of phase 1, for phase 2."})
+    config_overrides: str = field(default="", metadata={"help": "For instance hidden_size=256,num_hidden_layers=6."})
+    row_tokens: int = field(default=8192, metadata={"help": "Token budget of a row; a device computes whole rows."})
+
+    # Of the recipe; None takes its value.
+    schedule: str = field(default=None, metadata={"help": "paper, code, linear or constant."})
+    decay_until: int = field(default=None, metadata={"help": "Step at which the cosine has come down."})
+    decay_norms_and_embeddings: bool = field(default=None, metadata={"help": "Weight decay on every parameter."})
+    tokens_per_step: int = field(default=None, metadata={"help": "Token budget of an optimizer step on all devices."})
+    max_length: int = field(default=None, metadata={"help": "Where documents are cut, in tokens."})
+    mlm_probability: float = field(default=None, metadata={"help": "Share of the tokens to predict."})
+    mask_replace_prob: float = field(default=None, metadata={"help": "Share of those that become [MASK]."})
+    random_replace_prob: float = field(default=None, metadata={"help": "Share of those that become a random token."})
+    layout: str = field(default=None, metadata={"help": "packed, padded or concatenated."})
+    mixture: list[float] = field(default=None, metadata={"help": "Shares of steps: all documents, longer, longest."})
+    longer_than: list[int] = field(default=None, metadata={"help": "Tokens above which a document is longer, longest."})
+    architecture: str = field(default=None, metadata={"help": "neobert or roberta-prelayernorm."})
+    corpus: str = field(default=None, metadata={"help": "Hub id of the text; --dataset_name says the same."})
+    text_column: str = field(default=None, metadata={"help": "Column of the text."})
+    tokenizer: str = field(default=None, metadata={"help": "Hub id of the tokenizer; --tokenizer_name says the same."})
+
+    # TrainingArguments has these too, with defaults that are not the recipe's.
+    output_dir: str = field(default="runs/pretraining", metadata={"help": "Checkpoints, metrics and the model."})
+    learning_rate: float = field(default=None, metadata={"help": "Peak of the schedule."})
+    warmup_steps: int = field(default=None, metadata={"help": "Steps of linear warmup; scales with max_steps."})
+    max_steps: int = field(default=None, metadata={"help": "Optimizer steps."})
+    weight_decay: float = field(default=None, metadata={"help": "AdamW's."})
+    adam_beta1: float = field(default=None, metadata={"help": "AdamW's first beta."})
+    adam_beta2: float = field(default=None, metadata={"help": "AdamW's second beta."})
+    adam_epsilon: float = field(default=None, metadata={"help": "AdamW's epsilon."})
+    max_grad_norm: float = field(default=None, metadata={"help": "Where the gradient's norm is clipped."})
+    gradient_accumulation_steps: int = field(default=None, metadata={"help": "Follows from tokens_per_step; leave it."})
+    per_device_train_batch_size: int = field(default=1, metadata={"help": "Rows that a device computes at once."})
+    per_device_eval_batch_size: int = field(default=1, metadata={"help": "Rows that a device evaluates at once."})
+    prediction_loss_only: bool = field(default=True, metadata={"help": "Figures are counted, predictions not kept."})
+    report_to: str = field(default="tensorboard", metadata={"help": "tensorboard, wandb, ... or none."})
+    dataloader_pin_memory: bool = field(default=None, metadata={"help": "True on a GPU."})
+
+    def __post_init__(self):
+        if self.recipe not in RECIPES:
+            raise ValueError(f"recipe={self.recipe!r} is not one of {', '.join(RECIPES)}")
+        if self.phase not in (1, 2) or (self.phase == 2) != bool(self.init_from):
+            raise ValueError(
+                f"phase={self.phase} and init_from={self.init_from!r}: phase 2, and it alone, needs init_from"
+            )
+        recipe = RECIPES[self.recipe]
+        if self.phase == 2:
+            recipe = recipe.second_phase()
+        names = {f.name for f in fields(Recipe)} - {"config"}
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+        recipe = recipe.changed(**given)
+        for name in names:
+            setattr(self, name, getattr(recipe, name))
+        accumulation, self.gradient_accumulation_steps = self.gradient_accumulation_steps, 1
+        if self.dataloader_pin_memory is None:
+            self.dataloader_pin_memory = not self.use_cpu
+        super().__post_init__()
+        self.gradient_accumulation_steps = self._accumulation(accumulation)
+
+    def _accumulation(self, given):
+        at_once = self.row_tokens * self.per_device_train_batch_size * self.world_size
+        steps, rest = divmod(self.tokens_per_step, at_once)
+        if rest or not steps:
+            raise ValueError(
+                f"tokens_per_step={self.tokens_per_step} is not a multiple of row_tokens={self.row_tokens} x "
+                f"{self.per_device_train_batch_size} rows x {self.world_size} devices = {at_once}; change one of them"
+            )
+        if given not in (None, steps):
+            raise ValueError(
+                f"gradient_accumulation_steps={given} contradicts tokens_per_step={self.tokens_per_step}, which takes "
+                f"{steps}; leave it out"
+            )
+        return steps
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows of an optimizer step, on all devices and accumulation steps together."""
+        return self.tokens_per_step // self.row_tokens
+
+    def to_recipe(self) -> Recipe:
+        """The recipe that these arguments describe."""
+        values = {f.name: getattr(self, f.name) for f in fields(Recipe) if f.name != "config"}
+        return Recipe(**values, config=RECIPES[self.recipe].config)

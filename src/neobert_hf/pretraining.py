@@ -1,0 +1,451 @@
+"""What HF Trainer lacks for the paper's pretraining: its schedule and decay, rows in their own order, and what is learned.
+
+`PretrainingTrainer` changes four answers of Trainer and adds figures to what it logs; the loop, devices, precision,
+checkpoints and resuming are Trainer's.
+"""
+
+import json
+import math
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import Dataset, SequentialSampler
+from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedModel, Trainer, TrainerCallback, TrainerState
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.utils import logging
+
+from .configuration_neobert import NeoBERTConfig
+from .flops import matrix_flops_per_s, training_flops
+from .packing import PackedRows
+from .recipes import Recipe
+
+logger = logging.get_logger(__name__)
+
+STATE = "trainer_state.json"  # what Trainer writes last
+RUN = "run.json"
+METRICS = "metrics.jsonl"
+
+
+class PretrainingTrainer(Trainer):
+    """Trainer with a recipe.
+
+    Args:
+        recipe: Its schedule and its weight decay hold; what `TrainingArguments` says of these two does not.
+        **kwargs: As for Trainer. The training set is `PackedRows` or `MixedRows`, or a stream.
+
+    Each log has, beside Trainer's `loss` (per masked token), `learning_rate` and `grad_norm`: `perplexity`,
+    `masked_accuracy`, `num_tokens` and `num_masked` since the start of the run, `tokens_per_s`, and
+    `model_flops_utilization`, the share of what this device's matrix products can do. `metrics.jsonl` in the output folder
+    keeps them, one line each.
+
+    Raises:
+        FloatingPointError: The loss was not finite; found at the next log or checkpoint, which is then not written.
+    """
+
+    def __init__(self, *args, recipe: Recipe, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.recipe = recipe
+        self.args.logging_nan_inf_filter = False  # it would hide what must stop the run
+        self.counter, self.held_out = Counter(self.args.device), None
+        self._peak = None
+        if recipe.architecture != "neobert":
+            self.compute_loss_func = masked_lm_loss
+
+    # What Trainer decides otherwise
+
+    def _get_train_sampler(self, train_dataset: Dataset | None = None):
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        return SequentialSampler(dataset) if hasattr(dataset, "__len__") else None
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """Every parameter, or only the matrices, as the recipe says."""
+        names = [name for name, _ in model.named_parameters()]
+        if self.recipe.decay_norms_and_embeddings:
+            return names
+        embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+        return [name for name, p in model.named_parameters() if p.ndim > 1 and id(p) not in embeddings]
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LambdaLR:
+        """The recipe's schedule."""
+        if self.lr_scheduler is None:
+            self.lr_scheduler = LambdaLR(optimizer or self.optimizer, self.recipe.learning_rate_factor)
+        return self.lr_scheduler
+
+    # What is counted on the way
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        """Trainer's loss; tokens, masked tokens and right guesses are counted on the device, without waiting for it."""
+        labels = inputs["labels"]
+        options = dict(return_outputs=True, num_items_in_batch=num_items_in_batch)
+        loss, outputs = super().compute_loss(model, inputs, **options)
+        counter = self.counter if model.training else self.held_out
+        counter.count(inputs, labels, outputs, loss.detach(), self.state.global_step)
+        return (loss, outputs) if return_outputs else loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add the figures, and write them to the metrics file."""
+        if "loss" in logs:
+            logs |= self._training_figures(logs["loss"])
+        elif "eval_loss" in logs and self.held_out is not None:
+            logs |= self._held_out_figures()
+        super().log(logs, start_time)
+        if self.is_world_process_zero():
+            with Path(self.args.output_dir, METRICS).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(self.state.log_history[-1]) + "\n")
+
+    def evaluate(self, *args, **kwargs) -> dict[str, float]:
+        """Trainer's evaluation, with the loss per masked token of the whole held-out set and the masked accuracy."""
+        self.held_out = Counter(self.args.device)
+        metrics = super().evaluate(*args, **kwargs)
+        metrics |= self._held_out_figures()
+        self.held_out = None
+        return metrics
+
+    def _held_out_figures(self):
+        counts = self.held_out.totals(self.accelerator)
+        loss = counts["loss_sum"] / counts["num_masked"]
+        return {
+            "eval_loss": loss,
+            "eval_perplexity": math.exp(min(loss, 700)),
+            "eval_masked_accuracy": counts["num_correct"] / counts["num_masked"],
+        }
+
+    def _training_figures(self, loss):
+        counts = self.counter.totals(self.accelerator)
+        self._check_finite(counts)
+        now, before = time.perf_counter(), self._last_log
+        self._last_log = (now, counts)
+        new = {name: counts[name] - before[1][name] for name in counts if name != "first_bad_step"}
+        seconds = now - before[0]
+        flops = training_flops(
+            self.accelerator.unwrap_model(self.model), new["num_tokens"], new["num_masked"], new["sum_of_squares"]
+        )
+        return {
+            "perplexity": math.exp(min(loss, 700)),
+            "masked_accuracy": new["num_correct"] / max(new["num_masked"], 1),
+            "num_tokens": counts["num_tokens"],
+            "num_masked": counts["num_masked"],
+            "tokens_per_s": new["num_tokens"] / seconds,
+            "model_flops_utilization": flops / seconds / (self._peak * self.accelerator.num_processes),
+        }
+
+    def _check_finite(self, counts):
+        if counts["first_bad_step"] < NEVER:
+            last = last_whole_checkpoint(self.args.output_dir)
+            advice = f"the last good checkpoint is {last}" if last else "no checkpoint was written before it"
+            raise FloatingPointError(
+                f"the loss was not finite in optimizer step {counts['first_bad_step'] + 1}; {advice}. Lower learning_rate, "
+                "or look at the rows of this step"
+            )
+
+    # Beginning, saving and going on
+
+    def train(self, resume_from_checkpoint: str | None = None, **kwargs):
+        """Trainer's training, from the beginning or from a checkpoint of the same run, exactly."""
+        before = {name: 0 for name in ("num_tokens", "num_masked", "num_correct", "sum_of_squares", "loss_sum")}
+        metrics = Path(self.args.output_dir, METRICS)
+        if resume_from_checkpoint:
+            state = TrainerState.load_from_json(str(Path(resume_from_checkpoint, STATE)))
+            before |= state.stateful_callbacks["pretraining"]
+        if self.is_world_process_zero():
+            metrics.parent.mkdir(parents=True, exist_ok=True)
+            kept = state.log_history if resume_from_checkpoint else []
+            metrics.write_text("".join(json.dumps(entry) + "\n" for entry in kept), "utf-8")
+        self.counter.begin(before)
+        dtype = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else torch.float32
+        self._peak = matrix_flops_per_s(self.args.device, dtype)
+        self._last_log = (time.perf_counter(), {**before, "first_bad_step": NEVER})
+        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+
+    def _save_checkpoint(self, model, trial):
+        counts = self.counter.totals(self.accelerator)
+        self._check_finite(counts)
+        self.state.stateful_callbacks["pretraining"] = {k: v for k, v in counts.items() if k != "first_bad_step"}
+        super()._save_checkpoint(model, trial)
+
+
+NEVER = 1 << 62  # a step that no run reaches
+
+
+class Counter:
+    """Sums over batches, kept on the device, so that counting waits for nothing."""
+
+    NAMES = ("num_tokens", "num_masked", "num_correct", "sum_of_squares")
+
+    def __init__(self, device: torch.device):
+        self.counts = torch.zeros(len(self.NAMES), dtype=torch.int64, device=device)
+        self.loss_sum = torch.zeros((), device=device)
+        self.first_bad_step = torch.full((), NEVER, dtype=torch.int64, device=device)
+        self.before = {}
+
+    def begin(self, before: dict) -> None:
+        """Start from the totals of an earlier part of the run."""
+        self.before = before
+
+    def count(self, inputs: dict, labels: torch.Tensor, outputs, loss: torch.Tensor, step: int) -> None:
+        """Add a batch: its tokens, its labels, how many of them the model guesses, and whether its loss is finite."""
+        is_masked = labels != -100
+        num_masked = is_masked.sum()
+        if "attention_mask" in inputs:
+            lengths = inputs["attention_mask"].sum(-1)
+            num_tokens, squares = lengths.sum(), lengths.square().sum()
+        else:
+            num_tokens = torch.tensor(labels.numel(), device=labels.device)
+            positions = inputs.get("position_ids")  # a document of n tokens: 1 + 3 + 5 + ... + (2 n - 1) = n^2
+            squares = num_tokens**2 if positions is None else (2 * positions + 1).sum()
+        num_correct = getattr(outputs, "num_correct", None)
+        if num_correct is None:
+            guesses = outputs["logits"].argmax(-1)
+            wanted = labels[is_masked] if guesses.ndim == 1 else labels
+            num_correct = (guesses == wanted).sum()
+        self.counts += torch.stack((num_tokens, num_masked, num_correct, squares))
+        self.loss_sum += loss.float() * num_masked
+        is_bad = ~loss.isfinite()
+        self.first_bad_step = torch.where(is_bad, self.first_bad_step.clamp(max=step), self.first_bad_step)
+
+    def totals(self, accelerator) -> dict[str, float]:
+        """The sums over all processes, as numbers; every process must ask."""
+        counts = accelerator.reduce(self.counts, "sum").tolist()
+        bad = int(accelerator.gather(self.first_bad_step[None]).min())
+        totals = dict(zip(self.NAMES, counts)) | {"loss_sum": accelerator.reduce(self.loss_sum, "sum").item()}
+        return {name: value + self.before.get(name, 0) for name, value in totals.items()} | {"first_bad_step": bad}
+
+
+def masked_lm_loss(outputs, labels: torch.Tensor, num_items_in_batch=None) -> torch.Tensor:
+    """Cross-entropy per masked token of the whole optimizer step, for models that do not take Trainer's count."""
+    logits = outputs["logits"].flatten(0, -2).float()
+    summed = F.cross_entropy(logits, labels.flatten(), reduction="sum")
+    return summed / (num_items_in_batch if num_items_in_batch is not None else (labels != -100).sum().clamp(min=1))
+
+
+class SaveOnTerminate(TrainerCallback):
+    """SIGTERM, which schedulers send before they take a machine away, saves a checkpoint after the step and ends training.
+
+    All processes agree on the step. (Trainer's own `enable_jit_checkpoint` lets each process decide for itself.)
+    """
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Listen."""
+        self._is_asked = False
+        self._before = signal.signal(signal.SIGTERM, self._ask)
+
+    def _ask(self, number, frame):
+        self._is_asked = True
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """Save and stop if any process was asked to."""
+        is_asked = self._is_asked
+        if args.world_size > 1:
+            agreed = torch.tensor(int(is_asked), device=args.device)
+            torch.distributed.all_reduce(agreed, torch.distributed.ReduceOp.MAX)
+            is_asked = bool(agreed)
+        if is_asked:
+            control.should_save = control.should_training_stop = True
+
+    def on_train_end(self, args, state, control, **kwargs):
+        """Leave the signal to whoever had it before."""
+        signal.signal(signal.SIGTERM, self._before)
+
+
+class MixedRows(Dataset):
+    """Rows of several collections; each optimizer step draws all of its rows from one of them.
+
+    Which one a step draws from depends on the seed and the number of the step alone, not on the number of devices.
+
+    Args:
+        parts: `PackedRows`, each long enough for the whole run.
+        shares: Probability of each.
+        rows_per_step: Rows in an optimizer step, on all devices and accumulation steps together.
+        num_steps: Optimizer steps of the run.
+        seed: Of the draws.
+
+    Source: paper, section 3.2: each batch of phase 2 comes from one of three sub-datasets.
+    """
+
+    def __init__(self, parts: list, shares, rows_per_step: int, num_steps: int, seed: int = 0):
+        self.parts, self.rows_per_step, self.num_steps = parts, rows_per_step, num_steps
+        self.draws = np.random.default_rng(seed).choice(len(parts), size=num_steps, p=shares)
+        # How many earlier steps drew from the same part: where a step's rows begin in it.
+        self._earlier = np.zeros(num_steps, np.int64)
+        for part in range(len(parts)):
+            drawn = self.draws == part
+            self._earlier[drawn] = np.arange(drawn.sum())
+
+    def __len__(self) -> int:
+        return self.num_steps * self.rows_per_step
+
+    def __getitem__(self, number: int) -> dict:
+        """A row of the part that its step draws from."""
+        step, place = divmod(number, self.rows_per_step)
+        return self.parts[self.draws[step]][int(self._earlier[step]) * self.rows_per_step + place]
+
+
+def last_whole_checkpoint(folder: str | Path) -> Path | None:
+    """The newest checkpoint of a run that was written to its end, or None.
+
+    Trainer writes `trainer_state.json` last: where it is missing or cut, the run was killed while it saved.
+    """
+    checkpoints = []
+    for path in Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+        step = path.name.rpartition("-")[2]
+        if step.isdigit():
+            checkpoints.append((int(step), path))
+    for step, path in sorted(checkpoints, reverse=True):
+        try:
+            state = json.loads((path / STATE).read_text("utf-8"))
+        except (FileNotFoundError, json.JSONDecodeError):
+            logger.warning(f"{path} was not written to its end and is passed over")
+            continue
+        if state["global_step"] == step:
+            return path
+    return None
+
+
+def begin_or_resume(folder: str | Path, run: dict, resume_from_checkpoint: str | None) -> Path | None:
+    """Decide where a run begins, and keep what it is in `run.json`, so that nothing else goes on in its place.
+
+    Args:
+        folder: The run's output folder.
+        run: What the run is: recipe, shape, data, tokenizer, seed; plain types.
+        resume_from_checkpoint: "last" for the newest whole checkpoint, or the path of one; None begins anew.
+
+    Returns:
+        The checkpoint to go on from, or None.
+
+    Raises:
+        FileExistsError: The folder holds checkpoints and nothing was said of going on.
+        FileNotFoundError: There is no whole checkpoint to go on from.
+        ValueError: The checkpoint belongs to another run.
+    """
+    folder = Path(folder)
+    last = last_whole_checkpoint(folder)
+    if resume_from_checkpoint is None:
+        if last is not None:
+            raise FileExistsError(
+                f"{folder} holds {last.name}; give --resume_from_checkpoint last to go on from it, or another --output_dir"
+            )
+        checkpoint = None
+    else:
+        wants_last = resume_from_checkpoint in ("last", "true", "True", True)
+        checkpoint = last if wants_last else Path(resume_from_checkpoint)
+        if checkpoint is None or not (checkpoint / STATE).is_file():
+            raise FileNotFoundError(
+                f"{checkpoint or folder} holds no whole checkpoint; begin without --resume_from_checkpoint"
+            )
+        there = json.loads((checkpoint.parent / RUN).read_text("utf-8"))
+        if different := sorted(name for name in {**run, **there} if run.get(name) != there.get(name)):
+            details = "; ".join(f"{name} was {there.get(name)} and is {run.get(name)}" for name in different)
+            raise ValueError(f"{checkpoint} belongs to another run: {details}. Give the same, or another --output_dir")
+    if int(os.environ.get("RANK", 0)) == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / RUN).write_text(json.dumps(run, indent=1) + "\n", "utf-8")
+    return checkpoint
+
+
+def training_rows(documents, args, num_steps: int) -> Dataset:
+    """The rows of a whole run, from `Shards` or a view of them.
+
+    Args:
+        documents: With `lengths` and `longer_than`.
+        args: `PretrainingArguments`.
+        num_steps: Optimizer steps.
+
+    Raises:
+        ValueError: The mixture wants documents of a length that there are none of.
+    """
+    parts = []
+    for share, least in zip(args.mixture, (0, *args.longer_than)):
+        chosen = documents.longer_than(least) if least else documents
+        if share and not len(chosen):
+            raise ValueError(
+                f"mixture={args.mixture} draws {share:.0%} of the steps from documents of more than {least} tokens, and "
+                "there are none; change mixture or longer_than, or tokenize with a larger shard_length"
+            )
+        num_rows = num_steps * args.rows_per_step
+        options = dict(max_tokens=args.row_tokens, max_length=args.max_length, num_rows=num_rows, seed=args.seed)
+        parts.append(PackedRows(chosen, chosen.lengths, **options) if share else None)
+    if args.mixture[0] == 1.0:
+        return parts[0]
+    return MixedRows(parts, args.mixture, args.rows_per_step, num_steps, args.seed)
+
+
+def build_model(recipe: Recipe, vocab_size: int, config_overrides: str = "") -> PreTrainedModel:
+    """The recipe's model with fresh weights.
+
+    Args:
+        recipe: Says architecture, shape and context.
+        vocab_size: Of the tokenizer.
+        config_overrides: As "hidden_size=256,num_hidden_layers=6".
+
+    Raises:
+        ValueError: An override is not one of the config's values.
+    """
+    values = dict(recipe.config, vocab_size=vocab_size)
+    if recipe.architecture == "neobert":
+        config = NeoBERTConfig(**values, max_position_embeddings=recipe.max_length, sparse_prediction=True)
+    else:  # its positions begin after that of padding, and BERT's padding is 0
+        context = recipe.max_length + 1
+        config = AutoConfig.for_model(recipe.architecture, **values, max_position_embeddings=context, pad_token_id=0)
+    if config_overrides:
+        config.update_from_string(config_overrides)
+        config = type(config).from_dict(config.to_dict())  # checks the whole
+    return AutoModelForMaskedLM.from_config(config)
+
+
+def write_summary(trainer: PretrainingTrainer, run: dict, held_out: dict) -> dict:
+    """Write `training_summary.json`, for a model card to cite, and `training_curves.png`; returns the summary."""
+    folder, log = Path(trainer.args.output_dir), trainer.state.log_history
+    last = [entry for entry in log if "masked_accuracy" in entry][-1]
+    names = ("num_tokens", "num_masked", "loss", "perplexity", "masked_accuracy")
+    speeds = [entry["tokens_per_s"] for entry in log if "tokens_per_s" in entry]
+    shares = [entry["model_flops_utilization"] for entry in log if "model_flops_utilization" in entry]
+    summary = {
+        **run,
+        "num_parameters": sum(p.numel() for p in trainer.accelerator.unwrap_model(trainer.model).parameters()),
+        "steps": trainer.state.global_step,
+        **{name: last[name] for name in names},
+        **held_out,
+        "tokens_per_s": float(np.median(speeds)),
+        "model_flops_utilization": float(np.median(shares)),
+        "packing_efficiency": getattr(trainer.train_dataset, "packing_efficiency", None),
+        "devices": trainer.accelerator.num_processes,
+        "precision": "bf16" if trainer.args.bf16 else "fp16" if trainer.args.fp16 else "fp32",
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+    }
+    (folder / "training_summary.json").write_text(json.dumps(summary, indent=1) + "\n", "utf-8")
+    plot_curves(log, folder / "training_curves.png")
+    return summary
+
+
+def plot_curves(log: list[dict], file: Path) -> None:
+    """Draw loss, masked accuracy, learning rate and gradient norm over real tokens seen."""
+    from matplotlib.figure import Figure
+
+    panels = {
+        "loss per masked token": ("loss", "eval_loss"),
+        "masked accuracy": ("masked_accuracy", "eval_masked_accuracy"),
+        "learning rate": ("learning_rate",),
+        "gradient norm": ("grad_norm",),
+    }
+    tokens_at = {entry["step"]: entry["num_tokens"] for entry in log if "num_tokens" in entry}
+    figure = Figure(figsize=(10, 6), layout="constrained")
+    for axes, (title, names) in zip(figure.subplots(2, 2).flat, panels.items()):
+        for name in names:
+            points = [(tokens_at[e["step"]], e[name]) for e in log if name in e and e["step"] in tokens_at]
+            if points:
+                label = "held out" if name.startswith("eval") else "training"
+                axes.plot(*zip(*points), label=label, marker="." if len(points) < 20 else None)
+        axes.set_title(title)
+        axes.set_xlabel("real tokens seen")
+        axes.grid(alpha=0.3)
+        if len(names) > 1:
+            axes.legend()
+    figure.savefig(file, dpi=120)
