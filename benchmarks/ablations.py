@@ -74,7 +74,7 @@ def train(variant: str, seed: int, tokenizer, training_ids, held_out_ids, argume
     recipe = args.to_recipe()
     set_seed(seed)
     overrides = ",".join(f"{name}={value}" for name, value in SHAPES[variant].items())
-    model = build_model(recipe, len(tokenizer), f"{overrides},{UNTIED}" if variant == "M0" else overrides)
+    model = build_model(recipe, tokenizer, f"{overrides},{UNTIED}" if variant == "M0" else overrides)
     masking = dict(mlm_probability=recipe.mlm_probability, mask_replace_prob=recipe.mask_replace_prob)
     collator = PackedMLMCollator(
         tokenizer, random_replace_prob=recipe.random_replace_prob, layout=recipe.layout, **masking

@@ -63,11 +63,11 @@ def training(tokenizer, documents, arguments, folder) -> dict:
         disable_tqdm=True,
     )
     num_rows = args.max_steps * args.rows_per_step
-    rows = PackedRows(documents, list(map(len, documents)), args.row_tokens, args.max_length, num_rows)
+    rows = PackedRows(documents, list(map(len, documents)), args.row_tokens, args.max_length, num_rows=num_rows)
     collator = PackedMLMCollator(tokenizer)
 
     def with_trainer():
-        model = build_model(args.to_recipe(), len(tokenizer), arguments.config)
+        model = build_model(args.to_recipe(), tokenizer, arguments.config)
         trainer = PretrainingTrainer(
             model, args, recipe=args.to_recipe(), train_dataset=rows, data_collator=collator, processing_class=tokenizer
         )
@@ -75,7 +75,7 @@ def training(tokenizer, documents, arguments, folder) -> dict:
         return trainer.state.log_history[-1]["train_runtime"]
 
     def bare():
-        model = build_model(args.to_recipe(), len(tokenizer), arguments.config).to(arguments.device).train()
+        model = build_model(args.to_recipe(), tokenizer, arguments.config).to(arguments.device).train()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
         dtype = DTYPES[arguments.dtype]
         started = time.perf_counter()

@@ -18,6 +18,7 @@ import json
 import sys
 from pathlib import Path
 
+import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer, HfArgumentParser, set_seed
 
 from neobert_hf import PackedMLMCollator, PackedStream, tune_allocator
@@ -32,19 +33,27 @@ from neobert_hf.pretraining import (
     training_rows,
     write_summary,
 )
-from neobert_hf.shards import Shards, tokenize_corpus, tokenizer_hash
+from neobert_hf.recipes import Recipe
+from neobert_hf.shards import MANIFEST, Shards, tokenize_corpus, tokenizer_hash
 
 
-def open_corpus(data: CorpusArguments, training: PretrainingArguments, files: list[str] | None) -> Corpus:
-    """The text of files, or else of the named dataset."""
-    name = None if files else data.dataset_name or training.corpus
-    return Corpus(files, name, data.dataset_config, text_column=training.text_column, sample_by=data.sample_by)
+def open_corpus(data: CorpusArguments, recipe: Recipe, files: list[str] | None) -> Corpus:
+    """The text of files, or else of the named dataset, or else of the recipe's."""
+    name = None if files else data.dataset_name or recipe.corpus
+    is_recipes = name == recipe.corpus and not data.text_column
+    column = recipe.text_column if is_recipes else data.text_column or "text"
+    return Corpus(files, name, data.dataset_config, text_column=column, sample_by=data.sample_by)
 
 
 def open_shards(data, training, tokenizer, files, folder: Path) -> Shards:
-    """Tokenize into the folder, or find there what an earlier run has tokenized."""
-    with training.main_process_first(desc="tokenizing"):
-        corpus = open_corpus(data, training, files)
+    """Find tokenized text in the folder, or tokenize into it."""
+    is_given = files or data.dataset_name
+    if is_given or not (folder / MANIFEST).is_file():
+        if training.world_size > 1 and not (folder / MANIFEST).is_file():
+            raise ValueError(
+                f"{folder} holds no shards; tokenize once before several processes start: neobert tokenize --help"
+            )
+        corpus = open_corpus(data, training.to_recipe(), files)
         options = dict(
             max_length=data.shard_length, long_documents=data.long_documents, num_processes=data.num_processes
         )
@@ -54,6 +63,18 @@ def open_shards(data, training, tokenizer, files, folder: Path) -> Shards:
     return shards
 
 
+def open_stream(data, training, tokenizer) -> tuple[PackedStream, dict]:
+    """The corpus tokenized on the fly, over and over, and what it is."""
+    if training.mixture[0] != 1.0:
+        raise ValueError(f"mixture={training.mixture} needs the lengths of all documents; leave --streaming out")
+    corpus = open_corpus(data, training.to_recipe(), data.train_files)
+    cut = dict(truncation=True, max_length=training.max_length)
+    tokens = corpus.stream().map(lambda row: tokenizer(row[corpus.text_column] or "", **cut))
+    tokens = tokens.filter(lambda row: len(row["input_ids"]) > tokenizer.num_special_tokens_to_add())
+    tokens = tokens.select_columns(["input_ids"]).repeat(None)
+    return PackedStream(tokens, training.row_tokens, seed=training.seed), corpus.source
+
+
 def main():
     """Train, evaluate, save, and write a summary."""
     data, training = HfArgumentParser((CorpusArguments, PretrainingArguments)).parse_args_into_dataclasses()
@@ -61,42 +82,43 @@ def main():
     set_seed(training.seed)
     if training.device.type == "cpu":
         tune_allocator()
-    print(f"recipe {training.recipe}, phase {training.phase}:\n{json.dumps(recipe.to_dict(), indent=1)}")
+    if training.process_index == 0:
+        print(
+            f"recipe {training.recipe}, phase {training.phase}:\n{json.dumps(recipe.to_dict(), indent=1)}", flush=True
+        )
 
     # 1. Tokens
-    tokenizer = AutoTokenizer.from_pretrained(data.tokenizer_name or training.tokenizer)
+    tokenizer = AutoTokenizer.from_pretrained(data.tokenizer_name or recipe.tokenizer)
+    if tokenizer.mask_token is None or tokenizer.pad_token is None:  # LLaMA's, of m3
+        tokenizer.add_special_tokens({"mask_token": "[MASK]", "pad_token": "[PAD]"})
     folder = Path(data.shards_dir or Path(training.output_dir, "shards"))
-    if data.streaming:
-        corpus = open_corpus(data, training, data.train_files)
-        cut = dict(truncation=True, max_length=training.max_length)
-        tokens = corpus.stream().map(lambda row: tokenizer(row[corpus.text_column] or "", **cut))
-        tokens = tokens.filter(lambda row: len(row["input_ids"]) > tokenizer.num_special_tokens_to_add())
-        rows = PackedStream(tokens.select_columns(["input_ids"]), training.row_tokens, seed=training.seed)
-        held_out, source = None, corpus.source
-    else:
-        shards = open_shards(data, training, tokenizer, data.train_files, folder)
-        if data.validation_files:
-            documents, held_out = (
-                shards,
-                open_shards(data, training, tokenizer, data.validation_files, folder / "held_out"),
-            )
-        else:
-            documents, held_out = shards.split(data.num_held_out, training.seed)
-        source = {name: shards.manifest[name] for name in ("source", "num_documents", "num_tokens", "tokenizer")}
+    held_out = None
+    if data.validation_files:
+        held_out = open_shards(data, training, tokenizer, data.validation_files, folder / "held_out")
+    if not data.streaming:
+        documents = open_shards(data, training, tokenizer, data.train_files, folder)
+        source = {name: documents.manifest[name] for name in ("source", "num_documents", "num_tokens", "tokenizer")}
+        if held_out is None:
+            documents, held_out = documents.split(data.num_held_out, training.seed)
 
-        # 2. Rows
-        rows = training_rows(documents, training, training.max_steps)
-        held_out = PackedRows(held_out, held_out.lengths, training.row_tokens, training.max_length, seed=training.seed)
+    # 2. Rows
+    if data.streaming:
+        rows, source = open_stream(data, training, tokenizer)
+    else:
+        rows = training_rows(documents, training, tokenizer.sep_token_id)
+    if held_out is not None:
+        cut = dict(max_length=training.max_length, end_token=tokenizer.sep_token_id, seed=training.seed)
+        held_out = PackedRows(held_out, held_out.lengths, training.row_tokens, **cut)
     masking = dict(mlm_probability=recipe.mlm_probability, mask_replace_prob=recipe.mask_replace_prob)
     masking |= dict(random_replace_prob=recipe.random_replace_prob, layout=recipe.layout)
 
     # 3. Model
     if training.phase == 2:
-        model = AutoModelForMaskedLM.from_pretrained(training.init_from)
+        model = AutoModelForMaskedLM.from_pretrained(training.init_from, dtype=torch.float32)
         model.config.max_position_embeddings = training.max_length
         model.config.sparse_prediction = True
     else:
-        model = build_model(recipe, len(tokenizer), training.config_overrides)
+        model = build_model(recipe, tokenizer, training.config_overrides)
     run = {
         "recipe": recipe.to_dict(),
         "phase": training.phase,
@@ -106,8 +128,13 @@ def main():
         },
         "data": source,
         "tokenizer_sha256": tokenizer_hash(tokenizer),
+        "held_out": {
+            "files": [Path(file).name for file in data.validation_files or ()],
+            "num_held_out": data.num_held_out,
+        },
         "row_tokens": training.row_tokens,
         "seed": training.seed,
+        "precision": "bf16" if training.bf16 else "fp16" if training.fp16 else "as launched",
     }
     run = json.loads(json.dumps(run))
     checkpoint = begin_or_resume(training.output_dir, run, training.resume_from_checkpoint)
@@ -131,6 +158,8 @@ def main():
     # 5. What it has learned
     metrics = {} if held_out is None else trainer.evaluate()
     model.config.sparse_prediction = False
+    if trainer.is_fsdp_enabled:  # one file, whatever the checkpoints are
+        trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
     trainer.save_model()
     if trainer.is_world_process_zero():
         summary = write_summary(trainer, run, {k: v for k, v in metrics.items() if k.startswith("eval_")})

@@ -259,7 +259,7 @@ def test_a_row_depends_on_its_number_alone():
 def test_rows_cut_documents_as_the_tokenizer_does(tokenizer):
     texts = ["the quick brown fox jumps over the lazy dog", "a dog", "the old sea and a warm red house by it"]
     whole, cut = tokenizer(texts)["input_ids"], tokenizer(texts, truncation=True, max_length=6)["input_ids"]
-    rows = PackedRows(whole, list(map(len, whole)), 64, max_length=6)
+    rows = PackedRows(whole, list(map(len, whole)), 64, max_length=6, end_token=tokenizer.sep_token_id)
     assert sorted(documents_in(rows[0])) == sorted(cut)
 
 

@@ -249,7 +249,7 @@ def test_m0_is_roberta_prelayernorm_and_learns_under_the_same_trainer(tokenizer,
     shape = dict(hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=96)
     overrides = ",".join(f"{name}={value}" for name, value in shape.items())
     set_seed(0)
-    model = build_model(args.to_recipe(), len(tokenizer), overrides)
+    model = build_model(args.to_recipe(), tokenizer, overrides)
     assert model.config.model_type == "roberta-prelayernorm"
     rows = PackedRows(documents, list(map(len, documents)), 64, 32, num_rows=4 * args.rows_per_step)
     collator = PackedMLMCollator(tokenizer, layout="padded")
@@ -261,9 +261,9 @@ def test_m0_is_roberta_prelayernorm_and_learns_under_the_same_trainer(tokenizer,
 
 def test_an_override_that_the_config_does_not_have_is_refused(tokenizer):
     with pytest.raises(ValueError, match="hidden_sise"):
-        build_model(RECIPES["paper"], len(tokenizer), "hidden_sise=64")
+        build_model(RECIPES["paper"], tokenizer, "hidden_sise=64")
     with pytest.raises(ValueError, match="hidden_size=65"):
-        build_model(RECIPES["paper"], len(tokenizer), "hidden_size=65")
+        build_model(RECIPES["paper"], tokenizer, "hidden_size=65")
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,6 @@ def command(corpus, folder, **changes):
         train_files=corpus / "train.jsonl",
         validation_files=corpus / "held_out.jsonl",
         tokenizer_name=corpus / "tokenizer",
-        text_column="text",
         shards_dir=corpus / "shards",
         output_dir=folder,
         config_overrides=SMALL,

@@ -1,10 +1,14 @@
 """Command-line arguments of pretraining: a recipe by name, each of its values open to change, inside TrainingArguments."""
 
-from dataclasses import dataclass, field, fields
+import os
+from dataclasses import dataclass, field, fields, replace
 
 from transformers import TrainingArguments
 
 from .recipes import RECIPES, Recipe
+
+# Values of a recipe that other arguments change: config_overrides, and those of the corpus.
+NOT_ARGUMENTS = {"config", "corpus", "text_column", "tokenizer"}
 
 
 @dataclass
@@ -20,6 +24,9 @@ class CorpusArguments:
         default=None, metadata={"help": "Dataset of the Hub; the recipe's if no files are given."}
     )
     dataset_config: str = field(default=None, metadata={"help": "Its configuration."})
+    text_column: str = field(
+        default=None, metadata={"help": "Column of the text; text, or the recipe's for its corpus."}
+    )
     sample_by: str = field(default="paragraph", metadata={"help": "A document in .txt: line, paragraph or document."})
     tokenizer_name: str = field(default=None, metadata={"help": "Folder or Hub id of a fast tokenizer; the recipe's."})
     shards_dir: str = field(
@@ -59,9 +66,6 @@ class PretrainingArguments(TrainingArguments):
     mixture: list[float] = field(default=None, metadata={"help": "Shares of steps: all documents, longer, longest."})
     longer_than: list[int] = field(default=None, metadata={"help": "Tokens above which a document is longer, longest."})
     architecture: str = field(default=None, metadata={"help": "neobert or roberta-prelayernorm."})
-    corpus: str = field(default=None, metadata={"help": "Hub id of the text; --dataset_name says the same."})
-    text_column: str = field(default=None, metadata={"help": "Column of the text."})
-    tokenizer: str = field(default=None, metadata={"help": "Hub id of the tokenizer; --tokenizer_name says the same."})
 
     # TrainingArguments has these too, with defaults that are not the recipe's.
     output_dir: str = field(default="runs/pretraining", metadata={"help": "Checkpoints, metrics and the model."})
@@ -76,6 +80,8 @@ class PretrainingArguments(TrainingArguments):
     gradient_accumulation_steps: int = field(default=None, metadata={"help": "Follows from tokens_per_step; leave it."})
     per_device_train_batch_size: int = field(default=1, metadata={"help": "Rows that a device computes at once."})
     per_device_eval_batch_size: int = field(default=1, metadata={"help": "Rows that a device evaluates at once."})
+    remove_unused_columns: bool = field(default=False, metadata={"help": "Rows carry the seed of their masks."})
+    logging_steps: float = field(default=10, metadata={"help": "Optimizer steps between two logs."})
     prediction_loss_only: bool = field(default=True, metadata={"help": "Figures are counted, predictions not kept."})
     report_to: str = field(default="tensorboard", metadata={"help": "tensorboard, wandb, ... or none."})
     dataloader_pin_memory: bool = field(default=None, metadata={"help": "True on a GPU."})
@@ -90,32 +96,44 @@ class PretrainingArguments(TrainingArguments):
         recipe = RECIPES[self.recipe]
         if self.phase == 2:
             recipe = recipe.second_phase()
-        names = {f.name for f in fields(Recipe)} - {"config"}
+        names = {f.name for f in fields(Recipe)} - NOT_ARGUMENTS
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
         recipe = recipe.changed(**given)
         for name in names:
             setattr(self, name, getattr(recipe, name))
-        accumulation, self.gradient_accumulation_steps = self.gradient_accumulation_steps, 1
+        if self.lr_scheduler_type != "linear":  # the default of TrainingArguments
+            raise ValueError(
+                f"lr_scheduler_type={self.lr_scheduler_type!r} would have no effect; schedule says which it is"
+            )
+        if self.phase == 2 and self.config_overrides:
+            raise ValueError("config_overrides would have no effect in phase 2, whose model comes from init_from")
+        self._set_accumulation()
         if self.dataloader_pin_memory is None:
             self.dataloader_pin_memory = not self.use_cpu
+        if self.accelerator_config is None:  # rows differ in length, so each process reads its own
+            self.accelerator_config = {"dispatch_batches": False}
         super().__post_init__()
-        self.gradient_accumulation_steps = self._accumulation(accumulation)
+        if self.n_gpu > 1:
+            raise ValueError(
+                f"one process sees {self.n_gpu} GPUs; start it with accelerate launch, or choose one by CUDA_VISIBLE_DEVICES"
+            )
 
-    def _accumulation(self, given):
-        at_once = self.row_tokens * self.per_device_train_batch_size * self.world_size
+    def _set_accumulation(self):
+        num_processes = int(os.environ.get("WORLD_SIZE", 1))  # set by every launcher
+        at_once = self.row_tokens * self.per_device_train_batch_size * num_processes
         steps, rest = divmod(self.tokens_per_step, at_once)
         if rest or not steps:
             raise ValueError(
                 f"tokens_per_step={self.tokens_per_step} is not a multiple of row_tokens={self.row_tokens} x "
-                f"{self.per_device_train_batch_size} rows x {self.world_size} devices = {at_once}; change one of them"
+                f"{self.per_device_train_batch_size} rows x {num_processes} processes = {at_once}; change one of them"
             )
-        if given not in (None, steps):
+        if self.gradient_accumulation_steps not in (None, steps):
             raise ValueError(
-                f"gradient_accumulation_steps={given} contradicts tokens_per_step={self.tokens_per_step}, which takes "
-                f"{steps}; leave it out"
+                f"gradient_accumulation_steps={self.gradient_accumulation_steps} contradicts "
+                f"tokens_per_step={self.tokens_per_step}, which takes {steps}; leave it out"
             )
-        return steps
+        self.gradient_accumulation_steps = steps
 
     @property
     def rows_per_step(self) -> int:
@@ -124,5 +142,5 @@ class PretrainingArguments(TrainingArguments):
 
     def to_recipe(self) -> Recipe:
         """The recipe that these arguments describe."""
-        values = {f.name: getattr(self, f.name) for f in fields(Recipe) if f.name != "config"}
-        return Recipe(**values, config=RECIPES[self.recipe].config)
+        names = {f.name for f in fields(Recipe)} - NOT_ARGUMENTS
+        return replace(RECIPES[self.recipe], **{name: getattr(self, name) for name in names})

@@ -230,7 +230,8 @@ class PackedRows(Dataset):
         documents: Sequences of token ids, by number.
         lengths: (N,) their numbers of tokens.
         max_tokens: Token budget of a row.
-        max_length: Documents above it are cut as a tokenizer cuts them: the last token, `[SEP]`, stays. None: none is cut.
+        max_length: Documents above it are cut; None: none is.
+        end_token: A document that ends with this token, `[SEP]`, keeps it when it is cut, as a tokenizer would have cut it.
         num_rows: Number of rows in the run; None is one pass.
         seed: Of the order and of the masks.
         max_open_rows: As in `PackedStream`.
@@ -245,6 +246,7 @@ class PackedRows(Dataset):
         lengths: np.ndarray,
         max_tokens: int,
         max_length: int | None = None,
+        end_token: int | None = None,
         num_rows: int | None = None,
         seed: int = 0,
         max_open_rows: int = 32,
@@ -261,6 +263,7 @@ class PackedRows(Dataset):
                 f"and raise max_tokens or lower max_length={max_length}"
             )
         self.documents, self.max_tokens, self.max_length, self.seed = documents, max_tokens, max_length, seed
+        self.end_token = end_token
         self.num_tokens = int(cut.sum())
         open_rows, rows = BestFit(max_tokens, max_open_rows), []
         for number in np.random.default_rng(seed).permutation(len(documents)).tolist():
@@ -298,4 +301,6 @@ class PackedRows(Dataset):
         ids = np.asarray(ids)
         if self.max_length is None or len(ids) <= self.max_length:
             return ids
-        return np.append(ids[: self.max_length - 1], ids[-1])
+        if ids[-1] == self.end_token:
+            return np.append(ids[: self.max_length - 1], ids[-1])
+        return ids[: self.max_length]

@@ -18,7 +18,15 @@ import transformers
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset, SequentialSampler
-from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedModel, Trainer, TrainerCallback, TrainerState
+from transformers import (
+    AutoConfig,
+    AutoModelForMaskedLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Trainer,
+    TrainerCallback,
+    TrainerState,
+)
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
@@ -26,6 +34,7 @@ from .configuration_neobert import NeoBERTConfig
 from .flops import matrix_flops_per_s, training_flops
 from .packing import PackedRows
 from .recipes import Recipe
+from .shards import write_json
 
 logger = logging.get_logger(__name__)
 
@@ -54,8 +63,9 @@ class PretrainingTrainer(Trainer):
         super().__init__(*args, **kwargs)
         self.recipe = recipe
         self.args.logging_nan_inf_filter = False  # it would hide what must stop the run
-        self.counter, self.held_out = Counter(self.args.device), None
-        self._peak = None
+        self.counter, self.held_out = None, None
+        self._peak = self._last_log = None
+        self.add_callback(LogWhereItEnds())
         if recipe.architecture != "neobert":
             self.compute_loss_func = masked_lm_loss
 
@@ -77,6 +87,7 @@ class PretrainingTrainer(Trainer):
         """The recipe's schedule."""
         if self.lr_scheduler is None:
             self.lr_scheduler = LambdaLR(optimizer or self.optimizer, self.recipe.learning_rate_factor)
+            self._created_lr_scheduler = True  # so that a second train() makes a new one
         return self.lr_scheduler
 
     # What is counted on the way
@@ -86,13 +97,21 @@ class PretrainingTrainer(Trainer):
         labels = inputs["labels"]
         options = dict(return_outputs=True, num_items_in_batch=num_items_in_batch)
         loss, outputs = super().compute_loss(model, inputs, **options)
-        counter = self.counter if model.training else self.held_out
-        counter.count(inputs, labels, outputs, loss.detach(), self.state.global_step)
+        if model.training:
+            self.counter.count(inputs, labels, outputs, loss.detach(), self.state.global_step)
+        elif self.held_out is not None and not self._is_repeated():
+            summed = loss.detach() * (labels != -100).sum()
+            if (
+                num_items_in_batch is not None
+            ):  # Trainer divides by the labels of all processes, and scales by their number
+                summed = loss.detach() * num_items_in_batch / self.accelerator.num_processes
+            self.held_out.count(inputs, labels, outputs, summed, self.state.global_step)
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the figures, and write them to the metrics file."""
         if "loss" in logs:
+            self._check_finite(self.counter.totals(self.accelerator), logs.get("grad_norm", 0.0))
             logs |= self._training_figures(logs["loss"])
         elif "eval_loss" in logs and self.held_out is not None:
             logs |= self._held_out_figures()
@@ -109,6 +128,11 @@ class PretrainingTrainer(Trainer):
         self.held_out = None
         return metrics
 
+    def _is_repeated(self):
+        """Whether this row is one that accelerate repeats, so that all processes have as many."""
+        state = self.accelerator.gradient_state
+        return state.end_of_dataloader and 0 < state.remainder <= self.accelerator.process_index
+
     def _held_out_figures(self):
         counts = self.held_out.totals(self.accelerator)
         loss = counts["loss_sum"] / counts["num_masked"]
@@ -120,11 +144,10 @@ class PretrainingTrainer(Trainer):
 
     def _training_figures(self, loss):
         counts = self.counter.totals(self.accelerator)
-        self._check_finite(counts)
         now, before = time.perf_counter(), self._last_log
-        self._last_log = (now, counts)
-        new = {name: counts[name] - before[1][name] for name in counts if name != "first_bad_step"}
-        seconds = now - before[0]
+        self._last_log = (now, counts, self.state.global_step)
+        new = {name: counts[name] - before[1][name] for name in Counter.NAMES}
+        seconds, num_steps = now - before[0], self.state.global_step - before[2]
         flops = training_flops(
             self.accelerator.unwrap_model(self.model), new["num_tokens"], new["num_masked"], new["sum_of_squares"]
         )
@@ -133,42 +156,50 @@ class PretrainingTrainer(Trainer):
             "masked_accuracy": new["num_correct"] / max(new["num_masked"], 1),
             "num_tokens": counts["num_tokens"],
             "num_masked": counts["num_masked"],
+            "packing_efficiency": new["num_tokens"] / (num_steps * self.args.tokens_per_step),
             "tokens_per_s": new["num_tokens"] / seconds,
             "model_flops_utilization": flops / seconds / (self._peak * self.accelerator.num_processes),
         }
 
-    def _check_finite(self, counts):
-        if counts["first_bad_step"] < NEVER:
-            last = last_whole_checkpoint(self.args.output_dir)
-            advice = f"the last good checkpoint is {last}" if last else "no checkpoint was written before it"
-            raise FloatingPointError(
-                f"the loss was not finite in optimizer step {counts['first_bad_step'] + 1}; {advice}. Lower learning_rate, "
-                "or look at the rows of this step"
-            )
+    def _check_finite(self, counts, grad_norm=0.0):
+        step, what = counts["first_bad_step"] + 1, "loss"
+        if counts["first_bad_step"] == NEVER:
+            if math.isfinite(grad_norm):
+                return
+            step, what = self.state.global_step, "gradient"
+        last = last_whole_checkpoint(self.args.output_dir)
+        advice = f"the last good checkpoint is {last}" if last else "no checkpoint was written before it"
+        raise FloatingPointError(
+            f"the {what} was not finite in optimizer step {step}; {advice}. Lower learning_rate, or look at the rows of "
+            "this step"
+        )
 
     # Beginning, saving and going on
 
     def train(self, resume_from_checkpoint: str | None = None, **kwargs):
         """Trainer's training, from the beginning or from a checkpoint of the same run, exactly."""
-        before = {name: 0 for name in ("num_tokens", "num_masked", "num_correct", "sum_of_squares", "loss_sum")}
+        before, step = dict.fromkeys(Counter.NAMES, 0), 0
         metrics = Path(self.args.output_dir, METRICS)
         if resume_from_checkpoint:
             state = TrainerState.load_from_json(str(Path(resume_from_checkpoint, STATE)))
-            before |= state.stateful_callbacks["pretraining"]
+            before, step = state.stateful_callbacks["pretraining"], state.global_step
         if self.is_world_process_zero():
             metrics.parent.mkdir(parents=True, exist_ok=True)
             kept = state.log_history if resume_from_checkpoint else []
             metrics.write_text("".join(json.dumps(entry) + "\n" for entry in kept), "utf-8")
-        self.counter.begin(before)
-        dtype = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else torch.float32
+        self.counter = Counter(self.args.device, before)
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.accelerator.mixed_precision, torch.float32)
         self._peak = matrix_flops_per_s(self.args.device, dtype)
-        self._last_log = (time.perf_counter(), {**before, "first_bad_step": NEVER})
+        self._last_log = (time.perf_counter(), before, step)
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
     def _save_checkpoint(self, model, trial):
         counts = self.counter.totals(self.accelerator)
         self._check_finite(counts)
-        self.state.stateful_callbacks["pretraining"] = {k: v for k, v in counts.items() if k != "first_bad_step"}
+        self.state.stateful_callbacks["pretraining"] = {name: counts[name] for name in Counter.NAMES}
+        if self.is_world_process_zero():  # one of this name that an earlier attempt wrote is whole no longer
+            folder = Path(self.args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+            (folder / STATE).unlink(missing_ok=True)
         super()._save_checkpoint(model, trial)
 
 
@@ -180,18 +211,14 @@ class Counter:
 
     NAMES = ("num_tokens", "num_masked", "num_correct", "sum_of_squares")
 
-    def __init__(self, device: torch.device):
+    def __init__(self, device: torch.device, before: dict | None = None):
         self.counts = torch.zeros(len(self.NAMES), dtype=torch.int64, device=device)
         self.loss_sum = torch.zeros((), device=device)
         self.first_bad_step = torch.full((), NEVER, dtype=torch.int64, device=device)
-        self.before = {}
-
-    def begin(self, before: dict) -> None:
-        """Start from the totals of an earlier part of the run."""
-        self.before = before
+        self.before = before or {}  # the totals of an earlier part of the run
 
     def count(self, inputs: dict, labels: torch.Tensor, outputs, loss: torch.Tensor, step: int) -> None:
-        """Add a batch: its tokens, its labels, how many of them the model guesses, and whether its loss is finite."""
+        """Add a batch: its tokens, its labels, how many of them the model guesses, its loss, and whether that is finite."""
         is_masked = labels != -100
         num_masked = is_masked.sum()
         if "attention_mask" in inputs:
@@ -207,7 +234,7 @@ class Counter:
             wanted = labels[is_masked] if guesses.ndim == 1 else labels
             num_correct = (guesses == wanted).sum()
         self.counts += torch.stack((num_tokens, num_masked, num_correct, squares))
-        self.loss_sum += loss.float() * num_masked
+        self.loss_sum += loss.float()
         is_bad = ~loss.isfinite()
         self.first_bad_step = torch.where(is_bad, self.first_bad_step.clamp(max=step), self.first_bad_step)
 
@@ -224,6 +251,15 @@ def masked_lm_loss(outputs, labels: torch.Tensor, num_items_in_batch=None) -> to
     logits = outputs["logits"].flatten(0, -2).float()
     summed = F.cross_entropy(logits, labels.flatten(), reduction="sum")
     return summed / (num_items_in_batch if num_items_in_batch is not None else (labels != -100).sum().clamp(min=1))
+
+
+class LogWhereItEnds(TrainerCallback):
+    """A log before each checkpoint and after the last step, so that no log spans an interruption."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """Ask for the log; it comes before the checkpoint."""
+        if control.should_save or control.should_training_stop or state.global_step >= state.max_steps:
+            control.should_log = True
 
 
 class SaveOnTerminate(TrainerCallback):
@@ -248,7 +284,7 @@ class SaveOnTerminate(TrainerCallback):
             torch.distributed.all_reduce(agreed, torch.distributed.ReduceOp.MAX)
             is_asked = bool(agreed)
         if is_asked:
-            control.should_save = control.should_training_stop = True
+            control.should_log = control.should_save = control.should_training_stop = True
 
     def on_train_end(self, args, state, control, **kwargs):
         """Leave the signal to whoever had it before."""
@@ -344,19 +380,19 @@ def begin_or_resume(folder: str | Path, run: dict, resume_from_checkpoint: str |
         if different := sorted(name for name in {**run, **there} if run.get(name) != there.get(name)):
             details = "; ".join(f"{name} was {there.get(name)} and is {run.get(name)}" for name in different)
             raise ValueError(f"{checkpoint} belongs to another run: {details}. Give the same, or another --output_dir")
-    if int(os.environ.get("RANK", 0)) == 0:
+    if checkpoint is None and int(os.environ.get("RANK", 0)) == 0:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / RUN).write_text(json.dumps(run, indent=1) + "\n", "utf-8")
+        write_json(folder / RUN, run)
     return checkpoint
 
 
-def training_rows(documents, args, num_steps: int) -> Dataset:
+def training_rows(documents, args, end_token: int | None) -> Dataset:
     """The rows of a whole run, from `Shards` or a view of them.
 
     Args:
         documents: With `lengths` and `longer_than`.
         args: `PretrainingArguments`.
-        num_steps: Optimizer steps.
+        end_token: As for `PackedRows`.
 
     Raises:
         ValueError: The mixture wants documents of a length that there are none of.
@@ -369,31 +405,31 @@ def training_rows(documents, args, num_steps: int) -> Dataset:
                 f"mixture={args.mixture} draws {share:.0%} of the steps from documents of more than {least} tokens, and "
                 "there are none; change mixture or longer_than, or tokenize with a larger shard_length"
             )
-        num_rows = num_steps * args.rows_per_step
-        options = dict(max_tokens=args.row_tokens, max_length=args.max_length, num_rows=num_rows, seed=args.seed)
+        options = dict(max_tokens=args.row_tokens, max_length=args.max_length, end_token=end_token, seed=args.seed)
+        options["num_rows"] = args.max_steps * args.rows_per_step
         parts.append(PackedRows(chosen, chosen.lengths, **options) if share else None)
     if args.mixture[0] == 1.0:
         return parts[0]
-    return MixedRows(parts, args.mixture, args.rows_per_step, num_steps, args.seed)
+    return MixedRows(parts, args.mixture, args.rows_per_step, args.max_steps, args.seed)
 
 
-def build_model(recipe: Recipe, vocab_size: int, config_overrides: str = "") -> PreTrainedModel:
+def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, config_overrides: str = "") -> PreTrainedModel:
     """The recipe's model with fresh weights.
 
     Args:
         recipe: Says architecture, shape and context.
-        vocab_size: Of the tokenizer.
+        tokenizer: Gives the size of the vocabulary and the padding token.
         config_overrides: As "hidden_size=256,num_hidden_layers=6".
 
     Raises:
         ValueError: An override is not one of the config's values.
     """
-    values = dict(recipe.config, vocab_size=vocab_size)
+    values = dict(recipe.config, vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id)
     if recipe.architecture == "neobert":
         config = NeoBERTConfig(**values, max_position_embeddings=recipe.max_length, sparse_prediction=True)
-    else:  # its positions begin after that of padding, and BERT's padding is 0
-        context = recipe.max_length + 1
-        config = AutoConfig.for_model(recipe.architecture, **values, max_position_embeddings=context, pad_token_id=0)
+    else:  # its positions begin after the number of the padding token
+        context = recipe.max_length + tokenizer.pad_token_id + 1
+        config = AutoConfig.for_model(recipe.architecture, **values, max_position_embeddings=context)
     if config_overrides:
         config.update_from_string(config_overrides)
         config = type(config).from_dict(config.to_dict())  # checks the whole
@@ -415,9 +451,9 @@ def write_summary(trainer: PretrainingTrainer, run: dict, held_out: dict) -> dic
         **held_out,
         "tokens_per_s": float(np.median(speeds)),
         "model_flops_utilization": float(np.median(shares)),
-        "packing_efficiency": getattr(trainer.train_dataset, "packing_efficiency", None),
+        "packing_efficiency": last["num_tokens"] / (trainer.state.global_step * trainer.args.tokens_per_step),
         "devices": trainer.accelerator.num_processes,
-        "precision": "bf16" if trainer.args.bf16 else "fp16" if trainer.args.fp16 else "fp32",
+        "precision": {"no": "fp32"}.get(trainer.accelerator.mixed_precision, trainer.accelerator.mixed_precision),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }
     (folder / "training_summary.json").write_text(json.dumps(summary, indent=1) + "\n", "utf-8")

@@ -53,7 +53,7 @@ def tokenize_corpus(
     Memory does not grow with the corpus. Texts without a token are left out and counted.
 
     Args:
-        texts: Documents, the same in the same order whenever they are read.
+        texts: Documents, the same in the same order whenever they are read. A lone surrogate becomes a question mark.
         tokenizer: A fast tokenizer; its special tokens are added.
         folder: Where to write; made if it is not there.
         source: What the texts are, for the manifest and so that another corpus is not continued; plain types.
@@ -84,9 +84,9 @@ def tokenize_corpus(
         return shards
     if (folder / "settings.json").exists():
         _check_same(folder, settings, json.loads((folder / "settings.json").read_text("utf-8")))
-    elif any(folder.iterdir()):
+    elif any(file.suffix != ".part" for file in folder.iterdir()):
         raise ValueError(f"{folder} is not empty and holds no shards; choose another folder")
-    _write_json(folder / "settings.json", settings)
+    write_json(folder / "settings.json", settings)
 
     options = (_plain_tokenizer(tokenizer).to_str(), folder, max_length, long_documents)
     num_processes = num_processes or os.cpu_count()
@@ -117,7 +117,7 @@ def tokenize_corpus(
         "length_histogram": {str(top): histogram[str(top)] for top in sorted(map(int, histogram))},
         "shards": shards,
     }
-    _write_json(folder / MANIFEST, manifest)
+    write_json(folder / MANIFEST, manifest)
     (folder / "settings.json").unlink()
     for shard in shards:
         (folder / shard["file"]).with_suffix(".json").unlink()
@@ -177,12 +177,20 @@ def _write_shard(number, texts):
     tokenizer, folder = _worker["tokenizer"], _worker["folder"]
     dtype = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.int32
     documents, num_empty = [], 0
-    for encoding in tokenizer.encode_batch_fast(texts):
+    try:
+        encodings = tokenizer.encode_batch_fast(texts)
+    except (TypeError, UnicodeEncodeError):  # a lone surrogate, which is no text: it becomes a question mark
+        encodings = tokenizer.encode_batch_fast([text.encode("utf-8", "replace").decode() for text in texts])
+    for encoding in encodings:
         pieces = [encoding, *encoding.overflowing] if _worker["chunk"] else [encoding]
         pieces = [np.array(piece.ids, dtype) for piece in pieces if len(piece.ids) > _worker["num_special"]]
         num_empty += not pieces
         documents += pieces
     lengths = np.array([len(document) for document in documents], np.int64)
+    if lengths.sum() >= 1 << 31:
+        raise ValueError(
+            f"shard {number} would hold {lengths.sum()} tokens, at most 2^31 fit; lower documents_per_shard"
+        )
     ids = np.concatenate(documents) if documents else np.zeros(0, dtype)
     offsets = np.concatenate([[0], lengths.cumsum()]).astype(np.int32)
     batch = pa.record_batch([pa.ListArray.from_arrays(pa.array(offsets), pa.array(ids))], names=[COLUMN])
@@ -205,7 +213,7 @@ def _write_shard(number, texts):
             "length_histogram": _histogram(lengths),
         }
         part.replace(file)
-        _write_json(file.with_suffix(".json"), record)
+        write_json(file.with_suffix(".json"), record)
     except OSError as error:
         part.unlink(missing_ok=True)
         raise OSError(
@@ -231,13 +239,17 @@ def _sha256(file):
     return digest.hexdigest()
 
 
-def _write_json(file, content):
+def write_json(file: Path, content) -> None:
     """Write the whole file or none of it."""
     part = file.with_name(file.name + ".part")
-    with part.open("w", encoding="utf-8") as handle:
-        json.dump(content, handle, indent=1)
-        handle.flush()
-        os.fsync(handle.fileno())
+    try:
+        with part.open("w", encoding="utf-8") as handle:
+            json.dump(content, handle, indent=1)
+            handle.flush()
+            os.fsync(handle.fileno())
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
     part.replace(file)
 
 
