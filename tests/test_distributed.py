@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,7 +15,7 @@ from transformers import AutoModelForMaskedLM
 
 def two_processes(*args, **changes):
     """The example's command on two processes of the CPU."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", free_port()]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     return [*launch, *command(*args, **changes)[1:]]
 
 
