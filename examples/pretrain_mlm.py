@@ -94,7 +94,9 @@ def main():
     folder = Path(data.shards_dir or Path(training.output_dir, "shards"))
     held_out = None
     if data.validation_files:
-        held_out = open_shards(data, training, tokenizer, data.validation_files, folder / "held_out")
+        held_out = open_shards(
+            data, training, tokenizer, data.validation_files, folder.with_name(f"{folder.name}-held_out")
+        )
     if not data.streaming:
         documents = open_shards(data, training, tokenizer, data.train_files, folder)
         source = {name: documents.manifest[name] for name in ("source", "num_documents", "num_tokens", "tokenizer")}

@@ -383,7 +383,9 @@ def test_sigterm_saves_before_leaving(corpus, tmp_path):
 
 def test_both_phases_run_and_auto_model_loads_the_result(corpus, tmp_path):
     first = run(corpus, tmp_path / "one", eval_strategy="steps", eval_steps=6)
-    longer = dict(longer_than=None, phase=2, init_from=tmp_path / "one", max_steps=6, warmup_steps=None, max_length=64)
+    longer = dict(
+        phase=2, init_from=tmp_path / "one", max_steps=6, warmup_steps=None, config_overrides=None, max_length=64
+    )
     arguments = command(corpus, tmp_path / "two", **longer)
     done = subprocess.run([*arguments, "--longer_than", "24", "40"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -30,7 +30,8 @@ class CorpusArguments:
     sample_by: str = field(default="paragraph", metadata={"help": "A document in .txt: line, paragraph or document."})
     tokenizer_name: str = field(default=None, metadata={"help": "Folder or Hub id of a fast tokenizer; the recipe's."})
     shards_dir: str = field(
-        default=None, metadata={"help": "Tokenized text is kept and found here; output_dir/shards."}
+        default=None,
+        metadata={"help": "Tokenized text is kept and found here, the held-out beside it; output_dir/shards."},
     )
     long_documents: str = field(
         default="truncate", metadata={"help": "What becomes of text above shard_length: truncate (the paper) or chunk."}
