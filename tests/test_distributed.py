@@ -8,21 +8,26 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 import torch
 from test_pretraining import command, corpus, losses_of, run  # noqa: F401 (corpus is a fixture)
 from transformers import AutoModelForMaskedLM
 
+FSDP2 = str(Path(__file__).with_name("fsdp_on_cpu.py"))
 
-def two_processes(*args, **changes):
+
+def two_processes(*args, launcher=None, **changes):
     """The example's command on two processes of the CPU."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    return [*launch, *command(*args, **changes)[1:]]
+    return [*launch, *([launcher] if launcher else []), *command(*args, **changes)[1:]]
 
 
-def test_two_processes_follow_the_curve_of_one(corpus, tmp_path):  # noqa: F811
+@pytest.mark.parametrize("launcher", [None, FSDP2], ids=["ddp", "fsdp2"])
+def test_two_processes_follow_the_curve_of_one(corpus, tmp_path, launcher):  # noqa: F811
     """1e-4 in fp32 over 20 steps; rounding in another order is all that may differ."""
     options = dict(max_steps=20, save_steps=10)
     alone = run(corpus, tmp_path / "alone", **options)
+    options["launcher"] = launcher
     done = subprocess.run(
         two_processes(corpus, tmp_path / "two", **options), capture_output=True, text=True, timeout=300
     )
@@ -38,6 +43,13 @@ def test_two_processes_follow_the_curve_of_one(corpus, tmp_path):  # noqa: F811
     models = [AutoModelForMaskedLM.from_pretrained(tmp_path / name) for name in ("alone", "two")]
     for (name, a), b in zip(models[0].named_parameters(), models[1].parameters()):
         torch.testing.assert_close(b, a, rtol=0, atol=1e-3, msg=lambda m, n=name: f"{n}: {m}")  # 20 steps of lr 3e-3
+    sharded = tmp_path / "two/checkpoint-10/pytorch_model_fsdp_0"
+    assert sharded.is_dir() == (launcher is FSDP2)
+    assert {path.name for path in (tmp_path / "two").glob("*.py")} == {
+        p.name for p in (tmp_path / "alone").glob("*.py")
+    }
+    auto_maps = [json.loads((tmp_path / name / "config.json").read_text())["auto_map"] for name in ("alone", "two")]
+    assert auto_maps[0] == auto_maps[1]
     resume = dict(resume_from_checkpoint=tmp_path / "two/checkpoint-10")
     resumed = subprocess.run(
         two_processes(corpus, tmp_path / "two", **options, **resume), capture_output=True, text=True, timeout=300

@@ -185,6 +185,9 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
             auto_class: f"{model_class.__module__.rsplit('.', 1)[-1]}.{model_class.__name__}"
             for auto_class, model_class in AUTO_CLASSES.items()
         }
+        if any(base.__name__ == "FSDPModule" for base in type(self).__mro__):
+            # A class that FSDP2 made around ours: its file is not the one to save.
+            type(self)._auto_class = None
         super().save_pretrained(save_directory, *args, **kwargs)
         if kwargs.get("is_main_process", True):  # a subclass that lives elsewhere brings its own file only
             custom_object_save(NeoBERTModel, save_directory)
