@@ -4,10 +4,21 @@ BIN := .venv/bin
 COMPAT_VERSIONS := 4.57.6 5.0.0 5.17.0 5.23.0
 export HF_HUB_OFFLINE = 1
 
-.PHONY: demo test test-compat test-gpu lint clean
+.PHONY: demo mini test test-compat test-gpu lint clean
 
 demo: .venv/installed
 	$(BIN)/python examples/demo_documentation.py --output_dir runs/demo
+
+# The model that ships with the package, by the paper's recipe on the documentation inside .venv; half an hour on two cores.
+mini: .venv/installed
+	$(BIN)/neobert documentation --output_dir runs/documentation --held_out_packages pandas networkx --vocab_size 6400
+	$(BIN)/python examples/pretrain_mlm.py --output_dir runs/mini --shards_dir runs/mini-shards --use_cpu --bf16 \
+		--train_files runs/documentation/train.jsonl --validation_files runs/documentation/held_out.jsonl \
+		--tokenizer_name runs/documentation/tokenizer --max_length 256 --row_tokens 4096 --tokens_per_step 4096 \
+		--config_overrides hidden_size=256,num_hidden_layers=3,num_attention_heads=4,intermediate_size=1024,decoder_init_range=0.0625 \
+		--learning_rate 2e-3 --warmup_steps 200 --max_steps 5400 --logging_steps 50 \
+		--eval_strategy steps --eval_steps 900 --save_steps 900 --save_total_limit 2 --report_to none
+	$(BIN)/python hub_upload/build_mini.py --model runs/mini --corpus runs/documentation
 
 test: .venv/installed
 	$(BIN)/python -m pytest -n 2 -m "not gpu" tests

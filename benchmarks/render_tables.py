@@ -176,6 +176,14 @@ MEMORY = {
     "above the model, MB": ("above_model_mb", ",.0f"),
     "ours over it": ("ours_over_it", ".2f"),
 }
+PRETRAINING = {
+    "": ("what", ""),
+    "contender": ("contender", ""),
+    "per second": ("per_s", ",.2f"),
+    "unit": ("unit", ""),
+    "spread": ("spread", ".1%"),
+    "ours over it": ("ours_over_it", ".2f"),
+}
 FAST_PATHS = {
     "dtype": ("dtype", ""),
     "tokens": ("tokens", ","),
@@ -195,6 +203,7 @@ TABLES = {
         "ragged": lambda: _rows_of("ragged_cpu_bfloat16", RAGGED),
         "ragged_float32": lambda: _rows_of("ragged_cpu_float32", RAGGED),
         "memory": lambda: _rows_of("memory_cpu", MEMORY),
+        "pretraining": lambda: _rows_of("pretraining_cpu", PRETRAINING),
         "fast_paths": lambda: _rows_of("fast_paths_cpu", FAST_PATHS),
     },
 }

@@ -25,15 +25,9 @@ from neobert_hf import PackedMLMCollator, PackedStream, tune_allocator
 from neobert_hf.arguments import CorpusArguments, PretrainingArguments
 from neobert_hf.corpus import Corpus
 from neobert_hf.packing import PackedRows
-from neobert_hf.pretraining import (
-    PretrainingTrainer,
-    SaveOnTerminate,
-    begin_or_resume,
-    build_model,
-    training_rows,
-    write_summary,
-)
+from neobert_hf.pretraining import PretrainingTrainer, SaveOnTerminate, build_model, training_rows
 from neobert_hf.recipes import Recipe
+from neobert_hf.runs import begin_or_resume, write_summary
 from neobert_hf.shards import MANIFEST, Shards, tokenize_corpus, tokenizer_hash
 
 

@@ -19,9 +19,10 @@ from transformers import AutoModelForMaskedLM, set_seed
 from neobert_hf import NeoBERTForMaskedLM, PackedMLMCollator
 from neobert_hf.arguments import PretrainingArguments
 from neobert_hf.flops import training_flops
-from neobert_hf.packing import PackedRows
-from neobert_hf.pretraining import MixedRows, PretrainingTrainer, begin_or_resume, build_model, last_whole_checkpoint
+from neobert_hf.packing import MixedRows, PackedRows
+from neobert_hf.pretraining import PretrainingTrainer, build_model
 from neobert_hf.recipes import RECIPES
+from neobert_hf.runs import begin_or_resume, last_whole_checkpoint
 
 EXAMPLE = Path(__file__).parents[1] / "examples/pretrain_mlm.py"
 SMALL = "hidden_size=64,num_hidden_layers=2,num_attention_heads=2,intermediate_size=96"
@@ -190,6 +191,20 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(
 
     trainer.model.forward = poisoned
     with pytest.raises(FloatingPointError, match=r"optimizer step 6; the last good checkpoint is .*checkpoint-4"):
+        trainer.train()
+    assert last_whole_checkpoint(tmp_path).name == "checkpoint-4"
+
+
+def test_a_gradient_that_is_not_finite_is_not_saved(tokenizer, documents, tiny_config, tmp_path):
+    trainer = trainer_for(
+        tmp_path, tokenizer, documents, tiny_config, save_strategy="steps", save_steps=2, logging_steps=100
+    )
+
+    def poison(gradient):
+        return gradient * (float("nan") if trainer.state.global_step == 5 else 1.0)
+
+    trainer.model.decoder.weight.register_hook(poison)
+    with pytest.raises(FloatingPointError, match=r"gradient was not finite in optimizer step 6; .*checkpoint-4"):
         trainer.train()
     assert last_whole_checkpoint(tmp_path).name == "checkpoint-4"
 

@@ -304,3 +304,36 @@ class PackedRows(Dataset):
         if ids[-1] == self.end_token:
             return np.append(ids[: self.max_length - 1], ids[-1])
         return ids[: self.max_length]
+
+
+class MixedRows(Dataset):
+    """Rows of several collections; each optimizer step draws all of its rows from one of them.
+
+    Which one a step draws from depends on the seed and the number of the step alone, not on the number of devices.
+
+    Args:
+        parts: `PackedRows`, each long enough for the whole run.
+        shares: Probability of each.
+        rows_per_step: Rows in an optimizer step, on all devices and accumulation steps together.
+        num_steps: Optimizer steps of the run.
+        seed: Of the draws.
+
+    Source: paper, section 3.2: each batch of phase 2 comes from one of three sub-datasets.
+    """
+
+    def __init__(self, parts: list, shares, rows_per_step: int, num_steps: int, seed: int = 0):
+        self.parts, self.rows_per_step, self.num_steps = parts, rows_per_step, num_steps
+        self.draws = np.random.default_rng(seed).choice(len(parts), size=num_steps, p=shares)
+        # How many earlier steps drew from the same part: where a step's rows begin in it.
+        self._earlier = np.zeros(num_steps, np.int64)
+        for part in range(len(parts)):
+            drawn = self.draws == part
+            self._earlier[drawn] = np.arange(drawn.sum())
+
+    def __len__(self) -> int:
+        return self.num_steps * self.rows_per_step
+
+    def __getitem__(self, number: int) -> dict:
+        """A row of the part that its step draws from."""
+        step, place = divmod(number, self.rows_per_step)
+        return self.parts[self.draws[step]][int(self._earlier[step]) * self.rows_per_step + place]

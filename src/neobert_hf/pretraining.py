@@ -6,15 +6,12 @@ checkpoints and resuming are Trainer's.
 
 import json
 import math
-import os
 import signal
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-import transformers
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset, SequentialSampler
@@ -28,18 +25,13 @@ from transformers import (
     TrainerState,
 )
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-from transformers.utils import logging
 
 from .configuration_neobert import NeoBERTConfig
 from .flops import matrix_flops_per_s, training_flops
-from .packing import PackedRows
+from .packing import MixedRows, PackedRows
 from .recipes import Recipe
-from .shards import write_json
+from .runs import STATE, last_whole_checkpoint
 
-logger = logging.get_logger(__name__)
-
-STATE = "trainer_state.json"  # what Trainer writes last
-RUN = "run.json"
 METRICS = "metrics.jsonl"
 
 
@@ -100,11 +92,10 @@ class PretrainingTrainer(Trainer):
         if model.training:
             self.counter.count(inputs, labels, outputs, loss.detach(), self.state.global_step)
         elif self.held_out is not None and not self._is_repeated():
-            summed = loss.detach() * (labels != -100).sum()
-            if (
-                num_items_in_batch is not None
-            ):  # Trainer divides by the labels of all processes, and scales by their number
-                summed = loss.detach() * num_items_in_batch / self.accelerator.num_processes
+            # Trainer may have divided by the labels of all processes, and multiplied by the number of processes.
+            num_processes = 1 if num_items_in_batch is None else self.accelerator.num_processes
+            num_items = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
+            summed = loss.detach() * num_items / num_processes
             self.held_out.count(inputs, labels, outputs, summed, self.state.global_step)
         return (loss, outputs) if return_outputs else loss
 
@@ -291,101 +282,6 @@ class SaveOnTerminate(TrainerCallback):
         signal.signal(signal.SIGTERM, self._before)
 
 
-class MixedRows(Dataset):
-    """Rows of several collections; each optimizer step draws all of its rows from one of them.
-
-    Which one a step draws from depends on the seed and the number of the step alone, not on the number of devices.
-
-    Args:
-        parts: `PackedRows`, each long enough for the whole run.
-        shares: Probability of each.
-        rows_per_step: Rows in an optimizer step, on all devices and accumulation steps together.
-        num_steps: Optimizer steps of the run.
-        seed: Of the draws.
-
-    Source: paper, section 3.2: each batch of phase 2 comes from one of three sub-datasets.
-    """
-
-    def __init__(self, parts: list, shares, rows_per_step: int, num_steps: int, seed: int = 0):
-        self.parts, self.rows_per_step, self.num_steps = parts, rows_per_step, num_steps
-        self.draws = np.random.default_rng(seed).choice(len(parts), size=num_steps, p=shares)
-        # How many earlier steps drew from the same part: where a step's rows begin in it.
-        self._earlier = np.zeros(num_steps, np.int64)
-        for part in range(len(parts)):
-            drawn = self.draws == part
-            self._earlier[drawn] = np.arange(drawn.sum())
-
-    def __len__(self) -> int:
-        return self.num_steps * self.rows_per_step
-
-    def __getitem__(self, number: int) -> dict:
-        """A row of the part that its step draws from."""
-        step, place = divmod(number, self.rows_per_step)
-        return self.parts[self.draws[step]][int(self._earlier[step]) * self.rows_per_step + place]
-
-
-def last_whole_checkpoint(folder: str | Path) -> Path | None:
-    """The newest checkpoint of a run that was written to its end, or None.
-
-    Trainer writes `trainer_state.json` last: where it is missing or cut, the run was killed while it saved.
-    """
-    checkpoints = []
-    for path in Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
-        step = path.name.rpartition("-")[2]
-        if step.isdigit():
-            checkpoints.append((int(step), path))
-    for step, path in sorted(checkpoints, reverse=True):
-        try:
-            state = json.loads((path / STATE).read_text("utf-8"))
-        except (FileNotFoundError, json.JSONDecodeError):
-            logger.warning(f"{path} was not written to its end and is passed over")
-            continue
-        if state["global_step"] == step:
-            return path
-    return None
-
-
-def begin_or_resume(folder: str | Path, run: dict, resume_from_checkpoint: str | None) -> Path | None:
-    """Decide where a run begins, and keep what it is in `run.json`, so that nothing else goes on in its place.
-
-    Args:
-        folder: The run's output folder.
-        run: What the run is: recipe, shape, data, tokenizer, seed; plain types.
-        resume_from_checkpoint: "last" for the newest whole checkpoint, or the path of one; None begins anew.
-
-    Returns:
-        The checkpoint to go on from, or None.
-
-    Raises:
-        FileExistsError: The folder holds checkpoints and nothing was said of going on.
-        FileNotFoundError: There is no whole checkpoint to go on from.
-        ValueError: The checkpoint belongs to another run.
-    """
-    folder = Path(folder)
-    last = last_whole_checkpoint(folder)
-    if resume_from_checkpoint is None:
-        if last is not None:
-            raise FileExistsError(
-                f"{folder} holds {last.name}; give --resume_from_checkpoint last to go on from it, or another --output_dir"
-            )
-        checkpoint = None
-    else:
-        wants_last = resume_from_checkpoint in ("last", "true", "True", True)
-        checkpoint = last if wants_last else Path(resume_from_checkpoint)
-        if checkpoint is None or not (checkpoint / STATE).is_file():
-            raise FileNotFoundError(
-                f"{checkpoint or folder} holds no whole checkpoint; begin without --resume_from_checkpoint"
-            )
-        there = json.loads((checkpoint.parent / RUN).read_text("utf-8"))
-        if different := sorted(name for name in {**run, **there} if run.get(name) != there.get(name)):
-            details = "; ".join(f"{name} was {there.get(name)} and is {run.get(name)}" for name in different)
-            raise ValueError(f"{checkpoint} belongs to another run: {details}. Give the same, or another --output_dir")
-    if checkpoint is None and int(os.environ.get("RANK", 0)) == 0:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / RUN, run)
-    return checkpoint
-
-
 def training_rows(documents, args, end_token: int | None) -> Dataset:
     """The rows of a whole run, from `Shards` or a view of them.
 
@@ -434,54 +330,3 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, config_overr
         config.update_from_string(config_overrides)
         config = type(config).from_dict(config.to_dict())  # checks the whole
     return AutoModelForMaskedLM.from_config(config)
-
-
-def write_summary(trainer: PretrainingTrainer, run: dict, held_out: dict) -> dict:
-    """Write `training_summary.json`, for a model card to cite, and `training_curves.png`; returns the summary."""
-    folder, log = Path(trainer.args.output_dir), trainer.state.log_history
-    last = [entry for entry in log if "masked_accuracy" in entry][-1]
-    names = ("num_tokens", "num_masked", "loss", "perplexity", "masked_accuracy")
-    speeds = [entry["tokens_per_s"] for entry in log if "tokens_per_s" in entry]
-    shares = [entry["model_flops_utilization"] for entry in log if "model_flops_utilization" in entry]
-    summary = {
-        **run,
-        "num_parameters": sum(p.numel() for p in trainer.accelerator.unwrap_model(trainer.model).parameters()),
-        "steps": trainer.state.global_step,
-        **{name: last[name] for name in names},
-        **held_out,
-        "tokens_per_s": float(np.median(speeds)),
-        "model_flops_utilization": float(np.median(shares)),
-        "packing_efficiency": last["num_tokens"] / (trainer.state.global_step * trainer.args.tokens_per_step),
-        "devices": trainer.accelerator.num_processes,
-        "precision": {"no": "fp32"}.get(trainer.accelerator.mixed_precision, trainer.accelerator.mixed_precision),
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-    }
-    (folder / "training_summary.json").write_text(json.dumps(summary, indent=1) + "\n", "utf-8")
-    plot_curves(log, folder / "training_curves.png")
-    return summary
-
-
-def plot_curves(log: list[dict], file: Path) -> None:
-    """Draw loss, masked accuracy, learning rate and gradient norm over real tokens seen."""
-    from matplotlib.figure import Figure
-
-    panels = {
-        "loss per masked token": ("loss", "eval_loss"),
-        "masked accuracy": ("masked_accuracy", "eval_masked_accuracy"),
-        "learning rate": ("learning_rate",),
-        "gradient norm": ("grad_norm",),
-    }
-    tokens_at = {entry["step"]: entry["num_tokens"] for entry in log if "num_tokens" in entry}
-    figure = Figure(figsize=(10, 6), layout="constrained")
-    for axes, (title, names) in zip(figure.subplots(2, 2).flat, panels.items()):
-        for name in names:
-            points = [(tokens_at[e["step"]], e[name]) for e in log if name in e and e["step"] in tokens_at]
-            if points:
-                label = "held out" if name.startswith("eval") else "training"
-                axes.plot(*zip(*points), label=label, marker="." if len(points) < 20 else None)
-        axes.set_title(title)
-        axes.set_xlabel("real tokens seen")
-        axes.grid(alpha=0.3)
-        if len(names) > 1:
-            axes.legend()
-    figure.savefig(file, dpi=120)
