@@ -1,4 +1,4 @@
-"""What a checkpoint must be before NeoBERT loads it: safetensors, and a whole encoder."""
+"""What a checkpoint must be before NeoBERT loads it: safetensors, and a whole encoder; and who loads what is saved."""
 
 import os
 
@@ -57,3 +57,14 @@ def check_encoder_is_whole(model, missing: set[str], unexpected: set[str]) -> No
             f"{source} has decoder.bias but no decoder.weight, so its decoder was tied to the embedding; NeoBERT's is "
             "not: store a copy of model.encoder.weight as decoder.weight"
         )
+
+
+def set_auto_map(model, auto_classes: dict[str, type]) -> None:
+    """Name in the config, for every Auto class, the file and the class that load the model from its saved folder."""
+    model.config.auto_map = {
+        auto_class: f"{loaded.__module__.rsplit('.', 1)[-1]}.{loaded.__name__}"
+        for auto_class, loaded in auto_classes.items()
+    }
+    if any(base.__name__ == "FSDPModule" for base in type(model).__mro__):
+        # FSDP2 has made a class around the model's own. transformers would save PyTorch's file, and name it, in its place.
+        type(model)._auto_class = None

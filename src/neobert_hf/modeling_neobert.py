@@ -30,15 +30,8 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils import can_return_tuple, logging
 
-from .attention_neobert import (
-    BACKENDS,
-    SequenceLayout,
-    attend,
-    attention_dtype,
-    check_installed,
-    rotary_table,
-)
-from .checkpoint_neobert import check_encoder_is_whole, check_no_pickle
+from .attention_neobert import BACKENDS, SequenceLayout, attend, attention_dtype, check_installed, rotary_table
+from .checkpoint_neobert import check_encoder_is_whole, check_no_pickle, set_auto_map
 from .configuration_neobert import NeoBERTConfig
 from .kernels_neobert import Linear, RMSNorm, is_tracing, pack_weights, runs_fast, split_and_rotate, swiglu
 from .layout_neobert import make_layout
@@ -181,13 +174,7 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
 
     def save_pretrained(self, save_directory, *args, **kwargs):
         """Save weights and config together with the code and an `auto_map` that loads every Auto class from the folder."""
-        self.config.auto_map = {
-            auto_class: f"{model_class.__module__.rsplit('.', 1)[-1]}.{model_class.__name__}"
-            for auto_class, model_class in AUTO_CLASSES.items()
-        }
-        if any(base.__name__ == "FSDPModule" for base in type(self).__mro__):
-            # A class that FSDP2 made around ours: its file is not the one to save.
-            type(self)._auto_class = None
+        set_auto_map(self, AUTO_CLASSES)
         super().save_pretrained(save_directory, *args, **kwargs)
         if kwargs.get("is_main_process", True):  # a subclass that lives elsewhere brings its own file only
             custom_object_save(NeoBERTModel, save_directory)
