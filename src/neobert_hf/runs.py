@@ -109,6 +109,7 @@ def write_summary(trainer: Trainer, run: dict, held_out: dict) -> dict:
 def plot_curves(log: list[dict], file: Path) -> None:
     """Draw loss, masked accuracy, learning rate and gradient norm over real tokens seen."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter, MaxNLocator
 
     panels = {
         "loss per masked token": ("loss", "eval_loss"),
@@ -126,6 +127,8 @@ def plot_curves(log: list[dict], file: Path) -> None:
                 axes.plot(*zip(*points), label=label, marker="." if len(points) < 20 else None)
         axes.set_title(title)
         axes.set_xlabel("real tokens seen")
+        axes.xaxis.set_major_locator(MaxNLocator(6))
+        axes.xaxis.set_major_formatter(EngFormatter())
         axes.grid(alpha=0.3)
         if len(names) > 1:
             axes.legend()
