@@ -100,6 +100,7 @@ def test_packed_and_padded_training_follow_the_same_curve_and_naive_packing_does
     assert curves["packed"][-1] < curves["packed"][0] - 0.5  # and it learns
 
 
+@pytest.mark.compat
 def test_batch_and_accumulation_give_the_same_curve(tokenizer, documents, tiny_config, tmp_path):
     curves = []
     for batch in (1, 2, 8):
@@ -396,6 +397,7 @@ def test_sigterm_saves_before_leaving(corpus, tmp_path):
     assert int(checkpoint.name.rpartition("-")[2]) >= 3
 
 
+@pytest.mark.compat
 def test_both_phases_run_and_auto_model_loads_the_result(corpus, tmp_path):
     first = run(corpus, tmp_path / "one", eval_strategy="steps", eval_steps=6)
     longer = dict(

@@ -25,7 +25,7 @@ def training_flops(model: PreTrainedModel, num_tokens: int, num_masked: int, sum
     return 3 * forward  # the backward pass has two products for each of these
 
 
-def matrix_flops_per_s(device: torch.device, dtype: torch.dtype, seconds: float = 1.0) -> float:
+def matrix_flops_per_s(device: torch.device, dtype: torch.dtype, seconds: float = 0.3) -> float:
     """The best rate of floating-point operations that square matrix products reach on a device within that time."""
     size = 8192 if device.type == "cuda" else 1024
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
