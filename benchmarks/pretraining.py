@@ -24,7 +24,7 @@ from neobert_hf.arguments import PretrainingArguments
 from neobert_hf.documentation import collect_documentation
 from neobert_hf.packing import PackedRows
 from neobert_hf.pretraining import PretrainingTrainer, build_model
-from neobert_hf.shards import _plain_tokenizer, tokenize_corpus
+from neobert_hf.shards import plain_tokenizer, tokenize_corpus
 from neobert_hf.wordpiece import train_wordpiece
 
 
@@ -103,7 +103,7 @@ def tokenizing(tokenizer, texts, arguments) -> dict:
             tokenize_corpus(texts, tokenizer, folder, num_processes=arguments.num_processes, show_progress=False)
             return time.perf_counter() - started
 
-    raw = _plain_tokenizer(tokenizer)
+    raw = plain_tokenizer(tokenizer)
     raw.enable_truncation(4096)
 
     def library():

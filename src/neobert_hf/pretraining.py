@@ -1,6 +1,6 @@
 """What HF Trainer lacks for the paper's pretraining: its schedule and decay, rows in their own order, and what is learned.
 
-`PretrainingTrainer` changes four answers of Trainer and adds figures to what it logs; the loop, devices, precision,
+`PretrainingTrainer` changes three answers of Trainer and adds figures to what it logs; the loop, devices, precision,
 checkpoints and resuming are Trainer's.
 """
 
@@ -43,12 +43,13 @@ class PretrainingTrainer(Trainer):
         **kwargs: As for Trainer. The training set is `PackedRows` or `MixedRows`, or a stream.
 
     Each log has, beside Trainer's `loss` (per masked token), `learning_rate` and `grad_norm`: `perplexity`,
-    `masked_accuracy`, `num_tokens` and `num_masked` since the start of the run, `tokens_per_s`, and
-    `model_flops_utilization`, the share of what this device's matrix products can do. `metrics.jsonl` in the output folder
-    keeps them, one line each.
+    `masked_accuracy`, `num_tokens` and `num_masked` since the start of the run, `packing_efficiency`,
+    `tokens_per_s`, and `model_flops_utilization`, the share of what this device's matrix products can do.
+    `metrics.jsonl` in the output folder keeps them, one line each.
 
     Raises:
-        FloatingPointError: The loss was not finite; found at the next log or checkpoint, which is then not written.
+        FloatingPointError: The loss or the gradient was not finite; found at the next log or checkpoint, which is then not
+            written.
     """
 
     def __init__(self, *args, recipe: Recipe, **kwargs):
@@ -102,8 +103,9 @@ class PretrainingTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the figures, and write them to the metrics file."""
         if "loss" in logs:
-            self._check_finite(self.counter.totals(self.accelerator), logs.get("grad_norm", 0.0))
-            logs |= self._training_figures(logs["loss"])
+            counts = self.counter.totals(self.accelerator)
+            self._check_finite(counts, logs.get("grad_norm", 0.0))
+            logs |= self._training_figures(logs["loss"], counts)
         elif "eval_loss" in logs and self.held_out is not None:
             logs |= self._held_out_figures()
         super().log(logs, start_time)
@@ -133,8 +135,7 @@ class PretrainingTrainer(Trainer):
             "eval_masked_accuracy": counts["num_correct"] / counts["num_masked"],
         }
 
-    def _training_figures(self, loss):
-        counts = self.counter.totals(self.accelerator)
+    def _training_figures(self, loss, counts):
         now, before = time.perf_counter(), self._last_log
         self._last_log = (now, counts, self.state.global_step)
         new = {name: counts[name] - before[1][name] for name in Counter.NAMES}

@@ -7,9 +7,10 @@ paper's. Where the paper and the code disagree, `paper` is the default and `code
 import math
 from dataclasses import asdict, dataclass, field, fields, replace
 
+from .collators import LAYOUTS
+
 SCHEDULES = ("paper", "code", "linear", "constant")
 ARCHITECTURES = ("neobert", "roberta-prelayernorm")
-LAYOUTS = ("packed", "padded", "concatenated")
 FLOOR = 0.1  # share of the peak learning rate at which the cosine ends
 
 

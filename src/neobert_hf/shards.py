@@ -27,10 +27,11 @@ LONG_DOCUMENTS = ("truncate", "chunk")
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerFast) -> str:
     """SHA-256 of everything that decides which ids a tokenizer gives; where it truncates and pads does not count."""
-    return hashlib.sha256(_plain_tokenizer(tokenizer).to_str().encode()).hexdigest()
+    return hashlib.sha256(plain_tokenizer(tokenizer).to_str().encode()).hexdigest()
 
 
-def _plain_tokenizer(tokenizer):
+def plain_tokenizer(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
+    """A copy of what tokenizes inside, which neither truncates nor pads."""
     plain = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     plain.no_truncation()
     plain.no_padding()
@@ -88,7 +89,7 @@ def tokenize_corpus(
         raise ValueError(f"{folder} is not empty and holds no shards; choose another folder")
     write_json(folder / "settings.json", settings)
 
-    options = (_plain_tokenizer(tokenizer).to_str(), folder, max_length, long_documents)
+    options = (plain_tokenizer(tokenizer).to_str(), folder, max_length, long_documents)
     num_processes = num_processes or os.cpu_count()
     progress = tqdm(desc="tokenizing", unit=" documents", disable=not show_progress)
     with progress, ProcessPoolExecutor(num_processes, initializer=_begin_worker, initargs=options) as pool:
