@@ -1,6 +1,6 @@
 """Pretrain a small NeoBERT on the documentation inside this machine's Python, then use it like any model from the Hub.
 
-    python examples/demo_documentation.py --output_dir runs/demo        (about four minutes on two cores)
+    python examples/demo_documentation.py --output_dir runs/demo        (about four minutes on two cores; `make demo-train`)
 
 Every argument of transformers' TrainingArguments is accepted, for example `--max_steps 200` for a quick look.
 """

@@ -83,8 +83,6 @@ def main():
 
     # 1. Tokens
     tokenizer = AutoTokenizer.from_pretrained(data.tokenizer_name or recipe.tokenizer)
-    if tokenizer.mask_token is None or tokenizer.pad_token is None:  # LLaMA's, of m3
-        tokenizer.add_special_tokens({"mask_token": "[MASK]", "pad_token": "[PAD]"})
     folder = Path(data.shards_dir or Path(training.output_dir, "shards"))
     held_out = None
     if data.validation_files:
@@ -96,6 +94,8 @@ def main():
         source = {name: documents.manifest[name] for name in ("source", "num_documents", "num_tokens", "tokenizer")}
         if held_out is None:
             documents, held_out = documents.split(data.num_held_out, training.seed)
+    if tokenizer.mask_token is None or tokenizer.pad_token is None:  # LLaMA's, of m3; text is tokenized without them
+        tokenizer.add_special_tokens({"mask_token": "[MASK]", "pad_token": "[PAD]"})
 
     # 2. Rows
     if data.streaming:
@@ -116,7 +116,7 @@ def main():
     else:
         model = build_model(recipe, tokenizer, training.config_overrides)
     run = {
-        "recipe": recipe.to_dict(),
+        "recipe": {k: v for k, v in recipe.to_dict().items() if k not in ("corpus", "text_column", "tokenizer")},
         "phase": training.phase,
         "init_from": training.init_from,
         "config": {

@@ -36,7 +36,7 @@ class BuildArguments:
     out: str = field(metadata={"help": "Folder to write; created if it is not there, refused if it holds other files."})
     tokenizer: str = field(default=None, metadata={"help": "Tokenizer, if it does not lie beside the model."})
     model_id: str = field(default=None, metadata={"help": "Name on the Hub, for the card's examples. Default: --out."})
-    metrics: list[str] = field(default_factory=list, metadata={"help": "JSON files of measured values for the card."})
+    metrics: list[str] = field(default_factory=list, metadata={"help": "JSON files whose numbers go onto the card."})
 
 
 def build(arguments: BuildArguments) -> Path:
@@ -80,13 +80,20 @@ def build(arguments: BuildArguments) -> Path:
     return out
 
 
-def read_metrics(files: list[str]) -> dict[str, float | str]:
-    """Read measured values from JSON files, the keys of nested objects joined into one name."""
+def read_metrics(files: list[str]) -> dict[str, float]:
+    """Read the numbers of JSON files, such as a `training_summary.json`; two levels of keys are joined into one name.
+
+    Text, lists and what is nested deeper is no figure and is left out.
+    """
     metrics = {}
     for file in files:
         for name, value in json.loads(Path(file).read_text("utf-8")).items():
             nested = value if isinstance(value, dict) else {"": value}
-            metrics |= {f"{name} {key}".replace("_", " ").strip(): number for key, number in nested.items()}
+            metrics |= {
+                f"{name} {key}".replace("_", " ").strip(): number
+                for key, number in nested.items()
+                if isinstance(number, (int, float)) and not isinstance(number, bool)
+            }
     return metrics
 
 
@@ -95,7 +102,7 @@ def write_card(
     tokenizer: PreTrainedTokenizerBase,
     out: Path,
     model_id: str,
-    metrics: dict[str, float | str],
+    metrics: dict[str, float],
 ) -> None:
     """Render the model card from the template, the config and whatever was measured; every fact has one source."""
     auto_class = next(name for name, model_class in AUTO_CLASSES.items() if type(model) is model_class)

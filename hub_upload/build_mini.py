@@ -34,11 +34,12 @@ command works offline; it is for trying things out, not for use on other text.
 
 {{ table }}
 
-Measured on {{ num_documents }} held-out documents in bfloat16 ({{ machine }}).
+Measured on {{ num_documents }} held-out documents, cut at {{ max_length }} tokens, in bfloat16 ({{ machine }}).
 
 ## How it was trained
 
 {{ training }}
+{%- if held_out_packages %} Nothing of the packages {{ held_out_packages }} was seen.{% endif %}
 """
 
 
@@ -89,6 +90,13 @@ def measure(model, tokenizer, arguments) -> dict:
     }
 
 
+def held_out_packages(corpus: str) -> str:
+    """Names of the packages that were held out whole, if any."""
+    file = Path(corpus, "held_out_packages.jsonl")
+    lines = file.read_text("utf-8").splitlines() if file.is_file() else []
+    return " and ".join(sorted({json.loads(line)["package"] for line in lines}))
+
+
 def main():
     """Measure, write the folder, and check its size."""
     (arguments,) = HfArgumentParser(MiniArguments).parse_args_into_dataclasses()
@@ -106,8 +114,11 @@ def main():
     config.pop("auto_map", None)
     (out / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
     tokenizer.save_pretrained(out)
+    (out / "model.safetensors").chmod(0o644)
     summary["data"].pop("source", None)  # paths of the machine that trained it
-    (out / "training_summary.json").write_text(json.dumps(summary | figures, indent=1) + "\n", "utf-8")
+    machine = f"{torch.get_num_threads()} CPU threads, torch {torch.__version__}"
+    summary["measured"] = {**figures, "machine": machine}
+    (out / "training_summary.json").write_text(json.dumps(summary, indent=1) + "\n", "utf-8")
     rows = [[f"masked tokens right: {name}", f"{share:.1%}"] for name, share in figures["masked_accuracy"].items()]
     rows.append(
         [f"pseudo-perplexity, median of {figures['num_pseudo']} documents", f"{figures['pseudo_perplexity']:.1f}"]
@@ -124,8 +135,10 @@ def main():
         template_str="---\n{{ card_data }}\n---\n" + CARD,
         num_parameters=f"{summary['num_parameters'] / 1e6:.1f} M",
         table=tabulate(rows, headers=["", "measured"], tablefmt="github"),
-        num_documents=figures["num_held_out"],
-        machine=f"{torch.get_num_threads()} CPU threads, torch {torch.__version__}",
+        num_documents=f"{figures['num_held_out']:,}",
+        max_length=arguments.max_length,
+        held_out_packages=held_out_packages(arguments.corpus),
+        machine=machine,
         training=training,
     )
     card.save(out / "README.md")

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 from conftest import SENTENCE
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import nn
-from transformers import AutoModelForMaskedLM, set_seed
+from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast, set_seed
 
 from neobert_hf import NeoBERTForMaskedLM, PackedMLMCollator
 from neobert_hf.arguments import PretrainingArguments
@@ -414,6 +415,47 @@ def test_both_phases_run_and_auto_model_loads_the_result(corpus, tmp_path):
     assert (tmp_path / "two/training_curves.png").stat().st_size > 10_000
     model = AutoModelForMaskedLM.from_pretrained(tmp_path / "two")
     assert model.config.max_position_embeddings == 64 and not model.config.sparse_prediction
+
+
+def test_the_documentation_of_this_python_goes_through_both_phases_within_three_minutes(tmp_path):
+    """Every command as the README has it, with a tiny model; phase 2 with the paper's lengths."""
+    started = time.monotonic()
+    neobert = [sys.executable, "-m", "neobert_hf.cli"]
+    subprocess.run(
+        [*neobert, "documentation", "--output_dir", tmp_path, "--vocab_size", "4096", "--held_out_packages", "torch"],
+        check=True,
+    )
+    tokenize = ["tokenize", "--output_dir", tmp_path / "shards", "--tokenizer_name", tmp_path / "tokenizer"]
+    subprocess.run([*neobert, *tokenize, "--files", tmp_path / "train.jsonl"], check=True)
+    options = dict(num_processes=None, row_tokens=4096, tokens_per_step=8192, save_steps=100, report_to=None)
+    first = run(tmp_path, tmp_path / "one", max_length=1024, **options)
+    longer = dict(phase=2, init_from=tmp_path / "one", max_length=4096, warmup_steps=None, config_overrides=None)
+    second = run(tmp_path, tmp_path / "two", **longer, **options)
+    assert second[12] < first[12] < first[1]
+    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "two")
+    assert model.config.max_position_embeddings == 4096
+    assert list(tmp_path.glob("one/**/events.out.tfevents*"))  # TensorBoard is the default
+    assert time.monotonic() - started < 180
+
+
+def test_m3_trains_with_a_bpe_tokenizer_that_has_no_mask_token(corpus, tmp_path):
+    """As LLaMA's is: no mask, no padding, no separator, one token at the start."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<s>", "</s>"], show_progress=False)
+    bpe.train_from_iterator([SENTENCE] * 20, trainer)
+    bpe.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="</s>")
+    tokenizer.save_pretrained(tmp_path / "bpe")
+    tokenize = ["tokenize", "--output_dir", tmp_path / "shards", "--tokenizer_name", tmp_path / "bpe"]
+    subprocess.run([sys.executable, "-m", "neobert_hf.cli", *tokenize, "--files", corpus / "train.jsonl"], check=True)
+    names = dict(recipe="m3", tokenizer_name=tmp_path / "bpe", shards_dir=tmp_path / "shards")
+    losses = run(corpus, tmp_path / "run", **names)
+    assert losses[12] < losses[1] - 0.5
+    saved = AutoTokenizer.from_pretrained(tmp_path / "run")
+    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "run")
+    assert saved.mask_token == "[MASK]" and saved.pad_token == "[PAD]"
+    assert model.config.vocab_size == len(saved) and model.config.pad_token_id == saved.pad_token_id
 
 
 def test_what_differs_from_the_run_is_refused(corpus, tmp_path):

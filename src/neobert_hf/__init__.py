@@ -1,5 +1,7 @@
 """NeoBERT in the Hugging Face ecosystem. Importing this package registers the model with the Auto classes."""
 
+from pathlib import Path
+
 import transformers
 
 from .allocator import tune_allocator
@@ -20,6 +22,9 @@ from .packing import PackedStream
 
 __version__ = "0.1.0"
 
+# Folder of a small model for the Auto classes, trained on the documentation inside Python: to try things with, offline.
+MINI = str(Path(__file__).parent / "mini")
+
 transformers.AutoConfig.register(NeoBERTConfig.model_type, NeoBERTConfig, exist_ok=True)
 for _auto_class, _model_class in AUTO_CLASSES.items():
     if _auto_class != "AutoConfig":
@@ -28,6 +33,7 @@ transformers.AutoTokenizer.register(NeoBERTConfig, fast_tokenizer_class=transfor
 
 __all__ = [
     "AUTO_CLASSES",
+    "MINI",
     "NeoBERT",
     "NeoBERTConfig",
     "NeoBERTForMaskedLM",
