@@ -7,6 +7,7 @@ import transformers
 from .allocator import tune_allocator
 from .collators import PackedMLMCollator
 from .configuration_neobert import NeoBERTConfig
+from .embeddings import sentence_transformer, sparse_encoder
 from .modeling_neobert import (
     AUTO_CLASSES,
     NeoBERT,
@@ -46,5 +47,7 @@ __all__ = [
     "PackedMLMCollator",
     "PackedStream",
     "__version__",
+    "sentence_transformer",
+    "sparse_encoder",
     "tune_allocator",
 ]
