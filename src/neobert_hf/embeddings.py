@@ -1,0 +1,108 @@
+"""Models of sentence-transformers on a NeoBERT. All modules are stock types, so what they save loads without this package:
+`trust_remote_code=True` for the model's own code, or `import neobert_hf` in its place.
+
+sentence-transformers is imported where it is used, since it is optional and slow to import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from .configuration_neobert import NeoBERTConfig
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer, SparseEncoder
+    from sentence_transformers.base.modules import Transformer
+
+
+def sentence_transformer(
+    model_name_or_path: str,
+    pooling: Literal["mean", "cls"] = "mean",
+    prompts: dict[str, str] | None = None,
+    normalize: bool = False,
+    include_prompt: bool = True,
+    max_seq_length: int | None = None,
+    model_kwargs: dict | None = None,
+) -> SentenceTransformer:
+    """Build an embedding model: a NeoBERT and pooling. Padding costs nothing, the model takes it out by itself on every device.
+
+    Args:
+        model_name_or_path: A NeoBERT with its tokenizer; a head, if it has one, is left out.
+        pooling: "mean" of the token vectors, as in the paper (section 5.2), or the first one.
+        prompts: Texts put before the input, by name; `encode(..., prompt_name=...)` chooses, and they are saved.
+        normalize: Scale each embedding to length 1.
+        include_prompt: Whether the mean is also over the tokens of the prompt, as in the paper's evaluation.
+        max_seq_length: Where texts are cut, in tokens; by default what tokenizer and model allow.
+        model_kwargs: For `from_pretrained`, such as `{"dtype": torch.bfloat16}` or `{"attn_implementation": ...}`.
+
+    Raises:
+        ValueError: `pooling` is something else, it is "cls" without the prompt, or the model is not a NeoBERT.
+        OSError: The folder or the Hub holds no such model.
+    """
+    if pooling not in ("mean", "cls"):
+        raise ValueError(f"pooling={pooling!r} is neither 'mean' nor 'cls'")
+    if pooling == "cls" and not include_prompt:
+        raise ValueError(
+            "include_prompt=False takes tokens out of a mean; pooling='cls' has none. Leave one of the two out"
+        )
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+
+    transformer = _transformer(model_name_or_path, "feature-extraction", max_seq_length, model_kwargs)
+    modules = [transformer, Pooling(transformer.get_embedding_dimension(), pooling, include_prompt)]
+    return SentenceTransformer(modules=[*modules, Normalize()] if normalize else modules, prompts=prompts)
+
+
+def sparse_encoder(
+    model_name_or_path: str, max_seq_length: int | None = None, model_kwargs: dict | None = None
+) -> SparseEncoder:
+    """Build a SPLADE model (arXiv 2109.10086): each text becomes weights over the vocabulary, from the head of masked language
+    modelling.
+
+    `SparseEncoder(path)` by itself does not see that the published architecture, `NeoBERTLMHead`, has that head.
+
+    Args:
+        model_name_or_path: A NeoBERT with the decoder of masked language modelling, and its tokenizer.
+        max_seq_length: As for `sentence_transformer`.
+        model_kwargs: As for `sentence_transformer`.
+
+    Raises:
+        ValueError: The model is not a NeoBERT.
+        OSError: The folder or the Hub holds no such model.
+    """
+    from sentence_transformers import SparseEncoder
+    from sentence_transformers.sparse_encoder.modules import SpladePooling
+
+    transformer = _transformer(model_name_or_path, "fill-mask", max_seq_length, model_kwargs)
+    return SparseEncoder(modules=[transformer, SpladePooling("max")])
+
+
+def _transformer(path: str, task: str, max_seq_length: int | None, model_kwargs: dict | None) -> Transformer:
+    from sentence_transformers.base.modules import Transformer
+
+    transformer = Transformer(path, transformer_task=task, max_seq_length=max_seq_length, model_kwargs=model_kwargs)
+    if not isinstance(transformer.config, NeoBERTConfig):
+        raise ValueError(f"{path} is a {transformer.config.model_type}, not a NeoBERT")
+    return transformer
+
+
+def check_texts(texts: Sequence[str]) -> None:
+    """Say which text cannot be embedded, before any time goes into the others.
+
+    An empty text is fine: it is embedded as the special tokens alone.
+
+    Raises:
+        TypeError: One is not a string.
+        ValueError: One holds half of a surrogate pair, which no encoding of text can store.
+    """
+    for i, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise TypeError(f"text {i} is {text!r}, a {type(text).__name__}; every text must be a string")
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"text {i} has the lone surrogate {text[error.start]!r} at character {error.start}; "
+                'read the file with errors="replace", or remove it'
+            ) from error
