@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
 import torch
+from datasets import DatasetDict
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.sampler import MultiDatasetDefaultBatchSampler
+from sentence_transformers.sentence_transformer.losses import (
+    CachedMultipleNegativesRankingLoss,
+    MultipleNegativesRankingLoss,
+)
+from torch import nn
 from torch.utils.data import BatchSampler, ConcatDataset
+
+from .instructions import SIDES, TRAINING_INSTRUCTIONS
+from .training_sets import TRAINING_SETS, load_training_set, read_pairs
 
 TEMPERATURE = 0.07  # paper, appendix D.2
 NEXT_PASS = 1_000_003  # added to a sampler's epoch, which seeds its order, for each new pass over its dataset
@@ -77,3 +91,116 @@ class SizeExponentBatchSampler(MultiDatasetDefaultBatchSampler):
 
     def __len__(self) -> int:
         return self.num_batches
+
+
+@dataclass
+class ContrastiveArguments:
+    """Model, data and loss."""
+
+    model_name_or_path: str = field(
+        metadata={"help": "A NeoBERT with its tokenizer, or what an earlier run has saved."}
+    )
+    training_sets: list[str] = field(
+        default=None, metadata={"help": "Of the paper's Table 7, from the Hub; all of them."}
+    )
+    train_files: list[str] = field(
+        default=None, metadata={"help": "Pairs or triplets in .jsonl, .csv or .parquet, in place of the paper's sets."}
+    )
+    validation_files: list[str] = field(default=None, metadata={"help": "Pairs to measure retrieval on."})
+    instructions: str = field(
+        default=None, metadata={"help": "JSON file of an instruction for each file, by its name without the ending."}
+    )
+    instruction_template: str = field(default="{instruction} ", metadata={"help": "What is put before a text."})
+    instruction_sides: str = field(default="both", metadata={"help": "both, or query: the first column only."})
+    temperature: float = field(default=TEMPERATURE, metadata={"help": "Divides the cosines."})
+    sampling_exponent: float = field(default=0.5, metadata={"help": "A set is drawn by its size to this power."})
+    mini_batch_size: int = field(
+        default=None,
+        metadata={"help": "Gradient caching (arXiv 2101.06983): so many texts at once, the same gradients."},
+    )
+    gather_across_devices: bool = field(default=False, metadata={"help": "Negatives of all devices count."})
+    num_mined_negatives: int = field(
+        default=0, metadata={"help": "Mine so many hard negatives for each pair with the model as it is at the start."}
+    )
+    pooling: str = field(default="mean", metadata={"help": "mean, as in the paper, or cls."})
+    max_seq_length: int = field(default=512, metadata={"help": "Where texts are cut, in tokens; ours."})
+
+
+@dataclass
+class ContrastiveTrainingArguments(SentenceTransformerTrainingArguments):
+    """The trainer's arguments. 2,000 steps are the paper's; batch, learning rate and schedule it does not give are ours."""
+
+    max_steps: int = 2000
+    per_device_train_batch_size: int = 256
+    learning_rate: float = 5e-5
+    warmup_steps: float = 200
+    lr_scheduler_type: str = "linear"
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+    batch_sampler: str = "no_duplicates"
+    dataloader_drop_last: bool = True
+    logging_steps: int = 50
+    save_steps: int = 500
+
+
+def open_training_sets(arguments: ContrastiveArguments, seed: int = 0) -> tuple[DatasetDict, dict[str, dict[str, str]]]:
+    """Return the sets by name, and for each the prompts of its columns.
+
+    Raises:
+        ValueError: Two files have one name, an instruction belongs to no set, or a value is not one of those that are there.
+    """
+    if "{instruction}" not in arguments.instruction_template:
+        raise ValueError(f"instruction_template={arguments.instruction_template!r} has no place for {{instruction}}")
+    if arguments.instruction_sides not in SIDES:
+        raise ValueError(f"instruction_sides={arguments.instruction_sides!r} is none of {SIDES}")
+    if arguments.train_files:
+        if arguments.training_sets:
+            raise ValueError("give --train_files or --training_sets, not both")
+        names = [Path(file).stem for file in arguments.train_files]
+        if len(set(names)) < len(names):
+            raise ValueError(f"train_files: {names} are not all different; a set is known by its file's name")
+        sets = {name: read_pairs(file) for name, file in zip(names, arguments.train_files)}
+        instructions = json.loads(Path(arguments.instructions).read_text("utf-8")) if arguments.instructions else {}
+        if unknown := set(instructions) - set(names):
+            raise ValueError(f"{arguments.instructions}: {', '.join(sorted(unknown))} is none of the sets {names}")
+    else:
+        sets = {name: load_training_set(name, seed) for name in arguments.training_sets or TRAINING_SETS}
+        instructions = {name: TRAINING_INSTRUCTIONS[name] for name in sets}
+    prompts = {}
+    for name, instruction in instructions.items():
+        columns = sets[name].column_names[: 1 if arguments.instruction_sides == "query" else None]
+        prompts[name] = dict.fromkeys(columns, arguments.instruction_template.format(instruction=instruction))
+    return DatasetDict(sets), prompts
+
+
+def contrastive_loss(
+    model: SentenceTransformer,
+    temperature: float = TEMPERATURE,
+    mini_batch_size: int | None = None,
+    gather_across_devices: bool = False,
+) -> nn.Module:
+    """Return the paper's loss: softmax over cosines / temperature, query to document; all documents of the batch are negatives.
+
+    Args:
+        model: What embeds.
+        temperature: tau.
+        mini_batch_size: With gradient caching, so many texts at once; None embeds the batch at once.
+        gather_across_devices: Whether documents of the other devices are negatives as well.
+
+    Source: paper, section 5.2.1.
+    """
+    options = dict(scale=1 / temperature, gather_across_devices=gather_across_devices)
+    if mini_batch_size:
+        return CachedMultipleNegativesRankingLoss(model, mini_batch_size=mini_batch_size, **options)
+    return MultipleNegativesRankingLoss(model, **options)
+
+
+def set_sampling(training: ContrastiveTrainingArguments, arguments: ContrastiveArguments) -> None:
+    """Have the trainer draw datasets by their size to the exponent, for exactly as many batches as it will take."""
+    world = training.world_size
+    training.multi_dataset_batch_sampler = partial(
+        SizeExponentBatchSampler,
+        exponent=arguments.sampling_exponent,
+        num_batches=training.max_steps * training.gradient_accumulation_steps * world,
+        group=world if arguments.gather_across_devices else 1,
+    )

@@ -12,7 +12,8 @@ import re
 import sysconfig
 import textwrap
 import warnings
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +72,39 @@ def collect_documentation(show_progress: bool = True) -> list[Entry]:
     return list(unique.values())
 
 
+def first_sentence(text: str) -> tuple[str, str]:
+    """Split off the first sentence, on one line; without a full stop it is the first paragraph."""
+    paragraph = re.split(r"\n\s*\n", text, maxsplit=1)[0]
+    found = re.match(r".+?[.!?](?=\s|$)", paragraph, re.DOTALL)
+    end = found.end() if found else len(paragraph)
+    return " ".join(text[:end].split()), text[end:].strip()
+
+
+def retrieval_pairs(entries: Iterable[Entry]) -> list[dict[str, str]]:
+    """Questions and answers: the first sentence of a docstring, and its name, signature and rest.
+
+    Left out are sentences of fewer than 4 words or more than 300 characters, those that stand in several entries, since they
+    have no one answer, and entries without a rest.
+    """
+    split = [(entry, *first_sentence(entry.text)) for entry in entries]
+    counts = Counter(sentence.lower() for _, sentence, _ in split)
+    return [
+        {"query": sentence, "document": f"{entry.name}{entry.signature}\n{rest}"}
+        for entry, sentence, rest in split
+        if counts[sentence.lower()] == 1
+        and len(sentence.split()) >= 4
+        and len(sentence) <= 300
+        and len(rest) >= MIN_CHARACTERS
+    ]
+
+
+def training_pairs(entries: Iterable[Entry]) -> list[dict[str, str]]:
+    """`retrieval_pairs`, and the name with the signature to the docstring, for entries that have a signature."""
+    entries = list(entries)
+    named = [{"query": f"{e.name}{e.signature}", "document": e.text} for e in entries if e.signature]
+    return retrieval_pairs(entries) + named
+
+
 def write_corpus(
     output_dir: str | Path,
     num_held_out: int = 1000,
@@ -82,7 +116,9 @@ def write_corpus(
 
     Each line has `package`, `name` and `text`, the latter with name and signature first. `train.jsonl` is what may be
     trained on, `held_out.jsonl` holds entries of the same packages, `held_out_packages.jsonl` the packages that are held out
-    whole, `tokenizer/` a WordPiece tokenizer of the training text.
+    whole, `tokenizer/` a WordPiece tokenizer of the training text. For embeddings, each has pairs beside it, with `query` and
+    `document`: `train_pairs.jsonl`, of `training_pairs`, and `held_out_pairs.jsonl` and `held_out_packages_pairs.jsonl`, of
+    `retrieval_pairs`.
 
     Args:
         output_dir: Folder to write to; made if it is not there.
@@ -110,8 +146,10 @@ def write_corpus(
     folder.mkdir(parents=True, exist_ok=True)
     for name, chosen in files.items():
         if chosen:
-            lines = (json.dumps({"package": e.package, "name": e.name, "text": e.full_text}) for e in chosen)
-            (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
+            rows = [{"package": e.package, "name": e.name, "text": e.full_text} for e in chosen]
+            pairs = (training_pairs if name == "train" else retrieval_pairs)(chosen)
+            for file, lines in {name: rows, f"{name}_pairs": pairs}.items():
+                (folder / f"{file}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines), "utf-8")
     train_wordpiece([entry.full_text for entry in files["train"]], vocab_size).save_pretrained(folder / "tokenizer")
     return {name: len(chosen) for name, chosen in files.items()}
 

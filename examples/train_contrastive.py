@@ -1,0 +1,76 @@
+"""Teach a NeoBERT to embed, by the paper's unified contrastive learning (section 5.2.1): sentence-transformers' trainer.
+
+    python examples/train_contrastive.py --model_name_or_path chandar-lab/NeoBERT --output_dir runs/embeddings --bf16 \\
+        --mini_batch_size 32                                                                        (the paper's sets)
+
+    neobert documentation --output_dir runs/documentation --pairs                       (pairs from inside this Python)
+    python examples/train_contrastive.py --model_name_or_path runs/small --output_dir runs/small-embeddings --use_cpu \\
+        --train_files runs/documentation/pairs.jsonl --validation_files runs/documentation/held_out_pairs.jsonl \\
+        --max_seq_length 128 --max_steps 200 --per_device_train_batch_size 64 --learning_rate 5e-4 --warmup_steps 20
+
+Every argument of transformers' TrainingArguments is accepted; `--resume_from_checkpoint last` goes on after an interruption.
+"""
+
+import json
+from pathlib import Path
+
+from neobert_hf.retrieval import pairs_evaluator
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
+from sentence_transformers.util import mine_hard_negatives
+from transformers import HfArgumentParser
+
+from neobert_hf import sentence_transformer, tune_allocator
+from neobert_hf.contrastive import (
+    ContrastiveArguments,
+    ContrastiveTrainingArguments,
+    contrastive_loss,
+    open_training_sets,
+    set_sampling,
+)
+from neobert_hf.runs import last_whole_checkpoint
+from neobert_hf.training_sets import read_pairs
+
+
+def main():
+    """Train, measure, save."""
+    arguments, training = HfArgumentParser(
+        (ContrastiveArguments, ContrastiveTrainingArguments)
+    ).parse_args_into_dataclasses()
+    if training.device.type == "cpu":
+        tune_allocator()
+    set_sampling(training, arguments)
+
+    if Path(arguments.model_name_or_path, "modules.json").is_file():
+        model = SentenceTransformer(arguments.model_name_or_path)
+    else:
+        model = sentence_transformer(arguments.model_name_or_path, arguments.pooling)
+    model.max_seq_length = arguments.max_seq_length
+
+    sets, training.prompts = open_training_sets(arguments, training.seed)
+    for name, rows in sets.items():
+        print(
+            f"{name}: {len(rows):,} rows of {', '.join(rows.column_names)}; prompts {training.prompts.get(name, 'none')}"
+        )
+        if arguments.num_mined_negatives:
+            sets[name] = mine_hard_negatives(
+                rows, model, num_negatives=arguments.num_mined_negatives, output_format="n-tuple"
+            )
+    evaluators = [pairs_evaluator(read_pairs(file), Path(file).stem) for file in arguments.validation_files or ()]
+
+    options = (arguments.temperature, arguments.mini_batch_size, arguments.gather_across_devices)
+    trainer = SentenceTransformerTrainer(
+        model, training, train_dataset=sets, loss=contrastive_loss(model, *options), evaluator=evaluators or None
+    )
+    resume = training.resume_from_checkpoint
+    trainer.train(
+        resume_from_checkpoint=str(last_whole_checkpoint(training.output_dir)) if resume == "last" else resume
+    )
+    trainer.save_model()
+    if trainer.is_world_process_zero():
+        metrics = {name: value for evaluator in evaluators for name, value in evaluator(model).items()}
+        Path(training.output_dir, "metrics.json").write_text(json.dumps(metrics, indent=1) + "\n", "utf-8")
+        print(json.dumps(metrics))
+
+
+if __name__ == "__main__":
+    main()

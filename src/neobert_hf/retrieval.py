@@ -1,0 +1,36 @@
+"""How well a model finds the document that answers a question, by sentence-transformers' evaluator."""
+
+from collections.abc import Iterable
+
+from datasets import Dataset
+from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+
+
+def pairs_evaluator(
+    pairs: Dataset, name: str, distractors: Iterable[str] = (), batch_size: int = 64
+) -> InformationRetrievalEvaluator:
+    """Return an evaluator of recall@1, recall@10, MRR@10 and nDCG@10: each first text looks for its second one among all.
+
+    Args:
+        pairs: Two columns, as `training_sets.read_pairs` reads them.
+        name: Stands before each figure.
+        distractors: Documents to search in as well.
+        batch_size: Texts that are embedded at once.
+    """
+    question, answer = pairs.column_names[:2]
+    answers, questions = list(pairs[answer]), list(pairs[question])
+    number = {text: str(i) for i, text in enumerate(dict.fromkeys([*answers, *distractors]))}
+    return InformationRetrievalEvaluator(
+        queries={str(i): text for i, text in enumerate(questions)},
+        corpus={i: text for text, i in number.items()},
+        relevant_docs={str(i): {number[text]} for i, text in enumerate(answers)},
+        accuracy_at_k=[1, 10],
+        precision_recall_at_k=[1, 10],
+        mrr_at_k=[10],
+        ndcg_at_k=[10],
+        map_at_k=[10],
+        batch_size=batch_size,
+        show_progress_bar=True,
+        name=name,
+        write_csv=False,
+    )
