@@ -14,7 +14,6 @@ Every argument of transformers' TrainingArguments is accepted; `--resume_from_ch
 import json
 from pathlib import Path
 
-from neobert_hf.retrieval import pairs_evaluator
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers.util import mine_hard_negatives
 from transformers import HfArgumentParser
@@ -27,6 +26,7 @@ from neobert_hf.contrastive import (
     open_training_sets,
     set_sampling,
 )
+from neobert_hf.retrieval import pairs_evaluator
 from neobert_hf.runs import last_whole_checkpoint
 from neobert_hf.training_sets import read_pairs
 

@@ -3,8 +3,12 @@
 import json
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from transformers import AutoTokenizer, HfArgumentParser
+from transformers.hf_argparser import HfArg
+
+from . import MINI
 
 
 @dataclass
@@ -38,6 +42,31 @@ class DocumentationArguments:
     seed: int = field(default=0, metadata={"help": "Of the order."})
 
 
+@dataclass
+class SearchArguments:
+    """Search the documentation of this Python by meaning: neobert search "read a file line by line"."""
+
+    package: list[str] = field(
+        default_factory=lambda: ["python"],
+        metadata={"help": "Packages to search in; python is the standard library, all is everything."},
+    )
+    model: str = field(default=MINI, metadata={"help": "Embedding model: a folder or an id of the Hub."})
+    top_k: int = field(default=3, metadata={"help": "Answers to show."})
+    batch_size: int = field(default=64, metadata={"help": "Texts that are embedded at once."})
+
+
+@dataclass
+class EmbedArguments:
+    """Embed the texts of a file: neobert embed texts.txt -o vectors.npy."""
+
+    output: str = HfArg(aliases=["-o"], help="File to write: .npy, or .jsonl with text and embedding.")
+    model: str = field(default=MINI, metadata={"help": "Embedding model: a folder or an id of the Hub."})
+    text_column: str = field(default="text", metadata={"help": "Column of the text; .txt has a text in each line."})
+    prompt_name: str = field(default=None, metadata={"help": "Prompt of the model to put before each text."})
+    normalize: bool = field(default=False, metadata={"help": "Scale each embedding to length 1."})
+    batch_size: int = field(default=64, metadata={"help": "Texts that are embedded at once."})
+
+
 def tokenize(arguments: TokenizeArguments) -> None:
     """Run `neobert tokenize`."""
     from .corpus import Corpus
@@ -66,7 +95,77 @@ def documentation(arguments: DocumentationArguments) -> None:
     print(json.dumps(write_corpus(**vars(arguments))))
 
 
-COMMANDS = {"tokenize": (TokenizeArguments, tokenize), "documentation": (DocumentationArguments, documentation)}
+def search(arguments: SearchArguments, questions: list[str]) -> None:
+    """Run `neobert search`: answer the questions, or whatever is typed if there are none."""
+    from .search import DocumentationIndex
+
+    packages = None if arguments.package == ["all"] else arguments.package
+    index = DocumentationIndex(_embedding_model(arguments.model), packages, arguments.batch_size)
+    print(f"{len(index.entries):,} entries")
+    for question in questions or iter(_ask, ""):
+        print(question if questions else "", *index.search(question, arguments.top_k), sep="\n  ", flush=True)
+
+
+def _ask() -> str:
+    """A line that the user types; "" at the end of the input."""
+    try:
+        return input("question: ").strip()
+    except EOFError:
+        return ""
+
+
+def embed(arguments: EmbedArguments, files: list[str]) -> None:
+    """Run `neobert embed`."""
+    import numpy as np
+
+    from .corpus import Corpus
+    from .embeddings import check_texts
+
+    output = Path(arguments.output)
+    if output.suffix not in (".npy", ".jsonl"):
+        raise ValueError(f"--output {output} ends in neither .npy nor .jsonl")
+    if not files:
+        raise ValueError("name a file of texts: neobert embed texts.txt -o vectors.npy")
+    corpus = Corpus(files, text_column=arguments.text_column, sample_by="line")
+    try:
+        texts = [row[corpus.text_column] for row in corpus.stream()]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{', '.join(files)}: not text in UTF-8 ({error})") from error
+    check_texts(texts)
+    vectors = _embedding_model(arguments.model).encode(
+        texts,
+        batch_size=arguments.batch_size,
+        prompt_name=arguments.prompt_name,
+        normalize_embeddings=arguments.normalize,
+        show_progress_bar=True,
+    )
+    partial = output.with_name(f"{output.stem}.partial{output.suffix}")
+    if output.suffix == ".npy":
+        np.save(partial, vectors)
+    else:
+        rows = ({"text": text, "embedding": vector.tolist()} for text, vector in zip(texts, vectors))
+        with partial.open("w", encoding="utf-8") as stream:
+            stream.writelines(f"{json.dumps(row)}\n" for row in rows)
+    partial.replace(output)
+    print(json.dumps({"output": str(output), "texts": len(texts), "dimension": int(vectors.shape[1])}))
+
+
+def _embedding_model(name: str):
+    from sentence_transformers import SentenceTransformer
+
+    from . import tune_allocator
+
+    tune_allocator()
+    return SentenceTransformer(name)
+
+
+COMMANDS = {
+    "search": (SearchArguments, search),
+    "embed": (EmbedArguments, embed),
+    "tokenize": (TokenizeArguments, tokenize),
+    "documentation": (DocumentationArguments, documentation),
+}
+POSITIONAL = {"search": "question", "embed": "file"}
 
 
 def main() -> None:
@@ -77,10 +176,12 @@ def main() -> None:
         print(f"usage: neobert COMMAND ...\n\n{names}\n\n`neobert COMMAND --help` says what a command takes.")
         raise SystemExit(0 if command in (None, "-h", "--help") else f"neobert: there is no command {command!r}")
     arguments_class, run = COMMANDS[command]
-    parser = HfArgumentParser(arguments_class, prog=f"neobert {command}")
-    (arguments,) = parser.parse_args_into_dataclasses(sys.argv[2:])
+    parser = HfArgumentParser(arguments_class, prog=f"neobert {command}", description=arguments_class.__doc__)
+    if command in POSITIONAL:
+        parser.add_argument(POSITIONAL[command], nargs="*")
+    arguments, *rest = parser.parse_args_into_dataclasses(sys.argv[2:])
     try:
-        run(arguments)
+        run(arguments, *(vars(each)[POSITIONAL[command]] for each in rest))
     except (ValueError, OSError) as error:
         raise SystemExit(f"neobert {command}: {error}") from error
 

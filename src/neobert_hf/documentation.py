@@ -13,7 +13,7 @@ import sysconfig
 import textwrap
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,15 +52,25 @@ class Entry:
         return f"{self.name}{self.signature}\n{self.text}"
 
 
-def collect_documentation(show_progress: bool = True) -> list[Entry]:
+def collect_documentation(show_progress: bool = True, packages: Collection[str] | None = None) -> list[Entry]:
     """Read the documentation of the running Python, without duplicates, in a fixed order.
 
     Args:
         show_progress: Show a progress bar over files.
+        packages: Top-level packages and modules to read; "python" is the standard library with the topics of the language.
+            All that is installed, by default.
+
+    Raises:
+        ValueError: A package is not installed.
     """
     paths = sysconfig.get_paths()
     roots = sorted({Path(paths[name]) for name in ("stdlib", "purelib", "platlib")})
     files = [(root, file) for root in roots for file in _python_files(root)]
+    if packages is not None:
+        owners = [_owner(root, file, Path(paths["stdlib"])) for root, file in files]
+        if missing := set(packages) - set(owners):
+            raise ValueError(f"{', '.join(sorted(missing))} has no Python files here; 'python' is the standard library")
+        files = [each for each, owner in zip(files, owners) if owner in packages]
     with ProcessPoolExecutor() as pool:
         read = pool.map(_read_file, files, chunksize=64)
         found = list(
@@ -152,6 +162,10 @@ def write_corpus(
                 (folder / f"{file}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines), "utf-8")
     train_wordpiece([entry.full_text for entry in files["train"]], vocab_size).save_pretrained(folder / "tokenizer")
     return {name: len(chosen) for name, chosen in files.items()}
+
+
+def _owner(root: Path, file: Path, standard_library: Path) -> str:
+    return "python" if root == standard_library else file.relative_to(root).with_suffix("").parts[0]
 
 
 def _python_files(root: Path) -> Iterator[Path]:

@@ -6,8 +6,12 @@ sentence-transformers is imported where it is used, since it is optional and slo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
+
+import torch
 
 from .configuration_neobert import NeoBERTConfig
 
@@ -93,12 +97,11 @@ def check_texts(texts: Sequence[str]) -> None:
     An empty text is fine: it is embedded as the special tokens alone.
 
     Raises:
-        TypeError: One is not a string.
-        ValueError: One holds half of a surrogate pair, which no encoding of text can store.
+        ValueError: One is not a string, or holds half of a surrogate pair, which no encoding of text can store.
     """
     for i, text in enumerate(texts):
         if not isinstance(text, str):
-            raise TypeError(f"text {i} is {text!r}, a {type(text).__name__}; every text must be a string")
+            raise ValueError(f"text {i} is {text!r}, a {type(text).__name__}; every text must be a string")
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -106,3 +109,12 @@ def check_texts(texts: Sequence[str]) -> None:
                 f"text {i} has the lone surrogate {text[error.start]!r} at character {error.start}; "
                 'read the file with errors="replace", or remove it'
             ) from error
+
+
+def fingerprint(model: SentenceTransformer, prompts: Mapping[str, str]) -> str:
+    """Hash of everything that decides an embedding: weights, modules, prompts, dtype and length; 16 hexadecimal digits."""
+    digest = hashlib.sha256(f"{model}\n{model.max_seq_length}\n{json.dumps(prompts, sort_keys=True)}".encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()[:16]

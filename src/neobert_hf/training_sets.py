@@ -234,7 +234,7 @@ def read_pairs(file: str | Path) -> Dataset:
             raise ValueError(f"{where}: has the columns {list(row)}, the first line {list(rows[0])}")
         try:
             check_texts(list(row.values()))
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
         if empty := [name for name, text in row.items() if not text.strip()]:
             raise ValueError(f"{where}: {empty[0]!r} is empty; an empty text has no like, remove the line")

@@ -1,0 +1,77 @@
+"""Semantic search in the documentation of this Python."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from huggingface_hub.constants import HF_HOME
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.util import semantic_search
+
+from .documentation import Entry, collect_documentation, first_sentence
+from .embeddings import check_texts, fingerprint
+
+CACHE = Path(HF_HOME) / "neobert_hf"
+
+
+@dataclass(frozen=True)
+class Hit:
+    """An entry that was found, and its cosine with the question."""
+
+    score: float
+    entry: Entry
+
+    def __str__(self) -> str:
+        sentence = first_sentence(self.entry.text)[0]
+        return f"{self.score:.2f}  {self.entry.name}{self.entry.signature}\n      {sentence}"
+
+
+class DocumentationIndex:
+    """Embedded documentation of this Python. The vectors are kept in the cache of Hugging Face, so a second index comes at once.
+
+    Args:
+        model: What embeds.
+        packages: As for `documentation.collect_documentation`.
+        batch_size: Texts that are embedded at once.
+        show_progress: Show progress bars.
+        cache_dir: Folder of the vectors; they are found by what embeds and by what is embedded.
+
+    Raises:
+        ValueError: A package is not installed.
+    """
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        packages: list[str] | None = None,
+        batch_size: int = 64,
+        show_progress: bool = True,
+        cache_dir: str | Path = CACHE,
+    ) -> None:
+        self.model = model
+        self.entries = collect_documentation(show_progress, packages)
+        texts = [entry.full_text for entry in self.entries]
+        key = hashlib.sha256("\0".join([fingerprint(model, model.prompts), *texts]).encode()).hexdigest()[:32]
+        file = Path(cache_dir, f"{key}.npy")
+        if not file.is_file():
+            options = dict(normalize_embeddings=True, batch_size=batch_size, show_progress_bar=show_progress)
+            vectors = model.encode_document(texts, **options)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            partial = file.with_suffix(".partial.npy")
+            np.save(partial, vectors)
+            partial.replace(file)  # a file under its own name is whole
+        self.vectors = np.load(file)
+
+    def search(self, question: str, top_k: int = 5) -> list[Hit]:
+        """Return the entries nearest to the question, best first.
+
+        Raises:
+            ValueError: The question is not a string, or holds half of a surrogate pair.
+        """
+        check_texts([question])
+        vector = self.model.encode_query([question], normalize_embeddings=True)
+        (hits,) = semantic_search(vector, self.vectors, top_k=top_k)
+        return [Hit(hit["score"], self.entries[hit["corpus_id"]]) for hit in hits]
