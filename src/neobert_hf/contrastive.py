@@ -87,7 +87,14 @@ class SizeExponentBatchSampler(MultiDatasetDefaultBatchSampler):
             sampler.set_epoch(self.epoch + NEXT_PASS * number)
             if sampler.generator is not None:  # all samplers share it, and draw their order as soon as they start
                 sampler.generator.manual_seed(self.seed + sampler.epoch)
-            yield from sampler
+            batch = None
+            for batch in sampler:
+                yield batch
+            if batch is None:
+                raise ValueError(
+                    f"a dataset of {len(sampler.dataset)} rows fills no batch of {sampler.batch_size} without duplicates; "
+                    "leave it out, or take smaller batches"
+                )
 
     def __len__(self) -> int:
         return self.num_batches
