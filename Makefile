@@ -6,14 +6,16 @@ export HF_HUB_OFFLINE = 1
 
 .PHONY: demo demo-train mini test test-compat test-gpu lint clean
 
+# Other questions: make demo QUESTIONS='"open a socket"'; none, to be asked for them: make demo QUESTIONS=
+QUESTIONS ?= "read a file line by line" "run a function after some seconds" "the largest elements of a list"
 demo: .venv/installed
-	$(BIN)/python examples/demo.py
+	$(BIN)/neobert search $(QUESTIONS)
 
 # A smaller model than the one that ships, trained while you watch; four minutes on two cores.
 demo-train: .venv/installed
 	$(BIN)/python examples/demo_documentation.py --output_dir runs/demo
 
-# The model that ships with the package, by the paper's recipe on the documentation inside .venv; half an hour on two cores.
+# The model that ships with the package, by the paper's recipes on the documentation inside .venv; an hour on two cores.
 mini: .venv/installed
 	$(BIN)/neobert documentation --output_dir runs/documentation --held_out_packages pandas networkx --vocab_size 6400
 	$(BIN)/python examples/pretrain_mlm.py --output_dir runs/mini --shards_dir runs/mini-shards --use_cpu --bf16 \
@@ -22,7 +24,11 @@ mini: .venv/installed
 		--config_overrides hidden_size=256,num_hidden_layers=3,num_attention_heads=4,intermediate_size=1024,decoder_init_range=0.0625 \
 		--learning_rate 2e-3 --warmup_steps 200 --max_steps 5400 --logging_steps 50 \
 		--eval_strategy steps --eval_steps 900 --save_steps 900 --save_total_limit 2 --report_to none
-	$(BIN)/python hub_upload/build_mini.py --model runs/mini --corpus runs/documentation
+	$(BIN)/python examples/train_contrastive.py --output_dir runs/mini-embeddings --model_name_or_path runs/mini --use_cpu --bf16 \
+		--train_files runs/documentation/train_pairs.jsonl --validation_files runs/documentation/held_out_pairs.jsonl \
+		--max_seq_length 128 --per_device_train_batch_size 128 --max_steps 1500 --learning_rate 5e-4 --warmup_steps 100 \
+		--logging_steps 50 --eval_strategy steps --eval_steps 500 --save_steps 250 --save_total_limit 2 --report_to none
+	$(BIN)/python hub_upload/build_mini.py --pretrained runs/mini --model runs/mini-embeddings --corpus runs/documentation
 
 test: .venv/installed
 	$(BIN)/python -m pytest -n 2 -m "not gpu" tests

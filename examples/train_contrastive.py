@@ -3,9 +3,9 @@
     python examples/train_contrastive.py --model_name_or_path chandar-lab/NeoBERT --output_dir runs/embeddings --bf16 \\
         --mini_batch_size 32                                                                        (the paper's sets)
 
-    neobert documentation --output_dir runs/documentation --pairs                       (pairs from inside this Python)
+    neobert documentation --output_dir runs/documentation                               (pairs from inside this Python)
     python examples/train_contrastive.py --model_name_or_path runs/small --output_dir runs/small-embeddings --use_cpu \\
-        --train_files runs/documentation/pairs.jsonl --validation_files runs/documentation/held_out_pairs.jsonl \\
+        --train_files runs/documentation/train_pairs.jsonl --validation_files runs/documentation/held_out_pairs.jsonl \\
         --max_seq_length 128 --max_steps 200 --per_device_train_batch_size 64 --learning_rate 5e-4 --warmup_steps 20
 
 Every argument of transformers' TrainingArguments is accepted; `--resume_from_checkpoint last` goes on after an interruption.
@@ -68,8 +68,18 @@ def main():
     trainer.save_model()
     if trainer.is_world_process_zero():
         metrics = {name: value for evaluator in evaluators for name, value in evaluator(model).items()}
-        Path(training.output_dir, "metrics.json").write_text(json.dumps(metrics, indent=1) + "\n", "utf-8")
-        print(json.dumps(metrics))
+        summary = {
+            "steps": trainer.state.global_step,
+            "batch_size": training.train_batch_size * training.gradient_accumulation_steps * training.world_size,
+            "num_rows": sum(map(len, sets.values())),
+            "learning_rate": training.learning_rate,
+            "temperature": arguments.temperature,
+            "sampling_exponent": arguments.sampling_exponent,
+            "max_seq_length": model.max_seq_length,
+            **metrics,
+        }
+        Path(training.output_dir, "training_summary.json").write_text(json.dumps(summary, indent=1) + "\n", "utf-8")
+        print(json.dumps(summary))
 
 
 if __name__ == "__main__":

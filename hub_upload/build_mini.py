@@ -1,8 +1,8 @@
-"""Put a trained small model into the package: bf16 weights, tokenizer, and a card with what was measured.
+"""Put the small embedding model into the package: bf16 weights, tokenizer, and a card with what was measured.
 
-python hub_upload/build_mini.py --model runs/mini --corpus runs/documentation --out src/neobert_hf/mini
+    python hub_upload/build_mini.py --pretrained runs/mini --model runs/mini-embeddings --corpus runs/documentation
 
-`make mini` trains the model first. The held-out documents of the corpus are what the card's figures are measured on.
+`make mini` trains both first. The held-out documents and packages of the corpus are what the card's figures are measured on.
 """
 
 import json
@@ -13,12 +13,15 @@ from pathlib import Path
 
 import torch
 from huggingface_hub import ModelCard, ModelCardData
+from sentence_transformers import SentenceTransformer
 from tabulate import tabulate
 from tqdm.auto import tqdm
 from transformers import AutoModelForMaskedLM, AutoTokenizer, HfArgumentParser
 
 from neobert_hf import PackedMLMCollator, tune_allocator
 from neobert_hf.evaluate import bigram_accuracy, masked_accuracy, pseudo_perplexity, unigram_accuracy
+from neobert_hf.retrieval import pairs_evaluator
+from neobert_hf.training_sets import read_pairs
 
 LARGEST_MB = 12
 CODE_SUFFIX = "_neobert.py"
@@ -26,20 +29,28 @@ CODE_SUFFIX = "_neobert.py"
 CARD = """
 # Mini NeoBERT
 
-A NeoBERT ([arXiv 2502.19587](https://arxiv.org/abs/2502.19587)) of {{ num_parameters }} parameters, pretrained on the
-documentation inside a Python installation by the recipe of the paper. It ships with the package `neobert_hf`, so that the first
-command works offline; it is for trying things out, not for use on other text.
+A NeoBERT ([arXiv 2502.19587](https://arxiv.org/abs/2502.19587)) of {{ num_parameters }} parameters that embeds documentation:
+pretrained by the recipe of the paper on the documentation inside a Python installation, then taught by the paper's contrastive
+loss to find the docstring that a sentence begins. It ships with the package `neobert_hf`, so that the first command works
+offline; it is for trying things out, not for use on other text.
 
 ## What it reaches
 
-{{ table }}
+Retrieval among {{ num_pairs }} docstrings of {{ packages }}, packages of which neither training has seen anything; each question
+is the first sentence of one, which its answer is without:
 
-Measured on {{ num_documents }} held-out documents, cut at {{ max_length }} tokens, in bfloat16 ({{ machine }}).
+{{ retrieval }}
+
+Masked tokens guessed right in {{ num_documents }} held-out documents, by the pretrained model before contrastive training:
+
+{{ masked }}
+
+Pseudo-perplexity {{ pseudo_perplexity }} (median of {{ num_pseudo }} documents). Embedding takes {{ speed }} tokens/s. All in
+bfloat16, {{ machine }}.
 
 ## How it was trained
 
 {{ training }}
-{%- if held_out_packages %} Nothing of the packages {{ held_out_packages }} was seen.{% endif %}
 """
 
 
@@ -47,15 +58,20 @@ Measured on {{ num_documents }} held-out documents, cut at {{ max_length }} toke
 class MiniArguments:
     """What to build from what."""
 
-    model: str = field(metadata={"help": "Folder that examples/pretrain_mlm.py has written."})
+    pretrained: str = field(metadata={"help": "Folder that examples/pretrain_mlm.py has written."})
+    model: str = field(metadata={"help": "Folder that examples/train_contrastive.py has written."})
     corpus: str = field(metadata={"help": "Folder that `neobert documentation` has written."})
     out: str = field(default="src/neobert_hf/mini", metadata={"help": "Folder to write."})
-    max_length: int = field(default=256, metadata={"help": "Tokens of a document that are used."})
+    max_length: int = field(
+        default=256, metadata={"help": "Tokens of a document that the pretrained model is measured on."}
+    )
     num_pseudo: int = field(default=100, metadata={"help": "Documents of which the pseudo-perplexity is taken."})
 
 
-def measure(model, tokenizer, arguments) -> dict:
-    """Figures on the held-out documents of the corpus."""
+def measure_pretrained(arguments) -> dict:
+    """How well the pretrained model fills the blanks of the held-out documents."""
+    tokenizer = AutoTokenizer.from_pretrained(arguments.pretrained)
+    model = AutoModelForMaskedLM.from_pretrained(arguments.pretrained, dtype=torch.bfloat16).eval()
     cut = dict(truncation=True, max_length=arguments.max_length)
     training, held_out = (
         tokenizer(
@@ -71,12 +87,6 @@ def measure(model, tokenizer, arguments) -> dict:
         pseudo_perplexity(model, ids, tokenizer.mask_token_id, special)
         for ids in tqdm(held_out[: arguments.num_pseudo], desc="pseudo-perplexity", unit=" documents")
     ]
-    seconds = []
-    with torch.inference_mode():
-        for batch in [*batches, *batches]:
-            started = time.perf_counter()
-            model.model(input_ids=batch["input_ids"], position_ids=batch["position_ids"])
-            seconds.append((time.perf_counter() - started) / batch["input_ids"].numel())
     return {
         "num_held_out": len(held_out),
         "masked_accuracy": {
@@ -86,8 +96,27 @@ def measure(model, tokenizer, arguments) -> dict:
         },
         "pseudo_perplexity": statistics.median(values),
         "num_pseudo": len(values),
-        "tokens_per_s": 1 / statistics.median(seconds),
     }
+
+
+def measure_embeddings(model: SentenceTransformer, arguments) -> dict:
+    """Retrieval before and after contrastive training, in packages that no training has seen, and the speed of embedding."""
+    pairs = read_pairs(Path(arguments.corpus, "held_out_packages_pairs.jsonl"))
+    evaluator = pairs_evaluator(pairs, "held_out")
+    before = SentenceTransformer(arguments.pretrained, model_kwargs={"dtype": torch.bfloat16})
+    before.max_seq_length = model.max_seq_length
+    found = {}
+    for name, each in {"pretrained only": before, "mini NeoBERT": model}.items():
+        scores = evaluator(each)
+        found[name] = {key: scores[f"held_out_cosine_{key}"] for key in ("recall@1", "recall@10", "mrr@10", "ndcg@10")}
+    texts = pairs[pairs.column_names[1]][:2000]
+    num_tokens = sum(map(len, model.tokenizer(list(texts), truncation=True)["input_ids"]))
+    seconds = []
+    for _ in range(3):
+        started = time.perf_counter()
+        model.encode(list(texts), batch_size=64)
+        seconds.append(time.perf_counter() - started)
+    return {"num_pairs": len(pairs), "retrieval": found, "tokens_per_s": num_tokens / statistics.median(seconds)}
 
 
 def held_out_packages(corpus: str) -> str:
@@ -102,47 +131,61 @@ def main():
     (arguments,) = HfArgumentParser(MiniArguments).parse_args_into_dataclasses()
     tune_allocator()
     out = Path(arguments.out)
-    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
-    model = AutoModelForMaskedLM.from_pretrained(arguments.model, dtype=torch.bfloat16).eval()
-    figures = measure(model, tokenizer, arguments)
-    summary = json.loads(Path(arguments.model, "training_summary.json").read_text("utf-8"))
+    model = SentenceTransformer(arguments.model, model_kwargs={"dtype": torch.bfloat16})
+    figures = {**measure_pretrained(arguments), **measure_embeddings(model, arguments)}
+    figures["machine"] = f"{torch.get_num_threads()} CPU threads, torch {torch.__version__}"
+    summary = json.loads(Path(arguments.pretrained, "training_summary.json").read_text("utf-8"))
+    summary["data"].pop("source", None)  # paths of the machine that trained it
+    contrastive = json.loads(Path(arguments.model, "training_summary.json").read_text("utf-8"))
 
-    model.save_pretrained(out)
+    model.save_pretrained(str(out), create_model_card=False)
     for file in out.glob(f"*{CODE_SUFFIX}"):
         file.unlink()  # the package beside it has the code
     config = json.loads((out / "config.json").read_text("utf-8"))
     config.pop("auto_map", None)
     (out / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
-    tokenizer.save_pretrained(out)
     (out / "model.safetensors").chmod(0o644)
-    summary["data"].pop("source", None)  # paths of the machine that trained it
-    machine = f"{torch.get_num_threads()} CPU threads, torch {torch.__version__}"
-    summary["measured"] = {**figures, "machine": machine}
-    (out / "training_summary.json").write_text(json.dumps(summary, indent=1) + "\n", "utf-8")
-    rows = [[f"masked tokens right: {name}", f"{share:.1%}"] for name, share in figures["masked_accuracy"].items()]
-    rows.append(
-        [f"pseudo-perplexity, median of {figures['num_pseudo']} documents", f"{figures['pseudo_perplexity']:.1f}"]
-    )
-    rows.append(["tokens/s", f"{figures['tokens_per_s']:,.0f}"])
+    written = {"pretraining": summary, "contrastive": contrastive, "measured": figures}
+    (out / "training_summary.json").write_text(json.dumps(written, indent=1) + "\n", "utf-8")
+
     recipe = summary["recipe"]
     training = (
-        f"{summary['steps']:,} steps of up to {recipe['tokens_per_step']:,} tokens, {summary['num_tokens'] / 1e6:.1f} M real "
-        f"tokens seen; peak learning rate {recipe['learning_rate']:g}, schedule `{recipe['schedule']}`, documents cut at "
-        f"{recipe['max_length']} tokens; held-out loss {summary['eval_loss']:.3f} per masked token."
+        f"Pretraining: {summary['steps']:,} steps of up to {recipe['tokens_per_step']:,} tokens, "
+        f"{summary['num_tokens'] / 1e6:.1f} M real tokens seen; peak learning rate {recipe['learning_rate']:g}, schedule "
+        f"`{recipe['schedule']}`, documents cut at {recipe['max_length']} tokens; held-out loss {summary['eval_loss']:.3f} per "
+        f"masked token. Contrastive: {contrastive['steps']:,} steps of {contrastive['batch_size']} pairs, of "
+        f"{contrastive['num_rows']:,} in all; peak learning rate {contrastive['learning_rate']:g}, temperature "
+        f"{contrastive['temperature']:g}, texts cut at {contrastive['max_seq_length']} tokens."
     )
     card = ModelCard.from_template(
-        ModelCardData(license="mit", library_name="transformers", pipeline_tag="fill-mask", tags=["neobert"]),
+        ModelCardData(
+            license="mit",
+            library_name="sentence-transformers",
+            pipeline_tag="sentence-similarity",
+            tags=["neobert", "sentence-transformers"],
+        ),
         template_str="---\n{{ card_data }}\n---\n" + CARD,
-        num_parameters=f"{summary['num_parameters'] / 1e6:.1f} M",
-        table=tabulate(rows, headers=["", "measured"], tablefmt="github"),
+        num_parameters=f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M",
+        num_pairs=f"{figures['num_pairs']:,}",
+        packages=held_out_packages(arguments.corpus),
+        retrieval=tabulate(
+            [{"model": name, **scores} for name, scores in figures["retrieval"].items()],
+            headers="keys",
+            tablefmt="github",
+            floatfmt=".3f",
+        ),
+        masked=tabulate(
+            figures["masked_accuracy"].items(), headers=["guess", "right"], tablefmt="github", floatfmt=".1%"
+        ),
         num_documents=f"{figures['num_held_out']:,}",
-        max_length=arguments.max_length,
-        held_out_packages=held_out_packages(arguments.corpus),
-        machine=machine,
+        pseudo_perplexity=f"{figures['pseudo_perplexity']:.1f}",
+        num_pseudo=figures["num_pseudo"],
+        speed=f"{figures['tokens_per_s']:,.0f}",
+        machine=figures["machine"],
         training=training,
     )
     card.save(out / "README.md")
-    size = sum(file.stat().st_size for file in out.iterdir()) / 1e6
+    size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file()) / 1e6
     if size > LARGEST_MB:
         raise SystemExit(f"{out} takes {size:.1f} MB, at most {LARGEST_MB} may ship; train a smaller model")
     print(json.dumps({"out": str(out), "megabytes": round(size, 2), **figures}))

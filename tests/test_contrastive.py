@@ -279,7 +279,7 @@ def test_a_resumed_run_goes_on_with_the_very_same_losses(command, tmp_path):
     shutil.copytree(tmp_path / "whole/checkpoint-8", tmp_path / "part/checkpoint-8")
     subprocess.run(command(tmp_path / "part", resume_from_checkpoint="last"), check=True, capture_output=True)
     assert losses_of(tmp_path / "part") == whole
-    metrics = json.loads((tmp_path / "part/metrics.json").read_text())
+    metrics = json.loads((tmp_path / "part/training_summary.json").read_text())
     assert 0 <= metrics["small_cosine_recall@10"] <= 1
     assert SentenceTransformer(str(tmp_path / "part")).encode("fox").shape == (32,)
 

@@ -23,7 +23,7 @@ from .packing import PackedStream
 
 __version__ = "0.1.0"
 
-# Folder of a small model for the Auto classes, trained on the documentation inside Python: to try things with, offline.
+# Folder of a small embedding model, trained on the documentation inside Python: to try things with, offline.
 MINI = str(Path(__file__).parent / "mini")
 
 transformers.AutoConfig.register(NeoBERTConfig.model_type, NeoBERTConfig, exist_ok=True)

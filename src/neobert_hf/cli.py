@@ -126,8 +126,8 @@ def embed(arguments: EmbedArguments, files: list[str]) -> None:
         raise ValueError(f"--output {output} ends in neither .npy nor .jsonl")
     if not files:
         raise ValueError("name a file of texts: neobert embed texts.txt -o vectors.npy")
-    corpus = Corpus(files, text_column=arguments.text_column, sample_by="line")
     try:
+        corpus = Corpus(files, text_column=arguments.text_column, sample_by="line")
         texts = [row[corpus.text_column] for row in corpus.stream()]
     except UnicodeDecodeError as error:
         raise ValueError(f"{', '.join(files)}: not text in UTF-8 ({error})") from error

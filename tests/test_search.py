@@ -1,0 +1,129 @@
+"""`neobert search` and `neobert embed`: the nearest entries, vectors kept and never mistaken, bad input named."""
+
+import io
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sentence_transformers", reason="search embeds by sentence-transformers (pip install -e .[embed])")
+
+from sentence_transformers import SentenceTransformer
+
+from neobert_hf import NeoBERTForMaskedLM, cli, sentence_transformer
+from neobert_hf.documentation import first_sentence
+from neobert_hf.search import DocumentationIndex
+
+
+@pytest.fixture
+def folder(checkpoint, tokenizer, tmp_path):
+    NeoBERTForMaskedLM.from_pretrained(checkpoint).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+def index(folder, cache, **options):
+    return DocumentationIndex(sentence_transformer(folder), ["tqdm"], show_progress=False, cache_dir=cache, **options)
+
+
+def test_the_nearest_entries_come_first(folder, tmp_path):
+    found = index(folder, tmp_path / "cache")
+    assert len(found.entries) > 50 and {entry.package for entry in found.entries} == {"tqdm"}
+    question = "the quick brown fox"
+    vector = found.model.encode(question, normalize_embeddings=True)
+    expected = np.argsort(
+        -(found.model.encode([e.full_text for e in found.entries], normalize_embeddings=True) @ vector)
+    )
+    hits = found.search(question, top_k=4)
+    assert [hit.entry for hit in hits] == [found.entries[i] for i in expected[:4]]
+    assert str(hits[0]).startswith(f"{hits[0].score:.2f}  {hits[0].entry.name}")
+
+
+def test_vectors_are_kept_and_those_of_another_model_are_not_taken(folder, tmp_path, monkeypatch):
+    first = index(folder, tmp_path / "cache").vectors
+    other = sentence_transformer(folder, pooling="cls")
+    changed = DocumentationIndex(other, ["tqdm"], show_progress=False, cache_dir=tmp_path / "cache").vectors
+    assert not np.allclose(changed, first) and len(list((tmp_path / "cache").iterdir())) == 2
+    monkeypatch.setattr(SentenceTransformer, "encode_document", None)
+    np.testing.assert_array_equal(index(folder, tmp_path / "cache").vectors, first)
+
+
+def run(monkeypatch, *arguments, typed=""):
+    monkeypatch.setattr(sys, "argv", ["neobert", *map(str, arguments)])
+    monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+    cli.main()
+
+
+def test_questions_are_answered_from_the_command_line_or_as_typed(folder, monkeypatch, capsys):
+    run(monkeypatch, "search", "a bar of progress", "--package", "tqdm", "--model", folder, "--top_k", 2)
+    asked = capsys.readouterr().out.splitlines()
+    assert asked[1] == "a bar of progress" and asked[2].split()[0].replace(".", "").isdigit() and len(asked) == 6
+    run(monkeypatch, "search", "--package", "tqdm", "--model", folder, "--top_k", 2, typed="a bar of progress\n")
+    assert capsys.readouterr().out.splitlines()[2:6] == asked[2:6]
+
+
+def test_texts_of_a_file_become_vectors(folder, tmp_path, monkeypatch):
+    texts = ["the quick brown fox", "", "old sea"]
+    (tmp_path / "texts.txt").write_text("\n".join(texts))
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"body": text}) for text in texts))
+    expected = SentenceTransformer(folder).encode(texts)
+    run(monkeypatch, "embed", tmp_path / "texts.txt", "-o", tmp_path / "a.npy", "--model", folder)
+    np.testing.assert_allclose(np.load(tmp_path / "a.npy"), expected, atol=1e-6)
+    columns = ("--text_column", "body", "--normalize")
+    run(monkeypatch, "embed", tmp_path / "rows.jsonl", *columns, "-o", tmp_path / "b.jsonl", "--model", folder)
+    rows = [json.loads(line) for line in (tmp_path / "b.jsonl").read_text().splitlines()]
+    assert [row["text"] for row in rows] == texts
+    vectors = np.array([row["embedding"] for row in rows])
+    np.testing.assert_allclose(vectors, expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"", "is empty"),
+        ("a.txt", b"fine\na\xffb\n", "a.txt: not text in UTF-8"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": null}\n', "text 1 is None"),
+        ("a.jsonl", b'{"body": "a"}\n', "text"),
+        ("a.docx", b"x", "a.docx"),
+    ],
+)
+def test_a_file_that_cannot_be_embedded_is_named_and_nothing_written(
+    folder, tmp_path, monkeypatch, name, content, message
+):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(SystemExit, match=f"neobert embed: .*{message}"):
+        run(monkeypatch, "embed", tmp_path / name, "-o", tmp_path / "out.npy", "--model", folder)
+    assert not (tmp_path / "out.npy").exists()
+
+
+def test_options_that_do_not_fit_are_refused(folder, tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("a")
+    embed = ("embed", tmp_path / "a.txt", "--model", folder)
+    with pytest.raises(SystemExit, match=r"neither .npy nor .jsonl"):
+        run(monkeypatch, *embed, "-o", tmp_path / "out.bin")
+    with pytest.raises(SystemExit, match="Prompt name 'nope' not found"):
+        run(monkeypatch, *embed, "-o", tmp_path / "out.npy", "--prompt_name", "nope")
+    with pytest.raises(SystemExit, match="name a file of texts"):
+        run(monkeypatch, "embed", "-o", tmp_path / "out.npy", "--model", folder)
+    with pytest.raises(SystemExit, match="no_such_package has no Python files here"):
+        run(monkeypatch, "search", "a", "--package", "no_such_package", "--model", folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence", "rest"),
+    [
+        ("Open a file.  Then read it.\n\nMore.", "Open a file.", "Then read it.\n\nMore."),
+        ("Return x\nor y\n\nArgs: z.", "Return x or y", "Args: z."),
+        ("See http://a.b/c for e.g. more? Yes.", "See http://a.b/c for e.g.", "more? Yes."),
+        ("No end", "No end", ""),
+    ],
+)
+def test_the_first_sentence_ends_at_its_stop_or_with_the_paragraph(text, sentence, rest):
+    assert first_sentence(text) == (sentence, rest)
+
+
+def test_the_commands_help_themselves():
+    done = subprocess.run([sys.executable, "-m", "neobert_hf.cli", "search", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0 and "question" in done.stdout and "--package" in done.stdout
