@@ -205,6 +205,15 @@ PRETRAINING = {
     "spread": ("spread", ".1%"),
     "ours over it": ("ours_over_it", ".2f"),
 }
+ENCODE = {
+    "dtype": ("dtype", ""),
+    "texts cut at": ("max_length", ""),
+    "batch": ("batch_size", ""),
+    "tokens/s": ("tokens_per_s", ",.0f"),
+    "speed over padded": ("speed_over_padded", ".2f"),
+    "spread": ("spread", ".2f"),
+    "largest difference": ("difference", ".1e"),
+}
 FAST_PATHS = {
     "dtype": ("dtype", ""),
     "tokens": ("tokens", ","),
@@ -231,6 +240,7 @@ TABLES = {
         "ragged_float32": lambda: _rows_of("ragged_cpu_float32", RAGGED),
         "memory": lambda: _rows_of("memory_cpu", MEMORY),
         "pretraining": lambda: _rows_of("pretraining_cpu", PRETRAINING),
+        "encode": lambda: _rows_of("encode_cpu", ENCODE),
         "fast_paths": lambda: _rows_of("fast_paths_cpu", FAST_PATHS),
     },
 }
