@@ -14,6 +14,7 @@ Every argument of transformers' TrainingArguments is accepted; `--resume_from_ch
 import json
 from pathlib import Path
 
+import torch
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers.util import mine_hard_negatives
 from transformers import HfArgumentParser
@@ -30,6 +31,8 @@ from neobert_hf.retrieval import pairs_evaluator
 from neobert_hf.runs import last_whole_checkpoint
 from neobert_hf.training_sets import read_pairs
 
+FULL_PRECISION = {"dtype": torch.float32}  # of the weights; --bf16 is for what is computed with them
+
 
 def main():
     """Train, measure, save."""
@@ -41,9 +44,9 @@ def main():
     set_sampling(training, arguments)
 
     if Path(arguments.model_name_or_path, "modules.json").is_file():
-        model = SentenceTransformer(arguments.model_name_or_path)
+        model = SentenceTransformer(arguments.model_name_or_path, model_kwargs=FULL_PRECISION)
     else:
-        model = sentence_transformer(arguments.model_name_or_path, arguments.pooling)
+        model = sentence_transformer(arguments.model_name_or_path, arguments.pooling, model_kwargs=FULL_PRECISION)
     model.max_seq_length = arguments.max_seq_length
 
     sets, training.prompts = open_training_sets(arguments, training.seed)

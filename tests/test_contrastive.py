@@ -284,6 +284,20 @@ def test_a_resumed_run_goes_on_with_the_very_same_losses(command, tmp_path):
     assert SentenceTransformer(str(tmp_path / "part")).encode("fox").shape == (32,)
 
 
+def test_negatives_shared_across_two_processes_give_the_curve_of_one(command, tmp_path):
+    """Two batches of 4 whose negatives count for both are one batch of 8; a group of batches is of one dataset."""
+    one = command(tmp_path / "one", per_device_train_batch_size=8, max_steps=6, save_steps=6)
+    subprocess.run(one, check=True, capture_output=True)
+    changes = dict(per_device_train_batch_size=4, max_steps=6, save_steps=6, gather_across_devices=True)
+    two = command(tmp_path / "two", **changes)[1:]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    done = subprocess.run([*launch, *two], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    alone, shared = losses_of(tmp_path / "one"), losses_of(tmp_path / "two")
+    assert len(alone) == 6
+    np.testing.assert_allclose(list(shared.values()), list(alone.values()), atol=1e-4)
+
+
 def test_mined_negatives_and_gradient_caching_run_through_the_example(command, tmp_path):
     changes = dict(num_mined_negatives=2, mini_batch_size=2, max_steps=3)
     done = subprocess.run(command(tmp_path / "run", **changes), capture_output=True, text=True)
