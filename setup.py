@@ -31,7 +31,7 @@ setup(
     license="MIT",
     packages=find_packages("src"),
     package_dir={"": "src"},
-    package_data={"neobert_hf": ["mini/*"]},
+    package_data={"neobert_hf": ["mini/*", "mini/*/*"]},
     entry_points={"console_scripts": ["neobert = neobert_hf.cli:main"]},
     python_requires=">=3.10",
     install_requires=["jinja2", "safetensors>=0.4.3", "tokenizers>=0.21", "torch>=2.4", "transformers>=4.57.0"],

@@ -16,7 +16,15 @@ from transformers import HfArgumentParser
 
 import neobert_hf  # registers the model with the Auto classes
 from neobert_hf.instructions import mteb_prompts
-from neobert_hf.mteb_evaluation import BENCHMARK, DTYPES, averages, benchmark_tasks, evaluate, write_model_index
+from neobert_hf.mteb_evaluation import (
+    BENCHMARK,
+    DTYPES,
+    averages,
+    benchmark_tasks,
+    check_model_name,
+    evaluate,
+    write_model_index,
+)
 
 
 @dataclass
@@ -34,7 +42,7 @@ class MTEBArguments:
     without_instructions: bool = field(default=False, metadata={"help": "Embed the texts alone."})
     dtype: str = field(default="float16", metadata={"help": f"Of {', '.join(DTYPES)}; the paper's is float16."})
     batch_size: int = field(default=32, metadata={"help": "Texts that are embedded at once."})
-    max_seq_length: int = field(default=512, metadata={"help": "Where texts are cut, in tokens; ours."})
+    max_seq_length: int = field(default=None, metadata={"help": "Where texts are cut, in tokens; the model's own."})
     card: str = field(default=None, metadata={"help": "README.md of the model, to write the scores into."})
 
 
@@ -47,16 +55,20 @@ def main():
     if not arguments.without_instructions:
         prompts = mteb_prompts(arguments.instruction_template, arguments.instruction_sides)
     tasks = benchmark_tasks(arguments.tasks)
-    model = SentenceTransformer(arguments.model, model_kwargs={"dtype": DTYPES[arguments.dtype]})
-    model.max_seq_length = arguments.max_seq_length
     name = arguments.model_name or f"local/{Path(arguments.model).resolve().name}"
+    check_model_name(name)
+    if arguments.card and not Path(arguments.card).is_file():
+        raise FileNotFoundError(f"there is no card {arguments.card} to write the scores into")
+    model = SentenceTransformer(arguments.model, model_kwargs={"dtype": DTYPES[arguments.dtype]})
+    if arguments.max_seq_length:
+        model.max_seq_length = arguments.max_seq_length
 
     scores = evaluate(model, tasks, arguments.output_dir, name, prompts, arguments.batch_size)
     means, missing = averages(scores)
     print(tabulate([(s.task, s.metric, s.score) for s in scores], headers=["task", "metric", "score"], floatfmt=".2f"))
     print(tabulate([means], headers="keys", floatfmt=".2f", missingval="-"))
     if missing:
-        print(f"not run, so in no average: {', '.join(missing)}")
+        print(f"not in this run, so in no average: {', '.join(missing)}")
     result = {
         "model": name,
         "neobert_hf": neobert_hf.__version__,

@@ -12,23 +12,25 @@ Every argument of transformers' TrainingArguments is accepted; `--resume_from_ch
 """
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
-from sentence_transformers.util import mine_hard_negatives
 from transformers import HfArgumentParser
 
 from neobert_hf import sentence_transformer, tune_allocator
 from neobert_hf.contrastive import (
     ContrastiveArguments,
     ContrastiveTrainingArguments,
+    column_prompts,
     contrastive_loss,
+    mine_negatives,
     open_training_sets,
     set_sampling,
 )
 from neobert_hf.retrieval import pairs_evaluator
-from neobert_hf.runs import last_whole_checkpoint
+from neobert_hf.runs import begin_or_resume
 from neobert_hf.training_sets import read_pairs
 
 FULL_PRECISION = {"dtype": torch.float32}  # of the weights; --bf16 is for what is computed with them
@@ -43,42 +45,46 @@ def main():
         tune_allocator()
     set_sampling(training, arguments)
 
-    if Path(arguments.model_name_or_path, "modules.json").is_file():
-        model = SentenceTransformer(arguments.model_name_or_path, model_kwargs=FULL_PRECISION)
-    else:
+    if arguments.pooling:
         model = sentence_transformer(arguments.model_name_or_path, arguments.pooling, model_kwargs=FULL_PRECISION)
+    else:  # what was saved, or the mean of a bare NeoBERT
+        model = SentenceTransformer(arguments.model_name_or_path, model_kwargs=FULL_PRECISION)
     model.max_seq_length = arguments.max_seq_length
 
-    sets, training.prompts = open_training_sets(arguments, training.seed)
+    sides = arguments.instruction_sides
+    sets, prompts = open_training_sets(arguments, training.seed)
+    if arguments.num_mined_negatives:
+        sets = mine_negatives(sets, prompts, model, arguments.num_mined_negatives, sides)
+    training.prompts = column_prompts(sets, prompts, sides)
     for name, rows in sets.items():
-        print(
-            f"{name}: {len(rows):,} rows of {', '.join(rows.column_names)}; prompts {training.prompts.get(name, 'none')}"
-        )
-        if arguments.num_mined_negatives:
-            sets[name] = mine_hard_negatives(
-                rows, model, num_negatives=arguments.num_mined_negatives, output_format="n-tuple"
-            )
+        print(f"{name}: {len(rows):,} rows of {', '.join(rows.column_names)}; prompt {prompts.get(name)!r}", flush=True)
+    if len(prompts) == len(sets) and len(set(prompts.values())) == 1:  # one instruction for all, so the model keeps it
+        (prompt,) = set(prompts.values())
+        model.prompts = {"query": prompt, "document": prompt if sides == "both" else ""}
     evaluators = [pairs_evaluator(read_pairs(file), Path(file).stem) for file in arguments.validation_files or ()]
+    run = {
+        "arguments": {name: value for name, value in asdict(arguments).items() if name != "validation_files"},
+        "num_rows": {name: len(rows) for name, rows in sets.items()},
+        "batch_size": training.train_batch_size * training.gradient_accumulation_steps * training.world_size,
+        "max_steps": training.max_steps,
+        "learning_rate": training.learning_rate,
+        "seed": training.seed,
+    }
+    checkpoint = begin_or_resume(training.output_dir, run, training.resume_from_checkpoint)
 
     options = (arguments.temperature, arguments.mini_batch_size, arguments.gather_across_devices)
     trainer = SentenceTransformerTrainer(
         model, training, train_dataset=sets, loss=contrastive_loss(model, *options), evaluator=evaluators or None
     )
-    resume = training.resume_from_checkpoint
-    trainer.train(
-        resume_from_checkpoint=str(last_whole_checkpoint(training.output_dir)) if resume == "last" else resume
-    )
+    trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     trainer.save_model()
     if trainer.is_world_process_zero():
         metrics = {name: value for evaluator in evaluators for name, value in evaluator(model).items()}
         summary = {
             "steps": trainer.state.global_step,
-            "batch_size": training.train_batch_size * training.gradient_accumulation_steps * training.world_size,
-            "num_rows": sum(map(len, sets.values())),
-            "learning_rate": training.learning_rate,
-            "temperature": arguments.temperature,
-            "sampling_exponent": arguments.sampling_exponent,
-            "max_seq_length": model.max_seq_length,
+            **{name: run[name] for name in ("batch_size", "learning_rate")},
+            "num_rows": sum(run["num_rows"].values()),
+            **{name: getattr(arguments, name) for name in ("temperature", "sampling_exponent", "max_seq_length")},
             **metrics,
         }
         Path(training.output_dir, "training_summary.json").write_text(json.dumps(summary, indent=1) + "\n", "utf-8")

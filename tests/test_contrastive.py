@@ -16,18 +16,20 @@ pytest.importorskip(
 )
 
 from conftest import SENTENCE
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers.base.sampler import DefaultBatchSampler, NoDuplicatesBatchSampler
 from torch.utils.data import ConcatDataset, RandomSampler
 from transformers import AutoTokenizer
 
-from neobert_hf import NeoBERTConfig, NeoBERTModel, sentence_transformer, training_sets
+from neobert_hf import NeoBERTConfig, NeoBERTModel, contrastive, sentence_transformer, training_sets
 from neobert_hf.contrastive import (
     ContrastiveArguments,
     ContrastiveTrainingArguments,
     SizeExponentBatchSampler,
+    column_prompts,
     contrastive_loss,
+    mine_negatives,
     open_training_sets,
     set_sampling,
 )
@@ -216,7 +218,8 @@ def test_instructions_decide_between_two_targets_of_one_question(tmp_path):
         )
         set_sampling(training, arguments)
         model = sentence_transformer(arguments.model_name_or_path)
-        sets, training.prompts = open_training_sets(arguments)
+        sets, prompts = open_training_sets(arguments)
+        training.prompts = column_prompts(sets, prompts, "query")
         SentenceTransformerTrainer(model, training, train_dataset=sets, loss=contrastive_loss(model)).train()
         return model
 
@@ -277,6 +280,10 @@ def test_a_resumed_run_goes_on_with_the_very_same_losses(command, tmp_path):
     whole = losses_of(tmp_path / "whole")
     assert len(whole) == 12
     shutil.copytree(tmp_path / "whole/checkpoint-8", tmp_path / "part/checkpoint-8")
+    shutil.copy(tmp_path / "whole/run.json", tmp_path / "part")
+    other = command(tmp_path / "part", resume_from_checkpoint="last", temperature=0.1)
+    done = subprocess.run(other, capture_output=True, text=True)
+    assert done.returncode != 0 and "temperature" in done.stderr  # another run is not gone on with
     subprocess.run(command(tmp_path / "part", resume_from_checkpoint="last"), check=True, capture_output=True)
     assert losses_of(tmp_path / "part") == whole
     metrics = json.loads((tmp_path / "part/training_summary.json").read_text())
@@ -324,6 +331,27 @@ def test_hard_negatives_teach_what_random_batches_never_show(tmp_path):
     assert shares[1] >= shares[0] + 0.2
 
 
+def test_mined_negatives_have_the_instruction_that_answers_have(folder, monkeypatch):
+    asked = {}
+
+    def mine(rows, model, **options):
+        asked.update(options)
+        return rows.add_column("negative_1", rows["positive"]).add_column("negative_2", rows["positive"])
+
+    monkeypatch.setattr(contrastive, "mine_hard_negatives", mine)
+    pairs = Dataset.from_dict({"anchor": ["a", "b"], "positive": ["c", "d"]})
+    sets = mine_negatives(DatasetDict(some=pairs), {"some": "Find: "}, None, 2)
+    assert asked["query_prompt"] == asked["corpus_prompt"] == "Find: "
+    assert column_prompts(sets, {"some": "Find: "})["some"] == dict.fromkeys(
+        ["anchor", "positive", "negative_1", "negative_2"], "Find: "
+    )
+    mine_negatives(DatasetDict(some=pairs), {"some": "Find: "}, None, 2, "query")
+    assert asked["query_prompt"] == "Find: " and asked["corpus_prompt"] is None
+    assert column_prompts(sets, {"some": "Find: "}, "query") == {"some": {"anchor": "Find: "}}
+    with pytest.raises(ValueError, match="some has negatives already"):
+        mine_negatives(sets, {}, None, 2)
+
+
 # --- Files and the Hub --------------------------------------------------------------------------------------------
 
 
@@ -354,14 +382,15 @@ def test_a_bad_line_of_pairs_is_named_by_its_number(tmp_path, name, content, mes
 
 
 def test_pairs_are_the_same_from_every_kind_of_file(tmp_path):
-    rows = {"query": ["a, b", "c"], "document": ['d "e"', "f\ng"], "hard": ["h", "i"]}
+    rows = {"label": ["a, b", "c"], "score": ['d "e"', "f\ng"], "hard": ["h", "i"]}
     dataset = Dataset.from_dict(rows)
     dataset.to_json(tmp_path / "a.jsonl")
     dataset.to_csv(tmp_path / "a.csv", index=False)
     dataset.to_parquet(tmp_path / "a.parquet")
     for name in ("a.jsonl", "a.csv", "a.parquet"):
         read = read_pairs(tmp_path / name)
-        assert read.to_dict() == rows and read.column_names == list(rows)
+        assert read.column_names == ["anchor", "positive", "negative_1"]  # "label" or "score" would be no texts
+        assert list(read.to_dict().values()) == list(rows.values())
 
 
 # One row of each of the Hub's sets as its card shows it, and what must become of it.
@@ -418,13 +447,22 @@ def test_pairs_of_ids_become_pairs_of_texts(monkeypatch):
 
 def test_labelled_texts_are_paired_within_their_class(monkeypatch):
     names = ["Anatomy"] * 4 + ["Surgery"] * 3 + ["Dental"]
-    rows = {"question": [f"{name} {i}" for i, name in enumerate(names)], "subject_name": names}
+    options = {f"op{letter}": [f"{letter}"] * 8 for letter in "abcd"}
+    rows = {
+        "question": [f"{name} {i}" for i, name in enumerate(names)],
+        "subject_name": names,
+        "cop": [1] * 8,
+    } | options
     monkeypatch.setattr(training_sets, "load_dataset", lambda *a, **k: Dataset.from_dict(rows))
     triplets = load_training_set("MEDMCQA_CLUST").to_list()
     assert len(triplets) == 7  # nothing is like the only dental question
     for triplet in triplets:
         anchor, positive, negative = (text.split()[0] for text in triplet.values())
-        assert anchor == positive != negative and triplet["anchor"] != triplet["positive"]
+        assert (
+            triplet["anchor"].endswith(" b")
+            and anchor == positive != negative
+            and triplet["anchor"] != triplet["positive"]
+        )
 
 
 def test_a_set_that_is_not_there_or_has_changed_is_named(monkeypatch, tmp_path):

@@ -179,5 +179,9 @@ def test_the_fingerprint_is_of_everything_that_decides_an_embedding(folder):
     others += [build(include_prompt=False), build(model_kwargs={"dtype": torch.bfloat16})]
     changed = build()
     changed[0].model.layer_norm.weight.data[0] += 1e-3
-    known |= {fingerprint(each, {}) for each in [*others, changed]} | {fingerprint(build(), {"query": "a"})}
-    assert len(known) == 8
+    others += [changed, build(prompts={"query": "a"}), build(), build(), build()]
+    others[-1].truncate_dim = 8
+    others[-2][0].config.rope_parameters["rope_theta"] = 500.0
+    others[-3].tokenizer.backend_tokenizer.normalizer = None
+    known |= {fingerprint(each, {}) for each in others} | {fingerprint(build(), {"query": "a"})}
+    assert len(known) == 12

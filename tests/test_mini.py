@@ -1,6 +1,8 @@
 """The model inside the package: small, whole, loaded by every door, and what its card says of it."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -50,3 +52,10 @@ def test_its_card_says_what_was_measured_and_nothing_of_the_machine():
     assert all(f" {value:.3f} |" in card for scores in retrieval.values() for value in scores.values())
     for text in (card, summary, (FOLDER / "config.json").read_text("utf-8")):
         assert "auto_map" not in text and "runs/" not in text and "/home" not in text
+
+
+def test_an_installed_package_has_all_of_it(tmp_path):
+    command = [sys.executable, "setup.py", "--quiet", "build_py", "--build-lib", str(tmp_path)]
+    subprocess.run(command, cwd=FOLDER.parents[2], check=True, capture_output=True)
+    built = {file.relative_to(tmp_path / "neobert_hf/mini") for file in (tmp_path / "neobert_hf/mini").rglob("*.*")}
+    assert built == {file.relative_to(FOLDER) for file in FOLDER.rglob("*.*")}

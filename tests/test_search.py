@@ -50,6 +50,13 @@ def test_vectors_are_kept_and_those_of_another_model_are_not_taken(folder, tmp_p
     np.testing.assert_array_equal(index(folder, tmp_path / "cache").vectors, first)
 
 
+def test_a_cache_that_cannot_be_written_is_a_warning_and_the_answers_come_all_the_same(folder, tmp_path, caplog):
+    (tmp_path / "cache").write_text("a file, where a folder should be")
+    with caplog.at_level("WARNING", logger="neobert_hf.search"):
+        assert len(index(folder, tmp_path / "cache").search("the quick brown fox")) == 5
+    assert "the vectors could not be kept" in caplog.text
+
+
 def run(monkeypatch, *arguments, typed=""):
     monkeypatch.setattr(sys, "argv", ["neobert", *map(str, arguments)])
     monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
@@ -107,6 +114,10 @@ def test_options_that_do_not_fit_are_refused(folder, tmp_path, monkeypatch):
         run(monkeypatch, *embed, "-o", tmp_path / "out.npy", "--prompt_name", "nope")
     with pytest.raises(SystemExit, match="name a file of texts"):
         run(monkeypatch, "embed", "-o", tmp_path / "out.npy", "--model", folder)
+    with pytest.raises(SystemExit, match="there is no folder"):
+        run(monkeypatch, *embed, "-o", tmp_path / "nowhere/out.npy")
+    with pytest.raises(SystemExit, match="top_k=0 shows nothing"):
+        run(monkeypatch, "search", "a", "--package", "tqdm", "--model", folder, "--top_k", "0")
     with pytest.raises(SystemExit, match="no_such_package has no Python files here"):
         run(monkeypatch, "search", "a", "--package", "no_such_package", "--model", folder)
 

@@ -44,7 +44,7 @@ class DocumentationArguments:
 
 @dataclass
 class SearchArguments:
-    """Search the documentation of this Python by meaning: neobert search "read a file line by line"."""
+    """Search the documentation of this Python by meaning: neobert search "read a file line by line" [--package torch]."""
 
     package: list[str] = field(
         default_factory=lambda: ["python"],
@@ -124,6 +124,8 @@ def embed(arguments: EmbedArguments, files: list[str]) -> None:
     output = Path(arguments.output)
     if output.suffix not in (".npy", ".jsonl"):
         raise ValueError(f"--output {output} ends in neither .npy nor .jsonl")
+    if not output.parent.is_dir():
+        raise ValueError(f"--output {output}: there is no folder {output.parent}")
     if not files:
         raise ValueError("name a file of texts: neobert embed texts.txt -o vectors.npy")
     try:
@@ -184,6 +186,8 @@ def main() -> None:
         run(arguments, *(vars(each)[POSITIONAL[command]] for each in rest))
     except (ValueError, OSError) as error:
         raise SystemExit(f"neobert {command}: {error}") from error
+    except ModuleNotFoundError as error:
+        raise SystemExit(f"neobert {command}: {error}; pip install 'neobert_hf[train,embed]' has it") from error
 
 
 if __name__ == "__main__":

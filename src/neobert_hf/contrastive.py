@@ -17,6 +17,7 @@ from sentence_transformers.sentence_transformer.losses import (
     CachedMultipleNegativesRankingLoss,
     MultipleNegativesRankingLoss,
 )
+from sentence_transformers.util import mine_hard_negatives
 from torch import nn
 from torch.utils.data import BatchSampler, ConcatDataset
 
@@ -129,7 +130,10 @@ class ContrastiveArguments:
     num_mined_negatives: int = field(
         default=0, metadata={"help": "Mine so many hard negatives for each pair with the model as it is at the start."}
     )
-    pooling: str = field(default="mean", metadata={"help": "mean, as in the paper, or cls."})
+    pooling: str = field(
+        default=None,
+        metadata={"help": "mean, as in the paper, or cls, of a bare NeoBERT; a saved model keeps its own."},
+    )
     max_seq_length: int = field(default=512, metadata={"help": "Where texts are cut, in tokens; ours."})
 
 
@@ -150,8 +154,8 @@ class ContrastiveTrainingArguments(SentenceTransformerTrainingArguments):
     save_steps: int = 500
 
 
-def open_training_sets(arguments: ContrastiveArguments, seed: int = 0) -> tuple[DatasetDict, dict[str, dict[str, str]]]:
-    """Return the sets by name, and for each the prompts of its columns.
+def open_training_sets(arguments: ContrastiveArguments, seed: int = 0) -> tuple[DatasetDict, dict[str, str]]:
+    """Return the sets by name, and the prompt of each that has an instruction.
 
     Raises:
         ValueError: Two files have one name, an instruction belongs to no set, or a value is not one of those that are there.
@@ -166,18 +170,63 @@ def open_training_sets(arguments: ContrastiveArguments, seed: int = 0) -> tuple[
         names = [Path(file).stem for file in arguments.train_files]
         if len(set(names)) < len(names):
             raise ValueError(f"train_files: {names} are not all different; a set is known by its file's name")
-        sets = {name: read_pairs(file) for name, file in zip(names, arguments.train_files)}
-        instructions = json.loads(Path(arguments.instructions).read_text("utf-8")) if arguments.instructions else {}
+        instructions = _read_instructions(arguments.instructions) if arguments.instructions else {}
         if unknown := set(instructions) - set(names):
             raise ValueError(f"{arguments.instructions}: {', '.join(sorted(unknown))} is none of the sets {names}")
+        sets = {name: read_pairs(file) for name, file in zip(names, arguments.train_files)}
     else:
         sets = {name: load_training_set(name, seed) for name in arguments.training_sets or TRAINING_SETS}
         instructions = {name: TRAINING_INSTRUCTIONS[name] for name in sets}
-    prompts = {}
-    for name, instruction in instructions.items():
-        columns = sets[name].column_names[: 1 if arguments.instruction_sides == "query" else None]
-        prompts[name] = dict.fromkeys(columns, arguments.instruction_template.format(instruction=instruction))
-    return DatasetDict(sets), prompts
+    template = arguments.instruction_template
+    return DatasetDict(sets), {name: template.replace("{instruction}", text) for name, text in instructions.items()}
+
+
+def _read_instructions(file: str) -> dict[str, str]:
+    try:
+        return json.loads(Path(file).read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON: {error}") from error
+
+
+def mine_negatives(
+    sets: DatasetDict, prompts: dict[str, str], model: SentenceTransformer, num_negatives: int, sides: str = "both"
+) -> DatasetDict:
+    """Give each pair the documents of its set that the model takes for its answer most, as hard negatives.
+
+    Pairs for which there are not so many are left out, as sentence-transformers does.
+
+    Args:
+        sets: Pairs by name.
+        prompts: As `open_training_sets` returns them.
+        model: What mines.
+        num_negatives: For each pair.
+        sides: Whether documents have the instruction too.
+
+    Raises:
+        ValueError: A set has negatives already, which mining would throw away.
+    """
+    mined = {}
+    for name, rows in sets.items():
+        if len(rows.column_names) > 2:
+            raise ValueError(f"{name} has negatives already ({', '.join(rows.column_names[2:])}); mine for pairs only")
+        prompt = prompts.get(name)
+        mined[name] = mine_hard_negatives(
+            rows,
+            model,
+            num_negatives=num_negatives,
+            output_format="n-tuple",
+            query_prompt=prompt,
+            corpus_prompt=prompt if sides == "both" else None,
+        )
+    return DatasetDict(mined)
+
+
+def column_prompts(sets: DatasetDict, prompts: dict[str, str], sides: str = "both") -> dict[str, dict[str, str]]:
+    """Return the prompt of each column of each set, as the trainer takes them: of all columns, or of the first one."""
+    return {
+        name: dict.fromkeys(sets[name].column_names[: 1 if sides == "query" else None], prompt)
+        for name, prompt in prompts.items()
+    }
 
 
 def contrastive_loss(

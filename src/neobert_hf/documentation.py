@@ -155,6 +155,8 @@ def write_corpus(
     files |= {"held_out": rest[:num_held_out], "train": rest[num_held_out:]}
     folder.mkdir(parents=True, exist_ok=True)
     for name, chosen in files.items():
+        for stale in (folder / f"{name}.jsonl", folder / f"{name}_pairs.jsonl"):
+            stale.unlink(missing_ok=True)  # of an earlier corpus, of which other entries were held out
         if chosen:
             rows = [{"package": e.package, "name": e.name, "text": e.full_text} for e in chosen]
             pairs = (training_pairs if name == "train" else retrieval_pairs)(chosen)

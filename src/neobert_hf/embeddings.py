@@ -112,8 +112,24 @@ def check_texts(texts: Sequence[str]) -> None:
 
 
 def fingerprint(model: SentenceTransformer, prompts: Mapping[str, str]) -> str:
-    """Hash of everything that decides an embedding: weights, modules, prompts, dtype and length; 16 hexadecimal digits."""
-    digest = hashlib.sha256(f"{model}\n{model.max_seq_length}\n{json.dumps(prompts, sort_keys=True)}".encode())
+    """Hash of everything that decides an embedding or a score; 16 hexadecimal digits.
+
+    Weights, modules, configuration, tokenizer, length, dimension, similarity, and the prompts: the model's and those given.
+    """
+    from sentence_transformers import SimilarityFunction
+
+    from .shards import tokenizer_hash
+
+    settings = {
+        "modules": str(model),
+        "config": model[0].config.to_dict(),
+        "tokenizer": tokenizer_hash(model.tokenizer),
+        "length": model.max_seq_length,
+        "dimension": model.truncate_dim,
+        "similarity": SimilarityFunction(model.similarity_fn_name).value,
+        "prompts": [dict(model.prompts), model.default_prompt_name, dict(prompts)],
+    }
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())

@@ -126,8 +126,8 @@ def mteb_prompts(template: str = "{instruction} ", sides: Literal["both", "query
         raise ValueError(f"the template {template!r} has no place for {{instruction}}")
     if sides not in SIDES:
         raise ValueError(f"sides={sides!r} is none of {SIDES}")
-    prompts = {task: template.format(instruction=text) for task, text in OTHER_INSTRUCTIONS.items()}
-    for task, text in {**RETRIEVAL_INSTRUCTIONS, **RERANKING_INSTRUCTIONS}.items():
-        prompts[f"{task}-query"] = template.format(instruction=text)
-        prompts[f"{task}-document"] = template.format(instruction=text) if sides == "both" else ""
+    prompts = {task: template.replace("{instruction}", text) for task, text in EVALUATION_INSTRUCTIONS.items()}
+    for task in (*RETRIEVAL_INSTRUCTIONS, *RERANKING_INSTRUCTIONS):
+        prompt = prompts.pop(task)
+        prompts |= {f"{task}-query": prompt, f"{task}-document": prompt if sides == "both" else ""}
     return prompts

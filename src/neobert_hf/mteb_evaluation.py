@@ -38,6 +38,7 @@ class Score:
     type: str
     metric: str
     score: float
+    dataset: str
 
 
 def benchmark_tasks(names: Iterable[str] | None = None) -> list:
@@ -74,33 +75,46 @@ def evaluate(
         tasks: Of `benchmark_tasks`, or any of mteb.
         output_dir: Folder of the results, one file for each task.
         model_name: organisation/name.
-        prompts: By the names that mteb looks up; by default the paper's. `{}` uses none.
+        prompts: By the names that mteb looks up; by default the paper's. `{}` uses none, not even the model's own.
         batch_size: Texts that are embedded at once.
         show_progress: Show progress bars.
 
     Raises:
         ValueError: The name is not organisation/name.
     """
-    if model_name.count("/") != 1 or not all(model_name.split("/")):
-        raise ValueError(f"model_name={model_name!r} is not organisation/name, which results are kept under")
+    check_model_name(model_name)
     prompts = mteb_prompts() if prompts is None else prompts
     wrapper = SentenceTransformerEncoderWrapper(model)
     wrapper.model_prompts = prompts  # its argument drops names that mteb does not know, and warns of what is no mistake
-    meta = {"name": model_name, "revision": fingerprint(model, prompts)}
-    wrapper.mteb_model_meta = wrapper.mteb_model_meta.model_copy(update=meta)
-    result = mteb.evaluate(
-        wrapper,
-        tasks,
-        cache=mteb.ResultCache(output_dir),
-        encode_kwargs={"batch_size": batch_size},
-        co2_tracker=False,
-        show_progress_bar=show_progress,
-    )
+    own = model.prompts, model.default_prompt_name
+    model.prompts, model.default_prompt_name = {}, None  # or they would stand in where the task has none
+    try:
+        meta = {"name": model_name, "revision": fingerprint(model, prompts)}
+        wrapper.mteb_model_meta = wrapper.mteb_model_meta.model_copy(update=meta)
+        result = mteb.evaluate(
+            wrapper,
+            tasks,
+            cache=mteb.ResultCache(output_dir),
+            encode_kwargs={"batch_size": batch_size},
+            co2_tracker=False,
+            show_progress_bar=show_progress,
+        )
+    finally:
+        model.prompts, model.default_prompt_name = own
     metadata = {task.metadata.name: task.metadata for task in tasks}
-    return [
-        Score(r.task_name, metadata[r.task_name].type, metadata[r.task_name].main_score, 100 * float(r.get_score()))
-        for r in result.task_results
-    ]
+    scores = []
+    for each in result.task_results:
+        known = metadata[each.task_name]
+        scores.append(
+            Score(known.name, known.type, known.main_score, 100 * float(each.get_score()), known.dataset["path"])
+        )
+    return scores
+
+
+def check_model_name(model_name: str) -> None:
+    """Raise ValueError if the name is not organisation/name."""
+    if model_name.count("/") != 1 or not all(model_name.split("/")):
+        raise ValueError(f"model_name={model_name!r} is not organisation/name, which results are kept under")
 
 
 def averages(scores: list[Score]) -> tuple[dict[str, float | None], list[str]]:
@@ -127,15 +141,17 @@ def _mean(values: list[float | None]) -> float | None:
 
 
 def write_model_index(card: str | Path, model_name: str, scores: list[Score]) -> None:
-    """Write the scores into the metadata of a model card, as the Hub reads them.
+    """Write the scores into the metadata of a model card, as the Hub reads them; other results on it stay.
 
     Raises:
         OSError: There is no such card.
     """
     loaded = ModelCard.load(Path(card))
     loaded.data.model_name = model_name
-    loaded.data.eval_results = [
-        EvalResult(s.type, f"mteb/{s.task}", f"MTEB {s.task}", s.metric, round(s.score, 4), task_name=s.type)
-        for s in scores
+    new = [
+        EvalResult(s.type, s.dataset, f"MTEB {s.task}", s.metric, round(s.score, 4), task_name=s.type) for s in scores
     ]
+    replaced = {result.dataset_name for result in new}
+    kept = [result for result in loaded.data.eval_results or [] if result.dataset_name not in replaced]
+    loaded.data.eval_results = kept + new
     loaded.save(Path(card))

@@ -10,9 +10,12 @@ import numpy as np
 from huggingface_hub.constants import HF_HOME
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import semantic_search
+from transformers.utils import logging
 
 from .documentation import Entry, collect_documentation, first_sentence
 from .embeddings import check_texts, fingerprint
+
+logger = logging.get_logger(__name__)
 
 CACHE = Path(HF_HOME) / "neobert_hf"
 
@@ -54,23 +57,30 @@ class DocumentationIndex:
         self.model = model
         self.entries = collect_documentation(show_progress, packages)
         texts = [entry.full_text for entry in self.entries]
-        key = hashlib.sha256("\0".join([fingerprint(model, model.prompts), *texts]).encode()).hexdigest()[:32]
+        key = hashlib.sha256("\0".join([fingerprint(model, {}), *texts]).encode()).hexdigest()[:32]
         file = Path(cache_dir, f"{key}.npy")
         if not file.is_file():
             options = dict(normalize_embeddings=True, batch_size=batch_size, show_progress_bar=show_progress)
             vectors = model.encode_document(texts, **options)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            partial = file.with_suffix(".partial.npy")
-            np.save(partial, vectors)
-            partial.replace(file)  # a file under its own name is whole
-        self.vectors = np.load(file)
+            self.vectors = np.asarray(vectors)
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                partial = file.with_suffix(".partial.npy")
+                np.save(partial, self.vectors)
+                partial.replace(file)  # a file under its own name is whole
+            except OSError as error:
+                logger.warning(f"the vectors could not be kept, so the next index takes as long again: {error}")
+        else:
+            self.vectors = np.load(file)
 
     def search(self, question: str, top_k: int = 5) -> list[Hit]:
         """Return the entries nearest to the question, best first.
 
         Raises:
-            ValueError: The question is not a string, or holds half of a surrogate pair.
+            ValueError: The question is not a string or holds half of a surrogate pair, or `top_k` is below 1.
         """
+        if top_k < 1:
+            raise ValueError(f"top_k={top_k} shows nothing; take at least 1")
         check_texts([question])
         vector = self.model.encode_query([question], normalize_embeddings=True)
         (hits,) = semantic_search(vector, self.vectors, top_k=top_k)

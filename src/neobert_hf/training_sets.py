@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 from datasets import Dataset, concatenate_datasets, load_dataset
+from datasets.exceptions import DatasetGenerationError
 
 from .embeddings import check_texts
 
@@ -34,6 +36,10 @@ def _concurrentqa(row: dict) -> Texts:
 
 def _first_of_lists(row: dict) -> Texts:
     return [row["query"], row["positive"][0], *row["negative"]]
+
+
+def _medmcqa_answer(row: dict) -> Texts:
+    return [f"{row['question']} {row[('opa', 'opb', 'opc', 'opd')[row['cop']]]}"]
 
 
 def _medmcqa(row: dict) -> Texts:
@@ -78,7 +84,7 @@ TRAINING_SETS = {
     ),
     "MEDMCQA": TrainingSet("openlifescienceai/medmcqa", _medmcqa),
     "MEDMCQA_CLUST": TrainingSet(
-        "openlifescienceai/medmcqa", _columns("question"), num_negatives=1, class_column="subject_name"
+        "openlifescienceai/medmcqa", _medmcqa_answer, num_negatives=1, class_column="subject_name"
     ),
     "MSMARCO": TrainingSet("mteb/msmarco", _columns("query", "document"), joined=True),
     "NPR": TrainingSet("sentence-transformers/npr", _columns("title", "body")),
@@ -155,6 +161,8 @@ def _convert(batch: dict[str, list], name: str) -> dict[str, list[str]]:
         try:
             texts = source.texts(row)
             label = row[source.class_column] if source.class_column else None
+        except IndexError:  # a list of positives that is empty
+            continue
         except (KeyError, TypeError) as error:
             raise ValueError(
                 f"{name}: {source.path} has the columns {', '.join(batch)}; what is read of them ({error}) is not there"
@@ -210,7 +218,10 @@ def _class_triplets(rows: Dataset, seed: int) -> Dataset:
 def read_pairs(file: str | Path) -> Dataset:
     """Read pairs or triplets from JSON lines, CSV or Parquet.
 
-    The columns count by their order: anchor, positive, then negatives; their names are free.
+    The columns count by their order: anchor, positive, then negatives; their names in the file are free.
+
+    Returns:
+        Columns `anchor`, `positive`, and `negative_1` to `negative_n`.
 
     Raises:
         ValueError: A line is no row of texts like the first one, with its number; or the kind of file is unknown.
@@ -218,7 +229,10 @@ def read_pairs(file: str | Path) -> Dataset:
     """
     file = Path(file)
     if file.suffix == ".parquet":
-        lines = enumerate(load_dataset("parquet", data_files=str(file), split="train"), 1)
+        try:
+            lines = enumerate(load_dataset("parquet", data_files=str(file), split="train"), 1)
+        except (DatasetGenerationError, pyarrow.ArrowInvalid) as error:
+            raise ValueError(f"{file} is no Parquet file that can be read: {error}") from error
     elif file.suffix in (".jsonl", ".json"):
         lines = _json_lines(file)
     elif file.suffix == ".csv":
@@ -241,7 +255,8 @@ def read_pairs(file: str | Path) -> Dataset:
         rows.append(row)
     if not rows:
         raise ValueError(f"{file} is empty")
-    return Dataset.from_list(rows)
+    names = _names(len(rows[0]))
+    return Dataset.from_list([dict(zip(names, row.values())) for row in rows])
 
 
 def _json_lines(file: Path) -> Iterator[tuple[int, dict]]:
@@ -255,10 +270,12 @@ def _json_lines(file: Path) -> Iterator[tuple[int, dict]]:
 
 
 def _csv_lines(file: Path) -> Iterator[tuple[int, dict]]:
-    with file.open(encoding="utf-8", newline="") as stream:
+    with file.open(encoding="utf-8-sig", newline="") as stream:
         reader = csv.DictReader(stream, strict=True)
         try:
             for row in reader:
                 yield reader.line_num, row
-        except (csv.Error, UnicodeDecodeError) as error:
+        except UnicodeDecodeError as error:  # found when a block is read, long before its line
+            raise ValueError(f"{file}: not text in UTF-8 ({error})") from error
+        except csv.Error as error:
             raise ValueError(f"{file}, line {reader.line_num + 1}: {error}") from error
