@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from neobert_hf import documentation
-from neobert_hf.documentation import Entry, collect_documentation
+from neobert_hf.documentation import Entry, collect_documentation, write_corpus
 
 SOURCE = '''"""A module that says what it is for, at some length."""
 raise SystemExit("this must not run")
@@ -72,3 +72,23 @@ def test_the_topics_of_the_language_are_there():
     assert len(topics) > 50
     assert all(isinstance(entry, Entry) and entry.package == "python" and entry.text for entry in topics)
     assert "while" in {entry.name for entry in topics}
+
+
+def test_a_corpus_leaves_nothing_of_an_earlier_one_in_its_folder(library, tmp_path):
+    """Else what an earlier corpus held out would be measured on although this one trains on it."""
+    folder = tmp_path / "corpus"
+    assert write_corpus(folder, num_held_out=1, vocab_size=64) == {"held_out_packages": 0, "held_out": 1, "train": 2}
+    for name in ("held_out_packages", "held_out_packages_pairs"):
+        (folder / f"{name}.jsonl").write_text("old")
+    write_corpus(folder, num_held_out=1, vocab_size=64)
+    names = {file.stem for file in folder.glob("*.jsonl")}
+    assert names == {"held_out", "held_out_pairs", "train", "train_pairs"}
+    texts = [json.loads(line)["text"] for name in ("train", "held_out") for line in (folder / f"{name}.jsonl").open()]
+    assert len(set(texts)) == 3
+
+
+def test_only_the_packages_that_are_asked_for_are_read(library):
+    entries = collect_documentation(show_progress=False, packages=["python"])
+    assert len(entries) == 3  # one folder stands for all roots here, and the standard library comes first
+    with pytest.raises(ValueError, match="nothing has no Python files here"):
+        collect_documentation(show_progress=False, packages=["nothing"])
