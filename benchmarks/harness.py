@@ -188,6 +188,9 @@ def finish(benchmark: str, rows: list[dict], arguments, floatfmt: str = ".3g", *
     """Print the table and, as the last line, the result as JSON; write it to `arguments.json` if that is given."""
     print(tabulate(rows, headers="keys", tablefmt="github", floatfmt=floatfmt))
     settings = {name: value for name, value in vars(arguments).items() if name != "json"}
+    for name, value in settings.items():
+        if isinstance(value, str) and Path(value).is_absolute():
+            settings[name] = Path(value).name  # where a folder lies is the machine's own affair
     environment = {
         name: value for name, value in os.environ.items() if name.startswith(("MALLOC_", "OMP_", "LD_PRELOAD"))
     }
