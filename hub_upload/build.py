@@ -81,19 +81,16 @@ def build(arguments: BuildArguments) -> Path:
 
 
 def read_metrics(files: list[str]) -> dict[str, float]:
-    """Read the numbers of JSON files, such as a `training_summary.json`; two levels of keys are joined into one name.
+    """Read the figures of JSON files, such as a `training_summary.json`.
 
-    Text, lists and what is nested deeper is no figure and is left out.
+    A figure is a number, or one of an object that holds numbers only; the rest says what was run, not what was measured.
     """
     metrics = {}
     for file in files:
         for name, value in json.loads(Path(file).read_text("utf-8")).items():
             nested = value if isinstance(value, dict) else {"": value}
-            metrics |= {
-                f"{name} {key}".replace("_", " ").strip(): number
-                for key, number in nested.items()
-                if isinstance(number, (int, float)) and not isinstance(number, bool)
-            }
+            if nested and all(type(number) in (int, float) for number in nested.values()):
+                metrics |= {f"{name} {key}".replace("_", " ").strip(): number for key, number in nested.items()}
     return metrics
 
 

@@ -274,7 +274,7 @@ def with_package():
 @pytest.fixture
 def hub_folder(saved, tmp_path):
     metrics = tmp_path / "metrics.json"
-    metrics.write_text(json.dumps({"masked accuracy": 0.123456}))
+    metrics.write_text(json.dumps({"masked accuracy": 0.123456, "recipe": {"layout": "packed", "warmup": 7}}))
     return build(BuildArguments(model=str(saved), out=str(tmp_path / "hub"), metrics=[str(metrics)]))
 
 
@@ -297,7 +297,7 @@ def test_the_card_states_the_config_the_metrics_and_no_placeholder(hub_folder):
         assert fact in card, fact
     for hole in ("{{", "{%", "None", "TODO", "[More Information Needed]"):
         assert hole not in card, hole
-    assert "## Measured" in card
+    assert "## Measured" in card and "warmup" not in card  # a recipe is no figure
 
 
 def test_the_card_says_nothing_of_metrics_that_are_not_there(saved, tmp_path):
