@@ -185,3 +185,21 @@ def test_the_fingerprint_is_of_everything_that_decides_an_embedding(folder):
     others[-3].tokenizer.backend_tokenizer.normalizer = None
     known |= {fingerprint(each, {}) for each in others} | {fingerprint(build(), {"query": "a"})}
     assert len(known) == 12
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_the_flat_rows_that_flash_attention_gets_give_the_same(folder, monkeypatch, pooling):
+    """sentence-transformers' own path without padding, opened on a CPU by telling it that the kernels are there."""
+    from transformers import modeling_flash_attention_utils
+
+    model = sentence_transformer(str(folder), pooling)
+    expected, seen = model.encode(TEXTS), []
+    kernels = (None, lambda: None, None, None), None
+    monkeypatch.setattr(modeling_flash_attention_utils, "lazy_import_flash_attention", lambda *a, **k: kernels)
+    monkeypatch.setattr(type(model[0]), "_is_flash_attention_requested", lambda self: True)
+    model[0].unpad_inputs = True
+    forward = model[0].model.forward
+    model[0].model.forward = lambda **inputs: seen.append(inputs) or forward(**inputs)
+    np.testing.assert_allclose(model.encode(TEXTS), expected, atol=2e-6)
+    assert seen[0]["input_ids"].shape[0] == 1 and seen[0]["cu_seq_lens_q"].shape == (len(TEXTS) + 1,)
+    assert "attention_mask" not in seen[0]
