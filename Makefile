@@ -15,7 +15,7 @@ demo: .venv/installed
 demo-train: .venv/installed
 	$(BIN)/python examples/demo_documentation.py --output_dir runs/demo
 
-# The model that ships with the package, by the paper's recipes on the documentation inside .venv; an hour on two cores.
+# The model that ships with the package, by the paper's recipes on the documentation inside .venv; about an hour on two cores.
 mini: .venv/installed
 	$(BIN)/neobert documentation --output_dir runs/documentation --held_out_packages pandas networkx --vocab_size 6400
 	$(BIN)/python examples/pretrain_mlm.py --output_dir runs/mini --shards_dir runs/mini-shards --use_cpu --bf16 \
