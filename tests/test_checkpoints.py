@@ -16,7 +16,7 @@ from oracle import write_checkpoint
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
-from verify import output_checksum, verify
+from verify import summarize, verify
 
 import neobert_hf
 from neobert_hf import AUTO_CLASSES, NeoBERTForMaskedLM, NeoBERTModel
@@ -43,6 +43,13 @@ def saved(model, tokenizer, tmp_path):
 def tensor_names(folder):
     with safe_open(folder / "model.safetensors", "pt") as file:
         return set(file.keys())
+
+
+def assert_same_output(summary, expected):
+    """The same but for the order of sums, which another number of threads changes (some 1e-7)."""
+    assert summary["shape"] == expected["shape"]
+    assert summary["norm"] == pytest.approx(expected["norm"], rel=1e-5)
+    assert summary["first_values"] == pytest.approx(expected["first_values"], abs=1e-5)
 
 
 # ---------------------------------------------------------------------------------------- both ways of loading
@@ -82,7 +89,7 @@ def test_the_saved_code_is_the_code_of_the_package(saved):
 
 
 @pytest.mark.compat
-def test_a_saved_model_loads_in_a_clean_process_with_the_same_bits(model, tokenizer, saved):
+def test_a_saved_model_loads_in_a_clean_process_with_the_same_output(model, tokenizer, saved):
     report = verify(saved)
     assert report["ok"], report
     assert {name: report["classes"][name] for name in AUTO_CLASSES} == {k: v.__name__ for k, v in AUTO_CLASSES.items()}
@@ -90,7 +97,7 @@ def test_a_saved_model_loads_in_a_clean_process_with_the_same_bits(model, tokeni
     assert report["classes"]["NeoBERTLMHead"] == "NeoBERTForMaskedLM"
     with torch.no_grad():
         logits = model(**tokenizer(["one two three", "four"], padding=True, return_tensors="pt")).logits
-    assert report["output_sha256"] == output_checksum(logits)
+    assert_same_output(report["output"], summarize(logits))
 
 
 def test_what_remote_code_saves_is_complete_again(saved, tmp_path):
@@ -114,9 +121,14 @@ def test_a_classifier_and_a_bare_encoder_verify_and_say_which_heads_they_lack(
         folder = tmp_path / auto_class.__name__
         auto_class.from_pretrained(source).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        reports = [verify(folder), verify(folder)]
-        assert reports[0]["ok"] and reports[0]["output_sha256"] == reports[1]["output_sha256"] is not None
-        assert "AutoModelForMaskedLM" in reports[0]["new_heads"] and auto_class.__name__ not in reports[0]["new_heads"]
+        report = verify(folder)
+        with torch.no_grad():
+            output = auto_class.from_pretrained(source)(
+                **tokenizer(["one two three", "four"], padding=True, return_tensors="pt")
+            )[0]
+        assert report["ok"], report
+        assert_same_output(report["output"], summarize(output))
+        assert "AutoModelForMaskedLM" in report["new_heads"] and auto_class.__name__ not in report["new_heads"]
 
 
 class Mine(neobert_hf.NeoBERTForSequenceClassification):
