@@ -84,12 +84,14 @@ def embeddings() -> str:
     rows = [[name, cells[name, "no"], cells.get((name, "yes"))] for name in names]
     headers = ["STS-B dev, Spearman", "as it is", "trained on STS-B's pairs"]
     sts = tabulate(rows, headers=headers, tablefmt="github", floatfmt=".3f")
-    example, rephrased = (questions[0] for questions in result["examples"].values())
-    return (
-        f"{retrieval}\n\n{sts}\n\n{result['num_questions']:,} questions, first sentences of docstrings; answers are the "
-        f'docstrings without them. {result["share_rephrased"]:.0%} change in other words, by WordNet: "{example}" becomes '
-        f'"{rephrased}". {_source(result)}.'
-    )
+    source = [
+        f"{result['num_questions']:,} questions, first sentences of docstrings; answers are the docstrings without them."
+    ]
+    if "in other words" in result["examples"]:
+        example, rephrased = (questions[0] for questions in result["examples"].values())
+        share = f"{result['share_rephrased']:.0%}"
+        source.append(f'{share} change in other words, by WordNet: "{example}" becomes "{rephrased}".')
+    return f"{retrieval}\n\n{sts}\n\n{' '.join([*source, _source(result)])}."
 
 
 def _pivot(result: dict, value: str, form: str, models: list[str] | None = None) -> list[list]:

@@ -33,6 +33,11 @@ from neobert_hf.retrieval import pairs_evaluator
 from neobert_hf.runs import begin_or_resume
 from neobert_hf.training_sets import read_pairs
 
+# What decides the curve, so that a run is gone on with only as it was.
+CURVE = (
+    *("max_steps", "learning_rate", "lr_scheduler_type", "warmup_steps", "optim", "weight_decay", "max_grad_norm"),
+    *("batch_sampler", "bf16", "fp16", "seed"),
+)
 FULL_PRECISION = {"dtype": torch.float32}  # of the weights; --bf16 is for what is computed with them
 
 
@@ -49,7 +54,7 @@ def main():
         model = sentence_transformer(arguments.model_name_or_path, arguments.pooling, model_kwargs=FULL_PRECISION)
     else:  # what was saved, or the mean of a bare NeoBERT
         model = SentenceTransformer(arguments.model_name_or_path, model_kwargs=FULL_PRECISION)
-    model.max_seq_length = arguments.max_seq_length
+    model.max_seq_length = arguments.max_seq_length or min(model.max_seq_length, 512)
 
     sides = arguments.instruction_sides
     sets, prompts = open_training_sets(arguments, training.seed)
@@ -66,16 +71,13 @@ def main():
         "arguments": {name: value for name, value in asdict(arguments).items() if name != "validation_files"},
         "num_rows": {name: len(rows) for name, rows in sets.items()},
         "batch_size": training.train_batch_size * training.gradient_accumulation_steps * training.world_size,
-        "max_steps": training.max_steps,
-        "learning_rate": training.learning_rate,
-        "seed": training.seed,
+        **{name: value for name, value in training.to_dict().items() if name in CURVE},
     }
     checkpoint = begin_or_resume(training.output_dir, run, training.resume_from_checkpoint)
 
-    options = (arguments.temperature, arguments.mini_batch_size, arguments.gather_across_devices)
-    trainer = SentenceTransformerTrainer(
-        model, training, train_dataset=sets, loss=contrastive_loss(model, *options), evaluator=evaluators or None
-    )
+    names = ("temperature", "mini_batch_size", "gather_across_devices", "late_interaction")
+    loss = contrastive_loss(model, **{name: getattr(arguments, name) for name in names})
+    trainer = SentenceTransformerTrainer(model, training, train_dataset=sets, loss=loss, evaluator=evaluators or None)
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     trainer.save_model()
     if trainer.is_world_process_zero():
@@ -84,7 +86,8 @@ def main():
             "steps": trainer.state.global_step,
             **{name: run[name] for name in ("batch_size", "learning_rate")},
             "num_rows": sum(run["num_rows"].values()),
-            **{name: getattr(arguments, name) for name in ("temperature", "sampling_exponent", "max_seq_length")},
+            **{name: getattr(arguments, name) for name in ("temperature", "sampling_exponent", "late_interaction")},
+            "max_seq_length": model.max_seq_length,
             **metrics,
         }
         Path(training.output_dir, "training_summary.json").write_text(json.dumps(summary, indent=1) + "\n", "utf-8")

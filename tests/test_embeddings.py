@@ -13,7 +13,13 @@ pytest.importorskip("sentence_transformers", reason="embeddings need sentence-tr
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer
 from transformers import AutoTokenizer, BertConfig, BertModel
 
-from neobert_hf import NeoBERTForSequenceClassification, NeoBERTModel, sentence_transformer, sparse_encoder
+from neobert_hf import (
+    NeoBERTForSequenceClassification,
+    NeoBERTModel,
+    multi_vector_encoder,
+    sentence_transformer,
+    sparse_encoder,
+)
 from neobert_hf.embeddings import check_texts, fingerprint
 
 TEXTS = ["the quick brown fox", "jumps", "", "over lazy dog and then it sleeps in a warm red house by old sea", "fox"]
@@ -130,6 +136,23 @@ def test_late_interaction_sums_the_best_match_of_each_token(folder):
     (question,), documents = encoder.encode_query(["quick fox"]), encoder.encode_document(TEXTS[:2])
     expected = [(question.numpy() @ document.numpy().T).max(1).sum() for document in documents]
     np.testing.assert_allclose(encoder.similarity([question], documents)[0].numpy(), expected, atol=1e-5)
+
+
+def test_a_multi_vector_encoder_shares_its_weights_and_scores_by_the_mean_of_the_best_cosines(folder, model):
+    tokenizer, options = AutoTokenizer.from_pretrained(folder), dict(prompts={"query": "fox ", "document": ""})
+    dense = sentence_transformer(str(folder), **options)
+    encoder = multi_vector_encoder(dense)
+    assert encoder[0] is dense[0]
+
+    def tokens(text):
+        with torch.no_grad():
+            states = model.double().model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].numpy()
+        return states / np.linalg.norm(states, axis=1, keepdims=True)
+
+    expected = [[(tokens("fox quick house") @ tokens(text).T).max(1).mean() for text in TEXTS]]
+    for each, question in ((encoder, "quick house"), (multi_vector_encoder(str(folder)), "fox quick house")):
+        found = each.similarity(each.encode_query([question]), each.encode_document(TEXTS))
+        np.testing.assert_allclose(found.numpy(), expected, atol=1e-5)
 
 
 def test_texts_without_words_are_the_special_tokens_and_a_long_one_is_cut(folder):

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("sentence_transformers", reason="search embeds by sentence-transformers (pip install -e .[embed])")
 
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import BoW
 
 from neobert_hf import NeoBERTForMaskedLM, cli, sentence_transformer
 from neobert_hf.documentation import first_sentence
@@ -29,7 +30,7 @@ def index(folder, cache, **options):
 
 
 def test_the_nearest_entries_come_first(folder, tmp_path):
-    found = index(folder, tmp_path / "cache")
+    found = index(folder, tmp_path / "cache", num_candidates=0)
     assert len(found.entries) > 50 and {entry.package for entry in found.entries} == {"tqdm"}
     question = "the quick brown fox"
     vector = found.model.encode(question, normalize_embeddings=True)
@@ -39,6 +40,25 @@ def test_the_nearest_entries_come_first(folder, tmp_path):
     hits = found.search(question, top_k=4)
     assert [hit.entry for hit in hits] == [found.entries[i] for i in expected[:4]]
     assert str(hits[0]).startswith(f"{hits[0].score:.2f}  {hits[0].entry.name}")
+
+
+def test_candidates_are_put_in_order_by_the_best_match_of_each_token_of_the_question(folder, tmp_path):
+    """ColBERT (arXiv 2004.12832), equation 3, over the question's length; beyond the candidates nothing is compared."""
+    question, cache = "the quick brown fox", tmp_path / "cache"
+    candidates = index(folder, cache, num_candidates=0).search(question, top_k=7)
+    found = index(folder, cache, num_candidates=7)
+
+    def tokens(text):
+        rows = found.model.encode(text, output_value="token_embeddings").double().numpy()
+        return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+    scores = [(tokens(question) @ tokens(hit.entry.full_text).T).max(1).mean() for hit in candidates]
+    hits = found.search(question, top_k=3)
+    best = np.argsort(-np.array(scores))[:3]
+    assert [hit.entry for hit in hits] == [candidates[i].entry for i in best]
+    np.testing.assert_allclose([hit.score for hit in hits], [scores[i] for i in best], atol=1e-5)
+    with pytest.raises(ValueError, match="num_candidates=5: BoW has no vectors of tokens"):
+        DocumentationIndex(SentenceTransformer(modules=[BoW(["fox"])]), ["tqdm"], num_candidates=5)
 
 
 def test_vectors_are_kept_and_those_of_another_model_are_not_taken(folder, tmp_path, monkeypatch):
@@ -64,7 +84,7 @@ def run(monkeypatch, *arguments, typed=""):
 
 
 def test_questions_are_answered_from_the_command_line_or_as_typed(folder, monkeypatch, capsys):
-    run(monkeypatch, "search", "a bar of progress", "--package", "tqdm", "--model", folder, "--top_k", 2)
+    run(monkeypatch, "search", "--package", "tqdm", "a bar of progress", "--model", folder, "--top_k", 2)
     asked = capsys.readouterr().out.splitlines()
     assert asked[1] == "a bar of progress" and asked[2].split()[0].replace(".", "").isdigit() and len(asked) == 6
     run(monkeypatch, "search", "--package", "tqdm", "--model", folder, "--top_k", 2, typed="a bar of progress\n")

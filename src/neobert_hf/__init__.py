@@ -7,7 +7,7 @@ import transformers
 from .allocator import tune_allocator
 from .collators import PackedMLMCollator
 from .configuration_neobert import NeoBERTConfig
-from .embeddings import sentence_transformer, sparse_encoder
+from .embeddings import multi_vector_encoder, sentence_transformer, sparse_encoder
 from .modeling_neobert import (
     AUTO_CLASSES,
     NeoBERT,
@@ -47,6 +47,7 @@ __all__ = [
     "PackedMLMCollator",
     "PackedStream",
     "__version__",
+    "multi_vector_encoder",
     "sentence_transformer",
     "sparse_encoder",
     "tune_allocator",

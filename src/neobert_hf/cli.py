@@ -46,12 +46,16 @@ class DocumentationArguments:
 class SearchArguments:
     """Search the documentation of this Python by meaning: neobert search "read a file line by line" [--package torch]."""
 
-    package: list[str] = field(
-        default_factory=lambda: ["python"],
-        metadata={"help": "Packages to search in; python is the standard library, all is everything."},
+    package: str = field(
+        default="python",
+        metadata={"help": "Packages to search in, with commas; python is the standard library, all is everything."},
     )
     model: str = field(default=MINI, metadata={"help": "Embedding model: a folder or an id of the Hub."})
     top_k: int = field(default=3, metadata={"help": "Answers to show."})
+    num_candidates: int = field(
+        default=100,
+        metadata={"help": "So many nearest entries are compared token by token; 0 leaves them in their order."},
+    )
     batch_size: int = field(default=64, metadata={"help": "Texts that are embedded at once."})
 
 
@@ -99,8 +103,10 @@ def search(arguments: SearchArguments, questions: list[str]) -> None:
     """Run `neobert search`: answer the questions, or whatever is typed if there are none."""
     from .search import DocumentationIndex
 
-    packages = None if arguments.package == ["all"] else arguments.package
-    index = DocumentationIndex(_embedding_model(arguments.model), packages, arguments.batch_size)
+    packages = None if arguments.package == "all" else arguments.package.split(",")
+    index = DocumentationIndex(
+        _embedding_model(arguments.model), packages, arguments.num_candidates, arguments.batch_size
+    )
     print(f"{len(index.entries):,} entries")
     for question in questions or iter(_ask, ""):
         print(question if questions else "", *index.search(question, arguments.top_k), sep="\n  ", flush=True)

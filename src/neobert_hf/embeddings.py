@@ -16,7 +16,7 @@ import torch
 from .configuration_neobert import NeoBERTConfig
 
 if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer, SparseEncoder
+    from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
     from sentence_transformers.base.modules import Transformer
 
 
@@ -80,6 +80,32 @@ def sparse_encoder(
 
     transformer = _transformer(model_name_or_path, "fill-mask", max_seq_length, model_kwargs)
     return SparseEncoder(modules=[transformer, SpladePooling("max")])
+
+
+def multi_vector_encoder(model: str | SentenceTransformer, max_seq_length: int | None = None) -> MultiVectorEncoder:
+    """Build a model for late interaction (ColBERT, arXiv 2004.12832): each text becomes its tokens' vectors, of length 1.
+
+    `MultiVectorEncoder(path)` by itself puts an untrained projection on top; here are the encoder's own vectors.
+    `examples/train_contrastive.py --late_interaction` trains them. A score is the mean over the question's tokens.
+
+    Args:
+        model: A NeoBERT with its tokenizer, or an embedding model, which then shares its weights with the result.
+        max_seq_length: As for `sentence_transformer`; an embedding model keeps its own.
+
+    Raises:
+        ValueError: The model is a path, and no NeoBERT is there.
+        OSError: The folder or the Hub holds no such model.
+    """
+    from sentence_transformers import MultiVectorEncoder
+    from sentence_transformers.base.modules import Normalize
+    from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+
+    transformer = (
+        _transformer(model, "feature-extraction", max_seq_length, None) if isinstance(model, str) else model[0]
+    )
+    modules = [transformer, MultiVectorMask(), Normalize(module_input_name="token_embeddings")]
+    prompts = None if isinstance(model, str) else model.prompts
+    return MultiVectorEncoder(modules=modules, prompts=prompts, similarity_fn_name="meanmaxsim")
 
 
 def _transformer(path: str, task: str, max_seq_length: int | None, model_kwargs: dict | None) -> Transformer:

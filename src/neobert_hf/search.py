@@ -1,4 +1,4 @@
-"""Semantic search in the documentation of this Python."""
+"""Semantic search in the documentation of this Python: the nearest entries by their vectors, then compared token by token."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 from huggingface_hub.constants import HF_HOME
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Transformer
 from sentence_transformers.util import semantic_search
 from transformers.utils import logging
 
 from .documentation import Entry, collect_documentation, first_sentence
-from .embeddings import check_texts, fingerprint
+from .embeddings import check_texts, fingerprint, multi_vector_encoder
 
 logger = logging.get_logger(__name__)
 
@@ -22,7 +23,7 @@ CACHE = Path(HF_HOME) / "neobert_hf"
 
 @dataclass(frozen=True)
 class Hit:
-    """An entry that was found, and its cosine with the question."""
+    """An entry that was found, and how well it fits: the mean of the question's tokens' best cosines, or the texts' cosine."""
 
     score: float
     entry: Entry
@@ -38,23 +39,30 @@ class DocumentationIndex:
     Args:
         model: What embeds.
         packages: As for `documentation.collect_documentation`.
+        num_candidates: So many entries, nearest by cosine, are put in order by late interaction; 0 leaves them in theirs.
         batch_size: Texts that are embedded at once.
         show_progress: Show progress bars.
         cache_dir: Folder of the vectors; they are found by what embeds and by what is embedded.
 
     Raises:
-        ValueError: A package is not installed.
+        ValueError: A package is not installed, or candidates are wanted of a model that has no vectors of tokens.
     """
 
     def __init__(
         self,
         model: SentenceTransformer,
         packages: list[str] | None = None,
+        num_candidates: int = 100,
         batch_size: int = 64,
         show_progress: bool = True,
         cache_dir: str | Path = CACHE,
     ) -> None:
-        self.model = model
+        if num_candidates and not isinstance(model[0], Transformer):
+            raise ValueError(
+                f"num_candidates={num_candidates}: {type(model[0]).__name__} has no vectors of tokens to compare; take 0"
+            )
+        self.model, self.num_candidates = model, num_candidates
+        self.tokens_model = multi_vector_encoder(model) if num_candidates else None
         self.entries = collect_documentation(show_progress, packages)
         texts = [entry.full_text for entry in self.entries]
         key = hashlib.sha256("\0".join([fingerprint(model, {}), *texts]).encode()).hexdigest()[:32]
@@ -83,5 +91,13 @@ class DocumentationIndex:
             raise ValueError(f"top_k={top_k} shows nothing; take at least 1")
         check_texts([question])
         vector = self.model.encode_query([question], normalize_embeddings=True)
-        (hits,) = semantic_search(vector, self.vectors, top_k=top_k)
-        return [Hit(hit["score"], self.entries[hit["corpus_id"]]) for hit in hits]
+        (nearest,) = semantic_search(vector, self.vectors, top_k=max(top_k, self.num_candidates))
+        hits = [Hit(hit["score"], self.entries[hit["corpus_id"]]) for hit in nearest]
+        return (self._compare_tokens(question, hits) if self.num_candidates else hits)[:top_k]
+
+    def _compare_tokens(self, question: str, hits: list[Hit]) -> list[Hit]:
+        """The same entries with the scores of late interaction, best first."""
+        documents = self.tokens_model.encode_document([hit.entry.full_text for hit in hits])
+        (scores,) = self.tokens_model.similarity(self.tokens_model.encode_query([question]), documents).tolist()
+        compared = [Hit(score, hit.entry) for score, hit in zip(scores, hits)]
+        return sorted(compared, key=lambda hit: hit.score, reverse=True)
