@@ -75,7 +75,7 @@ def main():
     }
     checkpoint = begin_or_resume(training.output_dir, run, training.resume_from_checkpoint)
 
-    names = ("temperature", "mini_batch_size", "gather_across_devices", "late_interaction")
+    names = ("temperature", "mini_batch_size", "gather_across_devices")
     loss = contrastive_loss(model, **{name: getattr(arguments, name) for name in names})
     trainer = SentenceTransformerTrainer(model, training, train_dataset=sets, loss=loss, evaluator=evaluators or None)
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
@@ -86,7 +86,7 @@ def main():
             "steps": trainer.state.global_step,
             **{name: run[name] for name in ("batch_size", "learning_rate")},
             "num_rows": sum(run["num_rows"].values()),
-            **{name: getattr(arguments, name) for name in ("temperature", "sampling_exponent", "late_interaction")},
+            **{name: getattr(arguments, name) for name in ("temperature", "sampling_exponent")},
             "max_seq_length": model.max_seq_length,
             **metrics,
         }

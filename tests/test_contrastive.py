@@ -19,7 +19,6 @@ from conftest import SENTENCE
 from datasets import Dataset, DatasetDict
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers.base.sampler import DefaultBatchSampler, NoDuplicatesBatchSampler
-from sentence_transformers.util import mean_maxsim
 from torch.utils.data import ConcatDataset, RandomSampler
 from transformers import AutoTokenizer
 
@@ -30,7 +29,6 @@ from neobert_hf.contrastive import (
     SizeExponentBatchSampler,
     column_prompts,
     contrastive_loss,
-    late_interaction_scores,
     mine_negatives,
     open_training_sets,
     set_sampling,
@@ -183,52 +181,6 @@ def test_cached_or_plain_packed_or_padded_the_gradients_are_the_same(folder, opt
     assert abs(loss - other) < 1e-10 and gradients.keys() == others.keys()
     for name, gradient in gradients.items():
         torch.testing.assert_close(others[name], gradient, rtol=1e-9, atol=1e-10)
-
-
-def test_late_interaction_and_its_gradients_are_those_of_the_formula(folder):
-    """Half the loss of the cosines of the means, half that of the mean over tokens of their best cosine in the document."""
-    found, gradients = gradients_of(folder, late_interaction=True)
-    model, tokenizer = NeoBERTModel.from_pretrained(folder).double().eval(), AutoTokenizer.from_pretrained(folder)
-
-    def states(texts):
-        return [model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0] for text in texts]
-
-    def cosines(a, b):
-        return (a @ b.T) / (a.square().sum(1).sqrt()[:, None] * b.square().sum(1).sqrt())
-
-    queries, documents = states(QUESTIONS), states([*ANSWERS, *NEGATIVES])
-    dense = cosines(torch.stack([q.mean(0) for q in queries]), torch.stack([d.mean(0) for d in documents]))
-    late = torch.stack([torch.stack([cosines(q, d).amax(1).mean() for d in documents]) for q in queries])
-    expected = sum(-(s / 0.07).log_softmax(1).diagonal().mean() for s in (dense, late)) / 2
-    expected.backward()
-    assert abs(found - expected.item()) < 1e-10
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(gradients[f"0.model.{name}"], parameter.grad, rtol=1e-9, atol=1e-10)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_late_interaction_scores_are_those_of_sentence_transformers_on_either_side_of_padding(seed):
-    generator = torch.Generator().manual_seed(seed)
-
-    def batch(rows):
-        """Token vectors, and a mask of padding on the left, on the right, or on both sides."""
-        length = int(torch.randint(1, 12, (), generator=generator))
-        first = torch.randint(0, length, (rows, 1), generator=generator)
-        last = torch.maximum(first, torch.randint(0, length, (rows, 1), generator=generator))
-        places = torch.arange(length)
-        return torch.randn(rows, length, 8, generator=generator), (places >= first) & (places <= last)
-
-    (queries, query_mask), (documents, document_mask) = batch(5), batch(7)
-    found = late_interaction_scores(queries, query_mask, documents, document_mask)
-    unit = torch.nn.functional.normalize
-    expected = mean_maxsim(unit(queries, dim=-1), unit(documents, dim=-1), a_mask=query_mask, b_mask=document_mask)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("options", [dict(mini_batch_size=2), dict(gather_across_devices=True)])
-def test_late_interaction_with_what_it_does_not_go_with_is_refused(folder, options):
-    with pytest.raises(ValueError, match="late_interaction goes with neither"):
-        contrastive_loss(sentence_transformer(folder), late_interaction=True, **options)
 
 
 # --- Training -----------------------------------------------------------------------------------------------------

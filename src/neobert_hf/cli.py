@@ -53,7 +53,7 @@ class SearchArguments:
     model: str = field(default=MINI, metadata={"help": "Embedding model: a folder or an id of the Hub."})
     top_k: int = field(default=3, metadata={"help": "Answers to show."})
     num_candidates: int = field(
-        default=100,
+        default=200,
         metadata={"help": "So many nearest entries are compared token by token; 0 leaves them in their order."},
     )
     batch_size: int = field(default=64, metadata={"help": "Texts that are embedded at once."})

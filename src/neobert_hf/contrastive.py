@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,9 +18,7 @@ from sentence_transformers.sentence_transformer.losses import (
     MultipleNegativesRankingLoss,
 )
 from sentence_transformers.util import mine_hard_negatives
-from sentence_transformers.util.tensor import repad_flattened_features
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, normalize
+from torch import nn
 from torch.utils.data import BatchSampler, ConcatDataset
 
 from .instructions import SIDES, TRAINING_INSTRUCTIONS
@@ -129,9 +127,6 @@ class ContrastiveArguments:
         metadata={"help": "Gradient caching (arXiv 2101.06983): so many texts at once, the same gradients."},
     )
     gather_across_devices: bool = field(default=False, metadata={"help": "Negatives of all devices count."})
-    late_interaction: bool = field(
-        default=False, metadata={"help": "Teach the vectors of the tokens as well, for `multi_vector_encoder`; ours."}
-    )
     num_mined_negatives: int = field(
         default=0, metadata={"help": "Mine so many hard negatives for each pair with the model as it is at the start."}
     )
@@ -237,72 +232,11 @@ def column_prompts(sets: DatasetDict, prompts: dict[str, str], sides: str = "bot
     }
 
 
-def late_interaction_scores(queries: Tensor, query_mask: Tensor, documents: Tensor, document_mask: Tensor) -> Tensor:
-    """Return the mean over a query's tokens of the highest cosine with any token of the document, differentiable.
-
-    What `sentence_transformers.util.mean_maxsim` computes, but nothing of queries' padding is computed, which for queries of
-    uneven length is most of the work.
-
-    Args:
-        queries: Token vectors, (num_queries, query_length, hidden_size).
-        query_mask: True for real tokens, (num_queries, query_length).
-        documents: Token vectors, (num_documents, document_length, hidden_size).
-        document_mask: True for real tokens, (num_documents, document_length).
-
-    Returns:
-        (num_queries, num_documents), in float32 or, of such vectors, float64.
-
-    Source: ColBERT, arXiv 2004.12832, equation 3, divided by the query's length as in BGE-M3, arXiv 2402.03216, section 3.2.
-    """
-    documents = normalize(documents, dim=-1)
-    first = documents[range(len(documents)), document_mask.int().argmax(1)]
-    documents = torch.where(document_mask[..., None], documents, first[:, None])  # a token twice moves no maximum
-    tokens = normalize(queries[query_mask], dim=-1)
-    cosines = (tokens @ documents.flatten(0, 1).T).unflatten(1, documents.shape[:2])
-    best = cosines.max(-1).values  # (query tokens, num_documents)
-    best = best.to(torch.promote_types(best.dtype, torch.float32))
-    owner, _ = query_mask.nonzero(as_tuple=True)
-    total = best.new_zeros(len(queries), len(documents)).index_add(0, owner, best)
-    return total / query_mask.sum(1, keepdim=True)
-
-
-class LateInteractionLoss(nn.Module):
-    """The paper's loss on two scores of the same vectors, halved: the cosine of the texts, and late interaction of the tokens.
-
-    One model then serves `SentenceTransformer` and `multi_vector_encoder`.
-
-    Args:
-        model: What embeds.
-        temperature: tau, of both.
-
-    Source: the sum of losses is that of BGE-M3, arXiv 2402.03216, section 3.3, without distillation; the paper of NeoBERT
-    has no late interaction.
-    """
-
-    def __init__(self, model: SentenceTransformer, temperature: float = TEMPERATURE) -> None:
-        super().__init__()
-        self.model, self.temperature = model, temperature
-        self.dense = MultipleNegativesRankingLoss(model, scale=1 / temperature)
-
-    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
-        """The loss of a batch, a scalar; its features are those of query, document, and negatives."""
-        columns = [self.model(dict(features)) for features in sentence_features]
-        columns = [repad_flattened_features(each) if "cu_seq_lens_q" in each else each for each in columns]
-        dense = self.dense.compute_loss_from_embeddings([column["sentence_embedding"] for column in columns], labels)
-        (queries, query_mask), *documents = (
-            (column["token_embeddings"], column["attention_mask"].bool()) for column in columns
-        )
-        scores = torch.cat([late_interaction_scores(queries, query_mask, *each) for each in documents], dim=1)
-        answers = torch.arange(len(scores), device=scores.device)
-        return (dense + cross_entropy(scores / self.temperature, answers)) / 2
-
-
 def contrastive_loss(
     model: SentenceTransformer,
     temperature: float = TEMPERATURE,
     mini_batch_size: int | None = None,
     gather_across_devices: bool = False,
-    late_interaction: bool = False,
 ) -> nn.Module:
     """Return the paper's loss: softmax over cosines / temperature, query to document; all documents of the batch are negatives.
 
@@ -311,19 +245,9 @@ def contrastive_loss(
         temperature: tau.
         mini_batch_size: With gradient caching, so many texts at once; None embeds the batch at once.
         gather_across_devices: Whether documents of the other devices are negatives as well.
-        late_interaction: Whether the vectors of the tokens learn as well, see `LateInteractionLoss`.
-
-    Raises:
-        ValueError: Late interaction with gradient caching or negatives of other devices.
 
     Source: paper, section 5.2.1.
     """
-    if late_interaction:
-        if mini_batch_size or gather_across_devices:
-            raise ValueError(
-                "late_interaction goes with neither mini_batch_size nor gather_across_devices; leave one of them out"
-            )
-        return LateInteractionLoss(model, temperature)
     options = dict(scale=1 / temperature, gather_across_devices=gather_across_devices)
     if mini_batch_size:
         return CachedMultipleNegativesRankingLoss(model, mini_batch_size=mini_batch_size, **options)

@@ -85,8 +85,9 @@ def sparse_encoder(
 def multi_vector_encoder(model: str | SentenceTransformer, max_seq_length: int | None = None) -> MultiVectorEncoder:
     """Build a model for late interaction (ColBERT, arXiv 2004.12832): each text becomes its tokens' vectors, of length 1.
 
-    `MultiVectorEncoder(path)` by itself puts an untrained projection on top; here are the encoder's own vectors.
-    `examples/train_contrastive.py --late_interaction` trains them. A score is the mean over the question's tokens.
+    `MultiVectorEncoder(path)` by itself puts an untrained projection on top; here are the encoder's own vectors, whose order is
+    better than that of their mean for a model that was trained by the mean alone (the table of README.md). A score is the
+    mean over the question's tokens.
 
     Args:
         model: A NeoBERT with its tokenizer, or an embedding model, which then shares its weights with the result.

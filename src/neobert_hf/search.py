@@ -52,7 +52,7 @@ class DocumentationIndex:
         self,
         model: SentenceTransformer,
         packages: list[str] | None = None,
-        num_candidates: int = 100,
+        num_candidates: int = 200,
         batch_size: int = 64,
         show_progress: bool = True,
         cache_dir: str | Path = CACHE,
