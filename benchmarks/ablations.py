@@ -44,6 +44,7 @@ class AblationArguments:
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "Seeds of weights, order and masks."})
     num_steps: int = field(default=300, metadata={"help": "Optimizer steps of each run."})
     tokens_per_step: int = field(default=8192, metadata={"help": "Tokens of an optimizer step."})
+    row_tokens: int = field(default=2048, metadata={"help": "Tokens of a row; M6 attends to all of it."})
     learning_rate: float = field(default=1.5e-3, metadata={"help": "Peak, the same for all."})
     max_length: int = field(default=128, metadata={"help": "Where documents are cut."})
     num_held_out: int = field(default=1000, metadata={"help": "Documents to judge on."})
@@ -62,7 +63,7 @@ def train(variant: str, seed: int, tokenizer, training_ids, held_out_ids, argume
         warmup_steps=arguments.num_steps // 10,
         learning_rate=arguments.learning_rate,
         tokens_per_step=arguments.tokens_per_step,
-        row_tokens=arguments.tokens_per_step,
+        row_tokens=arguments.row_tokens,
         max_length=arguments.max_length,
         logging_steps=arguments.num_steps,
         save_strategy="no",

@@ -54,7 +54,7 @@ class EmbeddingBenchmarkArguments:
     stsb: str = field(default=None, metadata={"help": "Folder of GLUE's STS-B, train.csv and dev.csv."})
     stsb_steps: int = field(default=150, metadata={"help": "Steps of training on STS-B's pairs."})
     num_candidates: int = field(
-        default=100, metadata={"help": "Documents whose tokens are compared with a question's."}
+        default=200, metadata={"help": "Documents whose tokens are compared with a question's."}
     )
     max_length: int = field(default=128, metadata={"help": "Where texts are cut, in tokens."})
     json: str = field(default=None, metadata={"help": "File to write the result to."})
