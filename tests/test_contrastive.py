@@ -307,9 +307,11 @@ def test_negatives_shared_across_two_processes_give_the_curve_of_one(command, tm
 
 
 def test_mined_negatives_and_gradient_caching_run_through_the_example(command, tmp_path):
-    changes = dict(num_mined_negatives=2, mini_batch_size=2, max_steps=3)
+    Path(tmp_path, "instructions.json").write_text(json.dumps({"small": "the fox", "large": "a house"}))
+    changes = dict(instructions=tmp_path / "instructions.json", num_mined_negatives=2, mini_batch_size=2, max_steps=3)
     done = subprocess.run(command(tmp_path / "run", **changes), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
+    assert "12 rows of anchor, positive, negative_1, negative_2; prompt 'the fox '" in done.stdout
 
 
 def test_hard_negatives_teach_what_random_batches_never_show(tmp_path):
