@@ -82,7 +82,7 @@ def sparse_encoder(
     return SparseEncoder(modules=[transformer, SpladePooling("max")])
 
 
-def multi_vector_encoder(model: str | SentenceTransformer, max_seq_length: int | None = None) -> MultiVectorEncoder:
+def multi_vector_encoder(model: str | SentenceTransformer) -> MultiVectorEncoder:
     """Build a model for late interaction (ColBERT, arXiv 2004.12832): each text becomes its tokens' vectors, of length 1.
 
     `MultiVectorEncoder(path)` by itself puts an untrained projection on top; here are the encoder's own vectors, whose order is
@@ -91,7 +91,6 @@ def multi_vector_encoder(model: str | SentenceTransformer, max_seq_length: int |
 
     Args:
         model: A NeoBERT with its tokenizer, or an embedding model, which then shares its weights with the result.
-        max_seq_length: As for `sentence_transformer`; an embedding model keeps its own.
 
     Raises:
         ValueError: The model is a path, and no NeoBERT is there.
@@ -101,9 +100,7 @@ def multi_vector_encoder(model: str | SentenceTransformer, max_seq_length: int |
     from sentence_transformers.base.modules import Normalize
     from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 
-    transformer = (
-        _transformer(model, "feature-extraction", max_seq_length, None) if isinstance(model, str) else model[0]
-    )
+    transformer = _transformer(model, "feature-extraction", None, None) if isinstance(model, str) else model[0]
     modules = [transformer, MultiVectorMask(), Normalize(module_input_name="token_embeddings")]
     prompts = None if isinstance(model, str) else model.prompts
     return MultiVectorEncoder(modules=modules, prompts=prompts, similarity_fn_name="meanmaxsim")
