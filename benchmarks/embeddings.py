@@ -6,8 +6,7 @@
         --models MLM=runs/mini contrastive=runs/mini-embeddings --stsb GLUE/STS-B
 
 Questions are first sentences, as they are and in other words; each answer is the docstring without its first sentence, among
-all of the packages that no training has seen. BM25 gets identifiers split into words, stems and stopwords. A model finds by the
-cosine of texts, and again as `neobert search` does: the nearest of these put in order by late interaction of their tokens.
+all of the packages that no training has seen. BM25 gets identifiers split into words, stems and stopwords.
 """
 
 import csv
@@ -26,7 +25,6 @@ from harness import finish
 from paraphrase import Paraphraser
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
-from sentence_transformers.util import semantic_search
 from transformers import HfArgumentParser, set_seed
 
 import neobert_hf
@@ -53,9 +51,6 @@ class EmbeddingBenchmarkArguments:
     wordnet: str = field(default=None, metadata={"help": "WordNet's dict folder, for questions in other words."})
     stsb: str = field(default=None, metadata={"help": "Folder of GLUE's STS-B, train.csv and dev.csv."})
     stsb_steps: int = field(default=150, metadata={"help": "Steps of training on STS-B's pairs."})
-    num_candidates: int = field(
-        default=200, metadata={"help": "Documents whose tokens are compared with a question's."}
-    )
     max_length: int = field(default=128, metadata={"help": "Where texts are cut, in tokens."})
     json: str = field(default=None, metadata={"help": "File to write the result to."})
 
@@ -91,26 +86,6 @@ def retrieval(model: SentenceTransformer, evaluator) -> dict[str, float]:
     result = evaluator(model)
     prefix = f"{evaluator.name}_cosine_"
     return {name: result[f"{prefix}{key.replace('@k', f'@{k}')}"] for name, (key, k) in METRICS.items()}
-
-
-def late_interaction(model: SentenceTransformer, evaluator, num_candidates: int) -> dict[str, float]:
-    """The same metrics when the nearest documents are put in order by the best match of each token of the question."""
-    tokens_model = neobert_hf.multi_vector_encoder(model)
-    texts = {"query": evaluator.queries, "document": evaluator.corpus}
-    options = dict(batch_size=64, convert_to_tensor=True)
-    nearest = semantic_search(
-        model.encode_query(texts["query"], **options),
-        model.encode_document(texts["document"], **options),
-        top_k=num_candidates,
-    )
-    questions = tokens_model.encode_query(texts["query"], batch_size=64)
-    documents = tokens_model.encode_document(texts["document"], batch_size=64)
-    hits = []
-    for question, candidates in zip(questions, nearest):
-        numbers = [hit["corpus_id"] for hit in candidates]
-        (scores,) = tokens_model.similarity([question], [documents[i] for i in numbers]).tolist()
-        hits.append([{"corpus_id": evaluator.corpus_ids[i], "score": score} for i, score in zip(numbers, scores)])
-    return {name: evaluator.compute_metrics(hits)[key][k] for name, (key, k) in METRICS.items()}
 
 
 def read_stsb(folder: str, split: str) -> list[dict]:
@@ -175,8 +150,6 @@ def main():
     for name, model in models.items():
         for form, evaluator in evaluators.items():
             rows.append({"model": name, "questions": form, **retrieval(model, evaluator)})
-            late = late_interaction(model, evaluator, arguments.num_candidates)
-            rows.append({"model": f"{name}, tokens compared", "questions": form, **late})
     sts = []
     if arguments.stsb:
         train, dev = (read_stsb(arguments.stsb, split) for split in ("train", "dev"))

@@ -30,7 +30,7 @@ def index(folder, cache, **options):
 
 
 def test_the_nearest_entries_come_first(folder, tmp_path):
-    found = index(folder, tmp_path / "cache", num_candidates=0)
+    found = index(folder, tmp_path / "cache")
     assert len(found.entries) > 50 and {entry.package for entry in found.entries} == {"tqdm"}
     question = "the quick brown fox"
     vector = found.model.encode(question, normalize_embeddings=True)
@@ -45,7 +45,7 @@ def test_the_nearest_entries_come_first(folder, tmp_path):
 def test_candidates_are_put_in_order_by_the_best_match_of_each_token_of_the_question(folder, tmp_path):
     """ColBERT (arXiv 2004.12832), equation 3, over the question's length; beyond the candidates nothing is compared."""
     question, cache = "the quick brown fox", tmp_path / "cache"
-    candidates = index(folder, cache, num_candidates=0).search(question, top_k=7)
+    candidates = index(folder, cache).search(question, top_k=7)
     found = index(folder, cache, num_candidates=7)
 
     def tokens(text):

@@ -53,8 +53,11 @@ class SearchArguments:
     model: str = field(default=MINI, metadata={"help": "Embedding model: a folder or an id of the Hub."})
     top_k: int = field(default=3, metadata={"help": "Answers to show."})
     num_candidates: int = field(
-        default=200,
-        metadata={"help": "So many nearest entries are compared token by token; 0 leaves them in their order."},
+        default=None,
+        metadata={
+            "help": "So many nearest entries are compared token by token, each embedded again for every question; 200 with the "
+            "small model, none with others."
+        },
     )
     batch_size: int = field(default=64, metadata={"help": "Texts that are embedded at once."})
 
@@ -104,9 +107,10 @@ def search(arguments: SearchArguments, questions: list[str]) -> None:
     from .search import DocumentationIndex
 
     packages = None if arguments.package == "all" else arguments.package.split(",")
-    index = DocumentationIndex(
-        _embedding_model(arguments.model), packages, arguments.num_candidates, arguments.batch_size
-    )
+    num_candidates = arguments.num_candidates
+    if num_candidates is None:
+        num_candidates = 200 if arguments.model == MINI else 0
+    index = DocumentationIndex(_embedding_model(arguments.model), packages, num_candidates, arguments.batch_size)
     print(f"{len(index.entries):,} entries")
     for question in questions or iter(_ask, ""):
         print(question if questions else "", *index.search(question, arguments.top_k), sep="\n  ", flush=True)

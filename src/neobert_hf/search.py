@@ -39,7 +39,8 @@ class DocumentationIndex:
     Args:
         model: What embeds.
         packages: As for `documentation.collect_documentation`.
-        num_candidates: So many entries, nearest by cosine, are put in order by late interaction; 0 leaves them in theirs.
+        num_candidates: So many entries, nearest by cosine, are put in order by late interaction (`multi_vector_encoder`), for
+            which each question embeds them again; 0 leaves them in theirs.
         batch_size: Texts that are embedded at once.
         show_progress: Show progress bars.
         cache_dir: Folder of the vectors; they are found by what embeds and by what is embedded.
@@ -52,7 +53,7 @@ class DocumentationIndex:
         self,
         model: SentenceTransformer,
         packages: list[str] | None = None,
-        num_candidates: int = 200,
+        num_candidates: int = 0,
         batch_size: int = 64,
         show_progress: bool = True,
         cache_dir: str | Path = CACHE,
@@ -61,7 +62,7 @@ class DocumentationIndex:
             raise ValueError(
                 f"num_candidates={num_candidates}: {type(model[0]).__name__} has no vectors of tokens to compare; take 0"
             )
-        self.model, self.num_candidates = model, num_candidates
+        self.model, self.num_candidates, self.batch_size = model, num_candidates, batch_size
         self.tokens_model = multi_vector_encoder(model) if num_candidates else None
         self.entries = collect_documentation(show_progress, packages)
         texts = [entry.full_text for entry in self.entries]
@@ -97,7 +98,7 @@ class DocumentationIndex:
 
     def _compare_tokens(self, question: str, hits: list[Hit]) -> list[Hit]:
         """The same entries with the scores of late interaction, best first."""
-        documents = self.tokens_model.encode_document([hit.entry.full_text for hit in hits])
+        documents = self.tokens_model.encode_document([hit.entry.full_text for hit in hits], batch_size=self.batch_size)
         (scores,) = self.tokens_model.similarity(self.tokens_model.encode_query([question]), documents).tolist()
         compared = [Hit(score, hit.entry) for score, hit in zip(scores, hits)]
         return sorted(compared, key=lambda hit: hit.score, reverse=True)
