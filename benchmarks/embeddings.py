@@ -13,6 +13,7 @@ import csv
 import json
 import re
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -67,12 +68,12 @@ def words_of(text: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", re.sub(r"[_.]", " ", text))
 
 
-def bm25(evaluator) -> dict[str, float]:
-    """The metrics of BM25 on the evaluator's questions and documents."""
+def bm25(evaluator, prepare: Callable[[str], str] = words_of) -> dict[str, float]:
+    """The metrics of BM25 on the evaluator's questions and documents, each prepared."""
     options = dict(stopwords="en", stemmer=Stemmer.Stemmer("english"), show_progress=False)
     retriever = bm25s.BM25()
-    retriever.index(bm25s.tokenize(list(map(words_of, evaluator.corpus)), **options), show_progress=False)
-    questions = bm25s.tokenize(list(map(words_of, evaluator.queries)), **options)
+    retriever.index(bm25s.tokenize(list(map(prepare, evaluator.corpus)), **options), show_progress=False)
+    questions = bm25s.tokenize(list(map(prepare, evaluator.queries)), **options)
     found, scores = retriever.retrieve(questions, k=10, show_progress=False)
     hits = [
         [{"corpus_id": evaluator.corpus_ids[i], "score": float(s)} for i, s in zip(*each)]

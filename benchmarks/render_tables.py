@@ -248,6 +248,15 @@ ENCODE = {
     "spread": ("spread", ".2f"),
     "largest difference": ("difference", ".1e"),
 }
+LATE_INTERACTION = {
+    "questions": ("questions", ""),
+    "order": ("order", ""),
+    "recall@1": ("recall@1", ".3f"),
+    "recall@10": ("recall@10", ".3f"),
+    "MRR@10": ("MRR@10", ".3f"),
+    "nDCG@10": ("nDCG@10", ".3f"),
+    "seconds": ("seconds", ".3f"),
+}
 FAST_PATHS = {
     "dtype": ("dtype", ""),
     "tokens": ("tokens", ","),
@@ -275,6 +284,7 @@ TABLES = {
         "memory": lambda: _rows_of("memory_cpu", MEMORY),
         "pretraining": lambda: _rows_of("pretraining_cpu", PRETRAINING),
         "ablations": ablations,
+        "late_interaction": lambda: _rows_of("late_interaction_cpu", LATE_INTERACTION),
         "encode": lambda: _rows_of("encode_cpu", ENCODE),
         "fast_paths": lambda: _rows_of("fast_paths_cpu", FAST_PATHS),
     },
