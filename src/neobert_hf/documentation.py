@@ -69,7 +69,7 @@ def collect_documentation(show_progress: bool = True, packages: Collection[str] 
     if packages is not None:
         owners = [_owner(root, file, Path(paths["stdlib"])) for root, file in files]
         if missing := set(packages) - set(owners):
-            raise ValueError(f"{', '.join(sorted(missing))} has no Python files here; 'python' is the standard library")
+            raise ValueError(f"no Python files here of {', '.join(sorted(missing))}; 'python' is the standard library")
         files = [each for each, owner in zip(files, owners) if owner in packages]
     with ProcessPoolExecutor() as pool:
         read = pool.map(_read_file, files, chunksize=64)
