@@ -94,6 +94,38 @@ def embeddings() -> str:
     return f"{retrieval}\n\n{sts}\n\n{' '.join([*source, _source(result)])}."
 
 
+ABLATIONS = {  # what each has that the one before in the paper's Table 2 has not
+    "M0": "pre-LayerNorm BERT: learned positions, GELU, LayerNorm, dropout of 0.1",
+    "M1": "RoPE, SwiGLU, RMSNorm",
+    "M5": "AdamW, cosine; 20 % of the tokens, all of them `[MASK]`",
+    "M6": "M5, attention across documents",
+    "M7": "M5, 4 layers of 256",
+    "M8": "M5, 9 layers of 192",
+}
+
+
+def ablations() -> str:
+    """Held-out loss and masked accuracy of each variant, over its seeds."""
+    result = _result("ablations_cpu")
+    rows = [
+        [
+            row["variant"],
+            ABLATIONS[row["variant"]],
+            f"{row['num_parameters'] / 1e6:.1f} M",
+            f"{row['loss']:.3f} ± {row['loss_spread']:.3f}",
+            f"{row['masked_accuracy']:.1%} ± {row['masked_accuracy_spread']:.1%}",
+        ]
+        for row in result["rows"]
+    ]
+    headers = ["", "what it is", "parameters", "held-out loss", "masked accuracy"]
+    table = tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
+    settings, tokens = result["settings"], {row["num_tokens"] for row in result["rows"]}
+    return (
+        f"{table}\n\n{settings['num_steps']} steps, {min(tokens) / 1e6:.2f} M real tokens, peak learning rate "
+        f"{settings['learning_rate']:g}; means of {len(settings['seeds'])} seeds ± half their range. {_source(result)}."
+    )
+
+
 def _pivot(result: dict, value: str, form: str, models: list[str] | None = None) -> list[list]:
     """Rows of a model's name and its value at each length."""
     lengths = _lengths(result)
@@ -251,6 +283,7 @@ TABLES = {
         "ragged_float32": lambda: _rows_of("ragged_cpu_float32", RAGGED),
         "memory": lambda: _rows_of("memory_cpu", MEMORY),
         "pretraining": lambda: _rows_of("pretraining_cpu", PRETRAINING),
+        "ablations": ablations,
         "late_interaction": lambda: _rows_of("late_interaction_cpu", LATE_INTERACTION),
         "encode": lambda: _rows_of("encode_cpu", ENCODE),
         "fast_paths": lambda: _rows_of("fast_paths_cpu", FAST_PATHS),
