@@ -57,6 +57,8 @@ def test_candidates_are_put_in_order_by_the_best_match_of_each_token_of_the_ques
     best = np.argsort(-np.array(scores))[:3]
     assert [hit.entry for hit in hits] == [candidates[i].entry for i in best]
     np.testing.assert_allclose([hit.score for hit in hits], [scores[i] for i in best], atol=1e-5)
+    with pytest.raises(ValueError, match="num_candidates=-1: at least 0"):
+        index(folder, cache, num_candidates=-1)
     with pytest.raises(ValueError, match="num_candidates=5: BoW has no vectors of tokens"):
         DocumentationIndex(SentenceTransformer(modules=[BoW(["fox"])]), ["tqdm"], num_candidates=5)
 

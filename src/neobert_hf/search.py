@@ -46,7 +46,8 @@ class DocumentationIndex:
         cache_dir: Folder of the vectors; they are found by what embeds and by what is embedded.
 
     Raises:
-        ValueError: A package is not installed, or candidates are wanted of a model that has no vectors of tokens.
+        ValueError: A package is not installed, or candidates are wanted of a model that has no vectors of tokens,
+            or fewer than 0.
     """
 
     def __init__(
@@ -58,6 +59,8 @@ class DocumentationIndex:
         show_progress: bool = True,
         cache_dir: str | Path = CACHE,
     ) -> None:
+        if num_candidates < 0:
+            raise ValueError(f"num_candidates={num_candidates}: at least 0, which compares no tokens")
         if num_candidates and not isinstance(model[0], Transformer):
             raise ValueError(
                 f"num_candidates={num_candidates}: {type(model[0]).__name__} has no vectors of tokens to compare; take 0"
