@@ -172,6 +172,36 @@ def test_the_last_hidden_state_is_the_last_of_all(model, batch):
     assert torch.equal(outputs.hidden_states[-1], outputs.last_hidden_state)
 
 
+@pytest.mark.parametrize("form", ["packed", "padded", "padded in dense form"])
+def test_gradients_pass_through_the_states_and_attentions_that_are_returned(checkpoint, batch, form):
+    model = NeoBERTForMaskedLM.from_pretrained(checkpoint, unpad_inputs=form != "padded in dense form").double()
+    rows = batch["packed" if form == "packed" else "padded"]
+    outputs = model(**rows, output_hidden_states=True, output_attentions=form != "packed")
+    kept = [*outputs.hidden_states, *(outputs.attentions or ())]
+    for tensor in kept:
+        tensor.retain_grad()
+    outputs.loss.backward()
+    assert all(tensor.grad is not None and tensor.grad.any() for tensor in kept)
+    with_states = gradients(model)
+    model(**rows).loss.backward()
+    for name, gradient in gradients(model).items():
+        torch.testing.assert_close(with_states[name], gradient, rtol=0, atol=1e-10)
+
+    # The oracle of a state's gradient: how the loss changes where the input of a block is moved.
+    step, losses = 1e-4, []
+    for sign in (1, -1):
+
+        def move(block, inputs, sign=sign):
+            moved = inputs[0].clone()
+            moved[0, 3] += sign * step
+            return (moved, *inputs[1:])
+
+        with model.model.transformer_encoder[1].register_forward_pre_hook(move):
+            losses.append(model(**rows).loss.item())
+    slope = (losses[0] - losses[1]) / (2 * step)
+    assert abs(slope) > 1e-4 and abs(outputs.hidden_states[1].grad[0, 0, 3].item() - slope) < 1e-4 * abs(slope)
+
+
 def test_states_that_nobody_asked_for_are_not_kept(model, batch):
     """In inference a block's input is freed as soon as the next block has run, or 28 of them would pile up."""
     alive, references = [], []

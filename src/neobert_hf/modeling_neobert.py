@@ -280,14 +280,19 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
 
         states, attentions = (), ()  # kept only if wanted: all of them are many times the memory of one
         for block in self.transformer_encoder:
-            states += (layout.unflatten(x_TD),) if output_hidden_states else ()
+            if output_hidden_states:
+                states += (layout.unflatten(x_TD),)
+                x_TD = layout.flatten(states[-1])  # so that the gradient passes through what is returned
             x_TD, weights = block(x_TD, rotary, layout)
             attentions += (weights,) if output_attentions else ()
         x_TD = self.layer_norm(x_TD)
+        x_BLD = layout.unflatten(x_TD) if output_hidden_states or not return_packed else None
+        if output_hidden_states:
+            x_TD = layout.flatten(x_BLD)
 
         return NeoBERTModelOutput(
-            last_hidden_state=x_TD if return_packed else layout.unflatten(x_TD),
-            hidden_states=(*states, layout.unflatten(x_TD)) if output_hidden_states else None,
+            last_hidden_state=x_TD if return_packed else x_BLD,
+            hidden_states=(*states, x_BLD) if output_hidden_states else None,
             attentions=attentions if output_attentions else None,
             layout=layout if return_packed else None,
         )
