@@ -4,7 +4,7 @@ BIN := .venv/bin
 COMPAT_VERSIONS := 4.57.6 5.0.0 5.17.0 5.23.0
 export HF_HUB_OFFLINE = 1
 
-.PHONY: demo demo-train mini test test-compat test-gpu lint clean
+.PHONY: demo demo-train mini test test-compat test-transformers test-gpu lint clean
 
 # Other questions: make demo QUESTIONS='"open a socket"'; none, to be asked for them: make demo QUESTIONS=
 QUESTIONS ?= "read a file line by line" "run a function after some seconds" "the largest elements of a list"
@@ -35,6 +35,10 @@ test: .venv/installed
 
 test-compat: .venv/installed
 	for version in $(COMPAT_VERSIONS); do $(BIN)/python tests/compat.py $$version || exit 1; done
+
+# transformers' own common tests of models, on ours; downloads their source package to build/, half a minute to run.
+test-transformers: .venv/installed
+	$(BIN)/python -m pytest -q -o addopts= -W ignore -rsf tests/common_model_tests.py
 
 # Needs CUDA; uses the running Python's torch, so it does not touch .venv.
 test-gpu:

@@ -1,0 +1,130 @@
+"""Run transformers' common tests of models (`ModelTesterMixin`) on every class of ours: `make test-transformers`.
+
+They are in transformers' source package alone, which is downloaded to `build/transformers-tests` for the version that is
+installed; nothing of it is kept in the repository. `LEFT_OUT` says which of them do not hold here, and why; what the mixin skips
+itself needs a GPU, or concerns models of another kind. Two parts of it, export and generation, are not in the source package:
+tests/test_modeling_neobert.py tests export, and an encoder does not generate.
+"""
+
+import importlib
+import subprocess
+import sys
+import tarfile
+import types
+import unittest
+import unittest.mock
+from importlib.metadata import version
+from pathlib import Path
+
+from transformers.models.auto import modeling_auto
+
+import neobert_hf
+
+FOLDER = Path(__file__).parents[1] / "build/transformers-tests" / version("transformers")
+COMMON = FOLDER / "tests/test_modeling_common.py"
+LEFT_OUT = {
+    "test_sdpa_can_dispatch_non_composite_models": "the config says 'auto' where nobody named an attention: which one runs "
+    "depends on device, dtype, layout and autograd of each forward, and is logged",
+}
+# They empty a checkpoint to see what is initialised. Ours refuses a checkpoint without a whole encoder, which is switched off.
+NEED_AN_EMPTY_CHECKPOINT = {"test_can_init_all_missing_weights", "test_model_weights_reload_no_missing_tied_weights"}
+
+
+def download() -> None:
+    """Bring the tests and the one library that they need besides ours."""
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    release = f"transformers=={version('transformers')}"
+    subprocess.run([*pip, "install", "--target", FOLDER, "parameterized"], check=True)
+    subprocess.run(
+        [*pip, "download", "--no-deps", "--no-binary", "transformers", "--dest", FOLDER, release], check=True
+    )
+    (archive,) = FOLDER.glob("transformers-*.tar.gz")
+    with tarfile.open(archive) as files:
+        content = files.extractfile(f"{archive.name.removesuffix('.tar.gz')}/tests/{COMMON.name}").read()
+    COMMON.parent.mkdir(exist_ok=True)
+    COMMON.write_bytes(content)
+    archive.unlink()
+
+
+def load_common_tests() -> types.ModuleType:
+    """Import the tests, with empty mixins in place of the two that the source package lacks."""
+    if not COMMON.is_file():
+        download()
+    sys.path.append(str(FOLDER))
+    package = types.ModuleType("transformers_tests")
+    package.__path__ = [str(COMMON.parent)]
+    sys.modules[package.__name__] = package
+    for name, mixin in (
+        ("exporters.test_export", "ExportTesterMixin"),
+        ("generation.test_utils", "GenerationTesterMixin"),
+    ):
+        missing = types.ModuleType(f"{package.__name__}.{name}")
+        setattr(missing, mixin, type(mixin, (), {}))
+        sys.modules[missing.__name__] = missing
+    return importlib.import_module(f"{package.__name__}.{COMMON.stem}")
+
+
+common = load_common_tests()
+
+# By these tables a test knows which labels a class takes; registering a class does not change them.
+modeling_auto.MODEL_MAPPING_NAMES["neobert"] = neobert_hf.NeoBERTModel.__name__
+for task, model_class in {
+    "MASKED_LM": neobert_hf.NeoBERTForMaskedLM,
+    "SEQUENCE_CLASSIFICATION": neobert_hf.NeoBERTForSequenceClassification,
+    "TOKEN_CLASSIFICATION": neobert_hf.NeoBERTForTokenClassification,
+    "QUESTION_ANSWERING": neobert_hf.NeoBERTForQuestionAnswering,
+    "MULTIPLE_CHOICE": neobert_hf.NeoBERTForMultipleChoice,
+}.items():
+    getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES")["neobert"] = model_class.__name__
+
+
+class Tester:
+    """A small model, and a batch for it, under the names by which the mixin asks."""
+
+    batch_size, seq_length, num_choices = 3, 7, 4
+    vocab_size, hidden_size, num_hidden_layers, num_attention_heads = 99, 32, 2, 4
+    is_training = True
+
+    def get_config(self):
+        """The config of the small model."""
+        return neobert_hf.NeoBERTConfig(
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            num_hidden_layers=self.num_hidden_layers,
+            num_attention_heads=self.num_attention_heads,
+            intermediate_size=37,
+            max_position_embeddings=64,
+        )
+
+    def prepare_config_and_inputs_for_common(self):
+        """The config, and a batch with padding in any place."""
+        shape = (self.batch_size, self.seq_length)
+        inputs = {
+            "input_ids": common.ids_tensor(shape, self.vocab_size),
+            "attention_mask": common.random_attention_mask(shape),
+        }
+        return self.get_config(), inputs
+
+
+class CommonModelTest(common.ModelTesterMixin, unittest.TestCase):
+    """Every test of the mixin, on every class."""
+
+    all_model_classes = tuple(cls for name, cls in neobert_hf.AUTO_CLASSES.items() if name != "AutoConfig")
+    test_can_init_all_missing_weights_before_2023 = True
+
+    def setUp(self):
+        """Make the tester, and leave out what is not meant to hold."""
+        self.model_tester = Tester()
+        if reason := LEFT_OUT.get(self._testMethodName):
+            self.skipTest(reason)
+        if self._testMethodName in NEED_AN_EMPTY_CHECKPOINT:
+            strictness = unittest.mock.patch("neobert_hf.modeling_neobert.check_encoder_is_whole")
+            strictness.start()
+            self.addCleanup(strictness.stop)
+
+    def _prepare_for_class(self, inputs_dict, model_class, return_labels=False):
+        """The mixin's labels, but none at padding: a label there is an error with us."""
+        inputs = super()._prepare_for_class(inputs_dict, model_class, return_labels)
+        if return_labels and "labels" in inputs and inputs["labels"].shape == inputs["attention_mask"].shape:
+            inputs["labels"] = inputs["labels"].masked_fill(inputs["attention_mask"] == 0, -100)
+        return inputs
