@@ -1,14 +1,17 @@
-"""The documentation corpus: what `ast` finds, each entry once, nothing run."""
+"""The documentation of this Python: what is found, under which name, each once, what runs and what does not, what is kept."""
 
 import inspect
 import json
+import os
+import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 
 import pytest
 
-from neobert_hf import documentation
-from neobert_hf.documentation import Entry, collect_documentation, write_corpus
+from neobert_hf import docstrings, documentation
+from neobert_hf.documentation import collect_documentation, write_corpus
 
 SOURCE = '''"""A module that says what it is for, at some length."""
 raise SystemExit("this must not run")
@@ -29,66 +32,186 @@ def short():
 
 @pytest.fixture
 def library(tmp_path, monkeypatch):
-    """An installed library of four files, one of them not Python, in place of this machine's."""
-    (tmp_path / "shop/tests").mkdir(parents=True)
-    (tmp_path / "shop/__init__.py").write_text(SOURCE)
-    (tmp_path / "shop/copy.py").write_text(SOURCE)
-    (tmp_path / "shop/broken.py").write_text("def (:")
-    (tmp_path / "shop/tests/test_shop.py").write_text('"""Tests are not documentation for users, so leave them."""')
-    monkeypatch.setattr(sysconfig, "get_paths", lambda: dict.fromkeys(("stdlib", "purelib", "platlib"), str(tmp_path)))
-    return tmp_path
+    """One installed package of five files, one of them not Python, in place of this machine's."""
+    (tmp_path / "site/shop/tests").mkdir(parents=True)
+    (tmp_path / "site/shop/__init__.py").write_text(SOURCE)
+    (tmp_path / "site/shop/copy.py").write_text(SOURCE)
+    (tmp_path / "site/shop/broken.py").write_text("def (:")
+    (tmp_path / "site/shop/fast.pyi").write_text(
+        'def weigh(thing: Thing) -> float:\n    """Tell how heavy a thing is, which compiled code finds out."""\n'
+    )
+    (tmp_path / "site/shop/tests/test_shop.py").write_text(
+        '"""Tests are not documentation for users, so leave them."""'
+    )
+    paths = sysconfig.get_paths() | dict.fromkeys(("purelib", "platlib"), str(tmp_path / "site"))
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: paths)
+    return tmp_path / "site"
 
 
-def test_docstrings_come_with_package_name_and_signature_and_each_once(library):
-    entries = collect_documentation(show_progress=False)
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def standard_library(cache):
+    """The entries of the standard library, by name."""
+    entries = collect_documentation(False, ["python"], cache)
+    return {entry.name: entry for entry in entries}
+
+
+def collect(library, packages=("shop",)):
+    return collect_documentation(False, packages, library.parent / "cache")
+
+
+def test_docstrings_of_sources_and_stubs_come_with_package_name_and_signature_and_each_once(library):
+    entries = collect(library)
     assert sorted(entry.text for entry in entries) == [
         "A module that says what it is for, at some length.",
         "A thing that can be used for this and for that.",
         "Do the thing with x and, if it is given, with y.",
+        "Tell how heavy a thing is, which compiled code finds out.",
     ]
-    method = next(entry for entry in entries if entry.signature)
-    assert (
-        method.package == "shop" and method.name.endswith("Thing.do") and method.signature == "(self, x: int, *, y=1)"
-    )
+    signatures = {entry.name: entry.signature for entry in entries if entry.signature}
+    assert signatures == {"shop.Thing.do": "(self, x: int, *, y=1)", "shop.fast.weigh": "(thing: Thing)"}
+    assert {entry.package for entry in entries} == {"shop"}
 
 
 def test_a_file_that_is_not_python_is_left_out_and_counted(library, caplog):
     with caplog.at_level("INFO", logger="neobert_hf.documentation"):
-        collect_documentation(show_progress=False)
-    assert "1 of 3 Python files could not be parsed" in caplog.text
+        collect(library)
+    assert "1 of 4 Python files could not be parsed" in caplog.text
 
 
-def test_docstrings_are_those_that_python_itself_sees():
-    root = Path(sysconfig.get_paths()["stdlib"])
-    entries = documentation._read_file((root, root / "json/__init__.py"))
-    by_name = {entry.name: entry for entry in entries}
-    assert by_name["json.loads"].text == inspect.getdoc(json.loads)
-    assert by_name["json"].text == inspect.getdoc(json)
+@pytest.mark.parametrize(
+    ("name", "signature", "words"),
+    [
+        ("time.sleep", None, "Delay execution"),
+        ("sorted", "(iterable, /, *, key=None, reverse=False)", "new list"),
+        ("len", "(obj, /)", "number of items"),
+        ("math.sqrt", "(x, /)", "square root"),
+        ("os.mkdir", "(path, mode=511, *, dir_fd=None)", "Create a directory"),
+        ("dict.get", "(self, key, default=None, /)", "value for key"),
+        ("list.append", "(self, object, /)", "end of the list"),
+        ("str.join", "(self, iterable, /)", "Concatenate"),
+        ("socket.socket.connect", "(address)", "Connect the socket"),
+        ("os.path.join", None, "pathname components"),
+        ("json.dumps", None, "Serialize"),
+        ("json.JSONEncoder", None, "encoder"),
+        ("random.choice", None, "random element"),
+        ("while", "", "while"),
+    ],
+)
+def test_what_is_written_in_c_is_there_too_under_the_name_that_users_write(standard_library, name, signature, words):
+    entry = standard_library[name]
+    assert words in entry.text and (signature is None or entry.signature == signature)
 
 
-def test_the_topics_of_the_language_are_there():
-    root = Path(sysconfig.get_paths()["stdlib"])
-    topics = documentation._read_file((root, root / "pydoc_data/topics.py"))
-    assert len(topics) > 50
-    assert all(isinstance(entry, Entry) and entry.package == "python" and entry.text for entry in topics)
-    assert "while" in {entry.name for entry in topics}
+def test_private_twins_and_what_is_not_for_users_are_left_out(standard_library):
+    entries = [entry for entry in standard_library.values() if entry.package != "python"]
+    tops = {entry.package for entry in entries}
+    assert (
+        not tops & {"distutils", "idlelib", "lib2to3", "posix", "posixpath", "test", "antigravity"} and len(tops) > 120
+    )
+    assert not [entry.name for entry in entries if any(part.startswith("_") for part in entry.name.split("."))]
+    assert not {"json.encoder.JSONEncoder", "random.Random.choice", "unittest.case.TestCase"} & set(standard_library)
 
 
-def test_a_corpus_leaves_nothing_of_an_earlier_one_in_its_folder(library, tmp_path):
+def test_every_entry_is_the_docstring_that_python_itself_has_under_its_name(standard_library):
+    checked = 0
+    for name in ("json.loads", "json", "os.path.join", "shutil.copy", "glob.glob", "statistics.mean", "heapq.nlargest"):
+        module, _, attribute = name.rpartition(".")
+        thing = getattr(sys.modules[module], attribute) if module else __import__(name)
+        assert standard_library[name].text == inspect.getdoc(thing)
+        checked += 1
+    assert checked == 7
+
+
+@pytest.mark.parametrize("package", ["json", "os.path", "builtins"])
+def test_a_module_of_the_standard_library_can_be_asked_for(standard_library, cache, package):
+    entries = collect_documentation(False, [package], cache)
+    assert len(entries) > 5 and all(entry in standard_library.values() for entry in entries)
+    if package != "builtins":
+        assert all(f"{entry.name}.".startswith(f"{package}.") for entry in entries)
+
+
+def test_reading_the_standard_library_prints_nothing_and_leaves_no_file_behind(tmp_path):
+    environment = {**os.environ, "HOME": str(tmp_path), "USERPROFILE": str(tmp_path)}
+    command = [sys.executable, "-I", "-S", "-B", docstrings.__file__]
+    done = subprocess.run(command, input="{}", capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.returncode == 0 and done.stderr == "" and not list(tmp_path.iterdir())
+    assert len(json.loads(done.stdout)) > 4000
+
+
+def test_a_script_without_a_guard_reads_without_starting_itself_again(library, tmp_path):
+    """Under spawn, as on macOS and Windows, a process pool would run the script once more in each worker."""
+    script = f"""import multiprocessing, sysconfig
+multiprocessing.set_start_method("spawn")
+print("started")
+paths = sysconfig.get_paths() | dict.fromkeys(("purelib", "platlib"), {str(library)!r})
+sysconfig.get_paths = lambda *arguments, **options: paths
+from neobert_hf.documentation import collect_documentation
+print(len(collect_documentation(False, ["shop"], {str(tmp_path / "cache")!r})))
+"""
+    (tmp_path / "script.py").write_text(script)
+    environment = {**os.environ, "PYTHONPATH": str(Path(documentation.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.stdout.split() == ["started", "4"], done.stderr
+
+
+def test_what_was_read_is_kept_until_a_file_changes_and_made_anew_when_it_is_damaged(library, monkeypatch, caplog):
+    first = collect(library)
+    read = documentation._run_reader
+    monkeypatch.setattr(documentation, "_run_reader", None)
+    assert collect(library) == first
+    monkeypatch.setattr(documentation, "_run_reader", read)
+    (kept,) = (library.parent / "cache").iterdir()
+    content = kept.read_bytes()
+    kept.write_bytes(content[:-20] + b"X" + content[-19:])
+    with caplog.at_level("WARNING", logger="neobert_hf.cache"):
+        assert collect(library) == first
+    assert f"{kept} is damaged and will be made anew: its checksum is wrong" in caplog.text
+    (library / "shop/new.py").write_text('"""One more module, which was not there before at all."""')
+    assert len(collect(library)) == len(first) + 1
+
+
+def test_a_reader_that_fails_is_an_error_that_shows_why(library, monkeypatch):
+    monkeypatch.setattr(docstrings, "__file__", str(library / "shop/broken.py"))
+    with pytest.raises(RuntimeError, match=r"(?s)reading the documentation with .*SyntaxError"):
+        collect(library)
+
+
+def test_a_corpus_leaves_nothing_of_an_earlier_one_in_its_folder(library, tmp_path, monkeypatch):
     """Else what an earlier corpus held out would be measured on although this one trains on it."""
     folder = tmp_path / "corpus"
-    assert write_corpus(folder, num_held_out=1, vocab_size=64) == {"held_out_packages": 0, "held_out": 1, "train": 2}
-    for name in ("held_out_packages", "held_out_packages_pairs"):
-        (folder / f"{name}.jsonl").write_text("old")
-    write_corpus(folder, num_held_out=1, vocab_size=64)
+    monkeypatch.setattr(documentation, "collect_documentation", lambda: collect(library))
+    done = write_corpus(folder, num_held_out=1, held_out_packages=["shop"][:0], vocab_size=64)
+    assert done == {"held_out_packages": 0, "held_out": 1, "train": 3}
+    write_corpus(folder, num_held_out=0, vocab_size=64)
     names = {file.stem for file in folder.glob("*.jsonl")}
-    assert names == {"held_out", "held_out_pairs", "train", "train_pairs"}
-    texts = [json.loads(line)["text"] for name in ("train", "held_out") for line in (folder / f"{name}.jsonl").open()]
-    assert len(set(texts)) == 3
+    assert names == {"train", "train_pairs"}
+    assert len({json.loads(line)["text"] for line in (folder / "train.jsonl").open()}) == 4
 
 
-def test_only_the_packages_that_are_asked_for_are_read(library):
-    entries = collect_documentation(show_progress=False, packages=["python"])
-    assert len(entries) == 3  # one folder stands for all roots here, and the standard library comes first
-    with pytest.raises(ValueError, match="no Python files here of nothing"):
-        collect_documentation(show_progress=False, packages=["nothing"])
+def test_files_of_others_with_the_names_of_a_corpus_are_never_touched(library, tmp_path, monkeypatch):
+    folder = tmp_path / "corpus"
+    monkeypatch.setattr(documentation, "collect_documentation", lambda: collect(library))
+    folder.mkdir()
+    (folder / "held_out_packages.jsonl").write_text("mine")
+    with pytest.raises(ValueError, match=r"held_out_packages.jsonl would be replaced, and is not as .* wrote it"):
+        write_corpus(folder, num_held_out=1, vocab_size=64)
+    assert [file.name for file in folder.iterdir()] == ["held_out_packages.jsonl"]
+    (folder / "held_out_packages.jsonl").unlink()
+    write_corpus(folder, num_held_out=1, vocab_size=64)
+    (folder / "train.jsonl").write_text("mine now")
+    with pytest.raises(ValueError, match=r"train.jsonl would be replaced"):
+        write_corpus(folder, num_held_out=1, vocab_size=64)
+    assert (folder / "train.jsonl").read_text() == "mine now"
+
+
+def test_a_package_that_is_not_here_is_named(library):
+    with pytest.raises(ValueError, match="no documentation here of nothing"):
+        collect(library, ["shop", "nothing"])
+    with pytest.raises(ValueError, match=r"no documentation here of shop\.nothing"):
+        collect(library, ["shop.nothing"])
+    assert [entry.name for entry in collect(library, ["shop.fast"])] == ["shop.fast.weigh"]

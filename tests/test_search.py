@@ -140,7 +140,7 @@ def test_options_that_do_not_fit_are_refused(folder, tmp_path, monkeypatch):
         run(monkeypatch, *embed, "-o", tmp_path / "nowhere/out.npy")
     with pytest.raises(SystemExit, match="top_k=0 shows nothing"):
         run(monkeypatch, "search", "a", "--package", "tqdm", "--model", folder, "--top_k", "0")
-    with pytest.raises(SystemExit, match="no Python files here of no_such_package"):
+    with pytest.raises(SystemExit, match="no documentation here of no_such_package"):
         run(monkeypatch, "search", "a", "--package", "no_such_package", "--model", folder)
 
 

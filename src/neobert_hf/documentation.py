@@ -1,33 +1,42 @@
 """Real text that every machine has: the documentation inside its own Python.
 
-Docstrings of the standard library and of the installed packages, and the language topics of `help()`, read with `ast`; no
-code of theirs runs.
+The standard library by introspection, functions in C included, and the language topics of `help()`; other packages by parsing
+their sources and stubs, so that no code of theirs runs. `docstrings.py` reads, in processes of its own; this module chooses what
+is read, keeps it, and makes corpora of it.
 """
 
-import ast
+import hashlib
 import json
 import os
 import random
 import re
+import subprocess
+import sys
 import sysconfig
-import textwrap
-import warnings
+import tempfile
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from tqdm.auto import tqdm
 from transformers.utils import logging
 
+from . import docstrings
+from .cache import CACHE, load_arrays, save_arrays
 from .wordpiece import train_wordpiece
 
 logger = logging.get_logger(__name__)
 
 # Folders without documentation for users.
-SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "testing", "idle_test", "lib2to3", "__pycache__"}
-MIN_CHARACTERS = 40  # a shorter docstring says no more than the name
+SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "testing", "__pycache__"}
+MIN_CHARACTERS = docstrings.MIN_CHARACTERS
+MARKER = "neobert_documentation.json"  # in a folder that write_corpus has written: its files and their hashes
+SUFFIXES = (".py", ".pyi")
+FILES_AT_ONCE = 128  # read by one process
+ROWS = {"rows": (np.uint8, (None,))}  # what the cache has of a package: JSON
 
 
 @dataclass(frozen=True)
@@ -35,9 +44,9 @@ class Entry:
     """One documented thing.
 
     Attributes:
-        package: Top-level package, "python" for the topics of the language.
-        name: Qualified name, or the topic.
-        signature: Parameters as written in the source, "" for modules, classes and topics.
+        package: Top-level package or module; "builtins", and "python" for the topics of the language.
+        name: Public name, without "builtins", or the topic.
+        signature: Parameters as `inspect` or the source has them; often "" for what is not a function.
         text: The docstring, dedented.
     """
 
@@ -52,33 +61,43 @@ class Entry:
         return f"{self.name}{self.signature}\n{self.text}"
 
 
-def collect_documentation(show_progress: bool = True, packages: Collection[str] | None = None) -> list[Entry]:
+def collect_documentation(
+    show_progress: bool = True, packages: Collection[str] | None = None, cache_dir: str | Path | None = CACHE
+) -> list[Entry]:
     """Read the documentation of the running Python, without duplicates, in a fixed order.
+
+    What was read is kept, and read again when it changes: the standard library with Python's version or place, another package
+    with the size or time of any of its files.
 
     Args:
         show_progress: Show a progress bar over files.
-        packages: Top-level packages and modules to read; "python" is the standard library with the topics of the language.
-            All that is installed, by default.
+        packages: Packages and modules, each with all below it: "json", "os.path", "torch.nn"; "python" is the standard library
+            with the topics of the language. All that is installed, by default.
+        cache_dir: Folder where it is kept; None keeps nothing.
 
     Raises:
-        ValueError: A package is not installed.
+        ValueError: A package is not installed, or has no documentation.
+        RuntimeError: The process that reads did not end well.
     """
-    paths = sysconfig.get_paths()
-    roots = sorted({Path(paths[name]) for name in ("stdlib", "purelib", "platlib")})
-    files = [(root, file) for root in roots for file in _python_files(root)]
+    installed = _installed_packages()
+    wanted = None if packages is None else {name.split(".")[0] for name in packages}
+    library = _standard_library(cache_dir) if wanted is None or wanted - set(installed) else []
+    chosen = {name: _python_files(paths) for name, paths in installed.items() if wanted is None or name in wanted}
+    entries = library + _read_packages(chosen, show_progress, cache_dir)
     if packages is not None:
-        owners = [_owner(root, file, Path(paths["stdlib"])) for root, file in files]
-        if missing := set(packages) - set(owners):
-            raise ValueError(f"no Python files here of {', '.join(sorted(missing))}; 'python' is the standard library")
-        files = [each for each, owner in zip(files, owners) if owner in packages]
-    with ProcessPoolExecutor() as pool:
-        read = pool.map(_read_file, files, chunksize=64)
-        found = list(
-            tqdm(read, total=len(files), desc="reading documentation", unit=" files", disable=not show_progress)
-        )
-    if unreadable := sum(entries is None for entries in found):
-        logger.info(f"{unreadable} of {len(files)} Python files could not be parsed and were left out")
-    unique = {entry.text: entry for entries in found for entry in entries or ()}
+        found = {
+            name: library if name == "python" else [entry for entry in entries if _is_within(entry, name)]
+            for name in packages
+        }
+        if missing := sorted(name for name, each in found.items() if not each):
+            raise ValueError(
+                f"no documentation here of {', '.join(missing)}: not installed, not public, or without docstrings; "
+                "'python' is the standard library"
+            )
+        entries = [entry for each in found.values() for entry in each]
+    unique: dict[str, Entry] = {}
+    for entry in entries:
+        unique.setdefault(entry.text, entry)
     return list(unique.values())
 
 
@@ -141,9 +160,11 @@ def write_corpus(
         Number of entries in each file.
 
     Raises:
-        ValueError: A package has no documentation here, or everything would be held out.
+        ValueError: A package has no documentation here, everything would be held out, or the folder has a file of such a name
+            that an earlier call has not left so.
     """
     folder, held_out = Path(output_dir), set(held_out_packages or ())
+    written = _files_written_before(folder)
     entries = collect_documentation()
     if missing := held_out - {entry.package for entry in entries}:
         raise ValueError(f"held_out_packages: {', '.join(sorted(missing))} has no documentation in this Python")
@@ -154,55 +175,149 @@ def write_corpus(
         raise ValueError(f"num_held_out={num_held_out} leaves nothing of {len(rest)} entries; hold out fewer")
     files |= {"held_out": rest[:num_held_out], "train": rest[num_held_out:]}
     folder.mkdir(parents=True, exist_ok=True)
+    for file in written:
+        file.unlink()  # of an earlier corpus, of which other entries were held out
     for name, chosen in files.items():
-        for stale in (folder / f"{name}.jsonl", folder / f"{name}_pairs.jsonl"):
-            stale.unlink(missing_ok=True)  # of an earlier corpus, of which other entries were held out
         if chosen:
             rows = [{"package": e.package, "name": e.name, "text": e.full_text} for e in chosen]
             pairs = (training_pairs if name == "train" else retrieval_pairs)(chosen)
             for file, lines in {name: rows, f"{name}_pairs": pairs}.items():
                 (folder / f"{file}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines), "utf-8")
     train_wordpiece([entry.full_text for entry in files["train"]], vocab_size).save_pretrained(folder / "tokenizer")
+    hashes = {str(file.relative_to(folder).as_posix()): _hash(file) for file in _corpus_files(folder)}
+    (folder / MARKER).write_text(json.dumps(hashes, indent=1), "utf-8")
     return {name: len(chosen) for name, chosen in files.items()}
 
 
-def _owner(root: Path, file: Path, standard_library: Path) -> str:
-    return "python" if root == standard_library else file.relative_to(root).with_suffix("").parts[0]
+def _corpus_files(folder: Path) -> list[Path]:
+    """Files in the folder that bear the names of a corpus."""
+    names = [f"{name}{end}.jsonl" for name in ("train", "held_out", "held_out_packages") for end in ("", "_pairs")]
+    files = [folder / name for name in names] + sorted((folder / "tokenizer").rglob("*"))
+    return [file for file in files if file.is_file()]
 
 
-def _python_files(root: Path) -> Iterator[Path]:
-    for folder, subfolders, files in os.walk(root):
-        subfolders[:] = sorted(name for name in subfolders if name not in SKIPPED_FOLDERS)
-        yield from (Path(folder, name) for name in sorted(files) if name.endswith(".py"))
+def _files_written_before(folder: Path) -> list[Path]:
+    """What an earlier corpus has in the folder.
+
+    Raises:
+        ValueError: A file with the name of one of ours is not as `write_corpus` left it.
+    """
+    marker = folder / MARKER
+    hashes = json.loads(marker.read_text("utf-8")) if marker.is_file() else {}
+    files = _corpus_files(folder)
+    for file in files:
+        if hashes.get(str(file.relative_to(folder).as_posix())) != _hash(file):
+            raise ValueError(
+                f"{file} would be replaced, and is not as `neobert documentation` wrote it; name another folder, or delete it"
+            )
+    return [*files, *([marker] if files else [])]
 
 
-def _read_file(root_and_file: tuple[Path, Path]) -> list[Entry] | None:
-    """The entries of one file, or None if it is not Python that this version can parse."""
-    root, file = root_and_file
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in other people's strings
-            tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError, RecursionError, OSError):
-        return None
-    if file.parts[-2:] == ("pydoc_data", "topics.py"):
-        return list(_topics(tree))
-    parts = file.relative_to(root).with_suffix("").parts
-    parts = parts[:-1] if parts[-1] == "__init__" else parts
-    return list(_docstrings(tree, ".".join(parts))) if parts else []
+def _hash(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def _docstrings(node: ast.AST, name: str) -> Iterator[Entry]:
-    text = ast.get_docstring(node)
-    if text and len(text) >= MIN_CHARACTERS:
-        signature = f"({ast.unparse(node.args)})" if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else ""
-        yield Entry(name.split(".")[0], name, signature, text.encode("utf-8", "replace").decode())
-    for child in node.body:
-        if isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield from _docstrings(child, f"{name}.{child.name}")
+def _is_within(entry: Entry, name: str) -> bool:
+    top = name.split(".")[0]
+    return entry.package == top and (name == top or entry.name == name or entry.name.startswith(f"{name}."))
 
 
-def _topics(tree: ast.Module) -> Iterator[Entry]:
-    assignment = next(node for node in tree.body if isinstance(node, (ast.Assign, ast.AnnAssign)))
-    for topic, text in ast.literal_eval(assignment.value).items():
-        yield Entry("python", topic, "", textwrap.dedent(re.sub(r"\n{3,}", "\n\n", text)).strip())
+def _standard_library(cache_dir: str | Path | None) -> list[Entry]:
+    key = [sys.version, sys.platform, sysconfig.get_paths()["stdlib"]]
+    rows = _kept(cache_dir, "python", key)
+    if rows is None:
+        rows = _run_reader({})
+        _keep(cache_dir, "python", key, rows)
+    return [Entry(*row) for row in rows]
+
+
+def _read_packages(
+    packages: dict[str, list[tuple[str, str]]], show_progress: bool, cache_dir: str | Path | None
+) -> list[Entry]:
+    """Entries of packages, given their files as pairs of root and path."""
+    rows, missing = {}, {}
+    for name, files in packages.items():
+        stats = [(file, os.stat(file)) for _, file in files]
+        key = [sys.version, *(f"{file} {stat.st_size} {stat.st_mtime_ns}" for file, stat in stats)]
+        rows[name] = _kept(cache_dir, name, key)
+        if rows[name] is None:
+            missing[name] = key
+    files = [(name, *file) for name in missing for file in packages[name]]
+    jobs = [files[i : i + FILES_AT_ONCE] for i in range(0, len(files), FILES_AT_ONCE)]
+    found: dict[str, list] = {name: [] for name in missing}
+    num_unreadable = 0
+    with (
+        ThreadPoolExecutor(os.cpu_count()) as pool,  # each thread waits for a process
+        tqdm(
+            total=len(files), desc="reading documentation", unit=" files", disable=not (show_progress and files)
+        ) as bar,
+    ):
+        results = pool.map(lambda job: _run_reader({"files": [file[1:] for file in job]}), jobs)
+        for job, result in zip(jobs, results):
+            bar.update(len(job))
+            num_unreadable += sum(each is None for each in result)
+            for (name, _, _), each in zip(job, result):
+                found[name] += each or ()
+    if num_unreadable:
+        logger.info(f"{num_unreadable} of {len(files)} Python files could not be parsed and were left out")
+    for name, key in missing.items():
+        rows[name] = found[name]
+        _keep(cache_dir, name, key, found[name])
+    return [Entry(*row) for name in packages for row in rows[name]]
+
+
+def _run_reader(job: dict):
+    """Let `docstrings.py` do a job in a Python without site-packages, in an empty folder.
+
+    It is a command and not a process pool, which on macOS and Windows would run the caller's script once more in each worker.
+    """
+    command = [sys.executable, "-I", "-S", "-B", docstrings.__file__]
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            command, input=json.dumps(job), capture_output=True, text=True, encoding="utf-8", cwd=folder
+        )
+    if done.returncode:
+        raise RuntimeError(f"reading the documentation with {' '.join(command)} failed:\n{done.stderr.strip()}")
+    return json.loads(done.stdout)
+
+
+def _kept(cache_dir: str | Path | None, name: str, key: Sequence[str]) -> list | None:
+    kept = cache_dir and load_arrays(_cache_file(cache_dir, name, key), ROWS)
+    return json.loads(kept["rows"].tobytes()) if kept else None
+
+
+def _keep(cache_dir: str | Path | None, name: str, key: Sequence[str], rows: list) -> None:
+    if cache_dir:
+        text = json.dumps(rows).encode()
+        save_arrays(_cache_file(cache_dir, name, key), {"rows": np.frombuffer(text, np.uint8)})
+
+
+def _cache_file(cache_dir: str | Path, name: str, key: Sequence[str]) -> Path:
+    reader = Path(docstrings.__file__).read_text("utf-8")
+    digest = hashlib.sha256("\0".join([reader, *key]).encode()).hexdigest()[:32]
+    return Path(cache_dir, f"documentation-{name}-{digest}.safetensors")
+
+
+def _installed_packages() -> dict[str, list[Path]]:
+    """Top-level packages and modules outside the standard library, and where they lie; stubs count to what they describe."""
+    paths = sysconfig.get_paths()
+    found: dict[str, list[Path]] = {}
+    for root in sorted({paths["purelib"], paths["platlib"]}):
+        for path in sorted(Path(root).iterdir()) if Path(root).is_dir() else ():
+            is_folder = path.is_dir()
+            name = path.name.removesuffix("-stubs") if is_folder else path.stem
+            if (is_folder or path.suffix in SUFFIXES) and name.isidentifier() and name not in SKIPPED_FOLDERS:
+                found.setdefault(name, []).append(path)
+    return found
+
+
+def _python_files(paths: Iterable[Path]) -> list[tuple[str, str]]:
+    """Sources and stubs at and below the paths, each after its root."""
+    found = []
+    for path in paths:
+        files = [] if path.is_dir() else [str(path)]
+        for folder, subfolders, names in os.walk(path):
+            subfolders[:] = sorted(name for name in subfolders if name not in SKIPPED_FOLDERS)
+            files += [os.path.join(folder, name) for name in sorted(names) if name.endswith(SUFFIXES)]
+        found += [(str(path.parent), file) for file in files]
+    return found
