@@ -28,6 +28,7 @@ CODE_FILES = {
     "kernels_neobert.py",
     "layout_neobert.py",
     "losses_neobert.py",
+    "machine_neobert.py",
     "modeling_neobert.py",
 }
 

@@ -11,15 +11,14 @@ Axes: `T` tokens, `D` width, `H` heads, `K` head width, `F` feed-forward, `N` se
 """
 
 import math
-import time
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 from transformers.utils import logging
+
+from .machine_neobert import TORCH, onednn_is_best
 
 logger = logging.get_logger(__name__)
 
@@ -36,7 +35,7 @@ def is_tracing(tensor: torch.Tensor) -> bool:
         torch.compiler.is_compiling()
         or torch.jit.is_tracing()
         or tensor.is_meta
-        or isinstance(tensor, FakeTensor)
+        or (TORCH.FakeTensor is not None and isinstance(tensor, TORCH.FakeTensor))
         or (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
     )
 
@@ -53,7 +52,7 @@ def runs_fast(x: torch.Tensor, module: nn.Module) -> bool:
         and x.dtype in (torch.float32, torch.bfloat16)
         and type(x) in (torch.Tensor, torch.nn.Parameter)
         and not is_tracing(x)
-        and not torch._C._are_functorch_transforms_active()
+        and not (TORCH.are_functorch_transforms_active is not None and TORCH.are_functorch_transforms_active())
     )
 
 
@@ -74,7 +73,11 @@ class Linear(nn.Linear):
             packed = self._packed and self._current_pack()
             if packed is not None:
                 return _onednn_linear(x, packed.weight, self.bias)
-            if dtype == torch.float32 and runs_fast(self.weight, self) and onednn_is_best(dtype):
+            if (
+                dtype == torch.float32
+                and runs_fast(self.weight, self)
+                and onednn_is_best(dtype, x.numel() // x.shape[-1])
+            ):
                 return _onednn_linear(x, self.weight, self.bias)
         return F.linear(x, self.weight, self.bias)
 
@@ -82,7 +85,7 @@ class Linear(nn.Linear):
         """Keep a copy of the weight in the order in which oneDNN's products read it."""
         weight = self.weight.detach()
         watched = weight.flatten()[:: max(weight.numel() // 64, 1)]
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+        packed = TORCH.onednn_reorder(weight)
         self._packed = PackedWeight(packed, weight.data_ptr(), _version(weight), watched, watched.clone())
 
     def _current_pack(self):
@@ -146,35 +149,7 @@ def pack_weights(model: nn.Module) -> None:
 
 def _onednn_linear(x, weight, bias=None):
     # The operator that torch's own compiler emits. It is not public, hence the checks in `onednn_is_best`.
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-
-
-@lru_cache
-def onednn_is_best(dtype: torch.dtype) -> bool:
-    """Whether this CPU's fastest products in `dtype` are those of oneDNN; for fp32 that is measured once."""
-    if not torch.backends.mkldnn.is_available():
-        return False
-    if dtype == torch.bfloat16:  # without bf16 instructions such a product is slower than any other way
-        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return dtype == torch.float32 and _measure_onednn() >= 1.25
-
-
-def _measure_onednn():
-    """How many times as fast as `F.linear` an fp32 product through oneDNN is; 0 if it cannot run."""
-    x, weight = torch.ones(128, 768), torch.ones(768, 768)
-    seconds = {F.linear: math.inf, _onednn_linear: math.inf}
-    try:
-        for _ in range(20):  # in turns and the best of each, so that a busy machine does not decide
-            for product in seconds:
-                started = time.perf_counter()
-                product(x, weight)
-                seconds[product] = min(seconds[product], time.perf_counter() - started)
-    except (AttributeError, RuntimeError) as error:
-        logger.info(f"NeoBERT products on cpu in float32: F.linear, because oneDNN's cannot run ({error})")
-        return 0.0
-    ratio = seconds[F.linear] / seconds[_onednn_linear]
-    logger.info(f"NeoBERT products on cpu in float32: those of oneDNN are {ratio:.2f} times as fast as F.linear's")
-    return ratio
+    return TORCH.onednn_linear(x, weight, bias, "none", [], "")
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,83 @@
+"""What the machine can do: one place answers, the environment overrules it, and no private name of torch is needed."""
+
+import pytest
+import torch
+
+import neobert_hf
+from neobert_hf import machine_neobert
+from neobert_hf.machine_neobert import find_private_names, has_bf16_instructions, onednn_is_best
+
+
+@pytest.mark.parametrize(("answer", "dtype"), [("0", torch.float32), ("1", torch.bfloat16)])
+def test_the_environment_overrules_the_processor(monkeypatch, answer, dtype):
+    monkeypatch.setenv("NEOBERT_CPU_BF16", answer)
+    assert has_bf16_instructions() is (answer == "1")
+    assert neobert_hf.best_dtype() == neobert_hf.best_dtype(torch.device("cpu")) == dtype
+
+
+def test_an_answer_that_is_neither_is_refused(monkeypatch):
+    monkeypatch.setenv("NEOBERT_CPU_BF16", "yes")
+    with pytest.raises(ValueError, match="NEOBERT_CPU_BF16=yes is neither 0 nor 1"):
+        neobert_hf.best_dtype()
+
+
+@pytest.mark.parametrize(
+    ("capability", "answers", "expected"),
+    [
+        ("AVX512", {"has_avx512_bf16": True}, True),
+        ("AVX512", {"has_amx": True}, True),
+        ("AVX512", {"has_arm_bf16": True}, False),  # torch's oneDNN emulates bf16 on AVX-512 and says that it can
+        ("AVX2", {"has_avx512_bf16": True}, False),  # the processor has it, ATEN_CPU_CAPABILITY=avx2 hides it
+        ("NO AVX", {"has_arm_bf16": True}, False),
+        ("DEFAULT", {"has_arm_bf16": True}, True),
+        ("SVE256", {}, False),
+    ],
+)
+def test_bf16_instructions_follow_from_the_processor(monkeypatch, capability, answers, expected):
+    monkeypatch.delenv("NEOBERT_CPU_BF16", raising=False)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    for name in ("has_avx512_bf16", "has_amx", "has_arm_bf16"):
+        monkeypatch.setattr(machine_neobert.TORCH, name, lambda name=name: answers.get(name, False))
+    assert has_bf16_instructions() is expected
+
+
+@pytest.mark.parametrize(
+    ("capability", "expected"), [((7, 5), torch.float16), ((8, 0), torch.bfloat16), ((9, 0), torch.bfloat16)]
+)
+def test_a_gpu_before_ampere_computes_in_float16(monkeypatch, capability, expected):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert neobert_hf.best_dtype("cuda") == expected
+
+
+def test_a_device_that_was_never_measured_computes_in_float32():
+    assert neobert_hf.best_dtype("mps") == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("capability", "few", "many"), [("AVX512", True, True), ("AVX2", True, False), ("DEFAULT", False, False)]
+)
+def test_the_product_follows_from_the_processor_and_the_number_of_rows(monkeypatch, capability, few, many):
+    if machine_neobert.TORCH.onednn_linear is None:
+        monkeypatch.setattr(machine_neobert.TORCH, "onednn_linear", torch.nn.functional.linear)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert onednn_is_best(torch.float32, 16) is few
+    assert onednn_is_best(torch.float32, 512) is many
+    assert not onednn_is_best(torch.float16, 16)
+
+
+@pytest.mark.parametrize("name", vars(machine_neobert.TORCH))
+def test_a_private_name_that_torch_has_lost_is_none(monkeypatch, name):
+    """The lookup itself; that a model without it still computes the same is tested with the kernels."""
+    private = {
+        "FakeTensor": (torch, "_subclasses"),
+        "are_functorch_transforms_active": (torch._C, "_are_functorch_transforms_active"),
+        "has_avx512_bf16": (torch.cpu, "_is_avx512_bf16_supported"),
+        "has_amx": (torch.cpu, "_is_amx_tile_supported"),
+        "has_arm_bf16": (torch, "ops"),
+        "onednn_linear": (torch, "ops"),
+        "onednn_reorder": (torch, "ops"),
+    }
+    assert private.keys() == vars(machine_neobert.TORCH).keys()
+    monkeypatch.delattr(*private[name])
+    assert getattr(find_private_names(), name) is None
