@@ -166,6 +166,41 @@ def test_the_state_of_another_packing_or_stream_is_refused():
         list(shorter)
 
 
+def test_a_state_is_not_shared_out_to_several_workers():
+    stream = PackedStream(documents_of([5] * 20), 16, max_open_rows=1)
+    next(iter(stream))
+    state = stream.state_dict()
+    stream.load_state_dict(state)
+    with pytest.raises(ValueError, match="one state cannot be shared out to 2 workers"):
+        list(DataLoader(stream, batch_size=None, num_workers=2))
+
+
+def test_a_resumed_trainer_goes_on_after_the_last_row_that_was_trained(tiny_config, tmp_path):
+    """And not after the last one that was read, which is further on."""
+    documents, trained = documents_of(range(3, 12)), []
+
+    def train(max_steps, checkpoint=None):
+        rows = PackedStream(documents, 12, max_open_rows=2)
+        model = NeoBERTForMaskedLM(tiny_config)
+        model.register_forward_pre_hook(
+            lambda module, args, inputs: trained.append(inputs["input_ids"][0].tolist()), with_kwargs=True
+        )
+        options = dict(save_strategy="steps", save_steps=2, per_device_train_batch_size=1, max_steps=max_steps)
+        trainer = Trainer(
+            model,
+            TrainingArguments(tmp_path, use_cpu=True, report_to=[], disable_tqdm=True, **options),
+            train_dataset=rows,
+            data_collator=lambda rows: {name: torch.tensor([rows[0]["input_ids"]]) for name in ("input_ids", "labels")},
+        )
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return rows
+
+    rows = train(2)
+    assert rows.num_rows > len(trained) == 2
+    train(4, str(tmp_path / "checkpoint-2"))
+    assert trained == [row["input_ids"] for row in islice(PackedStream(documents, 12, max_open_rows=2), 4)]
+
+
 def test_rows_of_the_stream_train_under_trainer_as_their_documents_do(tiny_config, tokenizer, tmp_path):
     texts = ["the quick brown fox", "jumps over the lazy dog", "it sleeps", "in a warm red house by the old sea"]
     documents = [{"input_ids": tokenizer(text)["input_ids"]} for text in texts * 6]

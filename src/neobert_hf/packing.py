@@ -58,7 +58,7 @@ class PackedStream(IterableDataset):
     Rows hold no padding: give Trainer `per_device_train_batch_size=1` and `PackedMLMCollator` as its collator.
 
     In a DataLoader with workers each worker packs its own share: every n-th document, or what a torch `IterableDataset`
-    gives to that worker.
+    gives to that worker. The counts and the state of this object then stay as they are; those of the workers' copies move.
 
     Args:
         documents: Dicts with `input_ids`, or plain lists of token ids. To be iterated more than once it must be a
@@ -92,6 +92,7 @@ class PackedStream(IterableDataset):
         self.max_tokens, self.long_documents, self.max_open_rows = max_tokens, long_documents, max_open_rows
         self.seed = seed
         self._resumed = False
+        self._resumed_in_worker = False
         self._begin()
 
     def _begin(self):
@@ -110,6 +111,12 @@ class PackedStream(IterableDataset):
 
     def __iter__(self) -> Iterator[dict]:
         """Give rows as dicts of lists: `input_ids` (T,), and `position_ids` (T,), 0 where a document begins."""
+        worker = get_worker_info()
+        if self._resumed and not self._resumed_in_worker and worker is not None and worker.num_workers > 1:
+            raise ValueError(
+                f"one state cannot be shared out to {worker.num_workers} workers, each of which packs its own documents; use "
+                "num_workers=0 or 1 to go on from it"
+            )
         if not self._resumed:
             self._begin()
         self._resumed = False
@@ -126,7 +133,12 @@ class PackedStream(IterableDataset):
         yield from self._give_out()
 
     def state_dict(self) -> dict:
-        """Everything that the rest of the rows depends on, in plain Python types; take it between two rows."""
+        """Everything that the rest of the rows depends on, in plain Python types; take it between two rows.
+
+        It is the state after the rows that were read from here. Where you read them yourself, these are the rows that you
+        have used. A Trainer reads at least one row ahead, so a state taken beside it skips what was never trained: there, go on
+        with `resume_from_checkpoint`, which reads the stream again and leaves out exactly what was used.
+        """
         return {
             "configuration": {name: getattr(self, name) for name in CONFIGURATION},
             "num_documents": self.num_documents,
@@ -144,7 +156,8 @@ class PackedStream(IterableDataset):
         The stream goes on by its own state if it has one (`datasets` streams do), else by skipping what was taken.
 
         Raises:
-            ValueError: The state comes from another packing configuration.
+            ValueError: The state comes from another packing configuration. While iterating: several workers would go on from
+                this one state.
         """
         here = {name: getattr(self, name) for name in CONFIGURATION}
         there = state["configuration"]
@@ -161,7 +174,7 @@ class PackedStream(IterableDataset):
         self._source_state = state["source"]
         if self._source_state is not None:
             self.documents.load_state_dict(self._source_state)
-        self._resumed = True
+        self._resumed, self._resumed_in_worker = True, get_worker_info() is not None
 
     def set_epoch(self, epoch: int) -> None:
         """Pass the epoch on to a stream that shuffles by it."""
