@@ -10,8 +10,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate import FullyShardedDataParallelPlugin
+from accelerate.utils import send_to_device
 from test_pretraining import command, corpus, losses_of, run  # noqa: F401 (corpus is a fixture)
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForMaskedLM
+
+from neobert_hf import NeoBERTForMaskedLM, modeling_neobert
+from neobert_hf.kernels_neobert import split_and_rotate
+from neobert_hf.modeling_neobert import Rotary
+from neobert_hf.pretraining import keep_float32
 
 FSDP2 = str(Path(__file__).with_name("fsdp_on_cpu.py"))
 
@@ -56,6 +66,58 @@ def test_two_processes_follow_the_curve_of_one(corpus, tmp_path, launcher):  # n
     )
     assert resumed.returncode == 0, resumed.stderr[-4000:]
     assert losses_of(tmp_path / "two") == together
+
+
+@pytest.fixture
+def mesh():
+    """A group of this process alone: FSDP2 shards nothing, and casts as ever."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("is_ours", [False, True], ids=["accelerate's policy", "our policy"])
+def test_fsdp2_in_bf16_keeps_in_float32_what_autocast_keeps(tiny_config, mesh, monkeypatch, is_ours):
+    """The rotary table under any policy; residual stream, loss and gradients under that of PretrainingTrainer."""
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
+    plugin.set_mixed_precision("bf16")
+    if is_ours:
+        keep_float32(plugin)
+    rotated_in, states = [], []
+
+    def watch(qkv, rotary, module):
+        rotated_in.append(rotary.dtype)
+        return split_and_rotate(qkv, rotary, module)
+
+    monkeypatch.setattr(modeling_neobert, "split_and_rotate", watch)
+    tiny_config.sparse_prediction = True
+    ids = torch.randint(5, 96, (1, 64), generator=torch.Generator().manual_seed(0))
+    losses, gradients = [], []
+    for is_sharded in (False, True):
+        torch.manual_seed(0)
+        model = NeoBERTForMaskedLM(tiny_config).train()
+        if is_sharded:
+            for module in (*model.model.transformer_encoder, model):
+                fully_shard(module, mesh=mesh, mp_policy=plugin.mixed_precision_policy)
+        for block in model.model.transformer_encoder:
+            block.ffn_norm.register_forward_pre_hook(lambda module, inputs: states.append(inputs[0].dtype))
+        with torch.autocast("cpu", torch.bfloat16):
+            losses.append(model(input_ids=ids, position_ids=torch.arange(64)[None], labels=ids).loss)
+        losses[-1].backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert set(rotated_in) == {torch.float32}
+    if is_ours:
+        assert set(states) == {torch.float32} and losses[1].dtype == torch.float32
+        # Norms see bf16 weights under FSDP2, which here are ones; the embedding is rounded, by 2^-9 at most.
+        assert abs(losses[1] - losses[0]) < 2**-9
+        for ours, autocast in zip(gradients[1], gradients[0]):
+            assert ours.dtype == torch.float32
+            assert (ours.full_tensor() - autocast).norm() < 2**-5 * autocast.norm()  # as far as bf16 products go
+
+
+def test_the_rotary_table_moves_with_the_arguments_of_a_block():
+    """Blocks on several devices: accelerate moves what they are given."""
+    assert send_to_device((Rotary(torch.ones(3)),), "meta")[0].table.is_meta
 
 
 def test_a_process_that_dies_ends_the_job_with_an_error(corpus, tmp_path):  # noqa: F811

@@ -66,6 +66,21 @@ class SwiGLU(nn.Module):
         return self.w3(swiglu(self.w12(x_TD), self))
 
 
+class Rotary:
+    """The rotary table on its way into the blocks.
+
+    Under mixed precision FSDP2 casts every tensor that it finds in the arguments of a block, which would round cosine and
+    sine to 8 bits. It does not look into this object; accelerate, which moves arguments between devices, calls `to`.
+    """
+
+    def __init__(self, table: torch.Tensor):
+        self.table = table
+
+    def to(self, *args, **kwargs) -> "Rotary":
+        """The same on another device."""
+        return Rotary(self.table.to(*args, **kwargs))
+
+
 class NeoBERTBlock(GradientCheckpointingLayer):
     """One pre-normalised block: attention, then SwiGLU, each added to the residual stream."""
 
@@ -78,14 +93,14 @@ class NeoBERTBlock(GradientCheckpointingLayer):
         self.ffn_norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.ffn = SwiGLU(config)
 
-    def forward(self, x_TD: torch.Tensor, rotary: torch.Tensor, layout: SequenceLayout):
+    def forward(self, x_TD: torch.Tensor, rotary: Rotary, layout: SequenceLayout):
         attended_TD, weights = self.attention(self.attention_norm(x_TD), rotary, layout)
         x_TD = x_TD + attended_TD
         return x_TD + self.ffn(self.ffn_norm(x_TD)), weights
 
     def attention(self, x_TD, rotary, layout):
         qkv_TH3K = self.qkv(x_TD).view(-1, self.num_heads, 3, self.head_dim)
-        out_THK, weights = attend(*split_and_rotate(qkv_TH3K, rotary, self), layout)
+        out_THK, weights = attend(*split_and_rotate(qkv_TH3K, rotary.table, self), layout)
         return self.wo(out_THK.flatten(1)), weights
 
 
@@ -274,9 +289,12 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
 
         x_TD = layout.flatten(tokens)
         x_TD = self.encoder(x_TD) if inputs_embeds is None else x_TD
-        if x_TD.dtype == torch.float16:  # the stream outgrows fp16 in deep blocks; products stay in fp16
+        # The residual stream outgrows fp16 in deep blocks. Under autocast it is fp32 in any case: FSDP2 shows bf16 weights
+        # where DDP has fp32 ones. Products stay in half precision.
+        is_autocast = x_TD.device.type != "meta" and torch.is_autocast_enabled(x_TD.device.type)
+        if x_TD.dtype == torch.float16 or (is_autocast and x_TD.dtype == torch.bfloat16):
             x_TD = x_TD.float()
-        rotary = rotary_table(config, layout, x_TD.dtype)
+        rotary = Rotary(rotary_table(config, layout, x_TD.dtype))
 
         states, attentions = (), ()  # kept only if wanted: all of them are many times the memory of one
         for block in self.transformer_encoder:

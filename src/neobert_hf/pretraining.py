@@ -8,10 +8,12 @@ import json
 import math
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from accelerate import FullyShardedDataParallelPlugin
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset, SequentialSampler
@@ -58,6 +60,8 @@ class PretrainingTrainer(Trainer):
         self.args.logging_nan_inf_filter = False  # it would hide what must stop the run
         self.counter, self.held_out = None, None
         self._peak = self._last_log = None
+        if self.is_fsdp_enabled:
+            keep_float32(self.accelerator.state.fsdp_plugin)
         self.add_callback(LogWhereItEnds())
         if recipe.architecture != "neobert":
             self.compute_loss_func = masked_lm_loss
@@ -193,6 +197,16 @@ class PretrainingTrainer(Trainer):
             folder = Path(self.args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
             (folder / STATE).unlink(missing_ok=True)
         super()._save_checkpoint(model, trial)
+
+
+def keep_float32(plugin: FullyShardedDataParallelPlugin) -> None:
+    """Make FSDP2's mixed precision what autocast under DDP is: products in half precision; residual stream, loss and the sum
+    of gradients in fp32. accelerate's own policy casts all of them.
+    """
+    policy = plugin.mixed_precision_policy
+    if getattr(plugin, "fsdp_version", 1) == 2 and policy is not None:  # accelerate < 1.6 knows one version only
+        changes = dict(reduce_dtype=torch.float32, output_dtype=None, cast_forward_inputs=False)
+        plugin.mixed_precision_policy = replace(policy, **changes)
 
 
 NEVER = 1 << 62  # a step that no run reaches
