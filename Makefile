@@ -36,7 +36,7 @@ test: .venv/installed
 test-compat: .venv/installed
 	for version in $(COMPAT_VERSIONS); do $(BIN)/python tests/compat.py $$version || exit 1; done
 
-# transformers' own common tests of models, on ours; downloads their source package to build/, half a minute to run.
+# transformers' own common tests of models, on ours; downloads their source package to .transformers-tests, half a minute to run.
 test-transformers: .venv/installed
 	$(BIN)/python -m pytest -q -o addopts= -W ignore -rsf tests/common_model_tests.py
 
@@ -56,4 +56,4 @@ lint: .venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv .venv-compat build dist src/*.egg-info
+	rm -rf .venv .venv-compat .transformers-tests build dist src/*.egg-info

@@ -1,6 +1,6 @@
 """Run transformers' common tests of models (`ModelTesterMixin`) on every class of ours: `make test-transformers`.
 
-They are in transformers' source package alone, which is downloaded to `build/transformers-tests` for the version that is
+They are in transformers' source package alone, which is downloaded to `.transformers-tests` for the version that is
 installed; nothing of it is kept in the repository. `LEFT_OUT` says which of them do not hold here, and why; what the mixin skips
 itself needs a GPU, or concerns models of another kind. Two parts of it, export and generation, are not in the source package:
 tests/test_modeling_neobert.py tests export, and an encoder does not generate.
@@ -20,7 +20,7 @@ from transformers.models.auto import modeling_auto
 
 import neobert_hf
 
-FOLDER = Path(__file__).parents[1] / "build/transformers-tests" / version("transformers")
+FOLDER = Path(__file__).parents[1] / ".transformers-tests" / version("transformers")
 COMMON = FOLDER / "tests/test_modeling_common.py"
 LEFT_OUT = {
     "test_sdpa_can_dispatch_non_composite_models": "the config says 'auto' where nobody named an attention: which one runs "

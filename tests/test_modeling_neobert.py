@@ -1,5 +1,6 @@
 """The encoder and its heads: gradients, losses, outputs, precision, and what the ecosystem expects of a model."""
 
+import sys
 import weakref
 
 import numpy as np
@@ -7,9 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from oracle import CONFIG, Oracle, random_weights
+from torch.nn.parallel import replicate, scatter_gather
 from transformers.trainer_utils import set_seed
 
 from neobert_hf import (
+    AUTO_CLASSES,
     NeoBERTConfig,
     NeoBERTForMaskedLM,
     NeoBERTForMultipleChoice,
@@ -379,6 +382,29 @@ def test_token_classification_loss_is_the_mean_over_labels(tiny_config, batch):
 
 
 # ---------------------------------------------------------------------------------------- embeddings and initialisation
+
+
+@pytest.mark.parametrize("model_class", [cls for name, cls in AUTO_CLASSES.items() if name != "AutoConfig"])
+def test_data_parallel_replicas_give_what_the_model_gives(model_class, tiny_config, batch, monkeypatch):
+    """Trainer without a launcher takes nn.DataParallel on several GPUs; here copies on the CPU stand for those on GPUs."""
+    copies = lambda tensors, devices, detach: [[tensor.clone() for tensor in tensors] for _ in devices]  # noqa: E731
+    monkeypatch.setattr(sys.modules["torch.nn.parallel.replicate"], "_broadcast_coalesced_reshape", copies)
+    monkeypatch.setattr(
+        scatter_gather.Gather, "apply", lambda device, dim, *parts: torch.cat([*map(torch.atleast_1d, parts)])
+    )
+    tiny_config.sparse_prediction = True
+    model = model_class(tiny_config).eval()
+    rows = {name: batch["padded"][name] for name in ("input_ids", "attention_mask")}
+    if model_class is NeoBERTForMaskedLM:  # logits of labels only: their number differs from replica to replica
+        rows["labels"] = batch["padded"]["labels"]
+    if model_class is NeoBERTForMultipleChoice:
+        rows = {name: value[:, None].expand(-1, 2, -1) for name, value in rows.items()}
+    replicas = replicate(model, [0, 1])
+    parts = [{name: value[place] for name, value in rows.items()} for place in (slice(2), slice(2, None))]
+    gathered = scatter_gather.gather([replica(**part) for replica, part in zip(replicas, parts)], 0)
+    for name, value in model(**rows).items():
+        if name != "loss":
+            torch.testing.assert_close(gathered[name], value, **FLOAT32)
 
 
 def test_resizing_the_vocabulary_keeps_what_was_there_and_resizes_the_decoder(model):

@@ -9,6 +9,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from accelerate.data_loader import prepare_data_loader
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -136,6 +137,17 @@ def test_workers_share_the_documents():
     for source in (documents, datasets.Dataset.from_list(documents).to_iterable_dataset(num_shards=2)):
         rows = list(DataLoader(PackedStream(source, 16), batch_size=None, num_workers=2))
         assert sorted(unpack(rows)) == [document["input_ids"] for document in documents]
+
+
+def test_several_processes_share_the_rows_without_dispatched_batches():
+    documents = documents_of(range(3, 12))
+    rows = list(PackedStream(documents, 16, max_open_rows=2))
+    assert len(rows) % 2 == 0  # else accelerate repeats some, so that all processes have as many
+    shares = []
+    for process in range(2):
+        loader = DataLoader(PackedStream(documents, 16, max_open_rows=2), batch_size=1, collate_fn=lambda rows: rows[0])
+        shares.append(list(prepare_data_loader(loader, num_processes=2, process_index=process, dispatch_batches=False)))
+    assert [row for pair in zip(*shares) for row in pair] == rows
 
 
 BAD = {

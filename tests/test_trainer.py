@@ -11,6 +11,7 @@ from neobert_hf import (
     NeoBERTForTokenClassification,
     PackedMLMCollator,
 )
+from neobert_hf.pretraining import predicted_tokens
 
 
 def arguments(folder, **changes):
@@ -159,3 +160,38 @@ def test_evaluation_through_trainer_returns_a_loss(tiny_config, tokenizer, tmp_p
         data_collator=PackedMLMCollator(tokenizer, seed=0),
     )
     assert 0 < trainer.evaluate()["eval_loss"] < 10
+
+
+def test_predictions_under_sparse_prediction_have_the_shape_of_the_labels(tiny_config, tokenizer, tmp_path):
+    """What several processes gather for `compute_metrics` must have one shape; the labels are padded to one before."""
+    tiny_config.sparse_prediction = True
+    model = NeoBERTForMaskedLM(tiny_config)
+    rows = [
+        {"input_ids": ids}
+        for ids in tokenizer(["the quick brown fox jumps", "a dog sleeps by the sea"] * 4)["input_ids"]
+    ]
+    collator, seen = PackedMLMCollator(tokenizer, layout="padded", seed=0, mlm_probability=0.5), []
+    trainer = Trainer(
+        model,
+        arguments(tmp_path, per_device_eval_batch_size=4),
+        eval_dataset=rows,
+        data_collator=collator,
+        compute_metrics=lambda results: seen.append(results) or {},
+        preprocess_logits_for_metrics=predicted_tokens,
+    )
+    trainer.evaluate()
+    (predictions, labels), collator = (
+        seen[0],
+        PackedMLMCollator(tokenizer, layout="padded", seed=0, mlm_probability=0.5),
+    )
+    assert predictions.shape == labels.shape
+    model.config.sparse_prediction = False
+    for start in (0, 4):
+        batch = collator(rows[start : start + 4])
+        with torch.no_grad():
+            wanted = model(**batch).logits.argmax(-1).where(batch["labels"] != -100, -100)
+        found = torch.from_numpy(predictions[start : start + 4])[:, : wanted.shape[1]]
+        assert torch.equal(found, wanted)
+        padded = torch.nn.functional.pad(batch["labels"], (0, 3), value=-100)  # as Trainer pads to the longest process
+        logits = model(**batch).logits[batch["labels"] != -100]
+        assert torch.equal(predicted_tokens(logits, padded)[:, :-3], wanted)

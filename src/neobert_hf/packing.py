@@ -55,7 +55,9 @@ class PackedStream(IterableDataset):
 
     A document goes into the open row that it fills best; if it fits into none it opens a row, and when too many are open
     the fullest one is complete. At the end of the stream the open rows follow, the fullest first, so nothing is lost.
-    Rows hold no padding: give Trainer `per_device_train_batch_size=1` and `PackedMLMCollator` as its collator.
+    Rows hold no padding: give Trainer `per_device_train_batch_size=1` and `PackedMLMCollator` as its collator. Several processes
+    each pack the whole stream and take their share of the rows, with `accelerator_config={"dispatch_batches": False}`;
+    without it accelerate stops, since it cannot cut one batch of rows that differ in length.
 
     In a DataLoader with workers each worker packs its own share: every n-th document, or what a torch `IterableDataset`
     gives to that worker. The counts and the state of this object then stay as they are; those of the workers' copies move.

@@ -252,6 +252,23 @@ class Counter:
         return {name: value + self.before.get(name, 0) for name, value in totals.items()} | {"first_bad_step": bad}
 
 
+def predicted_tokens(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """What a masked language model predicts at each label, -100 elsewhere; Trainer's `preprocess_logits_for_metrics`.
+
+    With `sparse_prediction` logits exist at labels only, so many on one process and so many on another, and Trainer gathers
+    for `compute_metrics` what has the same shape everywhere. Labels have, and so has this.
+
+    Args:
+        logits: (number of labels, V), or (B, L, V).
+        labels: (B, L).
+
+    Returns:
+        (B, L).
+    """
+    is_label, predictions = labels != -100, logits.argmax(-1)
+    return labels.masked_scatter(is_label, predictions[is_label] if predictions.ndim > 1 else predictions)
+
+
 def masked_lm_loss(outputs, labels: torch.Tensor, num_items_in_batch=None) -> torch.Tensor:
     """Cross-entropy per masked token of the whole optimizer step, for models that do not take Trainer's count."""
     logits = outputs["logits"].flatten(0, -2).float()
