@@ -47,7 +47,8 @@ def build(arguments: BuildArguments) -> Path:
         OSError: The model or its tokenizer cannot be read.
     """
     out = Path(arguments.out)
-    if out.exists() and any(out.iterdir()) and not (out / "modeling_neobert.py").exists():
+    is_ours = all((out / name).is_file() for name in ("config.json", "modeling_neobert.py"))
+    if out.exists() and any(out.iterdir()) and not is_ours:
         raise ValueError(f"{out} is not empty and not a NeoBERT folder; name a new folder, nothing was written")
     if not Path(arguments.model).is_dir() and not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", arguments.model):
         raise ValueError(f"{arguments.model} is neither a folder that exists nor an id on the Hub like org/name")

@@ -6,7 +6,9 @@
 """
 
 import json
+import shutil
 import statistics
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +26,8 @@ from neobert_hf.retrieval import pairs_evaluator
 from neobert_hf.training_sets import read_pairs
 
 LARGEST_MB = 12
-CODE_SUFFIX = "_neobert.py"
+SUMMARY = "training_summary.json"  # with the names below: by it we know a folder that we have written
+PARTS = {"pretraining", "contrastive", "measured"}
 
 CARD = """
 # Mini NeoBERT
@@ -126,11 +129,34 @@ def held_out_packages(corpus: str) -> str:
     return " and ".join(sorted({json.loads(line)["package"] for line in lines}))
 
 
+def check_out(out: Path) -> None:
+    """Raise ValueError if the folder holds anything but a model that was built here before."""
+    if not out.exists() or not any(out.iterdir()):
+        return
+    summary = out / SUMMARY
+    if not summary.is_file() or set(json.loads(summary.read_text("utf-8"))) != PARTS:
+        raise ValueError(
+            f"{out} is not empty and not a folder that this has written; name another, nothing was written"
+        )
+
+
+def write_model(model: SentenceTransformer, out: Path) -> None:
+    """Save the model without its code, which lies in the package beside it."""
+    with tempfile.TemporaryDirectory() as saved:
+        model.save_pretrained(saved, create_model_card=False)
+        shutil.copytree(saved, out, ignore=shutil.ignore_patterns("*_neobert.py"), dirs_exist_ok=True)
+    config = json.loads((out / "config.json").read_text("utf-8"))
+    config.pop("auto_map", None)
+    (out / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
+    (out / "model.safetensors").chmod(0o644)
+
+
 def main():
     """Measure, write the folder, and check its size."""
     (arguments,) = HfArgumentParser(MiniArguments).parse_args_into_dataclasses()
     tune_allocator()
     out = Path(arguments.out)
+    check_out(out)
     model = SentenceTransformer(arguments.model, model_kwargs={"dtype": torch.bfloat16})
     figures = {**measure_pretrained(arguments), **measure_embeddings(model, arguments)}
     figures["machine"] = f"{torch.get_num_threads()} CPU threads, torch {torch.__version__}"
@@ -138,15 +164,10 @@ def main():
     summary["data"].pop("source", None)  # paths of the machine that trained it
     contrastive = json.loads(Path(arguments.model, "training_summary.json").read_text("utf-8"))
 
-    model.save_pretrained(str(out), create_model_card=False)
-    for file in out.glob(f"*{CODE_SUFFIX}"):
-        file.unlink()  # the package beside it has the code
-    config = json.loads((out / "config.json").read_text("utf-8"))
-    config.pop("auto_map", None)
-    (out / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
-    (out / "model.safetensors").chmod(0o644)
+    write_model(model, out)
     written = {"pretraining": summary, "contrastive": contrastive, "measured": figures}
-    (out / "training_summary.json").write_text(json.dumps(written, indent=1) + "\n", "utf-8")
+    assert set(written) == PARTS
+    (out / SUMMARY).write_text(json.dumps(written, indent=1) + "\n", "utf-8")
 
     recipe = summary["recipe"]
     training = (

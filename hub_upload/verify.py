@@ -13,11 +13,20 @@ import sys
 import tempfile
 from pathlib import Path
 
+# What Python and torch need to start, on Windows too. The folder's code runs with these and nothing else.
+PASSED_ON = ("PATH", "SYSTEMROOT", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "OMP_NUM_THREADS")
+
 
 def verify(folder: str) -> dict:
-    """Load `folder` in a process that cannot see neobert_hf, and return what that process reports."""
-    with tempfile.TemporaryDirectory() as cache:  # no code that an earlier run left in the cache
-        environment = {**os.environ, "HF_MODULES_CACHE": cache, "HF_HUB_OFFLINE": "1"}
+    """Load `folder` in a process that cannot see neobert_hf, and return what that process reports.
+
+    The folder's code gets no token: none is in its environment, and its home folder is an empty one. It can still read what
+    this user can read.
+    """
+    with tempfile.TemporaryDirectory() as home:  # no code that an earlier run left in the cache
+        environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        environment |= dict.fromkeys(("HOME", "USERPROFILE", "HF_HOME", "TMPDIR", "TEMP", "TMP"), home)
+        environment["HF_HUB_OFFLINE"] = "1"
         run = subprocess.run(
             [sys.executable, "-I", __file__, "--in_this_process", str(Path(folder).resolve())],
             env=environment,

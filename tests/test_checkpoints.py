@@ -291,9 +291,18 @@ def hub_folder(saved, tmp_path):
     return build(BuildArguments(model=str(saved), out=str(tmp_path / "hub"), metrics=[str(metrics)]))
 
 
-def test_the_hub_folder_verifies(hub_folder):
-    assert verify(hub_folder)["ok"]
+def test_the_hub_folder_verifies_and_its_code_sees_no_token(hub_folder, tmp_path, monkeypatch):
     assert {file.name for file in hub_folder.glob("*.py")} == CODE_FILES
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret too")
+    seen = tmp_path / "seen.json"
+    with (hub_folder / "modeling_neobert.py").open("a") as code:
+        code.write(f"\nimport json, os\nopen({str(seen)!r}, 'w').write(json.dumps(dict(os.environ)))\n")
+    report = verify(hub_folder)
+    assert report["ok"], report
+    environment = json.loads(seen.read_text())
+    assert "PATH" in environment and not {"HF_TOKEN", "AWS_SECRET_ACCESS_KEY"} & set(environment)
+    assert environment["HF_HOME"] == environment["HOME"] != str(Path.home())
 
 
 def test_the_card_states_the_config_the_metrics_and_no_placeholder(hub_folder):
@@ -349,6 +358,14 @@ def test_a_folder_with_other_files_is_left_alone(saved, tmp_path):
     with pytest.raises(ValueError, match="is not empty and not a NeoBERT folder"):
         build(BuildArguments(model=str(saved), out=str(tmp_path / "mine")))
     assert [file.name for file in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
+    (tmp_path / "mine/modeling_neobert.py").write_text("the model's source, as in src/neobert_hf")
+    with pytest.raises(ValueError, match="is not empty and not a NeoBERT folder"):
+        build(BuildArguments(model=str(saved), out=str(tmp_path / "mine")))
+    assert (tmp_path / "mine/modeling_neobert.py").read_text() == "the model's source, as in src/neobert_hf"
+
+
+def test_a_hub_folder_can_be_built_again(hub_folder, saved):
+    assert build(BuildArguments(model=str(saved), out=str(hub_folder))) == hub_folder
 
 
 def test_the_shipped_files_import_only_one_another_torch_transformers_and_safetensors():

@@ -14,6 +14,7 @@ pytest.importorskip(
     "sentence_transformers", reason="the mini model embeds by sentence-transformers (pip install -e .[embed])"
 )
 
+from build_mini import check_out, write_model
 from sentence_transformers import SentenceTransformer
 
 import neobert_hf
@@ -59,3 +60,19 @@ def test_an_installed_package_has_all_of_it(tmp_path):
     subprocess.run(command, cwd=FOLDER.parents[2], check=True, capture_output=True)
     built = {file.relative_to(tmp_path / "neobert_hf/mini") for file in (tmp_path / "neobert_hf/mini").rglob("*.*")}
     assert built == {file.relative_to(FOLDER) for file in FOLDER.rglob("*.*")}
+
+
+def test_building_it_replaces_nothing_but_an_earlier_one(tmp_path):
+    """`--out src/neobert_hf`, one level too high, must not touch the model's source."""
+    check_out(FOLDER)
+    check_out(tmp_path / "new")
+    source = tmp_path / "modeling_neobert.py"
+    source.write_text("the model's source")
+    with pytest.raises(ValueError, match="not a folder that this has written"):
+        check_out(tmp_path)
+    with pytest.raises(ValueError, match="not a folder that this has written"):
+        check_out(FOLDER.parent)
+    write_model(SentenceTransformer(neobert_hf.MINI), tmp_path)
+    assert source.read_text() == "the model's source"
+    built = {file.name for file in tmp_path.iterdir()} - {source.name}
+    assert built == {file.name for file in FOLDER.iterdir()} - {"README.md", "training_summary.json"}
