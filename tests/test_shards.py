@@ -131,6 +131,44 @@ def test_damage_is_found(tokenizer, tmp_path):
         Shards(tmp_path)
 
 
+def test_a_script_without_a_guard_is_told_what_to_do(tokenizer, tmp_path):
+    """Where processes are started anew, as on macOS and Windows, each of them runs the script from its beginning."""
+    tokenizer.save_pretrained(tmp_path)
+    program = """
+    import multiprocessing, sys
+    multiprocessing.set_start_method("spawn", force=True)
+    from transformers import PreTrainedTokenizerFast
+    from neobert_hf.shards import tokenize_corpus
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(sys.argv[1])
+    for num_processes in (1, 2):
+        shards = tokenize_corpus(["the fox"] * 9, tokenizer, f"{sys.argv[1]}/{num_processes}", num_processes=num_processes)
+        print(len(shards), "documents by", num_processes)
+    """
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(program))
+    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True)
+    assert done.stdout.startswith("9 documents by 1") and "by 2" not in done.stdout
+    assert done.returncode == 1
+    assert "RuntimeError: a process that tokenizes could not start" in done.stderr.splitlines()[-1], done.stderr
+    assert "pass num_processes=1" in done.stderr
+
+
+def test_one_process_is_this_one_and_writes_the_same(tokenizer, tmp_path, monkeypatch):
+    wanted = write(tmp_path / "two", tokenizer)
+    monkeypatch.setattr(shards_module, "ProcessPoolExecutor", None)
+    alone = write(tmp_path / "one", tokenizer, num_processes=1)
+    assert alone.manifest == wanted.manifest
+
+
+def test_windows_waits_for_61_processes_at_most(tokenizer, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(shards_module.sys, "platform", "win32")
+    monkeypatch.setattr(shards_module, "_write_shards", lambda *args: asked.append(args[2]) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        write(tmp_path, tokenizer, num_processes=128)
+    assert asked == [61]
+
+
 def test_a_full_disk_leaves_whole_shards_and_an_error(tmp_path):
     """A limit on the size of files stands for a full disk: writing fails in the middle in the same way."""
     program = """

@@ -7,10 +7,14 @@ gets its own small record when it is whole, so that an interrupted run goes on a
 
 import hashlib
 import json
+import multiprocessing
 import os
+import sys
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
 from pathlib import Path
 
@@ -23,6 +27,7 @@ from transformers import PreTrainedTokenizerFast
 MANIFEST = "manifest.json"
 COLUMN = "input_ids"
 LONG_DOCUMENTS = ("truncate", "chunk")
+MOST_ON_WINDOWS = 61  # processes that one pool can wait for there
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerFast) -> str:
@@ -61,12 +66,14 @@ def tokenize_corpus(
         max_length: Where a document is cut, in tokens, the special ones included.
         long_documents: What becomes of the rest: "truncate" drops it, as in the paper, "chunk" makes further documents of it.
         documents_per_shard: Documents of the source in a shard.
-        num_processes: Processes that tokenize; None is one for each core.
+        num_processes: Processes that tokenize; None is one for each core. They are started anew on macOS and Windows, so a
+            script that calls this keeps it under `if __name__ == "__main__":`. 1 starts none and needs no such line.
         show_progress: Show a progress bar over documents.
 
     Raises:
         ValueError: The folder holds shards of something else, or no text has a token.
         OSError: A shard cannot be written, for want of space for instance; finished shards stay whole.
+        RuntimeError: The processes could not start, or one of them ended.
     """
     if long_documents not in LONG_DOCUMENTS:
         raise ValueError(f"long_documents={long_documents!r} is not one of {', '.join(LONG_DOCUMENTS)}")
@@ -89,22 +96,17 @@ def tokenize_corpus(
         raise ValueError(f"{folder} is not empty and holds no shards; choose another folder")
     write_json(folder / "settings.json", settings)
 
-    options = (plain_tokenizer(tokenizer).to_str(), folder, max_length, long_documents)
+    options = (folder, plain_tokenizer(tokenizer).to_str(), max_length, long_documents)
     num_processes = num_processes or os.cpu_count()
-    progress = tqdm(desc="tokenizing", unit=" documents", disable=not show_progress)
-    with progress, ProcessPoolExecutor(num_processes, initializer=_begin_worker, initargs=options) as pool:
-        records, pending = {}, set()
-        for number, block in enumerate(_blocks(texts, documents_per_shard)):
-            record = _finished(folder, number)
-            if record is not None:
-                records[number] = record
-                progress.update(len(block))
-                continue
-            pending.add(pool.submit(_write_shard, number, block))
-            if len(pending) > num_processes:  # no more texts wait in memory than the processes need
-                pending = _collect(pending, records, progress)
-        while pending:
-            pending = _collect(pending, records, progress)
+    if sys.platform == "win32":
+        num_processes = min(num_processes, MOST_ON_WINDOWS)
+    try:
+        records = _write_shards(texts, documents_per_shard, num_processes, options, show_progress)
+    except BrokenProcessPool as error:
+        raise RuntimeError(
+            "a process that tokenizes could not start, or ended: in a script, keep what starts it under "
+            "if __name__ == '__main__':, or pass num_processes=1, which starts none; if memory was short, pass fewer"
+        ) from error
     shards = [records[number] for number in sorted(records)]
     if not sum(shard["tokens"] for shard in shards):
         raise ValueError(f"no text of {source or 'the corpus'} has a token; there is nothing to train on")
@@ -131,6 +133,26 @@ def _check_same(folder, here, there):
         raise ValueError(
             f"{folder} holds shards of something else: {details}. Choose another folder, or remove this one"
         )
+
+
+def _write_shards(texts, documents_per_shard, num_processes, options, show_progress):
+    """Write the shards that are not there yet; the record of each, by number."""
+    folder, records, pending = options[0], {}, set()
+    make_pool = ThreadPoolExecutor if num_processes == 1 else ProcessPoolExecutor
+    progress = tqdm(desc="tokenizing", unit=" documents", disable=not show_progress)
+    with progress, make_pool(num_processes, initializer=_begin_worker, initargs=options) as pool:
+        for number, block in enumerate(_blocks(texts, documents_per_shard)):
+            record = _finished(folder, number)
+            if record is not None:
+                records[number] = record
+                progress.update(len(block))
+                continue
+            pending.add(pool.submit(_write_shard, number, block))
+            if len(pending) > num_processes:  # no more texts wait in memory than the processes need
+                pending = _collect(pending, records, progress)
+        while pending:
+            pending = _collect(pending, records, progress)
+    return records
 
 
 def _blocks(texts, size) -> Iterator[list[str]]:
@@ -162,20 +184,21 @@ def _finished(folder, number):
     return record if file.is_file() and file.stat().st_size == record["bytes"] else None
 
 
-_worker = {}
+_worker = threading.local()
 
 
-def _begin_worker(tokenizer, folder, max_length, long_documents):
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
+def _begin_worker(folder, tokenizer, max_length, long_documents):
+    if multiprocessing.parent_process() is not None:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     tokenizer = Tokenizer.from_str(tokenizer)
     tokenizer.enable_truncation(max_length)
-    num_special = tokenizer.num_special_tokens_to_add(is_pair=False)
-    _worker.update(tokenizer=tokenizer, folder=folder, chunk=long_documents == "chunk", num_special=num_special)
+    _worker.tokenizer, _worker.folder, _worker.is_chunking = tokenizer, folder, long_documents == "chunk"
+    _worker.num_special = tokenizer.num_special_tokens_to_add(is_pair=False)
 
 
 def _write_shard(number, texts):
     """Tokenize a block of texts, write its shard and then its record; returns (number, record)."""
-    tokenizer, folder = _worker["tokenizer"], _worker["folder"]
+    tokenizer, folder = _worker.tokenizer, _worker.folder
     dtype = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.int32
     documents, num_empty = [], 0
     try:
@@ -183,8 +206,8 @@ def _write_shard(number, texts):
     except (TypeError, UnicodeEncodeError):  # a lone surrogate, which is no text: it becomes a question mark
         encodings = tokenizer.encode_batch_fast([text.encode("utf-8", "replace").decode() for text in texts])
     for encoding in encodings:
-        pieces = [encoding, *encoding.overflowing] if _worker["chunk"] else [encoding]
-        pieces = [np.array(piece.ids, dtype) for piece in pieces if len(piece.ids) > _worker["num_special"]]
+        pieces = [encoding, *encoding.overflowing] if _worker.is_chunking else [encoding]
+        pieces = [np.array(piece.ids, dtype) for piece in pieces if len(piece.ids) > _worker.num_special]
         num_empty += not pieces
         documents += pieces
     lengths = np.array([len(document) for document in documents], np.int64)
