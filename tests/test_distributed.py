@@ -85,9 +85,9 @@ def test_fsdp2_in_bf16_keeps_in_float32_what_autocast_keeps(tiny_config, mesh, m
         keep_float32(plugin)
     rotated_in, states = [], []
 
-    def watch(qkv, rotary, module):
+    def watch(qkv, rotary, *others):
         rotated_in.append(rotary.dtype)
-        return split_and_rotate(qkv, rotary, module)
+        return split_and_rotate(qkv, rotary, *others)
 
     monkeypatch.setattr(modeling_neobert, "split_and_rotate", watch)
     tiny_config.sparse_prediction = True

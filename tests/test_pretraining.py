@@ -19,7 +19,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenize
 
 from neobert_hf import NeoBERTForMaskedLM, PackedMLMCollator
 from neobert_hf.arguments import PretrainingArguments
-from neobert_hf.flops import training_flops
+from neobert_hf.flops import matrix_flops_per_s, training_flops
 from neobert_hf.packing import MixedRows, PackedRows
 from neobert_hf.pretraining import PretrainingTrainer, build_model
 from neobert_hf.recipes import RECIPES
@@ -259,6 +259,16 @@ def test_operations_are_counted_as_by_hand(tiny_config):
     products = 2 * layers * block * 10 + 2 * width * vocabulary * 3  # ten tokens, three of them masked
     attention = layers * 2 * (2 * width * (4**2 + 6**2))  # scores and mixes of a document of 4 and one of 6 tokens
     assert training_flops(model, 10, 3, 4**2 + 6**2) == 3 * (products + attention)
+
+
+def test_a_slow_device_has_a_rate_too():
+    """One whose first product takes longer than the time that was given, for loading its libraries."""
+    assert matrix_flops_per_s(torch.device("cpu"), torch.float32, seconds=0) > 0
+
+
+def test_memory_is_pinned_for_cuda_only(tmp_path):
+    assert arguments(tmp_path, use_cpu=False).dataloader_pin_memory == torch.cuda.is_available()
+    assert not arguments(tmp_path).dataloader_pin_memory
 
 
 def test_m0_is_roberta_prelayernorm_and_learns_under_the_same_trainer(tokenizer, documents, tmp_path):

@@ -160,13 +160,22 @@ def test_one_process_is_this_one_and_writes_the_same(tokenizer, tmp_path, monkey
     assert alone.manifest == wanted.manifest
 
 
-def test_windows_waits_for_61_processes_at_most(tokenizer, tmp_path, monkeypatch):
+def test_there_are_as_many_processes_as_cores_to_use_and_61_at_most_on_windows(tokenizer, tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(shards_module.sys, "platform", "win32")
     monkeypatch.setattr(shards_module, "_write_shards", lambda *args: asked.append(args[2]) or 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        write(tmp_path, tokenizer, num_processes=128)
-    assert asked == [61]
+    monkeypatch.setattr(shards_module.os, "cpu_count", lambda: 128)
+
+    def ask():
+        with pytest.raises(ZeroDivisionError):
+            write(tmp_path, tokenizer, num_processes=None)
+
+    monkeypatch.setattr(shards_module.os, "sched_getaffinity", lambda process: {3, 5, 8}, raising=False)
+    ask()
+    monkeypatch.delattr(shards_module.os, "sched_getaffinity")  # as on macOS and Windows
+    ask()
+    monkeypatch.setattr(shards_module.sys, "platform", "win32")
+    ask()
+    assert asked == [3, 128, 61]
 
 
 def test_a_full_disk_leaves_whole_shards_and_an_error(tmp_path):

@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass, field, fields, replace
 
+import torch
 from transformers import TrainingArguments
 
 from .recipes import RECIPES, Recipe
@@ -85,7 +86,7 @@ class PretrainingArguments(TrainingArguments):
     logging_steps: float = field(default=10, metadata={"help": "Optimizer steps between two logs."})
     prediction_loss_only: bool = field(default=True, metadata={"help": "Figures are counted, predictions not kept."})
     report_to: str = field(default="tensorboard", metadata={"help": "tensorboard, wandb, ... or none."})
-    dataloader_pin_memory: bool = field(default=None, metadata={"help": "True on a GPU."})
+    dataloader_pin_memory: bool = field(default=None, metadata={"help": "True with CUDA."})
 
     def __post_init__(self):
         if self.recipe not in RECIPES:
@@ -111,7 +112,7 @@ class PretrainingArguments(TrainingArguments):
             raise ValueError("config_overrides would have no effect in phase 2, whose model comes from init_from")
         self._set_accumulation()
         if self.dataloader_pin_memory is None:
-            self.dataloader_pin_memory = not self.use_cpu
+            self.dataloader_pin_memory = torch.cuda.is_available() and not self.use_cpu
         if self.accelerator_config is None:  # rows differ in length, so each process reads its own
             self.accelerator_config = {"dispatch_batches": False}
         super().__post_init__()

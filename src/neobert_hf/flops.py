@@ -29,10 +29,10 @@ def matrix_flops_per_s(device: torch.device, dtype: torch.dtype, seconds: float 
     """The best rate of floating-point operations that square matrix products reach on a device within that time."""
     size = 8192 if device.type == "cuda" else 1024
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    a @ b  # the first one loads libraries
+    _wait(device)
     best, end = 0.0, time.perf_counter() + seconds
-    a @ b
-    while time.perf_counter() < end:
-        _wait(device)
+    while not best or time.perf_counter() < end:
         started = time.perf_counter()
         a @ b
         _wait(device)

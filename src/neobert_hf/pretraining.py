@@ -231,7 +231,7 @@ class Counter:
             lengths = inputs["attention_mask"].sum(-1)
             num_tokens, squares = lengths.sum(), lengths.square().sum()
         else:
-            num_tokens = torch.tensor(labels.numel(), device=labels.device)
+            num_tokens = torch.full((), labels.numel(), device=labels.device)  # torch.tensor would wait for the device
             positions = inputs.get("position_ids")  # a document of n tokens: 1 + 3 + 5 + ... + (2 n - 1) = n^2
             squares = num_tokens**2 if positions is None else (2 * positions + 1).sum()
         num_correct = getattr(outputs, "num_correct", None)

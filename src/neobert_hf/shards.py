@@ -97,7 +97,8 @@ def tokenize_corpus(
     write_json(folder / "settings.json", settings)
 
     options = (folder, plain_tokenizer(tokenizer).to_str(), max_length, long_documents)
-    num_processes = num_processes or os.cpu_count()
+    if num_processes is None:  # not the cores of the whole machine, where a job has some of them
+        num_processes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     if sys.platform == "win32":
         num_processes = min(num_processes, MOST_ON_WINDOWS)
     try:
