@@ -6,11 +6,11 @@ from transformers import AutoModel
 from transformers.utils import logging
 
 from neobert_hf import NeoBERTConfig, NeoBERTModel
-from neobert_hf.attention_neobert import choose_backend, rotary_table
+from neobert_hf.attention_neobert import Situation, choose_backend, rotary_table
 from neobert_hf.kernels_neobert import onednn_is_best, split_and_rotate
 from neobert_hf.layout_neobert import make_layout
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+CPU = torch.device("cpu")
 
 
 def layout_of(*lengths):
@@ -96,11 +96,12 @@ def test_no_module_holds_a_buffer(tiny_config):
 def test_nothing_asked_for_chooses_what_runs_here(checkpoint):
     model = AutoModel.from_pretrained(checkpoint)
     assert model.config._attn_implementation == "auto"
-    assert choose_backend("auto", CPU, torch.float32, may_pack=True) == "sdpa"
-    fastest = "blocked" if onednn_is_best(torch.float32) else "sdpa"
-    assert choose_backend("auto", CPU, torch.float32, may_pack=True, is_fast=True) == fastest
-    assert choose_backend("auto", CPU, torch.float32, may_pack=False, is_fast=True) == "sdpa"
-    assert choose_backend("auto", CPU, torch.float32, may_pack=False, need_weights=True) == "eager"
+    packed = Situation(CPU, torch.float32, 64, is_packed=True)
+    fast = packed._replace(is_fast=True)
+    assert choose_backend("auto", packed) == "sdpa"
+    assert choose_backend("auto", fast) == ("blocked" if onednn_is_best(torch.float32) else "sdpa")
+    assert choose_backend("auto", fast._replace(is_packed=False)) == "sdpa"
+    assert choose_backend("auto", packed._replace(is_packed=False), need_weights=True) == "eager"
 
 
 def test_attention_probabilities_fall_back_to_eager_with_a_message(model, caplog):
@@ -128,7 +129,7 @@ def test_a_function_that_a_user_registered_keeps_documents_and_rows_apart(model,
 MISSING = {
     "xformers": (ImportError, "pip install 'xformers"),
     "flash_attention_2": (ImportError, "pip install flash-attn"),
-    "no_such_attention": (ValueError, "'torch_varlen', 'xformers'; or leave it out"),
+    "no_such_attention": (ValueError, "choose 'flash_attention_3', .*'flex_attention'; or leave it out"),
 }
 
 
@@ -142,30 +143,3 @@ def test_a_backend_that_is_not_installed_is_refused_at_once(checkpoint, name, mo
     error, message = MISSING[name]
     with pytest.raises(error, match=message):
         AutoModel.from_pretrained(checkpoint, attn_implementation=name)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("torch_varlen", CUDA, torch.float32, True), "computes in float16 or bfloat16, not torch.float32"),
-        (("torch_varlen", CPU, torch.bfloat16, True), "runs on CUDA, not on cpu"),
-        (("flash_attention_2", CUDA, torch.float32, True), "computes in float16 or bfloat16"),
-        (("torch_varlen", CUDA, torch.bfloat16, False), "runs packed sequences only"),
-        (("flex_attention", CPU, torch.float32, False), "runs packed sequences only"),
-        (("blocked", CPU, torch.float32, True), "for inference on a CPU"),
-        (("blocked", CPU, torch.float16, True, False, True), "fast products in torch.float16"),
-    ],
-)
-def test_a_backend_that_cannot_run_this_input_is_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        choose_backend(*arguments)
-
-
-def test_the_choice_of_attention_is_logged_once(caplog):
-    from neobert_hf import attention_neobert
-
-    attention_neobert._find_best_backend.cache_clear()
-    with caplog.at_level("INFO"):
-        for _ in range(3):
-            choose_backend("auto", CPU, torch.float32, may_pack=True)
-    assert caplog.text.count("NeoBERT on cpu in torch.float32, packed layout: sdpa attention, plain kernels") == 1

@@ -12,7 +12,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.utils import logging
 
-from neobert_hf import NeoBERTForMaskedLM, NeoBERTModel, layout_neobert
+from neobert_hf import NeoBERTForMaskedLM, NeoBERTForQuestionAnswering, NeoBERTModel, attention_neobert, layout_neobert
+from neobert_hf.attention_neobert import BACKENDS
 from neobert_hf.layout_neobert import make_layout
 
 VOCAB = CONFIG["vocab_size"]
@@ -255,6 +256,16 @@ def test_the_host_waits_once_for_the_device(model, monkeypatch, form):
     assert device.copies == 1 and not device.waits
 
 
+def test_question_answering_checks_its_spans_on_the_one_copy(tiny_config, monkeypatch):
+    model = NeoBERTForQuestionAnswering(tiny_config)
+    ids, mask = random_ids(3, 7), torch.ones(3, 7, dtype=torch.long)
+    mask[1, 4:] = 0
+    spans = dict(start_positions=torch.tensor([0, 2, 9]), end_positions=torch.tensor([6, 3, -1]))
+    with WaitsForDevice(monkeypatch) as device:
+        model(ids, mask, **spans).loss.backward()
+    assert device.copies == 1 and not device.waits
+
+
 def test_a_step_that_decodes_labelled_positions_only_waits_once_too(model, monkeypatch):
     ids, mask = random_ids(3, 7), torch.ones(3, 7, dtype=torch.long)
     mask[1, 4:] = 0
@@ -263,6 +274,49 @@ def test_a_step_that_decodes_labelled_positions_only_waits_once_too(model, monke
     with WaitsForDevice(monkeypatch) as device:
         model(ids, attention_mask=mask, labels=labels).loss.backward()
     assert device.copies == 1 and not device.waits
+
+
+@pytest.fixture
+def varlen(monkeypatch):
+    """`torch_varlen` on the CPU: a kernel that reads the boundaries on the device, in plain operations that wait for nothing."""
+
+    def varlen_attn(q, k, v, boundaries, _, max_q, max_k):
+        sequence_ids = attention_neobert.sequence_of_each_token(boundaries, len(q))
+        is_same = sequence_ids[:, None] == sequence_ids
+        q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=is_same).transpose(0, 1)
+
+    monkeypatch.setattr(attention_neobert, "varlen_attn", varlen_attn)
+    changes = dict(devices=("cpu",), capabilities={}, is_installed=lambda: True)
+    monkeypatch.setitem(BACKENDS, "torch_varlen", BACKENDS["torch_varlen"]._replace(**changes))
+    return "torch_varlen"
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_a_training_step_on_trusted_boundaries_waits_for_nothing_before_the_first_block(
+    model, varlen, monkeypatch, is_sparse
+):
+    model.train().config.sparse_prediction = is_sparse
+    boundaries, ids = boundaries_of([3, 1, 6]), random_ids(1, 10)
+    labels = ids.masked_fill(ids % 3 > 0, -100)
+    wanted = model(ids, labels=labels, cu_seq_lens_q=boundaries).loss
+    model.set_attn_implementation(varlen)
+    begun = []
+    with WaitsForDevice(monkeypatch) as device:
+        model.model.transformer_encoder[0].register_forward_pre_hook(lambda *_: begun.append(list(device.waits)))
+        packed = dict(cu_seq_lens_q=boundaries, cu_seq_lens_k=boundaries.clone(), max_length_q=6, max_length_k=6)
+        loss = model(ids, labels=labels, **packed, trust_boundaries=True, num_items_in_batch=7).loss
+        loss.backward()
+    assert device.copies == 0 and begun == [[]]
+    # with the LM head on labelled positions only, their number has to be known; the blocks are under way by then
+    assert device.waits == (["nonzero"] if is_sparse else [])
+    num_labels = (labels != -100).sum()
+    torch.testing.assert_close(loss, wanted * num_labels / 7)
+
+
+def test_trusted_boundaries_are_still_checked_where_attention_needs_them_on_the_host(model):
+    with pytest.raises(ValueError, match="ends with 3, the row holds 2 tokens"):
+        model(random_ids(1, 2), cu_seq_lens_q=boundaries_of([3]), max_length_q=3, trust_boundaries=True)
 
 
 BAD_INPUTS = {
@@ -313,14 +367,38 @@ BAD_INPUTS = {
         dict(input_ids=[[5, 6]], attention_mask=[[[[1.0, 0.0], [1.0, 1.0]]]]),
         "4-D attention_mask of torch.float32 holds values that no mask has",
     ),
+    "a 2-D mask to be added": (
+        dict(input_ids=[[5, 6, 7]], attention_mask=[[0.0, 0.0, -math.inf]]),
+        "2-D attention_mask of torch.float32 holds values other than 0 and 1; .* give `attention_mask == 0`",
+    ),
+    "a 2-D mask of weights": (
+        dict(input_ids=[[5, 6]], attention_mask=[[1.0, 0.5]]),
+        "2-D attention_mask of torch.float32 holds values other than 0 and 1",
+    ),
+    "a 2-D mask of whole numbers": (
+        dict(input_ids=[[5, 6]], attention_mask=[[1, 2]]),
+        "2-D attention_mask of torch.int64 holds values other than 0 and 1",
+    ),
+    "a 2-D mask to be added, without padding": (
+        dict(input_ids=[[5, 6]], attention_mask=[[0.0, 0.0]]),
+        "row 0 of attention_mask has no real token, that is no 1",
+    ),
+    "trusted boundaries without their longest": (
+        dict(input_ids=[[5, 6]], cu_seq_lens_q=[0, 2], trust_boundaries=True),
+        "max_length_q is missing; .* give it as a whole number",
+    ),
     "ids and embeddings": (dict(input_ids=[[5]], inputs_embeds=[[[0.0] * 32]]), "both of input_ids and inputs_embeds"),
     "neither": ({}, "neither of input_ids and inputs_embeds"),
 }
 
 
 @pytest.mark.parametrize("name", BAD_INPUTS)
-def test_bad_input_is_refused_with_value_rule_and_way_out(model, name):
+def test_bad_input_is_refused_with_value_rule_and_way_out(model, name, monkeypatch):
     arguments, message = BAD_INPUTS[name]
+    if arguments.get("trust_boundaries"):
+        from_device = BACKENDS["sdpa"]._replace(reads_boundaries=True)
+        monkeypatch.setitem(BACKENDS, "sdpa", from_device)
+        monkeypatch.setitem(BACKENDS, "blocked", from_device)
     tensors = {key: value if isinstance(value, int) else torch.tensor(value) for key, value in arguments.items()}
     if name == "no columns":
         tensors["input_ids"] = tensors["input_ids"].long()

@@ -5,16 +5,18 @@ Axes: `B` rows, `L` columns of the input; `T` tokens on the flat axis that the b
 T = B * L.
 """
 
-import importlib.util
 import math
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available, logging
+from transformers import AttentionInterface
+from transformers import utils as transformers_utils
+from transformers.utils import logging
 
 from .kernels_neobert import blocked_attention, onednn_is_best
 
@@ -22,6 +24,10 @@ try:
     from torch.nn.attention.varlen import varlen_attn
 except ImportError:  # torch < 2.10
     varlen_attn = None
+try:
+    from torch.nn.attention.flex_attention import create_block_mask
+except ImportError:  # torch < 2.5
+    create_block_mask = None
 try:
     from xformers.ops import memory_efficient_attention
     from xformers.ops.fmha.attn_bias import BlockDiagonalMask
@@ -165,7 +171,7 @@ def attend(
     Returns:
         (T, H, K), and the probabilities (B, H, L, L) if the backend is eager, else None.
     """
-    return BACKENDS.get(layout.backend, _attend_registry)(q_THK, k_THK, v_THK, layout)
+    return find_backend(layout.backend).attend(q_THK, k_THK, v_THK, layout)
 
 
 def _split_rows(x_THK, layout):
@@ -196,12 +202,69 @@ def _attend_sdpa(q_THK, k_THK, v_THK, layout):
         mask = mask if mask is None or mask.dtype == torch.bool else mask.to(q_THK.dtype)
         q, k, v = (_split_rows(x, layout) for x in (q_THK, k_THK, v_THK))
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(0, 1), None
+    if layout.mask is not None:
+        return _attend_groups(q_THK, k_THK, v_THK, layout.mask), None
     if len(set(layout.lengths)) == 1:  # sequences of one length are a batch
         q, k, v = (x.unflatten(0, (-1, layout.lengths[0])).transpose(1, 2) for x in (q_THK, k_THK, v_THK))
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(0, 1), None
     sequences = zip(*(x.transpose(0, 1).split(layout.lengths, dim=1) for x in (q_THK, k_THK, v_THK)))
     outputs = [F.scaled_dot_product_attention(q[None], k[None], v[None])[0] for q, k, v in sequences]
     return torch.cat(outputs, dim=1).transpose(0, 1), None
+
+
+class LengthGroups(NamedTuple):
+    """Sequences of similar length side by side, padded to the longest of their group: a call for each group.
+
+    Attributes:
+        places: (T,) int64, the place of each token among the padded ones.
+        shapes: Number of sequences and padded length of each group.
+        masks: For each group (sequences, 1, 1, length) bool, True at real keys; None where nothing is padded.
+    """
+
+    places: torch.Tensor
+    shapes: tuple[tuple[int, int], ...]
+    masks: tuple[torch.Tensor | None, ...]
+
+
+def _sdpa_mask(layout):
+    """A kernel costs a launch for each call, so on a GPU a call for each of hundreds of sequences is slow.
+
+    A CPU has no launches: there the sequences one by one are faster, and need no copies.
+    """
+    if layout.cu_seq_lens.device.type == "cpu" or len(set(layout.lengths)) == 1:
+        return None
+    return _group_by_length(layout)
+
+
+def _group_by_length(layout):
+    """Groups in which lengths differ by less than a factor of two, so that padding is less than half of each."""
+    lengths, device = torch.tensor(layout.lengths), layout.cu_seq_lens.device
+    starts, begins = torch.empty_like(lengths), 0
+    shapes, masks = [], []
+    doublings = torch.tensor([(length - 1).bit_length() for length in layout.lengths])
+    for doubling in doublings.unique():
+        members = doublings == doubling
+        group = lengths[members]
+        longest = int(group.max())
+        starts[members] = begins + longest * torch.arange(len(group))
+        begins += longest * len(group)
+        shapes.append((len(group), longest))
+        is_key = torch.arange(longest) < group[:, None]
+        masks.append(None if is_key.all() else to_device(is_key[:, None, None], device))
+    within = torch.arange(int(lengths.sum())) - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
+    places = starts.repeat_interleave(lengths) + within
+    return LengthGroups(to_device(places, device), tuple(shapes), tuple(masks))
+
+
+def _attend_groups(q_THK, k_THK, v_THK, groups):
+    sizes = [count * length for count, length in groups.shapes]
+    padded = (x.new_zeros(sum(sizes), *x.shape[1:]).index_copy(0, groups.places, x) for x in (q_THK, k_THK, v_THK))
+    outputs = []
+    for shape, mask, *group in zip(groups.shapes, groups.masks, *(x.split(sizes) for x in padded)):
+        q, k, v = (x.unflatten(0, shape).transpose(1, 2) for x in group)
+        output = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        outputs.append(output.transpose(1, 2).flatten(0, 1))
+    return torch.cat(outputs).index_select(0, groups.places)
 
 
 def _attend_blocked(q_THK, k_THK, v_THK, layout):
@@ -234,7 +297,7 @@ _caller = lru_cache(_Caller)
 
 def _attend_registry(q_THK, k_THK, v_THK, layout):
     """FlashAttention 2, 3 and 4, flex attention and Hub kernels, packed; functions that users registered, dense."""
-    caller, attention = _caller(layout.backend), ALL_ATTENTION_FUNCTIONS[layout.backend]
+    caller, attention = _caller(layout.backend), AttentionInterface()[layout.backend]
     options = dict(scaling=q_THK.shape[-1] ** -0.5, dropout=0.0, is_causal=False)
     if not layout.is_packed:
         mask = None if layout.mask is None else _additive(layout.mask, q_THK.dtype)
@@ -260,13 +323,12 @@ def _attend_flex(q_THK, k_THK, v_THK, layout):
     if q_THK.device.type != "cpu":
         return _attend_registry(q_THK, k_THK, v_THK, layout)
     # On a CPU the compiled form (torch 2.13) fails to build for a second sequence length. Neither form has a backward there.
-    with torch.compiler.set_stance("force_eager"):
+    set_stance = getattr(torch.compiler, "set_stance", None)  # torch < 2.6
+    with set_stance("force_eager") if set_stance else nullcontext():
         return _attend_registry(q_THK, k_THK, v_THK, layout)
 
 
 def _flex_mask(layout):
-    from torch.nn.attention.flex_attention import create_block_mask
-
     sequence_ids = layout.sequence_ids()
 
     def same_sequence(row, head, query, key):
@@ -279,41 +341,162 @@ def _flex_mask(layout):
     )
 
 
+def _xformers_mask(layout):
+    # Made on the host, because its own copy to the device waits; the boundaries are on the device already.
+    mask = BlockDiagonalMask.from_seqlens(layout.lengths, device=torch.device("cpu"))
+    mask.q_seqinfo.seqstart = mask.k_seqinfo.seqstart = layout.cu_seq_lens
+    return mask
+
+
+def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy a tensor of the host to `device`, without waiting where that is safe.
+
+    Towards CUDA the copy starts from pinned memory, which torch keeps until the copy is done. Elsewhere memory that is freed
+    too early can arrive as garbage (pytorch issues 139550 and 189690), so there the copy waits.
+    """
+    if device.type == "cuda":
+        return host.pin_memory().to(device, non_blocking=True)
+    return host.to(device)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The table of backends
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class Backend(NamedTuple):
+    """A row of the table: what runs, on what, and whether it is there. An empty field sets no limit.
+
+    Attributes:
+        attend: From queries, keys, values (T, H, K) and a layout to the attended values, and the probabilities or None.
+        layouts: "packed", "dense" or both.
+        devices: Types of device.
+        capabilities: For each dtype the lowest and the highest CUDA capability; no other dtype is computed.
+        head_multiple: The head width is a multiple of this.
+        max_head_width: The head width is at most this.
+        make_mask: From a packed layout to the mask that `attend` finds in it.
+        reads_boundaries: Whether it finds the sequences in `cu_seq_lens` on the device, without any value on the host.
+        is_automatic: Whether "auto" may choose it.
+        is_for_inference: Whether it needs what `runs_fast` asks for, and products that pay (`onednn_is_best`).
+        is_installed: Whether it is there.
+        remedy: What to do if it is not.
+    """
+
+    attend: Callable
+    layouts: tuple[str, ...]
+    devices: tuple[str, ...] = ()
+    capabilities: dict[torch.dtype, tuple[tuple[int, int], tuple[int, int]]] = {}
+    head_multiple: int = 1
+    max_head_width: int | None = None
+    make_mask: Callable | None = None
+    reads_boundaries: bool = False
+    is_automatic: bool = False
+    is_for_inference: bool = False
+    is_installed: Callable[[], bool] = lambda: True
+    remedy: str = ""
+
+    @property
+    def is_of_transformers(self) -> bool:
+        """Whether transformers registers it, and says itself whether it can be loaded."""
+        return self.attend is _attend_registry
+
+
+def _transformers_finds(package):
+    """Whether transformers, which may be too old to know it, finds this FlashAttention."""
+    is_available = getattr(transformers_utils, f"is_{package}_available", None)
+    return is_available is not None and is_available()
+
+
+def _half(lowest, highest=(99, 0)):
+    return dict.fromkeys((torch.float16, torch.bfloat16), (lowest, highest))
+
+
+_flash = dict(attend=_attend_registry, layouts=("packed",), reads_boundaries=True, head_multiple=8, max_head_width=256)
+
+# In the order in which "auto" prefers them. FlashAttention's numbers are those of its versions 2.8, 3 beta and 4.0 beta,
+# torch_varlen's those of torch 2.13, xformers' those of its version 0.0.35, whose kernels for fp32 end at Hopper.
 BACKENDS = {
-    "eager": _attend_eager,
-    "sdpa": _attend_sdpa,
-    "blocked": _attend_blocked,
-    "flex_attention": _attend_flex,
-    "torch_varlen": _attend_varlen,
-    "xformers": _attend_xformers,
+    "flash_attention_3": Backend(
+        **_flash,
+        devices=("cuda",),
+        capabilities=_half((9, 0), (9, 9)),
+        is_automatic=True,
+        is_installed=lambda: _transformers_finds("flash_attn_3"),
+        remedy="build it from the folder hopper of https://github.com/Dao-AILab/flash-attention",
+    ),
+    "flash_attention_2": Backend(
+        **_flash,
+        devices=("cuda", "mlu", "musa", "npu", "xpu"),
+        capabilities=_half((8, 0)),
+        is_automatic=True,
+        is_installed=lambda: _transformers_finds("flash_attn_2"),
+        remedy="pip install flash-attn --no-build-isolation",
+    ),
+    "flash_attention_4": Backend(
+        **_flash,
+        devices=("cuda",),
+        capabilities=_half((9, 0)),
+        is_installed=lambda: _transformers_finds("flash_attn_4"),
+        remedy="pip install --pre flash-attn-4",
+    ),
+    "torch_varlen": Backend(
+        **{**_flash, "attend": _attend_varlen},
+        devices=("cuda",),
+        capabilities=_half((8, 0)),
+        is_automatic=True,
+        is_installed=lambda: varlen_attn is not None,
+        remedy=f"it needs torch>=2.10, this is {torch.__version__}; pip install -U torch",
+    ),
+    "xformers": Backend(
+        _attend_xformers,
+        layouts=("packed",),
+        devices=("cuda",),
+        capabilities={
+            torch.float32: ((6, 0), (9, 0)),
+            torch.float16: ((6, 0), (99, 0)),
+            torch.bfloat16: ((8, 0), (99, 0)),
+        },
+        head_multiple=8,
+        max_head_width=256,
+        make_mask=_xformers_mask,
+        is_automatic=True,
+        is_installed=lambda: memory_efficient_attention is not None,
+        remedy="pip install 'xformers>=0.0.35'",
+    ),
+    "blocked": Backend(
+        _attend_blocked, layouts=("packed",), devices=("cpu",), is_automatic=True, is_for_inference=True
+    ),
+    "sdpa": Backend(_attend_sdpa, layouts=("packed", "dense"), make_mask=_sdpa_mask, is_automatic=True),
+    "eager": Backend(_attend_eager, layouts=("dense",)),
+    "flex_attention": Backend(
+        _attend_flex,
+        layouts=("packed",),
+        make_mask=_flex_mask,
+        is_installed=lambda: create_block_mask is not None,
+        remedy="it needs torch>=2.5; pip install -U torch",
+    ),
 }
 
-MASK_MAKERS = {
-    "flex_attention": _flex_mask,
-    "xformers": lambda layout: BlockDiagonalMask.from_seqlens(layout.lengths, device=layout.cu_seq_lens.device),
-}
 
-
-def takes_boundaries(backend: str) -> bool:
-    """True for kernels that read `cu_seq_lens` on the device, so that they run where no value may be looked at."""
-    return backend == "torch_varlen" or "flash" in backend
+def find_backend(implementation: str) -> Backend:
+    """The row of `implementation`; of a kernel from the Hub, named after its repository; or of what a user registered."""
+    if implementation in BACKENDS:
+        return BACKENDS[implementation]
+    if "flash" in implementation:
+        return Backend(_attend_registry, layouts=("packed",), capabilities=_half((0, 0)), reads_boundaries=True)
+    return Backend(_attend_registry, layouts=("dense",))
 
 
 def runs_packed(implementation: str) -> bool:
     """True for attention that keeps the sequences of a packed layout apart; the rest gets a dense layout and a mask."""
-    return implementation in ("auto", "sdpa", "blocked", "flex_attention", "xformers") or takes_boundaries(
-        implementation
-    )
+    return implementation == "auto" or "packed" in find_backend(implementation).layouts
 
 
 def check_installed(implementation: str) -> None:
-    """Raise ImportError, saying what to install, if one of our own backends is missing."""
-    if implementation == "torch_varlen" and varlen_attn is None:
-        raise ImportError(
-            f"attn_implementation='torch_varlen' needs torch>=2.10, this is {torch.__version__}; pip install -U torch"
-        )
-    if implementation == "xformers" and memory_efficient_attention is None:
-        raise ImportError("attn_implementation='xformers' needs xformers; pip install 'xformers>=0.0.35'")
+    """Raise ImportError, saying what to install, if a backend of the table is missing."""
+    backend = find_backend(implementation)
+    if not backend.is_installed():
+        raise ImportError(f"attn_implementation={implementation!r} is not installed; {backend.remedy}")
 
 
 def attention_dtype(weight: torch.Tensor) -> torch.dtype:
@@ -324,26 +507,34 @@ def attention_dtype(weight: torch.Tensor) -> torch.dtype:
     return weight.dtype
 
 
-def choose_backend(
-    implementation: str,
-    device: torch.device,
-    dtype: torch.dtype,
-    may_pack: bool,
-    need_weights: bool = False,
-    is_fast: bool = False,
-) -> str:
+class Situation(NamedTuple):
+    """What decides which backends can run.
+
+    Attributes:
+        device: Where attention will run.
+        dtype: In which dtype it will run.
+        head_dim: Width of a head.
+        is_packed: Whether the layout is packed.
+        is_fast: What `runs_fast` says.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    head_dim: int
+    is_packed: bool
+    is_fast: bool = False
+
+
+def choose_backend(implementation: str, situation: Situation, need_weights: bool = False) -> str:
     """Decide which attention runs: the requested one if it can, an error if it cannot, the best one if none is named.
 
     Args:
         implementation: Requested name, or "auto".
-        device: Where attention will run.
-        dtype: In which dtype attention will run.
-        may_pack: Whether the layout is packed; kernels for packed sequences cannot run a dense one.
+        situation: What it has to run on.
         need_weights: Only eager attention returns probabilities.
-        is_fast: What `runs_fast` says; blocked attention has no backward pass.
 
     Raises:
-        ValueError: The requested backend cannot run this layout, device or dtype.
+        ValueError: The requested backend cannot run here.
         ImportError: The requested backend is not installed.
     """
     if need_weights:
@@ -354,51 +545,61 @@ def choose_backend(
             )
         return "eager"
     if implementation == "auto":
-        return _best_backend(device.type, dtype, may_pack, is_fast)
-    if implementation == "sdpa" or not runs_packed(implementation):
-        return implementation
-    check_installed(implementation)
-    if not may_pack:
-        raise ValueError(
-            f"attn_implementation={implementation!r} runs packed sequences only; a 4-D mask, unpad_inputs=False, or a "
-            "padding mask while compiling needs 'sdpa' or 'eager'"
-        )
-    if implementation == "blocked" and not (is_fast and onednn_is_best(dtype)):
-        raise ValueError(
-            f"attn_implementation='blocked' is for inference on a CPU with fast products in {dtype}: model.eval(), "
-            "torch.inference_mode(), float32 or bfloat16; choose 'sdpa', or leave it out to take the best one each time"
-        )
-    if implementation in ("torch_varlen", "xformers") and device.type != "cuda":
-        raise ValueError(f"attn_implementation={implementation!r} runs on CUDA, not on {device.type}; choose 'sdpa'")
-    is_half = dtype in (torch.float16, torch.bfloat16)
-    if takes_boundaries(implementation) and not is_half:
-        raise ValueError(
-            f"attn_implementation={implementation!r} computes in float16 or bfloat16, not {dtype}; load the model with "
-            "dtype=torch.bfloat16, use autocast, or choose 'sdpa'"
-        )
+        return _best_backend(*situation)
+    if obstacle := _find_obstacle(implementation, *situation):
+        check_installed(implementation)
+        raise ValueError(f"attn_implementation={implementation!r} {obstacle}, or leave it out to take the best one")
     return implementation
 
 
 @torch.compiler.assume_constant_result  # nothing in here is for a compiler to trace
-def _best_backend(*what_runs):
-    return _find_best_backend(*what_runs)
+def _find_obstacle(implementation, *situation):
+    """Why a backend cannot run in a situation, and the way out; empty if it can."""
+    backend, (device, dtype, head_dim, is_packed, is_fast) = find_backend(implementation), situation
+    if not backend.is_installed():
+        return f"is not installed; {backend.remedy}"
+    if ("packed" if is_packed else "dense") not in backend.layouts:
+        return (
+            "runs packed sequences only; a 4-D mask, unpad_inputs=False, or a padding mask while compiling needs 'sdpa' or "
+            "'eager'"
+        )
+    if backend.devices and device.type not in backend.devices:
+        return f"runs on {', '.join(backend.devices).upper()}, not on {device.type}; choose 'sdpa'"
+    if backend.is_for_inference and not (is_fast and onednn_is_best(dtype)):
+        return (
+            f"is for inference with fast products in {dtype}: model.eval(), torch.inference_mode(), float32 or bfloat16; "
+            "choose 'sdpa'"
+        )
+    if backend.capabilities and dtype not in backend.capabilities:
+        return (
+            f"computes in {' or '.join(str(each).removeprefix('torch.') for each in backend.capabilities)}, not {dtype}; "
+            "load the model with dtype=torch.bfloat16, use autocast, choose 'sdpa'"
+        )
+    if head_dim % backend.head_multiple or head_dim > (backend.max_head_width or head_dim):
+        return (
+            f"takes heads whose width is a multiple of {backend.head_multiple} and at most {backend.max_head_width}, not "
+            f"{head_dim}; choose 'sdpa'"
+        )
+    if backend.capabilities and device.type == "cuda":
+        lowest, highest = backend.capabilities[dtype]
+        capability = torch.cuda.get_device_capability(device)
+        if not lowest <= capability <= highest:
+            limit = f"up to {highest[0]}.{highest[1]}" if capability > highest else f"from {lowest[0]}.{lowest[1]}"
+            return f"runs in {dtype} on GPUs of capability {limit}, {device} has {'.'.join(map(str, capability))}; choose 'sdpa'"
+    return ""
+
+
+@torch.compiler.assume_constant_result
+def _best_backend(*situation):
+    return _find_best_backend(*situation)
 
 
 @lru_cache
-def _find_best_backend(device_type, dtype, may_pack, is_fast):
-    """The best attention that is installed; cached, so that each answer is logged once."""
-    backend = "blocked" if may_pack and is_fast and onednn_is_best(dtype) else "sdpa"
-    if may_pack and device_type == "cuda":
-        is_half = dtype in (torch.float16, torch.bfloat16)
-        candidates = {
-            "flash_attention_3": is_half and is_flash_attn_3_available(),
-            "flash_attention_2": is_half and is_flash_attn_2_available(),
-            "torch_varlen": is_half and varlen_attn is not None,
-            "xformers": memory_efficient_attention is not None,
-            "flex_attention": is_half and importlib.util.find_spec("triton") is not None,  # compiles first
-        }
-        backend = next((name for name, can_run in candidates.items() if can_run), backend)
-    layout = "packed" if may_pack else "padded"
+def _find_best_backend(*situation):
+    """The first of the table that can run; cached, so that each answer is logged once."""
+    name = next(name for name, row in BACKENDS.items() if row.is_automatic and not _find_obstacle(name, *situation))
+    device, dtype, _, is_packed, is_fast = situation
+    layout = "packed" if is_packed else "padded"
     kernels = "fast" if is_fast else "plain"
-    logger.info(f"NeoBERT on {device_type} in {dtype}, {layout} layout: {backend} attention, {kernels} kernels")
-    return backend
+    logger.info(f"NeoBERT on {device} in {dtype}, {layout} layout: {name} attention, {kernels} kernels")
+    return name

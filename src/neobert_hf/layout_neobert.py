@@ -9,12 +9,13 @@ import torch
 import torch.nn.functional as F
 
 from .attention_neobert import (
-    MASK_MAKERS,
     SequenceLayout,
+    Situation,
     choose_backend,
+    find_backend,
     runs_packed,
     sequence_of_each_token,
-    takes_boundaries,
+    to_device,
 )
 from .kernels_neobert import is_tracing
 from .losses_neobert import IGNORE_INDEX, check_labels
@@ -29,13 +30,17 @@ def make_layout(
     position_ids: torch.Tensor | None = None,
     cu_seq_lens: list[torch.Tensor] | tuple[torch.Tensor, ...] = (),
     max_length: int | None = None,
+    trust_boundaries: bool = False,
     labels: torch.Tensor | None = None,
     unpad: bool = True,
     need_weights: bool = False,
     dtype: torch.dtype = torch.float32,
+    head_dim: int = 64,
     is_fast: bool = False,
 ) -> SequenceLayout:
     """Turn whatever describes the sequences into one layout, with one copy from device to host at most.
+
+    Without any copy while tracing, and for trusted boundaries where attention reads them on the device.
 
     Args:
         tokens: (B, L) input ids, or (B, L, D) embeddings.
@@ -44,11 +49,13 @@ def make_layout(
         attention_mask: (B, L) with 0 at padding, any side, holes too; or 4-D, broadcastable to (B, H, L, L).
         position_ids: (B, L), (1, L) or (L,). Without an attention mask, every 0 begins a new sequence.
         cu_seq_lens: (N + 1,) boundaries of the sequences in a single packed row, under every name they were given.
-        max_length: Length of the longest sequence; only checked, but needed when tracing with `cu_seq_lens`.
+        max_length: Length of the longest sequence; only checked, but needed where no value is looked at.
+        trust_boundaries: The caller says that ids, `cu_seq_lens` and `max_length` are right; no value needs a look.
         labels: (B, L) labels of tokens, for `labelled`; none but -100 may stand at padding.
         unpad: False keeps padding in the computation.
         need_weights: Attention probabilities are wanted, which only the eager backend has.
         dtype: The dtype in which attention will run; it limits the choice of backends.
+        head_dim: Width of a head; it limits the choice of backends.
         is_fast: What `runs_fast` says of the weights; it limits the choice of backends.
 
     Raises:
@@ -66,25 +73,31 @@ def make_layout(
     elif attention_mask is not None:
         padding_mask = attention_mask != 0
 
-    if is_tracing(tokens):
-        may_pack = bool(cu_seq_lens) and takes_boundaries(choose_backend(implementation, device, dtype, True))
-        backend = choose_backend(implementation, device, dtype, may_pack, need_weights, is_fast)
-        if not may_pack:
-            return _dense_layout(backend, shape, device, mask_4d, padding_mask, position_ids, first_cu_seq_lens)
-        if max_length is None:  # the caller vouches for the boundaries
-            raise ValueError("max_length_q is missing; while compiling, cu_seq_lens needs it as a whole number")
-        return _packed_layout(backend, shape, device, position_ids, first_cu_seq_lens.int(), max_length)
-
+    may_look = not is_tracing(tokens)
     may_pack = unpad and mask_4d is None and not need_weights and runs_packed(implementation)
-    backend = choose_backend(implementation, device, dtype, may_pack, need_weights, is_fast)
+    situation = Situation(device, dtype, head_dim, is_packed=True, is_fast=is_fast)
+    if cu_seq_lens and may_pack and (trust_boundaries or not may_look):
+        backend = choose_backend(implementation, situation)
+        if find_backend(backend).reads_boundaries:
+            if max_length is None:
+                raise ValueError(
+                    "max_length_q is missing; where no value of cu_seq_lens is looked at, while compiling and with "
+                    "trust_boundaries, give it as a whole number"
+                )
+            return _packed_layout(backend, shape, device, position_ids, first_cu_seq_lens.int(), max_length)
+
+    may_pack = may_pack and may_look
+    backend = choose_backend(implementation, situation._replace(is_packed=may_pack), need_weights)
+    if not may_look:
+        return _dense_layout(backend, shape, device, mask_4d, padding_mask, position_ids, first_cu_seq_lens)
     boundaries, padding_mask_host, is_label = _look_at_values(
-        tokens, vocab_size, padding_mask, mask_4d, position_ids, cu_seq_lens, max_length, labels
+        tokens, vocab_size, attention_mask, position_ids, cu_seq_lens, max_length, labels
     )
     if padding_mask is not None and padding_mask_host.all():
         padding_mask_host = None
     if may_pack:
         lengths = tuple(boundaries.diff().tolist())
-        boundaries = boundaries.int().to(device, non_blocking=True)
+        boundaries = to_device(boundaries.int(), device)
         layout = _packed_layout(
             backend, shape, device, position_ids, boundaries, max(lengths), lengths, padding_mask_host
         )
@@ -95,7 +108,7 @@ def make_layout(
     if is_label is None:
         return layout
     is_label = is_label.flatten() if layout.indices is None else is_label[padding_mask_host]
-    return layout._replace(labelled=is_label.nonzero().flatten().to(device, non_blocking=True))
+    return layout._replace(labelled=to_device(is_label.nonzero().flatten(), device))
 
 
 def _packed_layout(backend, shape, device, position_ids, cu_seq_lens, max_length, lengths=None, padding_mask_host=None):
@@ -103,8 +116,8 @@ def _packed_layout(backend, shape, device, position_ids, cu_seq_lens, max_length
     indices = None
     if padding_mask_host is not None:
         columns = torch.arange(shape[1]) - padding_mask_host.long().argmax(-1)[:, None]
-        position_ids = columns.to(device, non_blocking=True) if position_ids is None else position_ids
-        indices = padding_mask_host.flatten().nonzero().flatten().to(device, non_blocking=True)
+        position_ids = to_device(columns, device) if position_ids is None else position_ids
+        indices = to_device(padding_mask_host.flatten().nonzero().flatten(), device)
     if position_ids is not None:
         position_ids = position_ids.reshape(-1)
         position_ids = position_ids if indices is None else position_ids[indices]
@@ -121,7 +134,7 @@ def _packed_layout(backend, shape, device, position_ids, cu_seq_lens, max_length
         max_length=max_length,
         indices=indices,
     )
-    make_mask = MASK_MAKERS.get(backend)
+    make_mask = find_backend(backend).make_mask
     return layout._replace(mask=make_mask(layout)) if make_mask else layout
 
 
@@ -141,7 +154,7 @@ def _dense_layout(backend, shape, device, mask_4d, is_real, position_ids, cu_seq
         # While tracing nobody can see whether positions restart, so the mask has to be there in any case.
         if boundaries is None or len(boundaries) - 1 > num_rows:
             documents = ((position_ids == 0) | (columns == 0)).long().cumsum(-1) - 1
-            first_tokens = first_tokens if boundaries is None else boundaries[:-1].to(device)
+            first_tokens = first_tokens if boundaries is None else to_device(boundaries[:-1], device)
     elif is_real is not None:
         first_column = is_real.long().argmax(-1)
         first_tokens = first_tokens + first_column
@@ -199,7 +212,7 @@ def _fits(tensor, shape):
     return len(axes) == len(shape) and all(have == 1 or want in (None, have) for have, want in zip(axes, shape))
 
 
-def _look_at_values(tokens, vocab_size, padding_mask, mask_4d, position_ids, all_cu_seq_lens, max_length, labels):
+def _look_at_values(tokens, vocab_size, attention_mask, position_ids, all_cu_seq_lens, max_length, labels):
     """Check the values and find the boundaries of the sequences.
 
     Returns:
@@ -207,11 +220,12 @@ def _look_at_values(tokens, vocab_size, padding_mask, mask_4d, position_ids, all
         all on the host.
     """
     input_ids = tokens if tokens.ndim == 2 else tokens.new_zeros(1)
+    is_4d = attention_mask is not None and attention_mask.ndim == 4
     id_range, mask, positions, has_odd_mask, is_label, *all_boundaries = _copy_to_host(
         torch.stack(input_ids.aminmax()),
-        padding_mask,
+        None if attention_mask is None or is_4d else attention_mask != 0,
         position_ids,
-        None if mask_4d is None else _is_odd(mask_4d),
+        None if attention_mask is None else _is_odd(attention_mask),
         None if labels is None else labels != IGNORE_INDEX,
         *all_cu_seq_lens,
     )
@@ -222,10 +236,15 @@ def _look_at_values(tokens, vocab_size, padding_mask, mask_4d, position_ids, all
             f"input_ids holds {wrong}, but the vocabulary ends at {vocab_size - 1}; "
             "use the tokenizer that belongs to the model, or resize_token_embeddings"
         )
+    if has_odd_mask and not is_4d:
+        raise ValueError(
+            f"the 2-D attention_mask of {attention_mask.dtype} holds values other than 0 and 1; it is 1 at tokens and 0 at "
+            "padding: of a mask to be added to the scores, 0 and -inf, give `attention_mask == 0`"
+        )
     if has_odd_mask:
         raise ValueError(
-            f"the 4-D attention_mask of {mask_4d.dtype} holds values that no mask has: a bool or integer mask is 1 where a "
-            "token may attend and 0 elsewhere, a floating one is added to the scores, so 0 there and negative elsewhere"
+            f"the 4-D attention_mask of {attention_mask.dtype} holds values that no mask has: a bool or integer mask is 1 "
+            "where a token may attend and 0 elsewhere, a floating one is added to the scores, so 0 there and negative elsewhere"
         )
     num_rows, num_columns = tokens.shape[:2]
     if mask is not None:
@@ -233,7 +252,9 @@ def _look_at_values(tokens, vocab_size, padding_mask, mask_4d, position_ids, all
         lengths = mask.sum(-1)
         if not lengths.all():
             row = int((lengths == 0).nonzero()[0])
-            raise ValueError(f"row {row} of attention_mask has no real token; remove the row or give it at least one")
+            raise ValueError(
+                f"row {row} of attention_mask has no real token, that is no 1; remove the row or give it at least one"
+            )
     else:
         lengths = torch.full((num_rows,), num_columns)
 
@@ -241,11 +262,11 @@ def _look_at_values(tokens, vocab_size, padding_mask, mask_4d, position_ids, all
     if is_label is not None and mask is not None and (is_label & ~mask).any():
         row, column = (is_label & ~mask).nonzero()[0].tolist()
         raise ValueError(
-            f"labels[{row}, {column}] is a label, but the attention_mask says padding; set labels to {IGNORE_INDEX} there"
+            f"labels[{row}, {column}] is a label, but the attention_mask says padding; set labels to {IGNORE_INDEX} there "
+            "(a label is also where an answer starts or ends)"
         )
 
-    positions_are_free = mask is not None or mask_4d is not None
-    starts = None if positions is None or positions_are_free else _starts_of_sequences(positions)
+    starts = None if positions is None or attention_mask is not None else _starts_of_sequences(positions)
     if all_boundaries:
         boundaries = all_boundaries[0]
         for other in all_boundaries[1:]:
@@ -312,11 +333,11 @@ def _check_cu_seq_lens(boundaries, num_tokens):
         )
 
 
-def _is_odd(mask_4d):
-    """() bool tensor: whether a 4-D mask holds values that cannot be meant as a mask."""
-    if mask_4d.dtype == torch.bool:
-        return torch.zeros((), dtype=torch.bool, device=mask_4d.device)
-    return (mask_4d > 0).any() if mask_4d.is_floating_point() else ((mask_4d != 0) & (mask_4d != 1)).any()
+def _is_odd(mask):
+    """() bool tensor: whether a mask holds values that it cannot mean: a floating 4-D one is added, any other 0 and 1."""
+    if mask.dtype == torch.bool:
+        return torch.zeros((), dtype=torch.bool, device=mask.device)
+    return (mask > 0).any() if mask.ndim == 4 and mask.is_floating_point() else ((mask != 0) & (mask != 1)).any()
 
 
 def _some(values, count=6):

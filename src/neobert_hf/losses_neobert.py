@@ -20,8 +20,9 @@ ELEMENTWISE_LOSSES = {
 
 def mean_loss(losses: torch.Tensor, num_items: torch.Tensor | int, num_items_in_batch=None) -> torch.Tensor:
     """Sum of the losses over `num_items_in_batch` if Trainer counted it, else over `num_items`; zero if there is none."""
-    count = num_items if num_items_in_batch is None else num_items_in_batch
-    return losses.sum() / torch.as_tensor(count, device=losses.device).clamp(min=1)
+    count = torch.as_tensor(num_items if num_items_in_batch is None else num_items_in_batch).clamp(min=1)
+    # A number on the host divides a tensor anywhere; bringing it to the device first would make the host wait.
+    return losses.sum() / (count if count.device.type == "cpu" else count.to(losses.device))
 
 
 def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch=None) -> torch.Tensor:

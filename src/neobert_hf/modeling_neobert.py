@@ -30,7 +30,15 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils import can_return_tuple, logging
 
-from .attention_neobert import BACKENDS, SequenceLayout, attend, attention_dtype, check_installed, rotary_table
+from .attention_neobert import (
+    BACKENDS,
+    SequenceLayout,
+    attend,
+    attention_dtype,
+    check_installed,
+    find_backend,
+    rotary_table,
+)
 from .checkpoint_neobert import check_encoder_is_whole, check_no_pickle, set_auto_map
 from .configuration_neobert import NeoBERTConfig
 from .kernels_neobert import Linear, RMSNorm, is_tracing, pack_weights, runs_fast, split_and_rotate, swiglu
@@ -148,13 +156,13 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
         """Resolve `attn_implementation`: "auto" if none is named, our own backends if installed, else transformers' word."""
         if requested_attention is None or requested_attention == "auto":
             return "auto"
-        if requested_attention in BACKENDS:
+        if requested_attention in BACKENDS and not find_backend(requested_attention).is_of_transformers:
             check_installed(requested_attention)
             return requested_attention
         try:
             return super().get_correct_attn_implementation(requested_attention, is_init_check)
         except (ImportError, ValueError) as error:
-            remedy = "pip install flash-attn" if requested_attention == "flash_attention_2" else "install what it names"
+            remedy = find_backend(requested_attention).remedy or "install what it names"
             raise type(error)(
                 f"attn_implementation={requested_attention!r} cannot run here: {error} Remedy: {remedy}; choose "
                 f"{', '.join(map(repr, BACKENDS))}; or leave it out to take the best attention that is installed"
@@ -222,6 +230,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         cu_seqlens: torch.Tensor | None = None,
         max_seqlen: int | None = None,
         seq_idx: torch.Tensor | None = None,
+        trust_boundaries: bool = False,
         labels: torch.Tensor | None = None,
         return_packed: bool = False,
     ) -> NeoBERTModelOutput:
@@ -243,6 +252,9 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             cu_seqlens: Name of `cu_seq_lens_q` in the published code.
             max_seqlen: Name of `max_length_q` in the published code.
             seq_idx: Accepted from transformers' packing collator and not needed.
+            trust_boundaries: `cu_seq_lens_q`, `max_length_q` and the ids are right and need no check. Where attention reads
+                the boundaries on the device (FlashAttention, torch_varlen), the host then waits for nothing before the first
+                block; elsewhere values are checked as ever.
             labels: (B, L) labels that a head will use; only checked here, none but -100 may stand at padding.
             return_packed: Return `last_hidden_state` as (T, D), real tokens only, and the layout that describes it.
 
@@ -274,10 +286,12 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             position_ids=position_ids,
             cu_seq_lens=[value for value in (cu_seq_lens_q, cu_seq_lens_k, cu_seqlens) if value is not None],
             max_length=next((value for value in (max_length_q, max_length_k, max_seqlen) if value is not None), None),
+            trust_boundaries=trust_boundaries,
             labels=labels,
             unpad=config.unpad_inputs,
             need_weights=bool(output_attentions),
             dtype=attention_dtype(self.encoder.weight),
+            head_dim=config.head_dim,
             is_fast=runs_fast(self.encoder.weight, self),
         )
         longest = layout.max_length or layout.shape[1]
@@ -359,9 +373,12 @@ class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
         loss = logits = num_correct = None
         if labels is not None:
             labels = layout.flatten(labels, fill=IGNORE_INDEX)
-        is_sparse = self.config.sparse_prediction and labels is not None and layout.labelled is not None
+        is_sparse = self.config.sparse_prediction and labels is not None and not is_tracing(hidden_TD)
         if is_sparse:
-            hidden_TD, labels = hidden_TD[layout.labelled], labels[layout.labelled]
+            labelled = layout.labelled
+            if labelled is None:  # trusted boundaries: the host waits here, where the blocks already run
+                labelled = (labels != IGNORE_INDEX).nonzero().flatten()
+            hidden_TD, labels = hidden_TD[labelled], labels[labelled]
         if is_sparse and self.training:
             loss, num_correct = cross_entropy_in_chunks(self.decoder, hidden_TD, labels, num_items_in_batch)
         else:
@@ -566,31 +583,24 @@ class NeoBERTForQuestionAnswering(NeoBERTPreTrainedModel):
             `loss`, mean of both ends; `start_logits` and `end_logits` (B, L), the lowest value of the dtype at padding, so
             that padding takes no part in the softmax over columns.
         """
+        ends = None if start_positions is None or end_positions is None else (start_positions, end_positions)
         inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
-        outputs = self.model(**inputs, inputs_embeds=inputs_embeds, return_packed=True, return_dict=True, **kwargs)
+        inputs |= dict(inputs_embeds=inputs_embeds, labels=self._mark_ends(input_ids, inputs_embeds, ends))
+        outputs = self.model(**inputs, return_packed=True, return_dict=True, **kwargs)
         layout, loss = outputs.layout, None
         ends_T2 = self.qa_outputs(outputs.last_hidden_state)
         start_BL, end_BL = layout.unflatten(ends_T2, fill=torch.finfo(ends_T2.dtype).min).unbind(-1)
-        if start_positions is not None and end_positions is not None:
+        if ends is not None:
             if len(layout.first_tokens) != layout.shape[0]:
                 raise ValueError(
                     "a span is a column of its row, so question answering trains on padded rows, not packed ones"
                 )
-            for positions in (start_positions, end_positions):
-                check_labels(positions, layout.shape[:1], "one column for each row")
             losses = []
-            for name, logits, positions in (("start", start_BL, start_positions), ("end", end_BL, end_positions)):
+            for logits, positions in zip((start_BL, end_BL), ends):
+                check_labels(positions, layout.shape[:1], "one column for each row")
                 is_cut_off = (positions < 0) | (positions >= layout.shape[1])
-                at_position = logits.detach().gather(1, positions.masked_fill(is_cut_off, 0)[:, None])[:, 0]
-                is_padding = ~is_cut_off & (at_position == torch.finfo(logits.dtype).min)
-                if not is_tracing(logits) and is_padding.any():
-                    row = int(is_padding.nonzero()[0])
-                    raise ValueError(
-                        f"{name}_positions[{row}]={int(positions[row])} is padding; an answer is in the text"
-                    )
-                losses.append(
-                    cross_entropy(logits, positions.masked_fill(is_cut_off, IGNORE_INDEX), num_items_in_batch)
-                )
+                positions = positions.masked_fill(is_cut_off, IGNORE_INDEX)
+                losses.append(cross_entropy(logits, positions, num_items_in_batch))
             loss = sum(losses) / 2
         return QuestionAnsweringModelOutput(
             loss=loss,
@@ -599,6 +609,16 @@ class NeoBERTForQuestionAnswering(NeoBERTPreTrainedModel):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+
+    @staticmethod
+    def _mark_ends(input_ids, inputs_embeds, ends):
+        """(B, L) labels with 0 at the ends of each answer, for the encoder to check that they lie in the text."""
+        tokens = inputs_embeds if input_ids is None else input_ids
+        if ends is None or tokens is None or any(positions.shape != tokens.shape[:1] for positions in ends):
+            return None  # what does not fit is refused later
+        columns = torch.arange(tokens.shape[1], device=tokens.device)
+        is_end = (columns == ends[0][:, None]) | (columns == ends[1][:, None])
+        return torch.full_like(is_end, IGNORE_INDEX, dtype=torch.long).masked_fill(is_end, 0)
 
 
 # The one table of classes: registration, the `auto_map` of saved checkpoints and the tests follow it.

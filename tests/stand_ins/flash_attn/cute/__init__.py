@@ -1,0 +1,40 @@
+"""Stands in for flash-attn-4 4.0 beta: its signatures, in plain PyTorch."""
+
+from .. import attend_packed
+
+num_calls = 0
+
+
+def flash_attn_varlen_func(
+    q,
+    k,
+    v,
+    qv=None,
+    cu_seqlens_q=None,
+    cu_seqlens_k=None,
+    max_seqlen_q=None,
+    max_seqlen_k=None,
+    min_seqlen_k=None,
+    seqused_q=None,
+    seqused_k=None,
+    page_table=None,
+    softmax_scale=None,
+    causal=False,
+    window_size=(None, None),
+    learnable_sink=None,
+    softcap=0.0,
+    num_splits=1,
+    pack_gqa=None,
+    deterministic=False,
+    return_lse=False,
+):
+    """FlashAttention 4; returns the sums of the weights beside the output, as some versions do."""
+    global num_calls
+    num_calls += 1
+    out = attend_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal)
+    return out, None
+
+
+def flash_attn_func(q, k, v, softmax_scale=None, causal=False, **options):
+    """Never called: the layout is packed."""
+    raise AssertionError("a packed layout needs the function for variable lengths")
