@@ -19,6 +19,7 @@ from tabulate import tabulate
 from transformers import HfArgumentParser
 
 from neobert_hf import AUTO_CLASSES
+from neobert_hf.attention_neobert import BACKENDS, Backend
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"
@@ -51,6 +52,44 @@ def auto_classes() -> str:
 
 def _first_line(documented) -> str:
     return documented.__doc__.strip().splitlines()[0].rstrip(".")
+
+
+# What has run where; tests/test_backends.py holds the tests behind "simulated".
+TRIED = {
+    "cpu": {"blocked": "measured", "sdpa": "measured", "eager": "measured", "flex_attention": "measured, no backward"},
+    "cuda": dict.fromkeys(
+        ("flash_attention_3", "flash_attention_2", "flash_attention_4", "torch_varlen", "xformers", "sdpa"), "simulated"
+    ),
+    "mps": {"sdpa": "simulated"},
+}
+
+
+def backends() -> str:
+    """The table of attention backends: what each needs, and what has run where."""
+    rows = [
+        [
+            f"`{name}`",
+            _needs(backend),
+            *(
+                TRIED[device].get(name, "untried") if device in (backend.devices or TRIED) else ""
+                for device in ("cpu", "cuda", "mps")
+            ),
+        ]
+        for name, backend in BACKENDS.items()
+    ]
+    return tabulate(rows, headers=["", "needs", "CPU", "CUDA", "MPS"], tablefmt="github")
+
+
+def _needs(backend: Backend) -> str:
+    parts = [f"heads of a multiple of {backend.head_multiple}, up to {backend.max_head_width}"]
+    parts = parts if backend.max_head_width else []
+    ranges = {}
+    for dtype, limits in backend.capabilities.items():
+        ranges.setdefault(limits, []).append(str(dtype).removeprefix("torch."))
+    for (lowest, highest), dtypes in ranges.items():
+        capability = f"{lowest[0]}.{lowest[1]} " + (f"to {highest[0]}.{highest[1]}" if highest[0] < 99 else "or newer")
+        parts.append(f"{', '.join(dtypes)}: capability {capability}")
+    return "; ".join([*parts, *(["a model that only infers"] if backend.is_for_inference else [])])
 
 
 def agreement() -> str:
@@ -268,6 +307,7 @@ FAST_PATHS = {
 TABLES = {
     "README.md": {
         "auto_classes": auto_classes,
+        "backends": backends,
         "agreement": agreement,
         "mini": mini,
         "embeddings": embeddings,

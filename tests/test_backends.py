@@ -381,6 +381,19 @@ def test_grouped_sdpa_is_sdpa_and_never_sees_other_documents(lengths, data):
     assert torch.equal(other[elsewhere], results[1][0][elsewhere])
 
 
+def test_the_readme_says_of_every_backend_where_it_has_run():
+    readme = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
+    table = readme.split("<!-- table:backends -->")[1].split("<!-- end -->")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.strip().splitlines()[2:]]
+    tried = {row[0].strip("`"): dict(zip(("cpu", "cuda", "mps"), row[2:])) for row in rows}
+    assert set(tried) == set(BACKENDS)
+    simulated = {
+        (name, device) for name, cells in tried.items() for device, cell in cells.items() if cell == "simulated"
+    }
+    kernels = {(name, "cuda") for name in (*FLASH, "torch_varlen", "xformers")}  # with stand-ins, above
+    assert simulated == kernels | {("sdpa", "cuda"), ("sdpa", "mps")}
+
+
 # ---------------------------------------------------------------------------------------- copies to a device
 
 

@@ -97,3 +97,11 @@ def test_berts_masking_replaces_keeps_and_randomises(tokenizer):
     chosen = row["input_ids"][row["labels"] != -100]
     shares = [(chosen == tokenizer.mask_token_id).float().mean(), (chosen == 7).float().mean()]
     assert abs(shares[0] - 0.8) < 0.024 and abs(shares[1] - 0.1) < 0.024
+
+
+def test_boundaries_that_are_trusted_say_so_to_the_model(tokenizer):
+    documents = [{"input_ids": tokenizer(text)["input_ids"]} for text in ("the quick brown fox", "jumps")]
+    row = PackedMLMCollator(tokenizer, return_flash_attn_kwargs=True, trust_boundaries=True)(documents)
+    assert row["trust_boundaries"] is True and row["max_length_q"] == max(len(d["input_ids"]) for d in documents)
+    with pytest.raises(ValueError, match="set return_flash_attn_kwargs=True as well"):
+        PackedMLMCollator(tokenizer, trust_boundaries=True)

@@ -27,6 +27,7 @@ class PackedMLMCollator:
         return_flash_attn_kwargs: Also return `cu_seq_lens_q/k` and `max_length_q/k`, as transformers' packing collator does
             under this name. The positions say the same; a compiled model wants the boundaries. Trainer cannot pass them on
             with a streamed dataset unless `accelerator_config={"dispatch_batches": False}`.
+        trust_boundaries: Then also tell NeoBERT that ids and boundaries are right, so that it looks at none of their values.
 
     Raises:
         ValueError: The tokenizer has no mask token, the layout is unknown, or a document holds no token.
@@ -42,8 +43,11 @@ class PackedMLMCollator:
     layout: str = "packed"
     seed: int | None = None
     return_flash_attn_kwargs: bool = False
+    trust_boundaries: bool = False
 
     def __post_init__(self):
+        if self.trust_boundaries and not self.return_flash_attn_kwargs:
+            raise ValueError("trust_boundaries=True without boundaries; set return_flash_attn_kwargs=True as well")
         if self.layout not in LAYOUTS:
             raise ValueError(f"layout={self.layout!r} is not one of {', '.join(LAYOUTS)}")
         self.stock = DataCollatorForLanguageModeling(
@@ -87,6 +91,7 @@ class PackedMLMCollator:
             boundaries, longest = lengths.cumsum(0).int(), int(lengths.max())
             row |= {"cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries}
             row |= {"max_length_q": longest, "max_length_k": longest}
+            row |= {"trust_boundaries": True} if self.trust_boundaries else {}
         return row
 
     def _mask(self, rows):
