@@ -1,19 +1,25 @@
 """`neobert search` and `neobert embed`: the nearest entries, vectors kept and never mistaken, bad input named."""
 
+import errno
 import io
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.numpy import save_file
 
 pytest.importorskip("sentence_transformers", reason="search embeds by sentence-transformers (pip install -e .[embed])")
 
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
 
-from neobert_hf import NeoBERTForMaskedLM, cli, sentence_transformer
+import neobert_hf
+from neobert_hf import NeoBERTForMaskedLM, cache, cli, memory, search, sentence_transformer
 from neobert_hf.documentation import first_sentence
 from neobert_hf.search import DocumentationIndex
 
@@ -25,8 +31,8 @@ def folder(checkpoint, tokenizer, tmp_path):
     return str(tmp_path / "model")
 
 
-def index(folder, cache, **options):
-    return DocumentationIndex(sentence_transformer(folder), ["tqdm"], show_progress=False, cache_dir=cache, **options)
+def index(folder, kept, **options):
+    return DocumentationIndex(sentence_transformer(folder), ["tqdm"], show_progress=False, cache_dir=kept, **options)
 
 
 def test_the_nearest_entries_come_first(folder, tmp_path):
@@ -42,23 +48,29 @@ def test_the_nearest_entries_come_first(folder, tmp_path):
     assert str(hits[0]).startswith(f"{hits[0].score:.2f}  {hits[0].entry.name}")
 
 
-def test_candidates_are_put_in_order_by_the_best_match_of_each_token_of_the_question(folder, tmp_path):
+def test_candidates_are_put_in_order_by_the_best_match_of_each_token_of_the_question(folder, tmp_path, monkeypatch):
     """ColBERT (arXiv 2004.12832), equation 3, over the question's length; beyond the candidates nothing is compared."""
-    question, cache = "the quick brown fox", tmp_path / "cache"
-    candidates = index(folder, cache).search(question, top_k=7)
-    found = index(folder, cache, num_candidates=7)
+    question, kept = "the quick brown fox", tmp_path / "cache"
+    candidates = index(folder, kept).search(question, top_k=7)
+    found = index(folder, kept, num_candidates=7)
 
     def tokens(text):
         rows = found.model.encode(text, output_value="token_embeddings").double().numpy()
         return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
-    scores = [(tokens(question) @ tokens(hit.entry.full_text).T).max(1).mean() for hit in candidates]
+    scores = {hit.entry.name: (tokens(question) @ tokens(hit.entry.full_text).T).max(1).mean() for hit in candidates}
     hits = found.search(question, top_k=3)
-    best = np.argsort(-np.array(scores))[:3]
-    assert [hit.entry for hit in hits] == [candidates[i].entry for i in best]
-    np.testing.assert_allclose([hit.score for hit in hits], [scores[i] for i in best], atol=1e-5)
+    rounding = 3e-3  # of 8 bits: 16 numbers of up to 1, each off by 1 / 254 at most and by a third of it in the mean
+    np.testing.assert_allclose([hit.score for hit in hits], [scores[hit.entry.name] for hit in hits], atol=rounding)
+    best = sorted(scores.values(), reverse=True)[:3]
+    np.testing.assert_allclose([scores[hit.entry.name] for hit in hits], best, atol=2 * rounding)
+    monkeypatch.setattr(search, "KEPT_TOKEN_BYTES", 1)
+    anew = index(folder, tmp_path / "other", num_candidates=7)
+    again = anew.search(question, top_k=3)
+    assert anew.tokens is None and [hit.entry for hit in again] == [hit.entry for hit in hits]
+    np.testing.assert_allclose([hit.score for hit in again], [hit.score for hit in hits], atol=1e-5)
     with pytest.raises(ValueError, match="num_candidates=-1: at least 0"):
-        index(folder, cache, num_candidates=-1)
+        index(folder, kept, num_candidates=-1)
     with pytest.raises(ValueError, match="num_candidates=5: BoW has no vectors of tokens"):
         DocumentationIndex(SentenceTransformer(modules=[BoW(["fox"])]), ["tqdm"], num_candidates=5)
 
@@ -67,16 +79,103 @@ def test_vectors_are_kept_and_those_of_another_model_are_not_taken(folder, tmp_p
     first = index(folder, tmp_path / "cache").vectors
     other = sentence_transformer(folder, pooling="cls")
     changed = DocumentationIndex(other, ["tqdm"], show_progress=False, cache_dir=tmp_path / "cache").vectors
-    assert not np.allclose(changed, first) and len(list((tmp_path / "cache").iterdir())) == 2
+    assert not np.allclose(changed, first) and len(list((tmp_path / "cache").glob("vectors-*"))) == 2
     monkeypatch.setattr(SentenceTransformer, "encode_document", None)
     np.testing.assert_array_equal(index(folder, tmp_path / "cache").vectors, first)
 
 
-def test_a_cache_that_cannot_be_written_is_a_warning_and_the_answers_come_all_the_same(folder, tmp_path, caplog):
-    (tmp_path / "cache").write_text("a file, where a folder should be")
-    with caplog.at_level("WARNING", logger="neobert_hf.search"):
-        assert len(index(folder, tmp_path / "cache").search("the quick brown fox")) == 5
-    assert "the vectors could not be kept" in caplog.text
+@pytest.mark.parametrize("reason", ["a file in its place", "no permission", "full"])
+def test_a_cache_that_cannot_be_written_is_a_warning_and_the_answers_come_all_the_same(
+    folder, tmp_path, caplog, monkeypatch, reason
+):
+    kept = tmp_path / "cache"
+    if reason == "a file in its place":
+        kept.write_text("a file, where a folder should be")
+    elif reason == "no permission":  # not by chmod, since root may write anywhere
+        monkeypatch.setattr(Path, "mkdir", refuse(PermissionError(errno.EACCES, "Permission denied")))
+    else:
+        monkeypatch.setattr(cache, "save_file", refuse(OSError(errno.ENOSPC, "No space left on device")))
+    with caplog.at_level("WARNING", logger="neobert_hf.cache"):
+        assert len(index(folder, kept).search("the quick brown fox")) == 5
+    assert f"nothing is kept in {kept}" in caplog.text and "set HF_HOME to a folder" in caplog.text
+    assert not kept.is_dir() or not list(kept.iterdir())
+
+
+def refuse(error):
+    def raise_it(*arguments, **options):
+        raise error
+
+    return raise_it
+
+
+@pytest.mark.parametrize("damage", ["cut", "a byte", "another shape", "an older format", "no safetensors"])
+def test_kept_vectors_that_are_damaged_are_made_anew_with_a_word(folder, tmp_path, caplog, monkeypatch, damage):
+    first = index(folder, tmp_path / "cache", num_candidates=3)
+    (file,) = (tmp_path / "cache").glob("vectors-tokens-*")
+    content = file.read_bytes()
+    if damage == "cut":
+        file.write_bytes(content[: len(content) // 2])
+    elif damage == "a byte":
+        file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    elif damage == "no safetensors":
+        file.write_bytes(b"[]")
+    elif damage == "another shape":
+        arrays = {"vectors": first.vectors[1:], "values": first.tokens.values}
+        assert cache.save_arrays(file, arrays | {"scales": first.tokens.scales, "starts": first.tokens.starts})
+    else:
+        save_file({"vectors": first.vectors}, file, metadata={"format": "0"})
+    with caplog.at_level("WARNING", logger="neobert_hf.cache"):
+        again = index(folder, tmp_path / "cache", num_candidates=3)
+    assert f"{file} is damaged and will be made anew" in caplog.text
+    np.testing.assert_array_equal(again.vectors, first.vectors)
+    monkeypatch.setattr(DocumentationIndex, "_embed_entries", None)
+    np.testing.assert_array_equal(
+        index(folder, tmp_path / "cache", num_candidates=3).tokens.values, first.tokens.values
+    )
+
+
+def test_two_that_write_at_once_leave_one_whole_file_and_nothing_else(tmp_path):
+    """Each writes under a name of its own: whoever is last wins, and nobody reads a half."""
+    arrays = {"a": np.arange(200_000)}
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(lambda _: cache.save_arrays(tmp_path / "one.safetensors", arrays), range(40)))
+    assert [file.name for file in tmp_path.iterdir()] == ["one.safetensors"]
+    loaded = cache.load_arrays(tmp_path / "one.safetensors", {"a": (np.int64, (None,))})
+    np.testing.assert_array_equal(loaded["a"], arrays["a"])
+
+
+def test_what_does_not_fit_into_memory_is_refused_before_the_work(folder, tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("the quick brown fox\n" * 100)
+    embed = ("embed", tmp_path / "a.txt", "-o", tmp_path / "out.npy", "--model", folder)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1999)
+    with pytest.raises(
+        SystemExit, match=r"reading .*a.txt takes 0.0 GB or more, and 0.0 GB of memory are free; split the"
+    ):
+        run(monkeypatch, *embed)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 5000)
+    with pytest.raises(SystemExit, match=r"embedding 100 texts, 64 at once takes .* take a smaller --batch_size"):
+        run(monkeypatch, *embed)
+    assert not (tmp_path / "out.npy").exists()
+    with pytest.raises(ValueError, match=r"embedding \d+ entries, 64 at once takes .* name fewer packages"):
+        index(folder, tmp_path / "cache")
+    monkeypatch.setattr(memory, "available_bytes", lambda: None)
+    run(monkeypatch, *embed)
+    assert np.load(tmp_path / "out.npy").shape[0] == 100
+
+
+def test_the_free_memory_is_known_here_and_no_more_than_the_machine_has():
+    free = memory.available_bytes()
+    if free is None:
+        pytest.skip("neither /proc/meminfo nor psutil tells the free memory here")
+    num_bytes = 10**8
+    assert num_bytes < free < 2**50
+
+
+@pytest.mark.parametrize("has_bf16", ["0", "1"])
+def test_the_library_chooses_the_dtype_of_bf16_weights_and_leaves_that_of_others(folder, monkeypatch, has_bf16):
+    monkeypatch.setenv("NEOBERT_CPU_BF16", has_bf16)
+    assert cli.embedding_model(neobert_hf.MINI).dtype == (torch.bfloat16 if has_bf16 == "1" else torch.float32)
+    assert cli.embedding_model(folder).dtype == torch.float32
 
 
 def run(monkeypatch, *arguments, typed=""):

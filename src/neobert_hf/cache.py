@@ -39,14 +39,13 @@ def save_arrays(file: Path, arrays: Mapping[str, np.ndarray]) -> bool:
         save_file(arrays, partial, metadata={"format": FORMAT, "checksum": _checksum(arrays)})
         os.replace(partial, file)
     except (OSError, SafetensorError) as error:  # safetensors names its own what the disk says
-        try:
-            partial.unlink(missing_ok=True)
-        except OSError:
-            logger.warning(f"{partial} is of no use and could not be deleted")
-        logger.warning(
-            f"{file.parent} could not be written to ({error}), so the next start takes as long again; set HF_HOME to a folder "
-            "with room"
+        reason = getattr(error, "strerror", None) or error
+        logger.warning_once(
+            f"nothing is kept in {file.parent} ({reason}), so the next start takes as long again; set HF_HOME to a folder that "
+            "can be written to"
         )
+        if partial.exists():
+            partial.unlink()
         return False
     return True
 

@@ -48,15 +48,18 @@ class SearchArguments:
 
     package: str = field(
         default="python",
-        metadata={"help": "Packages to search in, with commas; python is the standard library, all is everything."},
+        metadata={
+            "help": "Packages and modules to search in, with commas: torch.nn,json. python is the standard library, all is "
+            "everything."
+        },
     )
     model: str = field(default=MINI, metadata={"help": "Embedding model: a folder or an id of the Hub."})
     top_k: int = field(default=3, metadata={"help": "Answers to show."})
     num_candidates: int = field(
         default=None,
         metadata={
-            "help": "So many nearest entries are compared token by token, each embedded again for every question; 200 with the "
-            "small model, none with others."
+            "help": "So many nearest entries are compared token by token; 200 with the small model, none with others. The "
+            "vectors of all tokens are kept then."
         },
     )
     batch_size: int = field(default=64, metadata={"help": "Texts that are embedded at once."})
@@ -110,7 +113,7 @@ def search(arguments: SearchArguments, questions: list[str]) -> None:
     num_candidates = arguments.num_candidates
     if num_candidates is None:
         num_candidates = 200 if arguments.model == MINI else 0
-    index = DocumentationIndex(_embedding_model(arguments.model), packages, num_candidates, arguments.batch_size)
+    index = DocumentationIndex(embedding_model(arguments.model), packages, num_candidates, arguments.batch_size)
     print(f"{len(index.entries):,} entries")
     for question in questions or iter(_ask, ""):
         print(question if questions else "", *index.search(question, arguments.top_k), sep="\n  ", flush=True)
@@ -130,6 +133,7 @@ def embed(arguments: EmbedArguments, files: list[str]) -> None:
 
     from .corpus import Corpus
     from .embeddings import check_texts
+    from .memory import batch_bytes, check_memory
 
     output = Path(arguments.output)
     if output.suffix not in (".npy", ".jsonl"):
@@ -138,13 +142,22 @@ def embed(arguments: EmbedArguments, files: list[str]) -> None:
         raise ValueError(f"--output {output}: there is no folder {output.parent}")
     if not files:
         raise ValueError("name a file of texts: neobert embed texts.txt -o vectors.npy")
+    text_bytes = sum(Path(file).stat().st_size for file in files if Path(file).is_file())
+    check_memory(text_bytes, f"reading {', '.join(files)}", "split the file")
     try:
         corpus = Corpus(files, text_column=arguments.text_column, sample_by="line")
         texts = [row[corpus.text_column] for row in corpus.stream()]
     except UnicodeDecodeError as error:
         raise ValueError(f"{', '.join(files)}: not text in UTF-8 ({error})") from error
     check_texts(texts)
-    vectors = _embedding_model(arguments.model).encode(
+    model = embedding_model(arguments.model)
+    vector_bytes = 2 * 4 * len(texts) * (model.get_embedding_dimension() or 0)  # one by one, then in one array
+    check_memory(
+        vector_bytes + batch_bytes(model, arguments.batch_size),
+        f"embedding {len(texts):,} texts, {arguments.batch_size} at once",
+        "take a smaller --batch_size, or split the file",
+    )
+    vectors = model.encode(
         texts,
         batch_size=arguments.batch_size,
         prompt_name=arguments.prompt_name,
@@ -162,13 +175,16 @@ def embed(arguments: EmbedArguments, files: list[str]) -> None:
     print(json.dumps({"output": str(output), "texts": len(texts), "dimension": int(vectors.shape[1])}))
 
 
-def _embedding_model(name: str):
+def embedding_model(name: str):
+    """Open a model of sentence-transformers in the dtype of its weights; bf16 weights in the dtype that is fastest here."""
+    import torch
     from sentence_transformers import SentenceTransformer
 
-    from . import tune_allocator
+    from . import best_dtype, tune_allocator
 
     tune_allocator()
-    return SentenceTransformer(name)
+    model = SentenceTransformer(name)
+    return model.to(best_dtype(model.device)) if model.dtype == torch.bfloat16 else model
 
 
 COMMANDS = {

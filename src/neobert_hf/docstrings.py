@@ -7,6 +7,7 @@ stands as JSON on standard input, the rows (package, name, signature, text) as J
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import json
@@ -178,22 +179,47 @@ def _own_docstring(thing: object) -> str:
 def _signature(thing: object, name: str, text: str) -> tuple[str, str]:
     """Parameters of a function, and the docstring without first lines that are no more than a signature.
 
-    Where `inspect` knows no parameters, the first such line has them; so it does for a class.
+    Where neither the source nor `inspect` has parameters, the first such line has them; so it does for a class.
     """
     line = rf"(?:\w+\.)?{re.escape(name)}(\(.*\)(?: -+> [\w ]+)?)\n"
     found = re.match(rf"(?:{line})+\s*(?=\S)", text)
     signature = re.match(line, text)[1] if found else ""
     rest = text[found.end() :] if found else text
-    if inspect.isroutine(thing):
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                parameters = inspect.signature(thing).replace(return_annotation=inspect.Signature.empty)
-            signature = re.sub(r" at 0x[0-9A-Fa-f]+", "", str(parameters))  # the address differs on every run
-        except Exception:
-            # ValueError where there is none; anything else from the text signature of C code that does not evaluate (`curses`)
-            return signature, rest
-    return signature, rest
+    if not inspect.isroutine(thing):
+        return signature, rest
+    function = inspect.unwrap(thing)
+    if hasattr(function, "__code__"):
+        return _written_parameters(function) or signature, rest
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return str(inspect.signature(thing).replace(return_annotation=inspect.Signature.empty)), rest
+    except Exception:
+        # ValueError where there is none; anything else from the text signature of C code that does not evaluate (`curses`)
+        return signature, rest
+
+
+def _written_parameters(function: object) -> str:
+    """Parameters as the source has them: the value of a default may be the whole environment (`cgi`), or differ on every run."""
+    code = function.__code__
+    if code.co_filename.startswith("<") and not code.co_filename.startswith("<frozen"):
+        return ""  # generated
+    arguments = _arguments_in(function.__globals__.get("__file__") or code.co_filename).get(code.co_firstlineno)
+    if arguments is None:
+        return ""
+    written = ast.unparse(arguments)
+    return f"({re.sub(r'^self(, )?', '', written)})" if inspect.ismethod(function) else f"({written})"
+
+
+@functools.cache
+def _arguments_in(file: str) -> dict[int, ast.arguments]:
+    """The arguments of each function of a source by its first line, which may be that of a decorator."""
+    try:
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return {}
+    functions = (node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+    return {min(each.lineno for each in (*node.decorator_list, node)): node.args for node in functions}
 
 
 def _docstrings(node: ast.AST, name: str) -> Iterator[tuple[str, str, str]]:

@@ -142,7 +142,7 @@ def fingerprint(model: SentenceTransformer, prompts: Mapping[str, str]) -> str:
     """
     from sentence_transformers import SimilarityFunction
 
-    from .shards import tokenizer_hash
+    from .wordpiece import tokenizer_hash
 
     settings = {
         "modules": str(model),

@@ -24,23 +24,12 @@ from tokenizers import Tokenizer
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerFast
 
+from .wordpiece import plain_tokenizer, tokenizer_hash
+
 MANIFEST = "manifest.json"
 COLUMN = "input_ids"
 LONG_DOCUMENTS = ("truncate", "chunk")
 MOST_ON_WINDOWS = 61  # processes that one pool can wait for there
-
-
-def tokenizer_hash(tokenizer: PreTrainedTokenizerFast) -> str:
-    """SHA-256 of everything that decides which ids a tokenizer gives; where it truncates and pads does not count."""
-    return hashlib.sha256(plain_tokenizer(tokenizer).to_str().encode()).hexdigest()
-
-
-def plain_tokenizer(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
-    """A copy of what tokenizes inside, which neither truncates nor pads."""
-    plain = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    plain.no_truncation()
-    plain.no_padding()
-    return plain
 
 
 def tokenize_corpus(

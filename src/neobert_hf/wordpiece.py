@@ -1,9 +1,10 @@
-"""A WordPiece tokenizer like BERT's, trained on text of one's own with the `tokenizers` library."""
+"""A WordPiece tokenizer like BERT's, trained on text of one's own with the `tokenizers` library; and what any tokenizer is."""
 
+import hashlib
 from collections.abc import Iterable
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import BertTokenizerFast
+from transformers import BertTokenizerFast, PreTrainedTokenizerFast
 
 SPECIAL_TOKENS = {
     "pad_token": "[PAD]",
@@ -43,3 +44,16 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, model_max_length: int
         model_input_names=["input_ids", "attention_mask"],
         **SPECIAL_TOKENS,
     )
+
+
+def tokenizer_hash(tokenizer: PreTrainedTokenizerFast) -> str:
+    """SHA-256 of everything that decides which ids a tokenizer gives; where it truncates and pads does not count."""
+    return hashlib.sha256(plain_tokenizer(tokenizer).to_str().encode()).hexdigest()
+
+
+def plain_tokenizer(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
+    """A copy of what tokenizes inside, which neither truncates nor pads."""
+    plain = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    plain.no_truncation()
+    plain.no_padding()
+    return plain
