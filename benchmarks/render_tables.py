@@ -19,7 +19,7 @@ from tabulate import tabulate
 from transformers import HfArgumentParser
 
 from neobert_hf import AUTO_CLASSES
-from neobert_hf.attention_neobert import BACKENDS, Backend
+from neobert_hf.backends_neobert import BACKENDS, Backend
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"
@@ -54,7 +54,7 @@ def _first_line(documented) -> str:
     return documented.__doc__.strip().splitlines()[0].rstrip(".")
 
 
-# What has run where; tests/test_backends.py holds the tests behind "simulated".
+# What has run where; tests/test_backends_neobert.py holds the tests behind "simulated".
 TRIED = {
     "cpu": {"blocked": "measured", "sdpa": "measured", "eager": "measured", "flex_attention": "measured, no backward"},
     "cuda": dict.fromkeys(

@@ -6,7 +6,8 @@ from transformers import AutoModel
 from transformers.utils import logging
 
 from neobert_hf import NeoBERTConfig, NeoBERTModel
-from neobert_hf.attention_neobert import Situation, choose_backend, rotary_table
+from neobert_hf.attention_neobert import rotary_table
+from neobert_hf.backends_neobert import Situation, choose_backend
 from neobert_hf.kernels_neobert import onednn_is_best, split_and_rotate
 from neobert_hf.layout_neobert import make_layout
 

@@ -23,6 +23,7 @@ from neobert_hf import AUTO_CLASSES, NeoBERTForMaskedLM, NeoBERTModel
 
 CODE_FILES = {
     "attention_neobert.py",
+    "backends_neobert.py",
     "checkpoint_neobert.py",
     "configuration_neobert.py",
     "kernels_neobert.py",

@@ -14,7 +14,7 @@ import torch
 from oracle import CONFIG, Oracle, random_weights, write_checkpoint
 from transformers import AutoModelForMaskedLM
 
-from neobert_hf.attention_neobert import Situation, choose_backend
+from neobert_hf.backends_neobert import Situation, choose_backend
 
 pytestmark = [
     pytest.mark.gpu,

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.utils import logging
 
 from neobert_hf import NeoBERTForMaskedLM, NeoBERTForQuestionAnswering, NeoBERTModel, attention_neobert, layout_neobert
-from neobert_hf.attention_neobert import BACKENDS
+from neobert_hf.backends_neobert import BACKENDS
 from neobert_hf.layout_neobert import make_layout
 
 VOCAB = CONFIG["vocab_size"]

@@ -1,4 +1,4 @@
-"""Rotary positions, and `attend`: the one place that knows attention backends.
+"""Rotary positions, and every way to compute attention; `backends_neobert.py` says which of them runs.
 
 Axes: `B` rows, `L` columns of the input; `T` tokens on the flat axis that the blocks see; `N` sequences; `H` heads;
 `K` head width. A token tensor is always `(T, ...)`: in a packed layout T counts real tokens only, in a dense layout
@@ -6,7 +6,6 @@ T = B * L.
 """
 
 import math
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -16,9 +15,8 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import AttentionInterface
 from transformers import utils as transformers_utils
-from transformers.utils import logging
 
-from .kernels_neobert import blocked_attention, onednn_is_best
+from .kernels_neobert import blocked_attention
 
 try:
     from torch.nn.attention.varlen import varlen_attn
@@ -34,11 +32,9 @@ try:
 except ImportError:
     memory_efficient_attention = BlockDiagonalMask = None
 
-logger = logging.get_logger(__name__)
-
 
 class SequenceLayout(NamedTuple):
-    """Where sequences begin and end on the flat token axis; made once per forward, read by `attend` and the heads.
+    """Where sequences begin and end on the flat token axis; made once per forward, read by attention and the heads.
 
     Attributes:
         backend: Name of the attention implementation that runs.
@@ -159,19 +155,8 @@ def _yarn_kept_share(rope, width, like):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Backends
+# Ways to compute attention
 # ----------------------------------------------------------------------------------------------------------------------
-
-
-def attend(
-    q_THK: torch.Tensor, k_THK: torch.Tensor, v_THK: torch.Tensor, layout: SequenceLayout
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attention within each sequence, in both directions: softmax(q k^T / sqrt(K)) v.
-
-    Returns:
-        (T, H, K), and the probabilities (B, H, L, L) if the backend is eager, else None.
-    """
-    return find_backend(layout.backend).attend(q_THK, k_THK, v_THK, layout)
 
 
 def _split_rows(x_THK, layout):
@@ -179,7 +164,8 @@ def _split_rows(x_THK, layout):
     return x_THK.unflatten(0, layout.shape).transpose(1, 2)
 
 
-def _attend_eager(q_THK, k_THK, v_THK, layout):
+def attend_eager(q_THK, k_THK, v_THK, layout):
+    """Plain operations, dense, with the probabilities."""
     q, k, v = (_split_rows(x, layout) for x in (q_THK, k_THK, v_THK))
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
     if layout.mask is not None:
@@ -196,7 +182,8 @@ def _additive(mask, dtype):
     return mask.clamp(min=lowest).to(dtype)
 
 
-def _attend_sdpa(q_THK, k_THK, v_THK, layout):
+def attend_sdpa(q_THK, k_THK, v_THK, layout):
+    """PyTorch's own attention: dense with a mask, or packed."""
     if not layout.is_packed:
         mask = layout.mask
         mask = mask if mask is None or mask.dtype == torch.bool else mask.to(q_THK.dtype)
@@ -226,17 +213,17 @@ class LengthGroups(NamedTuple):
     masks: tuple[torch.Tensor | None, ...]
 
 
-def _sdpa_mask(layout):
+def make_sdpa_mask(layout):
     """A kernel costs a launch for each call, so on a GPU a call for each of hundreds of sequences is slow.
 
     A CPU has no launches: there the sequences one by one are faster, and need no copies.
     """
     if layout.cu_seq_lens.device.type == "cpu" or len(set(layout.lengths)) == 1:
         return None
-    return _group_by_length(layout)
+    return group_by_length(layout)
 
 
-def _group_by_length(layout):
+def group_by_length(layout):
     """Groups in which lengths differ by less than a factor of two, so that padding is less than half of each."""
     lengths, device = torch.tensor(layout.lengths), layout.cu_seq_lens.device
     starts, begins = torch.empty_like(lengths), 0
@@ -267,16 +254,19 @@ def _attend_groups(q_THK, k_THK, v_THK, groups):
     return torch.cat(outputs).index_select(0, groups.places)
 
 
-def _attend_blocked(q_THK, k_THK, v_THK, layout):
+def attend_blocked(q_THK, k_THK, v_THK, layout):
+    """Attention in blocks, for inference on a CPU."""
     return blocked_attention(q_THK, k_THK, v_THK, layout.lengths), None
 
 
-def _attend_varlen(q_THK, k_THK, v_THK, layout):
+def attend_varlen(q_THK, k_THK, v_THK, layout):
+    """PyTorch's FlashAttention for sequences of unlike length."""
     boundaries, longest = layout.cu_seq_lens, layout.max_length
     return varlen_attn(q_THK, k_THK, v_THK.contiguous(), boundaries, boundaries, longest, longest), None
 
 
-def _attend_xformers(q_THK, k_THK, v_THK, layout):
+def attend_xformers(q_THK, k_THK, v_THK, layout):
+    """xformers with its block-diagonal mask."""
     return memory_efficient_attention(q_THK[None], k_THK[None], v_THK[None], attn_bias=layout.mask)[0], None
 
 
@@ -295,7 +285,7 @@ class _Caller(nn.Module):
 _caller = lru_cache(_Caller)
 
 
-def _attend_registry(q_THK, k_THK, v_THK, layout):
+def attend_registry(q_THK, k_THK, v_THK, layout):
     """FlashAttention 2, 3 and 4, flex attention and Hub kernels, packed; functions that users registered, dense."""
     caller, attention = _caller(layout.backend), AttentionInterface()[layout.backend]
     options = dict(scaling=q_THK.shape[-1] ** -0.5, dropout=0.0, is_causal=False)
@@ -319,16 +309,18 @@ def _attend_registry(q_THK, k_THK, v_THK, layout):
     return output[0], None
 
 
-def _attend_flex(q_THK, k_THK, v_THK, layout):
+def attend_flex(q_THK, k_THK, v_THK, layout):
+    """Flex attention, compiled but on a CPU."""
     if q_THK.device.type != "cpu":
-        return _attend_registry(q_THK, k_THK, v_THK, layout)
+        return attend_registry(q_THK, k_THK, v_THK, layout)
     # On a CPU the compiled form (torch 2.13) fails to build for a second sequence length. Neither form has a backward there.
     set_stance = getattr(torch.compiler, "set_stance", None)  # torch < 2.6
     with set_stance("force_eager") if set_stance else nullcontext():
-        return _attend_registry(q_THK, k_THK, v_THK, layout)
+        return attend_registry(q_THK, k_THK, v_THK, layout)
 
 
-def _flex_mask(layout):
+def make_flex_mask(layout):
+    """The blocks of pairs that flex attention visits."""
     sequence_ids = layout.sequence_ids()
 
     def same_sequence(row, head, query, key):
@@ -341,8 +333,8 @@ def _flex_mask(layout):
     )
 
 
-def _xformers_mask(layout):
-    # Made on the host, because its own copy to the device waits; the boundaries are on the device already.
+def make_xformers_mask(layout):
+    """A mask made on the host, because its own copy to the device waits; the boundaries are there already."""
     mask = BlockDiagonalMask.from_seqlens(layout.lengths, device=torch.device("cpu"))
     mask.q_seqinfo.seqstart = mask.k_seqinfo.seqstart = layout.cu_seq_lens
     return mask
@@ -360,246 +352,26 @@ def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The table of backends
+# What is installed
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-class Backend(NamedTuple):
-    """A row of the table: what runs, on what, and whether it is there. An empty field sets no limit.
-
-    Attributes:
-        attend: From queries, keys, values (T, H, K) and a layout to the attended values, and the probabilities or None.
-        layouts: "packed", "dense" or both.
-        devices: Types of device.
-        capabilities: For each dtype the lowest and the highest CUDA capability; no other dtype is computed.
-        head_multiple: The head width is a multiple of this.
-        max_head_width: The head width is at most this.
-        make_mask: From a packed layout to the mask that `attend` finds in it.
-        reads_boundaries: Whether it finds the sequences in `cu_seq_lens` on the device, without any value on the host.
-        is_automatic: Whether "auto" may choose it.
-        is_for_inference: Whether it needs what `runs_fast` asks for, and products that pay (`onednn_is_best`).
-        is_installed: Whether it is there.
-        remedy: What to do if it is not.
-    """
-
-    attend: Callable
-    layouts: tuple[str, ...]
-    devices: tuple[str, ...] = ()
-    capabilities: dict[torch.dtype, tuple[tuple[int, int], tuple[int, int]]] = {}
-    head_multiple: int = 1
-    max_head_width: int | None = None
-    make_mask: Callable | None = None
-    reads_boundaries: bool = False
-    is_automatic: bool = False
-    is_for_inference: bool = False
-    is_installed: Callable[[], bool] = lambda: True
-    remedy: str = ""
-
-    @property
-    def is_of_transformers(self) -> bool:
-        """Whether transformers registers it, and says itself whether it can be loaded."""
-        return self.attend is _attend_registry
-
-
-def _transformers_finds(package):
+def has_flash_attention(version: int) -> bool:
     """Whether transformers, which may be too old to know it, finds this FlashAttention."""
-    is_available = getattr(transformers_utils, f"is_{package}_available", None)
+    is_available = getattr(transformers_utils, f"is_flash_attn_{version}_available", None)
     return is_available is not None and is_available()
 
 
-def _half(lowest, highest=(99, 0)):
-    return dict.fromkeys((torch.float16, torch.bfloat16), (lowest, highest))
+def has_varlen() -> bool:
+    """Whether torch has attention for sequences of unlike length."""
+    return varlen_attn is not None
 
 
-_flash = dict(attend=_attend_registry, layouts=("packed",), reads_boundaries=True, head_multiple=8, max_head_width=256)
-
-# In the order in which "auto" prefers them. FlashAttention's numbers are those of its versions 2.8, 3 beta and 4.0 beta,
-# torch_varlen's those of torch 2.13, xformers' those of its version 0.0.35, whose kernels for fp32 end at Hopper.
-BACKENDS = {
-    "flash_attention_3": Backend(
-        **_flash,
-        devices=("cuda",),
-        capabilities=_half((9, 0), (9, 9)),
-        is_automatic=True,
-        is_installed=lambda: _transformers_finds("flash_attn_3"),
-        remedy="build it from the folder hopper of https://github.com/Dao-AILab/flash-attention",
-    ),
-    "flash_attention_2": Backend(
-        **_flash,
-        devices=("cuda", "mlu", "musa", "npu", "xpu"),
-        capabilities=_half((8, 0)),
-        is_automatic=True,
-        is_installed=lambda: _transformers_finds("flash_attn_2"),
-        remedy="pip install flash-attn --no-build-isolation",
-    ),
-    "flash_attention_4": Backend(
-        **_flash,
-        devices=("cuda",),
-        capabilities=_half((9, 0)),
-        is_installed=lambda: _transformers_finds("flash_attn_4"),
-        remedy="pip install --pre flash-attn-4",
-    ),
-    "torch_varlen": Backend(
-        **{**_flash, "attend": _attend_varlen},
-        devices=("cuda",),
-        capabilities=_half((8, 0)),
-        is_automatic=True,
-        is_installed=lambda: varlen_attn is not None,
-        remedy=f"it needs torch>=2.10, this is {torch.__version__}; pip install -U torch",
-    ),
-    "xformers": Backend(
-        _attend_xformers,
-        layouts=("packed",),
-        devices=("cuda",),
-        capabilities={
-            torch.float32: ((6, 0), (9, 0)),
-            torch.float16: ((6, 0), (99, 0)),
-            torch.bfloat16: ((8, 0), (99, 0)),
-        },
-        head_multiple=8,
-        max_head_width=256,
-        make_mask=_xformers_mask,
-        is_automatic=True,
-        is_installed=lambda: memory_efficient_attention is not None,
-        remedy="pip install 'xformers>=0.0.35'",
-    ),
-    "blocked": Backend(
-        _attend_blocked, layouts=("packed",), devices=("cpu",), is_automatic=True, is_for_inference=True
-    ),
-    "sdpa": Backend(_attend_sdpa, layouts=("packed", "dense"), make_mask=_sdpa_mask, is_automatic=True),
-    "eager": Backend(_attend_eager, layouts=("dense",)),
-    "flex_attention": Backend(
-        _attend_flex,
-        layouts=("packed",),
-        make_mask=_flex_mask,
-        is_installed=lambda: create_block_mask is not None,
-        remedy="it needs torch>=2.5; pip install -U torch",
-    ),
-}
+def has_xformers() -> bool:
+    """Whether xformers is installed."""
+    return memory_efficient_attention is not None
 
 
-def find_backend(implementation: str) -> Backend:
-    """The row of `implementation`; of a kernel from the Hub, named after its repository; or of what a user registered."""
-    if implementation in BACKENDS:
-        return BACKENDS[implementation]
-    if "flash" in implementation:
-        return Backend(_attend_registry, layouts=("packed",), capabilities=_half((0, 0)), reads_boundaries=True)
-    return Backend(_attend_registry, layouts=("dense",))
-
-
-def runs_packed(implementation: str) -> bool:
-    """True for attention that keeps the sequences of a packed layout apart; the rest gets a dense layout and a mask."""
-    return implementation == "auto" or "packed" in find_backend(implementation).layouts
-
-
-def check_installed(implementation: str) -> None:
-    """Raise ImportError, saying what to install, if a backend of the table is missing."""
-    backend = find_backend(implementation)
-    if not backend.is_installed():
-        raise ImportError(f"attn_implementation={implementation!r} is not installed; {backend.remedy}")
-
-
-def attention_dtype(weight: torch.Tensor) -> torch.dtype:
-    """The dtype in which products run: that of the weights unless autocast is on."""
-    device_type = weight.device.type
-    if device_type != "meta" and torch.is_autocast_enabled(device_type):
-        return torch.get_autocast_dtype(device_type)
-    return weight.dtype
-
-
-class Situation(NamedTuple):
-    """What decides which backends can run.
-
-    Attributes:
-        device: Where attention will run.
-        dtype: In which dtype it will run.
-        head_dim: Width of a head.
-        is_packed: Whether the layout is packed.
-        is_fast: What `runs_fast` says.
-    """
-
-    device: torch.device
-    dtype: torch.dtype
-    head_dim: int
-    is_packed: bool
-    is_fast: bool = False
-
-
-def choose_backend(implementation: str, situation: Situation, need_weights: bool = False) -> str:
-    """Decide which attention runs: the requested one if it can, an error if it cannot, the best one if none is named.
-
-    Args:
-        implementation: Requested name, or "auto".
-        situation: What it has to run on.
-        need_weights: Only eager attention returns probabilities.
-
-    Raises:
-        ValueError: The requested backend cannot run here.
-        ImportError: The requested backend is not installed.
-    """
-    if need_weights:
-        if implementation != "eager" and not torch.compiler.is_compiling():
-            logger.warning_once(
-                "output_attentions=True needs the attention probabilities, which only eager attention has; this forward "
-                f"runs eager instead of {implementation!r}."
-            )
-        return "eager"
-    if implementation == "auto":
-        return _best_backend(*situation)
-    if obstacle := _find_obstacle(implementation, *situation):
-        check_installed(implementation)
-        raise ValueError(f"attn_implementation={implementation!r} {obstacle}, or leave it out to take the best one")
-    return implementation
-
-
-@torch.compiler.assume_constant_result  # nothing in here is for a compiler to trace
-def _find_obstacle(implementation, *situation):
-    """Why a backend cannot run in a situation, and the way out; empty if it can."""
-    backend, (device, dtype, head_dim, is_packed, is_fast) = find_backend(implementation), situation
-    if not backend.is_installed():
-        return f"is not installed; {backend.remedy}"
-    if ("packed" if is_packed else "dense") not in backend.layouts:
-        return (
-            "runs packed sequences only; a 4-D mask, unpad_inputs=False, or a padding mask while compiling needs 'sdpa' or "
-            "'eager'"
-        )
-    if backend.devices and device.type not in backend.devices:
-        return f"runs on {', '.join(backend.devices).upper()}, not on {device.type}; choose 'sdpa'"
-    if backend.is_for_inference and not (is_fast and onednn_is_best(dtype)):
-        return (
-            f"is for inference with fast products in {dtype}: model.eval(), torch.inference_mode(), float32 or bfloat16; "
-            "choose 'sdpa'"
-        )
-    if backend.capabilities and dtype not in backend.capabilities:
-        return (
-            f"computes in {' or '.join(str(each).removeprefix('torch.') for each in backend.capabilities)}, not {dtype}; "
-            "load the model with dtype=torch.bfloat16, use autocast, choose 'sdpa'"
-        )
-    if head_dim % backend.head_multiple or head_dim > (backend.max_head_width or head_dim):
-        return (
-            f"takes heads whose width is a multiple of {backend.head_multiple} and at most {backend.max_head_width}, not "
-            f"{head_dim}; choose 'sdpa'"
-        )
-    if backend.capabilities and device.type == "cuda":
-        lowest, highest = backend.capabilities[dtype]
-        capability = torch.cuda.get_device_capability(device)
-        if not lowest <= capability <= highest:
-            limit = f"up to {highest[0]}.{highest[1]}" if capability > highest else f"from {lowest[0]}.{lowest[1]}"
-            return f"runs in {dtype} on GPUs of capability {limit}, {device} has {'.'.join(map(str, capability))}; choose 'sdpa'"
-    return ""
-
-
-@torch.compiler.assume_constant_result
-def _best_backend(*situation):
-    return _find_best_backend(*situation)
-
-
-@lru_cache
-def _find_best_backend(*situation):
-    """The first of the table that can run; cached, so that each answer is logged once."""
-    name = next(name for name, row in BACKENDS.items() if row.is_automatic and not _find_obstacle(name, *situation))
-    device, dtype, _, is_packed, is_fast = situation
-    layout = "packed" if is_packed else "padded"
-    kernels = "fast" if is_fast else "plain"
-    logger.info(f"NeoBERT on {device} in {dtype}, {layout} layout: {name} attention, {kernels} kernels")
-    return name
+def has_flex() -> bool:
+    """Whether torch has flex attention."""
+    return create_block_mask is not None

@@ -8,15 +8,8 @@ nothing, and dense with a mask under tracing and where the caller wants it.
 import torch
 import torch.nn.functional as F
 
-from .attention_neobert import (
-    SequenceLayout,
-    Situation,
-    choose_backend,
-    find_backend,
-    runs_packed,
-    sequence_of_each_token,
-    to_device,
-)
+from .attention_neobert import SequenceLayout, sequence_of_each_token, to_device
+from .backends_neobert import Situation, choose_backend, find_backend, runs_packed
 from .kernels_neobert import is_tracing
 from .losses_neobert import IGNORE_INDEX, check_labels
 

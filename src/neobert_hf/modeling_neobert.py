@@ -30,15 +30,8 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils import can_return_tuple, logging
 
-from .attention_neobert import (
-    BACKENDS,
-    SequenceLayout,
-    attend,
-    attention_dtype,
-    check_installed,
-    find_backend,
-    rotary_table,
-)
+from .attention_neobert import SequenceLayout, rotary_table
+from .backends_neobert import BACKENDS, attend, attention_dtype, check_installed, find_backend
 from .checkpoint_neobert import check_encoder_is_whole, check_no_pickle, set_auto_map
 from .configuration_neobert import NeoBERTConfig
 from .kernels_neobert import Linear, RMSNorm, is_tracing, pack_weights, runs_fast, split_and_rotate, swiglu

@@ -1,4 +1,4 @@
-"""Stands in for flash-attn 2.8: its signatures, in plain PyTorch, for tests/test_backends.py."""
+"""Stands in for flash-attn 2.8: its signatures, in plain PyTorch, for tests/test_backends_neobert.py."""
 
 import torch
 import torch.nn.functional as F

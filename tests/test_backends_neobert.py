@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 from oracle import CONFIG, Oracle, random_weights, write_checkpoint
 from safetensors.torch import load_file
 
-from neobert_hf import NeoBERTForMaskedLM, attention_neobert
-from neobert_hf.attention_neobert import BACKENDS, Situation, choose_backend, to_device
+from neobert_hf import NeoBERTForMaskedLM, attention_neobert, backends_neobert
+from neobert_hf.attention_neobert import to_device
+from neobert_hf.backends_neobert import BACKENDS, Situation, attend, choose_backend
 from neobert_hf.layout_neobert import make_layout
 
 SOURCE = Path(attention_neobert.__file__).parent
@@ -41,9 +42,9 @@ def gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: CAPABILITIES[device.index])
     for name, backend in BACKENDS.items():
         monkeypatch.setitem(BACKENDS, name, backend._replace(is_installed=lambda: True))
-    attention_neobert._find_best_backend.cache_clear()
+    backends_neobert._find_best_backend.cache_clear()
     yield
-    attention_neobert._find_best_backend.cache_clear()
+    backends_neobert._find_best_backend.cache_clear()
 
 
 # ---------------------------------------------------------------------------------------- the choice
@@ -276,9 +277,9 @@ torch.cuda.is_available = lambda: True               # or transformers does not 
 torch.cuda.get_device_capability = lambda device=None: (9, 0)
 from safetensors.torch import load_file, save_file
 from neobert_hf import NeoBERTForMaskedLM
-from neobert_hf.attention_neobert import BACKENDS, Situation, choose_backend
+from neobert_hf.backends_neobert import BACKENDS, Situation, choose_backend
 import flash_attn, flash_attn.cute, flash_attn_interface
-from test_backends import run
+from test_backends_neobert import run
 
 folder, inputs, out, *names = sys.argv[1:]
 situation = Situation(torch.device("cuda", 0), torch.bfloat16, 16, is_packed=True)
@@ -334,7 +335,7 @@ def grouped(monkeypatch):
     """SDPA as it runs on CUDA and MPS, and the number of its calls."""
     calls = []
     sdpa = F.scaled_dot_product_attention
-    monkeypatch.setitem(BACKENDS, "sdpa", BACKENDS["sdpa"]._replace(make_mask=attention_neobert._group_by_length))
+    monkeypatch.setitem(BACKENDS, "sdpa", BACKENDS["sdpa"]._replace(make_mask=attention_neobert.group_by_length))
     monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or sdpa(*a, **k))
     return calls
 
@@ -349,7 +350,7 @@ def test_grouped_sdpa_needs_few_calls_for_many_sequences(grouped):
     q, k, v = torch.randn(3, sum(lengths), 2, 8)
     ids = torch.full((1, sum(lengths)), 5)
     layout = make_layout(ids, "sdpa", vocab_size=10, cu_seq_lens=[torch.tensor([0, *lengths]).cumsum(0)])
-    attention_neobert.attend(q, k, v, layout)
+    attend(q, k, v, layout)
     assert len(grouped) <= 1 + math.log2(512)
     assert sum(count * length for count, length in layout.mask.shapes) < 2 * sum(lengths)
 
@@ -364,9 +365,9 @@ def test_grouped_sdpa_is_sdpa_and_never_sees_other_documents(lengths, data):
     ids = torch.full((1, sum(lengths)), 5)
     layout = make_layout(ids, "sdpa", vocab_size=10, cu_seq_lens=[boundaries])
     results = []
-    for mask in (None, attention_neobert._group_by_length(layout)):
+    for mask in (None, attention_neobert.group_by_length(layout)):
         leaves = [x.clone().requires_grad_() for x in inputs]
-        output, _ = attention_neobert.attend(*leaves, layout._replace(mask=mask))
+        output, _ = attend(*leaves, layout._replace(mask=mask))
         output.cos().sum().backward()
         results.append((output.detach(), *(leaf.grad for leaf in leaves)))
     for alone, grouped in zip(*results):
@@ -375,7 +376,7 @@ def test_grouped_sdpa_is_sdpa_and_never_sees_other_documents(lengths, data):
     at = slice(boundaries[changed], boundaries[changed + 1])
     for x in inputs:
         x[at] += 1
-    other, _ = attention_neobert.attend(*inputs, layout._replace(mask=mask))
+    other, _ = attend(*inputs, layout._replace(mask=mask))
     elsewhere = torch.ones(sum(lengths), dtype=torch.bool)
     elsewhere[at] = False
     assert torch.equal(other[elsewhere], results[1][0][elsewhere])
@@ -446,12 +447,12 @@ for name in ("torch.nn.attention.varlen", "torch.nn.attention.flex_attention", "
 vars(compiler).pop("set_stance", None)
 for version in (2, 3, 4):
     vars(transformers.utils).pop(f"is_flash_attn_{version}_available", None)
-from neobert_hf import NeoBERTForMaskedLM, attention_neobert
+from neobert_hf import NeoBERTForMaskedLM, backends_neobert
 model = NeoBERTForMaskedLM.from_pretrained(sys.argv[1]).eval()
 ids = torch.tensor([[5, 6, 7, 8]])
 with torch.no_grad():
     print(json.dumps(model(ids, cu_seq_lens_q=torch.tensor([0, 1, 4])).logits.double().sum().item()))
-missing = [name for name, row in attention_neobert.BACKENDS.items() if not row.is_installed()]
+missing = [name for name, row in backends_neobert.BACKENDS.items() if not row.is_installed()]
 assert set(missing) >= {"torch_varlen", "flex_attention", "xformers", "flash_attention_2"}, missing
 """
     path = os.pathsep.join(map(str, (SOURCE.parent, Path(__file__).parent)))
