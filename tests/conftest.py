@@ -1,9 +1,14 @@
 """Fixtures: tiny checkpoints in the published layout, and what they must compute."""
 
+import contextlib
+import io
 import os
+import sys
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything of Hugging Face is imported
+if "PYTEST_XDIST_WORKER" in os.environ:  # before torch is imported; workers and what they start share the cores
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import pytest
@@ -18,7 +23,31 @@ GOLDEN = Path(__file__).parents[2] / "shared/golden/tiny"
 
 SENTENCE = "the quick brown fox jumps over lazy dog and then it sleeps in a warm red house by old sea"
 
+WORKER_GIB = 3  # a worker and the two processes of training that it may start
+
 torch.manual_seed(0)
+
+
+def pytest_xdist_auto_num_workers(config):
+    """A worker for each core, if there is memory for as many."""
+    import psutil
+
+    return max(1, min(torch.get_num_threads(), psutil.virtual_memory().available // (WORKER_GIB * 2**30)))
+
+
+def run_main(module, *arguments) -> str:
+    """Call `main` of a script or of the command line in this process, and return what it printed.
+
+    A process of its own takes seconds to import torch and transformers; it is started only where the process is what is tested.
+    """
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
+        patch.setattr(sys, "argv", [module.__file__, *map(str, arguments)])
+        try:
+            module.main()
+        except SystemExit as end:
+            if end.code:
+                raise
+    return printed.getvalue()
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """The benchmarks: the published forward is the published model, the arithmetic of the ceiling, and every script runs."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -7,19 +8,23 @@ import sys
 from pathlib import Path
 
 import pytest
+import ragged
 import torch
+from conftest import run_main
 from harness import Ceiling, median_ratio
 from published import PublishedMaskedLM
 from ragged import log_normal_lengths
 
 from neobert_hf import AUTO_CLASSES
+from neobert_hf.documentation import collect_documentation
 
 ROOT = Path(__file__).parents[1]
 OPTIONS = {
     "agreement": "--num_hidden_layers 1 --lengths 9 4",
-    "throughput": "--num_layers 1 --models ours published bert-base --lengths 24 --num_rounds 1 --max_tokens 48 --latency no",
-    "ragged": "--num_layers 1 --batch 3 --train_batch 2 --max_length 40 --num_rounds 1",
-    "memory": "--num_layers 1 --models ours --lengths 24 --batches 1 --train_batch 2 --train_length 40",
+    "throughput": "--num_layers 1 --models ours published bert-base --lengths 24 --num_rounds 1 --max_tokens 48 --latency no "
+    "--dtype float32",
+    "ragged": "--num_layers 1 --batch 3 --train_batch 2 --max_length 40 --num_rounds 1 --dtype float32",
+    "memory": "--num_layers 1 --models ours --lengths 24 --batches 1 --train_batch 2 --train_length 40 --dtype float32",
     "fast_paths": "--num_tokens 16 --dtypes float32 --num_rounds 1",
 }
 
@@ -59,14 +64,14 @@ def test_log_normal_lengths_have_the_mean_that_is_said(count):
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_every_script_helps_and_ends_with_one_line_of_json(name, tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    run = [sys.executable, ROOT / f"benchmarks/{name}.py"]
-    options = dict(capture_output=True, text=True, cwd=tmp_path, env=environment)
-    assert "--json" in subprocess.run([*run, "--help"], check=True, **options).stdout
-    done = subprocess.run([*run, *OPTIONS[name].split(), "--json", "result.json"], **options)
-    assert done.returncode == 0, done.stderr
-    last = json.loads(done.stdout.strip().splitlines()[-1])
+def test_every_script_helps_and_ends_with_one_line_of_json(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ragged, "collect_documentation", lambda: collect_documentation(packages=["tqdm"]))
+    script = importlib.import_module(name)
+    assert Path(script.__file__).read_text("utf-8").endswith('if __name__ == "__main__":\n    main()\n')
+    assert "--json" in run_main(script, "--help")
+    printed = run_main(script, *OPTIONS[name].split(), "--json", "result.json")
+    last = json.loads(printed.strip().splitlines()[-1])
     assert last == json.loads((tmp_path / "result.json").read_text())
     assert last["benchmark"] == name and last["rows"] and last["versions"]["torch"] == torch.__version__
 

@@ -332,10 +332,9 @@ def test_the_card_says_nothing_of_metrics_that_are_not_there(saved, tmp_path):
 def test_the_snippets_of_the_card_run_in_a_clean_process(hub_folder):
     snippets = re.findall(r"```python\n(.*?)```", (hub_folder / "README.md").read_text(), re.DOTALL)
     assert len(snippets) == 2
-    for snippet in snippets:
-        script = "import sys; sys.modules['neobert_hf'] = None\n" + snippet
-        run = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True)
-        assert run.returncode == 0, run.stderr
+    script = "\n".join(["import sys; sys.modules['neobert_hf'] = None", *snippets])
+    run = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
     assert "torch.Size([2, 32])" in run.stdout
 
 

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -15,10 +13,12 @@ pytest.importorskip(
     "sentence_transformers", reason="contrastive training needs sentence-transformers (pip install -e .[embed])"
 )
 
-from conftest import SENTENCE
+import train_contrastive
+from conftest import SENTENCE, run_main
 from datasets import Dataset, DatasetDict
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers.base.sampler import DefaultBatchSampler, NoDuplicatesBatchSampler
+from test_distributed import on_two_processes
 from torch.utils.data import ConcatDataset, RandomSampler
 from transformers import AutoTokenizer
 
@@ -235,9 +235,6 @@ def test_instructions_decide_between_two_targets_of_one_question(tmp_path):
     assert recall_at_1(train(), "") <= 0.5 + 3 * sigma
 
 
-EXAMPLE = Path(__file__).parents[1] / "examples/train_contrastive.py"
-
-
 @pytest.fixture
 def command(folder, tmp_path):
     rng = np.random.default_rng(0)
@@ -264,7 +261,7 @@ def command(folder, tmp_path):
     def build(output_dir, **changes):
         flags = {**options, "output_dir": output_dir, **changes}
         parts = [str(part) for name, value in flags.items() for part in (f"--{name}", value)]
-        return [sys.executable, str(EXAMPLE), "--train_files", *files, *parts]
+        return ["--train_files", *files, *parts]
 
     return build
 
@@ -276,16 +273,16 @@ def losses_of(folder):
 
 
 def test_a_resumed_run_goes_on_with_the_very_same_losses(command, tmp_path):
-    subprocess.run(command(tmp_path / "whole"), check=True, capture_output=True)
+    run_main(train_contrastive, *command(tmp_path / "whole"))
     whole = losses_of(tmp_path / "whole")
     assert len(whole) == 12
     shutil.copytree(tmp_path / "whole/checkpoint-8", tmp_path / "part/checkpoint-8")
     shutil.copy(tmp_path / "whole/run.json", tmp_path / "part")
     for name, value in {"temperature": 0.1, "warmup_steps": 3}.items():  # another run is not gone on with
         other = command(tmp_path / "part", resume_from_checkpoint="last", **{name: value})
-        done = subprocess.run(other, capture_output=True, text=True)
-        assert done.returncode != 0 and name in done.stderr
-    subprocess.run(command(tmp_path / "part", resume_from_checkpoint="last"), check=True, capture_output=True)
+        with pytest.raises(ValueError, match=name):
+            run_main(train_contrastive, *other)
+    run_main(train_contrastive, *command(tmp_path / "part", resume_from_checkpoint="last"))
     assert losses_of(tmp_path / "part") == whole
     metrics = json.loads((tmp_path / "part/training_summary.json").read_text())
     assert 0 <= metrics["small_cosine_recall@10"] <= 1
@@ -294,13 +291,9 @@ def test_a_resumed_run_goes_on_with_the_very_same_losses(command, tmp_path):
 
 def test_negatives_shared_across_two_processes_give_the_curve_of_one(command, tmp_path):
     """Two batches of 4 whose negatives count for both are one batch of 8; a group of batches is of one dataset."""
-    one = command(tmp_path / "one", per_device_train_batch_size=8, max_steps=6, save_steps=6)
-    subprocess.run(one, check=True, capture_output=True)
+    run_main(train_contrastive, *command(tmp_path / "one", per_device_train_batch_size=8, max_steps=6, save_steps=6))
     changes = dict(per_device_train_batch_size=4, max_steps=6, save_steps=6, gather_across_devices=True)
-    two = command(tmp_path / "two", **changes)[1:]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    done = subprocess.run([*launch, *two], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    on_two_processes(train_contrastive.__file__, *command(tmp_path / "two", **changes))
     alone, shared = losses_of(tmp_path / "one"), losses_of(tmp_path / "two")
     assert len(alone) == 6
     np.testing.assert_allclose(list(shared.values()), list(alone.values()), atol=1e-4)
@@ -309,9 +302,8 @@ def test_negatives_shared_across_two_processes_give_the_curve_of_one(command, tm
 def test_mined_negatives_and_gradient_caching_run_through_the_example(command, tmp_path):
     Path(tmp_path, "instructions.json").write_text(json.dumps({"small": "the fox", "large": "a house"}))
     changes = dict(instructions=tmp_path / "instructions.json", num_mined_negatives=2, mini_batch_size=2, max_steps=3)
-    done = subprocess.run(command(tmp_path / "run", **changes), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "12 rows of anchor, positive, negative_1, negative_2; prompt 'the fox '" in done.stdout
+    printed = run_main(train_contrastive, *command(tmp_path / "run", **changes))
+    assert "12 rows of anchor, positive, negative_1, negative_2; prompt 'the fox '" in printed
 
 
 def test_hard_negatives_teach_what_random_batches_never_show(tmp_path):

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import pretrain_mlm
 import pytest
 import torch
 from accelerate import FullyShardedDataParallelPlugin
@@ -23,49 +24,47 @@ from neobert_hf.kernels_neobert import split_and_rotate
 from neobert_hf.modeling_neobert import Rotary
 from neobert_hf.pretraining import keep_float32
 
-FSDP2 = str(Path(__file__).with_name("fsdp_on_cpu.py"))
+LAUNCH = Path(__file__).with_name("launch.py")
+OPTIONS = dict(max_steps=20, save_steps=10)
 
 
-def two_processes(*args, launcher=None, **changes):
-    """The example's command on two processes of the CPU."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    return [*launch, *([launcher] if launcher else []), *command(*args, **changes)[1:]]
-
-
-@pytest.mark.parametrize("launcher", [None, FSDP2], ids=["ddp", "fsdp2"])
-def test_two_processes_follow_the_curve_of_one(corpus, tmp_path, launcher):  # noqa: F811
-    """1e-4 in fp32 over 20 steps; rounding in another order is all that may differ."""
-    options = dict(max_steps=20, save_steps=10)
-    alone = run(corpus, tmp_path / "alone", **options)
-    options["launcher"] = launcher
-    done = subprocess.run(
-        two_processes(corpus, tmp_path / "two", **options), capture_output=True, text=True, timeout=300
-    )
+def on_two_processes(*arguments):
+    """The example on two processes of the CPU, to its end."""
+    done = subprocess.run([sys.executable, LAUNCH, *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
-    together = losses_of(tmp_path / "two")
-    assert sorted(together) == sorted(alone) == list(range(1, 21))
-    assert max(abs(together[step] - alone[step]) for step in alone) < 1e-4
-    summaries = [json.loads((tmp_path / name / "training_summary.json").read_text()) for name in ("alone", "two")]
+
+
+@pytest.fixture(scope="module")
+def alone(corpus, tmp_path_factory):  # noqa: F811
+    """A run on one process: its folder and its curve."""
+    folder = tmp_path_factory.mktemp("alone")
+    return folder, run(corpus, folder, **OPTIONS)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_two_processes_follow_the_curve_of_one(corpus, alone, tmp_path, kind):  # noqa: F811
+    """1e-4 in fp32 over 20 steps; rounding in another order is all that may differ."""
+    folders = alone[0], tmp_path / "two"
+    whole = command(corpus, folders[1], **OPTIONS)
+    rest = command(corpus, tmp_path / "rest", **OPTIONS, resume_from_checkpoint=folders[1] / "checkpoint-10")
+    on_two_processes(*(["--fsdp2"] if kind == "fsdp2" else []), pretrain_mlm.__file__, *whole, "--then", *rest)
+    one, two, resumed = alone[1], losses_of(folders[1]), losses_of(tmp_path / "rest")
+    assert sorted(two) == sorted(one) == list(range(1, 21))
+    assert max(abs(two[step] - one[step]) for step in one) < 1e-4
+    assert resumed == two
+    summaries = [json.loads((folder / "training_summary.json").read_text()) for folder in folders]
     assert [summary["devices"] for summary in summaries] == [1, 2]
     for name in ("num_tokens", "num_masked"):
         assert summaries[0][name] == summaries[1][name]
     assert abs(summaries[0]["eval_loss"] - summaries[1]["eval_loss"]) < 1e-4  # no row counted twice
-    models = [AutoModelForMaskedLM.from_pretrained(tmp_path / name) for name in ("alone", "two")]
+    models = [AutoModelForMaskedLM.from_pretrained(folder) for folder in folders]
     for (name, a), b in zip(models[0].named_parameters(), models[1].parameters()):
         torch.testing.assert_close(b, a, rtol=0, atol=1e-3, msg=lambda m, n=name: f"{n}: {m}")  # 20 steps of lr 3e-3
-    sharded = tmp_path / "two/checkpoint-10/pytorch_model_fsdp_0"
-    assert sharded.is_dir() == (launcher is FSDP2)
-    assert {path.name for path in (tmp_path / "two").glob("*.py")} == {
-        p.name for p in (tmp_path / "alone").glob("*.py")
-    }
-    auto_maps = [json.loads((tmp_path / name / "config.json").read_text())["auto_map"] for name in ("alone", "two")]
-    assert auto_maps[0] == auto_maps[1]
-    resume = dict(resume_from_checkpoint=tmp_path / "two/checkpoint-10")
-    resumed = subprocess.run(
-        two_processes(corpus, tmp_path / "two", **options, **resume), capture_output=True, text=True, timeout=300
-    )
-    assert resumed.returncode == 0, resumed.stderr[-4000:]
-    assert losses_of(tmp_path / "two") == together
+    assert (folders[1] / "checkpoint-10/pytorch_model_fsdp_0").is_dir() == (kind == "fsdp2")
+    names, others = ({path.name for path in folder.glob("*.py")} for folder in folders)
+    assert names == others
+    auto_map, other = (json.loads((folder / "config.json").read_text())["auto_map"] for folder in folders)
+    assert auto_map == other
 
 
 @pytest.fixture
@@ -121,10 +120,10 @@ def test_the_rotary_table_moves_with_the_arguments_of_a_block():
 
 
 def test_a_process_that_dies_ends_the_job_with_an_error(corpus, tmp_path):  # noqa: F811
-    options = dict(max_steps=100_000, save_steps=100_000)
-    job = subprocess.Popen(
-        two_processes(corpus, tmp_path, **options), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    options = command(corpus, tmp_path, max_steps=100_000, save_steps=100_000)
+    options = [*torchrun, pretrain_mlm.__file__, *options]
+    job = subprocess.Popen(options, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 120
     metrics = tmp_path / "metrics.jsonl"
     while time.monotonic() < deadline and not (metrics.exists() and len(metrics.read_text().splitlines()) >= 2):

@@ -44,7 +44,8 @@ def test_a_search_imports_nothing_that_the_extra_of_the_demo_does_not_bring(tmp_
     missing = set(packages_distributions()) - {path.stem for path in tmp_path.iterdir()}
     assert {"datasets", "accelerate", "pyarrow"} <= missing
     (tmp_path / "neobert_hf").symlink_to(Path(neobert_hf.__file__).parent)
-    script = f"import sys; sys.prefix = {sys.prefix!r}; sys.path.insert(0, {str(tmp_path)!r})\nfrom neobert_hf.cli import main; main()"
+    script = f"import sys; sys.prefix = {sys.prefix!r}; sys.path.insert(0, {str(tmp_path)!r})\n"
+    script += "from neobert_hf.cli import main; main()"
     command = [sys.executable, "-I", "-S", "-c", script, "search", "a bar of progress", "--package", "tqdm"]
     environment = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)

@@ -1,15 +1,14 @@
 """MTEB without a network: local tasks under the names of real ones, their scores computed once more by hand."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("mteb", reason="evaluating on MTEB needs mteb (pip install -e .[mteb])")
 
+import evaluate_mteb
 import mteb
+from conftest import run_main
 from datasets import Dataset, DatasetDict
 from huggingface_hub import ModelCard
 from mteb.abstasks import AbsTaskPairClassification, AbsTaskRetrieval, AbsTaskSTS
@@ -182,7 +181,5 @@ def test_the_card_gets_a_model_index_that_the_hub_reads(tmp_path):
 
 
 def test_the_example_refuses_before_it_loads(tmp_path):
-    example = "examples/evaluate_mteb.py"
-    command = [sys.executable, example, "--model", "x", "--output_dir", tmp_path, "--tasks", "Nope"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode != 0 and "Nope: not in MTEB(eng, v1)" in done.stderr
+    with pytest.raises(ValueError, match=r"Nope: not in MTEB\(eng, v1\)"):
+        run_main(evaluate_mteb, "--model", "x", "--output_dir", tmp_path, "--tasks", "Nope")

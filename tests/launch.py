@@ -1,0 +1,72 @@
+"""Start a script on two processes of the CPU, as `torchrun --nproc_per_node 2` does: `launch.py [--fsdp2] SCRIPT ARGUMENTS`.
+
+What the script imports is imported once, before the processes fork; that takes most of the time of a small run. Several runs
+after one another: `SCRIPT ARGUMENTS --then ARGUMENTS`.
+
+accelerate takes FSDP for several GPUs only, though PyTorch's runs on a CPU as well. `--fsdp2` says "several GPUs" at the moment
+when accelerate asks, and changes nothing else, so that the example's own path is tested without any.
+"""
+
+import os
+import runpy
+import socket
+import sys
+from pathlib import Path
+
+import yaml
+from accelerate import state
+from accelerate.utils import DistributedType
+from torch.multiprocessing import start_processes
+
+NUM_PROCESSES = 2
+
+
+def use_fsdp2() -> None:
+    """Ask accelerate for FSDP2 as `accelerate launch --config_file examples/accelerate/fsdp2.yaml` does."""
+    config = yaml.safe_load((Path(__file__).parents[1] / "examples/accelerate/fsdp2.yaml").read_text())
+    os.environ["ACCELERATE_USE_FSDP"] = "true"
+    for name, value in config["fsdp_config"].items():
+        os.environ[name.upper()] = str(value).lower() if isinstance(value, bool) else str(value)
+    begin = state.AcceleratorState.__init__
+
+    def begin_as_if_on_gpus(self, *args, **kwargs):
+        shared = state.PartialState._shared_state
+        if shared.get("distributed_type") == DistributedType.MULTI_CPU:
+            shared["distributed_type"] = DistributedType.MULTI_GPU
+        begin(self, *args, **kwargs)
+
+    state.AcceleratorState.__init__ = begin_as_if_on_gpus
+
+
+def work(rank: int, port: int, script: str, arguments: list[str]) -> None:
+    """Run the script as one of the processes."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"WORLD_SIZE": str(NUM_PROCESSES), "LOCAL_WORLD_SIZE": str(NUM_PROCESSES)}
+    sys.argv = [script, *arguments]
+    runpy.run_path(script, run_name="__main__")
+
+
+def main() -> None:
+    """Run them, one after another."""
+    arguments = sys.argv[1:]
+    if arguments[0] == "--fsdp2":
+        use_fsdp2()
+        arguments = arguments[1:]
+    script, *arguments = arguments
+    sys.path.insert(0, str(Path(script).parent))
+    runpy.run_path(script, run_name="imports")
+    runs = [[]]
+    for argument in arguments:
+        if argument == "--then":
+            runs.append([])
+        else:
+            runs[-1].append(argument)
+    for run in runs:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        start_processes(work, (port, script, run), nprocs=NUM_PROCESSES, start_method="fork")
+
+
+if __name__ == "__main__":
+    main()
