@@ -1,11 +1,12 @@
 # Everything runs in .venv, which the first target that needs it creates: with what the demo needs, or with the rest as well.
 PYTHON ?= python3
 BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 COMPAT_VERSIONS := 4.57.6 5.0.0 5.17.0 5.23.0
 export HF_HUB_OFFLINE = 1
 
-.PHONY: demo demo-train mini test test-compat test-transformers test-gpu lint clean
+.PHONY: demo demo-train mini test test-avx2 test-compat test-transformers test-gpu lint clean
 
 # Other questions: make demo QUESTIONS='"open a socket"'; none, to be asked for them: make demo QUESTIONS=
 QUESTIONS ?= "read a file line by line" "run a function after some seconds" "the largest elements of a list"
@@ -19,26 +20,35 @@ demo-train: .venv/dev
 # The model that ships with the package, by the paper's recipes on the documentation inside .venv; about an hour on two cores.
 mini: .venv/dev
 	$(BIN)/neobert documentation --output_dir runs/documentation --held_out_packages pandas networkx --vocab_size 6400
-	$(BIN)/python examples/pretrain_mlm.py --output_dir runs/mini --shards_dir runs/mini-shards --use_cpu --bf16 \
+	$(BIN)/python examples/pretrain_mlm.py --output_dir runs/mini --shards_dir runs/mini-shards --use_cpu --auto_precision \
 		--train_files runs/documentation/train.jsonl --validation_files runs/documentation/held_out.jsonl \
 		--tokenizer_name runs/documentation/tokenizer --max_length 256 --row_tokens 4096 --tokens_per_step 4096 \
 		--config_overrides hidden_size=256,num_hidden_layers=3,num_attention_heads=4,intermediate_size=1024,decoder_init_range=0.0625 \
 		--learning_rate 2e-3 --warmup_steps 200 --max_steps 5400 --logging_steps 50 \
 		--eval_strategy steps --eval_steps 900 --save_steps 900 --save_total_limit 2 --report_to none
-	$(BIN)/python examples/train_contrastive.py --output_dir runs/mini-embeddings --model_name_or_path runs/mini --use_cpu --bf16 \
+	$(BIN)/python examples/train_contrastive.py --output_dir runs/mini-embeddings --model_name_or_path runs/mini --use_cpu --auto_precision \
 		--train_files runs/documentation/train_pairs.jsonl --validation_files runs/documentation/held_out_pairs.jsonl \
 		--max_seq_length 128 --per_device_train_batch_size 128 --max_steps 1500 --learning_rate 5e-4 --warmup_steps 100 \
 		--logging_steps 50 --eval_strategy steps --eval_steps 500 --save_steps 250 --save_total_limit 2 --report_to none
 	$(BIN)/python hub_upload/build_mini.py --pretrained runs/mini --model runs/mini-embeddings --corpus runs/documentation
 
 test: .venv/dev
-	$(BIN)/python -m pytest -n auto --dist worksteal -m "not gpu" tests
+	$(PYTEST) -m "not gpu" tests
 
+# What depends on the processor, as one with AVX2 only takes it.
+test-avx2: export ATEN_CPU_CAPABILITY = avx2
+test-avx2: export ONEDNN_MAX_CPU_ISA = AVX2
+test-avx2: export MKL_ENABLE_INSTRUCTIONS = AVX2
+test-avx2: export NEOBERT_CPU_BF16 = 0
+test-avx2: .venv/dev
+	$(PYTEST) $(addprefix tests/test_, $(addsuffix .py, kernels_neobert machine_neobert mini search readme))
+
+# With the oldest torch: make test-compat COMPAT_TORCH=2.6.0; for Linux it comes with CUDA, 2.9 GB to download.
 test-compat: .venv/dev
-	for version in $(COMPAT_VERSIONS); do $(BIN)/python tests/compat.py $$version || exit 1; done
+	for version in $(COMPAT_VERSIONS); do $(BIN)/python tests/compat.py $$version $(COMPAT_TORCH) || exit 1; done
 
 # transformers' own common tests of models, on ours; downloads their source package to .transformers-tests, half a minute to run.
-test-transformers: .venv/installed
+test-transformers: .venv/dev
 	$(BIN)/python -m pytest -q -o addopts= -W ignore -rsf tests/common_model_tests.py
 
 # Needs CUDA; uses the running Python's torch, so it does not touch .venv.

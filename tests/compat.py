@@ -1,9 +1,10 @@
-"""Run the tests marked `compat` with another version of transformers.
+"""Run the tests marked `compat` with another version of transformers, and of torch.
 
     .venv/bin/python tests/compat.py 4.57.6
+    .venv/bin/python tests/compat.py 4.57.6 2.6.0
 
 The version gets a virtual environment in .venv-compat that sees the packages of the running one behind its own, so that
-torch is shared and only transformers and what it pins differently are installed.
+only transformers and what it pins differently are installed. A torch is installed once, for all versions of transformers.
 """
 
 import importlib.metadata
@@ -16,25 +17,36 @@ from pathlib import Path
 root = Path(__file__).parents[1]
 
 
-def environment(version: str) -> Path:
+def environment(version: str, torch: str | None) -> Path:
     """Make the virtual environment if it is not there, and return its Python."""
-    if version == importlib.metadata.version("transformers"):
+    if version == importlib.metadata.version("transformers") and torch is None:
         return Path(sys.executable)
-    folder = root / ".venv-compat" / version
+    folder = root / ".venv-compat" / (f"{version}-torch-{torch}" if torch else version)
     python = folder / "bin/python"
     done = folder / "installed"
     if not done.exists():
         venv.create(folder, with_pip=True, clear=True)
         own = folder / f"lib/python{sysconfig.get_python_version()}/site-packages"
         # sorted behind its own packages, so that what is installed here wins
-        (own / "shared.pth").write_text(f"import site; site.addsitedir({sysconfig.get_paths()['purelib']!r})\n")
+        behind = [*([install_torch(torch, python)] if torch else []), sysconfig.get_paths()["purelib"]]
+        (own / "shared.pth").write_text("".join(f"import site; site.addsitedir({str(path)!r})\n" for path in behind))
         wanted = [f"transformers=={version}"]
         if version.startswith("4."):
             wanted.append("datasets<4.5")  # Trainer imports it, and newer ones need the hub client of transformers 5
-        install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted]
+        install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile", *wanted]
         subprocess.run([*install, "--constraint", write_constraints(folder)], check=True)
         done.touch()
     return python
+
+
+def install_torch(version: str, python: Path) -> Path:
+    """Install a torch into a folder of its own, with the libraries of CUDA that its build for Linux needs to be imported."""
+    folder = root / ".venv-compat" / f"torch-{version}"
+    if not (folder / "installed").exists():
+        install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
+        subprocess.run([*install, "--target", folder, f"torch=={version}"], check=True)
+        (folder / "installed").touch()
+    return folder
 
 
 def write_constraints(folder: Path) -> Path:
@@ -46,9 +58,9 @@ def write_constraints(folder: Path) -> Path:
     return kept
 
 
-def main(version: str) -> int:
+def main(version: str, torch: str | None = None) -> int:
     """Run the marked tests and return pytest's exit status."""
-    python = environment(version)
+    python = environment(version, torch)
     seen = subprocess.run(
         [python, "-c", "import transformers, torch; print(transformers.__version__, torch.__version__)"],
         check=True,
@@ -57,12 +69,15 @@ def main(version: str) -> int:
         cwd=root,
     ).stdout.strip()
     print(f"transformers and torch: {seen}", flush=True)
-    if seen.split()[0] != version:
-        sys.exit(f"expected transformers {version}, found {seen}; remove .venv-compat and try again")
+    if seen.split()[0] != version or not seen.split()[1].startswith(torch or ""):
+        sys.exit(
+            f"expected transformers {version}, torch {torch or 'as it is'}, found {seen}; remove .venv-compat, try again"
+        )
     return subprocess.run(
-        [python, "-m", "pytest", "-q", "-n", "2", "-m", "compat and not gpu", "tests"], cwd=root
+        [python, "-m", "pytest", "-q", "-n", "auto", "--dist", "worksteal", "-m", "compat and not gpu", "tests"],
+        cwd=root,
     ).returncode
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))
