@@ -15,6 +15,7 @@ from pathlib import Path
 from transformers import HfArgumentParser, Trainer, TrainingArguments, set_seed
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, PackedMLMCollator, tune_allocator
+from neobert_hf.arguments import PrecisionArguments
 from neobert_hf.documentation import collect_documentation
 from neobert_hf.evaluate import masked_accuracy, unigram_accuracy
 from neobert_hf.wordpiece import train_wordpiece
@@ -35,10 +36,11 @@ class DemoArguments:
 
 
 @dataclass
-class DemoTrainingArguments(TrainingArguments):
+class DemoTrainingArguments(PrecisionArguments, TrainingArguments):
     """TrainingArguments with defaults that fit about three minutes on two cores."""
 
     output_dir: str = "runs/demo"
+    auto_precision: bool = True
     max_steps: int = 1000
     per_device_train_batch_size: int = 16
     learning_rate: float = 1e-3

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 import torch
 from transformers import TrainingArguments
 
+from .machine_neobert import best_dtype
 from .recipes import RECIPES, Recipe
 
 # Values of a recipe that other arguments change: config_overrides, and those of the corpus.
@@ -46,7 +47,25 @@ class CorpusArguments:
 
 
 @dataclass
-class PretrainingArguments(TrainingArguments):
+class PrecisionArguments:
+    """One more of the training arguments: bf16 only where the machine is faster with it."""
+
+    auto_precision: bool = field(
+        default=False,
+        metadata={
+            "help": "--bf16 if the machine has the instructions (best_dtype), else float32; --bf16 and --fp16 hold."
+        },
+    )
+
+    def __post_init__(self):
+        if self.auto_precision and not (self.bf16 or self.fp16):
+            device = "cuda" if torch.cuda.is_available() and not self.use_cpu else "cpu"
+            self.bf16 = best_dtype(device) == torch.bfloat16
+        super().__post_init__()
+
+
+@dataclass
+class PretrainingArguments(PrecisionArguments, TrainingArguments):
     """TrainingArguments whose defaults come from a recipe; what is given overrides it."""
 
     recipe: str = field(default="paper", metadata={"help": f"One of {', '.join(RECIPES)}."})

@@ -21,6 +21,7 @@ from sentence_transformers.util import mine_hard_negatives
 from torch import nn
 from torch.utils.data import BatchSampler, ConcatDataset
 
+from .arguments import PrecisionArguments
 from .instructions import SIDES, TRAINING_INSTRUCTIONS
 from .training_sets import TRAINING_SETS, load_training_set, read_pairs
 
@@ -141,7 +142,7 @@ class ContrastiveArguments:
 
 
 @dataclass
-class ContrastiveTrainingArguments(SentenceTransformerTrainingArguments):
+class ContrastiveTrainingArguments(PrecisionArguments, SentenceTransformerTrainingArguments):
     """The trainer's arguments. 2,000 steps are the paper's; batch, learning rate and schedule it does not give are ours."""
 
     max_steps: int = 2000
