@@ -5,6 +5,7 @@
 One layer's shapes, everything hot; the variants take turns. A variant that lost stays in the table.
 """
 
+import copy
 import statistics
 import time
 from dataclasses import dataclass, field
@@ -12,11 +13,22 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 from harness import DTYPES, finish
+from torch import nn
 from tqdm.auto import tqdm
 from transformers import HfArgumentParser
 
 from neobert_hf import tune_allocator
-from neobert_hf.kernels_neobert import Linear, RMSNorm, blocked_attention, split_and_rotate, swiglu
+from neobert_hf.kernels_neobert import (
+    RMSNorm,
+    blocked_attention,
+    choose_kernels,
+    pack_weights,
+    product,
+    rms_norm,
+    split_and_rotate,
+    split_and_rotate_fast,
+)
+from neobert_hf.machine_neobert import has_bf16_instructions
 
 WIDTH, HEADS, INNER = 768, 12, 2048
 FUSED = torch.ops.mkldnn._linear_pointwise
@@ -33,20 +45,23 @@ class FastPathArguments:
 
 
 def variants(num_tokens: int, dtype: torch.dtype) -> dict[str, dict]:
-    """Functions of no arguments, by the part that they compute; the first of each is the plain twin, the second ours."""
-    evaluating = torch.nn.Module().eval()
-    training = torch.nn.Module().train()
+    """Functions of no arguments, by the part that they compute; the first of each is the plain twin."""
     x = torch.randn(num_tokens, WIDTH).to(dtype)
     inner = torch.randn(num_tokens, 2 * INNER).to(dtype)
+    gate, up = inner.chunk(2, -1)
     narrow = inner[:, :INNER].contiguous()
     qkv = torch.randn(num_tokens, HEADS, 3, WIDTH // HEADS).to(dtype)
     table = torch.randn(num_tokens, WIDTH // HEADS // 2, 2)
-    w12, w3 = (Linear(*shape, bias=False).to(dtype).eval() for shape in ((WIDTH, 2 * INNER), (INNER, WIDTH)))
-    packed = Linear(WIDTH, 2 * INNER, bias=False).to(dtype).eval()
-    packed.pack()
-    norm, plain_norm = (RMSNorm(WIDTH, eps=1e-5).to(dtype).train(mode) for mode in (False, True))
-    q, k, v = split_and_rotate(qkv, table, evaluating)
-    heads = [tensor.transpose(0, 1)[None] for tensor in (q, k, v)]
+    turns, kernels = torch.view_as_complex(table), choose_kernels(dtype, num_tokens)
+    w12, w3 = (nn.Linear(*shape, bias=False).to(dtype).eval() for shape in ((WIDTH, 2 * INNER), (INNER, WIDTH)))
+    packed = nn.Sequential(copy.deepcopy(w12)).eval()
+    pack_weights(packed)
+    quantized = torch.ao.quantization.quantize_dynamic(nn.Sequential(copy.deepcopy(w12).float()), {nn.Linear})
+    wide = x.float()
+    norm = RMSNorm(WIDTH, eps=1e-5).to(dtype)
+    by_head = split_and_rotate_fast(qkv, turns, True)
+    by_token = split_and_rotate_fast(qkv, turns, False)
+    heads, wide_heads = ([tensor.transpose(0, 1)[None] for tensor in q_k_v] for q_k_v in (by_head, by_token))
 
     def fused_feed_forward():
         gate = FUSED(x, w12.weight[:INNER], None, "swish", [], "")
@@ -56,44 +71,56 @@ def variants(num_tokens: int, dtype: torch.dtype) -> dict[str, dict]:
         blocks = [(part @ heads[1].mT * 0.125).softmax(-1) @ heads[2] for part in heads[0].split(64, dim=2)]
         return torch.cat(blocks, 2)
 
-    return {
+    def norm_by_layer_norm():
+        both = F.layer_norm(torch.cat([x, -x], -1), (2 * WIDTH,), torch.cat([norm.weight] * 2), None, 1e-5)
+        return both[:, :WIDTH]
+
+    runs = {
         "product w12": {
             "F.linear": lambda: F.linear(x, w12.weight),
-            "ours": lambda: w12(x),
-            "ours, packed": lambda: packed(x),
+            "ours": lambda: product(w12, x, kernels),
+            "oneDNN": lambda: FUSED(x, w12.weight, None, "none", [], ""),
+            "ours, packed": lambda: product(packed[0], x, kernels),
+            "int8, from float32": lambda: quantized(wide),
         },
         "product w12, silu, multiply": {
-            "F.linear and plain arithmetic": lambda: swiglu(F.linear(x, w12.weight), training),
-            "ours": lambda: swiglu(w12(x), evaluating),
+            "F.linear and plain arithmetic": lambda: F.silu((y := F.linear(x, w12.weight).chunk(2, -1))[0]) * y[1],
+            "ours": lambda: F.silu((y := product(w12, x, kernels).chunk(2, -1))[0]).mul_(y[1]),
             "silu and multiply fused into two products": fused_feed_forward,
         },
         "product w3 and residual": {
             "F.linear, +": lambda: x + F.linear(narrow, w3.weight),
-            "ours": lambda: x + w3(narrow),
+            "ours": lambda: product(w3, narrow, kernels, residual=x),
             "residual fused (addmm)": lambda: torch.addmm(x, narrow, w3.weight.t()),
             "residual fused (oneDNN)": lambda: FUSED.binary(narrow, x, w3.weight, None, "add"),
         },
         "silu, multiply": {
-            "plain": lambda: swiglu(inner, training),
-            "ours": lambda: swiglu(inner, evaluating),
+            "plain": lambda: F.silu(gate) * up,
+            "ours": lambda: F.silu(gate).mul_(up),
         },
         "norm": {
-            "F.rms_norm": lambda: plain_norm(x),
-            "ours": lambda: norm(x),
+            "F.rms_norm": lambda: F.rms_norm(x, (WIDTH,), norm.weight, 1e-5),
+            "ours": lambda: rms_norm(x, norm),
+            "F.layer_norm of x and -x": norm_by_layer_norm,
             "F.layer_norm (another function; the floor)": lambda: F.layer_norm(x, (WIDTH,), norm.weight),
         },
         "rotary and heads apart": {
-            "plain, heads copied": lambda: [
-                t.transpose(0, 1).contiguous() for t in split_and_rotate(qkv, table, training)
-            ],
-            "ours": lambda: split_and_rotate(qkv, table, evaluating),
+            "plain, heads copied": lambda: [t.transpose(0, 1).contiguous() for t in split_and_rotate(qkv, table)],
+            "ours, head by head": lambda: split_and_rotate_fast(qkv, turns, True),
+            "ours, token by token": lambda: split_and_rotate_fast(qkv, turns, False),
         },
         "attention": {
             "SDPA": lambda: F.scaled_dot_product_attention(*heads),
-            "ours": lambda: blocked_attention(q, k, v, (num_tokens,)),
+            "SDPA in float32, token by token": lambda: F.scaled_dot_product_attention(*wide_heads),
+            "ours in blocks": lambda: blocked_attention(*by_head, (num_tokens,)),
             "softmax of 64 rows at a time": blocked_eager,
         },
     }
+    if dtype == torch.bfloat16 and not has_bf16_instructions():  # oneDNN refuses what it cannot even emulate
+        for part in runs.values():
+            for name in [name for name in part if "oneDNN" in name or "fused into" in name]:
+                del part[name]
+    return runs
 
 
 def main():

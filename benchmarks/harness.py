@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel
-from neobert_hf.kernels_neobert import Linear
+from neobert_hf.kernels_neobert import choose_kernels, product
 
 # Models of transformers: their type, and what differs from its defaults. An older transformers may lack one.
 OTHERS = {
@@ -121,18 +121,18 @@ class Ceiling:
         width, inner = config.hidden_size, config.swiglu_width
         shapes = [(width, 3 * width), (width, width), (width, 2 * inner), (inner, width)]
         shapes = shapes * config.num_hidden_layers
-        self.products = [Linear(*shape, bias=False).to(dtype=dtype, device=device).eval() for shape in shapes]
+        self.layers = [torch.nn.Linear(*shape, bias=False).to(dtype=dtype, device=device).eval() for shape in shapes]
         self.flops_per_token = sum(2 * inputs * outputs for inputs, outputs in shapes)
         self.attention_flops = 4 * width * config.num_hidden_layers  # for each token and each token of its sequence
 
     def __call__(self, num_tokens: int) -> None:
         """Run the products of that many tokens."""
-        inputs = {}
-        for product in self.products:
-            weight = product.weight
-            if product.in_features not in inputs:
-                inputs[product.in_features] = torch.ones(num_tokens, product.in_features).to(weight)
-            product(inputs[product.in_features])
+        inputs, weight = {}, self.layers[0].weight
+        kernels = choose_kernels(weight.dtype, num_tokens) if weight.device.type == "cpu" else "plain"
+        for layer in self.layers:
+            if layer.in_features not in inputs:
+                inputs[layer.in_features] = torch.ones(num_tokens, layer.in_features).to(weight)
+            product(layer, inputs[layer.in_features], kernels)
 
     def tokens_per_s(self, num_tokens: int, seconds: float, length: float) -> float:
         """Tokens/s of a NeoBERT on sequences of `length` tokens if all of its products ran at the measured speed."""

@@ -8,8 +8,9 @@ from transformers.utils import logging
 from neobert_hf import NeoBERTConfig, NeoBERTModel
 from neobert_hf.attention_neobert import rotary_table
 from neobert_hf.backends_neobert import Situation, choose_backend
-from neobert_hf.kernels_neobert import onednn_is_best, split_and_rotate
+from neobert_hf.kernels_neobert import split_and_rotate
 from neobert_hf.layout_neobert import make_layout
+from neobert_hf.machine_neobert import onednn_is_best
 
 CPU = torch.device("cpu")
 
@@ -81,7 +82,7 @@ def test_rotation_keeps_the_length_of_each_pair_position_zero_and_the_values():
     qkv = torch.randn(5, 2, 3, 8, dtype=torch.float64)
     angles = torch.arange(5, dtype=torch.float64)[:, None] * torch.tensor([1.0, 0.5, 0.1, 0.01], dtype=torch.float64)
     table = torch.stack((angles.cos(), angles.sin()), -1)
-    q, k, v = split_and_rotate(qkv, table, torch.nn.Module())
+    q, k, v = split_and_rotate(qkv, table)
     assert torch.equal(v, qkv[:, :, 2])
     for before, after in ((qkv[:, :, 0], q), (qkv[:, :, 1], k)):
         assert torch.equal(after[0], before[0])

@@ -26,17 +26,17 @@ def test_an_answer_that_is_neither_is_refused(monkeypatch):
     [
         ("AVX512", {"has_avx512_bf16": True}, True),
         ("AVX512", {"has_amx": True}, True),
-        ("AVX512", {"has_arm_bf16": True}, False),  # torch's oneDNN emulates bf16 on AVX-512 and says that it can
+        ("AVX512", {"has_onednn_bf16": True}, False),  # torch's oneDNN emulates bf16 on AVX-512 and says that it can
         ("AVX2", {"has_avx512_bf16": True}, False),  # the processor has it, ATEN_CPU_CAPABILITY=avx2 hides it
-        ("NO AVX", {"has_arm_bf16": True}, False),
-        ("DEFAULT", {"has_arm_bf16": True}, True),
+        ("NO AVX", {"has_onednn_bf16": True}, False),
+        ("DEFAULT", {"has_onednn_bf16": True}, True),
         ("SVE256", {}, False),
     ],
 )
 def test_bf16_instructions_follow_from_the_processor(monkeypatch, capability, answers, expected):
     monkeypatch.delenv("NEOBERT_CPU_BF16", raising=False)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    for name in ("has_avx512_bf16", "has_amx", "has_arm_bf16"):
+    for name in ("has_avx512_bf16", "has_amx", "has_onednn_bf16"):
         monkeypatch.setattr(machine_neobert.TORCH, name, lambda name=name: answers.get(name, False))
     assert has_bf16_instructions() is expected
 
@@ -74,7 +74,7 @@ def test_a_private_name_that_torch_has_lost_is_none(monkeypatch, name):
         "are_functorch_transforms_active": (torch._C, "_are_functorch_transforms_active"),
         "has_avx512_bf16": (torch.cpu, "_is_avx512_bf16_supported"),
         "has_amx": (torch.cpu, "_is_amx_tile_supported"),
-        "has_arm_bf16": (torch, "ops"),
+        "has_onednn_bf16": (torch, "ops"),
         "onednn_linear": (torch, "ops"),
         "onednn_reorder": (torch, "ops"),
     }

@@ -8,6 +8,7 @@ from .allocator import tune_allocator
 from .collators import PackedMLMCollator
 from .configuration_neobert import NeoBERTConfig
 from .embeddings import multi_vector_encoder, sentence_transformer, sparse_encoder
+from .kernels_neobert import quantize
 from .machine_neobert import best_dtype
 from .modeling_neobert import (
     AUTO_CLASSES,
@@ -50,6 +51,7 @@ __all__ = [
     "__version__",
     "best_dtype",
     "multi_vector_encoder",
+    "quantize",
     "sentence_transformer",
     "sparse_encoder",
     "tune_allocator",

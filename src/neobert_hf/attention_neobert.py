@@ -16,7 +16,7 @@ from torch import nn
 from transformers import AttentionInterface
 from transformers import utils as transformers_utils
 
-from .kernels_neobert import blocked_attention
+from .kernels_neobert import SHORTEST_BLOCKED, blocked_attention
 
 try:
     from torch.nn.attention.varlen import varlen_attn
@@ -49,6 +49,7 @@ class SequenceLayout(NamedTuple):
         documents: (B, L) int64 in a dense layout of packed rows: tokens attend where it is equal; else None.
         mask: What the backend takes as a mask: a tensor that broadcasts to (B, H, L, L), a mask object of its own, or None.
         labelled: (M,) int64, places on the flat axis that have a label; None without labels and under tracing.
+        kernels: Which kernels run outside of attention: what `choose_kernels` named.
     """
 
     backend: str
@@ -63,6 +64,7 @@ class SequenceLayout(NamedTuple):
     documents: torch.Tensor | None = None
     mask: Any = None
     labelled: torch.Tensor | None = None
+    kernels: str = "plain"
 
     @property
     def is_packed(self) -> bool:
@@ -256,6 +258,8 @@ def _attend_groups(q_THK, k_THK, v_THK, groups):
 
 def attend_blocked(q_THK, k_THK, v_THK, layout):
     """Attention in blocks, for inference on a CPU."""
+    if layout.max_length < SHORTEST_BLOCKED[q_THK.dtype]:
+        return attend_sdpa(q_THK, k_THK, v_THK, layout)
     return blocked_attention(q_THK, k_THK, v_THK, layout.lengths), None
 
 

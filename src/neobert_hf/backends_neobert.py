@@ -24,7 +24,7 @@ from .attention_neobert import (
     make_sdpa_mask,
     make_xformers_mask,
 )
-from .kernels_neobert import onednn_is_best
+from .machine_neobert import onednn_is_best
 
 logger = logging.get_logger(__name__)
 

@@ -1,17 +1,21 @@
 """Fast paths for a CPU that records no gradient, each beside the plain twin that runs everywhere else.
 
-`runs_fast` decides; every public function below asks it and nothing else. What makes a path fast:
+`runs_fast` decides once for each forward. What makes a path fast:
+- few operations: one sentence of 16 tokens spends as long in the overhead of small operations as in arithmetic;
+- products go through oneDNN, which torch carries, where it beats the library that `F.linear` calls; they add the residual;
 - temporaries are few and small (a chunk that stays in the cache), because new memory costs more here than arithmetic;
 - arithmetic runs in place, but only on tensors that the function made itself: no input and no output of a module, so
   whoever holds one, a hook for instance, never sees it change;
-- attention works on blocks of scores, in base 2, and divides by the sum of the weights at the end;
-- fp32 products go through oneDNN, which torch carries, where it beats the library that `F.linear` calls.
+- attention works on blocks of scores, in base 2, and divides by the sum of the weights at the end.
+
+Two calls change the weights for inference: `pack_weights` their order in memory, `quantize` their precision.
 
 Axes: `T` tokens, `D` width, `H` heads, `K` head width, `F` feed-forward, `N` sequences of one length `L`.
 """
 
 import math
-from typing import NamedTuple
+import warnings
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -52,8 +56,14 @@ def runs_fast(x: torch.Tensor, module: nn.Module) -> bool:
         and x.dtype in (torch.float32, torch.bfloat16)
         and type(x) in (torch.Tensor, torch.nn.Parameter)
         and not is_tracing(x)
-        and not (TORCH.are_functorch_transforms_active is not None and TORCH.are_functorch_transforms_active())
+        and TORCH.are_functorch_transforms_active is not None
+        and not TORCH.are_functorch_transforms_active()
     )
+
+
+def is_hooked(*modules: nn.Module) -> bool:
+    """Whether somebody watches or replaces the call of one of the modules, so that it has to be called."""
+    return any(module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__ for module in modules)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -61,99 +71,164 @@ def runs_fast(x: torch.Tensor, module: nn.Module) -> bool:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-class Linear(nn.Linear):
-    """nn.Linear whose products take the fastest library, and the packed copy of the weight if there is one."""
-
-    _packed = None
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., in) to (..., out)."""
-        dtype = self.weight.dtype
-        if x.dtype == dtype and runs_fast(x, self) and x.numel() and not torch.is_autocast_enabled("cpu"):
-            packed = self._packed and self._current_pack()
-            if packed is not None:
-                return _onednn_linear(x, packed.weight, self.bias)
-            if (
-                dtype == torch.float32
-                and runs_fast(self.weight, self)
-                and onednn_is_best(dtype, x.numel() // x.shape[-1])
-            ):
-                return _onednn_linear(x, self.weight, self.bias)
-        return F.linear(x, self.weight, self.bias)
-
-    def pack(self) -> None:
-        """Keep a copy of the weight in the order in which oneDNN's products read it."""
-        weight = self.weight.detach()
-        watched = weight.flatten()[:: max(weight.numel() // 64, 1)]
-        packed = TORCH.onednn_reorder(weight)
-        self._packed = PackedWeight(packed, weight.data_ptr(), _version(weight), watched, watched.clone())
-
-    def _current_pack(self):
-        packed, weight = self._packed, self.weight
-        if (
-            weight.data_ptr() == packed.address
-            and _version(weight) == packed.version
-            and torch.equal(packed.watched, packed.sample)
-        ):
-            return packed
-        logger.warning_once(
-            "Weights have changed after pack_weights(); their packed copies are dropped. Call it again."
-        )
-        self._packed = None
-
-    def __getstate__(self):
-        return {**self.__dict__, "_packed": None}  # neither copied nor pickled
+def choose_kernels(dtype: torch.dtype, num_tokens: int) -> str:
+    """Name the fast kernels of a forward by what computes their products, "torch" or "onednn"; "plain" are the slow ones."""
+    return "onednn" if onednn_is_best(dtype, num_tokens) else "torch"
 
 
-class PackedWeight(NamedTuple):
-    """A packed copy, and what tells that the weight which it was made from has changed.
+def product(layer: nn.Module, x: torch.Tensor, kernels: str, residual: torch.Tensor | None = None) -> torch.Tensor:
+    """layer(x), plus the residual if there is one, in one operation where the kernels allow it.
 
-    Attributes:
-        weight: (out, in), opaque.
-        address: Where the weight's memory begins.
-        version: The weight's count of changes; a change through `.data` does not count, hence the sample.
-        watched: Up to 64 places spread over the weight, a view of it.
-        sample: The values that these places had.
+    Args:
+        layer: nn.Linear, or whatever took its place (an adapter, a quantized layer), which is then called.
+        x: (T, in).
+        kernels: What `choose_kernels` named.
+        residual: (T, out), of the dtype of the result.
+
+    Returns:
+        (T, out).
+    """
+    is_plain = kernels == "plain" or type(layer) not in (nn.Linear, PackedLinear) or is_hooked(layer)
+    if is_plain or x.dtype != layer.weight.dtype or not len(x) or torch.is_autocast_enabled("cpu"):
+        out = layer(x)
+        return out if residual is None else residual + out
+    weight, bias = layer.weight, layer.bias
+    if kernels == "onednn" or weight.is_mkldnn:
+        if residual is None:
+            return TORCH.onednn_linear(x, weight, bias, "none", [], "")
+        return TORCH.onednn_linear.binary(x, residual, weight, bias, "add")
+    if residual is None or bias is not None:
+        out = F.linear(x, weight, bias)
+        return out if residual is None else residual + out
+    return torch.addmm(residual, x, weight.t())
+
+
+class PackedLinear(nn.Linear):
+    """An nn.Linear whose weight lies in the order in which oneDNN's products read it; `pack_weights` makes it.
+
+    There is no second copy that could go stale: `weight` is the packed tensor. State dicts, files and copies hold the weight
+    in its usual order. Training, another dtype or device, and loading bring the usual order back.
     """
 
-    weight: torch.Tensor
-    address: int
-    version: int
-    watched: torch.Tensor
-    sample: torch.Tensor
+    def pack(self) -> None:
+        """Put the weight into the packed order."""
+        self.weight = nn.Parameter(TORCH.onednn_reorder(self.weight.detach()), requires_grad=False)
+
+    def unpack(self) -> None:
+        """Become the nn.Linear that was packed."""
+        self.weight = nn.Parameter(self.weight.detach().to_dense())
+        self.__class__ = nn.Linear
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(..., in) to (..., out), by plain operations: gradients flow to `x`, not to the packed weight."""
+        return F.linear(x, self.weight.to_dense(), self.bias)
+
+    def train(self, mode: bool = True):
+        """Unpack for training."""
+        if mode:
+            self.unpack()
+        return nn.Linear.train(self, mode)
+
+    def _apply(self, fn, recurse=True):
+        self.unpack()
+        return nn.Linear._apply(self, fn, recurse)
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}weight"] = destination[f"{prefix}weight"].to_dense()
+
+    def _load_from_state_dict(self, *arguments):
+        self.unpack()
+        nn.Linear._load_from_state_dict(self, *arguments)
+
+    def __reduce_ex__(self, protocol):
+        weight = nn.Parameter(self.weight.detach().to_dense())
+        return _new_linear, (), {**self.__dict__, "_parameters": {**self._parameters, "weight": weight}}
 
 
-def _version(weight):
-    return 0 if weight.is_inference() else weight._version
+def _new_linear():
+    return nn.Linear.__new__(nn.Linear)
 
 
 def pack_weights(model: nn.Module) -> None:
-    """Give each product of `model` a second copy of its weight, in the order in which a CPU reads it fastest.
+    """Put the weight of each nn.Linear in `model` into the order in which a CPU reads it fastest, where that pays.
 
-    It costs the memory of those weights once more and pays for small inputs most. A packed copy whose weight changes is
-    dropped, with a warning. Nothing of it is saved, and training does not use it.
+    It pays for inputs of up to some hundred tokens most, and costs no memory. The model is then for inference on this CPU:
+    training, moving or converting it brings the usual order back. Where it does not pay (no CPU, no oneDNN, a dtype without
+    instructions) nothing changes. What was done is logged at level INFO.
+    """
+    layers = [module for module in model.modules() if type(module) is nn.Linear]
+    packable = [layer for layer in layers if not layer.training and _packing_pays(layer.weight)]
+    for layer in packable:
+        layer.__class__ = PackedLinear
+        layer.pack()
+    kept = ""
+    if rest := [layer for layer in layers if layer not in packable]:
+        weight = rest[0].weight
+        kept = f"; {len(rest)} stay as they are, since it does not pay: {weight.dtype} on {weight.device.type}"
+        kept += ", training" if rest[0].training else ""
+    logger.info(f"pack_weights: {len(packable)} weights packed{kept}")
+
+
+def _packing_pays(weight):
+    is_ordinary = type(weight) is nn.Parameter and weight.device.type == "cpu"
+    return is_ordinary and TORCH.onednn_reorder is not None and onednn_is_best(weight.dtype, num_rows=1)
+
+
+def quantize(model: nn.Module) -> nn.Module:
+    """Turn the products of each block of `model` into int8 products for inference on a CPU, in place.
+
+    Weights become int8 with a scale for each output, the inputs of a product int8 with a scale for each call (dynamic
+    quantization). Embeddings, norms, attention and heads stay in float32, to which a model in bf16 is converted. It costs
+    some accuracy; benchmarks/README.md says how much on the small model. The model cannot be trained or saved afterwards.
+
+    Args:
+        model: A NeoBERT, or a model that holds one, such as a SentenceTransformer; on a CPU.
+
+    Returns:
+        The same model, in evaluation mode.
 
     Raises:
-        ValueError: The weights are not on a CPU, or not in a dtype whose products go through oneDNN.
+        ValueError: The model is not on a CPU, or holds no product of a NeoBERT block.
+        ImportError: This torch has no `torch.ao.quantization`.
     """
-    layers = [module for module in model.modules() if isinstance(module, Linear)]
-    for kind in {(layer.weight.device.type, layer.weight.dtype) for layer in layers}:
-        if kind[0] != "cpu" or not onednn_is_best(kind[1]):
+    try:
+        from torch.ao.quantization import per_channel_dynamic_qconfig, quantize_dynamic
+    except ImportError as error:
+        raise ImportError(
+            f"quantize() needs torch.ao.quantization, which torch {torch.__version__} lacks ({error}); install torch<=2.13, or "
+            "quantize with torchao"
+        ) from error
+    devices = {parameter.device.type for parameter in model.parameters()}
+    if devices - {"cpu"}:
+        raise ValueError(f"quantize() is for a CPU, but the model is on {', '.join(sorted(devices))}; use model.cpu()")
+    model.float().eval()
+    names = {
+        name: per_channel_dynamic_qconfig
+        for name, module in model.named_modules()
+        if "transformer_encoder" in name.split(".") and type(module) is nn.Linear
+    }
+    if not names:
+        raise ValueError(f"{type(model).__name__} holds no product of a NeoBERT block; quantize the model itself, once")
+    with (
+        warnings.catch_warnings()
+    ):  # torch announces that it will remove all of this; the ImportError above is for that day
+        warnings.filterwarnings("ignore", message="torch.ao.quantization is deprecated|torch.quantize_per_tensor")
+        return quantize_dynamic(model, names, inplace=True)
+
+
+def check_not_quantized(model: nn.Module) -> None:
+    """Raise ValueError if the model has int8 products, which no checkpoint of a NeoBERT can hold."""
+    for name, module in model.named_modules():
+        if type(module).__module__.startswith("torch.ao."):
             raise ValueError(
-                f"weights on {kind[0]} in {kind[1]} cannot be packed here: this is for a CPU and for float32 or bfloat16 "
-                "where oneDNN has the fastest products; leave pack_weights() out"
+                f"{name} is a {type(module).__module__}.{type(module).__name__}; int8 products cannot be saved as a NeoBERT: "
+                "save the model that they were made from, and quantize it after loading"
             )
-    for layer in layers:
-        layer.pack()
-
-
-def _onednn_linear(x, weight, bias=None):
-    # The operator that torch's own compiler emits. It is not public, hence the checks in `onednn_is_best`.
-    return TORCH.onednn_linear(x, weight, bias, "none", [], "")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Norm, SwiGLU and rotary positions
+# Norm and rotary positions
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -162,26 +237,25 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         """x / sqrt(mean(x^2) + eps) * weight; the fast path rounds once, at the end."""
-        if not runs_fast(x_TD, self):
-            weight = self.weight.to(x_TD.dtype)
-            return F.rms_norm(x_TD, self.normalized_shape, weight, self.eps).to(self.weight.dtype)
-        out_TD = x_TD.to(torch.float32, copy=True)
-        length = torch.linalg.vector_norm(out_TD, dim=-1, keepdim=True)
-        scale = torch.addcmul(torch.tensor(self.eps), length, length, value=1 / x_TD.shape[-1]).rsqrt_()
-        return out_TD.mul_(scale).mul_(self.weight).to(self.weight.dtype)
+        if runs_fast(x_TD, self):
+            return rms_norm(x_TD, self)
+        weight = self.weight.to(x_TD.dtype)
+        return F.rms_norm(x_TD, self.normalized_shape, weight, self.eps).to(self.weight.dtype)
 
 
-def swiglu(gate_up_T2F: torch.Tensor, module: nn.Module) -> torch.Tensor:
-    """silu(gate) * up for gate and up side by side: (T, 2 F) to (T, F)."""
-    gate_TF, up_TF = gate_up_T2F.chunk(2, dim=-1)
-    if not runs_fast(gate_up_T2F, module):
-        return F.silu(gate_TF) * up_TF
-    return F.silu(gate_TF).mul_(up_TF)
+_scalar = lru_cache(torch.tensor)  # making a tensor of one number takes as long as the arithmetic on it
 
 
-def split_and_rotate(
-    qkv_TH3K: torch.Tensor, rotary: torch.Tensor, module: nn.Module
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def rms_norm(x_TD: torch.Tensor, norm: nn.RMSNorm) -> torch.Tensor:
+    """norm(x) in fp32, rounded once, at the end."""
+    wide_TD = x_TD.float()
+    length = torch.linalg.vector_norm(wide_TD, dim=-1, keepdim=True)
+    scale = torch.addcmul(_scalar(norm.eps), length, length, value=1 / x_TD.shape[-1]).rsqrt_()
+    out_TD = wide_TD * scale if wide_TD is x_TD else wide_TD.mul_(scale)
+    return out_TD.mul_(norm.weight.float()).to(norm.weight.dtype)
+
+
+def split_and_rotate(qkv_TH3K: torch.Tensor, rotary: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Take queries, keys and values apart and rotate the former two by the token's angles, in the table's dtype.
 
     Rotary positions turn consecutive pairs (2i, 2i + 1) of each head.
@@ -189,18 +263,33 @@ def split_and_rotate(
     Args:
         qkv_TH3K: (T, H, 3, K), query, key and value of each head side by side.
         rotary: (T, K / 2, 2), cosine and sine of each pair's angle.
-        module: Whose tensor it is, for `runs_fast`.
 
     Returns:
-        Queries, keys and values, (T, H, K); the fast path lays them out head by head in memory, as attention wants them.
+        Queries, keys and values, (T, H, K).
     """
-    if not runs_fast(qkv_TH3K, module):
-        qk_TH2K, cos, sin = qkv_TH3K[:, :, :2], *rotary[:, None, None].unbind(-1)
-        even, odd = qk_TH2K.to(cos.dtype).unflatten(-1, (-1, 2)).unbind(-1)
-        turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
-        return *turned.to(qkv_TH3K.dtype).unbind(2), qkv_TH3K[:, :, 2]
+    qk_TH2K, cos, sin = qkv_TH3K[:, :, :2], *rotary[:, None, None].unbind(-1)
+    even, odd = qk_TH2K.to(cos.dtype).unflatten(-1, (-1, 2)).unbind(-1)
+    turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
+    return *turned.to(qkv_TH3K.dtype).unbind(2), qkv_TH3K[:, :, 2]
+
+
+def split_and_rotate_fast(
+    qkv_TH3K: torch.Tensor, turns: torch.Tensor, by_head: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`split_and_rotate` by complex products.
+
+    Args:
+        qkv_TH3K: (T, H, 3, K).
+        turns: (T, K / 2) complex64, cosine and sine of each pair's angle.
+        by_head: Lay the result out head by head in memory, as blocks of scores want it, in the dtype of `qkv_TH3K`. Else it
+            is in float32, in which attention over few tokens is faster and more exact.
+    """
+    if not by_head:
+        q_k_v = qkv_TH3K.float()
+        qk_TH2C = torch.view_as_complex(q_k_v[:, :, :2].unflatten(-1, (-1, 2))) * turns[:, None, None]
+        return *torch.view_as_real(qk_TH2C).flatten(-2).unbind(2), q_k_v[:, :, 2]
     num_tokens, num_heads, _, width = qkv_TH3K.shape
-    turns, qkv_3HTK = torch.view_as_complex(rotary), qkv_TH3K.new_empty(3, num_heads, num_tokens, width)
+    qkv_3HTK = qkv_TH3K.new_empty(3, num_heads, num_tokens, width)
     for start in range(0, num_tokens, CHUNK_TOKENS):
         chunk = slice(start, start + CHUNK_TOKENS)
         out = qkv_3HTK[:, :, chunk]
@@ -276,7 +365,9 @@ def _products_bf16(k_BLK, v_BLK, scale):
 
 def _products_fp32(k_1LK, v_1LK, scale):
     k_LK, v_KL = k_1LK[0] * scale, v_1LK[0].T.contiguous()
-    return lambda q: _onednn_linear(q[0], k_LK)[None], lambda weights: _onednn_linear(weights[0], v_KL)[None]
+    linear = TORCH.onednn_linear
+    options = None, "none", [], ""
+    return lambda q: linear(q[0], k_LK, *options)[None], lambda weights: linear(weights[0], v_KL, *options)[None]
 
 
 def _weights(score, q_BMK):

@@ -31,7 +31,7 @@ def find_private_names() -> SimpleNamespace:
         are_functorch_transforms_active=find("_C._are_functorch_transforms_active"),
         has_avx512_bf16=find("cpu._is_avx512_bf16_supported"),
         has_amx=find("cpu._is_amx_tile_supported"),
-        has_arm_bf16=find("ops.mkldnn._is_mkldnn_bf16_supported"),
+        has_onednn_bf16=find("ops.mkldnn._is_mkldnn_bf16_supported"),
         onednn_linear=find("ops.mkldnn._linear_pointwise"),  # the operators that torch's own compiler emits
         onednn_reorder=find("ops.mkldnn._reorder_linear_weight"),
     )
@@ -55,7 +55,7 @@ def has_bf16_instructions() -> bool:
     if capability == "AVX512":
         asked = (TORCH.has_avx512_bf16, TORCH.has_amx)
     else:  # what torch calls "DEFAULT" or "SVE256" is Arm; an x86 processor without AVX-512 has no bf16 products
-        asked = () if "AVX" in capability else (TORCH.has_arm_bf16,)
+        asked = () if "AVX" in capability else (TORCH.has_onednn_bf16,)
     return any(has is not None and has() for has in asked)
 
 
@@ -83,6 +83,6 @@ def onednn_is_best(dtype: torch.dtype, num_rows: int = AVX2_ONEDNN_ROWS) -> bool
     if TORCH.onednn_linear is None or not torch.backends.mkldnn.is_available():
         return False
     if dtype == torch.bfloat16:
-        return has_bf16_instructions()
+        return has_bf16_instructions() and TORCH.has_onednn_bf16 is not None and TORCH.has_onednn_bf16()
     capability = torch.backends.cpu.get_cpu_capability()
     return dtype == torch.float32 and (capability == "AVX512" or (capability == "AVX2" and num_rows < AVX2_ONEDNN_ROWS))

@@ -13,8 +13,10 @@ last (see `make_layout`), so everything in between is (T, ...).
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
@@ -34,7 +36,20 @@ from .attention_neobert import SequenceLayout, rotary_table
 from .backends_neobert import BACKENDS, attend, attention_dtype, check_installed, find_backend
 from .checkpoint_neobert import check_encoder_is_whole, check_no_pickle, set_auto_map
 from .configuration_neobert import NeoBERTConfig
-from .kernels_neobert import Linear, RMSNorm, is_tracing, pack_weights, runs_fast, split_and_rotate, swiglu
+from .kernels_neobert import (
+    SHORTEST_BLOCKED,
+    RMSNorm,
+    check_not_quantized,
+    choose_kernels,
+    is_hooked,
+    is_tracing,
+    pack_weights,
+    product,
+    rms_norm,
+    runs_fast,
+    split_and_rotate,
+    split_and_rotate_fast,
+)
 from .layout_neobert import make_layout
 from .losses_neobert import IGNORE_INDEX, check_labels, classification_loss, cross_entropy, cross_entropy_in_chunks
 
@@ -60,11 +75,12 @@ class SwiGLU(nn.Module):
 
     def __init__(self, config: NeoBERTConfig):
         super().__init__()
-        self.w12 = Linear(config.hidden_size, 2 * config.swiglu_width, bias=False)
-        self.w3 = Linear(config.swiglu_width, config.hidden_size, bias=False)
+        self.w12 = nn.Linear(config.hidden_size, 2 * config.swiglu_width, bias=False)
+        self.w3 = nn.Linear(config.swiglu_width, config.hidden_size, bias=False)
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
-        return self.w3(swiglu(self.w12(x_TD), self))
+        gate_TF, up_TF = self.w12(x_TD).chunk(2, dim=-1)
+        return self.w3(F.silu(gate_TF) * up_TF)
 
 
 class Rotary:
@@ -76,6 +92,11 @@ class Rotary:
 
     def __init__(self, table: torch.Tensor):
         self.table = table
+
+    @cached_property
+    def turns(self) -> torch.Tensor:
+        """(T, K / 2) complex64, the same as complex numbers of length 1."""
+        return torch.view_as_complex(self.table)
 
     def to(self, *args, **kwargs) -> "Rotary":
         """The same on another device."""
@@ -89,20 +110,33 @@ class NeoBERTBlock(GradientCheckpointingLayer):
         super().__init__()
         self.num_heads, self.head_dim = config.num_attention_heads, config.head_dim
         self.attention_norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
-        self.qkv = Linear(config.hidden_size, 3 * config.hidden_size, bias=False)
-        self.wo = Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=False)
+        self.wo = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
         self.ffn_norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.ffn = SwiGLU(config)
 
     def forward(self, x_TD: torch.Tensor, rotary: Rotary, layout: SequenceLayout):
+        if layout.kernels != "plain" and not is_hooked(self.attention_norm, self.ffn_norm, self.ffn):
+            return self.forward_fast(x_TD, rotary, layout)
         attended_TD, weights = self.attention(self.attention_norm(x_TD), rotary, layout)
         x_TD = x_TD + attended_TD
         return x_TD + self.ffn(self.ffn_norm(x_TD)), weights
 
     def attention(self, x_TD, rotary, layout):
-        qkv_TH3K = self.qkv(x_TD).view(-1, self.num_heads, 3, self.head_dim)
-        out_THK, weights = attend(*split_and_rotate(qkv_TH3K, rotary.table, self), layout)
+        qkv_TH3K = self.qkv(x_TD).unflatten(-1, (self.num_heads, 3, self.head_dim))
+        out_THK, weights = attend(*split_and_rotate(qkv_TH3K, rotary.table), layout)
         return self.wo(out_THK.flatten(1)), weights
+
+    def forward_fast(self, x_TD: torch.Tensor, rotary: Rotary, layout: SequenceLayout):
+        """`forward` in fewer operations, for a CPU that records no gradient (see kernels_neobert.py)."""
+        kernels = layout.kernels
+        qkv_TD = product(self.qkv, rms_norm(x_TD, self.attention_norm), kernels)
+        by_head = layout.backend == "blocked" and layout.max_length >= SHORTEST_BLOCKED[qkv_TD.dtype]
+        qkv_TH3K = qkv_TD.view(-1, self.num_heads, 3, self.head_dim)
+        out_THK, weights = attend(*split_and_rotate_fast(qkv_TH3K, rotary.turns, by_head), layout)
+        x_TD = product(self.wo, out_THK.flatten(1).to(qkv_TD.dtype), kernels, residual=x_TD)
+        gate_TF, up_TF = product(self.ffn.w12, rms_norm(x_TD, self.ffn_norm), kernels).chunk(2, dim=-1)
+        return product(self.ffn.w3, F.silu(gate_TF).mul_(up_TF), kernels, residual=x_TD), weights
 
 
 class NeoBERTPreTrainedModel(PreTrainedModel):
@@ -184,12 +218,17 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
         return (model, info) if output_loading_info else model
 
     def pack_weights(self):
-        """Copy the weights into the order in which a CPU reads them fastest (see `pack_weights`); returns the model."""
+        """Put the weights into the order in which this CPU reads them fastest, if that pays; returns the model."""
         pack_weights(self)
         return self
 
     def save_pretrained(self, save_directory, *args, **kwargs):
-        """Save weights and config together with the code and an `auto_map` that loads every Auto class from the folder."""
+        """Save weights and config together with the code and an `auto_map` that loads every Auto class from the folder.
+
+        Raises:
+            ValueError: The products are quantized (see `quantize`), and so their weights are lost.
+        """
+        check_not_quantized(self)
         set_auto_map(self, AUTO_CLASSES)
         super().save_pretrained(save_directory, *args, **kwargs)
         if kwargs.get("is_main_process", True):  # a subclass that lives elsewhere brings its own file only
@@ -271,6 +310,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             rule = "input_ids is (rows, columns), inputs_embeds (rows, columns, hidden_size)"
             raise ValueError(f"{rule}, got shape {tuple(tokens.shape)}")
 
+        is_fast = runs_fast(self.encoder.weight, self)
         layout = make_layout(
             tokens,
             config._attn_implementation,
@@ -285,8 +325,11 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             need_weights=bool(output_attentions),
             dtype=attention_dtype(self.encoder.weight),
             head_dim=config.head_dim,
-            is_fast=runs_fast(self.encoder.weight, self),
+            is_fast=is_fast,
         )
+        if is_fast and layout.backend in ("sdpa", "blocked"):
+            num_tokens = len(layout.position_ids)
+            layout = layout._replace(kernels=choose_kernels(self.encoder.weight.dtype, num_tokens))
         longest = layout.max_length or layout.shape[1]
         if not is_tracing(tokens) and longest > config.max_position_embeddings:
             logger.warning_once(
@@ -329,7 +372,7 @@ class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
     def __init__(self, config: NeoBERTConfig):
         super().__init__(config)
         self.model = NeoBERTModel(config)
-        self.decoder = Linear(config.hidden_size, config.vocab_size)
+        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
         self.post_init()
 
     def get_output_embeddings(self) -> nn.Linear:
@@ -375,7 +418,7 @@ class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
         if is_sparse and self.training:
             loss, num_correct = cross_entropy_in_chunks(self.decoder, hidden_TD, labels, num_items_in_batch)
         else:
-            logits = self.decoder(hidden_TD)
+            logits = product(self.decoder, hidden_TD, layout.kernels)
             loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
         return NeoBERTMaskedLMOutput(
             loss=loss,
@@ -394,8 +437,8 @@ class _PooledHead(NeoBERTPreTrainedModel):
         self.num_labels = config.num_labels
         self.model = NeoBERTModel(config)
         self.dropout = nn.Dropout(config.classifier_dropout)
-        self.dense = Linear(config.hidden_size, config.hidden_size)
-        self.classifier = Linear(config.hidden_size, num_outputs)
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.classifier = nn.Linear(config.hidden_size, num_outputs)
         self.post_init()
 
     def classify(self, **inputs):
@@ -507,7 +550,7 @@ class NeoBERTForTokenClassification(NeoBERTPreTrainedModel):
         self.num_labels = config.num_labels
         self.model = NeoBERTModel(config)
         self.dropout = nn.Dropout(config.classifier_dropout)
-        self.classifier = Linear(config.hidden_size, config.num_labels)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
     @can_return_tuple
@@ -550,7 +593,7 @@ class NeoBERTForQuestionAnswering(NeoBERTPreTrainedModel):
     def __init__(self, config: NeoBERTConfig):
         super().__init__(config)
         self.model = NeoBERTModel(config)
-        self.qa_outputs = Linear(config.hidden_size, 2)
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
         self.post_init()
 
     @can_return_tuple
