@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from transformers.utils import logging
 
 import neobert_hf
 from neobert_hf import NeoBERTConfig, NeoBERTModel, backends_neobert, kernels_neobert, machine_neobert
@@ -132,6 +133,18 @@ def test_a_fast_model_is_as_exact_as_a_plain_one(wide_model, monkeypatch, dtype,
     if dtype == torch.bfloat16:
         allowed = 3 * largest_error(plain.last_hidden_state[real], wanted)
     assert largest_error(fast.last_hidden_state[real], wanted) <= allowed
+
+
+@pytest.mark.parametrize("has_instructions", ["0", "1"])
+def test_emulated_bf16_is_said_once_with_the_remedy(tiny_config, monkeypatch, caplog, has_instructions):
+    monkeypatch.setenv("NEOBERT_CPU_BF16", has_instructions)
+    logging.warning_once.cache_clear()
+    model = NeoBERTModel(tiny_config).bfloat16().eval()
+    for _ in range(2):
+        model(torch.full((1, 3), 5))
+    said = [record for record in caplog.records if "This CPU has no bf16 instructions" in record.message]
+    assert len(said) == (1 if has_instructions == "0" else 0)
+    assert all("dtype=torch.float32" in record.message for record in said)
 
 
 @pytest.fixture

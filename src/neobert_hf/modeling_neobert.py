@@ -52,6 +52,7 @@ from .kernels_neobert import (
 )
 from .layout_neobert import make_layout
 from .losses_neobert import IGNORE_INDEX, check_labels, classification_loss, cross_entropy, cross_entropy_in_chunks
+from .machine_neobert import has_bf16_instructions
 
 logger = logging.get_logger(__name__)
 
@@ -310,7 +311,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             rule = "input_ids is (rows, columns), inputs_embeds (rows, columns, hidden_size)"
             raise ValueError(f"{rule}, got shape {tuple(tokens.shape)}")
 
-        is_fast = runs_fast(self.encoder.weight, self)
+        is_fast, dtype = runs_fast(self.encoder.weight, self), attention_dtype(self.encoder.weight)
         layout = make_layout(
             tokens,
             config._attn_implementation,
@@ -323,7 +324,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             labels=labels,
             unpad=config.unpad_inputs,
             need_weights=bool(output_attentions),
-            dtype=attention_dtype(self.encoder.weight),
+            dtype=dtype,
             head_dim=config.head_dim,
             is_fast=is_fast,
         )
@@ -335,6 +336,12 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             logger.warning_once(
                 f"A sequence of {longest} tokens is longer than the {config.max_position_embeddings} that this model was "
                 "trained for (max_position_embeddings); it runs, but quality is not assured."
+            )
+
+        if dtype == torch.bfloat16 and tokens.device.type == "cpu" and not has_bf16_instructions():
+            logger.warning_once(
+                "This CPU has no bf16 instructions: bfloat16 is emulated, several times slower than float32. Load the model "
+                "with dtype=torch.float32, or on any machine with dtype=neobert_hf.best_dtype()."
             )
 
         x_TD = layout.flatten(tokens)
