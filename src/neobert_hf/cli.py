@@ -179,10 +179,13 @@ def embedding_model(name: str):
     """Open a model of sentence-transformers in the dtype of its weights; bf16 weights in the dtype that is fastest here."""
     import torch
     from sentence_transformers import SentenceTransformer
+    from sentence_transformers.util import get_device_name
 
     from . import best_dtype, tune_allocator
 
     tune_allocator()
+    if name == MINI:  # known to be bf16: no need for sentence-transformers' warning of it
+        return SentenceTransformer(name, model_kwargs={"dtype": best_dtype(get_device_name())})
     model = SentenceTransformer(name)
     return model.to(best_dtype(model.device)) if model.dtype == torch.bfloat16 else model
 
