@@ -23,7 +23,7 @@ OPTIONS = {
     "agreement": "--num_hidden_layers 1 --lengths 9 4",
     "throughput": "--num_layers 1 --models ours published bert-base --lengths 24 --num_rounds 1 --max_tokens 48 --latency no "
     "--dtype float32",
-    "ragged": "--num_layers 1 --batch 3 --train_batch 2 --max_length 40 --num_rounds 1 --dtype float32",
+    "ragged": "--num_layers 1 --models ours published --batch 3 --train_batch 2 --max_length 40 --num_rounds 1 --dtype float32",
     "memory": "--num_layers 1 --models ours --lengths 24 --batches 1 --train_batch 2 --train_length 40 --dtype float32",
     "fast_paths": "--num_tokens 16 --dtypes float32 --num_rounds 1",
 }
