@@ -450,7 +450,7 @@ def test_the_documentation_of_this_python_goes_through_both_phases(tmp_path, mon
     run_main(cli, "documentation", *options)
     options = ("--output_dir", tmp_path / "shards", "--tokenizer_name", tmp_path / "tokenizer")
     run_main(cli, "tokenize", *options, "--files", tmp_path / "train.jsonl")
-    options = dict(num_processes=None, row_tokens=4096, tokens_per_step=8192, save_steps=100, report_to=None)
+    options = dict(num_processes=None, row_tokens=4096, tokens_per_step=4096, save_steps=100, report_to=None)
     first = run(tmp_path, tmp_path / "one", max_length=1024, **options)
     longer = dict(phase=2, init_from=tmp_path / "one", max_length=4096, warmup_steps=None, config_overrides=None)
     second = run(tmp_path, tmp_path / "two", **longer, **options)
