@@ -234,7 +234,7 @@ def test_few_rows_on_avx2_go_through_onednn_and_many_do_not(monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
     monkeypatch.setattr(machine_neobert.TORCH, "onednn_linear", F.linear)
-    assert [choose_kernels(torch.float32, rows) for rows in (1, 63, 64)] == ["onednn", "onednn", "torch"]
+    assert [choose_kernels(torch.float32, rows) for rows in (1, 255, 256)] == ["onednn", "onednn", "torch"]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
