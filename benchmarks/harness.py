@@ -16,7 +16,7 @@ from tabulate import tabulate
 from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
 
-from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel
+from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel, quantize
 from neobert_hf.kernels_neobert import choose_kernels, product
 
 # Models of transformers: their type, and what differs from its defaults. An older transformers may lack one.
@@ -29,8 +29,8 @@ OTHERS = {
         dict(hidden_size=1024, intermediate_size=2624, num_hidden_layers=28, num_attention_heads=16),
     ),
 }
-OURS = ("ours", "ours-packed", "ours-compiled")
-MODELS = (*OURS, "published", "openvino", *OTHERS)
+OURS = ("ours", "ours-packed", "ours-int8", "ours-compiled")
+MODELS = (*OURS, "published", "openvino", *OTHERS, "modernbert-base-int8")
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
 
 
@@ -45,8 +45,13 @@ def neobert_config(max_length: int, num_layers: int | None) -> NeoBERTConfig:
 def build(name: str, dtype: torch.dtype, device: str, max_length: int, num_layers: int | None, head: bool = False):
     """A model of that name with random weights, those of every NeoBERT the same.
 
-    `head=True` builds the masked language model instead of the encoder. "ours-packed" has called pack_weights().
+    `head=True` builds the masked language model instead of the encoder. "ours-packed" has called pack_weights(), "-int8" has
+    int8 products.
     """
+    if name == "modernbert-base-int8":
+        return torch.ao.quantization.quantize_dynamic(
+            build("modernbert-base", torch.float32, device, max_length, num_layers, head), {torch.nn.Linear}
+        )
     if name in OTHERS:
         model_type, changes = OTHERS[name]
         config = AutoConfig.for_model(model_type, **changes, max_position_embeddings=max_length)
@@ -67,6 +72,8 @@ def build(name: str, dtype: torch.dtype, device: str, max_length: int, num_layer
     model = model.to(dtype=dtype, device=device).eval()
     if name == "ours-packed":
         model.pack_weights()
+    if name == "ours-int8":
+        quantize(model)
     if name == "ours-compiled":
         model = torch.compile(model, dynamic=True)  # the batch doubles
     return model

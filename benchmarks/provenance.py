@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from neobert_hf.machine_neobert import has_bf16_instructions
+
 
 def provenance() -> dict:
     """Describe the machine, the versions and the commit that a result belongs to."""
@@ -16,6 +18,7 @@ def provenance() -> dict:
     changed = subprocess.run([*git, "status", "--porcelain", "../src"], capture_output=True, text=True).stdout.strip()
     return {
         "processor": _processor(),
+        "instructions": _instructions(),
         "cores": os.cpu_count(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "python": platform.python_version(),
@@ -24,10 +27,32 @@ def provenance() -> dict:
     }
 
 
+# Cloud machines say "AMD EPYC" and no more; family and model tell the generations apart.
+EPYC_GENERATIONS = {(23, 49): "second", (25, 1): "third", (25, 17): "fourth", (26, 2): "fifth"}
+
+
 def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+    facts = _cpuinfo()
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    family = (int(facts.get("cpu family", 0)), int(facts.get("model", 0)))
+    return (
+        f"{name}, {EPYC_GENERATIONS[family]} generation" if name == "AMD EPYC" and family in EPYC_GENERATIONS else name
+    )
+
+
+def _instructions() -> str:
+    """The vector instructions that torch uses, and whether some are hidden from it."""
+    used = torch.backends.cpu.get_cpu_capability().replace("AVX512", "AVX-512")
+    if has_bf16_instructions():
+        return f"{used} with bf16"
+    is_hidden = used == "AVX2" and "avx512f" in _cpuinfo().get("flags", "").split()
+    return f"{used} only" + (" (its AVX-512 hidden)" if is_hidden else "")
+
+
+def _cpuinfo() -> dict[str, str]:
+    """The facts of the first processor; empty where there is no such file."""
+    file = Path("/proc/cpuinfo")
+    if not file.exists():
+        return {}
+    lines = (line.partition(":") for line in file.read_text().split("\n\n")[0].splitlines())
+    return {name.strip(): value.strip() for name, _, value in lines}

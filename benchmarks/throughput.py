@@ -125,11 +125,11 @@ def measure_length(contenders, ceiling, length, arguments) -> list[dict]:
 @torch.inference_mode()
 def rounding_errors(arguments) -> list[dict]:
     """Errors of our forward and of the published one in `dtype`, against our plain one in float64, on a few sequences."""
-    names = [name for name in ("ours", "ours-packed", "published") if name in arguments.models]
+    names = [name for name in ("ours", "ours-packed", "ours-int8", "published") if name in arguments.models]
     rows = []
-    for length in [length for length in arguments.lengths if length <= 2048]:
+    for length in [length for length in arguments.lengths if length <= 512]:
         model = build("ours", torch.float64, arguments.device, length, arguments.num_layers)
-        batch = max(4096 // length, 1)  # from one sequence to the next the error moves by 3 %
+        batch = max(1024 // length, 1)  # from one sequence to the next the error moves by 3 %
         wanted = Contender("ours", model, arguments.device).runner(batch, length)().last_hidden_state
         for name in tqdm(names, desc=f"error at {length}", unit=" models", leave=False):
             model = build(name, DTYPES[arguments.dtype], arguments.device, length, arguments.num_layers)
