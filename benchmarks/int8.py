@@ -1,0 +1,55 @@
+"""What int8 products cost the small model: retrieval and the embeddings themselves, beside float32.
+
+    python benchmarks/int8.py --json benchmarks/results/int8_cpu.json
+
+Questions and answers are first sentences and docstrings of packages that the small model has never been trained on.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from datasets import Dataset
+from harness import finish
+from sentence_transformers import SentenceTransformer
+from transformers import HfArgumentParser
+
+import neobert_hf
+from neobert_hf.documentation import collect_documentation, retrieval_pairs
+from neobert_hf.retrieval import pairs_evaluator
+
+METRICS = {"recall@1": "cosine_recall@1", "recall@10": "cosine_recall@10", "nDCG@10": "cosine_ndcg@10"}
+
+
+@dataclass
+class Int8Arguments:
+    """What to compare on what."""
+
+    model: str = field(default=neobert_hf.MINI, metadata={"help": "Folder of an embedding model on a NeoBERT."})
+    packages: list[str] = field(
+        default_factory=lambda: ["pandas", "networkx"], metadata={"help": "Installed packages whose docstrings are asked."}
+    )
+    num_questions: int = field(default=None, metadata={"help": "Take the first ones only, for a quick look."})
+    json: str = field(default=None, metadata={"help": "File to write the result to."})
+
+
+def main():
+    """Measure both, print the table, and end with one line of JSON."""
+    (arguments,) = HfArgumentParser(Int8Arguments).parse_args_into_dataclasses()
+    pairs = retrieval_pairs(collect_documentation(packages=arguments.packages))[: arguments.num_questions]
+    evaluator = pairs_evaluator(Dataset.from_list(pairs), "packages")
+    texts = [pair["document"] for pair in pairs]
+    rows, wanted = [], None
+    for name in ("float32", "int8"):
+        model = SentenceTransformer(arguments.model, device="cpu", model_kwargs={"dtype": torch.float32})
+        model = neobert_hf.quantize(model) if name == "int8" else model
+        vectors = model.encode(texts, convert_to_tensor=True, show_progress_bar=True)
+        wanted = vectors if wanted is None else wanted
+        cosines = torch.cosine_similarity(vectors, wanted)
+        scores = evaluator(model)
+        row = {"products": name} | {metric: scores[f"packages_{key}"] for metric, key in METRICS.items()}
+        rows.append(row | {"cosine": cosines.mean().item(), "smallest cosine": cosines.min().item()})
+    finish("int8", rows, arguments, floatfmt=".4f", num_questions=len(pairs))
+
+
+if __name__ == "__main__":
+    main()
