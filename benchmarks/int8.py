@@ -26,7 +26,8 @@ class Int8Arguments:
 
     model: str = field(default=neobert_hf.MINI, metadata={"help": "Folder of an embedding model on a NeoBERT."})
     packages: list[str] = field(
-        default_factory=lambda: ["pandas", "networkx"], metadata={"help": "Installed packages whose docstrings are asked."}
+        default_factory=lambda: ["pandas", "networkx"],
+        metadata={"help": "Installed packages whose docstrings are asked."},
     )
     num_questions: int = field(default=None, metadata={"help": "Take the first ones only, for a quick look."})
     json: str = field(default=None, metadata={"help": "File to write the result to."})

@@ -25,7 +25,8 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"
 FIGURE = RESULTS / "throughput.png"
 MINI_SUMMARY = ROOT / "src/neobert_hf/mini/training_summary.json"
-THROUGHPUT = ("throughput_cpu_bfloat16", "throughput_cpu_bfloat16_others")  # what the figure shows
+# What the figure shows, a panel for each kind of CPU.
+THROUGHPUT = ("throughput_cpu_bfloat16", "throughput_cpu_float32_avx2")
 
 
 @dataclass
@@ -41,7 +42,13 @@ def _result(name: str) -> dict:
 
 def _source(result: dict) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    return f"{result['processor']}, {result['cores']} cores, {versions}, commit {result['commit']}"
+    return f"{_machine(result)}, {versions}, commit {result['commit']}"
+
+
+def _machine(result: dict) -> str:
+    # Results without this entry are older than it; all of them are of one kind of machine.
+    instructions = result.get("instructions", "AVX-512 with bf16")
+    return f"{result['cores']} cores of {result['processor']}, {instructions}"
 
 
 def auto_classes() -> str:
@@ -237,27 +244,48 @@ def _speeds(name: str) -> str:
     )
 
 
+HEADLINE = {  # what is divided by what, in the results of one kind of CPU
+    "ours / published code": ("ours", "published"),
+    "ours, packed / published code": ("ours-packed", "published"),
+    "ours / ModernBERT-base": ("ours", "modernbert-base"),
+    "ours, packed / OpenVINO, same weights": ("ours-packed", "openvino"),
+    "ours, int8 / ours": ("ours-int8", "ours"),
+    "ours, int8 / ModernBERT-base": ("ours-int8", "modernbert-base"),
+    "ours, int8 / ModernBERT-base, int8": ("ours-int8", "modernbert-base-int8"),
+}
+
+
+def _ratios(result: dict) -> dict[tuple[str, int], float]:
+    """Tokens/s of ours over those of a model, at a length."""
+    return {(row["model"], row["length"]): row["ours_over_it"] for row in result["rows"] if "ours_over_it" in row}
+
+
 def headline() -> str:
-    """Ours against the published code and ModernBERT, by length."""
-    result = _result("throughput_cpu_bfloat16")
-    names = {"published": "ours / published code", "modernbert-base": "ours / ModernBERT-base"}
-    rows = [["ours, tokens/s", *_pivot(result, "tokens_per_s", ",.0f", ["ours"])[0][1:]]]
-    rows += [[names[row[0]], *row[1:]] for row in _pivot(result, "ours_over_it", ".2f", list(names))]
-    rows.append(
-        ["ours / what its matrix products alone allow", *_pivot(result, "share_of_ceiling", ".2f", ["ours"])[0][1:]]
-    )
-    lengths = _lengths(result)
+    """Ours against the published code, ModernBERT and OpenVINO, by kind of CPU and length."""
+    results = [_result(name) for name in THROUGHPUT]
+    lengths, rows = _lengths(results[0]), []
+    for result in results:
+        rows.append([f"**{result['settings']['dtype']}, {result.get('instructions')}**", *[""] * len(lengths)])
+        rows.append(["ours, tokens/s", *_pivot(result, "tokens_per_s", ",.0f", ["ours"])[0][1:]])
+        ratios = _ratios(result)
+        for name, (model, other) in HEADLINE.items():
+            if (model, lengths[0]) in ratios and (other, lengths[0]) in ratios:
+                values = (ratios[other, length] / ratios[model, length] for length in lengths)
+                rows.append([name, *(f"{value:.2f}" for value in values)])
     table = tabulate(rows, headers=["tokens", *map(str, lengths)], tablefmt="github", disable_numparse=True)
-    return f"{table}\n\nInference in {result['settings']['dtype']}, full-length sequences; {_source(result)}."
+    return (
+        f"{table}\n\nInference, full-length sequences, tokens/s; 16 is one sentence. int8 is beside the other model in the dtype "
+        f"of the table. {'; '.join(map(_source, results))}."
+    )
 
 
 def openvino() -> str:
     """Ours over OpenVINO on the same weights."""
-    results = [_result(name) for name in ("throughput_cpu_bfloat16_others", "throughput_cpu_float32")]
-    lengths = [length for length in _lengths(results[0]) if length <= 2048]
+    results = [_result(name) for name in ("throughput_cpu_bfloat16", "throughput_cpu_float32")]
+    lengths = _lengths(results[0])
     rows = []
     for result in results:
-        ratios = {(row["model"], row["length"]): row.get("ours_over_it") for row in result["rows"]}
+        ratios = _ratios(result)
         for model in ("ours", "ours-packed"):
             values = [ratios["openvino", length] / ratios[model, length] for length in lengths]
             rows.append([f"{model} / openvino, {result['settings']['dtype']}", *(f"{value:.2f}" for value in values)])
@@ -320,6 +348,14 @@ LATE_INTERACTION = {
     "nDCG@10": ("nDCG@10", ".3f"),
     "seconds": ("seconds", ".3f"),
 }
+INT8 = {
+    "products": ("products", ""),
+    "recall@1": ("recall@1", ".3f"),
+    "recall@10": ("recall@10", ".3f"),
+    "nDCG@10": ("nDCG@10", ".3f"),
+    "cosine with float32, mean": ("cosine", ".4f"),
+    "smallest": ("smallest cosine", ".4f"),
+}
 FAST_PATHS = {
     "dtype": ("dtype", ""),
     "tokens": ("tokens", ","),
@@ -337,11 +373,14 @@ TABLES = {
         "embeddings": embeddings,
         "questions": questions,
         "headline": headline,
+        "int8": lambda: _rows_of("int8_cpu", INT8),
     },
     "benchmarks/README.md": {
         "throughput": lambda: _speeds("throughput_cpu_bfloat16"),
+        "throughput_long": lambda: _speeds("throughput_cpu_bfloat16_long"),
         "throughput_others": lambda: _speeds("throughput_cpu_bfloat16_others"),
         "throughput_float32": lambda: _speeds("throughput_cpu_float32"),
+        "throughput_avx2": lambda: _speeds("throughput_cpu_float32_avx2"),
         "throughput_untuned": lambda: _speeds("throughput_cpu_bfloat16_untuned"),
         "openvino": openvino,
         "ragged": lambda: _rows_of("ragged_cpu_bfloat16", RAGGED),
@@ -352,6 +391,7 @@ TABLES = {
         "late_interaction": lambda: _rows_of("late_interaction_cpu", LATE_INTERACTION),
         "encode": lambda: _rows_of("encode_cpu", ENCODE),
         "fast_paths": lambda: _rows_of("fast_paths_cpu", FAST_PATHS),
+        "fast_paths_avx2": lambda: _rows_of("fast_paths_cpu_avx2", FAST_PATHS),
     },
 }
 
@@ -376,31 +416,40 @@ def figure_hash() -> str:
 
 
 def draw() -> None:
-    """Draw tokens/s by length, every model, into FIGURE."""
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
-    drawn = set()
-    for result in map(_result, THROUGHPUT):
+    """Draw tokens/s by length, every model, a panel for each kind of CPU, into FIGURE."""
+    figure = Figure(figsize=(12, 5), layout="constrained")
+    colors = {}
+    for axes, result in zip(figure.subplots(1, len(THROUGHPUT), sharey=True), map(_result, THROUGHPUT)):
+        lengths = [length for length in _lengths(result) if length > 16]
         for model in dict.fromkeys(row["model"] for row in result["rows"]):
-            points = [
-                (r["length"], r["tokens_per_s"]) for r in result["rows"] if r["model"] == model and r["length"] > 16
-            ]
-            if model not in drawn:
-                is_ours = model.startswith("ours")
-                style = ":" if model == "ceiling" else "-" if is_ours else "--"
-                axes.plot(*zip(*points), style, marker="o", linewidth=2.5 if is_ours else 1.2, label=model)
-                drawn.add(model)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    ticks = _lengths(_result(THROUGHPUT[0]))[1:]
-    axes.set_xticks(ticks, map(str, ticks))
-    axes.set_yticks([200, 500, 1000, 2000, 4000], ["200", "500", "1,000", "2,000", "4,000"])
-    axes.set_xlabel("tokens in a sequence")
-    axes.set_ylabel("tokens per second")
-    axes.set_title(f"Inference in bfloat16 on {result['cores']} cores of an {result['processor']}")
-    axes.grid(which="major", alpha=0.3)
-    axes.legend(fontsize="small")
+            speeds = [r["tokens_per_s"] for r in result["rows"] if r["model"] == model and r["length"] in lengths]
+            is_ours = model.startswith("ours")
+            style = ":" if model == "ceiling" else "-" if is_ours else "--"
+            color = colors.setdefault(model, f"C{len(colors)}")
+            label = FIGURE_LABELS.get(model, model)
+            axes.plot(lengths, speeds, style, color=color, marker="o", linewidth=2.5 if is_ours else 1.2, label=label)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(lengths, map(str, lengths))
+        axes.set_xlabel("tokens in a sequence")
+        axes.set_title(f"{result['settings']['dtype']}\n{_machine(result)}", fontsize="medium")
+        axes.grid(which="major", alpha=0.3)
+        axes.legend(fontsize="x-small")
+    ticks = [100, 200, 500, 1000, 2000, 5000]
+    figure.axes[0].set_yticks(ticks, [f"{tick:,}" for tick in ticks])
+    figure.axes[0].set_ylabel("tokens per second")
     figure.savefig(FIGURE, dpi=130, metadata={"Source": figure_hash()})
+
+
+FIGURE_LABELS = {
+    "ceiling": "ceiling: our matrix products alone",
+    "ours": "NeoBERT, ours",
+    "ours-packed": "NeoBERT, ours, pack_weights()",
+    "ours-int8": "NeoBERT, ours, quantize() to int8",
+    "published": "NeoBERT, published code",
+    "openvino": "NeoBERT, OpenVINO",
+    "modernbert-base-int8": "modernbert-base, int8",
+}
 
 
 def main():

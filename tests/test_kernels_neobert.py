@@ -230,6 +230,26 @@ def test_a_layer_that_took_the_place_of_a_linear_is_called():
         assert torch.equal(product(layer, x, "torch"), layer(x))
 
 
+@pytest.mark.parametrize("kernels", ["torch", "onednn"])
+def test_a_weight_of_another_tensor_type_computes_by_itself(kernels):
+    """As torchao's quantized weights do, which know no operator of oneDNN."""
+
+    class Halved(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, arguments=(), options=None):
+            if function is F.linear:
+                x, weight, bias = arguments
+                return F.linear(x, weight.as_subclass(torch.Tensor) / 2, bias)
+            return super().__torch_function__(function, types, arguments, options or {})
+
+    layer, x = nn.Linear(8, 8, bias=False).eval(), torch.randn(3, 8)
+    with torch.inference_mode():
+        wanted = layer(x) / 2
+    layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Halved))
+    with torch.inference_mode():
+        torch.testing.assert_close(product(layer, x, kernels), wanted)
+
+
 def test_few_rows_on_avx2_go_through_onednn_and_many_do_not(monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)

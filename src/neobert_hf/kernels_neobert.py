@@ -88,8 +88,16 @@ def product(layer: nn.Module, x: torch.Tensor, kernels: str, residual: torch.Ten
     Returns:
         (T, out).
     """
-    is_plain = kernels == "plain" or type(layer) not in (nn.Linear, PackedLinear) or is_hooked(layer)
-    if is_plain or x.dtype != layer.weight.dtype or not len(x) or torch.is_autocast_enabled("cpu"):
+    is_ordinary = (
+        type(layer) in (nn.Linear, PackedLinear) and type(layer.weight) is nn.Parameter and not is_hooked(layer)
+    )
+    if (
+        kernels == "plain"
+        or not is_ordinary
+        or x.dtype != layer.weight.dtype
+        or not len(x)
+        or torch.is_autocast_enabled("cpu")
+    ):
         out = layer(x)
         return out if residual is None else residual + out
     weight, bias = layer.weight, layer.bias
