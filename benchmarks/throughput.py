@@ -9,6 +9,7 @@ ceiling is what the matrix products of our model take by themselves, in the same
 published forward (see published.py), `ours-packed` our model after `pack_weights()`, `openvino` our model exported.
 """
 
+import time
 from dataclasses import dataclass, field
 
 import torch
@@ -24,6 +25,7 @@ from harness import (
     median_and_spread,
     median_ratio,
     relative_error,
+    synchronize,
     take_turns,
 )
 from tqdm.auto import tqdm
@@ -94,6 +96,12 @@ def best_batch(contender: Contender, length: int, max_tokens: int) -> int:
 
 def measure_length(contenders, ceiling, length, arguments) -> list[dict]:
     """One row for each model at one length, and one for the ceiling."""
+    first_calls = {}
+    for contender in contenders:  # what compiles, compiles here
+        started = time.perf_counter()
+        contender.runner(1, length)()
+        synchronize(arguments.device)
+        first_calls[contender.name] = time.perf_counter() - started
     batches = {
         contender.name: 1 if length == 16 else best_batch(contender, length, arguments.max_tokens)
         for contender in tqdm(contenders, desc=f"best batch at {length}", unit=" models", leave=False)
@@ -112,6 +120,7 @@ def measure_length(contenders, ceiling, length, arguments) -> list[dict]:
         speed = ceiling.tokens_per_s(tokens, median, length) if name == "ceiling" else tokens / median
         row = {"model": name, "length": length, "batch": batches[name], "tokens_per_s": speed, "spread": spread}
         row["milliseconds"] = median * 1000
+        row["first_call_s"] = first_calls.get(name)
         if name != "ceiling":
             row["ours_over_it"] = median_ratio(per_token[name], per_token[reference])
             row["share_of_ceiling"] = speed / ceiling.tokens_per_s(

@@ -120,15 +120,15 @@ class PackedLinear(nn.Linear):
 
     def pack(self) -> None:
         """Put the weight into the packed order."""
-        self.weight = nn.Parameter(TORCH.onednn_reorder(self.weight.detach()), requires_grad=False)
+        self.weight = nn.Parameter(TORCH.onednn_reorder(self.weight.detach()), self.weight.requires_grad)
 
     def unpack(self) -> None:
         """Become the nn.Linear that was packed."""
-        self.weight = nn.Parameter(self.weight.detach().to_dense())
+        self.weight = nn.Parameter(self.weight.detach().to_dense(), self.weight.requires_grad)
         self.__class__ = nn.Linear
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., in) to (..., out), by plain operations: gradients flow to `x`, not to the packed weight."""
+        """(..., in) to (..., out), by plain operations, through which gradients flow."""
         return F.linear(x, self.weight.to_dense(), self.bias)
 
     def train(self, mode: bool = True):
@@ -150,7 +150,7 @@ class PackedLinear(nn.Linear):
         nn.Linear._load_from_state_dict(self, *arguments)
 
     def __reduce_ex__(self, protocol):
-        weight = nn.Parameter(self.weight.detach().to_dense())
+        weight = nn.Parameter(self.weight.detach().to_dense(), self.weight.requires_grad)
         return _new_linear, (), {**self.__dict__, "_parameters": {**self._parameters, "weight": weight}}
 
 
