@@ -250,6 +250,15 @@ def test_a_weight_of_another_tensor_type_computes_by_itself(kernels):
         torch.testing.assert_close(product(layer, x, kernels), wanted)
 
 
+def test_embeddings_in_float32_stay_so_in_the_stream_of_a_bf16_model(tiny_config):
+    model, embeds = NeoBERTModel(tiny_config).bfloat16().eval(), torch.randn(1, 9, tiny_config.hidden_size)
+    plain = model(inputs_embeds=embeds, output_hidden_states=True).hidden_states[1]
+    with torch.inference_mode():
+        fast = model(inputs_embeds=embeds, output_hidden_states=True).hidden_states[1]
+    assert fast.dtype == plain.dtype == torch.float32
+    torch.testing.assert_close(fast, plain, rtol=0.02, atol=0.02)  # products in bf16
+
+
 def test_few_rows_on_avx2_go_through_onednn_and_many_do_not(monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)

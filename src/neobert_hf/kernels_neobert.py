@@ -83,7 +83,7 @@ def product(layer: nn.Module, x: torch.Tensor, kernels: str, residual: torch.Ten
         layer: nn.Linear, or whatever took its place (an adapter, a quantized layer), which is then called.
         x: (T, in).
         kernels: What `choose_kernels` named.
-        residual: (T, out), of the dtype of the result.
+        residual: (T, out).
 
     Returns:
         (T, out).
@@ -100,6 +100,8 @@ def product(layer: nn.Module, x: torch.Tensor, kernels: str, residual: torch.Ten
     ):
         out = layer(x)
         return out if residual is None else residual + out
+    if residual is not None and residual.dtype != x.dtype:  # a wider stream, which float32 embeddings begin
+        return residual + product(layer, x, kernels)
     weight, bias = layer.weight, layer.bias
     if kernels == "onednn" or weight.is_mkldnn:
         if residual is None:
