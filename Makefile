@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE = 1
 .PHONY: demo demo-train mini test test-avx2 test-compat test-transformers test-gpu lint clean
 
 # Other questions: make demo QUESTIONS='"open a socket"'; none, to be asked for them: make demo QUESTIONS=
-QUESTIONS ?= "read a file line by line" "run a function after some seconds" "the largest elements of a list"
+QUESTIONS ?= "read a file line by line" "run a function after some seconds" "join the parts of a path"
 demo: .venv/demo
 	$(BIN)/neobert search $(QUESTIONS)
 
