@@ -1,14 +1,21 @@
 """Fixtures: tiny checkpoints in the published layout, and what they must compute."""
 
 import contextlib
+import getpass
 import io
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything of Hugging Face is imported
 if "PYTEST_XDIST_WORKER" in os.environ:  # before torch is imported; workers and what they start share the cores
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+# torch.compile finds code again that it compiled for other instructions, and writes beyond its memory with it.
+os.environ.setdefault(
+    "TORCHINDUCTOR_CACHE_DIR",
+    f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}_{os.environ.get('ATEN_CPU_CAPABILITY', 'native')}",
+)
 
 import numpy as np
 import pytest
