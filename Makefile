@@ -44,7 +44,7 @@ test-avx2: export NEOBERT_CPU_BF16 = 0
 test-avx2: .venv/dev
 	$(PYTEST) $(addprefix tests/test_, $(addsuffix .py, kernels_neobert machine_neobert mini search readme))
 
-# With the oldest torch: make test-compat COMPAT_TORCH=2.6.0; for Linux it comes with CUDA, 2.9 GB to download.
+# With the oldest torch: make test-compat COMPAT_TORCH=2.6.0; for Linux it comes with CUDA, 2.9 GB to download and 5.2 on disk.
 test-compat: .venv/dev
 	for version in $(COMPAT_VERSIONS); do $(BIN)/python tests/compat.py $$version $(COMPAT_TORCH) || exit 1; done
 
