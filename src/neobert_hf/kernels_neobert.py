@@ -190,7 +190,7 @@ def quantize(model: nn.Module) -> nn.Module:
 
     Weights become int8 with a scale for each output, the inputs of a product int8 with a scale for each call (dynamic
     quantization). Embeddings, norms, attention and heads stay in float32, to which a model in bf16 is converted. It costs
-    some accuracy; benchmarks/README.md says how much on the small model. The model cannot be trained or saved afterwards.
+    some accuracy; README.md says how much on the small model. The model cannot be trained or saved afterwards.
 
     Args:
         model: A NeoBERT, or a model that holds one, such as a SentenceTransformer; on a CPU.

@@ -1,7 +1,7 @@
 """What the machine can do, asked in one place: bf16 instructions, the fastest dtype and the fastest products.
 
-Every answer follows from the processor's instructions, so that two runs on one machine take the same path and give the same
-bits. `ATEN_CPU_CAPABILITY=avx2` hides AVX-512 from torch, and so from this file; `NEOBERT_CPU_BF16=0` (or `1`) overrules
+Every answer follows from the processor's instructions, so that two runs on one machine take the same path.
+`ATEN_CPU_CAPABILITY=avx2` hides AVX-512 from torch, and so from this file; `NEOBERT_CPU_BF16=0` (or `1`) overrules
 whether the processor has bf16 instructions.
 
 Names of torch that are not public are looked up here and nowhere else (`TORCH`). A later torch may lack one of them: it is
