@@ -5,10 +5,11 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from transformers import AutoTokenizer, HfArgumentParser
+from transformers import AutoTokenizer
 from transformers.hf_argparser import HfArg
 
 from . import MINI
+from .commands import CommandParser, run_command
 
 
 @dataclass
@@ -205,18 +206,16 @@ def main() -> None:
     if command not in COMMANDS:
         names = "\n".join(f"  {name:<14} {arguments.__doc__}" for name, (arguments, _) in COMMANDS.items())
         print(f"usage: neobert COMMAND ...\n\n{names}\n\n`neobert COMMAND --help` says what a command takes.")
-        raise SystemExit(0 if command in (None, "-h", "--help") else f"neobert: there is no command {command!r}")
+        if command in (None, "-h", "--help"):
+            raise SystemExit(0)
+        print(f"neobert: there is no command {command!r}", file=sys.stderr)
+        raise SystemExit(2)
     arguments_class, run = COMMANDS[command]
-    parser = HfArgumentParser(arguments_class, prog=f"neobert {command}", description=arguments_class.__doc__)
+    parser = CommandParser(arguments_class, prog=f"neobert {command}", description=arguments_class.__doc__)
     if command in POSITIONAL:
         parser.add_argument(POSITIONAL[command], nargs="*")
     arguments, *rest = parser.parse_args_into_dataclasses(sys.argv[2:])
-    try:
-        run(arguments, *(vars(each)[POSITIONAL[command]] for each in rest))
-    except (ValueError, OSError) as error:
-        raise SystemExit(f"neobert {command}: {error}") from error
-    except ModuleNotFoundError as error:
-        raise SystemExit(f"neobert {command}: {error}; pip install 'neobert_hf[train,embed]' has it") from error
+    run_command(parser.prog, run, arguments, *(vars(each)[POSITIONAL[command]] for each in rest))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,112 @@
+"""What all commands share: bounds of numbers, and errors on one line."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
+
+import pytest
+import torch
+
+from neobert_hf.commands import Bounds, CommandParser, run_command
+
+
+@dataclass
+class Inherited:
+    rate: float = field(default=0.1, metadata={"help": "A rate."})
+
+
+@dataclass
+class Arguments(Inherited):
+    BOUNDS: ClassVar = {"rate": Bounds(above=0, most=1)}
+    count: Annotated[int, Bounds(2, 1000)] = field(default=None, metadata={"help": "A count."})
+    many: Annotated[list[int], Bounds(1)] = field(default=None, metadata={"help": "Some counts."})
+    name: str = field(default=None, metadata={"help": "A name."})
+    maybe: str = field(default="", metadata={"help": "May be empty."})
+    free: float = field(default=0.0, metadata={"help": "Any number."})
+
+    def __post_init__(self):
+        if self.count == 13:
+            raise ValueError("count=13 is\nunlucky; take 12")
+
+
+def parse(*argv):
+    return CommandParser(Arguments, prog="tool").parse_args_into_dataclasses(list(argv))[0]
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--count", "1"], "argument --count: 1 is out of bounds: at least 2, at most 1,000"),
+        (["--count", "1001"], "at most 1,000"),
+        (["--count", ""], "'' is no int"),
+        (["--count", "2.5"], "'2.5' is no int"),
+        (["--many", "3", "0"], "argument --many: 0 is out of bounds: at least 1"),
+        (["--rate", "0"], "argument --rate: 0 is out of bounds: above 0, at most 1"),
+        (["--rate", "nan"], "out of bounds"),
+        (["--free", "inf"], "out of bounds: finite"),
+        (["--many", "99999999999999999999"], "out of bounds"),
+        (["--name", " "], "argument --name: an empty string"),
+        (["--count", "13"], "tool: error: count=13 is unlucky; take 12"),
+        (["--cuont", "3"], "--cuont"),
+    ],
+)
+def test_a_value_out_of_bounds_ends_with_status_2_and_says_the_bounds(argv, words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(*argv)
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_values_within_bounds_and_defaults_are_taken():
+    found = parse("--count", "2", "--many", "1", "7", "--rate", "1e-3", "--maybe", "", "--free", "-1.5")
+    assert (found.count, found.many, found.rate, found.name, found.maybe, found.free) == (
+        2,
+        [1, 7],
+        1e-3,
+        None,
+        "",
+        -1.5,
+    )
+
+
+def test_help_names_the_bounds(capsys):
+    with pytest.raises(SystemExit):
+        parse("--help")
+    out = " ".join(capsys.readouterr().out.split())
+    assert "A count. (at least 2, at most 1,000)" in out and "A rate. (above 0, at most 1)" in out
+
+
+def fail(error):
+    raise error
+
+
+@pytest.mark.parametrize("error", [ValueError("a\n  b"), OSError(28, "no space", "f"), torch.OutOfMemoryError("a b")])
+def test_what_a_user_can_mend_is_one_line_and_status_1(error, capsys):
+    with pytest.raises(SystemExit) as ended:
+        run_command("tool", fail, error)
+    assert ended.value.code == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("tool: ")
+
+
+@pytest.mark.parametrize("error", [KeyError("run.json"), RuntimeError("shapes"), TypeError("no"), AssertionError()])
+def test_a_bug_keeps_its_traceback(error):
+    with pytest.raises(type(error)):
+        run_command("tool", fail, error)
+
+
+def test_every_error_keeps_its_traceback_where_that_is_asked_for(monkeypatch):
+    monkeypatch.setenv("NEOBERT_TRACEBACK", "1")
+    with pytest.raises(ValueError, match="bad"):
+        run_command("tool", fail, ValueError("bad"))
+
+
+def test_a_missing_package_names_the_command_that_installs_it(capsys):
+    with pytest.raises(SystemExit):
+        run_command("tool", fail, ModuleNotFoundError("No module named 'datasets'"))
+    assert "pip install" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_with_the_status_of_an_interruption():
+    with pytest.raises(SystemExit) as ended:
+        run_command("tool", fail, KeyboardInterrupt())
+    assert ended.value.code == 130
