@@ -80,12 +80,10 @@ def fail(error):
 
 
 @pytest.mark.parametrize("error", [ValueError("a\n  b"), OSError(28, "no space", "f"), torch.OutOfMemoryError("a b")])
-def test_what_a_user_can_mend_is_one_line_and_status_1(error, capsys):
+def test_what_a_user_can_mend_is_one_line_and_status_1(error):
     with pytest.raises(SystemExit) as ended:
         run_command("tool", fail, error)
-    assert ended.value.code == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("tool: ")
+    assert ended.value.code.startswith("tool: ") and "\n" not in ended.value.code
 
 
 @pytest.mark.parametrize("error", [KeyError("run.json"), RuntimeError("shapes"), TypeError("no"), AssertionError()])
@@ -100,10 +98,9 @@ def test_every_error_keeps_its_traceback_where_that_is_asked_for(monkeypatch):
         run_command("tool", fail, ValueError("bad"))
 
 
-def test_a_missing_package_names_the_command_that_installs_it(capsys):
-    with pytest.raises(SystemExit):
+def test_a_missing_package_names_the_command_that_installs_it():
+    with pytest.raises(SystemExit, match="pip install"):
         run_command("tool", fail, ModuleNotFoundError("No module named 'datasets'"))
-    assert "pip install" in capsys.readouterr().err
 
 
 def test_ctrl_c_ends_with_the_status_of_an_interruption():

@@ -7,7 +7,6 @@ traceback; `NEOBERT_TRACEBACK=1` shows it for every error.
 import argparse
 import math
 import os
-import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -91,8 +90,7 @@ def run_command(prog: str, command: Callable[..., Any], *args: Any) -> Any:
     except Exception as error:
         if os.environ.get("NEOBERT_TRACEBACK") == "1" or not _is_mendable(error):
             raise
-        print(f"{prog}: {_one_line(error)}", file=sys.stderr)
-        raise SystemExit(1) from error
+        raise SystemExit(f"{prog}: {_one_line(error)}") from error  # Python prints it and ends with status 1
 
 
 def _is_mendable(error: Exception) -> bool:
