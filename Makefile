@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 COMPAT_VERSIONS := 4.57.6 5.0.0 5.17.0 5.23.0
 export HF_HUB_OFFLINE = 1
 
-.PHONY: demo demo-train mini test test-avx2 test-compat test-transformers test-gpu lint clean
+.PHONY: demo demo-train mini test test-avx2 test-compat test-transformers test-gpu test-adversary lint clean
 
 # Other questions: make demo QUESTIONS='"open a socket"'; none, to be asked for them: make demo QUESTIONS=
 QUESTIONS ?= "read a file line by line" "run a function after some seconds" "join the parts of a path"
@@ -33,7 +33,7 @@ mini: .venv/dev
 	$(BIN)/python hub_upload/build_mini.py --pretrained runs/mini --model runs/mini-embeddings --corpus runs/documentation
 
 test: .venv/dev
-	$(PYTEST) -m "not gpu" tests
+	$(PYTEST) -m "not gpu and not adversary" tests
 
 # What depends on the processor, as one with AVX2 only takes it.
 test-avx2: export ATEN_CPU_CAPABILITY = avx2
@@ -55,6 +55,12 @@ test-transformers: .venv/dev
 # Needs CUDA; uses the running Python's torch, so it does not touch .venv.
 test-gpu:
 	$(PYTHON) -m pytest -m gpu tests/test_gpu.py
+
+# Cases drawn at random, 15 minutes on two cores; the table at the end says the seed. A tenth of another draw, the same draw
+# again, or one of its cases: make test-adversary ADVERSARY_SHARE=0.1 ADVERSARY_SEED=... ADVERSARY_ONLY="kills 17"
+test-adversary: export OMP_NUM_THREADS = 1
+test-adversary: .venv/dev
+	$(BIN)/python -m pytest -m adversary tests/adversary
 
 lint: .venv/dev
 	$(BIN)/ruff check .

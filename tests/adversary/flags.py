@@ -1,0 +1,206 @@
+"""Every argument of every command with values that nobody means: refused at once with its name and bounds, or legal."""
+
+import argparse
+import contextlib
+import inspect
+import io
+import random
+import resource
+import runpy
+import sys
+from pathlib import Path
+from typing import get_type_hints
+
+import build
+import build_mini
+import demo_documentation
+import evaluate_mteb
+import pretrain_mlm
+import train_contrastive
+from adversary.machinery import RIGHT, Failed, Family, Outcome, explained, fork_case
+from adversary.workbench import Workbench
+
+from neobert_hf import cli
+
+HUGE = "1" + "0" * 30
+VALUES = ("0", "-1", HUGE, "nan", "")
+# What a command cannot be called without.
+REQUIRED = {
+    "neobert tokenize": ["--output_dir", "a", "--tokenizer_name", "b"],
+    "neobert documentation": ["--output_dir", "a"],
+    "neobert search": [],
+    "neobert embed": ["--output", "a.npy"],
+    "pretrain_mlm.py": ["--use_cpu", "--report_to", "none"],
+    "train_contrastive.py": ["--use_cpu", "--report_to", "none", "--output_dir", "a", "--model_name_or_path", "b"],
+    "demo_documentation.py": ["--use_cpu", "--report_to", "none"],
+    "evaluate_mteb.py": ["--model", "a", "--output_dir", "b"],
+    "build.py": ["--model", "a", "--out", "b"],
+    "build_mini.py": ["--pretrained", "a", "--model", "b", "--corpus", "c"],
+}
+SCRIPTS = {
+    Path(module.__file__).name: module.__file__
+    for module in (pretrain_mlm, train_contrastive, demo_documentation, evaluate_mteb, build, build_mini)
+}
+# Numbers of ours for which 0 has a meaning; below 0, none has. Of those that are transformers', only what is no number at all
+# must be refused here; the runs below show the rest.
+ZERO_IS_LEGAL = {
+    *(
+        "seed",
+        "num_candidates",
+        "num_mined_negatives",
+        "sampling_exponent",
+        "warmup_steps",
+        "decay_until",
+        "learning_rate",
+    ),
+    *(
+        "weight_decay",
+        "mask_replace_prob",
+        "random_replace_prob",
+        "max_grad_norm",
+        "adam_beta1",
+        "adam_beta2",
+        "mixture",
+    ),
+    *("adam_epsilon", "longer_than", "num_held_out", "num_pseudo", "mlm_probability", "num_entries"),
+}
+SENTINELS = {"max_steps", "logging_steps", "max_grad_norm", "learning_rate"}  # transformers' own checks decide on -1
+# Numbers with which a run is meant to be long.
+LONG = {
+    "max_steps",
+    "num_train_epochs",
+    "num_mined_negatives",
+    "dataloader_num_workers",
+    "torch_empty_cache_steps",
+    "eval_delay",
+}
+
+
+class Parsed(BaseException):
+    """Carries the parser out of a main function."""
+
+
+def parser_of(command: str) -> argparse.ArgumentParser:
+    """The parser that a command makes: what it calls first."""
+
+    def leave(parser, *args, **kwargs):
+        raise Parsed(parser)
+
+    kept, argv = argparse.ArgumentParser.parse_known_args, sys.argv
+    argparse.ArgumentParser.parse_known_args = leave
+    sys.argv = command.split()
+    try:
+        runpy.run_path(SCRIPTS[command], run_name="__main__") if command in SCRIPTS else cli.main()
+    except Parsed as parsed:
+        return parsed.args[0]
+    finally:
+        argparse.ArgumentParser.parse_known_args, sys.argv = kept, argv
+    raise AssertionError(f"{command} has no parser")
+
+
+def arguments_of(parser) -> dict[str, tuple[bool, bool, bool]]:
+    """(is a number, is ours, takes text) of each argument that takes a value, by name."""
+    found = {}
+    for dataclass_type in parser.dataclass_types:
+        hints = get_type_hints(dataclass_type)
+        ours = {
+            name
+            for base in dataclass_type.__mro__
+            if base.__module__.partition(".")[0] not in ("transformers", "sentence_transformers", "builtins")
+            for name in inspect.get_annotations(base)
+        }
+        for action in parser._actions:
+            if action.dest in hints and action.option_strings and not action.option_strings[0].startswith("--no_"):
+                words = str(hints[action.dest])
+                is_number = ("int" in words or "float" in words) and "str" not in words and "dict" not in words
+                is_text = hints[action.dest] is str and action.choices is None and action.default != ""
+                found[action.dest] = (is_number, action.dest in ours, is_text)
+    return found
+
+
+def prepare(folder: Path) -> tuple[list, dict]:
+    """A case for each argument and value, and 150 that run."""
+    parsers = {command: parser_of(command) for command in REQUIRED}
+    plan = [
+        (f"values for {command}", (command, name, value))
+        for command, parser in parsers.items()
+        for name in arguments_of(parser)
+        for value in VALUES
+    ]
+    plan += [("runs with such values", None)] * 150
+    return plan, {"parsers": parsers, "bench": Workbench(folder)}
+
+
+def case(kind: str, about, rng: random.Random, folder: Path, shared: dict) -> str:
+    """Parse one value, or run a command with one."""
+    if about is None:
+        return run_case(rng, folder, shared)
+    command, name, value = about
+    parser = shared["parsers"][command]
+    argv = [*_without(REQUIRED[command], name), f"--{name}={value}"]
+    status, errors = _parse(parser, argv)
+    is_number, is_ours, is_text = arguments_of(parser)[name]
+    is_nonsense = (
+        (is_number and value not in ("0", "-1"))
+        or (is_number and is_ours and value == "-1" and name not in SENTINELS)
+        or (is_number and is_ours and value == "0" and name not in ZERO_IS_LEGAL)
+        or (is_text and is_ours and value == "")
+    )
+    if status == 0:
+        if is_nonsense:
+            raise Failed(f"silently wrong: {command} takes --{name} {value!r}")
+        return RIGHT
+    if status != 2:
+        raise Failed(f"bug: exit status {status} for --{name} {value!r}: {errors}")
+    return explained(Outcome(status, "", errors, 0.0), name)
+
+
+def _parse(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[int, str]:
+    """(exit status, standard error) of a command that does nothing but parse, in this process."""
+    with contextlib.redirect_stderr(io.StringIO()) as errors:
+        try:
+            parser.parse_args_into_dataclasses(argv)
+        except SystemExit as end:
+            return end.code, errors.getvalue()
+        except Exception as error:
+            return 1, f"{type(error).__name__}: {error}"
+    return 0, errors.getvalue()
+
+
+def _without(argv: list[str], name: str) -> list[str]:
+    if f"--{name}" not in argv:
+        return argv
+    place = argv.index(f"--{name}")
+    return argv[:place] + argv[place + 2 :]
+
+
+def run_case(rng: random.Random, folder: Path, shared: dict) -> str:
+    """A whole command with one number that is out of the ordinary."""
+    bench = shared["bench"]
+    name, call = rng.choice(
+        (
+            ("neobert tokenize", bench.tokenize),
+            ("neobert embed", bench.embed),
+            ("train_contrastive.py", bench.contrastive),
+            *[("pretrain_mlm.py", bench.pretrain)] * 3,
+        )
+    )
+    kinds = arguments_of(shared["parsers"][name])
+    argument = rng.choice([argument for argument, (is_number, _, _) in kinds.items() if is_number])
+    value = rng.choice(["0", "-1", "1", "3", *(["1000000000"] if argument not in LONG else [])])
+    home = {"shards_dir": folder / "shards"} if call == bench.pretrain else {}
+    command = call(folder / "out.npy", **home | {argument: value})
+
+    def with_limit():
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (8 << 30),) * 2)
+        command()
+
+    outcome = fork_case(with_limit, folder / "log", timeout=60)
+    try:
+        return RIGHT if outcome.status == 0 else explained(outcome)
+    except Failed as reason:
+        raise Failed(f"{name} --{argument} {value}: {reason}") from reason
+
+
+FLAGS = Family("flags", prepare, case)

@@ -1,0 +1,154 @@
+"""Random masks and packings on every backend of a CPU, against the oracle."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import torch
+from adversary.machinery import EXPLAINED, RIGHT, Failed, Family
+from oracle import CONFIG, Oracle, random_weights, write_checkpoint
+
+from neobert_hf import NeoBERTForMaskedLM
+
+KINDS = (
+    "padding on the right",
+    "padding on the left",
+    "masks with holes",
+    "packed by boundaries",
+    "packed by positions",
+    "4-D masks",
+)
+# Relative to the largest logit; float32 adds in another order than the oracle.
+TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5}
+BACKENDS = {torch.float64: ("auto", "sdpa", "eager"), torch.float32: ("auto", "blocked", "sdpa", "eager")}
+
+
+def prepare(folder: Path) -> tuple[list, dict]:
+    """1,000 batches; the tiny model in both dtypes, and the oracle."""
+    weights = random_weights()
+    checkpoint = write_checkpoint(folder / "model", weights)
+    models = {dtype: NeoBERTForMaskedLM.from_pretrained(checkpoint, dtype=dtype).eval() for dtype in TOLERANCES}
+    return [(KINDS[i % len(KINDS)], None) for i in range(1000)], {"models": models, "oracle": Oracle(weights)}
+
+
+def case(kind: str, _, rng: random.Random, folder: Path, shared: dict) -> str:
+    """Logits and loss of a random batch."""
+    dtype = rng.choice(list(BACKENDS))
+    model, oracle = shared["models"][dtype], shared["oracle"]
+    backend = rng.choice(BACKENDS[dtype])
+    model.config.unpad_inputs = rng.random() < 0.7
+    model.config.sparse_prediction = False
+    model.set_attn_implementation(backend)
+    inputs, documents = BATCHES[kind](rng)
+    is_label = {place: rng.random() < 0.5 for document in documents for place in document.places}
+    is_label[documents[0].places[0]] = True
+    labels = torch.full(inputs["input_ids"].shape, -100)
+    for place, is_asked in is_label.items():
+        labels[place] = rng.randrange(CONFIG["vocab_size"]) if is_asked else -100
+    if rng.random() < 0.5:
+        inputs["labels"] = labels
+    try:
+        with torch.set_grad_enabled(rng.random() < 0.3):
+            outputs = model(**inputs)
+    except ValueError as error:
+        if backend == "blocked" and "attn_implementation='blocked'" in str(error):
+            return EXPLAINED
+        raise Failed(f"bug: {backend}, {dtype}: {error}") from error
+    largest = 0.0
+    for document in documents:
+        wanted = oracle.mlm_logits(oracle.encode(document.ids, document.positions)[2])
+        found = torch.stack([outputs.logits[place] for place in document.places]).detach().double().numpy()
+        largest = max(largest, np.abs(found - wanted).max() / np.abs(wanted).max())
+    if not largest <= TOLERANCES[dtype]:
+        raise Failed(f"silently wrong: logits are off by {largest:.1e} with {backend} in {dtype}")
+    if "labels" in inputs:
+        asked = [[int(labels[place]) for place in document.places] for document in documents]
+        loss = oracle.mlm_loss([d.ids for d in documents], asked) if kind not in WITH_DISTANCES else None
+        if loss is not None and not abs(float(outputs.loss) / loss - 1) <= 10 * TOLERANCES[dtype]:
+            raise Failed(f"silently wrong: the loss is {float(outputs.loss)}, not {loss}")
+    return RIGHT
+
+
+class Document:
+    """Ids, positions and where each token stands in the batch: (row, column)."""
+
+    def __init__(self, ids, row, columns):
+        self.ids, self.places = ids, [(row, int(column)) for column in columns]
+        self.positions = np.asarray(columns) - columns[0]  # a hole leaves its distance between its neighbours
+
+
+WITH_DISTANCES = ("masks with holes", "4-D masks")  # the oracle's loss counts positions without holes
+
+
+def random_ids(rng: random.Random, *shape: int) -> np.ndarray:
+    return np.random.default_rng(rng.getrandbits(32)).integers(1, CONFIG["vocab_size"], shape)
+
+
+def masked_batch(rng: random.Random, mask: np.ndarray) -> tuple[dict, list[Document]]:
+    ids = random_ids(rng, *mask.shape)
+    if rng.random() < 0.5:
+        ids[~mask] = 0  # the padding token; anything may stand there
+    documents = [Document(row[real], i, np.flatnonzero(real)) for i, (row, real) in enumerate(zip(ids, mask))]
+    dtype = rng.choice((torch.long, torch.bool, torch.int32, torch.float32))
+    return {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask).to(dtype)}, documents
+
+
+def padded(side: str):
+    def make(rng):
+        num_rows, longest = rng.randint(1, 5), rng.randint(1, 24)
+        mask = np.zeros((num_rows, longest), bool)
+        for row in mask:
+            length = rng.randint(1, longest)
+            row[slice(length) if side == "right" else slice(longest - length, longest)] = True
+        return masked_batch(rng, mask)
+
+    return make
+
+
+def with_holes(rng):
+    num_rows, num_columns = rng.randint(1, 5), rng.randint(1, 24)
+    mask = np.array([[rng.random() < 0.6 for _ in range(num_columns)] for _ in range(num_rows)])
+    for row in mask:
+        row[rng.randrange(mask.shape[1])] = True
+    return masked_batch(rng, mask)
+
+
+def packed_documents(rng) -> tuple[np.ndarray, list[int], list[Document]]:
+    lengths = [rng.choice((1, 2, 3, rng.randint(1, 40))) for _ in range(rng.randint(1, 8))]
+    ids, ends = random_ids(rng, 1, sum(lengths)), np.cumsum(lengths)
+    documents = [Document(ids[0, end - n : end], 0, np.arange(end - n, end)) for n, end in zip(lengths, ends)]
+    return ids, lengths, documents
+
+
+def by_boundaries(rng):
+    ids, lengths, documents = packed_documents(rng)
+    boundaries = torch.tensor([0, *np.cumsum(lengths)], dtype=rng.choice((torch.int32, torch.int64)))
+    names = rng.choice((("cu_seq_lens_q",), ("cu_seq_lens_q", "cu_seq_lens_k"), ("cu_seqlens",)))
+    inputs = {"input_ids": torch.from_numpy(ids), **{name: boundaries.clone() for name in names}}
+    if rng.random() < 0.5:
+        inputs |= dict.fromkeys(["max_seqlen"] if "cu_seqlens" in names else ["max_length_q"], max(lengths))
+    if rng.random() < 0.3:
+        inputs["trust_boundaries"] = True
+        inputs["max_length_q"] = max(lengths)
+    return inputs, documents
+
+
+def by_positions(rng):
+    ids, lengths, documents = packed_documents(rng)
+    positions = torch.cat([torch.arange(n) for n in lengths])
+    return {"input_ids": torch.from_numpy(ids), "position_ids": rng.choice((positions, positions[None]))}, documents
+
+
+def as_4d(rng):
+    inputs, documents = padded(rng.choice(("right", "left")))(rng) if rng.random() < 0.5 else with_holes(rng)
+    mask = inputs["attention_mask"].bool()[:, None, None, :]
+    if rng.random() < 0.5:
+        mask = mask.expand(-1, 1, mask.shape[-1], -1)
+    if rng.random() < 0.5:
+        mask = torch.zeros(mask.shape).masked_fill(~mask, rng.choice((-torch.inf, torch.finfo(torch.float32).min)))
+    inputs["attention_mask"] = mask
+    return inputs, documents
+
+
+BATCHES = dict(zip(KINDS, (padded("right"), padded("left"), with_holes, by_boundaries, by_positions, as_4d)))
+MASKS = Family("masks", prepare, case)

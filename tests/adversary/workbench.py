@@ -1,0 +1,190 @@
+"""The commands that the adversary runs, on a few hundred short texts and models of two layers, 32 wide.
+
+All of them are imported here, before a case forks. A command is called as its script is: `sys.argv`, then the script's own main.
+"""
+
+import hashlib
+import json
+import random
+import runpy
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import build
+import matplotlib.backends.backend_agg  # noqa: F401 (what commands import late, so that no case waits for it)
+import pretrain_mlm
+import scipy.io  # noqa: F401
+import torch._dynamo
+import train_contrastive
+from adversary.machinery import Failed, Outcome, fork_case
+from conftest import SENTENCE
+from datasets.packaged_modules.json import json as json_builder  # noqa: F401
+from safetensors import safe_open
+
+from neobert_hf import cli, search  # noqa: F401
+from neobert_hf.wordpiece import train_wordpiece
+
+SHAPE = "hidden_size=32,num_hidden_layers=2,num_attention_heads=2,intermediate_size=48"
+WORDS = SENTENCE.split()
+CORPUS_TEXTS, PAIRS = 300, 120
+
+
+class Workbench:
+    """A folder with texts, pairs, a tokenizer, shards and a pretrained model, which all cases read and none changes."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder / "bench"
+        self.folder.mkdir()
+        self.finish(self._write_texts, "texts")
+        self.finish(self.pretrain(self.folder / "model", shards_dir=self.folder / "shards"), "model")
+
+    def _write_texts(self):
+        rng = random.Random(0)
+        for name, count in {"train": CORPUS_TEXTS, "held_out": 20}.items():
+            lines = [json.dumps({"text": self._text(rng, rng.randint(3, 60))}) for _ in range(count)]
+            (self.folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+        pairs = [json.dumps({"query": self._text(rng, 4), "document": self._text(rng, 12)}) for _ in range(PAIRS)]
+        (self.folder / "pairs.jsonl").write_text("\n".join(pairs) + "\n")
+        train_wordpiece([SENTENCE] * 20, vocab_size=96, model_max_length=64).save_pretrained(self.folder / "tokenizer")
+
+    def _text(self, rng, length):
+        start = rng.randrange(len(WORDS))
+        return " ".join(WORDS[(start + i * rng.choice((1, 1, 1, 2))) % len(WORDS)] for i in range(length))
+
+    def finish(self, command: Callable[[], None], name: str) -> Outcome:
+        """Run what must end well."""
+        outcome = fork_case(command, self.folder / f"log-{name}")
+        if outcome.status != 0:
+            raise Failed(f"bug: {name} ended with {outcome.status}: {outcome.errors[-2000:]}")
+        return outcome
+
+    # Commands: functions without arguments, to be forked
+
+    def pretrain(self, output_dir: Path, **changes) -> Callable[[], None]:
+        """examples/pretrain_mlm.py: 12 steps, a checkpoint at each fourth."""
+        options = dict(
+            train_files=self.folder / "train.jsonl",
+            validation_files=self.folder / "held_out.jsonl",
+            tokenizer_name=self.folder / "tokenizer",
+            shards_dir=self.folder / "shards",
+            output_dir=output_dir,
+            config_overrides=SHAPE,
+            max_steps=12,
+            warmup_steps=2,
+            learning_rate=3e-3,
+            max_length=32,
+            row_tokens=64,
+            tokens_per_step=128,
+            logging_steps=1,
+            save_steps=4,
+            report_to="none",
+            use_cpu=True,
+            num_processes=1,
+            disable_tqdm=True,
+        )
+        return script(pretrain_mlm.__file__, options | changes)
+
+    def second_phase(self, output_dir: Path, **changes) -> Callable[[], None]:
+        """The same, phase 2, from the model here."""
+        options = dict(phase=2, init_from=self.folder / "model", longer_than=[24, 40], max_length=64)
+        return self.pretrain(output_dir, warmup_steps=None, config_overrides=None, **options, **changes)
+
+    def streaming(self, output_dir: Path, **changes) -> Callable[[], None]:
+        """The same, tokenized on the fly."""
+        return self.pretrain(output_dir, streaming=True, **changes)
+
+    def contrastive(self, output_dir: Path, **changes) -> Callable[[], None]:
+        """examples/train_contrastive.py: 8 steps, a checkpoint at each third."""
+        options = dict(
+            model_name_or_path=self.folder / "model",
+            train_files=self.folder / "pairs.jsonl",
+            output_dir=output_dir,
+            max_steps=8,
+            warmup_steps=2,
+            per_device_train_batch_size=8,
+            max_seq_length=32,
+            learning_rate=1e-3,
+            logging_steps=1,
+            save_steps=3,
+            report_to="none",
+            use_cpu=True,
+            disable_tqdm=True,
+        )
+        return script(train_contrastive.__file__, options | changes)
+
+    def tokenize(self, output_dir: Path, **changes) -> Callable[[], None]:
+        """`neobert tokenize`: ten shards, two processes."""
+        options = dict(
+            output_dir=output_dir,
+            tokenizer_name=self.folder / "tokenizer",
+            files=self.folder / "train.jsonl",
+            documents_per_shard=CORPUS_TEXTS // 10,
+            max_length=32,
+            num_processes=2,
+        )
+        return partial(_call_cli, ["tokenize", *arguments(options | changes)])
+
+    def embed(self, output: Path, **changes) -> Callable[[], None]:
+        """`neobert embed`, with the model here."""
+        options = dict(output=output, model=self.folder / "model", batch_size=16) | changes
+        return partial(_call_cli, ["embed", self.folder / "held_out.jsonl", *arguments(options)])
+
+    def hub(self, out: Path, **changes) -> Callable[[], None]:
+        """hub_upload/build.py, of the model here."""
+        return script(build.__file__, dict(model=self.folder / "model", out=out, model_id="org/tiny") | changes)
+
+
+def arguments(options: dict) -> list[str]:
+    """Options as a command line; None leaves one out."""
+    return [
+        str(part)
+        for name, value in options.items()
+        if value is not None
+        for part in (f"--{name}", *(value if isinstance(value, list) else [value]))
+    ]
+
+
+def script(file: str, options: dict) -> Callable[[], None]:
+    """A call of a script with options."""
+    return partial(_call_script, file, arguments(options))
+
+
+def _call_script(file, argv):
+    torch.set_num_threads(1)
+    sys.argv = [file, *argv]
+    runpy.run_path(file, run_name="__main__")
+
+
+def _call_cli(argv):
+    torch.set_num_threads(1)
+    sys.argv = ["neobert", *map(str, argv)]
+    cli.main()
+
+
+# ---------------------------------------------------------------------------------------- results to compare
+
+
+def weights_of(folder: Path) -> str:
+    """One hash of the names and values of a saved model."""
+    digest = hashlib.sha256()
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        for name in sorted(file.keys()):
+            digest.update(name.encode() + file.get_tensor(name).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def losses_of(folder: Path) -> dict[int, float]:
+    """The loss of each step, as the metrics file of a pretraining has it."""
+    entries = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return {entry["step"]: entry["loss"] for entry in entries if "loss" in entry}
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    """The hash of every file, by its path in the folder."""
+    return {
+        str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted(folder.rglob("*"))
+        if file.is_file()
+    }
