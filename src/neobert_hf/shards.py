@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
+from multiprocessing import connection
 from pathlib import Path
 
 import numpy as np
@@ -23,13 +24,22 @@ import pyarrow as pa
 from tokenizers import Tokenizer
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerFast
+from transformers.utils import logging
 
+from .files import file_hash, only_writer, sealed, unsealed, write_json, writing
 from .wordpiece import plain_tokenizer, tokenizer_hash
 
+logger = logging.get_logger(__name__)
+
 MANIFEST = "manifest.json"
+SETTINGS = "settings.json"  # of shards that are not finished
+LOCK = ".tokenize.lock"
 COLUMN = "input_ids"
 LONG_DOCUMENTS = ("truncate", "chunk")
+MOST_TOKENS = (1 << 31) - 1  # in a shard, whose offsets are int32
+MOST_DOCUMENTS = 1_000_000  # in a shard: their texts wait in memory together
 MOST_ON_WINDOWS = 61  # processes that one pool can wait for there
+STILL_GOOD = "the finished shards are whole: make room, and run the same again to go on"
 
 
 def tokenize_corpus(
@@ -45,29 +55,31 @@ def tokenize_corpus(
 ) -> "Shards":
     """Tokenize each text once and write the ids to a folder of shards; call it again to go on after an interruption.
 
-    Memory does not grow with the corpus. Texts without a token are left out and counted.
+    Memory does not grow with the corpus. Texts without a token are left out and counted. A finished folder is taken as it is if
+    `source` and the settings are the same; the texts are not read again then. In one that is not finished, each finished shard is
+    compared with its texts and its checksum.
 
     Args:
         texts: Documents, the same in the same order whenever they are read. A lone surrogate becomes a question mark.
         tokenizer: A fast tokenizer; its special tokens are added.
         folder: Where to write; made if it is not there.
         source: What the texts are, for the manifest and so that another corpus is not continued; plain types.
-        max_length: Where a document is cut, in tokens, the special ones included.
+        max_length: Where a document is cut, in tokens, the special ones included; at least one more than these.
         long_documents: What becomes of the rest: "truncate" drops it, as in the paper, "chunk" makes further documents of it.
-        documents_per_shard: Documents of the source in a shard.
-        num_processes: Processes that tokenize; None is one for each core. They are started anew on macOS and Windows, so a
-            script that calls this keeps it under `if __name__ == "__main__":`. 1 starts none and needs no such line.
+        documents_per_shard: Documents of the source in a shard, 1 to 1,000,000.
+        num_processes: Processes that tokenize, 1 to `most_processes()`; None is one for each core. They are started anew on macOS
+            and Windows, so a script that calls this keeps it under `if __name__ == "__main__":`. 1 starts none and needs no such
+            line. They end when this process does, however that ends.
         show_progress: Show a progress bar over documents.
 
     Raises:
-        ValueError: The folder holds shards of something else, or no text has a token.
+        ValueError: An argument is out of bounds, a text is not a string, the folder holds shards of something else or of other
+            texts, another process writes to it, or no text has a token.
         OSError: A shard cannot be written, for want of space for instance; finished shards stay whole.
         RuntimeError: The processes could not start, or one of them ended.
     """
-    if long_documents not in LONG_DOCUMENTS:
-        raise ValueError(f"long_documents={long_documents!r} is not one of {', '.join(LONG_DOCUMENTS)}")
+    _check_arguments(tokenizer, max_length, long_documents, documents_per_shard, num_processes)
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     settings = {
         "source": source or {},
         "tokenizer": {"sha256": tokenizer_hash(tokenizer), "vocab_size": len(tokenizer)},
@@ -75,31 +87,78 @@ def tokenize_corpus(
         "long_documents": long_documents,
         "documents_per_shard": documents_per_shard,
     }
-    if (folder / MANIFEST).exists():
-        shards = Shards(folder)
-        _check_same(folder, settings, {name: shards.manifest[name] for name in settings})
-        return shards
-    if (folder / "settings.json").exists():
-        _check_same(folder, settings, json.loads((folder / "settings.json").read_text("utf-8")))
-    elif any(file.suffix != ".part" for file in folder.iterdir()):
-        raise ValueError(f"{folder} is not empty and holds no shards; choose another folder")
-    write_json(folder / "settings.json", settings)
+    if (folder / MANIFEST).exists():  # it may lie where nothing can be written
+        return _finished_shards(folder, settings)
+    with only_writer(folder, LOCK):
+        if (folder / MANIFEST).exists():  # by another process, meanwhile
+            return _finished_shards(folder, settings)
+        if (folder / SETTINGS).exists():
+            _check_same(folder, settings, _read_json(folder / SETTINGS))
+        elif any(file.name != LOCK and not file.match(f"{SETTINGS}.*.part") for file in folder.iterdir()):
+            raise ValueError(f"{folder} is not empty and holds no shards; choose another folder")
+        _remove_partial(folder)
+        write_json(folder / SETTINGS, settings, "nothing else was begun")
+        try:
+            _write_manifest(folder, texts, tokenizer, settings, num_processes, show_progress)
+        finally:
+            _remove_partial(folder)  # of processes that were ended
+    return Shards(folder)
 
-    options = (folder, plain_tokenizer(tokenizer).to_str(), max_length, long_documents)
+
+def most_processes() -> int:
+    """The largest `num_processes`: the cores of this machine, or 4 where it has fewer."""
+    most = max(os.cpu_count() or 1, 4)
+    return min(most, MOST_ON_WINDOWS) if sys.platform == "win32" else most
+
+
+def _check_arguments(tokenizer, max_length, long_documents, documents_per_shard, num_processes):
+    if not getattr(tokenizer, "is_fast", False):
+        raise ValueError(f"{type(tokenizer).__name__} is not a fast tokenizer; give one that has a tokenizer.json")
+    if long_documents not in LONG_DOCUMENTS:
+        raise ValueError(f"long_documents={long_documents!r} is not one of {', '.join(LONG_DOCUMENTS)}")
+    least = tokenizer.num_special_tokens_to_add() + 1
+    if not least <= max_length <= MOST_TOKENS:
+        raise ValueError(
+            f"max_length={max_length} is not from {least}, which is the tokenizer's special tokens and one more, to {MOST_TOKENS}"
+        )
+    if not 1 <= documents_per_shard <= MOST_DOCUMENTS:
+        raise ValueError(f"documents_per_shard={documents_per_shard} is not from 1 to {MOST_DOCUMENTS}")
+    if num_processes is not None and not 1 <= num_processes <= most_processes():
+        raise ValueError(
+            f"num_processes={num_processes} is not from 1 to {most_processes()}; this machine has {os.cpu_count()} cores, and "
+            "more processes only take more memory"
+        )
+
+
+def _finished_shards(folder, settings):
+    shards = Shards(folder)
+    _check_same(folder, settings, shards.manifest)
+    return shards
+
+
+def _remove_partial(folder):
+    for name in ("shard-*", SETTINGS, MANIFEST):
+        for file in folder.glob(f"{name}.part"):
+            file.unlink(missing_ok=True)
+
+
+def _write_manifest(folder, texts, tokenizer, settings, num_processes, show_progress):
+    options = (folder, plain_tokenizer(tokenizer).to_str(), settings["max_length"], settings["long_documents"])
     if num_processes is None:  # not the cores of the whole machine, where a job has some of them
         num_processes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     if sys.platform == "win32":
         num_processes = min(num_processes, MOST_ON_WINDOWS)
     try:
-        records = _write_shards(texts, documents_per_shard, num_processes, options, show_progress)
+        records = _write_shards(texts, settings["documents_per_shard"], num_processes, options, show_progress)
     except BrokenProcessPool as error:
         raise RuntimeError(
-            "a process that tokenizes could not start, or ended: in a script, keep what starts it under "
-            "if __name__ == '__main__':, or pass num_processes=1, which starts none; if memory was short, pass fewer"
+            "a process that tokenizes could not start, or was ended from outside; finished shards are whole. Run the same again "
+            "to go on; if memory was short, pass a smaller num_processes. In a script, keep what starts processes under "
+            "if __name__ == '__main__':, or pass num_processes=1, which starts none"
         ) from error
     shards = [records[number] for number in sorted(records)]
     if not sum(shard["tokens"] for shard in shards):
-        raise ValueError(f"no text of {source or 'the corpus'} has a token; there is nothing to train on")
+        raise ValueError(f"no text of {settings['source'] or 'the corpus'} has a token; there is nothing to train on")
     histogram = Counter()
     for shard in shards:
         histogram.update(shard.pop("length_histogram"))
@@ -110,19 +169,42 @@ def tokenize_corpus(
         "length_histogram": {str(top): histogram[str(top)] for top in sorted(map(int, histogram))},
         "shards": shards,
     }
-    write_json(folder / MANIFEST, manifest)
-    (folder / "settings.json").unlink()
+    write_json(folder / MANIFEST, sealed(manifest), STILL_GOOD)
+    (folder / SETTINGS).unlink()
     for shard in shards:
         (folder / shard["file"]).with_suffix(".json").unlink()
-    return Shards(folder)
+
+
+def _read_json(file):
+    """What a JSON file of a folder of shards holds, an object."""
+    try:
+        content = json.loads(file.read_text("utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError(f"it holds a {type(content).__name__}")
+        return unsealed(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is damaged ({error}); restore it, or remove the folder and tokenize again") from error
 
 
 def _check_same(folder, here, there):
+    source, theirs = here["source"], there.get("source")
+    if theirs != source and theirs == _names_and_sizes(source):
+        logger.warning(
+            f"the shards in {folder} were begun by a version that knew files by name and size only: whether their content has "
+            "changed since cannot be told. Tokenize again if it may have"
+        )
+        there = there | {"source": source}
     if different := sorted(name for name in here if here[name] != there.get(name)):
         details = "; ".join(f"{name} is {there.get(name)} there and {here[name]} here" for name in different)
         raise ValueError(
             f"{folder} holds shards of something else: {details}. Choose another folder, or remove this one"
         )
+
+
+def _names_and_sizes(source):
+    """What earlier versions recorded of the same files."""
+    files = [{name: file.get(name) for name in ("name", "bytes")} for file in source.get("files", ())]
+    return source | {"files": files}
 
 
 def _write_shards(texts, documents_per_shard, num_processes, options, show_progress):
@@ -131,23 +213,31 @@ def _write_shards(texts, documents_per_shard, num_processes, options, show_progr
     make_pool = ThreadPoolExecutor if num_processes == 1 else ProcessPoolExecutor
     progress = tqdm(desc="tokenizing", unit=" documents", disable=not show_progress)
     with progress, make_pool(num_processes, initializer=_begin_worker, initargs=options) as pool:
-        for number, block in enumerate(_blocks(texts, documents_per_shard)):
-            record = _finished(folder, number)
-            if record is not None:
-                records[number] = record
-                progress.update(len(block))
-                continue
-            pending.add(pool.submit(_write_shard, number, block))
-            if len(pending) > num_processes:  # no more texts wait in memory than the processes need
+        try:
+            for number, block in enumerate(_blocks(texts, documents_per_shard)):
+                record = _finished(folder, number, block)
+                if record is not None:
+                    records[number] = record
+                    progress.update(len(block))
+                    continue
+                pending.add(pool.submit(_write_shard, number, block))
+                if len(pending) > num_processes:  # no more texts wait in memory than the processes need
+                    pending = _collect(pending, records, progress)
+            while pending:
                 pending = _collect(pending, records, progress)
-        while pending:
-            pending = _collect(pending, records, progress)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)  # the others finish the shard that they are at, and begin none
+            raise
     return records
 
 
 def _blocks(texts, size) -> Iterator[list[str]]:
-    texts = iter(texts)
+    texts, first = iter(texts), 0
     while block := list(islice(texts, size)):
+        for number, text in enumerate(block, first):
+            if not isinstance(text, str):
+                raise ValueError(f"text {number} is {text!r:.80}, a {type(text).__name__}; every text must be a string")
+        first += len(block)
         yield block
 
 
@@ -164,14 +254,35 @@ def _shard_file(folder, number):
     return folder / f"shard-{number:05d}.arrow"
 
 
-def _finished(folder, number):
-    """The record of a shard that an earlier run has finished, or None."""
+def _finished(folder, number, texts):
+    """The record of a shard that an earlier run has finished, or None; one that is damaged is written again.
+
+    Raises:
+        ValueError: It was made of other texts.
+    """
     file = _shard_file(folder, number)
-    try:
-        record = json.loads(file.with_suffix(".json").read_text("utf-8"))
-    except FileNotFoundError:
+    if not file.is_file() or not file.with_suffix(".json").is_file():
         return None
-    return record if file.is_file() and file.stat().st_size == record["bytes"] else None
+    try:
+        record = _read_json(file.with_suffix(".json"))
+    except ValueError:
+        return None
+    if record.get("sha256") != file_hash(file) or "texts_sha256" not in record:
+        return None
+    if record["texts_sha256"] != _texts_hash(texts):
+        raise ValueError(
+            f"{file} was made of other texts than those at its place now; give the same texts in the same order, or choose "
+            "another folder"
+        )
+    return record
+
+
+def _texts_hash(texts):
+    digest = hashlib.sha256()
+    for text in texts:
+        content = text.encode("utf-8", "surrogatepass")
+        digest.update(len(content).to_bytes(8, "little") + content)
+    return digest.hexdigest()
 
 
 _worker = threading.local()
@@ -180,10 +291,22 @@ _worker = threading.local()
 def _begin_worker(folder, tokenizer, max_length, long_documents):
     if multiprocessing.parent_process() is not None:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
+        threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     tokenizer = Tokenizer.from_str(tokenizer)
     tokenizer.enable_truncation(max_length)
     _worker.tokenizer, _worker.folder, _worker.is_chunking = tokenizer, folder, long_documents == "chunk"
     _worker.num_special = tokenizer.num_special_tokens_to_add(is_pair=False)
+
+
+def _end_with_parent(parent_id):
+    """End this process when the one that started it is gone, however it ended.
+
+    Processes that were forked meanwhile may hold the parent's end of the pipe, hence the second question.
+    """
+    parent = multiprocessing.parent_process().sentinel
+    while not connection.wait([parent], timeout=1) and os.getppid() == parent_id:
+        pass
+    os._exit(1)
 
 
 def _write_shard(number, texts):
@@ -209,33 +332,20 @@ def _write_shard(number, texts):
     offsets = np.concatenate([[0], lengths.cumsum()]).astype(np.int32)
     batch = pa.record_batch([pa.ListArray.from_arrays(pa.array(offsets), pa.array(ids))], names=[COLUMN])
     file = _shard_file(folder, number)
-    part = file.with_suffix(".part")
-    try:
-        with part.open("wb") as handle:
-            with pa.ipc.new_stream(handle, batch.schema) as writer:
-                writer.write_batch(batch)
-            handle.flush()
-            os.fsync(handle.fileno())
-        record = {
-            "file": file.name,
-            "texts": len(texts),
-            "documents": len(documents),
-            "tokens": int(lengths.sum()),
-            "empty": num_empty,
-            "bytes": part.stat().st_size,
-            "sha256": _sha256(part),
-            "length_histogram": _histogram(lengths),
-        }
-        part.replace(file)
-        write_json(file.with_suffix(".json"), record)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise OSError(
-            error.errno,
-            f"shard {number} could not be written ({error.strerror}); the finished ones are whole: make room and run the "
-            "same again to go on",
-            str(folder),
-        ) from error
+    with writing(file, STILL_GOOD) as handle, pa.ipc.new_stream(handle, batch.schema) as writer:
+        writer.write_batch(batch)
+    record = {
+        "file": file.name,
+        "texts": len(texts),
+        "texts_sha256": _texts_hash(texts),
+        "documents": len(documents),
+        "tokens": int(lengths.sum()),
+        "empty": num_empty,
+        "bytes": file.stat().st_size,
+        "sha256": file_hash(file),
+        "length_histogram": _histogram(lengths),
+    }
+    write_json(file.with_suffix(".json"), sealed(record), STILL_GOOD)  # last: what has no record is not finished
     return number, record
 
 
@@ -243,28 +353,6 @@ def _histogram(lengths):
     """Number of documents with up to 16, 32, 64, ... tokens and more than the half of it."""
     tops = 2 ** np.maximum(np.ceil(np.log2(np.maximum(lengths, 1))), 4).astype(int)
     return {str(top): int((tops == top).sum()) for top in np.unique(tops)}
-
-
-def _sha256(file):
-    digest = hashlib.sha256()
-    with file.open("rb") as handle:
-        while part := handle.read(1 << 20):
-            digest.update(part)
-    return digest.hexdigest()
-
-
-def write_json(file: Path, content) -> None:
-    """Write the whole file or none of it."""
-    part = file.with_name(file.name + ".part")
-    try:
-        with part.open("w", encoding="utf-8") as handle:
-            json.dump(content, handle, indent=1)
-            handle.flush()
-            os.fsync(handle.fileno())
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
-    part.replace(file)
 
 
 class Shards:
@@ -286,19 +374,39 @@ class Shards:
             raise FileNotFoundError(
                 f"{self.folder} holds no {MANIFEST}; tokenize into it first, or again if that was interrupted"
             )
-        self.manifest = json.loads(manifest.read_text("utf-8"))
+        self.manifest = _read_json(manifest)
         self._ids, self._offsets = [], []
-        for shard in self.manifest["shards"]:
-            file = self.folder / shard["file"]
-            size = file.stat().st_size if file.is_file() else None
-            if size != shard["bytes"] or (verify and _sha256(file) != shard["sha256"]):
-                problem = "is missing" if size is None else "is damaged: it is not what the manifest's checksum says"
-                raise ValueError(f"{file} {problem}; remove the folder and tokenize again, or restore the file")
-            column = pa.ipc.open_stream(pa.memory_map(str(file))).read_all()[COLUMN].chunk(0)
-            self._ids.append(column.values.to_numpy())
-            self._offsets.append(column.offsets.to_numpy())
+        try:
+            for shard in self.manifest["shards"]:
+                ids, offsets = self._open(shard, verify)
+                self._ids.append(ids)
+                self._offsets.append(offsets)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{manifest} is not a manifest of shards: {error!r} in it") from error
         self._first = np.cumsum([0, *(len(offsets) - 1 for offsets in self._offsets)])
         self.lengths = np.concatenate([np.diff(offsets) for offsets in self._offsets])
+
+    def _open(self, shard, verify):
+        """Token ids and offsets of a shard."""
+        name = shard["file"]
+        if Path(name).name != name:
+            raise ValueError(f"{self.folder / MANIFEST} names {name!r}, which is not a file of its own folder")
+        file = self.folder / name
+        if not file.is_file():
+            raise ValueError(f"{file} is missing; restore it, or remove the folder and tokenize again")
+        is_whole = file.stat().st_size == shard["bytes"] and not (verify and file_hash(file) != shard["sha256"])
+        try:
+            column = pa.ipc.open_stream(pa.memory_map(str(file))).read_all()[COLUMN].chunk(0) if is_whole else None
+        except (pa.ArrowInvalid, OSError, KeyError, IndexError):
+            column = None
+        if column is not None:
+            ids, offsets = column.values.to_numpy(), column.offsets.to_numpy()
+            is_in_order = offsets[0] == 0 and offsets[-1] == len(ids) and (np.diff(offsets) > 0).all()
+            if is_in_order and (len(offsets) - 1, len(ids)) == (shard["documents"], shard["tokens"]):
+                return ids, offsets
+        raise ValueError(
+            f"{file} is damaged: it is not what the manifest says; remove the folder and tokenize again, or restore the file"
+        )
 
     def __len__(self) -> int:
         return int(self._first[-1])
