@@ -9,6 +9,7 @@ export HF_HUB_OFFLINE = 1
 .PHONY: demo demo-train mini test test-avx2 test-compat test-transformers test-gpu test-adversary lint clean
 
 # Other questions: make demo QUESTIONS='"open a socket"'; none, to be asked for them: make demo QUESTIONS=
+# The shell reads this text as part of the command. For the questions of somebody else, call neobert search yourself.
 QUESTIONS ?= "read a file line by line" "run a function after some seconds" "join the parts of a path"
 demo: .venv/demo
 	$(BIN)/neobert search $(QUESTIONS)

@@ -5,18 +5,24 @@ python hub_upload/verify.py HUB_DIR
 hf upload org/name HUB_DIR
 """
 
+import html
 import json
+import os
 import re
 import sys
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from huggingface_hub import ModelCard, ModelCardData
-from transformers import AutoConfig, AutoTokenizer, HfArgumentParser, PreTrainedModel, PreTrainedTokenizerBase
+from huggingface_hub.utils import validate_repo_id
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from neobert_hf import AUTO_CLASSES, modeling_neobert
+from neobert_hf.commands import CommandParser, run_command
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
+WRITTEN = ("config.json", "model.safetensors", "model.safetensors.index.json")  # one of them is there at any time
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
 PIPELINES = {
     "AutoModel": "feature-extraction",
@@ -40,20 +46,23 @@ class BuildArguments:
 
 
 def build(arguments: BuildArguments) -> Path:
-    """Write the Hub folder and return its path.
+    """Write the Hub folder and return its path; until it is whole it has no `config.json`, so that nothing loads it.
 
     Raises:
-        ValueError: The folder holds something else, or the checkpoint's architecture is not ours.
+        ValueError: The folder holds something else, the checkpoint's architecture is not ours, `model_id` is no id of the Hub,
+            or a file of metrics is not JSON.
         OSError: The model or its tokenizer cannot be read.
     """
     out = Path(arguments.out)
-    is_ours = all((out / name).is_file() for name in ("config.json", "modeling_neobert.py"))
+    is_ours = (out / "modeling_neobert.py").is_file() and any((out / name).is_file() for name in WRITTEN)
     if out.exists() and any(out.iterdir()) and not is_ours:
         raise ValueError(f"{out} is not empty and not a NeoBERT folder; name a new folder, nothing was written")
     if not Path(arguments.model).is_dir() and not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", arguments.model):
         raise ValueError(f"{arguments.model} is neither a folder that exists nor an id on the Hub like org/name")
     if not Path(arguments.model).is_dir() and "/" in arguments.model and Path(arguments.model).parent.is_dir():
         raise ValueError(f"{arguments.model} does not exist, though {Path(arguments.model).parent} is a folder here")
+    if arguments.model_id is not None:
+        validate_repo_id(arguments.model_id)
     metrics = read_metrics(arguments.metrics)
     config = AutoConfig.from_pretrained(arguments.model)
     name = (config.architectures or ["NeoBERTForMaskedLM"])[0]
@@ -75,10 +84,31 @@ def build(arguments: BuildArguments) -> Path:
             "it belongs to another model"
         )
 
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
-    write_card(model, tokenizer, out, arguments.model_id or str(out), metrics)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as beside:
+        partial = Path(beside, out.name)
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        write_card(model, tokenizer, partial, arguments.model_id or str(out), metrics)
+        move_files(partial, out, last="config.json")
     return out
+
+
+def move_files(source: Path, out: Path, last: str) -> None:
+    """Make `source` to `out` at once, or where `out` has files move each into it, and `last` after all others.
+
+    An older `last` is removed first, so whoever is interrupted leaves a folder without it. Other files stay.
+    """
+    if not out.exists() or not any(out.iterdir()):
+        if out.exists():
+            out.rmdir()
+        os.replace(source, out)
+        return
+    (out / last).unlink(missing_ok=True)
+    files = [file.relative_to(source) for file in source.rglob("*") if file.is_file()]
+    for file in sorted(files, key=lambda file: str(file) == last):
+        (out / file).parent.mkdir(parents=True, exist_ok=True)
+        os.replace(source / file, out / file)
 
 
 def read_metrics(files: list[str]) -> dict[str, float]:
@@ -88,7 +118,15 @@ def read_metrics(files: list[str]) -> dict[str, float]:
     """
     metrics = {}
     for file in files:
-        for name, value in json.loads(Path(file).read_text("utf-8")).items():
+        try:
+            content = json.loads(Path(file).read_text("utf-8"))
+        except ValueError as error:
+            raise ValueError(
+                f"{file} is not JSON in UTF-8 ({error}); give a file such as training_summary.json"
+            ) from error
+        if not isinstance(content, dict):
+            raise ValueError(f"{file} holds a {type(content).__name__}, not an object of figures by name")
+        for name, value in content.items():
             nested = value if isinstance(value, dict) else {"": value}
             if nested and all(type(number) in (int, float) for number in nested.values()):
                 metrics |= {f"{name} {key}".replace("_", " ").strip(): number for key, number in nested.items()}
@@ -102,7 +140,10 @@ def write_card(
     model_id: str,
     metrics: dict[str, float],
 ) -> None:
-    """Render the model card from the template, the config and whatever was measured; every fact has one source."""
+    """Render the model card from the template, the config and whatever was measured; every fact has one source.
+
+    Names and tokens come from files of others: the template quotes each for the place where it stands.
+    """
     auto_class = next(name for name, model_class in AUTO_CLASSES.items() if type(model) is model_class)
     card = ModelCard.from_template(
         card_data=ModelCardData(
@@ -121,10 +162,23 @@ def write_card(
         num_parameters=f"{sum(parameter.numel() for parameter in model.parameters()):,}",
         dtype=str(model.dtype).removeprefix("torch."),
         metrics=metrics,
+        python=json.dumps,  # a JSON string is a Python string as well
+        markdown=markdown,
     )
     (out / "README.md").write_text(str(card), "utf-8")
 
 
-if __name__ == "__main__":
-    folder = build(*HfArgumentParser(BuildArguments).parse_args_into_dataclasses())
+def markdown(text: str) -> str:
+    """`text` as plain words of Markdown on one line: it makes no markup, no HTML and no cell of a table."""
+    return re.sub(r"([\\`*_{}\[\]()#|~!])", r"\\\1", html.escape(" ".join(text.split()), quote=False))
+
+
+def main() -> None:
+    """Build, and say what comes next."""
+    parser = CommandParser(BuildArguments, prog="build.py", description=BuildArguments.__doc__)
+    folder = run_command(parser.prog, build, *parser.parse_args_into_dataclasses())
     print(f"built {folder}; next: python hub_upload/verify.py {folder}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

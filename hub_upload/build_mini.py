@@ -6,21 +6,23 @@
 """
 
 import json
-import shutil
 import statistics
 import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from build import markdown, move_files
 from huggingface_hub import ModelCard, ModelCardData
 from sentence_transformers import SentenceTransformer
 from tabulate import tabulate
 from tqdm.auto import tqdm
-from transformers import AutoModelForMaskedLM, AutoTokenizer, HfArgumentParser
+from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from neobert_hf import PackedMLMCollator, tune_allocator
+from neobert_hf.commands import Bounds, CommandParser, run_command
 from neobert_hf.evaluate import bigram_accuracy, masked_accuracy, pseudo_perplexity, unigram_accuracy
 from neobert_hf.retrieval import pairs_evaluator
 from neobert_hf.training_sets import read_pairs
@@ -65,10 +67,12 @@ class MiniArguments:
     model: str = field(metadata={"help": "Folder that examples/train_contrastive.py has written."})
     corpus: str = field(metadata={"help": "Folder that `neobert documentation` has written."})
     out: str = field(default="src/neobert_hf/mini", metadata={"help": "Folder to write."})
-    max_length: int = field(
+    max_length: Annotated[int, Bounds(4, 1 << 20)] = field(
         default=256, metadata={"help": "Tokens of a document that the pretrained model is measured on."}
     )
-    num_pseudo: int = field(default=100, metadata={"help": "Documents of which the pseudo-perplexity is taken."})
+    num_pseudo: Annotated[int, Bounds(1)] = field(
+        default=100, metadata={"help": "Documents of which the pseudo-perplexity is taken."}
+    )
 
 
 def measure_pretrained(arguments) -> dict:
@@ -133,47 +137,69 @@ def check_out(out: Path) -> None:
     """Raise ValueError if the folder holds anything but a model that was built here before."""
     if not out.exists() or not any(out.iterdir()):
         return
-    summary = out / SUMMARY
-    if not summary.is_file() or set(json.loads(summary.read_text("utf-8"))) != PARTS:
+    try:
+        is_ours = set(json.loads((out / SUMMARY).read_text("utf-8"))) == PARTS
+    except (OSError, ValueError, TypeError):
+        is_ours = False
+    if not is_ours:
         raise ValueError(
             f"{out} is not empty and not a folder that this has written; name another, nothing was written"
         )
 
 
 def write_model(model: SentenceTransformer, out: Path) -> None:
-    """Save the model without its code, which lies in the package beside it."""
-    with tempfile.TemporaryDirectory() as saved:
-        model.save_pretrained(saved, create_model_card=False)
-        shutil.copytree(saved, out, ignore=shutil.ignore_patterns("*_neobert.py"), dirs_exist_ok=True)
+    """Save the model into an empty folder, without its code, which lies in the package beside it."""
+    model.save_pretrained(str(out), create_model_card=False)
+    for file in out.glob("*_neobert.py"):
+        file.unlink()
     config = json.loads((out / "config.json").read_text("utf-8"))
     config.pop("auto_map", None)
     (out / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
     (out / "model.safetensors").chmod(0o644)
 
 
-def main():
-    """Measure, write the folder, and check its size."""
-    (arguments,) = HfArgumentParser(MiniArguments).parse_args_into_dataclasses()
+def build(arguments: MiniArguments) -> dict:
+    """Measure, write the folder, and return its size and the figures.
+
+    Raises:
+        ValueError: The folder holds something else, or the model is too large to ship.
+        OSError: A file cannot be read or written.
+    """
     tune_allocator()
     out = Path(arguments.out)
     check_out(out)
     model = SentenceTransformer(arguments.model, model_kwargs={"dtype": torch.bfloat16})
+    summary, contrastive = (
+        json.loads(Path(folder, "training_summary.json").read_text("utf-8"))
+        for folder in (arguments.pretrained, arguments.model)
+    )
+    summary["data"].pop("source", None)  # paths of the machine that trained it
     figures = {**measure_pretrained(arguments), **measure_embeddings(model, arguments)}
     figures["machine"] = f"{torch.get_num_threads()} CPU threads, torch {torch.__version__}"
-    summary = json.loads(Path(arguments.pretrained, "training_summary.json").read_text("utf-8"))
-    summary["data"].pop("source", None)  # paths of the machine that trained it
-    contrastive = json.loads(Path(arguments.model, "training_summary.json").read_text("utf-8"))
-
-    write_model(model, out)
     written = {"pretraining": summary, "contrastive": contrastive, "measured": figures}
     assert set(written) == PARTS
-    (out / SUMMARY).write_text(json.dumps(written, indent=1) + "\n", "utf-8")
 
-    recipe = summary["recipe"]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as beside:
+        partial = Path(beside, out.name)
+        write_model(model, partial)
+        (partial / SUMMARY).write_text(json.dumps(written, indent=1) + "\n", "utf-8")
+        write_card(model, partial, written, held_out_packages(arguments.corpus))
+        size = sum(file.stat().st_size for file in partial.rglob("*") if file.is_file()) / 1e6
+        if size > LARGEST_MB:
+            raise ValueError(f"{out} would take {size:.1f} MB, at most {LARGEST_MB} may ship; train a smaller model")
+        move_files(partial, out, last="config.json")
+    return {"out": str(out), "megabytes": round(size, 2), **figures}
+
+
+def write_card(model: SentenceTransformer, out: Path, written: dict, packages: str) -> None:
+    """Render the card from what was measured and how the model was trained."""
+    summary, contrastive, figures = (written[name] for name in ("pretraining", "contrastive", "measured"))
+    recipe, loss = summary["recipe"], summary["eval_loss"]
     training = (
         f"Pretraining: {summary['steps']:,} steps of up to {recipe['tokens_per_step']:,} tokens, "
         f"{summary['num_tokens'] / 1e6:.1f} M real tokens seen; peak learning rate {recipe['learning_rate']:g}, schedule "
-        f"`{recipe['schedule']}`, documents cut at {recipe['max_length']} tokens; held-out loss {summary['eval_loss']:.3f} per "
+        f"{markdown(recipe['schedule'])}, documents cut at {recipe['max_length']} tokens; held-out loss {loss:.3f} per "
         f"masked token. Contrastive: {contrastive['steps']:,} steps of {contrastive['batch_size']} pairs, of "
         f"{contrastive['num_rows']:,} in all; peak learning rate {contrastive['learning_rate']:g}, temperature "
         f"{contrastive['temperature']:g}, texts cut at {contrastive['max_seq_length']} tokens."
@@ -188,7 +214,7 @@ def main():
         template_str="---\n{{ card_data }}\n---\n" + CARD,
         num_parameters=f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M",
         num_pairs=f"{figures['num_pairs']:,}",
-        packages=held_out_packages(arguments.corpus),
+        packages=markdown(packages),
         retrieval=tabulate(
             [{"model": name, **scores} for name, scores in figures["retrieval"].items()],
             headers="keys",
@@ -206,10 +232,12 @@ def main():
         training=training,
     )
     card.save(out / "README.md")
-    size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file()) / 1e6
-    if size > LARGEST_MB:
-        raise SystemExit(f"{out} takes {size:.1f} MB, at most {LARGEST_MB} may ship; train a smaller model")
-    print(json.dumps({"out": str(out), "megabytes": round(size, 2), **figures}))
+
+
+def main() -> None:
+    """Build, and print the figures."""
+    parser = CommandParser(MiniArguments, prog="build_mini.py", description=MiniArguments.__doc__)
+    print(json.dumps(run_command(parser.prog, build, *parser.parse_args_into_dataclasses())))
 
 
 if __name__ == "__main__":

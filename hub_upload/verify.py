@@ -6,6 +6,7 @@ The last line of output is one line of JSON: `ok`, the classes, those whose head
 the output of the folder's own class, which the same weights must give with the package. Exit status 1 if not `ok`.
 """
 
+import argparse
 import json
 import os
 import subprocess
@@ -97,12 +98,18 @@ def summarize(output) -> dict:
     return {"shape": list(output.shape), "norm": output.norm().item(), "first_values": output.flatten()[:8].tolist()}
 
 
+def main() -> None:
+    """Verify, and print the report."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", help="What hub_upload/build.py has written.")
+    parser.add_argument("--in_this_process", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if not Path(arguments.folder).is_dir():
+        parser.error(f"{arguments.folder!r} is no folder; name what hub_upload/build.py has written")
+    report = (load_every_class if arguments.in_this_process else verify)(arguments.folder)
+    print(json.dumps(report))
+    sys.exit(not report["ok"])
+
+
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--in_this_process"]:
-        print(json.dumps(load_every_class(sys.argv[2])))
-    elif len(sys.argv) == 2 and not sys.argv[1].startswith("-"):
-        result = verify(sys.argv[1])
-        print(json.dumps(result))
-        sys.exit(not result["ok"])
-    else:
-        sys.exit(__doc__)
+    main()

@@ -1,8 +1,14 @@
 """Saving, loading and publishing: names as published, nothing missing in silence, nothing unpickled, code included."""
 
+import ast
+import copy
+import html
+import itertools
 import json
+import os
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +17,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from build import BuildArguments, build
+from build import BuildArguments, build, write_card
+from markdown_it import MarkdownIt
 from oracle import write_checkpoint
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
@@ -224,6 +231,13 @@ def test_a_checkpoint_with_a_tied_decoder_is_refused(weights, tmp_path):
         AutoModelForMaskedLM.from_pretrained(tmp_path)
 
 
+def test_a_checkpoint_without_the_decoders_bias_is_refused(weights, tmp_path):
+    write_checkpoint(tmp_path, weights, drop=("decoder.bias",))
+    with pytest.raises(ValueError, match=r"decoder\.weight but no decoder\.bias"):
+        AutoModelForMaskedLM.from_pretrained(tmp_path)
+    AutoModel.from_pretrained(tmp_path)  # needs no decoder
+
+
 def test_a_truncated_file_is_refused(checkpoint, tmp_path):
     (tmp_path / "config.json").write_text((checkpoint / "config.json").read_text())
     whole = (checkpoint / "model.safetensors").read_bytes()
@@ -255,6 +269,44 @@ def test_a_pickle_is_never_unpickled(checkpoint, tmp_path):
         with pytest.raises((OSError, ValueError)):
             AutoModelForMaskedLM.from_pretrained(tmp_path, use_safetensors=asked)
     assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("pytorch_model.bin", "../outside.safetensors", "part/../../outside.safetensors", "/outside.safetensors"),
+        *("C:\\outside.safetensors", "..\\outside.safetensors", "\\\\server\\outside.safetensors", 7),
+    ],
+)
+def test_an_index_names_safetensors_inside_its_folder_and_nothing_else(checkpoint, tmp_path, name):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    shutil.copy(checkpoint / "config.json", folder)
+    shutil.copy(checkpoint / "model.safetensors", tmp_path / "outside.safetensors")
+    save_file({}, folder / "other.safetensors")
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
+    weight_map = dict.fromkeys(load_file(checkpoint / "model.safetensors"), name)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    for weights_only in (True, False):
+        with pytest.raises((OSError, ValueError), match=r"only .safetensors files inside|lets a pickle run"):
+            AutoModelForMaskedLM.from_pretrained(folder, weights_only=weights_only)
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": [1]}', '{"weight_map": 1}', "null"])
+def test_a_damaged_index_is_named(checkpoint, tmp_path, content):
+    shutil.copy(checkpoint / "config.json", tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(OSError, match=r"model.safetensors.index.json is no index of weights"):
+        AutoModelForMaskedLM.from_pretrained(tmp_path)
+
+
+def test_an_index_of_parts_in_a_folder_loads(checkpoint, tmp_path):
+    model = AutoModelForMaskedLM.from_pretrained(checkpoint)
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    again = AutoModelForMaskedLM.from_pretrained(tmp_path).state_dict()
+    assert all(torch.equal(again[name], value) for name, value in model.state_dict().items())
 
 
 def test_a_checkpoint_of_another_width_is_refused(checkpoint):
@@ -366,6 +418,78 @@ def test_a_folder_with_other_files_is_left_alone(saved, tmp_path):
     with pytest.raises(ValueError, match="is not empty and not a NeoBERT folder"):
         build(BuildArguments(model=str(saved), out=str(tmp_path / "mine")))
     assert (tmp_path / "mine/modeling_neobert.py").read_text() == "the model's source, as in src/neobert_hf"
+
+
+HOSTILE = '[MASK]"); __import__("os").system("id") # `|<script>![x](y)\n```\n# title'
+
+
+def python_blocks(card):
+    return re.findall(r"^```python\n(.*?)^```$", card, re.DOTALL | re.MULTILINE)
+
+
+def test_a_foreign_mask_token_stays_a_string_in_the_cards_code(model, tokenizer, tmp_path):
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.mask_token = HOSTILE
+    write_card(model, tokenizer, tmp_path, "org/tiny", {})
+    first, *rest = python_blocks((tmp_path / "README.md").read_text("utf-8"))
+    calls = {ast.unparse(node.func) for node in ast.walk(ast.parse(first)) if isinstance(node, ast.Call)}
+    assert calls == {"pipeline", "fill_mask", "print"} and len(rest) == 1
+    strings = [node.value for node in ast.walk(ast.parse(first)) if isinstance(node, ast.Constant)]
+    assert f"The capital of France is {HOSTILE}." in strings and "org/tiny" in strings
+
+
+def test_names_of_metrics_stay_words_in_their_cell(model, tokenizer, tmp_path):
+    write_card(model, tokenizer, tmp_path, "org/tiny", {HOSTILE: 0.5, "plain name": 1})
+    (line,) = (line for line in (tmp_path / "README.md").read_text("utf-8").splitlines() if line.endswith("| 0.5 |"))
+    assert "| plain name | 1 |" in (tmp_path / "README.md").read_text("utf-8")
+    rendered = MarkdownIt().enable("table").render(f"| a | b |\n|---|---|\n{line}")
+    cells = re.findall(r"<td>(.*?)</td>", rendered)
+    assert html.unescape(cells[0]) == " ".join(HOSTILE.split()) and cells[1] == "0.5"
+
+
+@pytest.mark.parametrize("name", ['x"), exec("', "org/na me", "../up", "a/b/c", "line\nbreak", ""])
+def test_a_model_id_that_is_none_is_refused(saved, tmp_path, name):
+    with pytest.raises(ValueError, match="Repo id"):
+        build(BuildArguments(model=str(saved), out=str(tmp_path / "hub"), model_id=name))
+    assert not (tmp_path / "hub").exists()
+
+
+@pytest.mark.parametrize("content", [b"{", b"[1]", b"\xff\xfe", b""])
+def test_a_file_of_metrics_that_is_no_json_object_is_named(saved, tmp_path, content):
+    (tmp_path / "metrics.json").write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(str(tmp_path / "metrics.json"))):
+        build(BuildArguments(model=str(saved), out=str(tmp_path / "hub"), metrics=[str(tmp_path / "metrics.json")]))
+    assert not (tmp_path / "hub").exists()
+
+
+def test_a_first_build_that_ends_half_way_leaves_nothing(saved, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "build.write_card", lambda *arguments: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    )
+    with pytest.raises(OSError, match="No space"):
+        build(BuildArguments(model=str(saved), out=str(tmp_path / "hub")))
+    assert [file.name for file in tmp_path.iterdir()] == ["saved"]
+
+
+def test_a_build_that_ends_half_way_leaves_nothing_that_loads(saved, tmp_path, monkeypatch):
+    out, move = tmp_path / "hub", os.replace
+    build(BuildArguments(model=str(saved), out=str(out)))
+    whole = {file.name: file.read_bytes() for file in out.iterdir()}
+    for number in range(len(whole)):
+        moves = itertools.count()
+
+        def fail(source, target, number=number, moves=moves):
+            if next(moves) == number:
+                raise OSError(28, "No space left on device")
+            move(source, target)
+
+        with monkeypatch.context() as patched:
+            patched.setattr("build.os.replace", fail)
+            with pytest.raises(OSError, match="No space"):
+                build(BuildArguments(model=str(saved), out=str(out)))
+        assert not (out / "config.json").exists() and {file.name for file in tmp_path.iterdir()} == {"saved", "hub"}
+        build(BuildArguments(model=str(saved), out=str(out)))  # again, with space
+        assert {file.name: file.read_bytes() for file in out.iterdir()} == whole
 
 
 def test_a_hub_folder_can_be_built_again(hub_folder, saved):

@@ -1,5 +1,10 @@
 """What the machine can do: one place answers, the environment overrules it, and no private name of torch is needed."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -81,3 +86,42 @@ def test_a_private_name_that_torch_has_lost_is_none(monkeypatch, name):
     assert private.keys() == vars(machine_neobert.TORCH).keys()
     monkeypatch.delattr(*private[name])
     assert getattr(find_private_names(), name) is None
+
+
+SCRIPT = """
+import hashlib
+from multiprocessing import get_context
+import torch
+from neobert_hf import NeoBERTConfig, NeoBERTModel
+
+def digest(queue):  # in a fresh process: what a first forward chooses is chosen here
+    torch.manual_seed(0)
+    config = NeoBERTConfig(hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=512, vocab_size=500)
+    model = NeoBERTModel(config).eval()
+    found = hashlib.sha256()
+    with torch.no_grad():
+        for pack in (False, True):
+            if pack:
+                model.pack_weights()
+            for length in (1, 16, 300):
+                found.update(model(torch.arange(length)[None] % 500).last_hidden_state.numpy().tobytes())
+    queue.put(found.hexdigest())
+
+if __name__ == "__main__":
+    context = get_context("fork")
+    queue, digests = context.Queue(), set()
+    for _ in range(20):
+        process = context.Process(target=digest, args=(queue,))
+        process.start()
+        digests.add(queue.get(timeout=60))
+        process.join()
+    print(len(digests))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="20 processes that are started anew take minutes; forks are quick")
+def test_twenty_processes_compute_the_same_bits():
+    """What computes a product follows from the processor, not from a stopwatch."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(machine_neobert.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=environment)
+    assert done.stdout.split() == ["1"], done.stderr

@@ -1,24 +1,37 @@
 """What a checkpoint must be before NeoBERT loads it: safetensors, and a whole encoder; and who loads what is saved."""
 
+import json
 import os
+import re
 
 
-def check_no_pickle(source: str | os.PathLike, subfolder: str | None, use_safetensors: bool | None) -> None:
-    """Refuse pickled weights, which can run any code when they are read.
+def check_weight_files(
+    source: str | os.PathLike, subfolder: str | None, use_safetensors: bool | None, weights_only: bool
+) -> None:
+    """Refuse pickled weights, which can run any code when they are read, and files outside of the folder.
+
+    The files of a Hub id are known after the download only. Without `weights_only=False`, torch unpickles tensors of them and
+    nothing else.
 
     Args:
         source: Folder or Hub id that `from_pretrained` was given.
         subfolder: Folder inside `source`.
         use_safetensors: As given to `from_pretrained`.
+        weights_only: As given to `from_pretrained`.
 
     Raises:
-        ValueError: `use_safetensors=False` asks for a pickle.
-        OSError: The folder holds a pickle and no safetensors.
+        ValueError: `use_safetensors=False` or `weights_only=False` asks for a pickle.
+        OSError: The folder holds a pickle and no safetensors, or an index names a file that is no safetensors file inside the
+            folder, or cannot be read.
     """
     if use_safetensors is not None and not use_safetensors:
         raise ValueError(
             f"use_safetensors={use_safetensors} asks for pickled weights, which can run any code when read; "
             "leave it out and load a checkpoint in safetensors"
+        )
+    if not weights_only:
+        raise ValueError(
+            f"weights_only={weights_only} lets a pickle run any code when read; leave it out and load a checkpoint in safetensors"
         )
     folder = os.path.join(source or "", subfolder or "")
     if not os.path.isdir(folder):
@@ -31,6 +44,25 @@ def check_no_pickle(source: str | os.PathLike, subfolder: str | None, use_safete
             "where you trust it, convert it with safetensors.torch.save_file(torch.load(file, weights_only=True), "
             "'model.safetensors', metadata={'format': 'pt'})"
         )
+    for name in files:
+        if name.endswith(".safetensors.index.json"):
+            _check_index(os.path.join(folder, name))
+
+
+def _check_index(file):
+    try:
+        with open(file, encoding="utf-8") as stream:
+            shards = set(json.load(stream)["weight_map"].values())
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise OSError(f"{file} is no index of weights ({error}); download or copy it again") from error
+    for name in shards:
+        is_inside = (
+            isinstance(name, str) and not re.match(r"[\\/]|[A-Za-z]:", name) and ".." not in re.split(r"[\\/]", name)
+        )
+        if not is_inside or not name.endswith(".safetensors"):
+            raise OSError(
+                f"{file} names {name!r} as a file of weights; only .safetensors files inside its folder are read"
+            )
 
 
 def check_encoder_is_whole(model, missing: set[str], unexpected: set[str]) -> None:
@@ -56,6 +88,11 @@ def check_encoder_is_whole(model, missing: set[str], unexpected: set[str]) -> No
         raise ValueError(
             f"{source} has decoder.bias but no decoder.weight, so its decoder was tied to the embedding; NeoBERT's is "
             "not: store a copy of model.encoder.weight as decoder.weight"
+        )
+    if "decoder.bias" in missing and "decoder.weight" not in missing:
+        raise ValueError(
+            f"{source} has decoder.weight but no decoder.bias, so half of its decoder is lost; copy the checkpoint again, or "
+            "store zeros as decoder.bias if it was trained without one"
         )
 
 

@@ -34,7 +34,7 @@ from transformers.utils import can_return_tuple, logging
 
 from .attention_neobert import SequenceLayout, rotary_table
 from .backends_neobert import BACKENDS, attend, attention_dtype, check_installed, find_backend
-from .checkpoint_neobert import check_encoder_is_whole, check_no_pickle, set_auto_map
+from .checkpoint_neobert import check_encoder_is_whole, check_weight_files, set_auto_map
 from .configuration_neobert import NeoBERTConfig
 from .kernels_neobert import (
     SHORTEST_BLOCKED,
@@ -202,9 +202,14 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
 
         Raises:
             ValueError: The checkpoint lacks tensors of the encoder, or half of the decoder.
-            OSError: There are no safetensors weights, or the file is damaged.
+            OSError: There are no safetensors weights in the folder, or a file is damaged.
         """
-        check_no_pickle(pretrained_model_name_or_path, kwargs.get("subfolder"), kwargs.get("use_safetensors"))
+        check_weight_files(
+            pretrained_model_name_or_path,
+            kwargs.get("subfolder"),
+            kwargs.get("use_safetensors"),
+            kwargs.get("weights_only", True),
+        )
         kwargs["use_safetensors"] = True
         try:
             model, info = super().from_pretrained(
