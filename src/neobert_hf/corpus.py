@@ -1,29 +1,56 @@
-"""Text to pretrain on: a dataset of the Hub, or files of one's own, read as a stream with the `datasets` library."""
+"""Text to pretrain on: a dataset of the Hub, or files of one's own, read as a stream.
 
-from collections.abc import Iterator
+Files are read here and not by the `datasets` library, which guesses the types of columns: texts that are all dates become times,
+a number becomes a text, and an error names neither the file nor the line.
+"""
+
+import hashlib
+import io
+import json
+import lzma
+import zlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
-from datasets import Dataset, IterableDataset, load_dataset
+import pyarrow as pa
+import pyarrow.parquet as pq
+from datasets import IterableDataset, load_dataset
+from fsspec.compression import compr
+from fsspec.utils import infer_compression
 
 BUILDERS = {".txt": "text", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 COMPRESSIONS = (".gz", ".zst", ".bz2", ".xz")
 SAMPLES = ("line", "paragraph", "document")
+HASHED_BYTES = 4 << 30  # of all files together: some seconds; of more, samples are hashed
+SAMPLE_BYTES = 1 << 20
+READ_AT_ONCE = 10 << 20  # characters
+UNREADABLE = (pa.ArrowException, OSError, EOFError, zlib.error, lzma.LZMAError)
 
 
 class Corpus:
     """Documents of text, one after the other, as often as they are asked for.
 
+    `source` says what they are, so that other texts are not taken for them: of files the name, the size and the SHA-256 of the
+    content, wherever they lie and whenever they were touched. Of files that have more than 4 GiB together, it is that of evenly
+    spaced samples of 1 MiB, the first and the last of a file among them: 4 GiB in all, but 4 samples of a file at least. Text
+    that was put in or taken out between two samples moves what follows, and is found; a change of equal length may not be.
+
     Args:
-        files: Text (.txt), JSON lines (.jsonl, .json) or Parquet files, all of one kind, compressed or not.
+        files: Text (.txt), JSON lines (.jsonl, .json; a list of objects or of texts too) or Parquet files, all of one kind; text
+            and JSON may be compressed (.gz, .bz2, .xz, .zst).
         dataset_name: Id of a dataset on the Hub, or a folder that `load_dataset` knows; either this or `files`.
         dataset_config: Its configuration.
         split: Its split.
         text_column: The column that holds the text.
         sample_by: What is a document in a .txt file: a "line", a "paragraph" (blank lines stand between documents, as in
             BERT's own format), or the whole "document".
+        is_strict: Refuse a text that is missing or holds half of a surrogate pair. Else the one is an empty text, and the half of
+            a pair becomes a question mark.
 
     Raises:
-        ValueError: A file is empty, not text, or of an unknown kind; a column is not there.
+        ValueError: A file is empty, damaged, not text, or of an unknown kind; a column is not there. While reading: a text is
+            not a string, or a line is not JSON; file and line are named.
         FileNotFoundError: A file is not there.
     """
 
@@ -35,63 +62,73 @@ class Corpus:
         split: str = "train",
         text_column: str = "text",
         sample_by: str = "paragraph",
+        is_strict: bool = False,
     ):
         if (files is None) == (dataset_name is None):
             raise ValueError(f"files={files} and dataset_name={dataset_name!r}: give exactly one of them")
+        if sample_by not in SAMPLES:
+            raise ValueError(f"sample_by={sample_by!r} is not one of {', '.join(SAMPLES)}")
         self.text_column = text_column
         if files is None:
             self.source = {"dataset_name": dataset_name, "dataset_config": dataset_config, "split": split}
-            self._stream = load_dataset(dataset_name, dataset_config, split=split, streaming=True)
+            stream = load_dataset(dataset_name, dataset_config, split=split, streaming=True)
+            first = next(iter(stream), {text_column: ""})
+            if text_column not in first:
+                raise ValueError(_no_column(text_column, dataset_name, first))
+            options = {"place": dataset_name, "text_column": text_column, "is_strict": is_strict}
+            stream = stream.select_columns([text_column])
+            self._stream = stream.map(_checked_row, with_indices=True, fn_kwargs=options)
         else:
-            builder = _builder(files, sample_by)
-            self.source = {"files": [_describe(Path(file)) for file in files]}
-            if builder == "text":
+            files = [Path(file) for file in files]
+            kind = _kind(files)
+            self.source = {"files": _describe(files)}
+            if kind == "text":
                 self.source["sample_by"] = sample_by
                 self.text_column = "text"
-            options = {"sample_by": sample_by} if builder == "text" else {}
-            self._stream = load_dataset(
-                builder,
-                data_files=[str(Path(file).resolve()) for file in files],
-                split="train",
-                streaming=True,
-                **options,
+            self._stream = IterableDataset.from_generator(
+                _read,
+                gen_kwargs={
+                    "files": [str(file.resolve()) for file in files],
+                    "kind": kind,
+                    "text_column": self.text_column,
+                    "sample_by": sample_by,
+                    "is_strict": is_strict,
+                },
             )
         self.source["text_column"] = self.text_column
-        self._check_column()
-
-    def _check_column(self):
-        first = next(iter(self._stream), None)
-        if first is None:
-            raise ValueError(f"{self.source} holds no document")
-        if self.text_column not in first:
-            raise ValueError(
-                f"text_column={self.text_column!r} is not a column of {self.source}; it has {', '.join(sorted(first))}"
-            )
+        if next(iter(self._stream), None) is None:
+            raise ValueError(f"{dataset_name or ', '.join(map(str, files))} holds no document")
 
     def __iter__(self) -> Iterator[str]:
-        """Texts, in the order of the source; an empty string where the column holds nothing."""
+        """Texts, in the order of the source."""
         for row in self._stream:
-            yield row[self.text_column] or ""
+            yield row[self.text_column]
 
-    def stream(self) -> Dataset | IterableDataset:
-        """The same documents as a stream of the `datasets` library."""
+    def stream(self) -> IterableDataset:
+        """The same texts as a stream of the `datasets` library, in the column `text_column`."""
         return self._stream
 
 
-def _builder(files, sample_by):
-    if sample_by not in SAMPLES:
-        raise ValueError(f"sample_by={sample_by!r} is not one of {', '.join(SAMPLES)}")
+def _kind(files: list[Path]) -> str:
+    """What all of the files are, each of which is there and begins like that."""
+    if not files:
+        raise ValueError("files=[] names no file; name at least one")
     kinds = set()
-    for file in map(Path, files):
+    for file in files:
         if not file.is_file():
             raise FileNotFoundError(f"{file} is not a file; check the path")
         if not file.stat().st_size:
             raise ValueError(f"{file} is empty; leave it out")
-        suffix = next((part for part in reversed(file.suffixes) if part not in COMPRESSIONS), None)
-        if suffix not in BUILDERS:
-            raise ValueError(f"{file} is of no known kind; choose {', '.join(BUILDERS)}, compressed or not")
+        is_compressed = file.suffix in COMPRESSIONS
+        suffix = Path(file.stem).suffix if is_compressed else file.suffix
+        if suffix not in BUILDERS or (is_compressed and suffix == ".parquet"):
+            raise ValueError(
+                f"{file} is of no known kind; choose {', '.join(BUILDERS)}, the first three of them compressed or not"
+            )
+        if is_compressed and infer_compression(str(file)) is None:
+            raise ValueError(f"{file} cannot be decompressed here; pip install zstandard, or decompress it")
         kinds.add(BUILDERS[suffix])
-        if suffix != ".parquet" and file.suffix not in COMPRESSIONS:
+        if suffix != ".parquet":
             _check_text(file)
     if len(kinds) > 1:
         raise ValueError(
@@ -101,18 +138,176 @@ def _builder(files, sample_by):
 
 
 def _check_text(file):
-    with file.open("rb") as handle:
-        head = handle.read(1 << 16)
+    try:
+        with _open(file) as handle:
+            head = handle.read(1 << 16)
+    except UNREADABLE as error:
+        raise _unreadable(file, error) from error
     if b"\0" in head:
         raise ValueError(f"{file} is binary (it holds a zero byte); give text")
     try:
         head.decode("utf-8")
     except UnicodeDecodeError as error:
-        if error.start < len(head) - 4:  # a character may be cut at the end of what was read
+        if error.start < len(head) - 4 or len(head) < 1 << 16:  # a character may be cut at the end of what was read
+            raise _not_utf8(file, head[: error.start].count(b"\n") + 1) from error
+
+
+def _open(file: Path) -> BinaryIO:
+    return compr[infer_compression(str(file))](file.open("rb"), mode="rb")
+
+
+def _describe(files: list[Path]) -> list[dict]:
+    """Name, size and hash of each file: of its content, or of samples if all of them are large."""
+    sizes = [file.stat().st_size for file in files]
+    is_large = sum(sizes) > HASHED_BYTES
+    num_samples = max(4, HASHED_BYTES // SAMPLE_BYTES // len(files)) if is_large else None
+    return [
+        {
+            "name": file.name,
+            "bytes": size,
+            "sha256" if num_samples is None else f"sha256_of_{num_samples}_samples": _hash(file, size, num_samples),
+        }
+        for file, size in zip(files, sizes)
+    ]
+
+
+def _hash(file, size, num_samples):
+    digest = hashlib.sha256()
+    if num_samples is None or size <= num_samples * SAMPLE_BYTES:
+        starts = range(0, size, SAMPLE_BYTES)
+    else:
+        starts = [i * (size - SAMPLE_BYTES) // (num_samples - 1) for i in range(num_samples)]
+    with file.open("rb") as handle:
+        for start in starts:
+            handle.seek(start)
+            digest.update(handle.read(SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def _read(files: list[str], kind: str, text_column: str, sample_by: str, is_strict: bool) -> Iterator[dict]:
+    """Rows of files; the `datasets` library calls it with some of the files where several processes share them."""
+    for file in map(Path, files):
+        if kind == "text":
+            found = _read_text(file, sample_by)
+        else:
+            found = (_read_json if kind == "json" else _read_parquet)(file, text_column)
+        try:
+            for place, text in found:
+                yield {text_column: _checked(text, place, text_column, is_strict)}
+        except UnicodeDecodeError as error:
+            raise _not_utf8(file, _first_line_not_utf8(file)) from error
+        except UNREADABLE as error:
+            raise _unreadable(file, error) from error
+
+
+def _read_text(file: Path, sample_by: str) -> Iterator[tuple[str, str]]:
+    with io.TextIOWrapper(_open(file), encoding="utf-8") as handle:
+        if sample_by == "document":
+            yield f"{file}", handle.read()
+        elif sample_by == "line":
+            for line in handle:
+                yield f"{file}", line.removesuffix("\n")
+        else:
+            rest = ""
+            while chunk := handle.read(READ_AT_ONCE):
+                *whole, rest = (rest + chunk).split("\n\n")
+                for text in filter(None, whole):
+                    yield f"{file}", text
+            if rest:
+                yield f"{file}", rest
+
+
+def _read_json(file: Path, text_column: str) -> Iterator[tuple[str, object]]:
+    with _open(file) as handle:
+        is_first = True
+        for number, line in enumerate(handle, 1):
+            line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+            if not line.strip():
+                continue
+            is_list = is_first and line.lstrip().startswith(b"[")
+            place = f"{file} line {number}"
+            rows = _parse(line + handle.read(), file) if is_list else [_parse(line, place)]
+            if not isinstance(rows, list):
+                raise ValueError(f"{place} begins a list and does not end one")
+            for item, row in enumerate(rows, 1):
+                place = f"{file} item {item}" if is_list else place
+                if is_list and isinstance(row, str):
+                    yield place, row
+                    continue
+                if not isinstance(row, dict):
+                    raise ValueError(
+                        f"{place} is not an object but a {type(row).__name__}; write one object on each line, such as "
+                        f'{{"{text_column}": "..."}}'
+                    )
+                if is_first and text_column not in row:
+                    raise ValueError(_no_column(text_column, file, row))
+                is_first = False
+                yield place, row.get(text_column)
+            if is_list:
+                return
+
+
+def _parse(content: bytes, place: str | Path) -> object:
+    text = content.decode("utf-8")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{place} is not JSON: {getattr(error, 'msg', error)} at character {getattr(error, 'pos', 0) + 1}; write one object "
+            "on each line, or one list of objects"
+        ) from error
+
+
+def _read_parquet(file: Path, text_column: str) -> Iterator[tuple[str, object]]:
+    with pq.ParquetFile(file) as stored:
+        if text_column not in stored.schema_arrow.names:
+            raise ValueError(_no_column(text_column, file, stored.schema_arrow.names))
+        number = 0
+        for batch in stored.iter_batches(batch_size=1000, columns=[text_column]):
+            for number, text in enumerate(batch[text_column].to_pylist(), number + 1):  # noqa: B020
+                yield f"{file} row {number}", text
+
+
+def _checked_row(row: dict, number: int, place: str, text_column: str, is_strict: bool) -> dict:
+    return {text_column: _checked(row[text_column], f"{place} row {number + 1}", text_column, is_strict)}
+
+
+def _checked(text: object, place: str, text_column: str, is_strict: bool) -> str:
+    if text is None and not is_strict:
+        return ""
+    if not isinstance(text, str):
+        raise ValueError(
+            f"{place}: {text_column} is {text!r:.80}, a {type(text).__name__}; every text must be a string"
+        )
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        if is_strict:
             raise ValueError(
-                f"{file} is not UTF-8 at byte {error.start}; convert it, with iconv for instance"
+                f"{place}: {text_column} has the lone surrogate {text[error.start]!r} at character {error.start}, which no "
+                "encoding of text can store; remove it"
             ) from error
+        return text.encode("utf-8", "replace").decode()
+    return text
 
 
-def _describe(file):
-    return {"name": file.name, "bytes": file.stat().st_size}
+def _no_column(text_column: str, place: str | Path, names: Iterable[str]) -> str:
+    return f"text_column={text_column!r} is not a column of {place}; it has {', '.join(sorted(names))}"
+
+
+def _unreadable(file: Path, error: Exception) -> ValueError:
+    return ValueError(f"{file} cannot be read, it is damaged or not what its name says: {error}")
+
+
+def _not_utf8(file: Path, line: int) -> ValueError:
+    return ValueError(f"{file} is not UTF-8 in line {line}; convert it, with iconv for instance")
+
+
+def _first_line_not_utf8(file: Path) -> int:
+    with _open(file) as handle:
+        for number, line in enumerate(handle, 1):
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError:
+                return number
+    raise AssertionError(f"{file} has changed while it was read")
