@@ -1,9 +1,11 @@
 """Fixtures: tiny checkpoints in the published layout, and what they must compute."""
 
+import atexit
 import contextlib
 import getpass
 import io
 import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -11,6 +13,9 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything of Hugging Face is imported
 if "PYTEST_XDIST_WORKER" in os.environ:  # before torch is imported; workers and what they start share the cores
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+else:  # the user's cache is left alone; workers and what they start share this one
+    os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="neobert_tests_")
+    atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
 # torch.compile finds code again that it compiled for other instructions, and writes beyond its memory with it.
 os.environ.setdefault(
     "TORCHINDUCTOR_CACHE_DIR",

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from neobert_hf import docstrings, documentation
+from neobert_hf.cache import CACHE
 from neobert_hf.documentation import collect_documentation, write_corpus
 
 SOURCE = '''"""A module that says what it is for, at some length."""
@@ -49,8 +50,9 @@ def library(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
+def cache():
+    """The one that all tests share: to read the standard library takes seconds."""
+    return CACHE
 
 
 @pytest.fixture(scope="module")

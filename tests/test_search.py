@@ -3,6 +3,7 @@
 import errno
 import io
 import json
+import resource
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -211,8 +212,11 @@ def test_texts_of_a_file_become_vectors(folder, tmp_path, monkeypatch):
     ("name", "content", "message"),
     [
         ("a.txt", b"", "is empty"),
-        ("a.txt", b"fine\na\xffb\n", "a.txt: not text in UTF-8"),
-        ("a.jsonl", b'{"text": "a"}\n{"text": null}\n', "text 1 is None"),
+        ("a.txt", b"fine\na\xffb\n", "a.txt is not UTF-8 in line 2"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": null}\n', "a.jsonl line 2: text is None"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": ["a", "b"]}\n', "a.jsonl line 2: text is .*, a list"),
+        ("a.jsonl", b'{"text": "a \\ud800"}\n', "a.jsonl line 1: text has the lone surrogate"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": \n', "a.jsonl line 2 is not JSON"),
         ("a.jsonl", b'{"body": "a"}\n', "text"),
         ("a.docx", b"x", "a.docx"),
     ],
@@ -237,10 +241,128 @@ def test_options_that_do_not_fit_are_refused(folder, tmp_path, monkeypatch):
         run(monkeypatch, "embed", "-o", tmp_path / "out.npy", "--model", folder)
     with pytest.raises(SystemExit, match="there is no folder"):
         run(monkeypatch, *embed, "-o", tmp_path / "nowhere/out.npy")
-    with pytest.raises(SystemExit, match="top_k=0 shows nothing"):
-        run(monkeypatch, "search", "a", "--package", "tqdm", "--model", folder, "--top_k", "0")
+    (tmp_path / "folder.npy").mkdir()
+    with pytest.raises(SystemExit, match=r"folder\.npy is a folder; name a file"):
+        run(monkeypatch, *embed, "-o", tmp_path / "folder.npy")
+    with pytest.raises(SystemExit, match=r"packages=\['tqdm', ''\] has no name, or an empty one"):
+        run(monkeypatch, "search", "a", "--package", "tqdm,", "--model", folder)
     with pytest.raises(SystemExit, match="no documentation here of no_such_package"):
         run(monkeypatch, "search", "a", "--package", "no_such_package", "--model", folder)
+
+
+OPTIONS = {
+    "search": ["--package", "--model", "--top_k", "--num_candidates", "--batch_size", "question"],
+    "embed": ["--output", "--model", "--text_column", "--prompt_name", "--batch_size", "file"],
+    "tokenize": [
+        *(
+            "--output_dir",
+            "--tokenizer_name",
+            "--files",
+            "--dataset_name",
+            "--dataset_config",
+            "--split",
+            "--text_column",
+        ),
+        *("--sample_by", "--max_length", "--long_documents", "--documents_per_shard", "--num_processes"),
+    ],
+    "documentation": ["--output_dir", "--num_held_out", "--held_out_packages", "--vocab_size", "--seed"],
+}
+BOUNDS = {
+    "--top_k": "at least 1, at most 65,536",
+    "--num_candidates": "at least 0, at most 65,536",
+    "--batch_size": "at least 1, at most 65,536",
+    "--max_length": "at least 1, at most 2,147,483,647",
+    "--documents_per_shard": "at least 1, at most 1,000,000",
+    "--num_processes": "at least 1, at most",
+    "--num_held_out": "at least 0, at most 10,000,000",
+    "--vocab_size": "at least 6, at most 1,000,000",
+    "--seed": "at least 0, at most 4,294,967,295",
+}
+REQUIRED = {"search": [], "embed": ["-o", "a.npy"], "tokenize": ["--output_dir", "a", "--tokenizer_name", "b"]}
+REQUIRED["documentation"] = ["--output_dir", "a"]
+CASES = [(command, option) for command, options in OPTIONS.items() for option in options]
+
+
+@pytest.mark.parametrize(("command", "option"), CASES)
+def test_every_argument_refuses_what_is_out_of_its_bounds_at_once(monkeypatch, capsys, tmp_path, command, option):
+    """The empty string for all, numbers that are too small or too large, and words that are no choice."""
+    monkeypatch.chdir(tmp_path)
+    values = [""]
+    if option in BOUNDS:
+        values += [str(int(BOUNDS[option].split()[2][:-1]) - 1), str(10**12), "1e3", str(1 << 70)]
+    if option in ("--sample_by", "--long_documents"):
+        values += ["nonsense"]
+    for value in values:
+        with pytest.raises(SystemExit) as ended:
+            run(monkeypatch, command, *REQUIRED[command], *([option] if option.startswith("-") else []), value)
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert ended.value.code == 2 and error.startswith(f"neobert {command}: error: argument"), error
+        assert option in error and (option not in BOUNDS or value in ("", "1e3") or BOUNDS[option] in error), error
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", OPTIONS)
+def test_the_help_of_a_command_names_every_argument_and_its_bounds(monkeypatch, capsys, command):
+    with pytest.raises(SystemExit):
+        run(monkeypatch, command, "--help")
+    told = " ".join(capsys.readouterr().out.split())
+    known = {word.strip("[],") for word in told.split() if word.startswith(("--", "[--"))}
+    assert {option for option in OPTIONS[command] if option.startswith("-")} <= known
+    assert not {option for option in known if option in BOUNDS} - set(OPTIONS[command])
+    for option in OPTIONS[command]:
+        assert option not in BOUNDS or BOUNDS[option] in told
+
+
+def test_numbers_out_of_bounds_are_refused_by_the_functions_too(folder, tmp_path):
+    with pytest.raises(ValueError, match="batch_size=0 embeds nothing"):
+        index(folder, tmp_path / "cache", batch_size=0)
+    with pytest.raises(ValueError, match="top_k=0 shows nothing"):
+        index(folder, tmp_path / "cache").search("fox", top_k=0)
+
+
+@pytest.mark.parametrize("reason", ["read-only", "full"])
+def test_a_folder_that_cannot_be_written_to_is_learned_of_before_the_work(folder, tmp_path, monkeypatch, reason):
+    """Not by chmod, since root may write anywhere."""
+    (tmp_path / "a.txt").write_text("a")
+    code, message = {
+        "read-only": (errno.EROFS, "Read-only file system: out.npy could not be written; nothing was begun"),
+        "full": (errno.ENOSPC, "the disk is full: out.npy could not be written; nothing was begun"),
+    }[reason]
+    monkeypatch.setattr(cli.tempfile, "TemporaryFile", refuse(OSError(code, "Read-only file system")))
+    monkeypatch.setattr(cli, "embedding_model", None)
+    with pytest.raises(SystemExit, match=message):
+        run(monkeypatch, "embed", tmp_path / "a.txt", "--model", folder, "-o", tmp_path / "out.npy")
+
+
+@pytest.mark.parametrize("name", ["out.npy", "out.jsonl"])
+def test_a_disk_that_fills_while_vectors_are_written_leaves_what_was_there_and_nothing_partial(
+    folder, tmp_path, monkeypatch, name
+):
+    """A limit on the size of files stands for a full disk."""
+    (tmp_path / "a.txt").write_text("the quick brown fox\n" * 1000)
+    (tmp_path / name).write_text("earlier")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, hard))
+    try:
+        with pytest.raises(
+            SystemExit, match=f"File too large: {name} could not be written; what stood there before is un"
+        ):
+            run(monkeypatch, "embed", tmp_path / "a.txt", "--model", folder, "-o", tmp_path / name)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (tmp_path / name).read_text() == "earlier" and not list(tmp_path.glob("*.part"))
+
+
+def test_a_question_or_a_text_in_a_file_is_embedded_as_it_was_saved(folder, tmp_path, monkeypatch):
+    """np.load reads what is written without np.save, in the model's own shape and type."""
+    (tmp_path / "a.txt").write_text("the quick brown fox\nold sea\n")
+    run(monkeypatch, "embed", tmp_path / "a.txt", "--model", folder, "-o", tmp_path / "a.npy")
+    vectors, expected = (
+        np.load(tmp_path / "a.npy"),
+        SentenceTransformer(folder).encode(["the quick brown fox", "old sea"]),
+    )
+    assert vectors.dtype == expected.dtype and vectors.flags.c_contiguous
+    np.testing.assert_allclose(vectors, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,11 @@ def test_a_pair_is_separated(tokenizer):
 def test_a_vocabulary_that_cannot_hold_the_characters_is_refused():
     with pytest.raises(ValueError, match="vocab_size=8 is too small"):
         train_wordpiece(["abcdefghij"], vocab_size=8)
+    for vocab_size in (-1, 0, 5, 10**9):  # the trainer asks for memory for all of them at once
+        with pytest.raises(ValueError, match=f"vocab_size={vocab_size} is not from 6 to 1000000"):
+            train_wordpiece(["abcdefghij"], vocab_size)
+    with pytest.raises(ValueError, match="model_max_length=0 leaves no token"):
+        train_wordpiece(["abcdefghij"], 96, 0)
 
 
 @pytest.mark.compat

@@ -2,14 +2,20 @@
 
 import json
 import sys
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Literal
 
 from transformers import AutoTokenizer
 from transformers.hf_argparser import HfArg
 
-from . import MINI
-from .commands import CommandParser, run_command
+from . import MINI, wordpiece
+from .commands import Bounds, CommandParser, run_command, some_text
+from .files import write_error, writing
+from .shards import MOST_DOCUMENTS, MOST_TOKENS, most_processes, tokenize_corpus
+
+MOST_TOGETHER = 65_536  # texts in a batch, answers to a question, ...: more is a slip
 
 
 @dataclass
@@ -25,11 +31,22 @@ class TokenizeArguments:
     dataset_config: str = field(default=None, metadata={"help": "Its configuration."})
     split: str = field(default="train", metadata={"help": "Its split."})
     text_column: str = field(default="text", metadata={"help": "Column of the text."})
-    sample_by: str = field(default="paragraph", metadata={"help": "A document in .txt: line, paragraph or document."})
-    max_length: int = field(default=4096, metadata={"help": "Where documents are cut, in tokens."})
-    long_documents: str = field(default="truncate", metadata={"help": "truncate, as in the paper, or chunk."})
-    documents_per_shard: int = field(default=10_000, metadata={"help": "Documents of the source in a shard."})
-    num_processes: int = field(default=None, metadata={"help": "Processes that tokenize; one for each core."})
+    sample_by: Literal["line", "paragraph", "document"] = field(
+        default="paragraph", metadata={"help": "What is a document in a .txt file."}
+    )
+    max_length: Annotated[int, Bounds(1, MOST_TOKENS)] = field(
+        default=4096,
+        metadata={"help": "Where documents are cut, in tokens; more than the tokenizer's special ones."},
+    )
+    long_documents: Literal["truncate", "chunk"] = field(
+        default="truncate", metadata={"help": "What becomes of the rest: dropped, as in the paper, or more documents."}
+    )
+    documents_per_shard: Annotated[int, Bounds(1, MOST_DOCUMENTS)] = field(
+        default=10_000, metadata={"help": "Documents of the source in a shard."}
+    )
+    num_processes: Annotated[int, Bounds(1, most_processes())] = field(
+        default=None, metadata={"help": "Processes that tokenize; one for each core."}
+    )
 
 
 @dataclass
@@ -37,10 +54,14 @@ class DocumentationArguments:
     """Write the documentation inside this Python as JSON lines, a corpus to try things on."""
 
     output_dir: str = field(metadata={"help": "Folder for the files and the tokenizer."})
-    num_held_out: int = field(default=1000, metadata={"help": "Entries that go into held_out.jsonl."})
+    num_held_out: Annotated[int, Bounds(0, 10_000_000)] = field(
+        default=1000, metadata={"help": "Entries that go into held_out.jsonl."}
+    )
     held_out_packages: list[str] = field(default=None, metadata={"help": "Packages that are held out whole."})
-    vocab_size: int = field(default=8192, metadata={"help": "Size of the WordPiece vocabulary trained on the rest."})
-    seed: int = field(default=0, metadata={"help": "Of the order."})
+    vocab_size: Annotated[int, Bounds(wordpiece.LEAST_TOKENS, wordpiece.MOST_TOKENS)] = field(
+        default=8192, metadata={"help": "Size of the WordPiece vocabulary trained on the rest."}
+    )
+    seed: Annotated[int, Bounds(0, 2**32 - 1)] = field(default=0, metadata={"help": "Of the order."})
 
 
 @dataclass
@@ -55,15 +76,17 @@ class SearchArguments:
         },
     )
     model: str = field(default=MINI, metadata={"help": "Embedding model: a folder or an id of the Hub."})
-    top_k: int = field(default=3, metadata={"help": "Answers to show."})
-    num_candidates: int = field(
+    top_k: Annotated[int, Bounds(1, MOST_TOGETHER)] = field(default=3, metadata={"help": "Answers to show."})
+    num_candidates: Annotated[int, Bounds(0, MOST_TOGETHER)] = field(
         default=None,
         metadata={
             "help": "So many nearest entries are compared token by token; 200 with the small model, none with others. The "
             "vectors of all tokens are kept then."
         },
     )
-    batch_size: int = field(default=64, metadata={"help": "Texts that are embedded at once."})
+    batch_size: Annotated[int, Bounds(1, MOST_TOGETHER)] = field(
+        default=64, metadata={"help": "Texts that are embedded at once."}
+    )
 
 
 @dataclass
@@ -75,13 +98,14 @@ class EmbedArguments:
     text_column: str = field(default="text", metadata={"help": "Column of the text; .txt has a text in each line."})
     prompt_name: str = field(default=None, metadata={"help": "Prompt of the model to put before each text."})
     normalize: bool = field(default=False, metadata={"help": "Scale each embedding to length 1."})
-    batch_size: int = field(default=64, metadata={"help": "Texts that are embedded at once."})
+    batch_size: Annotated[int, Bounds(1, MOST_TOGETHER)] = field(
+        default=64, metadata={"help": "Texts that are embedded at once."}
+    )
 
 
 def tokenize(arguments: TokenizeArguments) -> None:
     """Run `neobert tokenize`."""
     from .corpus import Corpus
-    from .shards import tokenize_corpus
 
     tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer_name)
     corpus = Corpus(
@@ -133,7 +157,6 @@ def embed(arguments: EmbedArguments, files: list[str]) -> None:
     import numpy as np
 
     from .corpus import Corpus
-    from .embeddings import check_texts
     from .memory import batch_bytes, check_memory
 
     output = Path(arguments.output)
@@ -141,16 +164,14 @@ def embed(arguments: EmbedArguments, files: list[str]) -> None:
         raise ValueError(f"--output {output} ends in neither .npy nor .jsonl")
     if not output.parent.is_dir():
         raise ValueError(f"--output {output}: there is no folder {output.parent}")
+    if output.is_dir():
+        raise ValueError(f"--output {output} is a folder; name a file")
     if not files:
         raise ValueError("name a file of texts: neobert embed texts.txt -o vectors.npy")
+    _check_writable(output)
     text_bytes = sum(Path(file).stat().st_size for file in files if Path(file).is_file())
     check_memory(text_bytes, f"reading {', '.join(files)}", "split the file")
-    try:
-        corpus = Corpus(files, text_column=arguments.text_column, sample_by="line")
-        texts = [row[corpus.text_column] for row in corpus.stream()]
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{', '.join(files)}: not text in UTF-8 ({error})") from error
-    check_texts(texts)
+    texts = list(Corpus(files, text_column=arguments.text_column, sample_by="line", is_strict=True))
     model = embedding_model(arguments.model)
     vector_bytes = 2 * 4 * len(texts) * (model.get_embedding_dimension() or 0)  # one by one, then in one array
     check_memory(
@@ -165,15 +186,23 @@ def embed(arguments: EmbedArguments, files: list[str]) -> None:
         normalize_embeddings=arguments.normalize,
         show_progress_bar=True,
     )
-    partial = output.with_name(f"{output.stem}.partial{output.suffix}")
-    if output.suffix == ".npy":
-        np.save(partial, vectors)
-    else:
-        rows = ({"text": text, "embedding": vector.tolist()} for text, vector in zip(texts, vectors))
-        with partial.open("w", encoding="utf-8") as stream:
-            stream.writelines(f"{json.dumps(row)}\n" for row in rows)
-    partial.replace(output)
+    with writing(output) as handle:
+        if output.suffix == ".npy":
+            np.lib.format.write_array_header_1_0(handle, np.lib.format.header_data_from_array_1_0(vectors))
+            handle.write(np.ascontiguousarray(vectors).data)  # np.save does not say that a disk is full
+        else:
+            rows = ({"text": text, "embedding": vector.tolist()} for text, vector in zip(texts, vectors))
+            handle.writelines(f"{json.dumps(row)}\n".encode() for row in rows)
     print(json.dumps({"output": str(output), "texts": len(texts), "dimension": int(vectors.shape[1])}))
+
+
+def _check_writable(output: Path) -> None:
+    """Learn before the work, not after it, that the file cannot be written."""
+    try:
+        with tempfile.TemporaryFile(dir=output.parent) as handle:
+            handle.write(b"0" * 4096)
+    except OSError as error:
+        raise write_error(error, output, "nothing was begun") from error
 
 
 def embedding_model(name: str):
@@ -213,7 +242,7 @@ def main() -> None:
     arguments_class, run = COMMANDS[command]
     parser = CommandParser(arguments_class, prog=f"neobert {command}", description=arguments_class.__doc__)
     if command in POSITIONAL:
-        parser.add_argument(POSITIONAL[command], nargs="*")
+        parser.add_argument(POSITIONAL[command], nargs="*", type=some_text)
     arguments, *rest = parser.parse_args_into_dataclasses(sys.argv[2:])
     run_command(parser.prog, run, arguments, *(vars(each)[POSITIONAL[command]] for each in rest))
 

@@ -63,7 +63,7 @@ class CommandParser(HfArgumentParser):
                 if limits != Bounds():
                     action.help = f"{action.help} ({limits})"
             elif action.type is str and action.default != "":
-                action.type = _text
+                action.type = some_text
 
     def parse_args_into_dataclasses(self, *args, **kwargs) -> tuple:
         """As HfArgumentParser's."""
@@ -130,7 +130,8 @@ def _number(kind: type, limits: Bounds) -> Callable[[str], float]:
     return parse
 
 
-def _text(text: str) -> str:
+def some_text(text: str) -> str:
+    """Type of an argument that is not an empty string."""
     if not text.strip():
         raise argparse.ArgumentTypeError("an empty string; leave the argument out, or name something")
     return text

@@ -76,9 +76,11 @@ def collect_documentation(
         cache_dir: Folder where it is kept; None keeps nothing.
 
     Raises:
-        ValueError: A package is not installed, or has no documentation.
+        ValueError: A package is not installed, or has no documentation, or its name is empty.
         RuntimeError: The process that reads did not end well.
     """
+    if packages is not None and not (packages and all(name.strip() for name in packages)):
+        raise ValueError(f"packages={list(packages)} has no name, or an empty one; name packages such as 'json'")
     installed = _installed_packages()
     wanted = None if packages is None else {name.split(".")[0] for name in packages}
     library = _standard_library(cache_dir) if wanted is None or wanted - set(installed) else []

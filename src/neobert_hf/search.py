@@ -80,13 +80,13 @@ class DocumentationIndex:
         packages: As for `documentation.collect_documentation`.
         num_candidates: So many entries, nearest by cosine, are put in order by comparing their tokens with the question's
             (`TokenVectors.scores`); 0 leaves them in theirs. The vectors of all tokens are kept, up to `KEPT_TOKEN_BYTES`.
-        batch_size: Texts that are embedded at once.
+        batch_size: Texts that are embedded at once, at least 1.
         show_progress: Show progress bars.
         cache_dir: Folder of entries and vectors; vectors are found by what embeds and by what is embedded.
 
     Raises:
-        ValueError: A package is not installed, candidates are wanted of a model that has no vectors of tokens, or fewer than 0,
-            or there is not enough memory.
+        ValueError: A package is not installed, candidates are wanted of a model that has no vectors of tokens, a number is out of
+            bounds, or there is not enough memory.
     """
 
     def __init__(
@@ -98,6 +98,8 @@ class DocumentationIndex:
         show_progress: bool = True,
         cache_dir: str | Path = CACHE,
     ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size={batch_size} embeds nothing; take at least 1")
         if num_candidates < 0:
             raise ValueError(f"num_candidates={num_candidates}: at least 0, which compares no tokens")
         if num_candidates and not isinstance(model[0], Transformer):

@@ -3,6 +3,8 @@
 A folder of shards holds `shard-00000.arrow`, ... (Arrow streams with one column of token ids, which
 `datasets.Dataset.from_file` reads too) and `manifest.json`, written last: what has no manifest is not finished. Each shard
 gets its own small record when it is whole, so that an interrupted run goes on after the last whole shard.
+
+pyarrow is imported where it is used, since the command line knows the bounds of this module without it.
 """
 
 import hashlib
@@ -20,7 +22,6 @@ from multiprocessing import connection
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 from tokenizers import Tokenizer
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerFast
@@ -311,6 +312,8 @@ def _end_with_parent(parent_id):
 
 def _write_shard(number, texts):
     """Tokenize a block of texts, write its shard and then its record; returns (number, record)."""
+    import pyarrow as pa
+
     tokenizer, folder = _worker.tokenizer, _worker.folder
     dtype = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.int32
     documents, num_empty = [], 0
@@ -388,6 +391,8 @@ class Shards:
 
     def _open(self, shard, verify):
         """Token ids and offsets of a shard."""
+        import pyarrow as pa
+
         name = shard["file"]
         if Path(name).name != name:
             raise ValueError(f"{self.folder / MANIFEST} names {name!r}, which is not a file of its own folder")

@@ -13,6 +13,8 @@ SPECIAL_TOKENS = {
     "sep_token": "[SEP]",
     "mask_token": "[MASK]",
 }
+LEAST_TOKENS = len(SPECIAL_TOKENS) + 1
+MOST_TOKENS = 1_000_000  # of a vocabulary; its trainer asks for memory for all of them at the start
 
 
 def train_wordpiece(texts: Iterable[str], vocab_size: int, model_max_length: int = 4096) -> BertTokenizerFast:
@@ -20,12 +22,17 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, model_max_length: int
 
     Args:
         texts: Training text.
-        vocab_size: Number of tokens, the five special ones included; fewer come out if the text does not hold as many.
+        vocab_size: Number of tokens, the five special ones included, 6 to 1,000,000; fewer come out if the text does not hold as
+            many.
         model_max_length: Where the tokenizer truncates, in tokens.
 
     Raises:
-        ValueError: The characters of the text alone need more tokens than `vocab_size`.
+        ValueError: An argument is out of bounds, or the characters of the text alone need more tokens than `vocab_size`.
     """
+    if not LEAST_TOKENS <= vocab_size <= MOST_TOKENS:
+        raise ValueError(f"vocab_size={vocab_size} is not from {LEAST_TOKENS} to {MOST_TOKENS}")
+    if model_max_length < 1:
+        raise ValueError(f"model_max_length={model_max_length} leaves no token; give at least 1")
     tokenizer = Tokenizer(models.WordPiece(unk_token=SPECIAL_TOKENS["unk_token"]))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
