@@ -11,11 +11,13 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Annotated
 
-from transformers import HfArgumentParser, Trainer, TrainingArguments, set_seed
+from transformers import Trainer, TrainingArguments, set_seed
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, PackedMLMCollator, tune_allocator
 from neobert_hf.arguments import PrecisionArguments
+from neobert_hf.commands import Bounds, CommandParser, run_command
 from neobert_hf.documentation import collect_documentation
 from neobert_hf.evaluate import masked_accuracy, unigram_accuracy
 from neobert_hf.wordpiece import train_wordpiece
@@ -27,12 +29,24 @@ USE = Path(__file__).with_name("use_saved_model.py")
 class DemoArguments:
     """The data and the size of the model."""
 
-    num_held_out: int = field(default=500, metadata={"help": "Documents that are kept from training, to measure on."})
-    num_searched: int = field(default=4000, metadata={"help": "Documents to search in at the end."})
-    max_length: int = field(default=128, metadata={"help": "Tokens of a document that are used."})
-    vocab_size: int = field(default=8192, metadata={"help": "Size of the WordPiece vocabulary."})
-    hidden_size: int = field(default=256, metadata={"help": "Width of the model."})
-    num_hidden_layers: int = field(default=3, metadata={"help": "Number of blocks."})
+    num_held_out: Annotated[int, Bounds(1, 1 << 20)] = field(
+        default=500, metadata={"help": "Documents that are kept from training, to measure on."}
+    )
+    num_searched: Annotated[int, Bounds(3, 1 << 20)] = field(
+        default=4000, metadata={"help": "Documents to search in at the end."}
+    )
+    max_length: Annotated[int, Bounds(3, 512)] = field(
+        default=128, metadata={"help": "Tokens of a document that are used."}
+    )
+    vocab_size: Annotated[int, Bounds(300, 1 << 17)] = field(
+        default=8192, metadata={"help": "Size of the WordPiece vocabulary."}
+    )
+    hidden_size: Annotated[int, Bounds(64, 1 << 13)] = field(default=256, metadata={"help": "Width of the model."})
+    num_hidden_layers: Annotated[int, Bounds(1, 256)] = field(default=3, metadata={"help": "Number of blocks."})
+
+    def __post_init__(self):
+        if self.hidden_size % 64:
+            raise ValueError(f"hidden_size={self.hidden_size} is not a multiple of 64, the width of a head")
 
 
 @dataclass
@@ -54,9 +68,8 @@ class DemoTrainingArguments(PrecisionArguments, TrainingArguments):
     report_to: str = "none"
 
 
-def main():
+def run(demo: DemoArguments, training: DemoTrainingArguments):
     """Run the demo."""
-    demo, training = HfArgumentParser((DemoArguments, DemoTrainingArguments)).parse_args_into_dataclasses()
     set_seed(training.seed)
     tune_allocator()
     output_dir = Path(training.output_dir)
@@ -66,6 +79,10 @@ def main():
     random.Random(training.seed).shuffle(entries)
     texts = [entry.full_text for entry in entries]
     print(f"   {len(entries):,} entries, {sum(map(len, texts)) / 1e6:.0f} MB of text")
+    if demo.num_held_out >= len(entries):
+        raise ValueError(
+            f"num_held_out={demo.num_held_out} leaves none of {len(entries)} entries to train on; hold out fewer"
+        )
 
     print("2. A WordPiece tokenizer")
     held_out, training_texts = texts[: demo.num_held_out], texts[demo.num_held_out :]
@@ -127,6 +144,13 @@ def main():
 
     print(f"4. Loading {output_dir} in a clean process, with the code that was saved beside the weights", flush=True)
     subprocess.run([sys.executable, "-I", USE, output_dir], check=True)
+
+
+def main():
+    """Read the command line, and run."""
+    classes = (DemoArguments, DemoTrainingArguments)
+    parser = CommandParser(classes, usage="%(prog)s [--help] [--ARGUMENT VALUE ...]")
+    run_command(parser.prog, run, *parser.parse_args_into_dataclasses())
 
 
 if __name__ == "__main__":

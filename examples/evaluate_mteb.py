@@ -9,12 +9,13 @@ It goes on after an interruption: what the output folder holds of the same model
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 from sentence_transformers import SentenceTransformer
 from tabulate import tabulate
-from transformers import HfArgumentParser
 
 import neobert_hf  # registers the model with the Auto classes
+from neobert_hf.commands import Bounds, CommandParser, run_command
 from neobert_hf.instructions import mteb_prompts
 from neobert_hf.mteb_evaluation import (
     BENCHMARK,
@@ -41,22 +42,29 @@ class MTEBArguments:
     instruction_sides: str = field(default="both", metadata={"help": "both, or query: documents get none."})
     without_instructions: bool = field(default=False, metadata={"help": "Embed the texts alone."})
     dtype: str = field(default="float16", metadata={"help": f"Of {', '.join(DTYPES)}; the paper's is float16."})
-    batch_size: int = field(default=32, metadata={"help": "Texts that are embedded at once."})
-    max_seq_length: int = field(default=None, metadata={"help": "Where texts are cut, in tokens; the model's own."})
+    batch_size: Annotated[int, Bounds(1, 1 << 20)] = field(
+        default=32, metadata={"help": "Texts that are embedded at once."}
+    )
+    max_seq_length: Annotated[int, Bounds(3, 1 << 20)] = field(
+        default=None, metadata={"help": "Where texts are cut, in tokens; the model's own."}
+    )
     card: str = field(default=None, metadata={"help": "README.md of the model, to write the scores into."})
 
+    def __post_init__(self):
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype={self.dtype!r} is none of {', '.join(DTYPES)}")
+        mteb_prompts(self.instruction_template, self.instruction_sides)
+        benchmark_tasks(self.tasks)
+        self.model_name = self.model_name or f"local/{Path(self.model).resolve().name}"
+        check_model_name(self.model_name)
 
-def main():
+
+def run(arguments: MTEBArguments):
     """Evaluate, print, and write scores.json."""
-    (arguments,) = HfArgumentParser(MTEBArguments).parse_args_into_dataclasses()
-    if arguments.dtype not in DTYPES:
-        raise ValueError(f"dtype={arguments.dtype!r} is none of {', '.join(DTYPES)}")
     prompts = {}
     if not arguments.without_instructions:
         prompts = mteb_prompts(arguments.instruction_template, arguments.instruction_sides)
-    tasks = benchmark_tasks(arguments.tasks)
-    name = arguments.model_name or f"local/{Path(arguments.model).resolve().name}"
-    check_model_name(name)
+    tasks, name = benchmark_tasks(arguments.tasks), arguments.model_name
     if arguments.card and not Path(arguments.card).is_file():
         raise FileNotFoundError(f"there is no card {arguments.card} to write the scores into")
     model = SentenceTransformer(arguments.model, model_kwargs={"dtype": DTYPES[arguments.dtype]})
@@ -79,6 +87,12 @@ def main():
     Path(arguments.output_dir, "scores.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
     if arguments.card:
         write_model_index(arguments.card, name, scores)
+
+
+def main():
+    """Read the command line, and run."""
+    parser = CommandParser(MTEBArguments, description=MTEBArguments.__doc__)
+    run_command(parser.prog, run, *parser.parse_args_into_dataclasses())
 
 
 if __name__ == "__main__":

@@ -16,18 +16,20 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForMaskedLM, AutoTokenizer, HfArgumentParser, set_seed
+from transformers import AutoModelForMaskedLM, AutoTokenizer, set_seed
 
 from neobert_hf import PackedMLMCollator, PackedStream, tune_allocator
 from neobert_hf.arguments import CorpusArguments, PretrainingArguments
+from neobert_hf.commands import CommandParser, run_command
 from neobert_hf.corpus import Corpus
 from neobert_hf.packing import PackedRows
 from neobert_hf.pretraining import PretrainingTrainer, SaveOnTerminate, build_model, training_rows
 from neobert_hf.recipes import Recipe
-from neobert_hf.runs import begin_or_resume, write_summary
+from neobert_hf.runs import begin_or_resume, lock_run, write_summary
 from neobert_hf.shards import MANIFEST, Shards, tokenize_corpus
 from neobert_hf.wordpiece import tokenizer_hash
 
@@ -58,21 +60,30 @@ def open_shards(data, training, tokenizer, files, folder: Path) -> Shards:
     return shards
 
 
+def tokenize(row: dict, tokenizer, text_column: str, max_length: int) -> dict:
+    """The tokens of a row of the corpus; no lambda, so that processes that load data can be given it."""
+    return tokenizer(row[text_column] or "", truncation=True, max_length=max_length)
+
+
+def has_text(row: dict, num_special_tokens: int) -> bool:
+    """Whether there is more than the special tokens."""
+    return len(row["input_ids"]) > num_special_tokens
+
+
 def open_stream(data, training, tokenizer) -> tuple[PackedStream, dict]:
     """The corpus tokenized on the fly, over and over, and what it is."""
     if training.mixture[0] != 1.0:
         raise ValueError(f"mixture={training.mixture} needs the lengths of all documents; leave --streaming out")
     corpus = open_corpus(data, training.to_recipe(), data.train_files)
-    cut = dict(truncation=True, max_length=training.max_length)
-    tokens = corpus.stream().map(lambda row: tokenizer(row[corpus.text_column] or "", **cut))
-    tokens = tokens.filter(lambda row: len(row["input_ids"]) > tokenizer.num_special_tokens_to_add())
+    options = dict(tokenizer=tokenizer, text_column=corpus.text_column, max_length=training.max_length)
+    tokens = corpus.stream().map(partial(tokenize, **options))
+    tokens = tokens.filter(partial(has_text, num_special_tokens=tokenizer.num_special_tokens_to_add()))
     tokens = tokens.select_columns(["input_ids"]).repeat(None)
     return PackedStream(tokens, training.row_tokens, seed=training.seed), corpus.source
 
 
-def main():
+def train(data: CorpusArguments, training: PretrainingArguments):
     """Train, evaluate, save, and write a summary."""
-    data, training = HfArgumentParser((CorpusArguments, PretrainingArguments)).parse_args_into_dataclasses()
     recipe = training.to_recipe()
     set_seed(training.seed)
     if training.device.type == "cpu":
@@ -134,7 +145,8 @@ def main():
         "precision": "bf16" if training.bf16 else "fp16" if training.fp16 else "as launched",
     }
     run = json.loads(json.dumps(run))
-    checkpoint = begin_or_resume(training.output_dir, run, training.resume_from_checkpoint)
+    exactly = not training.resume_inexactly
+    checkpoint = begin_or_resume(training.output_dir, run, training.resume_from_checkpoint, exactly)
 
     # 4. Training
     trainer = PretrainingTrainer(
@@ -161,6 +173,18 @@ def main():
     if trainer.is_world_process_zero():
         summary = write_summary(trainer, run, {k: v for k, v in metrics.items() if k.startswith("eval_")})
         print(json.dumps({k: v for k, v in summary.items() if not isinstance(v, dict)}))
+
+
+def train_alone(data: CorpusArguments, training: PretrainingArguments):
+    """Train while no other process may train in the same folder."""
+    with lock_run(training.output_dir):
+        train(data, training)
+
+
+def main():
+    """Read the command line, and train."""
+    parser = CommandParser((CorpusArguments, PretrainingArguments), usage="%(prog)s [--help] [--ARGUMENT VALUE ...]")
+    run_command(parser.prog, train_alone, *parser.parse_args_into_dataclasses())
 
 
 if __name__ == "__main__":

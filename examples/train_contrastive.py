@@ -16,12 +16,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
-from transformers import HfArgumentParser
+from sentence_transformers import SentenceTransformer
 
 from neobert_hf import sentence_transformer, tune_allocator
+from neobert_hf.commands import CommandParser, run_command
 from neobert_hf.contrastive import (
     ContrastiveArguments,
+    ContrastiveTrainer,
     ContrastiveTrainingArguments,
     column_prompts,
     contrastive_loss,
@@ -30,7 +31,7 @@ from neobert_hf.contrastive import (
     set_sampling,
 )
 from neobert_hf.retrieval import pairs_evaluator
-from neobert_hf.runs import begin_or_resume
+from neobert_hf.runs import begin_or_resume, lock_run
 from neobert_hf.training_sets import read_pairs
 
 # What decides the curve, so that a run is gone on with only as it was.
@@ -41,11 +42,8 @@ CURVE = (
 FULL_PRECISION = {"dtype": torch.float32}  # of the weights; --bf16 is for what is computed with them
 
 
-def main():
+def train(arguments: ContrastiveArguments, training: ContrastiveTrainingArguments):
     """Train, measure, save."""
-    arguments, training = HfArgumentParser(
-        (ContrastiveArguments, ContrastiveTrainingArguments)
-    ).parse_args_into_dataclasses()
     if training.device.type == "cpu":
         tune_allocator()
     set_sampling(training, arguments)
@@ -73,11 +71,12 @@ def main():
         "batch_size": training.train_batch_size * training.gradient_accumulation_steps * training.world_size,
         **{name: value for name, value in training.to_dict().items() if name in CURVE},
     }
-    checkpoint = begin_or_resume(training.output_dir, run, training.resume_from_checkpoint)
+    exactly = not training.resume_inexactly
+    checkpoint = begin_or_resume(training.output_dir, run, training.resume_from_checkpoint, exactly)
 
     names = ("temperature", "mini_batch_size", "gather_across_devices")
     loss = contrastive_loss(model, **{name: getattr(arguments, name) for name in names})
-    trainer = SentenceTransformerTrainer(model, training, train_dataset=sets, loss=loss, evaluator=evaluators or None)
+    trainer = ContrastiveTrainer(model, training, train_dataset=sets, loss=loss, evaluator=evaluators or None)
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     trainer.save_model()
     if trainer.is_world_process_zero():
@@ -92,6 +91,19 @@ def main():
         }
         Path(training.output_dir, "training_summary.json").write_text(json.dumps(summary, indent=1) + "\n", "utf-8")
         print(json.dumps(summary))
+
+
+def train_alone(arguments: ContrastiveArguments, training: ContrastiveTrainingArguments):
+    """Train while no other process may train in the same folder."""
+    with lock_run(training.output_dir):
+        train(arguments, training)
+
+
+def main():
+    """Read the command line, and train."""
+    classes = (ContrastiveArguments, ContrastiveTrainingArguments)
+    parser = CommandParser(classes, usage="%(prog)s [--help] [--ARGUMENT VALUE ...]")
+    run_command(parser.prog, train_alone, *parser.parse_args_into_dataclasses())
 
 
 if __name__ == "__main__":

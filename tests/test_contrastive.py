@@ -272,7 +272,8 @@ def losses_of(folder):
     return {entry["step"]: entry["loss"] for entry in history if "loss" in entry}
 
 
-def test_a_resumed_run_goes_on_with_the_very_same_losses(command, tmp_path):
+def test_a_resumed_run_goes_on_with_the_very_same_losses(command, tmp_path, monkeypatch):
+    monkeypatch.setenv("NEOBERT_TRACEBACK", "1")
     run_main(train_contrastive, *command(tmp_path / "whole"))
     whole = losses_of(tmp_path / "whole")
     assert len(whole) == 12

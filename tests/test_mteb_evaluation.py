@@ -180,6 +180,7 @@ def test_the_card_gets_a_model_index_that_the_hub_reads(tmp_path):
     assert values == {"mteb/scifact": 5.0, "mteb/sts12-sts": 70.0}
 
 
-def test_the_example_refuses_before_it_loads(tmp_path):
+def test_the_example_refuses_before_it_loads(tmp_path, monkeypatch):
+    monkeypatch.setenv("NEOBERT_TRACEBACK", "1")
     with pytest.raises(ValueError, match=r"Nope: not in MTEB\(eng, v1\)"):
         run_main(evaluate_mteb, "--model", "x", "--output_dir", tmp_path, "--tasks", "Nope")

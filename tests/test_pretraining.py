@@ -23,6 +23,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenize
 from neobert_hf import NeoBERTForMaskedLM, PackedMLMCollator, cli
 from neobert_hf.arguments import PretrainingArguments
 from neobert_hf.flops import matrix_flops_per_s, training_flops
+from neobert_hf.manifests import write_manifest
 from neobert_hf.packing import MixedRows, PackedRows
 from neobert_hf.pretraining import PretrainingTrainer, build_model
 from neobert_hf.recipes import RECIPES
@@ -220,6 +221,7 @@ def test_a_checkpoint_that_was_not_written_to_its_end_is_passed_over(tmp_path):
         folder.mkdir()
         if content is not None:
             (folder / "trainer_state.json").write_text(content)
+            write_manifest(folder)
     assert last_whole_checkpoint(tmp_path).name == "checkpoint-4"
     assert last_whole_checkpoint(tmp_path / "nothing") is None
 
@@ -231,6 +233,7 @@ def test_a_run_goes_on_only_as_itself(tmp_path):
         begin_or_resume(tmp_path, run, "last")
     (tmp_path / "checkpoint-2").mkdir()
     (tmp_path / "checkpoint-2/trainer_state.json").write_text('{"global_step": 2}')
+    write_manifest(tmp_path / "checkpoint-2")
     with pytest.raises(FileExistsError, match="holds checkpoint-2; give --resume_from_checkpoint last"):
         begin_or_resume(tmp_path, run, None)
     assert begin_or_resume(tmp_path, run, "last").name == "checkpoint-2"
@@ -480,7 +483,8 @@ def test_m3_trains_with_a_bpe_tokenizer_that_has_no_mask_token(corpus, tmp_path)
     assert model.config.vocab_size == len(saved) and model.config.pad_token_id == saved.pad_token_id
 
 
-def test_what_differs_from_the_run_is_refused(corpus, tmp_path):
+def test_what_differs_from_the_run_is_refused(corpus, tmp_path, monkeypatch):
+    monkeypatch.setenv("NEOBERT_TRACEBACK", "1")
     run(corpus, tmp_path / "run", max_steps=4)
     train_wordpiece(["other words to learn from"] * 9, vocab_size=64).save_pretrained(tmp_path / "other")
     for changes, message in (

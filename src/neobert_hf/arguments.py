@@ -2,15 +2,34 @@
 
 import os
 from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, ClassVar
 
 import torch
 from transformers import TrainingArguments
 
+from . import recipes
+from .commands import Bounds
+from .corpus import SAMPLES
 from .machine_neobert import best_dtype
-from .recipes import RECIPES, Recipe
+from .recipes import RECIPES, SHARE, Recipe, check_bounds
+from .shards import LONG_DOCUMENTS
 
 # Values of a recipe that other arguments change: config_overrides, and those of the corpus.
 NOT_ARGUMENTS = {"config", "corpus", "text_column", "tokenizer"}
+
+COUNT = Bounds(1, 1 << 30)
+SEED = Bounds(0, (1 << 32) - 1)  # what NumPy takes
+INTERVAL = Bounds(above=0, most=1 << 30)  # optimizer steps; below 1 a share of them
+# Numbers that transformers' TrainingArguments takes.
+BOUNDS = {name: recipes.BOUNDS[name] for name in ("learning_rate", "warmup_steps", "max_steps", "weight_decay")}
+BOUNDS |= {name: recipes.BOUNDS[name] for name in ("adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm")}
+BOUNDS |= dict.fromkeys(("logging_steps", "eval_steps", "save_steps"), INTERVAL)
+BOUNDS |= dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), COUNT)
+BOUNDS |= dict.fromkeys(("gradient_accumulation_steps", "eval_accumulation_steps", "torch_empty_cache_steps"), COUNT)
+BOUNDS |= dict.fromkeys(("save_total_limit", "dataloader_prefetch_factor", "ddp_bucket_cap_mb", "ddp_timeout"), COUNT)
+BOUNDS |= {"seed": SEED, "data_seed": SEED, "warmup_ratio": SHARE, "label_smoothing_factor": SHARE}
+BOUNDS |= {"num_train_epochs": Bounds(above=0, most=1e6), "dataloader_num_workers": Bounds(0, 1024)}
+BOUNDS |= {"eval_delay": Bounds(0, 1 << 30), "neftune_noise_alpha": Bounds(0, 1e6), "local_rank": Bounds(-1, 1 << 16)}
 
 
 @dataclass
@@ -38,17 +57,33 @@ class CorpusArguments:
     long_documents: str = field(
         default="truncate", metadata={"help": "What becomes of text above shard_length: truncate (the paper) or chunk."}
     )
-    shard_length: int = field(default=4096, metadata={"help": "Where documents are cut for good; phases cut further."})
-    num_processes: int = field(default=None, metadata={"help": "Processes that tokenize; one for each core."})
-    num_held_out: int = field(default=1000, metadata={"help": "Documents held out if there are no validation_files."})
+    shard_length: Annotated[int, Bounds(3, 1 << 20)] = field(
+        default=4096, metadata={"help": "Where documents are cut for good; phases cut further."}
+    )
+    num_processes: Annotated[int, Bounds(1, 1024)] = field(
+        default=None, metadata={"help": "Processes that tokenize; one for each core."}
+    )
+    num_held_out: Annotated[int, COUNT] = field(
+        default=1000, metadata={"help": "Documents held out if there are no validation_files."}
+    )
     streaming: bool = field(default=False, metadata={"help": "Tokenize on the fly and keep nothing; reads from the start "
                                                      "again when resuming."})  # fmt: skip
     verify_shards: bool = field(default=True, metadata={"help": "Compare the checksum of every shard at the start."})
 
+    def __post_init__(self):
+        if self.sample_by not in SAMPLES:
+            raise ValueError(f"sample_by={self.sample_by!r} is not one of {', '.join(SAMPLES)}")
+        if self.long_documents not in LONG_DOCUMENTS:
+            raise ValueError(f"long_documents={self.long_documents!r} is not one of {', '.join(LONG_DOCUMENTS)}")
+        if self.train_files and self.dataset_name:
+            raise ValueError("train_files and dataset_name were given; give one of them")
+
 
 @dataclass
 class PrecisionArguments:
-    """One more of the training arguments: bf16 only where the machine is faster with it."""
+    """What our training arguments add: bf16 only where the machine is faster with it, and bounds of all numbers."""
+
+    BOUNDS: ClassVar = BOUNDS
 
     auto_precision: bool = field(
         default=False,
@@ -58,6 +93,7 @@ class PrecisionArguments:
     )
 
     def __post_init__(self):
+        check_bounds(self, self.BOUNDS)
         if self.auto_precision and not (self.bf16 or self.fp16):
             device = "cuda" if torch.cuda.is_available() and not self.use_cpu else "cpu"
             self.bf16 = best_dtype(device) == torch.bfloat16
@@ -65,8 +101,30 @@ class PrecisionArguments:
 
 
 @dataclass
-class PretrainingArguments(PrecisionArguments, TrainingArguments):
+class ResumeArguments(PrecisionArguments):
+    """And whether a checkpoint is taken that does not give the very same training."""
+
+    resume_inexactly: bool = field(
+        default=False,
+        metadata={
+            "help": "Resume also where optimizer state, random numbers, a manifest or processes are missing, with a warning."
+        },
+    )
+
+
+@dataclass
+class PretrainingArguments(ResumeArguments, TrainingArguments):
     """TrainingArguments whose defaults come from a recipe; what is given overrides it."""
+
+    BOUNDS: ClassVar = {
+        **BOUNDS,
+        **recipes.BOUNDS,
+        "phase": Bounds(1, 2),
+        "row_tokens": Bounds(3, 1 << 30),
+        "mixture": SHARE,
+        "longer_than": Bounds(1, 1 << 20),
+        "label_smoothing_factor": Bounds(0, 0),  # the loss is the paper's
+    }
 
     recipe: str = field(default="paper", metadata={"help": f"One of {', '.join(RECIPES)}."})
     phase: int = field(default=1, metadata={"help": "1, or 2: longer documents at a constant low learning rate."})
@@ -108,6 +166,7 @@ class PretrainingArguments(PrecisionArguments, TrainingArguments):
     dataloader_pin_memory: bool = field(default=None, metadata={"help": "True with CUDA."})
 
     def __post_init__(self):
+        check_bounds(self, self.BOUNDS)
         if self.recipe not in RECIPES:
             raise ValueError(f"recipe={self.recipe!r} is not one of {', '.join(RECIPES)}")
         if self.phase not in (1, 2) or (self.phase == 2) != bool(self.init_from):

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from datasets import DatasetDict
-from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.sampler import MultiDatasetDefaultBatchSampler
 from sentence_transformers.sentence_transformer.losses import (
     CachedMultipleNegativesRankingLoss,
@@ -21,8 +22,10 @@ from sentence_transformers.util import mine_hard_negatives
 from torch import nn
 from torch.utils.data import BatchSampler, ConcatDataset
 
-from .arguments import PrecisionArguments
+from .arguments import ResumeArguments
+from .commands import Bounds
 from .instructions import SIDES, TRAINING_INSTRUCTIONS
+from .manifests import CheckedCheckpoints
 from .training_sets import TRAINING_SETS, load_training_set, read_pairs
 
 TEMPERATURE = 0.07  # paper, appendix D.2
@@ -121,28 +124,50 @@ class ContrastiveArguments:
     )
     instruction_template: str = field(default="{instruction} ", metadata={"help": "What is put before a text."})
     instruction_sides: str = field(default="both", metadata={"help": "both, or query: the first column only."})
-    temperature: float = field(default=TEMPERATURE, metadata={"help": "Divides the cosines."})
-    sampling_exponent: float = field(default=0.5, metadata={"help": "A set is drawn by its size to this power."})
-    mini_batch_size: int = field(
+    temperature: Annotated[float, Bounds(1e-4, 100)] = field(
+        default=TEMPERATURE, metadata={"help": "Divides the cosines."}
+    )
+    sampling_exponent: Annotated[float, Bounds(0, 10)] = field(
+        default=0.5, metadata={"help": "A set is drawn by its size to this power."}
+    )
+    mini_batch_size: Annotated[int, Bounds(1, 1 << 30)] = field(
         default=None,
         metadata={"help": "Gradient caching (arXiv 2101.06983): so many texts at once, the same gradients."},
     )
     gather_across_devices: bool = field(default=False, metadata={"help": "Negatives of all devices count."})
-    num_mined_negatives: int = field(
+    num_mined_negatives: Annotated[int, Bounds(0, 1000)] = field(
         default=0, metadata={"help": "Mine so many hard negatives for each pair with the model as it is at the start."}
     )
     pooling: str = field(
         default=None,
         metadata={"help": "mean, as in the paper, or cls, of a bare NeoBERT; a saved model keeps its own."},
     )
-    max_seq_length: int = field(
+    max_seq_length: Annotated[int, Bounds(3, 1 << 20)] = field(
         default=None,
         metadata={"help": "Where texts are cut, in tokens; the model's own length, at most 512, which is ours."},
     )
 
+    def __post_init__(self):
+        if "{instruction}" not in self.instruction_template:
+            raise ValueError(f"instruction_template={self.instruction_template!r} has no place for {{instruction}}")
+        if self.instruction_sides not in SIDES:
+            raise ValueError(f"instruction_sides={self.instruction_sides!r} is none of {SIDES}")
+        if self.pooling not in (None, "mean", "cls"):
+            raise ValueError(f"pooling={self.pooling!r} is neither 'mean' nor 'cls'")
+        if self.train_files and self.training_sets:
+            raise ValueError("give --train_files or --training_sets, not both")
+        if unknown := set(self.training_sets or ()) - set(TRAINING_SETS):
+            raise ValueError(
+                f"there is no training set {', '.join(sorted(unknown))}; the paper's are {', '.join(TRAINING_SETS)}"
+            )
+        if self.instructions and not self.train_files:
+            raise ValueError(
+                "instructions belong to train_files; the paper's sets have their own, leave --instructions out"
+            )
+
 
 @dataclass
-class ContrastiveTrainingArguments(PrecisionArguments, SentenceTransformerTrainingArguments):
+class ContrastiveTrainingArguments(ResumeArguments, SentenceTransformerTrainingArguments):
     """The trainer's arguments. 2,000 steps are the paper's; batch, learning rate and schedule it does not give are ours."""
 
     max_steps: int = 2000
@@ -158,19 +183,17 @@ class ContrastiveTrainingArguments(PrecisionArguments, SentenceTransformerTraini
     save_steps: int = 500
 
 
+class ContrastiveTrainer(CheckedCheckpoints, SentenceTransformerTrainer):
+    """sentence-transformers' trainer, whose checkpoints carry a manifest."""
+
+
 def open_training_sets(arguments: ContrastiveArguments, seed: int = 0) -> tuple[DatasetDict, dict[str, str]]:
     """Return the sets by name, and the prompt of each that has an instruction.
 
     Raises:
-        ValueError: Two files have one name, an instruction belongs to no set, or a value is not one of those that are there.
+        ValueError: Two files have one name, an instruction belongs to no set, or a file is not as it must be.
     """
-    if "{instruction}" not in arguments.instruction_template:
-        raise ValueError(f"instruction_template={arguments.instruction_template!r} has no place for {{instruction}}")
-    if arguments.instruction_sides not in SIDES:
-        raise ValueError(f"instruction_sides={arguments.instruction_sides!r} is none of {SIDES}")
     if arguments.train_files:
-        if arguments.training_sets:
-            raise ValueError("give --train_files or --training_sets, not both")
         names = [Path(file).stem for file in arguments.train_files]
         if len(set(names)) < len(names):
             raise ValueError(f"train_files: {names} are not all different; a set is known by its file's name")
@@ -187,9 +210,12 @@ def open_training_sets(arguments: ContrastiveArguments, seed: int = 0) -> tuple[
 
 def _read_instructions(file: str) -> dict[str, str]:
     try:
-        return json.loads(Path(file).read_text("utf-8"))
-    except ValueError as error:
+        instructions = json.loads(Path(file).read_text("utf-8"))
+    except (ValueError, RecursionError) as error:  # the former names the line
         raise ValueError(f"{file} is not JSON: {error}") from error
+    if not isinstance(instructions, dict) or not all(isinstance(text, str) for text in instructions.values()):
+        raise ValueError(f'{file} is not an object of texts, as {{"name of a file": "its instruction"}}')
+    return instructions
 
 
 def mine_negatives(

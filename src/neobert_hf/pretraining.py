@@ -22,22 +22,21 @@ from transformers import (
     AutoModelForMaskedLM,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    Trainer,
     TrainerCallback,
     TrainerState,
 )
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from .configuration_neobert import NeoBERTConfig
 from .flops import matrix_flops_per_s, training_flops
+from .manifests import STATE, CheckedCheckpoints
 from .packing import MixedRows, PackedRows
 from .recipes import Recipe
-from .runs import STATE, last_whole_checkpoint
+from .runs import last_whole_checkpoint
 
 METRICS = "metrics.jsonl"
 
 
-class PretrainingTrainer(Trainer):
+class PretrainingTrainer(CheckedCheckpoints):
     """Trainer with a recipe.
 
     Args:
@@ -178,7 +177,9 @@ class PretrainingTrainer(Trainer):
         metrics = Path(self.args.output_dir, METRICS)
         if resume_from_checkpoint:
             state = TrainerState.load_from_json(str(Path(resume_from_checkpoint, STATE)))
-            before, step = state.stateful_callbacks["pretraining"], state.global_step
+            before, step = state.stateful_callbacks.get("pretraining"), state.global_step
+            if before is None:
+                raise ValueError(f"{resume_from_checkpoint} is not of PretrainingTrainer: its {STATE} counts no tokens")
         if self.is_world_process_zero():
             metrics.parent.mkdir(parents=True, exist_ok=True)
             kept = state.log_history if resume_from_checkpoint else []
@@ -193,9 +194,6 @@ class PretrainingTrainer(Trainer):
         counts = self.counter.totals(self.accelerator)
         self._check_finite(counts)
         self.state.stateful_callbacks["pretraining"] = {name: counts[name] for name in Counter.NAMES}
-        if self.is_world_process_zero():  # one of this name that an earlier attempt wrote is whole no longer
-            folder = Path(self.args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
-            (folder / STATE).unlink(missing_ok=True)
         super()._save_checkpoint(model, trial)
 
 

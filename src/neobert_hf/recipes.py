@@ -8,10 +8,38 @@ import math
 from dataclasses import asdict, dataclass, field, fields, replace
 
 from .collators import LAYOUTS
+from .commands import Bounds
 
 SCHEDULES = ("paper", "code", "linear", "constant")
 ARCHITECTURES = ("neobert", "roberta-prelayernorm")
 FLOOR = 0.1  # share of the peak learning rate at which the cosine ends
+STEPS = Bounds(0, 100_000_000)
+SHARE = Bounds(0, 1)
+BOUNDS = {
+    "learning_rate": Bounds(0, 100),
+    "warmup_steps": STEPS,
+    "decay_until": STEPS,
+    "max_steps": Bounds(1, 100_000_000),
+    "weight_decay": Bounds(0, 100),
+    "adam_beta1": Bounds(0, 0.999999),
+    "adam_beta2": Bounds(0, 0.999999999),
+    "adam_epsilon": Bounds(0, 1),
+    "max_grad_norm": Bounds(0, 1e9),
+    "tokens_per_step": Bounds(3, 1 << 40),
+    "max_length": Bounds(3, 1 << 20),  # [CLS], a token to predict, [SEP]
+    "mlm_probability": Bounds(above=0, most=1),
+    "mask_replace_prob": SHARE,
+    "random_replace_prob": SHARE,
+}
+
+
+def check_bounds(values: object, bounds: dict[str, Bounds]) -> None:
+    """Raise ValueError for the first number, or list of numbers, that is out of its bounds; None was not given."""
+    for name, limits in bounds.items():
+        value = getattr(values, name, None)
+        numbers = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
+        if not all(number in limits for number in numbers):
+            raise ValueError(f"{name}={value} is out of bounds: {limits}")
 
 
 @dataclass(frozen=True)
@@ -80,6 +108,7 @@ class Recipe:
         for name, choices in (("schedule", SCHEDULES), ("layout", LAYOUTS), ("architecture", ARCHITECTURES)):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(choices)}")
+        check_bounds(self, BOUNDS)
         if len(self.mixture) != 3 or min(self.mixture) < 0 or not math.isclose(sum(self.mixture), 1.0):
             raise ValueError(f"mixture={self.mixture} must be three shares of at least 0 that sum to 1")
         if not 0 <= self.warmup_steps <= self.decay_until <= self.max_steps:
@@ -87,6 +116,13 @@ class Recipe:
                 f"warmup_steps={self.warmup_steps}, decay_until={self.decay_until} and max_steps={self.max_steps} must "
                 "be in this order"
             )
+        if self.mask_replace_prob + self.random_replace_prob > 1:
+            raise ValueError(
+                f"mask_replace_prob={self.mask_replace_prob} and random_replace_prob={self.random_replace_prob} are shares of "
+                "the tokens to predict and sum to more than 1; lower one of them"
+            )
+        if not 0 < self.longer_than[0] <= self.longer_than[-1] or len(self.longer_than) != 2:
+            raise ValueError(f"longer_than={self.longer_than} must be two lengths above 0, the shorter one first")
         if self.layout == "packed" and self.architecture != "neobert":
             raise ValueError(f"architecture={self.architecture!r} cannot keep packed documents apart; layout='padded'")
 

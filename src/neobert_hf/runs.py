@@ -1,84 +1,163 @@
-"""A run's folder: what the run is, its checkpoints, and what is left of it at the end."""
+"""A run's folder: what the run is, its lock, its checkpoints, and what is left of it at the end."""
 
 import json
-import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from filelock import FileLock, Timeout
+from torch import distributed
 from transformers import Trainer
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
+from .manifests import MANIFEST, check_checkpoint, numbered_checkpoints, read_json_object
 from .shards import write_json
 
 logger = logging.get_logger(__name__)
 
-STATE = "trainer_state.json"  # what Trainer writes last
 RUN = "run.json"
+LOCK = "_lock"  # Trainer uploads no file whose name begins with an underscore
 
 
-def last_whole_checkpoint(folder: str | Path) -> Path | None:
-    """The newest checkpoint of a run that was written to its end, or None.
+@contextmanager
+def lock_run(folder: str | Path) -> Iterator[None]:
+    """Keep other trainings out of a run's folder, which is made if it is not there.
 
-    Trainer writes `trainer_state.json` last: where it is missing or cut, the run was killed while it saved.
+    The system releases the lock when the process ends, however it ends; the empty file that stays locks nothing.
+
+    Raises:
+        OSError: Another training runs in the folder, or it cannot be written to.
     """
-    checkpoints = []
-    for path in Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
-        step = path.name.rpartition("-")[2]
-        if step.isdigit():
-            checkpoints.append((int(step), path))
-    for step, path in sorted(checkpoints, reverse=True):
+    lock = FileLock(Path(folder, LOCK))
+
+    def acquire():
+        Path(folder).mkdir(parents=True, exist_ok=True)
         try:
-            state = json.loads((path / STATE).read_text("utf-8"))
-        except (FileNotFoundError, json.JSONDecodeError):
-            logger.warning(f"{path} was not written to its end and is passed over")
-            continue
-        if state["global_step"] == step:
-            return path
-    return None
+            lock.acquire(timeout=0)
+        except Timeout as error:
+            raise OSError(
+                f"another training runs in {folder}; wait for its end, or give another --output_dir"
+            ) from error
+
+    _as_first_process(acquire)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
-def begin_or_resume(folder: str | Path, run: dict, resume_from_checkpoint: str | None) -> Path | None:
-    """Decide where a run begins, and keep what it is in `run.json`, so that nothing else goes on in its place.
+def _as_first_process(function: Callable, *args) -> Any:
+    """Call a function in the first process; all of them get what it returns, or raise what it raises."""
+    if not distributed.is_available() or not distributed.is_initialized():
+        return function(*args)
+    answer = [None, None]
+    if distributed.get_rank() == 0:
+        try:
+            answer[0] = function(*args)
+        except Exception as error:
+            answer[1] = error
+    distributed.broadcast_object_list(answer)
+    if answer[1] is not None:
+        raise answer[1]
+    return answer[0]
+
+
+def last_whole_checkpoint(folder: str | Path, exactly: bool = True) -> Path | None:
+    """The newest checkpoint of a run that is whole by its manifest, or None; a newer one is passed over with a warning.
+
+    Args:
+        folder: The run's output folder.
+        exactly: Also pass over what cannot be resumed exactly.
+    """
+    checkpoint, faults = _find_whole(folder, exactly)
+    _warn_of(faults)
+    return checkpoint
+
+
+def _warn_of(faults):
+    for fault in faults:
+        logger.warning(f"{fault}; this checkpoint is passed over")
+
+
+def _find_whole(folder, exactly):
+    """The newest whole checkpoint or None, and what is wrong with the newer ones."""
+    faults = []
+    for _, path in numbered_checkpoints(folder):
+        try:
+            check_checkpoint(path, exactly)
+        except ValueError as error:
+            faults.append(str(error))
+        else:
+            return path, faults
+    return None, faults
+
+
+def begin_or_resume(
+    folder: str | Path, run: dict, resume_from_checkpoint: str | None, exactly: bool = True
+) -> Path | None:
+    """Decide where a run begins, and keep what it is in `run.json`, so that no other run continues in its place.
+
+    With several processes the first one decides for all of them.
 
     Args:
         folder: The run's output folder.
         run: What the run is: recipe, shape, data, tokenizer, seed; plain types.
         resume_from_checkpoint: "last" for the newest whole checkpoint, or the path of one; None begins anew.
+        exactly: Refuse a checkpoint that cannot be resumed exactly. Otherwise a warning says what is not exact; a damaged file
+            is refused all the same.
 
     Returns:
-        The checkpoint to go on from, or None.
+        The checkpoint to resume from, or None.
 
     Raises:
-        FileExistsError: The folder holds checkpoints and nothing was said of going on.
-        FileNotFoundError: There is no whole checkpoint to go on from.
-        ValueError: The checkpoint belongs to another run.
+        FileExistsError: The folder holds checkpoints of this or another run, and the run does not resume from one of them.
+        FileNotFoundError: There is no whole checkpoint to resume from.
+        ValueError: The checkpoint belongs to another run, is damaged, or cannot be resumed exactly.
     """
-    folder = Path(folder)
-    last = last_whole_checkpoint(folder)
-    if resume_from_checkpoint is None:
-        if last is not None:
-            raise FileExistsError(
-                f"{folder} holds {last.name}; give --resume_from_checkpoint last to go on from it, or another --output_dir"
-            )
-        checkpoint = None
-    else:
-        wants_last = resume_from_checkpoint in ("last", "true", "True", True)
-        checkpoint = last if wants_last else Path(resume_from_checkpoint)
-        if checkpoint is None or not (checkpoint / STATE).is_file():
-            raise FileNotFoundError(
-                f"{checkpoint or folder} holds no whole checkpoint; begin without --resume_from_checkpoint"
-            )
-        there = json.loads((checkpoint.parent / RUN).read_text("utf-8"))
-        if different := sorted(name for name in {**run, **there} if run.get(name) != there.get(name)):
-            details = "; ".join(f"{name} was {there.get(name)} and is {run.get(name)}" for name in different)
-            raise ValueError(f"{checkpoint} belongs to another run: {details}. Give the same, or another --output_dir")
-    if checkpoint is None and int(os.environ.get("RANK", 0)) == 0:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / RUN, run)
+    return _as_first_process(_begin_or_resume, Path(folder), run, resume_from_checkpoint, exactly)
+
+
+def _begin_or_resume(folder, run, resume_from_checkpoint, exactly):
+    written = [path for _, path in numbered_checkpoints(folder) if (path / MANIFEST).is_file()]
+    checkpoint = None
+    if resume_from_checkpoint in ("last", "true", "True", True):
+        checkpoint, faults = _find_whole(folder, exactly)
+        if checkpoint is None:
+            way_out = "give another --output_dir" if written else "begin without --resume_from_checkpoint"
+            raise FileNotFoundError("; ".join([f"{folder} holds no whole checkpoint", *faults, way_out]))
+        _warn_of(faults)
+    elif resume_from_checkpoint is not None:
+        checkpoint = Path(resume_from_checkpoint)
+        check_checkpoint(checkpoint, exactly)
+    if written and (checkpoint is None or checkpoint.parent.resolve() != folder.resolve()):
+        raise FileExistsError(
+            f"{folder} holds {written[0].name}; give --resume_from_checkpoint last to resume from it, or another --output_dir"
+        )
+    if checkpoint is not None:
+        _check_run(checkpoint, run, exactly)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / RUN, run)
     return checkpoint
+
+
+def _check_run(checkpoint, run, exactly):
+    """Raise ValueError if the checkpoint belongs to another run."""
+    try:
+        there = read_json_object(checkpoint.parent / RUN)
+    except ValueError as error:
+        if exactly:
+            raise ValueError(
+                f"{error}; it says which run {checkpoint.name} belongs to, and --resume_inexactly resumes without it"
+            ) from error
+        logger.warning(f"{error}; whether {checkpoint.name} belongs to this run was not checked")
+        return
+    if different := sorted(name for name in {**run, **there} if run.get(name) != there.get(name)):
+        details = "; ".join(f"{name} was {there.get(name)} and is {run.get(name)}" for name in different)
+        raise ValueError(f"{checkpoint} belongs to another run: {details}. Give the same, or another --output_dir")
 
 
 def write_summary(trainer: Trainer, run: dict, held_out: dict) -> dict:

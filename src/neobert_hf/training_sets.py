@@ -265,7 +265,7 @@ def _json_lines(file: Path) -> Iterator[tuple[int, dict]]:
             if line.strip():
                 try:
                     yield number, json.loads(line)
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     raise ValueError(f"{file}, line {number}: not JSON ({error})") from error
 
 
