@@ -1,6 +1,11 @@
 """The documentation of this Python: what is found, under which name, each once, what runs and what does not, what is kept."""
 
+import contextlib
+import errno
+import functools
+import hashlib
 import inspect
+import itertools
 import json
 import os
 import subprocess
@@ -9,8 +14,9 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from transformers import BertTokenizerFast
 
-from neobert_hf import docstrings, documentation
+from neobert_hf import docstrings, documentation, files
 from neobert_hf.cache import CACHE
 from neobert_hf.documentation import collect_documentation, write_corpus
 
@@ -197,6 +203,111 @@ def test_a_corpus_leaves_nothing_of_an_earlier_one_in_its_folder(library, tmp_pa
     names = {file.stem for file in folder.glob("*.jsonl")}
     assert names == {"train", "train_pairs"}
     assert len({json.loads(line)["text"] for line in (folder / "train.jsonl").open()}) == 4
+
+
+def corpus_in(folder):
+    """Names and contents of what is in a folder of a corpus, and whether they are what its marker says."""
+    files = {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    files = {name: content for name, content in files.items() if name != documentation.LOCK}
+    hashes = json.loads(files[documentation.MARKER])
+    found = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    assert found.pop(documentation.MARKER) and found == hashes and not (folder / documentation.PARTIAL).exists()
+    return files
+
+
+def fail_after(number, function, error):
+    count = itertools.count(1)
+
+    def fail(*arguments, **options):
+        if next(count) == number:
+            raise error
+        return function(*arguments, **options)
+
+    return fail
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5, "tokenizer", "tokenizer's settings"])
+def test_a_full_disk_leaves_the_earlier_corpus_as_it_was(library, tmp_path, monkeypatch, number):
+    """The write of each file, and of those that transformers writes, in Rust and in Python."""
+    folder = tmp_path / "corpus"
+    monkeypatch.setattr(documentation, "collect_documentation", lambda: collect(library))
+    write_corpus(folder, num_held_out=1, vocab_size=64)
+    before = corpus_in(folder)
+    error = OSError(errno.ENOSPC, "No space left on device")
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(OSError, match=f"the disk is full: .*{folder} is as it was") as found,
+    ):
+        if number == "tokenizer":
+            patch.setattr(
+                BertTokenizerFast, "save_pretrained", fail_after(1, None, Exception(f"{error} (os error 28)"))
+            )
+        elif number == "tokenizer's settings":
+            patch.setattr(BertTokenizerFast, "save_pretrained", fail_after(1, None, error))
+        else:
+            patch.setattr(files.os, "fsync", fail_after(number, os.fsync, error))
+        write_corpus(folder, num_held_out=2, vocab_size=64)
+    assert found.value.errno == errno.ENOSPC
+    assert corpus_in(folder) == before
+    assert write_corpus(folder, num_held_out=2, vocab_size=64)["held_out"] == 2
+    assert corpus_in(folder) != before
+
+
+@pytest.mark.parametrize("number", [1, 3, 5, 7, 9, 11, 14])
+def test_a_corpus_that_was_interrupted_is_never_a_mixture_and_the_next_one_is_whole(
+    library, tmp_path, monkeypatch, number
+):
+    """While files of the earlier corpus are removed, and while new ones take their places."""
+    folder = tmp_path / "corpus"
+    monkeypatch.setattr(documentation, "collect_documentation", lambda: collect(library))
+    write_corpus(folder, num_held_out=1, vocab_size=64)
+    before = corpus_in(folder)
+    write_corpus(tmp_path / "other", num_held_out=2, vocab_size=64)
+    wanted = corpus_in(tmp_path / "other")
+    is_done = False
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        stop = fail_after(number, lambda function, *arguments: function(*arguments), KeyboardInterrupt())
+        unlink, replace = Path.unlink, os.replace
+
+        def unlink_or_stop(file, **options):
+            is_ours = file.suffix == ".jsonl" or file.parent.name == "tokenizer"
+            return stop(unlink, file) if is_ours else unlink(file, **options)
+
+        def replace_or_stop(source, target):
+            return (replace if documentation.PARTIAL in str(target) else functools.partial(stop, replace))(
+                source, target
+            )
+
+        patch.setattr(Path, "unlink", unlink_or_stop)
+        patch.setattr(documentation.os, "replace", replace_or_stop)
+        write_corpus(folder, num_held_out=2, vocab_size=64)
+        is_done = True
+    left = {file.name: file.read_bytes() for file in folder.glob("*.jsonl")}
+    is_old, is_new = (left.items() <= corpus.items() for corpus in (before, wanted))
+    assert (is_old or is_new) and (is_done or is_old or "train.jsonl" not in left)
+    write_corpus(folder, num_held_out=2, vocab_size=64)
+    assert rows_of(corpus_in(folder)) == rows_of(wanted)
+
+
+def rows_of(corpus):
+    """Without the tokenizer, whose training breaks ties at random."""
+    return {name: content for name, content in corpus.items() if name.endswith(".jsonl")}
+
+
+def test_a_damaged_marker_and_numbers_out_of_bounds_are_named(library, tmp_path, monkeypatch):
+    monkeypatch.setattr(documentation, "collect_documentation", lambda: collect(library))
+    with pytest.raises(ValueError, match="num_held_out=-1 is below 0"):
+        write_corpus(tmp_path / "corpus", num_held_out=-1, vocab_size=64)
+    with pytest.raises(ValueError, match="vocab_size=5 is not from 6"):
+        write_corpus(tmp_path / "corpus", vocab_size=5)
+    assert not (tmp_path / "corpus").exists()
+    write_corpus(tmp_path / "corpus", num_held_out=1, vocab_size=64)
+    for content in ("{", "[1]", "5"):
+        (tmp_path / "corpus" / documentation.MARKER).write_text(content)
+        with pytest.raises(ValueError, match=rf"{documentation.MARKER} is damaged"):
+            write_corpus(tmp_path / "corpus", num_held_out=1, vocab_size=64)
+    with pytest.raises(ValueError, match=r"packages=\[\] has no name"):
+        collect_documentation(False, [])
 
 
 def test_files_of_others_with_the_names_of_a_corpus_are_never_touched(library, tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import errno
 import io
 import json
+import multiprocessing
 import resource
 import subprocess
 import sys
@@ -12,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import save_file
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 pytest.importorskip("sentence_transformers", reason="search embeds by sentence-transformers (pip install -e .[embed])")
 
@@ -109,7 +111,11 @@ def refuse(error):
     return raise_it
 
 
-@pytest.mark.parametrize("damage", ["cut", "a byte", "another shape", "an older format", "no safetensors"])
+DAMAGES = ["cut", "a byte", "empty", "zeros", "shuffled rows", "another width", "fewer rows", "another file's place"]
+DAMAGES += ["an older format", "no safetensors"]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_kept_vectors_that_are_damaged_are_made_anew_with_a_word(folder, tmp_path, caplog, monkeypatch, damage):
     first = index(folder, tmp_path / "cache", num_candidates=3)
     (file,) = (tmp_path / "cache").glob("vectors-tokens-*")
@@ -118,10 +124,20 @@ def test_kept_vectors_that_are_damaged_are_made_anew_with_a_word(folder, tmp_pat
         file.write_bytes(content[: len(content) // 2])
     elif damage == "a byte":
         file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    elif damage == "no safetensors":
-        file.write_bytes(b"[]")
-    elif damage == "another shape":
-        arrays = {"vectors": first.vectors[1:], "values": first.tokens.values}
+    elif damage in ("no safetensors", "empty"):
+        file.write_bytes(b"[]" if damage == "no safetensors" else b"")
+    elif damage in ("zeros", "shuffled rows"):  # whole safetensors, with the metadata as it was
+        arrays = load_file(file)
+        arrays["vectors"] = arrays["vectors"][::-1].copy() if damage == "shuffled rows" else arrays["vectors"] * 0
+        with safe_open(file, framework="numpy") as stored:
+            metadata = stored.metadata()
+        save_file(arrays, file, metadata=metadata)
+    elif damage == "another file's place":
+        assert cache.save_arrays(file.with_stem("vectors-tokens-of-others"), load_file(file))
+        file.with_stem("vectors-tokens-of-others").replace(file)
+    elif damage in ("another width", "fewer rows"):
+        cut = np.s_[:, 1:] if damage == "another width" else np.s_[1:]
+        arrays = {"vectors": first.vectors[cut], "values": first.tokens.values}
         assert cache.save_arrays(file, arrays | {"scales": first.tokens.scales, "starts": first.tokens.starts})
     else:
         save_file({"vectors": first.vectors}, file, metadata={"format": "0"})
@@ -143,6 +159,40 @@ def test_two_that_write_at_once_leave_one_whole_file_and_nothing_else(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["one.safetensors"]
     loaded = cache.load_arrays(tmp_path / "one.safetensors", {"a": (np.int64, (None,))})
     np.testing.assert_array_equal(loaded["a"], arrays["a"])
+
+
+def save_often(file):
+    for _ in range(30):
+        assert cache.save_arrays(file, {"a": np.arange(100_000)})
+
+
+def test_processes_that_write_at_once_never_give_a_reader_anything_but_the_whole(tmp_path, caplog):
+    file, expected = tmp_path / "one.safetensors", {"a": (np.int64, (100_000,))}
+    processes = [multiprocessing.get_context("fork").Process(target=save_often, args=(file,)) for _ in range(3)]
+    for each in processes:
+        each.start()
+    num_read = 0
+    with caplog.at_level("WARNING", logger="neobert_hf.cache"):
+        while any(each.is_alive() for each in processes):
+            found = cache.load_arrays(file, expected)
+            if found is not None:
+                np.testing.assert_array_equal(found["a"], np.arange(100_000))
+                num_read += 1
+    assert num_read and not caplog.text and [each.exitcode for each in processes] == [0] * 3
+    assert [each.name for each in tmp_path.iterdir()] == ["one.safetensors"]
+
+
+def test_an_interrupted_write_leaves_nothing_partial_in_the_cache(tmp_path, monkeypatch):
+    save = cache.save_file
+
+    def interrupted(arrays, file, metadata):
+        save(arrays, file, metadata=metadata)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cache, "save_file", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cache.save_arrays(tmp_path / "one.safetensors", {"a": np.arange(9)})
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_does_not_fit_into_memory_is_refused_before_the_work(folder, tmp_path, monkeypatch):

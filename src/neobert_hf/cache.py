@@ -17,13 +17,14 @@ from transformers.utils import logging
 logger = logging.get_logger(__name__)
 
 CACHE = Path(HF_HOME) / "neobert_hf"
-FORMAT = "1"  # other formats are made anew
+FORMAT = "2"  # other formats are made anew
 
 
 def save_arrays(file: Path, arrays: Mapping[str, np.ndarray]) -> bool:
     """Write arrays with their checksum under a temporary name of their own and then give them theirs.
 
-    A folder that cannot be written to is a warning: nothing but time is lost.
+    The checksum is of the file's name too, so that a file in the place of another one is not taken for it. A folder that cannot
+    be written to is a warning: nothing but time is lost.
 
     Args:
         file: Where to.
@@ -36,7 +37,7 @@ def save_arrays(file: Path, arrays: Mapping[str, np.ndarray]) -> bool:
     partial = file.with_name(f".{file.stem}-{uuid.uuid4().hex}.partial")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        save_file(arrays, partial, metadata={"format": FORMAT, "checksum": _checksum(arrays)})
+        save_file(arrays, partial, metadata={"format": FORMAT, "checksum": _checksum(file, arrays)})
         os.replace(partial, file)
     except (OSError, SafetensorError) as error:  # safetensors names its own what the disk says
         reason = getattr(error, "strerror", None) or error
@@ -44,9 +45,10 @@ def save_arrays(file: Path, arrays: Mapping[str, np.ndarray]) -> bool:
             f"nothing is kept in {file.parent} ({reason}), so the next start takes as long again; set HF_HOME to a folder that "
             "can be written to"
         )
+        return False
+    finally:
         if partial.exists():
             partial.unlink()
-        return False
     return True
 
 
@@ -74,7 +76,7 @@ def load_arrays(
             fits = len(found.shape) == len(shape) and all(size in (None, n) for size, n in zip(shape, found.shape))
             if found.dtype != dtype or not fits:
                 raise ValueError(f"{name} is {found.dtype} {found.shape}, expected {np.dtype(dtype)} {shape}")
-        if metadata.get("checksum") != _checksum(arrays):
+        if metadata.get("checksum") != _checksum(file, arrays):
             raise ValueError("its checksum is wrong")
     except (OSError, ValueError, SafetensorError) as error:
         logger.warning(f"{file} is damaged and will be made anew: {error}")
@@ -82,8 +84,8 @@ def load_arrays(
     return arrays
 
 
-def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
-    digest = hashlib.sha256()
+def _checksum(file: Path, arrays: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.sha256(file.name.encode())
     for name in sorted(arrays):
         digest.update(f"{name} {arrays[name].dtype} {arrays[name].shape}".encode())
         digest.update(arrays[name].reshape(-1).view(np.uint8))

@@ -10,6 +10,7 @@ import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -26,7 +27,8 @@ from transformers.utils import logging
 
 from . import docstrings
 from .cache import CACHE, load_arrays, save_arrays
-from .wordpiece import train_wordpiece
+from .files import file_hash, only_writer, write_error, write_json, writing
+from .wordpiece import check_vocab_size, train_wordpiece
 
 logger = logging.get_logger(__name__)
 
@@ -34,6 +36,8 @@ logger = logging.get_logger(__name__)
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "testing", "__pycache__"}
 MIN_CHARACTERS = docstrings.MIN_CHARACTERS
 MARKER = "neobert_documentation.json"  # in a folder that write_corpus has written: its files and their hashes
+PARTIAL = ".neobert_documentation.partial"  # where it writes until all of them are whole
+LOCK = ".neobert_documentation.lock"
 SUFFIXES = (".py", ".pyi")
 FILES_AT_ONCE = 128  # read by one process
 ROWS = {"rows": (np.uint8, (None,))}  # what the cache has of a package: JSON
@@ -151,22 +155,29 @@ def write_corpus(
     `document`: `train_pairs.jsonl`, of `training_pairs`, and `held_out_pairs.jsonl` and `held_out_packages_pairs.jsonl`, of
     `retrieval_pairs`.
 
+    Files take their places when all of them are written. An interrupted call leaves those of the earlier corpus, or a part of the
+    new one without `train.jsonl`, never some of both; the next call goes on from either.
+
     Args:
         output_dir: Folder to write to; made if it is not there.
-        num_held_out: Entries that are held out.
+        num_held_out: Entries that are held out, 0 or more.
         held_out_packages: Names of top-level packages.
-        vocab_size: Size of the vocabulary.
+        vocab_size: Size of the vocabulary, as for `train_wordpiece`.
         seed: Of the order.
 
     Returns:
         Number of entries in each file.
 
     Raises:
-        ValueError: A package has no documentation here, everything would be held out, or the folder has a file of such a name
-            that an earlier call has not left so.
+        ValueError: A package has no documentation here, everything would be held out, a number is out of bounds, another process
+            writes to the folder, or it has a file of such a name that an earlier call has not left so.
+        OSError: The folder cannot be written to; an earlier corpus in it is unchanged.
     """
+    check_vocab_size(vocab_size)
+    if num_held_out < 0:
+        raise ValueError(f"num_held_out={num_held_out} is below 0; 0 holds none out")
     folder, held_out = Path(output_dir), set(held_out_packages or ())
-    written = _files_written_before(folder)
+    _files_written_before(folder)  # refuses files of others before it reads for minutes
     entries = collect_documentation()
     if missing := held_out - {entry.package for entry in entries}:
         raise ValueError(f"held_out_packages: {', '.join(sorted(missing))} has no documentation in this Python")
@@ -176,19 +187,49 @@ def write_corpus(
     if not 0 <= num_held_out < len(rest):
         raise ValueError(f"num_held_out={num_held_out} leaves nothing of {len(rest)} entries; hold out fewer")
     files |= {"held_out": rest[:num_held_out], "train": rest[num_held_out:]}
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in written:
-        file.unlink()  # of an earlier corpus, of which other entries were held out
+    with only_writer(folder, LOCK):
+        written = _files_written_before(folder)
+        partial = folder / PARTIAL
+        shutil.rmtree(partial, ignore_errors=True)  # of a call that was killed
+        try:
+            partial.mkdir()
+            _write_files(
+                partial, files, vocab_size, still_good=f"{folder} is as it was: make room, and run the same again"
+            )
+            for file in written:
+                file.unlink()  # of an earlier corpus, of which other entries were held out
+            _move_files(partial, folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return {name: len(chosen) for name, chosen in files.items()}
+
+
+def _write_files(folder, files, vocab_size, still_good):
     for name, chosen in files.items():
         if chosen:
             rows = [{"package": e.package, "name": e.name, "text": e.full_text} for e in chosen]
             pairs = (training_pairs if name == "train" else retrieval_pairs)(chosen)
             for file, lines in {name: rows, f"{name}_pairs": pairs}.items():
-                (folder / f"{file}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines), "utf-8")
-    train_wordpiece([entry.full_text for entry in files["train"]], vocab_size).save_pretrained(folder / "tokenizer")
-    hashes = {str(file.relative_to(folder).as_posix()): _hash(file) for file in _corpus_files(folder)}
-    (folder / MARKER).write_text(json.dumps(hashes, indent=1), "utf-8")
-    return {name: len(chosen) for name, chosen in files.items()}
+                with writing(folder / f"{file}.jsonl", still_good) as handle:
+                    handle.writelines(f"{json.dumps(line)}\n".encode() for line in lines)
+    tokenizer = train_wordpiece([entry.full_text for entry in files["train"]], vocab_size)
+    try:
+        tokenizer.save_pretrained(folder / "tokenizer")
+    except Exception as error:  # the tokenizers library has one class for all errors
+        code = re.search(r"os error (\d+)", str(error))
+        if code is None and not isinstance(error, OSError):
+            raise
+        error = OSError(int(code[1]), os.strerror(int(code[1]))) if code else error
+        raise write_error(error, folder / "tokenizer", still_good) from error
+    hashes = {str(file.relative_to(folder).as_posix()): file_hash(file) for file in _corpus_files(folder)}
+    write_json(folder / MARKER, hashes, still_good)
+
+
+def _move_files(partial, folder):
+    """The marker comes first, so that the next call knows the others as its own, and `train.jsonl` last."""
+    (folder / "tokenizer").mkdir(exist_ok=True)
+    for file in [partial / MARKER, *reversed(_corpus_files(partial))]:
+        os.replace(file, folder / file.relative_to(partial))
 
 
 def _corpus_files(folder: Path) -> list[Path]:
@@ -199,24 +240,26 @@ def _corpus_files(folder: Path) -> list[Path]:
 
 
 def _files_written_before(folder: Path) -> list[Path]:
-    """What an earlier corpus has in the folder.
+    """What an earlier corpus has in the folder, without its marker.
 
     Raises:
         ValueError: A file with the name of one of ours is not as `write_corpus` left it.
     """
-    marker = folder / MARKER
-    hashes = json.loads(marker.read_text("utf-8")) if marker.is_file() else {}
+    try:
+        hashes = dict(json.loads((folder / MARKER).read_text("utf-8")))
+    except FileNotFoundError:
+        hashes = {}
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"{folder / MARKER} is damaged ({error}); name another folder, or delete it and the corpus"
+        ) from error
     files = _corpus_files(folder)
     for file in files:
-        if hashes.get(str(file.relative_to(folder).as_posix())) != _hash(file):
+        if hashes.get(str(file.relative_to(folder).as_posix())) != file_hash(file):
             raise ValueError(
                 f"{file} would be replaced, and is not as `neobert documentation` wrote it; name another folder, or delete it"
             )
-    return [*files, *([marker] if files else [])]
-
-
-def _hash(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    return files
 
 
 def _is_within(entry: Entry, name: str) -> bool:

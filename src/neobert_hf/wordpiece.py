@@ -29,8 +29,7 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, model_max_length: int
     Raises:
         ValueError: An argument is out of bounds, or the characters of the text alone need more tokens than `vocab_size`.
     """
-    if not LEAST_TOKENS <= vocab_size <= MOST_TOKENS:
-        raise ValueError(f"vocab_size={vocab_size} is not from {LEAST_TOKENS} to {MOST_TOKENS}")
+    check_vocab_size(vocab_size)
     if model_max_length < 1:
         raise ValueError(f"model_max_length={model_max_length} leaves no token; give at least 1")
     tokenizer = Tokenizer(models.WordPiece(unk_token=SPECIAL_TOKENS["unk_token"]))
@@ -51,6 +50,12 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, model_max_length: int
         model_input_names=["input_ids", "attention_mask"],
         **SPECIAL_TOKENS,
     )
+
+
+def check_vocab_size(vocab_size: int) -> None:
+    """Raise ValueError for what no vocabulary can have."""
+    if not LEAST_TOKENS <= vocab_size <= MOST_TOKENS:
+        raise ValueError(f"vocab_size={vocab_size} is not from {LEAST_TOKENS} to {MOST_TOKENS}")
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerFast) -> str:
