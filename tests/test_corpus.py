@@ -199,3 +199,13 @@ def test_a_stream_goes_on_from_its_state(files):
     again = Corpus([str(files / "a.jsonl"), str(files / "c.jsonl.gz")]).stream()
     again.load_state_dict(state)
     assert [row["text"] for row in [*taken, *again]] == TEXTS * 2
+
+
+def test_a_dataset_in_a_folder_is_known_by_its_files(files, tmp_path):
+    (tmp_path / "set").mkdir()
+    shutil.copy(files / "a.jsonl", tmp_path / "set")
+    corpus = Corpus(dataset_name=str(tmp_path / "set"))
+    assert list(corpus) == TEXTS
+    (tmp_path / "set/a.jsonl").write_text((files / "a.jsonl").read_text().replace("fox", "fix"))
+    changed = Corpus(dataset_name=str(tmp_path / "set"))
+    assert list(changed) == ["one fix", *TEXTS[1:]] and changed.source != corpus.source

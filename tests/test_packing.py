@@ -343,3 +343,10 @@ def test_masks_of_a_seeded_stream_do_not_depend_on_where_it_was_read_from(tokeni
     alone, together = collator([rows[4]]), collator(rows[3:6])
     place = len(rows[3]["input_ids"])
     assert torch.equal(together["labels"][0, place : place + alone["labels"].shape[1]], alone["labels"][0])
+
+
+@pytest.mark.parametrize("changes", [{"max_tokens": 0}, {"max_open_rows": 0}, {"num_rows": 0}, {"num_rows": -5}])
+def test_rows_refuse_numbers_out_of_bounds(changes):
+    (name, value), *_ = changes.items()
+    with pytest.raises(ValueError, match=f"{name}={value}.* must be at least 1"):
+        PackedRows([[1, 2]], [2], **{"max_tokens": 8} | changes)

@@ -34,7 +34,8 @@ class Corpus:
     `source` says what they are, so that other texts are not taken for them: of files the name, the size and the SHA-256 of the
     content, wherever they lie and whenever they were touched. Of files that have more than 4 GiB together, it is that of evenly
     spaced samples of 1 MiB, the first and the last of a file among them: 4 GiB in all, but 4 samples of a file at least. Text
-    that was put in or taken out between two samples moves what follows, and is found; a change of equal length may not be.
+    that was put in or taken out between two samples moves what follows, and is found; a change of equal length may not be. A
+    dataset that is a folder counts by its files; one on the Hub by its name, so whether it has changed there is not known.
 
     Args:
         files: Text (.txt), JSON lines (.jsonl, .json; a list of objects or of texts too) or Parquet files, all of one kind; text
@@ -71,6 +72,8 @@ class Corpus:
         self.text_column = text_column
         if files is None:
             self.source = {"dataset_name": dataset_name, "dataset_config": dataset_config, "split": split}
+            if Path(dataset_name).is_dir():
+                self.source["files"] = _describe(_visible_files(Path(dataset_name)))
             stream = load_dataset(dataset_name, dataset_config, split=split, streaming=True)
             first = next(iter(stream), {text_column: ""})
             if text_column not in first:
@@ -154,6 +157,11 @@ def _check_text(file):
 
 def _open(file: Path) -> BinaryIO:
     return compr[infer_compression(str(file))](file.open("rb"), mode="rb")
+
+
+def _visible_files(folder: Path) -> list[Path]:
+    found = (file for file in folder.rglob("*") if file.is_file())
+    return sorted(file for file in found if not any(part.startswith(".") for part in file.relative_to(folder).parts))
 
 
 def _describe(files: list[Path]) -> list[dict]:

@@ -252,7 +252,7 @@ class PackedRows(Dataset):
         max_open_rows: As in `PackedStream`.
 
     Raises:
-        ValueError: There is no document, one is empty, or one is above the budget and not cut.
+        ValueError: There is no document, one is empty, one is above the budget and not cut, or a number is out of bounds.
     """
 
     def __init__(
@@ -266,6 +266,10 @@ class PackedRows(Dataset):
         seed: int = 0,
         max_open_rows: int = 32,
     ):
+        if max_tokens < 1 or max_open_rows < 1 or (num_rows is not None and num_rows < 1):
+            raise ValueError(
+                f"max_tokens={max_tokens}, max_open_rows={max_open_rows} and num_rows={num_rows} must be at least 1"
+            )
         lengths = np.asarray(lengths)
         if len(lengths) != len(documents) or not len(lengths):
             raise ValueError(

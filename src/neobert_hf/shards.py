@@ -203,7 +203,9 @@ def _check_same(folder, here, there):
 
 
 def _names_and_sizes(source):
-    """What earlier versions recorded of the same files."""
+    """What earlier versions recorded of the same files: nothing of those in the folder of a dataset."""
+    if "dataset_name" in source:
+        return {name: value for name, value in source.items() if name != "files"}
     files = [{name: file.get(name) for name in ("name", "bytes")} for file in source.get("files", ())]
     return source | {"files": files}
 
