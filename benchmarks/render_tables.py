@@ -162,7 +162,9 @@ def questions() -> str:
         result = _result(name)
         commands = "; ".join(f"{command}: {seconds:.0f} s" for command, seconds in result["commands_s"].items())
         ends.append(f"`neobert search` from its start to its end: {commands}. {_source(result)}.")
-    return f"{table}\n\n{num_questions} questions of our own, {result['num_entries']:,} entries.\n\n" + "\n\n".join(ends)
+    return f"{table}\n\n{num_questions} questions of our own, {result['num_entries']:,} entries.\n\n" + "\n\n".join(
+        ends
+    )
 
 
 ABLATIONS = {  # what each has that the one before in the paper's Table 2 has not
