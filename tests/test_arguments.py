@@ -65,7 +65,7 @@ def test_numbers_at_the_edge_are_taken_or_refused_with_status_2(example, tmp_pat
             ["--mlm_probability", "0"],
             "argument --mlm_probability: 0 is out of bounds: above 0, at most 1",
         ),
-        (pretrain_mlm, ["--num_processes", "100000"], "at most 1,024"),
+        (pretrain_mlm, ["--num_processes", "100000"], "100000 is out of bounds: at least 1, at most"),
         (pretrain_mlm, ["--label_smoothing_factor", "0.1"], "out of bounds"),
         (pretrain_mlm, ["--mixture", "0.5", "0.5", "-1"], "argument --mixture: -1 is out of bounds"),
         (pretrain_mlm, ["--longer_than", "0", "0"], "argument --longer_than: 0 is out of bounds"),

@@ -45,6 +45,7 @@ def flip(file):
 
 def change_manifest(file, change):
     content = json.loads(file.read_text())
+    del content["checksum"]
     change(content)
     file.write_text(json.dumps(content))
 
@@ -166,12 +167,12 @@ def test_one_training_at_a_time_and_a_killed_one_holds_nothing(tmp_path):
             os.write(wake, b"x")
             signal.pause()
     os.read(ready, 1)
-    with pytest.raises(OSError, match=f"another training runs in {tmp_path / 'run'}; .*another --output_dir"):
+    with pytest.raises(ValueError, match=f"another process writes to {tmp_path / 'run'}; .* another folder"):
         lock_run(tmp_path / "run").__enter__()
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     assert (tmp_path / "run" / LOCK).exists()
-    with lock_run(tmp_path / "run"), pytest.raises(OSError, match="another training"), lock_run(tmp_path / "run"):
+    with lock_run(tmp_path / "run"), pytest.raises(ValueError, match="another process"), lock_run(tmp_path / "run"):
         pass
     with lock_run(tmp_path / "run"):
         pass
@@ -244,6 +245,6 @@ def test_older_checkpoints_go_only_when_the_new_one_is_whole(corpus, tmp_path, m
 
 
 def test_a_second_training_in_the_same_folder_ends_at_once(corpus, tmp_path):  # noqa: F811
-    with lock_run(tmp_path), pytest.raises(SystemExit, match=r"another training runs in .*--output_dir$"):
+    with lock_run(tmp_path), pytest.raises(SystemExit, match=r"another process writes to .* another folder$"):
         run_main(pretrain_mlm, *command(corpus, tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == [LOCK]

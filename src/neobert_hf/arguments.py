@@ -12,7 +12,7 @@ from .commands import Bounds
 from .corpus import SAMPLES
 from .machine_neobert import best_dtype
 from .recipes import RECIPES, SHARE, Recipe, check_bounds
-from .shards import LONG_DOCUMENTS
+from .shards import LONG_DOCUMENTS, most_processes
 
 # Values of a recipe that other arguments change: config_overrides, and those of the corpus.
 NOT_ARGUMENTS = {"config", "corpus", "text_column", "tokenizer"}
@@ -60,7 +60,7 @@ class CorpusArguments:
     shard_length: Annotated[int, Bounds(3, 1 << 20)] = field(
         default=4096, metadata={"help": "Where documents are cut for good; phases cut further."}
     )
-    num_processes: Annotated[int, Bounds(1, 1024)] = field(
+    num_processes: Annotated[int, Bounds(1, most_processes())] = field(
         default=None, metadata={"help": "Processes that tokenize; one for each core."}
     )
     num_held_out: Annotated[int, COUNT] = field(

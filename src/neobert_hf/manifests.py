@@ -1,6 +1,5 @@
 """Checkpoints of a training whose files carry checksums, so that a resumed run starts from what was saved or not at all."""
 
-import hashlib
 import json
 import os
 import shutil
@@ -10,7 +9,7 @@ from transformers import Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
-from .shards import write_json
+from .files import file_hash, sealed, unsealed, write_json
 
 logger = logging.get_logger(__name__)
 
@@ -83,11 +82,12 @@ def write_manifest(checkpoint: Path, is_exact: bool = True, num_processes: int =
         num_processes: Processes that trained; each has a state of random numbers in the checkpoint.
     """
     files = {
-        path.relative_to(checkpoint).as_posix(): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+        path.relative_to(checkpoint).as_posix(): {"bytes": path.stat().st_size, "sha256": file_hash(path)}
         for path in sorted(checkpoint.rglob("*"))
         if path.is_file() and not path.name.startswith(MANIFEST)
     }
-    write_json(checkpoint / MANIFEST, {"is_exact": is_exact, "num_processes": num_processes, "files": files})
+    manifest = sealed({"is_exact": is_exact, "num_processes": num_processes, "files": files})
+    write_json(checkpoint / MANIFEST, manifest, "earlier checkpoints are whole: make room, and resume from the last")
 
 
 def check_checkpoint(checkpoint: Path, exactly: bool = True) -> None:
@@ -110,7 +110,7 @@ def check_checkpoint(checkpoint: Path, exactly: bool = True) -> None:
     if number.isdecimal() and int(number) != step:
         raise ValueError(f"{checkpoint} holds the state of step {step}")
     if (checkpoint / MANIFEST).exists():
-        inexact = _compare(checkpoint, read_json_object(checkpoint / MANIFEST))
+        inexact = _compare(checkpoint, _read_manifest(checkpoint / MANIFEST))
     else:
         inexact = [f"{checkpoint} has no {MANIFEST}: it was cut off while it was saved, or an earlier version wrote it"]
     if exactly and inexact:
@@ -119,11 +119,21 @@ def check_checkpoint(checkpoint: Path, exactly: bool = True) -> None:
         logger.warning(f"{each}; what follows is not what an uninterrupted run would have computed")
 
 
-def _compare(checkpoint, manifest):
-    """Raise ValueError for what is damaged; return what is missing for an exact resume."""
+def _read_manifest(file):
+    content = read_json_object(file)
+    try:
+        manifest = unsealed(content)
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged: {error}") from error
     files = manifest.get("files")
     if not isinstance(files, dict) or not all(map(_is_record, files.values())):
-        raise ValueError(f"{checkpoint / MANIFEST} is damaged: it has no sizes and checksums of files")
+        raise ValueError(f"{file} is damaged: it has no sizes and checksums of files")
+    return manifest
+
+
+def _compare(checkpoint, manifest):
+    """Raise ValueError for what is damaged; return what is missing for an exact resume."""
+    files = manifest["files"]
     root, missing = checkpoint.resolve(), []
     for name, record in files.items():
         path = checkpoint / name
@@ -134,7 +144,7 @@ def _compare(checkpoint, manifest):
         elif path.stat().st_size != record["bytes"]:
             raise ValueError(f"{path} is damaged: {path.stat().st_size:,} bytes, and {record['bytes']:,} were written")
     for name, record in files.items():
-        if name not in missing and _sha256(checkpoint / name) != record["sha256"]:
+        if name not in missing and file_hash(checkpoint / name) != record["sha256"]:
             raise ValueError(f"{checkpoint / name} is damaged: its SHA-256 is not that of {MANIFEST}")
     inexact = [f"{checkpoint} lacks {', '.join(missing)}"] if missing else []
     if manifest.get("is_exact") is not True:
@@ -167,11 +177,3 @@ def read_json_object(file: Path) -> dict:
     if not isinstance(content, dict):
         raise ValueError(f"{file} is damaged: it holds a {type(content).__name__}, not an object")
     return content
-
-
-def _sha256(file):
-    digest = hashlib.sha256()
-    with file.open("rb") as handle:
-        while part := handle.read(1 << 20):
-            digest.update(part)
-    return digest.hexdigest()

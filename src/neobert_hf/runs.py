@@ -2,20 +2,19 @@
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
-from filelock import FileLock, Timeout
 from torch import distributed
 from transformers import Trainer
 from transformers.utils import logging
 
+from .files import only_writer, write_json
 from .manifests import MANIFEST, check_checkpoint, numbered_checkpoints, read_json_object
-from .shards import write_json
 
 logger = logging.get_logger(__name__)
 
@@ -30,24 +29,12 @@ def lock_run(folder: str | Path) -> Iterator[None]:
     The system releases the lock when the process ends, however it ends; the empty file that stays locks nothing.
 
     Raises:
-        OSError: Another training runs in the folder, or it cannot be written to.
+        ValueError: Another training runs in the folder.
+        OSError: It cannot be written to.
     """
-    lock = FileLock(Path(folder, LOCK))
-
-    def acquire():
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout as error:
-            raise OSError(
-                f"another training runs in {folder}; wait for its end, or give another --output_dir"
-            ) from error
-
-    _as_first_process(acquire)
-    try:
+    with ExitStack() as held:
+        _as_first_process(held.enter_context, only_writer(Path(folder), LOCK))
         yield
-    finally:
-        lock.release()
 
 
 def _as_first_process(function: Callable, *args) -> Any:
