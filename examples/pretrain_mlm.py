@@ -62,7 +62,7 @@ def open_shards(data, training, tokenizer, files, folder: Path) -> Shards:
 
 def tokenize(row: dict, tokenizer, text_column: str, max_length: int) -> dict:
     """The tokens of a row of the corpus; no lambda, so that processes that load data can be given it."""
-    return tokenizer(row[text_column] or "", truncation=True, max_length=max_length)
+    return tokenizer(row[text_column], truncation=True, max_length=max_length)
 
 
 def has_text(row: dict, num_special_tokens: int) -> bool:
@@ -119,6 +119,8 @@ def train(data: CorpusArguments, training: PretrainingArguments):
         held_out = PackedRows(held_out, held_out.lengths, training.row_tokens, **cut)
     masking = dict(mlm_probability=recipe.mlm_probability, mask_replace_prob=recipe.mask_replace_prob)
     masking |= dict(random_replace_prob=recipe.random_replace_prob, layout=recipe.layout)
+    if recipe.layout == "packed":  # a GPU then waits for no look at positions and labels before the first block
+        masking |= dict(return_flash_attn_kwargs=True, trust_boundaries=True)
 
     # 3. Model
     if training.phase == 2:

@@ -34,6 +34,7 @@ from neobert_hf.contrastive import (
     set_sampling,
 )
 from neobert_hf.instructions import TRAINING_INSTRUCTIONS
+from neobert_hf.runs import lock_run
 from neobert_hf.training_sets import TRAINING_SETS, load_training_set, read_pairs
 from neobert_hf.wordpiece import train_wordpiece
 
@@ -288,6 +289,12 @@ def test_a_resumed_run_goes_on_with_the_very_same_losses(command, tmp_path, monk
     metrics = json.loads((tmp_path / "part/training_summary.json").read_text())
     assert 0 <= metrics["small_cosine_recall@10"] <= 1
     assert SentenceTransformer(str(tmp_path / "part")).encode("fox").shape == (32,)
+    (tmp_path / "part/checkpoint-8/scheduler.pt").unlink()
+    shutil.rmtree(tmp_path / "part/checkpoint-12")
+    with pytest.raises(FileNotFoundError, match=r"checkpoint-8 lacks scheduler.pt; --resume_inexactly resumes from it"):
+        run_main(train_contrastive, *command(tmp_path / "part", resume_from_checkpoint="last"))
+    with lock_run(tmp_path / "part"), pytest.raises(ValueError, match="another process writes to"):
+        run_main(train_contrastive, *command(tmp_path / "part"))
 
 
 def test_negatives_shared_across_two_processes_give_the_curve_of_one(command, tmp_path):

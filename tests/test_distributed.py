@@ -23,6 +23,7 @@ from neobert_hf import NeoBERTForMaskedLM, modeling_neobert
 from neobert_hf.kernels_neobert import split_and_rotate
 from neobert_hf.modeling_neobert import Rotary
 from neobert_hf.pretraining import keep_float32
+from neobert_hf.runs import lock_run
 
 LAUNCH = Path(__file__).with_name("launch.py")
 OPTIONS = dict(max_steps=20, save_steps=10)
@@ -65,6 +66,15 @@ def test_two_processes_follow_the_curve_of_one(corpus, alone, tmp_path, kind):  
     assert names == others
     auto_map, other = (json.loads((folder / "config.json").read_text())["auto_map"] for folder in folders)
     assert auto_map == other
+
+
+def test_all_processes_end_where_another_training_runs(corpus, tmp_path):  # noqa: F811
+    with lock_run(tmp_path):
+        options = command(corpus, tmp_path, max_steps=100_000)
+        done = subprocess.run([sys.executable, LAUNCH, pretrain_mlm.__file__, *options], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert done.stderr.count(f"another process writes to {tmp_path}; wait until it has ended") == 2
+    assert not (tmp_path / "run.json").exists()
 
 
 @pytest.fixture

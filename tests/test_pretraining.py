@@ -2,12 +2,14 @@
 
 import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
 import time
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +23,7 @@ from torch import nn
 from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast, set_seed
 
 from neobert_hf import NeoBERTForMaskedLM, PackedMLMCollator, cli
-from neobert_hf.arguments import PretrainingArguments
+from neobert_hf.arguments import CorpusArguments, PretrainingArguments
 from neobert_hf.flops import matrix_flops_per_s, training_flops
 from neobert_hf.manifests import write_manifest
 from neobert_hf.packing import MixedRows, PackedRows
@@ -409,6 +411,14 @@ def test_a_run_killed_at_any_moment_goes_on_to_the_very_same_losses(corpus, tmp_
     (half / "model.safetensors").write_bytes(b"half")
     resumed = run(corpus, folder, resume_from_checkpoint="last", **changes)
     assert resumed == whole
+
+
+def test_a_stream_can_be_given_to_processes_that_load_data(corpus, tokenizer, tmp_path):
+    """A DataLoader that spawns its workers pickles it."""
+    data = CorpusArguments(train_files=[str(corpus / "train.jsonl")], streaming=True)
+    stream, _ = pretrain_mlm.open_stream(data, arguments(tmp_path), tokenizer)
+    again = pickle.loads(pickle.dumps(stream))
+    assert list(islice(again, 5)) == list(islice(stream, 5))
 
 
 def test_sigterm_saves_before_leaving(corpus, tmp_path):

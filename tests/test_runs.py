@@ -79,6 +79,14 @@ def test_a_damaged_checkpoint_is_passed_over_and_refused_when_named(folder, name
         begin_or_resume(folder, RUN, None)
 
 
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_file_is_refused_for_an_inexact_resume_too(folder, name):
+    flip(folder / "checkpoint-8" / name)
+    assert begin_or_resume(folder, RUN, "last", exactly=False).name == "checkpoint-4"
+    with pytest.raises(ValueError, match=f"{name} is damaged"):
+        begin_or_resume(folder, RUN, str(folder / "checkpoint-8"), exactly=False)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
