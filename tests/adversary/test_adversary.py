@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 from adversary.flags import FLAGS
+from adversary.kills import KILLS
 from adversary.machinery import failures, run_family, table, to_json
 from adversary.masks import MASKS
 
-FAMILIES = {family.name: family for family in (MASKS, FLAGS)}
+FAMILIES = {family.name: family for family in (MASKS, FLAGS, KILLS)}
 pytestmark = pytest.mark.adversary
 
 
