@@ -53,9 +53,13 @@ def run_references(bench: Workbench) -> dict[str, Reference]:
 
 
 def at_event(command: Callable[[], None], folder: Path, number: int, act: Callable[[str], None]) -> Callable[[], None]:
-    """The command, with something that happens as it opens, renames or removes the file of that number in its folder.
+    """The command, with something that happens as it opens, renames or removes a file in its folder or beside it.
 
-    The processes that it starts count for themselves.
+    Args:
+        command: What to run; the processes that it starts count for themselves.
+        folder: Its folder.
+        number: Which of these events it is, from 1.
+        act: What happens then, with the name of the file.
     """
 
     def run():
@@ -73,7 +77,7 @@ def at_event(command: Callable[[], None], folder: Path, number: int, act: Callab
 
 def _changes(event: str, args: tuple, folder: Path) -> bool:
     is_read = event == "open" and not (args[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-    return not is_read and isinstance(args[0], (str, bytes, os.PathLike)) and str(folder) in os.fsdecode(args[0])
+    return not is_read and isinstance(args[0], (str, bytes, os.PathLike)) and str(folder.parent) in os.fsdecode(args[0])
 
 
 def _counting(command, folder):

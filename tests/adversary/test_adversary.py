@@ -11,12 +11,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from adversary.damage import DAMAGE
 from adversary.flags import FLAGS
 from adversary.kills import KILLS
 from adversary.machinery import failures, run_family, table, to_json
 from adversary.masks import MASKS
+from adversary.ranks import RANKS
+from adversary.writes import WRITES
 
-FAMILIES = {family.name: family for family in (MASKS, FLAGS, KILLS)}
+FAMILIES = {family.name: family for family in (MASKS, FLAGS, KILLS, DAMAGE, WRITES, RANKS)}
 pytestmark = pytest.mark.adversary
 
 

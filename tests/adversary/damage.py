@@ -1,0 +1,182 @@
+"""Every file of a run damaged: an older whole state gives the right result, or an error says which file."""
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from adversary.interruptions import at_event, check_result, kill, run_references, start_again
+from adversary.machinery import RIGHT, Failed, Family, explained, fork_case
+from adversary.workbench import Workbench
+from sentence_transformers import SentenceTransformer
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+from neobert_hf.commands import run_command
+from neobert_hf.search import DocumentationIndex
+
+COUNTS = {
+    "checkpoints of pretraining": 40,
+    "checkpoints of contrastive training": 25,
+    "shards and their manifest": 25,
+    "unfinished shards": 25,
+    "the cache of search": 25,
+    "weights and config for the Hub": 20,
+}
+QUESTIONS = ("open a file", "decode a number")
+
+
+def prepare(folder: Path) -> tuple[list, dict]:
+    """160 damaged files, each in a copy of a run that was stopped, or of what it made."""
+    bench = Workbench(folder)
+    whole = run_references(bench)
+    templates = {name: bench.folder / f"damaged-{i}" for i, name in enumerate(COUNTS)}
+    _stop_after(templates["checkpoints of pretraining"] / "out", whole["pretraining"].folder, "checkpoint-12")
+    _stop_after(
+        templates["checkpoints of contrastive training"] / "out", whole["contrastive training"].folder, "checkpoint-8"
+    )
+    shutil.copytree(bench.folder / "shards", templates["shards and their manifest"] / "shards")
+    _interrupt_tokenizing(bench, templates["unfinished shards"] / "out")
+    shutil.copytree(whole["the build for the Hub"].folder, templates["weights and config for the Hub"])
+    answers = bench.finish(_search(bench, templates["the cache of search"]), "search").output
+    logits = bench.finish(_load(templates["weights and config for the Hub"]), "load").output
+    shared = {"bench": bench, "whole": whole, "templates": templates, "answers": answers, "logits": logits}
+    return [(f"damage to {name}", name) for name, count in COUNTS.items() for _ in range(count)], shared
+
+
+def _stop_after(folder: Path, whole: Path, last: str) -> None:
+    """A run as it was before its last checkpoint."""
+    shutil.copytree(whole, folder)
+    shutil.rmtree(folder / last)
+    for file in folder.iterdir():
+        if file.is_file() and file.name not in ("run.json", "metrics.jsonl"):
+            file.unlink()
+
+
+def _interrupt_tokenizing(bench: Workbench, folder: Path) -> None:
+    """Six of ten shards: no file larger than a part of the corpus gets through."""
+    folder.parent.mkdir()
+    fork_case(at_event(bench.tokenize(folder, num_processes=1), folder, 30, kill(0)), folder.with_name("log"))
+    if (folder / "manifest.json").exists() or not list(folder.glob("*.arrow")):
+        raise Failed("the case itself: tokenizing was not interrupted in its middle")
+
+
+# ---------------------------------------------------------------------------------------- damage
+
+
+def flip(rng: random.Random, content: bytes) -> bytes:
+    content = bytearray(content)
+    for _ in range(rng.choice((1, 1, 8))):
+        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    return bytes(content)
+
+
+def cut(rng: random.Random, content: bytes) -> bytes:
+    return content[: rng.choice((0, len(content) // 2, len(content) - 1, rng.randrange(len(content))))]
+
+
+def zeros(rng: random.Random, content: bytes) -> bytes:
+    start = rng.choice((0, rng.randrange(len(content))))
+    length = rng.choice((len(content), rng.randint(1, 4096)))
+    return (content[:start] + bytes(min(length, len(content) - start)) + content[start + length :])[: len(content)]
+
+
+def junk(rng: random.Random, content: bytes) -> bytes:
+    return rng.choice((b"{}", b"[]", b"null", b"\xff\xfe\x00", rng.randbytes(len(content)), content + b"0"))
+
+
+def damage(rng: random.Random, folder: Path, files: list[Path], has_checksum: bool) -> str:
+    """Damage one of the files; returns what was done to which.
+
+    safetensors and JSON have no checksum: without one elsewhere, nobody can tell another number from the right one, so these
+    files are cut, removed and swapped only.
+    """
+    file = rng.choice(files)
+    ways = (flip, cut, zeros, junk) if has_checksum else (cut,)
+    way = rng.choice((*ways, *ways, "removed", "swapped"))
+    name = file.relative_to(folder)
+    if way == "removed":
+        file.unlink()
+    elif way == "swapped":
+        other = rng.choice([each for each in files if each != file])
+        mine, theirs = file.read_bytes(), other.read_bytes()
+        file.write_bytes(theirs)
+        other.write_bytes(mine)
+        name = f"{name} with {other.relative_to(folder)}"
+    else:
+        file.write_bytes(way(rng, file.read_bytes()))
+        way = way.__name__
+    return f"{name}: {way}"
+
+
+# ---------------------------------------------------------------------------------------- what follows
+
+
+def case(_, name: str, rng: random.Random, folder: Path, shared: dict) -> str:
+    """Damage a file, and use what it belongs to."""
+    bench = shared["bench"]
+    copy = folder / "copy"
+    shutil.copytree(shared["templates"][name], copy)
+    is_hub = name == "weights and config for the Hub"
+    files = [copy / "model.safetensors", copy / "config.json"] if is_hub else copy.rglob("*")
+    done = damage(rng, copy, sorted(file for file in files if file.is_file() and file.stat().st_size), not is_hub)
+    try:
+        return _use(name, bench, copy, shared)
+    except Failed as reason:
+        raise Failed(f"{done}: {reason}") from reason
+
+
+def _use(name: str, bench: Workbench, copy: Path, shared: dict) -> str:
+    out = copy / "out"
+    if name.startswith("checkpoints"):
+        run = "pretraining" if "pretraining" in name else "contrastive training"
+        outcome = start_again(bench, run, out)
+        if outcome.status:
+            return explained(outcome, str(out))
+        check_result(run, out, shared["whole"][run])
+        return RIGHT
+    if name.startswith("shards"):
+        outcome = fork_case(bench.pretrain(out, shards_dir=copy / "shards"), copy / "log")
+        if outcome.status:
+            return explained(outcome, str(copy / "shards"))
+        check_result("pretraining", out, shared["whole"]["pretraining"])
+        return RIGHT
+    if name == "unfinished shards":
+        outcome = fork_case(bench.tokenize(out), copy / "log")
+        if outcome.status:
+            return explained(outcome, str(out))
+        check_result("tokenizing", out, shared["whole"]["tokenizing"])
+        return RIGHT
+    command, wanted = (_search(bench, copy), "answers") if "search" in name else (_load(copy), "logits")
+    outcome = fork_case(command, copy / "log")
+    if outcome.status:
+        return explained(outcome, str(copy))
+    if outcome.output != shared[wanted]:
+        raise Failed(f"silently wrong: {outcome.output!r}, not {shared[wanted]!r}")
+    return RIGHT
+
+
+def _search(bench: Workbench, cache: Path) -> Callable[[], None]:
+    """What a small index answers."""
+
+    def run():
+        model = SentenceTransformer(str(bench.folder / "model"))
+        index = DocumentationIndex(model, ["json"], num_candidates=3, show_progress=False, cache_dir=cache)
+        for question in QUESTIONS:
+            print([(hit.entry.name, hit.entry.text, round(hit.score, 5)) for hit in index.search(question)])
+
+    return lambda: run_command("search", run)
+
+
+def _load(folder: Path) -> Callable[[], None]:
+    """What the model of a folder says."""
+
+    def run():
+        model, tokenizer = AutoModelForMaskedLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+        with torch.no_grad():
+            print(model(**tokenizer("the quick brown fox", return_tensors="pt")).logits.sum((0, 1)).tolist())
+
+    return lambda: run_command("load", run)
+
+
+DAMAGE = Family("damage", prepare, case)

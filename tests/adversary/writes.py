@@ -1,0 +1,55 @@
+"""A write that fails, at a drawn file or beyond a drawn size: an error that explains, and the way on when there is room again."""
+
+import random
+from pathlib import Path
+
+from adversary.interruptions import (
+    at_event,
+    check_nothing_half_is_whole,
+    check_result,
+    finish,
+    run_out_of_space,
+    run_references,
+    start_again,
+    with_small_files,
+)
+from adversary.machinery import RIGHT, Family, explained
+from adversary.workbench import Workbench
+
+COUNTS = {
+    "pretraining": 30,
+    "pretraining from a stream": 10,
+    "contrastive training": 20,
+    "tokenizing": 25,
+    "the build for the Hub": 15,
+}
+
+
+def prepare(folder: Path) -> tuple[list, dict]:
+    """100 full disks."""
+    bench = Workbench(folder)
+    plan = [(f"full disk in {name}", name) for name, count in COUNTS.items() for _ in range(count)]
+    return plan, {"bench": bench, "references": run_references(bench)}
+
+
+def case(_, name: str, rng: random.Random, folder: Path, shared: dict) -> str:
+    """Let a write fail, look at what is left, run again."""
+    bench, reference = shared["bench"], shared["references"][name]
+    out = folder / "out"
+    if rng.random() < 0.5:
+        number = rng.randint(1, reference.num_events)
+        outcome = start_again(bench, name, out, lambda command: at_event(command, out, number, run_out_of_space))
+    else:
+        largest = max(file.stat().st_size for file in reference.folder.rglob("*") if file.is_file())
+        limit = round(2 ** rng.uniform(6, largest.bit_length()))
+        outcome = start_again(bench, name, out, lambda command: with_small_files(command, limit))
+    check_nothing_half_is_whole(name, out, reference)
+    if outcome.status == 0:  # nothing that matters failed
+        check_result(name, out, reference)
+        return RIGHT
+    result = explained(outcome)
+    finish(bench, name, out, reference)
+    return result
+
+
+WRITES = Family("writes", prepare, case)
