@@ -17,7 +17,7 @@ import demo_documentation
 import evaluate_mteb
 import pretrain_mlm
 import train_contrastive
-from adversary.machinery import RIGHT, Failed, Family, Outcome, explained, fork_case
+from adversary.machinery import EXPLAINED, RIGHT, Failed, Family, Outcome, explained, fork_case
 from adversary.workbench import Workbench
 
 from neobert_hf import cli
@@ -26,16 +26,16 @@ HUGE = "1" + "0" * 30
 VALUES = ("0", "-1", HUGE, "nan", "")
 # What a command cannot be called without.
 REQUIRED = {
-    "neobert tokenize": ["--output_dir", "a", "--tokenizer_name", "b"],
-    "neobert documentation": ["--output_dir", "a"],
+    "neobert tokenize": ["--output_dir=a", "--tokenizer_name=b"],
+    "neobert documentation": ["--output_dir=a"],
     "neobert search": [],
-    "neobert embed": ["--output", "a.npy"],
-    "pretrain_mlm.py": ["--use_cpu", "--report_to", "none"],
-    "train_contrastive.py": ["--use_cpu", "--report_to", "none", "--output_dir", "a", "--model_name_or_path", "b"],
-    "demo_documentation.py": ["--use_cpu", "--report_to", "none"],
-    "evaluate_mteb.py": ["--model", "a", "--output_dir", "b"],
-    "build.py": ["--model", "a", "--out", "b"],
-    "build_mini.py": ["--pretrained", "a", "--model", "b", "--corpus", "c"],
+    "neobert embed": ["--output=a.npy"],
+    "pretrain_mlm.py": ["--use_cpu=true", "--report_to=none"],
+    "train_contrastive.py": ["--use_cpu=true", "--report_to=none", "--output_dir=a", "--model_name_or_path=b"],
+    "demo_documentation.py": ["--use_cpu=true", "--report_to=none"],
+    "evaluate_mteb.py": ["--model=a", "--output_dir=b"],
+    "build.py": ["--model=a", "--out=b"],
+    "build_mini.py": ["--pretrained=a", "--model=b", "--corpus=c"],
 }
 SCRIPTS = {
     Path(module.__file__).name: module.__file__
@@ -68,6 +68,7 @@ SENTINELS = {"max_steps", "logging_steps", "max_grad_norm", "learning_rate"}  # 
 # Numbers with which a run is meant to be long.
 LONG = {
     "max_steps",
+    "tokens_per_step",
     "num_train_epochs",
     "num_mined_negatives",
     "dataloader_num_workers",
@@ -119,25 +120,37 @@ def arguments_of(parser) -> dict[str, tuple[bool, bool, bool]]:
 
 
 def prepare(folder: Path) -> tuple[list, dict]:
-    """A case for each argument and value, and 150 that run."""
+    """A case for each argument, with all values, and 150 that run."""
     parsers = {command: parser_of(command) for command in REQUIRED}
     plan = [
-        (f"values for {command}", (command, name, value))
+        (f"arguments of {command}", (command, name))
         for command, parser in parsers.items()
         for name in arguments_of(parser)
-        for value in VALUES
     ]
     plan += [("runs with such values", None)] * 150
     return plan, {"parsers": parsers, "bench": Workbench(folder)}
 
 
 def case(kind: str, about, rng: random.Random, folder: Path, shared: dict) -> str:
-    """Parse one value, or run a command with one."""
+    """Parse an argument with each value, or run a command with one."""
     if about is None:
         return run_case(rng, folder, shared)
-    command, name, value = about
+    command, name = about
     parser = shared["parsers"][command]
-    argv = [*_without(REQUIRED[command], name), f"--{name}={value}"]
+    results, failed = set(), []
+    for value in VALUES:
+        try:
+            results.add(parse_case(parser, command, name, value))
+        except Failed as reason:
+            failed.append(f"{command} --{name} {value!r}: {reason}")
+    if failed:
+        raise Failed("; ".join(failed))
+    return EXPLAINED if EXPLAINED in results else RIGHT
+
+
+def parse_case(parser, command: str, name: str, value: str) -> str:
+    """Parse one value."""
+    argv = [each for each in REQUIRED[command] if not each.startswith(f"--{name}=")] + [f"--{name}={value}"]
     status, errors = _parse(parser, argv)
     is_number, is_ours, is_text = arguments_of(parser)[name]
     is_nonsense = (
@@ -148,11 +161,11 @@ def case(kind: str, about, rng: random.Random, folder: Path, shared: dict) -> st
     )
     if status == 0:
         if is_nonsense:
-            raise Failed(f"silently wrong: {command} takes --{name} {value!r}")
+            raise Failed("silently wrong: it is taken")
         return RIGHT
     if status != 2:
-        raise Failed(f"bug: exit status {status} for --{name} {value!r}: {errors}")
-    return explained(Outcome(status, "", errors, 0.0), name)
+        raise Failed(f"bug: exit status {status}, {errors}")
+    return explained(Outcome(status, "", errors, 0.0), name if name in errors else value)
 
 
 def _parse(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[int, str]:
@@ -165,13 +178,6 @@ def _parse(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[int, str]:
         except Exception as error:
             return 1, f"{type(error).__name__}: {error}"
     return 0, errors.getvalue()
-
-
-def _without(argv: list[str], name: str) -> list[str]:
-    if f"--{name}" not in argv:
-        return argv
-    place = argv.index(f"--{name}")
-    return argv[:place] + argv[place + 2 :]
 
 
 def run_case(rng: random.Random, folder: Path, shared: dict) -> str:
@@ -196,8 +202,8 @@ def run_case(rng: random.Random, folder: Path, shared: dict) -> str:
         resource.setrlimit(resource.RLIMIT_AS, (used + (8 << 30),) * 2)
         command()
 
-    outcome = fork_case(with_limit, folder / "log", timeout=60)
     try:
+        outcome = fork_case(with_limit, folder / "log", timeout=60)
         return RIGHT if outcome.status == 0 else explained(outcome)
     except Failed as reason:
         raise Failed(f"{name} --{argument} {value}: {reason}") from reason
