@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import signal
 from pathlib import Path
@@ -250,6 +251,24 @@ def test_older_checkpoints_go_only_when_the_new_one_is_whole(corpus, tmp_path, m
     names = [f"checkpoint-{step}" for step in (2, 4, 6, 8)]
     assert found == [names[:1], names[:2], names[1:3], names[2:]]
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-8"]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt"])
+def test_a_checkpoint_that_cannot_be_written_is_removed_and_the_run_resumes(corpus, finished, name):  # noqa: F811
+    folder, whole = finished
+    shutil.rmtree(folder / "checkpoint-8")
+    num_bytes = (folder / "checkpoint-4" / name).stat().st_size - 1
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        with pytest.raises(
+            SystemExit, match=r"checkpoint-8 could not be written .*earlier checkpoints are whole"
+        ) as ended:
+            resume(corpus, folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "\n" not in ended.value.code and not (folder / "checkpoint-8").exists()
+    assert resume(corpus, folder) == whole
 
 
 def test_a_second_training_in_the_same_folder_ends_at_once(corpus, tmp_path):  # noqa: F811

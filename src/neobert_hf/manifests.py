@@ -3,8 +3,11 @@
 import json
 import os
 import shutil
+import traceback
 from pathlib import Path
 
+import torch
+from safetensors import SafetensorError
 from transformers import Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
@@ -15,6 +18,9 @@ logger = logging.get_logger(__name__)
 
 MANIFEST = "manifest.json"  # written last of all
 STATE = "trainer_state.json"
+STILL_GOOD = (
+    "earlier checkpoints are whole: if the disk is full, make room, and resume with --resume_from_checkpoint last"
+)
 
 
 class CheckedCheckpoints(Trainer):
@@ -39,17 +45,21 @@ class CheckedCheckpoints(Trainer):
 
     def _save_checkpoint(self, model, trial):
         args = self.args
-        limit, args.save_total_limit = (
-            args.save_total_limit,
-            None,
-        )  # Trainer removes older ones before this one is complete
+        folder = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+        # Trainer would remove older checkpoints before this one is complete.
+        limit, args.save_total_limit = args.save_total_limit, None
         try:
             super()._save_checkpoint(model, trial)
+        except (OSError, SafetensorError, RuntimeError) as error:
+            raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
+            if isinstance(error, RuntimeError) and raised_in != torch.serialization.__file__:
+                raise  # no file's: torch.save has no error of its own
+            shutil.rmtree(folder, ignore_errors=True)
+            raise OSError(f"{folder} could not be written ({error}); {STILL_GOOD}") from error
         finally:
             args.save_total_limit = limit
         self.accelerator.wait_for_everyone()  # each process writes files of its own
         if args.should_save:
-            folder = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
             write_manifest(folder, is_exact=not args.save_only_model, num_processes=args.world_size)
             if limit:
                 self._remove_older_checkpoints(folder, limit)
@@ -87,7 +97,7 @@ def write_manifest(checkpoint: Path, is_exact: bool = True, num_processes: int =
         if path.is_file() and not path.name.startswith(MANIFEST)
     }
     manifest = sealed({"is_exact": is_exact, "num_processes": num_processes, "files": files})
-    write_json(checkpoint / MANIFEST, manifest, "earlier checkpoints are whole: make room, and resume from the last")
+    write_json(checkpoint / MANIFEST, manifest, STILL_GOOD)
 
 
 def check_checkpoint(checkpoint: Path, exactly: bool = True) -> None:
