@@ -35,6 +35,13 @@ setup(
     package_data={"neobert_hf": ["mini/*", "mini/*/*"]},
     entry_points={"console_scripts": ["neobert = neobert_hf.cli:main"]},
     python_requires=">=3.10",
-    install_requires=["jinja2", "safetensors>=0.4.3", "tokenizers>=0.21", "torch>=2.6", "transformers>=4.57.0"],
+    install_requires=[
+        "filelock",
+        "jinja2",
+        "safetensors>=0.4.3",
+        "tokenizers>=0.21",
+        "torch>=2.6",
+        "transformers>=4.57.0",
+    ],
     extras_require=extras,
 )

@@ -45,15 +45,15 @@ def test_every_number_has_bounds(example):
 def test_numbers_at_the_edge_are_taken_or_refused_with_status_2(example, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     classes, given = EXAMPLES[example]
-    parser = CommandParser(classes, usage="%(prog)s")
+    parser = CommandParser(classes)
     for flag, _ in numbers_of(parser):
         for text in ("0", "-1"):
             try:
                 parser.parse_args_into_dataclasses([*given, flag, text])
             except SystemExit as ended:
                 assert ended.code == 2
-                error = capsys.readouterr().err.splitlines()
-                assert len(error) == 2 and error[0].startswith("usage: ") and ": error: " in error[1]
+                (error,) = capsys.readouterr().err.splitlines()
+                assert ": error: " in error
 
 
 @pytest.mark.parametrize(

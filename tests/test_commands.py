@@ -1,12 +1,18 @@
 """What all commands share: bounds of numbers, and errors on one line."""
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Annotated, ClassVar
 
 import pytest
 import torch
 
 from neobert_hf.commands import Bounds, CommandParser, run_command
+
+
+class Color(Enum):
+    RED = "red"
+    BLUE = "blue"
 
 
 @dataclass
@@ -22,6 +28,7 @@ class Arguments(Inherited):
     name: str = field(default=None, metadata={"help": "A name."})
     maybe: str = field(default="", metadata={"help": "May be empty."})
     free: float = field(default=0.0, metadata={"help": "Any number."})
+    color: Color | str = field(default="red", metadata={"help": "As transformers declares its choices."})
 
     def __post_init__(self):
         if self.count == 13:
@@ -47,13 +54,15 @@ def parse(*argv):
         (["--name", " "], "argument --name: an empty string"),
         (["--count", "13"], "tool: error: count=13 is unlucky; take 12"),
         (["--cuont", "3"], "--cuont"),
+        (["--color", "green"], "argument --color: invalid choice: 'green' (choose from 'red', 'blue')"),
     ],
 )
 def test_a_value_out_of_bounds_ends_with_status_2_and_says_the_bounds(argv, words, capsys):
     with pytest.raises(SystemExit) as ended:
         parse(*argv)
     assert ended.value.code == 2
-    assert words in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line and line.startswith("tool: error: ")
 
 
 def test_values_within_bounds_and_defaults_are_taken():

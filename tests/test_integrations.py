@@ -134,3 +134,22 @@ def test_compiled_with_inductor_it_gives_the_same_logits(checkpoint):
         torch.testing.assert_close(
             torch.compile(model, fullgraph=True)(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4
         )
+
+
+def test_a_hook_on_the_embedding_sees_rows_and_its_result_counts(checkpoint):
+    """NEFTune (arXiv 2310.05914) adds noise to (rows, columns, width); without noise the model is the same."""
+    model = AutoModelForMaskedLM.from_pretrained(checkpoint).train()
+    ids, mask = torch.randint(5, 96, (3, 7)), torch.ones(3, 7, dtype=torch.long)
+    mask[1, 4:] = 0
+    plain = model(ids, attention_mask=mask).logits
+    shapes, scale = [], torch.ones(())
+
+    def change(module, inputs, output):
+        shapes.append(output.shape)
+        return output * scale
+
+    with model.get_input_embeddings().register_forward_hook(change):
+        torch.testing.assert_close(model(ids, attention_mask=mask).logits, plain, rtol=0, atol=0)
+        scale = torch.tensor(2.0)
+        assert (model(ids, attention_mask=mask).logits - plain).abs().max() > 1e-3
+    assert shapes == [(3, 7, model.config.hidden_size)] * 2

@@ -350,3 +350,13 @@ def test_rows_refuse_numbers_out_of_bounds(changes):
     (name, value), *_ = changes.items()
     with pytest.raises(ValueError, match=f"{name}={value}.* must be at least 1"):
         PackedRows([[1, 2]], [2], **{"max_tokens": 8} | changes)
+
+
+def test_workers_draw_other_masks():
+    """Rows of the same number in two workers must not be masked alike."""
+    stream = PackedStream(
+        datasets.IterableDataset.from_generator(documents_of, gen_kwargs={"lengths": [8] * 40}), 16, seed=3
+    )
+    for num_workers in (0, 2):
+        rows = list(DataLoader(stream, batch_size=None, num_workers=num_workers))
+        assert len(rows) == len({row["mask_seed"] for row in rows}) == 20

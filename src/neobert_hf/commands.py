@@ -10,8 +10,9 @@ import os
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NoReturn, get_args, get_origin, get_type_hints
 
 import torch
 from transformers import HfArgumentParser
@@ -56,12 +57,15 @@ class CommandParser(HfArgumentParser):
         bounds = {
             name: each for dataclass_type in self.dataclass_types for name, each in _bounds(dataclass_type).items()
         }
+        hints = {name: hint for each in self.dataclass_types for name, hint in get_type_hints(each).items()}
         for action in self._actions:
             limits = bounds.get(action.dest, Bounds())
             if action.type in (int, float):
                 action.type = _number(action.type, limits)
                 if limits != Bounds():
                     action.help = f"{action.help} ({limits})"
+            elif kind := _enum(hints.get(action.dest)):
+                action.type, action.choices = str, [member.value for member in kind]
             elif action.type is str and action.default != "":
                 action.type = some_text
 
@@ -69,10 +73,14 @@ class CommandParser(HfArgumentParser):
         """As HfArgumentParser's."""
         try:
             return super().parse_args_into_dataclasses(*args, **kwargs)
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, ModuleNotFoundError) as error:
             if os.environ.get("NEOBERT_TRACEBACK") == "1":
                 raise
             self.error(_one_line(error))
+
+    def error(self, message: str) -> NoReturn:
+        """End with one line, where argparse would print all arguments as well, and status 2."""
+        self.exit(2, f"{self.prog}: error: {message}; --help names every argument\n")
 
 
 def run_command(prog: str, command: Callable[..., Any], *args: Any) -> Any:
@@ -115,6 +123,11 @@ def _bounds(dataclass_type: type) -> dict[str, Bounds]:
         if get_origin(hint) is Annotated:
             found[each.name] = next(extra for extra in get_args(hint)[1:] if isinstance(extra, Bounds))
     return found
+
+
+def _enum(hint: Any) -> type[Enum] | None:
+    """The Enum among the types of a field, which transformers declares as `SchedulerType | str`."""
+    return next((each for each in get_args(hint) or (hint,) if isinstance(each, type) and issubclass(each, Enum)), None)
 
 
 def _number(kind: type, limits: Bounds) -> Callable[[str], float]:

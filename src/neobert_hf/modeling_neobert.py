@@ -349,8 +349,11 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
                 "with dtype=torch.float32, or on any machine with dtype=neobert_hf.best_dtype()."
             )
 
-        x_TD = layout.flatten(tokens)
-        x_TD = self.encoder(x_TD) if inputs_embeds is None else x_TD
+        if inputs_embeds is None and is_hooked(self.encoder):  # a hook, NEFTune's for instance, expects rows
+            x_TD = layout.flatten(self.encoder(tokens))
+        else:
+            x_TD = layout.flatten(tokens)
+            x_TD = self.encoder(x_TD) if inputs_embeds is None else x_TD
         # The residual stream outgrows fp16 in deep blocks. Under autocast it is fp32 in any case: FSDP2 shows bf16 weights
         # where DDP has fp32 ones. Products stay in half precision.
         is_autocast = x_TD.device.type != "meta" and torch.is_autocast_enabled(x_TD.device.type)

@@ -219,8 +219,14 @@ class PackedStream(IterableDataset):
             row = self._waiting.pop(0)
             self.num_rows += 1
             self.num_tokens += sum(map(len, row))
-            seeds = {} if self.seed is None else {"mask_seed": _mask_seed(self.seed, self.num_rows - 1)}
+            seeds = {} if self.seed is None else {"mask_seed": _mask_seed(self.seed, self._row_number())}
             yield _packed(row) | seeds
+
+    def _row_number(self):
+        """The number of the row that is given out, among those of all workers."""
+        worker = get_worker_info()
+        share, num_shares = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        return (self.num_rows - 1) * num_shares + share
 
 
 def _packed(documents):

@@ -27,6 +27,7 @@ from transformers import (
 )
 
 from .configuration_neobert import NeoBERTConfig
+from .files import write_error, writing
 from .flops import matrix_flops_per_s, training_flops
 from .manifests import STATE, CheckedCheckpoints
 from .packing import MixedRows, PackedRows
@@ -113,8 +114,14 @@ class PretrainingTrainer(CheckedCheckpoints):
             logs |= self._held_out_figures()
         super().log(logs, start_time)
         if self.is_world_process_zero():
-            with Path(self.args.output_dir, METRICS).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(self.state.log_history[-1]) + "\n")
+            metrics = Path(self.args.output_dir, METRICS)
+            try:
+                with metrics.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(self.state.log_history[-1]) + "\n")
+            except OSError as error:
+                raise write_error(
+                    error, metrics, "every checkpoint is whole: make room and resume from the last"
+                ) from error
 
     def evaluate(self, *args, **kwargs) -> dict[str, float]:
         """Trainer's evaluation, with the loss per masked token of the whole held-out set and the masked accuracy."""
@@ -131,6 +138,11 @@ class PretrainingTrainer(CheckedCheckpoints):
 
     def _held_out_figures(self):
         counts = self.held_out.totals(self.accelerator)
+        if not counts["num_masked"]:
+            raise ValueError(
+                f"no token of the {counts['num_tokens']} held-out ones was masked, so there is nothing to measure; hold out more "
+                "text, or raise mlm_probability"
+            )
         loss = counts["loss_sum"] / counts["num_masked"]
         return {
             "eval_loss": loss,
@@ -183,7 +195,8 @@ class PretrainingTrainer(CheckedCheckpoints):
         if self.is_world_process_zero():
             metrics.parent.mkdir(parents=True, exist_ok=True)
             kept = state.log_history if resume_from_checkpoint else []
-            metrics.write_text("".join(json.dumps(entry) + "\n" for entry in kept), "utf-8")
+            with writing(metrics) as file:
+                file.write("".join(json.dumps(entry) + "\n" for entry in kept).encode())
         self.counter = Counter(self.args.device, before)
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.accelerator.mixed_precision, torch.float32)
         self._peak = matrix_flops_per_s(self.args.device, dtype)
