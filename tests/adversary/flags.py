@@ -165,7 +165,8 @@ def parse_case(parser, command: str, name: str, value: str) -> str:
         return RIGHT
     if status != 2:
         raise Failed(f"bug: exit status {status}, {errors}")
-    return explained(Outcome(status, "", errors, 0.0), name if name in errors else value)
+    outcome = Outcome(status, "", errors, 0.0)
+    return explained(outcome, name if name in outcome.message else value)
 
 
 def _parse(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[int, str]:

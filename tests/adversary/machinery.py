@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import psutil
+from provenance import provenance
 from tabulate import tabulate
 
 RIGHT, EXPLAINED, FAILED = "right", "explained", "failed"
@@ -293,4 +294,5 @@ def failures(verdicts: list[Verdict]) -> list[str]:
 def to_json(verdicts: list[Verdict], seed: str, seconds: float) -> str:
     """The same for a page of the documentation."""
     failed = [asdict(verdict) for verdict in verdicts if verdict.result == FAILED]
-    return json.dumps({"seed": seed, "seconds": round(seconds), "rows": rows(verdicts), "failed": failed}, indent=1)
+    found = {"seed": seed, "seconds": round(seconds), **provenance(), "rows": rows(verdicts), "failed": failed}
+    return json.dumps(found, indent=1)

@@ -41,7 +41,7 @@ def case(_, name: str, rng: random.Random, folder: Path, shared: dict) -> str:
         outcome = start_again(bench, name, out, lambda command: at_event(command, out, number, run_out_of_space))
     else:
         largest = max(file.stat().st_size for file in reference.folder.rglob("*") if file.is_file())
-        limit = round(2 ** rng.uniform(6, largest.bit_length()))
+        limit = round(2 ** rng.uniform(14, largest.bit_length()))  # what the command prints is smaller
         outcome = start_again(bench, name, out, lambda command: with_small_files(command, limit))
     check_nothing_half_is_whole(name, out, reference)
     if outcome.status == 0:  # nothing that matters failed
