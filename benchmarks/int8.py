@@ -14,8 +14,8 @@ from sentence_transformers import SentenceTransformer
 from transformers import HfArgumentParser
 
 import neobert_hf
-from neobert_hf.documentation import collect_documentation, retrieval_pairs
-from neobert_hf.retrieval import pairs_evaluator
+from neobert_hf.demo.documentation import collect_documentation, retrieval_pairs
+from neobert_hf.evaluation.retrieval import pairs_evaluator
 
 METRICS = {"recall@1": "cosine_recall@1", "recall@10": "cosine_recall@10", "nDCG@10": "cosine_ndcg@10"}
 

@@ -21,8 +21,8 @@ from tqdm.auto import tqdm
 from transformers import HfArgumentParser
 
 import neobert_hf
-from neobert_hf.retrieval import pairs_evaluator
-from neobert_hf.training_sets import read_pairs
+from neobert_hf.embeddings.training_sets import read_pairs
+from neobert_hf.evaluation.retrieval import pairs_evaluator
 
 
 @dataclass

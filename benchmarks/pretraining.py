@@ -20,12 +20,12 @@ from tqdm.auto import tqdm
 from transformers import HfArgumentParser
 
 from neobert_hf import PackedMLMCollator, tune_allocator
-from neobert_hf.arguments import PretrainingArguments
-from neobert_hf.documentation import collect_documentation
-from neobert_hf.packing import PackedRows
-from neobert_hf.pretraining import PretrainingTrainer, build_model
-from neobert_hf.shards import plain_tokenizer, tokenize_corpus
-from neobert_hf.wordpiece import train_wordpiece
+from neobert_hf.data.packing import PackedRows
+from neobert_hf.data.shards import plain_tokenizer, tokenize_corpus
+from neobert_hf.data.wordpiece import train_wordpiece
+from neobert_hf.demo.documentation import collect_documentation
+from neobert_hf.pretraining.arguments import PretrainingArguments
+from neobert_hf.pretraining.trainer import PretrainingTrainer, build_model
 
 
 @dataclass

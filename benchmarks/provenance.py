@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from neobert_hf.machine_neobert import has_bf16_instructions
+from neobert_hf.model.machine_neobert import has_bf16_instructions
 
 
 def provenance() -> dict:

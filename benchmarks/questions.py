@@ -24,8 +24,8 @@ from transformers import HfArgumentParser
 
 import neobert_hf
 from neobert_hf.cli import embedding_model
-from neobert_hf.documentation import Entry, collect_documentation
-from neobert_hf.search import DocumentationIndex
+from neobert_hf.demo.documentation import Entry, collect_documentation
+from neobert_hf.demo.search import DocumentationIndex
 
 QUESTIONS = {
     "wait a few seconds": "time.sleep asyncio.sleep",

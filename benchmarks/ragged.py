@@ -17,8 +17,8 @@ from harness import DTYPES, MODELS, build, finish, free, median_and_spread, medi
 from transformers import BertTokenizerFast, DataCollatorForLanguageModeling, HfArgumentParser
 
 from neobert_hf import PackedMLMCollator, tune_allocator
-from neobert_hf.documentation import collect_documentation
-from neobert_hf.wordpiece import train_wordpiece
+from neobert_hf.data.wordpiece import train_wordpiece
+from neobert_hf.demo.documentation import collect_documentation
 
 
 @dataclass

@@ -19,7 +19,7 @@ from tabulate import tabulate
 from transformers import HfArgumentParser
 
 from neobert_hf import AUTO_CLASSES
-from neobert_hf.backends_neobert import BACKENDS, Backend
+from neobert_hf.model.backends_neobert import BACKENDS, Backend
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"

@@ -16,11 +16,11 @@ from typing import Annotated
 from transformers import Trainer, TrainingArguments, set_seed
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, PackedMLMCollator, tune_allocator
-from neobert_hf.arguments import PrecisionArguments
 from neobert_hf.commands import Bounds, CommandParser, run_command
-from neobert_hf.documentation import collect_documentation
-from neobert_hf.evaluate import masked_accuracy, unigram_accuracy
-from neobert_hf.wordpiece import train_wordpiece
+from neobert_hf.data.wordpiece import train_wordpiece
+from neobert_hf.demo.documentation import collect_documentation
+from neobert_hf.evaluation.masked_lm import masked_accuracy, unigram_accuracy
+from neobert_hf.pretraining.arguments import PrecisionArguments
 
 USE = Path(__file__).with_name("use_saved_model.py")
 

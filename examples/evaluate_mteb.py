@@ -16,8 +16,8 @@ from tabulate import tabulate
 
 import neobert_hf  # registers the model with the Auto classes
 from neobert_hf.commands import Bounds, CommandParser, run_command
-from neobert_hf.instructions import mteb_prompts
-from neobert_hf.mteb_evaluation import (
+from neobert_hf.embeddings.instructions import mteb_prompts
+from neobert_hf.evaluation.mteb import (
     BENCHMARK,
     DTYPES,
     averages,

@@ -23,15 +23,15 @@ import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer, set_seed
 
 from neobert_hf import PackedMLMCollator, PackedStream, tune_allocator
-from neobert_hf.arguments import CorpusArguments, PretrainingArguments
 from neobert_hf.commands import CommandParser, run_command
-from neobert_hf.corpus import Corpus
-from neobert_hf.packing import PackedRows
-from neobert_hf.pretraining import PretrainingTrainer, SaveOnTerminate, build_model, training_rows
-from neobert_hf.recipes import Recipe
-from neobert_hf.runs import begin_or_resume, lock_run, write_summary
-from neobert_hf.shards import MANIFEST, Shards, tokenize_corpus
-from neobert_hf.wordpiece import tokenizer_hash
+from neobert_hf.data.corpus import Corpus
+from neobert_hf.data.packing import PackedRows
+from neobert_hf.data.shards import MANIFEST, Shards, tokenize_corpus
+from neobert_hf.data.wordpiece import tokenizer_hash
+from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArguments
+from neobert_hf.pretraining.recipes import Recipe
+from neobert_hf.pretraining.runs import begin_or_resume, lock_run, write_summary
+from neobert_hf.pretraining.trainer import PretrainingTrainer, SaveOnTerminate, build_model, training_rows
 
 
 def open_corpus(data: CorpusArguments, recipe: Recipe, files: list[str] | None) -> Corpus:

@@ -20,7 +20,7 @@ from sentence_transformers import SentenceTransformer
 
 from neobert_hf import sentence_transformer, tune_allocator
 from neobert_hf.commands import CommandParser, run_command
-from neobert_hf.contrastive import (
+from neobert_hf.embeddings.contrastive import (
     ContrastiveArguments,
     ContrastiveTrainer,
     ContrastiveTrainingArguments,
@@ -30,9 +30,9 @@ from neobert_hf.contrastive import (
     open_training_sets,
     set_sampling,
 )
-from neobert_hf.retrieval import pairs_evaluator
-from neobert_hf.runs import begin_or_resume, lock_run
-from neobert_hf.training_sets import read_pairs
+from neobert_hf.embeddings.training_sets import read_pairs
+from neobert_hf.evaluation.retrieval import pairs_evaluator
+from neobert_hf.pretraining.runs import begin_or_resume, lock_run
 
 # What decides the curve, so that a run is gone on with only as it was.
 CURVE = (

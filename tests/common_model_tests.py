@@ -118,7 +118,7 @@ class CommonModelTest(common.ModelTesterMixin, unittest.TestCase):
         if reason := LEFT_OUT.get(self._testMethodName):
             self.skipTest(reason)
         if self._testMethodName in NEED_AN_EMPTY_CHECKPOINT:
-            strictness = unittest.mock.patch("neobert_hf.modeling_neobert.check_encoder_is_whole")
+            strictness = unittest.mock.patch("neobert_hf.model.modeling_neobert.check_encoder_is_whole")
             strictness.start()
             self.addCleanup(strictness.stop)
 

@@ -29,7 +29,7 @@ from oracle import CONFIG, Oracle, random_weights, write_checkpoint
 from safetensors.torch import load_file
 
 import neobert_hf
-from neobert_hf.wordpiece import train_wordpiece
+from neobert_hf.data.wordpiece import train_wordpiece
 
 GOLDEN = Path(__file__).parents[2] / "shared/golden/tiny"
 

@@ -16,7 +16,7 @@ from published import PublishedMaskedLM
 from ragged import log_normal_lengths
 
 from neobert_hf import AUTO_CLASSES
-from neobert_hf.documentation import collect_documentation
+from neobert_hf.demo.documentation import collect_documentation
 
 ROOT = Path(__file__).parents[1]
 OPTIONS = {
@@ -88,7 +88,7 @@ def test_everyday_questions_are_asked_of_every_search_and_have_an_answer_here(tm
         pytest.importorskip(needed, reason="benchmarks/questions.py compares with it (pip install -e .[bench])")
     from questions import QUESTIONS
 
-    from neobert_hf.documentation import collect_documentation
+    from neobert_hf.demo.documentation import collect_documentation
 
     names = {entry.name for entry in collect_documentation(False, ["python"], tmp_path)}
     # hashlib.file_digest is newer than the oldest Python, csv.DictReader has no docstring

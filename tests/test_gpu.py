@@ -14,7 +14,7 @@ import torch
 from oracle import CONFIG, Oracle, random_weights, write_checkpoint
 from transformers import AutoModelForMaskedLM
 
-from neobert_hf.backends_neobert import Situation, choose_backend
+from neobert_hf.model.backends_neobert import Situation, choose_backend
 
 pytestmark = [
     pytest.mark.gpu,
@@ -128,7 +128,7 @@ def _concatenate(oracle, ids, bounds):
 
 def test_after_the_layout_nothing_waits_for_the_gpu(wide_checkpoint, inputs):
     """With synchronisation forbidden after the first copy to the host, a forward still runs."""
-    from neobert_hf import layout_neobert
+    from neobert_hf.model import layout_neobert
 
     model = load(wide_checkpoint[2], "auto", torch.bfloat16)
     packed, _ = inputs

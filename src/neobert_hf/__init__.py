@@ -5,12 +5,13 @@ from pathlib import Path
 import transformers
 
 from .allocator import tune_allocator
-from .collators import PackedMLMCollator
-from .configuration_neobert import NeoBERTConfig
-from .embeddings import multi_vector_encoder, sentence_transformer, sparse_encoder
-from .kernels_neobert import quantize
-from .machine_neobert import best_dtype
-from .modeling_neobert import (
+from .data.collators import PackedMLMCollator
+from .data.packing import PackedStream
+from .embeddings.models import multi_vector_encoder, sentence_transformer, sparse_encoder
+from .model.configuration_neobert import NeoBERTConfig
+from .model.kernels_neobert import quantize
+from .model.machine_neobert import best_dtype
+from .model.modeling_neobert import (
     AUTO_CLASSES,
     NeoBERT,
     NeoBERTForMaskedLM,
@@ -21,7 +22,6 @@ from .modeling_neobert import (
     NeoBERTLMHead,
     NeoBERTModel,
 )
-from .packing import PackedStream
 
 __version__ = "0.1.0"
 

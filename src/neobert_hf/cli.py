@@ -10,10 +10,11 @@ from typing import Annotated, Literal
 from transformers import AutoTokenizer
 from transformers.hf_argparser import HfArg
 
-from . import MINI, wordpiece
+from . import MINI
 from .commands import Bounds, CommandParser, run_command, some_text
-from .files import write_error, writing
-from .shards import MOST_DOCUMENTS, MOST_TOKENS, most_processes, tokenize_corpus
+from .data import wordpiece
+from .data.files import write_error, writing
+from .data.shards import MOST_DOCUMENTS, MOST_TOKENS, most_processes, tokenize_corpus
 
 MOST_TOGETHER = 65_536  # texts in a batch, answers to a question, ...: more is a slip
 
@@ -105,7 +106,7 @@ class EmbedArguments:
 
 def tokenize(arguments: TokenizeArguments) -> None:
     """Run `neobert tokenize`."""
-    from .corpus import Corpus
+    from .data.corpus import Corpus
 
     tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer_name)
     corpus = Corpus(
@@ -125,14 +126,14 @@ def tokenize(arguments: TokenizeArguments) -> None:
 
 def documentation(arguments: DocumentationArguments) -> None:
     """Run `neobert documentation`."""
-    from .documentation import write_corpus
+    from .demo.documentation import write_corpus
 
     print(json.dumps(write_corpus(**vars(arguments))))
 
 
 def search(arguments: SearchArguments, questions: list[str]) -> None:
     """Run `neobert search`: answer the questions, or whatever is typed if there are none."""
-    from .search import DocumentationIndex
+    from .demo.search import DocumentationIndex
 
     packages = None if arguments.package == "all" else arguments.package.split(",")
     num_candidates = arguments.num_candidates
@@ -156,8 +157,8 @@ def embed(arguments: EmbedArguments, files: list[str]) -> None:
     """Run `neobert embed`."""
     import numpy as np
 
-    from .corpus import Corpus
-    from .memory import batch_bytes, check_memory
+    from .data.corpus import Corpus
+    from .embeddings.memory import batch_bytes, check_memory
 
     output = Path(arguments.output)
     if output.suffix not in (".npy", ".jsonl"):

@@ -104,7 +104,7 @@ def run_command(prog: str, command: Callable[..., Any], *args: Any) -> Any:
 def _is_mendable(error: Exception) -> bool:
     """A RuntimeError that this package raised tells its user something; that of a library is a bug here."""
     raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
-    return isinstance(error, MENDABLE) or (type(error) is RuntimeError and raised_in.parent == HERE)
+    return isinstance(error, MENDABLE) or (type(error) is RuntimeError and HERE in raised_in.parents)
 
 
 def _one_line(error: Exception) -> str:

@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from neobert_hf.commands import run_command
-from neobert_hf.search import DocumentationIndex
+from neobert_hf.demo.search import DocumentationIndex
 
 COUNTS = {
     "checkpoints of pretraining": 40,

@@ -15,7 +15,7 @@ from pathlib import Path
 from adversary.machinery import RIGHT, Failed, Outcome, explained, fork_case
 from adversary.workbench import Workbench, files_of, losses_of, weights_of
 
-from neobert_hf.runs import last_whole_checkpoint
+from neobert_hf.pretraining.runs import last_whole_checkpoint
 
 # What is to be interrupted: the command of the workbench, and whether it is resumed or just run again.
 COMMANDS = {

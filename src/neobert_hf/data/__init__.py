@@ -1,0 +1,1 @@
+"""Text, tokens and rows: corpus, shards, packing, collators. It imports no other room."""

@@ -1,0 +1,1 @@
+"""The demo: documentation of installed packages, and search in it."""

@@ -1,0 +1,1 @@
+"""Embeddings: models, contrastive training, its data and instructions."""

@@ -1,0 +1,281 @@
+"""Pairs and triplets to learn embeddings from: the paper's training sets (appendix D.2, Table 7), and users' own files.
+
+The Hub ids and columns are those of the authors' public loaders where they have one. Five sets of Table 7 have none there
+(AGNEWS, MEDMCQA, MEDMCQA_CLUST, NPR, YAHOO_CLUST): their ids are the obvious ones, what is taken of them is our reading.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+from datasets import Dataset, concatenate_datasets, load_dataset
+from datasets.exceptions import DatasetGenerationError
+
+from ..data.texts import check_texts
+
+Texts = list[str] | None  # anchor, positive, negatives; None leaves a row out
+
+
+def _columns(*names: str) -> Callable[[dict], Texts]:
+    return lambda row: [row[name] for name in names]
+
+
+def _similar(row: dict) -> Texts:
+    return [row["sentence1"], row["sentence2"]] if row["score"] > 4 else None  # of 5
+
+
+def _concurrentqa(row: dict) -> Texts:
+    return [row["question"], row["pos_paras"][0]["text"], *(p["text"] for p in row["neg_paras"])]
+
+
+def _first_of_lists(row: dict) -> Texts:
+    return [row["query"], row["positive"][0], *row["negative"]]
+
+
+def _medmcqa_answer(row: dict) -> Texts:
+    return [f"{row['question']} {row[('opa', 'opb', 'opc', 'opd')[row['cop']]]}"]
+
+
+def _medmcqa(row: dict) -> Texts:
+    return [row["question"], row["exp"]] if row["exp"] else None
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    """Where a training set is, and how its rows become texts.
+
+    Args:
+        path: Id on the Hub.
+        texts: The row's anchor, positive and negatives, or None to leave it out.
+        configs: Configurations, one after another; None is the only one.
+        num_negatives: Of the row's negatives, so many; a row with fewer is left out.
+        joined: The rows are pairs of ids, the texts are in the configurations "queries" and "corpus".
+        class_column: The rows are labelled texts; a positive is another text of the class, the negative one of another.
+    """
+
+    path: str
+    texts: Callable[[dict], Texts]
+    configs: tuple[str | None, ...] = (None,)
+    num_negatives: int = 0
+    joined: bool = False
+    class_column: str | None = None
+
+
+TRAINING_SETS = {
+    "AGNEWS": TrainingSet("sentence-transformers/agnews", _columns("title", "description")),
+    "ALLNLI": TrainingSet(
+        "sentence-transformers/all-nli", _columns("anchor", "positive", "negative"), ("triplet",), num_negatives=1
+    ),
+    "AMAZONQA": TrainingSet("embedding-data/Amazon-QA", lambda row: [row["query"], row["pos"][0]]),
+    "CONCURRENTQA": TrainingSet("stanfordnlp/concurrentqa-retrieval", _concurrentqa, num_negatives=4),
+    "FEVER": TrainingSet("mteb/fever", _columns("query", "document"), joined=True),
+    "GITHUBISSUE": TrainingSet("WhereIsAI/github-issue-similarity", _columns("anchor", "positive"), ("positive",)),
+    "GOOAQ": TrainingSet(
+        "tomaarsen/gooaq-hard-negatives",
+        _columns("question", "answer", *(f"negative_{i}" for i in range(1, 6))),
+        ("triplet-5",),
+        num_negatives=5,
+    ),
+    "MEDMCQA": TrainingSet("openlifescienceai/medmcqa", _medmcqa),
+    "MEDMCQA_CLUST": TrainingSet(
+        "openlifescienceai/medmcqa", _medmcqa_answer, num_negatives=1, class_column="subject_name"
+    ),
+    "MSMARCO": TrainingSet("mteb/msmarco", _columns("query", "document"), joined=True),
+    "NPR": TrainingSet("sentence-transformers/npr", _columns("title", "body")),
+    "PAQ": TrainingSet("embedding-data/PAQ_pairs", lambda row: list(row["set"])),
+    "PUBMEDQA": TrainingSet(
+        "sentence-transformers/pubmedqa",
+        _columns("anchor", "positive", *(f"negative_{i}" for i in range(1, 21))),
+        ("triplet-20",),
+        num_negatives=4,
+    ),
+    "QQP": TrainingSet(
+        "embedding-data/QQP_triplets",
+        lambda row: [row["set"]["query"], row["set"]["pos"][0], *row["set"]["neg"]],
+        num_negatives=1,
+    ),
+    "SENTENCECOMP": TrainingSet(
+        "embedding-data/sentence-compression", lambda row: [row["set"][1], row["set"][0]]
+    ),  # the short one first
+    "STACKEXCHANGE": TrainingSet(
+        "sentence-transformers/stackexchange-duplicates",
+        lambda row: list(row.values()),
+        ("body-body-pair", "post-post-pair"),
+    ),
+    "STACKOVERFLOW": TrainingSet("mteb/stackoverflowdupquestions-reranking", _first_of_lists, num_negatives=4),
+    "STS12": TrainingSet("mteb/sts12-sts", _similar),
+    "STSBENCHMARK": TrainingSet("mteb/stsbenchmark-sts", _similar),
+    "TRIVIAQA": TrainingSet(
+        "sentence-transformers/trivia-qa-triplet",
+        _columns("anchor", "positive", "negative"),
+        ("triplet",),
+        num_negatives=1,
+    ),
+    "WIKIHOW": TrainingSet("sentence-transformers/wikihow", _columns("text", "summary")),
+    "YAHOO_CLUST": TrainingSet(
+        "community-datasets/yahoo_answers_topics",
+        lambda row: [f"{row['question_title']} {row['best_answer']}"] if row["best_answer"] else None,
+        num_negatives=1,
+        class_column="topic",
+    ),
+}
+
+
+def load_training_set(name: str, seed: int = 0) -> Dataset:
+    """Load one of the paper's training sets from the Hub.
+
+    Args:
+        name: As in Table 7.
+        seed: Of the pairs drawn within a class; other sets do not use it.
+
+    Returns:
+        Columns `anchor`, `positive`, and `negative_1` to `negative_n`.
+
+    Raises:
+        ValueError: There is no such set, or the Hub's has other columns than it had.
+    """
+    if name not in TRAINING_SETS:
+        raise ValueError(f"there is no training set {name!r}; the paper's are {', '.join(TRAINING_SETS)}")
+    source = TRAINING_SETS[name]
+    parts = []
+    for config in source.configs:
+        part = _join(source.path) if source.joined else load_dataset(source.path, config, split="train")
+        convert = dict(function=_convert, batched=True, remove_columns=part.column_names, desc=name)
+        parts.append(part.map(**convert, fn_kwargs={"name": name}))
+    rows = concatenate_datasets(parts)
+    return _class_triplets(rows, seed) if source.class_column else rows
+
+
+def _convert(batch: dict[str, list], name: str) -> dict[str, list[str]]:
+    """Rows of the Hub as rows of texts, without those that are left out."""
+    source, rows = TRAINING_SETS[name], []
+    width = 1 if source.class_column else 2 + source.num_negatives
+    for values in zip(*batch.values()):
+        row = dict(zip(batch, values))
+        try:
+            texts = source.texts(row)
+            label = row[source.class_column] if source.class_column else None
+        except IndexError:  # a list of positives that is empty
+            continue
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"{name}: {source.path} has the columns {', '.join(batch)}; what is read of them ({error}) is not there"
+            ) from error
+        if texts is not None and len(texts) >= width and all(texts[:width]):
+            rows.append([*texts[:width], label] if source.class_column else texts[:width])
+    names = ["anchor", "label"] if source.class_column else _names(width)
+    return {column: [row[i] for row in rows] for i, column in enumerate(names)}
+
+
+def _names(width: int) -> list[str]:
+    return ["anchor", "positive", *(f"negative_{i}" for i in range(1, width - 1))]
+
+
+def _join(path: str) -> Dataset:
+    """Pairs of ids as pairs of texts; a pair of which one is missing is left out, as in the authors' code."""
+    pairs = load_dataset(path, "default", split="train")
+    queries, corpus = (load_dataset(path, name, split=name) for name in ("queries", "corpus"))
+    query_rows, corpus_rows = ({key: i for i, key in enumerate(part["_id"])} for part in (queries, corpus))
+    found = [
+        (query_rows[query], corpus_rows[document])
+        for query, document, score in zip(pairs["query-id"], pairs["corpus-id"], pairs["score"])
+        if score > 0 and query in query_rows and document in corpus_rows
+    ]
+    return concatenate_datasets(
+        [
+            part.select([pair[side] for pair in found]).select_columns("text").rename_column("text", name)
+            for side, (part, name) in enumerate([(queries, "query"), (corpus, "document")])
+        ],
+        axis=1,
+    )
+
+
+def _class_triplets(rows: Dataset, seed: int) -> Dataset:
+    """For each text another one of its class, and one of another class; a class of one text has no pair and is left out."""
+    texts, labels = list(rows["anchor"]), np.asarray(list(rows["label"]))
+    rng = np.random.default_rng(seed)
+    order = np.argsort(labels, kind="stable")
+    values, starts, counts = np.unique(labels[order], return_index=True, return_counts=True)
+    if len(values) < 2:
+        raise ValueError(f"all texts are of the class {values.tolist()}; negatives need a second one")
+    triplets = []
+    for start, count in zip(starts, counts):
+        own = order[start : start + count]
+        if count > 1:
+            positives = own[(np.arange(count) + rng.integers(1, count, count)) % count]
+            others = rng.integers(0, len(order) - count, count)
+            negatives = order[np.where(others < start, others, others + count)]
+            triplets += zip(own.tolist(), positives.tolist(), negatives.tolist())
+    return Dataset.from_dict({name: [texts[t[i]] for t in triplets] for i, name in enumerate(_names(3))})
+
+
+def read_pairs(file: str | Path) -> Dataset:
+    """Read pairs or triplets from JSON lines, CSV or Parquet.
+
+    The columns count by their order: anchor, positive, then negatives; their names in the file are free.
+
+    Returns:
+        Columns `anchor`, `positive`, and `negative_1` to `negative_n`.
+
+    Raises:
+        ValueError: A line is no row of texts like the first one, with its number; or the kind of file is unknown.
+        OSError: The file cannot be read.
+    """
+    file = Path(file)
+    if file.suffix == ".parquet":
+        try:
+            lines = enumerate(load_dataset("parquet", data_files=str(file), split="train"), 1)
+        except (DatasetGenerationError, pyarrow.ArrowInvalid) as error:
+            raise ValueError(f"{file} is no Parquet file that can be read: {error}") from error
+    elif file.suffix in (".jsonl", ".json"):
+        lines = _json_lines(file)
+    elif file.suffix == ".csv":
+        lines = _csv_lines(file)
+    else:
+        raise ValueError(f"{file} ends in {file.suffix!r}; pairs are read from .jsonl, .csv or .parquet")
+    rows = []
+    for number, row in lines:
+        where = f"{file}, line {number}"
+        if not isinstance(row, dict) or len(row) < 2:
+            raise ValueError(f"{where}: {row!r} is not an object with an anchor and a positive")
+        if rows and list(row) != list(rows[0]):
+            raise ValueError(f"{where}: has the columns {list(row)}, the first line {list(rows[0])}")
+        try:
+            check_texts(list(row.values()))
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+        if empty := [name for name, text in row.items() if not text.strip()]:
+            raise ValueError(f"{where}: {empty[0]!r} is empty; an empty text has no like, remove the line")
+        rows.append(row)
+    if not rows:
+        raise ValueError(f"{file} is empty")
+    names = _names(len(rows[0]))
+    return Dataset.from_list([dict(zip(names, row.values())) for row in rows])
+
+
+def _json_lines(file: Path) -> Iterator[tuple[int, dict]]:
+    with file.open("rb") as stream:
+        for number, line in enumerate(stream, 1):
+            if line.strip():
+                try:
+                    yield number, json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    raise ValueError(f"{file}, line {number}: not JSON ({error})") from error
+
+
+def _csv_lines(file: Path) -> Iterator[tuple[int, dict]]:
+    with file.open(encoding="utf-8-sig", newline="") as stream:
+        reader = csv.DictReader(stream, strict=True)
+        try:
+            for row in reader:
+                yield reader.line_num, row
+        except UnicodeDecodeError as error:  # found when a block is read, long before its line
+            raise ValueError(f"{file}: not text in UTF-8 ({error})") from error
+        except csv.Error as error:
+            raise ValueError(f"{file}, line {reader.line_num + 1}: {error}") from error

@@ -1,0 +1,1 @@
+"""Evaluation: masked language modelling, retrieval, MTEB."""

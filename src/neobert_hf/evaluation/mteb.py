@@ -1,0 +1,157 @@
+"""MTEB as in the paper (section 5.2, appendix D): its instructions, its categories, and averages that hide nothing."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import mteb
+import torch
+from huggingface_hub import EvalResult, ModelCard
+from mteb.models.sentence_transformer_wrapper import SentenceTransformerEncoderWrapper
+from sentence_transformers import SentenceTransformer
+
+from ..embeddings.instructions import mteb_prompts
+from ..embeddings.models import fingerprint
+
+BENCHMARK = "MTEB(eng, v1)"
+# The columns of Table 4 and mteb's task types.
+CATEGORIES = {
+    "Class.": "Classification",
+    "Clust.": "Clustering",
+    "PairClass.": "PairClassification",
+    "Rerank.": "Reranking",
+    "Retriev.": "Retrieval",
+    "STS": "STS",
+    "Summ.": "Summarization",
+}
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Score:
+    """A task's main score, 0 to 100."""
+
+    task: str
+    type: str
+    metric: str
+    score: float
+    dataset: str
+
+
+def benchmark_tasks(names: Iterable[str] | None = None) -> list:
+    """Tasks of MTEB(eng, v1), English only: all 56 of them, or those named.
+
+    Raises:
+        ValueError: A name is none of them.
+    """
+    tasks = {task.metadata.name: task for task in mteb.get_benchmark(BENCHMARK).tasks}
+    if names is None:
+        return list(tasks.values())
+    names = list(names)
+    if unknown := [name for name in names if name not in tasks]:
+        raise ValueError(f"{', '.join(unknown)}: not in {BENCHMARK}, which has {', '.join(sorted(tasks))}")
+    return [tasks[name] for name in names]
+
+
+def evaluate(
+    model: SentenceTransformer,
+    tasks: list,
+    output_dir: str | Path,
+    model_name: str,
+    prompts: dict[str, str] | None = None,
+    batch_size: int = 32,
+    show_progress: bool = True,
+) -> list[Score]:
+    """Run tasks; what stands in `output_dir` already for the same model and prompts is not run again.
+
+    A result is kept under the model's name and a hash of its weights, prompts, dtype and length, so that no model is ever given
+    the scores of another one, as mteb would do to two local folders.
+
+    Args:
+        model: What embeds.
+        tasks: Of `benchmark_tasks`, or any of mteb.
+        output_dir: Folder of the results, one file for each task.
+        model_name: organisation/name.
+        prompts: By the names that mteb looks up; by default the paper's. `{}` uses none, not even the model's own.
+        batch_size: Texts that are embedded at once.
+        show_progress: Show progress bars.
+
+    Raises:
+        ValueError: The name is not organisation/name.
+    """
+    check_model_name(model_name)
+    prompts = mteb_prompts() if prompts is None else prompts
+    wrapper = SentenceTransformerEncoderWrapper(model)
+    wrapper.model_prompts = prompts  # its argument drops names that mteb does not know, and warns of what is no mistake
+    own = model.prompts, model.default_prompt_name
+    model.prompts, model.default_prompt_name = {}, None  # or they would stand in where the task has none
+    try:
+        meta = {"name": model_name, "revision": fingerprint(model, prompts)}
+        wrapper.mteb_model_meta = wrapper.mteb_model_meta.model_copy(update=meta)
+        result = mteb.evaluate(
+            wrapper,
+            tasks,
+            cache=mteb.ResultCache(output_dir),
+            encode_kwargs={"batch_size": batch_size},
+            co2_tracker=False,
+            show_progress_bar=show_progress,
+        )
+    finally:
+        model.prompts, model.default_prompt_name = own
+    metadata = {task.metadata.name: task.metadata for task in tasks}
+    scores = []
+    for each in result.task_results:
+        known = metadata[each.task_name]
+        scores.append(
+            Score(known.name, known.type, known.main_score, 100 * float(each.get_score()), known.dataset["path"])
+        )
+    return scores
+
+
+def check_model_name(model_name: str) -> None:
+    """Raise ValueError if the name is not organisation/name."""
+    if model_name.count("/") != 1 or not all(model_name.split("/")):
+        raise ValueError(f"model_name={model_name!r} is not organisation/name, which results are kept under")
+
+
+def averages(scores: list[Score]) -> tuple[dict[str, float | None], list[str]]:
+    """The columns of Table 4: the mean of each category, and of all 56 tasks.
+
+    A category that is not whole has no mean, nor has the whole.
+
+    Returns:
+        Means by column, None where tasks are missing, and the names of the missing tasks.
+    """
+    by_task = {score.task: score.score for score in scores}
+    tasks = benchmark_tasks()
+    missing = sorted(task.metadata.name for task in tasks if task.metadata.name not in by_task)
+    columns = {}
+    for column, task_type in CATEGORIES.items():
+        names = [task.metadata.name for task in tasks if task.metadata.type == task_type]
+        columns[column] = _mean([by_task.get(name) for name in names])
+    columns["Avg."] = _mean([by_task.get(task.metadata.name) for task in tasks])
+    return columns, missing
+
+
+def _mean(values: list[float | None]) -> float | None:
+    return None if None in values else statistics.mean(values)
+
+
+def write_model_index(card: str | Path, model_name: str, scores: list[Score]) -> None:
+    """Write the scores into the metadata of a model card, as the Hub reads them; other results on it stay.
+
+    Raises:
+        OSError: There is no such card.
+    """
+    loaded = ModelCard.load(Path(card))
+    loaded.data.model_name = model_name
+    new = [
+        EvalResult(s.type, s.dataset, f"MTEB {s.task}", s.metric, round(s.score, 4), task_name=s.type) for s in scores
+    ]
+    replaced = {result.dataset_name for result in new}
+    kept = [result for result in loaded.data.eval_results or [] if result.dataset_name not in replaced]
+    loaded.data.eval_results = kept + new
+    loaded.save(Path(card))

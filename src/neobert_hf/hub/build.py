@@ -1,0 +1,186 @@
+"""Build the folder that goes to the Hub: weights, config, tokenizer, the model's code and a card.
+
+python hub_upload/build.py --model DIR_OR_ID --out HUB_DIR [--model_id org/name] [--metrics metrics.json]
+python hub_upload/verify.py HUB_DIR
+hf upload org/name HUB_DIR
+"""
+
+import html
+import json
+import os
+import re
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub.utils import validate_repo_id
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from ..commands import CommandParser, run_command
+from ..model import modeling_neobert
+from ..model.modeling_neobert import AUTO_CLASSES
+
+
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
+WRITTEN = ("config.json", "model.safetensors", "model.safetensors.index.json")  # one of them is there at any time
+TEMPLATE = Path(__file__).with_name("model_card_template.md")
+PIPELINES = {
+    "AutoModel": "feature-extraction",
+    "AutoModelForMaskedLM": "fill-mask",
+    "AutoModelForSequenceClassification": "text-classification",
+    "AutoModelForTokenClassification": "token-classification",
+    "AutoModelForQuestionAnswering": "question-answering",
+    "AutoModelForMultipleChoice": "multiple-choice",
+}
+
+
+@dataclass
+class BuildArguments:
+    """What to build from what."""
+
+    model: str = field(metadata={"help": "Checkpoint to publish: a folder, or an id on the Hub."})
+    out: str = field(metadata={"help": "Folder to write; created if it is not there, refused if it holds other files."})
+    tokenizer: str = field(default=None, metadata={"help": "Tokenizer, if it does not lie beside the model."})
+    model_id: str = field(default=None, metadata={"help": "Name on the Hub, for the card's examples. Default: --out."})
+    metrics: list[str] = field(default_factory=list, metadata={"help": "JSON files whose numbers go onto the card."})
+
+
+def build(arguments: BuildArguments) -> Path:
+    """Write the Hub folder and return its path; until it is whole it has no `config.json`, so that nothing loads it.
+
+    Raises:
+        ValueError: The folder holds something else, the checkpoint's architecture is not ours, `model_id` is no id of the Hub,
+            or a file of metrics is not JSON.
+        OSError: The model or its tokenizer cannot be read.
+    """
+    out = Path(arguments.out)
+    is_ours = (out / "modeling_neobert.py").is_file() and any((out / name).is_file() for name in WRITTEN)
+    if out.exists() and any(out.iterdir()) and not is_ours:
+        raise ValueError(f"{out} is not empty and not a NeoBERT folder; name a new folder, nothing was written")
+    if not Path(arguments.model).is_dir() and not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", arguments.model):
+        raise ValueError(f"{arguments.model} is neither a folder that exists nor an id on the Hub like org/name")
+    if not Path(arguments.model).is_dir() and "/" in arguments.model and Path(arguments.model).parent.is_dir():
+        raise ValueError(f"{arguments.model} does not exist, though {Path(arguments.model).parent} is a folder here")
+    if arguments.model_id is not None:
+        validate_repo_id(arguments.model_id)
+    metrics = read_metrics(arguments.metrics)
+    config = AutoConfig.from_pretrained(arguments.model)
+    name = (config.architectures or ["NeoBERTForMaskedLM"])[0]
+    model_class = getattr(modeling_neobert, name, None)
+    if model_class not in AUTO_CLASSES.values():
+        raise ValueError(f"{arguments.model} has architecture {name!r}, which is none of {modeling_neobert.__all__}")
+    model = model_class.from_pretrained(arguments.model, dtype="auto")
+    tokenizer_source = arguments.tokenizer or arguments.model
+    if Path(tokenizer_source).is_dir() and not any(
+        (Path(tokenizer_source) / name).exists() for name in TOKENIZER_FILES
+    ):
+        raise ValueError(
+            f"{tokenizer_source} holds no tokenizer ({' or '.join(TOKENIZER_FILES)}); name one with --tokenizer"
+        )
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_source)
+    if len(tokenizer) > config.vocab_size:
+        raise ValueError(
+            f"the tokenizer of {tokenizer_source} has {len(tokenizer)} tokens, the model {config.vocab_size}; "
+            "it belongs to another model"
+        )
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as beside:
+        partial = Path(beside, out.name)
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        write_card(model, tokenizer, partial, arguments.model_id or str(out), metrics)
+        move_files(partial, out, last="config.json")
+    return out
+
+
+def move_files(source: Path, out: Path, last: str) -> None:
+    """Make `source` to `out` at once, or where `out` has files move each into it, and `last` after all others.
+
+    An older `last` is removed first, so whoever is interrupted leaves a folder without it. Other files stay.
+    """
+    if not out.exists() or not any(out.iterdir()):
+        if out.exists():
+            out.rmdir()
+        os.replace(source, out)
+        return
+    (out / last).unlink(missing_ok=True)
+    files = [file.relative_to(source) for file in source.rglob("*") if file.is_file()]
+    for file in sorted(files, key=lambda file: str(file) == last):
+        (out / file).parent.mkdir(parents=True, exist_ok=True)
+        os.replace(source / file, out / file)
+
+
+def read_metrics(files: list[str]) -> dict[str, float]:
+    """Read the figures of JSON files, such as a `training_summary.json`.
+
+    A figure is a number, or one of an object that holds numbers only; the rest says what was run, not what was measured.
+    """
+    metrics = {}
+    for file in files:
+        try:
+            content = json.loads(Path(file).read_text("utf-8"))
+        except ValueError as error:
+            raise ValueError(
+                f"{file} is not JSON in UTF-8 ({error}); give a file such as training_summary.json"
+            ) from error
+        if not isinstance(content, dict):
+            raise ValueError(f"{file} holds a {type(content).__name__}, not an object of figures by name")
+        for name, value in content.items():
+            nested = value if isinstance(value, dict) else {"": value}
+            if nested and all(type(number) in (int, float) for number in nested.values()):
+                metrics |= {f"{name} {key}".replace("_", " ").strip(): number for key, number in nested.items()}
+    return metrics
+
+
+def write_card(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    out: Path,
+    model_id: str,
+    metrics: dict[str, float],
+) -> None:
+    """Render the model card from the template, the config and whatever was measured; every fact has one source.
+
+    Names and tokens come from files of others: the template quotes each for the place where it stands.
+    """
+    auto_class = next(name for name, model_class in AUTO_CLASSES.items() if type(model) is model_class)
+    card = ModelCard.from_template(
+        card_data=ModelCardData(
+            language="en",
+            license="mit",
+            library_name="transformers",
+            pipeline_tag=PIPELINES[auto_class],
+            tags=["neobert", "encoder"],
+        ),
+        template_path=str(TEMPLATE),
+        model_id=model_id,
+        auto_class=auto_class,
+        auto_classes=[name for name in AUTO_CLASSES if name != "AutoConfig"],
+        config=model.config,
+        mask_token=tokenizer.mask_token,
+        num_parameters=f"{sum(parameter.numel() for parameter in model.parameters()):,}",
+        dtype=str(model.dtype).removeprefix("torch."),
+        metrics=metrics,
+        python=json.dumps,  # a JSON string is a Python string as well
+        markdown=markdown,
+    )
+    (out / "README.md").write_text(str(card), "utf-8")
+
+
+def markdown(text: str) -> str:
+    """`text` as plain words of Markdown on one line: it makes no markup, no HTML and no cell of a table."""
+    return re.sub(r"([\\`*_{}\[\]()#|~!])", r"\\\1", html.escape(" ".join(text.split()), quote=False))
+
+
+def main() -> None:
+    """Build, and say what comes next."""
+    parser = CommandParser(BuildArguments, prog="build.py", description=BuildArguments.__doc__)
+    folder = run_command(parser.prog, build, *parser.parse_args_into_dataclasses())
+    print(f"built {folder}; next: python hub_upload/verify.py {folder}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

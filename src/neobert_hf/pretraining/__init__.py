@@ -1,0 +1,1 @@
+"""Pretraining: recipes, arguments, trainer, runs."""

@@ -1,0 +1,189 @@
+"""Checkpoints of a training whose files carry checksums, so that a resumed run starts from what was saved or not at all."""
+
+import json
+import os
+import shutil
+import traceback
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from transformers import Trainer
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.utils import logging
+
+from ..data.files import file_hash, sealed, unsealed, write_json
+
+logger = logging.get_logger(__name__)
+
+MANIFEST = "manifest.json"  # written last of all
+STATE = "trainer_state.json"
+STILL_GOOD = (
+    "earlier checkpoints are whole: if the disk is full, make room, and resume with --resume_from_checkpoint last"
+)
+
+
+class CheckedCheckpoints(Trainer):
+    """Trainer whose checkpoints end with a manifest: size and SHA-256 of every file, and whether a resume is exact.
+
+    Mix it in before another Trainer. An older checkpoint is removed (`save_total_limit`) only when the new one is complete.
+    The last log has no `train_loss`: Trainer's is the mean since the last resume, not the mean of the run.
+    """
+
+    def train(self, *args, **kwargs):
+        """Trainer's training; warns if its checkpoints cannot be resumed exactly."""
+        if self.args.save_only_model and self.args.save_strategy != "no" and self.is_world_process_zero():
+            logger.warning(
+                "save_only_model=True: checkpoints hold no optimizer state, so none of them can be resumed exactly; leave "
+                "it out if this run may be interrupted"
+            )
+        return super().train(*args, **kwargs)
+
+    def log(self, logs: dict[str, float], *args, **kwargs) -> None:
+        """Trainer's log without `train_loss`."""
+        super().log({name: value for name, value in logs.items() if name != "train_loss"}, *args, **kwargs)
+
+    def _save_checkpoint(self, model, trial):
+        args = self.args
+        folder = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+        # Trainer would remove older checkpoints before this one is complete.
+        limit, args.save_total_limit = args.save_total_limit, None
+        try:
+            super()._save_checkpoint(model, trial)
+        except (OSError, SafetensorError, RuntimeError) as error:
+            raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
+            if isinstance(error, RuntimeError) and raised_in != torch.serialization.__file__:
+                raise  # no file's: torch.save has no error of its own
+            shutil.rmtree(folder, ignore_errors=True)
+            raise OSError(f"{folder} could not be written ({error}); {STILL_GOOD}") from error
+        finally:
+            args.save_total_limit = limit
+        self.accelerator.wait_for_everyone()  # each process writes files of its own
+        if args.should_save:
+            write_manifest(folder, is_exact=not args.save_only_model, num_processes=args.world_size)
+            if limit:
+                self._remove_older_checkpoints(folder, limit)
+
+    def _remove_older_checkpoints(self, newest, limit):
+        best = self.state.best_model_checkpoint
+        kept = {newest, Path(best)} if best else {newest}
+        others = [path for _, path in numbered_checkpoints(newest.parent) if path.is_dir() and path not in kept]
+        others.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+        for path in others[max(limit - len(kept), 0) :]:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def numbered_checkpoints(folder: str | Path) -> list[tuple[int, Path]]:
+    """Return step and path of whatever is called checkpoint-N in a folder, the highest step first."""
+    found = []
+    for path in Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+        step = path.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
+        if step.isdecimal():
+            found.append((int(step), path))
+    return sorted(found, reverse=True)
+
+
+def write_manifest(checkpoint: Path, is_exact: bool = True, num_processes: int = 1) -> None:
+    """Write the manifest of a checkpoint that is complete.
+
+    Args:
+        checkpoint: Its folder.
+        is_exact: Whether the files hold all that an exact resume needs.
+        num_processes: Processes that trained; each has a state of random numbers in the checkpoint.
+    """
+    files = {
+        path.relative_to(checkpoint).as_posix(): {"bytes": path.stat().st_size, "sha256": file_hash(path)}
+        for path in sorted(checkpoint.rglob("*"))
+        if path.is_file() and not path.name.startswith(MANIFEST)
+    }
+    manifest = sealed({"is_exact": is_exact, "num_processes": num_processes, "files": files})
+    write_json(checkpoint / MANIFEST, manifest, STILL_GOOD)
+
+
+def check_checkpoint(checkpoint: Path, exactly: bool = True) -> None:
+    """Compare a checkpoint with its manifest.
+
+    Args:
+        checkpoint: Its folder.
+        exactly: Refuse what cannot be resumed exactly: a checkpoint without a manifest, without optimizer state, with a missing
+            file, or of another number of processes. Otherwise a warning says what is not exact.
+
+    Raises:
+        ValueError: The checkpoint is damaged, was not written to its end, or cannot be resumed exactly; the message says why.
+    """
+    if not checkpoint.is_dir():
+        raise ValueError(f"{checkpoint} is not a folder")
+    step = read_json_object(checkpoint / STATE).get("global_step")
+    if type(step) is not int:
+        raise ValueError(f"{checkpoint / STATE} is damaged: its global_step is {step!r}, not a whole number")
+    number = checkpoint.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
+    if number.isdecimal() and int(number) != step:
+        raise ValueError(f"{checkpoint} holds the state of step {step}")
+    if (checkpoint / MANIFEST).exists():
+        inexact = _compare(checkpoint, _read_manifest(checkpoint / MANIFEST))
+    else:
+        inexact = [f"{checkpoint} has no {MANIFEST}: it was cut off while it was saved, or an earlier version wrote it"]
+    if exactly and inexact:
+        raise ValueError(f"{'; '.join(inexact)}; --resume_inexactly resumes from it")
+    for each in inexact:
+        logger.warning(f"{each}; what follows is not what an uninterrupted run would have computed")
+
+
+def _read_manifest(file):
+    content = read_json_object(file)
+    try:
+        manifest = unsealed(content)
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged: {error}") from error
+    files = manifest.get("files")
+    if not isinstance(files, dict) or not all(map(_is_record, files.values())):
+        raise ValueError(f"{file} is damaged: it has no sizes and checksums of files")
+    return manifest
+
+
+def _compare(checkpoint, manifest):
+    """Raise ValueError for what is damaged; return what is missing for an exact resume."""
+    files = manifest["files"]
+    root, missing = checkpoint.resolve(), []
+    for name, record in files.items():
+        path = checkpoint / name
+        if not path.resolve().is_relative_to(root):
+            raise ValueError(f"{checkpoint / MANIFEST} names {name!r}, which is outside of the checkpoint")
+        if not path.is_file():
+            missing.append(name)
+        elif path.stat().st_size != record["bytes"]:
+            raise ValueError(f"{path} is damaged: {path.stat().st_size:,} bytes, and {record['bytes']:,} were written")
+    for name, record in files.items():
+        if name not in missing and file_hash(checkpoint / name) != record["sha256"]:
+            raise ValueError(f"{checkpoint / name} is damaged: its SHA-256 is not that of {MANIFEST}")
+    inexact = [f"{checkpoint} lacks {', '.join(missing)}"] if missing else []
+    if manifest.get("is_exact") is not True:
+        inexact.append(f"{checkpoint} was saved without optimizer state (--save_only_model)")
+    here, there = (
+        int(os.environ.get("WORLD_SIZE", 1)),
+        manifest.get("num_processes"),
+    )  # the former is set by every launcher
+    if here != there:
+        inexact.append(f"{checkpoint} is of a training with {there} processes, and this one has {here}")
+    return inexact
+
+
+def _is_record(record):
+    return isinstance(record, dict) and type(record.get("bytes")) is int and isinstance(record.get("sha256"), str)
+
+
+def read_json_object(file: Path) -> dict:
+    """Read a JSON file that holds an object.
+
+    Raises:
+        ValueError: It is missing or damaged; the message says which file and what is wrong.
+    """
+    try:
+        content = json.loads(file.read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise ValueError(f"{file} is missing") from error
+    except (ValueError, RecursionError, OSError) as error:
+        raise ValueError(f"{file} is damaged: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} is damaged: it holds a {type(content).__name__}, not an object")
+    return content

@@ -1,0 +1,225 @@
+"""The paper's pretraining recipes as data, and its learning-rate schedule.
+
+A `Recipe` holds every value that the paper or the authors' code fixes; `RECIPES` names the recipes, each as its changes to the
+paper's. Where the paper and the code disagree, `paper` is the default and `code` the other.
+"""
+
+import math
+from dataclasses import asdict, dataclass, field, fields, replace
+
+from ..commands import Bounds
+from ..data.collators import LAYOUTS
+
+SCHEDULES = ("paper", "code", "linear", "constant")
+ARCHITECTURES = ("neobert", "roberta-prelayernorm")
+FLOOR = 0.1  # share of the peak learning rate at which the cosine ends
+STEPS = Bounds(0, 100_000_000)
+SHARE = Bounds(0, 1)
+BOUNDS = {
+    "learning_rate": Bounds(0, 100),
+    "warmup_steps": STEPS,
+    "decay_until": STEPS,
+    "max_steps": Bounds(1, 100_000_000),
+    "weight_decay": Bounds(0, 100),
+    "adam_beta1": Bounds(0, 0.999999),
+    "adam_beta2": Bounds(0, 0.999999999),
+    "adam_epsilon": Bounds(0, 1),
+    "max_grad_norm": Bounds(0, 1e9),
+    "tokens_per_step": Bounds(3, 1 << 40),
+    "max_length": Bounds(3, 1 << 20),  # [CLS], a token to predict, [SEP]
+    "mlm_probability": Bounds(above=0, most=1),
+    "mask_replace_prob": SHARE,
+    "random_replace_prob": SHARE,
+}
+
+
+def check_bounds(values: object, bounds: dict[str, Bounds]) -> None:
+    """Raise ValueError for the first number, or list of numbers, that is out of its bounds; None was not given."""
+    for name, limits in bounds.items():
+        value = getattr(values, name, None)
+        numbers = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
+        if not all(number in limits for number in numbers):
+            raise ValueError(f"{name}={value} is out of bounds: {limits}")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one model is pretrained.
+
+    Attributes:
+        learning_rate: Peak of the schedule.
+        schedule: "paper" and "code" warm up, follow a cosine to a tenth of the peak and stay there; "linear" warms up and
+            ends at zero; "constant" stays at a tenth of the peak (phase 2).
+        warmup_steps: Optimizer steps of linear warmup, of `max_steps`.
+        decay_until: Optimizer step at which the cosine has come down, of `max_steps`.
+        max_steps: Optimizer steps.
+        weight_decay: AdamW's; 0 makes it Adam.
+        decay_norms_and_embeddings: Whether weight decay holds for every parameter, as in the authors' code, which is what
+            trained the published model; the paper names no exception. False leaves out norms, biases and embeddings.
+        adam_beta1: First beta.
+        adam_beta2: Second beta.
+        adam_epsilon: Epsilon.
+        max_grad_norm: Where the norm of the gradient is clipped.
+        tokens_per_step: Token budget of an optimizer step, on all devices and accumulation steps together.
+        max_length: Where documents are cut, in tokens.
+        mlm_probability: Share of the tokens to predict.
+        mask_replace_prob: Share of those that become `[MASK]`.
+        random_replace_prob: Share of those that become a random token; the rest stay as they are.
+        layout: "packed" rows keep documents apart, "padded" rows hold one each, "concatenated" rows let tokens attend to
+            other documents (M6, which the paper rejects).
+        mixture: Share of the steps that draw from all documents, from those above the first length of `longer_than`, and
+            from those above the second.
+        longer_than: Two lengths in tokens.
+        architecture: "neobert", or "roberta-prelayernorm" of transformers for M0.
+        config: What differs from the defaults of the architecture's config.
+        corpus: Hub id of the text, for whoever names none.
+        text_column: Its column.
+        tokenizer: Hub id of the tokenizer, for whoever names none.
+
+    Source: paper, section 3 and Table 2; appendix B for the ablations.
+    """
+
+    learning_rate: float = 6e-4
+    schedule: str = "paper"
+    warmup_steps: int = 2_000
+    decay_until: int = 900_000
+    max_steps: int = 1_000_000
+    weight_decay: float = 0.1
+    decay_norms_and_embeddings: bool = True
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.95
+    adam_epsilon: float = 1e-8
+    max_grad_norm: float = 1.0
+    tokens_per_step: int = 2_097_152  # 8 GPUs x 32 sequences x 8 accumulation steps x 1,024 tokens
+    max_length: int = 1_024
+    mlm_probability: float = 0.2
+    mask_replace_prob: float = 1.0
+    random_replace_prob: float = 0.0
+    layout: str = "packed"
+    mixture: tuple[float, float, float] = (1.0, 0.0, 0.0)
+    longer_than: tuple[int, int] = (1_024, 2_048)
+    architecture: str = "neobert"
+    config: dict = field(default_factory=dict)
+    corpus: str = "tiiuae/falcon-refinedweb"
+    text_column: str = "content"
+    tokenizer: str = "google-bert/bert-base-uncased"
+
+    def __post_init__(self):
+        for name, choices in (("schedule", SCHEDULES), ("layout", LAYOUTS), ("architecture", ARCHITECTURES)):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(choices)}")
+        check_bounds(self, BOUNDS)
+        if len(self.mixture) != 3 or min(self.mixture) < 0 or not math.isclose(sum(self.mixture), 1.0):
+            raise ValueError(f"mixture={self.mixture} must be three shares of at least 0 that sum to 1")
+        if not 0 <= self.warmup_steps <= self.decay_until <= self.max_steps:
+            raise ValueError(
+                f"warmup_steps={self.warmup_steps}, decay_until={self.decay_until} and max_steps={self.max_steps} must "
+                "be in this order"
+            )
+        if self.mask_replace_prob + self.random_replace_prob > 1:
+            raise ValueError(
+                f"mask_replace_prob={self.mask_replace_prob} and random_replace_prob={self.random_replace_prob} are shares of "
+                "the tokens to predict and sum to more than 1; lower one of them"
+            )
+        if not 0 < self.longer_than[0] <= self.longer_than[-1] or len(self.longer_than) != 2:
+            raise ValueError(f"longer_than={self.longer_than} must be two lengths above 0, the shorter one first")
+        if self.layout == "packed" and self.architecture != "neobert":
+            raise ValueError(f"architecture={self.architecture!r} cannot keep packed documents apart; layout='padded'")
+
+    def changed(self, **changes) -> "Recipe":
+        """This recipe with other values; a new `max_steps` scales warmup and decay with it unless they are given too.
+
+        Raises:
+            ValueError: A name is not one of a recipe's, or a value is out of range.
+        """
+        known = {field.name for field in fields(self)}
+        if unknown := sorted(set(changes) - known):
+            raise ValueError(
+                f"{', '.join(unknown)}: no value of a recipe has this name; it has {', '.join(sorted(known))}"
+            )
+        scale = changes.get("max_steps", self.max_steps) / self.max_steps
+        scaled = {name: round(getattr(self, name) * scale) for name in ("warmup_steps", "decay_until")}
+        return replace(self, **{**scaled, **changes})
+
+    def learning_rate_factor(self, step: int) -> float:
+        """Share of the peak learning rate at an optimizer step, counted from 0.
+
+        The authors' code divides the whole cosine by the step where it ends and begins the warmup at 1e-4 of the peak; the
+        paper says no more than the corners, which "paper" meets exactly.
+
+        Source: paper, section 3.3, Optimization; "code" is the authors' scheduler.
+        """
+        warmup, end = self.warmup_steps, self.decay_until
+        if self.schedule == "constant":
+            return FLOOR
+        if step < warmup:
+            share = step / warmup
+            return 1e-4 + (1 - 1e-4) * share if self.schedule == "code" else share
+        if self.schedule == "linear":
+            return max(self.max_steps - step, 0) / max(self.max_steps - warmup, 1)
+        if step >= end:
+            return FLOOR
+        duration = end if self.schedule == "code" else end - warmup
+        return FLOOR + (1 - FLOOR) / 2 * (1 + math.cos(math.pi * (step - warmup) / duration))
+
+    def second_phase(self) -> "Recipe":
+        """Phase 2 of this recipe: longer documents, drawn more often, at a constant low learning rate.
+
+        Source: paper, section 3.2, Sequence Length; 50,000 steps for 1,000,000 of the first phase.
+        """
+        steps = max(self.max_steps // 20, 1)
+        return replace(
+            self,
+            schedule="constant",
+            warmup_steps=0,
+            decay_until=0,
+            max_steps=steps,
+            max_length=4 * self.max_length,
+            mixture=(0.2, 0.4, 0.4),
+        )
+
+    def to_dict(self) -> dict:
+        """Plain Python types, for JSON."""
+        return {**asdict(self), "mixture": list(self.mixture), "longer_than": list(self.longer_than)}
+
+
+_BERT_BASE = dict(hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072)
+# Neither the learning rate nor the decay of the ablations is in the paper: the former is that of the authors' code, and Adam is
+# AdamW without decay. Books are no longer to be had, so M0 and M1 name Wikipedia alone.
+_M1 = Recipe(
+    learning_rate=1e-4,
+    schedule="linear",
+    weight_decay=0.0,
+    adam_beta2=0.999,
+    tokens_per_step=131_072,
+    max_length=512,
+    mlm_probability=0.15,
+    mask_replace_prob=0.8,
+    random_replace_prob=0.1,
+    layout="padded",
+    config=_BERT_BASE,
+    corpus="wikimedia/wikipedia",
+    text_column="text",
+)
+_M2 = replace(_M1, corpus=Recipe.corpus, text_column=Recipe.text_column)
+_M4 = replace(_M2, schedule="paper", weight_decay=0.1, adam_beta2=0.95)
+_M5 = replace(_M4, mlm_probability=0.2, mask_replace_prob=1.0, random_replace_prob=0.0)
+_M7 = replace(
+    _M5, config=dict(hidden_size=1056, num_hidden_layers=16, num_attention_heads=12, intermediate_size=4 * 1056)
+)
+_M8 = replace(_M5, config=dict(_BERT_BASE, num_hidden_layers=28))
+
+RECIPES = {
+    "paper": Recipe(),
+    "code": Recipe(learning_rate=1e-4, weight_decay=0.01, schedule="code"),
+    "m0": replace(_M1, architecture="roberta-prelayernorm"),
+    "m1": _M1,
+    "m2": _M2,
+    "m3": replace(_M2, tokenizer="meta-llama/Llama-2-7b-hf"),
+    "m4": _M4,
+    "m5": _M5,
+    "m6": replace(_M5, layout="concatenated"),
+    "m7": _M7,
+    "m8": _M8,
+    "m9": Recipe(),
+}

@@ -1,0 +1,375 @@
+"""What HF Trainer lacks for the paper's pretraining: its schedule and decay, rows in their own order, and what is learned.
+
+`PretrainingTrainer` changes three answers of Trainer and adds figures to what it logs; the loop, devices, precision,
+checkpoints and resuming are Trainer's.
+"""
+
+import json
+import math
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from accelerate import FullyShardedDataParallelPlugin
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import Dataset, SequentialSampler
+from transformers import (
+    AutoConfig,
+    AutoModelForMaskedLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TrainerCallback,
+    TrainerState,
+)
+
+from ..data.files import write_error, writing
+from ..data.packing import MixedRows, PackedRows
+from ..model.configuration_neobert import NeoBERTConfig
+from .flops import matrix_flops_per_s, training_flops
+from .manifests import STATE, CheckedCheckpoints
+from .recipes import Recipe
+from .runs import last_whole_checkpoint
+
+METRICS = "metrics.jsonl"
+
+
+class PretrainingTrainer(CheckedCheckpoints):
+    """Trainer with a recipe.
+
+    Args:
+        recipe: Its schedule and its weight decay hold; what `TrainingArguments` says of these two does not.
+        **kwargs: As for Trainer. The training set is `PackedRows` or `MixedRows`, or a stream.
+
+    Each log has, beside Trainer's `loss` (per masked token), `learning_rate` and `grad_norm`: `perplexity`,
+    `masked_accuracy`, `num_tokens` and `num_masked` since the start of the run, `packing_efficiency`,
+    `tokens_per_s`, and `model_flops_utilization`, the share of what this device's matrix products can do.
+    `metrics.jsonl` in the output folder keeps them, one line each.
+
+    Raises:
+        FloatingPointError: The loss or the gradient was not finite; found at the next log or checkpoint, which is then not
+            written.
+    """
+
+    def __init__(self, *args, recipe: Recipe, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.recipe = recipe
+        self.args.logging_nan_inf_filter = False  # it would hide what must stop the run
+        self.counter, self.held_out = None, None
+        self._peak = self._last_log = None
+        if self.is_fsdp_enabled:
+            keep_float32(self.accelerator.state.fsdp_plugin)
+        self.add_callback(LogWhereItEnds())
+        if recipe.architecture != "neobert":
+            self.compute_loss_func = masked_lm_loss
+
+    # What Trainer decides otherwise
+
+    def _get_train_sampler(self, train_dataset: Dataset | None = None):
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        return SequentialSampler(dataset) if hasattr(dataset, "__len__") else None
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """Every parameter, or only the matrices, as the recipe says."""
+        names = [name for name, _ in model.named_parameters()]
+        if self.recipe.decay_norms_and_embeddings:
+            return names
+        embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+        return [name for name, p in model.named_parameters() if p.ndim > 1 and id(p) not in embeddings]
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LambdaLR:
+        """The recipe's schedule."""
+        if self.lr_scheduler is None:
+            self.lr_scheduler = LambdaLR(optimizer or self.optimizer, self.recipe.learning_rate_factor)
+            self._created_lr_scheduler = True  # so that a second train() makes a new one
+        return self.lr_scheduler
+
+    # What is counted on the way
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        """Trainer's loss; tokens, masked tokens and right guesses are counted on the device, without waiting for it."""
+        labels = inputs["labels"]
+        options = dict(return_outputs=True, num_items_in_batch=num_items_in_batch)
+        loss, outputs = super().compute_loss(model, inputs, **options)
+        if model.training:
+            self.counter.count(inputs, labels, outputs, loss.detach(), self.state.global_step)
+        elif self.held_out is not None and not self._is_repeated():
+            # Trainer may have divided by the labels of all processes, and multiplied by the number of processes.
+            num_processes = 1 if num_items_in_batch is None else self.accelerator.num_processes
+            num_items = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
+            summed = loss.detach() * num_items / num_processes
+            self.held_out.count(inputs, labels, outputs, summed, self.state.global_step)
+        return (loss, outputs) if return_outputs else loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add the figures, and write them to the metrics file."""
+        if "loss" in logs:
+            counts = self.counter.totals(self.accelerator)
+            self._check_finite(counts, logs.get("grad_norm", 0.0))
+            logs |= self._training_figures(logs["loss"], counts)
+        elif "eval_loss" in logs and self.held_out is not None:
+            logs |= self._held_out_figures()
+        super().log(logs, start_time)
+        if self.is_world_process_zero():
+            metrics = Path(self.args.output_dir, METRICS)
+            try:
+                with metrics.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(self.state.log_history[-1]) + "\n")
+            except OSError as error:
+                raise write_error(
+                    error, metrics, "every checkpoint is whole: make room and resume from the last"
+                ) from error
+
+    def evaluate(self, *args, **kwargs) -> dict[str, float]:
+        """Trainer's evaluation, with the loss per masked token of the whole held-out set and the masked accuracy."""
+        self.held_out = Counter(self.args.device)
+        metrics = super().evaluate(*args, **kwargs)
+        metrics |= self._held_out_figures()
+        self.held_out = None
+        return metrics
+
+    def _is_repeated(self):
+        """Whether this row is one that accelerate repeats, so that all processes have as many."""
+        state = self.accelerator.gradient_state
+        return state.end_of_dataloader and 0 < state.remainder <= self.accelerator.process_index
+
+    def _held_out_figures(self):
+        counts = self.held_out.totals(self.accelerator)
+        if not counts["num_masked"]:
+            raise ValueError(
+                f"no token of the {counts['num_tokens']} held-out ones was masked, so there is nothing to measure; hold out more "
+                "text, or raise mlm_probability"
+            )
+        loss = counts["loss_sum"] / counts["num_masked"]
+        return {
+            "eval_loss": loss,
+            "eval_perplexity": math.exp(min(loss, 700)),
+            "eval_masked_accuracy": counts["num_correct"] / counts["num_masked"],
+        }
+
+    def _training_figures(self, loss, counts):
+        now, before = time.perf_counter(), self._last_log
+        self._last_log = (now, counts, self.state.global_step)
+        new = {name: counts[name] - before[1][name] for name in Counter.NAMES}
+        seconds, num_steps = now - before[0], self.state.global_step - before[2]
+        flops = training_flops(
+            self.accelerator.unwrap_model(self.model), new["num_tokens"], new["num_masked"], new["sum_of_squares"]
+        )
+        return {
+            "perplexity": math.exp(min(loss, 700)),
+            "masked_accuracy": new["num_correct"] / max(new["num_masked"], 1),
+            "num_tokens": counts["num_tokens"],
+            "num_masked": counts["num_masked"],
+            "packing_efficiency": new["num_tokens"] / (num_steps * self.args.tokens_per_step),
+            "tokens_per_s": new["num_tokens"] / seconds,
+            "model_flops_utilization": flops / seconds / (self._peak * self.accelerator.num_processes),
+        }
+
+    def _check_finite(self, counts, grad_norm=0.0):
+        step, what = counts["first_bad_step"] + 1, "loss"
+        if counts["first_bad_step"] == NEVER:
+            if math.isfinite(grad_norm):
+                return
+            step, what = self.state.global_step, "gradient"
+        last = last_whole_checkpoint(self.args.output_dir)
+        advice = f"the last good checkpoint is {last}" if last else "no checkpoint was written before it"
+        raise FloatingPointError(
+            f"the {what} was not finite in optimizer step {step}; {advice}. Lower learning_rate, or look at the rows of "
+            "this step"
+        )
+
+    # Beginning, saving and going on
+
+    def train(self, resume_from_checkpoint: str | None = None, **kwargs):
+        """Trainer's training, from the beginning or from a checkpoint of the same run, exactly."""
+        before, step = dict.fromkeys(Counter.NAMES, 0), 0
+        metrics = Path(self.args.output_dir, METRICS)
+        if resume_from_checkpoint:
+            state = TrainerState.load_from_json(str(Path(resume_from_checkpoint, STATE)))
+            before, step = state.stateful_callbacks.get("pretraining"), state.global_step
+            if before is None:
+                raise ValueError(f"{resume_from_checkpoint} is not of PretrainingTrainer: its {STATE} counts no tokens")
+        if self.is_world_process_zero():
+            metrics.parent.mkdir(parents=True, exist_ok=True)
+            kept = state.log_history if resume_from_checkpoint else []
+            with writing(metrics) as file:
+                file.write("".join(json.dumps(entry) + "\n" for entry in kept).encode())
+        self.counter = Counter(self.args.device, before)
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.accelerator.mixed_precision, torch.float32)
+        self._peak = matrix_flops_per_s(self.args.device, dtype)
+        self._last_log = (time.perf_counter(), before, step)
+        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+
+    def _save_checkpoint(self, model, trial):
+        counts = self.counter.totals(self.accelerator)
+        self._check_finite(counts)
+        self.state.stateful_callbacks["pretraining"] = {name: counts[name] for name in Counter.NAMES}
+        super()._save_checkpoint(model, trial)
+
+
+def keep_float32(plugin: FullyShardedDataParallelPlugin) -> None:
+    """Make FSDP2's mixed precision what autocast under DDP is: products in half precision; residual stream, loss and the sum
+    of gradients in fp32. accelerate's own policy casts all of them.
+    """
+    policy = plugin.mixed_precision_policy
+    if getattr(plugin, "fsdp_version", 1) == 2 and policy is not None:  # accelerate < 1.6 knows one version only
+        changes = dict(reduce_dtype=torch.float32, output_dtype=None, cast_forward_inputs=False)
+        plugin.mixed_precision_policy = replace(policy, **changes)
+
+
+NEVER = 1 << 62  # a step that no run reaches
+
+
+class Counter:
+    """Sums over batches, kept on the device, so that counting waits for nothing."""
+
+    NAMES = ("num_tokens", "num_masked", "num_correct", "sum_of_squares")
+
+    def __init__(self, device: torch.device, before: dict | None = None):
+        self.counts = torch.zeros(len(self.NAMES), dtype=torch.int64, device=device)
+        self.loss_sum = torch.zeros((), device=device)
+        self.first_bad_step = torch.full((), NEVER, dtype=torch.int64, device=device)
+        self.before = before or {}  # the totals of an earlier part of the run
+
+    def count(self, inputs: dict, labels: torch.Tensor, outputs, loss: torch.Tensor, step: int) -> None:
+        """Add a batch: its tokens, its labels, how many of them the model guesses, its loss, and whether that is finite."""
+        is_masked = labels != -100
+        num_masked = is_masked.sum()
+        if "attention_mask" in inputs:
+            lengths = inputs["attention_mask"].sum(-1)
+            num_tokens, squares = lengths.sum(), lengths.square().sum()
+        else:
+            num_tokens = torch.full((), labels.numel(), device=labels.device)  # torch.tensor would wait for the device
+            positions = inputs.get("position_ids")  # a document of n tokens: 1 + 3 + 5 + ... + (2 n - 1) = n^2
+            squares = num_tokens**2 if positions is None else (2 * positions + 1).sum()
+        num_correct = getattr(outputs, "num_correct", None)
+        if num_correct is None:
+            guesses = outputs["logits"].argmax(-1)
+            wanted = labels[is_masked] if guesses.ndim == 1 else labels
+            num_correct = (guesses == wanted).sum()
+        self.counts += torch.stack((num_tokens, num_masked, num_correct, squares))
+        self.loss_sum += loss.float()
+        is_bad = ~loss.isfinite()
+        self.first_bad_step = torch.where(is_bad, self.first_bad_step.clamp(max=step), self.first_bad_step)
+
+    def totals(self, accelerator) -> dict[str, float]:
+        """The sums over all processes, as numbers; every process must ask."""
+        counts = accelerator.reduce(self.counts, "sum").tolist()
+        bad = int(accelerator.gather(self.first_bad_step[None]).min())
+        totals = dict(zip(self.NAMES, counts)) | {"loss_sum": accelerator.reduce(self.loss_sum, "sum").item()}
+        return {name: value + self.before.get(name, 0) for name, value in totals.items()} | {"first_bad_step": bad}
+
+
+def predicted_tokens(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """What a masked language model predicts at each label, -100 elsewhere; Trainer's `preprocess_logits_for_metrics`.
+
+    With `sparse_prediction` logits exist at labels only, so many on one process and so many on another, and Trainer gathers
+    for `compute_metrics` what has the same shape everywhere. Labels have, and so has this.
+
+    Args:
+        logits: (number of labels, V), or (B, L, V).
+        labels: (B, L).
+
+    Returns:
+        (B, L).
+    """
+    is_label, predictions = labels != -100, logits.argmax(-1)
+    return labels.masked_scatter(is_label, predictions[is_label] if predictions.ndim > 1 else predictions)
+
+
+def masked_lm_loss(outputs, labels: torch.Tensor, num_items_in_batch=None) -> torch.Tensor:
+    """Cross-entropy per masked token of the whole optimizer step, for models that do not take Trainer's count."""
+    logits = outputs["logits"].flatten(0, -2).float()
+    summed = F.cross_entropy(logits, labels.flatten(), reduction="sum")
+    return summed / (num_items_in_batch if num_items_in_batch is not None else (labels != -100).sum().clamp(min=1))
+
+
+class LogWhereItEnds(TrainerCallback):
+    """A log before each checkpoint and after the last step, so that no log spans an interruption."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """Ask for the log; it comes before the checkpoint."""
+        if control.should_save or control.should_training_stop or state.global_step >= state.max_steps:
+            control.should_log = True
+
+
+class SaveOnTerminate(TrainerCallback):
+    """SIGTERM, which schedulers send before they take a machine away, saves a checkpoint after the step and ends training.
+
+    All processes agree on the step. (Trainer's own `enable_jit_checkpoint` lets each process decide for itself.)
+    """
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Listen."""
+        self._is_asked = False
+        self._before = signal.signal(signal.SIGTERM, self._ask)
+
+    def _ask(self, number, frame):
+        self._is_asked = True
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """Save and stop if any process was asked to."""
+        is_asked = self._is_asked
+        if args.world_size > 1:
+            agreed = torch.tensor(int(is_asked), device=args.device)
+            torch.distributed.all_reduce(agreed, torch.distributed.ReduceOp.MAX)
+            is_asked = bool(agreed)
+        if is_asked:
+            control.should_log = control.should_save = control.should_training_stop = True
+
+    def on_train_end(self, args, state, control, **kwargs):
+        """Leave the signal to whoever had it before."""
+        signal.signal(signal.SIGTERM, self._before)
+
+
+def training_rows(documents, args, end_token: int | None) -> Dataset:
+    """The rows of a whole run, from `Shards` or a view of them.
+
+    Args:
+        documents: With `lengths` and `longer_than`.
+        args: `PretrainingArguments`.
+        end_token: As for `PackedRows`.
+
+    Raises:
+        ValueError: The mixture wants documents of a length that there are none of.
+    """
+    parts = []
+    for share, least in zip(args.mixture, (0, *args.longer_than)):
+        chosen = documents.longer_than(least) if least else documents
+        if share and not len(chosen):
+            raise ValueError(
+                f"mixture={args.mixture} draws {share:.0%} of the steps from documents of more than {least} tokens, and "
+                "there are none; change mixture or longer_than, or tokenize with a larger shard_length"
+            )
+        options = dict(max_tokens=args.row_tokens, max_length=args.max_length, end_token=end_token, seed=args.seed)
+        options["num_rows"] = args.max_steps * args.rows_per_step
+        parts.append(PackedRows(chosen, chosen.lengths, **options) if share else None)
+    if args.mixture[0] == 1.0:
+        return parts[0]
+    return MixedRows(parts, args.mixture, args.rows_per_step, args.max_steps, args.seed)
+
+
+def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, config_overrides: str = "") -> PreTrainedModel:
+    """The recipe's model with fresh weights.
+
+    Args:
+        recipe: Says architecture, shape and context.
+        tokenizer: Gives the size of the vocabulary and the padding token.
+        config_overrides: As "hidden_size=256,num_hidden_layers=6".
+
+    Raises:
+        ValueError: An override is not one of the config's values.
+    """
+    values = dict(recipe.config, vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id)
+    if recipe.architecture == "neobert":
+        config = NeoBERTConfig(**values, max_position_embeddings=recipe.max_length, sparse_prediction=True)
+    else:  # its positions begin after the number of the padding token
+        context = recipe.max_length + tokenizer.pad_token_id + 1
+        config = AutoConfig.for_model(recipe.architecture, **values, max_position_embeddings=context)
+    if config_overrides:
+        config.update_from_string(config_overrides)
+        config = type(config).from_dict(config.to_dict())  # checks the whole
+    return AutoModelForMaskedLM.from_config(config)

@@ -1,0 +1,229 @@
+"""sentence-transformers on a NeoBERT: the same numbers as by hand, padding and prompts left out, folders that need no package."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("sentence_transformers", reason="embeddings need sentence-transformers (pip install -e .[embed])")
+
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer
+from transformers import AutoTokenizer, BertConfig, BertModel
+
+from neobert_hf import (
+    NeoBERTForSequenceClassification,
+    NeoBERTModel,
+    multi_vector_encoder,
+    sentence_transformer,
+    sparse_encoder,
+)
+from neobert_hf.data.texts import check_texts
+from neobert_hf.embeddings.models import fingerprint
+
+TEXTS = ["the quick brown fox", "jumps", "", "over lazy dog and then it sleeps in a warm red house by old sea", "fox"]
+
+
+@pytest.fixture(scope="module")
+def folder(checkpoint, tokenizer, tmp_path_factory):
+    """A bare NeoBERT in the published layout, with its tokenizer."""
+    from neobert_hf import NeoBERTForMaskedLM
+
+    folder = tmp_path_factory.mktemp("bare")
+    NeoBERTForMaskedLM.from_pretrained(checkpoint).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def tokens_of(folder, texts):
+    """The last hidden states of each text by itself, float64."""
+    model, tokenizer = NeoBERTModel.from_pretrained(folder).double().eval(), AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        return [model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].numpy() for text in texts]
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_embeddings_are_the_mean_or_the_first_of_each_texts_own_states(folder, side, pooling):
+    model = sentence_transformer(str(folder), pooling)
+    model.tokenizer.padding_side = side
+    states = tokens_of(folder, TEXTS)
+    expected = [state.mean(0) if pooling == "mean" else state[0] for state in states]
+    np.testing.assert_allclose(model.encode(TEXTS, batch_size=5), expected, atol=2e-6)
+
+
+def test_one_line_opens_a_bare_folder(folder):
+    expected = [state.mean(0) for state in tokens_of(folder, TEXTS)]
+    np.testing.assert_allclose(SentenceTransformer(str(folder)).encode(TEXTS), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_the_prompt_is_embedded_with_the_text_but_can_be_left_out_of_the_mean(folder, side):
+    prompts = {"query": "it sleeps by the sea "}
+    length = len(AutoTokenizer.from_pretrained(folder)(prompts["query"])["input_ids"]) - 1  # [CLS] and the prompt
+    states = tokens_of(folder, [prompts["query"] + text for text in TEXTS])
+    for include, expected in {True: [s.mean(0) for s in states], False: [s[length:].mean(0) for s in states]}.items():
+        model = sentence_transformer(str(folder), prompts=prompts, include_prompt=include)
+        model.tokenizer.padding_side = side
+        np.testing.assert_allclose(model.encode(TEXTS, prompt_name="query"), expected, atol=2e-6)
+
+
+def test_padding_that_is_not_computed_changes_nothing(folder):
+    texts = [" ".join(TEXTS[3].split()[:n]) for n in (1, 13, 4, 7, 2)]
+    padded = sentence_transformer(str(folder))
+    padded[0].model.config.unpad_inputs = False
+    np.testing.assert_allclose(sentence_transformer(str(folder)).encode(texts), padded.encode(texts), atol=1e-5)
+
+
+CLEAN = """
+import sys; sys.modules["neobert_hf"] = None
+import numpy as np
+from sentence_transformers import SentenceTransformer
+model = SentenceTransformer(sys.argv[1], trust_remote_code=True)
+assert model.prompts["query"] == "search: " and type(model[0].model).__module__.startswith("transformers_modules")
+np.save(sys.argv[2], model.encode(["the quick brown fox", "jumps"], prompt_name="query"))
+"""
+
+
+def test_a_saved_folder_loads_without_the_package_and_gives_the_same(folder, tmp_path):
+    model = sentence_transformer(str(folder), prompts={"query": "search: "}, normalize=True)
+    model.save_pretrained(str(tmp_path / "saved"))
+    types = [module["type"] for module in json.loads((tmp_path / "saved/modules.json").read_text())]
+    assert len(types) == 3 and all(name.startswith("sentence_transformers.") for name in types)
+    expected = model.encode(["the quick brown fox", "jumps"], prompt_name="query")
+    np.testing.assert_allclose(np.linalg.norm(expected, axis=1), 1, atol=1e-6)
+    again = SentenceTransformer(str(tmp_path / "saved"))
+    np.testing.assert_array_equal(again.encode(["the quick brown fox", "jumps"], prompt_name="query"), expected)
+    command = [sys.executable, "-I", "-c", CLEAN, str(tmp_path / "saved"), str(tmp_path / "out.npy")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), expected)
+
+
+def test_several_processes_give_the_same(folder):
+    model = sentence_transformer(str(folder))
+    np.testing.assert_allclose(model.encode(TEXTS * 4, device=["cpu", "cpu"]), model.encode(TEXTS * 4), atol=2e-6)
+
+
+def test_a_cross_encoder_scores_pairs_with_the_classification_head(folder, tmp_path):
+    torch.manual_seed(0)
+    classifier = NeoBERTForSequenceClassification.from_pretrained(folder, num_labels=1).eval()
+    classifier.save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.save_pretrained(tmp_path)
+    pairs = [("the quick fox", "jumps over"), ("a house", "sleeps in a warm red house by sea")]
+    with torch.no_grad():
+        expected = [torch.sigmoid(classifier(**tokenizer(*pair, return_tensors="pt")).logits)[0, 0] for pair in pairs]
+    np.testing.assert_allclose(CrossEncoder(str(tmp_path)).predict(pairs), expected, atol=2e-6)
+
+
+def test_a_sparse_encoder_weighs_the_vocabulary_as_splade_does(folder, model):
+    """log(1 + relu(logit)), the largest over the text's tokens (arXiv 2109.10086, equation 6)."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    encoder = sparse_encoder(str(folder))
+    found = encoder.encode(TEXTS, convert_to_tensor=True).to_dense().numpy()
+    for row, text in zip(found, TEXTS):
+        with torch.no_grad():
+            logits = model.double()(**tokenizer(text, return_tensors="pt")).logits[0].numpy()
+        np.testing.assert_allclose(row, np.log1p(np.maximum(logits, 0)).max(0), atol=1e-5)
+
+
+def test_late_interaction_sums_the_best_match_of_each_token(folder):
+    """MaxSim (ColBERT, arXiv 2004.12832, equation 3) over the encoder's own token vectors."""
+    torch.manual_seed(0)
+    encoder = MultiVectorEncoder(str(folder))
+    (question,), documents = encoder.encode_query(["quick fox"]), encoder.encode_document(TEXTS[:2])
+    expected = [(question.numpy() @ document.numpy().T).max(1).sum() for document in documents]
+    np.testing.assert_allclose(encoder.similarity([question], documents)[0].numpy(), expected, atol=1e-5)
+
+
+def test_a_multi_vector_encoder_shares_its_weights_and_scores_by_the_mean_of_the_best_cosines(folder, model):
+    tokenizer, options = AutoTokenizer.from_pretrained(folder), dict(prompts={"query": "fox ", "document": ""})
+    dense = sentence_transformer(str(folder), **options)
+    encoder = multi_vector_encoder(dense)
+    assert encoder[0] is dense[0]
+
+    def tokens(text):
+        with torch.no_grad():
+            states = model.double().model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].numpy()
+        return states / np.linalg.norm(states, axis=1, keepdims=True)
+
+    expected = [[(tokens("fox quick house") @ tokens(text).T).max(1).mean() for text in TEXTS]]
+    for each, question in ((encoder, "quick house"), (multi_vector_encoder(str(folder)), "fox quick house")):
+        found = each.similarity(each.encode_query([question]), each.encode_document(TEXTS))
+        np.testing.assert_allclose(found.numpy(), expected, atol=1e-5)
+
+
+def test_texts_without_words_are_the_special_tokens_and_a_long_one_is_cut(folder):
+    model = sentence_transformer(str(folder), max_seq_length=16)
+    empty, blank, long = model.encode(["", "   ", "fox " * 25_000])
+    np.testing.assert_array_equal(empty, blank)
+    np.testing.assert_allclose(long, model.encode("fox " * 14), atol=1e-6)
+    assert np.isfinite(empty).all()
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["fine", None], "text 1 is None"),
+        ([3], "text 0 is 3, a int"),
+        (["fine", "also", "half \ud800 a pair"], "text 2 has the lone surrogate '\\\\ud800' at character 5"),
+    ],
+)
+def test_a_text_that_cannot_be_embedded_is_named(folder, texts, message):
+    with pytest.raises(ValueError, match=message):
+        check_texts(texts)
+    with pytest.raises((ValueError, TypeError)):  # sentence-transformers' own, less telling
+        sentence_transformer(str(folder)).encode(texts)
+
+
+def test_what_cannot_be_built_is_refused(folder, tokenizer, tmp_path):
+    with pytest.raises(ValueError, match="pooling='max'"):
+        sentence_transformer(str(folder), pooling="max")
+    with pytest.raises(ValueError, match="include_prompt=False"):
+        sentence_transformer(str(folder), pooling="cls", include_prompt=False)
+    with pytest.raises(ValueError, match="Prompt name 'nope' not found"):
+        sentence_transformer(str(folder)).encode("fox", prompt_name="nope")
+    shape = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
+    BertModel(BertConfig(vocab_size=len(tokenizer), **shape)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="is a bert, not a NeoBERT"):
+        sentence_transformer(str(tmp_path))
+
+
+def test_the_fingerprint_is_of_everything_that_decides_an_embedding(folder):
+    def build(**options):
+        return sentence_transformer(str(folder), **options)
+
+    known = {fingerprint(build(), {})}
+    assert known == {fingerprint(build(), {})}
+    others = [build(pooling="cls"), build(normalize=True), build(max_seq_length=9)]
+    others += [build(include_prompt=False), build(model_kwargs={"dtype": torch.bfloat16})]
+    changed = build()
+    changed[0].model.layer_norm.weight.data[0] += 1e-3
+    others += [changed, build(prompts={"query": "a"}), build(), build(), build()]
+    others[-1].truncate_dim = 8
+    others[-2][0].config.rope_parameters["rope_theta"] = 500.0
+    others[-3].tokenizer.backend_tokenizer.normalizer = None
+    known |= {fingerprint(each, {}) for each in others} | {fingerprint(build(), {"query": "a"})}
+    assert len(known) == 12
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_the_flat_rows_that_flash_attention_gets_give_the_same(folder, monkeypatch, pooling):
+    """sentence-transformers' own path without padding, opened on a CPU by telling it that the kernels are there."""
+    from transformers import modeling_flash_attention_utils
+
+    model = sentence_transformer(str(folder), pooling)
+    expected, seen = model.encode(TEXTS), []
+    kernels = (None, lambda: None, None, None), None
+    monkeypatch.setattr(modeling_flash_attention_utils, "lazy_import_flash_attention", lambda *a, **k: kernels)
+    monkeypatch.setattr(type(model[0]), "_is_flash_attention_requested", lambda self: True)
+    model[0].unpad_inputs = True
+    forward = model[0].model.forward
+    model[0].model.forward = lambda **inputs: seen.append(inputs) or forward(**inputs)
+    np.testing.assert_allclose(model.encode(TEXTS), expected, atol=2e-6)
+    assert seen[0]["input_ids"].shape[0] == 1 and seen[0]["cu_seq_lens_q"].shape == (len(TEXTS) + 1,)
+    assert "attention_mask" not in seen[0]

@@ -1,0 +1,81 @@
+"""The model inside the package: small, whole, loaded by every door, and what its card says of it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer
+
+pytest.importorskip(
+    "sentence_transformers", reason="the mini model embeds by sentence-transformers (pip install -e .[embed])"
+)
+
+from neobert_hf.hub.mini import check_out, write_model
+from sentence_transformers import SentenceTransformer
+
+import neobert_hf
+
+FOLDER = Path(neobert_hf.MINI)
+
+
+def test_it_loads_whole_and_takes_at_most_12_megabytes():
+    model, loading = AutoModel.from_pretrained(FOLDER, output_loading_info=True)
+    assert type(model) is neobert_hf.NeoBERTModel and model.dtype == torch.bfloat16
+    assert not loading["missing_keys"] and not loading["unexpected_keys"] and not loading["mismatched_keys"]
+    assert sum(file.stat().st_size for file in FOLDER.rglob("*")) <= 12e6
+    assert len(AutoTokenizer.from_pretrained(FOLDER)) == model.config.vocab_size
+
+
+def test_it_finds_what_is_meant():
+    answers = {
+        "remove the last element": "list.pop(index=-1)\nIf the list is empty, IndexError is raised.",
+        "how many rows and columns are there": "DataFrame.shape\nA tuple with the dimensions of the frame.",
+        "open a network connection": "socket.connect(address)\nThe format of address depends on the address family.",
+        "wait for some seconds": "time.sleep(secs)\nThe argument may be a floating point number.",
+        "write an object to a file": "json.dump(obj, fp)\nSerialize to a stream.",
+    }
+    model = SentenceTransformer(neobert_hf.MINI)
+    found = model.similarity(model.encode(list(answers)), model.encode(list(answers.values()))).argmax(1)
+    assert (np.array(found) == np.arange(len(answers))).sum() >= 4
+
+
+def test_its_card_says_what_was_measured_and_nothing_of_the_machine():
+    card, summary = (FOLDER / "README.md").read_text("utf-8"), (FOLDER / "training_summary.json").read_text("utf-8")
+    measured = json.loads(summary)["measured"]
+    accuracy, retrieval = measured["masked_accuracy"], measured["retrieval"]
+    assert accuracy["mini NeoBERT"] >= 0.45 > accuracy["bigrams, the surer neighbour"]
+    assert retrieval["mini NeoBERT"]["recall@10"] >= 2 * retrieval["pretrained only"]["recall@10"]
+    assert all(f" {share:.1%} |" in card for share in accuracy.values())
+    assert all(f" {value:.3f} |" in card for scores in retrieval.values() for value in scores.values())
+    for text in (card, summary, (FOLDER / "config.json").read_text("utf-8")):
+        assert "auto_map" not in text and "runs/" not in text and "/home" not in text
+
+
+def test_an_installed_package_has_all_of_it(tmp_path):
+    command = [sys.executable, "setup.py", "--quiet", "build_py", "--build-lib", str(tmp_path)]
+    subprocess.run(command, cwd=FOLDER.parents[2], check=True, capture_output=True)
+    built = {file.relative_to(tmp_path / "neobert_hf/mini") for file in (tmp_path / "neobert_hf/mini").rglob("*.*")}
+    assert built == {file.relative_to(FOLDER) for file in FOLDER.rglob("*.*")}
+
+
+def test_building_it_replaces_nothing_but_an_earlier_one(tmp_path):
+    """`--out src/neobert_hf`, one level too high, must not touch the model's source."""
+    check_out(FOLDER)
+    check_out(tmp_path / "new")
+    source = tmp_path / "modeling_neobert.py"
+    source.write_text("the model's source")
+    with pytest.raises(ValueError, match="not a folder that this has written"):
+        check_out(tmp_path)
+    with pytest.raises(ValueError, match="not a folder that this has written"):
+        check_out(FOLDER.parent)
+    assert source.read_text() == "the model's source"
+
+
+def test_building_it_writes_every_file_that_ships(tmp_path):
+    write_model(SentenceTransformer(neobert_hf.MINI), tmp_path)
+    built = {file.name for file in tmp_path.iterdir()}
+    assert built == {file.name for file in FOLDER.iterdir()} - {"README.md", "training_summary.json"}

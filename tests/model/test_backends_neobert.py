@@ -1,0 +1,471 @@
+"""The table of attention backends: what "auto" chooses on which GPU, and every row against the oracle, with stand-ins.
+
+A stand-in is a few lines of plain PyTorch under the name and with the signature of a kernel. It computes real numbers on the
+CPU, so the way to the kernel, its arguments and what comes back are tested; the kernel itself is not.
+"""
+
+import inspect
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import CONFIG, Oracle, random_weights, write_checkpoint
+from safetensors.torch import load_file
+
+from neobert_hf import NeoBERTForMaskedLM
+from neobert_hf.model import attention_neobert, backends_neobert
+from neobert_hf.model.attention_neobert import to_device
+from neobert_hf.model.backends_neobert import BACKENDS, Situation, attend, choose_backend
+from neobert_hf.model.layout_neobert import make_layout
+
+SOURCE = Path(attention_neobert.__file__).parent
+STAND_INS = Path(__file__).parents[1].joinpath("stand_ins")
+FLASH = ("flash_attention_2", "flash_attention_3", "flash_attention_4")
+CAPABILITIES = {0: (7, 5), 1: (8, 0), 2: (9, 0), 3: (10, 0)}  # Turing, Ampere, Hopper, Blackwell
+TURING, AMPERE, HOPPER, BLACKWELL = (torch.device("cuda", index) for index in CAPABILITIES)
+CPU, MPS = torch.device("cpu"), torch.device("mps")
+FLOAT16, BFLOAT16, FLOAT32, FLOAT64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Four unlike GPUs, and every backend installed."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: CAPABILITIES[device.index])
+    for name, backend in BACKENDS.items():
+        monkeypatch.setitem(BACKENDS, name, backend._replace(is_installed=lambda: True))
+    backends_neobert._find_best_backend.cache_clear()
+    yield
+    backends_neobert._find_best_backend.cache_clear()
+
+
+# ---------------------------------------------------------------------------------------- the choice
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "head_dim", "best"),
+    [
+        (TURING, FLOAT16, 64, "xformers"),
+        (TURING, BFLOAT16, 64, "sdpa"),  # it has no bf16 instructions
+        (TURING, FLOAT32, 64, "xformers"),
+        (AMPERE, FLOAT16, 64, "flash_attention_2"),
+        (AMPERE, BFLOAT16, 64, "flash_attention_2"),
+        (AMPERE, BFLOAT16, 60, "sdpa"),
+        (AMPERE, BFLOAT16, 264, "sdpa"),
+        (AMPERE, FLOAT32, 64, "xformers"),
+        (HOPPER, BFLOAT16, 64, "flash_attention_3"),
+        (HOPPER, FLOAT64, 64, "sdpa"),
+        (BLACKWELL, BFLOAT16, 64, "flash_attention_2"),
+        (BLACKWELL, FLOAT32, 64, "sdpa"),  # xformers' kernels for fp32 end at Hopper
+        (MPS, FLOAT16, 64, "sdpa"),
+        (MPS, FLOAT32, 64, "sdpa"),
+        (CPU, BFLOAT16, 64, "sdpa"),
+    ],
+    ids=str,
+)
+def test_auto_looks_at_this_very_device_the_dtype_and_the_head_width(gpus, device, dtype, head_dim, best):
+    assert choose_backend("auto", Situation(device, dtype, head_dim, is_packed=True)) == best
+    assert choose_backend("auto", Situation(device, dtype, head_dim, is_packed=False)) == "sdpa"
+
+
+def test_without_any_package_auto_takes_what_torch_brings(gpus, monkeypatch):
+    for name in (*FLASH, "xformers"):
+        monkeypatch.setitem(BACKENDS, name, BACKENDS[name]._replace(is_installed=lambda: False))
+    best = {
+        device.index: choose_backend("auto", Situation(device, BFLOAT16, 64, is_packed=True))
+        for device in (TURING, AMPERE, HOPPER, BLACKWELL)
+    }
+    assert best == {0: "sdpa", 1: "torch_varlen", 2: "torch_varlen", 3: "torch_varlen"}
+    assert choose_backend("auto", Situation(AMPERE, FLOAT32, 64, is_packed=True)) == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("name", "situation", "message"),
+    [
+        ("torch_varlen", (AMPERE, FLOAT32, 64, True), "computes in float16 or bfloat16, not torch.float32"),
+        ("torch_varlen", (TURING, FLOAT16, 64, True), "of capability from 8.0, cuda:0 has 7.5; choose 'sdpa'"),
+        ("torch_varlen", (CPU, BFLOAT16, 64, True), "runs on CUDA, not on cpu"),
+        ("torch_varlen", (AMPERE, BFLOAT16, 64, False), "runs packed sequences only"),
+        ("flash_attention_2", (AMPERE, FLOAT32, 64, True), "computes in float16 or bfloat16"),
+        ("flash_attention_2", (MPS, BFLOAT16, 64, True), "not on mps"),
+        ("flash_attention_2", (AMPERE, BFLOAT16, 20, True), "a multiple of 8 and at most 256, not 20"),
+        ("flash_attention_3", (AMPERE, BFLOAT16, 64, True), "from 9.0, cuda:1 has 8.0"),
+        ("flash_attention_3", (BLACKWELL, BFLOAT16, 64, True), "up to 9.9, cuda:3 has 10.0"),
+        ("flash_attention_4", (AMPERE, BFLOAT16, 64, True), "from 9.0, cuda:1 has 8.0"),
+        ("kernels-community/flash-attn2", (AMPERE, FLOAT32, 64, True), "computes in float16 or bfloat16"),
+        ("xformers", (BLACKWELL, FLOAT32, 64, True), "up to 9.0, cuda:3 has 10.0"),
+        ("xformers", (TURING, BFLOAT16, 64, True), "from 8.0, cuda:0 has 7.5"),
+        ("flex_attention", (CPU, FLOAT32, 64, False), "runs packed sequences only"),
+        ("blocked", (CPU, FLOAT32, 64, True), "is for inference"),
+        ("blocked", (CPU, FLOAT16, 64, True, True), "fast products in torch.float16"),
+        ("blocked", (AMPERE, FLOAT32, 64, True), "runs on CPU, not on cuda"),
+    ],
+)
+def test_a_backend_that_was_asked_for_and_cannot_run_says_why_and_the_way_out(gpus, name, situation, message):
+    with pytest.raises(ValueError, match=f"attn_implementation='{name}' .*{message}.* or leave it out"):
+        choose_backend(name, Situation(*situation))
+
+
+@pytest.mark.parametrize("name", [name for name in BACKENDS if name not in ("blocked", "sdpa", "eager")])
+def test_a_backend_that_is_missing_says_how_to_get_it(monkeypatch, name):
+    monkeypatch.setitem(BACKENDS, name, BACKENDS[name]._replace(is_installed=lambda: False))
+    with pytest.raises(ImportError, match=r"is not installed; .*(pip install|build it)"):
+        choose_backend(name, Situation(AMPERE, BFLOAT16, 64, is_packed=True))
+
+
+def test_the_choice_is_logged_once_for_each_answer(gpus, caplog):
+    with caplog.at_level("INFO"):
+        for _ in range(3):
+            for device in (AMPERE, HOPPER):
+                choose_backend("auto", Situation(device, BFLOAT16, 64, is_packed=True))
+    messages = [record.message for record in caplog.records]
+    assert messages == [
+        "NeoBERT on cuda:1 in torch.bfloat16, packed layout: flash_attention_2 attention, plain kernels",
+        "NeoBERT on cuda:2 in torch.bfloat16, packed layout: flash_attention_3 attention, plain kernels",
+    ]
+
+
+# ---------------------------------------------------------------------------------------- real numbers
+
+
+@pytest.fixture(scope="module")
+def wide_checkpoint(tmp_path_factory):
+    """Two heads of 16: kernels take multiples of 8."""
+    config = {**CONFIG, "hidden_size": 32, "num_attention_heads": 2, "dim_head": 16}
+    weights = random_weights(config=config)
+    return Oracle(weights, config), write_checkpoint(tmp_path_factory.mktemp("wide"), weights, config=config)
+
+
+LENGTHS = (9, 1, 16, 5, 9, 2)
+
+
+@pytest.fixture(scope="module")
+def documents():
+    rng = np.random.default_rng(3)
+    return [rng.integers(5, CONFIG["vocab_size"], length) for length in LENGTHS]
+
+
+@pytest.fixture(scope="module")
+def inputs(documents):
+    """The documents packed by boundaries, and padded on the left."""
+    longest = max(LENGTHS)
+    padded = np.stack([np.pad(ids, (longest - len(ids), 0)) for ids in documents])
+    return {
+        "packed": {
+            "input_ids": torch.from_numpy(np.concatenate(documents))[None],
+            "cu_seq_lens_q": torch.tensor([0, *np.cumsum(LENGTHS)], dtype=torch.int32),
+            "max_length_q": longest,
+        },
+        "padded": {"input_ids": torch.from_numpy(padded), "attention_mask": torch.from_numpy(padded != 0).long()},
+    }
+
+
+def run(model, inputs):
+    """Logits of all documents one after the other, packed and padded, and the gradient of a weight before attention."""
+    packed = model(**inputs["packed"], labels=inputs["packed"]["input_ids"])
+    packed.loss.backward()
+    with torch.no_grad():
+        padded = model(**inputs["padded"])
+    gradient = model.model.transformer_encoder[0].qkv.weight.grad
+    return {
+        "packed": packed.logits[0].detach(),
+        "padded": padded.logits[inputs["padded"]["attention_mask"].bool()],
+        "gradient": gradient.clone(),
+    }
+
+
+def check(actual, wide_checkpoint, documents, inputs):
+    """Compare with the oracle, and the gradient with that of eager attention, which central differences have confirmed."""
+    oracle, folder = wide_checkpoint
+    wanted = torch.from_numpy(np.concatenate([oracle.mlm_logits(oracle.encode(ids)[2]) for ids in documents]))
+    for form in ("packed", "padded"):
+        assert (actual[form] - wanted).abs().max() < 1e-10, form
+    eager = NeoBERTForMaskedLM.from_pretrained(folder, dtype=FLOAT64, attn_implementation="eager")
+    assert (actual["gradient"] - run(eager, inputs)["gradient"]).abs().max() < 1e-10
+
+
+def plain_varlen(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, **options):
+    """What a kernel for packed sequences computes, and what it demands of its arguments."""
+    assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32 and type(max_q) is type(max_k) is int
+    assert all(x.ndim == 3 and x.stride(-1) == 1 for x in (q, k, v))
+    lengths = cu_seq_q.diff().tolist()
+    assert max(lengths) <= max_q and sum(lengths) == len(q)
+    parts = zip(*(x.transpose(0, 1).split(lengths, dim=1) for x in (q, k, v)))
+    return torch.cat([F.scaled_dot_product_attention(*part) for part in parts], dim=1).transpose(0, 1)
+
+
+def take_on_the_cpu(monkeypatch, name, **changes):
+    """Let a row of the table run here, and in float64."""
+    changes = dict(devices=("cpu",), capabilities={}, is_installed=lambda: True) | changes
+    monkeypatch.setitem(BACKENDS, name, BACKENDS[name]._replace(**changes))
+
+
+def test_torch_varlen_agrees_with_the_oracle(wide_checkpoint, documents, inputs, monkeypatch):
+    varlen = pytest.importorskip("torch.nn.attention.varlen", reason="torch 2.10 brings it")
+    signature, calls = inspect.signature(varlen.varlen_attn), []
+
+    def varlen_attn(*args, **kwargs):
+        arguments = signature.bind(*args, **kwargs).arguments
+        calls.append(arguments)
+        return plain_varlen(*list(arguments.values())[:7])
+
+    monkeypatch.setattr(attention_neobert, "varlen_attn", varlen_attn)
+    take_on_the_cpu(monkeypatch, "torch_varlen")
+    model = NeoBERTForMaskedLM.from_pretrained(
+        wide_checkpoint[1], dtype=FLOAT64, attn_implementation="torch_varlen"
+    ).eval()
+    check(run(model, inputs), wide_checkpoint, documents, inputs)
+    assert len(calls) == 2 * model.config.num_hidden_layers
+
+
+@dataclass
+class SeqLenInfo:
+    seqstart: torch.Tensor
+    max_seqlen: int
+    seqstart_py: list
+
+
+@dataclass
+class BlockDiagonalMask:
+    q_seqinfo: SeqLenInfo
+    k_seqinfo: SeqLenInfo
+
+    @classmethod
+    def from_seqlens(cls, q_seqlen, kv_seqlen=None, *, device=None):
+        assert device == CPU, "a mask that is made on a device waits for it"
+        starts = [0, *np.cumsum(q_seqlen).tolist()]
+        info = SeqLenInfo(torch.tensor(starts, dtype=torch.int32), max(q_seqlen), starts)
+        return cls(info, info)
+
+
+def memory_efficient_attention(query, key, value, attn_bias=None, p=0.0, scale=None, *, op=None, output_dtype=None):
+    assert all(x.ndim == 4 and len(x) == 1 for x in (query, key, value)) and scale is None
+    info = attn_bias.q_seqinfo
+    longest = info.max_seqlen
+    return plain_varlen(query[0], key[0], value[0], info.seqstart, attn_bias.k_seqinfo.seqstart, longest, longest)[None]
+
+
+def test_xformers_agrees_with_the_oracle(wide_checkpoint, documents, inputs, monkeypatch):
+    monkeypatch.setattr(attention_neobert, "memory_efficient_attention", memory_efficient_attention)
+    monkeypatch.setattr(attention_neobert, "BlockDiagonalMask", BlockDiagonalMask)
+    take_on_the_cpu(monkeypatch, "xformers")
+    model = NeoBERTForMaskedLM.from_pretrained(wide_checkpoint[1], dtype=FLOAT64, attn_implementation="xformers").eval()
+    check(run(model, inputs), wide_checkpoint, documents, inputs)
+
+
+def test_the_mask_of_xformers_takes_the_boundaries_that_are_on_the_device_already(monkeypatch):
+    monkeypatch.setattr(attention_neobert, "BlockDiagonalMask", BlockDiagonalMask)
+    monkeypatch.setattr(attention_neobert, "memory_efficient_attention", memory_efficient_attention)
+    take_on_the_cpu(monkeypatch, "xformers")
+    layout = make_layout(
+        torch.full((1, 7), 5), "xformers", vocab_size=10, cu_seq_lens=[torch.tensor([0, 3, 7])], dtype=FLOAT32
+    )
+    assert layout.mask.q_seqinfo.seqstart is layout.mask.k_seqinfo.seqstart is layout.cu_seq_lens
+
+
+FLASH_SCRIPT = """
+import sys, torch
+torch.cuda.is_available = lambda: True               # or transformers does not look for FlashAttention
+torch.cuda.get_device_capability = lambda device=None: (9, 0)
+from safetensors.torch import load_file, save_file
+from neobert_hf import NeoBERTForMaskedLM
+from neobert_hf.model.backends_neobert import BACKENDS, Situation, choose_backend
+import flash_attn, flash_attn.cute, flash_attn_interface
+from test_backends_neobert import run
+
+folder, inputs, out, *names = sys.argv[1:]
+situation = Situation(torch.device("cuda", 0), torch.bfloat16, 16, is_packed=True)
+assert choose_backend("auto", situation) == "flash_attention_3"
+assert all(BACKENDS[name].is_installed() for name in names)
+tensors = load_file(inputs)
+inputs = {
+    "packed": {"input_ids": tensors["packed"], "cu_seq_lens_q": tensors["boundaries"], "max_length_q": 16},
+    "padded": {"input_ids": tensors["padded"], "attention_mask": (tensors["padded"] != 0).long()},
+}
+modules = dict(zip(names, (flash_attn, flash_attn_interface, flash_attn.cute)))
+for name in names:
+    # the kernels refuse a CPU and float64, the stand-ins take them
+    BACKENDS[name] = BACKENDS[name]._replace(devices=("cpu",), capabilities={})
+    model = NeoBERTForMaskedLM.from_pretrained(folder, dtype=torch.float64, attn_implementation=name).eval()
+    save_file(run(model, inputs), f"{out}/{name}.safetensors")
+    assert modules[name].num_calls == 2 * model.config.num_hidden_layers, (name, modules[name].num_calls)
+"""
+
+
+@pytest.fixture(scope="module")
+def flash_results(wide_checkpoint, inputs, tmp_path_factory):
+    """What the three FlashAttentions compute in a process where packages of these names are installed."""
+    from safetensors.torch import save_file
+
+    folder = tmp_path_factory.mktemp("flash")
+    packed = inputs["packed"]
+    tensors = {"packed": packed["input_ids"], "boundaries": packed["cu_seq_lens_q"]}
+    save_file({**tensors, "padded": inputs["padded"]["input_ids"]}, folder / "inputs.safetensors")
+    path = os.pathsep.join(map(str, (STAND_INS, SOURCE.parent, Path(__file__).parents[1])))
+    process = subprocess.run(
+        [sys.executable, "-c", FLASH_SCRIPT, wide_checkpoint[1], folder / "inputs.safetensors", folder, *FLASH],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert process.returncode == 0, process.stderr[-3000:]
+    return {name: load_file(folder / f"{name}.safetensors") for name in FLASH}
+
+
+@pytest.mark.parametrize("name", FLASH)
+def test_flash_attention_agrees_with_the_oracle_through_transformers(
+    flash_results, wide_checkpoint, documents, inputs, name
+):
+    check(flash_results[name], wide_checkpoint, documents, inputs)
+
+
+# ---------------------------------------------------------------------------------------- SDPA where calls are dear
+
+
+@pytest.fixture
+def grouped(monkeypatch):
+    """SDPA as it runs on CUDA and MPS, and the number of its calls."""
+    calls = []
+    sdpa = F.scaled_dot_product_attention
+    monkeypatch.setitem(BACKENDS, "sdpa", BACKENDS["sdpa"]._replace(make_mask=attention_neobert.group_by_length))
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or sdpa(*a, **k))
+    return calls
+
+
+def test_grouped_sdpa_agrees_with_the_oracle(grouped, wide_checkpoint, documents, inputs):
+    model = NeoBERTForMaskedLM.from_pretrained(wide_checkpoint[1], dtype=FLOAT64, attn_implementation="sdpa").eval()
+    check(run(model, inputs), wide_checkpoint, documents, inputs)
+
+
+def test_grouped_sdpa_needs_few_calls_for_many_sequences(grouped):
+    lengths = torch.randint(1, 513, (300,), generator=torch.Generator().manual_seed(0)).tolist()
+    q, k, v = torch.randn(3, sum(lengths), 2, 8)
+    ids = torch.full((1, sum(lengths)), 5)
+    layout = make_layout(ids, "sdpa", vocab_size=10, cu_seq_lens=[torch.tensor([0, *lengths]).cumsum(0)])
+    attend(q, k, v, layout)
+    assert len(grouped) <= 1 + math.log2(512)
+    assert sum(count * length for count, length in layout.mask.shapes) < 2 * sum(lengths)
+
+
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=12), data=st.data())
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_grouped_sdpa_is_sdpa_and_never_sees_other_documents(lengths, data):
+    """The same values and gradients as one by one; and no bit moves when another sequence changes."""
+    generator = torch.Generator().manual_seed(sum(lengths))
+    inputs = [torch.randn(sum(lengths), 2, 8, dtype=FLOAT64, generator=generator) for _ in range(3)]
+    boundaries = torch.tensor([0, *lengths]).cumsum(0)
+    ids = torch.full((1, sum(lengths)), 5)
+    layout = make_layout(ids, "sdpa", vocab_size=10, cu_seq_lens=[boundaries])
+    results = []
+    for mask in (None, attention_neobert.group_by_length(layout)):
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        output, _ = attend(*leaves, layout._replace(mask=mask))
+        output.cos().sum().backward()
+        results.append((output.detach(), *(leaf.grad for leaf in leaves)))
+    for alone, grouped in zip(*results):
+        assert (alone - grouped).abs().max() < 1e-12
+    changed = data.draw(st.integers(0, len(lengths) - 1))
+    at = slice(boundaries[changed], boundaries[changed + 1])
+    for x in inputs:
+        x[at] += 1
+    other, _ = attend(*inputs, layout._replace(mask=mask))
+    elsewhere = torch.ones(sum(lengths), dtype=torch.bool)
+    elsewhere[at] = False
+    assert torch.equal(other[elsewhere], results[1][0][elsewhere])
+
+
+def test_the_readme_says_of_every_backend_where_it_has_run():
+    readme = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    table = readme.split("<!-- table:backends -->")[1].split("<!-- end -->")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.strip().splitlines()[2:]]
+    tried = {row[0].strip("`"): dict(zip(("cpu", "cuda", "mps"), row[2:])) for row in rows}
+    assert set(tried) == set(BACKENDS)
+    simulated = {
+        (name, device) for name, cells in tried.items() for device, cell in cells.items() if cell == "simulated"
+    }
+    kernels = {(name, "cuda") for name in (*FLASH, "torch_varlen", "xformers")}  # with stand-ins, above
+    assert simulated == kernels | {("sdpa", "cuda"), ("sdpa", "mps")}
+
+
+# ---------------------------------------------------------------------------------------- copies to a device
+
+
+class Host:
+    """Stands in for a tensor of the host and remembers how it was copied."""
+
+    def __init__(self, is_pinned=False):
+        self.is_pinned = is_pinned
+
+    def pin_memory(self):
+        return Host(is_pinned=True)
+
+    def to(self, device, non_blocking=False):
+        return device.type, non_blocking, self.is_pinned
+
+
+def test_only_copies_to_cuda_do_not_wait_and_these_start_from_pinned_memory():
+    assert to_device(Host(), AMPERE) == ("cuda", True, True)
+    assert to_device(Host(), MPS) == ("mps", False, False)
+    assert to_device(Host(), CPU) == ("cpu", False, False)
+
+
+def test_every_copy_of_the_layout_is_made_by_the_one_function(monkeypatch):
+    """On a device of unknown kind, which the CPU plays here, no copy may be made without waiting."""
+    careless, to = [], torch.Tensor.to
+
+    def watched_to(tensor, *args, non_blocking=False, **kwargs):
+        careless.append(tensor.shape) if non_blocking else None
+        return to(tensor, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "to", watched_to)
+    mask = torch.ones(2, 5, dtype=torch.long)
+    mask[0, 3:] = 0
+    ids = torch.full((2, 5), 5)
+    labels = ids.masked_fill(mask == 0, -100)
+    make_layout(ids, "auto", vocab_size=10, attention_mask=mask, labels=labels)
+    assert not careless
+
+
+# ---------------------------------------------------------------------------------------- what a torch of another year lacks
+
+
+def test_without_optional_names_the_rest_still_runs(checkpoint, tmp_path):
+    """Modules and functions that older or later versions may not have are taken away before the first import."""
+    script = """
+import sys, json, torch, transformers.modeling_layers
+from torch import compiler
+for name in ("torch.nn.attention.varlen", "torch.nn.attention.flex_attention", "xformers", "xformers.ops"):
+    sys.modules[name] = None
+vars(compiler).pop("set_stance", None)
+for version in (2, 3, 4):
+    vars(transformers.utils).pop(f"is_flash_attn_{version}_available", None)
+from neobert_hf import NeoBERTForMaskedLM
+from neobert_hf.model import backends_neobert
+model = NeoBERTForMaskedLM.from_pretrained(sys.argv[1]).eval()
+ids = torch.tensor([[5, 6, 7, 8]])
+with torch.no_grad():
+    print(json.dumps(model(ids, cu_seq_lens_q=torch.tensor([0, 1, 4])).logits.double().sum().item()))
+missing = [name for name, row in backends_neobert.BACKENDS.items() if not row.is_installed()]
+assert set(missing) >= {"torch_varlen", "flex_attention", "xformers", "flash_attention_2"}, missing
+"""
+    path = os.pathsep.join(map(str, (SOURCE.parent, Path(__file__).parents[1])))
+    process = subprocess.run(
+        [sys.executable, "-c", script, checkpoint],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert process.returncode == 0, process.stderr[-3000:]
+    model = NeoBERTForMaskedLM.from_pretrained(checkpoint).eval()
+    with torch.no_grad():
+        wanted = model(torch.tensor([[5, 6, 7, 8]]), cu_seq_lens_q=torch.tensor([0, 1, 4])).logits.double().sum().item()
+    assert json.loads(process.stdout.splitlines()[-1]) == pytest.approx(wanted, rel=1e-5)

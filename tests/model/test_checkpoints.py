@@ -1,0 +1,512 @@
+"""Saving, loading and publishing: names as published, nothing missing in silence, nothing unpickled, code included."""
+
+import ast
+import copy
+import html
+import itertools
+import json
+import os
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from markdown_it import MarkdownIt
+from oracle import write_checkpoint
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
+
+import neobert_hf
+from neobert_hf import AUTO_CLASSES, NeoBERTForMaskedLM, NeoBERTModel
+from neobert_hf.hub.build import BuildArguments, build, write_card
+from neobert_hf.hub.verify import summarize, verify
+
+CODE_FILES = {
+    "attention_neobert.py",
+    "backends_neobert.py",
+    "checkpoint_neobert.py",
+    "configuration_neobert.py",
+    "kernels_neobert.py",
+    "layout_neobert.py",
+    "losses_neobert.py",
+    "machine_neobert.py",
+    "modeling_neobert.py",
+}
+
+
+@pytest.fixture
+def saved(model, tokenizer, tmp_path):
+    """The tiny masked language model as save_pretrained writes it, with a tokenizer."""
+    model.save_pretrained(tmp_path / "saved")
+    tokenizer.save_pretrained(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+def tensor_names(folder):
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        return set(file.keys())
+
+
+def assert_same_output(summary, expected):
+    """The same but for the order of sums, which another number of threads changes (some 1e-7)."""
+    assert summary["shape"] == expected["shape"]
+    assert summary["norm"] == pytest.approx(expected["norm"], rel=1e-5)
+    assert summary["first_values"] == pytest.approx(expected["first_values"], abs=1e-5)
+
+
+# ---------------------------------------------------------------------------------------- both ways of loading
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("auto_class", AUTO_CLASSES)
+def test_auto_classes_are_registered_by_importing_the_package(checkpoint, auto_class):
+    loaded = getattr(transformers, auto_class).from_pretrained(checkpoint)
+    assert type(loaded) is AUTO_CLASSES[auto_class]
+
+
+@pytest.mark.compat
+def test_the_fast_tokenizer_is_registered(saved, tmp_path):
+    (saved / "tokenizer_config.json").write_text("{}")  # nothing but the model type says which tokenizer this is
+    tokenizer = AutoTokenizer.from_pretrained(saved)
+    assert tokenizer.is_fast
+    assert tokenizer("the fox")["input_ids"][0] == tokenizer.convert_tokens_to_ids("[CLS]")
+
+
+@pytest.mark.compat
+def test_a_saved_model_has_the_published_names_the_code_and_the_auto_map(checkpoint, saved):
+    assert tensor_names(saved) == tensor_names(checkpoint)
+    assert {file.name for file in saved.glob("*.py")} == CODE_FILES
+    config = json.loads((saved / "config.json").read_text())
+    assert config["architectures"] == ["NeoBERTLMHead"]
+    assert set(config["auto_map"]) == set(AUTO_CLASSES)
+    assert config["auto_map"]["AutoModelForMaskedLM"] == "modeling_neobert.NeoBERTForMaskedLM"
+    assert config["auto_map"]["AutoConfig"] == "configuration_neobert.NeoBERTConfig"
+
+
+@pytest.mark.compat
+def test_the_saved_code_is_the_code_of_the_package(saved):
+    package = Path(neobert_hf.__file__).parent
+    for name in CODE_FILES:
+        assert (saved / name).read_bytes() == (package / name).read_bytes()
+
+
+@pytest.mark.compat
+def test_a_saved_model_loads_in_a_clean_process_with_the_same_output(model, tokenizer, saved):
+    report = verify(saved)
+    assert report["ok"], report
+    assert {name: report["classes"][name] for name in AUTO_CLASSES} == {k: v.__name__ for k, v in AUTO_CLASSES.items()}
+    assert report["classes"]["NeoBERT"] == "NeoBERTModel"
+    assert report["classes"]["NeoBERTLMHead"] == "NeoBERTForMaskedLM"
+    with torch.no_grad():
+        logits = model(**tokenizer(["one two three", "four"], padding=True, return_tensors="pt")).logits
+    assert_same_output(report["output"], summarize(logits))
+
+
+def test_what_remote_code_saves_is_complete_again(saved, tmp_path):
+    """Load with remote code in a clean process, save there, and verify that folder."""
+    again = tmp_path / "again"
+    script = (
+        "import sys; sys.modules['neobert_hf'] = None\n"
+        "from transformers import AutoModelForMaskedLM, AutoTokenizer\n"
+        f"AutoModelForMaskedLM.from_pretrained({str(saved)!r}, trust_remote_code=True).save_pretrained({str(again)!r})\n"
+        f"AutoTokenizer.from_pretrained({str(saved)!r}).save_pretrained({str(again)!r})\n"
+    )
+    subprocess.run([sys.executable, "-I", "-c", script], check=True, capture_output=True)
+    assert {file.name for file in again.glob("*.py")} == CODE_FILES
+    assert verify(again)["ok"]
+
+
+def test_a_classifier_and_a_bare_encoder_verify_and_say_which_heads_they_lack(
+    classifier_checkpoint, checkpoint, tokenizer, tmp_path
+):
+    for auto_class, source in ((AutoModelForSequenceClassification, classifier_checkpoint), (AutoModel, checkpoint)):
+        folder = tmp_path / auto_class.__name__
+        auto_class.from_pretrained(source).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        report = verify(folder)
+        with torch.no_grad():
+            output = auto_class.from_pretrained(source)(
+                **tokenizer(["one two three", "four"], padding=True, return_tensors="pt")
+            )[0]
+        assert report["ok"], report
+        assert_same_output(report["output"], summarize(output))
+        assert "AutoModelForMaskedLM" in report["new_heads"] and auto_class.__name__ not in report["new_heads"]
+
+
+class Mine(neobert_hf.NeoBERTForSequenceClassification):
+    """A user's own subclass, defined elsewhere."""
+
+
+def test_a_subclass_saves_the_code_that_its_auto_map_names(classifier_checkpoint, tokenizer, tmp_path):
+    Mine.from_pretrained(classifier_checkpoint).save_pretrained(tmp_path)
+    assert {file.name for file in tmp_path.glob("*_neobert.py")} == CODE_FILES
+
+
+def test_verify_reports_a_folder_whose_code_is_broken(saved):
+    (saved / "losses_neobert.py").unlink()
+    report = verify(saved)
+    assert not report["ok"] and "losses_neobert" in report["error"]
+
+
+@pytest.mark.compat
+def test_saving_and_loading_changes_no_bit(model, tmp_path):
+    model.save_pretrained(tmp_path / "whole")
+    model.save_pretrained(tmp_path / "shards", max_shard_size="20kB")
+    assert len(list((tmp_path / "shards").glob("model-*.safetensors"))) > 2
+    for folder in ("whole", "shards"):
+        again = AutoModelForMaskedLM.from_pretrained(tmp_path / folder)
+        for name, parameter in model.named_parameters():
+            assert torch.equal(parameter, again.get_parameter(name)), name
+
+
+def test_the_encoder_alone_saves_and_loads(checkpoint, tmp_path):
+    encoder = AutoModel.from_pretrained(checkpoint)
+    encoder.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["NeoBERT"]
+    again = NeoBERTForMaskedLM.from_pretrained(tmp_path)
+    assert torch.equal(again.model.encoder.weight, encoder.encoder.weight)
+
+
+def test_loading_a_new_head_keeps_the_encoder_and_starts_the_head(checkpoint):
+    model, info = AutoModelForSequenceClassification.from_pretrained(checkpoint, num_labels=5, output_loading_info=True)
+    assert set(info["missing_keys"]) == {"dense.weight", "dense.bias", "classifier.weight", "classifier.bias"}
+    weights = load_file(checkpoint / "model.safetensors")
+    for name, parameter in model.model.named_parameters():
+        assert np.array_equal(parameter.detach().numpy(), weights[f"model.{name}"]), name
+    assert 0.01 < model.dense.weight.std() < 0.03 and not model.classifier.bias.any()
+
+
+def test_a_device_map_places_every_module(checkpoint):
+    model = AutoModelForMaskedLM.from_pretrained(checkpoint, device_map="auto")
+    assert torch.isfinite(model(torch.tensor([[5, 6, 7]])).logits).all()
+
+
+def test_blocks_on_different_devices_with_offloading_give_the_same(model, checkpoint, tmp_path):
+    """accelerate's hooks move whatever a block is given, the layout too; here blocks are offloaded to the disk.
+
+    In float64, whose plain operations run with hooks and without; in float32 hooks end the fast ones, which round otherwise.
+    """
+    devices = {"model.encoder": "cpu", "model.layer_norm": "cpu", "decoder": "cpu"}
+    devices |= {f"model.transformer_encoder.{i}": "disk" if i else "cpu" for i in range(3)}
+    options = dict(device_map=devices, offload_folder=tmp_path, dtype=torch.float64)
+    spread = AutoModelForMaskedLM.from_pretrained(checkpoint, **options)
+    ids, mask = torch.tensor([[5, 6, 7], [8, 9, 0]]), torch.tensor([[1, 1, 1], [1, 1, 0]])
+    with torch.no_grad():
+        assert torch.equal(spread(ids, mask).logits, model.double()(ids, mask).logits)
+
+
+# ---------------------------------------------------------------------------------------- what is refused
+
+
+def test_a_checkpoint_with_a_missing_tensor_is_refused(weights, tmp_path):
+    write_checkpoint(tmp_path, weights, drop=("model.transformer_encoder.1.wo",))
+    with pytest.raises(
+        ValueError, match=r"lacks 1 tensors of the encoder, model.transformer_encoder.1.wo.weight the first"
+    ):
+        AutoModelForMaskedLM.from_pretrained(tmp_path)
+
+
+def test_a_checkpoint_with_split_gate_and_up_is_refused_with_the_way_out(weights, tmp_path):
+    split = {}
+    for name, value in weights.items():
+        if ".ffn.w12." in name:
+            split[name.replace("w12", "w1")], split[name.replace("w12", "w2")] = np.split(value, 2)
+        else:
+            split[name] = value
+    write_checkpoint(tmp_path, split)
+    with pytest.raises(ValueError, match=re.escape("store torch.cat((w1, w2)) as ffn.w12.weight")):
+        AutoModel.from_pretrained(tmp_path)
+
+
+def test_a_checkpoint_with_a_tied_decoder_is_refused(weights, tmp_path):
+    write_checkpoint(tmp_path, weights, drop=("decoder.weight",))
+    with pytest.raises(ValueError, match="decoder was tied to the embedding"):
+        AutoModelForMaskedLM.from_pretrained(tmp_path)
+
+
+def test_a_checkpoint_without_the_decoders_bias_is_refused(weights, tmp_path):
+    write_checkpoint(tmp_path, weights, drop=("decoder.bias",))
+    with pytest.raises(ValueError, match=r"decoder\.weight but no decoder\.bias"):
+        AutoModelForMaskedLM.from_pretrained(tmp_path)
+    AutoModel.from_pretrained(tmp_path)  # needs no decoder
+
+
+def test_a_truncated_file_is_refused(checkpoint, tmp_path):
+    (tmp_path / "config.json").write_text((checkpoint / "config.json").read_text())
+    whole = (checkpoint / "model.safetensors").read_bytes()
+    for length in (len(whole) // 2, 20, 0):
+        (tmp_path / "model.safetensors").write_bytes(whole[:length])
+        with pytest.raises(OSError, match="truncated or damaged"):
+            AutoModelForMaskedLM.from_pretrained(tmp_path)
+
+
+class Trap:
+    """Unpickling this leaves a file behind."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return (open, (self.path, "w"))
+
+
+def test_a_pickle_is_never_unpickled(checkpoint, tmp_path):
+    (tmp_path / "config.json").write_text((checkpoint / "config.json").read_text())
+    (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
+    with pytest.raises(OSError, match="a pickle can run any code when read and is never loaded"):
+        AutoModelForMaskedLM.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="use_safetensors=False asks for pickled weights"):
+        AutoModelForMaskedLM.from_pretrained(tmp_path, use_safetensors=False)
+    save_file({}, tmp_path / "adapter_model.safetensors")  # not the weights
+    for asked in (None, False, 0):
+        with pytest.raises((OSError, ValueError)):
+            AutoModelForMaskedLM.from_pretrained(tmp_path, use_safetensors=asked)
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("pytorch_model.bin", "../outside.safetensors", "part/../../outside.safetensors", "/outside.safetensors"),
+        *("C:\\outside.safetensors", "..\\outside.safetensors", "\\\\server\\outside.safetensors", 7),
+    ],
+)
+def test_an_index_names_safetensors_inside_its_folder_and_nothing_else(checkpoint, tmp_path, name):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    shutil.copy(checkpoint / "config.json", folder)
+    shutil.copy(checkpoint / "model.safetensors", tmp_path / "outside.safetensors")
+    save_file({}, folder / "other.safetensors")
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
+    weight_map = dict.fromkeys(load_file(checkpoint / "model.safetensors"), name)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    for weights_only in (True, False):
+        with pytest.raises((OSError, ValueError), match=r"only .safetensors files inside|lets a pickle run"):
+            AutoModelForMaskedLM.from_pretrained(folder, weights_only=weights_only)
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": [1]}', '{"weight_map": 1}', "null"])
+def test_a_damaged_index_is_named(checkpoint, tmp_path, content):
+    shutil.copy(checkpoint / "config.json", tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(OSError, match=r"model.safetensors.index.json is no index of weights"):
+        AutoModelForMaskedLM.from_pretrained(tmp_path)
+
+
+def test_an_index_of_parts_in_a_folder_loads(checkpoint, tmp_path):
+    model = AutoModelForMaskedLM.from_pretrained(checkpoint)
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    again = AutoModelForMaskedLM.from_pretrained(tmp_path).state_dict()
+    assert all(torch.equal(again[name], value) for name, value in model.state_dict().items())
+
+
+def test_a_checkpoint_of_another_width_is_refused(checkpoint):
+    with pytest.raises((RuntimeError, ValueError), match="mismatch"):
+        AutoModelForMaskedLM.from_pretrained(checkpoint, hidden_size=64, dim_head=None)
+
+
+def test_a_neodictabert_checkpoint_is_refused(checkpoint, tmp_path):
+    config = json.loads((checkpoint / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "encoder_init_range": 0.02}))
+    with pytest.raises(ValueError, match=r"NeoDictaBERT checkpoint: .* rotates halves instead of pairs"):
+        AutoConfig.from_pretrained(tmp_path)
+
+
+def test_an_old_transformers_is_refused_by_name(tmp_path):
+    script = (
+        "import importlib.metadata as metadata, transformers\n"
+        "version = metadata.version\n"
+        "metadata.version = lambda name: '4.40.0' if name == 'transformers' else version(name)\n"
+        "import neobert_hf\n"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=with_package())
+    assert "transformers>=4.57.0 is required" in run.stderr and "pip install -U transformers" in run.stderr
+
+
+def with_package():
+    import os
+
+    return {**os.environ, "PYTHONPATH": str(Path(neobert_hf.__file__).parents[1])}
+
+
+# ---------------------------------------------------------------------------------------- the Hub folder
+
+
+@pytest.fixture
+def hub_folder(saved, tmp_path):
+    metrics = tmp_path / "metrics.json"
+    metrics.write_text(json.dumps({"masked accuracy": 0.123456, "recipe": {"layout": "packed", "warmup": 7}}))
+    return build(BuildArguments(model=str(saved), out=str(tmp_path / "hub"), metrics=[str(metrics)]))
+
+
+def test_the_hub_folder_verifies_and_its_code_sees_no_token(hub_folder, tmp_path, monkeypatch):
+    assert {file.name for file in hub_folder.glob("*.py")} == CODE_FILES
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret too")
+    seen = tmp_path / "seen.json"
+    with (hub_folder / "modeling_neobert.py").open("a") as code:
+        code.write(f"\nimport json, os\nopen({str(seen)!r}, 'w').write(json.dumps(dict(os.environ)))\n")
+    report = verify(hub_folder)
+    assert report["ok"], report
+    environment = json.loads(seen.read_text())
+    assert "PATH" in environment and not {"HF_TOKEN", "AWS_SECRET_ACCESS_KEY"} & set(environment)
+    assert environment["HF_HOME"] == environment["HOME"] != str(Path.home())
+
+
+def test_the_card_states_the_config_the_metrics_and_no_placeholder(hub_folder):
+    card = (hub_folder / "README.md").read_text()
+    for fact in (
+        "3 x 32",
+        "4 of 8",
+        "72 wide",
+        "up to 64 tokens",
+        "| masked accuracy | 0.1235 |",
+        "license: mit",
+        "bibtex",
+    ):
+        assert fact in card, fact
+    for hole in ("{{", "{%", "None", "TODO", "[More Information Needed]"):
+        assert hole not in card, hole
+    assert "## Measured" in card and "warmup" not in card  # a recipe is no figure
+
+
+def test_the_card_says_nothing_of_metrics_that_are_not_there(saved, tmp_path):
+    folder = build(BuildArguments(model=str(saved), out=str(tmp_path / "hub"), model_id="org/tiny"))
+    card = (folder / "README.md").read_text()
+    assert "Measured" not in card and "# tiny" in card and 'model="org/tiny"' in card
+
+
+def test_the_snippets_of_the_card_run_in_a_clean_process(hub_folder):
+    snippets = re.findall(r"```python\n(.*?)```", (hub_folder / "README.md").read_text(), re.DOTALL)
+    assert len(snippets) == 2
+    script = "\n".join(["import sys; sys.modules['neobert_hf'] = None", *snippets])
+    run = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert "torch.Size([2, 32])" in run.stdout
+
+
+def test_a_model_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ValueError, match="neither a folder that exists nor an id on the Hub"):
+        build(BuildArguments(model=str(tmp_path / "nothing"), out=str(tmp_path / "hub")))
+
+
+def test_a_model_without_its_tokenizer_is_refused_before_anything_is_written(saved, tmp_path):
+    (saved / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match=r"holds no tokenizer .* name one with --tokenizer"):
+        build(BuildArguments(model=str(saved), out=str(tmp_path / "hub")))
+    with pytest.raises(FileNotFoundError):
+        build(BuildArguments(model=str(saved), out=str(tmp_path / "hub"), metrics=[str(tmp_path / "none.json")]))
+    assert not (tmp_path / "hub").exists()
+
+
+def test_a_folder_with_other_files_is_left_alone(saved, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.txt").write_text("years of work")
+    with pytest.raises(ValueError, match="is not empty and not a NeoBERT folder"):
+        build(BuildArguments(model=str(saved), out=str(tmp_path / "mine")))
+    assert [file.name for file in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
+    (tmp_path / "mine/modeling_neobert.py").write_text("the model's source, as in src/neobert_hf")
+    with pytest.raises(ValueError, match="is not empty and not a NeoBERT folder"):
+        build(BuildArguments(model=str(saved), out=str(tmp_path / "mine")))
+    assert (tmp_path / "mine/modeling_neobert.py").read_text() == "the model's source, as in src/neobert_hf"
+
+
+HOSTILE = '[MASK]"); __import__("os").system("id") # `|<script>![x](y)\n```\n# title'
+
+
+def python_blocks(card):
+    return re.findall(r"^```python\n(.*?)^```$", card, re.DOTALL | re.MULTILINE)
+
+
+def test_a_foreign_mask_token_stays_a_string_in_the_cards_code(model, tokenizer, tmp_path):
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.mask_token = HOSTILE
+    write_card(model, tokenizer, tmp_path, "org/tiny", {})
+    first, *rest = python_blocks((tmp_path / "README.md").read_text("utf-8"))
+    calls = {ast.unparse(node.func) for node in ast.walk(ast.parse(first)) if isinstance(node, ast.Call)}
+    assert calls == {"pipeline", "fill_mask", "print"} and len(rest) == 1
+    strings = [node.value for node in ast.walk(ast.parse(first)) if isinstance(node, ast.Constant)]
+    assert f"The capital of France is {HOSTILE}." in strings and "org/tiny" in strings
+
+
+def test_names_of_metrics_stay_words_in_their_cell(model, tokenizer, tmp_path):
+    write_card(model, tokenizer, tmp_path, "org/tiny", {HOSTILE: 0.5, "plain name": 1})
+    (line,) = (line for line in (tmp_path / "README.md").read_text("utf-8").splitlines() if line.endswith("| 0.5 |"))
+    assert "| plain name | 1 |" in (tmp_path / "README.md").read_text("utf-8")
+    rendered = MarkdownIt().enable("table").render(f"| a | b |\n|---|---|\n{line}")
+    cells = re.findall(r"<td>(.*?)</td>", rendered)
+    assert html.unescape(cells[0]) == " ".join(HOSTILE.split()) and cells[1] == "0.5"
+
+
+@pytest.mark.parametrize("name", ['x"), exec("', "org/na me", "../up", "a/b/c", "line\nbreak", ""])
+def test_a_model_id_that_is_none_is_refused(saved, tmp_path, name):
+    with pytest.raises(ValueError, match="Repo id"):
+        build(BuildArguments(model=str(saved), out=str(tmp_path / "hub"), model_id=name))
+    assert not (tmp_path / "hub").exists()
+
+
+@pytest.mark.parametrize("content", [b"{", b"[1]", b"\xff\xfe", b""])
+def test_a_file_of_metrics_that_is_no_json_object_is_named(saved, tmp_path, content):
+    (tmp_path / "metrics.json").write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(str(tmp_path / "metrics.json"))):
+        build(BuildArguments(model=str(saved), out=str(tmp_path / "hub"), metrics=[str(tmp_path / "metrics.json")]))
+    assert not (tmp_path / "hub").exists()
+
+
+def test_a_first_build_that_ends_half_way_leaves_nothing(saved, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "neobert_hf.hub.build.write_card",
+        lambda *arguments: (_ for _ in ()).throw(OSError(28, "No space left on device")),
+    )
+    with pytest.raises(OSError, match="No space"):
+        build(BuildArguments(model=str(saved), out=str(tmp_path / "hub")))
+    assert [file.name for file in tmp_path.iterdir()] == ["saved"]
+
+
+def test_a_build_that_ends_half_way_leaves_nothing_that_loads(saved, tmp_path, monkeypatch):
+    out, move = tmp_path / "hub", os.replace
+    build(BuildArguments(model=str(saved), out=str(out)))
+    whole = {file.name: file.read_bytes() for file in out.iterdir()}
+    for number in range(len(whole)):
+        moves = itertools.count()
+
+        def fail(source, target, number=number, moves=moves):
+            if next(moves) == number:
+                raise OSError(28, "No space left on device")
+            move(source, target)
+
+        with monkeypatch.context() as patched:
+            patched.setattr("neobert_hf.hub.build.os.replace", fail)
+            with pytest.raises(OSError, match="No space"):
+                build(BuildArguments(model=str(saved), out=str(out)))
+        assert not (out / "config.json").exists() and {file.name for file in tmp_path.iterdir()} == {"saved", "hub"}
+        build(BuildArguments(model=str(saved), out=str(out)))  # again, with space
+        assert {file.name: file.read_bytes() for file in out.iterdir()} == whole
+
+
+def test_a_hub_folder_can_be_built_again(hub_folder, saved):
+    assert build(BuildArguments(model=str(saved), out=str(hub_folder))) == hub_folder
+
+
+def test_the_shipped_files_import_only_one_another_torch_transformers_and_safetensors():
+    package = Path(neobert_hf.__file__).parent
+    assert {file.name for file in package.glob("*_neobert.py")} == CODE_FILES
+    allowed = ("torch", "transformers", "safetensors", "xformers")
+    for name in CODE_FILES:
+        imports = re.findall(r"^\s*(?:from|import)\s+(\.?\w+)", (package / name).read_text(), re.MULTILINE)
+        for module in imports:
+            is_own = module.startswith(".") and f"{module[1:]}.py" in CODE_FILES
+            assert is_own or module in allowed or module in sys.stdlib_module_names, (name, module)
+
+
+def test_published_class_names_are_importable():
+    assert neobert_hf.NeoBERT is NeoBERTModel and neobert_hf.NeoBERTLMHead is NeoBERTForMaskedLM

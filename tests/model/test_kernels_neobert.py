@@ -1,0 +1,550 @@
+"""The fast paths against float64 and against their plain twins, and where they must not run."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from transformers.utils import logging
+
+import neobert_hf
+from neobert_hf import NeoBERTConfig, NeoBERTModel
+from neobert_hf.model import backends_neobert, kernels_neobert, machine_neobert
+from neobert_hf.model.attention_neobert import rotary_table
+from neobert_hf.model.kernels_neobert import (
+    CHUNK_TOKENS,
+    SHORTEST_BLOCKED,
+    PackedLinear,
+    RMSNorm,
+    blocked_attention,
+    choose_kernels,
+    product,
+    rms_norm,
+    runs_fast,
+    split_and_rotate,
+    split_and_rotate_fast,
+)
+from neobert_hf.model.layout_neobert import make_layout
+
+DTYPES = [torch.bfloat16, torch.float32]
+NUM_TOKENS = (1, CHUNK_TOKENS, 2 * CHUNK_TOKENS + 7)  # less than a chunk, one, and a rest
+EVALUATING = nn.Module().eval()
+
+
+def onednn_runs(dtype):
+    """Whether oneDNN can compute in `dtype` at all here, fast or not."""
+    if machine_neobert.TORCH.onednn_linear is None or not torch.backends.mkldnn.is_available():
+        return False
+    return dtype == torch.float32 or machine_neobert.TORCH.has_onednn_bf16()
+
+
+def needs_onednn(dtype):
+    """Products in bf16 on a processor without AVX-512 are the one thing that oneDNN cannot even emulate."""
+    if not onednn_runs(dtype):
+        pytest.skip(f"oneDNN in this torch, on this processor, has no product in {dtype}")
+
+
+@pytest.fixture
+def packing_pays(monkeypatch):
+    """On every processor that has oneDNN, whatever its table of products says."""
+    needs_onednn(torch.float32)
+    monkeypatch.setattr(kernels_neobert, "onednn_is_best", lambda dtype, num_rows: onednn_runs(dtype))
+
+
+def largest_error(actual, wanted):
+    return ((actual.double() - wanted).abs().max() / wanted.abs().max()).item()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Where they run
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_fast_paths_run_only_where_nobody_needs_the_plain_one():
+    x = torch.randn(2, 3)
+    with torch.no_grad():
+        assert runs_fast(x, EVALUATING)
+        assert runs_fast(x.bfloat16(), EVALUATING)
+        assert not runs_fast(x, nn.Module().train())
+        assert not runs_fast(x.half(), EVALUATING)
+        assert not runs_fast(x.double(), EVALUATING)
+        assert not runs_fast(x.to("meta"), EVALUATING)
+        torch.func.vmap(lambda row: [row, pytest.fail("fast under vmap") if runs_fast(row, EVALUATING) else None][0])(x)
+    assert not runs_fast(x, EVALUATING)
+
+
+def test_nothing_that_a_hook_holds_changes_afterwards(tiny_config):
+    model = NeoBERTModel(tiny_config).eval()
+    held = []
+
+    def hold(module, inputs, output):
+        tensors = [value for value in (*inputs, *(output if isinstance(output, tuple) else [output]))]
+        held.extend((value, value.clone()) for value in tensors if isinstance(value, torch.Tensor))
+
+    for module in model.modules():
+        if module is not model:
+            module.register_forward_hook(hold)
+    with torch.inference_mode():
+        model(torch.randint(5, 90, (2, 70)), output_hidden_states=True)
+    assert len(held) > 20
+    assert all(torch.equal(value, before) for value, before in held)
+
+
+@pytest.fixture(scope="module")
+def wide_model():
+    """Two layers with heads of the published width, a padded batch, and the states in float64."""
+    config = NeoBERTConfig(
+        vocab_size=96, num_hidden_layers=2, hidden_size=256, num_attention_heads=4, intermediate_size=1024
+    )
+    model = NeoBERTModel(config).eval()
+    ids, mask = torch.randint(5, 90, (3, 500)), torch.ones(3, 500, dtype=torch.long)
+    mask[1, 390:], mask[2, :130] = 0, 0
+    with torch.no_grad():
+        wanted = copy.deepcopy(model).double()(ids, attention_mask=mask).last_hidden_state[mask.bool()]
+    return model, {"input_ids": ids, "attention_mask": mask}, wanted
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kernels", ["torch", "onednn", "packed"])
+@pytest.mark.parametrize("attention", ["sdpa", "blocked"])
+def test_a_fast_model_is_as_exact_as_a_plain_one(wide_model, monkeypatch, dtype, kernels, attention):
+    """Against float64. The ladder's third rung for bf16: at most 3 times the error of the plain model; fp32: 1e-5."""
+    if kernels != "torch" or (attention, dtype) == ("blocked", torch.float32):
+        needs_onednn(dtype)
+    model, inputs, wanted = wide_model
+    real = inputs["attention_mask"].bool()
+    model = copy.deepcopy(model).to(dtype)
+    with torch.enable_grad():
+        plain = model(**inputs, output_hidden_states=True)
+    monkeypatch.setattr(kernels_neobert, "onednn_is_best", lambda dtype, num_rows: kernels != "torch")
+    monkeypatch.setattr(backends_neobert, "onednn_is_best", lambda dtype: True)
+    if kernels == "packed":
+        model.pack_weights()
+        assert sum(type(module) is PackedLinear for module in model.modules()) == 4 * 2
+    model.set_attn_implementation(attention)
+    with torch.no_grad():
+        fast = model(**inputs, output_hidden_states=True)
+    assert fast.last_hidden_state.dtype == dtype
+    allowed = 1e-5
+    if dtype == torch.bfloat16:
+        allowed = 3 * largest_error(plain.last_hidden_state[real], wanted)
+    assert largest_error(fast.last_hidden_state[real], wanted) <= allowed
+
+
+@pytest.mark.parametrize("has_instructions", ["0", "1"])
+def test_emulated_bf16_is_said_once_with_the_remedy(tiny_config, monkeypatch, caplog, has_instructions):
+    monkeypatch.setenv("NEOBERT_CPU_BF16", has_instructions)
+    logging.warning_once.cache_clear()
+    model = NeoBERTModel(tiny_config).bfloat16().eval()
+    for _ in range(2):
+        model(torch.full((1, 3), 5))
+    said = [record for record in caplog.records if "This CPU has no bf16 instructions" in record.message]
+    assert len(said) == (1 if has_instructions == "0" else 0)
+    assert all("dtype=torch.float32" in record.message for record in said)
+
+
+@pytest.fixture
+def choose_anew():
+    """The automatic choice of attention is kept; here it must not be."""
+    backends_neobert._find_best_backend.cache_clear()
+    yield
+    backends_neobert._find_best_backend.cache_clear()
+
+
+@pytest.mark.parametrize("name", vars(machine_neobert.TORCH))
+def test_a_torch_without_a_private_name_computes_the_same(wide_model, monkeypatch, choose_anew, name):
+    model, inputs, wanted = wide_model
+    monkeypatch.setattr(machine_neobert.TORCH, name, None)
+    model = copy.deepcopy(model).pack_weights()
+    with torch.inference_mode():
+        states = model(**inputs).last_hidden_state[inputs["attention_mask"].bool()]
+    assert largest_error(states, wanted) <= 1e-5
+
+
+def test_a_hook_on_any_module_is_called_and_changes_no_number(wide_model):
+    """A hook that returns something else is heeded: what a fused operation skips would be skipped in silence."""
+    model, inputs, _ = wide_model
+    model, inputs = copy.deepcopy(model), {"input_ids": inputs["input_ids"][:1, :20]}
+    block = model.transformer_encoder[1]
+    with torch.inference_mode():
+        wanted = model(**inputs).last_hidden_state
+        for module in (
+            block.qkv,
+            block.wo,
+            block.ffn,
+            block.ffn.w12,
+            block.ffn.w3,
+            block.attention_norm,
+            block.ffn_norm,
+        ):
+            called = []
+            handle = module.register_forward_hook(lambda *_, called=called: called.append(True))
+            torch.testing.assert_close(model(**inputs).last_hidden_state, wanted, rtol=1e-5, atol=1e-5)  # fp32
+            handle.remove()
+            handle = module.register_forward_hook(lambda module, inputs, output: 0 * output)
+            assert called and not torch.allclose(model(**inputs).last_hidden_state, wanted, atol=1e-3)
+            handle.remove()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Products
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("kernels", ["plain", "torch", "onednn", "packed"])
+@pytest.mark.parametrize("num_rows", [0, 1, 17])
+def test_a_product_is_exact_to_the_dtype_with_and_without_a_residual(dtype, bias, kernels, num_rows):
+    layer = nn.Linear(96, 40, bias=bias).to(dtype).eval()
+    weights = [parameter.double() for parameter in layer.parameters()]
+    if kernels in ("onednn", "packed"):
+        needs_onednn(dtype)
+    if kernels == "packed":
+        layer.__class__ = PackedLinear
+        layer.pack()
+    x, residual = torch.randn(num_rows, 96, dtype=dtype), torch.randn(num_rows, 40, dtype=dtype)
+    wanted = F.linear(x.double(), *weights)
+    # sums of 96 terms in fp32; in bf16 a rounding of the product and, where it is not fused, another of the sum
+    tolerance = 1e-6 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
+    with torch.inference_mode():
+        for out, sums in (
+            (product(layer, x, kernels), wanted),
+            (product(layer, x, kernels, residual), wanted + residual.double()),
+        ):
+            assert out.shape == sums.shape and out.dtype == dtype
+            assert num_rows == 0 or largest_error(out, sums) < tolerance
+
+
+def test_a_layer_that_took_the_place_of_a_linear_is_called():
+    class Doubled(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    layer, x = Doubled(8, 8).eval(), torch.randn(3, 8)
+    with torch.inference_mode():
+        assert torch.equal(product(layer, x, "torch"), layer(x))
+
+
+@pytest.mark.parametrize("kernels", ["torch", "onednn"])
+def test_a_weight_of_another_tensor_type_computes_by_itself(kernels):
+    """As torchao's quantized weights do, which know no operator of oneDNN."""
+
+    class Halved(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, arguments=(), options=None):
+            if function is F.linear:
+                x, weight, bias = arguments
+                return F.linear(x, weight.as_subclass(torch.Tensor) / 2, bias)
+            return super().__torch_function__(function, types, arguments, options or {})
+
+    layer, x = nn.Linear(8, 8, bias=False).eval(), torch.randn(3, 8)
+    with torch.inference_mode():
+        wanted = layer(x) / 2
+    layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Halved))
+    with torch.inference_mode():
+        torch.testing.assert_close(product(layer, x, kernels), wanted)
+
+
+def test_embeddings_in_float32_stay_so_in_the_stream_of_a_bf16_model(tiny_config):
+    model, embeds = NeoBERTModel(tiny_config).bfloat16().eval(), torch.randn(1, 9, tiny_config.hidden_size)
+    plain = model(inputs_embeds=embeds, output_hidden_states=True).hidden_states[1]
+    with torch.inference_mode():
+        fast = model(inputs_embeds=embeds, output_hidden_states=True).hidden_states[1]
+    assert fast.dtype == plain.dtype == torch.float32
+    torch.testing.assert_close(fast, plain, rtol=0.02, atol=0.02)  # products in bf16
+
+
+def test_few_rows_on_avx2_go_through_onednn_and_many_do_not(monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    monkeypatch.setattr(machine_neobert.TORCH, "onednn_linear", F.linear)
+    assert [choose_kernels(torch.float32, rows) for rows in (1, 255, 256)] == ["onednn", "onednn", "torch"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Packed weights
+# ----------------------------------------------------------------------------------------------------------------------
+
+CHANGES = {
+    "in place": lambda layer: layer.weight.mul_(2),
+    "through data": lambda layer: layer.weight.data.mul_(2),
+    "a new parameter": lambda layer: setattr(layer, "weight", nn.Parameter(2 * layer.weight.to_dense())),
+    "loaded": lambda layer: layer.load_state_dict({"weight": 2 * layer.weight.to_dense()}),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_packed_weight_that_changed_is_used_as_it_is_now(packing_pays, tiny_config, change):
+    model = NeoBERTModel(tiny_config).eval().pack_weights()
+    layer, x = model.transformer_encoder[0].qkv, torch.randn(3, tiny_config.hidden_size)
+    assert type(layer) is PackedLinear
+    with torch.no_grad():
+        before = product(layer, x, "onednn")
+        CHANGES[change](layer)
+        torch.testing.assert_close(product(layer, x, "onednn"), 2 * before)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda weight: setattr(weight, "data", torch.ones(weight.shape)), lambda weight: weight.data[3].zero_()],
+    ids=["another tensor", "one row"],
+)
+def test_a_change_that_the_packed_order_cannot_take_is_refused(packing_pays, tiny_config, change):
+    model = NeoBERTModel(tiny_config).eval().pack_weights()
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        change(model.transformer_encoder[0].ffn.w3.weight)
+
+
+def test_packing_stays_out_of_files_copies_and_state_dicts(packing_pays, model, tmp_path):
+    wanted = {name: value.clone() for name, value in model.state_dict().items()}
+    model.pack_weights()
+    assert any(parameter.is_mkldnn for parameter in model.parameters())
+    model.save_pretrained(tmp_path)
+    twins = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), type(model).from_pretrained(tmp_path)]
+    for state in (model.state_dict(), *(twin.state_dict() for twin in twins)):
+        assert state.keys() == wanted.keys()
+        assert all(torch.equal(state[name], wanted[name]) for name in wanted)
+    assert not any(parameter.is_mkldnn for twin in twins for parameter in twin.parameters())
+    assert any(parameter.is_mkldnn for parameter in model.parameters())  # the model itself stays packed
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [
+        lambda model: model.train(),
+        lambda model: model.double(),
+        lambda model: model.load_state_dict(model.state_dict()),
+    ],
+    ids=["training", "another dtype", "loading"],
+)
+def test_leaving_inference_brings_the_usual_order_back(packing_pays, model, expected, leave):
+    names = [name for name, _ in model.named_parameters()]
+    model.pack_weights()
+    leave(model)
+    assert sorted(name for name, _ in model.named_parameters()) == sorted(names)
+    assert {type(module) for module in model.modules() if isinstance(module, nn.Linear)} == {nn.Linear}
+    model(expected["input_ids"], labels=expected["input_ids"]).loss.backward()
+    assert all(parameter.grad is not None for name, parameter in model.named_parameters() if "dense" not in name)
+
+
+def test_gradients_flow_through_packed_weights(packing_pays, tiny_config):
+    model, packed = (NeoBERTModel(tiny_config).eval() for _ in range(2))
+    packed.load_state_dict(model.state_dict())
+    for each in (model, packed):
+        each.transformer_encoder[0].wo.weight.requires_grad_(False)
+    packed.pack_weights()
+    embeds = torch.randn(1, 9, tiny_config.hidden_size).requires_grad_()
+    gradients = []
+    for each in (model, packed):
+        embeds.grad = None
+        each(inputs_embeds=embeds).last_hidden_state.square().sum().backward()
+        block = each.transformer_encoder[0]
+        assert block.wo.weight.grad is None
+        gradients.append([embeds.grad, block.qkv.weight.grad.to_dense()])
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "is_training", "reason"),
+    [
+        ("meta", torch.float32, False, "float32 on meta"),
+        ("cpu", torch.float16, False, "float16 on cpu"),
+        ("cpu", torch.float32, True, "float32 on cpu, training"),
+    ],
+)
+def test_where_packing_does_not_pay_nothing_changes_and_it_says_so(
+    tiny_config, caplog, device, dtype, is_training, reason
+):
+    model = NeoBERTModel(tiny_config).to(device=device, dtype=dtype).train(is_training)
+    with caplog.at_level("INFO"):
+        assert model.pack_weights() is model
+    assert not any(isinstance(module, PackedLinear) for module in model.modules())
+    assert f"0 weights packed; 12 stay as they are, since it does not pay: torch.{reason}" in caplog.text
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# int8
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def quantize_dynamic(model):
+    return torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
+
+
+@pytest.mark.parametrize("quantized_by", [neobert_hf.quantize, quantize_dynamic])
+def test_int8_products_run_in_every_block_and_stay_close(wide_model, quantized_by):
+    """A product of random weights is off by 2 % of its norm, facts of dynamic int8; three blocks add up less than twice that."""
+    model, inputs, wanted = wide_model
+    model = quantized_by(copy.deepcopy(model))
+    layers = [layer for b in model.transformer_encoder for layer in (b.qkv, b.wo, b.ffn.w12, b.ffn.w3)]
+    assert all("quantized" in type(layer).__module__ for layer in layers)
+    with torch.inference_mode():
+        states = model(**inputs).last_hidden_state[inputs["attention_mask"].bool()].double()
+    error = ((states - wanted).norm() / wanted.norm()).item()
+    assert 0 < error < 0.04
+    assert F.cosine_similarity(states, wanted).min() > 0.99
+
+
+def test_a_model_in_bf16_is_quantized_from_float32(wide_model):
+    model, inputs, _ = wide_model
+    model = neobert_hf.quantize(copy.deepcopy(model).bfloat16())
+    with torch.inference_mode():
+        assert model(**inputs).last_hidden_state.dtype == torch.float32
+
+
+def test_what_cannot_be_quantized_is_refused(tiny_config):
+    with pytest.raises(ValueError, match="the model is on meta"):
+        neobert_hf.quantize(NeoBERTModel(tiny_config).to("meta"))
+    with pytest.raises(ValueError, match="Linear holds no product of a NeoBERT block"):
+        neobert_hf.quantize(nn.Linear(3, 3))
+
+
+def test_a_quantized_model_is_not_saved(tiny_config, tmp_path):
+    with pytest.raises(ValueError, match="int8 products cannot be saved"):
+        neobert_hf.quantize(NeoBERTModel(tiny_config)).save_pretrained(tmp_path)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Norm, SwiGLU and rotary positions
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+def test_norm_is_rounded_once(dtype, num_tokens):
+    norm = RMSNorm(48, eps=1e-5).to(dtype).eval()
+    nn.init.normal_(norm.weight)
+    x = (torch.randn(num_tokens, 48) * torch.logspace(-3, 3, num_tokens)[:, None]).to(dtype)
+    x[0] = 0
+    before, wide = x.clone(), x.double()
+    wanted = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight.double()
+    with torch.no_grad():
+        actual = rms_norm(x, norm)
+        assert torch.equal(norm(x), actual)
+    assert actual.dtype == dtype and torch.equal(x, before)
+    # half a unit in the last place of bf16, and fp32 arithmetic before it
+    times = 4 if dtype == torch.float32 else 0.5
+    allowed = times * torch.finfo(dtype).eps * wanted.abs() * 1.01
+    assert ((actual.double() - wanted).abs() <= allowed).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+@pytest.mark.parametrize("by_head", [True, False])
+def test_fast_rotation_is_the_plain_one(dtype, num_tokens, by_head):
+    config = NeoBERTConfig(hidden_size=32, num_attention_heads=2, max_position_embeddings=num_tokens)
+    layout = make_layout(torch.full((1, num_tokens), 5), "sdpa", vocab_size=10)
+    table, qkv = rotary_table(config, layout, dtype), torch.randn(num_tokens, 2, 3, 16, dtype=dtype)
+    before = qkv.clone()
+    fast = split_and_rotate_fast(qkv, torch.view_as_complex(table), by_head)
+    for actual, wanted in zip(fast, split_and_rotate(qkv if by_head else qkv.float(), table)):
+        # the same fp32 arithmetic, in which a product and a sum may be fused: it can fall to the other side of a rounding
+        torch.testing.assert_close(actual, wanted, rtol=torch.finfo(actual.dtype).eps, atol=1e-6)
+    assert torch.equal(qkv, before)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Attention
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def attend_in_float64(q, k, v, lengths):
+    """One sequence and one head at a time, from the definition."""
+    outputs = []
+    for q_n, k_n, v_n in zip(*(x.double().split(lengths) for x in (q, k, v))):
+        heads = [(q_n[:, h] @ k_n[:, h].T / math.sqrt(q.shape[-1])).softmax(-1) @ v_n[:, h] for h in range(q.shape[1])]
+        outputs.append(torch.stack(heads, 1))
+    return torch.cat(outputs)
+
+
+def attend_by_sdpa(q, k, v, lengths):
+    parts = zip(*(x.transpose(0, 1)[None].split(lengths, dim=2) for x in (q, k, v)))
+    return torch.cat([F.scaled_dot_product_attention(*part)[0].transpose(0, 1) for part in parts])
+
+
+LENGTHS = {
+    "one token": (1,),
+    "below the shortest": (5, 63, 2),
+    "around a block of rows": (255, 256, 257),
+    "one length": (96,) * 5,
+    "several blocks": (700, 1300),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", LENGTHS)
+@pytest.mark.parametrize("scale", [1.0, 4.0], ids=["flat", "peaked"])
+def test_blocked_attention_is_softmax_attention(dtype, name, scale):
+    lengths = LENGTHS[name]
+    q, k, v = (torch.randn(sum(lengths), 3, 16).to(dtype) for _ in range(3))
+    q = q * scale
+    wanted = attend_in_float64(q, k, v, lengths)
+    actual = blocked_attention(q, k, v, lengths)
+    if dtype == torch.float32:
+        assert largest_error(actual, wanted) < 1e-5
+    else:  # scores are rounded to bf16 before the exponential, as in the plain softmax(q k^T) v in bf16
+        rounded = torch.cat(
+            [
+                ((q_n.transpose(0, 1) @ k_n.permute(1, 2, 0)) / 4).softmax(-1) @ v_n.transpose(0, 1)
+                for q_n, k_n, v_n in zip(*(x.split(lengths) for x in (q, k, v)))
+            ],
+            1,
+        ).transpose(0, 1)
+        assert largest_error(actual, wanted) <= 3 * largest_error(rounded, wanted) + 2**-8
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shift", [-3000.0, -200.0, 200.0, 3000.0])
+def test_scores_beyond_the_range_of_the_exponential_are_shifted(dtype, shift):
+    """In one head of one sequence only, and its neighbours keep every bit."""
+    length = SHORTEST_BLOCKED[dtype]
+    q, k, v = (torch.randn(2 * length, 2, 16) for _ in range(3))
+    plain_scores = [x.to(dtype) for x in (q, k, v)]
+    q[:length, 1, 0], k[:length, 1, 0] = 4 * shift / abs(shift), abs(shift)  # adds `shift` to every score
+    shifted_scores = [x.to(dtype) for x in (q, k, v)]
+    lengths = (length, length)
+    before, after = blocked_attention(*plain_scores, lengths), blocked_attention(*shifted_scores, lengths)
+    assert torch.equal(before[:, 0], after[:, 0])
+    assert torch.equal(before[length:], after[length:])
+    wanted, actual = attend_in_float64(*shifted_scores, lengths)[:length, 1], after[:length, 1]
+    assert actual.isfinite().all()
+    assert actual.abs().max() <= shifted_scores[2].abs().max()  # a mean of values
+    # keys and scores are rounded at the size of `shift`, and an error in a score is a factor on a weight
+    rounding = 4 * abs(shift) * torch.finfo(dtype).eps
+    assert rounding > 1 or largest_error(actual, wanted) < rounding
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_value_that_is_not_a_number_stays_in_its_sequence(dtype):
+    length = SHORTEST_BLOCKED[dtype]
+    q, k, v = (torch.randn(3 * length, 2, 16).to(dtype) for _ in range(3))
+    clean = blocked_attention(q, k, v, (length,) * 3)
+    k[length, 0, 0] = float("nan")
+    out = blocked_attention(q, k, v, (length,) * 3)
+    assert out[length : 2 * length, 0].isnan().all()
+    assert torch.equal(out[:length], clean[:length]) and torch.equal(out[2 * length :], clean[2 * length :])
+
+
+@settings(max_examples=30, deadline=None)
+@given(lengths=st.lists(st.integers(1, 450), min_size=1, max_size=6), seed=st.integers(0, 2**31), data=st.data())
+def test_blocked_attention_never_mixes_sequences(lengths, seed, data):
+    dtypes = [dtype for dtype in DTYPES if dtype == torch.bfloat16 or onednn_runs(dtype)]
+    generator = torch.Generator().manual_seed(seed)
+    dtype = data.draw(st.sampled_from(dtypes))
+    q, k, v = (torch.randn(sum(lengths), 2, 16, generator=generator).to(dtype) for _ in range(3))
+    changed = data.draw(st.integers(0, len(lengths) - 1))
+    start = sum(lengths[:changed])
+    part = slice(start, start + lengths[changed])
+    before = blocked_attention(q, k, v, tuple(lengths))
+    others = torch.ones(len(q), dtype=torch.bool)
+    others[part] = False
+    for x in (q, k, v):
+        x[part] = 100 * torch.randn(x[part].shape, generator=generator)
+    after = blocked_attention(q, k, v, tuple(lengths))
+    assert torch.equal(before[others], after[others])

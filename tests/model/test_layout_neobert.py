@@ -1,0 +1,450 @@
+"""From masks, boundaries and positions to one layout: any of them gives the same numbers, and bad ones are refused."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import CONFIG, Oracle, random_weights, write_checkpoint
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.utils import logging
+
+from neobert_hf import NeoBERTForMaskedLM, NeoBERTForQuestionAnswering, NeoBERTModel
+from neobert_hf.model import attention_neobert, layout_neobert
+from neobert_hf.model.backends_neobert import BACKENDS
+from neobert_hf.model.layout_neobert import make_layout
+
+VOCAB = CONFIG["vocab_size"]
+some_examples = settings(max_examples=60, deadline=None, derandomize=True)
+
+lengths_of_documents = st.lists(st.integers(1, 9), min_size=1, max_size=6)
+
+
+@st.composite
+def masks(draw):
+    """(B, L) masks of any shape with at least one real token in each row: both sides, holes, everything."""
+    rows, columns = draw(st.integers(1, 4)), draw(st.integers(1, 10))
+    mask = np.array(
+        draw(st.lists(st.lists(st.booleans(), min_size=columns, max_size=columns), min_size=rows, max_size=rows))
+    )
+    for row in mask:
+        row[draw(st.integers(0, columns - 1))] = True
+    return torch.from_numpy(mask)
+
+
+@pytest.fixture(scope="module")
+def double_model(tmp_path_factory):
+    folder = write_checkpoint(tmp_path_factory.mktemp("layout"), random_weights())
+    return NeoBERTModel.from_pretrained(folder, dtype=torch.float64).eval()
+
+
+def random_ids(*shape, seed=0):
+    return torch.randint(5, VOCAB, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def boundaries_of(lengths):
+    return torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
+
+
+@given(mask=masks(), seed=st.integers(0, 2**16), unpad=st.booleans())
+@some_examples
+def test_any_mask_gives_what_the_oracle_says_of_the_real_tokens(double_model, mask, seed, unpad):
+    ids = random_ids(*mask.shape, seed=seed)
+    double_model.config.unpad_inputs = unpad
+    with torch.no_grad():
+        states = double_model(ids, attention_mask=mask.long()).last_hidden_state
+    oracle = Oracle(random_weights())
+    for row, real, state in zip(ids.numpy(), mask.numpy(), states):
+        columns = np.flatnonzero(real)  # a hole leaves its distance between its neighbours
+        wanted = oracle.encode(row[real], positions=columns - columns[0])[2]
+        assert np.abs(state[real].numpy() - wanted).max() < 1e-10
+        assert not state[~real].any()
+
+
+@given(lengths=lengths_of_documents, seed=st.integers(0, 2**16))
+@some_examples
+def test_boundaries_positions_and_single_documents_are_the_same(double_model, lengths, seed):
+    double_model.config.unpad_inputs = True
+    ids = random_ids(1, sum(lengths), seed=seed)
+    positions = torch.cat([torch.arange(n) for n in lengths])[None]
+    with torch.no_grad():
+        by_boundaries = double_model(ids, cu_seq_lens_q=boundaries_of(lengths)).last_hidden_state
+        by_positions = double_model(ids, position_ids=positions).last_hidden_state
+        alone = [double_model(document[None]).last_hidden_state[0] for document in ids[0].split(lengths)]
+    assert torch.equal(by_boundaries, by_positions)
+    assert (by_boundaries[0] - torch.cat(alone)).abs().max() < 1e-10
+
+
+@given(lengths=lengths_of_documents, seed=st.integers(0, 2**16), data=st.data())
+@some_examples
+def test_tokens_never_see_other_documents(double_model, lengths, seed, data):
+    """Change one document of a packed row, and no bit of the others moves."""
+    changed = data.draw(st.integers(0, len(lengths) - 1))
+    ids = random_ids(1, sum(lengths), seed=seed)
+    boundaries = boundaries_of(lengths)
+    document = slice(boundaries[changed], boundaries[changed + 1])
+    other_ids = ids.clone()
+    other_ids[0, document] = (ids[0, document] + 1).clamp(max=VOCAB - 1)
+    with torch.no_grad():
+        before, after = (double_model(x, cu_seq_lens_q=boundaries).last_hidden_state[0] for x in (ids, other_ids))
+    elsewhere = torch.ones(sum(lengths), dtype=torch.bool)
+    elsewhere[document] = False
+    assert torch.equal(before[elsewhere], after[elsewhere])
+
+
+@given(mask=masks(), fill=st.floats(-2, 2))
+@some_examples
+def test_flatten_and_unflatten_are_inverse_on_real_tokens(mask, fill):
+    values = torch.randn(*mask.shape, 3)
+    for unpad in (True, False):
+        layout = make_layout(random_ids(*mask.shape), "auto", vocab_size=VOCAB, attention_mask=mask, unpad=unpad)
+        restored = layout.unflatten(layout.flatten(values), fill=fill)
+        assert torch.equal(restored[mask], values[mask])
+        assert (restored[~mask] == fill).all()
+
+
+def test_changing_one_row_of_a_padded_batch_moves_no_bit_of_the_others(model):
+    ids, mask = random_ids(3, 12), torch.ones(3, 12, dtype=torch.long)
+    mask[0, 7:], mask[2, :5] = 0, 0
+    other_ids = ids.clone()
+    other_ids[0, :7] = random_ids(7, seed=9)
+    with torch.no_grad():
+        before, after = (model(x, attention_mask=mask).logits for x in (ids, other_ids))
+    assert torch.equal(before[1:], after[1:])
+    assert not torch.equal(before[0], after[0])
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_more_padding_changes_no_bit(model, side):
+    ids, mask = random_ids(3, 12), torch.ones(3, 12, dtype=torch.long)
+    mask[0, 7:] = 0
+    more = (5, 0) if side == "left" else (0, 5)
+    padded_ids, padded_mask = (torch.nn.functional.pad(x, more) for x in (ids, mask))
+    with torch.no_grad():
+        states = model.model(ids, attention_mask=mask).last_hidden_state
+        padded_states = model.model(padded_ids, attention_mask=padded_mask).last_hidden_state
+    assert torch.equal(states, padded_states[:, 5:] if side == "left" else padded_states[:, :12])
+
+
+def test_a_mask_given_as_4d_or_additive_is_the_same_mask(model):
+    ids, mask = random_ids(2, 10), torch.ones(2, 10, dtype=torch.bool)
+    mask[0, 6:] = False
+    as_4d = mask[:, None, None, :]
+    additive = torch.zeros(as_4d.shape).masked_fill(~as_4d, -torch.inf)
+    with torch.no_grad():
+        wanted = model(ids, attention_mask=mask).logits[mask]
+        for given_mask in (as_4d, as_4d.long(), as_4d.expand(2, 1, 10, 10), additive):
+            for implementation in ("sdpa", "eager"):
+                model.set_attn_implementation(implementation)
+                logits = model(ids, attention_mask=given_mask).logits[mask]
+                # float32, the order of summation differs between the two paths
+                assert (logits - wanted).abs().max() < 1e-5 * wanted.abs().max()
+
+
+def test_an_additive_mask_may_leave_padding_rows_without_any_key(model):
+    """As transformers builds 4-D masks: rows of padding see nothing, and must not turn the others into NaN."""
+    ids, mask = random_ids(2, 10), torch.ones(2, 10, dtype=torch.bool)
+    mask[0, 6:] = False
+    pairs = mask[:, None, :, None] & mask[:, None, None, :]
+    for dtype, lowest in ((torch.float32, -torch.inf), (torch.bfloat16, torch.finfo(torch.float32).min)):
+        model = model.to(dtype)
+        additive = torch.zeros(pairs.shape).masked_fill(~pairs, lowest)
+        with torch.no_grad():
+            wanted = model(ids, attention_mask=mask, output_attentions=True).logits[mask]
+            logits = model(ids, attention_mask=additive, output_attentions=True).logits[mask]
+        torch.testing.assert_close(logits, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_causal_4d_mask_passes_through(model):
+    """A token under a causal mask does not see what comes later: the prefix alone gives the same state."""
+    ids = random_ids(1, 8)
+    causal = torch.ones(1, 1, 8, 8).tril().bool()
+    with torch.no_grad():
+        states = model.model(ids, attention_mask=causal).last_hidden_state
+        first = model.model(ids[:, :1]).last_hidden_state
+    assert (states[0, 0] - first[0, 0]).abs().max() < 1e-5
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remember the number of elements of the largest tensor that any operation returns."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        outputs = function(*args, **(kwargs or {}))
+        for output in outputs if isinstance(outputs, (tuple, list)) else (outputs,):
+            if torch.is_tensor(output):
+                self.largest = max(self.largest, output.numel())
+        return outputs
+
+
+def test_a_padding_mask_builds_nothing_of_length_times_length(tiny_config):
+    length = 2048
+    model = NeoBERTModel(tiny_config).eval()
+    mask = torch.ones(2, length, dtype=torch.long)
+    mask[0, 1500:] = 0
+    with torch.no_grad(), LargestTensor() as seen:
+        model(random_ids(2, length), attention_mask=mask)
+    assert seen.largest <= 2 * length * 2 * tiny_config.swiglu_width < length * length
+
+
+class WaitsForDevice(TorchFunctionMode):
+    """Count the calls that would make the host wait, on tensors that were not copied to it on purpose."""
+
+    WAITING = (
+        "item",
+        "tolist",
+        "numpy",
+        "cpu",
+        "nonzero",
+        "equal",
+        "allclose",
+        "__bool__",
+        "__int__",
+        "__float__",
+        "__index__",
+    )
+
+    def __init__(self, monkeypatch):
+        super().__init__()
+        self.waits, self.on_host = [], []
+        self.copies = 0
+        copy = layout_neobert._copy_to_host
+        monkeypatch.setattr(layout_neobert, "_copy_to_host", lambda *tensors: self.copy(copy, tensors))
+
+    def copy(self, copy, tensors):
+        self.copies += 1
+        with torch._C.DisableTorchFunction():
+            copied = copy(*tensors)
+        self.on_host += [tensor for tensor in copied if tensor is not None]
+        return copied
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        values = [value for arg in args for value in (arg if isinstance(arg, (tuple, list)) else (arg,))]
+        inputs = [value for value in values if torch.is_tensor(value)]
+        is_on_host = all(any(value is known for known in self.on_host) for value in inputs) and "device" not in (
+            kwargs or {}
+        )
+        if is_on_host and torch.is_tensor(result):
+            self.on_host.append(result)
+        name = getattr(function, "__name__", "")
+        has_bool_index = name == "__getitem__" and torch.is_tensor(args[1]) and args[1].dtype == torch.bool
+        if inputs and not is_on_host and (name in self.WAITING or has_bool_index):
+            self.waits.append(name)
+        return result
+
+
+@pytest.mark.parametrize("form", ["padded", "packed by boundaries", "packed by positions", "one length"])
+def test_the_host_waits_once_for_the_device(model, monkeypatch, form):
+    ids, mask = random_ids(3, 7), torch.ones(3, 7, dtype=torch.long)
+    mask[1, 4:] = 0
+    labels = ids.masked_fill(mask == 0, -100)
+    boundaries = boundaries_of([3, 4])
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3]])
+    inputs = {
+        "padded": dict(input_ids=ids, attention_mask=mask, labels=labels),
+        # moving a batch to a device makes two tensors of one
+        "packed by boundaries": dict(input_ids=ids[:1], cu_seq_lens_q=boundaries, cu_seq_lens_k=boundaries.clone()),
+        "packed by positions": dict(input_ids=ids[:1], position_ids=positions),
+        "one length": dict(input_ids=ids),
+    }[form]
+    with torch.no_grad(), WaitsForDevice(monkeypatch) as device:
+        model(**inputs)
+    assert device.copies == 1 and not device.waits
+
+
+def test_question_answering_checks_its_spans_on_the_one_copy(tiny_config, monkeypatch):
+    model = NeoBERTForQuestionAnswering(tiny_config)
+    ids, mask = random_ids(3, 7), torch.ones(3, 7, dtype=torch.long)
+    mask[1, 4:] = 0
+    spans = dict(start_positions=torch.tensor([0, 2, 9]), end_positions=torch.tensor([6, 3, -1]))
+    with WaitsForDevice(monkeypatch) as device:
+        model(ids, mask, **spans).loss.backward()
+    assert device.copies == 1 and not device.waits
+
+
+def test_a_step_that_decodes_labelled_positions_only_waits_once_too(model, monkeypatch):
+    ids, mask = random_ids(3, 7), torch.ones(3, 7, dtype=torch.long)
+    mask[1, 4:] = 0
+    labels = ids.masked_fill((mask == 0) | (ids % 3 > 0), -100)
+    model.train().config.sparse_prediction = True
+    with WaitsForDevice(monkeypatch) as device:
+        model(ids, attention_mask=mask, labels=labels).loss.backward()
+    assert device.copies == 1 and not device.waits
+
+
+@pytest.fixture
+def varlen(monkeypatch):
+    """`torch_varlen` on the CPU: a kernel that reads the boundaries on the device, in plain operations that wait for nothing."""
+
+    def varlen_attn(q, k, v, boundaries, _, max_q, max_k):
+        sequence_ids = attention_neobert.sequence_of_each_token(boundaries, len(q))
+        is_same = sequence_ids[:, None] == sequence_ids
+        q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=is_same).transpose(0, 1)
+
+    monkeypatch.setattr(attention_neobert, "varlen_attn", varlen_attn)
+    changes = dict(devices=("cpu",), capabilities={}, is_installed=lambda: True)
+    monkeypatch.setitem(BACKENDS, "torch_varlen", BACKENDS["torch_varlen"]._replace(**changes))
+    return "torch_varlen"
+
+
+class WaitingOperations(TorchDispatchMode):
+    """Record the operations of torch itself that bring a value to the host, whoever calls them."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        indices = args[1] if name in ("index", "index_put") else ()
+        has_bool_index = any(index is not None and index.dtype == torch.bool for index in indices)
+        if has_bool_index or name in ("_local_scalar_dense", "nonzero", "equal", "masked_select", "_unique2"):
+            self.names.append(name)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_a_training_step_on_trusted_boundaries_waits_for_nothing_before_the_first_block(
+    model, varlen, monkeypatch, is_sparse
+):
+    model.train().config.sparse_prediction = is_sparse
+    boundaries, ids = boundaries_of([3, 1, 6]), random_ids(1, 10)
+    labels = ids.masked_fill(ids % 3 > 0, -100)
+    wanted = model(ids, labels=labels, cu_seq_lens_q=boundaries).loss
+    model.set_attn_implementation(varlen)
+    begun = []
+    with WaitsForDevice(monkeypatch) as device, WaitingOperations() as operations:
+        model.model.transformer_encoder[0].register_forward_pre_hook(
+            lambda *_: begun.append((list(device.waits), list(operations.names)))
+        )
+        packed = dict(cu_seq_lens_q=boundaries, cu_seq_lens_k=boundaries.clone(), max_length_q=6, max_length_k=6)
+        loss = model(ids, labels=labels, **packed, trust_boundaries=True, num_items_in_batch=7).loss
+        loss.backward()
+    assert device.copies == 0 and begun == [([], [])]
+    # with the LM head on labelled positions only, their number has to be known; the blocks are under way by then
+    assert device.waits == operations.names == (["nonzero"] if is_sparse else [])
+    num_labels = (labels != -100).sum()
+    torch.testing.assert_close(loss, wanted * num_labels / 7)
+
+
+def test_trusted_boundaries_are_still_checked_where_attention_needs_them_on_the_host(model):
+    with pytest.raises(ValueError, match="ends with 3, the row holds 2 tokens"):
+        model(random_ids(1, 2), cu_seq_lens_q=boundaries_of([3]), max_length_q=3, trust_boundaries=True)
+
+
+BAD_INPUTS = {
+    "an id beyond the vocabulary": (
+        dict(input_ids=[[5, VOCAB]]),
+        f"input_ids holds {VOCAB}, but the vocabulary ends at",
+    ),
+    "a negative id": (dict(input_ids=[[5, -1]]), "input_ids holds -1"),
+    "a row without a token": (
+        dict(input_ids=[[5, 6], [7, 8]], attention_mask=[[1, 1], [0, 0]]),
+        "row 1 of attention_mask has no real token",
+    ),
+    "no columns": (dict(input_ids=[[]]), "is empty; give at least one token"),
+    "one axis": (dict(input_ids=[5, 6]), "input_ids is \\(rows, columns\\), .* got shape \\(2,\\)"),
+    "a mask of another shape": (dict(input_ids=[[5, 6]], attention_mask=[[1, 1, 1]]), "attention_mask has shape"),
+    "positions of another shape": (dict(input_ids=[[5, 6]], position_ids=[[0, 1, 2]]), "position_ids has shape"),
+    "boundaries not from 0": (dict(input_ids=[[5, 6]], cu_seq_lens_q=[1, 2]), "cu_seq_lens begins with 1"),
+    "boundaries not to T": (dict(input_ids=[[5, 6]], cu_seq_lens_q=[0, 3]), "ends with 3, the row holds 2 tokens"),
+    "boundaries that decrease": (dict(input_ids=[[5, 6, 7]], cu_seq_lens_q=[0, 2, 1, 3]), "goes from 2 to 1"),
+    "an empty document": (dict(input_ids=[[5, 6, 7]], cu_seq_lens_q=[0, 2, 2, 3]), "goes from 2 to 2"),
+    "boundaries of two rows": (dict(input_ids=[[5], [6]], cu_seq_lens_q=[0, 1, 2]), "flatten it to \\(1, T\\)"),
+    "boundaries that are a matrix": (dict(input_ids=[[5, 6]], cu_seq_lens_q=[[0, 2]]), "one row of N \\+ 1 boundaries"),
+    "boundaries against positions": (
+        dict(input_ids=[[5, 6, 7]], cu_seq_lens_q=[0, 2, 3], position_ids=[[0, 0, 1]]),
+        "begins sequences at 0, 2, position_ids restarts at 0, 1",
+    ),
+    "boundaries and a mask": (
+        dict(input_ids=[[5, 6]], cu_seq_lens_q=[0, 2], attention_mask=[[1, 1]]),
+        "both cu_seq_lens and attention_mask",
+    ),
+    "boundaries that contradict their alias": (
+        dict(input_ids=[[5, 6]], cu_seq_lens_q=[0, 2], cu_seqlens=[0, 1, 2]),
+        "cu_seq_lens is given more than once with different values",
+    ),
+    "a longest sequence that is not": (
+        dict(input_ids=[[5, 6, 7]], cu_seq_lens_q=[0, 3], max_length_q=2),
+        "max_length_q=2 is below the longest sequence, 3",
+    ),
+    "positions that go back": (
+        dict(input_ids=[[5, 6, 7]], position_ids=[[0, 5, 3]]),
+        "position_ids\\[0, 2\\]=3 follows 5",
+    ),
+    "an integer mask to be added": (
+        dict(input_ids=[[5, 6]], attention_mask=[[[[0, -10000], [0, 0]]]]),
+        "4-D attention_mask of torch.int64 holds values that no mask has",
+    ),
+    "a floating mask to be multiplied": (
+        dict(input_ids=[[5, 6]], attention_mask=[[[[1.0, 0.0], [1.0, 1.0]]]]),
+        "4-D attention_mask of torch.float32 holds values that no mask has",
+    ),
+    "a 2-D mask to be added": (
+        dict(input_ids=[[5, 6, 7]], attention_mask=[[0.0, 0.0, -math.inf]]),
+        "2-D attention_mask of torch.float32 holds values other than 0 and 1; .* give `attention_mask == 0`",
+    ),
+    "a 2-D mask of weights": (
+        dict(input_ids=[[5, 6]], attention_mask=[[1.0, 0.5]]),
+        "2-D attention_mask of torch.float32 holds values other than 0 and 1",
+    ),
+    "a 2-D mask of whole numbers": (
+        dict(input_ids=[[5, 6]], attention_mask=[[1, 2]]),
+        "2-D attention_mask of torch.int64 holds values other than 0 and 1",
+    ),
+    "a 2-D mask to be added, without padding": (
+        dict(input_ids=[[5, 6]], attention_mask=[[0.0, 0.0]]),
+        "row 0 of attention_mask has no real token, that is no 1",
+    ),
+    "trusted boundaries without their longest": (
+        dict(input_ids=[[5, 6]], cu_seq_lens_q=[0, 2], trust_boundaries=True),
+        "max_length_q is missing; .* give it as a whole number",
+    ),
+    "ids and embeddings": (dict(input_ids=[[5]], inputs_embeds=[[[0.0] * 32]]), "both of input_ids and inputs_embeds"),
+    "neither": ({}, "neither of input_ids and inputs_embeds"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_INPUTS)
+def test_bad_input_is_refused_with_value_rule_and_way_out(model, name, monkeypatch):
+    arguments, message = BAD_INPUTS[name]
+    if arguments.get("trust_boundaries"):
+        from_device = BACKENDS["sdpa"]._replace(reads_boundaries=True)
+        monkeypatch.setitem(BACKENDS, "sdpa", from_device)
+        monkeypatch.setitem(BACKENDS, "blocked", from_device)
+    tensors = {key: value if isinstance(value, int) else torch.tensor(value) for key, value in arguments.items()}
+    if name == "no columns":
+        tensors["input_ids"] = tensors["input_ids"].long()
+    with pytest.raises(ValueError, match=message):
+        model(**tensors)
+
+
+def test_unknown_arguments_are_refused(model):
+    with pytest.raises(TypeError, match="attn_mask"):
+        model(random_ids(1, 4), attn_mask=torch.ones(1, 4))
+
+
+def test_positions_are_free_with_a_mask(double_model):
+    """With an attention mask, positions only rotate: distances count, not where they begin."""
+    ids, mask = random_ids(1, 6), torch.ones(1, 6, dtype=torch.long)
+    with torch.no_grad():
+        from_zero = double_model(ids, attention_mask=mask).last_hidden_state
+        from_ten = double_model(ids, attention_mask=mask, position_ids=torch.arange(10, 16)).last_hidden_state
+        repeated = double_model(ids, attention_mask=mask, position_ids=torch.zeros(1, 6, dtype=torch.long))
+    assert (from_zero - from_ten).abs().max() < 1e-10
+    assert not math.isclose((from_zero - repeated.last_hidden_state).abs().max(), 0, abs_tol=1e-3)
+
+
+def test_longer_input_than_trained_for_runs_with_one_warning(tiny_config, caplog):
+    logging.warning_once.cache_clear()
+    model = NeoBERTForMaskedLM(tiny_config).eval()
+    with torch.no_grad():
+        for _ in range(2):
+            assert model(random_ids(1, 80)).logits.shape == (1, 80, VOCAB)
+    assert sum("80 tokens is longer than the 64" in record.message for record in caplog.records) == 1

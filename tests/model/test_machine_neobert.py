@@ -1,0 +1,127 @@
+"""What the machine can do: one place answers, the environment overrules it, and no private name of torch is needed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import neobert_hf
+from neobert_hf.model import machine_neobert
+from neobert_hf.model.machine_neobert import find_private_names, has_bf16_instructions, onednn_is_best
+
+
+@pytest.mark.parametrize(("answer", "dtype"), [("0", torch.float32), ("1", torch.bfloat16)])
+def test_the_environment_overrules_the_processor(monkeypatch, answer, dtype):
+    monkeypatch.setenv("NEOBERT_CPU_BF16", answer)
+    assert has_bf16_instructions() is (answer == "1")
+    assert neobert_hf.best_dtype() == neobert_hf.best_dtype(torch.device("cpu")) == dtype
+
+
+def test_an_answer_that_is_neither_is_refused(monkeypatch):
+    monkeypatch.setenv("NEOBERT_CPU_BF16", "yes")
+    with pytest.raises(ValueError, match="NEOBERT_CPU_BF16=yes is neither 0 nor 1"):
+        neobert_hf.best_dtype()
+
+
+@pytest.mark.parametrize(
+    ("capability", "answers", "expected"),
+    [
+        ("AVX512", {"has_avx512_bf16": True}, True),
+        ("AVX512", {"has_amx": True}, True),
+        ("AVX512", {"has_onednn_bf16": True}, False),  # torch's oneDNN emulates bf16 on AVX-512 and says that it can
+        ("AVX2", {"has_avx512_bf16": True}, False),  # the processor has it, ATEN_CPU_CAPABILITY=avx2 hides it
+        ("NO AVX", {"has_onednn_bf16": True}, False),
+        ("DEFAULT", {"has_onednn_bf16": True}, True),
+        ("SVE256", {}, False),
+    ],
+)
+def test_bf16_instructions_follow_from_the_processor(monkeypatch, capability, answers, expected):
+    monkeypatch.delenv("NEOBERT_CPU_BF16", raising=False)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    for name in ("has_avx512_bf16", "has_amx", "has_onednn_bf16"):
+        monkeypatch.setattr(machine_neobert.TORCH, name, lambda name=name: answers.get(name, False))
+    assert has_bf16_instructions() is expected
+
+
+@pytest.mark.parametrize(
+    ("capability", "expected"), [((7, 5), torch.float16), ((8, 0), torch.bfloat16), ((9, 0), torch.bfloat16)]
+)
+def test_a_gpu_before_ampere_computes_in_float16(monkeypatch, capability, expected):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert neobert_hf.best_dtype("cuda") == expected
+
+
+def test_a_device_that_was_never_measured_computes_in_float32():
+    assert neobert_hf.best_dtype("mps") == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("capability", "few", "many"), [("AVX512", True, True), ("AVX2", True, False), ("DEFAULT", False, False)]
+)
+def test_the_product_follows_from_the_processor_and_the_number_of_rows(monkeypatch, capability, few, many):
+    if machine_neobert.TORCH.onednn_linear is None:
+        monkeypatch.setattr(machine_neobert.TORCH, "onednn_linear", torch.nn.functional.linear)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert onednn_is_best(torch.float32, 16) is few
+    assert onednn_is_best(torch.float32, 512) is many
+    assert not onednn_is_best(torch.float16, 16)
+
+
+@pytest.mark.parametrize("name", vars(machine_neobert.TORCH))
+def test_a_private_name_that_torch_has_lost_is_none(monkeypatch, name):
+    """The lookup itself; that a model without it still computes the same is tested with the kernels."""
+    private = {
+        "FakeTensor": (torch, "_subclasses"),
+        "are_functorch_transforms_active": (torch._C, "_are_functorch_transforms_active"),
+        "has_avx512_bf16": (torch.cpu, "_is_avx512_bf16_supported"),
+        "has_amx": (torch.cpu, "_is_amx_tile_supported"),
+        "has_onednn_bf16": (torch, "ops"),
+        "onednn_linear": (torch, "ops"),
+        "onednn_reorder": (torch, "ops"),
+    }
+    assert private.keys() == vars(machine_neobert.TORCH).keys()
+    monkeypatch.delattr(*private[name])
+    assert getattr(find_private_names(), name) is None
+
+
+SCRIPT = """
+import hashlib
+from multiprocessing import get_context
+import torch
+from neobert_hf import NeoBERTConfig, NeoBERTModel
+
+def digest(queue):  # in a fresh process: what a first forward chooses is chosen here
+    torch.manual_seed(0)
+    config = NeoBERTConfig(hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=512, vocab_size=500)
+    model = NeoBERTModel(config).eval()
+    found = hashlib.sha256()
+    with torch.no_grad():
+        for pack in (False, True):
+            if pack:
+                model.pack_weights()
+            for length in (1, 16, 300):
+                found.update(model(torch.arange(length)[None] % 500).last_hidden_state.numpy().tobytes())
+    queue.put(found.hexdigest())
+
+if __name__ == "__main__":
+    context = get_context("fork")
+    queue, digests = context.Queue(), set()
+    for _ in range(20):
+        process = context.Process(target=digest, args=(queue,))
+        process.start()
+        digests.add(queue.get(timeout=60))
+        process.join()
+    print(len(digests))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="20 processes that are started anew take minutes; forks are quick")
+def test_twenty_processes_compute_the_same_bits():
+    """What computes a product follows from the processor, not from a stopwatch."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(machine_neobert.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=environment)
+    assert done.stdout.split() == ["1"], done.stderr

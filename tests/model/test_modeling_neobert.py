@@ -1,0 +1,567 @@
+"""The encoder and its heads: gradients, losses, outputs, precision, and what the ecosystem expects of a model."""
+
+import sys
+import weakref
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from oracle import CONFIG, Oracle, random_weights
+from torch.nn.parallel import replicate, scatter_gather
+from transformers.trainer_utils import set_seed
+
+from neobert_hf import (
+    AUTO_CLASSES,
+    NeoBERTConfig,
+    NeoBERTForMaskedLM,
+    NeoBERTForMultipleChoice,
+    NeoBERTForQuestionAnswering,
+    NeoBERTForSequenceClassification,
+    NeoBERTForTokenClassification,
+    NeoBERTModel,
+)
+
+VOCAB = CONFIG["vocab_size"]
+LENGTHS = (9, 4, 13, 1)
+# float32 sums of a few hundred terms: the same numbers in another order
+FLOAT32 = dict(rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture
+def batch():
+    """Four documents, padded, with a third of the tokens labelled, and the same packed into one row."""
+    generator = torch.Generator().manual_seed(3)
+    documents = [torch.randint(5, VOCAB, (n,), generator=generator) for n in LENGTHS]
+    labels = [torch.where(torch.arange(n) % 3 == 0, document, -100) for n, document in zip(LENGTHS, documents)]
+    pad = torch.nn.utils.rnn.pad_sequence
+    mask = pad([torch.ones(n, dtype=torch.long) for n in LENGTHS], batch_first=True)
+    padded = {
+        "input_ids": pad(documents, batch_first=True),
+        "attention_mask": mask,
+        "labels": pad(labels, batch_first=True, padding_value=-100),
+    }
+    boundaries = torch.tensor([0, *LENGTHS]).cumsum(0).int()
+    packed = {"input_ids": torch.cat(documents)[None], "labels": torch.cat(labels)[None], "cu_seq_lens_q": boundaries}
+    return {"documents": documents, "document_labels": labels, "padded": padded, "packed": packed}
+
+
+def gradients(model):
+    """Copy every parameter's gradient and clear it."""
+    found = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    return found
+
+
+# ---------------------------------------------------------------------------------------- packed = padded = one by one
+
+
+def test_packed_padded_and_single_documents_agree_per_layer_in_logits_loss_and_gradients(model, batch):
+    is_real = batch["padded"]["attention_mask"].bool()
+    runs = {}
+    for name, unpad in (("packed", True), ("padded", True), ("padded in dense form", False)):
+        model.config.unpad_inputs = unpad
+        outputs = model(**batch[name.split()[0]], output_hidden_states=True)
+        outputs.loss.backward()
+        where = (lambda x: x[0]) if name == "packed" else (lambda x: x[is_real])
+        runs[name] = ([where(s) for s in outputs.hidden_states], where(outputs.logits), outputs.loss, gradients(model))
+
+    count = (batch["packed"]["labels"] != -100).sum()
+    model.config.unpad_inputs = True
+    singles = [
+        model(document[None], labels=labels[None], num_items_in_batch=count, output_hidden_states=True)
+        for document, labels in zip(batch["documents"], batch["document_labels"])
+    ]
+    loss = sum(output.loss for output in singles)
+    loss.backward()
+    states = [torch.cat([o.hidden_states[i][0] for o in singles]) for i in range(len(singles[0].hidden_states))]
+    runs["one by one"] = (states, torch.cat([o.logits[0] for o in singles]), loss, gradients(model))
+
+    states, logits, loss, grads = runs.pop("packed")
+    for name, (other_states, other_logits, other_loss, other_grads) in runs.items():
+        for layer, (state, other) in enumerate(zip(states, other_states)):
+            torch.testing.assert_close(state, other, **FLOAT32, msg=lambda m, n=name, i=layer: f"{n}, state {i}: {m}")
+        torch.testing.assert_close(logits, other_logits, **FLOAT32)
+        torch.testing.assert_close(loss, other_loss, **FLOAT32)
+        for parameter in grads:
+            torch.testing.assert_close(
+                grads[parameter], other_grads[parameter], **FLOAT32, msg=lambda m, n=name, p=parameter: f"{n}, {p}: {m}"
+            )
+
+
+def test_loss_and_its_gradient_agree_with_the_oracle(model, batch):
+    """The gradient by central differences of the oracle's float64 loss, at entries of every kind of weight."""
+    model = model.double()
+    loss = model(**batch["packed"]).loss
+    loss.backward()
+    documents = [document.numpy() for document in batch["documents"]]
+    labels = [wanted.numpy() for wanted in batch["document_labels"]]
+    oracle = Oracle(random_weights())
+    assert abs(loss.item() - oracle.mlm_loss(documents, labels)) < 1e-10
+
+    rng, step = np.random.default_rng(0), 1e-5
+    for name, parameter in model.named_parameters():
+        if "transformer_encoder.2" in name:  # two blocks of three are enough
+            continue
+        values = oracle.weights[name]
+        at = tuple(rng.integers(n) for n in values.shape)
+        if name == "model.encoder.weight":
+            at = (documents[0][1], at[1])  # a token that occurs
+        kept, differences = values[at], []
+        for sign in (1, -1):
+            values[at] = kept + sign * step
+            differences.append(oracle.mlm_loss(documents, labels))
+        values[at] = kept
+        wanted = (differences[0] - differences[1]) / (2 * step)
+        # the error of a central difference: step^2 from curvature, 1e-16 / step from rounding
+        assert abs(parameter.grad[at].item() - wanted) < 1e-8, name
+
+
+def test_every_parameter_has_a_gradient(tiny_config, batch):
+    for model_class, labels in (
+        (NeoBERTForMaskedLM, batch["padded"]["labels"]),
+        (NeoBERTForSequenceClassification, torch.tensor([0, 1, 1, 0])),
+        (NeoBERTForTokenClassification, batch["padded"]["labels"].clamp(max=1)),
+    ):
+        model = model_class(tiny_config)
+        model(**{**batch["padded"], "labels": labels}).loss.backward()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradient_checkpointing_changes_nothing(model, batch, reentrant):
+    model.train()
+    loss = model(**batch["padded"]).loss
+    loss.backward()
+    plain = gradients(model)
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    if reentrant:
+        model.enable_input_require_grads()
+    checkpointed = model(**batch["padded"]).loss
+    checkpointed.backward()
+    assert torch.equal(loss, checkpointed)
+    for name, gradient in gradients(model).items():
+        assert torch.equal(gradient, plain[name]), name
+
+
+def test_gradient_checkpointing_makes_the_layout_once(model, batch, monkeypatch):
+    from neobert_hf.model import modeling_neobert
+
+    made = []
+    make = modeling_neobert.make_layout
+    monkeypatch.setattr(modeling_neobert, "make_layout", lambda *a, **k: made.append(1) or make(*a, **k))
+    model.train().gradient_checkpointing_enable({"use_reentrant": False})
+    model(**batch["padded"]).loss.backward()
+    assert len(made) == 1
+
+
+# ---------------------------------------------------------------------------------------- outputs and inputs
+
+
+def test_padding_comes_back_as_zeros(model, batch):
+    is_padding = batch["padded"]["attention_mask"] == 0
+    for unpad in (True, False):
+        model.config.unpad_inputs = unpad
+        with torch.no_grad():
+            outputs = model(**batch["padded"], output_hidden_states=True)
+        for tensor in (outputs.logits, *outputs.hidden_states):
+            assert not tensor[is_padding].any()
+
+
+def test_the_last_hidden_state_is_the_last_of_all(model, batch):
+    outputs = model.model(batch["padded"]["input_ids"], batch["padded"]["attention_mask"], output_hidden_states=True)
+    assert len(outputs.hidden_states) == CONFIG["num_hidden_layers"] + 1
+    assert torch.equal(outputs.hidden_states[-1], outputs.last_hidden_state)
+
+
+@pytest.mark.parametrize("form", ["packed", "padded", "padded in dense form"])
+def test_gradients_pass_through_the_states_and_attentions_that_are_returned(checkpoint, batch, form):
+    model = NeoBERTForMaskedLM.from_pretrained(checkpoint, unpad_inputs=form != "padded in dense form").double()
+    rows = batch["packed" if form == "packed" else "padded"]
+    outputs = model(**rows, output_hidden_states=True, output_attentions=form != "packed")
+    kept = [*outputs.hidden_states, *(outputs.attentions or ())]
+    for tensor in kept:
+        tensor.retain_grad()
+    outputs.loss.backward()
+    assert all(tensor.grad is not None and tensor.grad.any() for tensor in kept)
+    with_states = gradients(model)
+    model(**rows).loss.backward()
+    for name, gradient in gradients(model).items():
+        torch.testing.assert_close(with_states[name], gradient, rtol=0, atol=1e-10)
+
+    # The oracle of a state's gradient: how the loss changes where the input of a block is moved.
+    step, losses = 1e-4, []
+    for sign in (1, -1):
+
+        def move(block, inputs, sign=sign):
+            moved = inputs[0].clone()
+            moved[0, 3] += sign * step
+            return (moved, *inputs[1:])
+
+        with model.model.transformer_encoder[1].register_forward_pre_hook(move):
+            losses.append(model(**rows).loss.item())
+    slope = (losses[0] - losses[1]) / (2 * step)
+    assert abs(slope) > 1e-4 and abs(outputs.hidden_states[1].grad[0, 0, 3].item() - slope) < 1e-4 * abs(slope)
+
+
+def test_states_that_nobody_asked_for_are_not_kept(model, batch):
+    """In inference a block's input is freed as soon as the next block has run, or 28 of them would pile up."""
+    alive, references = [], []
+
+    def watch(module, inputs, output):
+        references.append(weakref.ref(output[0]))
+        alive.append(sum(reference() is not None for reference in references))
+
+    for block in model.model.transformer_encoder:
+        block.register_forward_hook(watch)
+    with torch.no_grad():
+        model(**batch["padded"])
+    assert max(alive) <= 2
+
+
+def test_return_dict_false_gives_tuples(model, batch):
+    loss, logits = model(**batch["padded"], return_dict=False)
+    wanted = model(**batch["padded"])
+    assert torch.equal(loss, wanted.loss) and torch.equal(logits, wanted.logits)
+    model.config.return_dict = False
+    assert isinstance(model(**batch["padded"]), tuple)
+
+
+def test_embeddings_in_place_of_ids_give_the_same(model, batch):
+    ids, mask = batch["padded"]["input_ids"], batch["padded"]["attention_mask"]
+    embeddings = model.get_input_embeddings()(ids)
+    assert torch.equal(model(inputs_embeds=embeddings, attention_mask=mask).logits, model(ids, mask).logits)
+
+
+def test_token_types_are_accepted_and_ignored(model, batch):
+    ids = batch["padded"]["input_ids"]
+    assert torch.equal(model(ids, token_type_ids=torch.ones_like(ids)).logits, model(ids).logits)
+
+
+def test_sparse_prediction_gives_the_same_loss_and_the_labelled_logits(model, batch):
+    full = model(**batch["padded"])
+    full.loss.backward()
+    wanted = gradients(model)
+    model.config.sparse_prediction = True
+    sparse = model(**batch["padded"])
+    sparse.loss.backward()
+    is_label = batch["padded"]["labels"] != -100
+    torch.testing.assert_close(sparse.logits, full.logits[is_label], **FLOAT32)
+    torch.testing.assert_close(sparse.loss, full.loss, **FLOAT32)
+    for name, gradient in gradients(model).items():
+        torch.testing.assert_close(gradient, wanted[name], **FLOAT32)
+
+
+def test_a_batch_without_labels_has_loss_zero_and_gradients(model, batch):
+    batch["padded"]["labels"].fill_(-100)
+    for sparse in (False, True):
+        model.config.sparse_prediction = sparse
+        for counted in (None, 0, torch.tensor(0)):  # under Trainer a whole step can be without labels
+            loss = model(**batch["padded"], num_items_in_batch=counted).loss
+            loss.backward()
+            assert loss.item() == 0
+        assert not model.decoder.weight.grad.any()
+
+
+def test_labels_at_padding_are_refused(tiny_config, batch):
+    """Trainer would count them, and no prediction stands there: the loss would be too small in silence."""
+    labels = batch["padded"]["input_ids"]
+    for model_class in (NeoBERTForMaskedLM, NeoBERTForTokenClassification):
+        with pytest.raises(ValueError, match=r"labels\[0, 9\] is a label, but the attention_mask says padding"):
+            model_class(tiny_config)(**{**batch["padded"], "labels": labels})
+
+
+def test_labels_of_the_wrong_shape_are_refused(tiny_config, batch):
+    ids = batch["padded"]["input_ids"]
+    for model_class, labels, message in (
+        (NeoBERTForMaskedLM, torch.zeros(4, 3).long(), r"labels have shape \(4, 3\), expected \(4, 13\): one for each"),
+        (NeoBERTForTokenClassification, torch.zeros(4).long(), r"labels have shape \(4,\), expected \(4, 13\)"),
+        (NeoBERTForSequenceClassification, torch.zeros(3).long(), r"labels have shape \(3,\), expected \(4,\)"),
+        (NeoBERTForSequenceClassification, torch.zeros(4, 3), r"labels have shape \(4, 3\), expected \(4, 2\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model_class(tiny_config)(ids, labels=labels)
+
+
+# ---------------------------------------------------------------------------------------- heads
+
+
+def test_pooling_takes_the_first_real_token_on_either_side(tiny_config):
+    model = NeoBERTForSequenceClassification(tiny_config).eval()
+    ids = torch.randint(5, VOCAB, (1, 6))
+    zeros, ones = torch.zeros(1, 3).long(), torch.ones(1, 6).long()
+    for unpad in (True, False):
+        model.config.unpad_inputs = unpad
+        alone = model(ids).logits
+        right = model(torch.cat((ids, zeros), 1), torch.cat((ones, zeros), 1)).logits
+        left = model(torch.cat((zeros, ids), 1), torch.cat((zeros, ones), 1)).logits
+        torch.testing.assert_close(right, alone, **FLOAT32)
+        torch.testing.assert_close(left, alone, **FLOAT32)
+
+
+def test_a_packed_row_has_one_classification_per_document(tiny_config, batch):
+    for implementation in ("sdpa", "eager"):
+        model = NeoBERTForSequenceClassification(tiny_config).eval()
+        model.set_attn_implementation(implementation)
+        packed = model(batch["packed"]["input_ids"], cu_seq_lens_q=batch["packed"]["cu_seq_lens_q"]).logits
+        padded = model(batch["padded"]["input_ids"], batch["padded"]["attention_mask"]).logits
+        torch.testing.assert_close(packed, padded, **FLOAT32)
+
+
+@pytest.mark.parametrize(
+    ("num_labels", "labels", "kind", "loss"),
+    [
+        (1, torch.tensor([0.5, 1.0, -1.0, 2.0]), "regression", lambda x, y: F.mse_loss(x[:, 0], y)),
+        (3, torch.tensor([0, 2, 1, 1]), "single_label_classification", F.cross_entropy),
+        (3, torch.eye(4, 3), "multi_label_classification", F.binary_cross_entropy_with_logits),
+    ],
+)
+def test_the_labels_decide_the_problem_type_and_its_loss(tiny_config, batch, num_labels, labels, kind, loss):
+    tiny_config.num_labels = num_labels
+    model = NeoBERTForSequenceClassification(tiny_config).eval()
+    inputs = batch["padded"]["input_ids"], batch["padded"]["attention_mask"]
+    outputs = model(*inputs, labels=labels)
+    assert model.config.problem_type == kind
+    torch.testing.assert_close(outputs.loss, loss(outputs.logits, labels), **FLOAT32)
+    # Trainer's count of a whole step: half of the labels here, so half of the mean
+    counted = model(*inputs, labels=labels, num_items_in_batch=torch.tensor(2 * labels.numel()))
+    torch.testing.assert_close(counted.loss, outputs.loss / 2, **FLOAT32)
+
+
+def test_labels_that_were_refused_do_not_settle_the_problem_type(tiny_config):
+    tiny_config.num_labels = 3
+    model, ids = NeoBERTForSequenceClassification(tiny_config), torch.tensor([[5], [6]])
+    with pytest.raises(ValueError, match="3 values for each sequence"):
+        model(ids, labels=torch.tensor([[0], [1]]))
+    assert model(ids, labels=torch.tensor([0, 1])).loss.isfinite()
+    assert model.config.problem_type == "single_label_classification"
+    model.config.problem_type = "ranking"
+    with pytest.raises(ValueError, match="problem_type='ranking' is not one of"):
+        model(ids, labels=torch.tensor([0, 1]))
+
+
+def test_multiple_choice_scores_each_choice_as_a_row(tiny_config, batch):
+    model = NeoBERTForMultipleChoice(tiny_config).eval()
+    ids, mask = batch["padded"]["input_ids"].view(2, 2, -1), batch["padded"]["attention_mask"].view(2, 2, -1)
+    outputs = model(ids, mask, labels=torch.tensor([1, 0]))
+    scores = model.classify(input_ids=ids.flatten(0, 1), attention_mask=mask.flatten(0, 1))[0]
+    assert torch.equal(outputs.logits, scores.view(2, 2))
+    torch.testing.assert_close(outputs.loss, F.cross_entropy(scores.view(2, 2), torch.tensor([1, 0])), **FLOAT32)
+    positions = torch.arange(ids.shape[-1])
+    torch.testing.assert_close(model(ids, mask, position_ids=positions).logits, outputs.logits, **FLOAT32)
+    with pytest.raises(ValueError, match=r"multiple choice takes \(rows, choices, columns\)"):
+        model(ids[0], mask[0])
+    with pytest.raises(ValueError, match="a choice is a row of its own, not packed"):
+        model(ids, position_ids=(positions % 5))
+
+
+def test_question_answering_leaves_padding_out_of_the_softmax(tiny_config, batch):
+    model = NeoBERTForQuestionAnswering(tiny_config).eval()
+    ids, mask = batch["padded"]["input_ids"], batch["padded"]["attention_mask"]
+    starts, ends = torch.tensor([2, 0, 12, 99]), torch.tensor([4, 3, 12, -1])  # the last answer was cut off
+    outputs = model(ids, mask, start_positions=starts, end_positions=ends)
+    losses = []
+    for logits, positions in ((outputs.start_logits, starts), (outputs.end_logits, ends)):
+        rows = [F.cross_entropy(logits[i, : LENGTHS[i]][None], positions[i : i + 1]) for i in range(3)]
+        losses.append(torch.stack(rows).mean())
+    torch.testing.assert_close(outputs.loss, sum(losses) / 2, **FLOAT32)
+    assert (outputs.start_logits.argmax(-1) < torch.tensor(LENGTHS)).all()
+    with pytest.raises(ValueError, match=r"labels\[1, 4\] is a label, .* where an answer starts"):
+        model(ids, mask, start_positions=torch.tensor([0, 4, 0, 0]), end_positions=ends)
+    with pytest.raises(ValueError, match="not packed ones"):
+        model(**{k: v for k, v in batch["packed"].items() if k != "labels"}, start_positions=starts, end_positions=ends)
+
+
+def test_token_classification_loss_is_the_mean_over_labels(tiny_config, batch):
+    model = NeoBERTForTokenClassification(tiny_config).eval()
+    labels = torch.where(batch["padded"]["labels"] == -100, -100, batch["padded"]["labels"] % 2)
+    outputs = model(**{**batch["padded"], "labels": labels})
+    wanted = F.cross_entropy(outputs.logits.flatten(0, 1), labels.flatten())
+    torch.testing.assert_close(outputs.loss, wanted, **FLOAT32)
+
+
+# ---------------------------------------------------------------------------------------- embeddings and initialisation
+
+
+@pytest.mark.parametrize("model_class", [cls for name, cls in AUTO_CLASSES.items() if name != "AutoConfig"])
+def test_data_parallel_replicas_give_what_the_model_gives(model_class, tiny_config, batch, monkeypatch):
+    """Trainer without a launcher takes nn.DataParallel on several GPUs; here copies on the CPU stand for those on GPUs."""
+    copies = lambda tensors, devices, detach: [[tensor.clone() for tensor in tensors] for _ in devices]  # noqa: E731
+    monkeypatch.setattr(sys.modules["torch.nn.parallel.replicate"], "_broadcast_coalesced_reshape", copies)
+    monkeypatch.setattr(
+        scatter_gather.Gather, "apply", lambda device, dim, *parts: torch.cat([*map(torch.atleast_1d, parts)])
+    )
+    tiny_config.sparse_prediction = True
+    model = model_class(tiny_config).eval()
+    rows = {name: batch["padded"][name] for name in ("input_ids", "attention_mask")}
+    if model_class is NeoBERTForMaskedLM:  # logits of labels only: their number differs from replica to replica
+        rows["labels"] = batch["padded"]["labels"]
+    if model_class is NeoBERTForMultipleChoice:
+        rows = {name: value[:, None].expand(-1, 2, -1) for name, value in rows.items()}
+    replicas = replicate(model, [0, 1])
+    parts = [{name: value[place] for name, value in rows.items()} for place in (slice(2), slice(2, None))]
+    gathered = scatter_gather.gather([replica(**part) for replica, part in zip(replicas, parts)], 0)
+    for name, value in model(**rows).items():
+        if name != "loss":
+            torch.testing.assert_close(gathered[name], value, **FLOAT32)
+
+
+def test_resizing_the_vocabulary_keeps_what_was_there_and_resizes_the_decoder(model):
+    ids = torch.tensor([[5, 6, 7]])
+    before = model(ids).logits
+    model.resize_token_embeddings(VOCAB + 10, mean_resizing=False)
+    after = model(ids).logits
+    assert model.config.vocab_size == VOCAB + 10 == model.decoder.bias.shape[0]
+    torch.testing.assert_close(after[..., :VOCAB], before, **FLOAT32)
+    assert model(torch.tensor([[VOCAB + 9]])).logits.shape == (1, 1, VOCAB + 10)
+
+
+def test_embeddings_can_be_read_and_replaced(model):
+    replacement, decoder = torch.nn.Embedding(VOCAB, 32), torch.nn.Linear(32, VOCAB)
+    model.set_input_embeddings(replacement)
+    model.set_output_embeddings(decoder)
+    assert model.get_input_embeddings() is model.model.encoder is replacement
+    assert model.get_output_embeddings() is model.decoder is decoder
+
+
+def test_weights_start_as_in_the_paper(tiny_config):
+    set_seed(0)
+    tiny_config.num_labels = 400
+    model = NeoBERTForSequenceClassification(tiny_config)
+    for name, parameter in model.named_parameters():
+        if name.endswith("norm.weight"):
+            assert (parameter == 1).all(), name
+        elif name.endswith("bias"):
+            assert (parameter == 0).all(), name
+        elif name.startswith(("dense", "classifier")):  # normal
+            assert 0.9 * 0.02 < parameter.std() < 1.1 * 0.02 and parameter.abs().max() > 0.03, name
+        else:  # uniform
+            assert 0.019 < parameter.abs().max() <= 0.02, name
+    assert not model.model.encoder.weight[0].any()
+
+
+def test_the_padding_embedding_stays_zero_in_training(tiny_config):
+    model = NeoBERTForMaskedLM(tiny_config)
+    ids = torch.tensor([[0, 5, 6]])  # id 0 in the text, without a mask
+    model(ids, labels=ids).loss.backward()
+    assert not model.model.encoder.weight.grad[0].any()
+
+
+# ---------------------------------------------------------------------------------------- precision
+
+
+def relative_error(actual, wanted):
+    return ((actual.double() - wanted).norm() / wanted.norm()).item()
+
+
+def test_bf16_is_as_exact_as_its_eight_bits_allow(judged):
+    """Our error is at most three times that of rounding the float64 weights to bf16 and computing in float64."""
+    # at position 600 an angle rounded to bf16 is wrong by more than a radian, which this length shows
+    ids = torch.randint(5, VOCAB, (1, 600), generator=torch.Generator().manual_seed(0))
+    for implementation in ("sdpa", "eager"):
+        options = {"attn_implementation": implementation, "max_position_embeddings": 1024}
+        exact = NeoBERTForMaskedLM.from_pretrained(judged[0], dtype=torch.float64, **options).eval()
+        rounded = NeoBERTForMaskedLM.from_pretrained(judged[0], dtype=torch.bfloat16, **options).eval()
+        with torch.no_grad():
+            wanted = exact(ids).logits
+            actual = rounded(ids).logits
+            floor = relative_error(rounded.double()(ids).logits, wanted)
+        assert relative_error(actual, wanted) <= 3 * floor
+
+
+def test_the_loss_of_a_bf16_model_is_computed_in_float32(checkpoint):
+    model = NeoBERTForMaskedLM.from_pretrained(checkpoint, dtype=torch.bfloat16).eval()
+    ids = torch.randint(5, VOCAB, (4, 16), generator=torch.Generator().manual_seed(0))
+    outputs = model(ids, labels=ids)
+    wanted = F.cross_entropy(outputs.logits.double().flatten(0, 1), ids.flatten())
+    assert outputs.loss.dtype == torch.float32
+    assert abs(outputs.loss.item() - wanted.item()) < 1e-5 * wanted.item()
+
+
+@pytest.mark.parametrize(("embedding", "w3", "reached"), [(1, 30, 1_300), (2.5e6, 600, 65_504)])
+def test_fp16_stays_finite(tiny_config, embedding, w3, reached):
+    """Activations of 1,300, as in the published model, and a residual stream beyond what fp16 can hold."""
+    set_seed(0)
+    model = NeoBERTModel(tiny_config).eval()
+    with torch.no_grad():
+        model.encoder.weight.mul_(embedding)
+        for block in model.transformer_encoder:
+            block.ffn.w12.weight.mul_(220)
+            block.ffn.w3.weight.mul_(w3)
+            block.wo.weight.mul_(20)
+    largest = []
+    for block in model.transformer_encoder:
+        block.register_forward_hook(lambda module, inputs, output: largest.append(output[0].abs().max().item()))
+    ids = torch.randint(5, VOCAB, (2, 12))
+    with torch.no_grad():
+        wanted = model.double()(ids).last_hidden_state
+        assert max(largest) > reached
+        state = model.half()(ids).last_hidden_state
+    assert state.dtype == torch.float16 and state.isfinite().all()
+    # eleven bits, through three blocks
+    assert relative_error(state, wanted) < 0.01
+
+
+# ---------------------------------------------------------------------------------------- compile and export
+
+
+def test_compiled_in_one_graph_it_gives_the_same_loss_and_gradients(model):
+    ids = torch.randint(5, VOCAB, (2, 16), generator=torch.Generator().manual_seed(0))
+    labels = torch.where(ids % 3 == 0, ids, -100)
+    loss = model(ids, labels=labels).loss
+    loss.backward()
+    plain = gradients(model)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    compiled_loss = compiled(ids, labels=labels).loss
+    compiled_loss.backward()
+    torch.testing.assert_close(loss, compiled_loss, **FLOAT32)
+    for name, gradient in gradients(model).items():
+        torch.testing.assert_close(gradient, plain[name], **FLOAT32)
+
+
+def test_compiled_with_padding_or_packing_it_masks_instead_of_unpadding(model, batch):
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        for name in ("padded", "packed"):
+            torch.testing.assert_close(compiled(**batch[name]).logits, model(**batch[name]).logits, **FLOAT32)
+        twice = {**batch["packed"], "cu_seq_lens_k": batch["packed"]["cu_seq_lens_q"].clone()}
+        torch.testing.assert_close(compiled(**twice).logits, model(**twice).logits, **FLOAT32)
+        ids, boundaries = batch["packed"]["input_ids"], batch["packed"]["cu_seq_lens_q"]
+        positions = torch.cat([torch.arange(n) for n in LENGTHS])[None]
+        by_positions = compiled(ids, position_ids=positions).logits
+        torch.testing.assert_close(by_positions, model(ids, cu_seq_lens_q=boundaries).logits, **FLOAT32)
+
+
+def test_exported_with_a_dynamic_shape_it_serves_other_shapes(model, batch):
+    ids, mask = batch["padded"]["input_ids"], batch["padded"]["attention_mask"]
+    rows, columns = torch.export.Dim("rows", min=1, max=64), torch.export.Dim("columns", min=2, max=64)
+    shapes = {"input_ids": {0: rows, 1: columns}, "attention_mask": {0: rows, 1: columns}}
+    program = torch.export.export(
+        model, (), {"input_ids": ids, "attention_mask": mask}, dynamic_shapes=shapes, strict=False
+    )
+    other = dict(input_ids=ids[:2, :9].contiguous(), attention_mask=mask[:2, :9].contiguous())
+    with torch.no_grad():
+        torch.testing.assert_close(program.module()(**other).logits, model(**other).logits, **FLOAT32)
+
+
+def test_traced_it_masks_instead_of_unpadding(model, batch):
+    ids, mask = batch["padded"]["input_ids"], batch["padded"]["attention_mask"]
+    traced = torch.jit.trace(model, (ids, mask), strict=False)
+    other_mask = mask.flip(0)  # another pattern of the same shape, which a traced unpadding would get wrong
+    with torch.no_grad():
+        torch.testing.assert_close(traced(ids, other_mask)["logits"], model(ids, other_mask).logits, **FLOAT32)
+
+
+def test_on_the_meta_device_shapes_come_out_without_values(tiny_config):
+    with torch.device("meta"):
+        model = NeoBERTForMaskedLM(tiny_config)
+        ids = torch.zeros(2, 9, dtype=torch.long)
+    assert model(ids, attention_mask=torch.ones_like(ids)).logits.shape == (2, 9, VOCAB)
+
+
+def test_the_default_model_has_the_published_number_of_parameters():
+    with torch.device("meta"):
+        model = NeoBERTForMaskedLM(NeoBERTConfig())
+    assert sum(p.numel() for p in model.parameters()) == 245_136_954
+    assert sum(p.numel() for p in model.model.parameters()) == 221_665_536

@@ -1,0 +1,145 @@
+"""Two processes train as one does; what they save loads as one model; one that dies takes the job with it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pretrain_mlm
+import pytest
+import torch
+from accelerate import FullyShardedDataParallelPlugin
+from accelerate.utils import send_to_device
+from test_pretraining import command, corpus, losses_of, run  # noqa: F401 (corpus is a fixture)
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from transformers import AutoModelForMaskedLM
+
+from neobert_hf import NeoBERTForMaskedLM
+from neobert_hf.model import modeling_neobert
+from neobert_hf.model.kernels_neobert import split_and_rotate
+from neobert_hf.model.modeling_neobert import Rotary
+from neobert_hf.pretraining.runs import lock_run
+from neobert_hf.pretraining.trainer import keep_float32
+
+LAUNCH = Path(__file__).parents[1].joinpath("launch.py")
+OPTIONS = dict(max_steps=20, save_steps=10)
+
+
+def on_two_processes(*arguments):
+    """The example on two processes of the CPU, to its end."""
+    done = subprocess.run([sys.executable, LAUNCH, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+@pytest.fixture(scope="module")
+def alone(corpus, tmp_path_factory):  # noqa: F811
+    """A run on one process: its folder and its curve."""
+    folder = tmp_path_factory.mktemp("alone")
+    return folder, run(corpus, folder, **OPTIONS)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_two_processes_follow_the_curve_of_one(corpus, alone, tmp_path, kind):  # noqa: F811
+    """1e-4 in fp32 over 20 steps; rounding in another order is all that may differ."""
+    folders = alone[0], tmp_path / "two"
+    whole = command(corpus, folders[1], **OPTIONS)
+    rest = command(corpus, tmp_path / "rest", **OPTIONS, resume_from_checkpoint=folders[1] / "checkpoint-10")
+    on_two_processes(*(["--fsdp2"] if kind == "fsdp2" else []), pretrain_mlm.__file__, *whole, "--then", *rest)
+    one, two, resumed = alone[1], losses_of(folders[1]), losses_of(tmp_path / "rest")
+    assert sorted(two) == sorted(one) == list(range(1, 21))
+    assert max(abs(two[step] - one[step]) for step in one) < 1e-4
+    assert resumed == two
+    summaries = [json.loads((folder / "training_summary.json").read_text()) for folder in folders]
+    assert [summary["devices"] for summary in summaries] == [1, 2]
+    for name in ("num_tokens", "num_masked"):
+        assert summaries[0][name] == summaries[1][name]
+    assert abs(summaries[0]["eval_loss"] - summaries[1]["eval_loss"]) < 1e-4  # no row counted twice
+    models = [AutoModelForMaskedLM.from_pretrained(folder) for folder in folders]
+    for (name, a), b in zip(models[0].named_parameters(), models[1].parameters()):
+        torch.testing.assert_close(b, a, rtol=0, atol=1e-3, msg=lambda m, n=name: f"{n}: {m}")  # 20 steps of lr 3e-3
+    assert (folders[1] / "checkpoint-10/pytorch_model_fsdp_0").is_dir() == (kind == "fsdp2")
+    names, others = ({path.name for path in folder.glob("*.py")} for folder in folders)
+    assert names == others
+    auto_map, other = (json.loads((folder / "config.json").read_text())["auto_map"] for folder in folders)
+    assert auto_map == other
+
+
+def test_all_processes_end_where_another_training_runs(corpus, tmp_path):  # noqa: F811
+    with lock_run(tmp_path):
+        options = command(corpus, tmp_path, max_steps=100_000)
+        done = subprocess.run([sys.executable, LAUNCH, pretrain_mlm.__file__, *options], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert done.stderr.count(f"another process writes to {tmp_path}; wait until it has ended") == 2
+    assert not (tmp_path / "run.json").exists()
+
+
+@pytest.fixture
+def mesh():
+    """A group of this process alone: FSDP2 shards nothing, and casts as ever."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("is_ours", [False, True], ids=["accelerate's policy", "our policy"])
+def test_fsdp2_in_bf16_keeps_in_float32_what_autocast_keeps(tiny_config, mesh, monkeypatch, is_ours):
+    """The rotary table under any policy; residual stream, loss and gradients under that of PretrainingTrainer."""
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
+    plugin.set_mixed_precision("bf16")
+    if is_ours:
+        keep_float32(plugin)
+    rotated_in, states = [], []
+
+    def watch(qkv, rotary, *others):
+        rotated_in.append(rotary.dtype)
+        return split_and_rotate(qkv, rotary, *others)
+
+    monkeypatch.setattr(modeling_neobert, "split_and_rotate", watch)
+    tiny_config.sparse_prediction = True
+    ids = torch.randint(5, 96, (1, 64), generator=torch.Generator().manual_seed(0))
+    losses, gradients = [], []
+    for is_sharded in (False, True):
+        torch.manual_seed(0)
+        model = NeoBERTForMaskedLM(tiny_config).train()
+        if is_sharded:
+            for module in (*model.model.transformer_encoder, model):
+                fully_shard(module, mesh=mesh, mp_policy=plugin.mixed_precision_policy)
+        for block in model.model.transformer_encoder:
+            block.ffn_norm.register_forward_pre_hook(lambda module, inputs: states.append(inputs[0].dtype))
+        with torch.autocast("cpu", torch.bfloat16):
+            losses.append(model(input_ids=ids, position_ids=torch.arange(64)[None], labels=ids).loss)
+        losses[-1].backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert set(rotated_in) == {torch.float32}
+    if is_ours:
+        assert set(states) == {torch.float32} and losses[1].dtype == torch.float32
+        # Norms see bf16 weights under FSDP2, which here are ones; the embedding is rounded, by 2^-9 at most.
+        assert abs(losses[1] - losses[0]) < 2**-9
+        for ours, autocast in zip(gradients[1], gradients[0]):
+            assert ours.dtype == torch.float32
+            assert (ours.full_tensor() - autocast).norm() < 2**-5 * autocast.norm()  # as far as bf16 products go
+
+
+def test_the_rotary_table_moves_with_the_arguments_of_a_block():
+    """Blocks on several devices: accelerate moves what they are given."""
+    assert send_to_device((Rotary(torch.ones(3)),), "meta")[0].table.is_meta
+
+
+def test_a_process_that_dies_ends_the_job_with_an_error(corpus, tmp_path):  # noqa: F811
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    options = command(corpus, tmp_path, max_steps=100_000, save_steps=100_000)
+    options = [*torchrun, pretrain_mlm.__file__, *options]
+    job = subprocess.Popen(options, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 120
+    metrics = tmp_path / "metrics.jsonl"
+    while time.monotonic() < deadline and not (metrics.exists() and len(metrics.read_text().splitlines()) >= 2):
+        time.sleep(0.1)
+    children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+    os.kill(int(children[-1]), signal.SIGKILL)
+    _, errors = job.communicate(timeout=90)
+    assert job.returncode != 0 and b"SIGKILL" in errors, errors[-2000:]

@@ -1,0 +1,87 @@
+"""Recipes: the paper's values, its schedule at every corner, and what changes with the number of steps."""
+
+import math
+
+import pytest
+
+from neobert_hf.pretraining.recipes import RECIPES, Recipe
+
+# (step, share of the peak), worked out by hand from the paper's section 3.3 and from the formula of the authors' code.
+CORNERS = {
+    "paper": [
+        (0, 0.0),
+        (1_000, 0.5),
+        (2_000, 1.0),
+        (451_000, 0.55),
+        (900_000, 0.1),
+        (1_000_000, 0.1),
+        (2_000_000, 0.1),
+    ],
+    "code": [(0, 1e-4), (1_000, 0.50005), (2_000, 1.0), (452_000, 0.55), (900_000, 0.1), (1_000_000, 0.1)],
+    "m0": [(0, 0.0), (1_000, 0.5), (2_000, 1.0), (501_000, 0.5), (1_000_000, 0.0)],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "share"), [(n, *corner) for n, corners in CORNERS.items() for corner in corners]
+)
+def test_the_schedule_meets_its_corners(name, step, share):
+    assert math.isclose(RECIPES[name].learning_rate_factor(step), share, rel_tol=1e-12, abs_tol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["paper", "code"])
+def test_the_schedule_rises_then_falls_and_never_jumps(name):
+    recipe = RECIPES[name].changed(max_steps=10_000)
+    factors = [recipe.learning_rate_factor(step) for step in range(10_001)]
+    peak = factors.index(max(factors))
+    assert peak == recipe.warmup_steps == 20
+    assert factors[: peak + 1] == sorted(factors[: peak + 1])
+    assert factors[peak:] == sorted(factors[peak:], reverse=True)
+    assert max(abs(a - b) for a, b in zip(factors[peak:], factors[peak + 1 :])) < 2e-4  # pi / 2 * 0.9 / 8,980 steps
+
+
+def test_fewer_steps_scale_warmup_and_decay_but_not_what_is_given():
+    recipe = Recipe().changed(max_steps=1_000)
+    assert (recipe.warmup_steps, recipe.decay_until) == (2, 900)
+    recipe = Recipe().changed(max_steps=1_000, warmup_steps=100)
+    assert (recipe.warmup_steps, recipe.decay_until) == (100, 900)
+
+
+def test_the_second_phase_is_the_papers():
+    recipe = RECIPES["paper"].second_phase()
+    assert (recipe.max_steps, recipe.max_length, recipe.tokens_per_step) == (50_000, 4_096, 2_097_152)
+    assert recipe.mixture == (0.2, 0.4, 0.4) and recipe.longer_than == (1_024, 2_048)
+    assert {recipe.learning_rate_factor(step) for step in (0, 1, 49_999)} == {0.1}
+
+
+def test_ablations_change_what_table_2_says_and_nothing_else():
+    """Each against its predecessor; M3 and M6 are dropped by the paper, so M4 follows M2 and M7 follows M5."""
+    changed = {
+        ("m0", "m1"): {"architecture"},
+        ("m1", "m2"): {"corpus", "text_column"},
+        ("m2", "m3"): {"tokenizer"},
+        ("m2", "m4"): {"schedule", "weight_decay", "adam_beta2"},
+        ("m4", "m5"): {"mlm_probability", "mask_replace_prob", "random_replace_prob"},
+        ("m5", "m6"): {"layout"},
+        ("m5", "m7"): {"config"},
+        ("m7", "m8"): {"config"},
+    }
+    for (before, after), names in changed.items():
+        a, b = RECIPES[before].to_dict(), RECIPES[after].to_dict()
+        assert {name for name in a if a[name] != b[name]} == names, (before, after)
+    assert RECIPES["m9"] == RECIPES["paper"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lerning_rate": 1e-3}, "lerning_rate: no value of a recipe has this name"),
+        ({"schedule": "cosine"}, "schedule='cosine' is not one of paper, code"),
+        ({"mixture": (0.5, 0.5, 0.5)}, "sum to 1"),
+        ({"warmup_steps": 950_000}, "must be in this order"),
+        ({"architecture": "roberta-prelayernorm"}, "cannot keep packed documents apart"),
+    ],
+)
+def test_a_recipe_that_cannot_be_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        RECIPES["paper"].changed(**changes)

@@ -1,0 +1,277 @@
+"""A run's folder: one training at a time, and a resume from what was saved, to the last bit, or none."""
+
+import json
+import os
+import resource
+import shutil
+import signal
+from pathlib import Path
+
+import pretrain_mlm
+import pytest
+from conftest import run_main
+from test_pretraining import command, corpus, losses_of, run  # noqa: F401 (corpus is a fixture)
+
+from neobert_hf.pretraining.manifests import MANIFEST, check_checkpoint, write_manifest
+from neobert_hf.pretraining.runs import LOCK, begin_or_resume, last_whole_checkpoint, lock_run
+
+RUN = {"seed": 0}
+
+
+def write_checkpoint(folder, step, **manifest):
+    """A checkpoint as Trainer writes it, of bytes that mean nothing."""
+    checkpoint = folder / f"checkpoint-{step}"
+    (checkpoint / "optimizer_0").mkdir(parents=True)
+    for name in ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "optimizer_0/__0_0.distcp"):
+        (checkpoint / name).write_bytes(f"{name} of step {step}".encode() * 9)
+    (checkpoint / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    write_manifest(checkpoint, **manifest)
+    return checkpoint
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A run with two checkpoints, of the steps 4 and 8."""
+    assert begin_or_resume(tmp_path / "run", RUN, None) is None
+    for step in (4, 8):
+        write_checkpoint(tmp_path / "run", step)
+    return tmp_path / "run"
+
+
+def flip(file):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def change_manifest(file, change):
+    content = json.loads(file.read_text())
+    del content["checksum"]
+    change(content)
+    file.write_text(json.dumps(content))
+
+
+FILES = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", MANIFEST)
+DAMAGE = {
+    "flip": flip,
+    "cut": lambda file: file.write_bytes(file.read_bytes()[:-1]),
+    "empty": lambda file: file.write_bytes(b""),
+    "zeros": lambda file: file.write_bytes(bytes(file.stat().st_size)),
+    "other": lambda file: shutil.copy(file.parents[1] / "checkpoint-4" / file.name, file),
+    "missing": lambda file: file.unlink(),
+    "not UTF-8": lambda file: file.write_bytes(b"\xff" + file.read_bytes()[1:]),
+    "a list": lambda file: file.write_text("[]"),
+    "a folder": lambda file: (file.unlink(), file.mkdir()),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+@pytest.mark.parametrize("name", [*FILES, "optimizer_0/__0_0.distcp"])
+def test_a_damaged_checkpoint_is_passed_over_and_refused_when_named(folder, name, how):
+    if how == "other" and "/" in name:
+        pytest.skip("the same file of the other checkpoint lies elsewhere")
+    assert last_whole_checkpoint(folder).name == "checkpoint-8"
+    DAMAGE[how](folder / "checkpoint-8" / name)
+    assert last_whole_checkpoint(folder).name == "checkpoint-4"
+    assert begin_or_resume(folder, RUN, "last").name == "checkpoint-4"
+    with pytest.raises(ValueError, match="checkpoint-8"):
+        begin_or_resume(folder, RUN, str(folder / "checkpoint-8"))
+    with pytest.raises(FileExistsError):
+        begin_or_resume(folder, RUN, None)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_file_is_refused_for_an_inexact_resume_too(folder, name):
+    flip(folder / "checkpoint-8" / name)
+    assert begin_or_resume(folder, RUN, "last", exactly=False).name == "checkpoint-4"
+    with pytest.raises(ValueError, match=f"{name} is damaged"):
+        begin_or_resume(folder, RUN, str(folder / "checkpoint-8"), exactly=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda m: m["files"].update({"../run.json": m["files"]["optimizer.pt"]}), "outside of the checkpoint"),
+        (lambda m: m["files"].update({"/etc/hostname": m["files"]["optimizer.pt"]}), "outside of the checkpoint"),
+        (lambda m: m.update(files=["optimizer.pt"]), "no sizes and checksums"),
+        (lambda m: m["files"].update({"optimizer.pt": "abc"}), "no sizes and checksums"),
+        (lambda m: m.pop("is_exact"), "without optimizer state"),
+        (lambda m: m.pop("num_processes"), "with None processes, and this one has 1"),
+    ],
+)
+def test_a_manifest_that_says_something_else_is_refused_in_words(folder, change, words):
+    change_manifest(folder / "checkpoint-8" / MANIFEST, change)
+    with pytest.raises(ValueError, match=words):
+        check_checkpoint(folder / "checkpoint-8")
+    assert last_whole_checkpoint(folder).name == "checkpoint-4"
+
+
+def test_what_only_looks_like_a_checkpoint_is_passed_over(folder):
+    (folder / "checkpoint-98").write_text("a file")
+    (folder / "checkpoint-99").mkdir()
+    (folder / "checkpoint-²").mkdir()
+    (folder / "checkpoint-best").mkdir()
+    shutil.copytree(folder / "checkpoint-4", folder / "checkpoint-12")
+    assert last_whole_checkpoint(folder).name == "checkpoint-8"
+    with pytest.raises(ValueError, match="checkpoint-98 is not a folder"):
+        begin_or_resume(folder, RUN, str(folder / "checkpoint-98"))
+    with pytest.raises(ValueError, match="checkpoint-12 holds the state of step 4"):
+        begin_or_resume(folder, RUN, str(folder / "checkpoint-12"))
+
+
+@pytest.mark.parametrize("how", ["missing", "cut", "not UTF-8", "a list"])
+def test_a_damaged_run_json_is_an_error_in_words(folder, how, monkeypatch):
+    DAMAGE[how](folder / "run.json")
+    with pytest.raises(ValueError, match=r"run.json .* it says which run checkpoint-8 belongs to"):
+        begin_or_resume(folder, RUN, "last")
+    assert begin_or_resume(folder, RUN, "last", exactly=False).name == "checkpoint-8"
+    assert begin_or_resume(folder, RUN, "last").name == "checkpoint-8"  # the file is there again
+
+
+def test_without_a_whole_checkpoint_the_error_says_what_is_wrong_with_each(folder):
+    flip(folder / "checkpoint-8/optimizer.pt")
+    (folder / "checkpoint-4/scheduler.pt").unlink()
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"holds no whole checkpoint; .*checkpoint-8/optimizer.pt is damaged.*; .*checkpoint-4 lacks scheduler.pt; "
+        "--resume_inexactly resumes from it; give another --output_dir",
+    ):
+        begin_or_resume(folder, RUN, "last")
+    assert begin_or_resume(folder, RUN, "last", exactly=False).name == "checkpoint-4"
+
+
+@pytest.mark.parametrize(
+    ("manifest", "words"),
+    [
+        ({"is_exact": False}, "was saved without optimizer state"),
+        ({"num_processes": 2}, "of a training with 2 processes, and this one has 1"),
+        (None, "has no manifest.json"),
+    ],
+)
+def test_what_cannot_be_resumed_exactly_is_passed_over_unless_asked_for(folder, manifest, words):
+    checkpoint = write_checkpoint(folder, 12, **manifest or {})
+    if manifest is None:
+        (checkpoint / MANIFEST).unlink()
+    assert begin_or_resume(folder, RUN, "last").name == "checkpoint-8"
+    with pytest.raises(ValueError, match=f"{words}.*; --resume_inexactly resumes from it"):
+        begin_or_resume(folder, RUN, str(checkpoint))
+    assert begin_or_resume(folder, RUN, "last", exactly=False) == checkpoint
+    with pytest.raises(ValueError, match="belongs to another run"):
+        begin_or_resume(folder, {"seed": 1}, "last", exactly=False)
+
+
+def test_the_checkpoints_of_a_folder_are_not_mixed_with_those_of_another(folder, tmp_path):
+    assert begin_or_resume(tmp_path / "new", RUN, str(folder / "checkpoint-4")).name == "checkpoint-4"
+    assert json.loads((tmp_path / "new/run.json").read_text()) == RUN
+    write_checkpoint(tmp_path / "new", 6)
+    with pytest.raises(FileExistsError, match="holds checkpoint-6"):
+        begin_or_resume(tmp_path / "new", RUN, str(folder / "checkpoint-4"))
+
+
+def test_one_training_at_a_time_and_a_killed_one_holds_nothing(tmp_path):
+    ready, wake = os.pipe()
+    child = os.fork()
+    if not child:
+        with lock_run(tmp_path / "run"):
+            os.write(wake, b"x")
+            signal.pause()
+    os.read(ready, 1)
+    with pytest.raises(ValueError, match=f"another process writes to {tmp_path / 'run'}; .* another folder"):
+        lock_run(tmp_path / "run").__enter__()
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert (tmp_path / "run" / LOCK).exists()
+    with lock_run(tmp_path / "run"), pytest.raises(ValueError, match="another process"), lock_run(tmp_path / "run"):
+        pass
+    with lock_run(tmp_path / "run"):
+        pass
+
+
+# --- The example itself ---------------------------------------------------------------------------------------------
+
+
+def metrics_of(folder):
+    """The lines of the metrics, without what a clock has measured."""
+    times = ("tokens_per_s", "model_flops_utilization", "_runtime", "_per_second")
+    entries = map(json.loads, (Path(folder) / "metrics.jsonl").read_text().splitlines())
+    return [{name: value for name, value in entry.items() if not name.endswith(times)} for entry in entries]
+
+
+@pytest.fixture
+def finished(corpus, tmp_path):  # noqa: F811
+    """A run of eight steps with checkpoints at 4 and 8: its folder, and every line of its metrics."""
+    run(corpus, tmp_path / "run", max_steps=8, warmup_steps=4)
+    return tmp_path / "run", metrics_of(tmp_path / "run")
+
+
+def resume(corpus, folder, **changes):  # noqa: F811
+    run(corpus, folder, **dict(max_steps=8, warmup_steps=4, resume_from_checkpoint="last") | changes)
+    return metrics_of(folder)
+
+
+def test_a_damaged_checkpoint_costs_steps_and_changes_nothing(corpus, finished):  # noqa: F811
+    """The last line too: nothing in it is of the part after the resume alone."""
+    folder, whole = finished
+    flip(folder / "checkpoint-8/optimizer.pt")
+    assert resume(corpus, folder) == whole
+    assert last_whole_checkpoint(folder).name == "checkpoint-8"
+    assert not any("train_loss" in entry for entry in whole)
+
+
+def test_without_the_schedule_a_resume_is_refused_unless_asked_for(corpus, finished, capsys):  # noqa: F811
+    folder, whole = finished
+    shutil.rmtree(folder / "checkpoint-8")
+    (folder / "checkpoint-4/scheduler.pt").unlink()
+    for checkpoint in ("last", folder / "checkpoint-4"):
+        with pytest.raises(SystemExit) as ended:
+            resume(corpus, folder, resume_from_checkpoint=checkpoint)
+        assert "lacks scheduler.pt; --resume_inexactly" in ended.value.code and "\n" not in ended.value.code
+    inexact = resume(corpus, folder, resume_inexactly=True)
+    assert len(inexact) == len(whole) and inexact != whole
+
+
+def test_checkpoints_without_optimizer_state_are_announced_and_refused(corpus, tmp_path, caplog):  # noqa: F811
+    run(corpus, tmp_path, max_steps=4, save_only_model=True)
+    assert "none of them can be resumed exactly" in caplog.text
+    with pytest.raises(SystemExit, match="was saved without optimizer state"):
+        run(corpus, tmp_path, max_steps=4, save_only_model=True, resume_from_checkpoint="last")
+
+
+def test_older_checkpoints_go_only_when_the_new_one_is_whole(corpus, tmp_path, monkeypatch):  # noqa: F811
+    from neobert_hf.pretraining.trainer import manifests
+
+    written, found = manifests.write_manifest, []
+
+    def watch(checkpoint, **options):
+        found.append(sorted(path.name for path in tmp_path.glob("checkpoint-*")))
+        written(checkpoint, **options)
+
+    monkeypatch.setattr(manifests, "write_manifest", watch)
+    run(corpus, tmp_path, max_steps=8, save_steps=2, save_total_limit=1)
+    names = [f"checkpoint-{step}" for step in (2, 4, 6, 8)]
+    assert found == [names[:1], names[:2], names[1:3], names[2:]]
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-8"]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt"])
+def test_a_checkpoint_that_cannot_be_written_is_removed_and_the_run_resumes(corpus, finished, name):  # noqa: F811
+    folder, whole = finished
+    shutil.rmtree(folder / "checkpoint-8")
+    num_bytes = (folder / "checkpoint-4" / name).stat().st_size - 1
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        with pytest.raises(
+            SystemExit, match=r"checkpoint-8 could not be written .*earlier checkpoints are whole"
+        ) as ended:
+            resume(corpus, folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "\n" not in ended.value.code and not (folder / "checkpoint-8").exists()
+    assert resume(corpus, folder) == whole
+
+
+def test_a_second_training_in_the_same_folder_ends_at_once(corpus, tmp_path):  # noqa: F811
+    with lock_run(tmp_path), pytest.raises(SystemExit, match=r"another process writes to .* another folder$"):
+        run_main(pretrain_mlm, *command(corpus, tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == [LOCK]

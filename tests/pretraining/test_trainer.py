@@ -1,0 +1,197 @@
+"""Under Trainer: accumulation and packing change nothing, checkpoints are complete, one step runs everywhere."""
+
+import pytest
+import torch
+from transformers import DataCollatorForLanguageModeling, Trainer, TrainingArguments, set_seed
+
+from neobert_hf import (
+    NeoBERTForMaskedLM,
+    NeoBERTForSequenceClassification,
+    NeoBERTForTokenClassification,
+    PackedMLMCollator,
+)
+from neobert_hf.hub.verify import verify
+from neobert_hf.pretraining.trainer import predicted_tokens
+
+
+def arguments(folder, **changes):
+    defaults = dict(
+        output_dir=str(folder),
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        learning_rate=0.05,
+        lr_scheduler_type="constant",
+        optim="sgd",  # a step is then the gradient times a constant
+        max_grad_norm=1e9,
+        logging_steps=1,
+        max_steps=1,
+    )
+    return TrainingArguments(**{**defaults, **changes})
+
+
+def collate_masked(rows):
+    """Pad rows that carry their labels already, so that every run sees the same masks."""
+    pad = torch.nn.utils.rnn.pad_sequence
+    names = {"input_ids": 0, "attention_mask": 0, "labels": -100}
+    return {
+        name: pad([torch.tensor(row[name]) for row in rows], batch_first=True, padding_value=fill)
+        for name, fill in names.items()
+    }
+
+
+@pytest.fixture
+def masked_rows():
+    """Eight documents with very different numbers of labels, so that a mean of means is not the mean."""
+    generator = torch.Generator().manual_seed(0)
+    rows = []
+    for i in range(8):
+        ids = torch.randint(5, 96, (3 + 2 * i,), generator=generator)
+        labels = torch.where(torch.arange(len(ids)) <= i, ids, -100)
+        rows.append({"input_ids": ids.tolist(), "attention_mask": [1] * len(ids), "labels": labels.tolist()})
+    return rows
+
+
+def train_once(model_class, config, rows, folder, batch, accumulation):
+    """One optimizer step over all rows; return the loss that Trainer logs and the parameters afterwards."""
+    set_seed(0)
+    model = model_class(config)
+    training = arguments(folder, per_device_train_batch_size=batch, gradient_accumulation_steps=accumulation)
+    trainer = Trainer(model, training, train_dataset=rows, data_collator=collate)
+    trainer.train()
+    return trainer.state.log_history[0]["loss"], {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def collate(rows):
+    if isinstance(rows[0]["labels"], list):
+        return collate_masked(rows)
+    labels = torch.tensor([row["labels"] for row in rows])
+    return {**collate_masked([{**row, "labels": row["input_ids"]} for row in rows]), "labels": labels}
+
+
+@pytest.mark.parametrize("head", ["masked", "tokens", "classes", "regression"])
+def test_batch_and_accumulation_give_the_same_step(tiny_config, masked_rows, tmp_path, head):
+    tiny_config.classifier_dropout = 0.0
+    if head == "masked":
+        model_class, rows = NeoBERTForMaskedLM, masked_rows
+    elif head == "tokens":
+        model_class = NeoBERTForTokenClassification
+        rows = [{**row, "labels": [x if x == -100 else x % 2 for x in row["labels"]]} for row in masked_rows]
+    else:
+        model_class = NeoBERTForSequenceClassification
+        tiny_config.num_labels = 2 if head == "classes" else 1
+        rows = [{**row, "labels": i % 2 if head == "classes" else i / 3} for i, row in enumerate(masked_rows)]
+    runs = [train_once(model_class, tiny_config, rows, tmp_path, *shape) for shape in ((8, 1), (4, 2), (2, 4), (1, 8))]
+    loss, parameters = runs[0]
+    for other_loss, other_parameters in runs[1:]:
+        assert abs(float(other_loss) - float(loss)) < 1e-4  # logged to four digits in some versions
+        for name, parameter in parameters.items():
+            # the step is 0.05 times the gradient, so this is 1e-5 on the gradient
+            torch.testing.assert_close(
+                other_parameters[name], parameter, rtol=0, atol=5e-7, msg=lambda m, n=name: f"{n}: {m}"
+            )
+
+
+def test_packed_and_padded_training_give_the_same_curve(tiny_config, tokenizer, tmp_path):
+    texts = [
+        "the quick brown fox",
+        "jumps over",
+        "the lazy dog and then it sleeps in a warm red house",
+        "by the old sea",
+    ]
+    rows = [{"input_ids": ids} for ids in tokenizer(texts * 8)["input_ids"]]
+    stock = DataCollatorForLanguageModeling(
+        tokenizer, mlm_probability=0.2, mask_replace_prob=1.0, random_replace_prob=0.0, seed=1
+    )
+    curves = []
+    for collator in (PackedMLMCollator(tokenizer, seed=1), stock):
+        set_seed(0)
+        model = NeoBERTForMaskedLM(tiny_config)
+        training = arguments(tmp_path, per_device_train_batch_size=4, max_steps=8, logging_steps=1)
+        trainer = Trainer(model, training, train_dataset=rows, data_collator=collator)
+        trainer.train()
+        curves.append([float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry])
+    assert len(curves[0]) == 8
+    assert max(abs(a - b) for a, b in zip(*curves)) < 1e-4
+
+
+@pytest.mark.compat
+def test_a_step_learns_and_its_checkpoint_loads_in_a_clean_process(tiny_config, tokenizer, tmp_path):
+    rows = [{"input_ids": ids} for ids in tokenizer(["the quick brown fox jumps over the lazy dog"] * 16)["input_ids"]]
+    set_seed(0)
+    training = arguments(
+        tmp_path, max_steps=10, save_strategy="steps", save_steps=10, per_device_train_batch_size=8, optim="adamw_torch"
+    )
+    trainer = Trainer(
+        NeoBERTForMaskedLM(tiny_config),
+        training,
+        train_dataset=rows,
+        data_collator=PackedMLMCollator(tokenizer),
+        processing_class=tokenizer,
+    )
+    trainer.train()
+    losses = [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
+    assert losses[-1] < losses[0]
+    report = verify(tmp_path / "checkpoint-10")
+    assert report["ok"], report
+
+
+def test_a_streamed_dataset_trains_with_packing(tiny_config, tokenizer, tmp_path):
+    """accelerate cuts the tensors of a streamed batch to one row each, so they must all have one."""
+    from datasets import IterableDataset
+
+    rows = [{"input_ids": ids} for ids in tokenizer(["the quick brown fox", "a dog"] * 8)["input_ids"]]
+    trainer = Trainer(
+        NeoBERTForMaskedLM(tiny_config),
+        arguments(tmp_path, max_steps=2, per_device_train_batch_size=4),
+        train_dataset=IterableDataset.from_generator(lambda: iter(rows)),
+        data_collator=PackedMLMCollator(tokenizer),
+    )
+    assert trainer.train().global_step == 2
+
+
+def test_evaluation_through_trainer_returns_a_loss(tiny_config, tokenizer, tmp_path):
+    rows = [{"input_ids": ids} for ids in tokenizer(["the quick brown fox", "a dog"] * 4)["input_ids"]]
+    trainer = Trainer(
+        NeoBERTForMaskedLM(tiny_config),
+        arguments(tmp_path, prediction_loss_only=True),
+        eval_dataset=rows,
+        data_collator=PackedMLMCollator(tokenizer, seed=0),
+    )
+    assert 0 < trainer.evaluate()["eval_loss"] < 10
+
+
+def test_predictions_under_sparse_prediction_have_the_shape_of_the_labels(tiny_config, tokenizer, tmp_path):
+    """What several processes gather for `compute_metrics` must have one shape; the labels are padded to one before."""
+    tiny_config.sparse_prediction = True
+    model = NeoBERTForMaskedLM(tiny_config)
+    rows = [
+        {"input_ids": ids}
+        for ids in tokenizer(["the quick brown fox jumps", "a dog sleeps by the sea"] * 4)["input_ids"]
+    ]
+    collator, seen = PackedMLMCollator(tokenizer, layout="padded", seed=0, mlm_probability=0.5), []
+    trainer = Trainer(
+        model,
+        arguments(tmp_path, per_device_eval_batch_size=4),
+        eval_dataset=rows,
+        data_collator=collator,
+        compute_metrics=lambda results: seen.append(results) or {},
+        preprocess_logits_for_metrics=predicted_tokens,
+    )
+    trainer.evaluate()
+    (predictions, labels), collator = (
+        seen[0],
+        PackedMLMCollator(tokenizer, layout="padded", seed=0, mlm_probability=0.5),
+    )
+    assert predictions.shape == labels.shape
+    model.config.sparse_prediction = False
+    for start in (0, 4):
+        batch = collator(rows[start : start + 4])
+        with torch.no_grad():
+            wanted = model(**batch).logits.argmax(-1).where(batch["labels"] != -100, -100)
+        found = torch.from_numpy(predictions[start : start + 4])[:, : wanted.shape[1]]
+        assert torch.equal(found, wanted)
+        padded = torch.nn.functional.pad(batch["labels"], (0, 3), value=-100)  # as Trainer pads to the longest process
+        logits = model(**batch).logits[batch["labels"] != -100]
+        assert torch.equal(predicted_tokens(logits, padded)[:, :-3], wanted)
