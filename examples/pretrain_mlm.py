@@ -79,7 +79,8 @@ def open_stream(data, training, tokenizer) -> tuple[PackedStream, dict]:
     tokens = corpus.stream().map(partial(tokenize, **options))
     tokens = tokens.filter(partial(has_text, num_special_tokens=tokenizer.num_special_tokens_to_add()))
     tokens = tokens.select_columns(["input_ids"]).repeat(None)
-    return PackedStream(tokens, training.row_tokens, seed=training.seed), corpus.source
+    num_rows = training.max_steps * training.rows_per_step  # a run that is resumed at its end has no row left
+    return PackedStream(tokens, training.row_tokens, seed=training.seed, num_rows=num_rows), corpus.source
 
 
 def train(data: CorpusArguments, training: PretrainingArguments):

@@ -10,6 +10,7 @@ when accelerate asks, and changes nothing else, so that the example's own path i
 import os
 import runpy
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -19,6 +20,12 @@ from accelerate.utils import DistributedType
 from torch.multiprocessing import start_processes
 
 NUM_PROCESSES = 2
+
+
+def on_two_processes(*arguments: str) -> None:
+    """Run this file with the arguments, to its end."""
+    done = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
 
 
 def use_fsdp2() -> None:

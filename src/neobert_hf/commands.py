@@ -66,6 +66,8 @@ class CommandParser(HfArgumentParser):
                     action.help = f"{action.help} ({limits})"
             elif kind := _enum(hints.get(action.dest)):
                 action.type, action.choices = str, [member.value for member in kind]
+                # argparse would take the name of a default that is an Enum and a str.
+                action.default = getattr(action.default, "value", action.default)
             elif action.type is str and action.default != "":
                 action.type = some_text
 

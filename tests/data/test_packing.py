@@ -360,3 +360,14 @@ def test_workers_draw_other_masks():
     for num_workers in (0, 2):
         rows = list(DataLoader(stream, batch_size=None, num_workers=num_workers))
         assert len(rows) == len({row["mask_seed"] for row in rows}) == 20
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_stream_ends_after_the_rows_that_were_asked_for(num_workers):
+    documents = datasets.IterableDataset.from_generator(documents_of, gen_kwargs={"lengths": [8] * 40})
+    everything = list(DataLoader(PackedStream(documents, 16, seed=3), batch_size=None, num_workers=num_workers))
+    for wanted in (1, 5, 20, 99):
+        stream = PackedStream(documents, 16, seed=3, num_rows=wanted)
+        assert list(DataLoader(stream, batch_size=None, num_workers=num_workers)) == everything[:wanted]
+    with pytest.raises(ValueError, match="num_rows=0 must be at least 1"):
+        PackedStream(documents, 16, num_rows=0)

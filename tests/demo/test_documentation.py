@@ -167,7 +167,7 @@ from neobert_hf.demo.documentation import collect_documentation
 print(len(collect_documentation(False, ["shop"], {str(tmp_path / "cache")!r})))
 """
     (tmp_path / "script.py").write_text(script)
-    environment = {**os.environ, "PYTHONPATH": str(Path(documentation.__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(documentation.__file__).parents[2])}
     done = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert done.stdout.split() == ["started", "4"], done.stderr
 

@@ -26,7 +26,7 @@ from neobert_hf import NeoBERTForMaskedLM, cli, sentence_transformer
 from neobert_hf.demo import cache, search
 from neobert_hf.demo.documentation import first_sentence
 from neobert_hf.demo.search import DocumentationIndex
-from neobert_hf.embeddings.models import memory
+from neobert_hf.embeddings import memory
 
 
 @pytest.fixture

@@ -16,14 +16,15 @@ pytest.importorskip(
 import train_contrastive
 from conftest import SENTENCE, run_main
 from datasets import Dataset, DatasetDict
+from launch import on_two_processes
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers.base.sampler import DefaultBatchSampler, NoDuplicatesBatchSampler
-from test_distributed import on_two_processes
 from torch.utils.data import ConcatDataset, RandomSampler
 from transformers import AutoTokenizer
 
 from neobert_hf import NeoBERTConfig, NeoBERTModel, sentence_transformer
 from neobert_hf.data.wordpiece import train_wordpiece
+from neobert_hf.embeddings import contrastive, training_sets
 from neobert_hf.embeddings.contrastive import (
     ContrastiveArguments,
     ContrastiveTrainingArguments,
@@ -35,7 +36,6 @@ from neobert_hf.embeddings.contrastive import (
     set_sampling,
 )
 from neobert_hf.embeddings.instructions import TRAINING_INSTRUCTIONS
-from neobert_hf.embeddings.models import contrastive, training_sets
 from neobert_hf.embeddings.training_sets import TRAINING_SETS, load_training_set, read_pairs
 from neobert_hf.pretraining.runs import lock_run
 

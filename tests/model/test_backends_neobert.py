@@ -28,7 +28,7 @@ from neobert_hf.model.attention_neobert import to_device
 from neobert_hf.model.backends_neobert import BACKENDS, Situation, attend, choose_backend
 from neobert_hf.model.layout_neobert import make_layout
 
-SOURCE = Path(attention_neobert.__file__).parent
+SOURCE = Path(attention_neobert.__file__).parents[1]
 STAND_INS = Path(__file__).parents[1].joinpath("stand_ins")
 FLASH = ("flash_attention_2", "flash_attention_3", "flash_attention_4")
 CAPABILITIES = {0: (7, 5), 1: (8, 0), 2: (9, 0), 3: (10, 0)}  # Turing, Ampere, Hopper, Blackwell
@@ -310,7 +310,7 @@ def flash_results(wide_checkpoint, inputs, tmp_path_factory):
     packed = inputs["packed"]
     tensors = {"packed": packed["input_ids"], "boundaries": packed["cu_seq_lens_q"]}
     save_file({**tensors, "padded": inputs["padded"]["input_ids"]}, folder / "inputs.safetensors")
-    path = os.pathsep.join(map(str, (STAND_INS, SOURCE.parent, Path(__file__).parents[1])))
+    path = os.pathsep.join(map(str, (STAND_INS, SOURCE.parent, *Path(__file__).parents[:2])))
     process = subprocess.run(
         [sys.executable, "-c", FLASH_SCRIPT, wide_checkpoint[1], folder / "inputs.safetensors", folder, *FLASH],
         capture_output=True,
@@ -457,7 +457,7 @@ with torch.no_grad():
 missing = [name for name, row in backends_neobert.BACKENDS.items() if not row.is_installed()]
 assert set(missing) >= {"torch_varlen", "flex_attention", "xformers", "flash_attention_2"}, missing
 """
-    path = os.pathsep.join(map(str, (SOURCE.parent, Path(__file__).parents[1])))
+    path = os.pathsep.join(map(str, (SOURCE.parent, *Path(__file__).parents[:2])))
     process = subprocess.run(
         [sys.executable, "-c", script, checkpoint],
         capture_output=True,

@@ -92,7 +92,7 @@ def test_a_saved_model_has_the_published_names_the_code_and_the_auto_map(checkpo
 
 @pytest.mark.compat
 def test_the_saved_code_is_the_code_of_the_package(saved):
-    package = Path(neobert_hf.__file__).parent
+    package = Path(neobert_hf.__file__).parent / "model"
     for name in CODE_FILES:
         assert (saved / name).read_bytes() == (package / name).read_bytes()
 
@@ -498,8 +498,8 @@ def test_a_hub_folder_can_be_built_again(hub_folder, saved):
 
 
 def test_the_shipped_files_import_only_one_another_torch_transformers_and_safetensors():
-    package = Path(neobert_hf.__file__).parent
-    assert {file.name for file in package.glob("*_neobert.py")} == CODE_FILES
+    package = Path(neobert_hf.__file__).parent / "model"
+    assert {file.name for file in package.glob("*.py")} == {*CODE_FILES, "__init__.py"}
     allowed = ("torch", "transformers", "safetensors", "xformers")
     for name in CODE_FILES:
         imports = re.findall(r"^\s*(?:from|import)\s+(\.?\w+)", (package / name).read_text(), re.MULTILINE)

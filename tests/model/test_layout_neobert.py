@@ -144,6 +144,23 @@ def test_a_mask_given_as_4d_or_additive_is_the_same_mask(model):
                 assert (logits - wanted).abs().max() < 1e-5 * wanted.abs().max()
 
 
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_an_additive_mask_fits_a_model_of_any_other_dtype(model, implementation):
+    """The lowest number of the one dtype may not exist in the other."""
+    ids, mask = random_ids(2, 10), torch.ones(2, 10, dtype=torch.bool)
+    mask[0, 6:] = False
+    model.set_attn_implementation(implementation)
+    for dtype, error in ((torch.float64, 1e-10), (torch.bfloat16, 0.05)):
+        model.to(dtype)
+        for mask_dtype in (torch.float16, torch.float32, torch.float64):
+            for lowest in (-torch.inf, torch.finfo(mask_dtype).min):
+                additive = torch.zeros(2, 1, 1, 10, dtype=mask_dtype).masked_fill(~mask[:, None, None], lowest)
+                with torch.no_grad():
+                    wanted = model(ids, attention_mask=mask).logits[mask]
+                    found = model(ids, attention_mask=additive).logits[mask]
+                assert (found - wanted).abs().max() <= error * wanted.abs().max()
+
+
 def test_an_additive_mask_may_leave_padding_rows_without_any_key(model):
     """As transformers builds 4-D masks: rows of padding see nothing, and must not turn the others into NaN."""
     ids, mask = random_ids(2, 10), torch.ones(2, 10, dtype=torch.bool)

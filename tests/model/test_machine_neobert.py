@@ -122,6 +122,6 @@ if __name__ == "__main__":
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="20 processes that are started anew take minutes; forks are quick")
 def test_twenty_processes_compute_the_same_bits():
     """What computes a product follows from the processor, not from a stopwatch."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(machine_neobert.__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(machine_neobert.__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=environment)
     assert done.stdout.split() == ["1"], done.stderr

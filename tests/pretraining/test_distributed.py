@@ -8,11 +8,13 @@ import sys
 import time
 from pathlib import Path
 
+import launch
 import pretrain_mlm
 import pytest
 import torch
 from accelerate import FullyShardedDataParallelPlugin
 from accelerate.utils import send_to_device
+from launch import on_two_processes
 from test_pretraining import command, corpus, losses_of, run  # noqa: F401 (corpus is a fixture)
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
@@ -26,14 +28,7 @@ from neobert_hf.model.modeling_neobert import Rotary
 from neobert_hf.pretraining.runs import lock_run
 from neobert_hf.pretraining.trainer import keep_float32
 
-LAUNCH = Path(__file__).parents[1].joinpath("launch.py")
 OPTIONS = dict(max_steps=20, save_steps=10)
-
-
-def on_two_processes(*arguments):
-    """The example on two processes of the CPU, to its end."""
-    done = subprocess.run([sys.executable, LAUNCH, *arguments], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +67,9 @@ def test_two_processes_follow_the_curve_of_one(corpus, alone, tmp_path, kind):  
 def test_all_processes_end_where_another_training_runs(corpus, tmp_path):  # noqa: F811
     with lock_run(tmp_path):
         options = command(corpus, tmp_path, max_steps=100_000)
-        done = subprocess.run([sys.executable, LAUNCH, pretrain_mlm.__file__, *options], capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, launch.__file__, pretrain_mlm.__file__, *options], capture_output=True, text=True
+        )
     assert done.returncode != 0
     assert done.stderr.count(f"another process writes to {tmp_path}; wait until it has ended") == 2
     assert not (tmp_path / "run.json").exists()

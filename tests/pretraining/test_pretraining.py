@@ -413,6 +413,17 @@ def test_a_run_killed_at_any_moment_goes_on_to_the_very_same_losses(corpus, tmp_
     assert resumed == whole
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_run_resumed_at_its_end_trains_no_further_step(corpus, tmp_path, streaming):
+    """Killed after its last checkpoint, before the model was saved."""
+    losses = run(corpus, tmp_path, streaming=streaming)
+    weights = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").unlink()
+    assert run(corpus, tmp_path, streaming=streaming, resume_from_checkpoint="last") == losses
+    assert (tmp_path / "model.safetensors").read_bytes() == weights
+    assert not (tmp_path / "checkpoint-13").exists()
+
+
 def test_a_stream_can_be_given_to_processes_that_load_data(corpus, tokenizer, tmp_path):
     """A DataLoader that spawns its workers pickles it."""
     data = CorpusArguments(train_files=[str(corpus / "train.jsonl")], streaming=True)

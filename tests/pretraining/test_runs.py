@@ -238,7 +238,7 @@ def test_checkpoints_without_optimizer_state_are_announced_and_refused(corpus, t
 
 
 def test_older_checkpoints_go_only_when_the_new_one_is_whole(corpus, tmp_path, monkeypatch):  # noqa: F811
-    from neobert_hf.pretraining.trainer import manifests
+    from neobert_hf.pretraining import manifests
 
     written, found = manifests.write_manifest, []
 

@@ -71,6 +71,8 @@ class PackedStream(IterableDataset):
         max_open_rows: How many rows wait for a document that fits; more pack tighter and mix the order more.
         seed: Give each row a `mask_seed` that follows from this and its number, so that masks are the same however often the
             stream is read; None leaves the masks to the collator's own generator.
+        num_rows: Number of rows of a whole run, those of all workers counted, in one pass; a later epoch has none. None ends with
+            the documents, in each epoch.
 
     Raises:
         ValueError: An argument is out of range; while iterating, a document is empty or above the budget.
@@ -85,14 +87,18 @@ class PackedStream(IterableDataset):
         long_documents: str = "error",
         max_open_rows: int = 32,
         seed: int | None = None,
+        num_rows: int | None = None,
     ):
+        if num_rows is not None and num_rows < 1:
+            raise ValueError(f"num_rows={num_rows} must be at least 1; None ends with the documents")
         if max_tokens < 1 or max_open_rows < 1:
             raise ValueError(f"max_tokens={max_tokens} and max_open_rows={max_open_rows} must be at least 1")
         if long_documents not in LONG_DOCUMENTS:
             raise ValueError(f"long_documents={long_documents!r} is not one of {', '.join(LONG_DOCUMENTS)}")
         self.documents = documents
         self.max_tokens, self.long_documents, self.max_open_rows = max_tokens, long_documents, max_open_rows
-        self.seed = seed
+        self.seed, self.most_rows = seed, num_rows
+        self._is_later_epoch = False
         self._resumed = False
         self._resumed_in_worker = False
         self._begin()
@@ -123,6 +129,8 @@ class PackedStream(IterableDataset):
             self._begin()
         self._resumed = False
         yield from self._give_out()
+        if self._is_done():
+            return
         for document in self._remaining_documents():
             for piece in self._pieces(document):
                 if (row := self._open.place(piece, len(piece))) is not None:
@@ -131,8 +139,64 @@ class PackedStream(IterableDataset):
             if hasattr(self.documents, "state_dict"):
                 self._source_state = self.documents.state_dict()
             yield from self._give_out()
+            if self._is_done():
+                return
         self._waiting += self._open.rest()
         yield from self._give_out()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Pass the epoch on to a stream that shuffles by it."""
+        if hasattr(self.documents, "set_epoch"):
+            self.documents.set_epoch(epoch)
+
+    def _remaining_documents(self):
+        worker = get_worker_info()
+        documents = iter(self.documents)
+        if worker is not None and not isinstance(self.documents, IterableDataset):
+            documents = islice(documents, worker.id, None, worker.num_workers)
+        if self._source_state is None and self.num_documents:
+            taken = sum(1 for _ in islice(documents, self.num_documents))
+            if taken < self.num_documents:
+                raise ValueError(
+                    f"the state has taken {self.num_documents} documents, but the stream ends after {taken}; "
+                    "it is not the stream that the state belongs to"
+                )
+        return documents
+
+    def _pieces(self, document):
+        ids = list(document["input_ids"] if isinstance(document, dict) else document)
+        number = self.num_documents
+        if not ids:
+            raise ValueError(f"document {number} of the stream holds no token; drop empty documents before packing")
+        if len(ids) <= self.max_tokens:
+            return [ids]
+        if self.long_documents == "error":
+            raise ValueError(
+                f"document {number} of the stream has {len(ids)} tokens, the budget of a row is {self.max_tokens}; raise "
+                "max_tokens, or choose long_documents='truncate' or 'chunk'"
+            )
+        if self.long_documents == "truncate":
+            self.num_truncated += 1
+            return [ids[: self.max_tokens]]
+        return [ids[start : start + self.max_tokens] for start in range(0, len(ids), self.max_tokens)]
+
+    def _give_out(self):
+        while self._waiting and not self._is_done():
+            row, number = self._waiting.pop(0), self._next_number()
+            self.num_rows += 1
+            self.num_tokens += sum(map(len, row))
+            seeds = {} if self.seed is None else {"mask_seed": _mask_seed(self.seed, number)}
+            yield _packed(row) | seeds
+
+    def _next_number(self):
+        """The number of the next row, among those of all workers."""
+        worker = get_worker_info()
+        share, num_shares = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        return self.num_rows * num_shares + share
+
+    def set_epoch(self, epoch: int) -> None:
+        """Trainer calls this before each pass. It counts a run of `num_rows` rows that is resumed at its end as a second one."""
+        self._is_later_epoch = epoch > 0
 
     def state_dict(self) -> dict:
         """Everything that the rest of the rows depends on, in plain Python types; take it between two rows.
@@ -178,55 +242,8 @@ class PackedStream(IterableDataset):
             self.documents.load_state_dict(self._source_state)
         self._resumed, self._resumed_in_worker = True, get_worker_info() is not None
 
-    def set_epoch(self, epoch: int) -> None:
-        """Pass the epoch on to a stream that shuffles by it."""
-        if hasattr(self.documents, "set_epoch"):
-            self.documents.set_epoch(epoch)
-
-    def _remaining_documents(self):
-        worker = get_worker_info()
-        documents = iter(self.documents)
-        if worker is not None and not isinstance(self.documents, IterableDataset):
-            documents = islice(documents, worker.id, None, worker.num_workers)
-        if self._source_state is None and self.num_documents:
-            taken = sum(1 for _ in islice(documents, self.num_documents))
-            if taken < self.num_documents:
-                raise ValueError(
-                    f"the state has taken {self.num_documents} documents, but the stream ends after {taken}; "
-                    "it is not the stream that the state belongs to"
-                )
-        return documents
-
-    def _pieces(self, document):
-        ids = list(document["input_ids"] if isinstance(document, dict) else document)
-        number = self.num_documents
-        if not ids:
-            raise ValueError(f"document {number} of the stream holds no token; drop empty documents before packing")
-        if len(ids) <= self.max_tokens:
-            return [ids]
-        if self.long_documents == "error":
-            raise ValueError(
-                f"document {number} of the stream has {len(ids)} tokens, the budget of a row is {self.max_tokens}; raise "
-                "max_tokens, or choose long_documents='truncate' or 'chunk'"
-            )
-        if self.long_documents == "truncate":
-            self.num_truncated += 1
-            return [ids[: self.max_tokens]]
-        return [ids[start : start + self.max_tokens] for start in range(0, len(ids), self.max_tokens)]
-
-    def _give_out(self):
-        while self._waiting:
-            row = self._waiting.pop(0)
-            self.num_rows += 1
-            self.num_tokens += sum(map(len, row))
-            seeds = {} if self.seed is None else {"mask_seed": _mask_seed(self.seed, self._row_number())}
-            yield _packed(row) | seeds
-
-    def _row_number(self):
-        """The number of the row that is given out, among those of all workers."""
-        worker = get_worker_info()
-        share, num_shares = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        return (self.num_rows - 1) * num_shares + share
+    def _is_done(self):
+        return self.most_rows is not None and (self._is_later_epoch or self._next_number() >= self.most_rows)
 
 
 def _packed(documents):

@@ -181,7 +181,7 @@ def _additive(mask, dtype):
     lowest = torch.finfo(dtype).min
     if mask.dtype == torch.bool:
         return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, lowest)
-    return mask.clamp(min=lowest).to(dtype)
+    return mask.clamp(min=max(lowest, torch.finfo(mask.dtype).min)).to(dtype)
 
 
 def attend_sdpa(q_THK, k_THK, v_THK, layout):
