@@ -145,7 +145,11 @@ class PackedStream(IterableDataset):
         yield from self._give_out()
 
     def set_epoch(self, epoch: int) -> None:
-        """Pass the epoch on to a stream that shuffles by it."""
+        """Pass the epoch on to a stream that shuffles by it; with `num_rows`, an epoch after the first has no rows.
+
+        Trainer calls this before each pass, and counts a run that is resumed at its end as a second one.
+        """
+        self._is_later_epoch = epoch > 0
         if hasattr(self.documents, "set_epoch"):
             self.documents.set_epoch(epoch)
 
@@ -193,10 +197,6 @@ class PackedStream(IterableDataset):
         worker = get_worker_info()
         share, num_shares = (0, 1) if worker is None else (worker.id, worker.num_workers)
         return self.num_rows * num_shares + share
-
-    def set_epoch(self, epoch: int) -> None:
-        """Trainer calls this before each pass. It counts a run of `num_rows` rows that is resumed at its end as a second one."""
-        self._is_later_epoch = epoch > 0
 
     def state_dict(self) -> dict:
         """Everything that the rest of the rows depends on, in plain Python types; take it between two rows.
