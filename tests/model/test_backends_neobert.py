@@ -26,7 +26,8 @@ from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.model import attention_neobert, backends_neobert
 from neobert_hf.model.attention_neobert import to_device
 from neobert_hf.model.backends_neobert import BACKENDS, Situation, attend, choose_backend
-from neobert_hf.model.layout_neobert import make_layout
+from neobert_hf.model.losses_neobert import find_label_indices
+from neobert_hf.model.plan_neobert import make_plan
 
 SOURCE = Path(attention_neobert.__file__).parents[1]
 STAND_INS = Path(__file__).parents[1].joinpath("stand_ins")
@@ -266,10 +267,10 @@ def test_the_mask_of_xformers_takes_the_boundaries_that_are_on_the_device_alread
     monkeypatch.setattr(attention_neobert, "BlockDiagonalMask", BlockDiagonalMask)
     monkeypatch.setattr(attention_neobert, "memory_efficient_attention", memory_efficient_attention)
     take_on_the_cpu(monkeypatch, "xformers")
-    layout = make_layout(
+    plan, _ = make_plan(
         torch.full((1, 7), 5), "xformers", vocab_size=10, cu_seq_lens=[torch.tensor([0, 3, 7])], dtype=FLOAT32
     )
-    assert layout.mask.q_seqinfo.seqstart is layout.mask.k_seqinfo.seqstart is layout.cu_seq_lens
+    assert plan.mask.q_seqinfo.seqstart is plan.mask.k_seqinfo.seqstart is plan.layout.cu_seq_lens
 
 
 FLASH_SCRIPT = """
@@ -350,10 +351,10 @@ def test_grouped_sdpa_needs_few_calls_for_many_sequences(grouped):
     lengths = torch.randint(1, 513, (300,), generator=torch.Generator().manual_seed(0)).tolist()
     q, k, v = torch.randn(3, sum(lengths), 2, 8)
     ids = torch.full((1, sum(lengths)), 5)
-    layout = make_layout(ids, "sdpa", vocab_size=10, cu_seq_lens=[torch.tensor([0, *lengths]).cumsum(0)])
-    attend(q, k, v, layout)
+    plan, _ = make_plan(ids, "sdpa", vocab_size=10, cu_seq_lens=[torch.tensor([0, *lengths]).cumsum(0)])
+    attend(q, k, v, plan)
     assert len(grouped) <= 1 + math.log2(512)
-    assert sum(count * length for count, length in layout.mask.shapes) < 2 * sum(lengths)
+    assert sum(count * length for count, length in plan.mask.shapes) < 2 * sum(lengths)
 
 
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=12), data=st.data())
@@ -364,11 +365,11 @@ def test_grouped_sdpa_is_sdpa_and_never_sees_other_documents(lengths, data):
     inputs = [torch.randn(sum(lengths), 2, 8, dtype=FLOAT64, generator=generator) for _ in range(3)]
     boundaries = torch.tensor([0, *lengths]).cumsum(0)
     ids = torch.full((1, sum(lengths)), 5)
-    layout = make_layout(ids, "sdpa", vocab_size=10, cu_seq_lens=[boundaries])
+    plan, _ = make_plan(ids, "sdpa", vocab_size=10, cu_seq_lens=[boundaries])
     results = []
-    for mask in (None, attention_neobert.group_by_length(layout)):
+    for mask in (None, attention_neobert.group_by_length(plan.layout)):
         leaves = [x.clone().requires_grad_() for x in inputs]
-        output, _ = attend(*leaves, layout._replace(mask=mask))
+        output, _ = attend(*leaves, plan._replace(mask=mask))
         output.cos().sum().backward()
         results.append((output.detach(), *(leaf.grad for leaf in leaves)))
     for alone, grouped in zip(*results):
@@ -377,7 +378,7 @@ def test_grouped_sdpa_is_sdpa_and_never_sees_other_documents(lengths, data):
     at = slice(boundaries[changed], boundaries[changed + 1])
     for x in inputs:
         x[at] += 1
-    other, _ = attend(*inputs, layout._replace(mask=mask))
+    other, _ = attend(*inputs, plan._replace(mask=mask))
     elsewhere = torch.ones(sum(lengths), dtype=torch.bool)
     elsewhere[at] = False
     assert torch.equal(other[elsewhere], results[1][0][elsewhere])
@@ -431,7 +432,8 @@ def test_every_copy_of_the_layout_is_made_by_the_one_function(monkeypatch):
     mask[0, 3:] = 0
     ids = torch.full((2, 5), 5)
     labels = ids.masked_fill(mask == 0, -100)
-    make_layout(ids, "auto", vocab_size=10, attention_mask=mask, labels=labels)
+    plan, on_host = make_plan(ids, "auto", vocab_size=10, attention_mask=mask, bring=labels != -100)
+    assert len(find_label_indices(plan.layout.flatten(labels), on_host, plan.layout)) == 8
     assert not careless
 
 

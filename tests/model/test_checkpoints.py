@@ -31,6 +31,7 @@ from neobert_hf.hub.verify import summarize, verify
 CODE_FILES = {
     "attention_neobert.py",
     "backends_neobert.py",
+    "blocks_neobert.py",
     "checkpoint_neobert.py",
     "configuration_neobert.py",
     "kernels_neobert.py",
@@ -38,6 +39,7 @@ CODE_FILES = {
     "losses_neobert.py",
     "machine_neobert.py",
     "modeling_neobert.py",
+    "plan_neobert.py",
 }
 
 

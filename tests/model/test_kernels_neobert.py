@@ -23,13 +23,14 @@ from neobert_hf.model.kernels_neobert import (
     RMSNorm,
     blocked_attention,
     choose_kernels,
+    normalize,
     product,
     rms_norm,
     runs_fast,
     split_and_rotate,
     split_and_rotate_fast,
 )
-from neobert_hf.model.layout_neobert import make_layout
+from neobert_hf.model.plan_neobert import make_plan
 
 DTYPES = [torch.bfloat16, torch.float32]
 NUM_TOKENS = (1, CHUNK_TOKENS, 2 * CHUNK_TOKENS + 7)  # less than a chunk, one, and a rest
@@ -426,7 +427,7 @@ def test_norm_is_rounded_once(dtype, num_tokens):
     wanted = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight.double()
     with torch.no_grad():
         actual = rms_norm(x, norm)
-        assert torch.equal(norm(x), actual)
+        assert torch.equal(normalize(norm, x, "torch"), actual) and torch.equal(normalize(norm, x, "plain"), norm(x))
     assert actual.dtype == dtype and torch.equal(x, before)
     # half a unit in the last place of bf16, and fp32 arithmetic before it
     times = 4 if dtype == torch.float32 else 0.5
@@ -439,7 +440,7 @@ def test_norm_is_rounded_once(dtype, num_tokens):
 @pytest.mark.parametrize("by_head", [True, False])
 def test_fast_rotation_is_the_plain_one(dtype, num_tokens, by_head):
     config = NeoBERTConfig(hidden_size=32, num_attention_heads=2, max_position_embeddings=num_tokens)
-    layout = make_layout(torch.full((1, num_tokens), 5), "sdpa", vocab_size=10)
+    layout = make_plan(torch.full((1, num_tokens), 5), "sdpa", vocab_size=10)[0].layout
     table, qkv = rotary_table(config, layout, dtype), torch.randn(num_tokens, 2, 3, 16, dtype=dtype)
     before = qkv.clone()
     fast = split_and_rotate_fast(qkv, torch.view_as_complex(table), by_head)

@@ -15,7 +15,8 @@ from transformers.utils import logging
 from neobert_hf import NeoBERTForMaskedLM, NeoBERTForQuestionAnswering, NeoBERTModel
 from neobert_hf.model import attention_neobert, layout_neobert
 from neobert_hf.model.backends_neobert import BACKENDS
-from neobert_hf.model.layout_neobert import make_layout
+from neobert_hf.model.layout_neobert import sequence_of_each_token
+from neobert_hf.model.plan_neobert import make_plan
 
 VOCAB = CONFIG["vocab_size"]
 some_examples = settings(max_examples=60, deadline=None, derandomize=True)
@@ -100,7 +101,8 @@ def test_tokens_never_see_other_documents(double_model, lengths, seed, data):
 def test_flatten_and_unflatten_are_inverse_on_real_tokens(mask, fill):
     values = torch.randn(*mask.shape, 3)
     for unpad in (True, False):
-        layout = make_layout(random_ids(*mask.shape), "auto", vocab_size=VOCAB, attention_mask=mask, unpad=unpad)
+        plan, _ = make_plan(random_ids(*mask.shape), "auto", vocab_size=VOCAB, attention_mask=mask, unpad=unpad)
+        layout = plan.layout
         restored = layout.unflatten(layout.flatten(values), fill=fill)
         assert torch.equal(restored[mask], values[mask])
         assert (restored[~mask] == fill).all()
@@ -299,7 +301,7 @@ def varlen(monkeypatch):
     """`torch_varlen` on the CPU: a kernel that reads the boundaries on the device, in plain operations that wait for nothing."""
 
     def varlen_attn(q, k, v, boundaries, _, max_q, max_k):
-        sequence_ids = attention_neobert.sequence_of_each_token(boundaries, len(q))
+        sequence_ids = sequence_of_each_token(boundaries, len(q))
         is_same = sequence_ids[:, None] == sequence_ids
         q, k, v = (x.transpose(0, 1) for x in (q, k, v))
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=is_same).transpose(0, 1)

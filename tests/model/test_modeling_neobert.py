@@ -149,8 +149,8 @@ def test_gradient_checkpointing_makes_the_layout_once(model, batch, monkeypatch)
     from neobert_hf.model import modeling_neobert
 
     made = []
-    make = modeling_neobert.make_layout
-    monkeypatch.setattr(modeling_neobert, "make_layout", lambda *a, **k: made.append(1) or make(*a, **k))
+    make = modeling_neobert.make_plan
+    monkeypatch.setattr(modeling_neobert, "make_plan", lambda *a, **k: made.append(1) or make(*a, **k))
     model.train().gradient_checkpointing_enable({"use_reentrant": False})
     model(**batch["padded"]).loss.backward()
     assert len(made) == 1

@@ -22,9 +22,8 @@ from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForMaskedLM
 
 from neobert_hf import NeoBERTForMaskedLM
-from neobert_hf.model import modeling_neobert
+from neobert_hf.model.blocks_neobert import Rotary
 from neobert_hf.model.kernels_neobert import split_and_rotate
-from neobert_hf.model.modeling_neobert import Rotary
 from neobert_hf.pretraining.runs import lock_run
 from neobert_hf.pretraining.trainer import keep_float32
 
@@ -96,7 +95,7 @@ def test_fsdp2_in_bf16_keeps_in_float32_what_autocast_keeps(tiny_config, mesh, m
         rotated_in.append(rotary.dtype)
         return split_and_rotate(qkv, rotary, *others)
 
-    monkeypatch.setattr(modeling_neobert, "split_and_rotate", watch)
+    monkeypatch.setattr(blocks_neobert, "split_and_rotate", watch)
     tiny_config.sparse_prediction = True
     ids = torch.randint(5, 96, (1, 64), generator=torch.Generator().manual_seed(0))
     losses, gradients = [], []

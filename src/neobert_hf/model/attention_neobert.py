@@ -1,4 +1,4 @@
-"""Rotary positions, and every way to compute attention; `backends_neobert.py` says which of them runs.
+"""The plan of a forward, rotary positions, and every way to compute attention; `backends_neobert.py` says which of them runs.
 
 Axes: `B` rows, `L` columns of the input; `T` tokens on the flat axis that the blocks see; `N` sequences; `H` heads;
 `K` head width. A token tensor is always `(T, ...)`: in a packed layout T counts real tokens only, in a dense layout
@@ -17,6 +17,7 @@ from transformers import AttentionInterface
 from transformers import utils as transformers_utils
 
 from .kernels_neobert import SHORTEST_BLOCKED, blocked_attention
+from .layout_neobert import SequenceLayout, to_device
 
 try:
     from torch.nn.attention.varlen import varlen_attn
@@ -33,74 +34,20 @@ except ImportError:
     memory_efficient_attention = BlockDiagonalMask = None
 
 
-class SequenceLayout(NamedTuple):
-    """Where sequences begin and end on the flat token axis; made once per forward, read by attention and the heads.
+class ForwardPlan(NamedTuple):
+    """What one forward computes with; decided once by `make_plan`, read by every block and by the heads.
 
     Attributes:
-        backend: Name of the attention implementation that runs.
-        shape: (B, L) of the input.
-        position_ids: (T,) int64, the position that RoPE gives each token.
-        first_tokens: (N,) int64, index on the flat axis of each sequence's first real token.
-        cu_seq_lens: (N + 1,) int32 boundaries of a packed layout; None in a dense layout.
-        lengths: N sequence lengths of a packed layout, on the host; None in a dense layout and under tracing.
-        max_length: The longest of `lengths`.
-        indices: (T,) int64, place of each packed token in the flattened (B * L) input; None if every place is kept.
-        is_real: (B, L) bool, True at tokens that are not padding, in a dense layout with a padding mask; else None.
-        documents: (B, L) int64 in a dense layout of packed rows: tokens attend where it is equal; else None.
+        layout: Where the sequences are.
+        backend: Name of the attention that runs.
         mask: What the backend takes as a mask: a tensor that broadcasts to (B, H, L, L), a mask object of its own, or None.
-        labelled: (M,) int64, places on the flat axis that have a label; None without labels and under tracing.
-        kernels: Which kernels run outside of attention: what `choose_kernels` named.
+        kernels: Which kernels run outside of attention: what `choose_kernels` named, or "plain".
     """
 
+    layout: SequenceLayout
     backend: str
-    shape: tuple[int, int]
-    position_ids: torch.Tensor
-    first_tokens: torch.Tensor
-    cu_seq_lens: torch.Tensor | None = None
-    lengths: tuple[int, ...] | None = None
-    max_length: int | None = None
-    indices: torch.Tensor | None = None
-    is_real: torch.Tensor | None = None
-    documents: torch.Tensor | None = None
     mask: Any = None
-    labelled: torch.Tensor | None = None
     kernels: str = "plain"
-
-    @property
-    def is_packed(self) -> bool:
-        """Whether the flat axis holds real tokens only."""
-        return self.cu_seq_lens is not None
-
-    def flatten(self, x_BL: torch.Tensor, fill: float | None = None) -> torch.Tensor:
-        """Bring (B, L, ...) to (T, ...); with `fill`, padding that a dense layout keeps gets this value."""
-        if fill is not None and self.is_real is not None:
-            x_BL = x_BL.masked_fill(~self.is_real, fill)
-        x_T = x_BL.flatten(0, 1)
-        return x_T if self.indices is None else x_T[self.indices]
-
-    def unflatten(self, x_T: torch.Tensor, fill: float = 0.0) -> torch.Tensor:
-        """Bring (T, ...) back to (B, L, ...); padding gets `fill`."""
-        if self.indices is not None:
-            flat = x_T.new_full((self.shape[0] * self.shape[1], *x_T.shape[1:]), fill)
-            x_T = flat.index_copy(0, self.indices, x_T)
-        x_BL = x_T.unflatten(0, self.shape)
-        if self.is_real is not None:
-            x_BL = x_BL.masked_fill(~self.is_real.view(*self.shape, *[1] * (x_BL.ndim - 2)), fill)
-        return x_BL
-
-    def sequence_ids(self) -> torch.Tensor:
-        """(T,) int64, a number for each token that two tokens share when they belong to the same sequence."""
-        if self.is_packed:
-            return sequence_of_each_token(self.cu_seq_lens, len(self.position_ids))
-        rows = torch.arange(self.shape[0], device=self.position_ids.device)[:, None]
-        within_row = torch.zeros_like(rows) if self.documents is None else self.documents
-        return (rows * self.shape[1] + within_row).expand(self.shape).flatten()
-
-
-def sequence_of_each_token(cu_seq_lens: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    """(T,) int64, the number of the sequence between whose boundaries each token lies; waits for no value."""
-    tokens = torch.arange(num_tokens, device=cu_seq_lens.device)
-    return torch.bucketize(tokens, cu_seq_lens[1:].long(), right=True)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -166,12 +113,12 @@ def _split_rows(x_THK, layout):
     return x_THK.unflatten(0, layout.shape).transpose(1, 2)
 
 
-def attend_eager(q_THK, k_THK, v_THK, layout):
+def attend_eager(q_THK, k_THK, v_THK, plan):
     """Plain operations, dense, with the probabilities."""
-    q, k, v = (_split_rows(x, layout) for x in (q_THK, k_THK, v_THK))
+    q, k, v = (_split_rows(x, plan.layout) for x in (q_THK, k_THK, v_THK))
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-    if layout.mask is not None:
-        scores = scores + _additive(layout.mask, scores.dtype)
+    if plan.mask is not None:
+        scores = scores + _additive(plan.mask, scores.dtype)
     weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
     return (weights @ v).transpose(1, 2).flatten(0, 1), weights
 
@@ -184,21 +131,30 @@ def _additive(mask, dtype):
     return mask.clamp(min=max(lowest, torch.finfo(mask.dtype).min)).to(dtype)
 
 
-def attend_sdpa(q_THK, k_THK, v_THK, layout):
+def attend_sdpa(q_THK, k_THK, v_THK, plan):
     """PyTorch's own attention: dense with a mask, or packed."""
-    if not layout.is_packed:
-        mask = layout.mask
+    if not plan.layout.is_packed:
+        mask = plan.mask
         mask = mask if mask is None or mask.dtype == torch.bool else mask.to(q_THK.dtype)
-        q, k, v = (_split_rows(x, layout) for x in (q_THK, k_THK, v_THK))
+        q, k, v = (_split_rows(x, plan.layout) for x in (q_THK, k_THK, v_THK))
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(0, 1), None
-    if layout.mask is not None:
-        return _attend_groups(q_THK, k_THK, v_THK, layout.mask), None
-    if len(set(layout.lengths)) == 1:  # sequences of one length are a batch
-        q, k, v = (x.unflatten(0, (-1, layout.lengths[0])).transpose(1, 2) for x in (q_THK, k_THK, v_THK))
+    if plan.mask is not None:
+        return _attend_groups(q_THK, k_THK, v_THK, plan.mask), None
+    if len(set(plan.layout.lengths)) == 1:  # sequences of one length are a batch
+        q, k, v = (x.unflatten(0, (-1, plan.layout.lengths[0])).transpose(1, 2) for x in (q_THK, k_THK, v_THK))
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(0, 1), None
-    sequences = zip(*(x.transpose(0, 1).split(layout.lengths, dim=1) for x in (q_THK, k_THK, v_THK)))
+    sequences = zip(*(x.transpose(0, 1).split(plan.layout.lengths, dim=1) for x in (q_THK, k_THK, v_THK)))
     outputs = [F.scaled_dot_product_attention(q[None], k[None], v[None])[0] for q, k, v in sequences]
     return torch.cat(outputs, dim=1).transpose(0, 1), None
+
+
+def make_dense_mask(layout, mask_4d=None):
+    """Which tokens of a dense layout may attend to which, for the shape (B, H, L, L); None where all may."""
+    if layout.documents is not None:
+        return layout.documents[:, None, :, None] == layout.documents[:, None, None, :]
+    if layout.is_real is not None:
+        return layout.is_real[:, None, None, :]
+    return mask_4d if mask_4d is None or mask_4d.is_floating_point() else mask_4d.bool()
 
 
 class LengthGroups(NamedTuple):
@@ -256,22 +212,22 @@ def _attend_groups(q_THK, k_THK, v_THK, groups):
     return torch.cat(outputs).index_select(0, groups.places)
 
 
-def attend_blocked(q_THK, k_THK, v_THK, layout):
+def attend_blocked(q_THK, k_THK, v_THK, plan):
     """Attention in blocks, for inference on a CPU."""
-    if layout.max_length < SHORTEST_BLOCKED[q_THK.dtype]:
-        return attend_sdpa(q_THK, k_THK, v_THK, layout)
-    return blocked_attention(q_THK, k_THK, v_THK, layout.lengths), None
+    if plan.layout.max_length < SHORTEST_BLOCKED[q_THK.dtype]:
+        return attend_sdpa(q_THK, k_THK, v_THK, plan)
+    return blocked_attention(q_THK, k_THK, v_THK, plan.layout.lengths), None
 
 
-def attend_varlen(q_THK, k_THK, v_THK, layout):
+def attend_varlen(q_THK, k_THK, v_THK, plan):
     """PyTorch's FlashAttention for sequences of unlike length."""
-    boundaries, longest = layout.cu_seq_lens, layout.max_length
+    boundaries, longest = plan.layout.cu_seq_lens, plan.layout.max_length
     return varlen_attn(q_THK, k_THK, v_THK.contiguous(), boundaries, boundaries, longest, longest), None
 
 
-def attend_xformers(q_THK, k_THK, v_THK, layout):
+def attend_xformers(q_THK, k_THK, v_THK, plan):
     """xformers with its block-diagonal mask."""
-    return memory_efficient_attention(q_THK[None], k_THK[None], v_THK[None], attn_bias=layout.mask)[0], None
+    return memory_efficient_attention(q_THK[None], k_THK[None], v_THK[None], attn_bias=plan.mask)[0], None
 
 
 class _Caller(nn.Module):
@@ -289,13 +245,13 @@ class _Caller(nn.Module):
 _caller = lru_cache(_Caller)
 
 
-def attend_registry(q_THK, k_THK, v_THK, layout):
+def attend_registry(q_THK, k_THK, v_THK, plan):
     """FlashAttention 2, 3 and 4, flex attention and Hub kernels, packed; functions that users registered, dense."""
-    caller, attention = _caller(layout.backend), AttentionInterface()[layout.backend]
+    caller, attention = _caller(plan.backend), AttentionInterface()[plan.backend]
     options = dict(scaling=q_THK.shape[-1] ** -0.5, dropout=0.0, is_causal=False)
-    if not layout.is_packed:
-        mask = None if layout.mask is None else _additive(layout.mask, q_THK.dtype)
-        q, k, v = (_split_rows(x, layout) for x in (q_THK, k_THK, v_THK))
+    if not plan.layout.is_packed:
+        mask = None if plan.mask is None else _additive(plan.mask, q_THK.dtype)
+        q, k, v = (_split_rows(x, plan.layout) for x in (q_THK, k_THK, v_THK))
         return attention(caller, q, k, v, mask, **options)[0].flatten(0, 1), None
     q, k, v = (x.transpose(0, 1)[None] for x in (q_THK, k_THK, v_THK))
     output, _ = attention(
@@ -303,24 +259,24 @@ def attend_registry(q_THK, k_THK, v_THK, layout):
         q,
         k,
         v,
-        layout.mask,
+        plan.mask,
         **options,
-        cu_seq_lens_q=layout.cu_seq_lens,
-        cu_seq_lens_k=layout.cu_seq_lens,
-        max_length_q=layout.max_length,
-        max_length_k=layout.max_length,
+        cu_seq_lens_q=plan.layout.cu_seq_lens,
+        cu_seq_lens_k=plan.layout.cu_seq_lens,
+        max_length_q=plan.layout.max_length,
+        max_length_k=plan.layout.max_length,
     )
     return output[0], None
 
 
-def attend_flex(q_THK, k_THK, v_THK, layout):
+def attend_flex(q_THK, k_THK, v_THK, plan):
     """Flex attention, compiled but on a CPU."""
     if q_THK.device.type != "cpu":
-        return attend_registry(q_THK, k_THK, v_THK, layout)
+        return attend_registry(q_THK, k_THK, v_THK, plan)
     # On a CPU the compiled form (torch 2.13) fails to build for a second sequence length. Neither form has a backward there.
     set_stance = getattr(torch.compiler, "set_stance", None)  # torch < 2.6
     with set_stance("force_eager") if set_stance else nullcontext():
-        return attend_registry(q_THK, k_THK, v_THK, layout)
+        return attend_registry(q_THK, k_THK, v_THK, plan)
 
 
 def make_flex_mask(layout):
@@ -342,17 +298,6 @@ def make_xformers_mask(layout):
     mask = BlockDiagonalMask.from_seqlens(layout.lengths, device=torch.device("cpu"))
     mask.q_seqinfo.seqstart = mask.k_seqinfo.seqstart = layout.cu_seq_lens
     return mask
-
-
-def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy a tensor of the host to `device`, without waiting where that is safe.
-
-    Towards CUDA the copy starts from pinned memory, which torch keeps until the copy is done. Elsewhere memory that is freed
-    too early can arrive as garbage (pytorch issues 139550 and 189690), so there the copy waits.
-    """
-    if device.type == "cuda":
-        return host.pin_memory().to(device, non_blocking=True)
-    return host.to(device)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

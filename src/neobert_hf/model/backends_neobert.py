@@ -8,7 +8,7 @@ import torch
 from transformers.utils import logging
 
 from .attention_neobert import (
-    SequenceLayout,
+    ForwardPlan,
     attend_blocked,
     attend_eager,
     attend_flex,
@@ -30,21 +30,21 @@ logger = logging.get_logger(__name__)
 
 
 def attend(
-    q_THK: torch.Tensor, k_THK: torch.Tensor, v_THK: torch.Tensor, layout: SequenceLayout
+    q_THK: torch.Tensor, k_THK: torch.Tensor, v_THK: torch.Tensor, plan: ForwardPlan
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Attention within each sequence, in both directions: softmax(q k^T / sqrt(K)) v.
 
     Returns:
         (T, H, K), and the probabilities (B, H, L, L) if the backend is eager, else None.
     """
-    return find_backend(layout.backend).attend(q_THK, k_THK, v_THK, layout)
+    return find_backend(plan.backend).attend(q_THK, k_THK, v_THK, plan)
 
 
 class Backend(NamedTuple):
     """A row of the table: what runs, on what, and whether it is there. An empty field sets no limit.
 
     Attributes:
-        attend: From queries, keys, values (T, H, K) and a layout to the attended values, and the probabilities or None.
+        attend: From queries, keys, values (T, H, K) and a plan to the attended values, and the probabilities or None.
         layouts: "packed", "dense" or both.
         devices: Types of device.
         capabilities: For each dtype the lowest and the highest CUDA capability; no other dtype is computed.
@@ -165,6 +165,20 @@ def check_installed(implementation: str) -> None:
     backend = find_backend(implementation)
     if not backend.is_installed():
         raise ImportError(f"attn_implementation={implementation!r} is not installed; {backend.remedy}")
+
+
+def is_ours(implementation: str) -> bool:
+    """Whether it is a row of the table that transformers does not know."""
+    return implementation in BACKENDS and not find_backend(implementation).is_of_transformers
+
+
+def explain_missing(implementation: str, error: Exception) -> str:
+    """What transformers says of an implementation that it cannot load, and the ways out."""
+    remedy = find_backend(implementation).remedy or "install what it names"
+    return (
+        f"attn_implementation={implementation!r} cannot run here: {error} Remedy: {remedy}; choose "
+        f"{', '.join(map(repr, BACKENDS))}; or leave it out to take the best attention that is installed"
+    )
 
 
 def attention_dtype(weight: torch.Tensor) -> torch.dtype:

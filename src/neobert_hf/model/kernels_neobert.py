@@ -246,11 +246,16 @@ class RMSNorm(nn.RMSNorm):
     """RMSNorm that returns the dtype of its weight, so that an fp32 residual stream can feed fp16 products."""
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
-        """x / sqrt(mean(x^2) + eps) * weight; the fast path rounds once, at the end."""
-        if runs_fast(x_TD, self):
-            return rms_norm(x_TD, self)
+        """x / sqrt(mean(x^2) + eps) * weight."""
         weight = self.weight.to(x_TD.dtype)
         return F.rms_norm(x_TD, self.normalized_shape, weight, self.eps).to(self.weight.dtype)
+
+
+def normalize(norm: nn.Module, x_TD: torch.Tensor, kernels: str) -> torch.Tensor:
+    """norm(x); by the fast kernels where they are chosen and nobody watches the call."""
+    if kernels == "plain" or type(norm) is not RMSNorm or is_hooked(norm):
+        return norm(x_TD)
+    return rms_norm(x_TD, norm)
 
 
 _scalar = lru_cache(torch.tensor)  # making a tensor of one number takes as long as the arithmetic on it

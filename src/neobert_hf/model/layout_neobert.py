@@ -2,123 +2,171 @@
 
 A batch comes as padded rows with a mask, as documents packed into a row with `cu_seq_lens`, or as rows whose
 `position_ids` restart. All of them become a `SequenceLayout`: packed where values may be looked at, so that padding costs
-nothing, and dense with a mask under tracing and where the caller wants it.
+nothing, and dense under tracing and where the caller wants it.
+
+Axes: `B` rows, `L` columns of the input; `T` tokens on the flat axis; `N` sequences.
 """
+
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from .attention_neobert import SequenceLayout, sequence_of_each_token, to_device
-from .backends_neobert import Situation, choose_backend, find_backend, runs_packed
-from .kernels_neobert import is_tracing
-from .losses_neobert import IGNORE_INDEX, check_labels
+
+class SequenceLayout(NamedTuple):
+    """Where sequences begin and end on the flat token axis; made once for each forward.
+
+    Attributes:
+        shape: (B, L) of the input.
+        position_ids: (T,) int64, the position that RoPE gives each token.
+        first_tokens: (N,) int64, index on the flat axis of each sequence's first real token.
+        cu_seq_lens: (N + 1,) int32 boundaries of a packed layout; None in a dense layout.
+        lengths: N sequence lengths of a packed layout, on the host; None in a dense layout and under tracing.
+        max_length: The longest of `lengths`.
+        indices: (T,) int64, place of each packed token in the flattened (B * L) input; None if every place is kept.
+        is_real: (B, L) bool, True at tokens that are not padding, in a dense layout with a padding mask; else None.
+        documents: (B, L) int64 in a dense layout of packed rows: tokens attend where it is equal; else None.
+    """
+
+    shape: tuple[int, int]
+    position_ids: torch.Tensor
+    first_tokens: torch.Tensor
+    cu_seq_lens: torch.Tensor | None = None
+    lengths: tuple[int, ...] | None = None
+    max_length: int | None = None
+    indices: torch.Tensor | None = None
+    is_real: torch.Tensor | None = None
+    documents: torch.Tensor | None = None
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the flat axis holds real tokens only."""
+        return self.cu_seq_lens is not None
+
+    def flatten(self, x_BL: torch.Tensor, fill: float | None = None) -> torch.Tensor:
+        """Bring (B, L, ...) to (T, ...); with `fill`, padding that a dense layout keeps gets this value."""
+        if fill is not None and self.is_real is not None:
+            x_BL = x_BL.masked_fill(~self.is_real, fill)
+        x_T = x_BL.flatten(0, 1)
+        return x_T if self.indices is None else x_T[self.indices]
+
+    def unflatten(self, x_T: torch.Tensor, fill: float = 0.0) -> torch.Tensor:
+        """Bring (T, ...) back to (B, L, ...); padding gets `fill`."""
+        if self.indices is not None:
+            flat = x_T.new_full((self.shape[0] * self.shape[1], *x_T.shape[1:]), fill)
+            x_T = flat.index_copy(0, self.indices, x_T)
+        x_BL = x_T.unflatten(0, self.shape)
+        if self.is_real is not None:
+            x_BL = x_BL.masked_fill(~self.is_real.view(*self.shape, *[1] * (x_BL.ndim - 2)), fill)
+        return x_BL
+
+    def sequence_ids(self) -> torch.Tensor:
+        """(T,) int64, a number for each token that two tokens share when they belong to the same sequence."""
+        if self.is_packed:
+            return sequence_of_each_token(self.cu_seq_lens, len(self.position_ids))
+        rows = torch.arange(self.shape[0], device=self.position_ids.device)[:, None]
+        within_row = torch.zeros_like(rows) if self.documents is None else self.documents
+        return (rows * self.shape[1] + within_row).expand(self.shape).flatten()
+
+
+class OnHost(NamedTuple):
+    """What was copied to the host; both None where no value was looked at.
+
+    Attributes:
+        is_real: (B, L) bool, True at tokens that are not padding; None without a padding mask.
+        brought: (B, L) bool, what the caller wanted with the same copy.
+    """
+
+    is_real: torch.Tensor | None = None
+    brought: torch.Tensor | None = None
+
+
+def sequence_of_each_token(cu_seq_lens: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    """(T,) int64, the number of the sequence between whose boundaries each token lies; waits for no value."""
+    tokens = torch.arange(num_tokens, device=cu_seq_lens.device)
+    return torch.bucketize(tokens, cu_seq_lens[1:].long(), right=True)
+
+
+def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy a tensor of the host to `device`, without waiting where that is safe.
+
+    Towards CUDA the copy starts from pinned memory, which torch keeps until the copy is done. Elsewhere memory that is freed
+    too early can arrive as garbage (pytorch issues 139550 and 189690), so there the copy waits.
+    """
+    if device.type == "cuda":
+        return host.pin_memory().to(device, non_blocking=True)
+    return host.to(device)
 
 
 def make_layout(
     tokens: torch.Tensor,
-    implementation: str,
     *,
     vocab_size: int,
     attention_mask: torch.Tensor | None = None,
     position_ids: torch.Tensor | None = None,
     cu_seq_lens: list[torch.Tensor] | tuple[torch.Tensor, ...] = (),
     max_length: int | None = None,
-    trust_boundaries: bool = False,
-    labels: torch.Tensor | None = None,
-    unpad: bool = True,
-    need_weights: bool = False,
-    dtype: torch.dtype = torch.float32,
-    head_dim: int = 64,
-    is_fast: bool = False,
-) -> SequenceLayout:
+    bring: torch.Tensor | None = None,
+    is_packed: bool = True,
+    may_look: bool = True,
+) -> tuple[SequenceLayout, OnHost]:
     """Turn whatever describes the sequences into one layout, with one copy from device to host at most.
-
-    Without any copy while tracing, and for trusted boundaries where attention reads them on the device.
 
     Args:
         tokens: (B, L) input ids, or (B, L, D) embeddings.
-        implementation: The requested attention implementation, or "auto".
         vocab_size: Input ids must be below this.
-        attention_mask: (B, L) with 0 at padding, any side, holes too; or 4-D, broadcastable to (B, H, L, L).
+        attention_mask: (B, L) with 0 at padding, any side, holes too; or 4-D, which says nothing of sequences.
         position_ids: (B, L), (1, L) or (L,). Without an attention mask, every 0 begins a new sequence.
         cu_seq_lens: (N + 1,) boundaries of the sequences in a single packed row, under every name they were given.
         max_length: Length of the longest sequence; only checked, but needed where no value is looked at.
-        trust_boundaries: The caller says that ids, `cu_seq_lens` and `max_length` are right; no value needs a look.
-        labels: (B, L) labels of tokens, for `labelled`; none but -100 may stand at padding.
-        unpad: False keeps padding in the computation.
-        need_weights: Attention probabilities are wanted, which only the eager backend has.
-        dtype: The dtype in which attention will run; it limits the choice of backends.
-        head_dim: Width of a head; it limits the choice of backends.
-        is_fast: What `runs_fast` says of the weights; it limits the choice of backends.
+        bring: (B, L) bool that the caller needs on the host; it comes with the same copy.
+        is_packed: Take padding out of the computation; False keeps it.
+        may_look: Look at values and check them. Without, a packed layout needs `cu_seq_lens` and `max_length`.
 
     Raises:
         ValueError: Values or shapes contradict each other; the message names both and the way out.
-        ImportError: The requested backend is not installed.
     """
     shape, device = tuple(tokens.shape[:2]), tokens.device
     first_cu_seq_lens = cu_seq_lens[0] if cu_seq_lens else None
-    _check_shapes(shape, attention_mask, position_ids, first_cu_seq_lens, labels)
+    _check_shapes(shape, attention_mask, position_ids, first_cu_seq_lens)
     if position_ids is not None:
         position_ids = position_ids.expand(shape)
-    padding_mask = mask_4d = None
-    if attention_mask is not None and attention_mask.ndim == 4:
-        mask_4d = attention_mask
-    elif attention_mask is not None:
-        padding_mask = attention_mask != 0
-
-    may_look = not is_tracing(tokens)
-    may_pack = unpad and mask_4d is None and not need_weights and runs_packed(implementation)
-    situation = Situation(device, dtype, head_dim, is_packed=True, is_fast=is_fast)
-    if cu_seq_lens and may_pack and (trust_boundaries or not may_look):
-        backend = choose_backend(implementation, situation)
-        if find_backend(backend).reads_boundaries:
+    is_real = attention_mask != 0 if attention_mask is not None and attention_mask.ndim == 2 else None
+    has_4d_mask = attention_mask is not None and is_real is None
+    if not may_look:
+        if is_packed:
             if max_length is None:
                 raise ValueError(
                     "max_length_q is missing; where no value of cu_seq_lens is looked at, while compiling and with "
                     "trust_boundaries, give it as a whole number"
                 )
-            return _packed_layout(backend, shape, device, position_ids, first_cu_seq_lens.int(), max_length)
+            return _packed_layout(shape, device, position_ids, first_cu_seq_lens.int(), max_length), OnHost()
+        return _dense_layout(shape, device, has_4d_mask, is_real, position_ids, first_cu_seq_lens), OnHost()
 
-    may_pack = may_pack and may_look
-    backend = choose_backend(implementation, situation._replace(is_packed=may_pack), need_weights)
-    if not may_look:
-        return _dense_layout(backend, shape, device, mask_4d, padding_mask, position_ids, first_cu_seq_lens)
-    boundaries, padding_mask_host, is_label = _look_at_values(
-        tokens, vocab_size, attention_mask, position_ids, cu_seq_lens, max_length, labels
+    boundaries, on_host = _look_at_values(
+        tokens, vocab_size, attention_mask, position_ids, cu_seq_lens, max_length, bring
     )
-    if padding_mask is not None and padding_mask_host.all():
-        padding_mask_host = None
-    if may_pack:
-        lengths = tuple(boundaries.diff().tolist())
-        boundaries = to_device(boundaries.int(), device)
-        layout = _packed_layout(
-            backend, shape, device, position_ids, boundaries, max(lengths), lengths, padding_mask_host
-        )
-    else:
-        layout = _dense_layout(
-            backend, shape, device, mask_4d, padding_mask, position_ids, first_cu_seq_lens, boundaries
-        )
-    if is_label is None:
-        return layout
-    is_label = is_label.flatten() if layout.indices is None else is_label[padding_mask_host]
-    return layout._replace(labelled=to_device(is_label.nonzero().flatten(), device))
+    if not is_packed:
+        layout = _dense_layout(shape, device, has_4d_mask, is_real, position_ids, first_cu_seq_lens, boundaries)
+        return layout, on_host
+    lengths, boundaries = tuple(boundaries.diff().tolist()), to_device(boundaries.int(), device)
+    return _packed_layout(shape, device, position_ids, boundaries, max(lengths), lengths, on_host.is_real), on_host
 
 
-def _packed_layout(backend, shape, device, position_ids, cu_seq_lens, max_length, lengths=None, padding_mask_host=None):
-    """Put real tokens one after the other; `padding_mask_host` is None if all of them are real."""
+def _packed_layout(shape, device, position_ids, cu_seq_lens, max_length, lengths=None, is_real_on_host=None):
+    """Put real tokens one after the other."""
     indices = None
-    if padding_mask_host is not None:
-        columns = torch.arange(shape[1]) - padding_mask_host.long().argmax(-1)[:, None]
+    if is_real_on_host is not None and not is_real_on_host.all():
+        columns = torch.arange(shape[1]) - is_real_on_host.long().argmax(-1)[:, None]
         position_ids = to_device(columns, device) if position_ids is None else position_ids
-        indices = to_device(padding_mask_host.flatten().nonzero().flatten(), device)
+        indices = to_device(is_real_on_host.flatten().nonzero().flatten(), device)
     if position_ids is not None:
         position_ids = position_ids.reshape(-1)
         position_ids = position_ids if indices is None else position_ids[indices]
     else:
         tokens = torch.arange(shape[0] * shape[1], device=device)
         position_ids = tokens - cu_seq_lens[sequence_of_each_token(cu_seq_lens, len(tokens))].long()
-    layout = SequenceLayout(
-        backend=backend,
+    return SequenceLayout(
         shape=shape,
         position_ids=position_ids,
         first_tokens=cu_seq_lens[:-1].long(),
@@ -127,12 +175,10 @@ def _packed_layout(backend, shape, device, position_ids, cu_seq_lens, max_length
         max_length=max_length,
         indices=indices,
     )
-    make_mask = find_backend(backend).make_mask
-    return layout._replace(mask=make_mask(layout)) if make_mask else layout
 
 
-def _dense_layout(backend, shape, device, mask_4d, is_real, position_ids, cu_seq_lens, boundaries=None):
-    """Keep the shape (B, L) and describe the sequences by a mask; nothing here looks at a value.
+def _dense_layout(shape, device, has_4d_mask, is_real, position_ids, cu_seq_lens, boundaries=None):
+    """Keep the shape (B, L); nothing here looks at a value.
 
     `boundaries` are on the host, and None while tracing.
     """
@@ -143,7 +189,7 @@ def _dense_layout(backend, shape, device, mask_4d, is_real, position_ids, cu_seq
     if cu_seq_lens is not None:
         documents = sequence_of_each_token(cu_seq_lens, num_columns)[None]
         first_tokens = cu_seq_lens[:-1].long()
-    elif position_ids is not None and is_real is None and mask_4d is None:
+    elif position_ids is not None and is_real is None and not has_4d_mask:
         # While tracing nobody can see whether positions restart, so the mask has to be there in any case.
         if boundaries is None or len(boundaries) - 1 > num_rows:
             documents = ((position_ids == 0) | (columns == 0)).long().cumsum(-1) - 1
@@ -156,19 +202,12 @@ def _dense_layout(backend, shape, device, mask_4d, is_real, position_ids, cu_seq
 
     if position_ids is None:
         position_ids = columns if documents is None else columns - cu_seq_lens[documents].long()
-    mask = mask_4d if mask_4d is None or mask_4d.is_floating_point() else mask_4d.bool()
-    if documents is not None:
-        mask = documents[:, None, :, None] == documents[:, None, None, :]
-    elif is_real is not None:
-        mask = is_real[:, None, None, :]
     return SequenceLayout(
-        backend=backend,
         shape=shape,
         position_ids=position_ids.reshape(-1),
         first_tokens=first_tokens,
         is_real=is_real,
         documents=documents,
-        mask=mask,
     )
 
 
@@ -177,7 +216,7 @@ def _dense_layout(backend, shape, device, mask_4d, is_real, position_ids, cu_seq
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def _check_shapes(shape, attention_mask, position_ids, cu_seq_lens, labels):
+def _check_shapes(shape, attention_mask, position_ids, cu_seq_lens):
     if 0 in shape:
         raise ValueError(f"input of {shape[0]} rows and {shape[1]} columns is empty; give at least one token")
     if cu_seq_lens is not None and attention_mask is not None:
@@ -195,8 +234,6 @@ def _check_shapes(shape, attention_mask, position_ids, cu_seq_lens, labels):
                 f"attention_mask has shape {tuple(attention_mask.shape)}, the input {shape}; "
                 "give a mask of the input's shape or a 4-D one"
             )
-    if labels is not None:
-        check_labels(labels, shape, "one for each input token")
 
 
 def _fits(tensor, shape):
@@ -205,21 +242,20 @@ def _fits(tensor, shape):
     return len(axes) == len(shape) and all(have == 1 or want in (None, have) for have, want in zip(axes, shape))
 
 
-def _look_at_values(tokens, vocab_size, attention_mask, position_ids, all_cu_seq_lens, max_length, labels):
+def _look_at_values(tokens, vocab_size, attention_mask, position_ids, all_cu_seq_lens, max_length, bring):
     """Check the values and find the boundaries of the sequences.
 
     Returns:
-        (N + 1,) int64 boundaries, in tokens of the packed layout, the (B, L) padding mask, and (B, L) bool, True at labels;
-        all on the host.
+        (N + 1,) int64 boundaries, in tokens of the packed layout, on the host; and what else is there now.
     """
     input_ids = tokens if tokens.ndim == 2 else tokens.new_zeros(1)
     is_4d = attention_mask is not None and attention_mask.ndim == 4
-    id_range, mask, positions, has_odd_mask, is_label, *all_boundaries = _copy_to_host(
+    id_range, mask, positions, has_odd_mask, brought, *all_boundaries = _copy_to_host(
         torch.stack(input_ids.aminmax()),
         None if attention_mask is None or is_4d else attention_mask != 0,
         position_ids,
         None if attention_mask is None else _is_odd(attention_mask),
-        None if labels is None else labels != IGNORE_INDEX,
+        bring,
         *all_cu_seq_lens,
     )
     smallest, largest = id_range.tolist()
@@ -251,14 +287,6 @@ def _look_at_values(tokens, vocab_size, attention_mask, position_ids, all_cu_seq
     else:
         lengths = torch.full((num_rows,), num_columns)
 
-    is_label = None if is_label is None else is_label.bool()
-    if is_label is not None and mask is not None and (is_label & ~mask).any():
-        row, column = (is_label & ~mask).nonzero()[0].tolist()
-        raise ValueError(
-            f"labels[{row}, {column}] is a label, but the attention_mask says padding; set labels to {IGNORE_INDEX} there "
-            "(a label is also where an answer starts or ends)"
-        )
-
     starts = None if positions is None or attention_mask is not None else _starts_of_sequences(positions)
     if all_boundaries:
         boundaries = all_boundaries[0]
@@ -284,7 +312,7 @@ def _look_at_values(tokens, vocab_size, attention_mask, position_ids, all_cu_seq
         raise ValueError(
             f"max_length_q={int(max_length)} is below the longest sequence, {longest} tokens; correct it or leave it out"
         )
-    return boundaries, mask, is_label
+    return boundaries, OnHost(mask, None if brought is None else brought.bool())
 
 
 def _copy_to_host(*tensors):

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
+from .layout_neobert import OnHost, SequenceLayout, to_device
+
 LOSS_CHUNK = 1024  # labels whose logits exist at once: 125 MB in fp32 with a vocabulary of 30,522
 IGNORE_INDEX = -100  # labels with this value do not count, as everywhere in PyTorch
 ELEMENTWISE_LOSSES = {
@@ -96,7 +98,79 @@ def classification_loss(config, logits: torch.Tensor, labels: torch.Tensor, num_
     return mean_loss(losses, labels.numel(), num_items_in_batch)
 
 
+def span_loss(logits: tuple, positions: tuple, num_items_in_batch=None) -> torch.Tensor:
+    """Mean of the cross-entropies of start and end over columns.
+
+    Args:
+        logits: Start and end logits, (B, L) each.
+        positions: Start and end columns, (B,) each; outside 0 to L - 1 the answer was cut off and does not count.
+        num_items_in_batch: From Trainer.
+
+    Raises:
+        ValueError: There is not one position for each row.
+    """
+    losses = []
+    for logits_BL, columns in zip(logits, positions):
+        num_rows, num_columns = logits_BL.shape
+        check_labels(columns, (num_rows,), "one column for each row")
+        is_cut_off = (columns < 0) | (columns >= num_columns)
+        losses.append(cross_entropy(logits_BL, columns.masked_fill(is_cut_off, IGNORE_INDEX), num_items_in_batch))
+    return sum(losses) / 2
+
+
 def check_labels(labels: torch.Tensor, shape: tuple[int, ...], meaning: str) -> None:
     """Raise ValueError if `labels` does not have `shape`; `meaning` says what one label stands for."""
     if tuple(labels.shape) != tuple(shape):
         raise ValueError(f"labels have shape {tuple(labels.shape)}, expected {tuple(shape)}: {meaning}")
+
+
+def mark_labels(
+    labels: torch.Tensor | None, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None
+) -> torch.Tensor | None:
+    """(B, L) bool, True where there is a label; None without labels.
+
+    Raises:
+        ValueError: There is not one label for each token.
+    """
+    tokens = inputs_embeds if input_ids is None else input_ids
+    if labels is None or tokens is None:
+        return None
+    check_labels(labels, tokens.shape[:2], "one for each input token")
+    return labels != IGNORE_INDEX
+
+
+def mark_ends(
+    ends: tuple[torch.Tensor, torch.Tensor] | None,
+    input_ids: torch.Tensor | None,
+    inputs_embeds: torch.Tensor | None,
+) -> torch.Tensor | None:
+    """(B, L) bool, True where an answer starts or ends; None without answers, and for columns that are refused later."""
+    tokens = inputs_embeds if input_ids is None else input_ids
+    if ends is None or tokens is None or any(columns.shape != tokens.shape[:1] for columns in ends):
+        return None
+    columns = torch.arange(tokens.shape[1], device=tokens.device)
+    return (columns == ends[0][:, None]) | (columns == ends[1][:, None])
+
+
+def check_no_label_at_padding(on_host: OnHost) -> None:
+    """Raise ValueError where what was brought to the host has a label at padding; nothing without a padding mask."""
+    if on_host.brought is None or on_host.is_real is None:
+        return
+    is_wrong = on_host.brought & ~on_host.is_real
+    if is_wrong.any():
+        row, column = is_wrong.nonzero()[0].tolist()
+        raise ValueError(
+            f"labels[{row}, {column}] is a label, but the attention_mask says padding; set labels to {IGNORE_INDEX} there "
+            "(a label is also where an answer starts or ends)"
+        )
+
+
+def find_label_indices(labels_T: torch.Tensor, on_host: OnHost, layout: SequenceLayout) -> torch.Tensor:
+    """(M,) int64, places on the flat axis that have a label.
+
+    Where no value was brought to the host, it waits for the device here, when the blocks already run.
+    """
+    if on_host.brought is None:
+        return (labels_T != IGNORE_INDEX).nonzero().flatten()
+    is_label = on_host.brought.flatten() if layout.indices is None else on_host.brought[on_host.is_real]
+    return to_device(is_label.nonzero().flatten(), labels_T.device)

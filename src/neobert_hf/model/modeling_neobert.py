@@ -13,15 +13,12 @@ last (see `make_layout`), so everything in between is (T, ...).
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
-import torch.nn.functional as F
 from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.dynamic_module_utils import custom_object_save
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
     BaseModelOutput,
     MaskedLMOutput,
@@ -32,36 +29,45 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils import can_return_tuple, logging
 
-from .attention_neobert import SequenceLayout, rotary_table
-from .backends_neobert import BACKENDS, attend, attention_dtype, check_installed, find_backend
+from .attention_neobert import ForwardPlan, rotary_table
+from .backends_neobert import attention_dtype, check_installed, explain_missing, is_ours
+from .blocks_neobert import NeoBERTBlock, Rotary
 from .checkpoint_neobert import check_encoder_is_whole, check_weight_files, set_auto_map
 from .configuration_neobert import NeoBERTConfig
 from .kernels_neobert import (
-    SHORTEST_BLOCKED,
     RMSNorm,
     check_not_quantized,
-    choose_kernels,
     is_hooked,
     is_tracing,
+    normalize,
     pack_weights,
     product,
-    rms_norm,
     runs_fast,
-    split_and_rotate,
-    split_and_rotate_fast,
 )
-from .layout_neobert import make_layout
-from .losses_neobert import IGNORE_INDEX, check_labels, classification_loss, cross_entropy, cross_entropy_in_chunks
-from .machine_neobert import has_bf16_instructions
+from .layout_neobert import OnHost
+from .losses_neobert import (
+    IGNORE_INDEX,
+    check_labels,
+    check_no_label_at_padding,
+    classification_loss,
+    cross_entropy,
+    cross_entropy_in_chunks,
+    find_label_indices,
+    mark_ends,
+    mark_labels,
+    span_loss,
+)
+from .plan_neobert import make_plan, warn_of_limits
 
 logger = logging.get_logger(__name__)
 
 
 @dataclass
 class NeoBERTModelOutput(BaseModelOutput):
-    """Output of `NeoBERTModel`; with `return_packed=True`, `last_hidden_state` is (T, D) and `layout` describes it."""
+    """Output of `NeoBERTModel`; with `return_packed=True`, `last_hidden_state` is (T, D) and `plan.layout` describes it."""
 
-    layout: SequenceLayout | None = None
+    plan: ForwardPlan | None = None
+    on_host: OnHost | None = None
 
 
 @dataclass
@@ -69,75 +75,6 @@ class NeoBERTMaskedLMOutput(MaskedLMOutput):
     """Output of `NeoBERTForMaskedLM`; where logits are not kept, `num_correct` says how many labels they ranked first."""
 
     num_correct: torch.Tensor | None = None
-
-
-class SwiGLU(nn.Module):
-    """w3(silu(gate) * up), with gate and up side by side in `w12`."""
-
-    def __init__(self, config: NeoBERTConfig):
-        super().__init__()
-        self.w12 = nn.Linear(config.hidden_size, 2 * config.swiglu_width, bias=False)
-        self.w3 = nn.Linear(config.swiglu_width, config.hidden_size, bias=False)
-
-    def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
-        gate_TF, up_TF = self.w12(x_TD).chunk(2, dim=-1)
-        return self.w3(F.silu(gate_TF) * up_TF)
-
-
-class Rotary:
-    """The rotary table on its way into the blocks.
-
-    Under mixed precision FSDP2 casts every tensor that it finds in the arguments of a block, which would round cosine and
-    sine to 8 bits. It does not look into this object; accelerate, which moves arguments between devices, calls `to`.
-    """
-
-    def __init__(self, table: torch.Tensor):
-        self.table = table
-
-    @cached_property
-    def turns(self) -> torch.Tensor:
-        """(T, K / 2) complex64, the same as complex numbers of length 1."""
-        return torch.view_as_complex(self.table)
-
-    def to(self, *args, **kwargs) -> "Rotary":
-        """The same on another device."""
-        return Rotary(self.table.to(*args, **kwargs))
-
-
-class NeoBERTBlock(GradientCheckpointingLayer):
-    """One pre-normalised block: attention, then SwiGLU, each added to the residual stream."""
-
-    def __init__(self, config: NeoBERTConfig):
-        super().__init__()
-        self.num_heads, self.head_dim = config.num_attention_heads, config.head_dim
-        self.attention_norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
-        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=False)
-        self.wo = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
-        self.ffn_norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
-        self.ffn = SwiGLU(config)
-
-    def forward(self, x_TD: torch.Tensor, rotary: Rotary, layout: SequenceLayout):
-        if layout.kernels != "plain" and not is_hooked(self.attention_norm, self.ffn_norm, self.ffn):
-            return self.forward_fast(x_TD, rotary, layout)
-        attended_TD, weights = self.attention(self.attention_norm(x_TD), rotary, layout)
-        x_TD = x_TD + attended_TD
-        return x_TD + self.ffn(self.ffn_norm(x_TD)), weights
-
-    def attention(self, x_TD, rotary, layout):
-        qkv_TH3K = self.qkv(x_TD).unflatten(-1, (self.num_heads, 3, self.head_dim))
-        out_THK, weights = attend(*split_and_rotate(qkv_TH3K, rotary.table), layout)
-        return self.wo(out_THK.flatten(1)), weights
-
-    def forward_fast(self, x_TD: torch.Tensor, rotary: Rotary, layout: SequenceLayout):
-        """`forward` in fewer operations, for a CPU that records no gradient (see kernels_neobert.py)."""
-        kernels = layout.kernels
-        qkv_TD = product(self.qkv, rms_norm(x_TD, self.attention_norm), kernels)
-        by_head = layout.backend == "blocked" and layout.max_length >= SHORTEST_BLOCKED[qkv_TD.dtype]
-        qkv_TH3K = qkv_TD.view(-1, self.num_heads, 3, self.head_dim)
-        out_THK, weights = attend(*split_and_rotate_fast(qkv_TH3K, rotary.turns, by_head), layout)
-        x_TD = product(self.wo, out_THK.flatten(1).to(qkv_TD.dtype), kernels, residual=x_TD)
-        gate_TF, up_TF = product(self.ffn.w12, rms_norm(x_TD, self.ffn_norm), kernels).chunk(2, dim=-1)
-        return product(self.ffn.w3, F.silu(gate_TF).mul_(up_TF), kernels, residual=x_TD), weights
 
 
 class NeoBERTPreTrainedModel(PreTrainedModel):
@@ -184,17 +121,13 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
         """Resolve `attn_implementation`: "auto" if none is named, our own backends if installed, else transformers' word."""
         if requested_attention is None or requested_attention == "auto":
             return "auto"
-        if requested_attention in BACKENDS and not find_backend(requested_attention).is_of_transformers:
+        if is_ours(requested_attention):
             check_installed(requested_attention)
             return requested_attention
         try:
             return super().get_correct_attn_implementation(requested_attention, is_init_check)
         except (ImportError, ValueError) as error:
-            remedy = find_backend(requested_attention).remedy or "install what it names"
-            raise type(error)(
-                f"attn_implementation={requested_attention!r} cannot run here: {error} Remedy: {remedy}; choose "
-                f"{', '.join(map(repr, BACKENDS))}; or leave it out to take the best attention that is installed"
-            ) from error
+            raise type(error)(explain_missing(requested_attention, error)) from error
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *args, output_loading_info=False, **kwargs):
@@ -269,8 +202,9 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         max_seqlen: int | None = None,
         seq_idx: torch.Tensor | None = None,
         trust_boundaries: bool = False,
-        labels: torch.Tensor | None = None,
         return_packed: bool = False,
+        bring: torch.Tensor | None = None,
+        **kwargs,
     ) -> NeoBERTModelOutput:
         """Encode padded rows, or documents packed into one row.
 
@@ -293,8 +227,9 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             trust_boundaries: `cu_seq_lens_q`, `max_length_q` and the ids are right and need no check. Where attention reads
                 the boundaries on the device (FlashAttention, torch_varlen), the host then waits for nothing before the first
                 block; elsewhere values are checked as ever.
-            labels: (B, L) labels that a head will use; only checked here, none but -100 may stand at padding.
-            return_packed: Return `last_hidden_state` as (T, D), real tokens only, and the layout that describes it.
+            return_packed: Return `last_hidden_state` as (T, D), real tokens only, and the plan with the layout that describes it.
+            bring: (B, L) bool that a head needs on the host; it comes with the copy that the checks need, as `on_host`.
+            **kwargs: Refused by name, unless they ask for nothing (None or False).
 
         Returns:
             `last_hidden_state` (B, L, D), zero at padding; `hidden_states`, num_hidden_layers + 1 of the same shape;
@@ -302,9 +237,14 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
 
         Raises:
             ValueError: Inputs contradict each other or hold values out of range; the message says which and what to do.
+            TypeError: An argument is unknown.
 
         Source: paper, section 3.1.
         """
+        if unknown := [name for name, value in kwargs.items() if value is not None and value is not False]:
+            raise TypeError(
+                f"{', '.join(unknown)}: no argument of {type(self).__name__}; leave it out, or give it to a head"
+            )
         config = self.config
         output_hidden_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
         output_attentions = config.output_attentions if output_attentions is None else output_attentions
@@ -316,8 +256,8 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             rule = "input_ids is (rows, columns), inputs_embeds (rows, columns, hidden_size)"
             raise ValueError(f"{rule}, got shape {tuple(tokens.shape)}")
 
-        is_fast, dtype = runs_fast(self.encoder.weight, self), attention_dtype(self.encoder.weight)
-        layout = make_layout(
+        dtype = attention_dtype(self.encoder.weight)
+        plan, on_host = make_plan(
             tokens,
             config._attn_implementation,
             vocab_size=self.encoder.num_embeddings,
@@ -326,29 +266,16 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             cu_seq_lens=[value for value in (cu_seq_lens_q, cu_seq_lens_k, cu_seqlens) if value is not None],
             max_length=next((value for value in (max_length_q, max_length_k, max_seqlen) if value is not None), None),
             trust_boundaries=trust_boundaries,
-            labels=labels,
+            bring=bring,
             unpad=config.unpad_inputs,
             need_weights=bool(output_attentions),
             dtype=dtype,
             head_dim=config.head_dim,
-            is_fast=is_fast,
+            is_fast=runs_fast(self.encoder.weight, self),
         )
-        if is_fast and layout.backend in ("sdpa", "blocked"):
-            num_tokens = len(layout.position_ids)
-            layout = layout._replace(kernels=choose_kernels(self.encoder.weight.dtype, num_tokens))
-        longest = layout.max_length or layout.shape[1]
-        if not is_tracing(tokens) and longest > config.max_position_embeddings:
-            logger.warning_once(
-                f"A sequence of {longest} tokens is longer than the {config.max_position_embeddings} that this model was "
-                "trained for (max_position_embeddings); it runs, but quality is not assured."
-            )
-
-        if dtype == torch.bfloat16 and tokens.device.type == "cpu" and not has_bf16_instructions():
-            logger.warning_once(
-                "This CPU has no bf16 instructions: bfloat16 is emulated, several times slower than float32. Load the model "
-                "with dtype=torch.float32, or on any machine with dtype=neobert_hf.best_dtype()."
-            )
-
+        layout = plan.layout
+        if not is_tracing(tokens):
+            warn_of_limits(layout, dtype, tokens.device, config.max_position_embeddings)
         if inputs_embeds is None and is_hooked(self.encoder):  # a hook, NEFTune's for instance, expects rows
             x_TD = layout.flatten(self.encoder(tokens))
         else:
@@ -366,9 +293,9 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             if output_hidden_states:
                 states += (layout.unflatten(x_TD),)
                 x_TD = layout.flatten(states[-1])  # so that the gradient passes through what is returned
-            x_TD, weights = block(x_TD, rotary, layout)
+            x_TD, weights = block(x_TD, rotary, plan)
             attentions += (weights,) if output_attentions else ()
-        x_TD = self.layer_norm(x_TD)
+        x_TD = normalize(self.layer_norm, x_TD, plan.kernels)
         x_BLD = layout.unflatten(x_TD) if output_hidden_states or not return_packed else None
         if output_hidden_states:
             x_TD = layout.flatten(x_BLD)
@@ -377,7 +304,8 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             last_hidden_state=x_TD if return_packed else x_BLD,
             hidden_states=(*states, x_BLD) if output_hidden_states else None,
             attentions=attentions if output_attentions else None,
-            layout=layout if return_packed else None,
+            plan=plan if return_packed else None,
+            on_host=on_host if return_packed else None,
         )
 
 
@@ -418,26 +346,26 @@ class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
             labelled positions are decoded: `logits` (number of labels, V) in evaluation and none in training, where they
             exist in chunks only. While compiling, every position is decoded.
         """
-        inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, labels=labels)
-        outputs = self.model(**inputs, inputs_embeds=inputs_embeds, return_packed=True, return_dict=True, **kwargs)
-        layout, hidden_TD = outputs.layout, outputs.last_hidden_state
+        inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
+        inputs |= dict(inputs_embeds=inputs_embeds, bring=mark_labels(labels, input_ids, inputs_embeds))
+        outputs = self.model(**inputs, return_packed=True, return_dict=True, **kwargs)
+        check_no_label_at_padding(outputs.on_host)
+        plan, hidden_TD = outputs.plan, outputs.last_hidden_state
         loss = logits = num_correct = None
         if labels is not None:
-            labels = layout.flatten(labels, fill=IGNORE_INDEX)
+            labels = plan.layout.flatten(labels, fill=IGNORE_INDEX)
         is_sparse = self.config.sparse_prediction and labels is not None and not is_tracing(hidden_TD)
         if is_sparse:
-            labelled = layout.labelled
-            if labelled is None:  # trusted boundaries: the host waits here, where the blocks already run
-                labelled = (labels != IGNORE_INDEX).nonzero().flatten()
-            hidden_TD, labels = hidden_TD[labelled], labels[labelled]
+            label_indices = find_label_indices(labels, outputs.on_host, plan.layout)
+            hidden_TD, labels = hidden_TD[label_indices], labels[label_indices]
         if is_sparse and self.training:
             loss, num_correct = cross_entropy_in_chunks(self.decoder, hidden_TD, labels, num_items_in_batch)
         else:
-            logits = product(self.decoder, hidden_TD, layout.kernels)
+            logits = product(self.decoder, hidden_TD, plan.kernels)
             loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
         return NeoBERTMaskedLMOutput(
             loss=loss,
-            logits=logits if logits is None or is_sparse else layout.unflatten(logits),
+            logits=logits if logits is None or is_sparse else plan.layout.unflatten(logits),
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
             num_correct=num_correct,
@@ -459,7 +387,7 @@ class _PooledHead(NeoBERTPreTrainedModel):
     def classify(self, **inputs):
         """Return logits (N, C) and the encoder's output."""
         outputs = self.model(**inputs, return_packed=True, return_dict=True)
-        first_ND = outputs.last_hidden_state[outputs.layout.first_tokens]
+        first_ND = outputs.last_hidden_state[outputs.plan.layout.first_tokens]
         pooled_ND = torch.tanh(self.dense(self.dropout(first_ND)))
         return self.classifier(self.dropout(pooled_ND)), outputs
 
@@ -588,9 +516,11 @@ class NeoBERTForTokenClassification(NeoBERTPreTrainedModel):
         Returns:
             `loss` and `logits` (B, L, C), zero at padding.
         """
-        inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, labels=labels)
-        outputs = self.model(**inputs, inputs_embeds=inputs_embeds, return_packed=True, return_dict=True, **kwargs)
-        layout, loss = outputs.layout, None
+        inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
+        inputs |= dict(inputs_embeds=inputs_embeds, bring=mark_labels(labels, input_ids, inputs_embeds))
+        outputs = self.model(**inputs, return_packed=True, return_dict=True, **kwargs)
+        check_no_label_at_padding(outputs.on_host)
+        layout, loss = outputs.plan.layout, None
         logits_TC = self.classifier(self.dropout(outputs.last_hidden_state))
         if labels is not None:
             loss = cross_entropy(logits_TC, layout.flatten(labels, fill=IGNORE_INDEX), num_items_in_batch)
@@ -636,9 +566,10 @@ class NeoBERTForQuestionAnswering(NeoBERTPreTrainedModel):
         """
         ends = None if start_positions is None or end_positions is None else (start_positions, end_positions)
         inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
-        inputs |= dict(inputs_embeds=inputs_embeds, labels=self._mark_ends(input_ids, inputs_embeds, ends))
+        inputs |= dict(inputs_embeds=inputs_embeds, bring=mark_ends(ends, input_ids, inputs_embeds))
         outputs = self.model(**inputs, return_packed=True, return_dict=True, **kwargs)
-        layout, loss = outputs.layout, None
+        check_no_label_at_padding(outputs.on_host)
+        layout, loss = outputs.plan.layout, None
         ends_T2 = self.qa_outputs(outputs.last_hidden_state)
         start_BL, end_BL = layout.unflatten(ends_T2, fill=torch.finfo(ends_T2.dtype).min).unbind(-1)
         if ends is not None:
@@ -646,13 +577,7 @@ class NeoBERTForQuestionAnswering(NeoBERTPreTrainedModel):
                 raise ValueError(
                     "a span is a column of its row, so question answering trains on padded rows, not packed ones"
                 )
-            losses = []
-            for logits, positions in zip((start_BL, end_BL), ends):
-                check_labels(positions, layout.shape[:1], "one column for each row")
-                is_cut_off = (positions < 0) | (positions >= layout.shape[1])
-                positions = positions.masked_fill(is_cut_off, IGNORE_INDEX)
-                losses.append(cross_entropy(logits, positions, num_items_in_batch))
-            loss = sum(losses) / 2
+            loss = span_loss((start_BL, end_BL), ends, num_items_in_batch)
         return QuestionAnsweringModelOutput(
             loss=loss,
             start_logits=start_BL.contiguous(),
@@ -660,16 +585,6 @@ class NeoBERTForQuestionAnswering(NeoBERTPreTrainedModel):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
-
-    @staticmethod
-    def _mark_ends(input_ids, inputs_embeds, ends):
-        """(B, L) labels with 0 at the ends of each answer, for the encoder to check that they lie in the text."""
-        tokens = inputs_embeds if input_ids is None else input_ids
-        if ends is None or tokens is None or any(positions.shape != tokens.shape[:1] for positions in ends):
-            return None  # what does not fit is refused later
-        columns = torch.arange(tokens.shape[1], device=tokens.device)
-        is_end = (columns == ends[0][:, None]) | (columns == ends[1][:, None])
-        return torch.full_like(is_end, IGNORE_INDEX, dtype=torch.long).masked_fill(is_end, 0)
 
 
 # The one table of classes: registration, the `auto_map` of saved checkpoints and the tests follow it.
