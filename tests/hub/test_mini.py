@@ -14,10 +14,10 @@ pytest.importorskip(
     "sentence_transformers", reason="the mini model embeds by sentence-transformers (pip install -e .[embed])"
 )
 
-from neobert_hf.hub.mini import check_out, write_model
 from sentence_transformers import SentenceTransformer
 
 import neobert_hf
+from neobert_hf.hub.mini import check_out, write_model
 
 FOLDER = Path(neobert_hf.MINI)
 

@@ -22,6 +22,7 @@ from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForMaskedLM
 
 from neobert_hf import NeoBERTForMaskedLM
+from neobert_hf.model import blocks_neobert
 from neobert_hf.model.blocks_neobert import Rotary
 from neobert_hf.model.kernels_neobert import split_and_rotate
 from neobert_hf.pretraining.runs import lock_run

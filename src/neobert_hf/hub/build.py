@@ -22,7 +22,6 @@ from ..commands import CommandParser, run_command
 from ..model import modeling_neobert
 from ..model.modeling_neobert import AUTO_CLASSES
 
-
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
 WRITTEN = ("config.json", "model.safetensors", "model.safetensors.index.json")  # one of them is there at any time
 TEMPLATE = Path(__file__).with_name("model_card_template.md")

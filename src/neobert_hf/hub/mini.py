@@ -23,9 +23,9 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 from ..allocator import tune_allocator
 from ..commands import Bounds, CommandParser, run_command
 from ..data.collators import PackedMLMCollator
+from ..embeddings.training_sets import read_pairs
 from ..evaluation.masked_lm import bigram_accuracy, masked_accuracy, pseudo_perplexity, unigram_accuracy
 from ..evaluation.retrieval import pairs_evaluator
-from ..embeddings.training_sets import read_pairs
 from .build import markdown, move_files
 
 LARGEST_MB = 12
