@@ -12,6 +12,7 @@ import re
 import shutil
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections import Counter
@@ -24,6 +25,7 @@ from typing import Any, NoReturn
 import psutil
 from provenance import provenance
 from tabulate import tabulate
+from tqdm import tqdm
 
 RIGHT, EXPLAINED, FAILED = "right", "explained", "failed"
 CASE_SECONDS = 300  # a case that takes longer is a hang
@@ -136,6 +138,8 @@ def _fork(function: Callable[[], Any], log: Path) -> int:
 
 def _run_and_exit(function: Callable[[], Any], log: Path) -> NoReturn:
     status = 0
+    # All processes share tqdm's lock, and one that is killed while it holds the lock would stop every later one.
+    tqdm.set_lock(threading.RLock())
     try:
         os.setpgid(0, 0)
         for number, end in ((1, ".out"), (2, ".err")):

@@ -127,7 +127,7 @@ def test_the_rotary_table_moves_with_the_arguments_of_a_block():
     assert send_to_device((Rotary(torch.ones(3)),), "meta")[0].table.is_meta
 
 
-def test_a_process_that_dies_ends_the_job_with_an_error(corpus, tmp_path):  # noqa: F811
+def test_a_process_that_dies_ends_the_job_with_an_error(corpus, alone, tmp_path):  # noqa: F811 (it has made the shards)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     options = command(corpus, tmp_path, max_steps=100_000, save_steps=100_000)
     options = [*torchrun, pretrain_mlm.__file__, *options]
