@@ -3,6 +3,7 @@
 python examples/use_saved_model.py runs/demo
 """
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -64,4 +65,6 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", help="What examples/demo_documentation.py has written.")
+    main(parser.parse_args().folder)

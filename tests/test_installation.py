@@ -1,5 +1,6 @@
 """What `pip install` brings: the extra of the demo is enough for the demo."""
 
+import os
 import re
 import runpy
 import subprocess
@@ -13,6 +14,7 @@ pytest.importorskip("sentence_transformers", reason="the demo embeds by sentence
 
 import setuptools
 from packaging.requirements import Requirement
+from setuptools import find_packages
 
 import neobert_hf
 
@@ -50,3 +52,13 @@ def test_a_search_imports_nothing_that_the_extra_of_the_demo_does_not_bring(tmp_
     environment = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0 and "tqdm" in done.stdout, done.stderr
+
+
+def test_every_folder_of_code_is_a_package():
+    """A folder without `__init__.py`, or one that git ignores, would be missing in what pip installs."""
+    source = ROOT / "src/neobert_hf"
+    folders = {str(file.parent.relative_to(source.parent)).replace(os.sep, ".") for file in source.rglob("*.py")}
+    assert folders == set(find_packages(str(source.parent)))
+    if (ROOT / ".git").exists():
+        ignored = ["git", "check-ignore", *map(str, source.rglob("*.py"))]
+        assert not subprocess.run(ignored, cwd=ROOT, capture_output=True, text=True).stdout

@@ -63,7 +63,7 @@ class CommandParser(HfArgumentParser):
             if action.type in (int, float):
                 action.type = _number(action.type, limits)
                 if limits != Bounds():
-                    action.help = f"{action.help} ({limits})"
+                    action.help = f"{action.help or ''} ({limits})".strip()
             elif kind := _enum(hints.get(action.dest)):
                 action.type, action.choices = str, [member.value for member in kind]
                 # argparse would take the name of a default that is an Enum and a str.

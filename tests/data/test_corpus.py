@@ -26,12 +26,29 @@ def files(tmp_path):
     pq.write_table(pa.table({"text": TEXTS}), tmp_path / "d.parquet")
     (tmp_path / "e.json").write_text("\n " + json.dumps([{"text": text} for text in TEXTS], indent=1))
     (tmp_path / "f.json").write_text(json.dumps(TEXTS))
+    (tmp_path / "i.jsonl.zst").write_bytes(zstd(lines.encode()))
     (tmp_path / "g.txt.bz2").write_bytes(bz2.compress("\n\n".join(TEXTS).encode()))
     (tmp_path / "h [1].jsonl.xz").write_bytes(lzma.compress(b"\xef\xbb\xbf" + lines.encode()))
     return tmp_path
 
 
-KINDS = ["a.jsonl", "b.txt", "c.jsonl.gz", "d.parquet", "e.json", "f.json", "g.txt.bz2", "h [1].jsonl.xz"]
+def zstd(content):
+    """Compressed in two frames, as `zstd` of several files or of a log is."""
+    half = len(content) // 2
+    return b"".join(pa.compress(part, "zstd", asbytes=True) for part in (content[:half], content[half:]))
+
+
+KINDS = [
+    "a.jsonl",
+    "b.txt",
+    "c.jsonl.gz",
+    "d.parquet",
+    "e.json",
+    "f.json",
+    "g.txt.bz2",
+    "h [1].jsonl.xz",
+    "i.jsonl.zst",
+]
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -147,6 +164,8 @@ def test_a_text_that_is_not_a_string_is_named_by_file_place_and_type(tmp_path, v
         ("a.txt", b"fine\n" * 99_999 + b"a\xffb\n", r"a\.txt is not UTF-8 in line 100000; convert it"),
         ("a.txt", b"fine\ncut \xc3", r"a\.txt is not UTF-8 in line 2"),
         ("a.txt.gz", gzip.compress(b"fine\n" * 99_999)[:-40], r"a\.txt\.gz cannot be read, it is damaged"),
+        ("a.txt.zst", zstd(b"fine\n" * 99_999)[:-9], r"a\.txt\.zst cannot be read, it is damaged"),
+        ("a.txt.zst", b"plain text", r"a\.txt\.zst cannot be read, it is damaged or not what its name says"),
         ("a.txt.gz", b"plain text", r"a\.txt\.gz cannot be read, it is damaged or not what its name says"),
         ("a.txt.xz", b"plain text", r"a\.txt\.xz cannot be read"),
         ("a.txt.bz2", b"plain text", r"a\.txt\.bz2 cannot be read"),

@@ -25,7 +25,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelF
 
 import neobert_hf
 from neobert_hf import AUTO_CLASSES, NeoBERTForMaskedLM, NeoBERTModel
-from neobert_hf.hub.build import BuildArguments, build, write_card
+from neobert_hf.hub.build import BuildArguments, build, move_files, write_card
 from neobert_hf.hub.verify import summarize, verify
 
 CODE_FILES = {
@@ -235,7 +235,7 @@ def test_a_checkpoint_with_a_tied_decoder_is_refused(weights, tmp_path):
 
 def test_a_checkpoint_without_the_decoders_bias_is_refused(weights, tmp_path):
     write_checkpoint(tmp_path, weights, drop=("decoder.bias",))
-    with pytest.raises(ValueError, match=r"decoder\.weight but no decoder\.bias"):
+    with pytest.raises(ValueError, match=r"has decoder\.weight but no decoder\.bias, so half of a head is lost"):
         AutoModelForMaskedLM.from_pretrained(tmp_path)
     AutoModel.from_pretrained(tmp_path)  # needs no decoder
 
@@ -293,6 +293,33 @@ def test_an_index_names_safetensors_inside_its_folder_and_nothing_else(checkpoin
         with pytest.raises((OSError, ValueError), match=r"only .safetensors files inside|lets a pickle run"):
             AutoModelForMaskedLM.from_pretrained(folder, weights_only=weights_only)
     assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("where", ["variant", "config"])
+def test_no_door_beside_the_index_leads_to_a_pickle(checkpoint, tmp_path, where):
+    config = json.loads((checkpoint / "config.json").read_text())
+    index = {"metadata": {}, "weight_map": dict.fromkeys(load_file(checkpoint / "model.safetensors"), "x.bin")}
+    (tmp_path / "x.bin").write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
+    name = "model.safetensors.index.fp16.json" if where == "variant" else "w.safetensors.index.json"
+    folder = tmp_path if where == "variant" else tmp_path / "sub"
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(json.dumps(index))
+    if where == "config":
+        config["transformers_weights"] = f"sub/{name}"
+        shutil.copy(checkpoint / "model.safetensors", tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(OSError, match=r"only .safetensors files inside|transformers_weights; remove it"):
+        AutoModelForMaskedLM.from_pretrained(tmp_path, variant="fp16" if where == "variant" else None)
+
+
+@pytest.mark.parametrize("name", ["classifier.weight", "dense.bias"])
+def test_half_a_classifier_is_refused(classifier_checkpoint, tmp_path, name):
+    tensors = load_file(classifier_checkpoint / "model.safetensors")
+    del tensors[name]
+    shutil.copy(classifier_checkpoint / "config.json", tmp_path)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=f"no {re.escape(name)}, so half of a head is lost"):
+        AutoModelForSequenceClassification.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": [1]}', '{"weight_map": 1}', "null"])
@@ -422,7 +449,7 @@ def test_a_folder_with_other_files_is_left_alone(saved, tmp_path):
     assert (tmp_path / "mine/modeling_neobert.py").read_text() == "the model's source, as in src/neobert_hf"
 
 
-HOSTILE = '[MASK]"); __import__("os").system("id") # `|<script>![x](y)\n```\n# title'
+HOSTILE = '[MASK]😀"); __import__("os").system("id") # `|<script>![x](y)\n```\n# title'
 
 
 def python_blocks(card):
@@ -472,6 +499,23 @@ def test_a_first_build_that_ends_half_way_leaves_nothing(saved, tmp_path, monkey
     with pytest.raises(OSError, match="No space"):
         build(BuildArguments(model=str(saved), out=str(tmp_path / "hub")))
     assert [file.name for file in tmp_path.iterdir()] == ["saved"]
+
+
+def test_no_weights_of_an_earlier_build_stay_beside_new_ones(tmp_path):
+    old, new = tmp_path / "old", tmp_path / "new"
+    for folder, names in (
+        (old, ("config.json", "model.safetensors", "notes.txt")),
+        (new, ("config.json", "model-1.safetensors")),
+    ):
+        folder.mkdir()
+        for name in names:
+            (folder / name).write_text(folder.name)
+    move_files(new, old, last="config.json")
+    assert {file.name: file.read_text() for file in old.iterdir()} == {
+        "config.json": "new",
+        "model-1.safetensors": "new",
+        "notes.txt": "old",
+    }
 
 
 def test_a_build_that_ends_half_way_leaves_nothing_that_loads(saved, tmp_path, monkeypatch):

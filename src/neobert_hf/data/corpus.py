@@ -128,8 +128,8 @@ def _kind(files: list[Path]) -> str:
             raise ValueError(
                 f"{file} is of no known kind; choose {', '.join(BUILDERS)}, the first three of them compressed or not"
             )
-        if is_compressed and infer_compression(str(file)) is None:
-            raise ValueError(f"{file} cannot be decompressed here; pip install zstandard, or decompress it")
+        if is_compressed and file.suffix != ".zst" and infer_compression(str(file)) is None:
+            raise ValueError(f"{file} cannot be decompressed by this Python; decompress it first")
         kinds.add(BUILDERS[suffix])
         if suffix != ".parquet":
             _check_text(file)
@@ -156,6 +156,8 @@ def _check_text(file):
 
 
 def _open(file: Path) -> BinaryIO:
+    if file.suffix == ".zst":  # by pyarrow, which is installed in any case and notices a file that was cut
+        return io.BufferedReader(pa.CompressedInputStream(file.open("rb"), "zstd"))
     return compr[infer_compression(str(file))](file.open("rb"), mode="rb")
 
 

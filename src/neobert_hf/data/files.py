@@ -104,6 +104,13 @@ def only_writer(folder: Path, lock: str) -> Iterator[None]:
         raise ValueError(
             f"another process writes to {folder}; wait until it has ended, or choose another folder"
         ) from None
+    except (OSError, NotImplementedError) as error:
+        raise OSError(
+            getattr(error, "errno", None) or errno.ENOLCK,
+            f"no lock can be held here ({error}), as on some network drives, so two processes could mix their files; choose a "
+            "folder on another drive",
+            str(folder),
+        ) from error
     try:
         yield
     finally:

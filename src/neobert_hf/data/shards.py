@@ -206,7 +206,10 @@ def _names_and_sizes(source):
     """What earlier versions recorded of the same files: nothing of those in the folder of a dataset."""
     if "dataset_name" in source:
         return {name: value for name, value in source.items() if name != "files"}
-    files = [{name: file.get(name) for name in ("name", "bytes")} for file in source.get("files", ())]
+    files = source.get("files", ())
+    if not all(isinstance(file, dict) for file in files):  # what a caller of our functions says of its texts
+        return source
+    files = [{name: file.get(name) for name in ("name", "bytes")} for file in files]
     return source | {"files": files}
 
 

@@ -12,6 +12,7 @@ import re
 import sys
 import tempfile
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from huggingface_hub import ModelCard, ModelCardData
@@ -87,11 +88,11 @@ def build(arguments: BuildArguments) -> Path:
 
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as beside:
-        partial = Path(beside, out.name)
-        model.save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
-        write_card(model, tokenizer, partial, arguments.model_id or str(out), metrics)
-        move_files(partial, out, last="config.json")
+        built = Path(beside, out.name)
+        model.save_pretrained(built)
+        tokenizer.save_pretrained(built)
+        write_card(model, tokenizer, built, arguments.model_id or str(out), metrics)
+        move_files(built, out, last="config.json")
     return out
 
 
@@ -108,6 +109,12 @@ def move_files(source: Path, out: Path, last: str) -> None:
     (out / last).unlink(missing_ok=True)
     files = [file.relative_to(source) for file in source.rglob("*") if file.is_file()]
     for file in sorted(files, key=lambda file: str(file) == last):
+        if str(file) == last:
+            for weights in out.glob(
+                "model*.safetensors*"
+            ):  # those of an earlier model would be read in place of the new ones
+                if weights.name not in map(str, files):
+                    weights.unlink()
         (out / file).parent.mkdir(parents=True, exist_ok=True)
         os.replace(source / file, out / file)
 
@@ -163,7 +170,7 @@ def write_card(
         num_parameters=f"{sum(parameter.numel() for parameter in model.parameters()):,}",
         dtype=str(model.dtype).removeprefix("torch."),
         metrics=metrics,
-        python=json.dumps,  # a JSON string is a Python string as well
+        python=partial(json.dumps, ensure_ascii=False),  # such a string of JSON is one of Python as well
         markdown=markdown,
     )
     (out / "README.md").write_text(str(card), "utf-8")

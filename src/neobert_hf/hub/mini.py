@@ -200,10 +200,10 @@ def write_card(model: SentenceTransformer, out: Path, written: dict, packages: s
     training = (
         f"Pretraining: {summary['steps']:,} steps of up to {recipe['tokens_per_step']:,} tokens, "
         f"{summary['num_tokens'] / 1e6:.1f} M real tokens seen; peak learning rate {recipe['learning_rate']:g}, schedule "
-        f"{markdown(recipe['schedule'])}, documents cut at {recipe['max_length']} tokens; held-out loss {loss:.3f} per "
-        f"masked token. Contrastive: {contrastive['steps']:,} steps of {contrastive['batch_size']} pairs, of "
+        f"{markdown(recipe['schedule'])}, documents cut at {recipe['max_length']:,} tokens; held-out loss {loss:.3f} per "
+        f"masked token. Contrastive: {contrastive['steps']:,} steps of {contrastive['batch_size']:,} pairs, of "
         f"{contrastive['num_rows']:,} in all; peak learning rate {contrastive['learning_rate']:g}, temperature "
-        f"{contrastive['temperature']:g}, texts cut at {contrastive['max_seq_length']} tokens."
+        f"{contrastive['temperature']:g}, texts cut at {contrastive['max_seq_length']:,} tokens."
     )
     card = ModelCard.from_template(
         ModelCardData(

@@ -45,8 +45,14 @@ def check_weight_files(
             "'model.safetensors', metadata={'format': 'pt'})"
         )
     for name in files:
-        if name.endswith(".safetensors.index.json"):
+        if ".index." in name and name.endswith(".json"):  # a variant stands between the two
             _check_index(os.path.join(folder, name))
+    config = os.path.join(folder, "config.json")
+    if os.path.isfile(config):
+        with open(config, "rb") as stream:
+            named = re.search(rb'"transformers_weights"\s*:\s*(?!null)', stream.read())
+        if named:
+            raise OSError(f"{config} names other files of weights in transformers_weights; remove it, none is read")
 
 
 def _check_index(file):
@@ -66,7 +72,7 @@ def _check_index(file):
 
 
 def check_encoder_is_whole(model, missing: set[str], unexpected: set[str]) -> None:
-    """Refuse a model whose encoder, or one half of whose decoder, was not in the checkpoint.
+    """Refuse a model whose encoder, or half of a head (weight or bias), was not in the checkpoint. A whole head may be new.
 
     Args:
         model: The loaded model.
@@ -89,11 +95,11 @@ def check_encoder_is_whole(model, missing: set[str], unexpected: set[str]) -> No
             f"{source} has decoder.bias but no decoder.weight, so its decoder was tied to the embedding; NeoBERT's is "
             "not: store a copy of model.encoder.weight as decoder.weight"
         )
-    if "decoder.bias" in missing and "decoder.weight" not in missing:
-        raise ValueError(
-            f"{source} has decoder.weight but no decoder.bias, so half of its decoder is lost; copy the checkpoint again, or "
-            "store zeros as decoder.bias if it was trained without one"
-        )
+    parameters = {name for name, _ in model.named_parameters()}
+    for name in sorted(missing & parameters):
+        twin = name.removesuffix("weight") + "bias" if name.endswith("weight") else name.removesuffix("bias") + "weight"
+        if twin in parameters - missing:
+            raise ValueError(f"{source} has {twin} but no {name}, so half of a head is lost; copy the checkpoint again")
 
 
 def set_auto_map(model, auto_classes: dict[str, type]) -> None:
