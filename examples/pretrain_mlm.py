@@ -25,10 +25,12 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, set_seed
 from neobert_hf import PackedMLMCollator, PackedStream, tune_allocator
 from neobert_hf.commands import CommandParser, run_command
 from neobert_hf.data.corpus import Corpus
+from neobert_hf.data.files import saving
 from neobert_hf.data.packing import PackedRows
 from neobert_hf.data.shards import MANIFEST, Shards, tokenize_corpus
 from neobert_hf.data.wordpiece import tokenizer_hash
 from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArguments
+from neobert_hf.pretraining.manifests import STILL_GOOD
 from neobert_hf.pretraining.recipes import Recipe
 from neobert_hf.pretraining.runs import begin_or_resume, lock_run, write_summary
 from neobert_hf.pretraining.trainer import PretrainingTrainer, SaveOnTerminate, build_model, training_rows
@@ -44,12 +46,14 @@ def open_corpus(data: CorpusArguments, recipe: Recipe, files: list[str] | None) 
 
 def open_shards(data, training, tokenizer, files, folder: Path) -> Shards:
     """Find tokenized text in the folder, or tokenize into it."""
-    is_given = files or data.dataset_name
-    if is_given or not (folder / MANIFEST).is_file():
-        if training.world_size > 1 and not (folder / MANIFEST).is_file():
-            raise ValueError(
-                f"{folder} holds no shards; tokenize once before several processes start: neobert tokenize --help"
-            )
+    is_finished = (folder / MANIFEST).is_file()
+    if not is_finished and training.world_size > 1:
+        raise ValueError(
+            f"{folder} holds no shards; tokenize once before several processes start: neobert tokenize --help"
+        )
+    # One process of each machine compares finished shards with the corpus, which takes a hash of its files.
+    is_compared = (files or data.dataset_name) and training.local_process_index == 0
+    if not is_finished or is_compared:
         corpus = open_corpus(data, training.to_recipe(), files)
         options = dict(
             max_length=data.shard_length, long_documents=data.long_documents, num_processes=data.num_processes
@@ -76,7 +80,13 @@ def open_stream(data, training, tokenizer) -> tuple[PackedStream, dict]:
         raise ValueError(f"mixture={training.mixture} needs the lengths of all documents; leave --streaming out")
     corpus = open_corpus(data, training.to_recipe(), data.train_files)
     options = dict(tokenizer=tokenizer, text_column=corpus.text_column, max_length=training.max_length)
-    tokens = corpus.stream().map(partial(tokenize, **options))
+    stream = corpus.stream()
+    if training.dataloader_num_workers > stream.num_shards:  # a worker without a file gives no row of its share
+        raise ValueError(
+            f"dataloader_num_workers={training.dataloader_num_workers} is above num_shards={stream.num_shards}, the files of the "
+            f"stream, and each worker reads files of its own; give --dataloader_num_workers {stream.num_shards} or more files"
+        )
+    tokens = stream.map(partial(tokenize, **options))
     tokens = tokens.filter(partial(has_text, num_special_tokens=tokenizer.num_special_tokens_to_add()))
     tokens = tokens.select_columns(["input_ids"]).repeat(None)
     num_rows = training.max_steps * training.rows_per_step  # a run that is resumed at its end has no row left
@@ -172,7 +182,8 @@ def train(data: CorpusArguments, training: PretrainingArguments):
     model.config.sparse_prediction = False
     if trainer.is_fsdp_enabled:  # one file, whatever the checkpoints are
         trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
-    trainer.save_model()
+    with saving(Path(training.output_dir), STILL_GOOD):
+        trainer.save_model()
     if trainer.is_world_process_zero():
         summary = write_summary(trainer, run, {k: v for k, v in metrics.items() if k.startswith("eval_")})
         print(json.dumps({k: v for k, v in summary.items() if not isinstance(v, dict)}))

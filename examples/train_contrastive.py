@@ -20,6 +20,7 @@ from sentence_transformers import SentenceTransformer
 
 from neobert_hf import sentence_transformer, tune_allocator
 from neobert_hf.commands import CommandParser, run_command
+from neobert_hf.data.files import file_hash, saving, write_json
 from neobert_hf.embeddings.contrastive import (
     ContrastiveArguments,
     ContrastiveTrainer,
@@ -32,6 +33,7 @@ from neobert_hf.embeddings.contrastive import (
 )
 from neobert_hf.embeddings.training_sets import read_pairs
 from neobert_hf.evaluation.retrieval import pairs_evaluator
+from neobert_hf.pretraining.manifests import STILL_GOOD
 from neobert_hf.pretraining.runs import begin_or_resume, lock_run
 
 # What decides the curve, so that a run is gone on with only as it was.
@@ -65,8 +67,10 @@ def train(arguments: ContrastiveArguments, training: ContrastiveTrainingArgument
         (prompt,) = set(prompts.values())
         model.prompts = {"query": prompt, "document": prompt if sides == "both" else ""}
     evaluators = [pairs_evaluator(read_pairs(file), Path(file).stem) for file in arguments.validation_files or ()]
+    files = [*(arguments.train_files or ()), *filter(None, [arguments.instructions])]
     run = {
         "arguments": {name: value for name, value in asdict(arguments).items() if name != "validation_files"},
+        "sha256": {file: file_hash(Path(file)) for file in files},
         "num_rows": {name: len(rows) for name, rows in sets.items()},
         "batch_size": training.train_batch_size * training.gradient_accumulation_steps * training.world_size,
         **{name: value for name, value in training.to_dict().items() if name in CURVE},
@@ -78,7 +82,8 @@ def train(arguments: ContrastiveArguments, training: ContrastiveTrainingArgument
     loss = contrastive_loss(model, **{name: getattr(arguments, name) for name in names})
     trainer = ContrastiveTrainer(model, training, train_dataset=sets, loss=loss, evaluator=evaluators or None)
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
-    trainer.save_model()
+    with saving(Path(training.output_dir), STILL_GOOD):
+        trainer.save_model()
     if trainer.is_world_process_zero():
         metrics = {name: value for evaluator in evaluators for name, value in evaluator(model).items()}
         summary = {
@@ -89,7 +94,7 @@ def train(arguments: ContrastiveArguments, training: ContrastiveTrainingArgument
             "max_seq_length": model.max_seq_length,
             **metrics,
         }
-        Path(training.output_dir, "training_summary.json").write_text(json.dumps(summary, indent=1) + "\n", "utf-8")
+        write_json(Path(training.output_dir, "training_summary.json"), summary, STILL_GOOD)
         print(json.dumps(summary))
 
 

@@ -5,6 +5,7 @@ import contextlib
 import getpass
 import io
 import os
+import resource
 import shutil
 import sys
 import tempfile
@@ -60,6 +61,17 @@ def run_main(module, *arguments) -> str:
             if end.code:
                 raise
     return printed.getvalue()
+
+
+@contextlib.contextmanager
+def largest_file(num_bytes):
+    """No file can grow beyond that many bytes, which libraries meet as they do a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ pytest.importorskip(
 )
 
 import train_contrastive
-from conftest import SENTENCE, run_main
+from conftest import SENTENCE, largest_file, run_main
 from datasets import Dataset, DatasetDict
 from launch import on_two_processes
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
@@ -296,6 +296,35 @@ def test_a_resumed_run_goes_on_with_the_very_same_losses(command, tmp_path, monk
         run_main(train_contrastive, *command(tmp_path / "part", resume_from_checkpoint="last"))
     with lock_run(tmp_path / "part"), pytest.raises(ValueError, match="another process writes to"):
         run_main(train_contrastive, *command(tmp_path / "part"))
+
+
+def test_a_run_on_other_texts_of_the_same_name_and_number_is_refused(command, tmp_path, monkeypatch):
+    monkeypatch.setenv("NEOBERT_TRACEBACK", "1")
+    instructions = tmp_path / "instructions.json"
+    instructions.write_text(json.dumps({"small": "the fox", "large": "a house"}))
+    changes = dict(instructions=instructions, max_steps=2, save_steps=1, warmup_steps=0)
+    run_main(train_contrastive, *command(tmp_path / "run", **changes))
+    shutil.rmtree(tmp_path / "run/checkpoint-2")
+    for file, old, new in ((tmp_path / "large.jsonl", "fox", "dog"), (instructions, "house", "mouse")):
+        content = file.read_text()
+        file.write_text(content.replace(old, new))
+        with pytest.raises(ValueError, match="belongs to another run: sha256 was"):
+            run_main(train_contrastive, *command(tmp_path / "run", resume_from_checkpoint="last", **changes))
+        file.write_text(content)
+    run_main(train_contrastive, *command(tmp_path / "run", resume_from_checkpoint="last", **changes))
+
+
+def test_a_full_disk_at_the_last_save_is_one_line(command, tmp_path, monkeypatch):
+    save = train_contrastive.ContrastiveTrainer.save_model
+
+    def save_on_a_full_disk(*args):
+        with largest_file(1000):
+            save(*args)
+
+    monkeypatch.setattr(train_contrastive.ContrastiveTrainer, "save_model", save_on_a_full_disk)
+    with pytest.raises(SystemExit, match="run could not be written; earlier checkpoints") as ended:
+        run_main(train_contrastive, *command(tmp_path / "run", max_steps=1, save_strategy="no"))
+    assert "\n" not in ended.value.code
 
 
 def test_negatives_shared_across_two_processes_give_the_curve_of_one(command, tmp_path):

@@ -14,10 +14,12 @@ pytest.importorskip(
     "sentence_transformers", reason="the mini model embeds by sentence-transformers (pip install -e .[embed])"
 )
 
+from conftest import largest_file
 from sentence_transformers import SentenceTransformer
 
 import neobert_hf
-from neobert_hf.hub.mini import check_out, write_model
+from neobert_hf.hub import mini
+from neobert_hf.hub.mini import MiniArguments, check_out, write_model
 
 FOLDER = Path(neobert_hf.MINI)
 
@@ -79,3 +81,15 @@ def test_building_it_writes_every_file_that_ships(tmp_path):
     write_model(SentenceTransformer(neobert_hf.MINI), tmp_path)
     built = {file.name for file in tmp_path.iterdir()}
     assert built == {file.name for file in FOLDER.iterdir()} - {"README.md", "training_summary.json"}
+
+
+def test_a_full_disk_is_an_error_in_words_and_leaves_nothing(tmp_path, monkeypatch):
+    (tmp_path / "training_summary.json").write_text('{"data": {}}')
+    monkeypatch.setattr(mini, "measure_pretrained", lambda arguments: {})
+    monkeypatch.setattr(mini, "measure_embeddings", lambda model, arguments: {})
+    arguments = MiniArguments(
+        pretrained=str(tmp_path), model=neobert_hf.MINI, corpus=str(tmp_path), out=f"{tmp_path}/out"
+    )
+    with pytest.raises(OSError, match="out could not be written; what stood there"), largest_file(1 << 20):
+        mini.build(arguments)
+    assert [file.name for file in tmp_path.iterdir()] == ["training_summary.json"]

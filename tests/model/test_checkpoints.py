@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from conftest import largest_file
 from markdown_it import MarkdownIt
 from oracle import write_checkpoint
 from safetensors import safe_open
@@ -496,7 +497,17 @@ def test_a_first_build_that_ends_half_way_leaves_nothing(saved, tmp_path, monkey
         "neobert_hf.hub.build.write_card",
         lambda *arguments: (_ for _ in ()).throw(OSError(28, "No space left on device")),
     )
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match="the disk is full: hub could not be written"):
+        build(BuildArguments(model=str(saved), out=str(tmp_path / "hub")))
+    assert [file.name for file in tmp_path.iterdir()] == ["saved"]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_full_disk_is_an_error_in_words_whichever_library_meets_it(saved, tmp_path, name, monkeypatch):
+    if name == "tokenizer.json":
+        monkeypatch.setattr(NeoBERTForMaskedLM, "save_pretrained", lambda self, folder: Path(folder).mkdir())
+    num_bytes = (saved / name).stat().st_size - 1
+    with pytest.raises(OSError, match="hub could not be written; what stood there"), largest_file(num_bytes):
         build(BuildArguments(model=str(saved), out=str(tmp_path / "hub")))
     assert [file.name for file in tmp_path.iterdir()] == ["saved"]
 

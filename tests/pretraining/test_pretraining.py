@@ -11,6 +11,7 @@ import sysconfig
 import time
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pretrain_mlm
@@ -20,6 +21,7 @@ import tqdm
 from conftest import SENTENCE, run_main
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import nn
+from torch.utils.data import DataLoader
 from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast, set_seed
 
 from neobert_hf import NeoBERTForMaskedLM, PackedMLMCollator, cli
@@ -430,6 +432,39 @@ def test_a_stream_can_be_given_to_processes_that_load_data(corpus, tokenizer, tm
     stream, _ = pretrain_mlm.open_stream(data, arguments(tmp_path), tokenizer)
     again = pickle.loads(pickle.dumps(stream))
     assert list(islice(again, 5)) == list(islice(stream, 5))
+
+
+def test_more_workers_than_files_of_a_stream_are_refused(corpus, tokenizer, tmp_path):
+    """`datasets` stops those without a file, and the run would end before its last step."""
+    data = CorpusArguments(
+        train_files=[str(corpus / f"{name}.jsonl") for name in ("train", "held_out")], streaming=True
+    )
+    with pytest.raises(
+        ValueError, match=r"dataloader_num_workers=3 is above num_shards=2, .* --dataloader_num_workers 2"
+    ):
+        pretrain_mlm.open_stream(data, arguments(tmp_path, dataloader_num_workers=3), tokenizer)
+    training = arguments(tmp_path, dataloader_num_workers=2)
+    stream, _ = pretrain_mlm.open_stream(data, training, tokenizer)
+    rows = DataLoader(stream, batch_size=None, num_workers=2)
+    assert sum(1 for _ in rows) == training.max_steps * training.rows_per_step
+
+
+def test_one_process_of_a_machine_compares_finished_shards_with_the_corpus(corpus, tokenizer, tmp_path, monkeypatch):
+    data = CorpusArguments(train_files=[str(corpus / "train.jsonl")], num_processes=1)
+    recipe, opened = arguments(tmp_path).to_recipe(), []
+
+    def open_shards(process, num_processes, folder=tmp_path / "shards"):
+        numbers = dict(world_size=num_processes, process_index=process, local_process_index=process)
+        training = SimpleNamespace(**numbers, to_recipe=lambda: recipe)
+        return pretrain_mlm.open_shards(data, training, tokenizer, data.train_files, folder)
+
+    written = open_shards(0, 1)
+    open_corpus = pretrain_mlm.open_corpus
+    monkeypatch.setattr(pretrain_mlm, "open_corpus", lambda *args: opened.append(1) or open_corpus(*args))
+    assert [len(open_shards(process, 3)) for process in (0, 1, 2)] == [len(written)] * 3
+    assert len(opened) == 1
+    with pytest.raises(ValueError, match="holds no shards; tokenize once"):
+        open_shards(1, 3, tmp_path / "none")
 
 
 def test_sigterm_saves_before_leaving(corpus, tmp_path):

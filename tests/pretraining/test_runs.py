@@ -1,17 +1,20 @@
 """A run's folder: one training at a time, and a resume from what was saved, to the last bit, or none."""
 
+import errno
 import json
 import os
-import resource
 import shutil
 import signal
 from pathlib import Path
 
 import pretrain_mlm
 import pytest
-from conftest import run_main
+from conftest import largest_file, run_main
+from safetensors import SafetensorError
 from test_pretraining import command, corpus, losses_of, run  # noqa: F401 (corpus is a fixture)
 
+from neobert_hf.data.files import sealed
+from neobert_hf.pretraining import manifests
 from neobert_hf.pretraining.manifests import MANIFEST, check_checkpoint, write_manifest
 from neobert_hf.pretraining.runs import LOCK, begin_or_resume, last_whole_checkpoint, lock_run
 
@@ -48,7 +51,7 @@ def change_manifest(file, change):
     content = json.loads(file.read_text())
     del content["checksum"]
     change(content)
-    file.write_text(json.dumps(content))
+    file.write_text(json.dumps(sealed(content)))
 
 
 FILES = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", MANIFEST)
@@ -104,6 +107,42 @@ def test_a_manifest_that_says_something_else_is_refused_in_words(folder, change,
     with pytest.raises(ValueError, match=words):
         check_checkpoint(folder / "checkpoint-8")
     assert last_whole_checkpoint(folder).name == "checkpoint-4"
+
+
+@pytest.mark.parametrize("checksum", [{}, {"checksum": None}])
+def test_a_manifest_without_a_checksum_is_refused(folder, checksum):
+    file = folder / "checkpoint-8" / MANIFEST
+    content = json.loads(file.read_text())
+    del content["checksum"]
+    file.write_text(json.dumps(content | checksum))
+    with pytest.raises(ValueError, match=r"manifest\.json is damaged: it has no checksum"):
+        check_checkpoint(folder / "checkpoint-8")
+    assert last_whole_checkpoint(folder, exactly=False).name == "checkpoint-4"
+
+
+def test_checkpoints_of_a_version_without_manifests_are_not_overwritten(folder, tmp_path):
+    for step in (4, 8):
+        (folder / f"checkpoint-{step}" / MANIFEST).unlink()
+    other = write_checkpoint(tmp_path / "other", 4)
+    shutil.copy(folder / "run.json", tmp_path / "other")
+    newest = folder / "checkpoint-8"
+    for source in (None, str(other)):
+        with pytest.raises(FileExistsError, match=f"another --output_dir, or .*--resume_from_checkpoint {newest} "):
+            begin_or_resume(folder, RUN, source)
+    with pytest.raises(FileNotFoundError, match=r"holds no whole checkpoint.*; give another --output_dir$"):
+        begin_or_resume(folder, RUN, "last")
+    assert begin_or_resume(folder, RUN, str(newest), exactly=False) == newest
+    assert begin_or_resume(folder, RUN, "last", exactly=False) == newest
+
+
+def test_only_checkpoints_that_were_cut_off_leave_a_folder_to_a_new_run(folder):
+    for step in (4, 8):
+        (folder / f"checkpoint-{step}" / MANIFEST).unlink()
+    (folder / "checkpoint-4/trainer_state.json").unlink()
+    (folder / "checkpoint-8/trainer_state.json").write_text('{"global_st')
+    assert begin_or_resume(folder, RUN, None) is None
+    with pytest.raises(FileNotFoundError, match=r"begin without --resume_from_checkpoint$"):
+        begin_or_resume(folder, RUN, "last")
 
 
 def test_what_only_looks_like_a_checkpoint_is_passed_over(folder):
@@ -238,8 +277,6 @@ def test_checkpoints_without_optimizer_state_are_announced_and_refused(corpus, t
 
 
 def test_older_checkpoints_go_only_when_the_new_one_is_whole(corpus, tmp_path, monkeypatch):  # noqa: F811
-    from neobert_hf.pretraining import manifests
-
     written, found = manifests.write_manifest, []
 
     def watch(checkpoint, **options):
@@ -258,17 +295,36 @@ def test_a_checkpoint_that_cannot_be_written_is_removed_and_the_run_resumes(corp
     folder, whole = finished
     shutil.rmtree(folder / "checkpoint-8")
     num_bytes = (folder / "checkpoint-4" / name).stat().st_size - 1
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-    try:
-        with pytest.raises(
-            SystemExit, match=r"checkpoint-8 could not be written .*earlier checkpoints are whole"
-        ) as ended:
-            resume(corpus, folder)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    message = r"checkpoint-8 could not be written; earlier checkpoints are whole"
+    with pytest.raises(SystemExit, match=message) as ended, largest_file(num_bytes):
+        resume(corpus, folder)
     assert "\n" not in ended.value.code and not (folder / "checkpoint-8").exists()
     assert resume(corpus, folder) == whole
+
+
+def test_a_checkpoint_whose_manifest_cannot_be_written_is_removed(corpus, tmp_path, monkeypatch):  # noqa: F811
+    def full(checkpoint, **options):
+        assert (checkpoint / "model.safetensors").is_file()
+        raise OSError(errno.ENOSPC, "the disk is full")
+
+    monkeypatch.setattr(manifests, "write_manifest", full)
+    with pytest.raises(SystemExit, match="the disk is full"):
+        run(corpus, tmp_path, max_steps=4)
+    assert not (tmp_path / "checkpoint-4").exists()
+
+
+def test_a_full_disk_at_the_last_save_is_one_line(corpus, tmp_path, monkeypatch):  # noqa: F811
+    save = pretrain_mlm.PretrainingTrainer.save_model
+
+    def save_on_a_full_disk(*args):
+        with largest_file(100_000):  # more than the code that is saved first, less than the weights
+            save(*args)
+
+    monkeypatch.setattr(pretrain_mlm.PretrainingTrainer, "save_model", save_on_a_full_disk)
+    with pytest.raises(SystemExit, match=f"{tmp_path.name} could not be written; earlier checkpoints") as ended:
+        run(corpus, tmp_path, max_steps=1, warmup_steps=0, save_strategy="no")
+    assert isinstance(ended.value.__cause__.__cause__, SafetensorError)
+    assert "\n" not in ended.value.code
 
 
 def test_a_second_training_in_the_same_folder_ends_at_once(corpus, tmp_path):  # noqa: F811

@@ -20,6 +20,7 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..commands import CommandParser, run_command
+from ..data.files import saving
 from ..model import modeling_neobert
 from ..model.modeling_neobert import AUTO_CLASSES
 
@@ -53,7 +54,7 @@ def build(arguments: BuildArguments) -> Path:
     Raises:
         ValueError: The folder holds something else, the checkpoint's architecture is not ours, `model_id` is no id of the Hub,
             or a file of metrics is not JSON.
-        OSError: The model or its tokenizer cannot be read.
+        OSError: The model or its tokenizer cannot be read, or the folder cannot be written.
     """
     out = Path(arguments.out)
     is_ours = (out / "modeling_neobert.py").is_file() and any((out / name).is_file() for name in WRITTEN)
@@ -89,9 +90,10 @@ def build(arguments: BuildArguments) -> Path:
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as beside:
         built = Path(beside, out.name)
-        model.save_pretrained(built)
-        tokenizer.save_pretrained(built)
-        write_card(model, tokenizer, built, arguments.model_id or str(out), metrics)
+        with saving(out):
+            model.save_pretrained(built)
+            tokenizer.save_pretrained(built)
+            write_card(model, tokenizer, built, arguments.model_id or str(out), metrics)
         move_files(built, out, last="config.json")
     return out
 

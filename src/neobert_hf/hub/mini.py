@@ -23,6 +23,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 from ..allocator import tune_allocator
 from ..commands import Bounds, CommandParser, run_command
 from ..data.collators import PackedMLMCollator
+from ..data.files import saving, write_json
 from ..embeddings.training_sets import read_pairs
 from ..evaluation.masked_lm import bigram_accuracy, masked_accuracy, pseudo_perplexity, unigram_accuracy
 from ..evaluation.retrieval import pairs_evaluator
@@ -183,9 +184,11 @@ def build(arguments: MiniArguments) -> dict:
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as beside:
         partial = Path(beside, out.name)
-        write_model(model, partial)
-        (partial / SUMMARY).write_text(json.dumps(written, indent=1) + "\n", "utf-8")
-        write_card(model, partial, written, held_out_packages(arguments.corpus))
+        packages = held_out_packages(arguments.corpus)
+        with saving(out):
+            write_model(model, partial)
+            write_card(model, partial, written, packages)
+        write_json(partial / SUMMARY, written)
         size = sum(file.stat().st_size for file in partial.rglob("*") if file.is_file()) / 1e6
         if size > LARGEST_MB:
             raise ValueError(f"{out} would take {size:.1f} MB, at most {LARGEST_MB} may ship; train a smaller model")

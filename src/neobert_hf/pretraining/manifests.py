@@ -3,16 +3,13 @@
 import json
 import os
 import shutil
-import traceback
 from pathlib import Path
 
-import torch
-from safetensors import SafetensorError
 from transformers import Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
-from ..data.files import file_hash, sealed, unsealed, write_json
+from ..data.files import file_hash, saving, sealed, unsealed, write_json
 
 logger = logging.get_logger(__name__)
 
@@ -49,20 +46,18 @@ class CheckedCheckpoints(Trainer):
         # Trainer would remove older checkpoints before this one is complete.
         limit, args.save_total_limit = args.save_total_limit, None
         try:
-            super()._save_checkpoint(model, trial)
-        except (OSError, SafetensorError, RuntimeError) as error:
-            raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
-            if isinstance(error, RuntimeError) and raised_in != torch.serialization.__file__:
-                raise  # no file's: torch.save has no error of its own
+            with saving(folder, STILL_GOOD):
+                super()._save_checkpoint(model, trial)
+            self.accelerator.wait_for_everyone()  # each process writes files of its own
+            if args.should_save:
+                write_manifest(folder, is_exact=not args.save_only_model, num_processes=args.world_size)
+        except OSError:
             shutil.rmtree(folder, ignore_errors=True)
-            raise OSError(f"{folder} could not be written ({error}); {STILL_GOOD}") from error
+            raise
         finally:
             args.save_total_limit = limit
-        self.accelerator.wait_for_everyone()  # each process writes files of its own
-        if args.should_save:
-            write_manifest(folder, is_exact=not args.save_only_model, num_processes=args.world_size)
-            if limit:
-                self._remove_older_checkpoints(folder, limit)
+        if args.should_save and limit:
+            self._remove_older_checkpoints(folder, limit)
 
     def _remove_older_checkpoints(self, newest, limit):
         best = self.state.best_model_checkpoint
@@ -132,7 +127,7 @@ def check_checkpoint(checkpoint: Path, exactly: bool = True) -> None:
 def _read_manifest(file):
     content = read_json_object(file)
     try:
-        manifest = unsealed(content)
+        manifest = unsealed(content, must_be_sealed=True)
     except ValueError as error:
         raise ValueError(f"{file} is damaged: {error}") from error
     files = manifest.get("files")

@@ -1,6 +1,5 @@
 """A run's folder: what the run is, its lock, its checkpoints, and what is left of it at the end."""
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ from transformers import Trainer
 from transformers.utils import logging
 
 from ..data.files import only_writer, write_json
-from .manifests import MANIFEST, check_checkpoint, numbered_checkpoints, read_json_object
+from .manifests import MANIFEST, STATE, STILL_GOOD, check_checkpoint, numbered_checkpoints, read_json_object
 
 logger = logging.get_logger(__name__)
 
@@ -109,7 +108,7 @@ def begin_or_resume(
 
 
 def _begin_or_resume(folder, run, resume_from_checkpoint, exactly):
-    written = [path for _, path in numbered_checkpoints(folder) if (path / MANIFEST).is_file()]
+    written = [path for _, path in numbered_checkpoints(folder) if _is_kept(path)]
     checkpoint = None
     if resume_from_checkpoint in ("last", "true", "True", True):
         checkpoint, faults = _find_whole(folder, exactly)
@@ -121,14 +120,36 @@ def _begin_or_resume(folder, run, resume_from_checkpoint, exactly):
         checkpoint = Path(resume_from_checkpoint)
         check_checkpoint(checkpoint, exactly)
     if written and (checkpoint is None or checkpoint.parent.resolve() != folder.resolve()):
-        raise FileExistsError(
-            f"{folder} holds {written[0].name}; give --resume_from_checkpoint last to resume from it, or another --output_dir"
-        )
+        raise FileExistsError(_way_out_of(folder, written))
     if checkpoint is not None:
         _check_run(checkpoint, run, exactly)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / RUN, run)
     return checkpoint
+
+
+def _is_kept(checkpoint):
+    """Whether no new run may overwrite it: it has a manifest, or, as those of earlier versions, the Trainer's state.
+
+    One that has neither was cut off while it was saved.
+    """
+    if (checkpoint / MANIFEST).is_file():
+        return True
+    try:
+        read_json_object(checkpoint / STATE)
+    except ValueError:
+        return False
+    return True
+
+
+def _way_out_of(folder, written):
+    """What to do about a folder that holds checkpoints, the newest first, from which the run does not resume."""
+    if any((path / MANIFEST).is_file() for path in written):
+        return f"{folder} holds {written[0].name}; give --resume_from_checkpoint last to resume from it, or another --output_dir"
+    return (
+        f"{folder} holds {written[0].name}, which has no {MANIFEST}: an earlier version wrote it, or it was cut off while it was "
+        f"saved; give another --output_dir, or --resume_inexactly --resume_from_checkpoint {written[0]} to resume from it"
+    )
 
 
 def _check_run(checkpoint, run, exactly):
@@ -167,7 +188,7 @@ def write_summary(trainer: Trainer, run: dict, held_out: dict) -> dict:
         "precision": {"no": "fp32"}.get(trainer.accelerator.mixed_precision, trainer.accelerator.mixed_precision),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }
-    (folder / "training_summary.json").write_text(json.dumps(summary, indent=1) + "\n", "utf-8")
+    write_json(folder / "training_summary.json", summary, STILL_GOOD)
     plot_curves(log, folder / "training_curves.png")
     return summary
 
