@@ -167,6 +167,13 @@ def questions() -> str:
     )
 
 
+def adversary() -> str:
+    """How the cases of `make test-adversary` ended."""
+    result = _result("adversary")
+    table = tabulate(result["rows"], headers="keys", tablefmt="github")
+    return f"{table}\n\nSeed {result['seed']}, {result['seconds'] / 60:.0f} minutes. {_source(result)}."
+
+
 ABLATIONS = {  # what each has that the one before in the paper's Table 2 has not
     "M0": "pre-LayerNorm BERT: learned positions, GELU, LayerNorm, dropout of 0.1",
     "M1": "RoPE, SwiGLU, RMSNorm",
@@ -406,6 +413,7 @@ TABLES = {
         "fast_paths": lambda: _rows_of("fast_paths_cpu", FAST_PATHS),
         "fast_paths_avx2": lambda: _rows_of("fast_paths_cpu_avx2", FAST_PATHS),
     },
+    "SECURITY.md": {"adversary": adversary},
 }
 
 
