@@ -236,6 +236,20 @@ def metrics_of(folder):
     return [{name: value for name, value in entry.items() if not name.endswith(times)} for entry in entries]
 
 
+def test_a_run_killed_before_its_first_manifest_may_begin_anew(corpus, tmp_path, monkeypatch):  # noqa: F811
+    """Trainer's state is there, as in checkpoints of earlier versions, which are not overwritten."""
+    with monkeypatch.context() as patched:
+        patched.setattr(manifests, "write_manifest", lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGINT))
+        with pytest.raises(SystemExit):
+            run(corpus, tmp_path / "run", max_steps=4)
+    assert (tmp_path / "run/checkpoint-4/trainer_state.json").is_file()
+    with pytest.raises(SystemExit, match="begin without --resume_from_checkpoint"):
+        run(corpus, tmp_path / "run", max_steps=4, resume_from_checkpoint="last")
+    run(corpus, tmp_path / "run", max_steps=4)
+    assert {file.name for file in (tmp_path / "run/checkpoint-4").glob("manifest.*")} == {"manifest.json"}
+    assert last_whole_checkpoint(tmp_path / "run").name == "checkpoint-4"
+
+
 @pytest.fixture
 def finished(corpus, tmp_path):  # noqa: F811
     """A run of eight steps with checkpoints at 4 and 8: its folder, and every line of its metrics."""

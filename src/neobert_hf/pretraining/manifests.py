@@ -14,6 +14,7 @@ from ..data.files import file_hash, saving, sealed, unsealed, write_json
 logger = logging.get_logger(__name__)
 
 MANIFEST = "manifest.json"  # written last of all
+UNFINISHED = f"{MANIFEST}.unfinished"  # from the beginning of a checkpoint to its manifest
 STATE = "trainer_state.json"
 STILL_GOOD = (
     "earlier checkpoints are whole: if the disk is full, make room, and resume with --resume_from_checkpoint last"
@@ -47,6 +48,9 @@ class CheckedCheckpoints(Trainer):
         limit, args.save_total_limit = args.save_total_limit, None
         try:
             with saving(folder, STILL_GOOD):
+                if args.should_save:
+                    folder.mkdir(parents=True, exist_ok=True)
+                    (folder / UNFINISHED).touch()
                 super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()  # each process writes files of its own
             if args.should_save:
@@ -93,6 +97,7 @@ def write_manifest(checkpoint: Path, is_exact: bool = True, num_processes: int =
     }
     manifest = sealed({"is_exact": is_exact, "num_processes": num_processes, "files": files})
     write_json(checkpoint / MANIFEST, manifest, STILL_GOOD)
+    (checkpoint / UNFINISHED).unlink(missing_ok=True)
 
 
 def check_checkpoint(checkpoint: Path, exactly: bool = True) -> None:

@@ -13,7 +13,7 @@ from transformers import Trainer
 from transformers.utils import logging
 
 from ..data.files import only_writer, write_json
-from .manifests import MANIFEST, STATE, STILL_GOOD, check_checkpoint, numbered_checkpoints, read_json_object
+from .manifests import MANIFEST, STATE, STILL_GOOD, UNFINISHED, check_checkpoint, numbered_checkpoints, read_json_object
 
 logger = logging.get_logger(__name__)
 
@@ -131,10 +131,10 @@ def _begin_or_resume(folder, run, resume_from_checkpoint, exactly):
 def _is_kept(checkpoint):
     """Whether no new run may overwrite it: it has a manifest, or, as those of earlier versions, the Trainer's state.
 
-    One that has neither was cut off while it was saved.
+    Any other was cut off while it was saved, between Trainer's state and the manifest perhaps.
     """
-    if (checkpoint / MANIFEST).is_file():
-        return True
+    if (checkpoint / MANIFEST).is_file() or (checkpoint / UNFINISHED).is_file():
+        return (checkpoint / MANIFEST).is_file()
     try:
         read_json_object(checkpoint / STATE)
     except ValueError:
