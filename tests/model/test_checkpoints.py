@@ -565,5 +565,12 @@ def test_the_shipped_files_import_only_one_another_torch_transformers_and_safete
             assert is_own or module in allowed or module in sys.stdlib_module_names, (name, module)
 
 
+def test_the_model_imports_every_shipped_file_itself():
+    """The loader of transformers 4.57 copies what the model's own file imports, and nothing that these files import."""
+    code = (Path(neobert_hf.__file__).parent / "model/modeling_neobert.py").read_text()
+    direct = {f"{name}.py" for name in re.findall(r"^from \.(\w+) import", code, re.MULTILINE)}
+    assert direct == CODE_FILES - {"modeling_neobert.py"}
+
+
 def test_published_class_names_are_importable():
     assert neobert_hf.NeoBERT is NeoBERTModel and neobert_hf.NeoBERTLMHead is NeoBERTForMaskedLM

@@ -57,6 +57,7 @@ from .losses_neobert import (
     mark_labels,
     span_loss,
 )
+from .machine_neobert import has_bf16_instructions
 from .plan_neobert import make_plan, warn_of_limits
 
 logger = logging.get_logger(__name__)
@@ -275,7 +276,8 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         )
         layout = plan.layout
         if not is_tracing(tokens):
-            warn_of_limits(layout, dtype, tokens.device, config.max_position_embeddings)
+            is_emulated = dtype == torch.bfloat16 and tokens.device.type == "cpu" and not has_bf16_instructions()
+            warn_of_limits(layout, config.max_position_embeddings, is_emulated)
         if inputs_embeds is None and is_hooked(self.encoder):  # a hook, NEFTune's for instance, expects rows
             x_TD = layout.flatten(self.encoder(tokens))
         else:

@@ -11,7 +11,6 @@ from .attention_neobert import ForwardPlan, make_dense_mask
 from .backends_neobert import Situation, choose_backend, find_backend, runs_packed
 from .kernels_neobert import choose_kernels, is_tracing
 from .layout_neobert import OnHost, SequenceLayout, make_layout
-from .machine_neobert import has_bf16_instructions
 
 logger = logging.get_logger(__name__)
 
@@ -80,9 +79,7 @@ def make_plan(
     return ForwardPlan(layout, backend, mask, kernels), on_host
 
 
-def warn_of_limits(
-    layout: SequenceLayout, dtype: torch.dtype, device: torch.device, max_position_embeddings: int
-) -> None:
+def warn_of_limits(layout: SequenceLayout, max_position_embeddings: int, is_emulated: bool) -> None:
     """Say once where a sequence is longer than the model was trained for, and where a CPU emulates bf16."""
     longest = layout.max_length or layout.shape[1]
     if longest > max_position_embeddings:
@@ -90,7 +87,7 @@ def warn_of_limits(
             f"A sequence of {longest} tokens is longer than the {max_position_embeddings} that this model was trained for "
             "(max_position_embeddings); it runs, but quality is not assured."
         )
-    if dtype == torch.bfloat16 and device.type == "cpu" and not has_bf16_instructions():
+    if is_emulated:
         logger.warning_once(
             "This CPU has no bf16 instructions: bfloat16 is emulated, several times slower than float32. Load the model with "
             "dtype=torch.float32, or on any machine with dtype=neobert_hf.best_dtype()."
