@@ -139,7 +139,10 @@ def _fork(function: Callable[[], Any], log: Path) -> int:
 def _run_and_exit(function: Callable[[], Any], log: Path) -> NoReturn:
     status = 0
     # All processes share tqdm's lock, and one that is killed while it holds the lock would stop every later one.
-    tqdm.set_lock(threading.RLock())
+    lock, classes = threading.RLock(), [tqdm]
+    for each in classes:  # a subclass may have the shared one
+        each.set_lock(lock)
+        classes += each.__subclasses__()
     try:
         os.setpgid(0, 0)
         for number, end in ((1, ".out"), (2, ".err")):
