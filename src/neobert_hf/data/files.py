@@ -156,6 +156,7 @@ def only_writer(folder: Path, lock: str) -> Iterator[None]:
             f"another process writes to {folder}; wait until it has ended, or choose another folder"
         ) from None
     except (OSError, NotImplementedError) as error:
+        # A drive without locks: filelock raises the one or the other, by its version and by what the system says.
         raise OSError(
             getattr(error, "errno", None) or errno.ENOLCK,
             f"no lock can be held here ({error}), as on some network drives, so two processes could mix their files; choose a "
