@@ -70,7 +70,7 @@ lint: .venv/dev
 
 # torch comes first and at its pinned version, so that nothing that depends on it pulls another build. Bytecode is written of
 # what the demo imports only: compiling every module of these packages takes longer than installing them.
-.venv/demo: setup.py constraints.txt
+.venv/demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(PIP) --no-compile torch
 	$(PIP) --no-compile -e ".[demo]"

@@ -77,7 +77,7 @@ def train(variant: str, seed: int, tokenizer, training_ids, held_out_ids, argume
     model = build_model(recipe, tokenizer, f"{overrides},{UNTIED}" if variant == "M0" else overrides)
     masking = dict(mlm_probability=recipe.mlm_probability, mask_replace_prob=recipe.mask_replace_prob)
     collator = PackedMLMCollator(
-        tokenizer, random_replace_prob=recipe.random_replace_prob, layout=recipe.layout, **masking
+        tokenizer, random_replace_prob=recipe.random_replace_prob, batch_format=recipe.batch_format, **masking
     )
     sizes = dict(max_tokens=args.row_tokens, max_length=args.max_length)
     rows = PackedRows(
@@ -85,8 +85,8 @@ def train(variant: str, seed: int, tokenizer, training_ids, held_out_ids, argume
     )
     trainer = PretrainingTrainer(model, args, recipe=recipe, train_dataset=rows, data_collator=collator)
     trainer.train()
-    layout = "padded" if recipe.architecture != "neobert" else "packed"
-    trainer.data_collator = PackedMLMCollator(tokenizer, layout=layout)  # the same masks for all
+    batch_format = "padded" if recipe.architecture != "neobert" else "packed"
+    trainer.data_collator = PackedMLMCollator(tokenizer, batch_format=batch_format)  # the same masks for all
     metrics = trainer.evaluate(PackedRows(held_out_ids, list(map(len, held_out_ids)), **sizes, seed=1234))
     figures = next(entry for entry in trainer.state.log_history if "num_tokens" in entry)
     return {

@@ -23,7 +23,7 @@ from neobert_hf.demo.documentation import collect_documentation
 class EncodeArguments:
     """What to embed, how often."""
 
-    model: str = field(default=neobert_hf.MINI, metadata={"help": "A folder of sentence-transformers."})
+    model: str = field(default=neobert_hf.MINI_MODEL_PATH, metadata={"help": "A folder of sentence-transformers."})
     num_texts: int = field(default=1500, metadata={"help": "Entries of the documentation."})
     max_lengths: list[int] = field(default_factory=lambda: [128, 256], metadata={"help": "Where texts are cut."})
     batch_sizes: list[int] = field(default_factory=lambda: [32, 128], metadata={"help": "Texts at once; 32 is stock."})

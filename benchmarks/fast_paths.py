@@ -20,13 +20,13 @@ from transformers import HfArgumentParser
 from neobert_hf import tune_allocator
 from neobert_hf.model.kernels_neobert import (
     RMSNorm,
-    blocked_attention,
     choose_kernels,
-    pack_weights,
+    prepack_weights,
     product,
     rms_norm,
     split_and_rotate,
     split_and_rotate_fast,
+    tiled_attention,
 )
 from neobert_hf.model.machine_neobert import has_bf16_instructions
 
@@ -55,7 +55,7 @@ def variants(num_tokens: int, dtype: torch.dtype) -> dict[str, dict]:
     turns, kernels = torch.view_as_complex(table), choose_kernels(dtype, num_tokens)
     w12, w3 = (nn.Linear(*shape, bias=False).to(dtype).eval() for shape in ((WIDTH, 2 * INNER), (INNER, WIDTH)))
     packed = nn.Sequential(copy.deepcopy(w12)).eval()
-    pack_weights(packed)
+    prepack_weights(packed)
     quantized = torch.ao.quantization.quantize_dynamic(nn.Sequential(copy.deepcopy(w12).float()), {nn.Linear})
     wide = x.float()
     norm = RMSNorm(WIDTH, eps=1e-5).to(dtype)
@@ -67,7 +67,7 @@ def variants(num_tokens: int, dtype: torch.dtype) -> dict[str, dict]:
         gate = FUSED(x, w12.weight[:INNER], None, "swish", [], "")
         return FUSED.binary(x, gate, w12.weight[INNER:], None, "mul")
 
-    def blocked_eager():
+    def tiled_eager():
         blocks = [(part @ heads[1].mT * 0.125).softmax(-1) @ heads[2] for part in heads[0].split(64, dim=2)]
         return torch.cat(blocks, 2)
 
@@ -80,7 +80,7 @@ def variants(num_tokens: int, dtype: torch.dtype) -> dict[str, dict]:
             "F.linear": lambda: F.linear(x, w12.weight),
             "ours": lambda: product(w12, x, kernels),
             "oneDNN": lambda: FUSED(x, w12.weight, None, "none", [], ""),
-            "ours, packed": lambda: product(packed[0], x, kernels),
+            "ours, prepacked": lambda: product(packed[0], x, kernels),
             "int8, from float32": lambda: quantized(wide),
         },
         "product w12, silu, multiply": {
@@ -112,8 +112,8 @@ def variants(num_tokens: int, dtype: torch.dtype) -> dict[str, dict]:
         "attention": {
             "SDPA": lambda: F.scaled_dot_product_attention(*heads),
             "SDPA in float32, token by token": lambda: F.scaled_dot_product_attention(*wide_heads),
-            "ours in blocks": lambda: blocked_attention(*by_head, (num_tokens,)),
-            "softmax of 64 rows at a time": blocked_eager,
+            "ours in blocks": lambda: tiled_attention(*by_head, (num_tokens,)),
+            "softmax of 64 rows at a time": tiled_eager,
         },
     }
     if dtype == torch.bfloat16 and not has_bf16_instructions():  # oneDNN refuses what it cannot even emulate

@@ -29,7 +29,7 @@ OTHERS = {
         dict(hidden_size=1024, intermediate_size=2624, num_hidden_layers=28, num_attention_heads=16),
     ),
 }
-OURS = ("ours", "ours-packed", "ours-int8", "ours-compiled")
+OURS = ("ours", "ours-prepacked", "ours-int8", "ours-compiled")
 MODELS = (*OURS, "published", "openvino", *OTHERS, "modernbert-base-int8")
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
 
@@ -45,8 +45,8 @@ def neobert_config(max_length: int, num_layers: int | None) -> NeoBERTConfig:
 def build(name: str, dtype: torch.dtype, device: str, max_length: int, num_layers: int | None, head: bool = False):
     """A model of that name with random weights, those of every NeoBERT the same.
 
-    `head=True` builds the masked language model instead of the encoder. "ours-packed" has called pack_weights(), "-int8" has
-    int8 products.
+    `head=True` builds the masked language model instead of the encoder. "ours-prepacked" has called prepack_weights(),
+    "-int8" has int8 products.
     """
     if name == "modernbert-base-int8":
         return torch.ao.quantization.quantize_dynamic(
@@ -70,8 +70,8 @@ def build(name: str, dtype: torch.dtype, device: str, max_length: int, num_layer
         published.load_state_dict(model.state_dict())
         model = published
     model = model.to(dtype=dtype, device=device).eval()
-    if name == "ours-packed":
-        model.pack_weights()
+    if name == "ours-prepacked":
+        model.prepack_weights()
     if name == "ours-int8":
         quantize(model)
     if name == "ours-compiled":

@@ -24,7 +24,9 @@ METRICS = {"recall@1": "cosine_recall@1", "recall@10": "cosine_recall@10", "nDCG
 class Int8Arguments:
     """What to compare on what."""
 
-    model: str = field(default=neobert_hf.MINI, metadata={"help": "Folder of an embedding model on a NeoBERT."})
+    model: str = field(
+        default=neobert_hf.MINI_MODEL_PATH, metadata={"help": "Folder of an embedding model on a NeoBERT."}
+    )
     packages: list[str] = field(
         default_factory=lambda: ["pandas", "networkx"],
         metadata={"help": "Installed packages whose docstrings are asked."},

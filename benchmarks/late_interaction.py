@@ -29,7 +29,7 @@ from neobert_hf.evaluation.retrieval import pairs_evaluator
 class LateInteractionArguments:
     """What to compare on what."""
 
-    model: str = field(default=neobert_hf.MINI, metadata={"help": "Folder of an embedding model."})
+    model: str = field(default=neobert_hf.MINI_MODEL_PATH, metadata={"help": "Folder of an embedding model."})
     pairs: str = field(
         default="runs/documentation/held_out_packages_pairs.jsonl", metadata={"help": "Questions and answers."}
     )

@@ -179,7 +179,7 @@ def main():
             contenders["all-MiniLM-L6-v2"] = lambda: index(minilm(), 0)
         for count in arguments.num_candidates:
             name = f"mini, cosine, then tokens of {count}" if count else "mini, cosine"
-            contenders[name] = lambda count=count: index(embedding_model(neobert_hf.MINI), count)
+            contenders[name] = lambda count=count: index(embedding_model(neobert_hf.MINI_MODEL_PATH), count)
         for name, prepare in contenders.items():
             row, answers[name] = answered(name, prepare, questions)
             rows.append(row)

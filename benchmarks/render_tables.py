@@ -63,7 +63,12 @@ def _first_line(documented) -> str:
 
 # What has run where; tests/test_backends_neobert.py holds the tests behind "simulated".
 TRIED = {
-    "cpu": {"blocked": "measured", "sdpa": "measured", "eager": "measured", "flex_attention": "measured, no backward"},
+    "cpu": {
+        "cpu_tiled": "measured",
+        "sdpa": "measured",
+        "eager": "measured",
+        "flex_attention": "measured, no backward",
+    },
     "cuda": dict.fromkeys(
         ("flash_attention_3", "flash_attention_2", "flash_attention_4", "torch_varlen", "xformers", "sdpa"), "simulated"
     ),
@@ -256,9 +261,9 @@ def _speeds(name: str) -> str:
 
 HEADLINE = {  # what is divided by what, in the results of one kind of CPU
     "ours / published code": ("ours", "published"),
-    "ours, packed / published code": ("ours-packed", "published"),
+    "ours, prepacked / published code": ("ours-prepacked", "published"),
     "ours / ModernBERT-base": ("ours", "modernbert-base"),
-    "ours, packed / OpenVINO, same weights": ("ours-packed", "openvino"),
+    "ours, prepacked / OpenVINO, same weights": ("ours-prepacked", "openvino"),
     "ours, int8 / ours": ("ours-int8", "ours"),
     "ours, int8 / ModernBERT-base": ("ours-int8", "modernbert-base"),
     "ours, int8 / ModernBERT-base, int8": ("ours-int8", "modernbert-base-int8"),
@@ -465,7 +470,7 @@ def draw() -> None:
 FIGURE_LABELS = {
     "ceiling": "ceiling: our matrix products alone",
     "ours": "NeoBERT, ours",
-    "ours-packed": "NeoBERT, ours, pack_weights()",
+    "ours-prepacked": "NeoBERT, ours, prepack_weights()",
     "ours-int8": "NeoBERT, ours, quantize() to int8",
     "published": "NeoBERT, published code",
     "openvino": "NeoBERT, OpenVINO",

@@ -6,7 +6,7 @@
 For each length every model doubles its batch until the machine is full (memory, or `--max_tokens`) and keeps the best. Then
 the models take turns, A B A B, and the medians are reported; a ratio is the median of the ratios within the rounds. The
 ceiling is what the matrix products of our model take by themselves, in the same turns. Random weights; `published` is the
-published forward (see published.py), `ours-packed` our model after `pack_weights()`, `openvino` our model exported.
+published forward (see published.py), `ours-prepacked` our model after `prepack_weights()`, `openvino` our model exported.
 """
 
 import time
@@ -47,7 +47,7 @@ class ThroughputArguments:
     """What to measure."""
 
     models: list[str] = field(
-        default_factory=lambda: ["ours", "ours-packed", "published", "bert-base", "nomic-bert", "modernbert-base"],
+        default_factory=lambda: ["ours", "ours-prepacked", "published", "bert-base", "nomic-bert", "modernbert-base"],
         metadata={"help": f"Models that take part: {', '.join(MODELS)}."},
     )
     lengths: list[int] = field(
@@ -134,7 +134,7 @@ def measure_length(contenders, ceiling, length, arguments) -> list[dict]:
 @torch.inference_mode()
 def rounding_errors(arguments) -> list[dict]:
     """Errors of our forward and of the published one in `dtype`, against our plain one in float64, on a few sequences."""
-    names = [name for name in ("ours", "ours-packed", "ours-int8", "published") if name in arguments.models]
+    names = [name for name in ("ours", "ours-prepacked", "ours-int8", "published") if name in arguments.models]
     rows = []
     for length in [length for length in arguments.lengths if length <= 512]:
         model = build("ours", torch.float64, arguments.device, length, arguments.num_layers)

@@ -129,8 +129,8 @@ def train(data: CorpusArguments, training: PretrainingArguments):
         cut = dict(max_length=training.max_length, end_token=tokenizer.sep_token_id, seed=training.seed)
         held_out = PackedRows(held_out, held_out.lengths, training.row_tokens, **cut)
     masking = dict(mlm_probability=recipe.mlm_probability, mask_replace_prob=recipe.mask_replace_prob)
-    masking |= dict(random_replace_prob=recipe.random_replace_prob, layout=recipe.layout)
-    if recipe.layout == "packed":  # a GPU then waits for no look at positions and labels before the first block
+    masking |= dict(random_replace_prob=recipe.random_replace_prob, batch_format=recipe.batch_format)
+    if recipe.batch_format == "packed":  # a GPU then waits for no look at positions and labels before the first block
         masking |= dict(return_flash_attn_kwargs=True, trust_boundaries=True)
 
     # 3. Model

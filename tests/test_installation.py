@@ -2,7 +2,6 @@
 
 import os
 import re
-import runpy
 import subprocess
 import sys
 from importlib.metadata import distribution, packages_distributions
@@ -12,7 +11,6 @@ import pytest
 
 pytest.importorskip("sentence_transformers", reason="the demo embeds by sentence-transformers (pip install -e .[demo])")
 
-import setuptools
 from packaging.requirements import Requirement
 from setuptools import find_packages
 
@@ -32,13 +30,9 @@ def required_by(requirements, found, extras=("",)):
     return found
 
 
-def test_a_search_imports_nothing_that_the_extra_of_the_demo_does_not_bring(tmp_path, monkeypatch):
+def test_a_search_imports_nothing_that_the_extra_of_the_demo_does_not_bring(tmp_path):
     """In a folder of links to the packages of that extra, and of no others."""
-    package = {}
-    monkeypatch.setattr(setuptools, "setup", lambda **given: package.update(given))
-    runpy.run_path(str(ROOT / "setup.py"))
-    allowed = required_by([*package["install_requires"], *package["extras_require"]["demo"]], set())
-    for name in allowed:
+    for name in required_by(["neobert_hf[demo]"], set()) - {"neobert-hf"}:
         for file in distribution(name).files:
             top = file.parts[0]
             if top not in ("..", "__pycache__") and not (tmp_path / top).exists():

@@ -7,6 +7,7 @@ import transformers
 from .allocator import tune_allocator
 from .data.collators import PackedMLMCollator
 from .data.packing import PackedStream
+from .deprecations import renamed_names
 from .embeddings.models import multi_vector_encoder, sentence_transformer, sparse_encoder
 from .model.configuration_neobert import NeoBERTConfig
 from .model.kernels_neobert import quantize
@@ -26,7 +27,7 @@ from .model.modeling_neobert import (
 __version__ = "0.1.0"
 
 # Folder of a small embedding model, trained on the documentation inside Python: to try things with, offline.
-MINI = str(Path(__file__).parent / "mini")
+MINI_MODEL_PATH = str(Path(__file__).parent / "mini")
 
 transformers.AutoConfig.register(NeoBERTConfig.model_type, NeoBERTConfig, exist_ok=True)
 for _auto_class, _model_class in AUTO_CLASSES.items():
@@ -34,9 +35,11 @@ for _auto_class, _model_class in AUTO_CLASSES.items():
         getattr(transformers, _auto_class).register(NeoBERTConfig, _model_class, exist_ok=True)
 transformers.AutoTokenizer.register(NeoBERTConfig, fast_tokenizer_class=transformers.BertTokenizerFast, exist_ok=True)
 
+__getattr__ = renamed_names(__name__, {"MINI": ("MINI_MODEL_PATH", MINI_MODEL_PATH)})
+
 __all__ = [
     "AUTO_CLASSES",
-    "MINI",
+    "MINI_MODEL_PATH",
     "NeoBERT",
     "NeoBERTConfig",
     "NeoBERTForMaskedLM",

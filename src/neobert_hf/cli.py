@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from transformers import AutoTokenizer
 from transformers.hf_argparser import HfArg
 
-from . import MINI
+from . import MINI_MODEL_PATH
 from .commands import Bounds, CommandParser, run_command, some_text
 from .data import wordpiece
 from .data.files import write_error, writing
@@ -76,7 +76,7 @@ class SearchArguments:
             "everything."
         },
     )
-    model: str = field(default=MINI, metadata={"help": "Embedding model: a folder or an id of the Hub."})
+    model: str = field(default=MINI_MODEL_PATH, metadata={"help": "Embedding model: a folder or an id of the Hub."})
     top_k: Annotated[int, Bounds(1, MOST_TOGETHER)] = field(default=3, metadata={"help": "Answers to show."})
     num_candidates: Annotated[int, Bounds(0, MOST_TOGETHER)] = field(
         default=None,
@@ -95,7 +95,7 @@ class EmbedArguments:
     """Embed the texts of a file: neobert embed texts.txt -o vectors.npy."""
 
     output: str = HfArg(aliases=["-o"], help="File to write: .npy, or .jsonl with text and embedding.")
-    model: str = field(default=MINI, metadata={"help": "Embedding model: a folder or an id of the Hub."})
+    model: str = field(default=MINI_MODEL_PATH, metadata={"help": "Embedding model: a folder or an id of the Hub."})
     text_column: str = field(default="text", metadata={"help": "Column of the text; .txt has a text in each line."})
     prompt_name: str = field(default=None, metadata={"help": "Prompt of the model to put before each text."})
     normalize: bool = field(default=False, metadata={"help": "Scale each embedding to length 1."})
@@ -138,7 +138,7 @@ def search(arguments: SearchArguments, questions: list[str]) -> None:
     packages = None if arguments.package == "all" else arguments.package.split(",")
     num_candidates = arguments.num_candidates
     if num_candidates is None:
-        num_candidates = 200 if arguments.model == MINI else 0
+        num_candidates = 200 if arguments.model == MINI_MODEL_PATH else 0
     index = DocumentationIndex(embedding_model(arguments.model), packages, num_candidates, arguments.batch_size)
     print(f"{len(index.entries):,} entries")
     for question in questions or iter(_ask, ""):
@@ -215,7 +215,7 @@ def embedding_model(name: str):
     from . import best_dtype, tune_allocator
 
     tune_allocator()
-    if name == MINI:  # known to be bf16: no need for sentence-transformers' warning of it
+    if name == MINI_MODEL_PATH:  # known to be bf16: no need for sentence-transformers' warning of it
         return SentenceTransformer(name, model_kwargs={"dtype": best_dtype(get_device_name())})
     model = SentenceTransformer(name)
     return model.to(best_dtype(model.device)) if model.dtype == torch.bfloat16 else model

@@ -15,7 +15,7 @@ from pathlib import Path
 from adversary.machinery import RIGHT, Failed, Outcome, explained, fork_case
 from adversary.workbench import Workbench, files_of, losses_of, weights_of
 
-from neobert_hf.pretraining.runs import last_whole_checkpoint
+from neobert_hf.pretraining.runs import last_complete_checkpoint
 
 # What is to be interrupted: the command of the workbench, and whether it is resumed or just run again.
 COMMANDS = {
@@ -133,7 +133,7 @@ def start_again(bench: Workbench, name: str, folder: Path, wrap=lambda command: 
 def check_nothing_half_is_whole(name: str, folder: Path, reference: Reference) -> None:
     """What passes for whole now is what the uninterrupted run has written."""
     if name in TRAININGS and folder.exists():
-        checkpoint = last_whole_checkpoint(folder)
+        checkpoint = last_complete_checkpoint(folder)
         if checkpoint and not _same_weights(checkpoint, reference.folder / checkpoint.name):
             raise Failed(f"partial: {checkpoint.name} passes for whole")
     if name == "tokenizing" and (folder / "manifest.json").exists():

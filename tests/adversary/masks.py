@@ -20,7 +20,7 @@ KINDS = (
 )
 # Relative to the largest logit; float32 adds in another order than the oracle.
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5}
-BACKENDS = {torch.float64: ("auto", "sdpa", "eager"), torch.float32: ("auto", "blocked", "sdpa", "eager")}
+BACKENDS = {torch.float64: ("auto", "sdpa", "eager"), torch.float32: ("auto", "cpu_tiled", "sdpa", "eager")}
 
 
 def prepare(folder: Path) -> tuple[list, dict]:
@@ -51,7 +51,7 @@ def case(kind: str, _, rng: random.Random, folder: Path, shared: dict) -> str:
         with torch.set_grad_enabled(rng.random() < 0.3):
             outputs = model(**inputs)
     except ValueError as error:
-        if backend == "blocked" and "attn_implementation='blocked'" in str(error):
+        if backend == "cpu_tiled" and "attn_implementation='cpu_tiled'" in str(error):
             return EXPLAINED
         raise Failed(f"bug: {backend}, {dtype}: {error}") from error
     largest = 0.0

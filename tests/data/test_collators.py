@@ -73,8 +73,8 @@ def test_layouts_are_twins_with_the_very_same_masks(tokenizer):
         {"input_ids": [2, *range(5, 30), 3], "position_ids": list(range(27)), "mask_seed": 2},
     ]
     packed, padded, concatenated = (
-        PackedMLMCollator(tokenizer, mlm_probability=0.5, layout=layout)(rows)
-        for layout in ("packed", "padded", "concatenated")
+        PackedMLMCollator(tokenizer, mlm_probability=0.5, batch_format=batch_format)(rows)
+        for batch_format in ("packed", "padded", "concatenated")
     )
     is_real = padded["attention_mask"].bool()
     assert is_real.sum(-1).tolist() == [5, 4, 27]
@@ -83,8 +83,8 @@ def test_layouts_are_twins_with_the_very_same_masks(tokenizer):
         assert torch.equal(concatenated[name], packed[name])
     assert (padded["labels"][~is_real] == -100).all()
     assert "position_ids" not in concatenated
-    with pytest.raises(ValueError, match="layout='flat' is not one of packed, padded, concatenated"):
-        PackedMLMCollator(tokenizer, layout="flat")
+    with pytest.raises(ValueError, match="batch_format='flat' is not one of packed, padded, concatenated"):
+        PackedMLMCollator(tokenizer, batch_format="flat")
 
 
 def test_berts_masking_replaces_keeps_and_randomises(tokenizer):

@@ -227,7 +227,9 @@ def test_the_free_memory_is_known_here_and_no_more_than_the_machine_has():
 @pytest.mark.parametrize("has_bf16", ["0", "1"])
 def test_the_library_chooses_the_dtype_of_bf16_weights_and_leaves_that_of_others(folder, monkeypatch, has_bf16):
     monkeypatch.setenv("NEOBERT_CPU_BF16", has_bf16)
-    assert cli.embedding_model(neobert_hf.MINI).dtype == (torch.bfloat16 if has_bf16 == "1" else torch.float32)
+    assert cli.embedding_model(neobert_hf.MINI_MODEL_PATH).dtype == (
+        torch.bfloat16 if has_bf16 == "1" else torch.float32
+    )
     assert cli.embedding_model(folder).dtype == torch.float32
 
 

@@ -21,7 +21,7 @@ import neobert_hf
 from neobert_hf.hub import mini
 from neobert_hf.hub.mini import MiniArguments, check_out, write_model
 
-FOLDER = Path(neobert_hf.MINI)
+FOLDER = Path(neobert_hf.MINI_MODEL_PATH)
 
 
 def test_it_loads_whole_and_takes_at_most_12_megabytes():
@@ -40,7 +40,7 @@ def test_it_finds_what_is_meant():
         "wait for some seconds": "time.sleep(secs)\nThe argument may be a floating point number.",
         "write an object to a file": "json.dump(obj, fp)\nSerialize to a stream.",
     }
-    model = SentenceTransformer(neobert_hf.MINI)
+    model = SentenceTransformer(neobert_hf.MINI_MODEL_PATH)
     found = model.similarity(model.encode(list(answers)), model.encode(list(answers.values()))).argmax(1)
     assert (np.array(found) == np.arange(len(answers))).sum() >= 4
 
@@ -78,7 +78,7 @@ def test_building_it_replaces_nothing_but_an_earlier_one(tmp_path):
 
 
 def test_building_it_writes_every_file_that_ships(tmp_path):
-    write_model(SentenceTransformer(neobert_hf.MINI), tmp_path)
+    write_model(SentenceTransformer(neobert_hf.MINI_MODEL_PATH), tmp_path)
     built = {file.name for file in tmp_path.iterdir()}
     assert built == {file.name for file in FOLDER.iterdir()} - {"README.md", "training_summary.json"}
 
@@ -88,7 +88,7 @@ def test_a_full_disk_is_an_error_in_words_and_leaves_nothing(tmp_path, monkeypat
     monkeypatch.setattr(mini, "measure_pretrained", lambda arguments: {})
     monkeypatch.setattr(mini, "measure_embeddings", lambda model, arguments: {})
     arguments = MiniArguments(
-        pretrained=str(tmp_path), model=neobert_hf.MINI, corpus=str(tmp_path), out=f"{tmp_path}/out"
+        pretrained=str(tmp_path), model=neobert_hf.MINI_MODEL_PATH, corpus=str(tmp_path), out=f"{tmp_path}/out"
     )
     with pytest.raises(OSError, match="out could not be written; what stood there"), largest_file(1 << 20):
         mini.build(arguments)

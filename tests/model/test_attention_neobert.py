@@ -101,7 +101,7 @@ def test_nothing_asked_for_chooses_what_runs_here(checkpoint):
     packed = Situation(CPU, torch.float32, 64, is_packed=True)
     fast = packed._replace(is_fast=True)
     assert choose_backend("auto", packed) == "sdpa"
-    assert choose_backend("auto", fast) == ("blocked" if onednn_is_best(torch.float32) else "sdpa")
+    assert choose_backend("auto", fast) == ("cpu_tiled" if onednn_is_best(torch.float32) else "sdpa")
     assert choose_backend("auto", fast._replace(is_packed=False)) == "sdpa"
     assert choose_backend("auto", packed._replace(is_packed=False), need_weights=True) == "eager"
 

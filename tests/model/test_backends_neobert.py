@@ -106,9 +106,9 @@ def test_without_any_package_auto_takes_what_torch_brings(gpus, monkeypatch):
         ("xformers", (BLACKWELL, FLOAT32, 64, True), "up to 9.0, cuda:3 has 10.0"),
         ("xformers", (TURING, BFLOAT16, 64, True), "from 8.0, cuda:0 has 7.5"),
         ("flex_attention", (CPU, FLOAT32, 64, False), "runs packed sequences only"),
-        ("blocked", (CPU, FLOAT32, 64, True), "is for inference"),
-        ("blocked", (CPU, FLOAT16, 64, True, True), "fast products in torch.float16"),
-        ("blocked", (AMPERE, FLOAT32, 64, True), "runs on CPU, not on cuda"),
+        ("cpu_tiled", (CPU, FLOAT32, 64, True), "is for inference"),
+        ("cpu_tiled", (CPU, FLOAT16, 64, True, True), "fast products in torch.float16"),
+        ("cpu_tiled", (AMPERE, FLOAT32, 64, True), "runs on CPU, not on cuda"),
     ],
 )
 def test_a_backend_that_was_asked_for_and_cannot_run_says_why_and_the_way_out(gpus, name, situation, message):
@@ -116,7 +116,7 @@ def test_a_backend_that_was_asked_for_and_cannot_run_says_why_and_the_way_out(gp
         choose_backend(name, Situation(*situation))
 
 
-@pytest.mark.parametrize("name", [name for name in BACKENDS if name not in ("blocked", "sdpa", "eager")])
+@pytest.mark.parametrize("name", [name for name in BACKENDS if name not in ("cpu_tiled", "sdpa", "eager")])
 def test_a_backend_that_is_missing_says_how_to_get_it(monkeypatch, name):
     monkeypatch.setitem(BACKENDS, name, BACKENDS[name]._replace(is_installed=lambda: False))
     with pytest.raises(ImportError, match=r"is not installed; .*(pip install|build it)"):
@@ -432,7 +432,7 @@ def test_every_copy_of_the_layout_is_made_by_the_one_function(monkeypatch):
     mask[0, 3:] = 0
     ids = torch.full((2, 5), 5)
     labels = ids.masked_fill(mask == 0, -100)
-    plan, on_host = make_plan(ids, "auto", vocab_size=10, attention_mask=mask, bring=labels != -100)
+    plan, on_host = make_plan(ids, "auto", vocab_size=10, attention_mask=mask, copy_to_host=labels != -100)
     assert len(find_label_indices(plan.layout.flatten(labels), on_host, plan.layout)) == 8
     assert not careless
 

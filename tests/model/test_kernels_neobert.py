@@ -18,10 +18,9 @@ from neobert_hf.model import backends_neobert, kernels_neobert, machine_neobert
 from neobert_hf.model.attention_neobert import rotary_table
 from neobert_hf.model.kernels_neobert import (
     CHUNK_TOKENS,
-    SHORTEST_BLOCKED,
-    PackedLinear,
+    SHORTEST_TILED,
+    PrepackedLinear,
     RMSNorm,
-    blocked_attention,
     choose_kernels,
     normalize,
     product,
@@ -29,6 +28,7 @@ from neobert_hf.model.kernels_neobert import (
     runs_fast,
     split_and_rotate,
     split_and_rotate_fast,
+    tiled_attention,
 )
 from neobert_hf.model.plan_neobert import make_plan
 
@@ -112,10 +112,10 @@ def wide_model():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kernels", ["torch", "onednn", "packed"])
-@pytest.mark.parametrize("attention", ["sdpa", "blocked"])
+@pytest.mark.parametrize("attention", ["sdpa", "cpu_tiled"])
 def test_a_fast_model_is_as_exact_as_a_plain_one(wide_model, monkeypatch, dtype, kernels, attention):
     """Against float64. The ladder's third rung for bf16: at most 3 times the error of the plain model; fp32: 1e-5."""
-    if kernels != "torch" or (attention, dtype) == ("blocked", torch.float32):
+    if kernels != "torch" or (attention, dtype) == ("cpu_tiled", torch.float32):
         needs_onednn(dtype)
     model, inputs, wanted = wide_model
     real = inputs["attention_mask"].bool()
@@ -125,8 +125,8 @@ def test_a_fast_model_is_as_exact_as_a_plain_one(wide_model, monkeypatch, dtype,
     monkeypatch.setattr(kernels_neobert, "onednn_is_best", lambda dtype, num_rows: kernels != "torch")
     monkeypatch.setattr(backends_neobert, "onednn_is_best", lambda dtype: True)
     if kernels == "packed":
-        model.pack_weights()
-        assert sum(type(module) is PackedLinear for module in model.modules()) == 4 * 2
+        model.prepack_weights()
+        assert sum(type(module) is PrepackedLinear for module in model.modules()) == 4 * 2
     model.set_attn_implementation(attention)
     with torch.no_grad():
         fast = model(**inputs, output_hidden_states=True)
@@ -161,7 +161,7 @@ def choose_anew():
 def test_a_torch_without_a_private_name_computes_the_same(wide_model, monkeypatch, choose_anew, name):
     model, inputs, wanted = wide_model
     monkeypatch.setattr(machine_neobert.TORCH, name, None)
-    model = copy.deepcopy(model).pack_weights()
+    model = copy.deepcopy(model).prepack_weights()
     with torch.inference_mode():
         states = model(**inputs).last_hidden_state[inputs["attention_mask"].bool()]
     assert largest_error(states, wanted) <= 1e-5
@@ -207,8 +207,8 @@ def test_a_product_is_exact_to_the_dtype_with_and_without_a_residual(dtype, bias
     if kernels in ("onednn", "packed"):
         needs_onednn(dtype)
     if kernels == "packed":
-        layer.__class__ = PackedLinear
-        layer.pack()
+        layer.__class__ = PrepackedLinear
+        layer.prepack()
     x, residual = torch.randn(num_rows, 96, dtype=dtype), torch.randn(num_rows, 40, dtype=dtype)
     wanted = F.linear(x.double(), *weights)
     # sums of 96 terms in fp32; in bf16 a rounding of the product and, where it is not fused, another of the sum
@@ -282,9 +282,9 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_packed_weight_that_changed_is_used_as_it_is_now(packing_pays, tiny_config, change):
-    model = NeoBERTModel(tiny_config).eval().pack_weights()
+    model = NeoBERTModel(tiny_config).eval().prepack_weights()
     layer, x = model.transformer_encoder[0].qkv, torch.randn(3, tiny_config.hidden_size)
-    assert type(layer) is PackedLinear
+    assert type(layer) is PrepackedLinear
     with torch.no_grad():
         before = product(layer, x, "onednn")
         CHANGES[change](layer)
@@ -297,14 +297,14 @@ def test_a_packed_weight_that_changed_is_used_as_it_is_now(packing_pays, tiny_co
     ids=["another tensor", "one row"],
 )
 def test_a_change_that_the_packed_order_cannot_take_is_refused(packing_pays, tiny_config, change):
-    model = NeoBERTModel(tiny_config).eval().pack_weights()
+    model = NeoBERTModel(tiny_config).eval().prepack_weights()
     with pytest.raises((RuntimeError, NotImplementedError)):
         change(model.transformer_encoder[0].ffn.w3.weight)
 
 
 def test_packing_stays_out_of_files_copies_and_state_dicts(packing_pays, model, tmp_path):
     wanted = {name: value.clone() for name, value in model.state_dict().items()}
-    model.pack_weights()
+    model.prepack_weights()
     assert any(parameter.is_mkldnn for parameter in model.parameters())
     model.save_pretrained(tmp_path)
     twins = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), type(model).from_pretrained(tmp_path)]
@@ -326,7 +326,7 @@ def test_packing_stays_out_of_files_copies_and_state_dicts(packing_pays, model, 
 )
 def test_leaving_inference_brings_the_usual_order_back(packing_pays, model, expected, leave):
     names = [name for name, _ in model.named_parameters()]
-    model.pack_weights()
+    model.prepack_weights()
     leave(model)
     assert sorted(name for name, _ in model.named_parameters()) == sorted(names)
     assert {type(module) for module in model.modules() if isinstance(module, nn.Linear)} == {nn.Linear}
@@ -339,7 +339,7 @@ def test_gradients_flow_through_packed_weights(packing_pays, tiny_config):
     packed.load_state_dict(model.state_dict())
     for each in (model, packed):
         each.transformer_encoder[0].wo.weight.requires_grad_(False)
-    packed.pack_weights()
+    packed.prepack_weights()
     embeds = torch.randn(1, 9, tiny_config.hidden_size).requires_grad_()
     gradients = []
     for each in (model, packed):
@@ -364,8 +364,8 @@ def test_where_packing_does_not_pay_nothing_changes_and_it_says_so(
 ):
     model = NeoBERTModel(tiny_config).to(device=device, dtype=dtype).train(is_training)
     with caplog.at_level("INFO"):
-        assert model.pack_weights() is model
-    assert not any(isinstance(module, PackedLinear) for module in model.modules())
+        assert model.prepack_weights() is model
+    assert not any(isinstance(module, PrepackedLinear) for module in model.modules())
     assert f"0 weights packed; 12 stay as they are, since it does not pay: torch.{reason}" in caplog.text
 
 
@@ -481,12 +481,12 @@ LENGTHS = {
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", LENGTHS)
 @pytest.mark.parametrize("scale", [1.0, 4.0], ids=["flat", "peaked"])
-def test_blocked_attention_is_softmax_attention(dtype, name, scale):
+def test_tiled_attention_is_softmax_attention(dtype, name, scale):
     lengths = LENGTHS[name]
     q, k, v = (torch.randn(sum(lengths), 3, 16).to(dtype) for _ in range(3))
     q = q * scale
     wanted = attend_in_float64(q, k, v, lengths)
-    actual = blocked_attention(q, k, v, lengths)
+    actual = tiled_attention(q, k, v, lengths)
     if dtype == torch.float32:
         assert largest_error(actual, wanted) < 1e-5
     else:  # scores are rounded to bf16 before the exponential, as in the plain softmax(q k^T) v in bf16
@@ -504,13 +504,13 @@ def test_blocked_attention_is_softmax_attention(dtype, name, scale):
 @pytest.mark.parametrize("shift", [-3000.0, -200.0, 200.0, 3000.0])
 def test_scores_beyond_the_range_of_the_exponential_are_shifted(dtype, shift):
     """In one head of one sequence only, and its neighbours keep every bit."""
-    length = SHORTEST_BLOCKED[dtype]
+    length = SHORTEST_TILED[dtype]
     q, k, v = (torch.randn(2 * length, 2, 16) for _ in range(3))
     plain_scores = [x.to(dtype) for x in (q, k, v)]
     q[:length, 1, 0], k[:length, 1, 0] = 4 * shift / abs(shift), abs(shift)  # adds `shift` to every score
     shifted_scores = [x.to(dtype) for x in (q, k, v)]
     lengths = (length, length)
-    before, after = blocked_attention(*plain_scores, lengths), blocked_attention(*shifted_scores, lengths)
+    before, after = tiled_attention(*plain_scores, lengths), tiled_attention(*shifted_scores, lengths)
     assert torch.equal(before[:, 0], after[:, 0])
     assert torch.equal(before[length:], after[length:])
     wanted, actual = attend_in_float64(*shifted_scores, lengths)[:length, 1], after[:length, 1]
@@ -523,18 +523,18 @@ def test_scores_beyond_the_range_of_the_exponential_are_shifted(dtype, shift):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_value_that_is_not_a_number_stays_in_its_sequence(dtype):
-    length = SHORTEST_BLOCKED[dtype]
+    length = SHORTEST_TILED[dtype]
     q, k, v = (torch.randn(3 * length, 2, 16).to(dtype) for _ in range(3))
-    clean = blocked_attention(q, k, v, (length,) * 3)
+    clean = tiled_attention(q, k, v, (length,) * 3)
     k[length, 0, 0] = float("nan")
-    out = blocked_attention(q, k, v, (length,) * 3)
+    out = tiled_attention(q, k, v, (length,) * 3)
     assert out[length : 2 * length, 0].isnan().all()
     assert torch.equal(out[:length], clean[:length]) and torch.equal(out[2 * length :], clean[2 * length :])
 
 
 @settings(max_examples=30, deadline=None)
 @given(lengths=st.lists(st.integers(1, 450), min_size=1, max_size=6), seed=st.integers(0, 2**31), data=st.data())
-def test_blocked_attention_never_mixes_sequences(lengths, seed, data):
+def test_tiled_attention_never_mixes_sequences(lengths, seed, data):
     dtypes = [dtype for dtype in DTYPES if dtype == torch.bfloat16 or onednn_runs(dtype)]
     generator = torch.Generator().manual_seed(seed)
     dtype = data.draw(st.sampled_from(dtypes))
@@ -542,10 +542,10 @@ def test_blocked_attention_never_mixes_sequences(lengths, seed, data):
     changed = data.draw(st.integers(0, len(lengths) - 1))
     start = sum(lengths[:changed])
     part = slice(start, start + lengths[changed])
-    before = blocked_attention(q, k, v, tuple(lengths))
+    before = tiled_attention(q, k, v, tuple(lengths))
     others = torch.ones(len(q), dtype=torch.bool)
     others[part] = False
     for x in (q, k, v):
         x[part] = 100 * torch.randn(x[part].shape, generator=generator)
-    after = blocked_attention(q, k, v, tuple(lengths))
+    after = tiled_attention(q, k, v, tuple(lengths))
     assert torch.equal(before[others], after[others])

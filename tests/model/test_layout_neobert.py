@@ -436,7 +436,7 @@ def test_bad_input_is_refused_with_value_rule_and_way_out(model, name, monkeypat
     if arguments.get("trust_boundaries"):
         from_device = BACKENDS["sdpa"]._replace(reads_boundaries=True)
         monkeypatch.setitem(BACKENDS, "sdpa", from_device)
-        monkeypatch.setitem(BACKENDS, "blocked", from_device)
+        monkeypatch.setitem(BACKENDS, "cpu_tiled", from_device)
     tensors = {key: value if isinstance(value, int) else torch.tensor(value) for key, value in arguments.items()}
     if name == "no columns":
         tensors["input_ids"] = tensors["input_ids"].long()

@@ -1,4 +1,4 @@
-"""Pretraining: the same curve whatever the layout, the accumulation or an interruption; the paper's mixture; no NaN goes on."""
+"""Pretraining: the same curve whatever the batch format, the accumulation or an interruption; the paper's mixture; no NaN goes on."""
 
 import json
 import os
@@ -31,7 +31,7 @@ from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArgumen
 from neobert_hf.pretraining.flops import matrix_flops_per_s, training_flops
 from neobert_hf.pretraining.manifests import write_manifest
 from neobert_hf.pretraining.recipes import RECIPES
-from neobert_hf.pretraining.runs import begin_or_resume, last_whole_checkpoint
+from neobert_hf.pretraining.runs import begin_or_resume, last_complete_checkpoint
 from neobert_hf.pretraining.trainer import PretrainingTrainer, build_model
 
 SMALL = "hidden_size=64,num_hidden_layers=2,num_attention_heads=2,intermediate_size=96"
@@ -77,7 +77,7 @@ def trainer_for(folder, tokenizer, documents, tiny_config, **changes):
         args.max_length,
         num_rows=args.max_steps * args.rows_per_step,
     )
-    masking = dict(mlm_probability=recipe.mlm_probability, layout=recipe.layout)
+    masking = dict(mlm_probability=recipe.mlm_probability, batch_format=recipe.batch_format)
     return PretrainingTrainer(
         NeoBERTForMaskedLM(tiny_config),
         args,
@@ -100,10 +100,10 @@ def test_packed_and_padded_training_follow_the_same_curve_and_naive_packing_does
 ):
     """1e-4 over 50 steps in fp32 is what the project asks; rounding alone separates the two."""
     curves = {}
-    for layout in ("packed", "padded", "concatenated"):
-        trainer = trainer_for(tmp_path, tokenizer, documents, tiny_config, layout=layout, max_steps=50)
+    for batch_format in ("packed", "padded", "concatenated"):
+        trainer = trainer_for(tmp_path, tokenizer, documents, tiny_config, batch_format=batch_format, max_steps=50)
         trainer.train()
-        curves[layout] = np.array(curve(trainer))
+        curves[batch_format] = np.array(curve(trainer))
     assert np.abs(curves["packed"] - curves["padded"]).max() < 1e-4
     assert np.abs(curves["packed"] - curves["concatenated"]).max() > 1e-2
     assert curves["packed"][-1] < curves["packed"][0] - 0.5  # and it learns
@@ -202,7 +202,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(
     trainer.model.forward = poisoned
     with pytest.raises(FloatingPointError, match=r"optimizer step 6; the last good checkpoint is .*checkpoint-4"):
         trainer.train()
-    assert last_whole_checkpoint(tmp_path).name == "checkpoint-4"
+    assert last_complete_checkpoint(tmp_path).name == "checkpoint-4"
 
 
 def test_a_gradient_that_is_not_finite_is_not_saved(tokenizer, documents, tiny_config, tmp_path):
@@ -216,7 +216,7 @@ def test_a_gradient_that_is_not_finite_is_not_saved(tokenizer, documents, tiny_c
     trainer.model.decoder.weight.register_hook(poison)
     with pytest.raises(FloatingPointError, match=r"gradient was not finite in optimizer step 6; .*checkpoint-4"):
         trainer.train()
-    assert last_whole_checkpoint(tmp_path).name == "checkpoint-4"
+    assert last_complete_checkpoint(tmp_path).name == "checkpoint-4"
 
 
 def test_a_checkpoint_that_was_not_written_to_its_end_is_passed_over(tmp_path):
@@ -226,14 +226,14 @@ def test_a_checkpoint_that_was_not_written_to_its_end_is_passed_over(tmp_path):
         if content is not None:
             (folder / "trainer_state.json").write_text(content)
             write_manifest(folder)
-    assert last_whole_checkpoint(tmp_path).name == "checkpoint-4"
-    assert last_whole_checkpoint(tmp_path / "nothing") is None
+    assert last_complete_checkpoint(tmp_path).name == "checkpoint-4"
+    assert last_complete_checkpoint(tmp_path / "nothing") is None
 
 
 def test_a_run_goes_on_only_as_itself(tmp_path):
     run = {"recipe": {"learning_rate": 1e-3}, "seed": 0}
     assert begin_or_resume(tmp_path, run, None) is None
-    with pytest.raises(FileNotFoundError, match="holds no whole checkpoint"):
+    with pytest.raises(FileNotFoundError, match="holds no complete checkpoint"):
         begin_or_resume(tmp_path, run, "last")
     (tmp_path / "checkpoint-2").mkdir()
     (tmp_path / "checkpoint-2/trainer_state.json").write_text('{"global_step": 2}')
@@ -289,7 +289,7 @@ def test_m0_is_roberta_prelayernorm_and_learns_under_the_same_trainer(tokenizer,
     model = build_model(args.to_recipe(), tokenizer, overrides)
     assert model.config.model_type == "roberta-prelayernorm"
     rows = PackedRows(documents, list(map(len, documents)), 64, 32, num_rows=4 * args.rows_per_step)
-    collator = PackedMLMCollator(tokenizer, layout="padded")
+    collator = PackedMLMCollator(tokenizer, batch_format="padded")
     trainer = PretrainingTrainer(model, args, recipe=args.to_recipe(), train_dataset=rows, data_collator=collator)
     trainer.train()
     losses = curve(trainer)
@@ -405,7 +405,7 @@ def test_a_run_killed_at_any_moment_goes_on_to_the_very_same_losses(corpus, tmp_
         time.sleep(0.002)
     process.wait()
     assert process.returncode == -signal.SIGKILL, process.stderr.read()[-2000:]
-    cut = last_whole_checkpoint(folder)
+    cut = last_complete_checkpoint(folder)
     assert cut is not None
     half = folder / "checkpoint-39"  # as a kill while saving leaves it
     shutil.copytree(cut, half)
@@ -479,7 +479,7 @@ def test_sigterm_saves_before_leaving(corpus, tmp_path):
     os.kill(process.pid, signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 143, errors[-2000:]
-    checkpoint = last_whole_checkpoint(folder)
+    checkpoint = last_complete_checkpoint(folder)
     assert checkpoint is not None and b"--resume_from_checkpoint last goes on" in errors
     assert int(checkpoint.name.rpartition("-")[2]) >= 3
 

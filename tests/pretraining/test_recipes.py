@@ -31,7 +31,7 @@ def test_the_schedule_meets_its_corners(name, step, share):
 
 @pytest.mark.parametrize("name", ["paper", "code"])
 def test_the_schedule_rises_then_falls_and_never_jumps(name):
-    recipe = RECIPES[name].changed(max_steps=10_000)
+    recipe = RECIPES[name].replace(max_steps=10_000)
     factors = [recipe.learning_rate_factor(step) for step in range(10_001)]
     peak = factors.index(max(factors))
     assert peak == recipe.warmup_steps == 20
@@ -41,9 +41,9 @@ def test_the_schedule_rises_then_falls_and_never_jumps(name):
 
 
 def test_fewer_steps_scale_warmup_and_decay_but_not_what_is_given():
-    recipe = Recipe().changed(max_steps=1_000)
+    recipe = Recipe().replace(max_steps=1_000)
     assert (recipe.warmup_steps, recipe.decay_until) == (2, 900)
-    recipe = Recipe().changed(max_steps=1_000, warmup_steps=100)
+    recipe = Recipe().replace(max_steps=1_000, warmup_steps=100)
     assert (recipe.warmup_steps, recipe.decay_until) == (100, 900)
 
 
@@ -62,7 +62,7 @@ def test_ablations_change_what_table_2_says_and_nothing_else():
         ("m2", "m3"): {"tokenizer"},
         ("m2", "m4"): {"schedule", "weight_decay", "adam_beta2"},
         ("m4", "m5"): {"mlm_probability", "mask_replace_prob", "random_replace_prob"},
-        ("m5", "m6"): {"layout"},
+        ("m5", "m6"): {"batch_format"},
         ("m5", "m7"): {"config"},
         ("m7", "m8"): {"config"},
     }
@@ -84,4 +84,4 @@ def test_ablations_change_what_table_2_says_and_nothing_else():
 )
 def test_a_recipe_that_cannot_be_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        RECIPES["paper"].changed(**changes)
+        RECIPES["paper"].replace(**changes)

@@ -16,7 +16,7 @@ from test_pretraining import command, corpus, losses_of, run  # noqa: F401 (corp
 from neobert_hf.data.files import sealed
 from neobert_hf.pretraining import manifests
 from neobert_hf.pretraining.manifests import MANIFEST, check_checkpoint, write_manifest
-from neobert_hf.pretraining.runs import LOCK, begin_or_resume, last_whole_checkpoint, lock_run
+from neobert_hf.pretraining.runs import LOCK, begin_or_resume, last_complete_checkpoint, lock_run
 
 RUN = {"seed": 0}
 
@@ -73,9 +73,9 @@ DAMAGE = {
 def test_a_damaged_checkpoint_is_passed_over_and_refused_when_named(folder, name, how):
     if how == "other" and "/" in name:
         pytest.skip("the same file of the other checkpoint lies elsewhere")
-    assert last_whole_checkpoint(folder).name == "checkpoint-8"
+    assert last_complete_checkpoint(folder).name == "checkpoint-8"
     DAMAGE[how](folder / "checkpoint-8" / name)
-    assert last_whole_checkpoint(folder).name == "checkpoint-4"
+    assert last_complete_checkpoint(folder).name == "checkpoint-4"
     assert begin_or_resume(folder, RUN, "last").name == "checkpoint-4"
     with pytest.raises(ValueError, match="checkpoint-8"):
         begin_or_resume(folder, RUN, str(folder / "checkpoint-8"))
@@ -106,7 +106,7 @@ def test_a_manifest_that_says_something_else_is_refused_in_words(folder, change,
     change_manifest(folder / "checkpoint-8" / MANIFEST, change)
     with pytest.raises(ValueError, match=words):
         check_checkpoint(folder / "checkpoint-8")
-    assert last_whole_checkpoint(folder).name == "checkpoint-4"
+    assert last_complete_checkpoint(folder).name == "checkpoint-4"
 
 
 @pytest.mark.parametrize("checksum", [{}, {"checksum": None}])
@@ -117,7 +117,7 @@ def test_a_manifest_without_a_checksum_is_refused(folder, checksum):
     file.write_text(json.dumps(content | checksum))
     with pytest.raises(ValueError, match=r"manifest\.json is damaged: it has no checksum"):
         check_checkpoint(folder / "checkpoint-8")
-    assert last_whole_checkpoint(folder, exactly=False).name == "checkpoint-4"
+    assert last_complete_checkpoint(folder, exactly=False).name == "checkpoint-4"
 
 
 def test_checkpoints_of_a_version_without_manifests_are_not_overwritten(folder, tmp_path):
@@ -129,7 +129,7 @@ def test_checkpoints_of_a_version_without_manifests_are_not_overwritten(folder, 
     for source in (None, str(other)):
         with pytest.raises(FileExistsError, match=f"another --output_dir, or .*--resume_from_checkpoint {newest} "):
             begin_or_resume(folder, RUN, source)
-    with pytest.raises(FileNotFoundError, match=r"holds no whole checkpoint.*; give another --output_dir$"):
+    with pytest.raises(FileNotFoundError, match=r"holds no complete checkpoint.*; give another --output_dir$"):
         begin_or_resume(folder, RUN, "last")
     assert begin_or_resume(folder, RUN, str(newest), exactly=False) == newest
     assert begin_or_resume(folder, RUN, "last", exactly=False) == newest
@@ -151,7 +151,7 @@ def test_what_only_looks_like_a_checkpoint_is_passed_over(folder):
     (folder / "checkpoint-²").mkdir()
     (folder / "checkpoint-best").mkdir()
     shutil.copytree(folder / "checkpoint-4", folder / "checkpoint-12")
-    assert last_whole_checkpoint(folder).name == "checkpoint-8"
+    assert last_complete_checkpoint(folder).name == "checkpoint-8"
     with pytest.raises(ValueError, match="checkpoint-98 is not a folder"):
         begin_or_resume(folder, RUN, str(folder / "checkpoint-98"))
     with pytest.raises(ValueError, match="checkpoint-12 holds the state of step 4"):
@@ -172,7 +172,7 @@ def test_without_a_whole_checkpoint_the_error_says_what_is_wrong_with_each(folde
     (folder / "checkpoint-4/scheduler.pt").unlink()
     with pytest.raises(
         FileNotFoundError,
-        match=r"holds no whole checkpoint; .*checkpoint-8/optimizer.pt is damaged.*; .*checkpoint-4 lacks scheduler.pt; "
+        match=r"holds no complete checkpoint; .*checkpoint-8/optimizer.pt is damaged.*; .*checkpoint-4 lacks scheduler.pt; "
         "--resume_inexactly resumes from it; give another --output_dir",
     ):
         begin_or_resume(folder, RUN, "last")
@@ -247,7 +247,7 @@ def test_a_run_killed_before_its_first_manifest_may_begin_anew(corpus, tmp_path,
         run(corpus, tmp_path / "run", max_steps=4, resume_from_checkpoint="last")
     run(corpus, tmp_path / "run", max_steps=4)
     assert {file.name for file in (tmp_path / "run/checkpoint-4").glob("manifest.*")} == {"manifest.json"}
-    assert last_whole_checkpoint(tmp_path / "run").name == "checkpoint-4"
+    assert last_complete_checkpoint(tmp_path / "run").name == "checkpoint-4"
 
 
 @pytest.fixture
@@ -267,7 +267,7 @@ def test_a_damaged_checkpoint_costs_steps_and_changes_nothing(corpus, finished):
     folder, whole = finished
     flip(folder / "checkpoint-8/optimizer.pt")
     assert resume(corpus, folder) == whole
-    assert last_whole_checkpoint(folder).name == "checkpoint-8"
+    assert last_complete_checkpoint(folder).name == "checkpoint-8"
     assert not any("train_loss" in entry for entry in whole)
 
 

@@ -170,7 +170,7 @@ def test_predictions_under_sparse_prediction_have_the_shape_of_the_labels(tiny_c
         {"input_ids": ids}
         for ids in tokenizer(["the quick brown fox jumps", "a dog sleeps by the sea"] * 4)["input_ids"]
     ]
-    collator, seen = PackedMLMCollator(tokenizer, layout="padded", seed=0, mlm_probability=0.5), []
+    collator, seen = PackedMLMCollator(tokenizer, batch_format="padded", seed=0, mlm_probability=0.5), []
     trainer = Trainer(
         model,
         arguments(tmp_path, per_device_eval_batch_size=4),
@@ -182,7 +182,7 @@ def test_predictions_under_sparse_prediction_have_the_shape_of_the_labels(tiny_c
     trainer.evaluate()
     (predictions, labels), collator = (
         seen[0],
-        PackedMLMCollator(tokenizer, layout="padded", seed=0, mlm_probability=0.5),
+        PackedMLMCollator(tokenizer, batch_format="padded", seed=0, mlm_probability=0.5),
     )
     assert predictions.shape == labels.shape
     model.config.sparse_prediction = False

@@ -1,12 +1,13 @@
 """Collators for masked language modelling."""
 
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerBase
 
-LAYOUTS = ("packed", "padded", "concatenated")
+from ..deprecations import warn_of_rename
+from . import BATCH_FORMATS
 
 
 @dataclass
@@ -21,16 +22,17 @@ class PackedMLMCollator:
         mlm_probability: Share of the tokens to predict.
         mask_replace_prob: Share of those that become `[MASK]`.
         random_replace_prob: Share of those that become a random token; the rest stay as they are.
-        layout: "packed"; or "padded", one document a row, for models that cannot keep packed documents apart; or
+        batch_format: "packed"; or "padded", one document a row, for models that cannot keep packed documents apart; or
             "concatenated", one row in which tokens attend to other documents, which the paper tried and rejected.
         seed: Seed of the masks; None draws from torch's global generator. Rows with a `mask_seed` bring their own.
         return_flash_attn_kwargs: Also return `cu_seq_lens_q/k` and `max_length_q/k`, as transformers' packing collator does
             under this name. The positions say the same; a compiled model wants the boundaries. Trainer cannot pass them on
             with a streamed dataset unless `accelerator_config={"dispatch_batches": False}`.
         trust_boundaries: Then also tell NeoBERT that ids and boundaries are right, so that it looks at none of their values.
+        layout: Old name of `batch_format`, up to version 0.2.
 
     Raises:
-        ValueError: The tokenizer has no mask token, the layout is unknown, or a document holds no token.
+        ValueError: The tokenizer has no mask token, the batch format is unknown, or a document holds no token.
 
     Source: paper, section 3.3 (20 % masking without random or kept tokens) and Table 2, row M6, which shows the loss from
         packing without isolating documents.
@@ -40,16 +42,20 @@ class PackedMLMCollator:
     mlm_probability: float = 0.2
     mask_replace_prob: float = 1.0
     random_replace_prob: float = 0.0
-    layout: str = "packed"
+    batch_format: str = "packed"
     seed: int | None = None
     return_flash_attn_kwargs: bool = False
     trust_boundaries: bool = False
+    layout: InitVar[str | None] = None
 
-    def __post_init__(self):
+    def __post_init__(self, layout):
+        if layout is not None:
+            warn_of_rename("PackedMLMCollator(layout=...)", "PackedMLMCollator(batch_format=...)", stacklevel=4)
+            self.batch_format = layout
         if self.trust_boundaries and not self.return_flash_attn_kwargs:
             raise ValueError("trust_boundaries=True without boundaries; set return_flash_attn_kwargs=True as well")
-        if self.layout not in LAYOUTS:
-            raise ValueError(f"layout={self.layout!r} is not one of {', '.join(LAYOUTS)}")
+        if self.batch_format not in BATCH_FORMATS:
+            raise ValueError(f"batch_format={self.batch_format!r} is not one of {', '.join(BATCH_FORMATS)}")
         self.stock = DataCollatorForLanguageModeling(
             self.tokenizer,
             mlm_probability=self.mlm_probability,
@@ -76,14 +82,14 @@ class PackedMLMCollator:
         is_seeded = bool(documents) and "mask_seed" in documents[0]
         masked = [self._mask(rows) for rows in ([[row] for row in documents] if is_seeded else [documents])]
         input_ids, labels = ([document for part in parts for document in part] for parts in zip(*masked))
-        if self.layout == "padded":
+        if self.batch_format == "padded":
             return {
                 "input_ids": pad_sequence(input_ids, batch_first=True, padding_value=self.tokenizer.pad_token_id),
                 "attention_mask": pad_sequence([torch.ones_like(ids) for ids in input_ids], batch_first=True),
                 "labels": pad_sequence(labels, batch_first=True, padding_value=-100),
             }
         row = {"input_ids": torch.cat(input_ids)[None], "labels": torch.cat(labels)[None]}
-        if self.layout == "concatenated":
+        if self.batch_format == "concatenated":
             return row
         row["position_ids"] = torch.cat([torch.arange(len(ids)) for ids in input_ids])[None]
         if self.return_flash_attn_kwargs:

@@ -27,6 +27,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
+from ..deprecations import renamed_names
 from .files import file_hash, only_writer, sealed, unsealed, write_json, writing
 from .wordpiece import plain_tokenizer, tokenizer_hash
 
@@ -432,14 +433,14 @@ class Shards:
     def __reduce__(self):
         return type(self), (self.folder,)  # a worker maps the files itself
 
-    def longer_than(self, num_tokens: int) -> "View":
+    def longer_than(self, num_tokens: int) -> "ShardsView":
         """The documents of more than that many tokens, without a copy of them.
 
         Source: paper, section 3.2, RefinedWeb 1024+ and 2048+.
         """
-        return View(self, np.flatnonzero(self.lengths > num_tokens))
+        return ShardsView(self, np.flatnonzero(self.lengths > num_tokens))
 
-    def split(self, num_held_out: int, seed: int = 0) -> tuple["View", "View"]:
+    def split(self, num_held_out: int, seed: int = 0) -> tuple["ShardsView", "ShardsView"]:
         """Hold documents out at random: (those to train on, those held out), without a copy.
 
         Raises:
@@ -450,7 +451,7 @@ class Shards:
                 f"num_held_out={num_held_out} of {len(self)} documents; hold out at least one, and not all"
             )
         order = np.random.default_rng(seed).permutation(len(self))
-        return View(self, np.sort(order[num_held_out:])), View(self, np.sort(order[:num_held_out]))
+        return ShardsView(self, np.sort(order[num_held_out:])), ShardsView(self, np.sort(order[:num_held_out]))
 
     def check_tokenizer(self, tokenizer: PreTrainedTokenizerFast) -> None:
         """Raise ValueError unless this tokenizer made the shards."""
@@ -463,7 +464,7 @@ class Shards:
             )
 
 
-class View:
+class ShardsView:
     """Some of the documents of another collection, by number."""
 
     def __init__(self, documents, numbers: np.ndarray):
@@ -477,6 +478,9 @@ class View:
         """The token ids of a document."""
         return self.documents[int(self.numbers[number])]
 
-    def longer_than(self, num_tokens: int) -> "View":
+    def longer_than(self, num_tokens: int) -> "ShardsView":
         """Those of more than that many tokens."""
-        return View(self.documents, self.numbers[self.lengths > num_tokens])
+        return ShardsView(self.documents, self.numbers[self.lengths > num_tokens])
+
+
+__getattr__ = renamed_names(__name__, {"View": ("ShardsView", ShardsView)})

@@ -16,7 +16,7 @@ from torch import nn
 from transformers import AttentionInterface
 from transformers import utils as transformers_utils
 
-from .kernels_neobert import SHORTEST_BLOCKED, blocked_attention
+from .kernels_neobert import SHORTEST_TILED, tiled_attention
 from .layout_neobert import SequenceLayout, to_device
 
 try:
@@ -212,11 +212,11 @@ def _attend_groups(q_THK, k_THK, v_THK, groups):
     return torch.cat(outputs).index_select(0, groups.places)
 
 
-def attend_blocked(q_THK, k_THK, v_THK, plan):
+def attend_cpu_tiled(q_THK, k_THK, v_THK, plan):
     """Attention in blocks, for inference on a CPU."""
-    if plan.layout.max_length < SHORTEST_BLOCKED[q_THK.dtype]:
+    if plan.layout.max_length < SHORTEST_TILED[q_THK.dtype]:
         return attend_sdpa(q_THK, k_THK, v_THK, plan)
-    return blocked_attention(q_THK, k_THK, v_THK, plan.layout.lengths), None
+    return tiled_attention(q_THK, k_THK, v_THK, plan.layout.lengths), None
 
 
 def attend_varlen(q_THK, k_THK, v_THK, plan):

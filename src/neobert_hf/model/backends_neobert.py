@@ -1,5 +1,6 @@
 """The one table of attention backends, `attend`, which calls the one that runs, and `choose_backend`, which names it."""
 
+import warnings
 from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
@@ -9,7 +10,7 @@ from transformers.utils import logging
 
 from .attention_neobert import (
     ForwardPlan,
-    attend_blocked,
+    attend_cpu_tiled,
     attend_eager,
     attend_flex,
     attend_registry,
@@ -133,7 +134,9 @@ BACKENDS = {
         is_installed=has_xformers,
         remedy="pip install 'xformers>=0.0.35'",
     ),
-    "blocked": Backend(attend_blocked, layouts=("packed",), devices=("cpu",), is_automatic=True, is_for_inference=True),
+    "cpu_tiled": Backend(
+        attend_cpu_tiled, layouts=("packed",), devices=("cpu",), is_automatic=True, is_for_inference=True
+    ),
     "sdpa": Backend(attend_sdpa, layouts=("packed", "dense"), make_mask=make_sdpa_mask, is_automatic=True),
     "eager": Backend(attend_eager, layouts=("dense",)),
     "flex_attention": Backend(
@@ -144,6 +147,20 @@ BACKENDS = {
         remedy="it needs torch>=2.5; pip install -U torch",
     ),
 }
+
+
+# Old names, which work up to version 0.2.
+RENAMED = {"blocked": "cpu_tiled"}
+
+
+def current_name(implementation: str) -> str:
+    """The name of a backend in this version; an old name warns."""
+    if implementation not in RENAMED:
+        return implementation
+    name = RENAMED[implementation]
+    message = f"attn_implementation={implementation!r} is now {name!r}; the old name works up to version 0.2"
+    warnings.warn(message, FutureWarning, stacklevel=3)
+    return name
 
 
 def find_backend(implementation: str) -> Backend:
@@ -179,14 +196,6 @@ def explain_missing(implementation: str, error: Exception) -> str:
         f"attn_implementation={implementation!r} cannot run here: {error} Remedy: {remedy}; choose "
         f"{', '.join(map(repr, BACKENDS))}; or leave it out to take the best attention that is installed"
     )
-
-
-def attention_dtype(weight: torch.Tensor) -> torch.dtype:
-    """The dtype in which products run: that of the weights unless autocast is on."""
-    device_type = weight.device.type
-    if device_type != "meta" and torch.is_autocast_enabled(device_type):
-        return torch.get_autocast_dtype(device_type)
-    return weight.dtype
 
 
 class Situation(NamedTuple):

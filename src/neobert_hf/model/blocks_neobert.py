@@ -16,7 +16,7 @@ from .attention_neobert import ForwardPlan
 from .backends_neobert import attend
 from .configuration_neobert import NeoBERTConfig
 from .kernels_neobert import (
-    SHORTEST_BLOCKED,
+    SHORTEST_TILED,
     RMSNorm,
     is_hooked,
     product,
@@ -94,7 +94,7 @@ class NeoBERTBlock(GradientCheckpointingLayer):
         """`forward` in fewer operations, for a CPU that records no gradient (see kernels_neobert.py)."""
         kernels = plan.kernels
         qkv_TD = product(self.qkv, rms_norm(x_TD, self.attention_norm), kernels)
-        by_head = plan.backend == "blocked" and plan.layout.max_length >= SHORTEST_BLOCKED[qkv_TD.dtype]
+        by_head = plan.backend == "cpu_tiled" and plan.layout.max_length >= SHORTEST_TILED[qkv_TD.dtype]
         qkv_TH3K = qkv_TD.view(-1, self.num_heads, 3, self.head_dim)
         out_THK, weights = attend(*split_and_rotate_fast(qkv_TH3K, rotary.turns, by_head), plan)
         x_TD = product(self.wo, out_THK.flatten(1).to(qkv_TD.dtype), kernels, residual=x_TD)

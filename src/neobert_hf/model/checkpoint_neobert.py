@@ -3,6 +3,10 @@
 import json
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from safetensors import SafetensorError
 
 
 def check_weight_files(
@@ -71,7 +75,18 @@ def _check_index(file):
             )
 
 
-def check_encoder_is_whole(model, missing: set[str], unexpected: set[str]) -> None:
+@contextmanager
+def explain_damaged_file(source: str | os.PathLike) -> Iterator[None]:
+    """Raise OSError with the way out where safetensors cannot read a file of `source`."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise OSError(
+            f"the safetensors file of {source} cannot be read ({error}); it is truncated or damaged: download or copy it again"
+        ) from error
+
+
+def check_encoder_is_complete(model, missing: set[str], unexpected: set[str]) -> None:
     """Refuse a model whose encoder, or half of a head (weight or bias), was not in the checkpoint. A whole head may be new.
 
     Args:

@@ -8,7 +8,7 @@
   whoever holds one, a hook for instance, never sees it change;
 - attention works on blocks of scores, in base 2, and divides by the sum of the weights at the end.
 
-Two calls change the weights for inference: `pack_weights` their order in memory, `quantize` their precision.
+Two calls change the weights for inference: `prepack_weights` their order in memory, `quantize` their precision.
 
 Axes: `T` tokens, `D` width, `H` heads, `K` head width, `F` feed-forward, `N` sequences of one length `L`.
 """
@@ -30,7 +30,7 @@ CHUNK_TOKENS = 256  # tokens whose fp32 copy stays in the cache between two pass
 BLOCK_ROWS = 256  # queries in a block of scores: fewer, and keys are repacked too often for a product
 BLOCK_SCORES = 1 << 20  # scores in a block for each thread: 2 MB in bf16
 # Below these lengths the products of one head are too small, and SDPA is faster.
-SHORTEST_BLOCKED = {torch.bfloat16: 64, torch.float32: 384}
+SHORTEST_TILED = {torch.bfloat16: 64, torch.float32: 384}
 
 
 def is_tracing(tensor: torch.Tensor) -> bool:
@@ -89,7 +89,7 @@ def product(layer: nn.Module, x: torch.Tensor, kernels: str, residual: torch.Ten
         (T, out).
     """
     is_ordinary = (
-        type(layer) in (nn.Linear, PackedLinear) and type(layer.weight) is nn.Parameter and not is_hooked(layer)
+        type(layer) in (nn.Linear, PrepackedLinear) and type(layer.weight) is nn.Parameter and not is_hooked(layer)
     )
     if (
         kernels == "plain"
@@ -113,18 +113,18 @@ def product(layer: nn.Module, x: torch.Tensor, kernels: str, residual: torch.Ten
     return torch.addmm(residual, x, weight.t())
 
 
-class PackedLinear(nn.Linear):
-    """An nn.Linear whose weight lies in the order in which oneDNN's products read it; `pack_weights` makes it.
+class PrepackedLinear(nn.Linear):
+    """An nn.Linear whose weight lies in the order in which oneDNN's products read it; `prepack_weights` makes it.
 
     There is no second copy that could go stale: `weight` is the packed tensor. State dicts, files and copies hold the weight
     in its usual order. Training, another dtype or device, and loading bring the usual order back.
     """
 
-    def pack(self) -> None:
+    def prepack(self) -> None:
         """Put the weight into the packed order."""
         self.weight = nn.Parameter(TORCH.onednn_reorder(self.weight.detach()), self.weight.requires_grad)
 
-    def unpack(self) -> None:
+    def restore_order(self) -> None:
         """Become the nn.Linear that was packed."""
         self.weight = nn.Parameter(self.weight.detach().to_dense(), self.weight.requires_grad)
         self.__class__ = nn.Linear
@@ -136,11 +136,11 @@ class PackedLinear(nn.Linear):
     def train(self, mode: bool = True):
         """Unpack for training."""
         if mode:
-            self.unpack()
+            self.restore_order()
         return nn.Linear.train(self, mode)
 
     def _apply(self, fn, recurse=True):
-        self.unpack()
+        self.restore_order()
         return nn.Linear._apply(self, fn, recurse)
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
@@ -148,7 +148,7 @@ class PackedLinear(nn.Linear):
         destination[f"{prefix}weight"] = destination[f"{prefix}weight"].to_dense()
 
     def _load_from_state_dict(self, *arguments):
-        self.unpack()
+        self.restore_order()
         nn.Linear._load_from_state_dict(self, *arguments)
 
     def __reduce_ex__(self, protocol):
@@ -160,7 +160,7 @@ def _new_linear():
     return nn.Linear.__new__(nn.Linear)
 
 
-def pack_weights(model: nn.Module) -> None:
+def prepack_weights(model: nn.Module) -> None:
     """Put the weight of each nn.Linear in `model` into the order in which a CPU reads it fastest, where that pays.
 
     It pays for inputs of up to some hundred tokens most, and costs no memory. The model is then for inference on this CPU:
@@ -168,19 +168,19 @@ def pack_weights(model: nn.Module) -> None:
     instructions) nothing changes. What was done is logged at level INFO.
     """
     layers = [module for module in model.modules() if type(module) is nn.Linear]
-    packable = [layer for layer in layers if not layer.training and _packing_pays(layer.weight)]
+    packable = [layer for layer in layers if not layer.training and _prepacking_pays(layer.weight)]
     for layer in packable:
-        layer.__class__ = PackedLinear
-        layer.pack()
+        layer.__class__ = PrepackedLinear
+        layer.prepack()
     kept = ""
     if rest := [layer for layer in layers if layer not in packable]:
         weight = rest[0].weight
         kept = f"; {len(rest)} stay as they are, since it does not pay: {weight.dtype} on {weight.device.type}"
         kept += ", training" if rest[0].training else ""
-    logger.info(f"pack_weights: {len(packable)} weights packed{kept}")
+    logger.info(f"prepack_weights: {len(packable)} weights packed{kept}")
 
 
-def _packing_pays(weight):
+def _prepacking_pays(weight):
     is_ordinary = type(weight) is nn.Parameter and weight.device.type == "cpu"
     return is_ordinary and TORCH.onednn_reorder is not None and onednn_is_best(weight.dtype, num_rows=1)
 
@@ -320,7 +320,7 @@ def split_and_rotate_fast(
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def blocked_attention(
+def tiled_attention(
     q_THK: torch.Tensor, k_THK: torch.Tensor, v_THK: torch.Tensor, lengths: tuple[int, ...]
 ) -> torch.Tensor:
     """Attention within each sequence, in both directions, block by block: softmax(q k^T / sqrt(K)) v.
@@ -352,7 +352,7 @@ def _attend_batch(q_HNLK, k_HNLK, v_HNLK, out_HNLK):
     """Fill `out_HNLK` with the attention of N sequences of length L."""
     num_heads, num_sequences, length, width = q_HNLK.shape
     is_fp32 = q_HNLK.dtype == torch.float32
-    if length < SHORTEST_BLOCKED[q_HNLK.dtype]:
+    if length < SHORTEST_TILED[q_HNLK.dtype]:
         out_HNLK.copy_(F.scaled_dot_product_attention(q_HNLK, k_HNLK, v_HNLK))
         return
     rows = min(length, BLOCK_ROWS)

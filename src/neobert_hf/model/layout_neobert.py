@@ -74,11 +74,11 @@ class OnHost(NamedTuple):
 
     Attributes:
         is_real: (B, L) bool, True at tokens that are not padding; None without a padding mask.
-        brought: (B, L) bool, what the caller wanted with the same copy.
+        copied: (B, L) bool, what the caller wanted with the same copy.
     """
 
     is_real: torch.Tensor | None = None
-    brought: torch.Tensor | None = None
+    copied: torch.Tensor | None = None
 
 
 def sequence_of_each_token(cu_seq_lens: torch.Tensor, num_tokens: int) -> torch.Tensor:
@@ -98,6 +98,26 @@ def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
     return host.to(device)
 
 
+def check_tokens(input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
+    """Return the one of the two that was given.
+
+    Args:
+        input_ids: (B, L) token ids.
+        inputs_embeds: (B, L, D) in their place.
+
+    Raises:
+        ValueError: Both or neither is given, or its shape is another.
+    """
+    if (input_ids is None) == (inputs_embeds is None):
+        given = "neither" if input_ids is None else "both"
+        raise ValueError(f"{given} of input_ids and inputs_embeds given; give exactly one")
+    tokens = input_ids if inputs_embeds is None else inputs_embeds
+    if tokens.ndim != (2 if inputs_embeds is None else 3):
+        rule = "input_ids is (rows, columns), inputs_embeds (rows, columns, hidden_size)"
+        raise ValueError(f"{rule}, got shape {tuple(tokens.shape)}")
+    return tokens
+
+
 def make_layout(
     tokens: torch.Tensor,
     *,
@@ -106,7 +126,7 @@ def make_layout(
     position_ids: torch.Tensor | None = None,
     cu_seq_lens: list[torch.Tensor] | tuple[torch.Tensor, ...] = (),
     max_length: int | None = None,
-    bring: torch.Tensor | None = None,
+    copy_to_host: torch.Tensor | None = None,
     is_packed: bool = True,
     may_look: bool = True,
 ) -> tuple[SequenceLayout, OnHost]:
@@ -119,7 +139,7 @@ def make_layout(
         position_ids: (B, L), (1, L) or (L,). Without an attention mask, every 0 begins a new sequence.
         cu_seq_lens: (N + 1,) boundaries of the sequences in a single packed row, under every name they were given.
         max_length: Length of the longest sequence; only checked, but needed where no value is looked at.
-        bring: (B, L) bool that the caller needs on the host; it comes with the same copy.
+        copy_to_host: (B, L) bool that the caller needs on the host; it comes with the same copy.
         is_packed: Take padding out of the computation; False keeps it.
         may_look: Look at values and check them. Without, a packed layout needs `cu_seq_lens` and `max_length`.
 
@@ -144,7 +164,7 @@ def make_layout(
         return _dense_layout(shape, device, has_4d_mask, is_real, position_ids, first_cu_seq_lens), OnHost()
 
     boundaries, on_host = _look_at_values(
-        tokens, vocab_size, attention_mask, position_ids, cu_seq_lens, max_length, bring
+        tokens, vocab_size, attention_mask, position_ids, cu_seq_lens, max_length, copy_to_host
     )
     if not is_packed:
         layout = _dense_layout(shape, device, has_4d_mask, is_real, position_ids, first_cu_seq_lens, boundaries)
@@ -242,7 +262,7 @@ def _fits(tensor, shape):
     return len(axes) == len(shape) and all(have == 1 or want in (None, have) for have, want in zip(axes, shape))
 
 
-def _look_at_values(tokens, vocab_size, attention_mask, position_ids, all_cu_seq_lens, max_length, bring):
+def _look_at_values(tokens, vocab_size, attention_mask, position_ids, all_cu_seq_lens, max_length, copy_to_host):
     """Check the values and find the boundaries of the sequences.
 
     Returns:
@@ -250,12 +270,12 @@ def _look_at_values(tokens, vocab_size, attention_mask, position_ids, all_cu_seq
     """
     input_ids = tokens if tokens.ndim == 2 else tokens.new_zeros(1)
     is_4d = attention_mask is not None and attention_mask.ndim == 4
-    id_range, mask, positions, has_odd_mask, brought, *all_boundaries = _copy_to_host(
+    id_range, mask, positions, has_odd_mask, copied, *all_boundaries = _copy_to_host(
         torch.stack(input_ids.aminmax()),
         None if attention_mask is None or is_4d else attention_mask != 0,
         position_ids,
         None if attention_mask is None else _is_odd(attention_mask),
-        bring,
+        copy_to_host,
         *all_cu_seq_lens,
     )
     smallest, largest = id_range.tolist()
@@ -312,7 +332,7 @@ def _look_at_values(tokens, vocab_size, attention_mask, position_ids, all_cu_seq
         raise ValueError(
             f"max_length_q={int(max_length)} is below the longest sequence, {longest} tokens; correct it or leave it out"
         )
-    return boundaries, OnHost(mask, None if brought is None else brought.bool())
+    return boundaries, OnHost(mask, None if copied is None else copied.bool())
 
 
 def _copy_to_host(*tensors):

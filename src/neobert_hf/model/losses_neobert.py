@@ -153,10 +153,10 @@ def mark_ends(
 
 
 def check_no_label_at_padding(on_host: OnHost) -> None:
-    """Raise ValueError where what was brought to the host has a label at padding; nothing without a padding mask."""
-    if on_host.brought is None or on_host.is_real is None:
+    """Raise ValueError where what was copied to the host has a label at padding; nothing without a padding mask."""
+    if on_host.copied is None or on_host.is_real is None:
         return
-    is_wrong = on_host.brought & ~on_host.is_real
+    is_wrong = on_host.copied & ~on_host.is_real
     if is_wrong.any():
         row, column = is_wrong.nonzero()[0].tolist()
         raise ValueError(
@@ -168,9 +168,9 @@ def check_no_label_at_padding(on_host: OnHost) -> None:
 def find_label_indices(labels_T: torch.Tensor, on_host: OnHost, layout: SequenceLayout) -> torch.Tensor:
     """(M,) int64, places on the flat axis that have a label.
 
-    Where no value was brought to the host, it waits for the device here, when the blocks already run.
+    Where no value was copied to the host, it waits for the device here, when the blocks already run.
     """
-    if on_host.brought is None:
+    if on_host.copied is None:
         return (labels_T != IGNORE_INDEX).nonzero().flatten()
-    is_label = on_host.brought.flatten() if layout.indices is None else on_host.brought[on_host.is_real]
+    is_label = on_host.copied.flatten() if layout.indices is None else on_host.copied[on_host.is_real]
     return to_device(is_label.nonzero().flatten(), labels_T.device)

@@ -86,3 +86,23 @@ def onednn_is_best(dtype: torch.dtype, num_rows: int = AVX2_ONEDNN_ROWS) -> bool
         return has_bf16_instructions() and TORCH.has_onednn_bf16 is not None and TORCH.has_onednn_bf16()
     capability = torch.backends.cpu.get_cpu_capability()
     return dtype == torch.float32 and (capability == "AVX512" or (capability == "AVX2" and num_rows < AVX2_ONEDNN_ROWS))
+
+
+def is_autocast_on(device: torch.device) -> bool:
+    """Whether torch.autocast is on for a device; the meta device has none."""
+    return device.type != "meta" and torch.is_autocast_enabled(device.type)
+
+
+def product_dtype(weight: torch.Tensor) -> torch.dtype:
+    """The dtype in which matrix products run: that of the weights unless autocast is on."""
+    return torch.get_autocast_dtype(weight.device.type) if is_autocast_on(weight.device) else weight.dtype
+
+
+def widen_residual(x: torch.Tensor) -> torch.Tensor:
+    """The residual stream in float32 where half precision is not enough for it; products stay in half precision.
+
+    It outgrows float16 in deep blocks. Under autocast it is float32 in any case: FSDP2 shows bf16 weights where DDP has
+    float32 ones.
+    """
+    is_half = x.dtype == torch.float16 or (x.dtype == torch.bfloat16 and is_autocast_on(x.device))
+    return x.float() if is_half else x

@@ -12,10 +12,10 @@ width; `F` feed-forward; `V` vocabulary; `C` labels. Padding is taken out before
 last (see `make_layout`), so everything in between is (T, ...).
 """
 
+import warnings
 from dataclasses import dataclass
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.dynamic_module_utils import custom_object_save
@@ -30,9 +30,9 @@ from transformers.modeling_outputs import (
 from transformers.utils import can_return_tuple, logging
 
 from .attention_neobert import ForwardPlan, rotary_table
-from .backends_neobert import attention_dtype, check_installed, explain_missing, is_ours
+from .backends_neobert import check_installed, current_name, explain_missing, is_ours
 from .blocks_neobert import NeoBERTBlock, Rotary
-from .checkpoint_neobert import check_encoder_is_whole, check_weight_files, set_auto_map
+from .checkpoint_neobert import check_encoder_is_complete, check_weight_files, explain_damaged_file, set_auto_map
 from .configuration_neobert import NeoBERTConfig
 from .kernels_neobert import (
     RMSNorm,
@@ -40,11 +40,11 @@ from .kernels_neobert import (
     is_hooked,
     is_tracing,
     normalize,
-    pack_weights,
+    prepack_weights,
     product,
     runs_fast,
 )
-from .layout_neobert import OnHost
+from .layout_neobert import OnHost, check_tokens
 from .losses_neobert import (
     IGNORE_INDEX,
     check_labels,
@@ -57,7 +57,7 @@ from .losses_neobert import (
     mark_labels,
     span_loss,
 )
-from .machine_neobert import has_bf16_instructions
+from .machine_neobert import product_dtype, widen_residual
 from .plan_neobert import make_plan, warn_of_limits
 
 logger = logging.get_logger(__name__)
@@ -122,6 +122,7 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
         """Resolve `attn_implementation`: "auto" if none is named, our own backends if installed, else transformers' word."""
         if requested_attention is None or requested_attention == "auto":
             return "auto"
+        requested_attention = current_name(requested_attention)
         if is_ours(requested_attention):
             check_installed(requested_attention)
             return requested_attention
@@ -145,22 +146,23 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
             kwargs.get("weights_only", True),
         )
         kwargs["use_safetensors"] = True
-        try:
+        with explain_damaged_file(pretrained_model_name_or_path):
             model, info = super().from_pretrained(
                 pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
             )
-        except SafetensorError as error:
-            raise OSError(
-                f"the safetensors file of {pretrained_model_name_or_path} cannot be read ({error}); "
-                "it is truncated or damaged: download or copy it again"
-            ) from error
-        check_encoder_is_whole(model, set(info["missing_keys"]), set(info["unexpected_keys"]))
+        check_encoder_is_complete(model, set(info["missing_keys"]), set(info["unexpected_keys"]))
         return (model, info) if output_loading_info else model
 
-    def pack_weights(self):
-        """Put the weights into the order in which this CPU reads them fastest, if that pays; returns the model."""
-        pack_weights(self)
+    def prepack_weights(self):
+        """Reorder the weights in memory for the CPU's matrix products, where that is faster; returns the model."""
+        prepack_weights(self)
         return self
+
+    def pack_weights(self):
+        """Old name of `prepack_weights`."""
+        message = "pack_weights() is now prepack_weights(); the old name works up to version 0.2"
+        warnings.warn(message, FutureWarning, stacklevel=2)
+        return self.prepack_weights()
 
     def save_pretrained(self, save_directory, *args, **kwargs):
         """Save weights and config together with the code and an `auto_map` that loads every Auto class from the folder.
@@ -204,7 +206,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         seq_idx: torch.Tensor | None = None,
         trust_boundaries: bool = False,
         return_packed: bool = False,
-        bring: torch.Tensor | None = None,
+        copy_to_host: torch.Tensor | None = None,
         **kwargs,
     ) -> NeoBERTModelOutput:
         """Encode padded rows, or documents packed into one row.
@@ -229,7 +231,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
                 the boundaries on the device (FlashAttention, torch_varlen), the host then waits for nothing before the first
                 block; elsewhere values are checked as ever.
             return_packed: Return `last_hidden_state` as (T, D), real tokens only, and the plan with the layout that describes it.
-            bring: (B, L) bool that a head needs on the host; it comes with the copy that the checks need, as `on_host`.
+            copy_to_host: (B, L) bool that a head needs on the host; it comes with the copy that the checks need, as `on_host`.
             **kwargs: Refused by name, unless they ask for nothing (None or False).
 
         Returns:
@@ -249,15 +251,8 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         config = self.config
         output_hidden_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
         output_attentions = config.output_attentions if output_attentions is None else output_attentions
-        if (input_ids is None) == (inputs_embeds is None):
-            given = "neither" if input_ids is None else "both"
-            raise ValueError(f"{given} of input_ids and inputs_embeds given; give exactly one")
-        tokens = input_ids if inputs_embeds is None else inputs_embeds
-        if tokens.ndim != (2 if inputs_embeds is None else 3):
-            rule = "input_ids is (rows, columns), inputs_embeds (rows, columns, hidden_size)"
-            raise ValueError(f"{rule}, got shape {tuple(tokens.shape)}")
-
-        dtype = attention_dtype(self.encoder.weight)
+        tokens = check_tokens(input_ids, inputs_embeds)
+        dtype = product_dtype(self.encoder.weight)
         plan, on_host = make_plan(
             tokens,
             config._attn_implementation,
@@ -267,7 +262,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             cu_seq_lens=[value for value in (cu_seq_lens_q, cu_seq_lens_k, cu_seqlens) if value is not None],
             max_length=next((value for value in (max_length_q, max_length_k, max_seqlen) if value is not None), None),
             trust_boundaries=trust_boundaries,
-            bring=bring,
+            copy_to_host=copy_to_host,
             unpad=config.unpad_inputs,
             need_weights=bool(output_attentions),
             dtype=dtype,
@@ -276,18 +271,13 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         )
         layout = plan.layout
         if not is_tracing(tokens):
-            is_emulated = dtype == torch.bfloat16 and tokens.device.type == "cpu" and not has_bf16_instructions()
-            warn_of_limits(layout, config.max_position_embeddings, is_emulated)
+            warn_of_limits(layout, config.max_position_embeddings, dtype, tokens.device)
         if inputs_embeds is None and is_hooked(self.encoder):  # a hook, NEFTune's for instance, expects rows
             x_TD = layout.flatten(self.encoder(tokens))
         else:
             x_TD = layout.flatten(tokens)
             x_TD = self.encoder(x_TD) if inputs_embeds is None else x_TD
-        # The residual stream outgrows fp16 in deep blocks. Under autocast it is fp32 in any case: FSDP2 shows bf16 weights
-        # where DDP has fp32 ones. Products stay in half precision.
-        is_autocast = x_TD.device.type != "meta" and torch.is_autocast_enabled(x_TD.device.type)
-        if x_TD.dtype == torch.float16 or (is_autocast and x_TD.dtype == torch.bfloat16):
-            x_TD = x_TD.float()
+        x_TD = widen_residual(x_TD)
         rotary = Rotary(rotary_table(config, layout, x_TD.dtype))
 
         states, attentions = (), ()  # kept only if wanted: all of them are many times the memory of one
@@ -349,7 +339,7 @@ class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
             exist in chunks only. While compiling, every position is decoded.
         """
         inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
-        inputs |= dict(inputs_embeds=inputs_embeds, bring=mark_labels(labels, input_ids, inputs_embeds))
+        inputs |= dict(inputs_embeds=inputs_embeds, copy_to_host=mark_labels(labels, input_ids, inputs_embeds))
         outputs = self.model(**inputs, return_packed=True, return_dict=True, **kwargs)
         check_no_label_at_padding(outputs.on_host)
         plan, hidden_TD = outputs.plan, outputs.last_hidden_state
@@ -519,7 +509,7 @@ class NeoBERTForTokenClassification(NeoBERTPreTrainedModel):
             `loss` and `logits` (B, L, C), zero at padding.
         """
         inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
-        inputs |= dict(inputs_embeds=inputs_embeds, bring=mark_labels(labels, input_ids, inputs_embeds))
+        inputs |= dict(inputs_embeds=inputs_embeds, copy_to_host=mark_labels(labels, input_ids, inputs_embeds))
         outputs = self.model(**inputs, return_packed=True, return_dict=True, **kwargs)
         check_no_label_at_padding(outputs.on_host)
         layout, loss = outputs.plan.layout, None
@@ -568,7 +558,7 @@ class NeoBERTForQuestionAnswering(NeoBERTPreTrainedModel):
         """
         ends = None if start_positions is None or end_positions is None else (start_positions, end_positions)
         inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
-        inputs |= dict(inputs_embeds=inputs_embeds, bring=mark_ends(ends, input_ids, inputs_embeds))
+        inputs |= dict(inputs_embeds=inputs_embeds, copy_to_host=mark_ends(ends, input_ids, inputs_embeds))
         outputs = self.model(**inputs, return_packed=True, return_dict=True, **kwargs)
         check_no_label_at_padding(outputs.on_host)
         layout, loss = outputs.plan.layout, None

@@ -11,6 +11,7 @@ from .attention_neobert import ForwardPlan, make_dense_mask
 from .backends_neobert import Situation, choose_backend, find_backend, runs_packed
 from .kernels_neobert import choose_kernels, is_tracing
 from .layout_neobert import OnHost, SequenceLayout, make_layout
+from .machine_neobert import has_bf16_instructions
 
 logger = logging.get_logger(__name__)
 
@@ -25,7 +26,7 @@ def make_plan(
     cu_seq_lens: list[torch.Tensor] | tuple[torch.Tensor, ...] = (),
     max_length: int | None = None,
     trust_boundaries: bool = False,
-    bring: torch.Tensor | None = None,
+    copy_to_host: torch.Tensor | None = None,
     unpad: bool = True,
     need_weights: bool = False,
     dtype: torch.dtype = torch.float32,
@@ -38,8 +39,8 @@ def make_plan(
     them on the device.
 
     Args:
-        tokens: As for `make_layout`, and so are `vocab_size` to `max_length` and `bring`; a 4-D `attention_mask` broadcasts to
-            (B, H, L, L).
+        tokens: As for `make_layout`; so are `vocab_size` to `max_length` and `copy_to_host`. A 4-D `attention_mask`
+            broadcasts to (B, H, L, L).
         implementation: The requested attention implementation, or "auto".
         trust_boundaries: The caller says that ids, `cu_seq_lens` and `max_length` are right; no value needs a look.
         unpad: False keeps padding in the computation.
@@ -68,26 +69,28 @@ def make_plan(
         backend = choose_backend(implementation, situation._replace(is_packed=may_pack), need_weights)
 
     sequences = dict(attention_mask=attention_mask, position_ids=position_ids, cu_seq_lens=cu_seq_lens)
-    options = dict(max_length=max_length, bring=bring, is_packed=may_pack, may_look=may_look)
+    options = dict(max_length=max_length, copy_to_host=copy_to_host, is_packed=may_pack, may_look=may_look)
     layout, on_host = make_layout(tokens, vocab_size=vocab_size, **sequences, **options)
     mask = None if layout.is_packed else make_dense_mask(layout, mask_4d)
     if layout.is_packed and (make_mask := find_backend(backend).make_mask):
         mask = make_mask(layout)
     kernels = "plain"
-    if is_fast and backend in ("sdpa", "blocked"):
+    if is_fast and backend in ("sdpa", "cpu_tiled"):
         kernels = choose_kernels(dtype, len(layout.position_ids))
     return ForwardPlan(layout, backend, mask, kernels), on_host
 
 
-def warn_of_limits(layout: SequenceLayout, max_position_embeddings: int, is_emulated: bool) -> None:
-    """Say once where a sequence is longer than the model was trained for, and where a CPU emulates bf16."""
+def warn_of_limits(
+    layout: SequenceLayout, max_position_embeddings: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Warn once of a sequence that is longer than the training length, and of a CPU that emulates bf16."""
     longest = layout.max_length or layout.shape[1]
     if longest > max_position_embeddings:
         logger.warning_once(
             f"A sequence of {longest} tokens is longer than the {max_position_embeddings} that this model was trained for "
             "(max_position_embeddings); it runs, but quality is not assured."
         )
-    if is_emulated:
+    if dtype == torch.bfloat16 and device.type == "cpu" and not has_bf16_instructions():
         logger.warning_once(
             "This CPU has no bf16 instructions: bfloat16 is emulated, several times slower than float32. Load the model with "
             "dtype=torch.float32, or on any machine with dtype=neobert_hf.best_dtype()."

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar
 
 import torch
 from transformers import TrainingArguments
+from transformers.hf_argparser import HfArg
 
 from ..commands import Bounds
 from ..data.corpus import SAMPLES
@@ -141,7 +142,7 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
     mlm_probability: float = field(default=None, metadata={"help": "Share of the tokens to predict."})
     mask_replace_prob: float = field(default=None, metadata={"help": "Share of those that become [MASK]."})
     random_replace_prob: float = field(default=None, metadata={"help": "Share of those that become a random token."})
-    layout: str = field(default=None, metadata={"help": "packed, padded or concatenated."})
+    batch_format: str = HfArg(default=None, aliases=["--layout"], help="packed, padded or concatenated.")
     mixture: list[float] = field(default=None, metadata={"help": "Shares of steps: all documents, longer, longest."})
     longer_than: list[int] = field(default=None, metadata={"help": "Tokens above which a document is longer, longest."})
     architecture: str = field(default=None, metadata={"help": "neobert or roberta-prelayernorm."})
@@ -179,7 +180,7 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
         names = {f.name for f in fields(Recipe)} - NOT_ARGUMENTS
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-        recipe = recipe.changed(**given)
+        recipe = recipe.replace(**given)
         for name in names:
             setattr(self, name, getattr(recipe, name))
         if self.lr_scheduler_type != "linear":  # the default of TrainingArguments

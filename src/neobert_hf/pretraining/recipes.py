@@ -8,7 +8,8 @@ import math
 from dataclasses import asdict, dataclass, field, fields, replace
 
 from ..commands import Bounds
-from ..data.collators import LAYOUTS
+from ..data import BATCH_FORMATS
+from ..deprecations import warn_of_rename
 
 SCHEDULES = ("paper", "code", "linear", "constant")
 ARCHITECTURES = ("neobert", "roberta-prelayernorm")
@@ -65,7 +66,7 @@ class Recipe:
         mlm_probability: Share of the tokens to predict.
         mask_replace_prob: Share of those that become `[MASK]`.
         random_replace_prob: Share of those that become a random token; the rest stay as they are.
-        layout: "packed" rows keep documents apart, "padded" rows hold one each, "concatenated" rows let tokens attend to
+        batch_format: "packed" rows keep documents apart, "padded" rows hold one each, "concatenated" rows let tokens attend to
             other documents (M6, which the paper rejects).
         mixture: Share of the steps that draw from all documents, from those above the first length of `longer_than`, and
             from those above the second.
@@ -95,7 +96,7 @@ class Recipe:
     mlm_probability: float = 0.2
     mask_replace_prob: float = 1.0
     random_replace_prob: float = 0.0
-    layout: str = "packed"
+    batch_format: str = "packed"
     mixture: tuple[float, float, float] = (1.0, 0.0, 0.0)
     longer_than: tuple[int, int] = (1_024, 2_048)
     architecture: str = "neobert"
@@ -105,7 +106,11 @@ class Recipe:
     tokenizer: str = "google-bert/bert-base-uncased"
 
     def __post_init__(self):
-        for name, choices in (("schedule", SCHEDULES), ("layout", LAYOUTS), ("architecture", ARCHITECTURES)):
+        for name, choices in (
+            ("schedule", SCHEDULES),
+            ("batch_format", BATCH_FORMATS),
+            ("architecture", ARCHITECTURES),
+        ):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(choices)}")
         check_bounds(self, BOUNDS)
@@ -123,10 +128,12 @@ class Recipe:
             )
         if not 0 < self.longer_than[0] <= self.longer_than[-1] or len(self.longer_than) != 2:
             raise ValueError(f"longer_than={self.longer_than} must be two lengths above 0, the shorter one first")
-        if self.layout == "packed" and self.architecture != "neobert":
-            raise ValueError(f"architecture={self.architecture!r} cannot keep packed documents apart; layout='padded'")
+        if self.batch_format == "packed" and self.architecture != "neobert":
+            raise ValueError(
+                f"architecture={self.architecture!r} cannot keep packed documents apart; batch_format='padded'"
+            )
 
-    def changed(self, **changes) -> "Recipe":
+    def replace(self, **changes) -> "Recipe":
         """This recipe with other values; a new `max_steps` scales warmup and decay with it unless they are given too.
 
         Raises:
@@ -140,6 +147,11 @@ class Recipe:
         scale = changes.get("max_steps", self.max_steps) / self.max_steps
         scaled = {name: round(getattr(self, name) * scale) for name in ("warmup_steps", "decay_until")}
         return replace(self, **{**scaled, **changes})
+
+    def changed(self, **changes) -> "Recipe":
+        """Old name of `replace`."""
+        warn_of_rename("Recipe.changed", "Recipe.replace")
+        return self.replace(**changes)
 
     def learning_rate_factor(self, step: int) -> float:
         """Share of the peak learning rate at an optimizer step, counted from 0.
@@ -196,7 +208,7 @@ _M1 = Recipe(
     mlm_probability=0.15,
     mask_replace_prob=0.8,
     random_replace_prob=0.1,
-    layout="padded",
+    batch_format="padded",
     config=_BERT_BASE,
     corpus="wikimedia/wikipedia",
     text_column="text",
@@ -218,7 +230,7 @@ RECIPES = {
     "m3": replace(_M2, tokenizer="meta-llama/Llama-2-7b-hf"),
     "m4": _M4,
     "m5": _M5,
-    "m6": replace(_M5, layout="concatenated"),
+    "m6": replace(_M5, batch_format="concatenated"),
     "m7": _M7,
     "m8": _M8,
     "m9": Recipe(),

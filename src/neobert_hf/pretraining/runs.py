@@ -13,6 +13,7 @@ from transformers import Trainer
 from transformers.utils import logging
 
 from ..data.files import only_writer, write_json
+from ..deprecations import renamed_names
 from .manifests import MANIFEST, STATE, STILL_GOOD, UNFINISHED, check_checkpoint, numbered_checkpoints, read_json_object
 
 logger = logging.get_logger(__name__)
@@ -52,7 +53,7 @@ def _as_first_process(function: Callable, *args) -> Any:
     return answer[0]
 
 
-def last_whole_checkpoint(folder: str | Path, exactly: bool = True) -> Path | None:
+def last_complete_checkpoint(folder: str | Path, exactly: bool = True) -> Path | None:
     """The newest checkpoint of a run that is whole by its manifest, or None; a newer one is passed over with a warning.
 
     Args:
@@ -70,7 +71,7 @@ def _warn_of(faults):
 
 
 def _find_whole(folder, exactly):
-    """The newest whole checkpoint or None, and what is wrong with the newer ones."""
+    """The newest complete checkpoint or None, and what is wrong with the newer ones."""
     faults = []
     for _, path in numbered_checkpoints(folder):
         try:
@@ -92,7 +93,7 @@ def begin_or_resume(
     Args:
         folder: The run's output folder.
         run: What the run is: recipe, shape, data, tokenizer, seed; plain types.
-        resume_from_checkpoint: "last" for the newest whole checkpoint, or the path of one; None begins anew.
+        resume_from_checkpoint: "last" for the newest complete checkpoint, or the path of one; None begins anew.
         exactly: Refuse a checkpoint that cannot be resumed exactly. Otherwise a warning says what is not exact; a damaged file
             is refused all the same.
 
@@ -101,7 +102,7 @@ def begin_or_resume(
 
     Raises:
         FileExistsError: The folder holds checkpoints of this or another run, and the run does not resume from one of them.
-        FileNotFoundError: There is no whole checkpoint to resume from.
+        FileNotFoundError: There is no complete checkpoint to resume from.
         ValueError: The checkpoint belongs to another run, is damaged, or cannot be resumed exactly.
     """
     return _as_first_process(_begin_or_resume, Path(folder), run, resume_from_checkpoint, exactly)
@@ -114,7 +115,7 @@ def _begin_or_resume(folder, run, resume_from_checkpoint, exactly):
         checkpoint, faults = _find_whole(folder, exactly)
         if checkpoint is None:
             way_out = "give another --output_dir" if written else "begin without --resume_from_checkpoint"
-            raise FileNotFoundError("; ".join([f"{folder} holds no whole checkpoint", *faults, way_out]))
+            raise FileNotFoundError("; ".join([f"{folder} holds no complete checkpoint", *faults, way_out]))
         _warn_of(faults)
     elif resume_from_checkpoint is not None:
         checkpoint = Path(resume_from_checkpoint)
@@ -163,6 +164,9 @@ def _check_run(checkpoint, run, exactly):
             ) from error
         logger.warning(f"{error}; whether {checkpoint.name} belongs to this run was not checked")
         return
+    recipe = there.get("recipe")
+    if isinstance(recipe, dict) and "layout" in recipe:  # its name up to version 0.1
+        there["recipe"] = {{"layout": "batch_format"}.get(name, name): value for name, value in recipe.items()}
     if different := sorted(name for name in {**run, **there} if run.get(name) != there.get(name)):
         details = "; ".join(f"{name} was {there.get(name)} and is {run.get(name)}" for name in different)
         raise ValueError(f"{checkpoint} belongs to another run: {details}. Give the same, or another --output_dir")
@@ -220,3 +224,6 @@ def plot_curves(log: list[dict], file: Path) -> None:
         if len(names) > 1:
             axes.legend()
     figure.savefig(file, dpi=120)
+
+
+__getattr__ = renamed_names(__name__, {"last_whole_checkpoint": ("last_complete_checkpoint", last_complete_checkpoint)})

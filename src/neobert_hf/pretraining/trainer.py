@@ -32,7 +32,7 @@ from ..model.configuration_neobert import NeoBERTConfig
 from .flops import matrix_flops_per_s, training_flops
 from .manifests import STATE, CheckedCheckpoints
 from .recipes import Recipe
-from .runs import last_whole_checkpoint
+from .runs import last_complete_checkpoint
 
 METRICS = "metrics.jsonl"
 
@@ -174,7 +174,7 @@ class PretrainingTrainer(CheckedCheckpoints):
             if math.isfinite(grad_norm):
                 return
             step, what = self.state.global_step, "gradient"
-        last = last_whole_checkpoint(self.args.output_dir)
+        last = last_complete_checkpoint(self.args.output_dir)
         advice = f"the last good checkpoint is {last}" if last else "no checkpoint was written before it"
         raise FloatingPointError(
             f"the {what} was not finite in optimizer step {step}; {advice}. Lower learning_rate, or look at the rows of "

@@ -1,0 +1,40 @@
+"""Old public names: each one works for one version, and warns."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+LAST_VERSION = "0.2"  # the names of 0.1 that this version replaced
+
+
+def renamed_names(module: str, new_names: dict[str, Any]) -> Callable[[str], Any]:
+    """Make the `__getattr__` of a module whose public names were renamed.
+
+    Args:
+        module: The module's `__name__`.
+        new_names: For each old name the new name and the object, as (name, object).
+
+    Returns:
+        A function that returns the object of an old name with a FutureWarning, and raises AttributeError for any other name.
+    """
+
+    def __getattr__(name: str) -> Any:
+        if name not in new_names:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        new_name, value = new_names[name]
+        warn_of_rename(f"{module}.{name}", f"{module}.{new_name}")
+        return value
+
+    return __getattr__
+
+
+def warn_of_rename(old: str, new: str, stacklevel: int = 3) -> None:
+    """Warn that `old` is now `new`.
+
+    Args:
+        old: The name that was used.
+        new: The name to use.
+        stacklevel: Frames between this function and the user's line.
+    """
+    message = f"{old} is now {new}; the old name works up to version {LAST_VERSION}"
+    warnings.warn(message, FutureWarning, stacklevel=stacklevel)
