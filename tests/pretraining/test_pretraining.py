@@ -1,4 +1,4 @@
-"""Pretraining: the same curve whatever the batch format, the accumulation or an interruption; the paper's mixture; no NaN goes on."""
+"""Pretraining: one curve for every batch format, accumulation and interruption; the paper's mixture; a NaN stops the run."""
 
 import json
 import os
