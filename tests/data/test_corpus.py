@@ -1,4 +1,4 @@
-"""Reading text: every kind of file, and an error that names what is wrong with it."""
+"""`Corpus` reads every kind of file, and its errors name the file, the line and the fault."""
 
 import bz2
 import gzip
@@ -33,7 +33,7 @@ def files(tmp_path):
 
 
 def zstd(content):
-    """Compressed in two frames, as `zstd` of several files or of a log is."""
+    """Compress in two frames, as `zstd` does for several files or for a growing log."""
     half = len(content) // 2
     return b"".join(pa.compress(part, "zstd", asbytes=True) for part in (content[:half], content[half:]))
 
@@ -52,14 +52,14 @@ KINDS = [
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_every_kind_of_file_gives_its_documents_each_time(files, name):
+def test_every_kind_of_file_gives_the_same_documents_on_every_pass(files, name):
     corpus = Corpus([str(files / name)])
     assert list(corpus) == TEXTS
     assert list(corpus) == TEXTS
     assert corpus.source["files"][0]["bytes"] == (files / name).stat().st_size
 
 
-def test_a_text_file_can_be_read_by_lines_or_whole(files):
+def test_a_text_file_can_be_read_by_line_or_as_one_document(files):
     text = (files / "b.txt").read_text()
     assert [line for line in Corpus([str(files / "b.txt")], sample_by="line") if line] == [
         line for line in text.splitlines() if line
@@ -75,30 +75,30 @@ def test_a_missing_value_is_an_empty_document(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("empty.txt", b"", r"empty\.txt is empty; leave it out"),
+        ("empty.txt", b"", r"empty\.txt is empty; remove it from files"),
         ("binary.txt", b"abc\0def", r"binary\.txt is binary"),
         ("latin.txt", "caf\u00e9 und weiter".encode("latin-1"), r"latin\.txt is not UTF-8 in line 1"),
-        ("strange.doc", b"abc", r"strange\.doc is of no known kind; choose \.txt"),
+        ("strange.doc", b"abc", r"strange\.doc has an unknown suffix; choose \.txt"),
     ],
 )
-def test_a_file_that_is_not_text_is_named(tmp_path, name, content, message):
+def test_the_error_names_a_file_that_is_not_text(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         Corpus([str(tmp_path / name)])
 
 
-def test_what_cannot_be_read_as_one_corpus_is_refused(files):
+def test_sources_that_cannot_form_one_corpus_are_refused(files):
     with pytest.raises(ValueError, match="files of 2 kinds"):
         Corpus([str(files / "a.jsonl"), str(files / "b.txt")])
     with pytest.raises(ValueError, match=r"text_column='content' is not a column of .* it has number, text"):
         Corpus([str(files / "a.jsonl")], text_column="content")
-    with pytest.raises(FileNotFoundError, match=r"no\.txt is not a file"):
+    with pytest.raises(FileNotFoundError, match=r"no\.txt does not exist or is not a file"):
         Corpus([str(files / "no.txt")])
     with pytest.raises(ValueError, match="give exactly one of them"):
         Corpus([str(files / "a.jsonl")], dataset_name="some/thing")
 
 
-def test_paragraphs_are_those_of_the_whole_text_wherever_it_is_cut_for_reading(tmp_path, monkeypatch):
+def test_paragraphs_do_not_depend_on_the_size_of_the_read_blocks(tmp_path, monkeypatch):
     text = "\n\n\na b\nc\n\n\nd\r\n\r\ne\n\n\n\nf\n"
     (tmp_path / "a.txt").write_text(text, newline="")
     wanted = [each for each in text.replace("\r\n", "\n").split("\n\n") if each]
@@ -107,8 +107,8 @@ def test_paragraphs_are_those_of_the_whole_text_wherever_it_is_cut_for_reading(t
         assert list(Corpus([str(tmp_path / "a.txt")])) == wanted
 
 
-def test_texts_stay_as_they_are_whatever_they_look_like(tmp_path):
-    """Dates all over, or further down than where a reader guesses the types of columns."""
+def test_texts_that_look_like_dates_or_numbers_stay_unchanged(tmp_path):
+    """A column of dates only, and dates below the rows from which a reader guesses the column type."""
     texts = ["2020-01-01", "2020-01-02T03:04:05", "12", "true", "null", '{"a": 1}', "caf\u00e9 \U0001f600", " \r\n "]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     assert list(Corpus([str(tmp_path / "a.jsonl")])) == texts
@@ -127,7 +127,7 @@ def test_a_lone_surrogate_becomes_a_question_mark_or_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("value", [["a", "b"], 0, 1.5, True, {"a": "b"}, []])
-def test_a_text_that_is_not_a_string_is_named_by_file_place_and_type(tmp_path, value):
+def test_the_error_for_a_text_that_is_not_a_string_names_file_place_and_type(tmp_path, value):
     message = f"text is .*, a {type(value).__name__}; every text must be a string"
     rows = [{"text": "one"}, {"text": value}, {"text": "two"}]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -153,33 +153,33 @@ def test_a_text_that_is_not_a_string_is_named_by_file_place_and_type(tmp_path, v
             b'{"text": "one"}\n\n{"text": \n',
             r"a\.jsonl line 3 is not JSON: .* one object on each line, or one list",
         ),
-        ("a.jsonl", b'{"text": "one"}\n[1, 2]\n', r"a\.jsonl line 2 is not an object but a list"),
-        ("a.jsonl", b'{"text": "one"}\n5\n', r"a\.jsonl line 2 is not an object but a int"),
+        ("a.jsonl", b'{"text": "one"}\n[1, 2]\n', r"a\.jsonl line 2 has type list, not object"),
+        ("a.jsonl", b'{"text": "one"}\n5\n', r"a\.jsonl line 2 has type int, not object"),
         ("a.jsonl", b'{"text": "one"}\n' + b"[" * 100_000, r"a\.jsonl line 2 is not JSON"),
         ("a.jsonl", b'{"text": "one"}\n' * 9000 + b'{"text": "\xff"}\n', r"a\.jsonl is not UTF-8 in line 9001"),
         ("a.json", b'[{"text": "one"}', r"a\.json is not JSON"),
-        ("a.json", b'[{"text": "one"}, 5]', r"a\.json item 2 is not an object but a int"),
+        ("a.json", b'[{"text": "one"}, 5]', r"a\.json item 2 has type int, not object"),
         ("a.json", b'[{"body": "one"}]', r"text_column='text' is not a column of .*a\.json; it has body"),
         ("a.json", b"[]", r"a\.json holds no document"),
         ("a.txt", b"fine\n" * 99_999 + b"a\xffb\n", r"a\.txt is not UTF-8 in line 100000; convert it"),
         ("a.txt", b"fine\ncut \xc3", r"a\.txt is not UTF-8 in line 2"),
-        ("a.txt.gz", gzip.compress(b"fine\n" * 99_999)[:-40], r"a\.txt\.gz cannot be read, it is damaged"),
-        ("a.txt.zst", zstd(b"fine\n" * 99_999)[:-9], r"a\.txt\.zst cannot be read, it is damaged"),
-        ("a.txt.zst", b"plain text", r"a\.txt\.zst cannot be read, it is damaged or not what its name says"),
-        ("a.txt.gz", b"plain text", r"a\.txt\.gz cannot be read, it is damaged or not what its name says"),
+        ("a.txt.gz", gzip.compress(b"fine\n" * 99_999)[:-40], r"a\.txt\.gz cannot be read; it is damaged"),
+        ("a.txt.zst", zstd(b"fine\n" * 99_999)[:-9], r"a\.txt\.zst cannot be read; it is damaged"),
+        ("a.txt.zst", b"plain text", r"a\.txt\.zst cannot be read; it is damaged or not of the kind"),
+        ("a.txt.gz", b"plain text", r"a\.txt\.gz cannot be read; it is damaged or not of the kind"),
         ("a.txt.xz", b"plain text", r"a\.txt\.xz cannot be read"),
         ("a.txt.bz2", b"plain text", r"a\.txt\.bz2 cannot be read"),
-        ("a.parquet", b"PAR1 and so on", r"a\.parquet cannot be read, it is damaged or not what its name says"),
-        ("a.parquet.gz", b"x", r"a\.parquet\.gz is of no known kind"),
+        ("a.parquet", b"PAR1 and so on", r"a\.parquet cannot be read; it is damaged or not of the kind"),
+        ("a.parquet.gz", b"x", r"a\.parquet\.gz has an unknown suffix"),
     ],
 )
-def test_what_cannot_be_read_is_named_by_file_and_line(tmp_path, name, content, message):
+def test_the_error_for_damaged_content_names_file_and_line(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         list(Corpus([str(tmp_path / name)]))
 
 
-def test_a_column_must_be_in_every_file(tmp_path):
+def test_the_text_column_must_exist_in_every_file(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
     (tmp_path / "b.jsonl").write_text('{"body": "two"}\n')
     with pytest.raises(ValueError, match=r"text_column='text' is not a column of .*b\.jsonl; it has body"):
@@ -189,8 +189,10 @@ def test_a_column_must_be_in_every_file(tmp_path):
 
 
 @pytest.mark.parametrize("hashed_bytes", [1 << 20, 300])
-def test_the_source_is_the_content_and_neither_the_place_nor_the_time_of_a_file(tmp_path, monkeypatch, hashed_bytes):
-    """All of it, or ten samples of 30 bytes where there is more than is hashed."""
+def test_the_source_depends_on_the_content_and_not_on_the_folder_or_the_time_of_a_file(
+    tmp_path, monkeypatch, hashed_bytes
+):
+    """The whole content is hashed, or ten samples of 30 bytes if it exceeds the limit."""
     monkeypatch.setattr(corpus_module, "HASHED_BYTES", hashed_bytes)
     monkeypatch.setattr(corpus_module, "SAMPLE_BYTES", 30)
     file = tmp_path / "a.txt"
@@ -209,8 +211,8 @@ def test_the_source_is_the_content_and_neither_the_place_nor_the_time_of_a_file(
         assert Corpus([str(file)]).source != source
 
 
-def test_a_stream_goes_on_from_its_state(files):
-    """As a packed stream needs it that was interrupted."""
+def test_a_stream_resumes_from_its_state(files):
+    """A packed stream that was interrupted needs this."""
     stream = Corpus([str(files / "a.jsonl"), str(files / "c.jsonl.gz")]).stream()
     rows = iter(stream)
     taken = [next(rows) for _ in range(4)]
@@ -220,7 +222,7 @@ def test_a_stream_goes_on_from_its_state(files):
     assert [row["text"] for row in [*taken, *again]] == TEXTS * 2
 
 
-def test_a_dataset_in_a_folder_is_known_by_its_files(files, tmp_path):
+def test_a_dataset_in_a_folder_is_identified_by_its_files(files, tmp_path):
     (tmp_path / "set").mkdir()
     shutil.copy(files / "a.jsonl", tmp_path / "set")
     corpus = Corpus(dataset_name=str(tmp_path / "set"))

@@ -238,7 +238,9 @@ def test_a_run_goes_on_only_as_itself(tmp_path):
     (tmp_path / "checkpoint-2").mkdir()
     (tmp_path / "checkpoint-2/trainer_state.json").write_text('{"global_step": 2}')
     write_manifest(tmp_path / "checkpoint-2")
-    with pytest.raises(FileExistsError, match="holds checkpoint-2; give --resume_from_checkpoint last"):
+    with pytest.raises(
+        FileExistsError, match=r"holds checkpoint-2 and no resume .*; give --resume_from_checkpoint last"
+    ):
         begin_or_resume(tmp_path, run, None)
     assert begin_or_resume(tmp_path, run, "last").name == "checkpoint-2"
     with pytest.raises(ValueError, match="belongs to another run: seed was 0 and is 1"):

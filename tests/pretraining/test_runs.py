@@ -1,4 +1,4 @@
-"""A run's folder: one training at a time, and a resume from what was saved, to the last bit, or none."""
+"""A run's folder admits one training at a time; a resume is bitwise exact or refused."""
 
 import errno
 import json
@@ -22,7 +22,7 @@ RUN = {"seed": 0}
 
 
 def write_checkpoint(folder, step, **manifest):
-    """A checkpoint as Trainer writes it, of bytes that mean nothing."""
+    """Write a checkpoint with the files that Trainer writes and arbitrary content."""
     checkpoint = folder / f"checkpoint-{step}"
     (checkpoint / "optimizer_0").mkdir(parents=True)
     for name in ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "optimizer_0/__0_0.distcp"):
@@ -34,7 +34,7 @@ def write_checkpoint(folder, step, **manifest):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A run with two checkpoints, of the steps 4 and 8."""
+    """A run with checkpoints at the steps 4 and 8."""
     assert begin_or_resume(tmp_path / "run", RUN, None) is None
     for step in (4, 8):
         write_checkpoint(tmp_path / "run", step)
@@ -70,9 +70,9 @@ DAMAGE = {
 
 @pytest.mark.parametrize("how", DAMAGE)
 @pytest.mark.parametrize("name", [*FILES, "optimizer_0/__0_0.distcp"])
-def test_a_damaged_checkpoint_is_passed_over_and_refused_when_named(folder, name, how):
+def test_last_skips_a_damaged_checkpoint_and_its_path_is_refused(folder, name, how):
     if how == "other" and "/" in name:
-        pytest.skip("the same file of the other checkpoint lies elsewhere")
+        pytest.skip("the other checkpoint has this file in another folder")
     assert last_complete_checkpoint(folder).name == "checkpoint-8"
     DAMAGE[how](folder / "checkpoint-8" / name)
     assert last_complete_checkpoint(folder).name == "checkpoint-4"
@@ -84,7 +84,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_refused_when_named(folder, name
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_damaged_file_is_refused_for_an_inexact_resume_too(folder, name):
+def test_an_inexact_resume_also_refuses_a_damaged_file(folder, name):
     flip(folder / "checkpoint-8" / name)
     assert begin_or_resume(folder, RUN, "last", exactly=False).name == "checkpoint-4"
     with pytest.raises(ValueError, match=f"{name} is damaged"):
@@ -102,7 +102,7 @@ def test_a_damaged_file_is_refused_for_an_inexact_resume_too(folder, name):
         (lambda m: m.pop("num_processes"), "with None processes, and this one has 1"),
     ],
 )
-def test_a_manifest_that_says_something_else_is_refused_in_words(folder, change, words):
+def test_the_error_for_an_invalid_manifest_names_the_fault(folder, change, words):
     change_manifest(folder / "checkpoint-8" / MANIFEST, change)
     with pytest.raises(ValueError, match=words):
         check_checkpoint(folder / "checkpoint-8")
@@ -135,17 +135,17 @@ def test_checkpoints_of_a_version_without_manifests_are_not_overwritten(folder, 
     assert begin_or_resume(folder, RUN, "last", exactly=False) == newest
 
 
-def test_only_checkpoints_that_were_cut_off_leave_a_folder_to_a_new_run(folder):
+def test_a_folder_with_interrupted_checkpoints_only_accepts_a_new_run(folder):
     for step in (4, 8):
         (folder / f"checkpoint-{step}" / MANIFEST).unlink()
     (folder / "checkpoint-4/trainer_state.json").unlink()
     (folder / "checkpoint-8/trainer_state.json").write_text('{"global_st')
     assert begin_or_resume(folder, RUN, None) is None
-    with pytest.raises(FileNotFoundError, match=r"begin without --resume_from_checkpoint$"):
+    with pytest.raises(FileNotFoundError, match=r"start without --resume_from_checkpoint$"):
         begin_or_resume(folder, RUN, "last")
 
 
-def test_what_only_looks_like_a_checkpoint_is_passed_over(folder):
+def test_last_skips_paths_that_only_look_like_checkpoints(folder):
     (folder / "checkpoint-98").write_text("a file")
     (folder / "checkpoint-99").mkdir()
     (folder / "checkpoint-²").mkdir()
@@ -159,15 +159,15 @@ def test_what_only_looks_like_a_checkpoint_is_passed_over(folder):
 
 
 @pytest.mark.parametrize("how", ["missing", "cut", "not UTF-8", "a list"])
-def test_a_damaged_run_json_is_an_error_in_words(folder, how, monkeypatch):
+def test_the_error_for_a_damaged_run_json_says_what_it_is_for(folder, how, monkeypatch):
     DAMAGE[how](folder / "run.json")
-    with pytest.raises(ValueError, match=r"run.json .* it says which run checkpoint-8 belongs to"):
+    with pytest.raises(ValueError, match=r"run.json .* it identifies the run of checkpoint-8"):
         begin_or_resume(folder, RUN, "last")
     assert begin_or_resume(folder, RUN, "last", exactly=False).name == "checkpoint-8"
-    assert begin_or_resume(folder, RUN, "last").name == "checkpoint-8"  # the file is there again
+    assert begin_or_resume(folder, RUN, "last").name == "checkpoint-8"  # the file was written again
 
 
-def test_without_a_whole_checkpoint_the_error_says_what_is_wrong_with_each(folder):
+def test_without_a_complete_checkpoint_the_error_names_the_fault_of_each(folder):
     flip(folder / "checkpoint-8/optimizer.pt")
     (folder / "checkpoint-4/scheduler.pt").unlink()
     with pytest.raises(
@@ -187,7 +187,7 @@ def test_without_a_whole_checkpoint_the_error_says_what_is_wrong_with_each(folde
         (None, "has no manifest.json"),
     ],
 )
-def test_what_cannot_be_resumed_exactly_is_passed_over_unless_asked_for(folder, manifest, words):
+def test_a_checkpoint_without_exact_resume_is_skipped_unless_resume_is_inexact(folder, manifest, words):
     checkpoint = write_checkpoint(folder, 12, **manifest or {})
     if manifest is None:
         (checkpoint / MANIFEST).unlink()
@@ -199,7 +199,7 @@ def test_what_cannot_be_resumed_exactly_is_passed_over_unless_asked_for(folder, 
         begin_or_resume(folder, {"seed": 1}, "last", exactly=False)
 
 
-def test_the_checkpoints_of_a_folder_are_not_mixed_with_those_of_another(folder, tmp_path):
+def test_a_run_does_not_mix_checkpoints_of_two_folders(folder, tmp_path):
     assert begin_or_resume(tmp_path / "new", RUN, str(folder / "checkpoint-4")).name == "checkpoint-4"
     assert json.loads((tmp_path / "new/run.json").read_text()) == RUN
     write_checkpoint(tmp_path / "new", 6)
@@ -207,7 +207,7 @@ def test_the_checkpoints_of_a_folder_are_not_mixed_with_those_of_another(folder,
         begin_or_resume(tmp_path / "new", RUN, str(folder / "checkpoint-4"))
 
 
-def test_one_training_at_a_time_and_a_killed_one_holds_nothing(tmp_path):
+def test_a_folder_admits_one_training_and_a_killed_training_releases_its_lock(tmp_path):
     ready, wake = os.pipe()
     child = os.fork()
     if not child:
@@ -230,20 +230,20 @@ def test_one_training_at_a_time_and_a_killed_one_holds_nothing(tmp_path):
 
 
 def metrics_of(folder):
-    """The lines of the metrics, without what a clock has measured."""
+    """The lines of the metrics without the values that depend on time."""
     times = ("tokens_per_s", "model_flops_utilization", "_runtime", "_per_second")
     entries = map(json.loads, (Path(folder) / "metrics.jsonl").read_text().splitlines())
     return [{name: value for name, value in entry.items() if not name.endswith(times)} for entry in entries]
 
 
-def test_a_run_killed_before_its_first_manifest_may_begin_anew(corpus, tmp_path, monkeypatch):  # noqa: F811
-    """Trainer's state is there, as in checkpoints of earlier versions, which are not overwritten."""
+def test_a_run_killed_before_its_first_manifest_may_start_again(corpus, tmp_path, monkeypatch):  # noqa: F811
+    """Trainer's state exists, as in checkpoints of earlier versions, which must not be overwritten."""
     with monkeypatch.context() as patched:
         patched.setattr(manifests, "write_manifest", lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGINT))
         with pytest.raises(SystemExit):
             run(corpus, tmp_path / "run", max_steps=4)
     assert (tmp_path / "run/checkpoint-4/trainer_state.json").is_file()
-    with pytest.raises(SystemExit, match="begin without --resume_from_checkpoint"):
+    with pytest.raises(SystemExit, match="start without --resume_from_checkpoint"):
         run(corpus, tmp_path / "run", max_steps=4, resume_from_checkpoint="last")
     run(corpus, tmp_path / "run", max_steps=4)
     assert {file.name for file in (tmp_path / "run/checkpoint-4").glob("manifest.*")} == {"manifest.json"}
@@ -252,7 +252,7 @@ def test_a_run_killed_before_its_first_manifest_may_begin_anew(corpus, tmp_path,
 
 @pytest.fixture
 def finished(corpus, tmp_path):  # noqa: F811
-    """A run of eight steps with checkpoints at 4 and 8: its folder, and every line of its metrics."""
+    """A run of eight steps with checkpoints at 4 and 8: its folder and the lines of its metrics."""
     run(corpus, tmp_path / "run", max_steps=8, warmup_steps=4)
     return tmp_path / "run", metrics_of(tmp_path / "run")
 
@@ -262,8 +262,8 @@ def resume(corpus, folder, **changes):  # noqa: F811
     return metrics_of(folder)
 
 
-def test_a_damaged_checkpoint_costs_steps_and_changes_nothing(corpus, finished):  # noqa: F811
-    """The last line too: nothing in it is of the part after the resume alone."""
+def test_a_resume_after_damage_repeats_steps_and_gives_the_same_metrics(corpus, finished):  # noqa: F811
+    """The last line is the same too: it holds no value of the steps after the resume alone."""
     folder, whole = finished
     flip(folder / "checkpoint-8/optimizer.pt")
     assert resume(corpus, folder) == whole
@@ -271,7 +271,7 @@ def test_a_damaged_checkpoint_costs_steps_and_changes_nothing(corpus, finished):
     assert not any("train_loss" in entry for entry in whole)
 
 
-def test_without_the_schedule_a_resume_is_refused_unless_asked_for(corpus, finished, capsys):  # noqa: F811
+def test_a_checkpoint_without_the_schedule_resumes_only_inexactly(corpus, finished, capsys):  # noqa: F811
     folder, whole = finished
     shutil.rmtree(folder / "checkpoint-8")
     (folder / "checkpoint-4/scheduler.pt").unlink()
@@ -283,14 +283,14 @@ def test_without_the_schedule_a_resume_is_refused_unless_asked_for(corpus, finis
     assert len(inexact) == len(whole) and inexact != whole
 
 
-def test_checkpoints_without_optimizer_state_are_announced_and_refused(corpus, tmp_path, caplog):  # noqa: F811
+def test_checkpoints_without_optimizer_state_cause_a_warning_and_are_refused(corpus, tmp_path, caplog):  # noqa: F811
     run(corpus, tmp_path, max_steps=4, save_only_model=True)
     assert "none of them can be resumed exactly" in caplog.text
     with pytest.raises(SystemExit, match="was saved without optimizer state"):
         run(corpus, tmp_path, max_steps=4, save_only_model=True, resume_from_checkpoint="last")
 
 
-def test_older_checkpoints_go_only_when_the_new_one_is_whole(corpus, tmp_path, monkeypatch):  # noqa: F811
+def test_older_checkpoints_are_removed_only_when_the_new_one_is_complete(corpus, tmp_path, monkeypatch):  # noqa: F811
     written, found = manifests.write_manifest, []
 
     def watch(checkpoint, **options):
@@ -327,11 +327,11 @@ def test_a_checkpoint_whose_manifest_cannot_be_written_is_removed(corpus, tmp_pa
     assert not (tmp_path / "checkpoint-4").exists()
 
 
-def test_a_full_disk_at_the_last_save_is_one_line(corpus, tmp_path, monkeypatch):  # noqa: F811
+def test_the_error_for_a_full_disk_at_the_last_save_is_one_line(corpus, tmp_path, monkeypatch):  # noqa: F811
     save = pretrain_mlm.PretrainingTrainer.save_model
 
     def save_on_a_full_disk(*args):
-        with largest_file(100_000):  # more than the code that is saved first, less than the weights
+        with largest_file(100_000):  # larger than the code, which is saved first, and smaller than the weights
             save(*args)
 
     monkeypatch.setattr(pretrain_mlm.PretrainingTrainer, "save_model", save_on_a_full_disk)
@@ -341,7 +341,7 @@ def test_a_full_disk_at_the_last_save_is_one_line(corpus, tmp_path, monkeypatch)
     assert "\n" not in ended.value.code
 
 
-def test_a_second_training_in_the_same_folder_ends_at_once(corpus, tmp_path):  # noqa: F811
+def test_a_second_training_in_the_same_folder_is_refused(corpus, tmp_path):  # noqa: F811
     with lock_run(tmp_path), pytest.raises(SystemExit, match=r"another process writes to .* another folder$"):
         run_main(pretrain_mlm, *command(corpus, tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == [LOCK]

@@ -1,4 +1,4 @@
-"""Under Trainer: accumulation and packing change nothing, checkpoints are complete, one step runs everywhere."""
+"""Training under Trainer: accumulation and packing change nothing, checkpoints load, streams and evaluation work."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def arguments(folder, **changes):
         disable_tqdm=True,
         learning_rate=0.05,
         lr_scheduler_type="constant",
-        optim="sgd",  # a step is then the gradient times a constant
+        optim="sgd",  # a step is the gradient times a constant
         max_grad_norm=1e9,
         logging_steps=1,
         max_steps=1,
@@ -32,7 +32,7 @@ def arguments(folder, **changes):
 
 
 def collate_masked(rows):
-    """Pad rows that carry their labels already, so that every run sees the same masks."""
+    """Pad rows whose labels are already set, so that every run sees the same masks."""
     pad = torch.nn.utils.rnn.pad_sequence
     names = {"input_ids": 0, "attention_mask": 0, "labels": -100}
     return {
@@ -43,7 +43,7 @@ def collate_masked(rows):
 
 @pytest.fixture
 def masked_rows():
-    """Eight documents with very different numbers of labels, so that a mean of means is not the mean."""
+    """Eight documents with different numbers of labels, so that the mean of batch means differs from the overall mean."""
     generator = torch.Generator().manual_seed(0)
     rows = []
     for i in range(8):
@@ -54,7 +54,7 @@ def masked_rows():
 
 
 def train_once(model_class, config, rows, folder, batch, accumulation):
-    """One optimizer step over all rows; return the loss that Trainer logs and the parameters afterwards."""
+    """Run one optimizer step over all rows; return the logged loss and the updated parameters."""
     set_seed(0)
     model = model_class(config)
     training = arguments(folder, per_device_train_batch_size=batch, gradient_accumulation_steps=accumulation)
@@ -85,7 +85,7 @@ def test_batch_and_accumulation_give_the_same_step(tiny_config, masked_rows, tmp
     runs = [train_once(model_class, tiny_config, rows, tmp_path, *shape) for shape in ((8, 1), (4, 2), (2, 4), (1, 8))]
     loss, parameters = runs[0]
     for other_loss, other_parameters in runs[1:]:
-        assert abs(float(other_loss) - float(loss)) < 1e-4  # logged to four digits in some versions
+        assert abs(float(other_loss) - float(loss)) < 1e-4  # some versions log four digits
         for name, parameter in parameters.items():
             # the step is 0.05 times the gradient, so this is 1e-5 on the gradient
             torch.testing.assert_close(
@@ -138,7 +138,7 @@ def test_a_step_learns_and_its_checkpoint_loads_in_a_clean_process(tiny_config, 
 
 
 def test_a_streamed_dataset_trains_with_packing(tiny_config, tokenizer, tmp_path):
-    """accelerate cuts the tensors of a streamed batch to one row each, so they must all have one."""
+    """accelerate slices every tensor of a streamed batch by rows, so every tensor must have one row."""
     from datasets import IterableDataset
 
     rows = [{"input_ids": ids} for ids in tokenizer(["the quick brown fox", "a dog"] * 8)["input_ids"]]
@@ -163,7 +163,7 @@ def test_evaluation_through_trainer_returns_a_loss(tiny_config, tokenizer, tmp_p
 
 
 def test_predictions_under_sparse_prediction_have_the_shape_of_the_labels(tiny_config, tokenizer, tmp_path):
-    """What several processes gather for `compute_metrics` must have one shape; the labels are padded to one before."""
+    """Tensors that several processes gather for `compute_metrics` must have one shape; Trainer pads the labels to one shape."""
     tiny_config.sparse_prediction = True
     model = NeoBERTForMaskedLM(tiny_config)
     rows = [
@@ -192,6 +192,8 @@ def test_predictions_under_sparse_prediction_have_the_shape_of_the_labels(tiny_c
             wanted = model(**batch).logits.argmax(-1).where(batch["labels"] != -100, -100)
         found = torch.from_numpy(predictions[start : start + 4])[:, : wanted.shape[1]]
         assert torch.equal(found, wanted)
-        padded = torch.nn.functional.pad(batch["labels"], (0, 3), value=-100)  # as Trainer pads to the longest process
+        padded = torch.nn.functional.pad(
+            batch["labels"], (0, 3), value=-100
+        )  # Trainer pads to the longest row of all processes
         logits = model(**batch).logits[batch["labels"] != -100]
         assert torch.equal(predicted_tokens(logits, padded)[:, :-3], wanted)

@@ -1,7 +1,7 @@
-"""Text to pretrain on: a dataset of the Hub, or files of one's own, read as a stream.
+"""Streaming text corpora for pretraining: local files or a dataset on the Hub.
 
-Files are read here and not by the `datasets` library, which guesses the types of columns: texts that are all dates become times,
-a number becomes a text, and an error names neither the file nor the line.
+This module reads files itself. The `datasets` library guesses column types: it turns a column of dates into timestamps and a
+number into a string, and its errors name neither the file nor the line.
 """
 
 import hashlib
@@ -22,37 +22,38 @@ from fsspec.utils import infer_compression
 BUILDERS = {".txt": "text", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 COMPRESSIONS = (".gz", ".zst", ".bz2", ".xz")
 SAMPLES = ("line", "paragraph", "document")
-HASHED_BYTES = 4 << 30  # of all files together: some seconds; of more, samples are hashed
+HASHED_BYTES = 4 << 30  # in all files together, a few seconds of work; larger corpora are hashed by samples
 SAMPLE_BYTES = 1 << 20
 READ_AT_ONCE = 10 << 20  # characters
 UNREADABLE = (pa.ArrowException, OSError, EOFError, zlib.error, lzma.LZMAError)
 
 
 class Corpus:
-    """Documents of text, one after the other, as often as they are asked for.
+    """An iterable of text documents that can be read any number of times.
 
-    `source` says what they are, so that other texts are not taken for them: of files the name, the size and the SHA-256 of the
-    content, wherever they lie and whenever they were touched. Of files that have more than 4 GiB together, it is that of evenly
-    spaced samples of 1 MiB, the first and the last of a file among them: 4 GiB in all, but 4 samples of a file at least. Text
-    that was put in or taken out between two samples moves what follows, and is found; a change of equal length may not be. A
-    dataset that is a folder counts by its files; one on the Hub by its name, so whether it has changed there is not known.
+    `source` identifies the content, so that a resumed run can detect other data. For files it holds the name, the size and the
+    SHA-256 of the content; the folder and the modification time do not count. If all files together exceed 4 GiB, the hash covers
+    evenly spaced samples of 1 MiB: 4 GiB in all, and at least 4 samples of each file, the first and the last MiB included. An
+    insertion or a deletion between two samples shifts the rest of the file and is detected; a change of equal length may not be.
+    A dataset in a folder is identified by its files. A dataset on the Hub is identified by its name, so a change there is not
+    detected.
 
     Args:
-        files: Text (.txt), JSON lines (.jsonl, .json; a list of objects or of texts too) or Parquet files, all of one kind; text
-            and JSON may be compressed (.gz, .bz2, .xz, .zst).
-        dataset_name: Id of a dataset on the Hub, or a folder that `load_dataset` knows; either this or `files`.
-        dataset_config: Its configuration.
-        split: Its split.
+        files: Text (.txt), JSON (.jsonl, .json: one object a line, or one list of objects or strings) or Parquet files, all of
+            one kind; text and JSON may be compressed (.gz, .bz2, .xz, .zst).
+        dataset_name: Id of a dataset on the Hub, or a folder that `load_dataset` can read; give either this or `files`.
+        dataset_config: Configuration of the dataset.
+        split: Split of the dataset.
         text_column: The column that holds the text.
-        sample_by: What is a document in a .txt file: a "line", a "paragraph" (blank lines stand between documents, as in
-            BERT's own format), or the whole "document".
-        is_strict: Refuse a text that is missing or holds half of a surrogate pair. Else the one is an empty text, and the half of
-            a pair becomes a question mark.
+        sample_by: Unit of a document in a .txt file: "line", "paragraph" (blank lines separate documents, as in BERT's own
+            format), or "document" for the whole file.
+        is_strict: Refuse a missing text and a lone surrogate (half of a surrogate pair). Otherwise a missing text becomes an
+            empty text, and a lone surrogate becomes a question mark.
 
     Raises:
-        ValueError: A file is empty, damaged, not text, or of an unknown kind; a column is not there. While reading: a text is
-            not a string, or a line is not JSON; file and line are named.
-        FileNotFoundError: A file is not there.
+        ValueError: A file is empty, damaged, not text, or of an unknown kind; or the column does not exist. While reading: a text
+            is not a string, or a line is not JSON; the message names the file and the line.
+        FileNotFoundError: A file does not exist.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Corpus:
             )
         self.source["text_column"] = self.text_column
         if next(iter(self._stream), None) is None:
-            raise ValueError(f"{dataset_name or ', '.join(map(str, files))} holds no document")
+            raise ValueError(f"{dataset_name or ', '.join(map(str, files))} holds no document; give a source with text")
 
     def __iter__(self) -> Iterator[str]:
         """Texts, in the order of the source."""
@@ -113,20 +114,20 @@ class Corpus:
 
 
 def _kind(files: list[Path]) -> str:
-    """What all of the files are, each of which is there and begins like that."""
+    """Return the one kind of all files, after a check that each exists and begins as its suffix says."""
     if not files:
         raise ValueError("files=[] names no file; name at least one")
     kinds = set()
     for file in files:
         if not file.is_file():
-            raise FileNotFoundError(f"{file} is not a file; check the path")
+            raise FileNotFoundError(f"{file} does not exist or is not a file; check the path")
         if not file.stat().st_size:
-            raise ValueError(f"{file} is empty; leave it out")
+            raise ValueError(f"{file} is empty; remove it from files")
         is_compressed = file.suffix in COMPRESSIONS
         suffix = Path(file.stem).suffix if is_compressed else file.suffix
         if suffix not in BUILDERS or (is_compressed and suffix == ".parquet"):
             raise ValueError(
-                f"{file} is of no known kind; choose {', '.join(BUILDERS)}, the first three of them compressed or not"
+                f"{file} has an unknown suffix; choose {', '.join(BUILDERS)}, the first three of them compressed or not"
             )
         if is_compressed and file.suffix != ".zst" and infer_compression(str(file)) is None:
             raise ValueError(f"{file} cannot be decompressed by this Python; decompress it first")
@@ -135,7 +136,7 @@ def _kind(files: list[Path]) -> str:
             _check_text(file)
     if len(kinds) > 1:
         raise ValueError(
-            f"files of {len(kinds)} kinds ({', '.join(sorted(kinds))}) cannot be read as one; give one kind"
+            f"files of {len(kinds)} kinds ({', '.join(sorted(kinds))}) cannot form one corpus; give files of one kind"
         )
     return kinds.pop()
 
@@ -147,16 +148,16 @@ def _check_text(file):
     except UNREADABLE as error:
         raise _unreadable(file, error) from error
     if b"\0" in head:
-        raise ValueError(f"{file} is binary (it holds a zero byte); give text")
+        raise ValueError(f"{file} is binary (it contains a zero byte); give a text file")
     try:
         head.decode("utf-8")
     except UnicodeDecodeError as error:
-        if error.start < len(head) - 4 or len(head) < 1 << 16:  # a character may be cut at the end of what was read
+        if error.start < len(head) - 4 or len(head) < 1 << 16:  # the end of the block may cut a character
             raise _not_utf8(file, head[: error.start].count(b"\n") + 1) from error
 
 
 def _open(file: Path) -> BinaryIO:
-    if file.suffix == ".zst":  # by pyarrow, which is installed in any case and notices a file that was cut
+    if file.suffix == ".zst":  # pyarrow is always installed and detects a truncated file
         return io.BufferedReader(pa.CompressedInputStream(file.open("rb"), "zstd"))
     return compr[infer_compression(str(file))](file.open("rb"), mode="rb")
 
@@ -167,7 +168,7 @@ def _visible_files(folder: Path) -> list[Path]:
 
 
 def _describe(files: list[Path]) -> list[dict]:
-    """Name, size and hash of each file: of its content, or of samples if all of them are large."""
+    """Return name, size and hash of each file; the hash covers samples if the files together are large."""
     sizes = [file.stat().st_size for file in files]
     is_large = sum(sizes) > HASHED_BYTES
     num_samples = max(4, HASHED_BYTES // SAMPLE_BYTES // len(files)) if is_large else None
@@ -195,7 +196,7 @@ def _hash(file, size, num_samples):
 
 
 def _read(files: list[str], kind: str, text_column: str, sample_by: str, is_strict: bool) -> Iterator[dict]:
-    """Rows of files; the `datasets` library calls it with some of the files where several processes share them."""
+    """Yield the rows of files; the `datasets` library passes each process its share of the files."""
     for file in map(Path, files):
         if kind == "text":
             found = _read_text(file, sample_by)
@@ -238,7 +239,9 @@ def _read_json(file: Path, text_column: str) -> Iterator[tuple[str, object]]:
             place = f"{file} line {number}"
             rows = _parse(line + handle.read(), file) if is_list else [_parse(line, place)]
             if not isinstance(rows, list):
-                raise ValueError(f"{place} begins a list and does not end one")
+                raise ValueError(
+                    f"{place} begins a list but does not end it; close it with ], or write one object on each line"
+                )
             for item, row in enumerate(rows, 1):
                 place = f"{file} item {item}" if is_list else place
                 if is_list and isinstance(row, str):
@@ -246,7 +249,7 @@ def _read_json(file: Path, text_column: str) -> Iterator[tuple[str, object]]:
                     continue
                 if not isinstance(row, dict):
                     raise ValueError(
-                        f"{place} is not an object but a {type(row).__name__}; write one object on each line, such as "
+                        f"{place} has type {type(row).__name__}, not object; write one object on each line, such as "
                         f'{{"{text_column}": "..."}}'
                     )
                 if is_first and text_column not in row:
@@ -294,8 +297,8 @@ def _checked(text: object, place: str, text_column: str, is_strict: bool) -> str
     except UnicodeEncodeError as error:
         if is_strict:
             raise ValueError(
-                f"{place}: {text_column} has the lone surrogate {text[error.start]!r} at character {error.start}, which no "
-                "encoding of text can store; remove it"
+                f"{place}: {text_column} has the lone surrogate {text[error.start]!r} at character {error.start}, which UTF-8 "
+                "cannot store; remove it"
             ) from error
         return text.encode("utf-8", "replace").decode()
     return text
@@ -306,11 +309,11 @@ def _no_column(text_column: str, place: str | Path, names: Iterable[str]) -> str
 
 
 def _unreadable(file: Path, error: Exception) -> ValueError:
-    return ValueError(f"{file} cannot be read, it is damaged or not what its name says: {error}")
+    return ValueError(f"{file} cannot be read; it is damaged or not of the kind that its suffix says: {error}")
 
 
 def _not_utf8(file: Path, line: int) -> ValueError:
-    return ValueError(f"{file} is not UTF-8 in line {line}; convert it, with iconv for instance")
+    return ValueError(f"{file} is not UTF-8 in line {line}; convert it, for example with iconv")
 
 
 def _first_line_not_utf8(file: Path) -> int:
@@ -320,4 +323,4 @@ def _first_line_not_utf8(file: Path) -> int:
                 line.decode("utf-8")
             except UnicodeDecodeError:
                 return number
-    raise AssertionError(f"{file} has changed while it was read")
+    raise AssertionError(f"{file} changed while it was read")

@@ -1,4 +1,4 @@
-"""A run's folder: what the run is, its lock, its checkpoints, and what is left of it at the end."""
+"""The output folder of a run: lock, run identity (`run.json`), resume from checkpoints, summary and curves."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,18 +19,19 @@ from .manifests import MANIFEST, STATE, STILL_GOOD, UNFINISHED, check_checkpoint
 logger = logging.get_logger(__name__)
 
 RUN = "run.json"
-LOCK = "_lock"  # Trainer uploads no file whose name begins with an underscore
+LOCK = "_lock"  # Trainer does not upload files whose name begins with an underscore
 
 
 @contextmanager
 def lock_run(folder: str | Path) -> Iterator[None]:
-    """Keep other trainings out of a run's folder, which is made if it is not there.
+    """Lock a run's folder against other trainings; create the folder if it does not exist.
 
-    The system releases the lock when the process ends, however it ends; the empty file that stays locks nothing.
+    The operating system releases the lock when the process ends, also after a crash. The empty lock file remains; it locks
+    nothing.
 
     Raises:
         ValueError: Another training runs in the folder.
-        OSError: It cannot be written to.
+        OSError: The folder cannot be written.
     """
     with ExitStack() as held:
         _as_first_process(held.enter_context, only_writer(Path(folder), LOCK))
@@ -38,7 +39,7 @@ def lock_run(folder: str | Path) -> Iterator[None]:
 
 
 def _as_first_process(function: Callable, *args) -> Any:
-    """Call a function in the first process; all of them get what it returns, or raise what it raises."""
+    """Call a function in the first process only; every process returns its result or raises its error."""
     if not distributed.is_available() or not distributed.is_initialized():
         return function(*args)
     answer = [None, None]
@@ -54,11 +55,13 @@ def _as_first_process(function: Callable, *args) -> Any:
 
 
 def last_complete_checkpoint(folder: str | Path, exactly: bool = True) -> Path | None:
-    """The newest checkpoint of a run that is whole by its manifest, or None; a newer one is passed over with a warning.
+    """Return the newest checkpoint of a run whose files match its manifest, or None.
+
+    A warning names each newer checkpoint that is skipped.
 
     Args:
-        folder: The run's output folder.
-        exactly: Also pass over what cannot be resumed exactly.
+        folder: Output folder of the run.
+        exactly: Also skip checkpoints that cannot be resumed exactly.
     """
     checkpoint, faults = _find_whole(folder, exactly)
     _warn_of(faults)
@@ -67,11 +70,11 @@ def last_complete_checkpoint(folder: str | Path, exactly: bool = True) -> Path |
 
 def _warn_of(faults):
     for fault in faults:
-        logger.warning(f"{fault}; this checkpoint is passed over")
+        logger.warning(f"{fault}; skipped this checkpoint")
 
 
 def _find_whole(folder, exactly):
-    """The newest complete checkpoint or None, and what is wrong with the newer ones."""
+    """Return the newest complete checkpoint or None, and the faults of the newer checkpoints."""
     faults = []
     for _, path in numbered_checkpoints(folder):
         try:
@@ -86,23 +89,24 @@ def _find_whole(folder, exactly):
 def begin_or_resume(
     folder: str | Path, run: dict, resume_from_checkpoint: str | None, exactly: bool = True
 ) -> Path | None:
-    """Decide where a run begins, and keep what it is in `run.json`, so that no other run continues in its place.
+    """Return the checkpoint to resume from, and write the identity of the run to `run.json`.
 
-    With several processes the first one decides for all of them.
+    The identity prevents that another run continues from this run's checkpoints. With several processes, the first process
+    decides for all.
 
     Args:
-        folder: The run's output folder.
-        run: What the run is: recipe, shape, data, tokenizer, seed; plain types.
-        resume_from_checkpoint: "last" for the newest complete checkpoint, or the path of one; None begins anew.
+        folder: Output folder of the run.
+        run: Identity of the run as plain types: recipe, shape, data, tokenizer, seed.
+        resume_from_checkpoint: "last" for the newest complete checkpoint, or the path of a checkpoint; None starts a new run.
         exactly: Refuse a checkpoint that cannot be resumed exactly. Otherwise a warning says what is not exact; a damaged file
-            is refused all the same.
+            is refused in both cases.
 
     Returns:
         The checkpoint to resume from, or None.
 
     Raises:
-        FileExistsError: The folder holds checkpoints of this or another run, and the run does not resume from one of them.
-        FileNotFoundError: There is no complete checkpoint to resume from.
+        FileExistsError: The folder holds checkpoints, and the run does not resume from one of them.
+        FileNotFoundError: No checkpoint is complete.
         ValueError: The checkpoint belongs to another run, is damaged, or cannot be resumed exactly.
     """
     return _as_first_process(_begin_or_resume, Path(folder), run, resume_from_checkpoint, exactly)
@@ -114,7 +118,7 @@ def _begin_or_resume(folder, run, resume_from_checkpoint, exactly):
     if resume_from_checkpoint in ("last", "true", "True", True):
         checkpoint, faults = _find_whole(folder, exactly)
         if checkpoint is None:
-            way_out = "give another --output_dir" if written else "begin without --resume_from_checkpoint"
+            way_out = "give another --output_dir" if written else "start without --resume_from_checkpoint"
             raise FileNotFoundError("; ".join([f"{folder} holds no complete checkpoint", *faults, way_out]))
         _warn_of(faults)
     elif resume_from_checkpoint is not None:
@@ -130,9 +134,10 @@ def _begin_or_resume(folder, run, resume_from_checkpoint, exactly):
 
 
 def _is_kept(checkpoint):
-    """Whether no new run may overwrite it: it has a manifest, or, as those of earlier versions, the Trainer's state.
+    """Whether a new run must not overwrite the checkpoint: it has a manifest, or an earlier version wrote it without one.
 
-    Any other was cut off while it was saved, between Trainer's state and the manifest perhaps.
+    A checkpoint without a manifest and without a readable Trainer state was interrupted while it was saved. `UNFINISHED` marks
+    an interruption between Trainer's state and the manifest.
     """
     if (checkpoint / MANIFEST).is_file() or (checkpoint / UNFINISHED).is_file():
         return (checkpoint / MANIFEST).is_file()
@@ -144,12 +149,15 @@ def _is_kept(checkpoint):
 
 
 def _way_out_of(folder, written):
-    """What to do about a folder that holds checkpoints, the newest first, from which the run does not resume."""
+    """Error message for a folder that holds checkpoints (newest first) when no resume from them was requested."""
     if any((path / MANIFEST).is_file() for path in written):
-        return f"{folder} holds {written[0].name}; give --resume_from_checkpoint last to resume from it, or another --output_dir"
+        return (
+            f"{folder} holds {written[0].name} and no resume from this folder was requested; give "
+            "--resume_from_checkpoint last to resume from it, or another --output_dir"
+        )
     return (
-        f"{folder} holds {written[0].name}, which has no {MANIFEST}: an earlier version wrote it, or it was cut off while it was "
-        f"saved; give another --output_dir, or --resume_inexactly --resume_from_checkpoint {written[0]} to resume from it"
+        f"{folder} holds {written[0].name}, which has no {MANIFEST}: an earlier version wrote it, or its save was interrupted; "
+        f"give another --output_dir, or --resume_inexactly --resume_from_checkpoint {written[0]} to resume from it"
     )
 
 
@@ -160,20 +168,22 @@ def _check_run(checkpoint, run, exactly):
     except ValueError as error:
         if exactly:
             raise ValueError(
-                f"{error}; it says which run {checkpoint.name} belongs to, and --resume_inexactly resumes without it"
+                f"{error}; it identifies the run of {checkpoint.name}; give --resume_inexactly to resume without this check"
             ) from error
-        logger.warning(f"{error}; whether {checkpoint.name} belongs to this run was not checked")
+        logger.warning(f"{error}; resuming without a check that {checkpoint.name} belongs to this run")
         return
     recipe = there.get("recipe")
-    if isinstance(recipe, dict) and "layout" in recipe:  # its name up to version 0.1
+    if isinstance(recipe, dict) and "layout" in recipe:  # the name of batch_format up to version 0.1
         there["recipe"] = {{"layout": "batch_format"}.get(name, name): value for name, value in recipe.items()}
     if different := sorted(name for name in {**run, **there} if run.get(name) != there.get(name)):
         details = "; ".join(f"{name} was {there.get(name)} and is {run.get(name)}" for name in different)
-        raise ValueError(f"{checkpoint} belongs to another run: {details}. Give the same, or another --output_dir")
+        raise ValueError(
+            f"{checkpoint} belongs to another run: {details}; give the same values, or another --output_dir"
+        )
 
 
 def write_summary(trainer: Trainer, run: dict, held_out: dict) -> dict:
-    """Write `training_summary.json`, for a model card to cite, and `training_curves.png`; returns the summary."""
+    """Write `training_summary.json` (the figures for a model card) and `training_curves.png`; return the summary."""
     folder, log = Path(trainer.args.output_dir), trainer.state.log_history
     last = [entry for entry in log if "masked_accuracy" in entry][-1]
     names = ("num_tokens", "num_masked", "loss", "perplexity", "masked_accuracy")
@@ -198,7 +208,7 @@ def write_summary(trainer: Trainer, run: dict, held_out: dict) -> dict:
 
 
 def plot_curves(log: list[dict], file: Path) -> None:
-    """Draw loss, masked accuracy, learning rate and gradient norm over real tokens seen."""
+    """Plot loss, masked accuracy, learning rate and gradient norm against the number of real tokens seen."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter, MaxNLocator
 

@@ -1,7 +1,7 @@
-"""What HF Trainer lacks for the paper's pretraining: its schedule and decay, rows in their own order, and what is learned.
+"""`PretrainingTrainer`: HF Trainer with the paper's learning-rate schedule, weight decay, fixed row order and extra metrics.
 
-`PretrainingTrainer` changes three answers of Trainer and adds figures to what it logs; the loop, devices, precision,
-checkpoints and resuming are Trainer's.
+It overrides three methods of Trainer (sampler, decay parameters, scheduler) and adds figures to the log. The training loop,
+devices, precision, checkpoints and resume are Trainer's.
 """
 
 import json
@@ -41,23 +41,23 @@ class PretrainingTrainer(CheckedCheckpoints):
     """Trainer with a recipe.
 
     Args:
-        recipe: Its schedule and its weight decay hold; what `TrainingArguments` says of these two does not.
-        **kwargs: As for Trainer. The training set is `PackedRows` or `MixedRows`, or a stream.
+        recipe: Sets the schedule and the parameters with weight decay; `TrainingArguments` are ignored for these two.
+        **kwargs: As for Trainer. The training set is `PackedRows`, `MixedRows` or a stream.
 
-    Each log has, beside Trainer's `loss` (per masked token), `learning_rate` and `grad_norm`: `perplexity`,
-    `masked_accuracy`, `num_tokens` and `num_masked` since the start of the run, `packing_efficiency`,
-    `tokens_per_s`, and `model_flops_utilization`, the share of what this device's matrix products can do.
-    `metrics.jsonl` in the output folder keeps them, one line each.
+    Each log holds Trainer's `loss` (per masked token), `learning_rate` and `grad_norm`, and also `perplexity`,
+    `masked_accuracy`, `num_tokens` and `num_masked` since the start of the run, `packing_efficiency`, `tokens_per_s`, and
+    `model_flops_utilization`, the share of this device's peak matrix-product throughput. `metrics.jsonl` in the output folder
+    holds one line for each log.
 
     Raises:
-        FloatingPointError: The loss or the gradient was not finite; found at the next log or checkpoint, which is then not
-            written.
+        FloatingPointError: The loss or the gradient was not finite. The check runs at each log and before each checkpoint,
+            which is then not written.
     """
 
     def __init__(self, *args, recipe: Recipe, **kwargs):
         super().__init__(*args, **kwargs)
         self.recipe = recipe
-        self.args.logging_nan_inf_filter = False  # it would hide what must stop the run
+        self.args.logging_nan_inf_filter = False  # the filter would hide a loss that must stop the run
         self.counter, self.held_out = None, None
         self._peak = self._last_log = None
         if self.is_fsdp_enabled:
@@ -66,14 +66,14 @@ class PretrainingTrainer(CheckedCheckpoints):
         if recipe.architecture != "neobert":
             self.compute_loss_func = masked_lm_loss
 
-    # What Trainer decides otherwise
+    # Overrides of Trainer
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None):
         dataset = self.train_dataset if train_dataset is None else train_dataset
         return SequentialSampler(dataset) if hasattr(dataset, "__len__") else None
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Every parameter, or only the matrices, as the recipe says."""
+        """Return the names of all parameters or of the matrices only, as the recipe says."""
         names = [name for name, _ in model.named_parameters()]
         if self.recipe.decay_norms_and_embeddings:
             return names
@@ -81,23 +81,23 @@ class PretrainingTrainer(CheckedCheckpoints):
         return [name for name, p in model.named_parameters() if p.ndim > 1 and id(p) not in embeddings]
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LambdaLR:
-        """The recipe's schedule."""
+        """Create the recipe's schedule."""
         if self.lr_scheduler is None:
             self.lr_scheduler = LambdaLR(optimizer or self.optimizer, self.recipe.learning_rate_factor)
-            self._created_lr_scheduler = True  # so that a second train() makes a new one
+            self._created_lr_scheduler = True  # so that a second train() creates a new schedule
         return self.lr_scheduler
 
-    # What is counted on the way
+    # Metrics
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        """Trainer's loss; tokens, masked tokens and right guesses are counted on the device, without waiting for it."""
+        """Return Trainer's loss; count tokens, masked tokens and correct predictions on the device without a synchronization."""
         labels = inputs["labels"]
         options = dict(return_outputs=True, num_items_in_batch=num_items_in_batch)
         loss, outputs = super().compute_loss(model, inputs, **options)
         if model.training:
             self.counter.count(inputs, labels, outputs, loss.detach(), self.state.global_step)
         elif self.held_out is not None and not self._is_repeated():
-            # Trainer may have divided by the labels of all processes, and multiplied by the number of processes.
+            # Trainer may have divided by the number of labels of all processes, and multiplied by the number of processes.
             num_processes = 1 if num_items_in_batch is None else self.accelerator.num_processes
             num_items = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
             summed = loss.detach() * num_items / num_processes
@@ -105,7 +105,7 @@ class PretrainingTrainer(CheckedCheckpoints):
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the figures, and write them to the metrics file."""
+        """Add the figures to the log, and append the log to the metrics file."""
         if "loss" in logs:
             counts = self.counter.totals(self.accelerator)
             self._check_finite(counts, logs.get("grad_norm", 0.0))
@@ -120,11 +120,11 @@ class PretrainingTrainer(CheckedCheckpoints):
                     file.write(json.dumps(self.state.log_history[-1]) + "\n")
             except OSError as error:
                 raise write_error(
-                    error, metrics, "every checkpoint is whole: make room and resume from the last"
+                    error, metrics, "every checkpoint is complete; free disk space and resume from the last one"
                 ) from error
 
     def evaluate(self, *args, **kwargs) -> dict[str, float]:
-        """Trainer's evaluation, with the loss per masked token of the whole held-out set and the masked accuracy."""
+        """Run Trainer's evaluation; return also the loss per masked token over the whole held-out set and the masked accuracy."""
         self.held_out = Counter(self.args.device)
         metrics = super().evaluate(*args, **kwargs)
         metrics |= self._held_out_figures()
@@ -132,7 +132,7 @@ class PretrainingTrainer(CheckedCheckpoints):
         return metrics
 
     def _is_repeated(self):
-        """Whether this row is one that accelerate repeats, so that all processes have as many."""
+        """Whether this row is a repetition that accelerate adds so that all processes have the same number of rows."""
         state = self.accelerator.gradient_state
         return state.end_of_dataloader and 0 < state.remainder <= self.accelerator.process_index
 
@@ -140,8 +140,8 @@ class PretrainingTrainer(CheckedCheckpoints):
         counts = self.held_out.totals(self.accelerator)
         if not counts["num_masked"]:
             raise ValueError(
-                f"no token of the {counts['num_tokens']} held-out ones was masked, so there is nothing to measure; hold out more "
-                "text, or raise mlm_probability"
+                f"none of the {counts['num_tokens']} held-out tokens was masked, so there is no accuracy to measure; hold out "
+                "more text, or raise mlm_probability"
             )
         loss = counts["loss_sum"] / counts["num_masked"]
         return {
@@ -177,21 +177,22 @@ class PretrainingTrainer(CheckedCheckpoints):
         last = last_complete_checkpoint(self.args.output_dir)
         advice = f"the last good checkpoint is {last}" if last else "no checkpoint was written before it"
         raise FloatingPointError(
-            f"the {what} was not finite in optimizer step {step}; {advice}. Lower learning_rate, or look at the rows of "
-            "this step"
+            f"the {what} was not finite in optimizer step {step}; {advice}. Lower learning_rate, or inspect the rows of this step"
         )
 
-    # Beginning, saving and going on
+    # Start, save and resume
 
     def train(self, resume_from_checkpoint: str | None = None, **kwargs):
-        """Trainer's training, from the beginning or from a checkpoint of the same run, exactly."""
+        """Train from the start, or resume exactly from a checkpoint of the same run."""
         before, step = dict.fromkeys(Counter.NAMES, 0), 0
         metrics = Path(self.args.output_dir, METRICS)
         if resume_from_checkpoint:
             state = TrainerState.load_from_json(str(Path(resume_from_checkpoint, STATE)))
             before, step = state.stateful_callbacks.get("pretraining"), state.global_step
             if before is None:
-                raise ValueError(f"{resume_from_checkpoint} is not of PretrainingTrainer: its {STATE} counts no tokens")
+                raise ValueError(
+                    f"{resume_from_checkpoint} was not written by PretrainingTrainer: its {STATE} has no token counts"
+                )
         if self.is_world_process_zero():
             metrics.parent.mkdir(parents=True, exist_ok=True)
             kept = state.log_history if resume_from_checkpoint else []
@@ -211,11 +212,13 @@ class PretrainingTrainer(CheckedCheckpoints):
 
 
 def keep_float32(plugin: FullyShardedDataParallelPlugin) -> None:
-    """Make FSDP2's mixed precision what autocast under DDP is: products in half precision; residual stream, loss and the sum
-    of gradients in fp32. accelerate's own policy casts all of them.
+    """Give FSDP2 the mixed precision of autocast under DDP.
+
+    Matrix products run in half precision; residual stream, loss and gradient sums stay in fp32. accelerate's own policy casts
+    all of them to half precision.
     """
     policy = plugin.mixed_precision_policy
-    if getattr(plugin, "fsdp_version", 1) == 2 and policy is not None:  # accelerate < 1.6 knows one version only
+    if getattr(plugin, "fsdp_version", 1) == 2 and policy is not None:  # accelerate < 1.6 has only FSDP1
         changes = dict(reduce_dtype=torch.float32, output_dtype=None, cast_forward_inputs=False)
         plugin.mixed_precision_policy = replace(policy, **changes)
 
@@ -224,7 +227,7 @@ NEVER = 1 << 62  # a step that no run reaches
 
 
 class Counter:
-    """Sums over batches, kept on the device, so that counting waits for nothing."""
+    """Sums over batches, kept on the device to avoid synchronization."""
 
     NAMES = ("num_tokens", "num_masked", "num_correct", "sum_of_squares")
 
@@ -235,15 +238,17 @@ class Counter:
         self.before = before or {}  # the totals of an earlier part of the run
 
     def count(self, inputs: dict, labels: torch.Tensor, outputs, loss: torch.Tensor, step: int) -> None:
-        """Add a batch: its tokens, its labels, how many of them the model guesses, its loss, and whether that is finite."""
+        """Add a batch: number of tokens, labels and correct predictions, the loss, and whether the loss is finite."""
         is_masked = labels != -100
         num_masked = is_masked.sum()
         if "attention_mask" in inputs:
             lengths = inputs["attention_mask"].sum(-1)
             num_tokens, squares = lengths.sum(), lengths.square().sum()
         else:
-            num_tokens = torch.full((), labels.numel(), device=labels.device)  # torch.tensor would wait for the device
-            positions = inputs.get("position_ids")  # a document of n tokens: 1 + 3 + 5 + ... + (2 n - 1) = n^2
+            num_tokens = torch.full(
+                (), labels.numel(), device=labels.device
+            )  # torch.tensor would synchronize with the device
+            positions = inputs.get("position_ids")  # for a document of n tokens: 1 + 3 + 5 + ... + (2 n - 1) = n^2
             squares = num_tokens**2 if positions is None else (2 * positions + 1).sum()
         num_correct = getattr(outputs, "num_correct", None)
         if num_correct is None:
@@ -256,7 +261,7 @@ class Counter:
         self.first_bad_step = torch.where(is_bad, self.first_bad_step.clamp(max=step), self.first_bad_step)
 
     def totals(self, accelerator) -> dict[str, float]:
-        """The sums over all processes, as numbers; every process must ask."""
+        """Return the sums over all processes as numbers; every process must call this."""
         counts = accelerator.reduce(self.counts, "sum").tolist()
         bad = int(accelerator.gather(self.first_bad_step[None]).min())
         totals = dict(zip(self.NAMES, counts)) | {"loss_sum": accelerator.reduce(self.loss_sum, "sum").item()}
@@ -264,10 +269,10 @@ class Counter:
 
 
 def predicted_tokens(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """What a masked language model predicts at each label, -100 elsewhere; Trainer's `preprocess_logits_for_metrics`.
+    """Return the predicted token at each label and -100 elsewhere, for Trainer's `preprocess_logits_for_metrics`.
 
-    With `sparse_prediction` logits exist at labels only, so many on one process and so many on another, and Trainer gathers
-    for `compute_metrics` what has the same shape everywhere. Labels have, and so has this.
+    With `sparse_prediction`, logits exist at labels only, so their number differs between processes. For `compute_metrics`,
+    Trainer gathers tensors of one shape; the result has the shape of the labels.
 
     Args:
         logits: (number of labels, V), or (B, L, V).
@@ -281,29 +286,29 @@ def predicted_tokens(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor
 
 
 def masked_lm_loss(outputs, labels: torch.Tensor, num_items_in_batch=None) -> torch.Tensor:
-    """Cross-entropy per masked token of the whole optimizer step, for models that do not take Trainer's count."""
+    """Return the cross-entropy per masked token of the whole optimizer step, for models that ignore `num_items_in_batch`."""
     logits = outputs["logits"].flatten(0, -2).float()
     summed = F.cross_entropy(logits, labels.flatten(), reduction="sum")
     return summed / (num_items_in_batch if num_items_in_batch is not None else (labels != -100).sum().clamp(min=1))
 
 
 class LogWhereItEnds(TrainerCallback):
-    """A log before each checkpoint and after the last step, so that no log spans an interruption."""
+    """Log before each checkpoint and after the last step, so that no log covers steps before and after a resume."""
 
     def on_step_end(self, args, state, control, **kwargs):
-        """Ask for the log; it comes before the checkpoint."""
+        """Request the log; Trainer writes it before the checkpoint."""
         if control.should_save or control.should_training_stop or state.global_step >= state.max_steps:
             control.should_log = True
 
 
 class SaveOnTerminate(TrainerCallback):
-    """SIGTERM, which schedulers send before they take a machine away, saves a checkpoint after the step and ends training.
+    """On SIGTERM, save a checkpoint after the current step and stop; schedulers send SIGTERM before they preempt a job.
 
-    All processes agree on the step. (Trainer's own `enable_jit_checkpoint` lets each process decide for itself.)
+    All processes agree on the step. With Trainer's own `enable_jit_checkpoint`, each process decides alone.
     """
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """Listen."""
+        """Install the signal handler."""
         self._is_asked = False
         self._before = signal.signal(signal.SIGTERM, self._ask)
 
@@ -311,7 +316,7 @@ class SaveOnTerminate(TrainerCallback):
         self._is_asked = True
 
     def on_step_end(self, args, state, control, **kwargs):
-        """Save and stop if any process was asked to."""
+        """Save and stop if any process has received the signal."""
         is_asked = self._is_asked
         if args.world_size > 1:
             agreed = torch.tensor(int(is_asked), device=args.device)
@@ -321,7 +326,7 @@ class SaveOnTerminate(TrainerCallback):
             control.should_log = control.should_save = control.should_training_stop = True
 
     def on_train_end(self, args, state, control, **kwargs):
-        """Leave the signal to whoever had it before."""
+        """Restore the previous signal handler."""
         signal.signal(signal.SIGTERM, self._before)
 
 
@@ -353,23 +358,23 @@ def training_rows(documents, args, end_token: int | None) -> Dataset:
 
 
 def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, config_overrides: str = "") -> PreTrainedModel:
-    """The recipe's model with fresh weights.
+    """Build the recipe's model with randomly initialized weights.
 
     Args:
-        recipe: Says architecture, shape and context.
-        tokenizer: Gives the size of the vocabulary and the padding token.
-        config_overrides: As "hidden_size=256,num_hidden_layers=6".
+        recipe: Sets architecture, shape and context length.
+        tokenizer: Sets vocabulary size and padding token.
+        config_overrides: Changes to the config, such as "hidden_size=256,num_hidden_layers=6".
 
     Raises:
-        ValueError: An override is not one of the config's values.
+        ValueError: An override names no field of the config.
     """
     values = dict(recipe.config, vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id)
     if recipe.architecture == "neobert":
         config = NeoBERTConfig(**values, max_position_embeddings=recipe.max_length, sparse_prediction=True)
-    else:  # its positions begin after the number of the padding token
+    else:  # its position ids start at pad_token_id + 1
         context = recipe.max_length + tokenizer.pad_token_id + 1
         config = AutoConfig.for_model(recipe.architecture, **values, max_position_embeddings=context)
     if config_overrides:
         config.update_from_string(config_overrides)
-        config = type(config).from_dict(config.to_dict())  # checks the whole
+        config = type(config).from_dict(config.to_dict())  # validates the combination
     return AutoModelForMaskedLM.from_config(config)
