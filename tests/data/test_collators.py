@@ -1,4 +1,4 @@
-"""The packing collator: transformers' masks, no padding, documents apart."""
+"""The packing collator uses transformers' masks, adds no padding and keeps documents apart."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from neobert_hf import PackedMLMCollator
 
 @given(lengths=st.lists(st.integers(1, 12), min_size=1, max_size=6), seed=st.integers(0, 1000))
 @settings(max_examples=50, deadline=None, derandomize=True)
-def test_every_token_of_every_document_is_there_once_and_in_order(tokenizer, lengths, seed):
+def test_the_row_holds_every_token_of_every_document_once_and_in_order(tokenizer, lengths, seed):
     generator = torch.Generator().manual_seed(seed)
     documents = [torch.randint(5, len(tokenizer), (n,), generator=generator).tolist() for n in lengths]
     collator = PackedMLMCollator(tokenizer, seed=seed, return_flash_attn_kwargs=True)
@@ -25,7 +25,7 @@ def test_every_token_of_every_document_is_there_once_and_in_order(tokenizer, len
     assert tokenizer.pad_token_id not in row["input_ids"]
 
 
-def test_masks_are_those_of_the_padded_twin(tokenizer):
+def test_packed_masks_equal_the_masks_of_the_padded_batch(tokenizer):
     documents = [
         {"input_ids": tokenizer(text)["input_ids"]} for text in ("the quick brown fox", "jumps", "over the dog")
     ]
@@ -39,8 +39,8 @@ def test_masks_are_those_of_the_padded_twin(tokenizer):
         assert torch.equal(packed[name][0], padded[name][is_real])
 
 
-def test_a_fifth_of_the_ordinary_tokens_is_masked_and_no_special_one(tokenizer):
-    """Over 30,000 tokens the share has a standard deviation of 0.0023; four of them are allowed."""
+def test_a_fifth_of_the_ordinary_tokens_and_no_special_token_is_masked(tokenizer):
+    """Over 30,000 tokens the share has a standard deviation of 0.0023; the tolerance is four of them."""
     ids = tokenizer(" ".join(["the quick brown fox jumps over the lazy dog"] * 7))["input_ids"]
     row = PackedMLMCollator(tokenizer, seed=0)([{"input_ids": ids} for _ in range(500)])
     is_special = torch.isin(
@@ -67,7 +67,7 @@ def test_a_tokenizer_without_a_mask_token_is_refused(tokenizer):
         PackedMLMCollator(maskless)
 
 
-def test_layouts_are_twins_with_the_very_same_masks(tokenizer):
+def test_every_batch_format_has_the_same_masks(tokenizer):
     rows = [
         {"input_ids": [2, 5, 6, 7, 3, 2, 8, 9, 3], "position_ids": [0, 1, 2, 3, 4, 0, 1, 2, 3], "mask_seed": 1},
         {"input_ids": [2, *range(5, 30), 3], "position_ids": list(range(27)), "mask_seed": 2},
@@ -87,7 +87,7 @@ def test_layouts_are_twins_with_the_very_same_masks(tokenizer):
         PackedMLMCollator(tokenizer, batch_format="flat")
 
 
-def test_berts_masking_replaces_keeps_and_randomises(tokenizer):
+def test_bert_masking_replaces_keeps_and_randomizes_tokens(tokenizer):
     """80 / 10 / 10 of 15 %: over 30,000 tokens the shares of the 4,500 have standard deviations of at most 0.006."""
     ids = [2, *([7] * 300), 3]
     collator = PackedMLMCollator(
@@ -99,7 +99,7 @@ def test_berts_masking_replaces_keeps_and_randomises(tokenizer):
     assert abs(shares[0] - 0.8) < 0.024 and abs(shares[1] - 0.1) < 0.024
 
 
-def test_boundaries_that_are_trusted_say_so_to_the_model(tokenizer):
+def test_trusted_boundaries_are_passed_to_the_model(tokenizer):
     documents = [{"input_ids": tokenizer(text)["input_ids"]} for text in ("the quick brown fox", "jumps")]
     row = PackedMLMCollator(tokenizer, return_flash_attn_kwargs=True, trust_boundaries=True)(documents)
     assert row["trust_boundaries"] is True and row["max_length_q"] == max(len(d["input_ids"]) for d in documents)

@@ -1,4 +1,4 @@
-"""Files are written whole, and whatever a library raises when it cannot write one is an OSError in words."""
+"""Write errors of every library become an OSError that names the file; checksums are verified."""
 
 import errno
 
@@ -15,7 +15,7 @@ VOCABULARY = {f"w{number}": number for number in range(999)}
 SAVES = {
     "plain": (lambda file: file.write_bytes(bytes(9999)), errno.EFBIG),
     "safetensors": (lambda file: save_file(TENSORS, file), errno.EFBIG),
-    "torch": (lambda file: torch.save(TENSORS, file), errno.EIO),  # it does not say why
+    "torch": (lambda file: torch.save(TENSORS, file), errno.EIO),  # torch.save does not report the reason
     "tokenizers": (lambda file: Tokenizer(models.WordLevel(VOCABULARY, "w0")).save(str(file)), errno.EFBIG),
 }
 
@@ -23,21 +23,21 @@ SAVES = {
 @pytest.mark.parametrize("library", SAVES)
 def test_a_file_that_cannot_be_written_is_an_os_error_that_names_it(tmp_path, library):
     save, number = SAVES[library]
-    message = "model could not be written; earlier ones are whole"
-    saves = saving(tmp_path / "model", "earlier ones are whole")
+    message = "model could not be written; earlier ones are complete"
+    saves = saving(tmp_path / "model", "earlier ones are complete")
     with pytest.raises(OSError, match=message) as found, largest_file(1000), saves:
         save(tmp_path / "file")
     assert found.value.errno == number and found.value.filename == str(tmp_path / "model")
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), torch.OutOfMemoryError("no memory"), ValueError("a value")])
-def test_other_errors_pass_as_they_are(tmp_path, error):
+def test_other_errors_pass_unchanged(tmp_path, error):
     with pytest.raises(type(error)) as found, saving(tmp_path):
         raise error
     assert found.value is error
 
 
-def test_content_without_a_checksum_is_taken_only_where_it_may_be():
+def test_content_without_a_checksum_is_accepted_only_if_it_need_not_be_sealed():
     content = {"a": 1}
     assert unsealed(sealed(content), must_be_sealed=True) == unsealed(content) == content
     for without in (content, content | {"checksum": None}):

@@ -299,7 +299,7 @@ def test_a_damaged_marker_and_numbers_out_of_bounds_are_named(library, tmp_path,
     monkeypatch.setattr(documentation, "collect_documentation", lambda: collect(library))
     with pytest.raises(ValueError, match="num_held_out=-1 is below 0"):
         write_corpus(tmp_path / "corpus", num_held_out=-1, vocab_size=64)
-    with pytest.raises(ValueError, match="vocab_size=5 is not from 6"):
+    with pytest.raises(ValueError, match="vocab_size=5 is out of bounds; choose 6"):
         write_corpus(tmp_path / "corpus", vocab_size=5)
     assert not (tmp_path / "corpus").exists()
     write_corpus(tmp_path / "corpus", num_held_out=1, vocab_size=64)

@@ -399,7 +399,7 @@ def test_a_disk_that_fills_while_vectors_are_written_leaves_what_was_there_and_n
     resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, hard))
     try:
         with pytest.raises(
-            SystemExit, match=f"File too large: {name} could not be written; what stood there before is un"
+            SystemExit, match=f"File too large: {name} could not be written; the previous content is un"
         ):
             run(monkeypatch, "embed", tmp_path / "a.txt", "--model", folder, "-o", tmp_path / name)
     finally:

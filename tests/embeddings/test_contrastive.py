@@ -292,7 +292,9 @@ def test_a_resumed_run_goes_on_with_the_very_same_losses(command, tmp_path, monk
     assert SentenceTransformer(str(tmp_path / "part")).encode("fox").shape == (32,)
     (tmp_path / "part/checkpoint-8/scheduler.pt").unlink()
     shutil.rmtree(tmp_path / "part/checkpoint-12")
-    with pytest.raises(FileNotFoundError, match=r"checkpoint-8 lacks scheduler.pt; --resume_inexactly resumes from it"):
+    with pytest.raises(
+        FileNotFoundError, match=r"checkpoint-8 lacks scheduler.pt; give --resume_inexactly to resume from it"
+    ):
         run_main(train_contrastive, *command(tmp_path / "part", resume_from_checkpoint="last"))
     with lock_run(tmp_path / "part"), pytest.raises(ValueError, match="another process writes to"):
         run_main(train_contrastive, *command(tmp_path / "part"))

@@ -90,6 +90,6 @@ def test_a_full_disk_is_an_error_in_words_and_leaves_nothing(tmp_path, monkeypat
     arguments = MiniArguments(
         pretrained=str(tmp_path), model=neobert_hf.MINI_MODEL_PATH, corpus=str(tmp_path), out=f"{tmp_path}/out"
     )
-    with pytest.raises(OSError, match="out could not be written; what stood there"), largest_file(1 << 20):
+    with pytest.raises(OSError, match="out could not be written; the previous content"), largest_file(1 << 20):
         mini.build(arguments)
     assert [file.name for file in tmp_path.iterdir()] == ["training_summary.json"]

@@ -507,7 +507,7 @@ def test_a_full_disk_is_an_error_in_words_whichever_library_meets_it(saved, tmp_
     if name == "tokenizer.json":
         monkeypatch.setattr(NeoBERTForMaskedLM, "save_pretrained", lambda self, folder: Path(folder).mkdir())
     num_bytes = (saved / name).stat().st_size - 1
-    with pytest.raises(OSError, match="hub could not be written; what stood there"), largest_file(num_bytes):
+    with pytest.raises(OSError, match="hub could not be written; the previous content"), largest_file(num_bytes):
         build(BuildArguments(model=str(saved), out=str(tmp_path / "hub")))
     assert [file.name for file in tmp_path.iterdir()] == ["saved"]
 

@@ -1,4 +1,4 @@
-"""Recipes: the paper's values, its schedule at every corner, and what changes with the number of steps."""
+"""Recipes hold the paper's values; the schedule meets every corner and scales with the number of steps."""
 
 import math
 
@@ -6,7 +6,7 @@ import pytest
 
 from neobert_hf.pretraining.recipes import RECIPES, Recipe
 
-# (step, share of the peak), worked out by hand from the paper's section 3.3 and from the formula of the authors' code.
+# (step, share of the peak), computed by hand from the paper's section 3.3 and from the formula of the authors' code.
 CORNERS = {
     "paper": [
         (0, 0.0),
@@ -30,7 +30,7 @@ def test_the_schedule_meets_its_corners(name, step, share):
 
 
 @pytest.mark.parametrize("name", ["paper", "code"])
-def test_the_schedule_rises_then_falls_and_never_jumps(name):
+def test_the_schedule_rises_then_falls_without_jumps(name):
     recipe = RECIPES[name].replace(max_steps=10_000)
     factors = [recipe.learning_rate_factor(step) for step in range(10_001)]
     peak = factors.index(max(factors))
@@ -40,22 +40,22 @@ def test_the_schedule_rises_then_falls_and_never_jumps(name):
     assert max(abs(a - b) for a, b in zip(factors[peak:], factors[peak + 1 :])) < 2e-4  # pi / 2 * 0.9 / 8,980 steps
 
 
-def test_fewer_steps_scale_warmup_and_decay_but_not_what_is_given():
+def test_fewer_steps_scale_warmup_and_decay_unless_they_are_given():
     recipe = Recipe().replace(max_steps=1_000)
     assert (recipe.warmup_steps, recipe.decay_until) == (2, 900)
     recipe = Recipe().replace(max_steps=1_000, warmup_steps=100)
     assert (recipe.warmup_steps, recipe.decay_until) == (100, 900)
 
 
-def test_the_second_phase_is_the_papers():
+def test_the_second_phase_has_the_values_of_the_paper():
     recipe = RECIPES["paper"].second_phase()
     assert (recipe.max_steps, recipe.max_length, recipe.tokens_per_step) == (50_000, 4_096, 2_097_152)
     assert recipe.mixture == (0.2, 0.4, 0.4) and recipe.longer_than == (1_024, 2_048)
     assert {recipe.learning_rate_factor(step) for step in (0, 1, 49_999)} == {0.1}
 
 
-def test_ablations_change_what_table_2_says_and_nothing_else():
-    """Each against its predecessor; M3 and M6 are dropped by the paper, so M4 follows M2 and M7 follows M5."""
+def test_ablations_change_only_the_values_of_table_2():
+    """Each ablation is compared with its predecessor; the paper rejects M3 and M6, so M4 follows M2 and M7 follows M5."""
     changed = {
         ("m0", "m1"): {"architecture"},
         ("m1", "m2"): {"corpus", "text_column"},
@@ -75,13 +75,13 @@ def test_ablations_change_what_table_2_says_and_nothing_else():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"lerning_rate": 1e-3}, "lerning_rate: no value of a recipe has this name"),
+        ({"lerning_rate": 1e-3}, "lerning_rate: a recipe has no field of this name"),
         ({"schedule": "cosine"}, "schedule='cosine' is not one of paper, code"),
         ({"mixture": (0.5, 0.5, 0.5)}, "sum to 1"),
-        ({"warmup_steps": 950_000}, "must be in this order"),
+        ({"warmup_steps": 950_000}, "must be in ascending order"),
         ({"architecture": "roberta-prelayernorm"}, "cannot keep packed documents apart"),
     ],
 )
-def test_a_recipe_that_cannot_be_is_refused(changes, message):
+def test_an_invalid_recipe_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         RECIPES["paper"].replace(**changes)

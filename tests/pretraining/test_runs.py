@@ -94,12 +94,12 @@ def test_an_inexact_resume_also_refuses_a_damaged_file(folder, name):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda m: m["files"].update({"../run.json": m["files"]["optimizer.pt"]}), "outside of the checkpoint"),
-        (lambda m: m["files"].update({"/etc/hostname": m["files"]["optimizer.pt"]}), "outside of the checkpoint"),
+        (lambda m: m["files"].update({"../run.json": m["files"]["optimizer.pt"]}), "outside the checkpoint"),
+        (lambda m: m["files"].update({"/etc/hostname": m["files"]["optimizer.pt"]}), "outside the checkpoint"),
         (lambda m: m.update(files=["optimizer.pt"]), "no sizes and checksums"),
         (lambda m: m["files"].update({"optimizer.pt": "abc"}), "no sizes and checksums"),
         (lambda m: m.pop("is_exact"), "without optimizer state"),
-        (lambda m: m.pop("num_processes"), "with None processes, and this one has 1"),
+        (lambda m: m.pop("num_processes"), "by None processes, and this run has 1"),
     ],
 )
 def test_the_error_for_an_invalid_manifest_names_the_fault(folder, change, words):
@@ -173,7 +173,7 @@ def test_without_a_complete_checkpoint_the_error_names_the_fault_of_each(folder)
     with pytest.raises(
         FileNotFoundError,
         match=r"holds no complete checkpoint; .*checkpoint-8/optimizer.pt is damaged.*; .*checkpoint-4 lacks scheduler.pt; "
-        "--resume_inexactly resumes from it; give another --output_dir",
+        "give --resume_inexactly to resume from it; give another --output_dir",
     ):
         begin_or_resume(folder, RUN, "last")
     assert begin_or_resume(folder, RUN, "last", exactly=False).name == "checkpoint-4"
@@ -183,7 +183,7 @@ def test_without_a_complete_checkpoint_the_error_names_the_fault_of_each(folder)
     ("manifest", "words"),
     [
         ({"is_exact": False}, "was saved without optimizer state"),
-        ({"num_processes": 2}, "of a training with 2 processes, and this one has 1"),
+        ({"num_processes": 2}, "was written by 2 processes, and this run has 1"),
         (None, "has no manifest.json"),
     ],
 )
@@ -192,7 +192,7 @@ def test_a_checkpoint_without_exact_resume_is_skipped_unless_resume_is_inexact(f
     if manifest is None:
         (checkpoint / MANIFEST).unlink()
     assert begin_or_resume(folder, RUN, "last").name == "checkpoint-8"
-    with pytest.raises(ValueError, match=f"{words}.*; --resume_inexactly resumes from it"):
+    with pytest.raises(ValueError, match=f"{words}.*; give --resume_inexactly to resume from it"):
         begin_or_resume(folder, RUN, str(checkpoint))
     assert begin_or_resume(folder, RUN, "last", exactly=False) == checkpoint
     with pytest.raises(ValueError, match="belongs to another run"):
@@ -278,7 +278,7 @@ def test_a_checkpoint_without_the_schedule_resumes_only_inexactly(corpus, finish
     for checkpoint in ("last", folder / "checkpoint-4"):
         with pytest.raises(SystemExit) as ended:
             resume(corpus, folder, resume_from_checkpoint=checkpoint)
-        assert "lacks scheduler.pt; --resume_inexactly" in ended.value.code and "\n" not in ended.value.code
+        assert "lacks scheduler.pt; give --resume_inexactly" in ended.value.code and "\n" not in ended.value.code
     inexact = resume(corpus, folder, resume_inexactly=True)
     assert len(inexact) == len(whole) and inexact != whole
 
@@ -309,7 +309,7 @@ def test_a_checkpoint_that_cannot_be_written_is_removed_and_the_run_resumes(corp
     folder, whole = finished
     shutil.rmtree(folder / "checkpoint-8")
     num_bytes = (folder / "checkpoint-4" / name).stat().st_size - 1
-    message = r"checkpoint-8 could not be written; earlier checkpoints are whole"
+    message = r"checkpoint-8 could not be written; earlier checkpoints are complete"
     with pytest.raises(SystemExit, match=message) as ended, largest_file(num_bytes):
         resume(corpus, folder)
     assert "\n" not in ended.value.code and not (folder / "checkpoint-8").exists()

@@ -14,25 +14,27 @@ from . import BATCH_FORMATS
 class PackedMLMCollator:
     """Mask tokens and pack the documents of a batch into one row without padding.
 
-    The masks come from transformers' own collator, drawn before packing: 20 % of the tokens, every one of them replaced by
-    `[MASK]`, special tokens never. So the padded twin of a batch has the very same masks.
+    transformers' own collator draws the masks before packing: 20 % of the tokens, all replaced by `[MASK]`, never a special
+    token. A padded batch of the same documents therefore has the same masks.
 
     Args:
-        tokenizer: Knows the mask token and the special tokens.
+        tokenizer: Provides the mask token and the special tokens.
         mlm_probability: Share of the tokens to predict.
-        mask_replace_prob: Share of those that become `[MASK]`.
-        random_replace_prob: Share of those that become a random token; the rest stay as they are.
-        batch_format: "packed"; or "padded", one document a row, for models that cannot keep packed documents apart; or
+        mask_replace_prob: Share of the tokens to predict that become `[MASK]`.
+        random_replace_prob: Share of the tokens to predict that become a random token; the remaining ones stay unchanged.
+        batch_format: "packed"; "padded", one document a row, for models that cannot keep packed documents apart; or
             "concatenated", one row in which tokens attend to other documents, which the paper tried and rejected.
-        seed: Seed of the masks; None draws from torch's global generator. Rows with a `mask_seed` bring their own.
+        seed: Seed of the masks; None draws from torch's global generator. The `mask_seed` of a row overrides it.
         return_flash_attn_kwargs: Also return `cu_seq_lens_q/k` and `max_length_q/k`, as transformers' packing collator does
-            under this name. The positions say the same; a compiled model wants the boundaries. Trainer cannot pass them on
-            with a streamed dataset unless `accelerator_config={"dispatch_batches": False}`.
-        trust_boundaries: Then also tell NeoBERT that ids and boundaries are right, so that it looks at none of their values.
+            under this name. The positions hold the same information; a compiled model needs the boundaries. With a streamed
+            dataset, Trainer passes them to the model only if `accelerator_config={"dispatch_batches": False}`.
+        trust_boundaries: Also tell NeoBERT that ids and boundaries are correct, so that it does not check their values; needs
+            `return_flash_attn_kwargs`.
         layout: Old name of `batch_format`, up to version 0.2.
 
     Raises:
-        ValueError: The tokenizer has no mask token, the batch format is unknown, or a document holds no token.
+        ValueError: The tokenizer has no mask token, the batch format is unknown, `trust_boundaries` is set without
+            `return_flash_attn_kwargs`, or a document holds no token.
 
     Source: paper, section 3.3 (20 % masking without random or kept tokens) and Table 2, row M6, which shows the loss from
         packing without isolating documents.
@@ -69,14 +71,14 @@ class PackedMLMCollator:
         """Turn N tokenized documents into one packed row of T tokens.
 
         Args:
-            documents: Dicts with `input_ids`; one with `position_ids` as well is a packed row, of `PackedStream` for
-                instance, and holds a document from each position 0 on. With `mask_seed` the masks of a row depend on this
-                number and the row alone.
+            documents: Dicts with `input_ids`. A dict that also has `position_ids` is a packed row, for example of
+                `PackedStream`; each position 0 begins a document. With `mask_seed`, the masks of a row depend only on this
+                number and the row.
 
         Returns:
             `input_ids`, `labels` and `position_ids` (1, T); positions begin at 0 in each document. With
             `return_flash_attn_kwargs` also `cu_seq_lens_q` and `cu_seq_lens_k` (N + 1,) int32, and `max_length_q` and
-            `max_length_k` as numbers. "concatenated": without `position_ids`. "padded": `input_ids`, `labels` and
+            `max_length_k` as integers. "concatenated": without `position_ids`. "padded": `input_ids`, `labels` and
             `attention_mask` (N, longest).
         """
         is_seeded = bool(documents) and "mask_seed" in documents[0]
@@ -101,7 +103,7 @@ class PackedMLMCollator:
         return row
 
     def _mask(self, rows):
-        """Masked ids and labels of each document, drawn on the padded batch as transformers' collator draws them."""
+        """Return masked ids and labels of each document; transformers' collator draws the masks on the padded batch."""
         documents = [document for row in rows for document in _documents_of(row)]
         lengths = list(map(len, documents))
         if 0 in lengths:
@@ -125,7 +127,7 @@ def _documents_of(row):
     if len(positions) != len(ids) or positions[:1].tolist() != [0]:
         raise ValueError(
             f"a packed row has {len(ids)} input_ids and {len(positions)} position_ids that begin with "
-            f"{positions[:1].tolist()}; it needs one position for each token, and 0 where a document begins"
+            f"{positions[:1].tolist()}; give one position for each token, and 0 where a document begins"
         )
     starts = (positions == 0).nonzero().flatten().tolist()
     return list(ids.split([end - start for start, end in zip(starts, [*starts[1:], len(ids)])]))

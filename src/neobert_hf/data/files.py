@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and folders that one process writes at a time."""
+"""Atomic file writes, checksums, and a lock that admits one writing process to a folder."""
 
 import errno
 import hashlib
@@ -15,21 +15,21 @@ from typing import BinaryIO
 import filelock
 from safetensors import SafetensorError
 
-UNCHANGED = "what stood there before is unchanged"
-FULL = (errno.ENOSPC, errno.EDQUOT)  # the disk, or what its owner may fill of it
-LOCK_SECONDS = 2  # the processes of one that was killed end within it
+UNCHANGED = "the previous content is unchanged"
+FULL = (errno.ENOSPC, errno.EDQUOT)  # full disk, exceeded quota
+LOCK_SECONDS = 2  # the child processes of a killed process end within this time
 
 
 @contextmanager
 def writing(file: Path, still_good: str = UNCHANGED) -> Iterator[BinaryIO]:
-    """Open a temporary file beside this one, which takes its place when all is written, or is removed if that fails.
+    """Open a temporary file that replaces `file` after a complete write, or is removed after an error.
 
     Args:
-        file: Where to.
-        still_good: Ends the message of an error: what the user still has.
+        file: Path to write.
+        still_good: End of an error message: what the user still has.
 
     Raises:
-        OSError: It cannot be written; a full disk is named as such.
+        OSError: The file cannot be written; the message names a full disk.
     """
     partial = file.with_name(f"{file.name}.{uuid.uuid4().hex}.part")
     try:
@@ -45,7 +45,7 @@ def writing(file: Path, still_good: str = UNCHANGED) -> Iterator[BinaryIO]:
 
 
 def write_error(error: OSError, file: Path, still_good: str) -> OSError:
-    """The same error in words: what went wrong, which file, and what is still good."""
+    """Return the same error with a message that says what went wrong, which file, and what is still good."""
     reason = "the disk is full" if error.errno in FULL else error.strerror or str(error)
     message = f"{reason}: {file.name} could not be written; {still_good}"
     return OSError(error.errno or errno.EIO, message, str(file))
@@ -53,13 +53,13 @@ def write_error(error: OSError, file: Path, still_good: str) -> OSError:
 
 @contextmanager
 def saving(target: Path, still_good: str = UNCHANGED) -> Iterator[None]:
-    """Turn the errors of libraries that cannot write their files into an OSError in words.
+    """Convert the write errors of libraries into an OSError with a readable message.
 
-    safetensors, tokenizers and torch.save have classes of their own for it. Other errors pass as they are.
+    safetensors, tokenizers and torch.save raise their own classes for write errors. Other errors pass unchanged.
 
     Args:
-        target: The file or folder that is saved, for the message.
-        still_good: Ends the message: what the user still has.
+        target: File or folder that is saved, for the message.
+        still_good: End of the message: what the user still has.
 
     Raises:
         OSError: A file cannot be written.
@@ -74,10 +74,10 @@ def saving(target: Path, still_good: str = UNCHANGED) -> Iterator[None]:
 
 
 def _as_os_error(error):
-    """The error of the operating system that a library's error stands for, or None."""
+    """Return the operating system's error behind a library's error, or None."""
     if isinstance(error, OSError):
         return error
-    if code := re.search(r"\(os error (\d+)\)", str(error)):  # Rust's, which safetensors and tokenizers pass on
+    if code := re.search(r"\(os error (\d+)\)", str(error)):  # the text of a Rust error in safetensors and tokenizers
         return OSError(int(code[1]), os.strerror(int(code[1])))
     if isinstance(error, SafetensorError) or (type(error) is RuntimeError and _is_from_torch_save(error)):
         return OSError(str(error))
@@ -85,31 +85,31 @@ def _as_os_error(error):
 
 
 def _is_from_torch_save(error):
-    """Whether torch.save raised it, by name: this module does not import torch."""
+    """Whether torch.save raised the error; compares module names, since this module does not import torch."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     return frame.f_globals.get("__name__") == "torch.serialization"
 
 
 def write_json(file: Path, content, still_good: str = UNCHANGED) -> None:
-    """Write the whole file or none of it; arguments and errors are those of `writing`."""
+    """Write JSON atomically; arguments and errors are those of `writing`."""
     with writing(file, still_good) as handle:
         handle.write(json.dumps(content, indent=1).encode())
 
 
 def sealed(content: dict) -> dict:
-    """A copy with its own checksum, which `unsealed` compares."""
+    """Return a copy with a checksum of the content, which `unsealed` verifies."""
     return {**content, "checksum": _checksum(content)}
 
 
 def unsealed(content: dict, must_be_sealed: bool = False) -> dict:
-    """A copy without its checksum.
+    """Verify the checksum and return a copy without it.
 
     Args:
-        content: What `sealed` returned.
-        must_be_sealed: Refuse content without a checksum. Otherwise it is taken as it is, as earlier versions wrote it.
+        content: Result of `sealed`.
+        must_be_sealed: Refuse content without a checksum. Otherwise such content is accepted; earlier versions wrote it.
 
     Raises:
-        ValueError: It is not what was sealed.
+        ValueError: The checksum is wrong, or is missing although `must_be_sealed`.
     """
     content = dict(content)
     checksum = content.pop("checksum", None)
@@ -125,7 +125,7 @@ def _checksum(content):
 
 
 def file_hash(file: Path) -> str:
-    """SHA-256 of a file's content."""
+    """Return the SHA-256 of a file's content."""
     digest = hashlib.sha256()
     with file.open("rb") as handle:
         while part := handle.read(1 << 20):
@@ -135,17 +135,18 @@ def file_hash(file: Path) -> str:
 
 @contextmanager
 def only_writer(folder: Path, lock: str) -> Iterator[None]:
-    """Hold a folder against other processes that write to it.
+    """Lock a folder against other processes that write to it.
 
-    The lock is the operating system's, so it ends with its process, however that ends. Its file stays and means nothing.
+    The operating system holds the lock, so it ends with the process, also after a crash. The lock file remains; it locks
+    nothing.
 
     Args:
-        folder: It is made if it is not there.
-        lock: Name of the lock's file in it.
+        folder: Folder to lock; created if it does not exist.
+        lock: Name of the lock file in the folder.
 
     Raises:
         ValueError: Another process writes to the folder.
-        OSError: The folder cannot be written to.
+        OSError: The folder cannot be written, or its drive supports no locks.
     """
     folder.mkdir(parents=True, exist_ok=True)
     holder = filelock.FileLock(folder / lock)
@@ -156,11 +157,11 @@ def only_writer(folder: Path, lock: str) -> Iterator[None]:
             f"another process writes to {folder}; wait until it has ended, or choose another folder"
         ) from None
     except (OSError, NotImplementedError) as error:
-        # A drive without locks: filelock raises the one or the other, by its version and by what the system says.
+        # A drive without locks: the class of the error depends on the version of filelock and on the operating system.
         raise OSError(
             getattr(error, "errno", None) or errno.ENOLCK,
-            f"no lock can be held here ({error}), as on some network drives, so two processes could mix their files; choose a "
-            "folder on another drive",
+            f"this drive supports no file locks ({error}), so two processes could mix their files; choose a folder on another "
+            "drive",
             str(folder),
         ) from error
     try:

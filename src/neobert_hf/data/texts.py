@@ -1,15 +1,15 @@
-"""Checks of texts before work is spent on them."""
+"""Validation of texts before they are embedded."""
 
 from collections.abc import Sequence
 
 
 def check_texts(texts: Sequence[str]) -> None:
-    """Say which text cannot be embedded, before any time goes into the others.
+    """Raise an error that names the first text that cannot be embedded.
 
-    An empty text is fine: it is embedded as the special tokens alone.
+    An empty text is valid; its embedding is that of the special tokens alone.
 
     Raises:
-        ValueError: One is not a string, or holds half of a surrogate pair, which no encoding of text can store.
+        ValueError: A text is not a string, or holds a lone surrogate (half of a surrogate pair), which UTF-8 cannot store.
     """
     for i, text in enumerate(texts):
         if not isinstance(text, str):

@@ -1,4 +1,4 @@
-"""Checkpoints of a training whose files carry checksums, so that a resumed run starts from what was saved or not at all."""
+"""Checkpoint manifests: checksums of every file, so that a run resumes from an undamaged checkpoint or not at all."""
 
 import json
 import os
@@ -13,32 +13,30 @@ from ..data.files import file_hash, saving, sealed, unsealed, write_json
 
 logger = logging.get_logger(__name__)
 
-MANIFEST = "manifest.json"  # written last of all
-UNFINISHED = f"{MANIFEST}.unfinished"  # from the beginning of a checkpoint to its manifest
+MANIFEST = "manifest.json"  # the last file of a checkpoint
+UNFINISHED = f"{MANIFEST}.unfinished"  # exists from the start of a save until the manifest is written
 STATE = "trainer_state.json"
-STILL_GOOD = (
-    "earlier checkpoints are whole: if the disk is full, make room, and resume with --resume_from_checkpoint last"
-)
+STILL_GOOD = "earlier checkpoints are complete; free disk space if the disk is full, and resume with --resume_from_checkpoint last"
 
 
 class CheckedCheckpoints(Trainer):
     """Trainer whose checkpoints end with a manifest: size and SHA-256 of every file, and whether a resume is exact.
 
-    Mix it in before another Trainer. An older checkpoint is removed (`save_total_limit`) only when the new one is complete.
-    The last log has no `train_loss`: Trainer's is the mean since the last resume, not the mean of the run.
+    Use it as a mixin before another Trainer class. An older checkpoint is removed (`save_total_limit`) only when the new one is
+    complete. The last log has no `train_loss`: Trainer's value is the mean since the last resume, not the mean of the run.
     """
 
     def train(self, *args, **kwargs):
-        """Trainer's training; warns if its checkpoints cannot be resumed exactly."""
+        """Train as Trainer does; warn if its checkpoints cannot be resumed exactly."""
         if self.args.save_only_model and self.args.save_strategy != "no" and self.is_world_process_zero():
             logger.warning(
-                "save_only_model=True: checkpoints hold no optimizer state, so none of them can be resumed exactly; leave "
-                "it out if this run may be interrupted"
+                "save_only_model=True: checkpoints hold no optimizer state, so none of them can be resumed exactly; "
+                "remove this option if the run may be interrupted"
             )
         return super().train(*args, **kwargs)
 
     def log(self, logs: dict[str, float], *args, **kwargs) -> None:
-        """Trainer's log without `train_loss`."""
+        """Log as Trainer does, without `train_loss`."""
         super().log({name: value for name, value in logs.items() if name != "train_loss"}, *args, **kwargs)
 
     def _save_checkpoint(self, model, trial):
@@ -52,7 +50,7 @@ class CheckedCheckpoints(Trainer):
                     folder.mkdir(parents=True, exist_ok=True)
                     (folder / UNFINISHED).touch()
                 super()._save_checkpoint(model, trial)
-            self.accelerator.wait_for_everyone()  # each process writes files of its own
+            self.accelerator.wait_for_everyone()  # each process writes its own files
             if args.should_save:
                 write_manifest(folder, is_exact=not args.save_only_model, num_processes=args.world_size)
         except OSError:
@@ -73,7 +71,7 @@ class CheckedCheckpoints(Trainer):
 
 
 def numbered_checkpoints(folder: str | Path) -> list[tuple[int, Path]]:
-    """Return step and path of whatever is called checkpoint-N in a folder, the highest step first."""
+    """Return step and path of every path named checkpoint-N in a folder, highest step first."""
     found = []
     for path in Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
         step = path.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
@@ -86,9 +84,9 @@ def write_manifest(checkpoint: Path, is_exact: bool = True, num_processes: int =
     """Write the manifest of a checkpoint that is complete.
 
     Args:
-        checkpoint: Its folder.
-        is_exact: Whether the files hold all that an exact resume needs.
-        num_processes: Processes that trained; each has a state of random numbers in the checkpoint.
+        checkpoint: Folder of the checkpoint.
+        is_exact: Whether the files hold everything that an exact resume needs.
+        num_processes: Number of training processes; the checkpoint holds the random number state of each.
     """
     files = {
         path.relative_to(checkpoint).as_posix(): {"bytes": path.stat().st_size, "sha256": file_hash(path)}
@@ -104,12 +102,12 @@ def check_checkpoint(checkpoint: Path, exactly: bool = True) -> None:
     """Compare a checkpoint with its manifest.
 
     Args:
-        checkpoint: Its folder.
-        exactly: Refuse what cannot be resumed exactly: a checkpoint without a manifest, without optimizer state, with a missing
-            file, or of another number of processes. Otherwise a warning says what is not exact.
+        checkpoint: Folder of the checkpoint.
+        exactly: Refuse a checkpoint that cannot be resumed exactly: no manifest, no optimizer state, a missing file, or another
+            number of processes. Otherwise a warning says what is not exact.
 
     Raises:
-        ValueError: The checkpoint is damaged, was not written to its end, or cannot be resumed exactly; the message says why.
+        ValueError: The checkpoint is damaged, incomplete, or cannot be resumed exactly; the message says why.
     """
     if not checkpoint.is_dir():
         raise ValueError(f"{checkpoint} is not a folder")
@@ -122,11 +120,11 @@ def check_checkpoint(checkpoint: Path, exactly: bool = True) -> None:
     if (checkpoint / MANIFEST).exists():
         inexact = _compare(checkpoint, _read_manifest(checkpoint / MANIFEST))
     else:
-        inexact = [f"{checkpoint} has no {MANIFEST}: it was cut off while it was saved, or an earlier version wrote it"]
+        inexact = [f"{checkpoint} has no {MANIFEST}: its save was interrupted, or an earlier version wrote it"]
     if exactly and inexact:
-        raise ValueError(f"{'; '.join(inexact)}; --resume_inexactly resumes from it")
+        raise ValueError(f"{'; '.join(inexact)}; give --resume_inexactly to resume from it")
     for each in inexact:
-        logger.warning(f"{each}; what follows is not what an uninterrupted run would have computed")
+        logger.warning(f"{each}; the resumed run will differ from an uninterrupted run")
 
 
 def _read_manifest(file):
@@ -137,34 +135,32 @@ def _read_manifest(file):
         raise ValueError(f"{file} is damaged: {error}") from error
     files = manifest.get("files")
     if not isinstance(files, dict) or not all(map(_is_record, files.values())):
-        raise ValueError(f"{file} is damaged: it has no sizes and checksums of files")
+        raise ValueError(f"{file} is damaged: it has no sizes and checksums of the files")
     return manifest
 
 
 def _compare(checkpoint, manifest):
-    """Raise ValueError for what is damaged; return what is missing for an exact resume."""
+    """Raise ValueError for a damaged file; return the reasons why an exact resume is impossible."""
     files = manifest["files"]
     root, missing = checkpoint.resolve(), []
     for name, record in files.items():
         path = checkpoint / name
         if not path.resolve().is_relative_to(root):
-            raise ValueError(f"{checkpoint / MANIFEST} names {name!r}, which is outside of the checkpoint")
+            raise ValueError(f"{checkpoint / MANIFEST} names {name!r}, which is outside the checkpoint")
         if not path.is_file():
             missing.append(name)
         elif path.stat().st_size != record["bytes"]:
-            raise ValueError(f"{path} is damaged: {path.stat().st_size:,} bytes, and {record['bytes']:,} were written")
+            raise ValueError(f"{path} is damaged: {path.stat().st_size:,} bytes, but {record['bytes']:,} were written")
     for name, record in files.items():
         if name not in missing and file_hash(checkpoint / name) != record["sha256"]:
-            raise ValueError(f"{checkpoint / name} is damaged: its SHA-256 is not that of {MANIFEST}")
+            raise ValueError(f"{checkpoint / name} is damaged: its SHA-256 differs from {MANIFEST}")
     inexact = [f"{checkpoint} lacks {', '.join(missing)}"] if missing else []
     if manifest.get("is_exact") is not True:
         inexact.append(f"{checkpoint} was saved without optimizer state (--save_only_model)")
-    here, there = (
-        int(os.environ.get("WORLD_SIZE", 1)),
-        manifest.get("num_processes"),
-    )  # the former is set by every launcher
+    here = int(os.environ.get("WORLD_SIZE", 1))  # every launcher sets it
+    there = manifest.get("num_processes")
     if here != there:
-        inexact.append(f"{checkpoint} is of a training with {there} processes, and this one has {here}")
+        inexact.append(f"{checkpoint} was written by {there} processes, and this run has {here}")
     return inexact
 
 
@@ -176,7 +172,7 @@ def read_json_object(file: Path) -> dict:
     """Read a JSON file that holds an object.
 
     Raises:
-        ValueError: It is missing or damaged; the message says which file and what is wrong.
+        ValueError: The file is missing or damaged; the message names the file and the fault.
     """
     try:
         content = json.loads(file.read_text("utf-8"))

@@ -1,7 +1,7 @@
 """The paper's pretraining recipes as data, and its learning-rate schedule.
 
-A `Recipe` holds every value that the paper or the authors' code fixes; `RECIPES` names the recipes, each as its changes to the
-paper's. Where the paper and the code disagree, `paper` is the default and `code` the other.
+A `Recipe` holds every value that the paper or the authors' code fixes; `RECIPES` lists the recipes by name. Where the paper and
+the authors' code disagree, the recipe `paper` follows the paper and the recipe `code` follows the code.
 """
 
 import math
@@ -27,7 +27,7 @@ BOUNDS = {
     "adam_epsilon": Bounds(0, 1),
     "max_grad_norm": Bounds(0, 1e9),
     "tokens_per_step": Bounds(3, 1 << 40),
-    "max_length": Bounds(3, 1 << 20),  # [CLS], a token to predict, [SEP]
+    "max_length": Bounds(3, 1 << 20),  # [CLS], one token to predict, [SEP]
     "mlm_probability": Bounds(above=0, most=1),
     "mask_replace_prob": SHARE,
     "random_replace_prob": SHARE,
@@ -35,7 +35,7 @@ BOUNDS = {
 
 
 def check_bounds(values: object, bounds: dict[str, Bounds]) -> None:
-    """Raise ValueError for the first number, or list of numbers, that is out of its bounds; None was not given."""
+    """Raise ValueError for the first number, or list of numbers, that is out of its bounds; None means not given."""
     for name, limits in bounds.items():
         value = getattr(values, name, None)
         numbers = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
@@ -48,34 +48,34 @@ class Recipe:
     """How one model is pretrained.
 
     Attributes:
-        learning_rate: Peak of the schedule.
+        learning_rate: Peak learning rate.
         schedule: "paper" and "code" warm up, follow a cosine to a tenth of the peak and stay there; "linear" warms up and
-            ends at zero; "constant" stays at a tenth of the peak (phase 2).
-        warmup_steps: Optimizer steps of linear warmup, of `max_steps`.
-        decay_until: Optimizer step at which the cosine has come down, of `max_steps`.
-        max_steps: Optimizer steps.
-        weight_decay: AdamW's; 0 makes it Adam.
-        decay_norms_and_embeddings: Whether weight decay holds for every parameter, as in the authors' code, which is what
-            trained the published model; the paper names no exception. False leaves out norms, biases and embeddings.
-        adam_beta1: First beta.
-        adam_beta2: Second beta.
-        adam_epsilon: Epsilon.
-        max_grad_norm: Where the norm of the gradient is clipped.
-        tokens_per_step: Token budget of an optimizer step, on all devices and accumulation steps together.
-        max_length: Where documents are cut, in tokens.
+            decays to zero; "constant" stays at a tenth of the peak (phase 2).
+        warmup_steps: Number of optimizer steps of linear warmup.
+        decay_until: Optimizer step at which the cosine decay reaches its minimum.
+        max_steps: Number of optimizer steps.
+        weight_decay: Weight decay of AdamW; 0 gives Adam.
+        decay_norms_and_embeddings: Apply weight decay to every parameter, as the authors' code did for the published model;
+            the paper names no exception. False excludes norms, biases and embeddings.
+        adam_beta1: First beta of AdamW.
+        adam_beta2: Second beta of AdamW.
+        adam_epsilon: Epsilon of AdamW.
+        max_grad_norm: Norm to which the gradient is clipped.
+        tokens_per_step: Token budget of an optimizer step, summed over devices and accumulation steps.
+        max_length: Length in tokens at which documents are truncated.
         mlm_probability: Share of the tokens to predict.
-        mask_replace_prob: Share of those that become `[MASK]`.
-        random_replace_prob: Share of those that become a random token; the rest stay as they are.
-        batch_format: "packed" rows keep documents apart, "padded" rows hold one each, "concatenated" rows let tokens attend to
-            other documents (M6, which the paper rejects).
-        mixture: Share of the steps that draw from all documents, from those above the first length of `longer_than`, and
-            from those above the second.
+        mask_replace_prob: Share of the tokens to predict that become `[MASK]`.
+        random_replace_prob: Share of the tokens to predict that become a random token; the remaining ones stay unchanged.
+        batch_format: "packed" rows keep documents apart, "padded" rows hold one document each, "concatenated" rows let tokens
+            attend to other documents (M6, which the paper rejects).
+        mixture: Three shares of the steps: steps that draw from all documents, from documents longer than the first length of
+            `longer_than`, and from documents longer than the second.
         longer_than: Two lengths in tokens.
         architecture: "neobert", or "roberta-prelayernorm" of transformers for M0.
-        config: What differs from the defaults of the architecture's config.
-        corpus: Hub id of the text, for whoever names none.
-        text_column: Its column.
-        tokenizer: Hub id of the tokenizer, for whoever names none.
+        config: Changes to the defaults of the architecture's config.
+        corpus: Hub id of the default text dataset.
+        text_column: Text column of that dataset.
+        tokenizer: Hub id of the default tokenizer.
 
     Source: paper, section 3 and Table 2; appendix B for the ablations.
     """
@@ -119,7 +119,7 @@ class Recipe:
         if not 0 <= self.warmup_steps <= self.decay_until <= self.max_steps:
             raise ValueError(
                 f"warmup_steps={self.warmup_steps}, decay_until={self.decay_until} and max_steps={self.max_steps} must "
-                "be in this order"
+                "be in ascending order"
             )
         if self.mask_replace_prob + self.random_replace_prob > 1:
             raise ValueError(
@@ -130,19 +130,19 @@ class Recipe:
             raise ValueError(f"longer_than={self.longer_than} must be two lengths above 0, the shorter one first")
         if self.batch_format == "packed" and self.architecture != "neobert":
             raise ValueError(
-                f"architecture={self.architecture!r} cannot keep packed documents apart; batch_format='padded'"
+                f"architecture={self.architecture!r} cannot keep packed documents apart; choose batch_format='padded'"
             )
 
     def replace(self, **changes) -> "Recipe":
-        """This recipe with other values; a new `max_steps` scales warmup and decay with it unless they are given too.
+        """Return a copy with other values; a new `max_steps` scales `warmup_steps` and `decay_until` unless they are given.
 
         Raises:
-            ValueError: A name is not one of a recipe's, or a value is out of range.
+            ValueError: A recipe has no field of this name, or a value is out of bounds.
         """
         known = {field.name for field in fields(self)}
         if unknown := sorted(set(changes) - known):
             raise ValueError(
-                f"{', '.join(unknown)}: no value of a recipe has this name; it has {', '.join(sorted(known))}"
+                f"{', '.join(unknown)}: a recipe has no field of this name; choose among {', '.join(sorted(known))}"
             )
         scale = changes.get("max_steps", self.max_steps) / self.max_steps
         scaled = {name: round(getattr(self, name) * scale) for name in ("warmup_steps", "decay_until")}
@@ -154,10 +154,10 @@ class Recipe:
         return self.replace(**changes)
 
     def learning_rate_factor(self, step: int) -> float:
-        """Share of the peak learning rate at an optimizer step, counted from 0.
+        """Return the share of the peak learning rate at an optimizer step, counted from 0.
 
-        The authors' code divides the whole cosine by the step where it ends and begins the warmup at 1e-4 of the peak; the
-        paper says no more than the corners, which "paper" meets exactly.
+        The paper gives only the corners of the schedule, and "paper" meets them exactly. The authors' code starts the warmup at
+        1e-4 of the peak and divides the phase of the cosine by the step at which it ends, not by its duration.
 
         Source: paper, section 3.3, Optimization; "code" is the authors' scheduler.
         """
@@ -175,9 +175,9 @@ class Recipe:
         return FLOOR + (1 - FLOOR) / 2 * (1 + math.cos(math.pi * (step - warmup) / duration))
 
     def second_phase(self) -> "Recipe":
-        """Phase 2 of this recipe: longer documents, drawn more often, at a constant low learning rate.
+        """Return phase 2 of this recipe: longer documents, drawn more often, at a constant low learning rate.
 
-        Source: paper, section 3.2, Sequence Length; 50,000 steps for 1,000,000 of the first phase.
+        Source: paper, section 3.2, Sequence Length; 50,000 steps after 1,000,000 steps of the first phase.
         """
         steps = max(self.max_steps // 20, 1)
         return replace(
@@ -191,13 +191,13 @@ class Recipe:
         )
 
     def to_dict(self) -> dict:
-        """Plain Python types, for JSON."""
+        """Return the values as plain Python types, for JSON."""
         return {**asdict(self), "mixture": list(self.mixture), "longer_than": list(self.longer_than)}
 
 
 _BERT_BASE = dict(hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072)
-# Neither the learning rate nor the decay of the ablations is in the paper: the former is that of the authors' code, and Adam is
-# AdamW without decay. Books are no longer to be had, so M0 and M1 name Wikipedia alone.
+# The paper gives neither the learning rate nor the weight decay of the ablations: the learning rate is that of the authors' code,
+# and Adam is AdamW without decay. The book corpus is no longer available, so M0 and M1 use Wikipedia alone.
 _M1 = Recipe(
     learning_rate=1e-4,
     schedule="linear",
