@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 COMPAT_VERSIONS := 4.57.6 5.0.0 5.17.0 5.23.0
 export HF_HUB_OFFLINE = 1
 
-.PHONY: demo demo-train mini test test-avx2 test-compat test-transformers test-gpu test-adversary lint clean
+.PHONY: demo demo-train mini test test-avx2 test-compat test-transformers test-gpu test-adversary docs lint clean
 
 # Other questions: make demo QUESTIONS='"open a socket"'; none, to be asked for them: make demo QUESTIONS=
 # The shell reads this text as part of the command. For the questions of somebody else, call neobert search yourself.
@@ -43,7 +43,7 @@ test-avx2: export MKL_ENABLE_INSTRUCTIONS = AVX2
 test-avx2: export FBGEMM_ENABLE_INSTRUCTIONS = AVX2
 test-avx2: export NEOBERT_CPU_BF16 = 0
 test-avx2: .venv/dev
-	$(PYTEST) $(addprefix tests/, model/test_kernels_neobert.py model/test_machine_neobert.py hub/test_mini.py demo/test_search.py test_readme.py)
+	$(PYTEST) $(addprefix tests/, model/test_kernels_neobert.py model/test_machine_neobert.py hub/test_mini.py demo/test_search.py test_pages.py)
 
 # With the oldest torch: make test-compat COMPAT_TORCH=2.6.0; for Linux it comes with CUDA, 2.9 GB to download and 5.2 on disk.
 test-compat: .venv/dev
@@ -62,6 +62,11 @@ test-gpu:
 test-adversary: export OMP_NUM_THREADS = 1
 test-adversary: .venv/dev
 	$(BIN)/python -m pytest -m adversary tests/adversary
+
+# The pages of docs/ and an API reference as a site, docs/_build/index.html; a warning is an error.
+docs: .venv/dev
+	$(BIN)/python -m sphinx -W --keep-going --quiet -b html docs docs/_build
+	@echo docs/_build/index.html
 
 lint: .venv/dev
 	$(BIN)/ruff check .
@@ -82,4 +87,4 @@ lint: .venv/dev
 	touch $@
 
 clean:
-	rm -rf .venv .venv-compat .transformers-tests build dist src/*.egg-info
+	rm -rf .venv .venv-compat .transformers-tests docs/_build build dist src/*.egg-info

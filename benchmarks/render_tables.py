@@ -1,4 +1,4 @@
-"""Render the tables of README.md and benchmarks/README.md, and the figure, from the code and benchmarks/results/*.json.
+"""Render every table of the pages, and the figure, from the code and benchmarks/results/*.json.
 
     python benchmarks/render_tables.py            (write)
     python benchmarks/render_tables.py --check    (exit status 1 if anything is not what would be written)
@@ -33,7 +33,7 @@ THROUGHPUT = ("throughput_cpu_bfloat16", "throughput_cpu_float32_avx2")
 class RenderArguments:
     """Whether to write."""
 
-    check: bool = field(default=False, metadata={"help": "Write nothing; fail if README.md is out of date."})
+    check: bool = field(default=False, metadata={"help": "Write nothing; fail if a page or the figure is out of date."})
 
 
 def _result(name: str) -> dict:
@@ -116,11 +116,14 @@ def agreement() -> str:
 
 
 def mini() -> str:
-    """What the model that ships guesses, beside what guesses without a model."""
+    """Masked-token accuracy of the mini model's parent, next to baselines without a model."""
     measured = json.loads(MINI_SUMMARY.read_text("utf-8"))["measured"]
     rows = [[name, share] for name, share in measured["masked_accuracy"].items()]
-    table = tabulate(rows, headers=["guess", "masked tokens right"], tablefmt="github", floatfmt=".1%")
-    return f"{table}\n\nOn {measured['num_held_out']:,} held-out documents; {measured['machine']}."
+    table = tabulate(rows, headers=["model", "masked-token accuracy"], tablefmt="github", floatfmt=".1%")
+    return (
+        f"{table}\n\nMasked-token accuracy of the parent model, before contrastive training, on {measured['num_held_out']:,} "
+        f"held-out documents. The shipped model has no decoder. {measured['machine']}."
+    )
 
 
 def embeddings() -> str:
@@ -133,15 +136,15 @@ def embeddings() -> str:
     names = list(dict.fromkeys(row["model"] for row in result["sts"]))
     cells = {(row["model"], row["trained on STS-B"]): row["spearman"] for row in result["sts"]}
     rows = [[name, cells[name, "no"], cells.get((name, "yes"))] for name in names]
-    headers = ["STS-B dev, Spearman", "as it is", "trained on STS-B's pairs"]
+    headers = ["STS-B dev, Spearman", "as trained above", "trained on STS-B's pairs too"]
     sts = tabulate(rows, headers=headers, tablefmt="github", floatfmt=".3f")
     source = [
-        f"{result['num_questions']:,} questions, first sentences of docstrings; answers are the docstrings without them."
+        f"{result['num_questions']:,} queries: first sentences of docstrings. Correct answer: the rest of the same docstring."
     ]
     if "in other words" in result["examples"]:
         example, rephrased = (questions[0] for questions in result["examples"].values())
         share = f"{result['share_rephrased']:.0%}"
-        source.append(f'{share} change in other words, by WordNet: "{example}" becomes "{rephrased}".')
+        source.append(f'"In other words": WordNet synonyms, which change {share}: "{example}" becomes "{rephrased}".')
     return f"{retrieval}\n\n{sts}\n\n{' '.join([*source, _source(result)])}."
 
 
@@ -160,16 +163,15 @@ def questions() -> str:
         ]
         for row in result["rows"]
     ]
-    headers = ["search", "right first", "right among three", "index, s", "first question, s", "a question, s"]
+    headers = ["search", "correct first", "correct among 3", "index, s", "first question, s", "each question, s"]
     table = tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
     ends = []
     for name in ("questions_cpu", "questions_cpu_avx2"):
         result = _result(name)
         commands = "; ".join(f"{command}: {seconds:.0f} s" for command, seconds in result["commands_s"].items())
-        ends.append(f"`neobert search` from its start to its end: {commands}. {_source(result)}.")
-    return f"{table}\n\n{num_questions} questions of our own, {result['num_entries']:,} entries.\n\n" + "\n\n".join(
-        ends
-    )
+        ends.append(f"Time of the whole command `neobert search`: {commands}. {_source(result)}.")
+    source = f"{num_questions} questions that we wrote, {result['num_entries']:,} entries."
+    return "\n\n".join([table, source, *ends])
 
 
 def adversary() -> str:
@@ -289,9 +291,36 @@ def headline() -> str:
                 rows.append([name, *(f"{value:.2f}" for value in values)])
     table = tabulate(rows, headers=["tokens", *map(str, lengths)], tablefmt="github", disable_numparse=True)
     return (
-        f"{table}\n\nInference, full-length sequences, tokens/s; 16 is one sentence. int8 is beside the other model in the dtype "
-        f"of the table. {'; '.join(map(_source, results))}."
+        f"{table}\n\nInference on full-length sequences; 16 tokens are one sentence. A ratio above 1 means that ours is faster. "
+        f"int8 rows divide by the other model in the dtype of the block. {'; '.join(map(_source, results))}."
     )
+
+
+# What each implementation does. The published code: revision 5424c8e of chandar-lab/NeoBERT. ModernBERT: transformers 5.23.
+FEATURES = [
+    ["transformers", "4.x; NaN on 5.x", "4.48 or newer", "4.57 to 5.23"],
+    ["runs on a CPU", "no, requires xformers", "yes", "yes"],
+    ["computes nothing on padding", "no", "in FlashAttention only", "yes, on every device"],
+    ["packed documents kept apart", "on CUDA", "with FlashAttention", "yes, on every device"],
+    ["loss of masked language modelling", "no", "yes", "yes"],
+    ["heads", "2", "5", "5"],
+    ["gradient checkpointing, PEFT", "no", "yes", "yes"],
+    ["longest training sequence, tokens", "4,096", "8,192", "4,096"],
+]
+
+
+def comparison() -> str:
+    """Features and speed of the published code, ModernBERT-base and ours."""
+    models, rows = ("published", "modernbert-base", "ours"), list(FEATURES)
+    results = [_result(name) for name in THROUGHPUT]
+    for result in results:
+        speeds = {(row["model"], row["length"]): row["tokens_per_s"] for row in result["rows"]}
+        for length in (128, 512, 2048):
+            name = f"{result['settings']['dtype']}, {length:,} tokens: tokens/s"
+            rows.append([name, *(f"{speeds[model, length]:,.0f}" for model in models)])
+    headers = ["", "published code", "ModernBERT-base", "neobert_hf"]
+    table = tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
+    return f"{table}\n\nSpeed: inference on full-length sequences, as loaded. {'; '.join(map(_source, results))}."
 
 
 LATENCY = {
@@ -389,16 +418,11 @@ FAST_PATHS = {
     "speed over the first": ("speed_over_plain", ".2f"),
 }
 TABLES = {
-    "README.md": {
-        "auto_classes": auto_classes,
-        "backends": backends,
-        "agreement": agreement,
-        "mini": mini,
-        "embeddings": embeddings,
-        "questions": questions,
-        "headline": headline,
-        "int8": lambda: _rows_of("int8_cpu", INT8),
-    },
+    "README.md": {"comparison": comparison},
+    "docs/loading.md": {"auto_classes": auto_classes, "backends": backends, "agreement": agreement},
+    "docs/performance.md": {"headline": headline, "int8": lambda: _rows_of("int8_cpu", INT8)},
+    "docs/mini.md": {"questions": questions, "mini": mini},
+    "docs/embeddings.md": {"embeddings": embeddings},
     "benchmarks/README.md": {
         "throughput": lambda: _speeds("throughput_cpu_bfloat16"),
         "throughput_long": lambda: _speeds("throughput_cpu_bfloat16_long"),
@@ -437,12 +461,13 @@ def render(text: str, name: str) -> str:
 
 
 def figure_hash() -> str:
-    """What the figure must carry: a hash of the results that it shows."""
-    return hashlib.sha256(b"".join((RESULTS / f"{name}.json").read_bytes() for name in THROUGHPUT)).hexdigest()
+    """The hash that the figure carries: of the results that it shows, and of its labels."""
+    contents = [(RESULTS / f"{name}.json").read_bytes() for name in THROUGHPUT]
+    return hashlib.sha256(b"".join([*contents, json.dumps(FIGURE_LABELS).encode()])).hexdigest()
 
 
 def draw() -> None:
-    """Draw tokens/s by length, every model, a panel for each kind of CPU, into FIGURE."""
+    """Draw tokens/s by sequence length into FIGURE: a panel for each kind of CPU, a line for each model."""
     figure = Figure(figsize=(12, 5), layout="constrained")
     colors = {}
     for axes, result in zip(figure.subplots(1, len(THROUGHPUT), sharey=True), map(_result, THROUGHPUT)):
@@ -457,24 +482,27 @@ def draw() -> None:
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_xticks(lengths, map(str, lengths))
-        axes.set_xlabel("tokens in a sequence")
+        axes.set_xlabel("sequence length, tokens (log scale)")
         axes.set_title(f"{result['settings']['dtype']}\n{_machine(result)}", fontsize="medium")
         axes.grid(which="major", alpha=0.3)
         axes.legend(fontsize="x-small")
     ticks = [100, 200, 500, 1000, 2000, 5000]
     figure.axes[0].set_yticks(ticks, [f"{tick:,}" for tick in ticks])
-    figure.axes[0].set_ylabel("tokens per second")
+    figure.axes[0].set_ylabel("tokens per second (log scale)")
     figure.savefig(FIGURE, dpi=130, metadata={"Source": figure_hash()})
 
 
 FIGURE_LABELS = {
-    "ceiling": "ceiling: our matrix products alone",
-    "ours": "NeoBERT, ours",
-    "ours-prepacked": "NeoBERT, ours, prepack_weights()",
-    "ours-int8": "NeoBERT, ours, quantize() to int8",
-    "published": "NeoBERT, published code",
-    "openvino": "NeoBERT, OpenVINO",
-    "modernbert-base-int8": "modernbert-base, int8",
+    "ceiling": "ours: matrix products only",
+    "ours": "ours",
+    "ours-prepacked": "ours, prepacked",
+    "ours-int8": "ours, int8",
+    "published": "published code",
+    "openvino": "OpenVINO, same weights",
+    "modernbert-base": "ModernBERT-base",
+    "modernbert-base-int8": "ModernBERT-base, int8",
+    "bert-base": "BERT-base",
+    "nomic-bert": "nomic-bert",
 }
 
 

@@ -1,0 +1,66 @@
+"""The pages tell the truth: their snippets run, their tables are those of the results, the names that they give exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+import render_tables
+from conftest import run_main
+from oracle import CONFIG, random_weights, write_checkpoint
+
+import neobert_hf
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = Path(neobert_hf.__file__).parent
+README = ROOT / "README.md"
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+SNIPPETS = [
+    pytest.param(snippet, id=f"{page.stem}: {snippet.splitlines()[0]}")
+    for page in PAGES
+    for snippet in re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+]
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS)
+def test_the_snippets_run(snippet, tokenizer, tmp_path, monkeypatch):
+    """With a tiny checkpoint of the published shape in place of the published one."""
+    folder = write_checkpoint(tmp_path / "NeoBERT", random_weights(), vocab_size=CONFIG["vocab_size"])
+    tokenizer.save_pretrained(folder)
+    monkeypatch.chdir(tmp_path)
+    script = "import neobert_hf\n" + snippet.replace("chandar-lab/NeoBERT", str(folder))
+    exec(compile(script, "snippet", "exec"), {"__name__": "__main__"})
+
+
+def test_the_tables_are_rendered_from_the_results():
+    run_main(render_tables, "--check")
+
+
+def test_the_readme_has_at_most_900_words_besides_tables():
+    text = re.sub(r"<!-- table:.*?<!-- end -->", "", README.read_text("utf-8"), flags=re.DOTALL)
+    assert len(re.sub(r"^\|.*$", "", text, flags=re.MULTILINE).split()) <= 900
+
+
+def test_every_place_on_the_page_how_it_is_built_exists():
+    """Ten questions, each with a file and the name in it that decides."""
+    page = (ROOT / "docs/architecture.md").read_text("utf-8")
+    places = re.findall(r"^\| [^|]+\? \| `([^`]+)` \| `([^`]+)` \|$", page, re.MULTILINE)
+    assert len(places) == 10
+    for file, name in places:
+        source = (PACKAGE / file).read_text("utf-8")
+        for part in name.split("."):
+            assert re.search(rf"^ *(def|class) {part}\b|^{part}\b.* = ", source, re.MULTILINE), f"{file}: {name}"
+
+
+def test_every_file_that_a_page_names_exists():
+    """As a path of the repository, of the package, or of the page's own folder."""
+    for page in PAGES:
+        text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+        named = re.findall(r"\]\((?!http)([^)#]+)[^)]*\)|`((?:[\w-]+/)+[\w.-]+\.(?:py|sh|md|toml|yaml))`", text)
+        for file in (linked or quoted for linked, quoted in named):
+            assert any((folder / file).exists() for folder in (ROOT, PACKAGE, page.parent)), f"{page.name} names {file}"
+
+
+def test_every_page_is_in_the_table_of_contents():
+    index = (ROOT / "docs/index.md").read_text("utf-8")
+    contents = set(re.search(r"```\{toctree\}\n:hidden:\n\n(.*?)```", index, re.DOTALL)[1].split())
+    assert contents == {page.stem for page in (ROOT / "docs").glob("*.md")} - {"index"}
