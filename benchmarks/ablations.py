@@ -1,11 +1,12 @@
-"""The paper's ablations (Table 2, Figure 1) at a scale that two cores can train: the documentation inside this Python.
+"""The paper's ablations (Table 2, Figure 1) at a scale that two cores can train, on the documentation inside this Python.
 
     python benchmarks/ablations.py --json benchmarks/results/ablations_cpu.json              (80 minutes)
-    python benchmarks/ablations.py --num_steps 20 --seeds 0 --variants M0 M1                  (a quick look)
+    python benchmarks/ablations.py --num_steps 20 --seeds 0 --variants M0 M1                  (a quick run)
 
-Each variant is its recipe with a small shape; all see the same documents, as many tokens, and one learning rate, since the
-paper's is for another scale. M7 is wide, M8 deep and narrow with 3 % fewer parameters. All are judged on the same
-held-out documents with the same masks: 20 %, all of them `[MASK]`. The paper judged by GLUE, so only the direction compares.
+Each variant is its recipe with a small shape. All variants train on the same documents, with the same number of tokens and one
+learning rate, because the paper's belongs to another scale. M7 is wide; M8 is deep and narrow, with 3 % fewer parameters. All
+are evaluated on the same held-out documents with the same masks: 20 % of the tokens become `[MASK]`. The paper evaluated on
+GLUE, so only directions are comparable.
 """
 
 import statistics
@@ -38,22 +39,24 @@ SHAPES = {
 
 @dataclass
 class AblationArguments:
-    """What to train."""
+    """Arguments of the benchmark."""
 
-    variants: list[str] = field(default_factory=lambda: list(SHAPES), metadata={"help": f"Of {', '.join(SHAPES)}."})
+    variants: list[str] = field(
+        default_factory=lambda: list(SHAPES), metadata={"help": f"Variants: {', '.join(SHAPES)}."}
+    )
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "Seeds of weights, order and masks."})
     num_steps: int = field(default=300, metadata={"help": "Optimizer steps of each run."})
-    tokens_per_step: int = field(default=8192, metadata={"help": "Tokens of an optimizer step."})
+    tokens_per_step: int = field(default=8192, metadata={"help": "Tokens in an optimizer step."})
     row_tokens: int = field(default=2048, metadata={"help": "Tokens of a row; M6 attends to all of it."})
-    learning_rate: float = field(default=1.5e-3, metadata={"help": "Peak, the same for all."})
-    max_length: int = field(default=128, metadata={"help": "Where documents are cut."})
-    num_held_out: int = field(default=1000, metadata={"help": "Documents to judge on."})
+    learning_rate: float = field(default=1.5e-3, metadata={"help": "Peak learning rate of every variant."})
+    max_length: int = field(default=128, metadata={"help": "Length in tokens at which documents are truncated."})
+    num_held_out: int = field(default=1000, metadata={"help": "Documents to evaluate on."})
     device: str = field(default="cpu", metadata={"help": "cpu or cuda."})
     json: str = field(default=None, metadata={"help": "File to write the result to."})
 
 
 def train(variant: str, seed: int, tokenizer, training_ids, held_out_ids, arguments, folder) -> dict:
-    """Train one variant from one seed; a row of its size, tokens, held-out loss and accuracy."""
+    """Train one variant from one seed; returns its size, tokens, held-out loss and accuracy."""
     args = PretrainingArguments(
         output_dir=folder,
         recipe=variant.lower(),
@@ -101,7 +104,7 @@ def train(variant: str, seed: int, tokenizer, training_ids, held_out_ids, argume
 
 
 def main():
-    """Train all, print the table, and end with one line of JSON."""
+    """Train every variant, print the table, and end with one line of JSON."""
     (arguments,) = HfArgumentParser(AblationArguments).parse_args_into_dataclasses()
     if arguments.device == "cpu":
         tune_allocator()

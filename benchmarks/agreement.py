@@ -1,9 +1,9 @@
-"""Is it the same model? A NeoBERT of full size against the NumPy oracle of the tests, in every dtype.
+"""Error of a full-size NeoBERT against the NumPy oracle of the tests, in every dtype.
 
     python benchmarks/agreement.py --json benchmarks/results/agreement.json
 
-The weights are random, drawn as the paper initialises them and scaled up so that attention is far from uniform: this measures
-the code, not a checkpoint. Each row is the largest error over the largest value, on four documents.
+The weights are random, initialised as in the paper and scaled up so that attention is far from uniform. So this measures the
+code, not a checkpoint. Each row is the largest error divided by the largest value, on four documents.
 """
 
 import sys
@@ -23,7 +23,7 @@ from oracle import Oracle
 
 @dataclass
 class AgreementArguments:
-    """What to compare."""
+    """Arguments of the benchmark."""
 
     num_hidden_layers: int = field(default=28, metadata={"help": "Number of blocks; the published model has 28."})
     lengths: list[int] = field(

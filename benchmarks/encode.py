@@ -1,8 +1,8 @@
-"""`SentenceTransformer.encode` on documentation: the model without padding, and the same model computing on it.
+"""`SentenceTransformer.encode` on documentation: the model without padding, and the same model computing padding.
 
     python benchmarks/encode.py --json benchmarks/results/encode_cpu.json
 
-Both get the same texts in the same batches, which sentence-transformers sorts by length; they take turns.
+Both get the same texts in the same batches, sorted by length by sentence-transformers. They run in turns.
 """
 
 import random
@@ -21,20 +21,22 @@ from neobert_hf.demo.documentation import collect_documentation
 
 @dataclass
 class EncodeArguments:
-    """What to embed, how often."""
+    """Arguments of the benchmark."""
 
     model: str = field(default=neobert_hf.MINI_MODEL_PATH, metadata={"help": "A folder of sentence-transformers."})
     num_texts: int = field(default=1500, metadata={"help": "Entries of the documentation."})
-    max_lengths: list[int] = field(default_factory=lambda: [128, 256], metadata={"help": "Where texts are cut."})
-    batch_sizes: list[int] = field(default_factory=lambda: [32, 128], metadata={"help": "Texts at once; 32 is stock."})
-    dtypes: list[str] = field(default_factory=lambda: ["float32", "bfloat16"], metadata={"help": "Of the weights."})
-    num_turns: int = field(default=3, metadata={"help": "Times that each is measured."})
+    max_lengths: list[int] = field(default_factory=lambda: [128, 256], metadata={"help": "Truncation lengths, tokens."})
+    batch_sizes: list[int] = field(default_factory=lambda: [32, 128], metadata={"help": "Texts in a batch."})
+    dtypes: list[str] = field(
+        default_factory=lambda: ["float32", "bfloat16"], metadata={"help": "Dtypes of the weights."}
+    )
+    num_turns: int = field(default=3, metadata={"help": "Turns of each."})
     device: str = field(default="cpu", metadata={"help": "cpu or cuda."})
     json: str = field(default=None, metadata={"help": "File to write the result to."})
 
 
 def main():
-    """Measure all, print the table, and end with one line of JSON."""
+    """Run every measurement, print the table, and end with one line of JSON."""
     (arguments,) = HfArgumentParser(EncodeArguments).parse_args_into_dataclasses()
     neobert_hf.tune_allocator()
     texts = [entry.full_text for entry in collect_documentation()]

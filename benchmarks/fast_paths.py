@@ -1,8 +1,8 @@
-"""Each fast path of kernels_neobert.py beside its plain twin and beside what was tried and not taken.
+"""Each CPU kernel of kernels_neobert.py, next to its reference implementation and to variants that were not kept.
 
     python benchmarks/fast_paths.py --json benchmarks/results/fast_paths_cpu.json
 
-One layer's shapes, everything hot; the variants take turns. A variant that lost stays in the table.
+Shapes of one layer, weights in the cache where they fit; variants run in turns. A slower variant stays in the table.
 """
 
 import copy
@@ -36,16 +36,16 @@ FUSED = torch.ops.mkldnn._linear_pointwise
 
 @dataclass
 class FastPathArguments:
-    """What to measure."""
+    """Arguments of the benchmark."""
 
-    num_tokens: list[int] = field(default_factory=lambda: [128, 2048], metadata={"help": "Tokens, in one sequence."})
+    num_tokens: list[int] = field(default_factory=lambda: [128, 2048], metadata={"help": "Tokens in the sequence."})
     dtypes: list[str] = field(default_factory=lambda: ["bfloat16", "float32"], metadata={"help": "Dtypes."})
-    num_rounds: int = field(default=15, metadata={"help": "Turns that each variant takes."})
+    num_rounds: int = field(default=15, metadata={"help": "Turns of each variant."})
     json: str = field(default=None, metadata={"help": "File to write the result to."})
 
 
 def variants(num_tokens: int, dtype: torch.dtype) -> dict[str, dict]:
-    """Functions of no arguments, by the part that they compute; the first of each is the plain twin."""
+    """Functions without arguments, by the part that they compute; the first of each part is the reference."""
     x = torch.randn(num_tokens, WIDTH).to(dtype)
     inner = torch.randn(num_tokens, 2 * INNER).to(dtype)
     gate, up = inner.chunk(2, -1)
@@ -116,7 +116,7 @@ def variants(num_tokens: int, dtype: torch.dtype) -> dict[str, dict]:
             "softmax of 64 rows at a time": tiled_eager,
         },
     }
-    if dtype == torch.bfloat16 and not has_bf16_instructions():  # oneDNN refuses what it cannot even emulate
+    if dtype == torch.bfloat16 and not has_bf16_instructions():  # oneDNN raises an error instead of emulating bf16
         for part in runs.values():
             for name in [name for name in part if "oneDNN" in name or "fused into" in name]:
                 del part[name]

@@ -1,4 +1,4 @@
-"""What the speed benchmarks share: models by name, taking turns, the ceiling, and the end of a run."""
+"""Shared by the speed benchmarks: models by name, runs in turns, the ceiling, printing and writing the result."""
 
 import gc
 import json
@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel, quantize
 from neobert_hf.model.kernels_neobert import choose_kernels, product
 
-# Models of transformers: their type, and what differs from its defaults. An older transformers may lack one.
+# Models of transformers: their type, and values that differ from its defaults. An older transformers may lack a model.
 OTHERS = {
     "bert-base": ("bert", {}),
     "nomic-bert": ("nomic_bert", {}),
@@ -35,7 +35,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch
 
 
 def neobert_config(max_length: int, num_layers: int | None) -> NeoBERTConfig:
-    """The published shape, for any length, with fewer layers for a quick look."""
+    """The published shape, with a context of any length; fewer layers make a quick run."""
     config = NeoBERTConfig(max_position_embeddings=max(max_length, 4096))
     if num_layers:
         config.num_hidden_layers = num_layers
@@ -43,7 +43,7 @@ def neobert_config(max_length: int, num_layers: int | None) -> NeoBERTConfig:
 
 
 def build(name: str, dtype: torch.dtype, device: str, max_length: int, num_layers: int | None, head: bool = False):
-    """A model of that name with random weights, those of every NeoBERT the same.
+    """The model of a name, with random weights; every NeoBERT has the same weights.
 
     `head=True` builds the masked language model instead of the encoder. "ours-prepacked" has called prepack_weights(),
     "-int8" has int8 products.
@@ -76,7 +76,9 @@ def build(name: str, dtype: torch.dtype, device: str, max_length: int, num_layer
         quantize(model)
     if name == "ours-compiled":
         if device == "cpu":
-            torch._inductor.config.freezing = True  # weights become constants, in the order in which products read them
+            torch._inductor.config.freezing = (
+                True  # weights become constants, in the order that the matrix products read
+            )
         model = torch.compile(model, dynamic=device != "cpu")  # on a GPU the batch doubles
     return model
 
@@ -88,7 +90,7 @@ def _has_flash_attention(device):
 
 
 class OpenVINOModel:
-    """Our encoder as OpenVINO runs it on a CPU: exported, compiled for each input shape."""
+    """Our encoder in OpenVINO on a CPU: exported, and compiled for each input shape."""
 
     def __init__(self, model: NeoBERTModel, dtype: torch.dtype):
         import openvino
@@ -101,7 +103,7 @@ class OpenVINOModel:
         self.core, self.compiled = openvino.Core(), {}
 
     def __call__(self, input_ids: torch.Tensor):
-        """Run on (B, L) ids, compiling for the shape when it is new."""
+        """Run on (B, L) ids, and compile first if the shape is new."""
         shape = tuple(input_ids.shape)
         if shape not in self.compiled:
             self.compiled.clear()
@@ -120,7 +122,7 @@ class _FirstOutput(torch.nn.Module):
 
 
 class Ceiling:
-    """The matrix products of a NeoBERT and nothing else: each weight once, the same shapes, fastest library.
+    """The matrix products of a NeoBERT and nothing else: each weight once, in the same shapes, by the fastest library.
 
     Attention's products count as if they ran at the speed of these.
     """
@@ -135,7 +137,7 @@ class Ceiling:
         self.attention_flops = 4 * width * config.num_hidden_layers  # for each token and each token of its sequence
 
     def __call__(self, num_tokens: int) -> None:
-        """Run the products of that many tokens."""
+        """Run the products for a number of tokens."""
         inputs, weight = {}, self.layers[0].weight
         kernels = choose_kernels(weight.dtype, num_tokens) if weight.device.type == "cpu" else "plain"
         for layer in self.layers:
@@ -149,7 +151,7 @@ class Ceiling:
 
 
 def synchronize(device: str) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device is idle."""
     if device == "cuda":
         torch.cuda.synchronize()
 
@@ -157,7 +159,7 @@ def synchronize(device: str) -> None:
 def take_turns(
     contenders: dict[str, Callable[[], object]], num_rounds: int, device: str, description: str
 ) -> dict[str, list[float]]:
-    """Run each contender once in each round, A B A B, after one round that does not count; seconds of each run."""
+    """Run each contender once in each round, A B A B, after one uncounted round; returns the seconds of each run."""
     seconds = {name: [] for name in contenders}
     for number in tqdm(range(num_rounds + 1), desc=description, unit=" rounds", leave=False):
         for name, run in contenders.items():
@@ -177,19 +179,19 @@ def median_and_spread(values: list[float]) -> tuple[float, float]:
 
 
 def median_ratio(numerators: list[float], denominators: list[float]) -> float:
-    """Median of the ratios within each round, which a machine that slows down for a while does not move."""
+    """Median of the ratios within each round, which a temporary slowdown of the machine does not change."""
     return statistics.median(a / b for a, b in zip(numerators, denominators))
 
 
 def free(device: str) -> None:
-    """Give memory back between measurements."""
+    """Free memory between measurements."""
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()
 
 
 def relative_error(states: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Root mean square of the difference over that of what is wanted."""
+    """Root mean square of the difference over that of the expected values."""
     return (F.mse_loss(states.double(), wanted.double()).sqrt() / wanted.double().square().mean().sqrt()).item()
 
 
@@ -199,7 +201,7 @@ def finish(benchmark: str, rows: list[dict], arguments, floatfmt: str = ".3g", *
     settings = {name: value for name, value in vars(arguments).items() if name != "json"}
     for name, value in settings.items():
         if isinstance(value, str) and Path(value).is_absolute():
-            settings[name] = Path(value).name  # where a folder lies is the machine's own affair
+            settings[name] = Path(value).name  # the path belongs to the machine, not to the result
     environment = {
         name: value for name, value in os.environ.items() if name.startswith(("MALLOC_", "OMP_", "LD_PRELOAD"))
     }

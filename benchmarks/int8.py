@@ -1,8 +1,8 @@
-"""What int8 products cost the small model: retrieval and the embeddings themselves, beside float32.
+"""Cost of int8 products in the mini model: retrieval, and cosine of the embeddings with those in float32.
 
     python benchmarks/int8.py --json benchmarks/results/int8_cpu.json
 
-Questions and answers are first sentences and docstrings of packages that the small model has never been trained on.
+Queries are first sentences and documents are docstrings, of packages that were never in the mini model's training set.
 """
 
 from dataclasses import dataclass, field
@@ -22,21 +22,21 @@ METRICS = {"recall@1": "cosine_recall@1", "recall@10": "cosine_recall@10", "nDCG
 
 @dataclass
 class Int8Arguments:
-    """What to compare on what."""
+    """Arguments of the benchmark."""
 
     model: str = field(
         default=neobert_hf.MINI_MODEL_PATH, metadata={"help": "Folder of an embedding model on a NeoBERT."}
     )
     packages: list[str] = field(
         default_factory=lambda: ["pandas", "networkx"],
-        metadata={"help": "Installed packages whose docstrings are asked."},
+        metadata={"help": "Installed packages whose docstrings are the documents."},
     )
-    num_questions: int = field(default=None, metadata={"help": "Take the first ones only, for a quick look."})
+    num_questions: int = field(default=None, metadata={"help": "Use the first questions only, for a quick run."})
     json: str = field(default=None, metadata={"help": "File to write the result to."})
 
 
 def main():
-    """Measure both, print the table, and end with one line of JSON."""
+    """Run both, print the table, and end with one line of JSON."""
     (arguments,) = HfArgumentParser(Int8Arguments).parse_args_into_dataclasses()
     pairs = retrieval_pairs(collect_documentation(packages=arguments.packages))[: arguments.num_questions]
     evaluator = pairs_evaluator(Dataset.from_list(pairs), "packages")

@@ -1,10 +1,10 @@
-"""What comparing tokens does for a search, and what it costs: recall by the number of candidates whose tokens are compared.
+"""Effect and cost of reranking by token embeddings: recall by the number of reranked candidates.
 
     python benchmarks/late_interaction.py --wordnet .../wordnet/dict --json benchmarks/results/late_interaction_cpu.json
 
-The questions and documents of embeddings.py. The nearest documents by cosine are put in order by late interaction, as
-`neobert search` does. The seconds are those of one question, whose candidates are embedded anew. BM25 stands beside it, on the
-words as they are and with identifiers split.
+Queries and documents are those of embeddings.py. The nearest documents by cosine are reranked by late interaction, as in
+`neobert search`. The seconds are for one query, with its candidates embedded again. BM25 runs on the words as they are, and with
+identifiers split.
 """
 
 import statistics
@@ -27,22 +27,22 @@ from neobert_hf.evaluation.retrieval import pairs_evaluator
 
 @dataclass
 class LateInteractionArguments:
-    """What to compare on what."""
+    """Arguments of the benchmark."""
 
     model: str = field(default=neobert_hf.MINI_MODEL_PATH, metadata={"help": "Folder of an embedding model."})
     pairs: str = field(
         default="runs/documentation/held_out_packages_pairs.jsonl", metadata={"help": "Questions and answers."}
     )
-    wordnet: str = field(default=None, metadata={"help": "WordNet's dict folder, for questions in other words."})
+    wordnet: str = field(default=None, metadata={"help": "WordNet's dict folder, for rephrased questions."})
     num_candidates: list[int] = field(
-        default_factory=lambda: [0, 50, 100, 200, 300], metadata={"help": "Numbers of documents to compare."}
+        default_factory=lambda: [0, 50, 100, 200, 300], metadata={"help": "Numbers of candidates to rerank."}
     )
-    num_timed: int = field(default=30, metadata={"help": "Questions whose answers are timed."})
+    num_timed: int = field(default=30, metadata={"help": "Questions to time."})
     json: str = field(default=None, metadata={"help": "File to write the result to."})
 
 
 def ranked(model, tokens_model, questions: list[str], documents: list[str], most: int) -> list[list[dict]]:
-    """For each question the nearest documents: their number, cosine, and score of late interaction."""
+    """The nearest documents of each question: number, cosine, and late-interaction score."""
     options = dict(batch_size=64, convert_to_tensor=True)
     vectors = model.encode_query(questions, **options), model.encode_document(documents, **options)
     nearest = semantic_search(*vectors, top_k=most)
@@ -60,13 +60,13 @@ def ranked(model, tokens_model, questions: list[str], documents: list[str], most
 
 
 def order(candidates: list[dict], count: int) -> list[int]:
-    """Numbers of the documents, the first `count` in the order of late interaction."""
+    """Numbers of the documents; the first `count` are sorted by their late-interaction score."""
     compared = sorted(candidates[:count], key=lambda hit: hit["late"], reverse=True)
     return [hit["corpus_id"] for hit in compared + candidates[count:]]
 
 
 def seconds_of(model, tokens_model, question: str, documents: list[str]) -> float:
-    """Seconds of what one question takes: its vector, and with documents those of all their tokens, and the scores."""
+    """Seconds for one question: its vector and, if documents are given, their token vectors and the scores."""
     started = time.perf_counter()
     model.encode_query([question])
     if documents:
@@ -76,7 +76,7 @@ def seconds_of(model, tokens_model, question: str, documents: list[str]) -> floa
 
 
 def main():
-    """Measure all, print the table, and end with one line of JSON."""
+    """Run every measurement, print the table, and end with one line of JSON."""
     (arguments,) = HfArgumentParser(LateInteractionArguments).parse_args_into_dataclasses()
     neobert_hf.tune_allocator()
     model = SentenceTransformer(arguments.model)

@@ -1,10 +1,10 @@
 """Peak memory by length and batch: inference, and a training step on a ragged batch.
 
     python benchmarks/memory.py --json benchmarks/results/memory_cpu.json
-    python benchmarks/memory.py --num_layers 4 --lengths 512 --batches 1       (a quick look)
+    python benchmarks/memory.py --num_layers 4 --lengths 512 --batches 1       (a quick run)
 
-Each case runs in a process of its own. On a CPU it is the peak of resident memory while the case runs, with the allocator as
-it comes; on a GPU the peak of allocated memory. `above_model_mb` leaves out what the process held before the case began.
+Each case runs in its own process. On a CPU the figure is the peak of resident memory, with the default allocator; on a GPU it
+is the peak of allocated memory. `above_model_mb` subtracts the memory of the process before the case.
 """
 
 import gc
@@ -22,19 +22,21 @@ from transformers import HfArgumentParser
 
 @dataclass
 class MemoryArguments:
-    """What to measure."""
+    """Arguments of the benchmark."""
 
     models: list[str] = field(
-        default_factory=lambda: ["ours", "published", "modernbert-base"], metadata={"help": "Models that take part."}
+        default_factory=lambda: ["ours", "published", "modernbert-base"], metadata={"help": "Models to measure."}
     )
     lengths: list[int] = field(default_factory=lambda: [512, 2048, 8192], metadata={"help": "Sequence lengths."})
     batches: list[int] = field(default_factory=lambda: [1, 4], metadata={"help": "Sequences in a batch."})
-    max_tokens: int = field(default=8192, metadata={"help": "Larger batches are left out."})
-    train_batch: int = field(default=8, metadata={"help": "Sequences of the ragged training step; 0 leaves it out."})
-    train_length: int = field(default=512, metadata={"help": "The longest of them; their mean is a quarter of it."})
+    max_tokens: int = field(default=8192, metadata={"help": "Skip batches with more tokens."})
+    train_batch: int = field(default=8, metadata={"help": "Sequences in the ragged training step; 0 skips it."})
+    train_length: int = field(
+        default=512, metadata={"help": "Length of the longest sequence; the mean length is a quarter."}
+    )
     device: str = field(default="cpu", metadata={"help": "cpu or cuda."})
     dtype: str = field(default="bfloat16", metadata={"help": f"One of {', '.join(DTYPES)}; training uses autocast."})
-    num_layers: int = field(default=None, metadata={"help": "Fewer layers in every model, for a quick look."})
+    num_layers: int = field(default=None, metadata={"help": "Fewer layers in every model, for a quick run."})
     json: str = field(default=None, metadata={"help": "File to write the result to."})
 
 
@@ -46,7 +48,7 @@ def _resident_mb(field_name):
 
 
 def peak_of(run, device: str) -> tuple[float, float]:
-    """Peak memory while `run` runs, in MB, and how much of it was not there before."""
+    """Peak memory while `run` runs, in MB, and its increase over the memory before."""
     gc.collect()
     if device == "cuda":
         synchronize(device)
@@ -56,7 +58,7 @@ def peak_of(run, device: str) -> tuple[float, float]:
         synchronize(device)
         peak = torch.cuda.max_memory_allocated() / 2**20
     else:
-        Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+        Path("/proc/self/clear_refs").write_text("5")  # reset the peak
         before = _resident_mb("VmRSS")
         run()
         peak = _resident_mb("VmHWM")
@@ -64,7 +66,7 @@ def peak_of(run, device: str) -> tuple[float, float]:
 
 
 def measure(case: dict, arguments: MemoryArguments) -> dict:
-    """Build the model of a case and run it, in a fresh process."""
+    """Build the model of a case and run it, in a new process."""
     dtype, device, name = DTYPES[arguments.dtype], arguments.device, case["model"]
     if case["what"] == "inference":
         model = build(name, dtype, device, case["length"], arguments.num_layers)
@@ -75,7 +77,7 @@ def measure(case: dict, arguments: MemoryArguments) -> dict:
         lengths = log_normal_lengths(case["batch"], case["length"], torch.Generator().manual_seed(0))
         examples = [{"input_ids": torch.randint(105, 30_000, (length,)).tolist()} for length in lengths]
         step = training_step(name, examples, case["length"], arguments)
-        peak, above = peak_of(lambda: [step(), step()], device)  # the optimizer's state exists in the second
+        peak, above = peak_of(lambda: [step(), step()], device)  # the second step has the optimizer's state
     return {**case, "peak_mb": peak, "above_model_mb": above}
 
 

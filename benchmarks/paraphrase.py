@@ -1,9 +1,9 @@
-"""Say sentences in other words, by WordNet, so that a search by exact words has less to go by."""
+"""Rephrase sentences with WordNet synonyms, so that fewer words match exactly."""
 
 import re
 from pathlib import Path
 
-# File of each kind of synset in WordNet's sense keys. Nouns (1) are left alone: in documentation they are terms.
+# File of each kind of synset in WordNet's sense keys. Nouns (1) stay: in documentation they are terms.
 PARTS = {2: "data.verb", 3: "data.adj", 4: "data.adv", 5: "data.adj"}
 ENDINGS = ("s", "es", "ed", "d", "ing", "")
 
@@ -45,7 +45,7 @@ class Paraphraser:
         return [re.sub(r"\(.*\)", "", lemma).replace("_", " ") for lemma in lemmas]
 
     def __call__(self, sentence: str) -> str:
-        """The sentence in other words."""
+        """The rephrased sentence."""
         return re.sub(r"(?<![\w.`])[A-Za-z][a-z]{3,}(?![\w`(]|\.\w)", self._replace, sentence)
 
     def _replace(self, match: re.Match) -> str:

@@ -1,11 +1,11 @@
-"""What pretraining costs beside its arithmetic: Trainer against a bare training step, and tokenizing against `tokenizers`.
+"""Overhead of pretraining: Trainer against a bare training step, and `neobert tokenize` against `tokenizers`.
 
     python benchmarks/pretraining.py --json benchmarks/results/pretraining_cpu.json
 
-The bare step is that of ragged.py: collate, forward and backward under autocast, AdamW. Trainer does the same rows with what
-`examples/pretrain_mlm.py` has besides: schedule, clipping, counting, logs at every tenth step, a checkpoint at the end.
-Tokenizing is `neobert tokenize` on the documentation inside this Python, whole, with its shards, checksums and manifest;
-`tokenizers` alone is its `encode_batch_fast` on the same texts in memory with all cores. They take turns.
+The bare step is that of ragged.py: collate, forward and backward under autocast, AdamW. Trainer runs the same rows and adds what
+`examples/pretrain_mlm.py` has: schedule, clipping, counting, a log every tenth step, a checkpoint at the end. Tokenizing is
+`neobert tokenize` on the documentation inside this Python, with shards, checksums and manifest; `tokenizers` alone is its
+`encode_batch_fast` on the same texts in memory, on all cores. They run in turns.
 """
 
 import os
@@ -30,24 +30,24 @@ from neobert_hf.pretraining.trainer import PretrainingTrainer, build_model
 
 @dataclass
 class PretrainingBenchmarkArguments:
-    """What to measure."""
+    """Arguments of the benchmark."""
 
     config: str = field(
-        default="num_hidden_layers=6", metadata={"help": "What differs from the published shape, as config_overrides."}
+        default="num_hidden_layers=6", metadata={"help": "Changes to the published shape, as in --config_overrides."}
     )
     num_steps: int = field(default=10, metadata={"help": "Optimizer steps in a turn."})
-    num_rounds: int = field(default=3, metadata={"help": "Turns that each takes."})
-    row_tokens: int = field(default=2048, metadata={"help": "Tokens of a row."})
-    tokens_per_step: int = field(default=4096, metadata={"help": "Tokens of an optimizer step."})
-    max_length: int = field(default=512, metadata={"help": "Where documents are cut."})
+    num_rounds: int = field(default=3, metadata={"help": "Turns of each."})
+    row_tokens: int = field(default=2048, metadata={"help": "Tokens in a row."})
+    tokens_per_step: int = field(default=4096, metadata={"help": "Tokens in an optimizer step."})
+    max_length: int = field(default=512, metadata={"help": "Length in tokens at which documents are truncated."})
     num_processes: int = field(default=2, metadata={"help": "Processes that tokenize."})
-    dtype: str = field(default="bfloat16", metadata={"help": f"One of {', '.join(DTYPES)}; of autocast."})
+    dtype: str = field(default="bfloat16", metadata={"help": f"One of {', '.join(DTYPES)}; the dtype of autocast."})
     device: str = field(default="cpu", metadata={"help": "cpu or cuda."})
     json: str = field(default=None, metadata={"help": "File to write the result to."})
 
 
 def training(tokenizer, documents, arguments, folder) -> dict:
-    """Functions that train the same rows: Trainer, and the bare step; and the number of their tokens."""
+    """Functions that train on the same rows, by Trainer and by the bare step, and the number of tokens."""
     args = PretrainingArguments(
         output_dir=folder,
         use_cpu=arguments.device == "cpu",
@@ -95,7 +95,7 @@ def training(tokenizer, documents, arguments, folder) -> dict:
 
 
 def tokenizing(tokenizer, texts, arguments) -> dict:
-    """Functions that tokenize the same texts: ours into shards, and the library in memory."""
+    """Functions that tokenize the same texts: into our shards, and by the library in memory."""
 
     def ours():
         with tempfile.TemporaryDirectory() as folder:

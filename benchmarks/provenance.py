@@ -1,4 +1,4 @@
-"""Where a result comes from: machine, versions and commit, the same for every benchmark."""
+"""Provenance of a result: machine, versions and commit, in the same form for every benchmark."""
 
 import importlib.metadata
 import os
@@ -27,7 +27,7 @@ def provenance() -> dict:
     }
 
 
-# Cloud machines say "AMD EPYC" and no more; family and model tell the generations apart.
+# Cloud machines report "AMD EPYC" only; family and model identify the generation.
 EPYC_GENERATIONS = {(23, 49): "second", (25, 1): "third", (25, 17): "fourth", (26, 2): "fifth"}
 
 
@@ -41,7 +41,7 @@ def _processor() -> str:
 
 
 def _instructions() -> str:
-    """The vector instructions that torch uses, and whether some are hidden from it."""
+    """The vector instructions that torch uses, and whether larger ones are hidden from it."""
     used = torch.backends.cpu.get_cpu_capability().replace("AVX512", "AVX-512")
     if has_bf16_instructions():
         return f"{used} with bf16"
@@ -50,7 +50,7 @@ def _instructions() -> str:
 
 
 def _cpuinfo() -> dict[str, str]:
-    """The facts of the first processor; empty where there is no such file."""
+    """The entries of the first processor; empty where the file does not exist."""
     file = Path("/proc/cpuinfo")
     if not file.exists():
         return {}

@@ -1,4 +1,4 @@
-"""The published forward as its users run it, for comparison: padded, complex rotary, a mask for every head, SDPA.
+"""The forward pass of the published code, for comparison: padded rows, complex rotary, a mask per head, SDPA.
 
 Written for the benchmarks from the description of the published code; it takes our weights by their names and is checked
 against the golden tensors in tests/test_benchmarks.py.
@@ -86,14 +86,14 @@ class PublishedModel(nn.Module):
         angles = torch.outer(torch.arange(length, device=input_ids.device).float(), turns)
         freqs = torch.polar(torch.ones_like(angles), angles)
         x = self.encoder(input_ids)
-        mask = attention_mask[:, None, None].repeat(1, self.config.num_attention_heads, length, 1)  # int64, as it comes
+        mask = attention_mask[:, None, None].repeat(1, self.config.num_attention_heads, length, 1)  # int64, as given
         for block in self.transformer_encoder:
             x = block(x, mask, freqs)
         return self.layer_norm(x)
 
 
 class PublishedMaskedLM(nn.Module):
-    """The encoder and a decoder over every position; the loss is what a user adds around it."""
+    """The encoder and a decoder over every position; a user adds the loss."""
 
     def __init__(self, config: NeoBERTConfig):
         super().__init__()

@@ -1,9 +1,9 @@
-"""Everyday questions to the documentation of the standard library: how many are answered, and how fast, beside other searches.
+"""Everyday questions to the documentation of the standard library: correct answers and time, next to other searches.
 
     python benchmarks/questions.py --json benchmarks/results/questions_cpu.json
 
-60 questions in the words of a user, each with the names of the entries that answer it. They were written before any search was
-asked, and stay as they are. Every contender searches the same entries. BM25 gets identifiers split into words, and stems.
+60 questions in the words of a user, each with the names of the correct entries. They were written before any search ran, and
+are not changed. Every contender searches the same entries. BM25 splits identifiers into words, and stems.
 """
 
 import os
@@ -99,15 +99,17 @@ QUESTIONS = {
 
 @dataclass
 class QuestionsArguments:
-    """What to compare."""
+    """Arguments of the benchmark."""
 
-    num_questions: int = field(default=len(QUESTIONS), metadata={"help": "So many of the questions."})
-    package: str = field(default="python", metadata={"help": "What is searched."})
-    num_candidates: list[int] = field(default_factory=lambda: [0, 200], metadata={"help": "Of the mini model."})
-    others: bool = field(default=True, metadata={"help": "Whether BM25 and all-MiniLM-L6-v2 stand beside it."})
-    commands: bool = field(
-        default=True, metadata={"help": "Whether `neobert search` is timed, from its start to its end."}
+    num_questions: int = field(
+        default=len(QUESTIONS), metadata={"help": "Number of questions to ask, from the first on."}
     )
+    package: str = field(default="python", metadata={"help": "Packages to search."})
+    num_candidates: list[int] = field(
+        default_factory=lambda: [0, 200], metadata={"help": "Entries that the mini model reranks."}
+    )
+    others: bool = field(default=True, metadata={"help": "Also run BM25 and all-MiniLM-L6-v2."})
+    commands: bool = field(default=True, metadata={"help": "Also time the whole command `neobert search`."})
     json: str = field(default=None, metadata={"help": "File to write the result to."})
 
 
@@ -125,7 +127,7 @@ def bm25(entries: list[Entry]) -> Callable[[str], list[str]]:
 
 
 def answered(name: str, prepare: Callable[[], Callable[[str], list[str]]], questions: list[str]) -> tuple[dict, dict]:
-    """How many questions have a right entry first and among three, the seconds, and the answers."""
+    """Questions with a correct entry first and among three, the seconds, and the answers."""
     started = time.perf_counter()
     search = prepare()
     ready = time.perf_counter()
@@ -148,7 +150,7 @@ def answered(name: str, prepare: Callable[[], Callable[[str], list[str]]], quest
 
 
 def command_seconds(folder: str, questions: list[str]) -> float:
-    """Seconds of `neobert search` with a cache in that folder, from the start of the process to its end."""
+    """Seconds of the whole process `neobert search` with its cache in a folder."""
     environment = {**os.environ, "HF_HOME": folder, "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "neobert_hf.cli", "search", *questions]
     started = time.perf_counter()
@@ -157,7 +159,7 @@ def command_seconds(folder: str, questions: list[str]) -> float:
 
 
 def main():
-    """Measure all, print the table, and end with one line of JSON."""
+    """Run every measurement, print the table, and end with one line of JSON."""
     (arguments,) = HfArgumentParser(QuestionsArguments).parse_args_into_dataclasses()
     neobert_hf.tune_allocator()
     questions = list(QUESTIONS)[: arguments.num_questions]

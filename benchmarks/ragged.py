@@ -1,13 +1,13 @@
-"""Batches whose lengths spread, as real text has them: padded against packed, inference and a training step.
+"""Batches of sequences with different lengths: padded against packed, inference and a training step.
 
     python benchmarks/ragged.py --json benchmarks/results/ragged_cpu_bfloat16.json
-    python benchmarks/ragged.py --num_layers 4 --models ours published              (a quick look)
+    python benchmarks/ragged.py --num_layers 4 --models ours published              (a quick run)
 
 Two sets of lengths: log-normal with a mean of a quarter of the maximum, and those of the documentation inside this Python,
-both cut at the maximum. Every model gets the same padded batch with its mask. `ours, no padding given` gets the same
+both truncated at the maximum. Every model gets the same padded batch with its mask. `ours, no padding given` gets the same
 documents as one packed row; `ours, equal lengths` as many tokens in documents of one length. A training step is forward,
 backward and AdamW on the masked language model: ours with PackedMLMCollator, the others with transformers' padding collator.
-Tokens/s counts real tokens. Models take turns; medians and ratios within the rounds are reported.
+Tokens/s counts real tokens. Models run in turns; medians, and ratios within a turn, are reported.
 """
 
 from dataclasses import dataclass, field
@@ -23,30 +23,30 @@ from neobert_hf.demo.documentation import collect_documentation
 
 @dataclass
 class RaggedArguments:
-    """What to measure."""
+    """Arguments of the benchmark."""
 
     models: list[str] = field(
         default_factory=lambda: ["ours", "published", "modernbert-base"],
-        metadata={"help": f"Models that take part: {', '.join(m for m in MODELS if m != 'openvino')}."},
+        metadata={"help": f"Models to measure: {', '.join(m for m in MODELS if m != 'openvino')}."},
     )
-    batch: int = field(default=32, metadata={"help": "Sequences in a batch of inference."})
-    train_batch: int = field(default=8, metadata={"help": "Sequences in a training step; 0 leaves training out."})
-    max_length: int = field(default=512, metadata={"help": "The longest sequence."})
+    batch: int = field(default=32, metadata={"help": "Sequences in an inference batch."})
+    train_batch: int = field(default=8, metadata={"help": "Sequences in a training step; 0 skips training."})
+    max_length: int = field(default=512, metadata={"help": "Length of the longest sequence."})
     device: str = field(default="cpu", metadata={"help": "cpu or cuda."})
     dtype: str = field(default="bfloat16", metadata={"help": f"One of {', '.join(DTYPES)}; training uses autocast."})
-    num_layers: int = field(default=None, metadata={"help": "Fewer layers in every model, for a quick look."})
-    num_rounds: int = field(default=5, metadata={"help": "Turns that each model takes."})
+    num_layers: int = field(default=None, metadata={"help": "Fewer layers in every model, for a quick run."})
+    num_rounds: int = field(default=5, metadata={"help": "Turns of each model."})
     tune_allocator: bool = field(default=True, metadata={"help": "Call tune_allocator() first, for every model."})
     seed: int = field(default=0, metadata={"help": "Seed of the lengths."})
     json: str = field(default=None, metadata={"help": "File to write the result to."})
 
 
 def log_normal_lengths(count: int, max_length: int, generator: torch.Generator) -> list[int]:
-    """Lengths of mean max_length / 4 and spread e^0.8, of which one is the maximum."""
+    """Log-normal lengths with mean max_length / 4 and spread e^0.8; one of them is max_length."""
     draws = torch.randn(count, generator=generator).mul(0.8).exp()
     lengths = (draws * max_length / 4 / draws.mean()).round().long().clamp(8, max_length)
     lengths[0] = max_length
-    for _ in range(20):  # cutting at the maximum lowers the mean: bring it back
+    for _ in range(20):  # truncation lowers the mean: scale it up again
         rest = lengths[1:].double()
         rest *= (count * max_length / 4 - max_length) / rest.sum()
         lengths[1:] = rest.round().long().clamp(8, max_length)
@@ -54,7 +54,7 @@ def log_normal_lengths(count: int, max_length: int, generator: torch.Generator) 
 
 
 def documentation_lengths(count: int, max_length: int, seed: int) -> list[int]:
-    """Lengths of that many entries of the documentation inside this Python, in tokens of a WordPiece of its own."""
+    """Lengths of documentation entries inside this Python, in tokens of a WordPiece trained on them."""
     entries = [entry.text for entry in collect_documentation()]
     order = torch.randperm(len(entries), generator=torch.Generator().manual_seed(seed)).tolist()
     tokenizer = train_wordpiece([entries[index] for index in order[:5000]], vocab_size=8192)
@@ -63,7 +63,7 @@ def documentation_lengths(count: int, max_length: int, seed: int) -> list[int]:
 
 
 def stock_tokenizer() -> BertTokenizerFast:
-    """A tokenizer with the vocabulary size of the model; only its special tokens matter here."""
+    """A tokenizer with the vocabulary size of the model; only its special tokens are used."""
     words = ["[PAD]", *(f"word{i}" for i in range(99)), "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     words += [f"word{i}" for i in range(99, 30_522 - 5)]
     return BertTokenizerFast(vocab={word: index for index, word in enumerate(words)})
@@ -104,10 +104,10 @@ def training(documents, arguments) -> list[dict]:
 
 
 def training_step(name: str, examples: list[dict], max_length: int, arguments):
-    """A function that collates, runs forward and backward under autocast, and steps AdamW, as `name` is trained."""
+    """A function that collates, runs forward and backward under autocast, and steps AdamW, as a user of `name` trains it."""
     device, dtype = arguments.device, DTYPES[arguments.dtype]
     model = build(name, torch.float32, device, max_length, arguments.num_layers, head=True).train()
-    torch.manual_seed(0)  # of the masks
+    torch.manual_seed(0)  # the same masks for every model
     masking = dict(tokenizer=stock_tokenizer(), mlm_probability=0.2)
     if name == "ours":
         model.config.sparse_prediction = True
@@ -129,7 +129,7 @@ def training_step(name: str, examples: list[dict], max_length: int, arguments):
 
 
 def rows_of(what, seconds, num_tokens, filled) -> list[dict]:
-    """One row for each contender, with its time over that of ours."""
+    """One row for each contender, with its time divided by ours."""
     rows = []
     for name, runs in seconds.items():
         median, spread = median_and_spread(runs)

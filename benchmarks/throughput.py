@@ -1,12 +1,12 @@
 """Tokens per second of encoders on full-length sequences, as in the paper's Table 10 (section 5.4).
 
     python benchmarks/throughput.py --dtype bfloat16 --json benchmarks/results/throughput_cpu_bfloat16.json
-    python benchmarks/throughput.py --models ours published --lengths 512 --num_layers 4           (a quick look)
+    python benchmarks/throughput.py --models ours published --lengths 512 --num_layers 4           (a quick run)
 
-For each length every model doubles its batch until the machine is full (memory, or `--max_tokens`) and keeps the best. Then
-the models take turns, A B A B, and the medians are reported; a ratio is the median of the ratios within the rounds. The
-ceiling is what the matrix products of our model take by themselves, in the same turns. Random weights; `published` is the
-published forward (see published.py), `ours-prepacked` our model after `prepack_weights()`, `openvino` our model exported.
+At each length, every model doubles its batch until memory or `--max_tokens` is reached, and keeps the fastest batch. Then the
+models run in turns, A B A B, and medians are reported; a ratio is the median of the ratios within a turn. The ceiling is the
+speed of our model's matrix products alone, measured in the same turns. Weights are random. `published` is the forward pass of
+the published code (see published.py), `ours-prepacked` our model after `prepack_weights()`, `openvino` our model exported.
 """
 
 import time
@@ -44,34 +44,36 @@ PAPER = {
 
 @dataclass
 class ThroughputArguments:
-    """What to measure."""
+    """Arguments of the benchmark."""
 
     models: list[str] = field(
         default_factory=lambda: ["ours", "ours-prepacked", "published", "bert-base", "nomic-bert", "modernbert-base"],
-        metadata={"help": f"Models that take part: {', '.join(MODELS)}."},
+        metadata={"help": f"Models to measure: {', '.join(MODELS)}."},
     )
     lengths: list[int] = field(
         default_factory=lambda: [128, 512, 2048, 4096, 8192], metadata={"help": "Sequence lengths."}
     )
     device: str = field(default="cpu", metadata={"help": "cpu or cuda."})
     dtype: str = field(default="bfloat16", metadata={"help": f"One of {', '.join(DTYPES)}."})
-    num_layers: int = field(default=None, metadata={"help": "Fewer layers in every model, for a quick look."})
-    num_rounds: int = field(default=5, metadata={"help": "Turns that each model takes."})
-    max_tokens: int = field(default=4096, metadata={"help": "Most tokens in a batch of several sequences."})
+    num_layers: int = field(default=None, metadata={"help": "Fewer layers in every model, for a quick run."})
+    num_rounds: int = field(default=5, metadata={"help": "Turns of each model."})
+    max_tokens: int = field(
+        default=4096, metadata={"help": "Largest number of tokens in a batch of several sequences."}
+    )
     latency: bool = field(default=True, metadata={"help": "Also time one sequence of 16 tokens."})
     tune_allocator: bool = field(default=True, metadata={"help": "Call tune_allocator() first, for every model."})
     json: str = field(default=None, metadata={"help": "File to write the result to."})
 
 
 class Contender:
-    """A model and how to feed it a batch of full-length sequences."""
+    """A model and its inputs for a batch of full-length sequences."""
 
     def __init__(self, name: str, model, device: str):
         self.name, self.model, self.device = name, model, device
         self.vocab_size = 30_000
 
     def runner(self, batch: int, length: int):
-        """A function that runs one batch; only `published` cannot do without a mask."""
+        """A function that runs one batch; only `published` requires a mask."""
         generator = torch.Generator().manual_seed(length)
         ids = torch.randint(5, self.vocab_size, (batch, length), generator=generator).to(self.device)
         if self.name == "published":
@@ -81,7 +83,7 @@ class Contender:
 
 
 def best_batch(contender: Contender, length: int, max_tokens: int) -> int:
-    """Double the batch until memory or `max_tokens` ends it; the batch with the most tokens/s."""
+    """Double the batch until memory or `max_tokens` is reached; returns the batch with the most tokens/s."""
     best, batch = (0.0, 1), 1
     while 2 * length <= max_tokens and batch * length <= max_tokens:
         try:
@@ -97,7 +99,7 @@ def best_batch(contender: Contender, length: int, max_tokens: int) -> int:
 def measure_length(contenders, ceiling, length, arguments) -> list[dict]:
     """One row for each model at one length, and one for the ceiling."""
     first_calls = {}
-    for contender in contenders:  # what compiles, compiles here
+    for contender in contenders:  # models that compile do it here
         started = time.perf_counter()
         contender.runner(1, length)()
         synchronize(arguments.device)
@@ -133,12 +135,12 @@ def measure_length(contenders, ceiling, length, arguments) -> list[dict]:
 
 @torch.inference_mode()
 def rounding_errors(arguments) -> list[dict]:
-    """Errors of our forward and of the published one in `dtype`, against our plain one in float64, on a few sequences."""
+    """Errors of our forward and of the published one in `dtype`, against our reference in float64, on a few sequences."""
     names = [name for name in ("ours", "ours-prepacked", "ours-int8", "published") if name in arguments.models]
     rows = []
     for length in [length for length in arguments.lengths if length <= 512]:
         model = build("ours", torch.float64, arguments.device, length, arguments.num_layers)
-        batch = max(1024 // length, 1)  # from one sequence to the next the error moves by 3 %
+        batch = max(1024 // length, 1)  # the error varies by 3 % between sequences
         wanted = Contender("ours", model, arguments.device).runner(batch, length)().last_hidden_state
         for name in tqdm(names, desc=f"error at {length}", unit=" models", leave=False):
             model = build(name, DTYPES[arguments.dtype], arguments.device, length, arguments.num_layers)
