@@ -202,7 +202,7 @@ def test_what_does_not_fit_into_memory_is_refused_before_the_work(folder, tmp_pa
     embed = ("embed", tmp_path / "a.txt", "-o", tmp_path / "out.npy", "--model", folder)
     monkeypatch.setattr(memory, "available_bytes", lambda: 1999)
     with pytest.raises(
-        SystemExit, match=r"reading .*a.txt takes 0.0 GB or more, and 0.0 GB of memory are free; split the"
+        SystemExit, match=r"reading .*a.txt takes 0.0 GB or more, but 0.0 GB of memory are free; split the"
     ):
         run(monkeypatch, *embed)
     monkeypatch.setattr(memory, "available_bytes", lambda: 5000)

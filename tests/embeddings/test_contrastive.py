@@ -1,4 +1,4 @@
-"""Contrastive training: the sampler's shares and order, the loss against its formula, instructions that decide."""
+"""Contrastive training: shares and order of the sampler, the loss against its formula, effect of the instructions."""
 
 import json
 import shutil
@@ -43,7 +43,7 @@ SIZES = (6400, 1600, 100)
 
 
 def stream(sizes=SIZES, seed=0, epoch=0, batch_size=4, **options):
-    """The sampler as the trainer builds it: children that share one generator."""
+    """Build the sampler as the trainer does: its children share one generator."""
     datasets = [Dataset.from_dict({"anchor": [f"{i} {j}" for j in range(size)]}) for i, size in enumerate(sizes)]
     generator = torch.Generator()
     children = [
@@ -58,7 +58,7 @@ def stream(sizes=SIZES, seed=0, epoch=0, batch_size=4, **options):
 
 
 def datasets_of(batches, sizes=SIZES):
-    """The dataset of each batch; a batch of two datasets fails."""
+    """Return the dataset of each batch; fail for a batch from two datasets."""
     ends = np.cumsum(sizes)
     found = [set(np.searchsorted(ends, batch, side="right").tolist()) for batch in batches]
     assert all(len(each) == 1 for each in found)
@@ -66,7 +66,7 @@ def datasets_of(batches, sizes=SIZES):
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0])
-def test_datasets_are_drawn_by_their_size_to_the_exponent(exponent):
+def test_datasets_are_drawn_in_proportion_to_size_to_the_exponent(exponent):
     num_batches = 2000
     counts = Counter(datasets_of(stream(num_batches=num_batches, exponent=exponent)))
     weights = np.array(SIZES, float) ** exponent
@@ -75,7 +75,7 @@ def test_datasets_are_drawn_by_their_size_to_the_exponent(exponent):
         assert abs(counts[dataset] - num_batches * share) < 3 * sigma
 
 
-def test_a_small_dataset_starts_again_in_a_new_order_and_every_pass_has_each_row_once():
+def test_an_exhausted_dataset_restarts_in_a_new_order_and_each_pass_has_each_row_once():
     batches = list(stream(sizes=(40, 8), num_batches=60, exponent=0.0))
     small = [batch for batch, dataset in zip(batches, datasets_of(batches, (40, 8))) if dataset == 1]
     passes = [[row for batch in small[i : i + 2] for row in batch] for i in range(0, len(small) - 1, 2)]
@@ -84,24 +84,24 @@ def test_a_small_dataset_starts_again_in_a_new_order_and_every_pass_has_each_row
     assert len(set(map(tuple, passes))) == len(passes)
 
 
-def test_the_stream_is_a_function_of_seed_and_epoch_so_a_resumed_run_goes_on_with_it():
+def test_the_stream_depends_only_on_seed_and_epoch_so_a_resumed_run_continues_it():
     whole = list(stream(num_batches=200))
     again = stream(num_batches=200)
     assert list(again) == whole == list(again)
     rest = iter(stream(num_batches=200))
-    for _ in range(120):  # what accelerate does when a run goes on
+    for _ in range(120):  # as accelerate does when a run resumes
         next(rest)
     assert list(rest) == whole[120:]
     assert list(stream(num_batches=200, seed=1)) != whole != list(stream(num_batches=200, epoch=1))
 
 
-def test_a_group_of_batches_is_of_one_dataset():
+def test_a_group_of_batches_comes_from_one_dataset():
     drawn = datasets_of(stream(num_batches=300, exponent=0.0, group=3))
     assert all(len(set(drawn[i : i + 3])) == 1 for i in range(0, 300, 3))
     assert len(set(drawn)) == 3
 
 
-def test_batches_without_duplicates_can_be_its_children():
+def test_the_sampler_accepts_batch_samplers_without_duplicates():
     datasets = [Dataset.from_dict({"anchor": list("aabbccdd")}), Dataset.from_dict({"anchor": list("efghijkl")})]
     children = [
         NoDuplicatesBatchSampler(d, batch_size=4, drop_last=True, generator=torch.Generator(), seed=0) for d in datasets
@@ -111,10 +111,10 @@ def test_batches_without_duplicates_can_be_its_children():
         assert len({both[row]["anchor"] for row in batch}) == 4
 
 
-def test_a_dataset_of_duplicates_is_named_and_not_waited_for():
+def test_a_dataset_of_duplicates_is_refused_instead_of_an_endless_loop():
     dataset = Dataset.from_dict({"anchor": ["same"] * 8})
     child = NoDuplicatesBatchSampler(dataset, batch_size=4, drop_last=True, generator=torch.Generator(), seed=0)
-    with pytest.raises(ValueError, match="8 rows fills no batch of 4 without duplicates"):
+    with pytest.raises(ValueError, match="8 rows has no batch of 4 rows without duplicate texts"):
         list(SizeExponentBatchSampler(ConcatDataset([dataset]), [child], num_batches=2))
 
 
@@ -123,11 +123,11 @@ def test_a_dataset_of_duplicates_is_named_and_not_waited_for():
     [
         (dict(num_batches=0), "num_batches=0"),
         (dict(num_batches=4, exponent=-1.0), "exponent=-1.0"),
-        (dict(num_batches=5, group=2), "no multiple of group=2"),
-        (dict(num_batches=4, sizes=(100, 3)), "a dataset of 3 rows fills no batch of 4"),
+        (dict(num_batches=5, group=2), "not a multiple of group=2"),
+        (dict(num_batches=4, sizes=(100, 3)), "a dataset of 3 rows has fewer rows than the batch size 4"),
     ],
 )
-def test_numbers_that_make_no_sense_are_refused(options, message):
+def test_numbers_out_of_bounds_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         stream(**options)
 
@@ -156,7 +156,7 @@ def gradients_of(folder, unpad=True, columns=(QUESTIONS, ANSWERS, NEGATIVES), **
     return loss.item(), {name: p.grad for name, p in encoder.named_parameters() if p.grad is not None}
 
 
-def test_loss_and_gradients_are_those_of_the_papers_formula(folder):
+def test_loss_and_gradients_equal_the_formula_of_the_paper(folder):
     """Section 5.2.1: -log(exp(s+ / tau) / (exp(s+ / tau) + sum over the other documents of exp(s- / tau)))."""
     found, gradients = gradients_of(folder)
     model, tokenizer = NeoBERTModel.from_pretrained(folder).double().eval(), AutoTokenizer.from_pretrained(folder)
@@ -177,7 +177,7 @@ def test_loss_and_gradients_are_those_of_the_papers_formula(folder):
     "options",
     [dict(mini_batch_size=1), dict(mini_batch_size=3), dict(unpad=False), dict(mini_batch_size=3, unpad=False)],
 )
-def test_cached_or_plain_packed_or_padded_the_gradients_are_the_same(folder, options):
+def test_caching_and_padding_do_not_change_the_gradients(folder, options):
     loss, gradients = gradients_of(folder)
     other, others = gradients_of(folder, **options)
     assert abs(loss - other) < 1e-10 and gradients.keys() == others.keys()
@@ -202,7 +202,7 @@ def small_model(folder, tokenizer):
 
 
 def test_instructions_decide_between_two_targets_of_one_question(tmp_path):
-    """Each word has one target under either instruction, both of the same words; without it one half is the ceiling."""
+    """Each question has one target for each instruction, from the same words; without instructions recall is at most one half."""
     words = [a + b for a in "bdfgklmnprst" for b in "aeio"]
     questions, targets = words[:16], {"first": words[16:32], "second": words[17:32] + words[16:17]}
     tokenizer = train_wordpiece([" ".join([*words, *targets])] * 3, vocab_size=200, model_max_length=32)
@@ -274,14 +274,14 @@ def losses_of(folder):
     return {entry["step"]: entry["loss"] for entry in history if "loss" in entry}
 
 
-def test_a_resumed_run_goes_on_with_the_very_same_losses(command, tmp_path, monkeypatch):
+def test_a_resumed_run_has_the_same_losses_as_an_uninterrupted_one(command, tmp_path, monkeypatch):
     monkeypatch.setenv("NEOBERT_TRACEBACK", "1")
     run_main(train_contrastive, *command(tmp_path / "whole"))
     whole = losses_of(tmp_path / "whole")
     assert len(whole) == 12
     shutil.copytree(tmp_path / "whole/checkpoint-8", tmp_path / "part/checkpoint-8")
     shutil.copy(tmp_path / "whole/run.json", tmp_path / "part")
-    for name, value in {"temperature": 0.1, "warmup_steps": 3}.items():  # another run is not gone on with
+    for name, value in {"temperature": 0.1, "warmup_steps": 3}.items():  # another run is refused
         other = command(tmp_path / "part", resume_from_checkpoint="last", **{name: value})
         with pytest.raises(ValueError, match=name):
             run_main(train_contrastive, *other)
@@ -300,7 +300,7 @@ def test_a_resumed_run_goes_on_with_the_very_same_losses(command, tmp_path, monk
         run_main(train_contrastive, *command(tmp_path / "part"))
 
 
-def test_a_run_on_other_texts_of_the_same_name_and_number_is_refused(command, tmp_path, monkeypatch):
+def test_a_resume_on_changed_texts_with_the_same_names_and_counts_is_refused(command, tmp_path, monkeypatch):
     monkeypatch.setenv("NEOBERT_TRACEBACK", "1")
     instructions = tmp_path / "instructions.json"
     instructions.write_text(json.dumps({"small": "the fox", "large": "a house"}))
@@ -316,7 +316,7 @@ def test_a_run_on_other_texts_of_the_same_name_and_number_is_refused(command, tm
     run_main(train_contrastive, *command(tmp_path / "run", resume_from_checkpoint="last", **changes))
 
 
-def test_a_full_disk_at_the_last_save_is_one_line(command, tmp_path, monkeypatch):
+def test_the_error_for_a_full_disk_at_the_last_save_is_one_line(command, tmp_path, monkeypatch):
     save = train_contrastive.ContrastiveTrainer.save_model
 
     def save_on_a_full_disk(*args):
@@ -329,8 +329,8 @@ def test_a_full_disk_at_the_last_save_is_one_line(command, tmp_path, monkeypatch
     assert "\n" not in ended.value.code
 
 
-def test_negatives_shared_across_two_processes_give_the_curve_of_one(command, tmp_path):
-    """Two batches of 4 whose negatives count for both are one batch of 8; a group of batches is of one dataset."""
+def test_two_processes_with_shared_negatives_give_the_loss_curve_of_one_process(command, tmp_path):
+    """Two batches of 4 with shared negatives equal one batch of 8; both batches of a group come from one dataset."""
     run_main(train_contrastive, *command(tmp_path / "one", per_device_train_batch_size=8, max_steps=6, save_steps=6))
     changes = dict(per_device_train_batch_size=4, max_steps=6, save_steps=6, gather_across_devices=True)
     on_two_processes(train_contrastive.__file__, *command(tmp_path / "two", **changes))
@@ -346,8 +346,8 @@ def test_mined_negatives_and_gradient_caching_run_through_the_example(command, t
     assert "12 rows of anchor, positive, negative_1, negative_2; prompt 'the fox '" in printed
 
 
-def test_hard_negatives_teach_what_random_batches_never_show(tmp_path):
-    """The question said twice is more like it than its answer, and no row's answer: only as a negative is it ever seen."""
+def test_hard_negatives_improve_ranking_against_texts_outside_the_batches(tmp_path):
+    """The doubled question is closer to the question than the answer is; it occurs in training only as a negative."""
     words = [a + b for a in "bdfgklmnprst" for b in "aeio"]
     questions, answers = words[:24], words[24:]
     tokenizer = train_wordpiece([" ".join(words)] * 3, vocab_size=200, model_max_length=32)
@@ -366,7 +366,7 @@ def test_hard_negatives_teach_what_random_batches_never_show(tmp_path):
     assert shares[1] >= shares[0] + 0.2
 
 
-def test_mined_negatives_have_the_instruction_that_answers_have(folder, monkeypatch):
+def test_mined_negatives_have_the_same_instruction_as_the_answers(folder, monkeypatch):
     asked = {}
 
     def mine(rows, model, **options):
@@ -383,7 +383,7 @@ def test_mined_negatives_have_the_instruction_that_answers_have(folder, monkeypa
     mine_negatives(DatasetDict(some=pairs), {"some": "Find: "}, None, 2, "query")
     assert asked["query_prompt"] == "Find: " and asked["corpus_prompt"] is None
     assert column_prompts(sets, {"some": "Find: "}, "query") == {"some": {"anchor": "Find: "}}
-    with pytest.raises(ValueError, match="some has negatives already"):
+    with pytest.raises(ValueError, match="some already has negatives"):
         mine_negatives(sets, {}, None, 2)
 
 
@@ -407,16 +407,16 @@ def test_mined_negatives_have_the_instruction_that_answers_have(folder, monkeypa
         ("a.jsonl", "", "a.jsonl is empty"),
         ("a.csv", "q,d\na,b\na\n", "line 3: text 1 is None"),
         ("a.csv", 'q,d\na,b\n"a,b\n', "a.csv, line"),
-        ("a.tsv", "q\td\n", "ends in '.tsv'"),
+        ("a.tsv", "q\td\n", "has the suffix '.tsv'"),
     ],
 )
-def test_a_bad_line_of_pairs_is_named_by_its_number(tmp_path, name, content, message):
+def test_the_error_for_an_invalid_line_of_pairs_names_its_number(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=message):
         read_pairs(tmp_path / name)
 
 
-def test_pairs_are_the_same_from_every_kind_of_file(tmp_path):
+def test_every_kind_of_file_gives_the_same_pairs(tmp_path):
     rows = {"label": ["a, b", "c"], "score": ['d "e"', "f\ng"], "hard": ["h", "i"]}
     dataset = Dataset.from_dict(rows)
     dataset.to_json(tmp_path / "a.jsonl")
@@ -424,11 +424,15 @@ def test_pairs_are_the_same_from_every_kind_of_file(tmp_path):
     dataset.to_parquet(tmp_path / "a.parquet")
     for name in ("a.jsonl", "a.csv", "a.parquet"):
         read = read_pairs(tmp_path / name)
-        assert read.column_names == ["anchor", "positive", "negative_1"]  # "label" or "score" would be no texts
+        assert read.column_names == [
+            "anchor",
+            "positive",
+            "negative_1",
+        ]  # "label" and "score" would not be read as texts
         assert list(read.to_dict().values()) == list(rows.values())
 
 
-# One row of each of the Hub's sets as its card shows it, and what must become of it.
+# One row of each Hub dataset as its card shows it, and the expected texts.
 QUORA = {"set": {"query": "q", "pos": ["p", "p2"], "neg": ["n", "n2"]}}
 HUB = {
     "ALLNLI": ({"anchor": "a", "positive": "p", "negative": "n"}, ["a", "p", "n"]),
@@ -461,13 +465,13 @@ def test_rows_of_the_papers_sets_become_texts(monkeypatch, name):
     assert asked == [(TRAINING_SETS[name].path, TRAINING_SETS[name].configs[0], "train")]
 
 
-def test_rows_are_filtered_as_the_paper_means_to(monkeypatch):
-    """The authors' filter of STS scores had no effect; ours has."""
+def test_rows_are_filtered_as_the_paper_describes(monkeypatch):
+    """The filter of STS scores in the authors' code had no effect; this filter has one."""
     rows = [{"sentence1": "a", "sentence2": "b", "score": s} for s in (4.0, 4.5, 1.0)]
     monkeypatch.setattr(training_sets, "load_dataset", lambda *a, **k: Dataset.from_list(rows))
     assert len(load_training_set("STSBENCHMARK")) == 1
     rows[:] = [QUORA, {"set": {"query": "q", "pos": ["p"], "neg": []}}]
-    assert len(load_training_set("QQP")) == 1  # the other has no negative
+    assert len(load_training_set("QQP")) == 1  # the second row has no negative
 
 
 def test_pairs_of_ids_become_pairs_of_texts(monkeypatch):
@@ -490,7 +494,7 @@ def test_labelled_texts_are_paired_within_their_class(monkeypatch):
     } | options
     monkeypatch.setattr(training_sets, "load_dataset", lambda *a, **k: Dataset.from_dict(rows))
     triplets = load_training_set("MEDMCQA_CLUST").to_list()
-    assert len(triplets) == 7  # nothing is like the only dental question
+    assert len(triplets) == 7  # the only dental question has no positive
     for triplet in triplets:
         anchor, positive, negative = (text.split()[0] for text in triplet.values())
         assert (
@@ -500,15 +504,18 @@ def test_labelled_texts_are_paired_within_their_class(monkeypatch):
         )
 
 
-def test_a_set_that_is_not_there_or_has_changed_is_named(monkeypatch, tmp_path):
-    with pytest.raises(ValueError, match="no training set 'NOPE'; the paper's are AGNEWS"):
+def test_the_error_for_an_unknown_or_changed_set_names_it(monkeypatch, tmp_path):
+    with pytest.raises(ValueError, match="unknown training set 'NOPE'; the paper's sets are AGNEWS"):
         load_training_set("NOPE")
     monkeypatch.setattr(training_sets, "load_dataset", lambda *a, **k: Dataset.from_list([{"headline": "a"}]))
-    with pytest.raises(ValueError, match=r"AGNEWS: sentence-transformers/agnews has the columns headline; .*'title'"):
+    with pytest.raises(
+        ValueError,
+        match=r"AGNEWS: sentence-transformers/agnews has the columns headline and not the expected ones \('title'\)",
+    ):
         load_training_set("AGNEWS")
 
 
-def test_every_set_of_table_7_is_there():
+def test_every_set_of_table_7_is_available():
     assert list(TRAINING_SETS) == list(TRAINING_INSTRUCTIONS) and len(TRAINING_SETS) == 22
 
 
@@ -518,8 +525,8 @@ def test_every_set_of_table_7_is_there():
         (dict(train_files=["x/a.jsonl", "y/a.jsonl"]), "not all different"),
         (dict(train_files=["a.jsonl"], training_sets=["PAQ"]), "not both"),
         (dict(train_files=["a.jsonl"], instruction_sides="passage"), "instruction_sides='passage'"),
-        (dict(train_files=["a.jsonl"], instruction_template="x"), "no place for"),
-        (dict(train_files=["a.jsonl"], instructions="i.json"), "other is none of the sets"),
+        (dict(train_files=["a.jsonl"], instruction_template="x"), "does not contain"),
+        (dict(train_files=["a.jsonl"], instructions="i.json"), "other is not a set; the sets are a"),
     ],
 )
 def test_arguments_that_contradict_each_other_are_refused(tmp_path, monkeypatch, changes, message):

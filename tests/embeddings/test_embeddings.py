@@ -1,4 +1,4 @@
-"""sentence-transformers on a NeoBERT: the same numbers as by hand, padding and prompts left out, folders that need no package."""
+"""sentence-transformers models give the numbers of a plain forward, and their folders load without the package."""
 
 import json
 import subprocess
@@ -38,7 +38,7 @@ def folder(checkpoint, tokenizer, tmp_path_factory):
 
 
 def tokens_of(folder, texts):
-    """The last hidden states of each text by itself, float64."""
+    """Return the last hidden states of each text, computed alone in float64."""
     model, tokenizer = NeoBERTModel.from_pretrained(folder).double().eval(), AutoTokenizer.from_pretrained(folder)
     with torch.no_grad():
         return [model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].numpy() for text in texts]
@@ -46,7 +46,7 @@ def tokens_of(folder, texts):
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_embeddings_are_the_mean_or_the_first_of_each_texts_own_states(folder, side, pooling):
+def test_an_embedding_is_the_mean_or_the_first_of_the_hidden_states(folder, side, pooling):
     model = sentence_transformer(str(folder), pooling)
     model.tokenizer.padding_side = side
     states = tokens_of(folder, TEXTS)
@@ -54,13 +54,13 @@ def test_embeddings_are_the_mean_or_the_first_of_each_texts_own_states(folder, s
     np.testing.assert_allclose(model.encode(TEXTS, batch_size=5), expected, atol=2e-6)
 
 
-def test_one_line_opens_a_bare_folder(folder):
+def test_sentence_transformer_loads_a_bare_folder(folder):
     expected = [state.mean(0) for state in tokens_of(folder, TEXTS)]
     np.testing.assert_allclose(SentenceTransformer(str(folder)).encode(TEXTS), expected, atol=2e-6)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_the_prompt_is_embedded_with_the_text_but_can_be_left_out_of_the_mean(folder, side):
+def test_the_mean_includes_the_prompt_unless_include_prompt_is_false(folder, side):
     prompts = {"query": "it sleeps by the sea "}
     length = len(AutoTokenizer.from_pretrained(folder)(prompts["query"])["input_ids"]) - 1  # [CLS] and the prompt
     states = tokens_of(folder, [prompts["query"] + text for text in TEXTS])
@@ -70,7 +70,7 @@ def test_the_prompt_is_embedded_with_the_text_but_can_be_left_out_of_the_mean(fo
         np.testing.assert_allclose(model.encode(TEXTS, prompt_name="query"), expected, atol=2e-6)
 
 
-def test_padding_that_is_not_computed_changes_nothing(folder):
+def test_removing_padding_does_not_change_embeddings(folder):
     texts = [" ".join(TEXTS[3].split()[:n]) for n in (1, 13, 4, 7, 2)]
     padded = sentence_transformer(str(folder))
     padded[0].model.config.unpad_inputs = False
@@ -87,7 +87,7 @@ np.save(sys.argv[2], model.encode(["the quick brown fox", "jumps"], prompt_name=
 """
 
 
-def test_a_saved_folder_loads_without_the_package_and_gives_the_same(folder, tmp_path):
+def test_a_saved_folder_gives_the_same_embeddings_without_the_package(folder, tmp_path):
     model = sentence_transformer(str(folder), prompts={"query": "search: "}, normalize=True)
     model.save_pretrained(str(tmp_path / "saved"))
     types = [module["type"] for module in json.loads((tmp_path / "saved/modules.json").read_text())]
@@ -102,7 +102,7 @@ def test_a_saved_folder_loads_without_the_package_and_gives_the_same(folder, tmp
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), expected)
 
 
-def test_several_processes_give_the_same(folder):
+def test_several_processes_give_the_same_embeddings(folder):
     model = sentence_transformer(str(folder))
     np.testing.assert_allclose(model.encode(TEXTS * 4, device=["cpu", "cpu"]), model.encode(TEXTS * 4), atol=2e-6)
 
@@ -119,8 +119,8 @@ def test_a_cross_encoder_scores_pairs_with_the_classification_head(folder, tmp_p
     np.testing.assert_allclose(CrossEncoder(str(tmp_path)).predict(pairs), expected, atol=2e-6)
 
 
-def test_a_sparse_encoder_weighs_the_vocabulary_as_splade_does(folder, model):
-    """log(1 + relu(logit)), the largest over the text's tokens (arXiv 2109.10086, equation 6)."""
+def test_a_sparse_encoder_gives_the_weights_of_splade(folder, model):
+    """The maximum over the tokens of log(1 + relu(logit)) (arXiv 2109.10086, equation 6)."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     encoder = sparse_encoder(str(folder))
     found = encoder.encode(TEXTS, convert_to_tensor=True).to_dense().numpy()
@@ -130,8 +130,8 @@ def test_a_sparse_encoder_weighs_the_vocabulary_as_splade_does(folder, model):
         np.testing.assert_allclose(row, np.log1p(np.maximum(logits, 0)).max(0), atol=1e-5)
 
 
-def test_late_interaction_sums_the_best_match_of_each_token(folder):
-    """MaxSim (ColBERT, arXiv 2004.12832, equation 3) over the encoder's own token vectors."""
+def test_late_interaction_sums_the_maximum_cosine_of_each_query_token(folder):
+    """MaxSim (ColBERT, arXiv 2004.12832, equation 3) over the token vectors of the encoder."""
     torch.manual_seed(0)
     encoder = MultiVectorEncoder(str(folder))
     (question,), documents = encoder.encode_query(["quick fox"]), encoder.encode_document(TEXTS[:2])
@@ -139,7 +139,7 @@ def test_late_interaction_sums_the_best_match_of_each_token(folder):
     np.testing.assert_allclose(encoder.similarity([question], documents)[0].numpy(), expected, atol=1e-5)
 
 
-def test_a_multi_vector_encoder_shares_its_weights_and_scores_by_the_mean_of_the_best_cosines(folder, model):
+def test_a_multi_vector_encoder_shares_weights_and_scores_by_the_mean_maximum_cosine(folder, model):
     tokenizer, options = AutoTokenizer.from_pretrained(folder), dict(prompts={"query": "fox ", "document": ""})
     dense = sentence_transformer(str(folder), **options)
     encoder = multi_vector_encoder(dense)
@@ -156,7 +156,7 @@ def test_a_multi_vector_encoder_shares_its_weights_and_scores_by_the_mean_of_the
         np.testing.assert_allclose(found.numpy(), expected, atol=1e-5)
 
 
-def test_texts_without_words_are_the_special_tokens_and_a_long_one_is_cut(folder):
+def test_empty_texts_are_embedded_as_special_tokens_and_long_texts_are_truncated(folder):
     model = sentence_transformer(str(folder), max_seq_length=16)
     empty, blank, long = model.encode(["", "   ", "fox " * 25_000])
     np.testing.assert_array_equal(empty, blank)
@@ -172,14 +172,14 @@ def test_texts_without_words_are_the_special_tokens_and_a_long_one_is_cut(folder
         (["fine", "also", "half \ud800 a pair"], "text 2 has the lone surrogate '\\\\ud800' at character 5"),
     ],
 )
-def test_a_text_that_cannot_be_embedded_is_named(folder, texts, message):
+def test_the_error_names_the_text_that_cannot_be_embedded(folder, texts, message):
     with pytest.raises(ValueError, match=message):
         check_texts(texts)
-    with pytest.raises((ValueError, TypeError)):  # sentence-transformers' own, less telling
+    with pytest.raises((ValueError, TypeError)):  # raised by sentence-transformers, without the number of the text
         sentence_transformer(str(folder)).encode(texts)
 
 
-def test_what_cannot_be_built_is_refused(folder, tokenizer, tmp_path):
+def test_invalid_model_options_are_refused(folder, tokenizer, tmp_path):
     with pytest.raises(ValueError, match="pooling='max'"):
         sentence_transformer(str(folder), pooling="max")
     with pytest.raises(ValueError, match="include_prompt=False"):
@@ -189,11 +189,11 @@ def test_what_cannot_be_built_is_refused(folder, tokenizer, tmp_path):
     shape = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
     BertModel(BertConfig(vocab_size=len(tokenizer), **shape)).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="is a bert, not a NeoBERT"):
+    with pytest.raises(ValueError, match="has the model type bert, not neobert"):
         sentence_transformer(str(tmp_path))
 
 
-def test_the_fingerprint_is_of_everything_that_decides_an_embedding(folder):
+def test_the_fingerprint_covers_everything_that_decides_an_embedding(folder):
     def build(**options):
         return sentence_transformer(str(folder), **options)
 
@@ -212,8 +212,8 @@ def test_the_fingerprint_is_of_everything_that_decides_an_embedding(folder):
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_the_flat_rows_that_flash_attention_gets_give_the_same(folder, monkeypatch, pooling):
-    """sentence-transformers' own path without padding, opened on a CPU by telling it that the kernels are there."""
+def test_the_packed_rows_of_flash_attention_give_the_same_embeddings(folder, monkeypatch, pooling):
+    """Test sentence-transformers' own path without padding on a CPU; the test reports the kernels as available."""
     from transformers import modeling_flash_attention_utils
 
     model = sentence_transformer(str(folder), pooling)

@@ -77,7 +77,7 @@ def test_numbers_at_the_edge_are_taken_or_refused_with_status_2(example, tmp_pat
         (pretrain_mlm, ["--bogus", "1"], "--bogus"),
         (train_contrastive, ["--temperature", "0"], "argument --temperature: 0 is out of bounds"),
         (train_contrastive, ["--max_steps", "-1"], "argument --max_steps: -1 is out of bounds: at least 1"),
-        (train_contrastive, ["--training_sets", "PAQ", "NOPE"], "there is no training set NOPE"),
+        (train_contrastive, ["--training_sets", "PAQ", "NOPE"], "unknown training set NOPE"),
         (train_contrastive, ["--pooling", "max"], "pooling='max' is neither"),
         (train_contrastive, ["--instructions", "a.json"], "the paper's sets have their own"),
         (demo_documentation, ["--hidden_size", "100"], "hidden_size=100 is not a multiple of 64"),

@@ -1,1 +1,1 @@
-"""Embeddings: models, contrastive training, its data and instructions."""
+"""Embeddings: models, contrastive training, training data, instructions."""

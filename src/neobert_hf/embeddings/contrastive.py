@@ -29,27 +29,27 @@ from .instructions import SIDES, TRAINING_INSTRUCTIONS
 from .training_sets import TRAINING_SETS, load_training_set, read_pairs
 
 TEMPERATURE = 0.07  # paper, appendix D.2
-NEXT_PASS = 1_000_003  # added to a sampler's epoch, which seeds its order, for each new pass over its dataset
+NEXT_PASS = 1_000_003  # added to a sampler's epoch, which seeds the row order, for each new pass over its dataset
 
 
 class SizeExponentBatchSampler(MultiDatasetDefaultBatchSampler):
-    """Batches of one dataset each, the dataset drawn with probability n_i^a / sum_j n_j^a; `functools.partial` sets a.
+    """Batch sampler over several datasets: each batch comes from one dataset, drawn with probability n_i^a / sum_j n_j^a.
 
-    A dataset that is used up starts again in a new order. The stream is a function of seed and epoch alone, so a resumed run,
-    which skips the batches it has seen, goes on with the same ones.
+    An exhausted dataset starts again in a new order. The stream depends only on seed and epoch, so a resumed run, which skips
+    the batches it has seen, continues with the same batches. `functools.partial` sets the exponent a.
 
     Args:
-        dataset: The datasets, one after another.
-        batch_samplers: One for each of them.
-        generator: Of the samplers; what is drawn here has its own.
-        seed: Of the datasets drawn.
-        exponent: a: 0 draws every dataset alike, 1 by its size.
+        dataset: The concatenated datasets.
+        batch_samplers: One batch sampler for each dataset.
+        generator: Generator that the batch samplers share; the draw of datasets uses its own generator.
+        seed: Seed of the draw of datasets and of the row orders.
+        exponent: The exponent a: 0 draws all datasets with equal probability, 1 in proportion to their sizes.
         num_batches: Length of the stream: optimizer steps x devices x accumulation steps.
-        group: So many batches in a row come from one dataset. With negatives shared across devices this must be their number,
-            since batches that follow one another go to different devices.
+        group: Number of consecutive batches from one dataset. With negatives shared across devices it must be the number of
+            devices, since consecutive batches go to different devices.
 
     Raises:
-        ValueError: A dataset has no full batch, or a number makes no sense.
+        ValueError: A dataset has fewer rows than the batch size, or a number is out of bounds.
 
     Source: paper, appendix D.2, with a = 0.5.
     """
@@ -67,13 +67,16 @@ class SizeExponentBatchSampler(MultiDatasetDefaultBatchSampler):
     ) -> None:
         super().__init__(dataset, batch_samplers, generator, seed)
         if num_batches < 1 or group < 1 or exponent < 0:
-            raise ValueError(f"num_batches={num_batches}, group={group}: at least 1; exponent={exponent}: at least 0")
+            raise ValueError(
+                f"num_batches={num_batches} and group={group} must be at least 1, and exponent={exponent} at least 0"
+            )
         if num_batches % group:
-            raise ValueError(f"num_batches={num_batches} is no multiple of group={group}")
+            raise ValueError(f"num_batches={num_batches} is not a multiple of group={group}; choose a multiple")
         for part, sampler in zip(dataset.datasets, batch_samplers):
             if not len(sampler):
                 raise ValueError(
-                    f"a dataset of {len(part)} rows fills no batch of {sampler.batch_size}; leave it out, or take smaller batches"
+                    f"a dataset of {len(part)} rows has fewer rows than the batch size {sampler.batch_size}; remove the "
+                    "dataset, or choose a smaller batch size"
                 )
         self.num_batches, self.exponent, self.group = num_batches, exponent, group
 
@@ -90,15 +93,15 @@ class SizeExponentBatchSampler(MultiDatasetDefaultBatchSampler):
     def _passes(self, sampler: BatchSampler) -> Iterator[list[int]]:
         for number in itertools.count():
             sampler.set_epoch(self.epoch + NEXT_PASS * number)
-            if sampler.generator is not None:  # all samplers share it, and draw their order as soon as they start
+            if sampler.generator is not None:  # all samplers share it and draw their order when they start
                 sampler.generator.manual_seed(self.seed + sampler.epoch)
             batch = None
             for batch in sampler:
                 yield batch
             if batch is None:
                 raise ValueError(
-                    f"a dataset of {len(sampler.dataset)} rows fills no batch of {sampler.batch_size} without duplicates; "
-                    "leave it out, or take smaller batches"
+                    f"a dataset of {len(sampler.dataset)} rows has no batch of {sampler.batch_size} rows without duplicate "
+                    "texts; remove the dataset, or choose a smaller batch size"
                 )
 
     def __len__(self) -> int:
@@ -107,68 +110,76 @@ class SizeExponentBatchSampler(MultiDatasetDefaultBatchSampler):
 
 @dataclass
 class ContrastiveArguments:
-    """Model, data and loss."""
+    """Model, data and loss of contrastive training."""
 
     model_name_or_path: str = field(
-        metadata={"help": "A NeoBERT with its tokenizer, or what an earlier run has saved."}
+        metadata={"help": "A NeoBERT with its tokenizer, or an embedding model that an earlier run saved."}
     )
     training_sets: list[str] = field(
-        default=None, metadata={"help": "Of the paper's Table 7, from the Hub; all of them."}
+        default=None, metadata={"help": "Names from the paper's Table 7, read from the Hub. Default: all of them."}
     )
     train_files: list[str] = field(
-        default=None, metadata={"help": "Pairs or triplets in .jsonl, .csv or .parquet, in place of the paper's sets."}
+        default=None, metadata={"help": "Pairs or triplets in .jsonl, .csv or .parquet, instead of the paper's sets."}
     )
-    validation_files: list[str] = field(default=None, metadata={"help": "Pairs to measure retrieval on."})
+    validation_files: list[str] = field(default=None, metadata={"help": "Pairs for the retrieval evaluation."})
     instructions: str = field(
-        default=None, metadata={"help": "JSON file of an instruction for each file, by its name without the ending."}
+        default=None, metadata={"help": "JSON file: an object from file name without suffix to instruction."}
     )
-    instruction_template: str = field(default="{instruction} ", metadata={"help": "What is put before a text."})
-    instruction_sides: str = field(default="both", metadata={"help": "both, or query: the first column only."})
+    instruction_template: str = field(default="{instruction} ", metadata={"help": "Text before each input."})
+    instruction_sides: str = field(
+        default="both", metadata={"help": "both: all columns have the instruction; query: the first."}
+    )
     temperature: Annotated[float, Bounds(1e-4, 100)] = field(
-        default=TEMPERATURE, metadata={"help": "Divides the cosines."}
+        default=TEMPERATURE, metadata={"help": "Divisor of the cosines in the loss."}
     )
     sampling_exponent: Annotated[float, Bounds(0, 10)] = field(
-        default=0.5, metadata={"help": "A set is drawn by its size to this power."}
+        default=0.5, metadata={"help": "A set is drawn in proportion to its size to this power."}
     )
     mini_batch_size: Annotated[int, Bounds(1, 1 << 30)] = field(
         default=None,
-        metadata={"help": "Gradient caching (arXiv 2101.06983): so many texts at once, the same gradients."},
+        metadata={"help": "Texts per forward with gradient caching (arXiv 2101.06983); the gradients are the same."},
     )
-    gather_across_devices: bool = field(default=False, metadata={"help": "Negatives of all devices count."})
+    gather_across_devices: bool = field(
+        default=False, metadata={"help": "Use the documents of all devices as negatives."}
+    )
     num_mined_negatives: Annotated[int, Bounds(0, 1000)] = field(
-        default=0, metadata={"help": "Mine so many hard negatives for each pair with the model as it is at the start."}
+        default=0, metadata={"help": "Hard negatives to mine for each pair with the initial model; 0 mines none."}
     )
     pooling: str = field(
         default=None,
-        metadata={"help": "mean, as in the paper, or cls, of a bare NeoBERT; a saved model keeps its own."},
+        metadata={"help": "mean, as in the paper, or cls, for a bare NeoBERT; a saved embedding model keeps its own."},
     )
     max_seq_length: Annotated[int, Bounds(3, 1 << 20)] = field(
         default=None,
-        metadata={"help": "Where texts are cut, in tokens; the model's own length, at most 512, which is ours."},
+        metadata={
+            "help": "Length in tokens at which texts are truncated. Default: the model's own, at most 512 (our choice)."
+        },
     )
 
     def __post_init__(self):
         if "{instruction}" not in self.instruction_template:
-            raise ValueError(f"instruction_template={self.instruction_template!r} has no place for {{instruction}}")
+            raise ValueError(
+                f"instruction_template={self.instruction_template!r} does not contain {{instruction}}; add it"
+            )
         if self.instruction_sides not in SIDES:
-            raise ValueError(f"instruction_sides={self.instruction_sides!r} is none of {SIDES}")
+            raise ValueError(f"instruction_sides={self.instruction_sides!r} is not one of {', '.join(SIDES)}")
         if self.pooling not in (None, "mean", "cls"):
-            raise ValueError(f"pooling={self.pooling!r} is neither 'mean' nor 'cls'")
+            raise ValueError(f"pooling={self.pooling!r} is not one of mean, cls")
         if self.train_files and self.training_sets:
             raise ValueError("give --train_files or --training_sets, not both")
         if unknown := set(self.training_sets or ()) - set(TRAINING_SETS):
             raise ValueError(
-                f"there is no training set {', '.join(sorted(unknown))}; the paper's are {', '.join(TRAINING_SETS)}"
+                f"unknown training set {', '.join(sorted(unknown))}; the paper's sets are {', '.join(TRAINING_SETS)}"
             )
         if self.instructions and not self.train_files:
             raise ValueError(
-                "instructions belong to train_files; the paper's sets have their own, leave --instructions out"
+                "--instructions needs --train_files, since the paper's sets have their own instructions; remove --instructions"
             )
 
 
 @dataclass
 class ContrastiveTrainingArguments(ResumeArguments, SentenceTransformerTrainingArguments):
-    """The trainer's arguments. 2,000 steps are the paper's; batch, learning rate and schedule it does not give are ours."""
+    """Training arguments. The 2,000 steps are the paper's; batch size, learning rate and schedule are our choice."""
 
     max_steps: int = 2000
     per_device_train_batch_size: int = 256
@@ -184,22 +195,24 @@ class ContrastiveTrainingArguments(ResumeArguments, SentenceTransformerTrainingA
 
 
 class ContrastiveTrainer(CheckedCheckpoints, SentenceTransformerTrainer):
-    """sentence-transformers' trainer, whose checkpoints carry a manifest."""
+    """sentence-transformers' trainer with a manifest in each checkpoint."""
 
 
 def open_training_sets(arguments: ContrastiveArguments, seed: int = 0) -> tuple[DatasetDict, dict[str, str]]:
-    """Return the sets by name, and the prompt of each that has an instruction.
+    """Return the training sets by name, and the prompt of each set that has an instruction.
 
     Raises:
-        ValueError: Two files have one name, an instruction belongs to no set, or a file is not as it must be.
+        ValueError: Two files have the same name, an instruction belongs to no set, or a file is invalid.
     """
     if arguments.train_files:
         names = [Path(file).stem for file in arguments.train_files]
         if len(set(names)) < len(names):
-            raise ValueError(f"train_files: {names} are not all different; a set is known by its file's name")
+            raise ValueError(f"train_files: {names} are not all different; rename a file, its name identifies the set")
         instructions = _read_instructions(arguments.instructions) if arguments.instructions else {}
         if unknown := set(instructions) - set(names):
-            raise ValueError(f"{arguments.instructions}: {', '.join(sorted(unknown))} is none of the sets {names}")
+            raise ValueError(
+                f"{arguments.instructions}: {', '.join(sorted(unknown))} is not a set; the sets are {', '.join(names)}"
+            )
         sets = {name: read_pairs(file) for name, file in zip(names, arguments.train_files)}
     else:
         sets = {name: load_training_set(name, seed) for name in arguments.training_sets or TRAINING_SETS}
@@ -211,34 +224,36 @@ def open_training_sets(arguments: ContrastiveArguments, seed: int = 0) -> tuple[
 def _read_instructions(file: str) -> dict[str, str]:
     try:
         instructions = json.loads(Path(file).read_text("utf-8"))
-    except (ValueError, RecursionError) as error:  # the former names the line
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON: {error}") from error
     if not isinstance(instructions, dict) or not all(isinstance(text, str) for text in instructions.values()):
-        raise ValueError(f'{file} is not an object of texts, as {{"name of a file": "its instruction"}}')
+        raise ValueError(f'{file} is not a JSON object of strings; write {{"name of a file": "its instruction"}}')
     return instructions
 
 
 def mine_negatives(
     sets: DatasetDict, prompts: dict[str, str], model: SentenceTransformer, num_negatives: int, sides: str = "both"
 ) -> DatasetDict:
-    """Give each pair the documents of its set that the model takes for its answer most, as hard negatives.
+    """Add to each pair the most similar other documents of its set as hard negatives.
 
-    Pairs for which there are not so many are left out, as sentence-transformers does.
+    sentence-transformers drops a pair if it finds fewer negatives than requested.
 
     Args:
-        sets: Pairs by name.
-        prompts: As `open_training_sets` returns them.
-        model: What mines.
-        num_negatives: For each pair.
-        sides: Whether documents have the instruction too.
+        sets: Pairs by name of the set.
+        prompts: Prompts as `open_training_sets` returns them.
+        model: Embedding model that ranks the documents.
+        num_negatives: Number of negatives for each pair.
+        sides: "both" puts the instruction before documents too, "query" before queries only.
 
     Raises:
-        ValueError: A set has negatives already, which mining would throw away.
+        ValueError: A set already has negatives, which mining would discard.
     """
     mined = {}
     for name, rows in sets.items():
         if len(rows.column_names) > 2:
-            raise ValueError(f"{name} has negatives already ({', '.join(rows.column_names[2:])}); mine for pairs only")
+            raise ValueError(
+                f"{name} already has negatives ({', '.join(rows.column_names[2:])}); mine for sets of pairs only"
+            )
         prompt = prompts.get(name)
         mined[name] = mine_hard_negatives(
             rows,
@@ -252,7 +267,7 @@ def mine_negatives(
 
 
 def column_prompts(sets: DatasetDict, prompts: dict[str, str], sides: str = "both") -> dict[str, dict[str, str]]:
-    """Return the prompt of each column of each set, as the trainer takes them: of all columns, or of the first one."""
+    """Return the prompts by set and column, as the trainer expects them; `sides="query"` gives the first column only."""
     return {
         name: dict.fromkeys(sets[name].column_names[: 1 if sides == "query" else None], prompt)
         for name, prompt in prompts.items()
@@ -265,13 +280,13 @@ def contrastive_loss(
     mini_batch_size: int | None = None,
     gather_across_devices: bool = False,
 ) -> nn.Module:
-    """Return the paper's loss: softmax over cosines / temperature, query to document; all documents of the batch are negatives.
+    """Return the paper's loss: softmax over cosines / temperature from a query to all documents of the batch.
 
     Args:
-        model: What embeds.
-        temperature: tau.
-        mini_batch_size: With gradient caching, so many texts at once; None embeds the batch at once.
-        gather_across_devices: Whether documents of the other devices are negatives as well.
+        model: Embedding model.
+        temperature: Temperature tau, the divisor of the cosines.
+        mini_batch_size: Number of texts per forward with gradient caching; None embeds the batch in one forward.
+        gather_across_devices: Whether documents of other devices are negatives too.
 
     Source: paper, section 5.2.1.
     """
@@ -282,7 +297,7 @@ def contrastive_loss(
 
 
 def set_sampling(training: ContrastiveTrainingArguments, arguments: ContrastiveArguments) -> None:
-    """Have the trainer draw datasets by their size to the exponent, for exactly as many batches as it will take."""
+    """Set the trainer's batch sampler to `SizeExponentBatchSampler`, with exactly the number of batches of the run."""
     world = training.world_size
     training.multi_dataset_batch_sampler = partial(
         SizeExponentBatchSampler,

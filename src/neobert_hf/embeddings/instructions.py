@@ -35,9 +35,9 @@ _CLUSTERING_P2P = "Identify the main and secondary category of {} papers based o
 _CLUSTERING_S2S = "Identify the main and secondary category of {} papers based on their titles."
 _CLUSTERING = "Identify the topic or theme of {} posts based on their titles."
 
-# Tables 8 and 9, each row that stands for several tasks written out. The row <dataset>ClusteringP2P is taken at its word for
-# Reddit and StackExchange too; the row STS covers STS12 to STS22 and STSBenchmark. Two slips of the tables are mended: "claim ."
-# of SciFact, and the word "Document" after ArguAna's, which is the label of a field.
+# Tables 8 and 9; rows that cover several tasks are expanded. The row <dataset>ClusteringP2P also applies to Reddit and
+# StackExchange; the row STS covers STS12 to STS22 and STSBenchmark. Two errors of the tables are corrected: "claim ." of SciFact,
+# and the word "Document" after ArguAna's instruction, which is the label of a field.
 _CQADUPSTACK = (
     "Given a question, retrieve detailed question descriptions from Stackexchange that are duplicates to the given "
     "question."
@@ -47,7 +47,9 @@ _CQADUPSTACK_FORUMS += ("Unix", "Webmasters", "Wordpress")
 RETRIEVAL_INSTRUCTIONS = {
     "ArguAna": "Given a claim, find documents that refute the claim.",
     "CQADupstackRetrieval": _CQADUPSTACK,
-    **{f"CQADupstack{forum}Retrieval": _CQADUPSTACK for forum in _CQADUPSTACK_FORUMS},  # what mteb runs for it
+    **{
+        f"CQADupstack{forum}Retrieval": _CQADUPSTACK for forum in _CQADUPSTACK_FORUMS
+    },  # the tasks that mteb runs for it
     "ClimateFEVER": "Given a claim about climate change, retrieve documents that support or refute the claim.",
     "DBPedia": "Given a query, retrieve relevant entity descriptions from DBPedia.",
     "FEVER": "Given a claim, retrieve documents that support or refute the claim.",
@@ -116,16 +118,17 @@ def mteb_prompts(template: str = "{instruction} ", sides: Literal["both", "query
     """Return prompts by the names that mteb looks up: `TASK`, or `TASK-query` and `TASK-document` for retrieval and reranking.
 
     Args:
-        template: What is put before a text; the paper does not say what stands between the two.
-        sides: Whether documents get the instruction as well as queries, as in the authors' evaluation.
+        template: Text before each input; the paper does not say what separates instruction and input.
+        sides: "both" puts the instruction before queries and documents, as in the authors' evaluation; "query" before queries
+            only.
 
     Raises:
-        ValueError: The template has no place for the instruction, or `sides` is something else.
+        ValueError: The template does not contain `{instruction}`, or `sides` is unknown.
     """
     if "{instruction}" not in template:
-        raise ValueError(f"the template {template!r} has no place for {{instruction}}")
+        raise ValueError(f"the template {template!r} does not contain {{instruction}}; add it")
     if sides not in SIDES:
-        raise ValueError(f"sides={sides!r} is none of {SIDES}")
+        raise ValueError(f"sides={sides!r} is not one of {', '.join(SIDES)}")
     prompts = {task: template.replace("{instruction}", text) for task, text in EVALUATION_INSTRUCTIONS.items()}
     for task in (*RETRIEVAL_INSTRUCTIONS, *RERANKING_INSTRUCTIONS):
         prompt = prompts.pop(task)

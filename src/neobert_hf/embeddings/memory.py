@@ -1,4 +1,4 @@
-"""How much memory there is for what is asked, before any work, so that nothing is killed half-way."""
+"""Memory checks before a large computation, so that the operating system does not kill it halfway."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ logger = logging.get_logger(__name__)
 
 
 def available_bytes() -> int | None:
-    """Memory that a process may still take; None where nothing tells.
+    """Return the number of bytes that a process can still allocate, or None if it is unknown.
 
-    On Linux what the kernel calls available, and no more than the control group has left. Elsewhere psutil is asked, which
-    accelerate brings.
+    On Linux: the kernel's MemAvailable, at most what the control group has left. On other systems: the value of psutil, which is
+    a dependency of accelerate.
     """
     meminfo = Path("/proc/meminfo")
     if meminfo.is_file():
@@ -31,29 +31,29 @@ def available_bytes() -> int | None:
 
 
 def check_memory(num_bytes: int, what: str, remedy: str) -> None:
-    """Refuse what does not fit.
+    """Refuse work that needs more memory than is free.
 
     Args:
-        num_bytes: What is needed at least.
-        what: Begins the message.
-        remedy: Ends it.
+        num_bytes: Lower bound of the memory needed, in bytes.
+        what: Start of the message: the work.
+        remedy: End of the message: the way out.
 
     Raises:
-        ValueError: Less is available.
+        ValueError: Less memory is available.
     """
     available = available_bytes()
     if available is None:
-        logger.info("the free memory is not known here: install psutil to have it checked")
+        logger.info("the free memory is unknown; install psutil to enable the check")
     elif num_bytes > available:
         raise ValueError(
-            f"{what} takes {num_bytes / 1e9:.1f} GB or more, and {available / 1e9:.1f} GB of memory are free; {remedy}"
+            f"{what} takes {num_bytes / 1e9:.1f} GB or more, but {available / 1e9:.1f} GB of memory are free; {remedy}"
         )
 
 
 def batch_bytes(model: SentenceTransformer, batch_size: int) -> int:
-    """Memory of the largest activations of a batch of the longest texts, at least: the states around a feed-forward layer.
+    """Return a lower bound, in bytes, of the activations of a batch of maximum length: the states of a feed-forward layer.
 
-    The model's weights are not in it, since they are loaded already. A model without a transformer counts as 0.
+    The weights do not count, since they are loaded already. The result is 0 for a model without a transformer or on a GPU.
     """
     config, weight = getattr(model[0], "config", None), next(model.parameters(), None)
     width = getattr(config, "hidden_size", None)
@@ -64,7 +64,7 @@ def batch_bytes(model: SentenceTransformer, batch_size: int) -> int:
 
 
 def _control_group_bytes() -> list[int]:
-    """What the limit of the control group leaves, version 2 or 1; pages of files count as free, since they are given back."""
+    """Return the bytes left in the control group (version 2 or 1); cached file pages count as free."""
     left = [1 << 62]
     for folder, limit, used, cached in (
         ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),

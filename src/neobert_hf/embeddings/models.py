@@ -1,7 +1,7 @@
-"""Models of sentence-transformers on a NeoBERT. All modules are stock types, so what they save loads without this package:
-`trust_remote_code=True` for the model's own code, or `import neobert_hf` in its place.
+"""sentence-transformers models on a NeoBERT: dense, sparse (SPLADE) and multi-vector (ColBERT).
 
-sentence-transformers is imported where it is used, since it is optional and slow to import.
+All modules are stock types, so a saved model loads without this package: with `trust_remote_code=True`, or after
+`import neobert_hf` without it. sentence-transformers is imported inside functions, since it is optional and slow to import.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ def sentence_transformer(
     max_seq_length: int | None = None,
     model_kwargs: dict | None = None,
 ) -> SentenceTransformer:
-    """Build an embedding model: a NeoBERT and pooling. Padding costs nothing, the model takes it out by itself on every device.
+    """Build an embedding model: a NeoBERT and pooling. The model removes padding on every device before it computes.
 
     Args:
-        model_name_or_path: A NeoBERT with its tokenizer; a head, if it has one, is left out.
-        pooling: "mean" of the token vectors, as in the paper (section 5.2), or the first one.
-        prompts: Texts put before the input, by name; `encode(..., prompt_name=...)` chooses, and they are saved.
+        model_name_or_path: A NeoBERT with its tokenizer; a head is ignored.
+        pooling: "mean" of the token vectors, as in the paper (section 5.2), or "cls", the vector of the first token.
+        prompts: Texts before the input, by name; `encode(..., prompt_name=...)` chooses one. They are saved with the model.
         normalize: Scale each embedding to length 1.
-        include_prompt: Whether the mean is also over the tokens of the prompt, as in the paper's evaluation.
-        max_seq_length: Where texts are cut, in tokens; by default what tokenizer and model allow.
-        model_kwargs: For `from_pretrained`, such as `{"dtype": torch.bfloat16}` or `{"attn_implementation": ...}`.
+        include_prompt: Whether the mean includes the tokens of the prompt, as in the paper's evaluation.
+        max_seq_length: Length in tokens at which texts are truncated; by default the maximum of tokenizer and model.
+        model_kwargs: Arguments of `from_pretrained`, such as `{"dtype": torch.bfloat16}` or `{"attn_implementation": ...}`.
 
     Raises:
-        ValueError: `pooling` is something else, it is "cls" without the prompt, or the model is not a NeoBERT.
+        ValueError: `pooling` is unknown, `include_prompt` is False with "cls", or the model is not a NeoBERT.
         OSError: The folder or the Hub holds no such model.
     """
     if pooling not in ("mean", "cls"):
-        raise ValueError(f"pooling={pooling!r} is neither 'mean' nor 'cls'")
+        raise ValueError(f"pooling={pooling!r} is not one of mean, cls")
     if pooling == "cls" and not include_prompt:
         raise ValueError(
-            "include_prompt=False takes tokens out of a mean; pooling='cls' has none. Leave one of the two out"
+            "include_prompt=False excludes the prompt from the mean, and pooling='cls' has no mean; remove one of the two"
         )
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
@@ -61,13 +61,12 @@ def sentence_transformer(
 def sparse_encoder(
     model_name_or_path: str, max_seq_length: int | None = None, model_kwargs: dict | None = None
 ) -> SparseEncoder:
-    """Build a SPLADE model (arXiv 2109.10086): each text becomes weights over the vocabulary, from the head of masked language
-    modelling.
+    """Build a SPLADE model (arXiv 2109.10086): the masked-LM head maps each text to weights over the vocabulary.
 
-    `SparseEncoder(path)` by itself does not see that the published architecture, `NeoBERTLMHead`, has that head.
+    Plain `SparseEncoder(path)` does not recognize that the published architecture, `NeoBERTLMHead`, has this head.
 
     Args:
-        model_name_or_path: A NeoBERT with the decoder of masked language modelling, and its tokenizer.
+        model_name_or_path: A NeoBERT with a masked-LM head, and its tokenizer.
         max_seq_length: As for `sentence_transformer`.
         model_kwargs: As for `sentence_transformer`.
 
@@ -83,17 +82,17 @@ def sparse_encoder(
 
 
 def multi_vector_encoder(model: str | SentenceTransformer) -> MultiVectorEncoder:
-    """Build a model for late interaction (ColBERT, arXiv 2004.12832): each text becomes its tokens' vectors, of length 1.
+    """Build a late-interaction model (ColBERT, arXiv 2004.12832): a text becomes the vectors of its tokens, of length 1.
 
-    `MultiVectorEncoder(path)` by itself puts an untrained projection on top; here are the encoder's own vectors, which find more
-    than their mean even if only the mean was trained (measured on the mini model, benchmarks/README.md). A score is the mean
-    over the question's tokens.
+    Plain `MultiVectorEncoder(path)` adds an untrained projection; this model uses the encoder's own token vectors. They retrieve
+    better than their mean, even if only the mean was trained (measured on the mini model, benchmarks/README.md). A score is the
+    mean over the tokens of the query.
 
     Args:
-        model: A NeoBERT with its tokenizer, or an embedding model, which then shares its weights with the result.
+        model: A path to a NeoBERT with its tokenizer, or an embedding model, whose weights the result shares.
 
     Raises:
-        ValueError: The model is a path, and no NeoBERT is there.
+        ValueError: The path does not hold a NeoBERT.
         OSError: The folder or the Hub holds no such model.
     """
     from sentence_transformers import MultiVectorEncoder
@@ -111,14 +110,17 @@ def _transformer(path: str, task: str, max_seq_length: int | None, model_kwargs:
 
     transformer = Transformer(path, transformer_task=task, max_seq_length=max_seq_length, model_kwargs=model_kwargs)
     if not isinstance(transformer.config, NeoBERTConfig):
-        raise ValueError(f"{path} is a {transformer.config.model_type}, not a NeoBERT")
+        raise ValueError(
+            f"{path} has the model type {transformer.config.model_type}, not neobert; choose a NeoBERT checkpoint"
+        )
     return transformer
 
 
 def fingerprint(model: SentenceTransformer, prompts: Mapping[str, str]) -> str:
-    """Hash of everything that decides an embedding or a score; 16 hexadecimal digits.
+    """Return a hash of everything that decides an embedding or a score, 16 hexadecimal digits.
 
-    Weights, modules, configuration, tokenizer, length, dimension, similarity, and the prompts: the model's and those given.
+    It covers weights, modules, configuration, tokenizer, maximum length, dimension, similarity, the model's prompts and
+    `prompts`.
     """
     from sentence_transformers import SimilarityFunction
 

@@ -1,7 +1,7 @@
-"""Pairs and triplets to learn embeddings from: the paper's training sets (appendix D.2, Table 7), and users' own files.
+"""Pairs and triplets for contrastive training: the paper's training sets (appendix D.2, Table 7), and users' own files.
 
-The Hub ids and columns are those of the authors' public loaders where they have one. Five sets of Table 7 have none there
-(AGNEWS, MEDMCQA, MEDMCQA_CLUST, NPR, YAHOO_CLUST): their ids are the obvious ones, what is taken of them is our reading.
+Hub ids and columns follow the authors' public loaders. Five sets of Table 7 have no public loader (AGNEWS, MEDMCQA,
+MEDMCQA_CLUST, NPR, YAHOO_CLUST): for them, the id is the Hub dataset of that name, and the choice of columns is ours.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from datasets.exceptions import DatasetGenerationError
 
 from ..data.texts import check_texts
 
-Texts = list[str] | None  # anchor, positive, negatives; None leaves a row out
+Texts = list[str] | None  # anchor, positive, negatives; None drops the row
 
 
 def _columns(*names: str) -> Callable[[dict], Texts]:
@@ -27,7 +27,7 @@ def _columns(*names: str) -> Callable[[dict], Texts]:
 
 
 def _similar(row: dict) -> Texts:
-    return [row["sentence1"], row["sentence2"]] if row["score"] > 4 else None  # of 5
+    return [row["sentence1"], row["sentence2"]] if row["score"] > 4 else None  # scores are 0 to 5
 
 
 def _concurrentqa(row: dict) -> Texts:
@@ -48,15 +48,16 @@ def _medmcqa(row: dict) -> Texts:
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """Where a training set is, and how its rows become texts.
+    """Hub id of a training set, and the rule that turns its rows into texts.
 
     Args:
         path: Id on the Hub.
-        texts: The row's anchor, positive and negatives, or None to leave it out.
-        configs: Configurations, one after another; None is the only one.
-        num_negatives: Of the row's negatives, so many; a row with fewer is left out.
-        joined: The rows are pairs of ids, the texts are in the configurations "queries" and "corpus".
-        class_column: The rows are labelled texts; a positive is another text of the class, the negative one of another.
+        texts: Function from a row to anchor, positive and negatives, or to None to drop the row.
+        configs: Configurations to concatenate; None stands for the only configuration.
+        num_negatives: Number of negatives to keep; a row with fewer is dropped.
+        joined: Rows are pairs of ids; the texts are in the configurations "queries" and "corpus".
+        class_column: Rows are labelled texts; the positive is another text of the same class, the negative a text of another
+            class.
     """
 
     path: str
@@ -102,7 +103,7 @@ TRAINING_SETS = {
     ),
     "SENTENCECOMP": TrainingSet(
         "embedding-data/sentence-compression", lambda row: [row["set"][1], row["set"][0]]
-    ),  # the short one first
+    ),  # the compressed sentence is the anchor
     "STACKEXCHANGE": TrainingSet(
         "sentence-transformers/stackexchange-duplicates",
         lambda row: list(row.values()),
@@ -131,17 +132,17 @@ def load_training_set(name: str, seed: int = 0) -> Dataset:
     """Load one of the paper's training sets from the Hub.
 
     Args:
-        name: As in Table 7.
-        seed: Of the pairs drawn within a class; other sets do not use it.
+        name: Name as in Table 7.
+        seed: Seed of the pairs drawn within a class; other sets do not use it.
 
     Returns:
         Columns `anchor`, `positive`, and `negative_1` to `negative_n`.
 
     Raises:
-        ValueError: There is no such set, or the Hub's has other columns than it had.
+        ValueError: The name is unknown, or the columns of the set on the Hub have changed.
     """
     if name not in TRAINING_SETS:
-        raise ValueError(f"there is no training set {name!r}; the paper's are {', '.join(TRAINING_SETS)}")
+        raise ValueError(f"unknown training set {name!r}; the paper's sets are {', '.join(TRAINING_SETS)}")
     source = TRAINING_SETS[name]
     parts = []
     for config in source.configs:
@@ -153,7 +154,7 @@ def load_training_set(name: str, seed: int = 0) -> Dataset:
 
 
 def _convert(batch: dict[str, list], name: str) -> dict[str, list[str]]:
-    """Rows of the Hub as rows of texts, without those that are left out."""
+    """Convert a batch of Hub rows to rows of texts; drop the rows that the set excludes."""
     source, rows = TRAINING_SETS[name], []
     width = 1 if source.class_column else 2 + source.num_negatives
     for values in zip(*batch.values()):
@@ -161,11 +162,12 @@ def _convert(batch: dict[str, list], name: str) -> dict[str, list[str]]:
         try:
             texts = source.texts(row)
             label = row[source.class_column] if source.class_column else None
-        except IndexError:  # a list of positives that is empty
+        except IndexError:  # the list of positives is empty
             continue
         except (KeyError, TypeError) as error:
             raise ValueError(
-                f"{name}: {source.path} has the columns {', '.join(batch)}; what is read of them ({error}) is not there"
+                f"{name}: {source.path} has the columns {', '.join(batch)} and not the expected ones ({error}); the set on "
+                "the Hub has changed, choose other training sets"
             ) from error
         if texts is not None and len(texts) >= width and all(texts[:width]):
             rows.append([*texts[:width], label] if source.class_column else texts[:width])
@@ -178,7 +180,7 @@ def _names(width: int) -> list[str]:
 
 
 def _join(path: str) -> Dataset:
-    """Pairs of ids as pairs of texts; a pair of which one is missing is left out, as in the authors' code."""
+    """Replace pairs of ids by pairs of texts; drop a pair with a missing text, as the authors' code does."""
     pairs = load_dataset(path, "default", split="train")
     queries, corpus = (load_dataset(path, name, split=name) for name in ("queries", "corpus"))
     query_rows, corpus_rows = ({key: i for i, key in enumerate(part["_id"])} for part in (queries, corpus))
@@ -197,13 +199,13 @@ def _join(path: str) -> Dataset:
 
 
 def _class_triplets(rows: Dataset, seed: int) -> Dataset:
-    """For each text another one of its class, and one of another class; a class of one text has no pair and is left out."""
+    """Draw for each text a positive of its class and a negative of another class; drop classes with a single text."""
     texts, labels = list(rows["anchor"]), np.asarray(list(rows["label"]))
     rng = np.random.default_rng(seed)
     order = np.argsort(labels, kind="stable")
     values, starts, counts = np.unique(labels[order], return_index=True, return_counts=True)
     if len(values) < 2:
-        raise ValueError(f"all texts are of the class {values.tolist()}; negatives need a second one")
+        raise ValueError(f"all texts belong to the class {values.tolist()}; negatives need a second class")
     triplets = []
     for start, count in zip(starts, counts):
         own = order[start : start + count]
@@ -218,13 +220,14 @@ def _class_triplets(rows: Dataset, seed: int) -> Dataset:
 def read_pairs(file: str | Path) -> Dataset:
     """Read pairs or triplets from JSON lines, CSV or Parquet.
 
-    The columns count by their order: anchor, positive, then negatives; their names in the file are free.
+    The order of the columns decides: anchor, positive, then negatives. Their names are ignored.
 
     Returns:
         Columns `anchor`, `positive`, and `negative_1` to `negative_n`.
 
     Raises:
-        ValueError: A line is no row of texts like the first one, with its number; or the kind of file is unknown.
+        ValueError: A line is not a row of texts with the columns of the first line, or the kind of file is unknown; the message
+            names the line.
         OSError: The file cannot be read.
     """
     file = Path(file)
@@ -232,29 +235,35 @@ def read_pairs(file: str | Path) -> Dataset:
         try:
             lines = enumerate(load_dataset("parquet", data_files=str(file), split="train"), 1)
         except (DatasetGenerationError, pyarrow.ArrowInvalid) as error:
-            raise ValueError(f"{file} is no Parquet file that can be read: {error}") from error
+            raise ValueError(f"{file} is not a readable Parquet file: {error}") from error
     elif file.suffix in (".jsonl", ".json"):
         lines = _json_lines(file)
     elif file.suffix == ".csv":
         lines = _csv_lines(file)
     else:
-        raise ValueError(f"{file} ends in {file.suffix!r}; pairs are read from .jsonl, .csv or .parquet")
+        raise ValueError(f"{file} has the suffix {file.suffix!r}; choose .jsonl, .csv or .parquet")
     rows = []
     for number, row in lines:
         where = f"{file}, line {number}"
         if not isinstance(row, dict) or len(row) < 2:
-            raise ValueError(f"{where}: {row!r} is not an object with an anchor and a positive")
+            raise ValueError(
+                f"{where}: {row!r} is not an object with an anchor and a positive; give at least two columns"
+            )
         if rows and list(row) != list(rows[0]):
-            raise ValueError(f"{where}: has the columns {list(row)}, the first line {list(rows[0])}")
+            raise ValueError(
+                f"{where}: has the columns {list(row)}, but the first line has {list(rows[0])}; make them equal"
+            )
         try:
             check_texts(list(row.values()))
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
         if empty := [name for name, text in row.items() if not text.strip()]:
-            raise ValueError(f"{where}: {empty[0]!r} is empty; an empty text has no like, remove the line")
+            raise ValueError(
+                f"{where}: {empty[0]!r} is empty; empty text cannot be a positive or a negative; remove this line"
+            )
         rows.append(row)
     if not rows:
-        raise ValueError(f"{file} is empty")
+        raise ValueError(f"{file} is empty; give at least one row")
     names = _names(len(rows[0]))
     return Dataset.from_list([dict(zip(names, row.values())) for row in rows])
 
@@ -275,7 +284,7 @@ def _csv_lines(file: Path) -> Iterator[tuple[int, dict]]:
         try:
             for row in reader:
                 yield reader.line_num, row
-        except UnicodeDecodeError as error:  # found when a block is read, long before its line
-            raise ValueError(f"{file}: not text in UTF-8 ({error})") from error
+        except UnicodeDecodeError as error:  # raised when a block is read, before its line
+            raise ValueError(f"{file} is not UTF-8 ({error}); convert it, for example with iconv") from error
         except csv.Error as error:
             raise ValueError(f"{file}, line {reader.line_num + 1}: {error}") from error

@@ -16,7 +16,9 @@ logger = logging.get_logger(__name__)
 MANIFEST = "manifest.json"  # the last file of a checkpoint
 UNFINISHED = f"{MANIFEST}.unfinished"  # exists from the start of a save until the manifest is written
 STATE = "trainer_state.json"
-STILL_GOOD = "earlier checkpoints are complete; free disk space if the disk is full, and resume with --resume_from_checkpoint last"
+STILL_GOOD = (
+    "earlier checkpoints are complete; if the disk is full, free space, and resume with --resume_from_checkpoint last"
+)
 
 
 class CheckedCheckpoints(Trainer):
