@@ -1,4 +1,4 @@
-"""Masked accuracy counts what it says."""
+"""Masked-token accuracy, its baselines and the pseudo-perplexity equal values computed by hand."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def test_the_unigram_baseline_is_the_share_of_the_most_frequent_training_token()
     assert abs(unigram_accuracy([[3, 3, 7]], BATCHES, ignored_ids=[0]) - 1 / 3) < 1e-6
 
 
-def test_the_bigram_baseline_trusts_the_surer_neighbour():
+def test_the_bigram_baseline_follows_the_more_confident_neighbour():
     training = [[2, 5, 6, 7, 3], [2, 5, 8, 7, 3], [2, 5, 8, 7, 3], [2, 9, 6, 9, 3]]
     masked = 4
 
@@ -51,13 +51,13 @@ def test_the_bigram_baseline_trusts_the_surer_neighbour():
         return bigram_accuracy(training, [batch], ignored_ids=[2, 3])
 
     assert accuracy([2, 5, masked, 7, 3], 2, 8) == 1  # after 5: 8 in two of three
-    assert accuracy([2, 5, masked, 9, 3], 2, 6) == 1  # before 9 always 6, which is surer than 8 after 5
-    assert accuracy([2, masked, masked, 9, 3], 2, 6) == 1  # a masked neighbour says nothing
-    assert accuracy([2, masked, masked, masked, 3], 2, 5) == 1  # the most frequent: 5, three times
+    assert accuracy([2, 5, masked, 9, 3], 2, 6) == 1  # 6 always precedes 9, which is more confident than 8 after 5
+    assert accuracy([2, masked, masked, 9, 3], 2, 6) == 1  # a masked neighbour predicts nothing
+    assert accuracy([2, masked, masked, masked, 3], 2, 5) == 1  # the most frequent token: 5, three times
 
 
 def test_pseudo_perplexity_masks_each_token_alone(model, oracle):
-    """Against the oracle, one masked copy at a time."""
+    """The oracle computes one masked copy at a time."""
     import numpy as np
 
     ids, mask, special = [2, 17, 33, 50, 7, 3], 4, {2, 3}

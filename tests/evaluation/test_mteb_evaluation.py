@@ -1,4 +1,4 @@
-"""MTEB without a network: local tasks under the names of real ones, their scores computed once more by hand."""
+"""MTEB without a network: local tasks with the names of real tasks, and scores computed again by hand."""
 
 import numpy as np
 import pytest
@@ -91,19 +91,21 @@ def prompted(task, texts, side=""):
     return [mteb_prompts()[task + side] + text for text in texts]
 
 
-def test_scores_are_those_computed_by_hand_with_the_papers_instructions(embedder, tmp_path):
+def test_scores_equal_those_computed_by_hand_with_the_papers_instructions(embedder, tmp_path):
     scores = evaluate(embedder, [LocalSTS(), LocalPairs(), LocalRetrieval()], tmp_path / "results", "local/a")
     by_task = {score.task: score.score / 100 for score in scores}
     sts = np.diag(cosines(embedder, prompted("STS12", LEFT), prompted("STS12", RIGHT)))
     assert abs(by_task["STS12"] - spearmanr(sts, GOLD).statistic) < 1e-6
     pairs = np.diag(cosines(embedder, *(prompted("TwitterURLCorpus", texts) for texts in (LEFT, RIGHT))))
-    assert by_task["TwitterURLCorpus"] >= average_precision_score(SAME, pairs) - 1e-6  # the best of four similarities
+    assert (
+        by_task["TwitterURLCorpus"] >= average_precision_score(SAME, pairs) - 1e-6
+    )  # max_ap takes the best of four similarities
     found = cosines(embedder, prompted("SciFact", LEFT, "-query"), prompted("SciFact", RIGHT, "-document"))
     ranks = (found > np.diag(found)[:, None]).sum(1)
     assert abs(by_task["SciFact"] - np.mean(1 / np.log2(ranks + 2))) < 1e-4
 
 
-def test_instructions_can_be_left_out_or_put_before_queries_only(embedder, tmp_path):
+def test_instructions_can_be_omitted_or_limited_to_queries(embedder, tmp_path):
     def sts(prompts):
         return evaluate(embedder, [LocalSTS()], tmp_path, "local/a", prompts)[0].score / 100
 
@@ -120,7 +122,7 @@ def test_instructions_can_be_left_out_or_put_before_queries_only(embedder, tmp_p
         mteb_prompts(sides="passage")
 
 
-def test_results_are_kept_by_model_and_never_shared(model, tokenizer, embedder, tmp_path, monkeypatch):
+def test_models_with_one_name_do_not_share_results(model, tokenizer, embedder, tmp_path, monkeypatch):
     """Both models have the name local/a; a second run of the first embeds nothing."""
     (first,) = evaluate(embedder, [LocalSTS()], tmp_path / "results", "local/a")
     other = build(tmp_path / "other", tokenizer, model, seed=1)
@@ -144,7 +146,7 @@ def test_the_instructions_cover_every_task_and_mteb_knows_each_name():
         assert all(task.metadata.name + side in prompts for side in sides)
 
 
-def test_averages_are_those_of_table_4_and_a_missing_task_is_named():
+def test_averages_are_the_columns_of_table_4_and_missing_tasks_are_named():
     tasks = benchmark_tasks()
     rng = np.random.default_rng(0)
     scores = [Score(t.metadata.name, t.metadata.type, t.metadata.main_score, rng.uniform(0, 100), "") for t in tasks]
@@ -163,7 +165,7 @@ def test_a_task_that_is_not_in_the_benchmark_is_refused():
         benchmark_tasks(["NoSuchTask"])
 
 
-def test_the_card_gets_a_model_index_that_the_hub_reads(tmp_path):
+def test_the_card_gets_a_model_index_in_the_format_of_the_hub(tmp_path):
     card = tmp_path / "README.md"
     card.write_text("---\nlicense: mit\n---\n# A model\n")
     write_model_index(card, "local/a", [Score("STS12", "STS", "cosine_spearman", 61.23456, "mteb/sts12-sts")])
@@ -180,7 +182,7 @@ def test_the_card_gets_a_model_index_that_the_hub_reads(tmp_path):
     assert values == {"mteb/scifact": 5.0, "mteb/sts12-sts": 70.0}
 
 
-def test_the_example_refuses_before_it_loads(tmp_path, monkeypatch):
+def test_the_example_refuses_an_unknown_task_before_it_loads_the_model(tmp_path, monkeypatch):
     monkeypatch.setenv("NEOBERT_TRACEBACK", "1")
     with pytest.raises(ValueError, match=r"Nope: not in MTEB\(eng, v1\)"):
         run_main(evaluate_mteb, "--model", "x", "--output_dir", tmp_path, "--tasks", "Nope")

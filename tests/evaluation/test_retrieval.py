@@ -1,4 +1,4 @@
-"""Retrieval figures, computed once more by hand; pairs from documentation; questions in other words."""
+"""Retrieval metrics equal those computed by hand; pairs from documentation; paraphrased questions."""
 
 import json
 import sys
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from paraphrase import Paraphraser
 
 
-def test_the_figures_are_those_of_the_ranks(checkpoint, tokenizer, tmp_path):
+def test_the_metrics_equal_those_computed_from_the_ranks(checkpoint, tokenizer, tmp_path):
     NeoBERTForMaskedLM.from_pretrained(checkpoint).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     model = sentence_transformer(str(tmp_path))
@@ -44,7 +44,7 @@ def test_the_figures_are_those_of_the_ranks(checkpoint, tokenizer, tmp_path):
         assert abs(found[f"some_cosine_{name}"] - value) < 1e-9, name
 
 
-def test_pairs_ask_with_the_first_sentence_and_the_answer_does_not_hold_it():
+def test_the_query_is_the_first_sentence_and_the_document_does_not_contain_it():
     rest = "It does so by reading, and what it has read is given back to the caller."
     entries = [
         Entry("a", "a.read", "(file)", f"Read a whole file.\n\n{rest}"),
@@ -66,7 +66,7 @@ def test_pairs_ask_with_the_first_sentence_and_the_answer_does_not_hold_it():
 
 @pytest.fixture
 def wordnet(tmp_path):
-    """A WordNet of four words: two verbs of one sense, a noun, an adverb without another word."""
+    """A small WordNet: two verbs and two adjectives with one sense each, a noun, and an adverb without a synonym."""
     verb = "00000000 30 v 02 compute 0 work_out 0 000 | find\n"
     (tmp_path / "data.verb").write_text(verb)
     (tmp_path / "data.adj").write_text("00000000 00 a 02 quick 0 fast(p) 0 000 | quick\n")
@@ -77,7 +77,7 @@ def wordnet(tmp_path):
     return tmp_path
 
 
-def test_sentences_are_said_in_other_words_but_terms_and_identifiers_stay(wordnet):
+def test_a_paraphrase_replaces_words_but_keeps_terms_and_identifiers(wordnet):
     rephrase = Paraphraser(wordnet)
     assert rephrase("Computes a quick string often.") == "works out a fast string often."
     assert (

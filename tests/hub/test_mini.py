@@ -1,4 +1,4 @@
-"""The model inside the package: small, whole, loaded by every door, and what its card says of it."""
+"""The model inside the package is small and complete, and its card states the measured results."""
 
 import json
 import subprocess
@@ -24,7 +24,7 @@ from neobert_hf.hub.mini import MiniArguments, check_out, write_model
 FOLDER = Path(neobert_hf.MINI_MODEL_PATH)
 
 
-def test_it_loads_whole_and_takes_at_most_12_megabytes():
+def test_the_model_loads_completely_and_takes_at_most_12_megabytes():
     model, loading = AutoModel.from_pretrained(FOLDER, output_loading_info=True)
     assert type(model) is neobert_hf.NeoBERTModel and model.dtype == torch.bfloat16
     assert not loading["missing_keys"] and not loading["unexpected_keys"] and not loading["mismatched_keys"]
@@ -32,7 +32,7 @@ def test_it_loads_whole_and_takes_at_most_12_megabytes():
     assert len(AutoTokenizer.from_pretrained(FOLDER)) == model.config.vocab_size
 
 
-def test_it_finds_what_is_meant():
+def test_the_model_finds_answers_in_other_words():
     answers = {
         "remove the last element": "list.pop(index=-1)\nIf the list is empty, IndexError is raised.",
         "how many rows and columns are there": "DataFrame.shape\nA tuple with the dimensions of the frame.",
@@ -45,11 +45,11 @@ def test_it_finds_what_is_meant():
     assert (np.array(found) == np.arange(len(answers))).sum() >= 4
 
 
-def test_its_card_says_what_was_measured_and_nothing_of_the_machine():
+def test_the_card_states_the_measured_results_and_no_local_paths():
     card, summary = (FOLDER / "README.md").read_text("utf-8"), (FOLDER / "training_summary.json").read_text("utf-8")
     measured = json.loads(summary)["measured"]
     accuracy, retrieval = measured["masked_accuracy"], measured["retrieval"]
-    assert accuracy["mini NeoBERT"] >= 0.45 > accuracy["bigrams, the surer neighbour"]
+    assert accuracy["parent of mini NeoBERT"] >= 0.45 > accuracy["bigram model (the more confident neighbour)"]
     assert retrieval["mini NeoBERT"]["recall@10"] >= 2 * retrieval["pretrained only"]["recall@10"]
     assert all(f" {share:.1%} |" in card for share in accuracy.values())
     assert all(f" {value:.3f} |" in card for scores in retrieval.values() for value in scores.values())
@@ -57,33 +57,33 @@ def test_its_card_says_what_was_measured_and_nothing_of_the_machine():
         assert "auto_map" not in text and "runs/" not in text and "/home" not in text
 
 
-def test_an_installed_package_has_all_of_it(tmp_path):
+def test_an_installed_package_has_every_file_of_the_model(tmp_path):
     command = [sys.executable, "setup.py", "--quiet", "build_py", "--build-lib", str(tmp_path)]
     subprocess.run(command, cwd=FOLDER.parents[2], check=True, capture_output=True)
     built = {file.relative_to(tmp_path / "neobert_hf/mini") for file in (tmp_path / "neobert_hf/mini").rglob("*.*")}
     assert built == {file.relative_to(FOLDER) for file in FOLDER.rglob("*.*")}
 
 
-def test_building_it_replaces_nothing_but_an_earlier_one(tmp_path):
-    """`--out src/neobert_hf`, one level too high, must not touch the model's source."""
+def test_a_build_replaces_nothing_but_an_earlier_build(tmp_path):
+    """With `--out src/neobert_hf`, one level too high, the build must not touch the model's source."""
     check_out(FOLDER)
     check_out(tmp_path / "new")
     source = tmp_path / "modeling_neobert.py"
     source.write_text("the model's source")
-    with pytest.raises(ValueError, match="not a folder that this has written"):
+    with pytest.raises(ValueError, match="holds files that this command did not write"):
         check_out(tmp_path)
-    with pytest.raises(ValueError, match="not a folder that this has written"):
+    with pytest.raises(ValueError, match="holds files that this command did not write"):
         check_out(FOLDER.parent)
     assert source.read_text() == "the model's source"
 
 
-def test_building_it_writes_every_file_that_ships(tmp_path):
+def test_a_build_writes_every_file_that_ships(tmp_path):
     write_model(SentenceTransformer(neobert_hf.MINI_MODEL_PATH), tmp_path)
     built = {file.name for file in tmp_path.iterdir()}
     assert built == {file.name for file in FOLDER.iterdir()} - {"README.md", "training_summary.json"}
 
 
-def test_a_full_disk_is_an_error_in_words_and_leaves_nothing(tmp_path, monkeypatch):
+def test_the_error_for_a_full_disk_names_the_folder_and_leaves_nothing(tmp_path, monkeypatch):
     (tmp_path / "training_summary.json").write_text('{"data": {}}')
     monkeypatch.setattr(mini, "measure_pretrained", lambda arguments: {})
     monkeypatch.setattr(mini, "measure_embeddings", lambda model, arguments: {})

@@ -396,8 +396,8 @@ def test_the_card_states_the_config_the_metrics_and_no_placeholder(hub_folder):
     card = (hub_folder / "README.md").read_text()
     for fact in (
         "3 x 32",
-        "4 of 8",
-        "72 wide",
+        "4 x 8",
+        "width 72",
         "up to 64 tokens",
         "| masked accuracy | 0.1235 |",
         "license: mit",
@@ -406,13 +406,13 @@ def test_the_card_states_the_config_the_metrics_and_no_placeholder(hub_folder):
         assert fact in card, fact
     for hole in ("{{", "{%", "None", "TODO", "[More Information Needed]"):
         assert hole not in card, hole
-    assert "## Measured" in card and "warmup" not in card  # a recipe is no figure
+    assert "## Results" in card and "warmup" not in card  # a recipe is not a measurement
 
 
-def test_the_card_says_nothing_of_metrics_that_are_not_there(saved, tmp_path):
+def test_the_card_has_no_results_without_metrics(saved, tmp_path):
     folder = build(BuildArguments(model=str(saved), out=str(tmp_path / "hub"), model_id="org/tiny"))
     card = (folder / "README.md").read_text()
-    assert "Measured" not in card and "# tiny" in card and 'model="org/tiny"' in card
+    assert "Results" not in card and "# tiny" in card and 'model="org/tiny"' in card
 
 
 def test_the_snippets_of_the_card_run_in_a_clean_process(hub_folder):
@@ -424,14 +424,14 @@ def test_the_snippets_of_the_card_run_in_a_clean_process(hub_folder):
     assert "torch.Size([2, 32])" in run.stdout
 
 
-def test_a_model_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(ValueError, match="neither a folder that exists nor an id on the Hub"):
+def test_the_error_names_a_model_that_does_not_exist(tmp_path):
+    with pytest.raises(ValueError, match="neither an existing folder nor an id on the Hub"):
         build(BuildArguments(model=str(tmp_path / "nothing"), out=str(tmp_path / "hub")))
 
 
 def test_a_model_without_its_tokenizer_is_refused_before_anything_is_written(saved, tmp_path):
     (saved / "tokenizer.json").unlink()
-    with pytest.raises(ValueError, match=r"holds no tokenizer .* name one with --tokenizer"):
+    with pytest.raises(ValueError, match=r"holds no tokenizer .* give one with --tokenizer"):
         build(BuildArguments(model=str(saved), out=str(tmp_path / "hub")))
     with pytest.raises(FileNotFoundError):
         build(BuildArguments(model=str(saved), out=str(tmp_path / "hub"), metrics=[str(tmp_path / "none.json")]))
@@ -441,11 +441,11 @@ def test_a_model_without_its_tokenizer_is_refused_before_anything_is_written(sav
 def test_a_folder_with_other_files_is_left_alone(saved, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.txt").write_text("years of work")
-    with pytest.raises(ValueError, match="is not empty and not a NeoBERT folder"):
+    with pytest.raises(ValueError, match="holds files but no NeoBERT"):
         build(BuildArguments(model=str(saved), out=str(tmp_path / "mine")))
     assert [file.name for file in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
     (tmp_path / "mine/modeling_neobert.py").write_text("the model's source, as in src/neobert_hf")
-    with pytest.raises(ValueError, match="is not empty and not a NeoBERT folder"):
+    with pytest.raises(ValueError, match="holds files but no NeoBERT"):
         build(BuildArguments(model=str(saved), out=str(tmp_path / "mine")))
     assert (tmp_path / "mine/modeling_neobert.py").read_text() == "the model's source, as in src/neobert_hf"
 

@@ -1,4 +1,4 @@
-"""How well a masked language model fills the blanks."""
+"""Metrics of masked language models: accuracy, n-gram baselines, pseudo-perplexity."""
 
 import math
 from collections import Counter, defaultdict
@@ -10,11 +10,11 @@ from transformers import PreTrainedModel
 
 @torch.no_grad()
 def masked_accuracy(model: PreTrainedModel, batches: Iterable[dict]) -> float:
-    """Share of masked tokens, between 0 and 1, that the model's first guess gets right.
+    """Return the share of masked tokens, between 0 and 1, that the model predicts correctly (top-1).
 
     Args:
-        model: A masked language model; it is left in the mode it was in.
-        batches: Inputs of the model with `labels`, -100 where no token is masked.
+        model: A masked language model; its training or evaluation mode is restored.
+        batches: Model inputs with `labels`, -100 where no token is masked.
 
     Raises:
         ValueError: No token of any batch is masked.
@@ -31,17 +31,17 @@ def masked_accuracy(model: PreTrainedModel, batches: Iterable[dict]) -> float:
         total += int(is_masked.sum())
     model.train(was_training)
     if not total:
-        raise ValueError("no batch holds a masked token, so there is no share of them; mask some")
+        raise ValueError("no batch holds a masked token, so the accuracy is undefined; mask at least one token")
     return right / total
 
 
 def unigram_accuracy(training_ids: Iterable[list[int]], batches: Iterable[dict], ignored_ids: Iterable[int]) -> float:
-    """Share of masked tokens that are the most frequent token of the training text: what knowing no context achieves.
+    """Return the masked-token accuracy of the unigram baseline, which always predicts the most frequent training token.
 
     Args:
         training_ids: Token ids of the training documents.
         batches: As for `masked_accuracy`.
-        ignored_ids: Special tokens, which are never masked.
+        ignored_ids: Ids of special tokens, which are never masked.
     """
     ignored = set(ignored_ids)
     counts = Counter(token for ids in training_ids for token in ids if token not in ignored)
@@ -51,15 +51,16 @@ def unigram_accuracy(training_ids: Iterable[list[int]], batches: Iterable[dict],
 
 
 def bigram_accuracy(training_ids: Iterable[list[int]], batches: Iterable[dict], ignored_ids: Iterable[int]) -> float:
-    """Share of masked tokens that bigrams guess: the token seen most often after the left neighbour, or before the right one.
+    """Return the masked-token accuracy of a bigram model.
 
-    The neighbour that is surer of its guess in the training text decides; a masked one says nothing, and where both are
-    masked the guess is the most frequent token.
+    Each neighbour predicts the token that follows (left neighbour) or precedes it (right neighbour) most often in the training
+    text. The prediction with the larger relative frequency counts. A masked neighbour predicts nothing; if both neighbours are
+    masked, the prediction is the most frequent token.
 
     Args:
         training_ids: Token ids of the training documents.
         batches: Rows as for `masked_accuracy`, with the mask token in place of masked tokens.
-        ignored_ids: Special tokens, which are never masked and never guessed.
+        ignored_ids: Ids of special tokens, which are never masked and never predicted.
     """
     ignored, after, before, counts = set(ignored_ids), defaultdict(Counter), defaultdict(Counter), Counter()
     for ids in training_ids:
@@ -69,20 +70,20 @@ def bigram_accuracy(training_ids: Iterable[list[int]], batches: Iterable[dict], 
                 before[right][token] += 1
                 counts[token] += 1
     ((most_frequent, _),) = counts.most_common(1)
-    surest = [{token: _surest(c) for token, c in table.items()} for table in (after, before)]
+    predictions = [{token: _most_likely(c) for token, c in table.items()} for table in (after, before)]
     num_correct = total = 0
     for batch in batches:
         for ids, labels in zip(batch["input_ids"].tolist(), batch["labels"].tolist()):
             for place in (i for i, label in enumerate(labels) if label != -100):
-                neighbours = zip(surest, (ids[place - 1], ids[place + 1]))
+                neighbours = zip(predictions, (ids[place - 1], ids[place + 1]))
                 _, guess = max(table.get(token, (0.0, most_frequent)) for table, token in neighbours)
                 num_correct += guess == labels[place]
                 total += 1
     return num_correct / total
 
 
-def _surest(counts):
-    """The share of the most frequent token, and that token."""
+def _most_likely(counts):
+    """Return the relative frequency of the most frequent token, and this token."""
     ((token, count),) = counts.most_common(1)
     return count / counts.total(), token
 
@@ -91,17 +92,17 @@ def _surest(counts):
 def pseudo_perplexity(
     model: PreTrainedModel, input_ids: list[int], mask_token_id: int, special_ids: Iterable[int], max_tokens: int = 8192
 ) -> float:
-    """exp of the mean cross-entropy of a document's tokens, each masked alone.
+    """Return exp of the mean cross-entropy of a document's tokens, where each token is masked alone.
 
-    The copies of the document, one for each token, go through the model in packed rows of at most `max_tokens` tokens, and
-    only the masked positions are decoded: neither all copies nor their logits ever exist at once.
+    The document is copied once for each token. Packed rows of at most `max_tokens` tokens hold the copies, and only masked
+    positions are decoded, so memory does not grow with the square of the length.
 
     Args:
         model: A masked language model in evaluation mode.
-        input_ids: (L,) the document, with its special tokens.
-        mask_token_id: What stands for a masked token.
-        special_ids: Tokens that are not masked.
-        max_tokens: Token budget of a row.
+        input_ids: (L,) token ids of the document, with special tokens.
+        mask_token_id: Id of the mask token.
+        special_ids: Ids of tokens that are not masked.
+        max_tokens: Token budget of a packed row.
 
     Raises:
         ValueError: The document has no token that can be masked.
@@ -111,7 +112,9 @@ def pseudo_perplexity(
     ids, special = torch.tensor(input_ids), set(special_ids)
     places = [place for place, token in enumerate(input_ids) if token not in special]
     if not places:
-        raise ValueError(f"the document {input_ids} has special tokens only; nothing can be masked")
+        raise ValueError(
+            f"the document {input_ids} has special tokens only; give a document with at least one ordinary token"
+        )
     length, total = len(ids), 0.0
     was_sparse, model.config.sparse_prediction = model.config.sparse_prediction, True
     try:

@@ -1,4 +1,4 @@
-"""MTEB as in the paper (section 5.2, appendix D): its instructions, its categories, and averages that hide nothing."""
+"""MTEB(eng, v1) as in the paper (section 5.2, appendix D): instructions, categories, and averages over complete sets of tasks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..embeddings.instructions import mteb_prompts
 from ..embeddings.models import fingerprint
 
 BENCHMARK = "MTEB(eng, v1)"
-# The columns of Table 4 and mteb's task types.
+# The columns of Table 4, and the task types of mteb.
 CATEGORIES = {
     "Class.": "Classification",
     "Clust.": "Clustering",
@@ -32,7 +32,7 @@ DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch
 
 @dataclass(frozen=True)
 class Score:
-    """A task's main score, 0 to 100."""
+    """Main score of a task, 0 to 100."""
 
     task: str
     type: str
@@ -42,17 +42,17 @@ class Score:
 
 
 def benchmark_tasks(names: Iterable[str] | None = None) -> list:
-    """Tasks of MTEB(eng, v1), English only: all 56 of them, or those named.
+    """Return tasks of MTEB(eng, v1), English only: the named tasks, or all 56.
 
     Raises:
-        ValueError: A name is none of them.
+        ValueError: A name is not a task of the benchmark.
     """
     tasks = {task.metadata.name: task for task in mteb.get_benchmark(BENCHMARK).tasks}
     if names is None:
         return list(tasks.values())
     names = list(names)
     if unknown := [name for name in names if name not in tasks]:
-        raise ValueError(f"{', '.join(unknown)}: not in {BENCHMARK}, which has {', '.join(sorted(tasks))}")
+        raise ValueError(f"{', '.join(unknown)}: not in {BENCHMARK}; choose among {', '.join(sorted(tasks))}")
     return [tasks[name] for name in names]
 
 
@@ -65,29 +65,29 @@ def evaluate(
     batch_size: int = 32,
     show_progress: bool = True,
 ) -> list[Score]:
-    """Run tasks; what stands in `output_dir` already for the same model and prompts is not run again.
+    """Run tasks; skip tasks whose results for the same model and prompts are in `output_dir`.
 
-    A result is kept under the model's name and a hash of its weights, prompts, dtype and length, so that no model is ever given
-    the scores of another one, as mteb would do to two local folders.
+    The key of a result is the model's name and a hash of its weights, prompts, dtype and length. So a model never gets the cached
+    scores of another model; mteb alone would confuse two local folders.
 
     Args:
-        model: What embeds.
-        tasks: Of `benchmark_tasks`, or any of mteb.
+        model: Embedding model.
+        tasks: Tasks of `benchmark_tasks`, or any tasks of mteb.
         output_dir: Folder of the results, one file for each task.
-        model_name: organisation/name.
-        prompts: By the names that mteb looks up; by default the paper's. `{}` uses none, not even the model's own.
-        batch_size: Texts that are embedded at once.
+        model_name: Name of the form organisation/name.
+        prompts: Prompts by the names that mteb looks up; by default the paper's. `{}` uses none, not even the model's own.
+        batch_size: Number of texts per forward.
         show_progress: Show progress bars.
 
     Raises:
-        ValueError: The name is not organisation/name.
+        ValueError: The name does not have the form organisation/name.
     """
     check_model_name(model_name)
     prompts = mteb_prompts() if prompts is None else prompts
     wrapper = SentenceTransformerEncoderWrapper(model)
-    wrapper.model_prompts = prompts  # its argument drops names that mteb does not know, and warns of what is no mistake
+    wrapper.model_prompts = prompts  # the constructor drops names that mteb does not know, and warns without cause
     own = model.prompts, model.default_prompt_name
-    model.prompts, model.default_prompt_name = {}, None  # or they would stand in where the task has none
+    model.prompts, model.default_prompt_name = {}, None  # otherwise they would apply to tasks without a prompt
     try:
         meta = {"name": model_name, "revision": fingerprint(model, prompts)}
         wrapper.mteb_model_meta = wrapper.mteb_model_meta.model_copy(update=meta)
@@ -112,18 +112,18 @@ def evaluate(
 
 
 def check_model_name(model_name: str) -> None:
-    """Raise ValueError if the name is not organisation/name."""
+    """Raise ValueError if the name does not have the form organisation/name."""
     if model_name.count("/") != 1 or not all(model_name.split("/")):
-        raise ValueError(f"model_name={model_name!r} is not organisation/name, which results are kept under")
+        raise ValueError(
+            f"model_name={model_name!r} does not have the form organisation/name; give such a name, it identifies the results"
+        )
 
 
 def averages(scores: list[Score]) -> tuple[dict[str, float | None], list[str]]:
-    """The columns of Table 4: the mean of each category, and of all 56 tasks.
-
-    A category that is not whole has no mean, nor has the whole.
+    """Return the columns of Table 4: the mean of each category, and of all 56 tasks.
 
     Returns:
-        Means by column, None where tasks are missing, and the names of the missing tasks.
+        Means by column, None for a column with missing tasks, and the names of the missing tasks.
     """
     by_task = {score.task: score.score for score in scores}
     tasks = benchmark_tasks()
@@ -141,10 +141,10 @@ def _mean(values: list[float | None]) -> float | None:
 
 
 def write_model_index(card: str | Path, model_name: str, scores: list[Score]) -> None:
-    """Write the scores into the metadata of a model card, as the Hub reads them; other results on it stay.
+    """Write the scores into the metadata of a model card, in the Hub's format; other results on the card are kept.
 
     Raises:
-        OSError: There is no such card.
+        OSError: The card does not exist.
     """
     loaded = ModelCard.load(Path(card))
     loaded.data.model_name = model_name

@@ -1,4 +1,4 @@
-"""How well a model finds the document that answers a question, by sentence-transformers' evaluator."""
+"""Retrieval evaluation on pairs of query and document, with sentence-transformers' evaluator."""
 
 from collections.abc import Iterable
 
@@ -9,13 +9,15 @@ from sentence_transformers.sentence_transformer.evaluation import InformationRet
 def pairs_evaluator(
     pairs: Dataset, name: str, distractors: Iterable[str] = (), batch_size: int = 64
 ) -> InformationRetrievalEvaluator:
-    """Return an evaluator of recall@1, recall@10, MRR@10 and nDCG@10: each first text looks for its second one among all.
+    """Return an evaluator of recall@1, recall@10, MRR@10 and nDCG@10.
+
+    For each query (first column), it ranks all documents (second column and distractors); the paired document is correct.
 
     Args:
-        pairs: Two columns, as `training_sets.read_pairs` reads them.
-        name: Stands before each figure.
-        distractors: Documents to search in as well.
-        batch_size: Texts that are embedded at once.
+        pairs: Two columns, as `training_sets.read_pairs` returns them.
+        name: Prefix of each metric's name.
+        distractors: Additional documents to rank.
+        batch_size: Number of texts per forward.
     """
     question, answer = pairs.column_names[:2]
     answers, questions = list(pairs[answer]), list(pairs[question])

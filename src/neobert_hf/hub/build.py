@@ -1,4 +1,4 @@
-"""Build the folder that goes to the Hub: weights, config, tokenizer, the model's code and a card.
+"""Build a folder for the Hub: weights, config, tokenizer, model code and model card.
 
 python hub_upload/build.py --model DIR_OR_ID --out HUB_DIR [--model_id org/name] [--metrics metrics.json]
 python hub_upload/verify.py HUB_DIR
@@ -25,7 +25,7 @@ from ..model import modeling_neobert
 from ..model.modeling_neobert import AUTO_CLASSES
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
-WRITTEN = ("config.json", "model.safetensors", "model.safetensors.index.json")  # one of them is there at any time
+WRITTEN = ("config.json", "model.safetensors", "model.safetensors.index.json")  # at least one exists at any time
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
 PIPELINES = {
     "AutoModel": "feature-extraction",
@@ -39,31 +39,35 @@ PIPELINES = {
 
 @dataclass
 class BuildArguments:
-    """What to build from what."""
+    """Sources and target of the build."""
 
     model: str = field(metadata={"help": "Checkpoint to publish: a folder, or an id on the Hub."})
-    out: str = field(metadata={"help": "Folder to write; created if it is not there, refused if it holds other files."})
-    tokenizer: str = field(default=None, metadata={"help": "Tokenizer, if it does not lie beside the model."})
+    out: str = field(metadata={"help": "Folder to write; created if missing, refused if it holds other files."})
+    tokenizer: str = field(default=None, metadata={"help": "Tokenizer, if it is not in the folder of the model."})
     model_id: str = field(default=None, metadata={"help": "Name on the Hub, for the card's examples. Default: --out."})
-    metrics: list[str] = field(default_factory=list, metadata={"help": "JSON files whose numbers go onto the card."})
+    metrics: list[str] = field(default_factory=list, metadata={"help": "JSON files with numbers for the card."})
 
 
 def build(arguments: BuildArguments) -> Path:
-    """Write the Hub folder and return its path; until it is whole it has no `config.json`, so that nothing loads it.
+    """Write the Hub folder and return its path; an incomplete folder has no `config.json`, so that it cannot be loaded.
 
     Raises:
-        ValueError: The folder holds something else, the checkpoint's architecture is not ours, `model_id` is no id of the Hub,
-            or a file of metrics is not JSON.
+        ValueError: The folder holds other files, the checkpoint is not a NeoBERT, `model_id` is not a valid id of the Hub, or a
+            file of metrics is not JSON.
         OSError: The model or its tokenizer cannot be read, or the folder cannot be written.
     """
     out = Path(arguments.out)
     is_ours = (out / "modeling_neobert.py").is_file() and any((out / name).is_file() for name in WRITTEN)
     if out.exists() and any(out.iterdir()) and not is_ours:
-        raise ValueError(f"{out} is not empty and not a NeoBERT folder; name a new folder, nothing was written")
+        raise ValueError(f"{out} holds files but no NeoBERT; choose another folder, nothing was written")
     if not Path(arguments.model).is_dir() and not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", arguments.model):
-        raise ValueError(f"{arguments.model} is neither a folder that exists nor an id on the Hub like org/name")
+        raise ValueError(
+            f"{arguments.model} is neither an existing folder nor an id on the Hub such as org/name; check the name"
+        )
     if not Path(arguments.model).is_dir() and "/" in arguments.model and Path(arguments.model).parent.is_dir():
-        raise ValueError(f"{arguments.model} does not exist, though {Path(arguments.model).parent} is a folder here")
+        raise ValueError(
+            f"{arguments.model} does not exist, but {Path(arguments.model).parent} is a local folder; check the path"
+        )
     if arguments.model_id is not None:
         validate_repo_id(arguments.model_id)
     metrics = read_metrics(arguments.metrics)
@@ -71,20 +75,22 @@ def build(arguments: BuildArguments) -> Path:
     name = (config.architectures or ["NeoBERTForMaskedLM"])[0]
     model_class = getattr(modeling_neobert, name, None)
     if model_class not in AUTO_CLASSES.values():
-        raise ValueError(f"{arguments.model} has architecture {name!r}, which is none of {modeling_neobert.__all__}")
+        raise ValueError(
+            f"{arguments.model} has architecture {name!r}; choose a checkpoint of {', '.join(modeling_neobert.__all__)}"
+        )
     model = model_class.from_pretrained(arguments.model, dtype="auto")
     tokenizer_source = arguments.tokenizer or arguments.model
     if Path(tokenizer_source).is_dir() and not any(
         (Path(tokenizer_source) / name).exists() for name in TOKENIZER_FILES
     ):
         raise ValueError(
-            f"{tokenizer_source} holds no tokenizer ({' or '.join(TOKENIZER_FILES)}); name one with --tokenizer"
+            f"{tokenizer_source} holds no tokenizer ({' or '.join(TOKENIZER_FILES)}); give one with --tokenizer"
         )
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_source)
     if len(tokenizer) > config.vocab_size:
         raise ValueError(
-            f"the tokenizer of {tokenizer_source} has {len(tokenizer)} tokens, the model {config.vocab_size}; "
-            "it belongs to another model"
+            f"the tokenizer of {tokenizer_source} has {len(tokenizer)} tokens, but the model has {config.vocab_size}; "
+            "give the tokenizer of this model"
         )
 
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -99,9 +105,9 @@ def build(arguments: BuildArguments) -> Path:
 
 
 def move_files(source: Path, out: Path, last: str) -> None:
-    """Make `source` to `out` at once, or where `out` has files move each into it, and `last` after all others.
+    """Rename `source` to `out`, or, if `out` has files, move each file into it and the file `last` after all others.
 
-    An older `last` is removed first, so whoever is interrupted leaves a folder without it. Other files stay.
+    An older `last` is removed first, so an interrupted move leaves a folder without it. Other files stay.
     """
     if not out.exists() or not any(out.iterdir()):
         if out.exists():
@@ -114,7 +120,7 @@ def move_files(source: Path, out: Path, last: str) -> None:
         if str(file) == last:
             for weights in out.glob(
                 "model*.safetensors*"
-            ):  # those of an earlier model would be read in place of the new ones
+            ):  # weights of an earlier model could be read instead of the new ones
                 if weights.name not in map(str, files):
                     weights.unlink()
         (out / file).parent.mkdir(parents=True, exist_ok=True)
@@ -122,9 +128,9 @@ def move_files(source: Path, out: Path, last: str) -> None:
 
 
 def read_metrics(files: list[str]) -> dict[str, float]:
-    """Read the figures of JSON files, such as a `training_summary.json`.
+    """Read the measured numbers from JSON files such as `training_summary.json`.
 
-    A figure is a number, or one of an object that holds numbers only; the rest says what was run, not what was measured.
+    Numbers count, and numbers in an object of numbers only; other values describe the run and are ignored.
     """
     metrics = {}
     for file in files:
@@ -135,7 +141,7 @@ def read_metrics(files: list[str]) -> dict[str, float]:
                 f"{file} is not JSON in UTF-8 ({error}); give a file such as training_summary.json"
             ) from error
         if not isinstance(content, dict):
-            raise ValueError(f"{file} holds a {type(content).__name__}, not an object of figures by name")
+            raise ValueError(f"{file} holds a {type(content).__name__}; give an object from names to numbers")
         for name, value in content.items():
             nested = value if isinstance(value, dict) else {"": value}
             if nested and all(type(number) in (int, float) for number in nested.values()):
@@ -150,9 +156,9 @@ def write_card(
     model_id: str,
     metrics: dict[str, float],
 ) -> None:
-    """Render the model card from the template, the config and whatever was measured; every fact has one source.
+    """Render the model card from the template, the config and the metrics.
 
-    Names and tokens come from files of others: the template quotes each for the place where it stands.
+    Names and tokens may come from untrusted files, so the template escapes each for its context (Python string or Markdown).
     """
     auto_class = next(name for name, model_class in AUTO_CLASSES.items() if type(model) is model_class)
     card = ModelCard.from_template(
@@ -172,19 +178,19 @@ def write_card(
         num_parameters=f"{sum(parameter.numel() for parameter in model.parameters()):,}",
         dtype=str(model.dtype).removeprefix("torch."),
         metrics=metrics,
-        python=partial(json.dumps, ensure_ascii=False),  # such a string of JSON is one of Python as well
+        python=partial(json.dumps, ensure_ascii=False),  # such a JSON string is also a Python string
         markdown=markdown,
     )
     (out / "README.md").write_text(str(card), "utf-8")
 
 
 def markdown(text: str) -> str:
-    """`text` as plain words of Markdown on one line: it makes no markup, no HTML and no cell of a table."""
+    """Escape `text` as one line of plain Markdown text, without markup, HTML or table cells."""
     return re.sub(r"([\\`*_{}\[\]()#|~!])", r"\\\1", html.escape(" ".join(text.split()), quote=False))
 
 
 def main() -> None:
-    """Build, and say what comes next."""
+    """Build the folder and print the next command."""
     parser = CommandParser(BuildArguments, prog="build.py", description=BuildArguments.__doc__)
     folder = run_command(parser.prog, build, *parser.parse_args_into_dataclasses())
     print(f"built {folder}; next: python hub_upload/verify.py {folder}", file=sys.stderr)

@@ -1,8 +1,8 @@
-"""Put the small embedding model into the package: bf16 weights, tokenizer, and a card with what was measured.
+"""Write the small embedding model of the package: bf16 weights, tokenizer, and a card with its measured results.
 
     python hub_upload/build_mini.py --pretrained runs/mini --model runs/mini-embeddings --corpus runs/documentation
 
-`make mini` trains both first. The held-out documents and packages of the corpus are what the card's figures are measured on.
+`make mini` trains both models first. The figures on the card are measured on the held-out documents and packages of the corpus.
 """
 
 import json
@@ -30,32 +30,33 @@ from ..evaluation.retrieval import pairs_evaluator
 from .build import markdown, move_files
 
 LARGEST_MB = 12
-SUMMARY = "training_summary.json"  # with the names below: by it we know a folder that we have written
+SUMMARY = "training_summary.json"  # a file of this name with the keys PARTS identifies a folder that this module wrote
 PARTS = {"pretraining", "contrastive", "measured"}
 
 CARD = """
 # Mini NeoBERT
 
-A NeoBERT ([arXiv 2502.19587](https://arxiv.org/abs/2502.19587)) of {{ num_parameters }} parameters that embeds documentation:
-pretrained by the recipe of the paper on the documentation inside a Python installation, then taught by the paper's contrastive
-loss to find the docstring that a sentence begins. It ships with the package `neobert_hf`, so that the first command works
-offline; it is for trying things out, not for use on other text.
+A small NeoBERT ([arXiv 2502.19587](https://arxiv.org/abs/2502.19587)) that embeds software documentation: {{ num_parameters }}
+parameters. It was pretrained with the recipe of the paper on the documentation inside a Python installation. Then it was trained
+with the contrastive loss of the paper to find a docstring by its first sentence. It ships with the package `neobert_hf`, so that
+the first command works offline. Use it to try the library; for other text, use a larger model.
 
-## What it reaches
+## Results
 
-Retrieval among {{ num_pairs }} docstrings of {{ packages }}, packages of which neither training has seen anything; each question
-is the first sentence of one, which its answer is without:
+Retrieval: for each query, the model ranks {{ num_pairs }} docstrings of {{ packages }}. The query is the first sentence of a
+docstring; the correct document is the rest of this docstring. The training data contains nothing of these packages.
 
 {{ retrieval }}
 
-Masked tokens guessed right in {{ num_documents }} held-out documents, by the pretrained model before contrastive training:
+Masked-token accuracy of the parent model, before contrastive training, on {{ num_documents }} held-out documents; the shipped
+model has no decoder:
 
 {{ masked }}
 
-Pseudo-perplexity {{ pseudo_perplexity }} (median of {{ num_pseudo }} documents). Embedding takes {{ speed }} tokens/s. All in
-bfloat16, {{ machine }}.
+The pseudo-perplexity of the parent model is {{ pseudo_perplexity }} (median of {{ num_pseudo }} documents). The shipped model
+embeds {{ speed }} tokens/s. All figures: bfloat16, {{ machine }}.
 
-## How it was trained
+## Training
 
 {{ training }}
 """
@@ -63,22 +64,22 @@ bfloat16, {{ machine }}.
 
 @dataclass
 class MiniArguments:
-    """What to build from what."""
+    """Sources and target of the build."""
 
     pretrained: str = field(metadata={"help": "Folder that examples/pretrain_mlm.py has written."})
     model: str = field(metadata={"help": "Folder that examples/train_contrastive.py has written."})
     corpus: str = field(metadata={"help": "Folder that `neobert documentation` has written."})
     out: str = field(default="src/neobert_hf/mini", metadata={"help": "Folder to write."})
     max_length: Annotated[int, Bounds(4, 1 << 20)] = field(
-        default=256, metadata={"help": "Tokens of a document that the pretrained model is measured on."}
+        default=256, metadata={"help": "Length in tokens to which held-out documents are truncated."}
     )
     num_pseudo: Annotated[int, Bounds(1)] = field(
-        default=100, metadata={"help": "Documents of which the pseudo-perplexity is taken."}
+        default=100, metadata={"help": "Number of documents for the pseudo-perplexity."}
     )
 
 
 def measure_pretrained(arguments) -> dict:
-    """How well the pretrained model fills the blanks of the held-out documents."""
+    """Measure masked-token accuracy and pseudo-perplexity of the pretrained model on the held-out documents."""
     tokenizer = AutoTokenizer.from_pretrained(arguments.pretrained)
     model = AutoModelForMaskedLM.from_pretrained(arguments.pretrained, dtype=torch.bfloat16).eval()
     cut = dict(truncation=True, max_length=arguments.max_length)
@@ -100,8 +101,8 @@ def measure_pretrained(arguments) -> dict:
         "num_held_out": len(held_out),
         "masked_accuracy": {
             "most frequent token": unigram_accuracy(training, batches, special),
-            "bigrams, the surer neighbour": bigram_accuracy(training, batches, special),
-            "mini NeoBERT": masked_accuracy(model, batches),
+            "bigram model (the more confident neighbour)": bigram_accuracy(training, batches, special),
+            "parent of mini NeoBERT": masked_accuracy(model, batches),
         },
         "pseudo_perplexity": statistics.median(values),
         "num_pseudo": len(values),
@@ -109,7 +110,7 @@ def measure_pretrained(arguments) -> dict:
 
 
 def measure_embeddings(model: SentenceTransformer, arguments) -> dict:
-    """Retrieval before and after contrastive training, in packages that no training has seen, and the speed of embedding."""
+    """Measure retrieval on packages outside the training data, before and after contrastive training, and embedding speed."""
     pairs = read_pairs(Path(arguments.corpus, "held_out_packages_pairs.jsonl"))
     evaluator = pairs_evaluator(pairs, "held_out")
     before = SentenceTransformer(arguments.pretrained, model_kwargs={"dtype": torch.bfloat16})
@@ -129,14 +130,14 @@ def measure_embeddings(model: SentenceTransformer, arguments) -> dict:
 
 
 def held_out_packages(corpus: str) -> str:
-    """Names of the packages that were held out whole, if any."""
+    """Return the names of the packages that were held out entirely, if any."""
     file = Path(corpus, "held_out_packages.jsonl")
     lines = file.read_text("utf-8").splitlines() if file.is_file() else []
     return " and ".join(sorted({json.loads(line)["package"] for line in lines}))
 
 
 def check_out(out: Path) -> None:
-    """Raise ValueError if the folder holds anything but a model that was built here before."""
+    """Raise ValueError if the folder holds anything other than a model that this module wrote."""
     if not out.exists() or not any(out.iterdir()):
         return
     try:
@@ -145,12 +146,12 @@ def check_out(out: Path) -> None:
         is_ours = False
     if not is_ours:
         raise ValueError(
-            f"{out} is not empty and not a folder that this has written; name another, nothing was written"
+            f"{out} holds files that this command did not write; choose another folder, nothing was written"
         )
 
 
 def write_model(model: SentenceTransformer, out: Path) -> None:
-    """Save the model into an empty folder, without its code, which lies in the package beside it."""
+    """Save the model into an empty folder, without its code, which is part of the package."""
     model.save_pretrained(str(out), create_model_card=False)
     for file in out.glob("*_neobert.py"):
         file.unlink()
@@ -161,10 +162,10 @@ def write_model(model: SentenceTransformer, out: Path) -> None:
 
 
 def build(arguments: MiniArguments) -> dict:
-    """Measure, write the folder, and return its size and the figures.
+    """Measure the models, write the folder, and return its size and the figures.
 
     Raises:
-        ValueError: The folder holds something else, or the model is too large to ship.
+        ValueError: The folder holds other files, or the model is too large to ship.
         OSError: A file cannot be read or written.
     """
     tune_allocator()
@@ -175,7 +176,7 @@ def build(arguments: MiniArguments) -> dict:
         json.loads(Path(folder, "training_summary.json").read_text("utf-8"))
         for folder in (arguments.pretrained, arguments.model)
     )
-    summary["data"].pop("source", None)  # paths of the machine that trained it
+    summary["data"].pop("source", None)  # contains local paths
     figures = {**measure_pretrained(arguments), **measure_embeddings(model, arguments)}
     figures["machine"] = f"{torch.get_num_threads()} CPU threads, torch {torch.__version__}"
     written = {"pretraining": summary, "contrastive": contrastive, "measured": figures}
@@ -191,22 +192,24 @@ def build(arguments: MiniArguments) -> dict:
         write_json(partial / SUMMARY, written)
         size = sum(file.stat().st_size for file in partial.rglob("*") if file.is_file()) / 1e6
         if size > LARGEST_MB:
-            raise ValueError(f"{out} would take {size:.1f} MB, at most {LARGEST_MB} may ship; train a smaller model")
+            raise ValueError(
+                f"{out} would take {size:.1f} MB, but at most {LARGEST_MB} MB may ship; train a smaller model"
+            )
         move_files(partial, out, last="config.json")
     return {"out": str(out), "megabytes": round(size, 2), **figures}
 
 
 def write_card(model: SentenceTransformer, out: Path, written: dict, packages: str) -> None:
-    """Render the card from what was measured and how the model was trained."""
+    """Render the card from the figures and the training summaries."""
     summary, contrastive, figures = (written[name] for name in ("pretraining", "contrastive", "measured"))
     recipe, loss = summary["recipe"], summary["eval_loss"]
     training = (
         f"Pretraining: {summary['steps']:,} steps of up to {recipe['tokens_per_step']:,} tokens, "
-        f"{summary['num_tokens'] / 1e6:.1f} M real tokens seen; peak learning rate {recipe['learning_rate']:g}, schedule "
-        f"{markdown(recipe['schedule'])}, documents cut at {recipe['max_length']:,} tokens; held-out loss {loss:.3f} per "
-        f"masked token. Contrastive: {contrastive['steps']:,} steps of {contrastive['batch_size']:,} pairs, of "
-        f"{contrastive['num_rows']:,} in all; peak learning rate {contrastive['learning_rate']:g}, temperature "
-        f"{contrastive['temperature']:g}, texts cut at {contrastive['max_seq_length']:,} tokens."
+        f"{summary['num_tokens'] / 1e6:.1f} million real tokens; peak learning rate {recipe['learning_rate']:g}, schedule "
+        f'"{markdown(recipe["schedule"])}", documents truncated to {recipe["max_length"]:,} tokens; held-out loss {loss:.3f} per '
+        f"masked token. Contrastive: {contrastive['steps']:,} steps of {contrastive['batch_size']:,} pairs from "
+        f"{contrastive['num_rows']:,} pairs; peak learning rate {contrastive['learning_rate']:g}, temperature "
+        f"{contrastive['temperature']:g}, texts truncated to {contrastive['max_seq_length']:,} tokens."
     )
     card = ModelCard.from_template(
         ModelCardData(
@@ -216,7 +219,7 @@ def write_card(model: SentenceTransformer, out: Path, written: dict, packages: s
             tags=["neobert", "sentence-transformers"],
         ),
         template_str="---\n{{ card_data }}\n---\n" + CARD,
-        num_parameters=f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M",
+        num_parameters=f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} million",
         num_pairs=f"{figures['num_pairs']:,}",
         packages=markdown(packages),
         retrieval=tabulate(
@@ -226,7 +229,10 @@ def write_card(model: SentenceTransformer, out: Path, written: dict, packages: s
             floatfmt=".3f",
         ),
         masked=tabulate(
-            figures["masked_accuracy"].items(), headers=["guess", "right"], tablefmt="github", floatfmt=".1%"
+            figures["masked_accuracy"].items(),
+            headers=["model", "masked-token accuracy"],
+            tablefmt="github",
+            floatfmt=".1%",
         ),
         num_documents=f"{figures['num_held_out']:,}",
         pseudo_perplexity=f"{figures['pseudo_perplexity']:.1f}",
@@ -239,7 +245,7 @@ def write_card(model: SentenceTransformer, out: Path, written: dict, packages: s
 
 
 def main() -> None:
-    """Build, and print the figures."""
+    """Build the folder and print the figures."""
     parser = CommandParser(MiniArguments, prog="build_mini.py", description=MiniArguments.__doc__)
     print(json.dumps(run_command(parser.prog, build, *parser.parse_args_into_dataclasses())))
 

@@ -1,9 +1,10 @@
-"""Verify a Hub folder in a clean process: every Auto class loads from its own code, with the package out of reach.
+"""Verify a Hub folder in a clean process: every Auto class must load from the folder's code, without the installed package.
 
     python hub_upload/verify.py HUB_DIR
 
-The last line of output is one line of JSON: `ok`, the classes, those whose head the folder does not hold, and a summary of
-the output of the folder's own class, which the same weights must give with the package. Exit status 1 if not `ok`.
+The last line of output is one line of JSON: `ok`, the classes, the Auto classes whose head has no weights in the folder
+(`new_heads`), and a summary of the output of the folder's own class, for comparison with the output of the package. The exit
+status is 1 if `ok` is false.
 """
 
 import argparse
@@ -14,17 +15,17 @@ import sys
 import tempfile
 from pathlib import Path
 
-# What Python and torch need to start, on Windows too. The folder's code runs with these and nothing else.
+# Environment variables that Python and torch need to start, also on Windows. The folder's code gets no other variables.
 PASSED_ON = ("PATH", "SYSTEMROOT", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "OMP_NUM_THREADS")
 
 
 def verify(folder: str) -> dict:
-    """Load `folder` in a process that cannot see neobert_hf, and return what that process reports.
+    """Load `folder` in a process that cannot import neobert_hf, and return the report of that process.
 
-    The folder's code gets no token: none is in its environment, and its home folder is an empty one. It can still read what
+    The folder's code gets no token: its environment holds none, and its home folder is empty. It can still read every file that
     this user can read.
     """
-    with tempfile.TemporaryDirectory() as home:  # no code that an earlier run left in the cache
+    with tempfile.TemporaryDirectory() as home:  # an empty cache, without code of an earlier run
         environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         environment |= dict.fromkeys(("HOME", "USERPROFILE", "HF_HOME", "TMPDIR", "TEMP", "TMP"), home)
         environment["HF_HUB_OFFLINE"] = "1"
@@ -42,8 +43,8 @@ def verify(folder: str) -> dict:
 
 
 def load_every_class(folder: str) -> dict:
-    """Load every class of the folder's `auto_map`, run a forward of each, and name where their code came from."""
-    sys.modules["neobert_hf"] = None  # from here on, importing the package fails
+    """Load every class of the folder's `auto_map`, run a forward of each, and check that its code is the folder's."""
+    sys.modules["neobert_hf"] = None  # importing the package now fails
 
     import torch
     import transformers
@@ -58,12 +59,12 @@ def load_every_class(folder: str) -> dict:
         load = getattr(transformers, auto_class).from_pretrained
         if auto_class == "AutoConfig":
             loaded, info = load(folder, trust_remote_code=True), {}
-        else:  # a head of another task starts anew, whatever the folder's own head looks like
+        else:  # a head of another task is newly initialized, whatever shape the folder's own head has
             options = {"ignore_mismatched_sizes": True, "output_loading_info": True}
             loaded, info = load(folder, trust_remote_code=True, **options)
         name, module = type(loaded).__name__, type(loaded).__module__
         if not module.startswith("transformers_modules."):
-            raise RuntimeError(f"{auto_class} came from {module}, not from the folder")
+            raise RuntimeError(f"{auto_class} was loaded from {module}, not from the folder")
         classes[auto_class] = name
         if auto_class == "AutoConfig":
             published_names = sys.modules[module].PUBLISHED_ARCHITECTURES
@@ -76,7 +77,7 @@ def load_every_class(folder: str) -> dict:
         is_own = own_class in (name, published_names.get(name))
         if info["missing_keys"] or info["mismatched_keys"]:
             if is_own:
-                raise RuntimeError(f"{auto_class} is the folder's own class, but the weights do not fill it: {info}")
+                raise RuntimeError(f"{auto_class} is the folder's own class, but its weights are incomplete: {info}")
             new_heads.append(auto_class)
         elif is_own:
             own_output = summarize(output)
@@ -93,19 +94,19 @@ def load_every_class(folder: str) -> dict:
 
 
 def summarize(output) -> dict:
-    """Shape, norm and first values of a tensor. No checksum: the last bits depend on the number of threads."""
+    """Return shape, norm and first values of a tensor; a checksum would depend on the number of threads."""
     output = output.double()
     return {"shape": list(output.shape), "norm": output.norm().item(), "first_values": output.flatten()[:8].tolist()}
 
 
 def main() -> None:
-    """Verify, and print the report."""
+    """Verify the folder and print the report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", help="What hub_upload/build.py has written.")
+    parser.add_argument("folder", help="Folder that hub_upload/build.py has written.")
     parser.add_argument("--in_this_process", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if not Path(arguments.folder).is_dir():
-        parser.error(f"{arguments.folder!r} is no folder; name what hub_upload/build.py has written")
+        parser.error(f"{arguments.folder!r} is not a folder; give a folder that hub_upload/build.py has written")
     report = (load_every_class if arguments.in_this_process else verify)(arguments.folder)
     print(json.dumps(report))
     sys.exit(not report["ok"])
