@@ -1,4 +1,4 @@
-"""The documentation of this Python: what is found, under which name, each once, what runs and what does not, what is kept."""
+"""Collection of documentation: names, signatures, duplicates, isolation of the reader, cache, and the written corpus."""
 
 import contextlib
 import errno
@@ -40,7 +40,7 @@ def short():
 
 @pytest.fixture
 def library(tmp_path, monkeypatch):
-    """One installed package of five files, one of them not Python, in place of this machine's."""
+    """One installed package of five files, one of them invalid, instead of the packages of this machine."""
     (tmp_path / "site/shop/tests").mkdir(parents=True)
     (tmp_path / "site/shop/__init__.py").write_text(SOURCE)
     (tmp_path / "site/shop/copy.py").write_text(SOURCE)
@@ -58,7 +58,7 @@ def library(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def cache():
-    """The one that all tests share: to read the standard library takes seconds."""
+    """The cache that all tests share, since reading the standard library takes seconds."""
     return CACHE
 
 
@@ -73,7 +73,7 @@ def collect(library, packages=("shop",)):
     return collect_documentation(False, packages, library.parent / "cache")
 
 
-def test_docstrings_of_sources_and_stubs_come_with_package_name_and_signature_and_each_once(library):
+def test_each_docstring_of_sources_and_stubs_is_found_once_with_package_name_and_signature(library):
     entries = collect(library)
     assert sorted(entry.text for entry in entries) == [
         "A module that says what it is for, at some length.",
@@ -86,7 +86,7 @@ def test_docstrings_of_sources_and_stubs_come_with_package_name_and_signature_an
     assert {entry.package for entry in entries} == {"shop"}
 
 
-def test_a_file_that_is_not_python_is_left_out_and_counted(library, caplog):
+def test_a_file_that_is_not_python_is_skipped_and_counted(library, caplog):
     with caplog.at_level("INFO", logger="neobert_hf.demo.documentation"):
         collect(library)
     assert "1 of 4 Python files could not be parsed" in caplog.text
@@ -111,12 +111,12 @@ def test_a_file_that_is_not_python_is_left_out_and_counted(library, caplog):
         ("while", "", "while"),
     ],
 )
-def test_what_is_written_in_c_is_there_too_under_the_name_that_users_write(standard_library, name, signature, words):
+def test_functions_in_c_are_found_under_the_names_that_users_write(standard_library, name, signature, words):
     entry = standard_library[name]
     assert words in entry.text and (signature is None or entry.signature == signature)
 
 
-def test_private_twins_and_what_is_not_for_users_are_left_out(standard_library):
+def test_private_duplicates_and_internal_modules_are_skipped(standard_library):
     entries = [entry for entry in standard_library.values() if entry.package != "python"]
     tops = {entry.package for entry in entries}
     assert (
@@ -126,7 +126,7 @@ def test_private_twins_and_what_is_not_for_users_are_left_out(standard_library):
     assert not {"json.encoder.JSONEncoder", "random.Random.choice", "unittest.case.TestCase"} & set(standard_library)
 
 
-def test_every_entry_is_the_docstring_that_python_itself_has_under_its_name(standard_library):
+def test_every_entry_equals_the_docstring_that_inspect_returns(standard_library):
     checked = 0
     for name in ("json.loads", "json", "os.path.join", "shutil.copy", "glob.glob", "statistics.mean", "heapq.nlargest"):
         module, _, attribute = name.rpartition(".")
@@ -137,14 +137,14 @@ def test_every_entry_is_the_docstring_that_python_itself_has_under_its_name(stan
 
 
 @pytest.mark.parametrize("package", ["json", "os.path", "builtins"])
-def test_a_module_of_the_standard_library_can_be_asked_for(standard_library, cache, package):
+def test_a_single_module_of_the_standard_library_can_be_collected(standard_library, cache, package):
     entries = collect_documentation(False, [package], cache)
     assert len(entries) > 5 and all(entry in standard_library.values() for entry in entries)
     if package != "builtins":
         assert all(f"{entry.name}.".startswith(f"{package}.") for entry in entries)
 
 
-def test_reading_the_standard_library_prints_nothing_leaves_no_file_and_takes_nothing_from_the_environment(tmp_path):
+def test_the_reader_prints_nothing_leaves_no_file_and_ignores_the_environment(tmp_path):
     command = [sys.executable, "-I", "-S", "-B", docstrings.__file__]
     outputs = []
     for secret in ("not-to-be-read", "nor-this"):
@@ -156,8 +156,8 @@ def test_reading_the_standard_library_prints_nothing_leaves_no_file_and_takes_no
     assert len(json.loads(outputs[0])) > 4000 and outputs[0] == outputs[1]
 
 
-def test_a_script_without_a_guard_reads_without_starting_itself_again(library, tmp_path):
-    """Under spawn, as on macOS and Windows, a process pool would run the script once more in each worker."""
+def test_a_script_without_a_main_guard_is_not_started_again(library, tmp_path):
+    """Under spawn, as on macOS and Windows, a process pool would run the script again in each worker."""
     script = f"""import multiprocessing, sysconfig
 multiprocessing.set_start_method("spawn")
 print("started")
@@ -172,7 +172,7 @@ print(len(collect_documentation(False, ["shop"], {str(tmp_path / "cache")!r})))
     assert done.stdout.split() == ["started", "4"], done.stderr
 
 
-def test_what_was_read_is_kept_until_a_file_changes_and_made_anew_when_it_is_damaged(library, monkeypatch, caplog):
+def test_entries_are_cached_until_a_file_changes_and_recomputed_after_damage(library, monkeypatch, caplog):
     first = collect(library)
     read = documentation._run_reader
     monkeypatch.setattr(documentation, "_run_reader", None)
@@ -183,19 +183,19 @@ def test_what_was_read_is_kept_until_a_file_changes_and_made_anew_when_it_is_dam
     kept.write_bytes(content[:-20] + b"X" + content[-19:])
     with caplog.at_level("WARNING", logger="neobert_hf.demo.cache"):
         assert collect(library) == first
-    assert f"{kept} is damaged and will be made anew: its checksum is wrong" in caplog.text
+    assert f"{kept} is damaged and will be recomputed: its checksum is wrong" in caplog.text
     (library / "shop/new.py").write_text('"""One more module, which was not there before at all."""')
     assert len(collect(library)) == len(first) + 1
 
 
-def test_a_reader_that_fails_is_an_error_that_shows_why(library, monkeypatch):
+def test_the_error_for_a_failed_reader_shows_the_cause(library, monkeypatch):
     monkeypatch.setattr(docstrings, "__file__", str(library / "shop/broken.py"))
     with pytest.raises(RuntimeError, match=r"(?s)reading the documentation with .*SyntaxError"):
         collect(library)
 
 
-def test_a_corpus_leaves_nothing_of_an_earlier_one_in_its_folder(library, tmp_path, monkeypatch):
-    """Else what an earlier corpus held out would be measured on although this one trains on it."""
+def test_a_new_corpus_removes_the_files_of_an_earlier_one(library, tmp_path, monkeypatch):
+    """Otherwise held-out entries of the earlier corpus could be training entries of the new one."""
     folder = tmp_path / "corpus"
     monkeypatch.setattr(documentation, "collect_documentation", lambda: collect(library))
     done = write_corpus(folder, num_held_out=1, held_out_packages=["shop"][:0], vocab_size=64)
@@ -207,7 +207,7 @@ def test_a_corpus_leaves_nothing_of_an_earlier_one_in_its_folder(library, tmp_pa
 
 
 def corpus_in(folder):
-    """Names and contents of what is in a folder of a corpus, and whether they are what its marker says."""
+    """Return names and contents of the files of a corpus, after a check against its marker."""
     files = {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
     files = {name: content for name, content in files.items() if name != documentation.LOCK}
     hashes = json.loads(files[documentation.MARKER])
@@ -228,8 +228,8 @@ def fail_after(number, function, error):
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 5, "tokenizer", "tokenizer's settings"])
-def test_a_full_disk_leaves_the_earlier_corpus_as_it_was(library, tmp_path, monkeypatch, number):
-    """The write of each file, and of those that transformers writes, in Rust and in Python."""
+def test_a_full_disk_leaves_the_earlier_corpus_unchanged(library, tmp_path, monkeypatch, number):
+    """The write of each file fails in turn, also of the files that transformers writes in Rust and in Python."""
     folder = tmp_path / "corpus"
     monkeypatch.setattr(documentation, "collect_documentation", lambda: collect(library))
     write_corpus(folder, num_held_out=1, vocab_size=64)
@@ -237,7 +237,7 @@ def test_a_full_disk_leaves_the_earlier_corpus_as_it_was(library, tmp_path, monk
     error = OSError(errno.ENOSPC, "No space left on device")
     with (
         monkeypatch.context() as patch,
-        pytest.raises(OSError, match=f"the disk is full: .*{folder} is as it was") as found,
+        pytest.raises(OSError, match=f"the disk is full: .*{folder} is unchanged") as found,
     ):
         if number == "tokenizer":
             patch.setattr(
@@ -255,10 +255,8 @@ def test_a_full_disk_leaves_the_earlier_corpus_as_it_was(library, tmp_path, monk
 
 
 @pytest.mark.parametrize("number", [1, 3, 5, 7, 9, 11, 14])
-def test_a_corpus_that_was_interrupted_is_never_a_mixture_and_the_next_one_is_whole(
-    library, tmp_path, monkeypatch, number
-):
-    """While files of the earlier corpus are removed, and while new ones take their places."""
+def test_an_interrupted_corpus_is_never_a_mixture_and_the_next_call_completes(library, tmp_path, monkeypatch, number):
+    """The interruption happens while files of the earlier corpus are removed or while new files are moved."""
     folder = tmp_path / "corpus"
     monkeypatch.setattr(documentation, "collect_documentation", lambda: collect(library))
     write_corpus(folder, num_held_out=1, vocab_size=64)
@@ -291,11 +289,11 @@ def test_a_corpus_that_was_interrupted_is_never_a_mixture_and_the_next_one_is_wh
 
 
 def rows_of(corpus):
-    """Without the tokenizer, whose training breaks ties at random."""
+    """Return the files without the tokenizer, whose training breaks ties at random."""
     return {name: content for name, content in corpus.items() if name.endswith(".jsonl")}
 
 
-def test_a_damaged_marker_and_numbers_out_of_bounds_are_named(library, tmp_path, monkeypatch):
+def test_the_errors_name_a_damaged_marker_and_numbers_out_of_bounds(library, tmp_path, monkeypatch):
     monkeypatch.setattr(documentation, "collect_documentation", lambda: collect(library))
     with pytest.raises(ValueError, match="num_held_out=-1 is below 0"):
         write_corpus(tmp_path / "corpus", num_held_out=-1, vocab_size=64)
@@ -311,12 +309,12 @@ def test_a_damaged_marker_and_numbers_out_of_bounds_are_named(library, tmp_path,
         collect_documentation(False, [])
 
 
-def test_files_of_others_with_the_names_of_a_corpus_are_never_touched(library, tmp_path, monkeypatch):
+def test_foreign_files_with_the_names_of_a_corpus_are_never_replaced(library, tmp_path, monkeypatch):
     folder = tmp_path / "corpus"
     monkeypatch.setattr(documentation, "collect_documentation", lambda: collect(library))
     folder.mkdir()
     (folder / "held_out_packages.jsonl").write_text("mine")
-    with pytest.raises(ValueError, match=r"held_out_packages.jsonl would be replaced, and is not as .* wrote it"):
+    with pytest.raises(ValueError, match=r"held_out_packages.jsonl would be replaced, but .* did not write it"):
         write_corpus(folder, num_held_out=1, vocab_size=64)
     assert [file.name for file in folder.iterdir()] == ["held_out_packages.jsonl"]
     (folder / "held_out_packages.jsonl").unlink()
@@ -327,9 +325,9 @@ def test_files_of_others_with_the_names_of_a_corpus_are_never_touched(library, t
     assert (folder / "train.jsonl").read_text() == "mine now"
 
 
-def test_a_package_that_is_not_here_is_named(library):
-    with pytest.raises(ValueError, match="no documentation here of nothing"):
+def test_the_error_names_a_package_that_is_not_installed(library):
+    with pytest.raises(ValueError, match="no documentation found for nothing"):
         collect(library, ["shop", "nothing"])
-    with pytest.raises(ValueError, match=r"no documentation here of shop\.nothing"):
+    with pytest.raises(ValueError, match=r"no documentation found for shop\.nothing"):
         collect(library, ["shop.nothing"])
     assert [entry.name for entry in collect(library, ["shop.fast"])] == ["shop.fast.weigh"]

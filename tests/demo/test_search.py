@@ -1,4 +1,4 @@
-"""`neobert search` and `neobert embed`: the nearest entries, vectors kept and never mistaken, bad input named."""
+"""`neobert search` and `neobert embed`: ranking, reranking, the cache of vectors, and errors for invalid input."""
 
 import errno
 import io
@@ -53,8 +53,8 @@ def test_the_nearest_entries_come_first(folder, tmp_path):
     assert str(hits[0]).startswith(f"{hits[0].score:.2f}  {hits[0].entry.name}")
 
 
-def test_candidates_are_put_in_order_by_the_best_match_of_each_token_of_the_question(folder, tmp_path, monkeypatch):
-    """ColBERT (arXiv 2004.12832), equation 3, over the question's length; beyond the candidates nothing is compared."""
+def test_candidates_are_reranked_by_the_mean_maximum_cosine_of_the_query_tokens(folder, tmp_path, monkeypatch):
+    """ColBERT (arXiv 2004.12832), equation 3, divided by the number of query tokens; only candidates are reranked."""
     question, kept = "the quick brown fox", tmp_path / "cache"
     candidates = index(folder, kept).search(question, top_k=7)
     found = index(folder, kept, num_candidates=7)
@@ -65,7 +65,7 @@ def test_candidates_are_put_in_order_by_the_best_match_of_each_token_of_the_ques
 
     scores = {hit.entry.name: (tokens(question) @ tokens(hit.entry.full_text).T).max(1).mean() for hit in candidates}
     hits = found.search(question, top_k=3)
-    rounding = 3e-3  # of 8 bits: 16 numbers of up to 1, each off by 1 / 254 at most and by a third of it in the mean
+    rounding = 3e-3  # 8 bits: 16 numbers of up to 1, each with an error of at most 1 / 254 and a third of it on average
     np.testing.assert_allclose([hit.score for hit in hits], [scores[hit.entry.name] for hit in hits], atol=rounding)
     best = sorted(scores.values(), reverse=True)[:3]
     np.testing.assert_allclose([scores[hit.entry.name] for hit in hits], best, atol=2 * rounding)
@@ -74,13 +74,13 @@ def test_candidates_are_put_in_order_by_the_best_match_of_each_token_of_the_ques
     again = anew.search(question, top_k=3)
     assert anew.tokens is None and [hit.entry for hit in again] == [hit.entry for hit in hits]
     np.testing.assert_allclose([hit.score for hit in again], [hit.score for hit in hits], atol=1e-5)
-    with pytest.raises(ValueError, match="num_candidates=-1: at least 0"):
+    with pytest.raises(ValueError, match="num_candidates=-1 is below 0"):
         index(folder, kept, num_candidates=-1)
-    with pytest.raises(ValueError, match="num_candidates=5: BoW has no vectors of tokens"):
+    with pytest.raises(ValueError, match="num_candidates=5: BoW has no token vectors"):
         DocumentationIndex(SentenceTransformer(modules=[BoW(["fox"])]), ["tqdm"], num_candidates=5)
 
 
-def test_vectors_are_kept_and_those_of_another_model_are_not_taken(folder, tmp_path, monkeypatch):
+def test_vectors_are_cached_separately_for_each_model(folder, tmp_path, monkeypatch):
     first = index(folder, tmp_path / "cache").vectors
     other = sentence_transformer(folder, pooling="cls")
     changed = DocumentationIndex(other, ["tqdm"], show_progress=False, cache_dir=tmp_path / "cache").vectors
@@ -90,19 +90,19 @@ def test_vectors_are_kept_and_those_of_another_model_are_not_taken(folder, tmp_p
 
 
 @pytest.mark.parametrize("reason", ["a file in its place", "no permission", "full"])
-def test_a_cache_that_cannot_be_written_is_a_warning_and_the_answers_come_all_the_same(
+def test_a_cache_that_cannot_be_written_causes_a_warning_and_does_not_change_answers(
     folder, tmp_path, caplog, monkeypatch, reason
 ):
     kept = tmp_path / "cache"
     if reason == "a file in its place":
         kept.write_text("a file, where a folder should be")
-    elif reason == "no permission":  # not by chmod, since root may write anywhere
+    elif reason == "no permission":  # chmod would not stop root
         monkeypatch.setattr(Path, "mkdir", refuse(PermissionError(errno.EACCES, "Permission denied")))
     else:
         monkeypatch.setattr(cache, "save_file", refuse(OSError(errno.ENOSPC, "No space left on device")))
     with caplog.at_level("WARNING", logger="neobert_hf.demo.cache"):
         assert len(index(folder, kept).search("the quick brown fox")) == 5
-    assert f"nothing is kept in {kept}" in caplog.text and "set HF_HOME to a folder" in caplog.text
+    assert f"cannot write the cache folder {kept}" in caplog.text and "set HF_HOME to a writable" in caplog.text
     assert not kept.is_dir() or not list(kept.iterdir())
 
 
@@ -118,7 +118,7 @@ DAMAGES += ["an older format", "no safetensors"]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_kept_vectors_that_are_damaged_are_made_anew_with_a_word(folder, tmp_path, caplog, monkeypatch, damage):
+def test_damaged_cached_vectors_are_recomputed_with_a_warning(folder, tmp_path, caplog, monkeypatch, damage):
     first = index(folder, tmp_path / "cache", num_candidates=3)
     (file,) = (tmp_path / "cache").glob("vectors-tokens-*")
     content = file.read_bytes()
@@ -128,7 +128,7 @@ def test_kept_vectors_that_are_damaged_are_made_anew_with_a_word(folder, tmp_pat
         file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     elif damage in ("no safetensors", "empty"):
         file.write_bytes(b"[]" if damage == "no safetensors" else b"")
-    elif damage in ("zeros", "shuffled rows"):  # whole safetensors, with the metadata as it was
+    elif damage in ("zeros", "shuffled rows"):  # valid safetensors with unchanged metadata
         arrays = load_file(file)
         arrays["vectors"] = arrays["vectors"][::-1].copy() if damage == "shuffled rows" else arrays["vectors"] * 0
         with safe_open(file, framework="numpy") as stored:
@@ -145,7 +145,7 @@ def test_kept_vectors_that_are_damaged_are_made_anew_with_a_word(folder, tmp_pat
         save_file({"vectors": first.vectors}, file, metadata={"format": "0"})
     with caplog.at_level("WARNING", logger="neobert_hf.demo.cache"):
         again = index(folder, tmp_path / "cache", num_candidates=3)
-    assert f"{file} is damaged and will be made anew" in caplog.text
+    assert f"{file} is damaged and will be recomputed" in caplog.text
     np.testing.assert_array_equal(again.vectors, first.vectors)
     monkeypatch.setattr(DocumentationIndex, "_embed_entries", None)
     np.testing.assert_array_equal(
@@ -153,8 +153,8 @@ def test_kept_vectors_that_are_damaged_are_made_anew_with_a_word(folder, tmp_pat
     )
 
 
-def test_two_that_write_at_once_leave_one_whole_file_and_nothing_else(tmp_path):
-    """Each writes under a name of its own: whoever is last wins, and nobody reads a half."""
+def test_concurrent_writers_leave_one_complete_file_and_nothing_else(tmp_path):
+    """Each writes to its own temporary file: the last writer wins, and no reader sees a partial file."""
     arrays = {"a": np.arange(200_000)}
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(lambda _: cache.save_arrays(tmp_path / "one.safetensors", arrays), range(40)))
@@ -168,7 +168,7 @@ def save_often(file):
         assert cache.save_arrays(file, {"a": np.arange(100_000)})
 
 
-def test_processes_that_write_at_once_never_give_a_reader_anything_but_the_whole(tmp_path, caplog):
+def test_a_reader_never_sees_a_partial_file_of_concurrent_writers(tmp_path, caplog):
     file, expected = tmp_path / "one.safetensors", {"a": (np.int64, (100_000,))}
     processes = [multiprocessing.get_context("fork").Process(target=save_often, args=(file,)) for _ in range(3)]
     for each in processes:
@@ -184,7 +184,7 @@ def test_processes_that_write_at_once_never_give_a_reader_anything_but_the_whole
     assert [each.name for each in tmp_path.iterdir()] == ["one.safetensors"]
 
 
-def test_an_interrupted_write_leaves_nothing_partial_in_the_cache(tmp_path, monkeypatch):
+def test_an_interrupted_write_leaves_no_partial_file_in_the_cache(tmp_path, monkeypatch):
     save = cache.save_file
 
     def interrupted(arrays, file, metadata):
@@ -197,7 +197,7 @@ def test_an_interrupted_write_leaves_nothing_partial_in_the_cache(tmp_path, monk
     assert not list(tmp_path.iterdir())
 
 
-def test_what_does_not_fit_into_memory_is_refused_before_the_work(folder, tmp_path, monkeypatch):
+def test_work_that_exceeds_the_memory_is_refused_at_the_start(folder, tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("the quick brown fox\n" * 100)
     embed = ("embed", tmp_path / "a.txt", "-o", tmp_path / "out.npy", "--model", folder)
     monkeypatch.setattr(memory, "available_bytes", lambda: 1999)
@@ -209,23 +209,23 @@ def test_what_does_not_fit_into_memory_is_refused_before_the_work(folder, tmp_pa
     with pytest.raises(SystemExit, match=r"embedding 100 texts, 64 at once takes .* take a smaller --batch_size"):
         run(monkeypatch, *embed)
     assert not (tmp_path / "out.npy").exists()
-    with pytest.raises(ValueError, match=r"embedding \d+ entries, 64 at once takes .* name fewer packages"):
+    with pytest.raises(ValueError, match=r"embedding \d+ entries, 64 at once takes .* choose fewer packages"):
         index(folder, tmp_path / "cache")
     monkeypatch.setattr(memory, "available_bytes", lambda: None)
     run(monkeypatch, *embed)
     assert np.load(tmp_path / "out.npy").shape[0] == 100
 
 
-def test_the_free_memory_is_known_here_and_no_more_than_the_machine_has():
+def test_the_free_memory_has_a_plausible_value():
     free = memory.available_bytes()
     if free is None:
-        pytest.skip("neither /proc/meminfo nor psutil tells the free memory here")
+        pytest.skip("neither /proc/meminfo nor psutil gives the free memory on this machine")
     num_bytes = 10**8
     assert num_bytes < free < 2**50
 
 
 @pytest.mark.parametrize("has_bf16", ["0", "1"])
-def test_the_library_chooses_the_dtype_of_bf16_weights_and_leaves_that_of_others(folder, monkeypatch, has_bf16):
+def test_the_library_chooses_the_dtype_of_bf16_weights_and_keeps_other_dtypes(folder, monkeypatch, has_bf16):
     monkeypatch.setenv("NEOBERT_CPU_BF16", has_bf16)
     assert cli.embedding_model(neobert_hf.MINI_MODEL_PATH).dtype == (
         torch.bfloat16 if has_bf16 == "1" else torch.float32
@@ -239,7 +239,7 @@ def run(monkeypatch, *arguments, typed=""):
     cli.main()
 
 
-def test_questions_are_answered_from_the_command_line_or_as_typed(folder, monkeypatch, capsys):
+def test_questions_are_read_from_the_command_line_or_from_standard_input(folder, monkeypatch, capsys):
     run(monkeypatch, "search", "--package", "tqdm", "a bar of progress", "--model", folder, "--top_k", 2)
     asked = capsys.readouterr().out.splitlines()
     assert asked[1] == "a bar of progress" and asked[2].split()[0].replace(".", "").isdigit() and len(asked) == 6
@@ -247,7 +247,7 @@ def test_questions_are_answered_from_the_command_line_or_as_typed(folder, monkey
     assert capsys.readouterr().out.splitlines()[2:6] == asked[2:6]
 
 
-def test_texts_of_a_file_become_vectors(folder, tmp_path, monkeypatch):
+def test_embed_writes_a_vector_for_each_text_of_a_file(folder, tmp_path, monkeypatch):
     texts = ["the quick brown fox", "", "old sea"]
     (tmp_path / "texts.txt").write_text("\n".join(texts))
     (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"body": text}) for text in texts))
@@ -275,7 +275,7 @@ def test_texts_of_a_file_become_vectors(folder, tmp_path, monkeypatch):
         ("a.docx", b"x", "a.docx"),
     ],
 )
-def test_a_file_that_cannot_be_embedded_is_named_and_nothing_written(
+def test_the_error_names_a_file_that_cannot_be_embedded_and_nothing_is_written(
     folder, tmp_path, monkeypatch, name, content, message
 ):
     (tmp_path / name).write_bytes(content)
@@ -284,7 +284,7 @@ def test_a_file_that_cannot_be_embedded_is_named_and_nothing_written(
     assert not (tmp_path / "out.npy").exists()
 
 
-def test_options_that_do_not_fit_are_refused(folder, tmp_path, monkeypatch):
+def test_invalid_options_are_refused(folder, tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("a")
     embed = ("embed", tmp_path / "a.txt", "--model", folder)
     with pytest.raises(SystemExit, match=r"neither .npy nor .jsonl"):
@@ -298,9 +298,9 @@ def test_options_that_do_not_fit_are_refused(folder, tmp_path, monkeypatch):
     (tmp_path / "folder.npy").mkdir()
     with pytest.raises(SystemExit, match=r"folder\.npy is a folder; name a file"):
         run(monkeypatch, *embed, "-o", tmp_path / "folder.npy")
-    with pytest.raises(SystemExit, match=r"packages=\['tqdm', ''\] has no name, or an empty one"):
+    with pytest.raises(SystemExit, match=r"packages=\['tqdm', ''\] has no name or an empty name"):
         run(monkeypatch, "search", "a", "--package", "tqdm,", "--model", folder)
-    with pytest.raises(SystemExit, match="no documentation here of no_such_package"):
+    with pytest.raises(SystemExit, match="no documentation found for no_such_package"):
         run(monkeypatch, "search", "a", "--package", "no_such_package", "--model", folder)
 
 
@@ -338,8 +338,8 @@ CASES = [(command, option) for command, options in OPTIONS.items() for option in
 
 
 @pytest.mark.parametrize(("command", "option"), CASES)
-def test_every_argument_refuses_what_is_out_of_its_bounds_at_once(monkeypatch, capsys, tmp_path, command, option):
-    """The empty string for all, numbers that are too small or too large, and words that are no choice."""
+def test_every_argument_refuses_values_out_of_its_bounds(monkeypatch, capsys, tmp_path, command, option):
+    """The values are the empty string, numbers below and above the bounds, and an unknown choice."""
     monkeypatch.chdir(tmp_path)
     values = [""]
     if option in BOUNDS:
@@ -367,16 +367,16 @@ def test_the_help_of_a_command_names_every_argument_and_its_bounds(monkeypatch, 
         assert option not in BOUNDS or BOUNDS[option] in told
 
 
-def test_numbers_out_of_bounds_are_refused_by_the_functions_too(folder, tmp_path):
-    with pytest.raises(ValueError, match="batch_size=0 embeds nothing"):
+def test_the_functions_also_refuse_numbers_out_of_bounds(folder, tmp_path):
+    with pytest.raises(ValueError, match="batch_size=0 is too small"):
         index(folder, tmp_path / "cache", batch_size=0)
-    with pytest.raises(ValueError, match="top_k=0 shows nothing"):
+    with pytest.raises(ValueError, match="top_k=0 is too small"):
         index(folder, tmp_path / "cache").search("fox", top_k=0)
 
 
 @pytest.mark.parametrize("reason", ["read-only", "full"])
-def test_a_folder_that_cannot_be_written_to_is_learned_of_before_the_work(folder, tmp_path, monkeypatch, reason):
-    """Not by chmod, since root may write anywhere."""
+def test_embed_refuses_a_folder_that_cannot_be_written_at_the_start(folder, tmp_path, monkeypatch, reason):
+    """The test replaces the write; chmod would not stop root."""
     (tmp_path / "a.txt").write_text("a")
     code, message = {
         "read-only": (errno.EROFS, "Read-only file system: out.npy could not be written; nothing was begun"),
@@ -389,10 +389,10 @@ def test_a_folder_that_cannot_be_written_to_is_learned_of_before_the_work(folder
 
 
 @pytest.mark.parametrize("name", ["out.npy", "out.jsonl"])
-def test_a_disk_that_fills_while_vectors_are_written_leaves_what_was_there_and_nothing_partial(
+def test_a_disk_that_fills_during_the_write_leaves_the_earlier_file_and_no_partial_one(
     folder, tmp_path, monkeypatch, name
 ):
-    """A limit on the size of files stands for a full disk."""
+    """A limit on the file size simulates a full disk."""
     (tmp_path / "a.txt").write_text("the quick brown fox\n" * 1000)
     (tmp_path / name).write_text("earlier")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -407,8 +407,8 @@ def test_a_disk_that_fills_while_vectors_are_written_leaves_what_was_there_and_n
     assert (tmp_path / name).read_text() == "earlier" and not list(tmp_path.glob("*.part"))
 
 
-def test_a_question_or_a_text_in_a_file_is_embedded_as_it_was_saved(folder, tmp_path, monkeypatch):
-    """np.load reads what is written without np.save, in the model's own shape and type."""
+def test_the_written_array_has_the_shape_and_dtype_of_the_model(folder, tmp_path, monkeypatch):
+    """The command writes the .npy file without np.save; np.load must read it."""
     (tmp_path / "a.txt").write_text("the quick brown fox\nold sea\n")
     run(monkeypatch, "embed", tmp_path / "a.txt", "--model", folder, "-o", tmp_path / "a.npy")
     vectors, expected = (
@@ -428,10 +428,10 @@ def test_a_question_or_a_text_in_a_file_is_embedded_as_it_was_saved(folder, tmp_
         ("No end", "No end", ""),
     ],
 )
-def test_the_first_sentence_ends_at_its_stop_or_with_the_paragraph(text, sentence, rest):
+def test_the_first_sentence_ends_at_its_full_stop_or_with_the_paragraph(text, sentence, rest):
     assert first_sentence(text) == (sentence, rest)
 
 
-def test_the_commands_help_themselves():
+def test_the_search_command_has_a_help_text():
     done = subprocess.run([sys.executable, "-m", "neobert_hf.cli", "search", "--help"], capture_output=True, text=True)
     assert done.returncode == 0 and "question" in done.stdout and "--package" in done.stdout

@@ -1,1 +1,1 @@
-"""The demo: documentation of installed packages, and search in it."""
+"""Demo: collects the documentation of installed packages and searches it."""

@@ -1,4 +1,4 @@
-"""Arrays that are kept between runs: whole or not at all, whoever else writes, and checked before they are used."""
+"""On-disk cache of arrays: atomic writes, safe for concurrent processes, verified by a checksum on load."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from transformers.utils import logging
 logger = logging.get_logger(__name__)
 
 CACHE = Path(HF_HOME) / "neobert_hf"
-FORMAT = "2"  # other formats are made anew
+FORMAT = "2"  # files of another format are recomputed
 
 
 def save_arrays(file: Path, arrays: Mapping[str, np.ndarray]) -> bool:
-    """Write arrays with their checksum under a temporary name of their own and then give them theirs.
+    """Write arrays and their checksum to a temporary file and rename it to `file`.
 
-    The checksum is of the file's name too, so that a file in the place of another one is not taken for it. A folder that cannot
-    be written to is a warning: nothing but time is lost.
+    The checksum covers the file name too, which detects a file that was renamed or copied over another file. If the folder cannot
+    be written, a warning is logged: only the time of a later computation is lost.
 
     Args:
-        file: Where to.
-        arrays: By name.
+        file: Path to write.
+        arrays: Arrays by name.
 
     Returns:
-        Whether they are there now.
+        Whether the file was written.
     """
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     partial = file.with_name(f".{file.stem}-{uuid.uuid4().hex}.partial")
@@ -39,11 +39,11 @@ def save_arrays(file: Path, arrays: Mapping[str, np.ndarray]) -> bool:
         file.parent.mkdir(parents=True, exist_ok=True)
         save_file(arrays, partial, metadata={"format": FORMAT, "checksum": _checksum(file, arrays)})
         os.replace(partial, file)
-    except (OSError, SafetensorError) as error:  # safetensors names its own what the disk says
+    except (OSError, SafetensorError) as error:  # SafetensorError also wraps errors of the disk
         reason = getattr(error, "strerror", None) or error
         logger.warning_once(
-            f"nothing is kept in {file.parent} ({reason}), so the next start takes as long again; set HF_HOME to a folder that "
-            "can be written to"
+            f"cannot write the cache folder {file.parent} ({reason}), so the next start takes as long as this one; set HF_HOME "
+            "to a writable folder"
         )
         return False
     finally:
@@ -55,11 +55,11 @@ def save_arrays(file: Path, arrays: Mapping[str, np.ndarray]) -> bool:
 def load_arrays(
     file: Path, expected: Mapping[str, tuple[type, tuple[int | None, ...]]]
 ) -> dict[str, np.ndarray] | None:
-    """Read what `save_arrays` wrote, or None where there is no such file; one that is damaged is a warning, and None as well.
+    """Read the arrays that `save_arrays` wrote; return None, with a warning, if the file is damaged, and None if it is missing.
 
     Args:
-        file: Where from.
-        expected: Type and shape by name; None stands for any size.
+        file: Path to read.
+        expected: Data type and shape by name; None in a shape stands for any size.
     """
     if not file.is_file():
         return None
@@ -79,7 +79,7 @@ def load_arrays(
         if metadata.get("checksum") != _checksum(file, arrays):
             raise ValueError("its checksum is wrong")
     except (OSError, ValueError, SafetensorError) as error:
-        logger.warning(f"{file} is damaged and will be made anew: {error}")
+        logger.warning(f"{file} is damaged and will be recomputed: {error}")
         return None
     return arrays
 

@@ -1,7 +1,7 @@
-"""Docstrings and signatures: of the standard library by introspection, of other packages by parsing.
+"""Docstrings and signatures: introspection of the standard library, parsing of other packages.
 
-`documentation.py` runs this file as a script, in a clean Python process (`-I -S`): it imports the standard library only. The job
-stands as JSON on standard input, the rows (package, name, signature, text) as JSON on standard output.
+`documentation.py` runs this file as a script in a clean Python process (`-I -S`), so it imports the standard library only. It
+reads a job as JSON from standard input and writes rows (package, name, signature, text) as JSON to standard output.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-MIN_CHARACTERS = 40  # a shorter docstring in a source file says no more than the name
+MIN_CHARACTERS = 40  # a shorter docstring adds nothing to the name
 
-# Modules of the standard library that are left out, with all below them.
+# Modules of the standard library that are skipped, with their submodules.
 LEFT_OUT = {
     *(
         "antigravity",
@@ -33,7 +33,7 @@ LEFT_OUT = {
         "sitecustomize",
         "readline",
         "rlcompleter",
-    ),  # act on import
+    ),  # importing them has side effects
     *(
         "posix",
         "nt",
@@ -41,30 +41,37 @@ LEFT_OUT = {
         "ntpath",
         "genericpath",
         "nturl2path",
-    ),  # `os`, `os.path` and `urllib.request` have it
-    *("sre_compile", "sre_constants", "sre_parse", "opcode", "pyexpat", "macpath"),  # private twins by another name
-    *("distutils", "lib2to3", "ensurepip", "msilib", "imp", "pydoc_data"),  # not for users
+    ),  # `os`, `os.path` and `urllib.request` document the same functions
+    *(
+        "sre_compile",
+        "sre_constants",
+        "sre_parse",
+        "opcode",
+        "pyexpat",
+        "macpath",
+    ),  # internal modules whose names have no underscore
+    *("distutils", "lib2to3", "ensurepip", "msilib", "imp", "pydoc_data"),  # not meant for users
 }
-LEFT_OUT_BELOW = {"test", "tests", "testing", "idle_test"}  # wherever they stand
+LEFT_OUT_BELOW = {"test", "tests", "testing", "idle_test"}  # at any depth
 
 Row = tuple[str, str, str, str]  # top-level package, name, signature, text
 
 
 def standard_library() -> list[Row]:
-    """The documented things of the standard library, each once, under its public name, in the order of names.
+    """Return the documented objects of the standard library, each once, under its public name, sorted by name.
 
-    A name is public if no part of it begins with an underscore and its module offers it: by `__all__`, or, without one, by
-    defining it or by taking it from below itself or from a private module. The names of builtins stand alone (`sorted`,
-    `list.append`). Of several public names of one text the best is the one that the object gives itself, then the one with the
-    fewest parts, then the shortest. Modules that cannot be imported on this machine are left out.
+    A name is public if no part of it begins with an underscore and its module exports it: by `__all__`, or, without `__all__`, by
+    defining it or by importing it from a submodule or a private module. Builtins have names without a module (`sorted`,
+    `list.append`). If one text has several public names, the order of preference is: the object's own `__name__`, the fewest
+    parts, the shortest. Modules that cannot be imported on this machine are skipped.
     """
     modules = {}
     for name in _module_names():
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # deprecated modules
+                warnings.simplefilter("ignore")  # warnings of deprecated modules
                 modules[name] = importlib.import_module(name)
-        except (Exception, SystemExit):  # of another operating system, or a library that it needs is missing
+        except (Exception, SystemExit):  # the module is for another operating system or lacks a library
             continue
     modules["os.path"] = os.path
     public_classes = {
@@ -83,7 +90,7 @@ def standard_library() -> list[Row]:
 
 
 def language_topics() -> list[Row]:
-    """The topics of `help()`."""
+    """Return the topics of `help()`."""
     from pydoc_data.topics import topics
 
     return [
@@ -93,10 +100,10 @@ def language_topics() -> list[Row]:
 
 
 def parsed(root: str, file: str) -> list[Row] | None:
-    """The documented things of one source or stub, or None if it is not Python that this version can parse."""
+    """Return the documented objects of one source or stub file, or None if this Python version cannot parse it."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in other people's strings
+            warnings.simplefilter("ignore")  # invalid escape sequences in the parsed strings
             tree = ast.parse(Path(file).read_bytes())
     except (SyntaxError, ValueError, RecursionError, OSError):
         return None
@@ -114,7 +121,7 @@ def _module_names() -> Iterator[str]:
 
 
 def _submodule_names(package: str) -> Iterator[str]:
-    """Public modules below a package, from its folder, without importing anything. `encodings` has one for each encoding."""
+    """Yield the public submodules of a package by listing its folder; skip `encodings`, which has a module for each encoding."""
     folder = Path(os.__file__).parent.joinpath(*package.split("."))
     if package == "encodings" or not folder.is_dir():
         return
@@ -126,7 +133,7 @@ def _submodule_names(package: str) -> Iterator[str]:
 
 
 def _offered(module_name: str, module: ModuleType) -> Iterator[tuple[str, object]]:
-    """The public names of a module, without other modules, and what they stand for."""
+    """Yield the public names of a module, except names of modules, with their objects."""
     declared = getattr(module, "__all__", None)
     for name in sorted(set(vars(module) if declared is None else declared)):
         thing = getattr(module, name, None)
@@ -140,19 +147,19 @@ def _offered(module_name: str, module: ModuleType) -> Iterator[tuple[str, object
 
 
 def _described(thing: object, name: str, public_classes: set[int]) -> Iterator[tuple[tuple, tuple[str, str, str]]]:
-    """Name, signature and text of a thing and of the public members of a class, each after its rank; smaller is better."""
+    """Yield rank and (name, signature, text) of an object and of the public members of a class; a smaller rank is better."""
     last_name = name.rpartition(".")[2]
     is_alias = _is_alias(thing, last_name)
     signature, text = _signature(thing, last_name, _own_docstring(thing))
     if len(text.split()) > 1 and not text.startswith("Alias for field number"):
         yield (is_alias, name.count("."), len(name)), (name, signature, text.encode("utf-8", "replace").decode())
     if inspect.isclass(thing) and not is_alias:
-        # bases without a public name of their own count as the class itself: `socket.socket.connect` is of `_socket.socket`
+        # members of bases without a public name count as members of the class: `_socket.socket` defines `socket.socket.connect`
         bases = [base for base in thing.__mro__ if base is thing or id(base) not in public_classes]
         members = {member: value for base in reversed(bases) for member, value in vars(base).items()}
         for member, value in sorted(members.items()):
             if not member.startswith("_") and _is_member(value):
-                value = getattr(value, "__func__", value)  # of class methods and static methods
+                value = getattr(value, "__func__", value)  # unwraps class methods and static methods
                 yield from _described(value, f"{name}.{member}", public_classes)
 
 
@@ -165,7 +172,7 @@ def _is_member(value: object) -> bool:
 
 
 def _own_docstring(thing: object) -> str:
-    """The docstring of a thing itself, dedented: not that of its type or of a base; a class may have it in `__init__`."""
+    """Return the dedented docstring of the object itself, not of its type or a base; for a class also that of `__init__`."""
     if inspect.isclass(thing):
         initializer = vars(thing).get("__init__")
         text = vars(thing).get("__doc__") or (inspect.isfunction(initializer) and initializer.__doc__)
@@ -177,9 +184,10 @@ def _own_docstring(thing: object) -> str:
 
 
 def _signature(thing: object, name: str, text: str) -> tuple[str, str]:
-    """Parameters of a function, and the docstring without first lines that are no more than a signature.
+    """Return the parameters of a function, and the docstring without first lines that only repeat the signature.
 
-    Where neither the source nor `inspect` has parameters, the first such line has them; so it does for a class.
+    For a class, and for a function whose parameters neither the source nor `inspect` gives, the parameters come from the first
+    such line.
     """
     line = rf"(?:\w+\.)?{re.escape(name)}(\(.*\)(?: -+> [\w ]+)?)\n"
     found = re.match(rf"(?:{line})+\s*(?=\S)", text)
@@ -195,15 +203,15 @@ def _signature(thing: object, name: str, text: str) -> tuple[str, str]:
             warnings.simplefilter("ignore")
             return str(inspect.signature(thing).replace(return_annotation=inspect.Signature.empty)), rest
     except Exception:
-        # ValueError where there is none; anything else from the text signature of C code that does not evaluate (`curses`)
+        # ValueError: no signature. Other errors: the text signature of C code cannot be evaluated (`curses`).
         return signature, rest
 
 
 def _written_parameters(function: object) -> str:
-    """Parameters as the source has them: the value of a default may be the whole environment (`cgi`), or differ on every run."""
+    """Return the parameters as the source writes them; a default value may hold the environment (`cgi`) or vary between runs."""
     code = function.__code__
     if code.co_filename.startswith("<") and not code.co_filename.startswith("<frozen"):
-        return ""  # generated
+        return ""  # generated code
     arguments = _arguments_in(function.__globals__.get("__file__") or code.co_filename).get(code.co_firstlineno)
     if arguments is None:
         return ""
@@ -213,7 +221,7 @@ def _written_parameters(function: object) -> str:
 
 @functools.cache
 def _arguments_in(file: str) -> dict[int, ast.arguments]:
-    """The arguments of each function of a source by its first line, which may be that of a decorator."""
+    """Return the arguments of each function of a source file by its first line, which may be a decorator's."""
     try:
         tree = ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -233,10 +241,10 @@ def _docstrings(node: ast.AST, name: str) -> Iterator[tuple[str, str, str]]:
 
 
 def main() -> None:
-    """Do the job on standard input: `{"files": [[root, file], ...]}`, or `{}` for the standard library and the topics."""
+    """Run the job from standard input: `{"files": [[root, file], ...]}`, or `{}` for the standard library and the topics."""
     job = json.load(sys.stdin)
     output = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # whatever a module prints when it is imported
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # discards what modules print on import
     if job:
         json.dump([parsed(root, file) for root, file in job["files"]], output)
     else:

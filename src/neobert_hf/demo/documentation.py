@@ -1,8 +1,8 @@
-"""Real text that every machine has: the documentation inside its own Python.
+"""Collection of the documentation inside a Python installation, and a text corpus made from it.
 
-The standard library by introspection, functions in C included, and the language topics of `help()`; other packages by parsing
-their sources and stubs, so that no code of theirs runs. `docstrings.py` reads, in processes of its own; this module chooses what
-is read, keeps it, and makes corpora of it.
+The standard library is read by introspection, which includes functions in C, together with the language topics of `help()`. Other
+packages are read by parsing their sources and stubs, so none of their code runs. `docstrings.py` does the reading in separate
+processes; this module selects the packages, caches the entries and writes the corpus.
 """
 
 import hashlib
@@ -32,26 +32,26 @@ from .cache import CACHE, load_arrays, save_arrays
 
 logger = logging.get_logger(__name__)
 
-# Folders without documentation for users.
+# Folders that hold no documentation for users.
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "testing", "__pycache__"}
 MIN_CHARACTERS = docstrings.MIN_CHARACTERS
-MARKER = "neobert_documentation.json"  # in a folder that write_corpus has written: its files and their hashes
-PARTIAL = ".neobert_documentation.partial"  # where it writes until all of them are whole
+MARKER = "neobert_documentation.json"  # lists the files that write_corpus wrote, with their hashes
+PARTIAL = ".neobert_documentation.partial"  # temporary folder for the files until all are complete
 LOCK = ".neobert_documentation.lock"
 SUFFIXES = (".py", ".pyi")
-FILES_AT_ONCE = 128  # read by one process
-ROWS = {"rows": (np.uint8, (None,))}  # what the cache has of a package: JSON
+FILES_AT_ONCE = 128  # files for one reader process
+ROWS = {"rows": (np.uint8, (None,))}  # the cached entries of a package, as JSON
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One documented thing.
+    """One documented object or topic.
 
     Attributes:
-        package: Top-level package or module; "builtins", and "python" for the topics of the language.
+        package: Top-level package or module; "builtins" for builtins and "python" for language topics.
         name: Public name, without "builtins", or the topic.
-        signature: Parameters as `inspect` or the source has them; often "" for what is not a function.
-        text: The docstring, dedented.
+        signature: Parameters from `inspect` or the source; often "" for objects that are not functions.
+        text: Dedented docstring.
     """
 
     package: str
@@ -61,7 +61,7 @@ class Entry:
 
     @property
     def full_text(self) -> str:
-        """Name, signature and docstring: what a model reads."""
+        """Name, signature and docstring: the input of a model."""
         return f"{self.name}{self.signature}\n{self.text}"
 
 
@@ -70,21 +70,21 @@ def collect_documentation(
 ) -> list[Entry]:
     """Read the documentation of the running Python, without duplicates, in a fixed order.
 
-    What was read is kept, and read again when it changes: the standard library with Python's version or place, another package
-    with the size or time of any of its files.
+    Entries are cached. The standard library is read again when Python's version or location changes, and another package when
+    the size or modification time of any of its files changes.
 
     Args:
         show_progress: Show a progress bar over files.
-        packages: Packages and modules, each with all below it: "json", "os.path", "torch.nn"; "python" is the standard library
-            with the topics of the language. All that is installed, by default.
-        cache_dir: Folder where it is kept; None keeps nothing.
+        packages: Packages and modules, each with its submodules: "json", "os.path", "torch.nn"; "python" is the standard library
+            with the language topics. Default: everything that is installed.
+        cache_dir: Folder of the cache; None disables the cache.
 
     Raises:
-        ValueError: A package is not installed, or has no documentation, or its name is empty.
-        RuntimeError: The process that reads did not end well.
+        ValueError: A package is not installed or has no documentation, or its name is empty.
+        RuntimeError: The reader process failed.
     """
     if packages is not None and not (packages and all(name.strip() for name in packages)):
-        raise ValueError(f"packages={list(packages)} has no name, or an empty one; name packages such as 'json'")
+        raise ValueError(f"packages={list(packages)} has no name or an empty name; give names such as 'json'")
     installed = _installed_packages()
     wanted = None if packages is None else {name.split(".")[0] for name in packages}
     library = _standard_library(cache_dir) if wanted is None or wanted - set(installed) else []
@@ -97,8 +97,8 @@ def collect_documentation(
         }
         if missing := sorted(name for name, each in found.items() if not each):
             raise ValueError(
-                f"no documentation here of {', '.join(missing)}: not installed, not public, or without docstrings; "
-                "'python' is the standard library"
+                f"no documentation found for {', '.join(missing)}: not installed, not public, or without docstrings; check the "
+                "name ('python' is the standard library)"
             )
         entries = [entry for each in found.values() for entry in each]
     unique: dict[str, Entry] = {}
@@ -108,7 +108,7 @@ def collect_documentation(
 
 
 def first_sentence(text: str) -> tuple[str, str]:
-    """Split off the first sentence, on one line; without a full stop it is the first paragraph."""
+    """Split a text into its first sentence, on one line, and the rest; without a full stop, split after the first paragraph."""
     paragraph = re.split(r"\n\s*\n", text, maxsplit=1)[0]
     found = re.match(r".+?[.!?](?=\s|$)", paragraph, re.DOTALL)
     end = found.end() if found else len(paragraph)
@@ -116,10 +116,10 @@ def first_sentence(text: str) -> tuple[str, str]:
 
 
 def retrieval_pairs(entries: Iterable[Entry]) -> list[dict[str, str]]:
-    """Questions and answers: the first sentence of a docstring, and its name, signature and rest.
+    """Return pairs of query and document: the first sentence of a docstring, and name, signature and rest of the docstring.
 
-    Left out are sentences of fewer than 4 words or more than 300 characters, those that stand in several entries, since they
-    have no one answer, and entries without a rest.
+    Sentences of fewer than 4 words or more than 300 characters are skipped. So are sentences that occur in several entries,
+    since their document is ambiguous, and entries whose rest is too short.
     """
     split = [(entry, *first_sentence(entry.text)) for entry in entries]
     counts = Counter(sentence.lower() for _, sentence, _ in split)
@@ -134,7 +134,7 @@ def retrieval_pairs(entries: Iterable[Entry]) -> list[dict[str, str]]:
 
 
 def training_pairs(entries: Iterable[Entry]) -> list[dict[str, str]]:
-    """`retrieval_pairs`, and the name with the signature to the docstring, for entries that have a signature."""
+    """Return `retrieval_pairs` and, for entries with a signature, pairs of name with signature and docstring."""
     entries = list(entries)
     named = [{"query": f"{e.name}{e.signature}", "document": e.text} for e in entries if e.signature]
     return retrieval_pairs(entries) + named
@@ -149,55 +149,60 @@ def write_corpus(
 ) -> dict[str, int]:
     """Write the documentation as JSON lines for pretraining, and a tokenizer trained on it.
 
-    Each line has `package`, `name` and `text`, the latter with name and signature first. `train.jsonl` is what may be
-    trained on, `held_out.jsonl` holds entries of the same packages, `held_out_packages.jsonl` the packages that are held out
-    whole, `tokenizer/` a WordPiece tokenizer of the training text. For embeddings, each has pairs beside it, with `query` and
-    `document`: `train_pairs.jsonl`, of `training_pairs`, and `held_out_pairs.jsonl` and `held_out_packages_pairs.jsonl`, of
+    Each line has `package`, `name` and `text`; the text begins with name and signature. `train.jsonl` holds the training entries,
+    `held_out.jsonl` other entries of the same packages, `held_out_packages.jsonl` the packages that are held out entirely, and
+    `tokenizer/` a WordPiece tokenizer trained on the training text. For embeddings, there are also pairs with `query` and
+    `document`: `train_pairs.jsonl` from `training_pairs`, `held_out_pairs.jsonl` and `held_out_packages_pairs.jsonl` from
     `retrieval_pairs`.
 
-    Files take their places when all of them are written. An interrupted call leaves those of the earlier corpus, or a part of the
-    new one without `train.jsonl`, never some of both; the next call goes on from either.
+    The files are moved to their places when all are complete. An interrupted call leaves files of the earlier corpus only, or
+    files of the new corpus only and without `train.jsonl`. The next call can start from both states.
 
     Args:
-        output_dir: Folder to write to; made if it is not there.
-        num_held_out: Entries that are held out, 0 or more.
-        held_out_packages: Names of top-level packages.
+        output_dir: Folder to write; created if it does not exist.
+        num_held_out: Number of held-out entries, 0 or more.
+        held_out_packages: Names of top-level packages to hold out.
         vocab_size: Size of the vocabulary, as for `train_wordpiece`.
-        seed: Of the order.
+        seed: Seed of the order of the entries.
 
     Returns:
         Number of entries in each file.
 
     Raises:
-        ValueError: A package has no documentation here, everything would be held out, a number is out of bounds, another process
-            writes to the folder, or it has a file of such a name that an earlier call has not left so.
-        OSError: The folder cannot be written to; an earlier corpus in it is unchanged.
+        ValueError: A package has no documentation, no entry would remain for training, a number is out of bounds, another process
+            writes to the folder, or the folder has a file of the same name that an earlier call did not write.
+        OSError: The folder cannot be written; an earlier corpus in it is unchanged.
     """
     check_vocab_size(vocab_size)
     if num_held_out < 0:
-        raise ValueError(f"num_held_out={num_held_out} is below 0; 0 holds none out")
+        raise ValueError(f"num_held_out={num_held_out} is below 0; choose 0 to hold out no entry")
     folder, held_out = Path(output_dir), set(held_out_packages or ())
-    _files_written_before(folder)  # refuses files of others before it reads for minutes
+    _files_written_before(folder)  # refuses foreign files before the reading, which takes minutes
     entries = collect_documentation()
     if missing := held_out - {entry.package for entry in entries}:
-        raise ValueError(f"held_out_packages: {', '.join(sorted(missing))} has no documentation in this Python")
+        raise ValueError(
+            f"held_out_packages: {', '.join(sorted(missing))} has no documentation in this Python; check the name"
+        )
     random.Random(seed).shuffle(entries)
     files = {"held_out_packages": [entry for entry in entries if entry.package in held_out]}
     rest = [entry for entry in entries if entry.package not in held_out]
     if not 0 <= num_held_out < len(rest):
-        raise ValueError(f"num_held_out={num_held_out} leaves nothing of {len(rest)} entries; hold out fewer")
+        raise ValueError(f"num_held_out={num_held_out} leaves none of {len(rest)} entries for training; hold out fewer")
     files |= {"held_out": rest[:num_held_out], "train": rest[num_held_out:]}
     with only_writer(folder, LOCK):
         written = _files_written_before(folder)
         partial = folder / PARTIAL
-        shutil.rmtree(partial, ignore_errors=True)  # of a call that was killed
+        shutil.rmtree(partial, ignore_errors=True)  # left by a call that was killed
         try:
             partial.mkdir()
             _write_files(
-                partial, files, vocab_size, still_good=f"{folder} is as it was: make room, and run the same again"
+                partial,
+                files,
+                vocab_size,
+                still_good=f"{folder} is unchanged; free disk space and run the command again",
             )
             for file in written:
-                file.unlink()  # of an earlier corpus, of which other entries were held out
+                file.unlink()  # an earlier corpus held out other entries
             _move_files(partial, folder)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -215,7 +220,7 @@ def _write_files(folder, files, vocab_size, still_good):
     tokenizer = train_wordpiece([entry.full_text for entry in files["train"]], vocab_size)
     try:
         tokenizer.save_pretrained(folder / "tokenizer")
-    except Exception as error:  # the tokenizers library has one class for all errors
+    except Exception as error:  # the tokenizers library raises plain Exception for every error
         code = re.search(r"os error (\d+)", str(error))
         if code is None and not isinstance(error, OSError):
             raise
@@ -226,24 +231,24 @@ def _write_files(folder, files, vocab_size, still_good):
 
 
 def _move_files(partial, folder):
-    """The marker comes first, so that the next call knows the others as its own, and `train.jsonl` last."""
+    """Move the marker first, so that the next call recognizes the files, and `train.jsonl` last."""
     (folder / "tokenizer").mkdir(exist_ok=True)
     for file in [partial / MARKER, *reversed(_corpus_files(partial))]:
         os.replace(file, folder / file.relative_to(partial))
 
 
 def _corpus_files(folder: Path) -> list[Path]:
-    """Files in the folder that bear the names of a corpus."""
+    """Return the files in the folder that have names of corpus files."""
     names = [f"{name}{end}.jsonl" for name in ("train", "held_out", "held_out_packages") for end in ("", "_pairs")]
     files = [folder / name for name in names] + sorted((folder / "tokenizer").rglob("*"))
     return [file for file in files if file.is_file()]
 
 
 def _files_written_before(folder: Path) -> list[Path]:
-    """What an earlier corpus has in the folder, without its marker.
+    """Return the files of an earlier corpus in the folder, without its marker.
 
     Raises:
-        ValueError: A file with the name of one of ours is not as `write_corpus` left it.
+        ValueError: A file with the name of a corpus file was not written by `write_corpus`, or was changed since.
     """
     try:
         hashes = dict(json.loads((folder / MARKER).read_text("utf-8")))
@@ -251,13 +256,14 @@ def _files_written_before(folder: Path) -> list[Path]:
         hashes = {}
     except (ValueError, TypeError) as error:
         raise ValueError(
-            f"{folder / MARKER} is damaged ({error}); name another folder, or delete it and the corpus"
+            f"{folder / MARKER} is damaged ({error}); choose another folder, or delete this file and the corpus"
         ) from error
     files = _corpus_files(folder)
     for file in files:
         if hashes.get(str(file.relative_to(folder).as_posix())) != file_hash(file):
             raise ValueError(
-                f"{file} would be replaced, and is not as `neobert documentation` wrote it; name another folder, or delete it"
+                f"{file} would be replaced, but `neobert documentation` did not write it, or it has changed; choose another "
+                "folder, or delete it"
             )
     return files
 
@@ -279,7 +285,7 @@ def _standard_library(cache_dir: str | Path | None) -> list[Entry]:
 def _read_packages(
     packages: dict[str, list[tuple[str, str]]], show_progress: bool, cache_dir: str | Path | None
 ) -> list[Entry]:
-    """Entries of packages, given their files as pairs of root and path."""
+    """Return the entries of packages; files are pairs of root and path."""
     rows, missing = {}, {}
     for name, files in packages.items():
         stats = [(file, os.stat(file)) for _, file in files]
@@ -304,7 +310,7 @@ def _read_packages(
             for (name, _, _), each in zip(job, result):
                 found[name] += each or ()
     if num_unreadable:
-        logger.info(f"{num_unreadable} of {len(files)} Python files could not be parsed and were left out")
+        logger.info(f"{num_unreadable} of {len(files)} Python files could not be parsed and were skipped")
     for name, key in missing.items():
         rows[name] = found[name]
         _keep(cache_dir, name, key, found[name])
@@ -312,9 +318,9 @@ def _read_packages(
 
 
 def _run_reader(job: dict):
-    """Let `docstrings.py` do a job in a Python without site-packages, in an empty folder.
+    """Run a job of `docstrings.py` in a Python process without site-packages, in an empty folder.
 
-    It is a command and not a process pool, which on macOS and Windows would run the caller's script once more in each worker.
+    A process pool would run the caller's script again in each worker on macOS and Windows; a command does not.
     """
     command = [sys.executable, "-I", "-S", "-B", docstrings.__file__]
     with tempfile.TemporaryDirectory() as folder:
@@ -344,7 +350,7 @@ def _cache_file(cache_dir: str | Path, name: str, key: Sequence[str]) -> Path:
 
 
 def _installed_packages() -> dict[str, list[Path]]:
-    """Top-level packages and modules outside the standard library, and where they lie; stubs count to what they describe."""
+    """Return the paths of top-level packages and modules outside the standard library; stubs belong to their package."""
     paths = sysconfig.get_paths()
     found: dict[str, list[Path]] = {}
     for root in sorted({paths["purelib"], paths["platlib"]}):
@@ -357,7 +363,7 @@ def _installed_packages() -> dict[str, list[Path]]:
 
 
 def _python_files(paths: Iterable[Path]) -> list[tuple[str, str]]:
-    """Sources and stubs at and below the paths, each after its root."""
+    """Return pairs of root and file for all sources and stubs at and below the paths."""
     found = []
     for path in paths:
         files = [] if path.is_dir() else [str(path)]

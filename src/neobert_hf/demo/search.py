@@ -1,4 +1,4 @@
-"""Semantic search in the documentation of this Python: the nearest entries by their vectors, then compared token by token."""
+"""Semantic search in the documentation of this Python: retrieval by embedding, optional reranking by token vectors."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from .documentation import Entry, collect_documentation, first_sentence
 
 logger = logging.get_logger(__name__)
 
-KEPT_TOKEN_BYTES = 1 << 30  # where the vectors of all tokens would take more, those of the candidates are computed anew
-BATCHES_AT_ONCE = 16  # whose token vectors wait to be rounded
+KEPT_TOKEN_BYTES = 1 << 30  # above this size token vectors are computed for the candidates of each query
+BATCHES_AT_ONCE = 16  # number of batches whose token vectors are in memory before rounding
 
 
 @dataclass(frozen=True)
 class Hit:
-    """An entry that was found, and how well it fits: the mean of the question's tokens' best cosines, or the texts' cosine."""
+    """A retrieved entry and its score: the cosine of the texts, or after reranking the mean maximum cosine of query tokens."""
 
     score: float
     entry: Entry
@@ -42,12 +42,12 @@ class Hit:
 
 @dataclass(frozen=True)
 class TokenVectors:
-    """Vectors of length 1 of the tokens of several texts, rounded to 8 bits each: a cosine is off by about 0.001.
+    """Unit-length token vectors of several texts, quantized to 8 bits; the error of a cosine is about 0.001.
 
     Attributes:
         values: (number of tokens, width), int8.
-        scales: (number of tokens), float32; value times scale is the vector.
-        starts: (number of texts + 1), int64; where the tokens of each text begin.
+        scales: (number of tokens,), float32; value times scale is the vector.
+        starts: (number of texts + 1,), int64; index of the first token of each text.
     """
 
     values: np.ndarray
@@ -56,37 +56,37 @@ class TokenVectors:
 
     @classmethod
     def join(cls, texts: Sequence[np.ndarray]) -> TokenVectors:
-        """Round the vectors of each text, (tokens, width)."""
+        """Quantize the vectors of each text, (tokens, width), and concatenate them."""
         rounded = [_round(vectors) for vectors in texts]
         values, scales = (np.concatenate(parts) for parts in zip(*rounded))
         return cls(values, scales, np.cumsum([0, *map(len, texts)]))
 
     def take(self, numbers: Sequence[int]) -> TokenVectors:
-        """Those of some texts, in that order."""
+        """Return the vectors of the given texts, in the given order."""
         slices = [slice(self.starts[i], self.starts[i + 1]) for i in numbers]
         values, scales = (np.concatenate([array[each] for each in slices]) for array in (self.values, self.scales))
         return TokenVectors(values, scales, np.cumsum([0, *(each.stop - each.start for each in slices)]))
 
     def scores(self, question: np.ndarray) -> np.ndarray:
-        """Late interaction (ColBERT, arXiv 2004.12832) with a question's vectors: mean over its tokens of the best cosine."""
+        """Score each text by late interaction (ColBERT, arXiv 2004.12832): mean over the query tokens of the maximum cosine."""
         cosines = (self.values.astype(np.float32) * self.scales[:, None]) @ question.T
         return np.maximum.reduceat(cosines, self.starts[:-1]).mean(1)
 
 
 class DocumentationIndex:
-    """Embedded documentation of this Python. The vectors are kept in the cache of Hugging Face, so a second index comes at once.
+    """Embedded documentation of this Python; the vectors are cached in `HF_HOME`, so a second index loads quickly.
 
     Args:
-        model: What embeds.
-        packages: As for `documentation.collect_documentation`.
-        num_candidates: So many entries, nearest by cosine, are put in order by comparing their tokens with the question's
-            (`TokenVectors.scores`); 0 leaves them in theirs. The vectors of all tokens are kept, up to `KEPT_TOKEN_BYTES`.
-        batch_size: Texts that are embedded at once, at least 1.
+        model: Embedding model.
+        packages: Packages as for `documentation.collect_documentation`.
+        num_candidates: Number of nearest entries to rerank with token vectors (`TokenVectors.scores`); 0 disables reranking.
+            Token vectors are kept in memory and in the cache, up to `KEPT_TOKEN_BYTES`.
+        batch_size: Number of texts per forward, at least 1.
         show_progress: Show progress bars.
-        cache_dir: Folder of entries and vectors; vectors are found by what embeds and by what is embedded.
+        cache_dir: Folder of the cached entries and vectors; the key of vectors is a hash of the model and of the texts.
 
     Raises:
-        ValueError: A package is not installed, candidates are wanted of a model that has no vectors of tokens, a number is out of
+        ValueError: A package is not installed, reranking is requested of a model without token vectors, a number is out of
             bounds, or there is not enough memory.
     """
 
@@ -100,24 +100,24 @@ class DocumentationIndex:
         cache_dir: str | Path = CACHE,
     ) -> None:
         if batch_size < 1:
-            raise ValueError(f"batch_size={batch_size} embeds nothing; take at least 1")
+            raise ValueError(f"batch_size={batch_size} is too small; choose at least 1")
         if num_candidates < 0:
-            raise ValueError(f"num_candidates={num_candidates}: at least 0, which compares no tokens")
+            raise ValueError(f"num_candidates={num_candidates} is below 0; choose 0 to disable reranking")
         if num_candidates and not isinstance(model[0], Transformer):
             raise ValueError(
-                f"num_candidates={num_candidates}: {type(model[0]).__name__} has no vectors of tokens to compare; take 0"
+                f"num_candidates={num_candidates}: {type(model[0]).__name__} has no token vectors to rerank with; choose 0"
             )
         self.model, self.num_candidates, self.batch_size = model, num_candidates, batch_size
         self.entries = collect_documentation(show_progress, packages, cache_dir)
         texts = [entry.full_text for entry in self.entries]
         width, longest = model.get_embedding_dimension(), model.max_seq_length or 512
-        # a token is three characters or more, most of the time; measured at 4.7 on the standard library
+        # assumes at least three characters a token; the mean on the standard library is 4.7
         token_bytes = sum(min(longest, len(text) // 3 + 2) for text in texts) * width if num_candidates else 0
         keeps_tokens = 0 < token_bytes <= KEPT_TOKEN_BYTES
         if token_bytes > KEPT_TOKEN_BYTES:
             logger.warning(
-                f"the tokens of {len(texts):,} entries would take {token_bytes / 1e9:.1f} GB, so candidates are embedded anew "
-                "for each question; name fewer packages for quick answers"
+                f"the token vectors of {len(texts):,} entries would take {token_bytes / 1e9:.1f} GB, so candidates are embedded "
+                "again for each query; choose fewer packages for quick answers"
             )
         expected = {"vectors": (np.float32, (len(texts), width))}
         if keeps_tokens:
@@ -131,7 +131,7 @@ class DocumentationIndex:
             check_memory(
                 kept_bytes + batch_bytes(model, batch_size),
                 f"embedding {len(texts):,} entries, {batch_size} at once",
-                "name fewer packages, or a smaller batch_size",
+                "choose fewer packages, or a smaller batch_size",
             )
             arrays = self._embed_entries(texts, keeps_tokens, show_progress)
             save_arrays(file, arrays)
@@ -139,13 +139,13 @@ class DocumentationIndex:
         self.tokens = TokenVectors(arrays["values"], arrays["scales"], arrays["starts"]) if keeps_tokens else None
 
     def search(self, question: str, top_k: int = 5) -> list[Hit]:
-        """Return the entries nearest to the question, best first.
+        """Return the entries that match the question best, best first.
 
         Raises:
-            ValueError: The question is not a string or holds half of a surrogate pair, or `top_k` is below 1.
+            ValueError: The question is not a string or holds a lone surrogate, or `top_k` is below 1.
         """
         if top_k < 1:
-            raise ValueError(f"top_k={top_k} shows nothing; take at least 1")
+            raise ValueError(f"top_k={top_k} is too small; choose at least 1")
         check_texts([question])
         if not self.num_candidates:
             vector = self.model.encode_query([question], normalize_embeddings=True)
@@ -183,15 +183,15 @@ class DocumentationIndex:
 
 
 def _round(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Integers of 8 bits and a scale for each vector."""
+    """Quantize each vector to 8-bit integers and a scale."""
     scales = np.abs(vectors).max(1) / 127
     return np.rint(vectors / np.maximum(scales, 1e-30)[:, None]).astype(np.int8), scales
 
 
 def _embed(encode: Callable, texts: Sequence[str], batch_size: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """One forward for each text: its number, its vector (width) and those of its tokens (tokens, width), all of length 1.
+    """Yield for each text its number, its vector (width,) and its token vectors (tokens, width), all of unit length.
 
-    Long texts come first, so that the most memory is needed at once; only some batches wait at a time.
+    Long texts come first, so that a lack of memory shows at the start; at most `BATCHES_AT_ONCE` batches are in memory.
     """
     order = np.argsort([-len(text) for text in texts], kind="stable")
     for start in range(0, len(texts), batch_size * BATCHES_AT_ONCE):

@@ -76,8 +76,8 @@ def bigram_accuracy(training_ids: Iterable[list[int]], batches: Iterable[dict], 
         for ids, labels in zip(batch["input_ids"].tolist(), batch["labels"].tolist()):
             for place in (i for i, label in enumerate(labels) if label != -100):
                 neighbours = zip(predictions, (ids[place - 1], ids[place + 1]))
-                _, guess = max(table.get(token, (0.0, most_frequent)) for table, token in neighbours)
-                num_correct += guess == labels[place]
+                _, prediction = max(table.get(token, (0.0, most_frequent)) for table, token in neighbours)
+                num_correct += prediction == labels[place]
                 total += 1
     return num_correct / total
 

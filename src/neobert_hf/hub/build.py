@@ -118,9 +118,7 @@ def move_files(source: Path, out: Path, last: str) -> None:
     files = [file.relative_to(source) for file in source.rglob("*") if file.is_file()]
     for file in sorted(files, key=lambda file: str(file) == last):
         if str(file) == last:
-            for weights in out.glob(
-                "model*.safetensors*"
-            ):  # weights of an earlier model could be read instead of the new ones
+            for weights in out.glob("model*.safetensors*"):  # a loader could read old weights instead of new ones
                 if weights.name not in map(str, files):
                     weights.unlink()
         (out / file).parent.mkdir(parents=True, exist_ok=True)

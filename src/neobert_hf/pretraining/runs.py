@@ -63,7 +63,7 @@ def last_complete_checkpoint(folder: str | Path, exactly: bool = True) -> Path |
         folder: Output folder of the run.
         exactly: Also skip checkpoints that cannot be resumed exactly.
     """
-    checkpoint, faults = _find_whole(folder, exactly)
+    checkpoint, faults = _find_complete(folder, exactly)
     _warn_of(faults)
     return checkpoint
 
@@ -73,7 +73,7 @@ def _warn_of(faults):
         logger.warning(f"{fault}; skipped this checkpoint")
 
 
-def _find_whole(folder, exactly):
+def _find_complete(folder, exactly):
     """Return the newest complete checkpoint or None, and the faults of the newer checkpoints."""
     faults = []
     for _, path in numbered_checkpoints(folder):
@@ -116,7 +116,7 @@ def _begin_or_resume(folder, run, resume_from_checkpoint, exactly):
     written = [path for _, path in numbered_checkpoints(folder) if _is_kept(path)]
     checkpoint = None
     if resume_from_checkpoint in ("last", "true", "True", True):
-        checkpoint, faults = _find_whole(folder, exactly)
+        checkpoint, faults = _find_complete(folder, exactly)
         if checkpoint is None:
             way_out = "give another --output_dir" if written else "start without --resume_from_checkpoint"
             raise FileNotFoundError("; ".join([f"{folder} holds no complete checkpoint", *faults, way_out]))

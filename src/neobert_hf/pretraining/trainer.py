@@ -252,9 +252,9 @@ class Counter:
             squares = num_tokens**2 if positions is None else (2 * positions + 1).sum()
         num_correct = getattr(outputs, "num_correct", None)
         if num_correct is None:
-            guesses = outputs["logits"].argmax(-1)
-            wanted = labels[is_masked] if guesses.ndim == 1 else labels
-            num_correct = (guesses == wanted).sum()
+            predictions = outputs["logits"].argmax(-1)
+            expected = labels[is_masked] if predictions.ndim == 1 else labels
+            num_correct = (predictions == expected).sum()
         self.counts += torch.stack((num_tokens, num_masked, num_correct, squares))
         self.loss_sum += loss.float()
         is_bad = ~loss.isfinite()
@@ -309,20 +309,20 @@ class SaveOnTerminate(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Install the signal handler."""
-        self._is_asked = False
-        self._before = signal.signal(signal.SIGTERM, self._ask)
+        self._is_terminating = False
+        self._before = signal.signal(signal.SIGTERM, self._handle_signal)
 
-    def _ask(self, number, frame):
-        self._is_asked = True
+    def _handle_signal(self, number, frame):
+        self._is_terminating = True
 
     def on_step_end(self, args, state, control, **kwargs):
         """Save and stop if any process has received the signal."""
-        is_asked = self._is_asked
+        is_terminating = self._is_terminating
         if args.world_size > 1:
-            agreed = torch.tensor(int(is_asked), device=args.device)
+            agreed = torch.tensor(int(is_terminating), device=args.device)
             torch.distributed.all_reduce(agreed, torch.distributed.ReduceOp.MAX)
-            is_asked = bool(agreed)
-        if is_asked:
+            is_terminating = bool(agreed)
+        if is_terminating:
             control.should_log = control.should_save = control.should_training_stop = True
 
     def on_train_end(self, args, state, control, **kwargs):
