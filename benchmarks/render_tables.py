@@ -439,6 +439,8 @@ TABLES = {
         "ablations": ablations,
         "late_interaction": lambda: _rows_of("late_interaction_cpu", LATE_INTERACTION),
         "encode": lambda: _rows_of("encode_cpu", ENCODE),
+    },
+    "benchmarks/kernels.md": {
         "fast_paths": lambda: _rows_of("fast_paths_cpu", FAST_PATHS),
         "fast_paths_avx2": lambda: _rows_of("fast_paths_cpu_avx2", FAST_PATHS),
     },
