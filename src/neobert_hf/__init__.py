@@ -26,7 +26,7 @@ from .model.modeling_neobert import (
 
 __version__ = "0.1.0"
 
-# Folder of a small embedding model, trained on the documentation inside Python: to try things with, offline.
+# Folder of the small embedding model that ships with the package; it was trained on Python's documentation.
 MINI_MODEL_PATH = str(Path(__file__).parent / "mini")
 
 transformers.AutoConfig.register(NeoBERTConfig.model_type, NeoBERTConfig, exist_ok=True)

@@ -1,4 +1,4 @@
-"""`tune_allocator`: keep freed memory in the process, so that a large tensor does not cost a page fault per 4 kB."""
+"""`tune_allocator`: keep freed memory in the process; otherwise every large tensor costs one page fault per 4 kB."""
 
 import ctypes
 import logging
@@ -6,25 +6,26 @@ import platform
 
 logger = logging.getLogger(__name__)
 
-# From glibc's malloc.h, with what each is set to.
+# Option numbers of glibc's malloc.h, and the values that `tune_allocator` sets.
 MALLOPT = {
-    "M_MMAP_MAX": (-4, 0),  # large blocks come from the heap, which is kept, instead of a mapping of their own
-    "M_TRIM_THRESHOLD": (-1, 2**31 - 1),  # do not give the top of the heap back
-    "M_TOP_PAD": (-2, 2**28),  # grow it by 256 MB at a time
+    "M_MMAP_MAX": (-4, 0),  # allocate large blocks on the heap, which the process keeps, not as separate mappings
+    "M_TRIM_THRESHOLD": (-1, 2**31 - 1),  # do not return the top of the heap to the system
+    "M_TOP_PAD": (-2, 2**28),  # grow the heap by 256 MB at a time
 }
 
 
 def tune_allocator() -> bool:
     """Tell glibc's malloc to keep large freed blocks for the next tensor instead of unmapping them.
 
-    By default a tensor above a threshold, 32 MB at most, is mapped and unmapped, and the kernel clears each of its pages
-    again at first touch; on a CPU that can cost more than the arithmetic. Call this once, before the first forward. The
-    process then holds the most memory that it ever used. The same from outside, for any program:
+    By default malloc maps every tensor above a threshold (at most 32 MB) and unmaps it when it is freed. The kernel clears
+    each page again at first access; on a CPU this can cost more than the arithmetic. Call this function once, before the
+    first forward. Afterwards the process keeps its peak memory. Environment variables do the same for any program:
 
         MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 MALLOC_TOP_PAD_=268435456 python ...
 
     Returns:
-        True if the allocator was tuned; False, with a message, where it is not glibc's: macOS, Windows, musl.
+        True if the allocator was tuned; False, with a warning, if the C library is not glibc (macOS, Windows, musl) or if
+        malloc refused an option.
     """
     library = platform.libc_ver()[0]
     if platform.system() != "Linux" or library != "glibc":
@@ -36,5 +37,5 @@ def tune_allocator() -> bool:
     mallopt = ctypes.CDLL(None).mallopt
     refused = [name for name, (option, value) in MALLOPT.items() if mallopt(option, value) != 1]
     if refused:
-        logger.warning(f"malloc refused {', '.join(refused)}; the allocator stays as it was in this respect")
+        logger.warning(f"malloc refused {', '.join(refused)}; these options are unchanged")
     return not refused

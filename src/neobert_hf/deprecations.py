@@ -1,21 +1,21 @@
-"""Old public names: each one works for one version, and warns."""
+"""Old public names, which work for one more version with a FutureWarning."""
 
 import warnings
 from collections.abc import Callable
 from typing import Any
 
-LAST_VERSION = "0.2"  # the names of 0.1 that this version replaced
+LAST_VERSION = "0.2"  # the last version that accepts the old names of 0.1
 
 
 def renamed_names(module: str, new_names: dict[str, Any]) -> Callable[[str], Any]:
     """Make the `__getattr__` of a module whose public names were renamed.
 
     Args:
-        module: The module's `__name__`.
-        new_names: For each old name the new name and the object, as (name, object).
+        module: The `__name__` of the module.
+        new_names: Old name to (new name, object).
 
     Returns:
-        A function that returns the object of an old name with a FutureWarning, and raises AttributeError for any other name.
+        A function that returns the object of an old name with a FutureWarning and raises AttributeError for any other name.
     """
 
     def __getattr__(name: str) -> Any:
@@ -29,7 +29,7 @@ def renamed_names(module: str, new_names: dict[str, Any]) -> Callable[[str], Any
 
 
 def warn_of_rename(old: str, new: str, stacklevel: int = 3) -> None:
-    """Warn that `old` is now `new`.
+    """Issue a FutureWarning that `old` is now `new`.
 
     Args:
         old: The name that was used.

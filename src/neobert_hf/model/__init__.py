@@ -1,1 +1,1 @@
-"""The model: what ships to the Hub, and nothing else. It imports no other room."""
+"""The model: the files that ship to the Hub. They import no other part of the package."""

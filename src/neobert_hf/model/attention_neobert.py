@@ -1,4 +1,4 @@
-"""The plan of a forward, rotary positions, and every way to compute attention; `backends_neobert.py` says which of them runs.
+"""The plan of a forward, rotary positions, and the attention functions; `backends_neobert.py` chooses one of them.
 
 Axes: `B` rows, `L` columns of the input; `T` tokens on the flat axis that the blocks see; `N` sequences; `H` heads;
 `K` head width. A token tensor is always `(T, ...)`: in a packed layout T counts real tokens only, in a dense layout
@@ -35,13 +35,13 @@ except ImportError:
 
 
 class ForwardPlan(NamedTuple):
-    """What one forward computes with; decided once by `make_plan`, read by every block and by the heads.
+    """Layout, attention backend, mask and kernels of one forward; made once by `make_plan`, read by all blocks and heads.
 
     Attributes:
-        layout: Where the sequences are.
-        backend: Name of the attention that runs.
-        mask: What the backend takes as a mask: a tensor that broadcasts to (B, H, L, L), a mask object of its own, or None.
-        kernels: Which kernels run outside of attention: what `choose_kernels` named, or "plain".
+        layout: Where sequences start and end.
+        backend: Name of the attention backend.
+        mask: Mask of the backend: a tensor that broadcasts to (B, H, L, L), a mask object of the backend, or None.
+        kernels: Kernels outside attention: the result of `choose_kernels`, or "plain" for standard operations.
     """
 
     layout: SequenceLayout
@@ -56,15 +56,15 @@ class ForwardPlan(NamedTuple):
 
 
 def rotary_table(config, layout: SequenceLayout, dtype: torch.dtype) -> torch.Tensor:
-    """Cosine and sine for every token, in fp32 (fp64 for an fp64 model), computed anew in each forward.
+    """Cosine and sine for every token, in fp32 (fp64 for an fp64 model), computed in each forward.
 
-    Nothing is stored: a table in a buffer is lost when a model is built on the meta device and loaded afterwards.
+    The table is not a buffer: a buffer is lost when a model is built on the meta device and loaded afterwards.
 
     Returns:
         (T, K / 2, 2), cosine and sine of position * theta^(-2i / K) for pair i.
 
-    Source: RoFormer (arXiv 2104.09864), equation 34; dynamic NTK scales the base by each sequence's own length, so a
-        sequence never depends on its neighbours in the batch; YaRN is arXiv 2309.00071, section 3.2 to 3.4.
+    Source: RoFormer (arXiv 2104.09864), equation 34. YaRN: arXiv 2309.00071, sections 3.2 to 3.4. Dynamic NTK scales the base
+        by the length of each sequence, so that a sequence does not depend on other sequences of the batch.
     """
     rope, width = config.rope_parameters, config.head_dim
     theta, factor = rope["rope_theta"], rope.get("factor", 1.0)
@@ -91,20 +91,20 @@ def rotary_table(config, layout: SequenceLayout, dtype: torch.dtype) -> torch.Te
 
 
 def _yarn_kept_share(rope, width, like):
-    """Share of each pair's frequency that YaRN leaves alone: 1 for pairs that turn often in the original context."""
+    """Share of each pair's frequency that YaRN keeps: 1 for pairs that rotate many times within the original context."""
 
-    def pair_that_turns(times):
+    def pair_with_rotations(count):
         context_length = rope["original_max_position_embeddings"]
-        return width * math.log(context_length / (times * 2 * math.pi)) / (2 * math.log(rope["rope_theta"]))
+        return width * math.log(context_length / (count * 2 * math.pi)) / (2 * math.log(rope["rope_theta"]))
 
-    first = max(math.floor(pair_that_turns(rope.get("beta_fast") or 32)), 0)
-    last = min(math.ceil(pair_that_turns(rope.get("beta_slow") or 1)), width - 1)
+    first = max(math.floor(pair_with_rotations(rope.get("beta_fast") or 32)), 0)
+    last = min(math.ceil(pair_with_rotations(rope.get("beta_slow") or 1)), width - 1)
     pairs = torch.arange(width // 2, device=like.device, dtype=like.dtype)
     return 1 - ((pairs - first) / max(last - first, 0.001)).clamp(0, 1)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Ways to compute attention
+# Attention functions
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -114,7 +114,7 @@ def _split_rows(x_THK, layout):
 
 
 def attend_eager(q_THK, k_THK, v_THK, plan):
-    """Plain operations, dense, with the probabilities."""
+    """Attention in standard operations on a dense layout, with the probabilities."""
     q, k, v = (_split_rows(x, plan.layout) for x in (q_THK, k_THK, v_THK))
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
     if plan.mask is not None:
@@ -124,7 +124,7 @@ def attend_eager(q_THK, k_THK, v_THK, plan):
 
 
 def _additive(mask, dtype):
-    """The mask as numbers to add to the scores; finite, so that a row without any key stays a number."""
+    """The mask as finite numbers to add to the scores; a row without any key then does not become NaN."""
     lowest = torch.finfo(dtype).min
     if mask.dtype == torch.bool:
         return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, lowest)
@@ -132,7 +132,7 @@ def _additive(mask, dtype):
 
 
 def attend_sdpa(q_THK, k_THK, v_THK, plan):
-    """PyTorch's own attention: dense with a mask, or packed."""
+    """`scaled_dot_product_attention` of PyTorch, on a dense layout with a mask or on a packed layout."""
     if not plan.layout.is_packed:
         mask = plan.mask
         mask = mask if mask is None or mask.dtype == torch.bool else mask.to(q_THK.dtype)
@@ -140,7 +140,7 @@ def attend_sdpa(q_THK, k_THK, v_THK, plan):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(0, 1), None
     if plan.mask is not None:
         return _attend_groups(q_THK, k_THK, v_THK, plan.mask), None
-    if len(set(plan.layout.lengths)) == 1:  # sequences of one length are a batch
+    if len(set(plan.layout.lengths)) == 1:  # sequences of equal length form a batch
         q, k, v = (x.unflatten(0, (-1, plan.layout.lengths[0])).transpose(1, 2) for x in (q_THK, k_THK, v_THK))
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(0, 1), None
     sequences = zip(*(x.transpose(0, 1).split(plan.layout.lengths, dim=1) for x in (q_THK, k_THK, v_THK)))
@@ -149,7 +149,7 @@ def attend_sdpa(q_THK, k_THK, v_THK, plan):
 
 
 def make_dense_mask(layout, mask_4d=None):
-    """Which tokens of a dense layout may attend to which, for the shape (B, H, L, L); None where all may."""
+    """Mask of a dense layout, broadcastable to (B, H, L, L); None if every token may attend to all others."""
     if layout.documents is not None:
         return layout.documents[:, None, :, None] == layout.documents[:, None, None, :]
     if layout.is_real is not None:
@@ -158,23 +158,24 @@ def make_dense_mask(layout, mask_4d=None):
 
 
 class LengthGroups(NamedTuple):
-    """Sequences of similar length side by side, padded to the longest of their group: a call for each group.
+    """Groups of sequences of similar length, padded to the longest sequence of the group; SDPA runs once per group.
 
     Attributes:
-        places: (T,) int64, the place of each token among the padded ones.
+        indices: (T,) int64, index of each token on the flat axis of all padded groups.
         shapes: Number of sequences and padded length of each group.
-        masks: For each group (sequences, 1, 1, length) bool, True at real keys; None where nothing is padded.
+        masks: For each group (sequences, 1, 1, length) bool, True at real keys; None if the group has no padding.
     """
 
-    places: torch.Tensor
+    indices: torch.Tensor
     shapes: tuple[tuple[int, int], ...]
     masks: tuple[torch.Tensor | None, ...]
 
 
 def make_sdpa_mask(layout):
-    """A kernel costs a launch for each call, so on a GPU a call for each of hundreds of sequences is slow.
+    """Length groups for SDPA on a GPU; None on a CPU, and for sequences of equal length.
 
-    A CPU has no launches: there the sequences one by one are faster, and need no copies.
+    On a GPU every call costs a kernel launch, so one call per sequence is slow for hundreds of sequences. On a CPU one call
+    per sequence is faster and needs no copies.
     """
     if layout.cu_seq_lens.device.type == "cpu" or len(set(layout.lengths)) == 1:
         return None
@@ -182,56 +183,56 @@ def make_sdpa_mask(layout):
 
 
 def group_by_length(layout):
-    """Groups in which lengths differ by less than a factor of two, so that padding is less than half of each."""
+    """Group sequences whose lengths differ by less than a factor of two; padding is then less than half of each group."""
     lengths, device = torch.tensor(layout.lengths), layout.cu_seq_lens.device
-    starts, begins = torch.empty_like(lengths), 0
+    starts, group_start = torch.empty_like(lengths), 0
     shapes, masks = [], []
-    doublings = torch.tensor([(length - 1).bit_length() for length in layout.lengths])
-    for doubling in doublings.unique():
-        members = doublings == doubling
+    bit_lengths = torch.tensor([(length - 1).bit_length() for length in layout.lengths])
+    for bit_length in bit_lengths.unique():
+        members = bit_lengths == bit_length
         group = lengths[members]
         longest = int(group.max())
-        starts[members] = begins + longest * torch.arange(len(group))
-        begins += longest * len(group)
+        starts[members] = group_start + longest * torch.arange(len(group))
+        group_start += longest * len(group)
         shapes.append((len(group), longest))
         is_key = torch.arange(longest) < group[:, None]
         masks.append(None if is_key.all() else to_device(is_key[:, None, None], device))
     within = torch.arange(int(lengths.sum())) - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
-    places = starts.repeat_interleave(lengths) + within
-    return LengthGroups(to_device(places, device), tuple(shapes), tuple(masks))
+    indices = starts.repeat_interleave(lengths) + within
+    return LengthGroups(to_device(indices, device), tuple(shapes), tuple(masks))
 
 
 def _attend_groups(q_THK, k_THK, v_THK, groups):
     sizes = [count * length for count, length in groups.shapes]
-    padded = (x.new_zeros(sum(sizes), *x.shape[1:]).index_copy(0, groups.places, x) for x in (q_THK, k_THK, v_THK))
+    padded = (x.new_zeros(sum(sizes), *x.shape[1:]).index_copy(0, groups.indices, x) for x in (q_THK, k_THK, v_THK))
     outputs = []
     for shape, mask, *group in zip(groups.shapes, groups.masks, *(x.split(sizes) for x in padded)):
         q, k, v = (x.unflatten(0, shape).transpose(1, 2) for x in group)
         output = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         outputs.append(output.transpose(1, 2).flatten(0, 1))
-    return torch.cat(outputs).index_select(0, groups.places)
+    return torch.cat(outputs).index_select(0, groups.indices)
 
 
 def attend_cpu_tiled(q_THK, k_THK, v_THK, plan):
-    """Attention in blocks, for inference on a CPU."""
+    """Attention in blocks of scores, for inference on a CPU; SDPA if all sequences are short."""
     if plan.layout.max_length < SHORTEST_TILED[q_THK.dtype]:
         return attend_sdpa(q_THK, k_THK, v_THK, plan)
     return tiled_attention(q_THK, k_THK, v_THK, plan.layout.lengths), None
 
 
 def attend_varlen(q_THK, k_THK, v_THK, plan):
-    """PyTorch's FlashAttention for sequences of unlike length."""
+    """FlashAttention for packed sequences from `torch.nn.attention.varlen`."""
     boundaries, longest = plan.layout.cu_seq_lens, plan.layout.max_length
     return varlen_attn(q_THK, k_THK, v_THK.contiguous(), boundaries, boundaries, longest, longest), None
 
 
 def attend_xformers(q_THK, k_THK, v_THK, plan):
-    """xformers with its block-diagonal mask."""
+    """Memory-efficient attention of xformers with a block-diagonal mask."""
     return memory_efficient_attention(q_THK[None], k_THK[None], v_THK[None], attn_bias=plan.mask)[0], None
 
 
 class _Caller(nn.Module):
-    """What the attention functions of transformers ask about the module that calls them."""
+    """In place of the calling module: the attributes that the attention functions of transformers read."""
 
     is_causal = False
     num_key_value_groups = 1
@@ -246,7 +247,7 @@ _caller = lru_cache(_Caller)
 
 
 def attend_registry(q_THK, k_THK, v_THK, plan):
-    """FlashAttention 2, 3 and 4, flex attention and Hub kernels, packed; functions that users registered, dense."""
+    """Functions of transformers' registry: FlashAttention, flex attention and Hub kernels packed, those of users dense."""
     caller, attention = _caller(plan.backend), AttentionInterface()[plan.backend]
     options = dict(scaling=q_THK.shape[-1] ** -0.5, dropout=0.0, is_causal=False)
     if not plan.layout.is_packed:
@@ -270,49 +271,49 @@ def attend_registry(q_THK, k_THK, v_THK, plan):
 
 
 def attend_flex(q_THK, k_THK, v_THK, plan):
-    """Flex attention, compiled but on a CPU."""
+    """Flex attention; it is compiled, except on a CPU."""
     if q_THK.device.type != "cpu":
         return attend_registry(q_THK, k_THK, v_THK, plan)
-    # On a CPU the compiled form (torch 2.13) fails to build for a second sequence length. Neither form has a backward there.
+    # On a CPU, compiled flex attention (torch 2.13) fails for a second sequence length. It has no backward pass there at all.
     set_stance = getattr(torch.compiler, "set_stance", None)  # torch < 2.6
     with set_stance("force_eager") if set_stance else nullcontext():
         return attend_registry(q_THK, k_THK, v_THK, plan)
 
 
 def make_flex_mask(layout):
-    """The blocks of pairs that flex attention visits."""
+    """Block mask of flex attention, in which tokens attend within their sequence."""
     sequence_ids = layout.sequence_ids()
 
     def same_sequence(row, head, query, key):
         return sequence_ids[query] == sequence_ids[key]
 
     num_tokens, device = len(sequence_ids), sequence_ids.device
-    # Uncompiled, this builds all T x T pairs once; on a GPU the compiled form visits blocks only.
+    # Without compilation this makes a full T x T mask once; compiled, on a GPU, it evaluates blocks only.
     return create_block_mask(
         same_sequence, 1, None, num_tokens, num_tokens, device=device, _compile=device.type == "cuda"
     )
 
 
 def make_xformers_mask(layout):
-    """A mask made on the host, because its own copy to the device waits; the boundaries are there already."""
+    """Block-diagonal mask, made on the host: xformers' copy to the device would wait, and the boundaries are there already."""
     mask = BlockDiagonalMask.from_seqlens(layout.lengths, device=torch.device("cpu"))
     mask.q_seqinfo.seqstart = mask.k_seqinfo.seqstart = layout.cu_seq_lens
     return mask
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What is installed
+# Availability
 # ----------------------------------------------------------------------------------------------------------------------
 
 
 def has_flash_attention(version: int) -> bool:
-    """Whether transformers, which may be too old to know it, finds this FlashAttention."""
+    """Whether transformers finds this version of FlashAttention; False if transformers is too old to support it."""
     is_available = getattr(transformers_utils, f"is_flash_attn_{version}_available", None)
     return is_available is not None and is_available()
 
 
 def has_varlen() -> bool:
-    """Whether torch has attention for sequences of unlike length."""
+    """Whether torch has `torch.nn.attention.varlen`."""
     return varlen_attn is not None
 
 

@@ -1,4 +1,4 @@
-"""The one table of attention backends, `attend`, which calls the one that runs, and `choose_backend`, which names it."""
+"""The table of attention backends (`BACKENDS`), `choose_backend`, which selects a backend, and `attend`, which calls it."""
 
 import warnings
 from collections.abc import Callable
@@ -42,21 +42,21 @@ def attend(
 
 
 class Backend(NamedTuple):
-    """A row of the table: what runs, on what, and whether it is there. An empty field sets no limit.
+    """A row of the table: function, requirements and availability of a backend. An empty field is no restriction.
 
     Attributes:
-        attend: From queries, keys, values (T, H, K) and a plan to the attended values, and the probabilities or None.
+        attend: Function from queries, keys, values (T, H, K) and a plan to the output (T, H, K) and the probabilities or None.
         layouts: "packed", "dense" or both.
-        devices: Types of device.
-        capabilities: For each dtype the lowest and the highest CUDA capability; no other dtype is computed.
-        head_multiple: The head width is a multiple of this.
-        max_head_width: The head width is at most this.
-        make_mask: From a packed layout to the mask that `attend` finds in it.
-        reads_boundaries: Whether it finds the sequences in `cu_seq_lens` on the device, without any value on the host.
+        devices: Device types.
+        capabilities: For each dtype the lowest and the highest CUDA capability; no other dtype is supported.
+        head_multiple: The head width must be a multiple of this.
+        max_head_width: The head width must be at most this.
+        make_mask: Function from a packed layout to the mask that `attend` reads from the plan.
+        reads_boundaries: Whether it reads `cu_seq_lens` on the device and needs no value on the host.
         is_automatic: Whether "auto" may choose it.
-        is_for_inference: Whether it needs what `runs_fast` asks for, and products that pay (`onednn_is_best`).
-        is_installed: Whether it is there.
-        remedy: What to do if it is not.
+        is_for_inference: Whether it requires `runs_fast` and fast products (`onednn_is_best`).
+        is_installed: Whether it is installed.
+        remedy: What to do if it is not installed.
     """
 
     attend: Callable
@@ -73,8 +73,8 @@ class Backend(NamedTuple):
     remedy: str = ""
 
     @property
-    def is_of_transformers(self) -> bool:
-        """Whether transformers registers it, and says itself whether it can be loaded."""
+    def is_from_transformers(self) -> bool:
+        """Whether it is in transformers' registry, so that transformers checks its availability."""
         return self.attend is attend_registry
 
 
@@ -84,8 +84,8 @@ def _half(lowest, highest=(99, 0)):
 
 _flash = dict(attend=attend_registry, layouts=("packed",), reads_boundaries=True, head_multiple=8, max_head_width=256)
 
-# In the order in which "auto" prefers them. FlashAttention's numbers are those of its versions 2.8, 3 beta and 4.0 beta,
-# torch_varlen's those of torch 2.13, xformers' those of its version 0.0.35, whose kernels for fp32 end at Hopper.
+# In the order of preference of "auto". The limits are those of FlashAttention 2.8, 3 beta and 4.0 beta, of torch 2.13
+# (torch_varlen) and of xformers 0.0.35, whose fp32 kernels support GPUs up to Hopper.
 BACKENDS = {
     "flash_attention_3": Backend(
         **_flash,
@@ -116,7 +116,7 @@ BACKENDS = {
         capabilities=_half((8, 0)),
         is_automatic=True,
         is_installed=has_varlen,
-        remedy=f"it needs torch>=2.10, this is {torch.__version__}; pip install -U torch",
+        remedy=f"it needs torch>=2.10, but torch {torch.__version__} is installed; pip install -U torch",
     ),
     "xformers": Backend(
         attend_xformers,
@@ -154,7 +154,7 @@ RENAMED = {"blocked": "cpu_tiled"}
 
 
 def current_name(implementation: str) -> str:
-    """The name of a backend in this version; an old name warns."""
+    """The current name of a backend; an old name causes a FutureWarning."""
     if implementation not in RENAMED:
         return implementation
     name = RENAMED[implementation]
@@ -164,7 +164,7 @@ def current_name(implementation: str) -> str:
 
 
 def find_backend(implementation: str) -> Backend:
-    """The row of `implementation`; of a kernel from the Hub, named after its repository; or of what a user registered."""
+    """The row of `implementation`, or a generic row for a FlashAttention kernel from the Hub or a function of the user."""
     if implementation in BACKENDS:
         return BACKENDS[implementation]
     if "flash" in implementation:
@@ -173,40 +173,40 @@ def find_backend(implementation: str) -> Backend:
 
 
 def runs_packed(implementation: str) -> bool:
-    """True for attention that keeps the sequences of a packed layout apart; the rest gets a dense layout and a mask."""
+    """Whether the backend supports a packed layout; other backends get a dense layout and a mask."""
     return implementation == "auto" or "packed" in find_backend(implementation).layouts
 
 
 def check_installed(implementation: str) -> None:
-    """Raise ImportError, saying what to install, if a backend of the table is missing."""
+    """Raise ImportError with the installation command if a backend of the table is not installed."""
     backend = find_backend(implementation)
     if not backend.is_installed():
         raise ImportError(f"attn_implementation={implementation!r} is not installed; {backend.remedy}")
 
 
-def is_ours(implementation: str) -> bool:
-    """Whether it is a row of the table that transformers does not know."""
-    return implementation in BACKENDS and not find_backend(implementation).is_of_transformers
+def is_own_backend(implementation: str) -> bool:
+    """Whether a backend is in the table but not in transformers' registry."""
+    return implementation in BACKENDS and not find_backend(implementation).is_from_transformers
 
 
-def explain_missing(implementation: str, error: Exception) -> str:
-    """What transformers says of an implementation that it cannot load, and the ways out."""
-    remedy = find_backend(implementation).remedy or "install what it names"
+def missing_backend_message(implementation: str, error: Exception) -> str:
+    """The message for an implementation that transformers cannot load: its error, and what to do."""
+    remedy = find_backend(implementation).remedy or "install the package that the error names"
     return (
-        f"attn_implementation={implementation!r} cannot run here: {error} Remedy: {remedy}; choose "
-        f"{', '.join(map(repr, BACKENDS))}; or leave it out to take the best attention that is installed"
+        f"attn_implementation={implementation!r} cannot run here: {error} Solution: {remedy}; choose "
+        f"{', '.join(map(repr, BACKENDS))}; or omit it to use the best backend that is installed"
     )
 
 
 class Situation(NamedTuple):
-    """What decides which backends can run.
+    """The conditions of a forward that determine which backends can run.
 
     Attributes:
-        device: Where attention will run.
-        dtype: In which dtype it will run.
+        device: Device of attention.
+        dtype: dtype of attention.
         head_dim: Width of a head.
         is_packed: Whether the layout is packed.
-        is_fast: What `runs_fast` says.
+        is_fast: Result of `runs_fast`.
     """
 
     device: torch.device
@@ -217,66 +217,71 @@ class Situation(NamedTuple):
 
 
 def choose_backend(implementation: str, situation: Situation, need_weights: bool = False) -> str:
-    """Decide which attention runs: the requested one if it can, an error if it cannot, the best one if none is named.
+    """Choose the attention backend: the requested one, or the best one that can run if the request is "auto".
 
     Args:
         implementation: Requested name, or "auto".
-        situation: What it has to run on.
-        need_weights: Only eager attention returns probabilities.
+        situation: Device, dtype, head width and layout of the forward.
+        need_weights: Whether probabilities are required; only eager attention returns them.
 
     Raises:
-        ValueError: The requested backend cannot run here.
+        ValueError: The requested backend cannot run in this situation.
         ImportError: The requested backend is not installed.
     """
     if need_weights:
         if implementation != "eager" and not torch.compiler.is_compiling():
             logger.warning_once(
-                "output_attentions=True needs the attention probabilities, which only eager attention has; this forward "
-                f"runs eager instead of {implementation!r}."
+                "output_attentions=True needs attention probabilities, which only eager attention returns; this forward "
+                f"runs 'eager' instead of {implementation!r}. Set attn_implementation='eager' to avoid this warning."
             )
         return "eager"
     if implementation == "auto":
         return _best_backend(*situation)
-    if obstacle := _find_obstacle(implementation, *situation):
+    if reason := _unsupported_reason(implementation, *situation):
         check_installed(implementation)
-        raise ValueError(f"attn_implementation={implementation!r} {obstacle}, or leave it out to take the best one")
+        raise ValueError(f"attn_implementation={implementation!r} {reason}, or omit it to use the best backend")
     return implementation
 
 
-@torch.compiler.assume_constant_result  # nothing in here is for a compiler to trace
-def _find_obstacle(implementation, *situation):
-    """Why a backend cannot run in a situation, and the way out; empty if it can."""
+@torch.compiler.assume_constant_result  # the compiler must not trace this function
+def _unsupported_reason(implementation, *situation):
+    """Why a backend cannot run in a situation, and what to do; an empty string if it can run."""
     backend, (device, dtype, head_dim, is_packed, is_fast) = find_backend(implementation), situation
     if not backend.is_installed():
         return f"is not installed; {backend.remedy}"
     if ("packed" if is_packed else "dense") not in backend.layouts:
         return (
-            "runs packed sequences only; a 4-D mask, unpad_inputs=False, or a padding mask while compiling needs 'sdpa' or "
-            "'eager'"
+            "supports packed sequences only; for a 4-D mask, unpad_inputs=False, or a padding mask while compiling, choose "
+            "'sdpa' or 'eager'"
         )
     if backend.devices and device.type not in backend.devices:
         return f"runs on {', '.join(backend.devices).upper()}, not on {device.type}; choose 'sdpa'"
     if backend.is_for_inference and not (is_fast and onednn_is_best(dtype)):
         return (
-            f"is for inference with fast products in {dtype}: model.eval(), torch.inference_mode(), float32 or bfloat16; "
-            "choose 'sdpa'"
+            f"requires inference on a CPU with fast products in {dtype}; call model.eval(), use torch.inference_mode() and "
+            "float32 or bfloat16, choose 'sdpa'"
         )
     if backend.capabilities and dtype not in backend.capabilities:
         return (
-            f"computes in {' or '.join(str(each).removeprefix('torch.') for each in backend.capabilities)}, not {dtype}; "
+            f"supports {' or '.join(str(each).removeprefix('torch.') for each in backend.capabilities)}, not {dtype}; "
             "load the model with dtype=torch.bfloat16, use autocast, choose 'sdpa'"
         )
     if head_dim % backend.head_multiple or head_dim > (backend.max_head_width or head_dim):
         return (
-            f"takes heads whose width is a multiple of {backend.head_multiple} and at most {backend.max_head_width}, not "
+            f"requires a head width that is a multiple of {backend.head_multiple} and at most {backend.max_head_width}, not "
             f"{head_dim}; choose 'sdpa'"
         )
     if backend.capabilities and device.type == "cuda":
         lowest, highest = backend.capabilities[dtype]
         capability = torch.cuda.get_device_capability(device)
         if not lowest <= capability <= highest:
-            limit = f"up to {highest[0]}.{highest[1]}" if capability > highest else f"from {lowest[0]}.{lowest[1]}"
-            return f"runs in {dtype} on GPUs of capability {limit}, {device} has {'.'.join(map(str, capability))}; choose 'sdpa'"
+            limit = (
+                f"at most {highest[0]}.{highest[1]}" if capability > highest else f"at least {lowest[0]}.{lowest[1]}"
+            )
+            return (
+                f"requires a CUDA capability of {limit} for {dtype}, but {device} has {'.'.join(map(str, capability))}; "
+                "choose 'sdpa'"
+            )
     return ""
 
 
@@ -287,8 +292,10 @@ def _best_backend(*situation):
 
 @lru_cache
 def _find_best_backend(*situation):
-    """The first of the table that can run; cached, so that each answer is logged once."""
-    name = next(name for name, row in BACKENDS.items() if row.is_automatic and not _find_obstacle(name, *situation))
+    """The first backend of the table that can run; cached, so that each choice is logged once."""
+    name = next(
+        name for name, row in BACKENDS.items() if row.is_automatic and not _unsupported_reason(name, *situation)
+    )
     device, dtype, _, is_packed, is_fast = situation
     layout = "packed" if is_packed else "padded"
     kernels = "fast" if is_fast else "plain"

@@ -27,7 +27,7 @@ from .kernels_neobert import (
 
 
 class SwiGLU(nn.Module):
-    """w3(silu(gate) * up), with gate and up side by side in `w12`."""
+    """w3(silu(gate) * up); `w12` holds the gate and up projections side by side."""
 
     def __init__(self, config: NeoBERTConfig):
         super().__init__()
@@ -41,10 +41,10 @@ class SwiGLU(nn.Module):
 
 
 class Rotary:
-    """The rotary table on its way into the blocks.
+    """Wraps the rotary table as an argument of the blocks, so that FSDP2 does not cast it.
 
-    Under mixed precision FSDP2 casts every tensor that it finds in the arguments of a block, which would round cosine and
-    sine to 8 bits. It does not look into this object; accelerate, which moves arguments between devices, calls `to`.
+    With mixed precision FSDP2 casts every tensor in the arguments of a block, which would round cosine and sine to 8 bits. It
+    does not search this object. accelerate, which moves arguments between devices, calls `to`.
     """
 
     def __init__(self, table: torch.Tensor):
@@ -52,11 +52,11 @@ class Rotary:
 
     @cached_property
     def turns(self) -> torch.Tensor:
-        """(T, K / 2) complex64, the same as complex numbers of length 1."""
+        """(T, K / 2) complex64, the table as complex numbers cosine + i sine."""
         return torch.view_as_complex(self.table)
 
     def to(self, *args, **kwargs) -> "Rotary":
-        """The same on another device."""
+        """The same table on another device."""
         return Rotary(self.table.to(*args, **kwargs))
 
 
@@ -85,13 +85,13 @@ class NeoBERTBlock(GradientCheckpointingLayer):
     def attention(
         self, x_TD: torch.Tensor, rotary: Rotary, plan: ForwardPlan
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attention and its output projection, (T, D)."""
+        """Attention with output projection, (T, D), and the probabilities of eager attention."""
         qkv_TH3K = self.qkv(x_TD).unflatten(-1, (self.num_heads, 3, self.head_dim))
         out_THK, weights = attend(*split_and_rotate(qkv_TH3K, rotary.table), plan)
         return self.wo(out_THK.flatten(1)), weights
 
     def forward_fast(self, x_TD: torch.Tensor, rotary: Rotary, plan: ForwardPlan):
-        """`forward` in fewer operations, for a CPU that records no gradient (see kernels_neobert.py)."""
+        """`forward` in fewer operations, for inference on a CPU (see kernels_neobert.py)."""
         kernels = plan.kernels
         qkv_TD = product(self.qkv, rms_norm(x_TD, self.attention_norm), kernels)
         by_head = plan.backend == "cpu_tiled" and plan.layout.max_length >= SHORTEST_TILED[qkv_TD.dtype]

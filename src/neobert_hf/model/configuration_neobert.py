@@ -1,4 +1,4 @@
-"""The configuration of NeoBERT (arXiv 2502.19587), which also reads the config.json published with `chandar-lab/NeoBERT`."""
+"""The configuration of NeoBERT (arXiv 2502.19587); it also reads the config.json published with `chandar-lab/NeoBERT`."""
 
 import inspect
 
@@ -7,7 +7,7 @@ from transformers.utils.versions import require_version
 
 require_version("transformers>=4.57.0", "NeoBERT needs a newer transformers: pip install -U transformers")
 
-# What each way of stretching RoPE needs and may have, besides `rope_type` and `rope_theta`.
+# Required and optional keys of each rope_type, besides `rope_type` and `rope_theta`.
 ROPE_KEYS = {
     "default": (set(), set()),
     "linear": ({"factor"}, set()),
@@ -15,15 +15,15 @@ ROPE_KEYS = {
     "yarn": ({"factor"}, {"original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor"}),
 }
 
-# Keys that the published config.json carries by accident: arguments of a script, not facts about the model.
+# Keys of the published config.json that are arguments of a script, not properties of the model.
 JUNK_KEYS = ("kwargs", "trust_remote_code", "pretrained_model_name_or_path")
 
-# Readers of saved checkpoints (llama.cpp among them) know the classes by the names that the paper's authors gave them.
+# Tools that read saved checkpoints, such as llama.cpp, expect the class names of the published code.
 PUBLISHED_ARCHITECTURES = {"NeoBERTModel": "NeoBERT", "NeoBERTForMaskedLM": "NeoBERTLMHead"}
 
 
 class NeoBERTConfig(PretrainedConfig):
-    """Shape, initialisation and behaviour of a NeoBERT; the defaults are the published model.
+    """Shape, initialisation and behaviour of a NeoBERT model; the defaults are those of the published model.
 
     Args:
         vocab_size: Number of token ids.
@@ -31,25 +31,25 @@ class NeoBERTConfig(PretrainedConfig):
         num_hidden_layers: Number of blocks.
         num_attention_heads: Number of heads H; `hidden_size / num_attention_heads` must be even.
         intermediate_size: Nominal feed-forward width; SwiGLU uses two thirds of it (see `swiglu_width`).
-        max_position_embeddings: Context length in tokens that the model was trained for. Longer input runs, with a warning.
-        max_length: The published name of `max_position_embeddings`; read and kept as an attribute, never written.
+        max_position_embeddings: Context length of the training, in tokens. Longer input is accepted with a warning.
+        max_length: Published name of `max_position_embeddings`; it is read and available as an attribute, but never saved.
         norm_eps: Epsilon of RMSNorm.
-        rope_parameters: RoPE in the form of transformers 5: `rope_type` (default, linear, dynamic or yarn), `rope_theta`
-            and what the type needs.
-        rope_theta: RoPE base in the form of transformers 4; wins over `rope_parameters`.
-        rope_scaling: RoPE scaling in the form of transformers 4; wins over `rope_parameters`.
-        embedding_init_range: Embeddings start uniform in plus or minus this.
-        decoder_init_range: Linear layers start uniform in plus or minus this.
-        classifier_init_range: Standard deviation of the normal start of task heads.
+        rope_parameters: RoPE in the format of transformers 5: `rope_type` (default, linear, dynamic or yarn), `rope_theta`
+            and the keys that the type requires.
+        rope_theta: RoPE base in the format of transformers 4; overrides `rope_parameters`.
+        rope_scaling: RoPE scaling in the format of transformers 4; overrides `rope_parameters`.
+        embedding_init_range: Bound x of the uniform initialisation of embeddings, in [-x, x].
+        decoder_init_range: Bound x of the uniform initialisation of linear layers, in [-x, x].
+        classifier_init_range: Standard deviation of the normal initialisation of task heads.
         classifier_dropout: Dropout probability in task heads.
         pad_token_id: Id of the padding token, whose embedding stays zero.
-        dim_head: Head width as published; only checked against `hidden_size / num_attention_heads`.
-        unpad_inputs: Compute on real tokens only. False keeps the padded shape from end to end.
-        sparse_prediction: With labels given, the LM head runs on labelled positions only: `logits` has one row for each, and
-            in training there are none, because they exist in chunks only.
+        dim_head: Published name of the head width; only checked against `hidden_size / num_attention_heads`.
+        unpad_inputs: Compute on real tokens only. False computes on the padded batch.
+        sparse_prediction: If labels are given, run the LM head on labelled positions only. `logits` then has one row per
+            label in evaluation; in training it is None, because the loss is computed chunk by chunk.
 
     Raises:
-        ValueError: A value breaks its rule, or the config belongs to another model that shares the type "neobert".
+        ValueError: A value is invalid, or the config belongs to another model of the type "neobert" (NeoDictaBERT).
 
     Source: paper, section 3.1 and Table 1; values from the published config.json.
     """
@@ -85,11 +85,11 @@ class NeoBERTConfig(PretrainedConfig):
             raise ValueError(
                 f"encoder_init_range={kwargs['encoder_init_range']} marks a NeoDictaBERT checkpoint: it shares the model "
                 "type 'neobert' but rotates halves instead of pairs and does not scale intermediate_size by two thirds, "
-                "so NeoBERT would compute nonsense from its weights; load it with the code in its own repository"
+                "so NeoBERT would compute wrong results; load it with the code in its own repository"
             )
         if tie_word_embeddings:
             raise ValueError(
-                "tie_word_embeddings=True, but NeoBERT's decoder has weights of its own; store a copy of "
+                "tie_word_embeddings=True, but the decoder of NeoBERT has its own weights; store a copy of "
                 "model.encoder.weight as decoder.weight and set tie_word_embeddings=False"
             )
         for key in JUNK_KEYS:
@@ -112,7 +112,7 @@ class NeoBERTConfig(PretrainedConfig):
         self._check_shape(pad_token_id, dim_head)
         self.rope_parameters = self._standard_rope_parameters(rope_parameters, rope_theta, rope_scaling)
         super().__init__(pad_token_id=pad_token_id, tie_word_embeddings=False, **kwargs)
-        # transformers 4 takes `max_length` for a parameter of generation and has just put its default of 20 here.
+        # transformers 4 treats `max_length` as a generation parameter and has just set it to the default 20.
         self.max_position_embeddings = context_length
 
     @property
@@ -132,13 +132,13 @@ class NeoBERTConfig(PretrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict, **kwargs):
-        """Build from a config.json's content; overrides pass through `__init__` and are checked like everything else."""
+        """Build a config from the content of config.json; overrides are checked like all other values."""
         own = inspect.signature(cls.__init__).parameters
         overrides = {key: kwargs.pop(key) for key in list(kwargs) if key in own}
         if "max_length" in overrides:
             overrides.setdefault("max_position_embeddings", overrides.pop("max_length"))
         trained_length = config_dict.get("max_position_embeddings") or config_dict.get("max_length")
-        for key in ("rope_parameters", "rope_scaling"):  # YaRN stretches from what the checkpoint was trained for
+        for key in ("rope_parameters", "rope_scaling"):  # YaRN scales from the context length of the training
             rope = overrides.get(key) or {}
             if trained_length and "yarn" in (rope.get("rope_type"), rope.get("type")):
                 overrides[key] = {"original_max_position_embeddings": trained_length, **rope}
@@ -152,7 +152,7 @@ class NeoBERTConfig(PretrainedConfig):
         return output
 
     def _get_generation_parameters(self):
-        # An encoder generates nothing. Without this, saving in transformers 5 raises because `max_length` is readable.
+        # An encoder generates no text. Without this method transformers 5 finds `max_length` and refuses to save.
         return {}
 
     _get_non_default_generation_parameters = _get_generation_parameters  # the name in transformers 4
@@ -168,7 +168,7 @@ class NeoBERTConfig(PretrainedConfig):
         ):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name}={value!r} must be a positive whole number")
+                raise ValueError(f"{name}={value!r} must be a positive integer")
         heads = self.num_attention_heads
         if self.hidden_size % heads:
             raise ValueError(
@@ -182,24 +182,26 @@ class NeoBERTConfig(PretrainedConfig):
         if dim_head is not None and dim_head != self.head_dim:
             raise ValueError(
                 f"dim_head={dim_head} disagrees with hidden_size={self.hidden_size} / num_attention_heads={heads} = "
-                f"{self.head_dim}; leave dim_head out or make them agree"
+                f"{self.head_dim}; remove dim_head or correct the others"
             )
         if pad_token_id is not None and not 0 <= pad_token_id < self.vocab_size:
-            raise ValueError(f"pad_token_id={pad_token_id} must lie in 0 to vocab_size - 1 = {self.vocab_size - 1}")
+            raise ValueError(
+                f"pad_token_id={pad_token_id} must be between 0 and vocab_size - 1 = {self.vocab_size - 1}"
+            )
         if not self.norm_eps > 0:
             raise ValueError(f"norm_eps={self.norm_eps} must be positive; the published model uses 1e-5")
         if not 0 <= self.classifier_dropout < 1:
-            raise ValueError(f"classifier_dropout={self.classifier_dropout} must lie in [0, 1)")
+            raise ValueError(f"classifier_dropout={self.classifier_dropout} must be at least 0 and below 1")
         for name in ("embedding_init_range", "decoder_init_range", "classifier_init_range"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}={getattr(self, name)} must not be negative")
 
     def _standard_rope_parameters(self, rope_parameters, rope_theta, rope_scaling):
-        """Merge both forms into the one of transformers 5 and check it."""
+        """Convert both formats to that of transformers 5 and check the values."""
         rope = {key: value for key, value in (rope_scaling or rope_parameters or {}).items() if value is not None}
         if rope_scaling and rope_parameters:
             rope.setdefault("rope_theta", rope_parameters.get("rope_theta", 10000.0))
-        if "type" in rope:  # the key's name before transformers 4.45
+        if "type" in rope:  # name of the key before transformers 4.45
             rope.setdefault("rope_type", rope.pop("type"))
         rope.setdefault("rope_type", "default")
         if rope_theta is not None:
@@ -215,12 +217,14 @@ class NeoBERTConfig(PretrainedConfig):
             raise ValueError(f"rope_type={kind!r} needs {', '.join(sorted(missing))}; add it to rope_parameters")
         if unknown := given - required - optional:
             allowed = ", ".join(sorted(required | optional)) or "rope_theta only"
-            raise ValueError(f"rope_type={kind!r} does not know {', '.join(sorted(unknown))}; it takes {allowed}")
+            raise ValueError(f"rope_type={kind!r} does not accept {', '.join(sorted(unknown))}; it accepts {allowed}")
         for key in ("rope_theta", *given):
             if isinstance(rope[key], bool) or not isinstance(rope[key], (int, float)) or not rope[key] > 0:
                 raise ValueError(f"{key}={rope[key]!r} in rope_parameters must be a positive number")
         if rope.get("factor", 1) < 1:
-            raise ValueError(f"factor={rope['factor']} in rope_parameters must be at least 1: it stretches the context")
+            raise ValueError(
+                f"factor={rope['factor']} in rope_parameters must be at least 1, because it extends the context"
+            )
         if rope.get("beta_fast", 32) <= rope.get("beta_slow", 1):
             raise ValueError(
                 f"beta_fast={rope.get('beta_fast', 32)} in rope_parameters must exceed beta_slow={rope.get('beta_slow', 1)}"

@@ -1,14 +1,15 @@
-"""Fast paths for a CPU that records no gradient, each beside the plain twin that runs everywhere else.
+"""CPU inference kernels, each next to its reference implementation.
 
-`runs_fast` decides once for each forward. What makes a path fast:
-- few operations: one sentence of 16 tokens spends as long in the overhead of small operations as in arithmetic;
-- products go through oneDNN, which torch carries, where it beats the library that `F.linear` calls; they add the residual;
-- temporaries are few and small (a chunk that stays in the cache), because new memory costs more here than arithmetic;
-- arithmetic runs in place, but only on tensors that the function made itself: no input and no output of a module, so
-  whoever holds one, a hook for instance, never sees it change;
-- attention works on blocks of scores, in base 2, and divides by the sum of the weights at the end.
+`runs_fast` decides once per forward whether they run. They are fast for these reasons:
+- There are few operations: for a sentence of 16 tokens, the overhead of small operations takes as long as the arithmetic.
+- Matrix products run in oneDNN, which is part of torch, if it is faster than the library behind `F.linear`, and they add the
+  residual in the same operation.
+- Temporary tensors are few and small enough for the cache, because allocation costs more than arithmetic here.
+- Arithmetic is in place, but only on tensors that the function itself made. Inputs and outputs of modules never change, so
+  a hook may keep them.
+- Attention works on blocks of scores, in base 2, and divides by the sum of the weights at the end.
 
-Two calls change the weights for inference: `prepack_weights` their order in memory, `quantize` their precision.
+Two functions change the weights for inference: `prepack_weights` their order in memory, `quantize` their precision.
 
 Axes: `T` tokens, `D` width, `H` heads, `K` head width, `F` feed-forward, `N` sequences of one length `L`.
 """
@@ -27,14 +28,14 @@ from .machine_neobert import TORCH, onednn_is_best
 logger = logging.get_logger(__name__)
 
 CHUNK_TOKENS = 256  # tokens whose fp32 copy stays in the cache between two passes
-BLOCK_ROWS = 256  # queries in a block of scores: fewer, and keys are repacked too often for a product
+BLOCK_ROWS = 256  # queries in a block of scores; with fewer queries, products repack the keys too often
 BLOCK_SCORES = 1 << 20  # scores in a block for each thread: 2 MB in bf16
 # Below these lengths the products of one head are too small, and SDPA is faster.
 SHORTEST_TILED = {torch.bfloat16: 64, torch.float32: 384}
 
 
 def is_tracing(tensor: torch.Tensor) -> bool:
-    """True where the values of a tensor must not decide anything: compile, export, tracing, graph capture, meta device."""
+    """Whether tensor values cannot be read: compilation, export, tracing, CUDA graph capture, fake and meta tensors."""
     return (
         torch.compiler.is_compiling()
         or torch.jit.is_tracing()
@@ -45,9 +46,9 @@ def is_tracing(tensor: torch.Tensor) -> bool:
 
 
 def runs_fast(x: torch.Tensor, module: nn.Module) -> bool:
-    """Whether the fast paths of this file run on `x` in `module`: evaluating, on a CPU, autograd off, nothing tracing.
+    """Whether the kernels of this file can run on `x` in `module`: evaluation mode, CPU, no autograd, no tracing.
 
-    A subclass of Tensor, and a tensor under a transform of torch.func, keep the plain path, which they can follow.
+    Subclasses of Tensor and transforms of torch.func get the reference implementations, which they can intercept.
     """
     return (
         not module.training
@@ -62,27 +63,27 @@ def runs_fast(x: torch.Tensor, module: nn.Module) -> bool:
 
 
 def is_hooked(*modules: nn.Module) -> bool:
-    """Whether somebody watches or replaces the call of one of the modules, so that it has to be called."""
+    """Whether one of the modules has a forward hook or a replaced `forward`, so that it must be called."""
     return any(module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__ for module in modules)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Products
+# Matrix products
 # ----------------------------------------------------------------------------------------------------------------------
 
 
 def choose_kernels(dtype: torch.dtype, num_tokens: int) -> str:
-    """Name the fast kernels of a forward by what computes their products, "torch" or "onednn"; "plain" are the slow ones."""
+    """The library of the matrix products, "torch" or "onednn"; "plain" in a plan stands for the reference implementations."""
     return "onednn" if onednn_is_best(dtype, num_tokens) else "torch"
 
 
 def product(layer: nn.Module, x: torch.Tensor, kernels: str, residual: torch.Tensor | None = None) -> torch.Tensor:
-    """layer(x), plus the residual if there is one, in one operation where the kernels allow it.
+    """layer(x), plus the residual if given, in one operation if the kernels support it.
 
     Args:
-        layer: nn.Linear, or whatever took its place (an adapter, a quantized layer), which is then called.
+        layer: nn.Linear, or a module in its place (an adapter, a quantized layer), which is then called.
         x: (T, in).
-        kernels: What `choose_kernels` named.
+        kernels: Result of `choose_kernels`, or "plain".
         residual: (T, out).
 
     Returns:
@@ -100,7 +101,7 @@ def product(layer: nn.Module, x: torch.Tensor, kernels: str, residual: torch.Ten
     ):
         out = layer(x)
         return out if residual is None else residual + out
-    if residual is not None and residual.dtype != x.dtype:  # a wider stream, which float32 embeddings begin
+    if residual is not None and residual.dtype != x.dtype:  # a float32 residual stream, from float32 inputs_embeds
         return residual + product(layer, x, kernels)
     weight, bias = layer.weight, layer.bias
     if kernels == "onednn" or weight.is_mkldnn:
@@ -114,27 +115,27 @@ def product(layer: nn.Module, x: torch.Tensor, kernels: str, residual: torch.Ten
 
 
 class PrepackedLinear(nn.Linear):
-    """An nn.Linear whose weight lies in the order in which oneDNN's products read it; `prepack_weights` makes it.
+    """An nn.Linear whose weight is in the memory order of oneDNN's products; `prepack_weights` makes it.
 
-    There is no second copy that could go stale: `weight` is the packed tensor. State dicts, files and copies hold the weight
-    in its usual order. Training, another dtype or device, and loading bring the usual order back.
+    `weight` is the packed tensor; no second copy exists that could become outdated. State dicts, files and copies contain the
+    weight in its standard order. Training, another dtype or device, and loading restore the standard order.
     """
 
     def prepack(self) -> None:
-        """Put the weight into the packed order."""
+        """Convert the weight to the order of oneDNN."""
         self.weight = nn.Parameter(TORCH.onednn_reorder(self.weight.detach()), self.weight.requires_grad)
 
     def restore_order(self) -> None:
-        """Become the nn.Linear that was packed."""
+        """Become a standard nn.Linear again."""
         self.weight = nn.Parameter(self.weight.detach().to_dense(), self.weight.requires_grad)
         self.__class__ = nn.Linear
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., in) to (..., out), by plain operations, through which gradients flow."""
+        """(..., in) to (..., out), in standard operations, which have gradients."""
         return F.linear(x, self.weight.to_dense(), self.bias)
 
     def train(self, mode: bool = True):
-        """Unpack for training."""
+        """Restore the standard order for training."""
         if mode:
             self.restore_order()
         return nn.Linear.train(self, mode)
@@ -161,45 +162,45 @@ def _new_linear():
 
 
 def prepack_weights(model: nn.Module) -> None:
-    """Put the weight of each nn.Linear in `model` into the order in which a CPU reads it fastest, where that pays.
+    """Reorder the weight of each nn.Linear in `model` for faster matrix products on a CPU.
 
-    It pays for inputs of up to some hundred tokens most, and costs no memory. The model is then for inference on this CPU:
-    training, moving or converting it brings the usual order back. Where it does not pay (no CPU, no oneDNN, a dtype without
-    instructions) nothing changes. What was done is logged at level INFO.
+    The gain is largest for inputs of up to a few hundred tokens; memory use does not change. The model is then for inference
+    on this CPU: training, moving or converting it restores the standard order. Weights that would not become faster (no CPU,
+    no oneDNN, a dtype without instructions) do not change. The numbers of weights are logged at level INFO.
     """
     layers = [module for module in model.modules() if type(module) is nn.Linear]
-    packable = [layer for layer in layers if not layer.training and _prepacking_pays(layer.weight)]
+    packable = [layer for layer in layers if not layer.training and _prepacking_is_faster(layer.weight)]
     for layer in packable:
         layer.__class__ = PrepackedLinear
         layer.prepack()
-    kept = ""
+    unchanged = ""
     if rest := [layer for layer in layers if layer not in packable]:
         weight = rest[0].weight
-        kept = f"; {len(rest)} stay as they are, since it does not pay: {weight.dtype} on {weight.device.type}"
-        kept += ", training" if rest[0].training else ""
-    logger.info(f"prepack_weights: {len(packable)} weights packed{kept}")
+        unchanged = f"; {len(rest)} unchanged, because it would not be faster: {weight.dtype} on {weight.device.type}"
+        unchanged += ", training" if rest[0].training else ""
+    logger.info(f"prepack_weights: {len(packable)} weights reordered{unchanged}")
 
 
-def _prepacking_pays(weight):
+def _prepacking_is_faster(weight):
     is_ordinary = type(weight) is nn.Parameter and weight.device.type == "cpu"
     return is_ordinary and TORCH.onednn_reorder is not None and onednn_is_best(weight.dtype, num_rows=1)
 
 
 def quantize(model: nn.Module) -> nn.Module:
-    """Turn the products of each block of `model` into int8 products for inference on a CPU, in place.
+    """Replace the matrix products of each block of `model` with int8 products for inference on a CPU, in place.
 
-    Weights become int8 with a scale for each output, the inputs of a product int8 with a scale for each call (dynamic
-    quantization). Embeddings, norms, attention and heads stay in float32, to which a model in bf16 is converted. It costs
-    some accuracy; README.md says how much on the small model. The model cannot be trained or saved afterwards.
+    Weights become int8 with one scale per output, the inputs of a product int8 with one scale per call (dynamic
+    quantization). Embeddings, norms, attention and heads run in float32; a bf16 model is converted. Accuracy decreases;
+    README.md gives the numbers of the small model. Afterwards the model cannot be trained or saved.
 
     Args:
-        model: A NeoBERT, or a model that holds one, such as a SentenceTransformer; on a CPU.
+        model: A NeoBERT model, or a model that contains one, such as a SentenceTransformer; on a CPU.
 
     Returns:
         The same model, in evaluation mode.
 
     Raises:
-        ValueError: The model is not on a CPU, or holds no product of a NeoBERT block.
+        ValueError: The model is not on a CPU, or has no linear layer of a NeoBERT block.
         ImportError: This torch has no `torch.ao.quantization`.
     """
     try:
@@ -211,7 +212,9 @@ def quantize(model: nn.Module) -> nn.Module:
         ) from error
     devices = {parameter.device.type for parameter in model.parameters()}
     if devices - {"cpu"}:
-        raise ValueError(f"quantize() is for a CPU, but the model is on {', '.join(sorted(devices))}; use model.cpu()")
+        raise ValueError(
+            f"quantize() needs a model on the CPU, but it is on {', '.join(sorted(devices))}; call model.cpu()"
+        )
     model.float().eval()
     names = {
         name: per_channel_dynamic_qconfig
@@ -219,21 +222,21 @@ def quantize(model: nn.Module) -> nn.Module:
         if "transformer_encoder" in name.split(".") and type(module) is nn.Linear
     }
     if not names:
-        raise ValueError(f"{type(model).__name__} holds no product of a NeoBERT block; quantize the model itself, once")
-    with (
-        warnings.catch_warnings()
-    ):  # torch announces that it will remove all of this; the ImportError above is for that day
+        raise ValueError(
+            f"{type(model).__name__} has no linear layer of a NeoBERT block; give a NeoBERT model that is not quantized yet"
+        )
+    with warnings.catch_warnings():  # torch will remove torch.ao.quantization; the ImportError above covers that
         warnings.filterwarnings("ignore", message="torch.ao.quantization is deprecated|torch.quantize_per_tensor")
         return quantize_dynamic(model, names, inplace=True)
 
 
 def check_not_quantized(model: nn.Module) -> None:
-    """Raise ValueError if the model has int8 products, which no checkpoint of a NeoBERT can hold."""
+    """Raise ValueError if the model has int8 products, which a NeoBERT checkpoint cannot store."""
     for name, module in model.named_modules():
         if type(module).__module__.startswith("torch.ao."):
             raise ValueError(
                 f"{name} is a {type(module).__module__}.{type(module).__name__}; int8 products cannot be saved as a NeoBERT: "
-                "save the model that they were made from, and quantize it after loading"
+                "save the model before quantize(), and quantize it again after loading"
             )
 
 
@@ -252,13 +255,13 @@ class RMSNorm(nn.RMSNorm):
 
 
 def normalize(norm: nn.Module, x_TD: torch.Tensor, kernels: str) -> torch.Tensor:
-    """norm(x); by the fast kernels where they are chosen and nobody watches the call."""
+    """norm(x), by the inference kernel if it is chosen and the module has no hooks."""
     if kernels == "plain" or type(norm) is not RMSNorm or is_hooked(norm):
         return norm(x_TD)
     return rms_norm(x_TD, norm)
 
 
-_scalar = lru_cache(torch.tensor)  # making a tensor of one number takes as long as the arithmetic on it
+_scalar = lru_cache(torch.tensor)  # making a scalar tensor takes as long as the arithmetic with it
 
 
 def rms_norm(x_TD: torch.Tensor, norm: nn.RMSNorm) -> torch.Tensor:
@@ -271,9 +274,9 @@ def rms_norm(x_TD: torch.Tensor, norm: nn.RMSNorm) -> torch.Tensor:
 
 
 def split_and_rotate(qkv_TH3K: torch.Tensor, rotary: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Take queries, keys and values apart and rotate the former two by the token's angles, in the table's dtype.
+    """Split queries, keys and values, and rotate queries and keys by each token's angles in the dtype of the table.
 
-    Rotary positions turn consecutive pairs (2i, 2i + 1) of each head.
+    RoPE rotates consecutive pairs (2i, 2i + 1) of each head.
 
     Args:
         qkv_TH3K: (T, H, 3, K), query, key and value of each head side by side.
@@ -291,13 +294,16 @@ def split_and_rotate(qkv_TH3K: torch.Tensor, rotary: torch.Tensor) -> tuple[torc
 def split_and_rotate_fast(
     qkv_TH3K: torch.Tensor, turns: torch.Tensor, by_head: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`split_and_rotate` by complex products.
+    """`split_and_rotate` with complex multiplication.
 
     Args:
         qkv_TH3K: (T, H, 3, K).
-        turns: (T, K / 2) complex64, cosine and sine of each pair's angle.
-        by_head: Lay the result out head by head in memory, as blocks of scores want it, in the dtype of `qkv_TH3K`. Else it
-            is in float32, in which attention over few tokens is faster and more exact.
+        turns: (T, K / 2) complex64, cosine + i sine of each pair's angle.
+        by_head: Return the dtype of `qkv_TH3K`, stored head by head in memory, as `tiled_attention` reads it. If False, return
+            float32, in which attention over few tokens is faster and more precise.
+
+    Returns:
+        Queries, keys and values, (T, H, K).
     """
     if not by_head:
         q_k_v = qkv_TH3K.float()
@@ -325,9 +331,9 @@ def tiled_attention(
 ) -> torch.Tensor:
     """Attention within each sequence, in both directions, block by block: softmax(q k^T / sqrt(K)) v.
 
-    Its plain twin is `scaled_dot_product_attention`. A softmax may be taken in any base and its sum be divided out last:
-    2^s costs less than e^s, and the division touches K numbers in a row instead of L. What a softmax usually subtracts,
-    the largest score, is subtracted only where the sum without it leaves the range that keeps full precision.
+    The reference implementation is `scaled_dot_product_attention`. This kernel scales the scores by log2(e) and computes 2^s,
+    which costs less than e^s. It divides by the sum of the weights at the end: K divisions per row instead of L. It subtracts
+    the largest score only if the sum would otherwise leave the range of full precision.
 
     Args:
         q_THK: (T, H, K) queries, bf16 or fp32.
@@ -340,7 +346,7 @@ def tiled_attention(
     """
     out_THK = torch.empty(q_THK.shape, dtype=q_THK.dtype)
     tensors_HTK = *(x.transpose(0, 1).contiguous() for x in (q_THK, k_THK, v_THK)), out_THK.transpose(0, 1)
-    if len(set(lengths)) == 1:  # a batch
+    if len(set(lengths)) == 1:  # sequences of equal length form a batch
         _attend_batch(*(x.unflatten(1, (-1, lengths[0])) for x in tensors_HTK))
     else:
         for sequence in zip(*(x.split(lengths, dim=1) for x in tensors_HTK)):
@@ -349,7 +355,7 @@ def tiled_attention(
 
 
 def _attend_batch(q_HNLK, k_HNLK, v_HNLK, out_HNLK):
-    """Fill `out_HNLK` with the attention of N sequences of length L."""
+    """Write the attention of N sequences of length L to `out_HNLK`."""
     num_heads, num_sequences, length, width = q_HNLK.shape
     is_fp32 = q_HNLK.dtype == torch.float32
     if length < SHORTEST_TILED[q_HNLK.dtype]:
@@ -373,9 +379,9 @@ def _attend_batch(q_HNLK, k_HNLK, v_HNLK, out_HNLK):
 
 def _products_bf16(k_BLK, v_BLK, scale):
     """Functions from queries (B, M, K) to scores (B, M, L), and from weights to weighted values."""
-    nothing = k_BLK.new_empty(())
-    # The product is scaled in fp32, before it is rounded to bf16.
-    return lambda q: torch.baddbmm(nothing, q, k_BLK.mT, beta=0, alpha=scale), lambda weights: torch.bmm(weights, v_BLK)
+    empty = k_BLK.new_empty(())
+    # The product is scaled in fp32 and then rounded to bf16.
+    return lambda q: torch.baddbmm(empty, q, k_BLK.mT, beta=0, alpha=scale), lambda weights: torch.bmm(weights, v_BLK)
 
 
 def _products_fp32(k_1LK, v_1LK, scale):
@@ -391,7 +397,7 @@ def _weights(score, q_BMK):
     total = weights.sum(-1, keepdim=True)
     smallest, largest = total.aminmax()
     if not (smallest.item() > 2.0**-100 and largest.item() < 2.0**100):
-        # Only in the matrices that need it: the numbers of one sequence do not depend on those beside it.
+        # Only in the matrices that need it, so that a sequence does not depend on other sequences of the batch.
         needs_shift = ~((total > 2.0**-100) & (total < 2.0**100)).flatten(1).all(1)
         shifted = score(q_BMK)[needs_shift]
         weights[needs_shift] = shifted.sub_(shifted.amax(-1, keepdim=True)).exp2_()

@@ -1,8 +1,8 @@
-"""`make_layout`: from whatever describes the sequences of a batch to one layout, checked, before the first block.
+"""`make_layout`: one checked `SequenceLayout` from an attention mask, `cu_seq_lens` or `position_ids`.
 
-A batch comes as padded rows with a mask, as documents packed into a row with `cu_seq_lens`, or as rows whose
-`position_ids` restart. All of them become a `SequenceLayout`: packed where values may be looked at, so that padding costs
-nothing, and dense under tracing and where the caller wants it.
+A batch consists of padded rows with a mask, of documents packed into one row with `cu_seq_lens`, or of rows in which
+`position_ids` restart. The layout is packed if tensor values can be read, so that padding costs no computation. It is dense
+while tracing, and if the caller requests it.
 
 Axes: `B` rows, `L` columns of the input; `T` tokens on the flat axis; `N` sequences.
 """
@@ -14,18 +14,19 @@ import torch.nn.functional as F
 
 
 class SequenceLayout(NamedTuple):
-    """Where sequences begin and end on the flat token axis; made once for each forward.
+    """Where sequences start and end on the flat token axis; made once per forward.
 
     Attributes:
         shape: (B, L) of the input.
-        position_ids: (T,) int64, the position that RoPE gives each token.
+        position_ids: (T,) int64, position of each token for RoPE.
         first_tokens: (N,) int64, index on the flat axis of each sequence's first real token.
         cu_seq_lens: (N + 1,) int32 boundaries of a packed layout; None in a dense layout.
-        lengths: N sequence lengths of a packed layout, on the host; None in a dense layout and under tracing.
+        lengths: N sequence lengths of a packed layout, on the host; None in a dense layout and while tracing.
         max_length: The longest of `lengths`.
-        indices: (T,) int64, place of each packed token in the flattened (B * L) input; None if every place is kept.
+        indices: (T,) int64, index of each packed token in the flattened (B * L) input; None if all tokens are kept.
         is_real: (B, L) bool, True at tokens that are not padding, in a dense layout with a padding mask; else None.
-        documents: (B, L) int64 in a dense layout of packed rows: tokens attend where it is equal; else None.
+        documents: (B, L) int64 in a dense layout of packed rows, document number of each token; tokens attend only to tokens
+            with the same number. Else None.
     """
 
     shape: tuple[int, int]
@@ -44,14 +45,14 @@ class SequenceLayout(NamedTuple):
         return self.cu_seq_lens is not None
 
     def flatten(self, x_BL: torch.Tensor, fill: float | None = None) -> torch.Tensor:
-        """Bring (B, L, ...) to (T, ...); with `fill`, padding that a dense layout keeps gets this value."""
+        """Flatten (B, L, ...) to (T, ...); with `fill`, padding in a dense layout is set to this value."""
         if fill is not None and self.is_real is not None:
             x_BL = x_BL.masked_fill(~self.is_real, fill)
         x_T = x_BL.flatten(0, 1)
         return x_T if self.indices is None else x_T[self.indices]
 
     def unflatten(self, x_T: torch.Tensor, fill: float = 0.0) -> torch.Tensor:
-        """Bring (T, ...) back to (B, L, ...); padding gets `fill`."""
+        """Restore (B, L, ...) from (T, ...); padding is set to `fill`."""
         if self.indices is not None:
             flat = x_T.new_full((self.shape[0] * self.shape[1], *x_T.shape[1:]), fill)
             x_T = flat.index_copy(0, self.indices, x_T)
@@ -61,7 +62,7 @@ class SequenceLayout(NamedTuple):
         return x_BL
 
     def sequence_ids(self) -> torch.Tensor:
-        """(T,) int64, a number for each token that two tokens share when they belong to the same sequence."""
+        """(T,) int64, a sequence number for each token, equal only for tokens of the same sequence."""
         if self.is_packed:
             return sequence_of_each_token(self.cu_seq_lens, len(self.position_ids))
         rows = torch.arange(self.shape[0], device=self.position_ids.device)[:, None]
@@ -69,29 +70,29 @@ class SequenceLayout(NamedTuple):
         return (rows * self.shape[1] + within_row).expand(self.shape).flatten()
 
 
-class OnHost(NamedTuple):
-    """What was copied to the host; both None where no value was looked at.
+class HostValues(NamedTuple):
+    """Values that were copied to the host; both are None if no value was read.
 
     Attributes:
         is_real: (B, L) bool, True at tokens that are not padding; None without a padding mask.
-        copied: (B, L) bool, what the caller wanted with the same copy.
+        requested: (B, L) bool, `copy_to_host` of the caller, or None.
     """
 
     is_real: torch.Tensor | None = None
-    copied: torch.Tensor | None = None
+    requested: torch.Tensor | None = None
 
 
 def sequence_of_each_token(cu_seq_lens: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    """(T,) int64, the number of the sequence between whose boundaries each token lies; waits for no value."""
+    """(T,) int64, the index of each token's sequence, computed on the device without synchronisation."""
     tokens = torch.arange(num_tokens, device=cu_seq_lens.device)
     return torch.bucketize(tokens, cu_seq_lens[1:].long(), right=True)
 
 
 def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy a tensor of the host to `device`, without waiting where that is safe.
+    """Copy a CPU tensor to `device`, asynchronously if that is safe.
 
-    Towards CUDA the copy starts from pinned memory, which torch keeps until the copy is done. Elsewhere memory that is freed
-    too early can arrive as garbage (pytorch issues 139550 and 189690), so there the copy waits.
+    A copy to CUDA starts from pinned memory, which torch keeps until the copy is complete. To other devices an asynchronous
+    copy can read memory that was already freed (pytorch issues 139550 and 189690), so there the copy is synchronous.
     """
     if device.type == "cuda":
         return host.pin_memory().to(device, non_blocking=True)
@@ -99,22 +100,25 @@ def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def check_tokens(input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
-    """Return the one of the two that was given.
+    """Return `input_ids` or `inputs_embeds`, whichever is given.
 
     Args:
         input_ids: (B, L) token ids.
-        inputs_embeds: (B, L, D) in their place.
+        inputs_embeds: (B, L, D) embeddings in place of `input_ids`.
 
     Raises:
-        ValueError: Both or neither is given, or its shape is another.
+        ValueError: Both or neither is given, or the shape is wrong.
     """
     if (input_ids is None) == (inputs_embeds is None):
-        given = "neither" if input_ids is None else "both"
-        raise ValueError(f"{given} of input_ids and inputs_embeds given; give exactly one")
+        given = (
+            "neither input_ids nor inputs_embeds is" if input_ids is None else "both input_ids and inputs_embeds are"
+        )
+        raise ValueError(f"{given} given; give exactly one of them")
     tokens = input_ids if inputs_embeds is None else inputs_embeds
     if tokens.ndim != (2 if inputs_embeds is None else 3):
-        rule = "input_ids is (rows, columns), inputs_embeds (rows, columns, hidden_size)"
-        raise ValueError(f"{rule}, got shape {tuple(tokens.shape)}")
+        name = "input_ids" if inputs_embeds is None else "inputs_embeds"
+        rule = "(rows, columns)" if inputs_embeds is None else "(rows, columns, hidden_size)"
+        raise ValueError(f"{name} has shape {tuple(tokens.shape)}; it must be {rule}")
     return tokens
 
 
@@ -128,23 +132,26 @@ def make_layout(
     max_length: int | None = None,
     copy_to_host: torch.Tensor | None = None,
     is_packed: bool = True,
-    may_look: bool = True,
-) -> tuple[SequenceLayout, OnHost]:
-    """Turn whatever describes the sequences into one layout, with one copy from device to host at most.
+    can_read_values: bool = True,
+) -> tuple[SequenceLayout, HostValues]:
+    """Make the layout of a batch, with at most one copy from device to host.
 
     Args:
         tokens: (B, L) input ids, or (B, L, D) embeddings.
         vocab_size: Input ids must be below this.
-        attention_mask: (B, L) with 0 at padding, any side, holes too; or 4-D, which says nothing of sequences.
-        position_ids: (B, L), (1, L) or (L,). Without an attention mask, every 0 begins a new sequence.
-        cu_seq_lens: (N + 1,) boundaries of the sequences in a single packed row, under every name they were given.
-        max_length: Length of the longest sequence; only checked, but needed where no value is looked at.
-        copy_to_host: (B, L) bool that the caller needs on the host; it comes with the same copy.
-        is_packed: Take padding out of the computation; False keeps it.
-        may_look: Look at values and check them. Without, a packed layout needs `cu_seq_lens` and `max_length`.
+        attention_mask: (B, L) with 0 at padding, on any side or in between; or 4-D, which does not define sequences.
+        position_ids: (B, L), (1, L) or (L,). Without an attention mask, every 0 starts a new sequence.
+        cu_seq_lens: (N + 1,) boundaries of the sequences in one packed row; a tensor for each argument that gave them.
+        max_length: Length of the longest sequence; only checked if values are read, required otherwise.
+        copy_to_host: (B, L) bool that the caller needs on the host; it is part of the same copy.
+        is_packed: Remove padding from the computation; False keeps it.
+        can_read_values: Read values and check them. If False, a packed layout requires `cu_seq_lens` and `max_length`.
+
+    Returns:
+        The layout, and the values that were copied to the host.
 
     Raises:
-        ValueError: Values or shapes contradict each other; the message names both and the way out.
+        ValueError: Values or shapes contradict each other; the message names both and the solution.
     """
     shape, device = tuple(tokens.shape[:2]), tokens.device
     first_cu_seq_lens = cu_seq_lens[0] if cu_seq_lens else None
@@ -153,28 +160,30 @@ def make_layout(
         position_ids = position_ids.expand(shape)
     is_real = attention_mask != 0 if attention_mask is not None and attention_mask.ndim == 2 else None
     has_4d_mask = attention_mask is not None and is_real is None
-    if not may_look:
+    if not can_read_values:
         if is_packed:
             if max_length is None:
                 raise ValueError(
-                    "max_length_q is missing; where no value of cu_seq_lens is looked at, while compiling and with "
-                    "trust_boundaries, give it as a whole number"
+                    "max_length_q is missing; while compiling and with trust_boundaries=True the values of cu_seq_lens are "
+                    "not read, so give max_length_q as an integer"
                 )
-            return _packed_layout(shape, device, position_ids, first_cu_seq_lens.int(), max_length), OnHost()
-        return _dense_layout(shape, device, has_4d_mask, is_real, position_ids, first_cu_seq_lens), OnHost()
+            return _packed_layout(shape, device, position_ids, first_cu_seq_lens.int(), max_length), HostValues()
+        return _dense_layout(shape, device, has_4d_mask, is_real, position_ids, first_cu_seq_lens), HostValues()
 
-    boundaries, on_host = _look_at_values(
+    boundaries, host_values = _read_values(
         tokens, vocab_size, attention_mask, position_ids, cu_seq_lens, max_length, copy_to_host
     )
     if not is_packed:
         layout = _dense_layout(shape, device, has_4d_mask, is_real, position_ids, first_cu_seq_lens, boundaries)
-        return layout, on_host
+        return layout, host_values
     lengths, boundaries = tuple(boundaries.diff().tolist()), to_device(boundaries.int(), device)
-    return _packed_layout(shape, device, position_ids, boundaries, max(lengths), lengths, on_host.is_real), on_host
+    return _packed_layout(
+        shape, device, position_ids, boundaries, max(lengths), lengths, host_values.is_real
+    ), host_values
 
 
 def _packed_layout(shape, device, position_ids, cu_seq_lens, max_length, lengths=None, is_real_on_host=None):
-    """Put real tokens one after the other."""
+    """The layout of the real tokens only, without padding."""
     indices = None
     if is_real_on_host is not None and not is_real_on_host.all():
         columns = torch.arange(shape[1]) - is_real_on_host.long().argmax(-1)[:, None]
@@ -198,9 +207,9 @@ def _packed_layout(shape, device, position_ids, cu_seq_lens, max_length, lengths
 
 
 def _dense_layout(shape, device, has_4d_mask, is_real, position_ids, cu_seq_lens, boundaries=None):
-    """Keep the shape (B, L); nothing here looks at a value.
+    """The layout that keeps the shape (B, L); no value of a tensor on the device is read.
 
-    `boundaries` are on the host, and None while tracing.
+    `boundaries` are on the host; they are None while tracing.
     """
     num_rows, num_columns = shape
     columns = torch.arange(num_columns, device=device).expand(shape)
@@ -210,7 +219,7 @@ def _dense_layout(shape, device, has_4d_mask, is_real, position_ids, cu_seq_lens
         documents = sequence_of_each_token(cu_seq_lens, num_columns)[None]
         first_tokens = cu_seq_lens[:-1].long()
     elif position_ids is not None and is_real is None and not has_4d_mask:
-        # While tracing nobody can see whether positions restart, so the mask has to be there in any case.
+        # While tracing, positions cannot be read and may restart, so the document mask is always made.
         if boundaries is None or len(boundaries) - 1 > num_rows:
             documents = ((position_ids == 0) | (columns == 0)).long().cumsum(-1) - 1
             first_tokens = first_tokens if boundaries is None else to_device(boundaries[:-1], device)
@@ -218,7 +227,7 @@ def _dense_layout(shape, device, has_4d_mask, is_real, position_ids, cu_seq_lens
         first_column = is_real.long().argmax(-1)
         first_tokens = first_tokens + first_column
         position_ids = columns - first_column[:, None] if position_ids is None else position_ids
-        position_ids = position_ids.masked_fill(~is_real, 0)  # padding is not the longest position of its row
+        position_ids = position_ids.masked_fill(~is_real, 0)  # padding must not hold the largest position of its row
 
     if position_ids is None:
         position_ids = columns if documents is None else columns - cu_seq_lens[documents].long()
@@ -232,7 +241,7 @@ def _dense_layout(shape, device, has_4d_mask, is_real, position_ids, cu_seq_lens
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Checks: of shapes, and of values, all of these on one host copy
+# Checks of shapes, and of values on one copy to the host
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -241,40 +250,47 @@ def _check_shapes(shape, attention_mask, position_ids, cu_seq_lens):
         raise ValueError(f"input of {shape[0]} rows and {shape[1]} columns is empty; give at least one token")
     if cu_seq_lens is not None and attention_mask is not None:
         raise ValueError(
-            "both cu_seq_lens and attention_mask are given; packed rows hold no padding, so leave out the mask"
+            "both cu_seq_lens and attention_mask are given; packed rows have no padding, so omit attention_mask"
         )
     if cu_seq_lens is not None and shape[0] != 1:
-        raise ValueError(f"cu_seq_lens describes one packed row, but the input has {shape[0]}; flatten it to (1, T)")
-    if position_ids is not None and not _fits(position_ids, shape[-position_ids.ndim :] if position_ids.ndim else ()):
-        raise ValueError(f"position_ids has shape {tuple(position_ids.shape)}, which does not fit {shape} of the input")
+        raise ValueError(
+            f"cu_seq_lens describes one packed row, but the input has {shape[0]} rows; flatten it to (1, T)"
+        )
+    if position_ids is not None and not _broadcasts_to(
+        position_ids, shape[-position_ids.ndim :] if position_ids.ndim else ()
+    ):
+        raise ValueError(
+            f"position_ids has shape {tuple(position_ids.shape)}, but the input has shape {shape}; "
+            f"give positions of shape {shape}, (1, {shape[1]}) or ({shape[1]},)"
+        )
     if attention_mask is not None:
         pairs = (shape[0], None, shape[1], shape[1])
-        if not (_fits(attention_mask, pairs) or tuple(attention_mask.shape) == shape):
+        if not (_broadcasts_to(attention_mask, pairs) or tuple(attention_mask.shape) == shape):
             raise ValueError(
-                f"attention_mask has shape {tuple(attention_mask.shape)}, the input {shape}; "
-                "give a mask of the input's shape or a 4-D one"
+                f"attention_mask has shape {tuple(attention_mask.shape)}, but the input has shape {shape}; "
+                f"give a mask of shape {shape}, or a 4-D mask that broadcasts to (B, H, {shape[1]}, {shape[1]})"
             )
 
 
-def _fits(tensor, shape):
+def _broadcasts_to(tensor, shape):
     """Whether `tensor` has as many axes as `shape` and broadcasts to it; None stands for any length."""
     axes = tensor.shape
-    return len(axes) == len(shape) and all(have == 1 or want in (None, have) for have, want in zip(axes, shape))
+    return len(axes) == len(shape) and all(given == 1 or length in (None, given) for given, length in zip(axes, shape))
 
 
-def _look_at_values(tokens, vocab_size, attention_mask, position_ids, all_cu_seq_lens, max_length, copy_to_host):
+def _read_values(tokens, vocab_size, attention_mask, position_ids, all_cu_seq_lens, max_length, copy_to_host):
     """Check the values and find the boundaries of the sequences.
 
     Returns:
-        (N + 1,) int64 boundaries, in tokens of the packed layout, on the host; and what else is there now.
+        (N + 1,) int64 boundaries, in tokens of the packed layout, on the host; and the other values on the host.
     """
     input_ids = tokens if tokens.ndim == 2 else tokens.new_zeros(1)
     is_4d = attention_mask is not None and attention_mask.ndim == 4
-    id_range, mask, positions, has_odd_mask, copied, *all_boundaries = _copy_to_host(
+    id_range, mask, positions, has_invalid_mask, requested, *all_boundaries = _copy_to_host(
         torch.stack(input_ids.aminmax()),
         None if attention_mask is None or is_4d else attention_mask != 0,
         position_ids,
-        None if attention_mask is None else _is_odd(attention_mask),
+        None if attention_mask is None else _has_invalid_values(attention_mask),
         copy_to_host,
         *all_cu_seq_lens,
     )
@@ -282,18 +298,19 @@ def _look_at_values(tokens, vocab_size, attention_mask, position_ids, all_cu_seq
     if tokens.ndim == 2 and not 0 <= smallest <= largest < vocab_size:
         wrong = smallest if smallest < 0 else largest
         raise ValueError(
-            f"input_ids holds {wrong}, but the vocabulary ends at {vocab_size - 1}; "
-            "use the tokenizer that belongs to the model, or resize_token_embeddings"
+            f"input_ids contains {wrong}, but the ids of the vocabulary are 0 to {vocab_size - 1}; "
+            "use the tokenizer of the model, or call resize_token_embeddings"
         )
-    if has_odd_mask and not is_4d:
+    if has_invalid_mask and not is_4d:
         raise ValueError(
-            f"the 2-D attention_mask of {attention_mask.dtype} holds values other than 0 and 1; it is 1 at tokens and 0 at "
-            "padding: of a mask to be added to the scores, 0 and -inf, give `attention_mask == 0`"
+            f"the 2-D attention_mask of {attention_mask.dtype} contains values other than 0 and 1; it must be 1 at tokens and "
+            "0 at padding. If it is additive, with 0 and -inf, give `attention_mask == 0`"
         )
-    if has_odd_mask:
+    if has_invalid_mask:
         raise ValueError(
-            f"the 4-D attention_mask of {attention_mask.dtype} holds values that no mask has: a bool or integer mask is 1 "
-            "where a token may attend and 0 elsewhere, a floating one is added to the scores, so 0 there and negative elsewhere"
+            f"the 4-D attention_mask of {attention_mask.dtype} contains invalid values: a bool or integer mask must be 1 where "
+            "a token may attend and 0 elsewhere; a floating-point mask is added to the scores, so it must be 0 where a token may "
+            "attend and negative elsewhere"
         )
     num_rows, num_columns = tokens.shape[:2]
     if mask is not None:
@@ -302,7 +319,7 @@ def _look_at_values(tokens, vocab_size, attention_mask, position_ids, all_cu_seq
         if not lengths.all():
             row = int((lengths == 0).nonzero()[0])
             raise ValueError(
-                f"row {row} of attention_mask has no real token, that is no 1; remove the row or give it at least one"
+                f"row {row} of attention_mask has no real token (no 1); remove the row or give it at least one token"
             )
     else:
         lengths = torch.full((num_rows,), num_columns)
@@ -313,14 +330,14 @@ def _look_at_values(tokens, vocab_size, attention_mask, position_ids, all_cu_seq
         for other in all_boundaries[1:]:
             if not torch.equal(boundaries, other):
                 raise ValueError(
-                    f"cu_seq_lens is given more than once with different values, {_some(boundaries.flatten())} and "
-                    f"{_some(other.flatten())}; queries and keys are the same tokens, so give it once"
+                    f"cu_seq_lens is given more than once with different values, {_preview(boundaries.flatten())} and "
+                    f"{_preview(other.flatten())}; queries and keys are the same tokens, so give it once"
                 )
         _check_cu_seq_lens(boundaries, num_columns)
         if starts is not None and not torch.equal(starts, boundaries[:-1]):
             raise ValueError(
-                f"cu_seq_lens begins sequences at {_some(boundaries[:-1])}, position_ids restarts at {_some(starts)}; "
-                "they must agree, or leave position_ids out"
+                f"cu_seq_lens starts sequences at {_preview(boundaries[:-1])}, but position_ids restarts at "
+                f"{_preview(starts)}; correct one of them or omit position_ids"
             )
     elif starts is not None:
         boundaries = torch.cat((starts, torch.tensor([num_rows * num_columns])))
@@ -330,13 +347,13 @@ def _look_at_values(tokens, vocab_size, attention_mask, position_ids, all_cu_seq
     longest = int(boundaries.diff().max())
     if max_length is not None and int(max_length) < longest:
         raise ValueError(
-            f"max_length_q={int(max_length)} is below the longest sequence, {longest} tokens; correct it or leave it out"
+            f"max_length_q={int(max_length)} is less than the longest sequence, {longest} tokens; correct it or omit it"
         )
-    return boundaries, OnHost(mask, None if copied is None else copied.bool())
+    return boundaries, HostValues(mask, None if requested is None else requested.bool())
 
 
 def _copy_to_host(*tensors):
-    """Copy int tensors (or None) to the host as int64 with a single synchronisation."""
+    """Copy integer tensors (or None) to the host as int64 with a single synchronisation."""
     present = [tensor for tensor in tensors if tensor is not None]
     flat = torch.cat([tensor.reshape(-1).long() for tensor in present]).cpu()
     parts = iter(flat.split([tensor.numel() for tensor in present]))
@@ -344,43 +361,46 @@ def _copy_to_host(*tensors):
 
 
 def _starts_of_sequences(positions):
-    """Flat indices where packed rows begin a sequence: every row's first token and every position 0."""
+    """Flat indices at which a sequence starts: the first token of every row and every position 0."""
     is_start = positions == 0
     is_start[:, 0] = True
-    grows = F.pad(positions.diff(dim=-1) > 0, (1, 0), value=True)
-    if not (is_start | grows).all():
-        row, column = (~(is_start | grows)).nonzero()[0].tolist()
+    increases = F.pad(positions.diff(dim=-1) > 0, (1, 0), value=True)
+    if not (is_start | increases).all():
+        row, column = (~(is_start | increases)).nonzero()[0].tolist()
         raise ValueError(
-            f"position_ids[{row}, {column}]={int(positions[row, column])} follows {int(positions[row, column - 1])}; inside a "
-            "sequence positions grow, a new one begins at 0; give an attention_mask as well to use positions freely"
+            f"position_ids[{row}, {column}]={int(positions[row, column])} follows {int(positions[row, column - 1])}; "
+            "positions must increase inside a sequence and start at 0 in a new one. For other positions give an attention_mask"
         )
     return is_start.flatten().nonzero().flatten()
 
 
 def _check_cu_seq_lens(boundaries, num_tokens):
     if boundaries.ndim != 1 or len(boundaries) < 2:
-        raise ValueError(f"cu_seq_lens has shape {tuple(boundaries.shape)}; it is one row of N + 1 boundaries, 0 first")
+        raise ValueError(
+            f"cu_seq_lens has shape {tuple(boundaries.shape)}; it must be 1-D: N + 1 boundaries, starting with 0"
+        )
     if boundaries[0] != 0:
-        raise ValueError(f"cu_seq_lens begins with {int(boundaries[0])}; the first boundary is 0")
+        raise ValueError(f"cu_seq_lens starts with {int(boundaries[0])}; the first boundary must be 0")
     if boundaries[-1] != num_tokens:
         raise ValueError(
-            f"cu_seq_lens ends with {int(boundaries[-1])}, the row holds {num_tokens} tokens; they must agree"
+            f"cu_seq_lens ends with {int(boundaries[-1])}, but the row has {num_tokens} tokens; the last boundary must be "
+            "the number of tokens"
         )
     if (boundaries.diff() <= 0).any():
         place = int((boundaries.diff() <= 0).nonzero()[0])
         raise ValueError(
-            f"cu_seq_lens goes from {int(boundaries[place])} to {int(boundaries[place + 1])}; it must increase: "
-            "leave out empty sequences"
+            f"in cu_seq_lens {int(boundaries[place])} is followed by {int(boundaries[place + 1])}; boundaries must increase, "
+            "so remove empty sequences"
         )
 
 
-def _is_odd(mask):
-    """() bool tensor: whether a mask holds values that it cannot mean: a floating 4-D one is added, any other 0 and 1."""
+def _has_invalid_values(mask):
+    """() bool tensor, whether a mask has invalid values: a floating-point 4-D mask is additive, any other mask is 0 and 1."""
     if mask.dtype == torch.bool:
         return torch.zeros((), dtype=torch.bool, device=mask.device)
     return (mask > 0).any() if mask.ndim == 4 and mask.is_floating_point() else ((mask != 0) & (mask != 1)).any()
 
 
-def _some(values, count=6):
+def _preview(values, count=6):
     shown = ", ".join(str(int(value)) for value in values[:count])
     return shown + (", ..." if len(values) > count else "")

@@ -1,7 +1,7 @@
-"""Losses of the heads: a mean over items, or Trainer's sum over the number of items in a whole optimizer step.
+"""Losses of the heads: a mean over items, or under Trainer a sum divided by the number of items in the optimizer step.
 
-Trainer counts the labels of all accumulation steps and devices and passes the number as `num_items_in_batch`. Dividing the
-sum by it, instead of averaging averages, makes 1 x 8, 2 x 4 and 8 x 1 (batch x accumulation) the same step.
+Trainer counts the labels of all accumulation steps and devices and passes the number as `num_items_in_batch`. Division by
+this number makes 1 x 8, 2 x 4 and 8 x 1 (batch x accumulation) the same step; a mean of means would not.
 """
 
 from collections.abc import Callable
@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from .layout_neobert import OnHost, SequenceLayout, to_device
+from .layout_neobert import HostValues, SequenceLayout, to_device
 
-LOSS_CHUNK = 1024  # labels whose logits exist at once: 125 MB in fp32 with a vocabulary of 30,522
-IGNORE_INDEX = -100  # labels with this value do not count, as everywhere in PyTorch
+LOSS_CHUNK = 1024  # labels whose logits are in memory together: 125 MB in fp32 with a vocabulary of 30,522
+IGNORE_INDEX = -100  # labels with this value are ignored, as everywhere in PyTorch
 ELEMENTWISE_LOSSES = {
     "regression": F.mse_loss,
     "multi_label_classification": F.binary_cross_entropy_with_logits,
@@ -21,14 +21,14 @@ ELEMENTWISE_LOSSES = {
 
 
 def mean_loss(losses: torch.Tensor, num_items: torch.Tensor | int, num_items_in_batch=None) -> torch.Tensor:
-    """Sum of the losses over `num_items_in_batch` if Trainer counted it, else over `num_items`; zero if there is none."""
+    """Sum of the losses divided by `num_items_in_batch` if given, else by `num_items`; zero without items."""
     count = torch.as_tensor(num_items if num_items_in_batch is None else num_items_in_batch).clamp(min=1)
-    # A number on the host divides a tensor anywhere; bringing it to the device first would make the host wait.
+    # A number on the CPU can divide a tensor on any device; copying it to the device would make the host wait.
     return losses.sum() / (count if count.device.type == "cpu" else count.to(losses.device))
 
 
 def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch=None) -> torch.Tensor:
-    """Cross-entropy per label that is not -100, in fp32 at least; logits (M, C), labels (M,)."""
+    """Mean cross-entropy over the labels that are not -100, in fp32 or fp64; logits (M, C), labels (M,)."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
     losses = F.cross_entropy(logits, labels, reduction="none", ignore_index=IGNORE_INDEX)
     return mean_loss(losses, (labels != IGNORE_INDEX).sum(), num_items_in_batch)
@@ -40,15 +40,15 @@ def cross_entropy_in_chunks(
     labels: torch.Tensor,
     num_items_in_batch=None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`cross_entropy(decode(hidden_MD), labels)` for labels (M,) without -100, with the logits of one chunk at a time.
+    """`cross_entropy(decode(hidden_MD), labels)` for labels (M,) without -100, with one chunk of logits in memory at a time.
 
-    The backward pass computes the logits of each chunk once more; on masked tokens that is 2 % of a step.
+    The backward pass computes the logits of each chunk again; on masked tokens this takes 2 % of a training step.
 
     Returns:
-        The loss, and the number of labels that the logits rank first.
+        The loss, and the number of labels that have the largest logit.
     """
 
-    def summed(hidden, labels):
+    def sum_losses(hidden, labels):
         logits = decode(hidden)
         num_correct = (logits.detach().argmax(-1) == labels).sum()
         logits = logits if logits.dtype == torch.float64 else logits.float()
@@ -56,24 +56,24 @@ def cross_entropy_in_chunks(
 
     chunks = list(zip(hidden_MD.split(LOSS_CHUNK), labels.split(LOSS_CHUNK)))
     if len(chunks) == 1:
-        sums = [summed(hidden_MD, labels)]
+        sums = [sum_losses(hidden_MD, labels)]
     else:
-        sums = [checkpoint(summed, *chunk, use_reentrant=False) for chunk in chunks]
+        sums = [checkpoint(sum_losses, *chunk, use_reentrant=False) for chunk in chunks]
     losses, num_correct = map(torch.stack, zip(*sums))
     return mean_loss(losses, labels.numel(), num_items_in_batch), num_correct.sum()
 
 
 def classification_loss(config, logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch=None) -> torch.Tensor:
-    """Loss of sequence classification by `config.problem_type`, which the first labels decide if it is open.
+    """Loss of sequence classification by `config.problem_type`; if it is None, the first labels determine it.
 
     Args:
-        config: Has `num_labels` and `problem_type`; the latter is set here, as in transformers' own models.
+        config: Has `num_labels` and `problem_type`; this function sets `problem_type`, as transformers' own models do.
         logits: (N, C).
-        labels: (N,) class ids; or (N, C) values for multi label and regression, (N,) too if C is 1.
+        labels: (N,) class ids; or (N, C) values for multi label and regression, also (N,) if C is 1.
         num_items_in_batch: From Trainer.
 
     Raises:
-        ValueError: The labels do not have the shape that the problem type wants, or there is no such type.
+        ValueError: The labels do not have the shape that the problem type requires, or the problem type is unknown.
     """
     problem_type = config.problem_type
     if problem_type is None:
@@ -89,7 +89,7 @@ def classification_loss(config, logits: torch.Tensor, labels: torch.Tensor, num_
     else:
         labels = labels[:, None] if config.num_labels == 1 and labels.ndim == 1 else labels
         check_labels(labels, logits.shape, f"{config.num_labels} values for each sequence")
-    config.problem_type = problem_type  # labels that fit, and only such, settle it
+    config.problem_type = problem_type  # set only after the labels were checked
     if is_single:
         return cross_entropy(logits, labels, num_items_in_batch)
     loss = ELEMENTWISE_LOSSES[problem_type]
@@ -99,22 +99,22 @@ def classification_loss(config, logits: torch.Tensor, labels: torch.Tensor, num_
 
 
 def span_loss(logits: tuple, positions: tuple, num_items_in_batch=None) -> torch.Tensor:
-    """Mean of the cross-entropies of start and end over columns.
+    """Mean of the cross-entropies of start and end position.
 
     Args:
         logits: Start and end logits, (B, L) each.
-        positions: Start and end columns, (B,) each; outside 0 to L - 1 the answer was cut off and does not count.
+        positions: Start and end columns, (B,) each; a column outside 0 to L - 1 marks a truncated answer and is ignored.
         num_items_in_batch: From Trainer.
 
     Raises:
-        ValueError: There is not one position for each row.
+        ValueError: The positions do not have the shape (B,).
     """
     losses = []
     for logits_BL, columns in zip(logits, positions):
         num_rows, num_columns = logits_BL.shape
         check_labels(columns, (num_rows,), "one column for each row")
-        is_cut_off = (columns < 0) | (columns >= num_columns)
-        losses.append(cross_entropy(logits_BL, columns.masked_fill(is_cut_off, IGNORE_INDEX), num_items_in_batch))
+        is_truncated = (columns < 0) | (columns >= num_columns)
+        losses.append(cross_entropy(logits_BL, columns.masked_fill(is_truncated, IGNORE_INDEX), num_items_in_batch))
     return sum(losses) / 2
 
 
@@ -127,10 +127,10 @@ def check_labels(labels: torch.Tensor, shape: tuple[int, ...], meaning: str) -> 
 def mark_labels(
     labels: torch.Tensor | None, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None
 ) -> torch.Tensor | None:
-    """(B, L) bool, True where there is a label; None without labels.
+    """(B, L) bool, True at labels; None without labels.
 
     Raises:
-        ValueError: There is not one label for each token.
+        ValueError: The labels do not have the shape of the input.
     """
     tokens = inputs_embeds if input_ids is None else input_ids
     if labels is None or tokens is None:
@@ -144,7 +144,7 @@ def mark_ends(
     input_ids: torch.Tensor | None,
     inputs_embeds: torch.Tensor | None,
 ) -> torch.Tensor | None:
-    """(B, L) bool, True where an answer starts or ends; None without answers, and for columns that are refused later."""
+    """(B, L) bool, True where an answer starts or ends; None without answers, or if `span_loss` will refuse their shape."""
     tokens = inputs_embeds if input_ids is None else input_ids
     if ends is None or tokens is None or any(columns.shape != tokens.shape[:1] for columns in ends):
         return None
@@ -152,25 +152,30 @@ def mark_ends(
     return (columns == ends[0][:, None]) | (columns == ends[1][:, None])
 
 
-def check_no_label_at_padding(on_host: OnHost) -> None:
-    """Raise ValueError where what was copied to the host has a label at padding; nothing without a padding mask."""
-    if on_host.copied is None or on_host.is_real is None:
+def check_no_label_at_padding(host_values: HostValues, is_span: bool = False) -> None:
+    """Raise ValueError if a label, or with `is_span` the start or end of an answer, is at padding."""
+    if host_values.requested is None or host_values.is_real is None:
         return
-    is_wrong = on_host.copied & ~on_host.is_real
+    is_wrong = host_values.requested & ~host_values.is_real
     if is_wrong.any():
         row, column = is_wrong.nonzero()[0].tolist()
+        if is_span:
+            raise ValueError(
+                f"the answer in row {row} starts or ends at column {column}, which is padding; start_positions and "
+                f"end_positions must point to real tokens, or to {IGNORE_INDEX} to ignore the answer"
+            )
         raise ValueError(
-            f"labels[{row}, {column}] is a label, but the attention_mask says padding; set labels to {IGNORE_INDEX} there "
-            "(a label is also where an answer starts or ends)"
+            f"labels[{row}, {column}] is a label, but attention_mask[{row}, {column}] is 0, which marks padding; "
+            f"set labels to {IGNORE_INDEX} at padding"
         )
 
 
-def find_label_indices(labels_T: torch.Tensor, on_host: OnHost, layout: SequenceLayout) -> torch.Tensor:
-    """(M,) int64, places on the flat axis that have a label.
+def find_label_indices(labels_T: torch.Tensor, host_values: HostValues, layout: SequenceLayout) -> torch.Tensor:
+    """(M,) int64, indices of the labels on the flat axis.
 
-    Where no value was copied to the host, it waits for the device here, when the blocks already run.
+    Without values on the host this waits for the device; the blocks are already queued by then.
     """
-    if on_host.copied is None:
+    if host_values.requested is None:
         return (labels_T != IGNORE_INDEX).nonzero().flatten()
-    is_label = on_host.copied.flatten() if layout.indices is None else on_host.copied[on_host.is_real]
+    is_label = host_values.requested.flatten() if layout.indices is None else host_values.requested[host_values.is_real]
     return to_device(is_label.nonzero().flatten(), labels_T.device)

@@ -1,11 +1,11 @@
-"""What the machine can do, asked in one place: bf16 instructions, the fastest dtype and the fastest products.
+"""Hardware capabilities: bf16 instructions, the fastest dtype and the fastest matrix products.
 
-Every answer follows from the processor's instructions, so that two runs on one machine take the same path.
-`ATEN_CPU_CAPABILITY=avx2` hides AVX-512 from torch, and so from this file; `NEOBERT_CPU_BF16=0` (or `1`) overrules
-whether the processor has bf16 instructions.
+All results depend on the instructions of the processor and not on timing, so two runs on one machine take the same path.
+`ATEN_CPU_CAPABILITY=avx2` hides AVX-512 from torch, and so from this file; `NEOBERT_CPU_BF16=0` or `1` overrides the
+detection of bf16 instructions.
 
-Names of torch that are not public are looked up here and nowhere else (`TORCH`). A later torch may lack one of them: it is
-None then, and the plain operations run.
+Private names of torch are looked up only here (`TORCH`). A later torch may lack one of them; its entry is then None, and
+standard operations run instead.
 """
 
 import os
@@ -13,12 +13,12 @@ from types import SimpleNamespace
 
 import torch
 
-# Up to this number of rows oneDNN's fp32 products are at least as fast as MKL's on a processor with AVX2 only; above, slower.
+# On a processor with AVX2 only, oneDNN's fp32 products are at least as fast as MKL's below this number of rows, else slower.
 AVX2_ONEDNN_ROWS = 256
 
 
 def find_private_names() -> SimpleNamespace:
-    """Look up the names of torch that are not public; None stands for a name that this torch lacks."""
+    """Look up the private names of torch; a name that this torch lacks is None."""
 
     def find(path):
         found = torch
@@ -32,7 +32,7 @@ def find_private_names() -> SimpleNamespace:
         has_avx512_bf16=find("cpu._is_avx512_bf16_supported"),
         has_amx=find("cpu._is_amx_tile_supported"),
         has_onednn_bf16=find("ops.mkldnn._is_mkldnn_bf16_supported"),
-        onednn_linear=find("ops.mkldnn._linear_pointwise"),  # the operators that torch's own compiler emits
+        onednn_linear=find("ops.mkldnn._linear_pointwise"),  # operators that torch.compile emits
         onednn_reorder=find("ops.mkldnn._reorder_linear_weight"),
     )
 
@@ -41,30 +41,30 @@ TORCH = find_private_names()
 
 
 def has_bf16_instructions() -> bool:
-    """Whether this CPU multiplies bf16 matrices in hardware; without, torch emulates it and fp32 is several times as fast.
+    """Whether this CPU has instructions for bf16 products. Without them torch emulates bf16, and fp32 is several times faster.
 
     Raises:
         ValueError: The environment variable NEOBERT_CPU_BF16 is neither 0 nor 1.
     """
-    overruled = os.environ.get("NEOBERT_CPU_BF16", "")
-    if overruled:
-        if overruled not in ("0", "1"):
-            raise ValueError(f"NEOBERT_CPU_BF16={overruled} is neither 0 nor 1; unset it to ask the processor")
-        return overruled == "1"
+    override = os.environ.get("NEOBERT_CPU_BF16", "")
+    if override:
+        if override not in ("0", "1"):
+            raise ValueError(f"NEOBERT_CPU_BF16={override} is neither 0 nor 1; unset it to detect the instructions")
+        return override == "1"
     capability = torch.backends.cpu.get_cpu_capability()
     if capability == "AVX512":
-        asked = (TORCH.has_avx512_bf16, TORCH.has_amx)
-    else:  # what torch calls "DEFAULT" or "SVE256" is Arm; an x86 processor without AVX-512 has no bf16 products
-        asked = () if "AVX" in capability else (TORCH.has_onednn_bf16,)
-    return any(has is not None and has() for has in asked)
+        checks = (TORCH.has_avx512_bf16, TORCH.has_amx)
+    else:  # "DEFAULT" and "SVE256" are Arm; an x86 processor without AVX-512 has no bf16 instructions
+        checks = () if "AVX" in capability else (TORCH.has_onednn_bf16,)
+    return any(check is not None and check() for check in checks)
 
 
 def best_dtype(device: str | torch.device = "cpu") -> torch.dtype:
-    """The dtype in which inference is fastest on `device` and as exact as bf16 at least.
+    """The dtype with the fastest inference on `device` that is at least as precise as bf16.
 
     Returns:
-        On a CPU bfloat16 if it has the instructions, else float32. On CUDA bfloat16 from Ampere on, float16 before. On any
-        other device float32, since no other has been measured.
+        On a CPU bfloat16 if it has bf16 instructions, else float32. On CUDA bfloat16 from Ampere on, float16 on older GPUs. On
+        any other device float32, because no other device was measured.
     """
     device = torch.device(device)
     if device.type == "cpu":
@@ -76,9 +76,9 @@ def best_dtype(device: str | torch.device = "cpu") -> torch.dtype:
 
 
 def onednn_is_best(dtype: torch.dtype, num_rows: int = AVX2_ONEDNN_ROWS) -> bool:
-    """Whether products of `num_rows` rows in `dtype` are fastest through oneDNN on this CPU.
+    """Whether oneDNN is the fastest library for products of `num_rows` rows in `dtype` on this CPU.
 
-    A table, measured on AMD EPYC processors of the third and the fourth generation (benchmarks/README.md).
+    The rules were measured on AMD EPYC processors of the third and the fourth generation (benchmarks/README.md).
     """
     if TORCH.onednn_linear is None or not torch.backends.mkldnn.is_available():
         return False
@@ -94,15 +94,15 @@ def is_autocast_on(device: torch.device) -> bool:
 
 
 def product_dtype(weight: torch.Tensor) -> torch.dtype:
-    """The dtype in which matrix products run: that of the weights unless autocast is on."""
+    """The dtype of matrix products: that of autocast if it is on, else that of the weights."""
     return torch.get_autocast_dtype(weight.device.type) if is_autocast_on(weight.device) else weight.dtype
 
 
 def widen_residual(x: torch.Tensor) -> torch.Tensor:
-    """The residual stream in float32 where half precision is not enough for it; products stay in half precision.
+    """Convert the residual stream to float32 if half precision is not sufficient; products stay in half precision.
 
-    It outgrows float16 in deep blocks. Under autocast it is float32 in any case: FSDP2 shows bf16 weights where DDP has
-    float32 ones.
+    Its values exceed the range of float16 in deep blocks. Under autocast it is always float32: FSDP2 then has bf16 weights
+    where DDP has float32 weights, and both must compute the same.
     """
     is_half = x.dtype == torch.float16 or (x.dtype == torch.bfloat16 and is_autocast_on(x.device))
     return x.float() if is_half else x

@@ -1,15 +1,15 @@
 """NeoBERT (arXiv 2502.19587): a bidirectional encoder of 28 blocks of width 768, with task heads.
 
-What it is made of, in the order data flows:
+Architecture, in the order of the data flow:
 - token embeddings, no position or token-type embeddings;
 - pre-normalised blocks, RMSNorm, no bias, no dropout;
 - attention with rotary positions on consecutive pairs and one fused qkv whose rows are grouped per head;
 - SwiGLU of two thirds of the nominal feed-forward width, gate and up fused in one matrix;
-- a final RMSNorm, and an untied decoder with bias on top for masked language modelling.
+- a final RMSNorm; for masked language modelling, an untied decoder with bias.
 
 Axes: `B` rows, `L` columns of the input; `T` tokens on the flat axis; `N` sequences; `D` hidden; `H` heads; `K` head
-width; `F` feed-forward; `V` vocabulary; `C` labels. Padding is taken out before the first block and put back after the
-last (see `make_layout`), so everything in between is (T, ...).
+width; `F` feed-forward; `V` vocabulary; `C` labels. Padding is removed before the first block and restored after the last
+(see `make_layout`), so all tensors in between are (T, ...).
 """
 
 import warnings
@@ -30,7 +30,7 @@ from transformers.modeling_outputs import (
 from transformers.utils import can_return_tuple, logging
 
 from .attention_neobert import ForwardPlan, rotary_table
-from .backends_neobert import check_installed, current_name, explain_missing, is_ours
+from .backends_neobert import check_installed, current_name, is_own_backend, missing_backend_message
 from .blocks_neobert import NeoBERTBlock, Rotary
 from .checkpoint_neobert import check_encoder_is_complete, check_weight_files, explain_damaged_file, set_auto_map
 from .configuration_neobert import NeoBERTConfig
@@ -44,7 +44,7 @@ from .kernels_neobert import (
     product,
     runs_fast,
 )
-from .layout_neobert import OnHost, check_tokens
+from .layout_neobert import HostValues, check_tokens
 from .losses_neobert import (
     IGNORE_INDEX,
     check_labels,
@@ -68,12 +68,12 @@ class NeoBERTModelOutput(BaseModelOutput):
     """Output of `NeoBERTModel`; with `return_packed=True`, `last_hidden_state` is (T, D) and `plan.layout` describes it."""
 
     plan: ForwardPlan | None = None
-    on_host: OnHost | None = None
+    host_values: HostValues | None = None
 
 
 @dataclass
 class NeoBERTMaskedLMOutput(MaskedLMOutput):
-    """Output of `NeoBERTForMaskedLM`; where logits are not kept, `num_correct` says how many labels they ranked first."""
+    """Output of `NeoBERTForMaskedLM`; if logits are not kept, `num_correct` is the number of labels with the largest logit."""
 
     num_correct: torch.Tensor | None = None
 
@@ -89,7 +89,7 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
     _supports_flash_attn = True
     _supports_flex_attn = True
     _supports_attention_backend = True
-    # Every class loads from every NeoBERT checkpoint; heads that it does not have are not worth a warning.
+    # Every class loads from every NeoBERT checkpoint and ignores the weights of other heads without a warning.
     _keys_to_ignore_on_load_unexpected = [r"^(decoder|dense|classifier|qa_outputs)\."]
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -99,7 +99,7 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
         self.base_model.encoder = value
 
     def _init_weights(self, module: nn.Module):
-        """Paper's code: linear and embedding uniform, task heads normal, norms one, biases and the padding row zero."""
+        """As in the paper's code: linear and embedding uniform, task heads normal, norms one, biases and padding row zero."""
         if isinstance(module, nn.Linear):
             if any(module is getattr(self, name, None) for name in ("dense", "classifier", "qa_outputs")):
                 nn.init.normal_(module.weight, std=self.config.classifier_init_range)
@@ -110,7 +110,7 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             bound = self.config.embedding_init_range
-            # A weight that was loaded carries this mark, and a slice of it would lose the mark: hence the check here.
+            # transformers marks loaded weights, and its own check does not see the mark on the slice below.
             if not getattr(module.weight, "_is_hf_initialized", False):
                 nn.init.uniform_(module.weight, -bound, bound)
                 if module.padding_idx is not None:
@@ -119,25 +119,25 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
             nn.init.ones_(module.weight)
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        """Resolve `attn_implementation`: "auto" if none is named, our own backends if installed, else transformers' word."""
+        """Resolve `attn_implementation`: None is "auto"; our own backends must be installed; transformers checks the others."""
         if requested_attention is None or requested_attention == "auto":
             return "auto"
         requested_attention = current_name(requested_attention)
-        if is_ours(requested_attention):
+        if is_own_backend(requested_attention):
             check_installed(requested_attention)
             return requested_attention
         try:
             return super().get_correct_attn_implementation(requested_attention, is_init_check)
         except (ImportError, ValueError) as error:
-            raise type(error)(explain_missing(requested_attention, error)) from error
+            raise type(error)(missing_backend_message(requested_attention, error)) from error
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *args, output_loading_info=False, **kwargs):
-        """Load as every transformers model does, but never from a pickle and never with a part of the encoder missing.
+        """Load as any transformers model, but never from a pickle and never with missing encoder weights.
 
         Raises:
-            ValueError: The checkpoint lacks tensors of the encoder, or half of the decoder.
-            OSError: There are no safetensors weights in the folder, or a file is damaged.
+            ValueError: The checkpoint lacks tensors of the encoder, or the weight or the bias of a head layer.
+            OSError: The folder has no safetensors weights, or a file is damaged.
         """
         check_weight_files(
             pretrained_model_name_or_path,
@@ -154,7 +154,7 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
         return (model, info) if output_loading_info else model
 
     def prepack_weights(self):
-        """Reorder the weights in memory for the CPU's matrix products, where that is faster; returns the model."""
+        """Reorder the weights in memory for faster matrix products on a CPU; returns the model."""
         prepack_weights(self)
         return self
 
@@ -165,15 +165,15 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
         return self.prepack_weights()
 
     def save_pretrained(self, save_directory, *args, **kwargs):
-        """Save weights and config together with the code and an `auto_map` that loads every Auto class from the folder.
+        """Save weights, config and code, with an `auto_map` for every Auto class.
 
         Raises:
-            ValueError: The products are quantized (see `quantize`), and so their weights are lost.
+            ValueError: The model is quantized (see `quantize`), so its original weights are lost.
         """
         check_not_quantized(self)
         set_auto_map(self, AUTO_CLASSES)
         super().save_pretrained(save_directory, *args, **kwargs)
-        if kwargs.get("is_main_process", True):  # a subclass that lives elsewhere brings its own file only
+        if kwargs.get("is_main_process", True):  # for a subclass, super() saves only its own file
             custom_object_save(NeoBERTModel, save_directory)
 
 
@@ -215,45 +215,45 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             input_ids: (B, L) token ids; either this or `inputs_embeds`.
             attention_mask: (B, L), 0 at padding on any side or in between; or 4-D, broadcastable to (B, H, L, L), True or 0.0
                 where a token may attend. None: every token is real.
-            position_ids: (B, L), (1, L) or (L,). Without a mask, each 0 begins a new sequence.
-            inputs_embeds: (B, L, D) in place of `input_ids`.
-            token_type_ids: Accepted, because tokenizers emit it, and ignored: NeoBERT has no token types.
-            output_hidden_states: Return the embeddings and the state after each block, the last one after the final norm.
-            output_attentions: Return the probabilities of each block; runs eager attention.
+            position_ids: (B, L), (1, L) or (L,). Without a mask, each 0 starts a new sequence.
+            inputs_embeds: (B, L, D) embeddings in place of `input_ids`.
+            token_type_ids: Ignored, because NeoBERT has no token types; accepted, because tokenizers return it.
+            output_hidden_states: Return the embeddings and the state after each block; the last state is after the final norm.
+            output_attentions: Return the probabilities of each block, with eager attention.
             cu_seq_lens_q: (N + 1,) boundaries of the documents in a packed row (1, T); `cu_seqlens` is an alias.
             cu_seq_lens_k: The same as `cu_seq_lens_q`; keys and queries are the same tokens.
             max_length_q: Length of the longest document; `max_seqlen` is an alias.
             max_length_k: The same as `max_length_q`.
             cu_seqlens: Name of `cu_seq_lens_q` in the published code.
             max_seqlen: Name of `max_length_q` in the published code.
-            seq_idx: Accepted from transformers' packing collator and not needed.
-            trust_boundaries: `cu_seq_lens_q`, `max_length_q` and the ids are right and need no check. Where attention reads
-                the boundaries on the device (FlashAttention, torch_varlen), the host then waits for nothing before the first
-                block; elsewhere values are checked as ever.
+            seq_idx: Ignored; accepted, because transformers' packing collator returns it.
+            trust_boundaries: The caller guarantees valid ids, `cu_seq_lens_q` and `max_length_q`. Attention that reads the
+                boundaries on the device (FlashAttention, torch_varlen) then needs no synchronisation before the first block;
+                for other attention the values are still checked.
             return_packed: Return `last_hidden_state` as (T, D), real tokens only, and the plan with the layout that describes it.
-            copy_to_host: (B, L) bool that a head needs on the host; it comes with the copy that the checks need, as `on_host`.
-            **kwargs: Refused by name, unless they ask for nothing (None or False).
+            copy_to_host: (B, L) bool that a head needs on the host; it is copied with other values and is in `host_values`.
+            **kwargs: Refused, unless the value is None or False.
 
         Returns:
             `last_hidden_state` (B, L, D), zero at padding; `hidden_states`, num_hidden_layers + 1 of the same shape;
             `attentions`, num_hidden_layers of (B, H, L, L).
 
         Raises:
-            ValueError: Inputs contradict each other or hold values out of range; the message says which and what to do.
+            ValueError: Inputs are invalid or contradict each other; the message names them and the solution.
             TypeError: An argument is unknown.
 
         Source: paper, section 3.1.
         """
         if unknown := [name for name, value in kwargs.items() if value is not None and value is not False]:
             raise TypeError(
-                f"{', '.join(unknown)}: no argument of {type(self).__name__}; leave it out, or give it to a head"
+                f"{type(self).__name__} has no argument {', '.join(unknown)}; omit it, or give it to a model with a head"
             )
         config = self.config
         output_hidden_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
         output_attentions = config.output_attentions if output_attentions is None else output_attentions
         tokens = check_tokens(input_ids, inputs_embeds)
         dtype = product_dtype(self.encoder.weight)
-        plan, on_host = make_plan(
+        plan, host_values = make_plan(
             tokens,
             config._attn_implementation,
             vocab_size=self.encoder.num_embeddings,
@@ -272,7 +272,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         layout = plan.layout
         if not is_tracing(tokens):
             warn_of_limits(layout, config.max_position_embeddings, dtype, tokens.device)
-        if inputs_embeds is None and is_hooked(self.encoder):  # a hook, NEFTune's for instance, expects rows
+        if inputs_embeds is None and is_hooked(self.encoder):  # a hook, for example NEFTune's, expects (B, L, D)
             x_TD = layout.flatten(self.encoder(tokens))
         else:
             x_TD = layout.flatten(tokens)
@@ -280,11 +280,11 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         x_TD = widen_residual(x_TD)
         rotary = Rotary(rotary_table(config, layout, x_TD.dtype))
 
-        states, attentions = (), ()  # kept only if wanted: all of them are many times the memory of one
+        states, attentions = (), ()  # kept only if requested, because they need much memory
         for block in self.transformer_encoder:
             if output_hidden_states:
                 states += (layout.unflatten(x_TD),)
-                x_TD = layout.flatten(states[-1])  # so that the gradient passes through what is returned
+                x_TD = layout.flatten(states[-1])  # the gradient must pass through the returned state
             x_TD, weights = block(x_TD, rotary, plan)
             attentions += (weights,) if output_attentions else ()
         x_TD = normalize(self.layer_norm, x_TD, plan.kernels)
@@ -297,12 +297,12 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             hidden_states=(*states, x_BLD) if output_hidden_states else None,
             attentions=attentions if output_attentions else None,
             plan=plan if return_packed else None,
-            on_host=on_host if return_packed else None,
+            host_values=host_values if return_packed else None,
         )
 
 
 class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
-    """The encoder with the decoder of masked language modelling, untied from the embedding and with a bias."""
+    """The encoder with a decoder for masked language modelling, which is untied and has a bias."""
 
     def __init__(self, config: NeoBERTConfig):
         super().__init__(config)
@@ -330,25 +330,25 @@ class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
         """Predict masked tokens; other arguments as in `NeoBERTModel.forward`.
 
         Args:
-            labels: (B, L) token ids at positions to predict, -100 elsewhere.
+            labels: (B, L) token ids to predict, -100 elsewhere. A label at padding, which BERT accepts, is an error: set -100.
             num_items_in_batch: Number of labels in the whole optimizer step, from Trainer.
 
         Returns:
-            `loss`, mean over labels; `logits` (B, L, V), zero at padding. With `config.sparse_prediction` and labels only
-            labelled positions are decoded: `logits` (number of labels, V) in evaluation and none in training, where they
-            exist in chunks only. While compiling, every position is decoded.
+            `loss`, mean over labels; `logits` (B, L, V), zero at padding. With `config.sparse_prediction` and labels, only
+            labelled positions are decoded, except while compiling: `logits` is (number of labels, V) in evaluation and None
+            in training, where the loss is computed chunk by chunk.
         """
         inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
         inputs |= dict(inputs_embeds=inputs_embeds, copy_to_host=mark_labels(labels, input_ids, inputs_embeds))
         outputs = self.model(**inputs, return_packed=True, return_dict=True, **kwargs)
-        check_no_label_at_padding(outputs.on_host)
+        check_no_label_at_padding(outputs.host_values)
         plan, hidden_TD = outputs.plan, outputs.last_hidden_state
         loss = logits = num_correct = None
         if labels is not None:
             labels = plan.layout.flatten(labels, fill=IGNORE_INDEX)
         is_sparse = self.config.sparse_prediction and labels is not None and not is_tracing(hidden_TD)
         if is_sparse:
-            label_indices = find_label_indices(labels, outputs.on_host, plan.layout)
+            label_indices = find_label_indices(labels, outputs.host_values, plan.layout)
             hidden_TD, labels = hidden_TD[label_indices], labels[label_indices]
         if is_sparse and self.training:
             loss, num_correct = cross_entropy_in_chunks(self.decoder, hidden_TD, labels, num_items_in_batch)
@@ -365,7 +365,7 @@ class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
 
 
 class _PooledHead(NeoBERTPreTrainedModel):
-    """Encoder and a classifier on each sequence's first real token: dropout, dense, tanh, dropout, classifier."""
+    """The encoder with a classifier on the first real token of each sequence: dropout, dense, tanh, dropout, classifier."""
 
     def __init__(self, config: NeoBERTConfig, num_outputs: int):
         super().__init__(config)
@@ -377,7 +377,7 @@ class _PooledHead(NeoBERTPreTrainedModel):
         self.post_init()
 
     def classify(self, **inputs):
-        """Return logits (N, C) and the encoder's output."""
+        """Return logits (N, C) and the output of the encoder."""
         outputs = self.model(**inputs, return_packed=True, return_dict=True)
         first_ND = outputs.last_hidden_state[outputs.plan.layout.first_tokens]
         pooled_ND = torch.tanh(self.dense(self.dropout(first_ND)))
@@ -403,10 +403,10 @@ class NeoBERTForSequenceClassification(_PooledHead):
     ) -> SequenceClassifierOutput:
         """Classify each row, or each document of a packed row; other arguments as in `NeoBERTModel.forward`.
 
-        While compiling or exporting, documents are told apart by `cu_seq_lens_q` only, not by positions.
+        While compiling or exporting, only `cu_seq_lens_q` separates documents; `position_ids` does not.
 
         Args:
-            labels: (N,) class ids for a single label; (N, C) floats for multi label and regression, (N,) too if C is 1.
+            labels: (N,) class ids for a single label; (N, C) floats for multi label and regression, also (N,) if C is 1.
             num_items_in_batch: Number of labels in the whole optimizer step, from Trainer.
 
         Returns:
@@ -423,7 +423,7 @@ class NeoBERTForSequenceClassification(_PooledHead):
 
 
 class NeoBERTForMultipleChoice(_PooledHead):
-    """One score for each of several texts; the best one is the answer."""
+    """One score per choice; the choice with the highest score is the answer."""
 
     def __init__(self, config: NeoBERTConfig):
         super().__init__(config, 1)
@@ -440,10 +440,10 @@ class NeoBERTForMultipleChoice(_PooledHead):
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
     ) -> MultipleChoiceModelOutput:
-        """Score the choices of each question; inputs are (B, choices, L), other arguments as in `NeoBERTModel.forward`.
+        """Score the choices of each question. Inputs are (B, choices, L); other arguments as in `NeoBERTModel.forward`.
 
         Args:
-            labels: (B,) index of the right choice.
+            labels: (B,) index of the correct choice.
             num_items_in_batch: Number of labels in the whole optimizer step, from Trainer.
 
         Returns:
@@ -455,20 +455,20 @@ class NeoBERTForMultipleChoice(_PooledHead):
         tokens = input_ids if input_ids is not None else inputs_embeds
         if tokens is None or tokens.ndim < 3:
             shape = None if tokens is None else tuple(tokens.shape)
-            raise ValueError(f"input_ids has shape {shape}; multiple choice takes (rows, choices, columns)")
+            raise ValueError(f"input_ids has shape {shape}; multiple choice needs (rows, choices, columns)")
         num_rows, num_choices = tokens.shape[:2]
-        # position_ids of shape (L,) or (1, L) fit every row as they are
+        # position_ids of shape (L,) or (1, L) are the same for all rows
         rows = {
             key: value.flatten(0, 1) if value is not None and value.ndim > 2 else value for key, value in inputs.items()
         }
         logits, outputs = self.classify(**rows, **kwargs)
         if len(logits) != num_rows * num_choices:
             raise ValueError(
-                f"{len(logits)} sequences in {num_rows} x {num_choices} choices: a choice is a row of its own, not packed"
+                f"the input has {len(logits)} sequences for {num_rows} x {num_choices} choices; give each choice as one row"
             )
         logits = logits.view(num_rows, num_choices)
         if labels is not None:
-            check_labels(labels, (num_rows,), "the index of the right choice for each question")
+            check_labels(labels, (num_rows,), "the index of the correct choice for each question")
         return MultipleChoiceModelOutput(
             loss=None if labels is None else cross_entropy(logits, labels, num_items_in_batch),
             logits=logits,
@@ -502,7 +502,7 @@ class NeoBERTForTokenClassification(NeoBERTPreTrainedModel):
         """Label each token; other arguments as in `NeoBERTModel.forward`.
 
         Args:
-            labels: (B, L) class ids, -100 where there is none.
+            labels: (B, L) class ids, -100 where there is none. A label at padding, which BERT accepts, is an error: set -100.
             num_items_in_batch: Number of labels in the whole optimizer step, from Trainer.
 
         Returns:
@@ -511,7 +511,7 @@ class NeoBERTForTokenClassification(NeoBERTPreTrainedModel):
         inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
         inputs |= dict(inputs_embeds=inputs_embeds, copy_to_host=mark_labels(labels, input_ids, inputs_embeds))
         outputs = self.model(**inputs, return_packed=True, return_dict=True, **kwargs)
-        check_no_label_at_padding(outputs.on_host)
+        check_no_label_at_padding(outputs.host_values)
         layout, loss = outputs.plan.layout, None
         logits_TC = self.classifier(self.dropout(outputs.last_hidden_state))
         if labels is not None:
@@ -525,7 +525,7 @@ class NeoBERTForTokenClassification(NeoBERTPreTrainedModel):
 
 
 class NeoBERTForQuestionAnswering(NeoBERTPreTrainedModel):
-    """Start and end of an answer span in each row."""
+    """Start and end of the answer in each row."""
 
     def __init__(self, config: NeoBERTConfig):
         super().__init__(config)
@@ -545,30 +545,29 @@ class NeoBERTForQuestionAnswering(NeoBERTPreTrainedModel):
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
     ) -> QuestionAnsweringModelOutput:
-        """Find the span; other arguments as in `NeoBERTModel.forward`.
+        """Find the answer; other arguments as in `NeoBERTModel.forward`.
 
         Args:
-            start_positions: (B,) column where the answer starts; outside 0 to L - 1 it was cut off and does not count.
-            end_positions: (B,) column where it ends, likewise.
-            num_items_in_batch: Number of spans in the whole optimizer step.
+            start_positions: (B,) column of the first token of the answer. A column outside 0 to L - 1 marks a truncated
+                answer and is ignored. A column of padding, which BERT accepts, is an error; set -100 for no answer.
+            end_positions: (B,) column of the last token of the answer, by the same rules.
+            num_items_in_batch: Number of answers in the whole optimizer step.
 
         Returns:
-            `loss`, mean of both ends; `start_logits` and `end_logits` (B, L), the lowest value of the dtype at padding, so
-            that padding takes no part in the softmax over columns.
+            `loss`, mean of start and end; `start_logits` and `end_logits` (B, L), the lowest value of the dtype at padding,
+            so that the softmax over columns ignores padding.
         """
         ends = None if start_positions is None or end_positions is None else (start_positions, end_positions)
         inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
         inputs |= dict(inputs_embeds=inputs_embeds, copy_to_host=mark_ends(ends, input_ids, inputs_embeds))
         outputs = self.model(**inputs, return_packed=True, return_dict=True, **kwargs)
-        check_no_label_at_padding(outputs.on_host)
+        check_no_label_at_padding(outputs.host_values, is_span=True)
         layout, loss = outputs.plan.layout, None
         ends_T2 = self.qa_outputs(outputs.last_hidden_state)
         start_BL, end_BL = layout.unflatten(ends_T2, fill=torch.finfo(ends_T2.dtype).min).unbind(-1)
         if ends is not None:
             if len(layout.first_tokens) != layout.shape[0]:
-                raise ValueError(
-                    "a span is a column of its row, so question answering trains on padded rows, not packed ones"
-                )
+                raise ValueError("start_positions and end_positions need padded rows, but the input is packed; pad it")
             loss = span_loss((start_BL, end_BL), ends, num_items_in_batch)
         return QuestionAnsweringModelOutput(
             loss=loss,
@@ -579,7 +578,7 @@ class NeoBERTForQuestionAnswering(NeoBERTPreTrainedModel):
         )
 
 
-# The one table of classes: registration, the `auto_map` of saved checkpoints and the tests follow it.
+# The table of classes for registration, the `auto_map` of saved checkpoints, and the tests.
 AUTO_CLASSES = {
     "AutoConfig": NeoBERTConfig,
     "AutoModel": NeoBERTModel,
