@@ -1,9 +1,9 @@
 """Run transformers' common tests of models (`ModelTesterMixin`) on every class of ours: `make test-transformers`.
 
-They are in transformers' source package alone, which is downloaded to `.transformers-tests` for the version that is
-installed; nothing of it is kept in the repository. `LEFT_OUT` says which of them do not hold here, and why; what the mixin skips
-itself needs a GPU, or concerns models of another kind. Two parts of it, export and generation, are not in the source package:
-tests/test_modeling_neobert.py tests export, and an encoder does not generate.
+Only the source package of transformers contains them. It is downloaded to `.transformers-tests` for the installed version; the
+repository has no copy. `SKIPPED` names the tests that do not apply here, with the reason. The tests that the mixin itself skips
+need a GPU or concern other kinds of models. Two mixins, export and generation, are not in the source package:
+tests/model/test_modeling_neobert.py tests export, and an encoder generates no text.
 """
 
 import importlib
@@ -22,16 +22,16 @@ import neobert_hf
 
 FOLDER = Path(__file__).parents[1] / ".transformers-tests" / version("transformers")
 COMMON = FOLDER / "tests/test_modeling_common.py"
-LEFT_OUT = {
-    "test_sdpa_can_dispatch_non_composite_models": "the config says 'auto' where nobody named an attention: which one runs "
-    "depends on device, dtype, layout and autograd of each forward, and is logged",
+SKIPPED = {
+    "test_sdpa_can_dispatch_non_composite_models": "without attn_implementation the config says 'auto'; the "
+    "backend depends on device, dtype, layout and autograd of each forward, and is logged",
 }
-# They empty a checkpoint to see what is initialised. Ours refuses a checkpoint without a whole encoder, which is switched off.
+# These tests load a checkpoint without tensors to test initialisation. The check for a complete encoder is disabled for them.
 NEED_AN_EMPTY_CHECKPOINT = {"test_can_init_all_missing_weights", "test_model_weights_reload_no_missing_tied_weights"}
 
 
 def download() -> None:
-    """Bring the tests and the one library that they need besides ours."""
+    """Download the tests and `parameterized`, which they import."""
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     release = f"transformers=={version('transformers')}"
     subprocess.run([*pip, "install", "--target", FOLDER, "parameterized"], check=True)
@@ -47,7 +47,7 @@ def download() -> None:
 
 
 def load_common_tests() -> types.ModuleType:
-    """Import the tests, with empty mixins in place of the two that the source package lacks."""
+    """Import the tests, with empty mixins in place of the two that are not in the source package."""
     if not COMMON.is_file():
         download()
     sys.path.append(str(FOLDER))
@@ -66,7 +66,7 @@ def load_common_tests() -> types.ModuleType:
 
 common = load_common_tests()
 
-# By these tables a test knows which labels a class takes; registering a class does not change them.
+# A test finds the labels of a class in these tables; registration of a class does not change them.
 modeling_auto.MODEL_MAPPING_NAMES["neobert"] = neobert_hf.NeoBERTModel.__name__
 for task, model_class in {
     "MASKED_LM": neobert_hf.NeoBERTForMaskedLM,
@@ -79,7 +79,7 @@ for task, model_class in {
 
 
 class Tester:
-    """A small model, and a batch for it, under the names by which the mixin asks."""
+    """A small model and a batch for it, under the names that the mixin uses."""
 
     batch_size, seq_length, num_choices = 3, 7, 4
     vocab_size, hidden_size, num_hidden_layers, num_attention_heads = 99, 32, 2, 4
@@ -97,7 +97,7 @@ class Tester:
         )
 
     def prepare_config_and_inputs_for_common(self):
-        """The config, and a batch with padding in any place."""
+        """The config, and a batch with padding at random places."""
         shape = (self.batch_size, self.seq_length)
         inputs = {
             "input_ids": common.ids_tensor(shape, self.vocab_size),
@@ -113,17 +113,17 @@ class CommonModelTest(common.ModelTesterMixin, unittest.TestCase):
     test_can_init_all_missing_weights_before_2023 = True
 
     def setUp(self):
-        """Make the tester, and leave out what is not meant to hold."""
+        """Make the tester, and skip tests that do not apply."""
         self.model_tester = Tester()
-        if reason := LEFT_OUT.get(self._testMethodName):
+        if reason := SKIPPED.get(self._testMethodName):
             self.skipTest(reason)
         if self._testMethodName in NEED_AN_EMPTY_CHECKPOINT:
-            strictness = unittest.mock.patch("neobert_hf.model.modeling_neobert.check_encoder_is_whole")
-            strictness.start()
-            self.addCleanup(strictness.stop)
+            check = unittest.mock.patch("neobert_hf.model.modeling_neobert.check_encoder_is_complete")
+            check.start()
+            self.addCleanup(check.stop)
 
     def _prepare_for_class(self, inputs_dict, model_class, return_labels=False):
-        """The mixin's labels, but none at padding: a label there is an error with us."""
+        """The labels of the mixin, with -100 at padding, where NeoBERT refuses other labels."""
         inputs = super()._prepare_for_class(inputs_dict, model_class, return_labels)
         if return_labels and "labels" in inputs and inputs["labels"].shape == inputs["attention_mask"].shape:
             inputs["labels"] = inputs["labels"].masked_fill(inputs["attention_mask"] == 0, -100)

@@ -3,8 +3,8 @@
     .venv/bin/python tests/compat.py 4.57.6
     .venv/bin/python tests/compat.py 4.57.6 2.6.0
 
-The version gets a virtual environment in .venv-compat that sees the packages of the running one behind its own, so that
-only transformers and what it pins differently are installed. A torch is installed once, for all versions of transformers.
+Each version gets a virtual environment in .venv-compat. It uses the packages of the running environment after its own, so
+that pip installs only transformers and the dependencies with other versions. Each torch is installed once for all of them.
 """
 
 import importlib.metadata
@@ -18,7 +18,7 @@ root = Path(__file__).parents[1]
 
 
 def environment(version: str, torch: str | None) -> Path:
-    """Make the virtual environment if it is not there, and return its Python."""
+    """Create the virtual environment if it does not exist, and return its Python."""
     if version == importlib.metadata.version("transformers") and torch is None:
         return Path(sys.executable)
     folder = root / ".venv-compat" / (f"{version}-torch-{torch}" if torch else version)
@@ -27,20 +27,31 @@ def environment(version: str, torch: str | None) -> Path:
     if not done.exists():
         venv.create(folder, with_pip=True, clear=True)
         own = folder / f"lib/python{sysconfig.get_python_version()}/site-packages"
-        # sorted behind its own packages, so that what is installed here wins
-        behind = [*([install_torch(torch, python)] if torch else []), sysconfig.get_paths()["purelib"]]
-        (own / "shared.pth").write_text("".join(f"import site; site.addsitedir({str(path)!r})\n" for path in behind))
-        wanted = [f"transformers=={version}"]
+        # after its own packages, which therefore take precedence
+        shared = [*([install_torch(torch, python)] if torch else []), sysconfig.get_paths()["purelib"]]
+        (own / "shared.pth").write_text("".join(f"import site; site.addsitedir({str(path)!r})\n" for path in shared))
+        requirements = [f"transformers=={version}"]
         if version.startswith("4."):
-            wanted.append("datasets<4.5")  # Trainer imports it, and newer ones need the hub client of transformers 5
-        install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile", *wanted]
+            requirements.append(
+                "datasets<4.5"
+            )  # Trainer imports it; newer versions need the huggingface_hub of transformers 5
+        install = [
+            python,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-compile",
+            *requirements,
+        ]
         subprocess.run([*install, "--constraint", write_constraints(folder)], check=True)
         done.touch()
     return python
 
 
 def install_torch(version: str, python: Path) -> Path:
-    """Install a torch into a folder of its own, with the libraries of CUDA that its build for Linux needs to be imported."""
+    """Install torch into a separate folder, with the CUDA libraries that its Linux build imports."""
     folder = root / ".venv-compat" / f"torch-{version}"
     if not (folder / "installed").exists():
         install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
@@ -50,7 +61,7 @@ def install_torch(version: str, python: Path) -> Path:
 
 
 def write_constraints(folder: Path) -> Path:
-    """The project's constraints without the packages whose versions transformers decides."""
+    """Write the project's constraints without the packages whose versions depend on transformers."""
     free = ("transformers", "tokenizers", "huggingface_hub", "datasets")
     lines = (root / "constraints.txt").read_text().splitlines()
     kept = folder / "constraints.txt"
@@ -61,17 +72,17 @@ def write_constraints(folder: Path) -> Path:
 def main(version: str, torch: str | None = None) -> int:
     """Run the marked tests and return pytest's exit status."""
     python = environment(version, torch)
-    seen = subprocess.run(
+    found = subprocess.run(
         [python, "-c", "import transformers, torch; print(transformers.__version__, torch.__version__)"],
         check=True,
         capture_output=True,
         text=True,
         cwd=root,
     ).stdout.strip()
-    print(f"transformers and torch: {seen}", flush=True)
-    if seen.split()[0] != version or not seen.split()[1].startswith(torch or ""):
+    print(f"transformers and torch: {found}", flush=True)
+    if found.split()[0] != version or not found.split()[1].startswith(torch or ""):
         sys.exit(
-            f"expected transformers {version}, torch {torch or 'as it is'}, found {seen}; remove .venv-compat, try again"
+            f"found transformers and torch {found}, expected {version} and {torch or 'any'}; remove .venv-compat and run again"
         )
     return subprocess.run(
         [python, "-m", "pytest", "-q", "-n", "auto", "--dist", "worksteal", "-m", "compat and not gpu", "tests"],

@@ -1,4 +1,4 @@
-"""Fixtures: tiny checkpoints in the published layout, and what they must compute."""
+"""Fixtures: tiny checkpoints in the published layout, and their expected outputs."""
 
 import atexit
 import contextlib
@@ -11,13 +11,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # before anything of Hugging Face is imported
-if "PYTEST_XDIST_WORKER" in os.environ:  # before torch is imported; workers and what they start share the cores
+os.environ["HF_HUB_OFFLINE"] = "1"  # before any import of Hugging Face libraries
+if "PYTEST_XDIST_WORKER" in os.environ:  # before the import of torch; workers and their subprocesses share the cores
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-else:  # the user's cache is left alone; workers and what they start share this one
+else:  # not the user's cache; workers and their subprocesses share this one
     os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="neobert_tests_")
     atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
-# torch.compile finds code again that it compiled for other instructions, and writes beyond its memory with it.
+# torch.compile reuses cached code for other instructions, which then writes out of bounds: one cache per instruction set.
 os.environ.setdefault(
     "TORCHINDUCTOR_CACHE_DIR",
     f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}_{os.environ.get('ATEN_CPU_CAPABILITY', 'native')}",
@@ -36,22 +36,22 @@ GOLDEN = Path(__file__).parents[2] / "shared/golden/tiny"
 
 SENTENCE = "the quick brown fox jumps over lazy dog and then it sleeps in a warm red house by old sea"
 
-WORKER_GIB = 3  # a worker and the two processes of training that it may start
+WORKER_GIB = 3  # memory of a worker and of the two training processes that it may start
 
 torch.manual_seed(0)
 
 
 def pytest_xdist_auto_num_workers(config):
-    """A worker for each core, if there is memory for as many."""
+    """One worker per core, fewer if memory is not sufficient."""
     import psutil
 
     return max(1, min(torch.get_num_threads(), psutil.virtual_memory().available // (WORKER_GIB * 2**30)))
 
 
 def run_main(module, *arguments) -> str:
-    """Call `main` of a script or of the command line in this process, and return what it printed.
+    """Call `main` of a script or of the command line in this process, and return its output.
 
-    A process of its own takes seconds to import torch and transformers; it is started only where the process is what is tested.
+    A subprocess needs seconds to import torch and transformers, so a test starts one only if it tests the process itself.
     """
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
         patch.setattr(sys, "argv", [module.__file__, *map(str, arguments)])
@@ -65,7 +65,7 @@ def run_main(module, *arguments) -> str:
 
 @contextlib.contextmanager
 def largest_file(num_bytes):
-    """No file can grow beyond that many bytes, which libraries meet as they do a full disk."""
+    """Limit the size of every file to `num_bytes`; libraries then fail as with a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
     try:
@@ -86,7 +86,7 @@ def oracle(weights):
 
 @pytest.fixture(scope="session")
 def checkpoint(weights, tmp_path_factory):
-    """A masked language model as `chandar-lab/NeoBERT` is published, tiny."""
+    """A tiny masked language model in the published format of `chandar-lab/NeoBERT`."""
     return write_checkpoint(tmp_path_factory.mktemp("published") / "masked_lm", weights)
 
 
@@ -122,7 +122,7 @@ def tokenizer():
 
 @pytest.fixture(scope="session")
 def expected(oracle):
-    """A padded batch (none, right, left, three tokens) and what the oracle says of it, rows padded with NaN."""
+    """A padded batch (no padding, right, left, three tokens) and the oracle's results, with NaN at padding."""
     rng = np.random.default_rng(1)
     length = 20
     keep = np.ones((4, length), bool)
@@ -158,11 +158,11 @@ def expected(oracle):
 
 
 @pytest.fixture(params=["oracle", "golden"])
-def judged(request):
-    """Folders of a masked language model and a classifier, and what they must compute: ours, and the shared golden tensors."""
+def reference(request):
+    """Folders of a masked language model and a classifier, and expected outputs: the oracle's, and the golden tensors."""
     if request.param == "oracle":
         masked_lm, classifier = (request.getfixturevalue(name) for name in ("checkpoint", "classifier_checkpoint"))
         return masked_lm, classifier, request.getfixturevalue("expected")
     if not GOLDEN.is_dir():
-        pytest.skip(f"the shared golden tensors are not at {GOLDEN}; the oracle's are tested all the same")
+        pytest.skip(f"no golden tensors at {GOLDEN}; the tests against the oracle still run")
     return GOLDEN / "masked_lm", GOLDEN / "classifier", load_file(GOLDEN / "expected.safetensors")

@@ -1,10 +1,10 @@
-"""Start a script on two processes of the CPU, as `torchrun --nproc_per_node 2` does: `launch.py [--fsdp2] SCRIPT ARGUMENTS`.
+"""Run a script in two CPU processes, like `torchrun --nproc_per_node 2`: `launch.py [--fsdp2] SCRIPT ARGUMENTS`.
 
-What the script imports is imported once, before the processes fork; that takes most of the time of a small run. Several runs
-after one another: `SCRIPT ARGUMENTS --then ARGUMENTS`.
+The imports of the script run once, before the processes fork, because they take most of the time of a small run. For several
+runs in sequence: `SCRIPT ARGUMENTS --then ARGUMENTS`.
 
-accelerate takes FSDP for several GPUs only, though PyTorch's runs on a CPU as well. `--fsdp2` says "several GPUs" at the moment
-when accelerate asks, and changes nothing else, so that the example's own path is tested without any.
+accelerate supports FSDP on several GPUs only, although PyTorch's FSDP also runs on a CPU. `--fsdp2` reports "several GPUs" when
+accelerate checks, and changes nothing else, so that the code path of the example is tested without a GPU.
 """
 
 import os
@@ -23,30 +23,30 @@ NUM_PROCESSES = 2
 
 
 def on_two_processes(*arguments: str) -> None:
-    """Run this file with the arguments, to its end."""
+    """Run this file with `arguments` and wait for it; a failure is an AssertionError."""
     done = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
 
 
 def use_fsdp2() -> None:
-    """Ask accelerate for FSDP2 as `accelerate launch --config_file examples/accelerate/fsdp2.yaml` does."""
+    """Configure FSDP2 as `accelerate launch --config_file examples/accelerate/fsdp2.yaml` does."""
     config = yaml.safe_load((Path(__file__).parents[1] / "examples/accelerate/fsdp2.yaml").read_text())
     os.environ["ACCELERATE_USE_FSDP"] = "true"
     for name, value in config["fsdp_config"].items():
         os.environ[name.upper()] = str(value).lower() if isinstance(value, bool) else str(value)
-    begin = state.AcceleratorState.__init__
+    init = state.AcceleratorState.__init__
 
-    def begin_as_if_on_gpus(self, *args, **kwargs):
+    def init_as_if_on_gpus(self, *args, **kwargs):
         shared = state.PartialState._shared_state
         if shared.get("distributed_type") == DistributedType.MULTI_CPU:
             shared["distributed_type"] = DistributedType.MULTI_GPU
-        begin(self, *args, **kwargs)
+        init(self, *args, **kwargs)
 
-    state.AcceleratorState.__init__ = begin_as_if_on_gpus
+    state.AcceleratorState.__init__ = init_as_if_on_gpus
 
 
 def work(rank: int, port: int, script: str, arguments: list[str]) -> None:
-    """Run the script as one of the processes."""
+    """Run the script as process `rank`."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ |= {"WORLD_SIZE": str(NUM_PROCESSES), "LOCAL_WORLD_SIZE": str(NUM_PROCESSES)}
     sys.argv = [script, *arguments]
@@ -54,7 +54,7 @@ def work(rank: int, port: int, script: str, arguments: list[str]) -> None:
 
 
 def main() -> None:
-    """Run them, one after another."""
+    """Run the script once for each list of arguments."""
     arguments = sys.argv[1:]
     if arguments[0] == "--fsdp2":
         use_fsdp2()

@@ -1,7 +1,7 @@
-"""What NeoBERT must compute, written from the paper in NumPy, one document and one head at a time.
+"""An independent reference of NeoBERT, written from the paper in NumPy, one document and one head at a time.
 
-It shares no code with the package, on purpose not even PyTorch, and is slow and plain for the same reason. `write_checkpoint`
-makes a tiny checkpoint in the published layout, accidental keys of its config.json included.
+It shares no code with the package, not even PyTorch, and is simple rather than fast. `write_checkpoint` writes a tiny
+checkpoint in the published layout, including the accidental keys of the published config.json.
 """
 
 import json
@@ -90,11 +90,11 @@ class Oracle:
     def mlm_loss(self, documents, labels):
         """Mean cross-entropy over the labels that are not -100, of all documents together."""
         losses = []
-        for ids, wanted in zip(documents, labels):
+        for ids, targets in zip(documents, labels):
             logits = self.mlm_logits(self.encode(ids)[2])
             shifted = logits - logits.max(axis=-1, keepdims=True)
             log_probabilities = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-            losses += [-log_probabilities[i, label] for i, label in enumerate(wanted) if label != -100]
+            losses += [-log_probabilities[i, label] for i, label in enumerate(targets) if label != -100]
         return float(np.mean(losses))
 
 
@@ -103,7 +103,7 @@ def swiglu_width(config):
 
 
 def random_weights(seed=0, config=CONFIG, num_labels=3):
-    """Weights large enough that a wrong rotation, row order or norm shows."""
+    """Random weights, large enough to reveal a wrong rotation, row order or norm."""
     rng = np.random.default_rng(seed)
     hidden, width, vocab = config["hidden_size"], swiglu_width(config), config["vocab_size"]
     shapes = {"model.encoder": (vocab, hidden), "decoder": (vocab, hidden)}

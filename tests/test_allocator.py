@@ -1,4 +1,4 @@
-"""The allocator: tuned on glibc, a message elsewhere."""
+"""`tune_allocator`: fewer page faults on glibc, a warning on other systems."""
 
 import platform
 import subprocess
@@ -8,7 +8,7 @@ import pytest
 
 from neobert_hf import allocator, tune_allocator
 
-# Counts the page faults of making the same large tensor again and again, before and after. The module is loaded by itself.
+# Counts the page faults of repeated large tensors, before and after tuning. Loads the module without the package.
 PAGE_FAULTS = """
 import resource, runpy, sys, torch
 
@@ -21,12 +21,12 @@ def faults():
 
 untuned = faults()
 assert runpy.run_path(sys.argv[1])["tune_allocator"]()
-print(untuned, min(faults() for _ in range(3)))  # a machine short of memory takes pages back in between
+print(untuned, min(faults() for _ in range(3)))  # a machine with little memory reclaims pages in between
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
-def test_large_tensors_reuse_their_memory_once_tuned():
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt exists in glibc only")
+def test_large_tensors_reuse_their_memory_after_tuning():
     command = [sys.executable, "-c", PAGE_FAULTS, allocator.__file__]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     untuned, tuned = map(int, done.stdout.split())
@@ -34,7 +34,7 @@ def test_large_tensors_reuse_their_memory_once_tuned():
 
 
 @pytest.mark.parametrize(("system", "library"), [("Darwin", ""), ("Linux", "")])
-def test_elsewhere_it_says_that_nothing_changed(monkeypatch, caplog, system, library):
+def test_on_other_systems_a_warning_says_that_nothing_changed(monkeypatch, caplog, system, library):
     monkeypatch.setattr(platform, "system", lambda: system)
     monkeypatch.setattr(platform, "libc_ver", lambda: (library, ""))
     assert tune_allocator() is False

@@ -1,6 +1,6 @@
-"""Every attention backend that is installed, on CUDA, against the float64 oracle; writes tests/gpu_report.json.
+"""Every installed attention backend on CUDA against the float64 oracle; writes tests/gpu_report.json.
 
-make test-gpu
+Run it with `make test-gpu`.
 """
 
 import importlib.metadata
@@ -82,7 +82,7 @@ def inputs(expected):
 
 @pytest.fixture(scope="module")
 def wide_checkpoint(tmp_path_factory):
-    """Kernels want heads of at least 16 and like 64: two heads of 64."""
+    """Two heads of width 64; kernels need at least 16."""
     config = {**CONFIG, "hidden_size": 128, "num_attention_heads": 2, "dim_head": 64, "intermediate_size": 384}
     weights = random_weights(config=config)
     return config, weights, write_checkpoint(tmp_path_factory.mktemp("wide"), weights, config=config)
@@ -100,7 +100,7 @@ def test_every_backend_agrees_with_the_oracle_packed_padded_and_in_gradients(
     ids = packed["input_ids"][0].cpu().numpy()
     wanted = torch.from_numpy(oracle.mlm_logits(_concatenate(oracle, ids, bounds)))
 
-    # The yardstick: the plain model in the same dtype, eager attention, nothing fused.
+    # The reference error: eager attention in the same dtype, without fused operations.
     plain = AutoModelForMaskedLM.from_pretrained(folder, attn_implementation="eager", dtype=dtype).cuda()
     floor = relative_error(plain(**packed).logits[0], wanted)
     error = relative_error(model(**packed).logits[0], wanted)
@@ -126,13 +126,13 @@ def _concatenate(oracle, ids, bounds):
     return np.concatenate([oracle.encode(ids[a:b])[2] for a, b in itertools.pairwise(bounds)])
 
 
-def test_after_the_layout_nothing_waits_for_the_gpu(wide_checkpoint, inputs):
+def test_after_the_layout_the_host_never_waits_for_the_gpu(wide_checkpoint, inputs):
     """With synchronisation forbidden after the first copy to the host, a forward still runs."""
     from neobert_hf.model import layout_neobert
 
     model = load(wide_checkpoint[2], "auto", torch.bfloat16)
     packed, _ = inputs
-    model(**packed)  # whatever a first call sets up
+    model(**packed)  # the first call may synchronise to set up kernels
     copy = layout_neobert._copy_to_host
 
     def copy_then_forbid(*tensors):
@@ -148,7 +148,7 @@ def test_after_the_layout_nothing_waits_for_the_gpu(wide_checkpoint, inputs):
             torch.cuda.set_sync_debug_mode("default")
 
 
-def test_trusted_boundaries_make_the_host_wait_for_nothing(wide_checkpoint, inputs):
+def test_with_trusted_boundaries_the_host_never_waits(wide_checkpoint, inputs):
     model = load(wide_checkpoint[2], "torch_varlen", torch.bfloat16)
     packed, _ = inputs
     packed["max_length_q"] = int(packed["cu_seq_lens_q"].diff().max())
@@ -186,5 +186,5 @@ def test_compiled_packed_rows_run_in_one_graph(wide_checkpoint, inputs):
     with torch.no_grad():
         plain = model(**packed).logits
         compiled = torch.compile(model, fullgraph=True)(**packed, max_length_q=longest).logits
-    # bf16: eight bits, another order of fused operations
+    # bf16: eight bits, and fused operations in another order
     torch.testing.assert_close(plain, compiled, rtol=0.05, atol=0.05 * plain.abs().max().item())

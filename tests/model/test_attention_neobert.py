@@ -1,4 +1,4 @@
-"""Rotary positions against transformers' own formulas, and the choice of an attention backend."""
+"""Rotary positions against the formulas of transformers, and the choice of an attention backend."""
 
 import pytest
 import torch
@@ -38,11 +38,11 @@ ROPE = {
 
 
 @pytest.mark.parametrize("name", ROPE)
-def test_rotary_frequencies_are_those_of_transformers(name):
+def test_rotary_frequencies_equal_those_of_transformers(name):
     functions = pytest.importorskip("transformers.modeling_rope_utils").ROPE_INIT_FUNCTIONS
     rope = {"rope_type": name, **ROPE[name], "rope_theta": 5000.0}
     config = NeoBERTConfig(hidden_size=128, num_attention_heads=2, max_position_embeddings=64, rope_parameters=rope)
-    length = 100  # beyond max_position_embeddings, where dynamic scaling begins
+    length = 100  # beyond max_position_embeddings, where dynamic scaling starts
     cos, sin = rotary_table(config, layout_of(length), torch.float64).unbind(-1)
     if name == "default":
         frequencies, amplitude = 5000.0 ** (-torch.arange(0, 64, 2) / 64), 1.0
@@ -78,7 +78,7 @@ def test_dynamic_scaling_is_the_same_packed_and_padded(tiny_config):
         assert (states[0] - states[1]).abs().max() < 1e-10
 
 
-def test_rotation_keeps_the_length_of_each_pair_position_zero_and_the_values():
+def test_rotation_preserves_pair_lengths_position_zero_and_values():
     qkv = torch.randn(5, 2, 3, 8, dtype=torch.float64)
     angles = torch.arange(5, dtype=torch.float64)[:, None] * torch.tensor([1.0, 0.5, 0.1, 0.01], dtype=torch.float64)
     table = torch.stack((angles.cos(), angles.sin()), -1)
@@ -91,11 +91,11 @@ def test_rotation_keeps_the_length_of_each_pair_position_zero_and_the_values():
 
 
 def test_no_module_holds_a_buffer(tiny_config):
-    """What is computed in __init__ is lost when a model is built on the meta device, as transformers 5 does."""
+    """A buffer that __init__ computes is lost when a model is built on the meta device, as in transformers 5."""
     assert not list(NeoBERTModel(tiny_config).buffers())
 
 
-def test_nothing_asked_for_chooses_what_runs_here(checkpoint):
+def test_auto_chooses_the_best_backend_for_this_machine(checkpoint):
     model = AutoModel.from_pretrained(checkpoint)
     assert model.config._attn_implementation == "auto"
     packed = Situation(CPU, torch.float32, 64, is_packed=True)
@@ -106,15 +106,15 @@ def test_nothing_asked_for_chooses_what_runs_here(checkpoint):
     assert choose_backend("auto", packed._replace(is_packed=False), need_weights=True) == "eager"
 
 
-def test_attention_probabilities_fall_back_to_eager_with_a_message(model, caplog):
-    logging.warning_once.cache_clear()  # an earlier test may have had the one warning
+def test_attention_probabilities_use_eager_attention_with_a_warning(model, caplog):
+    logging.warning_once.cache_clear()  # the warning appears once, perhaps in an earlier test
     with torch.no_grad():
         attentions = model(torch.tensor([[5, 6, 7]]), output_attentions=True).attentions
     assert all(torch.allclose(p.sum(-1), torch.ones(1, 4, 3)) for p in attentions)
-    assert "this forward runs eager instead of 'auto'" in caplog.text
+    assert "this forward runs 'eager' instead of 'auto'" in caplog.text
 
 
-def test_a_function_that_a_user_registered_keeps_documents_and_rows_apart(model, expected):
+def test_a_registered_attention_function_separates_documents_and_rows(model, expected):
     from transformers import AttentionInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -131,12 +131,12 @@ def test_a_function_that_a_user_registered_keeps_documents_and_rows_apart(model,
 MISSING = {
     "xformers": (ImportError, "pip install 'xformers"),
     "flash_attention_2": (ImportError, "pip install flash-attn"),
-    "no_such_attention": (ValueError, "choose 'flash_attention_3', .*'flex_attention'; or leave it out"),
+    "no_such_attention": (ValueError, "choose 'flash_attention_3', .*'flex_attention'; or omit it"),
 }
 
 
 @pytest.mark.parametrize("name", MISSING)
-def test_a_backend_that_is_not_installed_is_refused_at_once(checkpoint, name, monkeypatch):
+def test_a_backend_that_is_not_installed_is_refused_on_load(checkpoint, name, monkeypatch):
     if name == "flash_attention_2" and torch.cuda.is_available():
         pytest.skip("flash-attn may be installed where there is a GPU")
     from neobert_hf.model import attention_neobert

@@ -1,7 +1,7 @@
-"""The table of attention backends: what "auto" chooses on which GPU, and every row against the oracle, with stand-ins.
+"""The table of attention backends: the choice of "auto" for each GPU, and every backend against the oracle, with stand-ins.
 
-A stand-in is a few lines of plain PyTorch under the name and with the signature of a kernel. It computes real numbers on the
-CPU, so the way to the kernel, its arguments and what comes back are tested; the kernel itself is not.
+A stand-in is a short PyTorch function with the name and the signature of a kernel. It computes correct results on the CPU. So
+the call of the kernel, its arguments and the use of its results are tested; the kernel itself is not.
 """
 
 import inspect
@@ -40,7 +40,7 @@ FLOAT16, BFLOAT16, FLOAT32, FLOAT64 = torch.float16, torch.bfloat16, torch.float
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """Four unlike GPUs, and every backend installed."""
+    """Simulate four GPUs of different generations, with every backend installed."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: CAPABILITIES[device.index])
     for name, backend in BACKENDS.items():
         monkeypatch.setitem(BACKENDS, name, backend._replace(is_installed=lambda: True))
@@ -49,7 +49,7 @@ def gpus(monkeypatch):
     backends_neobert._find_best_backend.cache_clear()
 
 
-# ---------------------------------------------------------------------------------------- the choice
+# ---------------------------------------------------------------------------------------- choice of a backend
 
 
 @pytest.mark.parametrize(
@@ -66,19 +66,19 @@ def gpus(monkeypatch):
         (HOPPER, BFLOAT16, 64, "flash_attention_3"),
         (HOPPER, FLOAT64, 64, "sdpa"),
         (BLACKWELL, BFLOAT16, 64, "flash_attention_2"),
-        (BLACKWELL, FLOAT32, 64, "sdpa"),  # xformers' kernels for fp32 end at Hopper
+        (BLACKWELL, FLOAT32, 64, "sdpa"),  # the fp32 kernels of xformers support GPUs up to Hopper
         (MPS, FLOAT16, 64, "sdpa"),
         (MPS, FLOAT32, 64, "sdpa"),
         (CPU, BFLOAT16, 64, "sdpa"),
     ],
     ids=str,
 )
-def test_auto_looks_at_this_very_device_the_dtype_and_the_head_width(gpus, device, dtype, head_dim, best):
+def test_auto_depends_on_device_dtype_and_head_width(gpus, device, dtype, head_dim, best):
     assert choose_backend("auto", Situation(device, dtype, head_dim, is_packed=True)) == best
     assert choose_backend("auto", Situation(device, dtype, head_dim, is_packed=False)) == "sdpa"
 
 
-def test_without_any_package_auto_takes_what_torch_brings(gpus, monkeypatch):
+def test_without_optional_packages_auto_chooses_a_backend_of_torch(gpus, monkeypatch):
     for name in (*FLASH, "xformers"):
         monkeypatch.setitem(BACKENDS, name, BACKENDS[name]._replace(is_installed=lambda: False))
     best = {
@@ -92,38 +92,42 @@ def test_without_any_package_auto_takes_what_torch_brings(gpus, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "situation", "message"),
     [
-        ("torch_varlen", (AMPERE, FLOAT32, 64, True), "computes in float16 or bfloat16, not torch.float32"),
-        ("torch_varlen", (TURING, FLOAT16, 64, True), "of capability from 8.0, cuda:0 has 7.5; choose 'sdpa'"),
+        ("torch_varlen", (AMPERE, FLOAT32, 64, True), "supports float16 or bfloat16, not torch.float32"),
+        (
+            "torch_varlen",
+            (TURING, FLOAT16, 64, True),
+            "at least 8.0 for torch.float16, but cuda:0 has 7.5; choose 'sdpa'",
+        ),
         ("torch_varlen", (CPU, BFLOAT16, 64, True), "runs on CUDA, not on cpu"),
-        ("torch_varlen", (AMPERE, BFLOAT16, 64, False), "runs packed sequences only"),
-        ("flash_attention_2", (AMPERE, FLOAT32, 64, True), "computes in float16 or bfloat16"),
+        ("torch_varlen", (AMPERE, BFLOAT16, 64, False), "supports packed sequences only"),
+        ("flash_attention_2", (AMPERE, FLOAT32, 64, True), "supports float16 or bfloat16"),
         ("flash_attention_2", (MPS, BFLOAT16, 64, True), "not on mps"),
         ("flash_attention_2", (AMPERE, BFLOAT16, 20, True), "a multiple of 8 and at most 256, not 20"),
-        ("flash_attention_3", (AMPERE, BFLOAT16, 64, True), "from 9.0, cuda:1 has 8.0"),
-        ("flash_attention_3", (BLACKWELL, BFLOAT16, 64, True), "up to 9.9, cuda:3 has 10.0"),
-        ("flash_attention_4", (AMPERE, BFLOAT16, 64, True), "from 9.0, cuda:1 has 8.0"),
-        ("kernels-community/flash-attn2", (AMPERE, FLOAT32, 64, True), "computes in float16 or bfloat16"),
-        ("xformers", (BLACKWELL, FLOAT32, 64, True), "up to 9.0, cuda:3 has 10.0"),
-        ("xformers", (TURING, BFLOAT16, 64, True), "from 8.0, cuda:0 has 7.5"),
-        ("flex_attention", (CPU, FLOAT32, 64, False), "runs packed sequences only"),
-        ("cpu_tiled", (CPU, FLOAT32, 64, True), "is for inference"),
+        ("flash_attention_3", (AMPERE, BFLOAT16, 64, True), "at least 9.0 for torch.bfloat16, but cuda:1 has 8.0"),
+        ("flash_attention_3", (BLACKWELL, BFLOAT16, 64, True), "at most 9.9 for torch.bfloat16, but cuda:3 has 10.0"),
+        ("flash_attention_4", (AMPERE, BFLOAT16, 64, True), "at least 9.0 for torch.bfloat16, but cuda:1 has 8.0"),
+        ("kernels-community/flash-attn2", (AMPERE, FLOAT32, 64, True), "supports float16 or bfloat16"),
+        ("xformers", (BLACKWELL, FLOAT32, 64, True), "at most 9.0 for torch.float32, but cuda:3 has 10.0"),
+        ("xformers", (TURING, BFLOAT16, 64, True), "at least 8.0 for torch.bfloat16, but cuda:0 has 7.5"),
+        ("flex_attention", (CPU, FLOAT32, 64, False), "supports packed sequences only"),
+        ("cpu_tiled", (CPU, FLOAT32, 64, True), "requires inference on a CPU"),
         ("cpu_tiled", (CPU, FLOAT16, 64, True, True), "fast products in torch.float16"),
         ("cpu_tiled", (AMPERE, FLOAT32, 64, True), "runs on CPU, not on cuda"),
     ],
 )
-def test_a_backend_that_was_asked_for_and_cannot_run_says_why_and_the_way_out(gpus, name, situation, message):
-    with pytest.raises(ValueError, match=f"attn_implementation='{name}' .*{message}.* or leave it out"):
+def test_a_requested_backend_that_cannot_run_is_refused_with_reason_and_solution(gpus, name, situation, message):
+    with pytest.raises(ValueError, match=f"attn_implementation='{name}' .*{message}.* or omit it"):
         choose_backend(name, Situation(*situation))
 
 
 @pytest.mark.parametrize("name", [name for name in BACKENDS if name not in ("cpu_tiled", "sdpa", "eager")])
-def test_a_backend_that_is_missing_says_how_to_get_it(monkeypatch, name):
+def test_a_missing_backend_is_refused_with_the_installation_command(monkeypatch, name):
     monkeypatch.setitem(BACKENDS, name, BACKENDS[name]._replace(is_installed=lambda: False))
     with pytest.raises(ImportError, match=r"is not installed; .*(pip install|build it)"):
         choose_backend(name, Situation(AMPERE, BFLOAT16, 64, is_packed=True))
 
 
-def test_the_choice_is_logged_once_for_each_answer(gpus, caplog):
+def test_each_choice_is_logged_once(gpus, caplog):
     with caplog.at_level("INFO"):
         for _ in range(3):
             for device in (AMPERE, HOPPER):
@@ -135,12 +139,12 @@ def test_the_choice_is_logged_once_for_each_answer(gpus, caplog):
     ]
 
 
-# ---------------------------------------------------------------------------------------- real numbers
+# ---------------------------------------------------------------------------------------- numerical results
 
 
 @pytest.fixture(scope="module")
 def wide_checkpoint(tmp_path_factory):
-    """Two heads of 16: kernels take multiples of 8."""
+    """Two heads of width 16; kernels need multiples of 8."""
     config = {**CONFIG, "hidden_size": 32, "num_attention_heads": 2, "dim_head": 16}
     weights = random_weights(config=config)
     return Oracle(weights, config), write_checkpoint(tmp_path_factory.mktemp("wide"), weights, config=config)
@@ -157,7 +161,7 @@ def documents():
 
 @pytest.fixture(scope="module")
 def inputs(documents):
-    """The documents packed by boundaries, and padded on the left."""
+    """The documents packed with boundaries, and padded on the left."""
     longest = max(LENGTHS)
     padded = np.stack([np.pad(ids, (longest - len(ids), 0)) for ids in documents])
     return {
@@ -171,7 +175,7 @@ def inputs(documents):
 
 
 def run(model, inputs):
-    """Logits of all documents one after the other, packed and padded, and the gradient of a weight before attention."""
+    """Concatenated logits of all documents, packed and padded, and the gradient of a weight before attention."""
     packed = model(**inputs["packed"], labels=inputs["packed"]["input_ids"])
     packed.loss.backward()
     with torch.no_grad():
@@ -185,7 +189,7 @@ def run(model, inputs):
 
 
 def check(actual, wide_checkpoint, documents, inputs):
-    """Compare with the oracle, and the gradient with that of eager attention, which central differences have confirmed."""
+    """Compare logits with the oracle, and the gradient with eager attention, which central differences confirm."""
     oracle, folder = wide_checkpoint
     wanted = torch.from_numpy(np.concatenate([oracle.mlm_logits(oracle.encode(ids)[2]) for ids in documents]))
     for form in ("packed", "padded"):
@@ -195,7 +199,7 @@ def check(actual, wide_checkpoint, documents, inputs):
 
 
 def plain_varlen(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, **options):
-    """What a kernel for packed sequences computes, and what it demands of its arguments."""
+    """The result of a kernel for packed sequences, with its requirements on the arguments."""
     assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32 and type(max_q) is type(max_k) is int
     assert all(x.ndim == 3 and x.stride(-1) == 1 for x in (q, k, v))
     lengths = cu_seq_q.diff().tolist()
@@ -204,14 +208,14 @@ def plain_varlen(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, **options):
     return torch.cat([F.scaled_dot_product_attention(*part) for part in parts], dim=1).transpose(0, 1)
 
 
-def take_on_the_cpu(monkeypatch, name, **changes):
-    """Let a row of the table run here, and in float64."""
+def allow_on_cpu(monkeypatch, name, **changes):
+    """Allow a backend on the CPU and in float64."""
     changes = dict(devices=("cpu",), capabilities={}, is_installed=lambda: True) | changes
     monkeypatch.setitem(BACKENDS, name, BACKENDS[name]._replace(**changes))
 
 
 def test_torch_varlen_agrees_with_the_oracle(wide_checkpoint, documents, inputs, monkeypatch):
-    varlen = pytest.importorskip("torch.nn.attention.varlen", reason="torch 2.10 brings it")
+    varlen = pytest.importorskip("torch.nn.attention.varlen", reason="needs torch 2.10")
     signature, calls = inspect.signature(varlen.varlen_attn), []
 
     def varlen_attn(*args, **kwargs):
@@ -220,7 +224,7 @@ def test_torch_varlen_agrees_with_the_oracle(wide_checkpoint, documents, inputs,
         return plain_varlen(*list(arguments.values())[:7])
 
     monkeypatch.setattr(attention_neobert, "varlen_attn", varlen_attn)
-    take_on_the_cpu(monkeypatch, "torch_varlen")
+    allow_on_cpu(monkeypatch, "torch_varlen")
     model = NeoBERTForMaskedLM.from_pretrained(
         wide_checkpoint[1], dtype=FLOAT64, attn_implementation="torch_varlen"
     ).eval()
@@ -242,7 +246,7 @@ class BlockDiagonalMask:
 
     @classmethod
     def from_seqlens(cls, q_seqlen, kv_seqlen=None, *, device=None):
-        assert device == CPU, "a mask that is made on a device waits for it"
+        assert device == CPU, "a mask that is made on a device makes the host wait"
         starts = [0, *np.cumsum(q_seqlen).tolist()]
         info = SeqLenInfo(torch.tensor(starts, dtype=torch.int32), max(q_seqlen), starts)
         return cls(info, info)
@@ -258,15 +262,15 @@ def memory_efficient_attention(query, key, value, attn_bias=None, p=0.0, scale=N
 def test_xformers_agrees_with_the_oracle(wide_checkpoint, documents, inputs, monkeypatch):
     monkeypatch.setattr(attention_neobert, "memory_efficient_attention", memory_efficient_attention)
     monkeypatch.setattr(attention_neobert, "BlockDiagonalMask", BlockDiagonalMask)
-    take_on_the_cpu(monkeypatch, "xformers")
+    allow_on_cpu(monkeypatch, "xformers")
     model = NeoBERTForMaskedLM.from_pretrained(wide_checkpoint[1], dtype=FLOAT64, attn_implementation="xformers").eval()
     check(run(model, inputs), wide_checkpoint, documents, inputs)
 
 
-def test_the_mask_of_xformers_takes_the_boundaries_that_are_on_the_device_already(monkeypatch):
+def test_the_xformers_mask_reuses_the_boundaries_on_the_device(monkeypatch):
     monkeypatch.setattr(attention_neobert, "BlockDiagonalMask", BlockDiagonalMask)
     monkeypatch.setattr(attention_neobert, "memory_efficient_attention", memory_efficient_attention)
-    take_on_the_cpu(monkeypatch, "xformers")
+    allow_on_cpu(monkeypatch, "xformers")
     plan, _ = make_plan(
         torch.full((1, 7), 5), "xformers", vocab_size=10, cu_seq_lens=[torch.tensor([0, 3, 7])], dtype=FLOAT32
     )
@@ -275,7 +279,7 @@ def test_the_mask_of_xformers_takes_the_boundaries_that_are_on_the_device_alread
 
 FLASH_SCRIPT = """
 import sys, torch
-torch.cuda.is_available = lambda: True               # or transformers does not look for FlashAttention
+torch.cuda.is_available = lambda: True               # else transformers does not search for FlashAttention
 torch.cuda.get_device_capability = lambda device=None: (9, 0)
 from safetensors.torch import load_file, save_file
 from neobert_hf import NeoBERTForMaskedLM
@@ -294,7 +298,7 @@ inputs = {
 }
 modules = dict(zip(names, (flash_attn, flash_attn_interface, flash_attn.cute)))
 for name in names:
-    # the kernels refuse a CPU and float64, the stand-ins take them
+    # the kernels refuse the CPU and float64, the stand-ins accept both
     BACKENDS[name] = BACKENDS[name]._replace(devices=("cpu",), capabilities={})
     model = NeoBERTForMaskedLM.from_pretrained(folder, dtype=torch.float64, attn_implementation=name).eval()
     save_file(run(model, inputs), f"{out}/{name}.safetensors")
@@ -304,7 +308,7 @@ for name in names:
 
 @pytest.fixture(scope="module")
 def flash_results(wide_checkpoint, inputs, tmp_path_factory):
-    """What the three FlashAttentions compute in a process where packages of these names are installed."""
+    """Results of three FlashAttention versions, from a process in which the stand-ins are installed as packages."""
     from safetensors.torch import save_file
 
     folder = tmp_path_factory.mktemp("flash")
@@ -329,12 +333,12 @@ def test_flash_attention_agrees_with_the_oracle_through_transformers(
     check(flash_results[name], wide_checkpoint, documents, inputs)
 
 
-# ---------------------------------------------------------------------------------------- SDPA where calls are dear
+# ---------------------------------------------------------------------------------------- SDPA in length groups
 
 
 @pytest.fixture
 def grouped(monkeypatch):
-    """SDPA as it runs on CUDA and MPS, and the number of its calls."""
+    """SDPA as it runs on CUDA and MPS, and the list of its calls."""
     calls = []
     sdpa = F.scaled_dot_product_attention
     monkeypatch.setitem(BACKENDS, "sdpa", BACKENDS["sdpa"]._replace(make_mask=attention_neobert.group_by_length))
@@ -347,7 +351,7 @@ def test_grouped_sdpa_agrees_with_the_oracle(grouped, wide_checkpoint, documents
     check(run(model, inputs), wide_checkpoint, documents, inputs)
 
 
-def test_grouped_sdpa_needs_few_calls_for_many_sequences(grouped):
+def test_grouped_sdpa_makes_few_calls_for_many_sequences(grouped):
     lengths = torch.randint(1, 513, (300,), generator=torch.Generator().manual_seed(0)).tolist()
     q, k, v = torch.randn(3, sum(lengths), 2, 8)
     ids = torch.full((1, sum(lengths)), 5)
@@ -359,8 +363,8 @@ def test_grouped_sdpa_needs_few_calls_for_many_sequences(grouped):
 
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=12), data=st.data())
 @settings(max_examples=40, deadline=None, derandomize=True)
-def test_grouped_sdpa_is_sdpa_and_never_sees_other_documents(lengths, data):
-    """The same values and gradients as one by one; and no bit moves when another sequence changes."""
+def test_grouped_sdpa_equals_sdpa_and_never_sees_other_documents(lengths, data):
+    """Values and gradients equal those of one call per sequence; a change in a sequence changes no bit of the others."""
     generator = torch.Generator().manual_seed(sum(lengths))
     inputs = [torch.randn(sum(lengths), 2, 8, dtype=FLOAT64, generator=generator) for _ in range(3)]
     boundaries = torch.tensor([0, *lengths]).cumsum(0)
@@ -384,7 +388,7 @@ def test_grouped_sdpa_is_sdpa_and_never_sees_other_documents(lengths, data):
     assert torch.equal(other[elsewhere], results[1][0][elsewhere])
 
 
-def test_the_readme_says_of_every_backend_where_it_has_run():
+def test_the_readme_states_where_every_backend_was_tested():
     readme = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
     table = readme.split("<!-- table:backends -->")[1].split("<!-- end -->")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.strip().splitlines()[2:]]
@@ -401,7 +405,7 @@ def test_the_readme_says_of_every_backend_where_it_has_run():
 
 
 class Host:
-    """Stands in for a tensor of the host and remembers how it was copied."""
+    """Stands for a CPU tensor and records how it is copied."""
 
     def __init__(self, is_pinned=False):
         self.is_pinned = is_pinned
@@ -413,35 +417,35 @@ class Host:
         return device.type, non_blocking, self.is_pinned
 
 
-def test_only_copies_to_cuda_do_not_wait_and_these_start_from_pinned_memory():
+def test_only_copies_to_cuda_are_asynchronous_and_they_start_from_pinned_memory():
     assert to_device(Host(), AMPERE) == ("cuda", True, True)
     assert to_device(Host(), MPS) == ("mps", False, False)
     assert to_device(Host(), CPU) == ("cpu", False, False)
 
 
-def test_every_copy_of_the_layout_is_made_by_the_one_function(monkeypatch):
-    """On a device of unknown kind, which the CPU plays here, no copy may be made without waiting."""
-    careless, to = [], torch.Tensor.to
+def test_the_layout_makes_no_asynchronous_copy_to_an_unknown_device(monkeypatch):
+    """Here the CPU stands for the unknown device."""
+    asynchronous, to = [], torch.Tensor.to
 
-    def watched_to(tensor, *args, non_blocking=False, **kwargs):
-        careless.append(tensor.shape) if non_blocking else None
+    def recording_to(tensor, *args, non_blocking=False, **kwargs):
+        asynchronous.append(tensor.shape) if non_blocking else None
         return to(tensor, *args, **kwargs)
 
-    monkeypatch.setattr(torch.Tensor, "to", watched_to)
+    monkeypatch.setattr(torch.Tensor, "to", recording_to)
     mask = torch.ones(2, 5, dtype=torch.long)
     mask[0, 3:] = 0
     ids = torch.full((2, 5), 5)
     labels = ids.masked_fill(mask == 0, -100)
-    plan, on_host = make_plan(ids, "auto", vocab_size=10, attention_mask=mask, copy_to_host=labels != -100)
-    assert len(find_label_indices(plan.layout.flatten(labels), on_host, plan.layout)) == 8
-    assert not careless
+    plan, host_values = make_plan(ids, "auto", vocab_size=10, attention_mask=mask, copy_to_host=labels != -100)
+    assert len(find_label_indices(plan.layout.flatten(labels), host_values, plan.layout)) == 8
+    assert not asynchronous
 
 
-# ---------------------------------------------------------------------------------------- what a torch of another year lacks
+# ---------------------------------------------------------------------------------------- optional names
 
 
-def test_without_optional_names_the_rest_still_runs(checkpoint, tmp_path):
-    """Modules and functions that older or later versions may not have are taken away before the first import."""
+def test_the_model_runs_without_optional_names(checkpoint, tmp_path):
+    """Modules and functions that other versions may lack are removed before the first import."""
     script = """
 import sys, json, torch, transformers.modeling_layers
 from torch import compiler

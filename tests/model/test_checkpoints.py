@@ -1,4 +1,4 @@
-"""Saving, loading and publishing: names as published, nothing missing in silence, nothing unpickled, code included."""
+"""Saving, loading and publishing: published names, no silently missing tensor, no unpickling, code included."""
 
 import ast
 import copy
@@ -58,7 +58,7 @@ def tensor_names(folder):
 
 
 def assert_same_output(summary, expected):
-    """The same but for the order of sums, which another number of threads changes (some 1e-7)."""
+    """Equal up to the order of summation, which depends on the number of threads (about 1e-7)."""
     assert summary["shape"] == expected["shape"]
     assert summary["norm"] == pytest.approx(expected["norm"], rel=1e-5)
     assert summary["first_values"] == pytest.approx(expected["first_values"], abs=1e-5)
@@ -76,7 +76,7 @@ def test_auto_classes_are_registered_by_importing_the_package(checkpoint, auto_c
 
 @pytest.mark.compat
 def test_the_fast_tokenizer_is_registered(saved, tmp_path):
-    (saved / "tokenizer_config.json").write_text("{}")  # nothing but the model type says which tokenizer this is
+    (saved / "tokenizer_config.json").write_text("{}")  # only the model type identifies the tokenizer
     tokenizer = AutoTokenizer.from_pretrained(saved)
     assert tokenizer.is_fast
     assert tokenizer("the fox")["input_ids"][0] == tokenizer.convert_tokens_to_ids("[CLS]")
@@ -112,7 +112,7 @@ def test_a_saved_model_loads_in_a_clean_process_with_the_same_output(model, toke
     assert_same_output(report["output"], summarize(logits))
 
 
-def test_what_remote_code_saves_is_complete_again(saved, tmp_path):
+def test_a_model_saved_by_remote_code_is_complete(saved, tmp_path):
     """Load with remote code in a clean process, save there, and verify that folder."""
     again = tmp_path / "again"
     script = (
@@ -126,7 +126,7 @@ def test_what_remote_code_saves_is_complete_again(saved, tmp_path):
     assert verify(again)["ok"]
 
 
-def test_a_classifier_and_a_bare_encoder_verify_and_say_which_heads_they_lack(
+def test_verify_accepts_a_classifier_and_an_encoder_and_names_missing_heads(
     classifier_checkpoint, checkpoint, tokenizer, tmp_path
 ):
     for auto_class, source in ((AutoModelForSequenceClassification, classifier_checkpoint), (AutoModel, checkpoint)):
@@ -144,7 +144,7 @@ def test_a_classifier_and_a_bare_encoder_verify_and_say_which_heads_they_lack(
 
 
 class Mine(neobert_hf.NeoBERTForSequenceClassification):
-    """A user's own subclass, defined elsewhere."""
+    """A subclass that a user defines outside the package."""
 
 
 def test_a_subclass_saves_the_code_that_its_auto_map_names(classifier_checkpoint, tokenizer, tmp_path):
@@ -177,7 +177,7 @@ def test_the_encoder_alone_saves_and_loads(checkpoint, tmp_path):
     assert torch.equal(again.model.encoder.weight, encoder.encoder.weight)
 
 
-def test_loading_a_new_head_keeps_the_encoder_and_starts_the_head(checkpoint):
+def test_loading_a_new_head_keeps_the_encoder_and_initialises_the_head(checkpoint):
     model, info = AutoModelForSequenceClassification.from_pretrained(checkpoint, num_labels=5, output_loading_info=True)
     assert set(info["missing_keys"]) == {"dense.weight", "dense.bias", "classifier.weight", "classifier.bias"}
     weights = load_file(checkpoint / "model.safetensors")
@@ -191,10 +191,10 @@ def test_a_device_map_places_every_module(checkpoint):
     assert torch.isfinite(model(torch.tensor([[5, 6, 7]])).logits).all()
 
 
-def test_blocks_on_different_devices_with_offloading_give_the_same(model, checkpoint, tmp_path):
-    """accelerate's hooks move whatever a block is given, the layout too; here blocks are offloaded to the disk.
+def test_blocks_with_offloading_give_the_same_logits(model, checkpoint, tmp_path):
+    """accelerate's hooks move all arguments of a block, the layout included; here blocks are offloaded to the disk.
 
-    In float64, whose plain operations run with hooks and without; in float32 hooks end the fast ones, which round otherwise.
+    float64 uses the same operations with hooks and without. In float32, hooks disable the CPU kernels, which round differently.
     """
     devices = {"model.encoder": "cpu", "model.layer_norm": "cpu", "decoder": "cpu"}
     devices |= {f"model.transformer_encoder.{i}": "disk" if i else "cpu" for i in range(3)}
@@ -205,13 +205,13 @@ def test_blocks_on_different_devices_with_offloading_give_the_same(model, checkp
         assert torch.equal(spread(ids, mask).logits, model.double()(ids, mask).logits)
 
 
-# ---------------------------------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------------------------------- refused checkpoints
 
 
 def test_a_checkpoint_with_a_missing_tensor_is_refused(weights, tmp_path):
     write_checkpoint(tmp_path, weights, drop=("model.transformer_encoder.1.wo",))
     with pytest.raises(
-        ValueError, match=r"lacks 1 tensors of the encoder, model.transformer_encoder.1.wo.weight the first"
+        ValueError, match=r"lacks 1 encoder tensors \(first: model\.transformer_encoder\.1\.wo\.weight\)"
     ):
         AutoModelForMaskedLM.from_pretrained(tmp_path)
 
@@ -236,7 +236,7 @@ def test_a_checkpoint_with_a_tied_decoder_is_refused(weights, tmp_path):
 
 def test_a_checkpoint_without_the_decoders_bias_is_refused(weights, tmp_path):
     write_checkpoint(tmp_path, weights, drop=("decoder.bias",))
-    with pytest.raises(ValueError, match=r"has decoder\.weight but no decoder\.bias, so half of a head is lost"):
+    with pytest.raises(ValueError, match=r"has decoder\.weight but no decoder\.bias, so the head is incomplete"):
         AutoModelForMaskedLM.from_pretrained(tmp_path)
     AutoModel.from_pretrained(tmp_path)  # needs no decoder
 
@@ -251,7 +251,7 @@ def test_a_truncated_file_is_refused(checkpoint, tmp_path):
 
 
 class Trap:
-    """Unpickling this leaves a file behind."""
+    """Unpickling an object of this class creates a file."""
 
     def __init__(self, path):
         self.path = str(path)
@@ -263,9 +263,9 @@ class Trap:
 def test_a_pickle_is_never_unpickled(checkpoint, tmp_path):
     (tmp_path / "config.json").write_text((checkpoint / "config.json").read_text())
     (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
-    with pytest.raises(OSError, match="a pickle can run any code when read and is never loaded"):
+    with pytest.raises(OSError, match="a pickle can execute any code and is never loaded"):
         AutoModelForMaskedLM.from_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="use_safetensors=False asks for pickled weights"):
+    with pytest.raises(ValueError, match="use_safetensors=False requests pickled weights"):
         AutoModelForMaskedLM.from_pretrained(tmp_path, use_safetensors=False)
     save_file({}, tmp_path / "adapter_model.safetensors")  # not the weights
     for asked in (None, False, 0):
@@ -281,7 +281,7 @@ def test_a_pickle_is_never_unpickled(checkpoint, tmp_path):
         *("C:\\outside.safetensors", "..\\outside.safetensors", "\\\\server\\outside.safetensors", 7),
     ],
 )
-def test_an_index_names_safetensors_inside_its_folder_and_nothing_else(checkpoint, tmp_path, name):
+def test_an_index_may_name_only_safetensors_inside_its_folder(checkpoint, tmp_path, name):
     folder = tmp_path / "folder"
     folder.mkdir()
     shutil.copy(checkpoint / "config.json", folder)
@@ -291,13 +291,13 @@ def test_an_index_names_safetensors_inside_its_folder_and_nothing_else(checkpoin
     weight_map = dict.fromkeys(load_file(checkpoint / "model.safetensors"), name)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     for weights_only in (True, False):
-        with pytest.raises((OSError, ValueError), match=r"only .safetensors files inside|lets a pickle run"):
+        with pytest.raises((OSError, ValueError), match=r"only .safetensors files inside|lets a pickle execute"):
             AutoModelForMaskedLM.from_pretrained(folder, weights_only=weights_only)
     assert not (tmp_path / "sprung").exists()
 
 
 @pytest.mark.parametrize("where", ["variant", "config"])
-def test_no_door_beside_the_index_leads_to_a_pickle(checkpoint, tmp_path, where):
+def test_neither_a_variant_nor_transformers_weights_may_name_a_pickle(checkpoint, tmp_path, where):
     config = json.loads((checkpoint / "config.json").read_text())
     index = {"metadata": {}, "weight_map": dict.fromkeys(load_file(checkpoint / "model.safetensors"), "x.bin")}
     (tmp_path / "x.bin").write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
@@ -309,29 +309,29 @@ def test_no_door_beside_the_index_leads_to_a_pickle(checkpoint, tmp_path, where)
         config["transformers_weights"] = f"sub/{name}"
         shutil.copy(checkpoint / "model.safetensors", tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(OSError, match=r"only .safetensors files inside|transformers_weights; remove it"):
+    with pytest.raises(OSError, match=r"only .safetensors files inside|transformers_weights; remove this key"):
         AutoModelForMaskedLM.from_pretrained(tmp_path, variant="fp16" if where == "variant" else None)
 
 
 @pytest.mark.parametrize("name", ["classifier.weight", "dense.bias"])
-def test_half_a_classifier_is_refused(classifier_checkpoint, tmp_path, name):
+def test_an_incomplete_classifier_is_refused(classifier_checkpoint, tmp_path, name):
     tensors = load_file(classifier_checkpoint / "model.safetensors")
     del tensors[name]
     shutil.copy(classifier_checkpoint / "config.json", tmp_path)
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=f"no {re.escape(name)}, so half of a head is lost"):
+    with pytest.raises(ValueError, match=f"no {re.escape(name)}, so the head is incomplete"):
         AutoModelForSequenceClassification.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": [1]}', '{"weight_map": 1}', "null"])
-def test_a_damaged_index_is_named(checkpoint, tmp_path, content):
+def test_a_damaged_index_is_refused_by_name(checkpoint, tmp_path, content):
     shutil.copy(checkpoint / "config.json", tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text(content)
-    with pytest.raises(OSError, match=r"model.safetensors.index.json is no index of weights"):
+    with pytest.raises(OSError, match=r"model.safetensors.index.json is not a valid weight index"):
         AutoModelForMaskedLM.from_pretrained(tmp_path)
 
 
-def test_an_index_of_parts_in_a_folder_loads(checkpoint, tmp_path):
+def test_a_sharded_checkpoint_loads(checkpoint, tmp_path):
     model = AutoModelForMaskedLM.from_pretrained(checkpoint)
     model.save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
@@ -351,7 +351,7 @@ def test_a_neodictabert_checkpoint_is_refused(checkpoint, tmp_path):
         AutoConfig.from_pretrained(tmp_path)
 
 
-def test_an_old_transformers_is_refused_by_name(tmp_path):
+def test_an_old_transformers_is_refused_with_the_required_version(tmp_path):
     script = (
         "import importlib.metadata as metadata, transformers\n"
         "version = metadata.version\n"
@@ -363,8 +363,6 @@ def test_an_old_transformers_is_refused_by_name(tmp_path):
 
 
 def with_package():
-    import os
-
     return {**os.environ, "PYTHONPATH": str(Path(neobert_hf.__file__).parents[1])}
 
 
@@ -392,7 +390,7 @@ def test_the_hub_folder_verifies_and_its_code_sees_no_token(hub_folder, tmp_path
     assert environment["HF_HOME"] == environment["HOME"] != str(Path.home())
 
 
-def test_the_card_states_the_config_the_metrics_and_no_placeholder(hub_folder):
+def test_the_card_states_config_and_metrics_and_has_no_placeholder(hub_folder):
     card = (hub_folder / "README.md").read_text()
     for fact in (
         "3 x 32",
@@ -438,7 +436,7 @@ def test_a_model_without_its_tokenizer_is_refused_before_anything_is_written(sav
     assert not (tmp_path / "hub").exists()
 
 
-def test_a_folder_with_other_files_is_left_alone(saved, tmp_path):
+def test_a_folder_with_other_files_is_not_overwritten(saved, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.txt").write_text("years of work")
     with pytest.raises(ValueError, match="holds files but no NeoBERT"):
@@ -457,7 +455,7 @@ def python_blocks(card):
     return re.findall(r"^```python\n(.*?)^```$", card, re.DOTALL | re.MULTILINE)
 
 
-def test_a_foreign_mask_token_stays_a_string_in_the_cards_code(model, tokenizer, tmp_path):
+def test_a_hostile_mask_token_stays_a_string_in_the_code_of_the_card(model, tokenizer, tmp_path):
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.mask_token = HOSTILE
     write_card(model, tokenizer, tmp_path, "org/tiny", {})
@@ -468,7 +466,7 @@ def test_a_foreign_mask_token_stays_a_string_in_the_cards_code(model, tokenizer,
     assert f"The capital of France is {HOSTILE}." in strings and "org/tiny" in strings
 
 
-def test_names_of_metrics_stay_words_in_their_cell(model, tokenizer, tmp_path):
+def test_a_hostile_metric_name_stays_text_in_its_table_cell(model, tokenizer, tmp_path):
     write_card(model, tokenizer, tmp_path, "org/tiny", {HOSTILE: 0.5, "plain name": 1})
     (line,) = (line for line in (tmp_path / "README.md").read_text("utf-8").splitlines() if line.endswith("| 0.5 |"))
     assert "| plain name | 1 |" in (tmp_path / "README.md").read_text("utf-8")
@@ -478,21 +476,21 @@ def test_names_of_metrics_stay_words_in_their_cell(model, tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("name", ['x"), exec("', "org/na me", "../up", "a/b/c", "line\nbreak", ""])
-def test_a_model_id_that_is_none_is_refused(saved, tmp_path, name):
+def test_an_invalid_model_id_is_refused(saved, tmp_path, name):
     with pytest.raises(ValueError, match="Repo id"):
         build(BuildArguments(model=str(saved), out=str(tmp_path / "hub"), model_id=name))
     assert not (tmp_path / "hub").exists()
 
 
 @pytest.mark.parametrize("content", [b"{", b"[1]", b"\xff\xfe", b""])
-def test_a_file_of_metrics_that_is_no_json_object_is_named(saved, tmp_path, content):
+def test_a_metrics_file_that_is_not_a_json_object_is_refused_by_name(saved, tmp_path, content):
     (tmp_path / "metrics.json").write_bytes(content)
     with pytest.raises(ValueError, match=re.escape(str(tmp_path / "metrics.json"))):
         build(BuildArguments(model=str(saved), out=str(tmp_path / "hub"), metrics=[str(tmp_path / "metrics.json")]))
     assert not (tmp_path / "hub").exists()
 
 
-def test_a_first_build_that_ends_half_way_leaves_nothing(saved, tmp_path, monkeypatch):
+def test_a_first_build_that_fails_leaves_no_files(saved, tmp_path, monkeypatch):
     monkeypatch.setattr(
         "neobert_hf.hub.build.write_card",
         lambda *arguments: (_ for _ in ()).throw(OSError(28, "No space left on device")),
@@ -503,7 +501,7 @@ def test_a_first_build_that_ends_half_way_leaves_nothing(saved, tmp_path, monkey
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
-def test_a_full_disk_is_an_error_in_words_whichever_library_meets_it(saved, tmp_path, name, monkeypatch):
+def test_a_full_disk_is_reported_whichever_library_writes(saved, tmp_path, name, monkeypatch):
     if name == "tokenizer.json":
         monkeypatch.setattr(NeoBERTForMaskedLM, "save_pretrained", lambda self, folder: Path(folder).mkdir())
     num_bytes = (saved / name).stat().st_size - 1
@@ -512,7 +510,7 @@ def test_a_full_disk_is_an_error_in_words_whichever_library_meets_it(saved, tmp_
     assert [file.name for file in tmp_path.iterdir()] == ["saved"]
 
 
-def test_no_weights_of_an_earlier_build_stay_beside_new_ones(tmp_path):
+def test_weights_of_an_earlier_build_are_removed(tmp_path):
     old, new = tmp_path / "old", tmp_path / "new"
     for folder, names in (
         (old, ("config.json", "model.safetensors", "notes.txt")),
@@ -529,7 +527,7 @@ def test_no_weights_of_an_earlier_build_stay_beside_new_ones(tmp_path):
     }
 
 
-def test_a_build_that_ends_half_way_leaves_nothing_that_loads(saved, tmp_path, monkeypatch):
+def test_an_interrupted_build_leaves_nothing_that_loads(saved, tmp_path, monkeypatch):
     out, move = tmp_path / "hub", os.replace
     build(BuildArguments(model=str(saved), out=str(out)))
     whole = {file.name: file.read_bytes() for file in out.iterdir()}
@@ -546,7 +544,7 @@ def test_a_build_that_ends_half_way_leaves_nothing_that_loads(saved, tmp_path, m
             with pytest.raises(OSError, match="No space"):
                 build(BuildArguments(model=str(saved), out=str(out)))
         assert not (out / "config.json").exists() and {file.name for file in tmp_path.iterdir()} == {"saved", "hub"}
-        build(BuildArguments(model=str(saved), out=str(out)))  # again, with space
+        build(BuildArguments(model=str(saved), out=str(out)))  # retry, with space
         assert {file.name: file.read_bytes() for file in out.iterdir()} == whole
 
 
@@ -565,8 +563,8 @@ def test_the_shipped_files_import_only_one_another_torch_transformers_and_safete
             assert is_own or module in allowed or module in sys.stdlib_module_names, (name, module)
 
 
-def test_the_model_imports_every_shipped_file_itself():
-    """The loader of transformers 4.57 copies what the model's own file imports, and nothing that these files import."""
+def test_modeling_imports_every_shipped_file_directly():
+    """The loader of transformers 4.57 copies only the files that the file of the model imports directly."""
     code = (Path(neobert_hf.__file__).parent / "model/modeling_neobert.py").read_text()
     direct = {f"{name}.py" for name in re.findall(r"^from \.(\w+) import", code, re.MULTILINE)}
     assert direct == CODE_FILES - {"modeling_neobert.py"}

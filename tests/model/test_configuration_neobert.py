@@ -1,4 +1,4 @@
-"""The configuration reads what was published, writes what transformers 5 accepts and refuses what cannot work."""
+"""The configuration reads the published file, writes a file that transformers 5 accepts, and refuses invalid values."""
 
 import json
 
@@ -32,7 +32,7 @@ def test_defaults_are_the_published_model():
     assert {name: getattr(config, name) for name in PUBLISHED_DEFAULTS} == PUBLISHED_DEFAULTS
 
 
-def test_the_published_config_is_read_without_its_junk(checkpoint):
+def test_the_published_config_is_read_without_its_accidental_keys(checkpoint):
     config = AutoConfig.from_pretrained(checkpoint)
     assert type(config) is NeoBERTConfig
     assert config.max_position_embeddings == config.max_length == 64
@@ -85,40 +85,49 @@ def test_overrides_are_applied_and_checked(checkpoint, tmp_path):
         {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}},
     ],
 )
-def test_rope_is_read_in_the_forms_of_transformers_4_and_5(form):
+def test_rope_is_read_in_the_formats_of_transformers_4_and_5(form):
     config = NeoBERTConfig(**form)
     assert config.rope_parameters == {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}
     again = NeoBERTConfig.from_dict(config.to_dict())
     assert again.rope_parameters == config.rope_parameters
 
 
-def test_yarn_stretches_from_the_trained_context_length():
+def test_yarn_scales_from_the_training_context_length():
     rope = NeoBERTConfig(rope_scaling={"rope_type": "yarn", "factor": 4.0}).rope_parameters
     assert rope["original_max_position_embeddings"] == 4096
 
 
 REFUSED = {
-    "a width that heads do not divide": (
+    "a width that is not a multiple of the heads": (
         dict(hidden_size=770),
         "hidden_size=770 is not divisible by num_attention_heads=12",
     ),
     "odd heads": (dict(hidden_size=36), "RoPE rotates pairs"),
-    "no layers": (dict(num_hidden_layers=0), "num_hidden_layers=0 must be a positive whole number"),
-    "no context": (dict(max_position_embeddings=0), "max_position_embeddings=0 must be a positive whole number"),
-    "a fractional size": (dict(hidden_size=768.0), "hidden_size=768.0 must be a positive whole number"),
+    "no layers": (dict(num_hidden_layers=0), "num_hidden_layers=0 must be a positive integer"),
+    "no context": (dict(max_position_embeddings=0), "max_position_embeddings=0 must be a positive integer"),
+    "a fractional size": (dict(hidden_size=768.0), "hidden_size=768.0 must be a positive integer"),
     "a head width that disagrees": (dict(dim_head=32), "dim_head=32 disagrees"),
-    "padding outside the vocabulary": (dict(pad_token_id=99, vocab_size=50), "pad_token_id=99 must lie in 0 to"),
+    "padding outside the vocabulary": (
+        dict(pad_token_id=99, vocab_size=50),
+        "pad_token_id=99 must be between 0 and vocab_size - 1 = 49",
+    ),
     "epsilon zero": (dict(norm_eps=0.0), "norm_eps=0.0 must be positive"),
-    "certain dropout": (dict(classifier_dropout=1.0), "classifier_dropout=1.0 must lie in"),
+    "dropout of one": (dict(classifier_dropout=1.0), "classifier_dropout=1.0 must be at least 0 and below 1"),
     "a negative range": (dict(decoder_init_range=-0.1), "decoder_init_range=-0.1 must not be negative"),
     "a tied decoder": (dict(tie_word_embeddings=True), "store a copy of model.encoder.weight as decoder.weight"),
     "NeoDictaBERT": (dict(encoder_init_range=0.02), "NeoDictaBERT"),
     "unknown rope": (dict(rope_scaling={"rope_type": "llama3", "factor": 2.0}), "rope_type='llama3' is not one of"),
     "rope without factor": (dict(rope_scaling={"rope_type": "linear"}), "needs factor"),
-    "rope with too much": (dict(rope_parameters={"rope_type": "default", "factor": 2.0}), "does not know factor"),
-    "rope that shrinks": (dict(rope_scaling={"rope_type": "linear", "factor": 0.5}), "factor=0.5 .* at least 1"),
+    "rope with an unknown key": (
+        dict(rope_parameters={"rope_type": "default", "factor": 2.0}),
+        "does not accept factor",
+    ),
+    "rope with a factor below one": (
+        dict(rope_scaling={"rope_type": "linear", "factor": 0.5}),
+        "factor=0.5 .* at least 1",
+    ),
     "theta zero": (dict(rope_theta=0), "rope_theta=0 .* must be a positive number"),
-    "betas in disorder": (
+    "betas in the wrong order": (
         dict(rope_scaling={"rope_type": "yarn", "factor": 2.0, "beta_fast": 1, "beta_slow": 4}),
         "beta_fast=1 .* must exceed beta_slow=4",
     ),
@@ -126,7 +135,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_work_is_refused(name):
+def test_invalid_values_are_refused(name):
     values, message = REFUSED[name]
     with pytest.raises(ValueError, match=message):
         NeoBERTConfig(**values)

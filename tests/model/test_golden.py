@@ -1,4 +1,4 @@
-"""The arithmetic: every state, probability and logit against an independent float64 oracle, in every way of running."""
+"""Every state, probability and logit against an independent float64 oracle, for every attention and layout."""
 
 import pytest
 import torch
@@ -6,10 +6,10 @@ from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassificatio
 
 pytestmark = pytest.mark.compat
 
-# Largest error over largest value. float64 leaves room for the order of summation only, float32 for its 24 bits.
+# Largest error over largest value. In float64 only the order of summation differs; float32 has 24 bits.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
 
-WAYS = {
+OPTIONS = {
     "default": {},
     "sdpa": {"attn_implementation": "sdpa"},
     "eager": {"attn_implementation": "eager"},
@@ -18,9 +18,9 @@ WAYS = {
 }
 
 
-@pytest.fixture(params=WAYS, ids=str)
-def way(request):
-    return WAYS[request.param]
+@pytest.fixture(params=OPTIONS, ids=str)
+def options(request):
+    return OPTIONS[request.param]
 
 
 @pytest.fixture(params=TOLERANCE, ids=str)
@@ -37,15 +37,15 @@ def assert_close(actual, wanted, dtype, where=None):
     assert error <= TOLERANCE[dtype], f"relative error {error:.1e}"
 
 
-def test_the_published_checkpoint_has_no_missing_or_unexpected_key(judged):
-    for auto_class, folder in zip((AutoModelForMaskedLM, AutoModelForSequenceClassification), judged[:2]):
+def test_the_published_checkpoint_has_no_missing_or_unexpected_key(reference):
+    for auto_class, folder in zip((AutoModelForMaskedLM, AutoModelForSequenceClassification), reference[:2]):
         _, info = auto_class.from_pretrained(folder, output_loading_info=True)
         assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
 
 
-def test_every_state_and_logit_agrees_with_the_oracle(judged, way, dtype):
-    folder, _, expected = judged
-    model = AutoModelForMaskedLM.from_pretrained(folder, dtype=dtype, **way).eval()
+def test_every_state_and_logit_agrees_with_the_oracle(reference, options, dtype):
+    folder, _, expected = reference
+    model = AutoModelForMaskedLM.from_pretrained(folder, dtype=dtype, **options).eval()
     is_real = expected["attention_mask"].bool()
     with torch.no_grad():
         outputs = model(expected["input_ids"], attention_mask=expected["attention_mask"], output_hidden_states=True)
@@ -56,9 +56,9 @@ def test_every_state_and_logit_agrees_with_the_oracle(judged, way, dtype):
     assert_close(outputs.logits, expected["mlm_logits"], dtype, is_real)
 
 
-def test_attention_probabilities_agree_with_the_oracle(judged, way, dtype):
-    folder, _, expected = judged
-    model = AutoModelForMaskedLM.from_pretrained(folder, dtype=dtype, **way).eval()
+def test_attention_probabilities_agree_with_the_oracle(reference, options, dtype):
+    folder, _, expected = reference
+    model = AutoModelForMaskedLM.from_pretrained(folder, dtype=dtype, **options).eval()
     is_real = expected["attention_mask"].bool()
     with torch.no_grad():
         outputs = model(expected["input_ids"], attention_mask=expected["attention_mask"], output_attentions=True)
@@ -68,9 +68,9 @@ def test_attention_probabilities_agree_with_the_oracle(judged, way, dtype):
     assert_close(outputs.logits, expected["mlm_logits"], dtype, is_real)
 
 
-def test_classifier_logits_agree_with_the_oracle(judged, way, dtype):
-    _, folder, expected = judged
-    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=dtype, **way).eval()
+def test_classifier_logits_agree_with_the_oracle(reference, options, dtype):
+    _, folder, expected = reference
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=dtype, **options).eval()
     with torch.no_grad():
         logits = model(expected["input_ids"], attention_mask=expected["attention_mask"]).logits
     assert_close(logits, expected["classifier_logits"], dtype)
@@ -79,9 +79,9 @@ def test_classifier_logits_agree_with_the_oracle(judged, way, dtype):
 @pytest.mark.parametrize(
     "names", [("cu_seq_lens_q",), ("cu_seqlens",), ("position_ids",), ("cu_seq_lens_q", "position_ids")]
 )
-def test_a_packed_row_agrees_with_the_oracle(judged, way, dtype, names):
-    folder, _, expected = judged
-    model = AutoModelForMaskedLM.from_pretrained(folder, dtype=dtype, **way).eval()
+def test_a_packed_row_agrees_with_the_oracle(reference, options, dtype, names):
+    folder, _, expected = reference
+    model = AutoModelForMaskedLM.from_pretrained(folder, dtype=dtype, **options).eval()
     given = {"position_ids": expected["packed.position_ids"]}
     given |= dict.fromkeys(("cu_seq_lens_q", "cu_seqlens"), expected["packed.cu_seq_lens"].int())
     with torch.no_grad():

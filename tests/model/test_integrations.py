@@ -1,4 +1,4 @@
-"""The ecosystem around the model: PEFT, pipelines, accelerate, sentence-transformers' way of asking."""
+"""The model with PEFT, pipelines, accelerate, torch.compile and NEFTune."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def test_lora_trains_only_its_matrices_and_merges_to_the_same_numbers(checkpoint
     trained = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
     assert len(trained) == 3 * len(LORA_TARGETS) * 2 and all("lora_" in name for name in trained)
     merged = model.merge_and_unload()
-    # float32: a rank-4 product added to the weight first or to the result afterwards
+    # float32: the rank-4 product is added to the weight or to the result
     torch.testing.assert_close(merged(ids).logits, outputs.logits, rtol=1e-4, atol=1e-4)
 
 
@@ -73,7 +73,7 @@ def test_the_pipelines_of_the_heads_run(tiny_config, tokenizer, task, model_clas
         from transformers.pipelines import SUPPORTED_TASKS
 
         if task not in SUPPORTED_TASKS:
-            pytest.skip("this transformers has no question-answering pipeline any more")
+            pytest.skip("this version of transformers has no question-answering pipeline")
     tiny_config.vocab_size = len(tokenizer)
     extra = {"candidate_labels": ["red", "old"]} if task == "zero-shot-classification" else {}
     model = model_class(tiny_config).eval()
@@ -89,8 +89,8 @@ def test_the_pipelines_of_the_heads_run(tiny_config, tokenizer, task, model_clas
         assert result
 
 
-def test_the_pipelines_do_not_complain_about_the_model(tiny_config, tokenizer, caplog):
-    """A registered class is on the pipeline's list; one that is not makes it log an error."""
+def test_pipelines_log_no_error_about_the_model(tiny_config, tokenizer, caplog):
+    """A pipeline logs an error for a class that is not registered."""
     from transformers.utils import logging
 
     tiny_config.vocab_size = len(tokenizer)
@@ -118,11 +118,11 @@ def test_accelerate_in_bf16_trains_close_to_float32(checkpoint):
             optimizer.zero_grad()
         assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
         losses[precision] = loss.item()
-    # eight bits of mantissa in every product
+    # bf16: eight bits of mantissa in every product
     assert abs(losses["bf16"] - losses["no"]) < 0.02 * losses["no"]
 
 
-def test_compiled_with_inductor_it_gives_the_same_logits(checkpoint):
+def test_a_model_compiled_with_inductor_gives_the_same_logits(checkpoint):
     """The whole model in one graph through the default compiler; needs a C++ compiler, as torch.compile does."""
     import shutil
 
@@ -136,7 +136,7 @@ def test_compiled_with_inductor_it_gives_the_same_logits(checkpoint):
         )
 
 
-def test_a_hook_on_the_embedding_sees_rows_and_its_result_counts(checkpoint):
+def test_an_embedding_hook_gets_rows_and_its_output_is_used(checkpoint):
     """NEFTune (arXiv 2310.05914) adds noise to (rows, columns, width); without noise the model is the same."""
     model = AutoModelForMaskedLM.from_pretrained(checkpoint).train()
     ids, mask = torch.randint(5, 96, (3, 7)), torch.ones(3, 7, dtype=torch.long)

@@ -1,4 +1,4 @@
-"""The fast paths against float64 and against their plain twins, and where they must not run."""
+"""The CPU inference kernels against float64 and their reference implementations, and where they must not run."""
 
 import copy
 import math
@@ -33,7 +33,7 @@ from neobert_hf.model.kernels_neobert import (
 from neobert_hf.model.plan_neobert import make_plan
 
 DTYPES = [torch.bfloat16, torch.float32]
-NUM_TOKENS = (1, CHUNK_TOKENS, 2 * CHUNK_TOKENS + 7)  # less than a chunk, one, and a rest
+NUM_TOKENS = (1, CHUNK_TOKENS, 2 * CHUNK_TOKENS + 7)  # less than one chunk, one chunk, two chunks and a remainder
 EVALUATING = nn.Module().eval()
 
 
@@ -45,14 +45,14 @@ def onednn_runs(dtype):
 
 
 def needs_onednn(dtype):
-    """Products in bf16 on a processor without AVX-512 are the one thing that oneDNN cannot even emulate."""
+    """Skip a test if oneDNN has no product in `dtype`: without AVX-512 it cannot even emulate bf16."""
     if not onednn_runs(dtype):
         pytest.skip(f"oneDNN in this torch, on this processor, has no product in {dtype}")
 
 
 @pytest.fixture
-def packing_pays(monkeypatch):
-    """On every processor that has oneDNN, whatever its table of products says."""
+def prepacking_is_faster(monkeypatch):
+    """Prepack on every processor that has oneDNN, whatever the measured rules say."""
     needs_onednn(torch.float32)
     monkeypatch.setattr(kernels_neobert, "onednn_is_best", lambda dtype, num_rows: onednn_runs(dtype))
 
@@ -62,11 +62,11 @@ def largest_error(actual, wanted):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Where they run
+# Where the kernels run
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_fast_paths_run_only_where_nobody_needs_the_plain_one():
+def test_kernels_run_only_for_inference_on_a_cpu():
     x = torch.randn(2, 3)
     with torch.no_grad():
         assert runs_fast(x, EVALUATING)
@@ -79,7 +79,7 @@ def test_fast_paths_run_only_where_nobody_needs_the_plain_one():
     assert not runs_fast(x, EVALUATING)
 
 
-def test_nothing_that_a_hook_holds_changes_afterwards(tiny_config):
+def test_tensors_that_a_hook_keeps_never_change(tiny_config):
     model = NeoBERTModel(tiny_config).eval()
     held = []
 
@@ -98,7 +98,7 @@ def test_nothing_that_a_hook_holds_changes_afterwards(tiny_config):
 
 @pytest.fixture(scope="module")
 def wide_model():
-    """Two layers with heads of the published width, a padded batch, and the states in float64."""
+    """Two layers with heads of the published width, a padded batch, and its states in float64."""
     config = NeoBERTConfig(
         vocab_size=96, num_hidden_layers=2, hidden_size=256, num_attention_heads=4, intermediate_size=1024
     )
@@ -113,8 +113,8 @@ def wide_model():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kernels", ["torch", "onednn", "packed"])
 @pytest.mark.parametrize("attention", ["sdpa", "cpu_tiled"])
-def test_a_fast_model_is_as_exact_as_a_plain_one(wide_model, monkeypatch, dtype, kernels, attention):
-    """Against float64. The ladder's third rung for bf16: at most 3 times the error of the plain model; fp32: 1e-5."""
+def test_kernels_are_as_precise_as_the_reference_implementations(wide_model, monkeypatch, dtype, kernels, attention):
+    """Against float64; bf16: at most 3 times the error of the reference implementations, fp32: 1e-5."""
     if kernels != "torch" or (attention, dtype) == ("cpu_tiled", torch.float32):
         needs_onednn(dtype)
     model, inputs, wanted = wide_model
@@ -138,27 +138,27 @@ def test_a_fast_model_is_as_exact_as_a_plain_one(wide_model, monkeypatch, dtype,
 
 
 @pytest.mark.parametrize("has_instructions", ["0", "1"])
-def test_emulated_bf16_is_said_once_with_the_remedy(tiny_config, monkeypatch, caplog, has_instructions):
+def test_emulated_bf16_is_warned_about_once_with_the_solution(tiny_config, monkeypatch, caplog, has_instructions):
     monkeypatch.setenv("NEOBERT_CPU_BF16", has_instructions)
     logging.warning_once.cache_clear()
     model = NeoBERTModel(tiny_config).bfloat16().eval()
     for _ in range(2):
         model(torch.full((1, 3), 5))
-    said = [record for record in caplog.records if "This CPU has no bf16 instructions" in record.message]
-    assert len(said) == (1 if has_instructions == "0" else 0)
-    assert all("dtype=torch.float32" in record.message for record in said)
+    warnings = [record for record in caplog.records if "This CPU has no bf16 instructions" in record.message]
+    assert len(warnings) == (1 if has_instructions == "0" else 0)
+    assert all("dtype=torch.float32" in record.message for record in warnings)
 
 
 @pytest.fixture
-def choose_anew():
-    """The automatic choice of attention is kept; here it must not be."""
+def empty_cache_of_choices():
+    """Clear the cached choices of attention, before and after a test."""
     backends_neobert._find_best_backend.cache_clear()
     yield
     backends_neobert._find_best_backend.cache_clear()
 
 
 @pytest.mark.parametrize("name", vars(machine_neobert.TORCH))
-def test_a_torch_without_a_private_name_computes_the_same(wide_model, monkeypatch, choose_anew, name):
+def test_a_torch_without_a_private_name_computes_the_same(wide_model, monkeypatch, empty_cache_of_choices, name):
     model, inputs, wanted = wide_model
     monkeypatch.setattr(machine_neobert.TORCH, name, None)
     model = copy.deepcopy(model).prepack_weights()
@@ -167,8 +167,8 @@ def test_a_torch_without_a_private_name_computes_the_same(wide_model, monkeypatc
     assert largest_error(states, wanted) <= 1e-5
 
 
-def test_a_hook_on_any_module_is_called_and_changes_no_number(wide_model):
-    """A hook that returns something else is heeded: what a fused operation skips would be skipped in silence."""
+def test_a_hook_on_any_module_is_called_and_its_output_is_used(wide_model):
+    """A fused operation must not skip a hook silently."""
     model, inputs, _ = wide_model
     model, inputs = copy.deepcopy(model), {"input_ids": inputs["input_ids"][:1, :20]}
     block = model.transformer_encoder[1]
@@ -211,7 +211,7 @@ def test_a_product_is_exact_to_the_dtype_with_and_without_a_residual(dtype, bias
         layer.prepack()
     x, residual = torch.randn(num_rows, 96, dtype=dtype), torch.randn(num_rows, 40, dtype=dtype)
     wanted = F.linear(x.double(), *weights)
-    # sums of 96 terms in fp32; in bf16 a rounding of the product and, where it is not fused, another of the sum
+    # fp32: sums of 96 terms; bf16: the product is rounded and, if the sum is not fused, the sum as well
     tolerance = 1e-6 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
     with torch.inference_mode():
         for out, sums in (
@@ -222,7 +222,7 @@ def test_a_product_is_exact_to_the_dtype_with_and_without_a_residual(dtype, bias
             assert num_rows == 0 or largest_error(out, sums) < tolerance
 
 
-def test_a_layer_that_took_the_place_of_a_linear_is_called():
+def test_a_layer_in_place_of_a_linear_is_called():
     class Doubled(nn.Linear):
         def forward(self, x):
             return 2 * super().forward(x)
@@ -233,8 +233,8 @@ def test_a_layer_that_took_the_place_of_a_linear_is_called():
 
 
 @pytest.mark.parametrize("kernels", ["torch", "onednn"])
-def test_a_weight_of_another_tensor_type_computes_by_itself(kernels):
-    """As torchao's quantized weights do, which know no operator of oneDNN."""
+def test_a_weight_of_another_tensor_type_uses_its_own_operation(kernels):
+    """As the quantized weights of torchao, which do not support the operators of oneDNN."""
 
     class Halved(torch.Tensor):
         @classmethod
@@ -252,7 +252,7 @@ def test_a_weight_of_another_tensor_type_computes_by_itself(kernels):
         torch.testing.assert_close(product(layer, x, kernels), wanted)
 
 
-def test_embeddings_in_float32_stay_so_in_the_stream_of_a_bf16_model(tiny_config):
+def test_float32_embeddings_give_a_float32_residual_stream_in_a_bf16_model(tiny_config):
     model, embeds = NeoBERTModel(tiny_config).bfloat16().eval(), torch.randn(1, 9, tiny_config.hidden_size)
     plain = model(inputs_embeds=embeds, output_hidden_states=True).hidden_states[1]
     with torch.inference_mode():
@@ -261,7 +261,7 @@ def test_embeddings_in_float32_stay_so_in_the_stream_of_a_bf16_model(tiny_config
     torch.testing.assert_close(fast, plain, rtol=0.02, atol=0.02)  # products in bf16
 
 
-def test_few_rows_on_avx2_go_through_onednn_and_many_do_not(monkeypatch):
+def test_on_avx2_few_rows_use_onednn_and_many_do_not(monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
     monkeypatch.setattr(machine_neobert.TORCH, "onednn_linear", F.linear)
@@ -281,7 +281,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_packed_weight_that_changed_is_used_as_it_is_now(packing_pays, tiny_config, change):
+def test_a_changed_packed_weight_is_used(prepacking_is_faster, tiny_config, change):
     model = NeoBERTModel(tiny_config).eval().prepack_weights()
     layer, x = model.transformer_encoder[0].qkv, torch.randn(3, tiny_config.hidden_size)
     assert type(layer) is PrepackedLinear
@@ -296,22 +296,22 @@ def test_a_packed_weight_that_changed_is_used_as_it_is_now(packing_pays, tiny_co
     [lambda weight: setattr(weight, "data", torch.ones(weight.shape)), lambda weight: weight.data[3].zero_()],
     ids=["another tensor", "one row"],
 )
-def test_a_change_that_the_packed_order_cannot_take_is_refused(packing_pays, tiny_config, change):
+def test_a_change_that_a_packed_weight_does_not_support_is_refused(prepacking_is_faster, tiny_config, change):
     model = NeoBERTModel(tiny_config).eval().prepack_weights()
     with pytest.raises((RuntimeError, NotImplementedError)):
         change(model.transformer_encoder[0].ffn.w3.weight)
 
 
-def test_packing_stays_out_of_files_copies_and_state_dicts(packing_pays, model, tmp_path):
+def test_files_copies_and_state_dicts_have_the_standard_order(prepacking_is_faster, model, tmp_path):
     wanted = {name: value.clone() for name, value in model.state_dict().items()}
     model.prepack_weights()
     assert any(parameter.is_mkldnn for parameter in model.parameters())
     model.save_pretrained(tmp_path)
-    twins = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), type(model).from_pretrained(tmp_path)]
-    for state in (model.state_dict(), *(twin.state_dict() for twin in twins)):
+    copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), type(model).from_pretrained(tmp_path)]
+    for state in (model.state_dict(), *(each.state_dict() for each in copies)):
         assert state.keys() == wanted.keys()
         assert all(torch.equal(state[name], wanted[name]) for name in wanted)
-    assert not any(parameter.is_mkldnn for twin in twins for parameter in twin.parameters())
+    assert not any(parameter.is_mkldnn for each in copies for parameter in each.parameters())
     assert any(parameter.is_mkldnn for parameter in model.parameters())  # the model itself stays packed
 
 
@@ -324,7 +324,7 @@ def test_packing_stays_out_of_files_copies_and_state_dicts(packing_pays, model, 
     ],
     ids=["training", "another dtype", "loading"],
 )
-def test_leaving_inference_brings_the_usual_order_back(packing_pays, model, expected, leave):
+def test_leaving_inference_restores_the_standard_order(prepacking_is_faster, model, expected, leave):
     names = [name for name, _ in model.named_parameters()]
     model.prepack_weights()
     leave(model)
@@ -334,7 +334,7 @@ def test_leaving_inference_brings_the_usual_order_back(packing_pays, model, expe
     assert all(parameter.grad is not None for name, parameter in model.named_parameters() if "dense" not in name)
 
 
-def test_gradients_flow_through_packed_weights(packing_pays, tiny_config):
+def test_gradients_flow_through_packed_weights(prepacking_is_faster, tiny_config):
     model, packed = (NeoBERTModel(tiny_config).eval() for _ in range(2))
     packed.load_state_dict(model.state_dict())
     for each in (model, packed):
@@ -359,14 +359,14 @@ def test_gradients_flow_through_packed_weights(packing_pays, tiny_config):
         ("cpu", torch.float32, True, "float32 on cpu, training"),
     ],
 )
-def test_where_packing_does_not_pay_nothing_changes_and_it_says_so(
+def test_weights_that_would_not_become_faster_do_not_change_and_this_is_logged(
     tiny_config, caplog, device, dtype, is_training, reason
 ):
     model = NeoBERTModel(tiny_config).to(device=device, dtype=dtype).train(is_training)
     with caplog.at_level("INFO"):
         assert model.prepack_weights() is model
     assert not any(isinstance(module, PrepackedLinear) for module in model.modules())
-    assert f"0 weights packed; 12 stay as they are, since it does not pay: torch.{reason}" in caplog.text
+    assert f"0 weights reordered; 12 unchanged, because it would not be faster: torch.{reason}" in caplog.text
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -380,7 +380,7 @@ def quantize_dynamic(model):
 
 @pytest.mark.parametrize("quantized_by", [neobert_hf.quantize, quantize_dynamic])
 def test_int8_products_run_in_every_block_and_stay_close(wide_model, quantized_by):
-    """A product of random weights is off by 2 % of its norm, facts of dynamic int8; three blocks add up less than twice that."""
+    """Dynamic int8 changes a product with random weights by 2 % of its norm; two blocks together by less than 4 %."""
     model, inputs, wanted = wide_model
     model = quantized_by(copy.deepcopy(model))
     layers = [layer for b in model.transformer_encoder for layer in (b.qkv, b.wo, b.ffn.w12, b.ffn.w3)]
@@ -400,9 +400,9 @@ def test_a_model_in_bf16_is_quantized_from_float32(wide_model):
 
 
 def test_what_cannot_be_quantized_is_refused(tiny_config):
-    with pytest.raises(ValueError, match="the model is on meta"):
+    with pytest.raises(ValueError, match="needs a model on the CPU, but it is on meta"):
         neobert_hf.quantize(NeoBERTModel(tiny_config).to("meta"))
-    with pytest.raises(ValueError, match="Linear holds no product of a NeoBERT block"):
+    with pytest.raises(ValueError, match="Linear has no linear layer of a NeoBERT block"):
         neobert_hf.quantize(nn.Linear(3, 3))
 
 
@@ -438,14 +438,14 @@ def test_norm_is_rounded_once(dtype, num_tokens):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_tokens", NUM_TOKENS)
 @pytest.mark.parametrize("by_head", [True, False])
-def test_fast_rotation_is_the_plain_one(dtype, num_tokens, by_head):
+def test_the_rotation_kernel_equals_its_reference_implementation(dtype, num_tokens, by_head):
     config = NeoBERTConfig(hidden_size=32, num_attention_heads=2, max_position_embeddings=num_tokens)
     layout = make_plan(torch.full((1, num_tokens), 5), "sdpa", vocab_size=10)[0].layout
     table, qkv = rotary_table(config, layout, dtype), torch.randn(num_tokens, 2, 3, 16, dtype=dtype)
     before = qkv.clone()
     fast = split_and_rotate_fast(qkv, torch.view_as_complex(table), by_head)
     for actual, wanted in zip(fast, split_and_rotate(qkv if by_head else qkv.float(), table)):
-        # the same fp32 arithmetic, in which a product and a sum may be fused: it can fall to the other side of a rounding
+        # the same fp32 arithmetic, but a product and a sum may be fused, which changes the rounding
         torch.testing.assert_close(actual, wanted, rtol=torch.finfo(actual.dtype).eps, atol=1e-6)
     assert torch.equal(qkv, before)
 
@@ -481,7 +481,7 @@ LENGTHS = {
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", LENGTHS)
 @pytest.mark.parametrize("scale", [1.0, 4.0], ids=["flat", "peaked"])
-def test_tiled_attention_is_softmax_attention(dtype, name, scale):
+def test_tiled_attention_equals_softmax_attention(dtype, name, scale):
     lengths = LENGTHS[name]
     q, k, v = (torch.randn(sum(lengths), 3, 16).to(dtype) for _ in range(3))
     q = q * scale
@@ -503,7 +503,7 @@ def test_tiled_attention_is_softmax_attention(dtype, name, scale):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shift", [-3000.0, -200.0, 200.0, 3000.0])
 def test_scores_beyond_the_range_of_the_exponential_are_shifted(dtype, shift):
-    """In one head of one sequence only, and its neighbours keep every bit."""
+    """Only one head of one sequence is out of range; the others keep every bit."""
     length = SHORTEST_TILED[dtype]
     q, k, v = (torch.randn(2 * length, 2, 16) for _ in range(3))
     plain_scores = [x.to(dtype) for x in (q, k, v)]
@@ -516,13 +516,13 @@ def test_scores_beyond_the_range_of_the_exponential_are_shifted(dtype, shift):
     wanted, actual = attend_in_float64(*shifted_scores, lengths)[:length, 1], after[:length, 1]
     assert actual.isfinite().all()
     assert actual.abs().max() <= shifted_scores[2].abs().max()  # a mean of values
-    # keys and scores are rounded at the size of `shift`, and an error in a score is a factor on a weight
+    # keys and scores of the size of `shift` are rounded, and an error of a score becomes a factor of a weight
     rounding = 4 * abs(shift) * torch.finfo(dtype).eps
     assert rounding > 1 or largest_error(actual, wanted) < rounding
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_value_that_is_not_a_number_stays_in_its_sequence(dtype):
+def test_nan_stays_in_its_sequence(dtype):
     length = SHORTEST_TILED[dtype]
     q, k, v = (torch.randn(3 * length, 2, 16).to(dtype) for _ in range(3))
     clean = tiled_attention(q, k, v, (length,) * 3)

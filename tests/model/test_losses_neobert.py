@@ -1,4 +1,4 @@
-"""Losses in chunks: the same numbers, with the logits of one chunk at a time."""
+"""Chunked losses equal the full loss, with one chunk of logits in memory at a time."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ FLOAT64 = dict(rtol=1e-10, atol=1e-10)
 
 @pytest.mark.parametrize("num_labels", [0, 1, 7, 8, 23])
 @pytest.mark.parametrize("counted", [None, 40])
-def test_a_loss_in_chunks_is_the_loss(monkeypatch, num_labels, counted):
+def test_a_chunked_loss_equals_the_full_loss(monkeypatch, num_labels, counted):
     monkeypatch.setattr(losses_neobert, "LOSS_CHUNK", 8)
     decoder = torch.nn.Linear(6, 11).double()
     hidden = torch.randn(num_labels, 6, dtype=torch.float64, requires_grad=True)
@@ -33,7 +33,7 @@ def test_a_loss_in_chunks_is_the_loss(monkeypatch, num_labels, counted):
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_in_training_only_one_chunk_of_logits_exists(tiny_config, monkeypatch, packed):
-    """The same loss and gradients as with all logits, and no tensor of all labels times the vocabulary."""
+    """Loss and gradients equal those with all logits, and no tensor has the size of labels times vocabulary."""
     tiny_config.vocab_size = 5000
     model = NeoBERTForMaskedLM(tiny_config).double().train()
     ids = torch.randint(5, 5000, (1 if packed else 4, 80))
@@ -57,7 +57,7 @@ def test_in_training_only_one_chunk_of_logits_exists(tiny_config, monkeypatch, p
     assert actual.logits is None
     weight = model.decoder.weight.numel()
     num_labels = int((inputs["labels"] != -100).sum())
-    assert seen.largest == weight  # its gradient; the embedding's is as large
+    assert seen.largest == weight  # its gradient; the gradient of the embedding is as large
     assert 16 * 5000 < weight < num_labels * 5000 or packed
     torch.testing.assert_close(actual.loss, wanted.loss, **FLOAT64)
     for name, parameter in model.named_parameters():
@@ -85,7 +85,7 @@ def test_sparse_training_compiles_into_one_graph_for_every_shape(tiny_config):
 
 
 class CopiesToDevice(TorchFunctionMode):
-    """Remember the calls that name a device, `meta` in place of a GPU."""
+    """Records the calls that name the device `meta`, which stands for a GPU."""
 
     def __init__(self):
         super().__init__()
@@ -98,7 +98,7 @@ class CopiesToDevice(TorchFunctionMode):
 
 
 @pytest.mark.parametrize("count", [5, torch.tensor(5)])
-def test_a_number_of_items_on_the_host_is_not_brought_to_the_device(count):
+def test_a_number_of_items_on_the_host_is_not_copied_to_the_device(count):
     """Such a copy makes the host wait in each micro-step."""
     losses = torch.ones(3, device="meta")
     with CopiesToDevice() as device:

@@ -1,4 +1,4 @@
-"""What the machine can do: one place answers, the environment overrules it, and no private name of torch is needed."""
+"""Hardware capabilities: the environment overrides the detection, and no private name of torch is required."""
 
 import os
 import subprocess
@@ -14,13 +14,13 @@ from neobert_hf.model.machine_neobert import find_private_names, has_bf16_instru
 
 
 @pytest.mark.parametrize(("answer", "dtype"), [("0", torch.float32), ("1", torch.bfloat16)])
-def test_the_environment_overrules_the_processor(monkeypatch, answer, dtype):
+def test_the_environment_overrides_the_detection(monkeypatch, answer, dtype):
     monkeypatch.setenv("NEOBERT_CPU_BF16", answer)
     assert has_bf16_instructions() is (answer == "1")
     assert neobert_hf.best_dtype() == neobert_hf.best_dtype(torch.device("cpu")) == dtype
 
 
-def test_an_answer_that_is_neither_is_refused(monkeypatch):
+def test_other_values_of_the_environment_variable_are_refused(monkeypatch):
     monkeypatch.setenv("NEOBERT_CPU_BF16", "yes")
     with pytest.raises(ValueError, match="NEOBERT_CPU_BF16=yes is neither 0 nor 1"):
         neobert_hf.best_dtype()
@@ -31,14 +31,14 @@ def test_an_answer_that_is_neither_is_refused(monkeypatch):
     [
         ("AVX512", {"has_avx512_bf16": True}, True),
         ("AVX512", {"has_amx": True}, True),
-        ("AVX512", {"has_onednn_bf16": True}, False),  # torch's oneDNN emulates bf16 on AVX-512 and says that it can
-        ("AVX2", {"has_avx512_bf16": True}, False),  # the processor has it, ATEN_CPU_CAPABILITY=avx2 hides it
+        ("AVX512", {"has_onednn_bf16": True}, False),  # oneDNN reports bf16 on AVX-512, but emulates it
+        ("AVX2", {"has_avx512_bf16": True}, False),  # the processor has AVX-512, but ATEN_CPU_CAPABILITY=avx2 hides it
         ("NO AVX", {"has_onednn_bf16": True}, False),
         ("DEFAULT", {"has_onednn_bf16": True}, True),
         ("SVE256", {}, False),
     ],
 )
-def test_bf16_instructions_follow_from_the_processor(monkeypatch, capability, answers, expected):
+def test_bf16_instructions_depend_on_the_processor(monkeypatch, capability, answers, expected):
     monkeypatch.delenv("NEOBERT_CPU_BF16", raising=False)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     for name in ("has_avx512_bf16", "has_amx", "has_onednn_bf16"):
@@ -49,19 +49,19 @@ def test_bf16_instructions_follow_from_the_processor(monkeypatch, capability, an
 @pytest.mark.parametrize(
     ("capability", "expected"), [((7, 5), torch.float16), ((8, 0), torch.bfloat16), ((9, 0), torch.bfloat16)]
 )
-def test_a_gpu_before_ampere_computes_in_float16(monkeypatch, capability, expected):
+def test_gpus_before_ampere_use_float16_and_later_gpus_bfloat16(monkeypatch, capability, expected):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert neobert_hf.best_dtype("cuda") == expected
 
 
-def test_a_device_that_was_never_measured_computes_in_float32():
+def test_a_device_that_was_not_measured_uses_float32():
     assert neobert_hf.best_dtype("mps") == torch.float32
 
 
 @pytest.mark.parametrize(
     ("capability", "few", "many"), [("AVX512", True, True), ("AVX2", True, False), ("DEFAULT", False, False)]
 )
-def test_the_product_follows_from_the_processor_and_the_number_of_rows(monkeypatch, capability, few, many):
+def test_onednn_is_chosen_by_processor_and_number_of_rows(monkeypatch, capability, few, many):
     if machine_neobert.TORCH.onednn_linear is None:
         monkeypatch.setattr(machine_neobert.TORCH, "onednn_linear", torch.nn.functional.linear)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
@@ -72,8 +72,8 @@ def test_the_product_follows_from_the_processor_and_the_number_of_rows(monkeypat
 
 
 @pytest.mark.parametrize("name", vars(machine_neobert.TORCH))
-def test_a_private_name_that_torch_has_lost_is_none(monkeypatch, name):
-    """The lookup itself; that a model without it still computes the same is tested with the kernels."""
+def test_a_private_name_that_torch_lacks_is_none(monkeypatch, name):
+    """Tests the lookup only; test_kernels_neobert.py tests the model without each name."""
     private = {
         "FakeTensor": (torch, "_subclasses"),
         "are_functorch_transforms_active": (torch._C, "_are_functorch_transforms_active"),
@@ -94,7 +94,7 @@ from multiprocessing import get_context
 import torch
 from neobert_hf import NeoBERTConfig, NeoBERTModel
 
-def digest(queue):  # in a fresh process: what a first forward chooses is chosen here
+def digest(queue):  # in a new process, because the first forward makes cached choices
     torch.manual_seed(0)
     config = NeoBERTConfig(hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=512, vocab_size=500)
     model = NeoBERTModel(config).eval()
@@ -119,9 +119,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="20 processes that are started anew take minutes; forks are quick")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork; without it, 20 processes take minutes")
 def test_twenty_processes_compute_the_same_bits():
-    """What computes a product follows from the processor, not from a stopwatch."""
+    """The choice of a product depends on the processor, not on timing."""
     environment = {**os.environ, "PYTHONPATH": str(Path(machine_neobert.__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=environment)
     assert done.stdout.split() == ["1"], done.stderr

@@ -1,4 +1,4 @@
-"""Stands in for FlashAttention 3 (folder hopper): its signatures, in plain PyTorch."""
+"""Stand-in for FlashAttention 3 (folder hopper): its signatures, implemented in PyTorch."""
 
 from flash_attn import attend_packed
 
@@ -30,7 +30,7 @@ def flash_attn_varlen_func(
     sm_margin=0,
     return_attn_probs=False,
 ):
-    """FlashAttention 3, which knows no dropout."""
+    """FlashAttention 3, which has no dropout."""
     global num_calls
     num_calls += 1
     return attend_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal)

@@ -1,4 +1,4 @@
-"""Stands in for flash-attn 2.8: its signatures, in plain PyTorch, for tests/test_backends_neobert.py."""
+"""Stand-in for flash-attn 2.8: its signatures, implemented in PyTorch, for tests/model/test_backends_neobert.py."""
 
 import torch
 import torch.nn.functional as F
@@ -7,7 +7,7 @@ num_calls = 0
 
 
 def attend_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal):
-    """What the kernels compute, and what they demand of their arguments."""
+    """The result of the kernels, with their requirements on the arguments."""
     assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
     assert type(max_seqlen_q) is type(max_seqlen_k) is int and not causal
     assert all(x.ndim == 3 and x.stride(-1) == 1 for x in (q, k, v))

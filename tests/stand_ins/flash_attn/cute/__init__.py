@@ -1,4 +1,4 @@
-"""Stands in for flash-attn-4 4.0 beta: its signatures, in plain PyTorch."""
+"""Stand-in for flash-attn-4 4.0 beta: its signatures, implemented in PyTorch."""
 
 from .. import attend_packed
 
@@ -28,7 +28,7 @@ def flash_attn_varlen_func(
     deterministic=False,
     return_lse=False,
 ):
-    """FlashAttention 4; returns the sums of the weights beside the output, as some versions do."""
+    """FlashAttention 4; returns the output in a tuple, as some versions do."""
     global num_calls
     num_calls += 1
     out = attend_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal)
