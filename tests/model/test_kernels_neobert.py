@@ -464,11 +464,6 @@ def attend_in_float64(q, k, v, lengths):
     return torch.cat(outputs)
 
 
-def attend_by_sdpa(q, k, v, lengths):
-    parts = zip(*(x.transpose(0, 1)[None].split(lengths, dim=2) for x in (q, k, v)))
-    return torch.cat([F.scaled_dot_product_attention(*part)[0].transpose(0, 1) for part in parts])
-
-
 LENGTHS = {
     "one token": (1,),
     "below the shortest": (5, 63, 2),

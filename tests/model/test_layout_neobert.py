@@ -1,4 +1,4 @@
-"""From masks, boundaries and positions to one layout: any of them gives the same numbers, and bad ones are refused."""
+"""Layouts from masks, boundaries and positions: all give the same results, and invalid input is refused."""
 
 import math
 
@@ -26,7 +26,7 @@ lengths_of_documents = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 
 @st.composite
 def masks(draw):
-    """(B, L) masks of any shape with at least one real token in each row: both sides, holes, everything."""
+    """(B, L) masks of any shape, with padding at any place and at least one real token in each row."""
     rows, columns = draw(st.integers(1, 4)), draw(st.integers(1, 10))
     mask = np.array(
         draw(st.lists(st.lists(st.booleans(), min_size=columns, max_size=columns), min_size=rows, max_size=rows))
@@ -52,14 +52,14 @@ def boundaries_of(lengths):
 
 @given(mask=masks(), seed=st.integers(0, 2**16), unpad=st.booleans())
 @some_examples
-def test_any_mask_gives_what_the_oracle_says_of_the_real_tokens(double_model, mask, seed, unpad):
+def test_with_any_mask_the_real_tokens_agree_with_the_oracle(double_model, mask, seed, unpad):
     ids = random_ids(*mask.shape, seed=seed)
     double_model.config.unpad_inputs = unpad
     with torch.no_grad():
         states = double_model(ids, attention_mask=mask.long()).last_hidden_state
     oracle = Oracle(random_weights())
     for row, real, state in zip(ids.numpy(), mask.numpy(), states):
-        columns = np.flatnonzero(real)  # a hole leaves its distance between its neighbours
+        columns = np.flatnonzero(real)  # padding between tokens keeps their distance
         wanted = oracle.encode(row[real], positions=columns - columns[0])[2]
         assert np.abs(state[real].numpy() - wanted).max() < 1e-10
         assert not state[~real].any()
@@ -67,7 +67,7 @@ def test_any_mask_gives_what_the_oracle_says_of_the_real_tokens(double_model, ma
 
 @given(lengths=lengths_of_documents, seed=st.integers(0, 2**16))
 @some_examples
-def test_boundaries_positions_and_single_documents_are_the_same(double_model, lengths, seed):
+def test_boundaries_positions_and_single_documents_give_the_same_states(double_model, lengths, seed):
     double_model.config.unpad_inputs = True
     ids = random_ids(1, sum(lengths), seed=seed)
     positions = torch.cat([torch.arange(n) for n in lengths])[None]
@@ -82,7 +82,7 @@ def test_boundaries_positions_and_single_documents_are_the_same(double_model, le
 @given(lengths=lengths_of_documents, seed=st.integers(0, 2**16), data=st.data())
 @some_examples
 def test_tokens_never_see_other_documents(double_model, lengths, seed, data):
-    """Change one document of a packed row, and no bit of the others moves."""
+    """A change in one document of a packed row changes no bit of the others."""
     changed = data.draw(st.integers(0, len(lengths) - 1))
     ids = random_ids(1, sum(lengths), seed=seed)
     boundaries = boundaries_of(lengths)
@@ -108,7 +108,7 @@ def test_flatten_and_unflatten_are_inverse_on_real_tokens(mask, fill):
         assert (restored[~mask] == fill).all()
 
 
-def test_changing_one_row_of_a_padded_batch_moves_no_bit_of_the_others(model):
+def test_a_change_in_one_row_of_a_padded_batch_changes_no_bit_of_the_others(model):
     ids, mask = random_ids(3, 12), torch.ones(3, 12, dtype=torch.long)
     mask[0, 7:], mask[2, :5] = 0, 0
     other_ids = ids.clone()
@@ -131,7 +131,7 @@ def test_more_padding_changes_no_bit(model, side):
     assert torch.equal(states, padded_states[:, 5:] if side == "left" else padded_states[:, :12])
 
 
-def test_a_mask_given_as_4d_or_additive_is_the_same_mask(model):
+def test_a_4d_or_additive_mask_gives_the_same_logits(model):
     ids, mask = random_ids(2, 10), torch.ones(2, 10, dtype=torch.bool)
     mask[0, 6:] = False
     as_4d = mask[:, None, None, :]
@@ -142,13 +142,13 @@ def test_a_mask_given_as_4d_or_additive_is_the_same_mask(model):
             for implementation in ("sdpa", "eager"):
                 model.set_attn_implementation(implementation)
                 logits = model(ids, attention_mask=given_mask).logits[mask]
-                # float32, the order of summation differs between the two paths
+                # float32: the order of summation differs
                 assert (logits - wanted).abs().max() < 1e-5 * wanted.abs().max()
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-def test_an_additive_mask_fits_a_model_of_any_other_dtype(model, implementation):
-    """The lowest number of the one dtype may not exist in the other."""
+def test_an_additive_mask_may_have_another_dtype_than_the_model(model, implementation):
+    """The lowest number of one dtype may not exist in the other dtype."""
     ids, mask = random_ids(2, 10), torch.ones(2, 10, dtype=torch.bool)
     mask[0, 6:] = False
     model.set_attn_implementation(implementation)
@@ -164,7 +164,7 @@ def test_an_additive_mask_fits_a_model_of_any_other_dtype(model, implementation)
 
 
 def test_an_additive_mask_may_leave_padding_rows_without_any_key(model):
-    """As transformers builds 4-D masks: rows of padding see nothing, and must not turn the others into NaN."""
+    """In the 4-D masks of transformers, rows of padding have no key; they must not cause NaN in other rows."""
     ids, mask = random_ids(2, 10), torch.ones(2, 10, dtype=torch.bool)
     mask[0, 6:] = False
     pairs = mask[:, None, :, None] & mask[:, None, None, :]
@@ -177,8 +177,8 @@ def test_an_additive_mask_may_leave_padding_rows_without_any_key(model):
         torch.testing.assert_close(logits, wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_a_causal_4d_mask_passes_through(model):
-    """A token under a causal mask does not see what comes later: the prefix alone gives the same state."""
+def test_a_causal_4d_mask_is_applied(model):
+    """With a causal mask, the first token has the same state as in a row without later tokens."""
     ids = random_ids(1, 8)
     causal = torch.ones(1, 1, 8, 8).tril().bool()
     with torch.no_grad():
@@ -188,7 +188,7 @@ def test_a_causal_4d_mask_passes_through(model):
 
 
 class LargestTensor(TorchDispatchMode):
-    """Remember the number of elements of the largest tensor that any operation returns."""
+    """Records the number of elements of the largest tensor that any operation returns."""
 
     largest = 0
 
@@ -200,7 +200,7 @@ class LargestTensor(TorchDispatchMode):
         return outputs
 
 
-def test_a_padding_mask_builds_nothing_of_length_times_length(tiny_config):
+def test_a_padding_mask_makes_no_tensor_of_length_times_length(tiny_config):
     length = 2048
     model = NeoBERTModel(tiny_config).eval()
     mask = torch.ones(2, length, dtype=torch.long)
@@ -211,7 +211,7 @@ def test_a_padding_mask_builds_nothing_of_length_times_length(tiny_config):
 
 
 class WaitsForDevice(TorchFunctionMode):
-    """Count the calls that would make the host wait, on tensors that were not copied to it on purpose."""
+    """Records the calls that would make the host wait, except on tensors that `_copy_to_host` returned."""
 
     WAITING = (
         "item",
@@ -266,7 +266,7 @@ def test_the_host_waits_once_for_the_device(model, monkeypatch, form):
     positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3]])
     inputs = {
         "padded": dict(input_ids=ids, attention_mask=mask, labels=labels),
-        # moving a batch to a device makes two tensors of one
+        # moving a batch to a device turns one shared tensor into two
         "packed by boundaries": dict(input_ids=ids[:1], cu_seq_lens_q=boundaries, cu_seq_lens_k=boundaries.clone()),
         "packed by positions": dict(input_ids=ids[:1], position_ids=positions),
         "one length": dict(input_ids=ids),
@@ -276,7 +276,7 @@ def test_the_host_waits_once_for_the_device(model, monkeypatch, form):
     assert device.copies == 1 and not device.waits
 
 
-def test_question_answering_checks_its_spans_on_the_one_copy(tiny_config, monkeypatch):
+def test_question_answering_checks_its_answers_with_the_same_copy(tiny_config, monkeypatch):
     model = NeoBERTForQuestionAnswering(tiny_config)
     ids, mask = random_ids(3, 7), torch.ones(3, 7, dtype=torch.long)
     mask[1, 4:] = 0
@@ -286,7 +286,7 @@ def test_question_answering_checks_its_spans_on_the_one_copy(tiny_config, monkey
     assert device.copies == 1 and not device.waits
 
 
-def test_a_step_that_decodes_labelled_positions_only_waits_once_too(model, monkeypatch):
+def test_with_sparse_prediction_the_host_also_waits_once(model, monkeypatch):
     ids, mask = random_ids(3, 7), torch.ones(3, 7, dtype=torch.long)
     mask[1, 4:] = 0
     labels = ids.masked_fill((mask == 0) | (ids % 3 > 0), -100)
@@ -298,7 +298,7 @@ def test_a_step_that_decodes_labelled_positions_only_waits_once_too(model, monke
 
 @pytest.fixture
 def varlen(monkeypatch):
-    """`torch_varlen` on the CPU: a kernel that reads the boundaries on the device, in plain operations that wait for nothing."""
+    """`torch_varlen` on the CPU, in standard operations that read the boundaries without synchronisation."""
 
     def varlen_attn(q, k, v, boundaries, _, max_q, max_k):
         sequence_ids = sequence_of_each_token(boundaries, len(q))
@@ -313,7 +313,7 @@ def varlen(monkeypatch):
 
 
 class WaitingOperations(TorchDispatchMode):
-    """Record the operations of torch itself that bring a value to the host, whoever calls them."""
+    """Records the operations of torch that copy a value to the host, whatever function calls them."""
 
     def __init__(self):
         super().__init__()
@@ -329,7 +329,7 @@ class WaitingOperations(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("is_sparse", [False, True])
-def test_a_training_step_on_trusted_boundaries_waits_for_nothing_before_the_first_block(
+def test_with_trusted_boundaries_a_training_step_does_not_wait_before_the_first_block(
     model, varlen, monkeypatch, is_sparse
 ):
     model.train().config.sparse_prediction = is_sparse
@@ -337,49 +337,61 @@ def test_a_training_step_on_trusted_boundaries_waits_for_nothing_before_the_firs
     labels = ids.masked_fill(ids % 3 > 0, -100)
     wanted = model(ids, labels=labels, cu_seq_lens_q=boundaries).loss
     model.set_attn_implementation(varlen)
-    begun = []
+    at_first_block = []
     with WaitsForDevice(monkeypatch) as device, WaitingOperations() as operations:
         model.model.transformer_encoder[0].register_forward_pre_hook(
-            lambda *_: begun.append((list(device.waits), list(operations.names)))
+            lambda *_: at_first_block.append((list(device.waits), list(operations.names)))
         )
         packed = dict(cu_seq_lens_q=boundaries, cu_seq_lens_k=boundaries.clone(), max_length_q=6, max_length_k=6)
         loss = model(ids, labels=labels, **packed, trust_boundaries=True, num_items_in_batch=7).loss
         loss.backward()
-    assert device.copies == 0 and begun == [([], [])]
-    # with the LM head on labelled positions only, their number has to be known; the blocks are under way by then
+    assert device.copies == 0 and at_first_block == [([], [])]
+    # sparse prediction needs the number of labels on the host; the blocks are queued by then
     assert device.waits == operations.names == (["nonzero"] if is_sparse else [])
     num_labels = (labels != -100).sum()
     torch.testing.assert_close(loss, wanted * num_labels / 7)
 
 
-def test_trusted_boundaries_are_still_checked_where_attention_needs_them_on_the_host(model):
-    with pytest.raises(ValueError, match="ends with 3, the row holds 2 tokens"):
+def test_trusted_boundaries_are_still_checked_if_attention_needs_them_on_the_host(model):
+    with pytest.raises(ValueError, match="ends with 3, but the row has 2 tokens"):
         model(random_ids(1, 2), cu_seq_lens_q=boundaries_of([3]), max_length_q=3, trust_boundaries=True)
 
 
-BAD_INPUTS = {
+INVALID_INPUTS = {
     "an id beyond the vocabulary": (
         dict(input_ids=[[5, VOCAB]]),
-        f"input_ids holds {VOCAB}, but the vocabulary ends at",
+        f"input_ids contains {VOCAB}, but the ids of the vocabulary are 0 to {VOCAB - 1}",
     ),
-    "a negative id": (dict(input_ids=[[5, -1]]), "input_ids holds -1"),
+    "a negative id": (dict(input_ids=[[5, -1]]), "input_ids contains -1"),
     "a row without a token": (
         dict(input_ids=[[5, 6], [7, 8]], attention_mask=[[1, 1], [0, 0]]),
         "row 1 of attention_mask has no real token",
     ),
     "no columns": (dict(input_ids=[[]]), "is empty; give at least one token"),
-    "one axis": (dict(input_ids=[5, 6]), "input_ids is \\(rows, columns\\), .* got shape \\(2,\\)"),
+    "one axis": (dict(input_ids=[5, 6]), "input_ids has shape \\(2,\\); it must be \\(rows, columns\\)"),
     "a mask of another shape": (dict(input_ids=[[5, 6]], attention_mask=[[1, 1, 1]]), "attention_mask has shape"),
     "positions of another shape": (dict(input_ids=[[5, 6]], position_ids=[[0, 1, 2]]), "position_ids has shape"),
-    "boundaries not from 0": (dict(input_ids=[[5, 6]], cu_seq_lens_q=[1, 2]), "cu_seq_lens begins with 1"),
-    "boundaries not to T": (dict(input_ids=[[5, 6]], cu_seq_lens_q=[0, 3]), "ends with 3, the row holds 2 tokens"),
-    "boundaries that decrease": (dict(input_ids=[[5, 6, 7]], cu_seq_lens_q=[0, 2, 1, 3]), "goes from 2 to 1"),
-    "an empty document": (dict(input_ids=[[5, 6, 7]], cu_seq_lens_q=[0, 2, 2, 3]), "goes from 2 to 2"),
+    "boundaries not from 0": (
+        dict(input_ids=[[5, 6]], cu_seq_lens_q=[1, 2]),
+        "cu_seq_lens starts with 1; the first boundary must be 0",
+    ),
+    "boundaries not to T": (dict(input_ids=[[5, 6]], cu_seq_lens_q=[0, 3]), "ends with 3, but the row has 2 tokens"),
+    "boundaries that decrease": (
+        dict(input_ids=[[5, 6, 7]], cu_seq_lens_q=[0, 2, 1, 3]),
+        "2 is followed by 1",
+    ),
+    "an empty document": (
+        dict(input_ids=[[5, 6, 7]], cu_seq_lens_q=[0, 2, 2, 3]),
+        "2 is followed by 2",
+    ),
     "boundaries of two rows": (dict(input_ids=[[5], [6]], cu_seq_lens_q=[0, 1, 2]), "flatten it to \\(1, T\\)"),
-    "boundaries that are a matrix": (dict(input_ids=[[5, 6]], cu_seq_lens_q=[[0, 2]]), "one row of N \\+ 1 boundaries"),
+    "boundaries that are a matrix": (
+        dict(input_ids=[[5, 6]], cu_seq_lens_q=[[0, 2]]),
+        "must be 1-D: N \\+ 1 boundaries",
+    ),
     "boundaries against positions": (
         dict(input_ids=[[5, 6, 7]], cu_seq_lens_q=[0, 2, 3], position_ids=[[0, 0, 1]]),
-        "begins sequences at 0, 2, position_ids restarts at 0, 1",
+        "starts sequences at 0, 2, but position_ids restarts at 0, 1",
     ),
     "boundaries and a mask": (
         dict(input_ids=[[5, 6]], cu_seq_lens_q=[0, 2], attention_mask=[[1, 1]]),
@@ -389,50 +401,53 @@ BAD_INPUTS = {
         dict(input_ids=[[5, 6]], cu_seq_lens_q=[0, 2], cu_seqlens=[0, 1, 2]),
         "cu_seq_lens is given more than once with different values",
     ),
-    "a longest sequence that is not": (
+    "a maximum length that is too small": (
         dict(input_ids=[[5, 6, 7]], cu_seq_lens_q=[0, 3], max_length_q=2),
-        "max_length_q=2 is below the longest sequence, 3",
+        "max_length_q=2 is less than the longest sequence, 3",
     ),
-    "positions that go back": (
+    "positions that decrease": (
         dict(input_ids=[[5, 6, 7]], position_ids=[[0, 5, 3]]),
         "position_ids\\[0, 2\\]=3 follows 5",
     ),
-    "an integer mask to be added": (
+    "an additive integer mask": (
         dict(input_ids=[[5, 6]], attention_mask=[[[[0, -10000], [0, 0]]]]),
-        "4-D attention_mask of torch.int64 holds values that no mask has",
+        "4-D attention_mask of torch.int64 contains invalid values",
     ),
-    "a floating mask to be multiplied": (
+    "a multiplicative floating-point mask": (
         dict(input_ids=[[5, 6]], attention_mask=[[[[1.0, 0.0], [1.0, 1.0]]]]),
-        "4-D attention_mask of torch.float32 holds values that no mask has",
+        "4-D attention_mask of torch.float32 contains invalid values",
     ),
-    "a 2-D mask to be added": (
+    "an additive 2-D mask": (
         dict(input_ids=[[5, 6, 7]], attention_mask=[[0.0, 0.0, -math.inf]]),
-        "2-D attention_mask of torch.float32 holds values other than 0 and 1; .* give `attention_mask == 0`",
+        "2-D attention_mask of torch.float32 contains values other than 0 and 1; .* give `attention_mask == 0`",
     ),
     "a 2-D mask of weights": (
         dict(input_ids=[[5, 6]], attention_mask=[[1.0, 0.5]]),
-        "2-D attention_mask of torch.float32 holds values other than 0 and 1",
+        "2-D attention_mask of torch.float32 contains values other than 0 and 1",
     ),
     "a 2-D mask of whole numbers": (
         dict(input_ids=[[5, 6]], attention_mask=[[1, 2]]),
-        "2-D attention_mask of torch.int64 holds values other than 0 and 1",
+        "2-D attention_mask of torch.int64 contains values other than 0 and 1",
     ),
-    "a 2-D mask to be added, without padding": (
+    "an additive 2-D mask without padding": (
         dict(input_ids=[[5, 6]], attention_mask=[[0.0, 0.0]]),
-        "row 0 of attention_mask has no real token, that is no 1",
+        "row 0 of attention_mask has no real token \\(no 1\\)",
     ),
-    "trusted boundaries without their longest": (
+    "trusted boundaries without max_length_q": (
         dict(input_ids=[[5, 6]], cu_seq_lens_q=[0, 2], trust_boundaries=True),
-        "max_length_q is missing; .* give it as a whole number",
+        "max_length_q is missing; .* give max_length_q as an integer",
     ),
-    "ids and embeddings": (dict(input_ids=[[5]], inputs_embeds=[[[0.0] * 32]]), "both of input_ids and inputs_embeds"),
-    "neither": ({}, "neither of input_ids and inputs_embeds"),
+    "ids and embeddings": (
+        dict(input_ids=[[5]], inputs_embeds=[[[0.0] * 32]]),
+        "both input_ids and inputs_embeds are given",
+    ),
+    "neither": ({}, "neither input_ids nor inputs_embeds is given"),
 }
 
 
-@pytest.mark.parametrize("name", BAD_INPUTS)
-def test_bad_input_is_refused_with_value_rule_and_way_out(model, name, monkeypatch):
-    arguments, message = BAD_INPUTS[name]
+@pytest.mark.parametrize("name", INVALID_INPUTS)
+def test_invalid_input_is_refused_with_value_rule_and_solution(model, name, monkeypatch):
+    arguments, message = INVALID_INPUTS[name]
     if arguments.get("trust_boundaries"):
         from_device = BACKENDS["sdpa"]._replace(reads_boundaries=True)
         monkeypatch.setitem(BACKENDS, "sdpa", from_device)
@@ -450,7 +465,7 @@ def test_unknown_arguments_are_refused(model):
 
 
 def test_positions_are_free_with_a_mask(double_model):
-    """With an attention mask, positions only rotate: distances count, not where they begin."""
+    """With an attention mask, positions only rotate: their distances matter, the first position does not."""
     ids, mask = random_ids(1, 6), torch.ones(1, 6, dtype=torch.long)
     with torch.no_grad():
         from_zero = double_model(ids, attention_mask=mask).last_hidden_state
@@ -460,7 +475,7 @@ def test_positions_are_free_with_a_mask(double_model):
     assert not math.isclose((from_zero - repeated.last_hidden_state).abs().max(), 0, abs_tol=1e-3)
 
 
-def test_longer_input_than_trained_for_runs_with_one_warning(tiny_config, caplog):
+def test_input_longer_than_the_training_context_runs_with_one_warning(tiny_config, caplog):
     logging.warning_once.cache_clear()
     model = NeoBERTForMaskedLM(tiny_config).eval()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The encoder and its heads: gradients, losses, outputs, precision, and what the ecosystem expects of a model."""
+"""The encoder and its heads: gradients, losses, outputs, precision, and the interface that transformers expects."""
 
 import sys
 import weakref
@@ -24,7 +24,7 @@ from neobert_hf import (
 
 VOCAB = CONFIG["vocab_size"]
 LENGTHS = (9, 4, 13, 1)
-# float32 sums of a few hundred terms: the same numbers in another order
+# float32: sums of a few hundred terms in another order
 FLOAT32 = dict(rtol=1e-5, atol=1e-5)
 
 
@@ -90,7 +90,7 @@ def test_packed_padded_and_single_documents_agree_per_layer_in_logits_loss_and_g
 
 
 def test_loss_and_its_gradient_agree_with_the_oracle(model, batch):
-    """The gradient by central differences of the oracle's float64 loss, at entries of every kind of weight."""
+    """The expected gradient is a central difference of the oracle's float64 loss, at one entry of each weight."""
     model = model.double()
     loss = model(**batch["packed"]).loss
     loss.backward()
@@ -101,7 +101,7 @@ def test_loss_and_its_gradient_agree_with_the_oracle(model, batch):
 
     rng, step = np.random.default_rng(0), 1e-5
     for name, parameter in model.named_parameters():
-        if "transformer_encoder.2" in name:  # two blocks of three are enough
+        if "transformer_encoder.2" in name:  # two of the three blocks are enough
             continue
         values = oracle.weights[name]
         at = tuple(rng.integers(n) for n in values.shape)
@@ -159,7 +159,7 @@ def test_gradient_checkpointing_makes_the_layout_once(model, batch, monkeypatch)
 # ---------------------------------------------------------------------------------------- outputs and inputs
 
 
-def test_padding_comes_back_as_zeros(model, batch):
+def test_padding_is_zero_in_the_output(model, batch):
     is_padding = batch["padded"]["attention_mask"] == 0
     for unpad in (True, False):
         model.config.unpad_inputs = unpad
@@ -169,14 +169,14 @@ def test_padding_comes_back_as_zeros(model, batch):
             assert not tensor[is_padding].any()
 
 
-def test_the_last_hidden_state_is_the_last_of_all(model, batch):
+def test_the_last_hidden_state_is_the_last_of_the_hidden_states(model, batch):
     outputs = model.model(batch["padded"]["input_ids"], batch["padded"]["attention_mask"], output_hidden_states=True)
     assert len(outputs.hidden_states) == CONFIG["num_hidden_layers"] + 1
     assert torch.equal(outputs.hidden_states[-1], outputs.last_hidden_state)
 
 
 @pytest.mark.parametrize("form", ["packed", "padded", "padded in dense form"])
-def test_gradients_pass_through_the_states_and_attentions_that_are_returned(checkpoint, batch, form):
+def test_gradients_pass_through_returned_states_and_attentions(checkpoint, batch, form):
     model = NeoBERTForMaskedLM.from_pretrained(checkpoint, unpad_inputs=form != "padded in dense form").double()
     rows = batch["packed" if form == "packed" else "padded"]
     outputs = model(**rows, output_hidden_states=True, output_attentions=form != "packed")
@@ -190,7 +190,7 @@ def test_gradients_pass_through_the_states_and_attentions_that_are_returned(chec
     for name, gradient in gradients(model).items():
         torch.testing.assert_close(with_states[name], gradient, rtol=0, atol=1e-10)
 
-    # The oracle of a state's gradient: how the loss changes where the input of a block is moved.
+    # The expected gradient of a state: the change of the loss when the input of a block changes.
     step, losses = 1e-4, []
     for sign in (1, -1):
 
@@ -205,16 +205,16 @@ def test_gradients_pass_through_the_states_and_attentions_that_are_returned(chec
     assert abs(slope) > 1e-4 and abs(outputs.hidden_states[1].grad[0, 0, 3].item() - slope) < 1e-4 * abs(slope)
 
 
-def test_states_that_nobody_asked_for_are_not_kept(model, batch):
-    """In inference a block's input is freed as soon as the next block has run, or 28 of them would pile up."""
+def test_states_that_were_not_requested_are_freed(model, batch):
+    """In inference the input of a block is freed after the next block; otherwise 28 states would stay in memory."""
     alive, references = [], []
 
-    def watch(module, inputs, output):
+    def record(module, inputs, output):
         references.append(weakref.ref(output[0]))
         alive.append(sum(reference() is not None for reference in references))
 
     for block in model.model.transformer_encoder:
-        block.register_forward_hook(watch)
+        block.register_forward_hook(record)
     with torch.no_grad():
         model(**batch["padded"])
     assert max(alive) <= 2
@@ -228,7 +228,7 @@ def test_return_dict_false_gives_tuples(model, batch):
     assert isinstance(model(**batch["padded"]), tuple)
 
 
-def test_embeddings_in_place_of_ids_give_the_same(model, batch):
+def test_embeddings_in_place_of_ids_give_the_same_logits(model, batch):
     ids, mask = batch["padded"]["input_ids"], batch["padded"]["attention_mask"]
     embeddings = model.get_input_embeddings()(ids)
     assert torch.equal(model(inputs_embeds=embeddings, attention_mask=mask).logits, model(ids, mask).logits)
@@ -257,7 +257,7 @@ def test_a_batch_without_labels_has_loss_zero_and_gradients(model, batch):
     batch["padded"]["labels"].fill_(-100)
     for sparse in (False, True):
         model.config.sparse_prediction = sparse
-        for counted in (None, 0, torch.tensor(0)):  # under Trainer a whole step can be without labels
+        for counted in (None, 0, torch.tensor(0)):  # under Trainer a whole step may have no labels
             loss = model(**batch["padded"], num_items_in_batch=counted).loss
             loss.backward()
             assert loss.item() == 0
@@ -265,10 +265,12 @@ def test_a_batch_without_labels_has_loss_zero_and_gradients(model, batch):
 
 
 def test_labels_at_padding_are_refused(tiny_config, batch):
-    """Trainer would count them, and no prediction stands there: the loss would be too small in silence."""
+    """Trainer would count them, but padding has no prediction: the loss would be too small without any message."""
     labels = batch["padded"]["input_ids"]
     for model_class in (NeoBERTForMaskedLM, NeoBERTForTokenClassification):
-        with pytest.raises(ValueError, match=r"labels\[0, 9\] is a label, but the attention_mask says padding"):
+        with pytest.raises(
+            ValueError, match=r"labels\[0, 9\] is a label, but attention_mask\[0, 9\] is 0.* set labels to"
+        ):
             model_class(tiny_config)(**{**batch["padded"], "labels": labels})
 
 
@@ -317,19 +319,19 @@ def test_a_packed_row_has_one_classification_per_document(tiny_config, batch):
         (3, torch.eye(4, 3), "multi_label_classification", F.binary_cross_entropy_with_logits),
     ],
 )
-def test_the_labels_decide_the_problem_type_and_its_loss(tiny_config, batch, num_labels, labels, kind, loss):
+def test_labels_determine_the_problem_type_and_its_loss(tiny_config, batch, num_labels, labels, kind, loss):
     tiny_config.num_labels = num_labels
     model = NeoBERTForSequenceClassification(tiny_config).eval()
     inputs = batch["padded"]["input_ids"], batch["padded"]["attention_mask"]
     outputs = model(*inputs, labels=labels)
     assert model.config.problem_type == kind
     torch.testing.assert_close(outputs.loss, loss(outputs.logits, labels), **FLOAT32)
-    # Trainer's count of a whole step: half of the labels here, so half of the mean
+    # Trainer's count of a step with twice as many labels, so half of the mean
     counted = model(*inputs, labels=labels, num_items_in_batch=torch.tensor(2 * labels.numel()))
     torch.testing.assert_close(counted.loss, outputs.loss / 2, **FLOAT32)
 
 
-def test_labels_that_were_refused_do_not_settle_the_problem_type(tiny_config):
+def test_refused_labels_do_not_set_the_problem_type(tiny_config):
     tiny_config.num_labels = 3
     model, ids = NeoBERTForSequenceClassification(tiny_config), torch.tensor([[5], [6]])
     with pytest.raises(ValueError, match="3 values for each sequence"):
@@ -350,16 +352,16 @@ def test_multiple_choice_scores_each_choice_as_a_row(tiny_config, batch):
     torch.testing.assert_close(outputs.loss, F.cross_entropy(scores.view(2, 2), torch.tensor([1, 0])), **FLOAT32)
     positions = torch.arange(ids.shape[-1])
     torch.testing.assert_close(model(ids, mask, position_ids=positions).logits, outputs.logits, **FLOAT32)
-    with pytest.raises(ValueError, match=r"multiple choice takes \(rows, choices, columns\)"):
+    with pytest.raises(ValueError, match=r"multiple choice needs \(rows, choices, columns\)"):
         model(ids[0], mask[0])
-    with pytest.raises(ValueError, match="a choice is a row of its own, not packed"):
+    with pytest.raises(ValueError, match="give each choice as one row"):
         model(ids, position_ids=(positions % 5))
 
 
-def test_question_answering_leaves_padding_out_of_the_softmax(tiny_config, batch):
+def test_question_answering_excludes_padding_from_the_softmax(tiny_config, batch):
     model = NeoBERTForQuestionAnswering(tiny_config).eval()
     ids, mask = batch["padded"]["input_ids"], batch["padded"]["attention_mask"]
-    starts, ends = torch.tensor([2, 0, 12, 99]), torch.tensor([4, 3, 12, -1])  # the last answer was cut off
+    starts, ends = torch.tensor([2, 0, 12, 99]), torch.tensor([4, 3, 12, -1])  # the last answer is truncated
     outputs = model(ids, mask, start_positions=starts, end_positions=ends)
     losses = []
     for logits, positions in ((outputs.start_logits, starts), (outputs.end_logits, ends)):
@@ -367,9 +369,11 @@ def test_question_answering_leaves_padding_out_of_the_softmax(tiny_config, batch
         losses.append(torch.stack(rows).mean())
     torch.testing.assert_close(outputs.loss, sum(losses) / 2, **FLOAT32)
     assert (outputs.start_logits.argmax(-1) < torch.tensor(LENGTHS)).all()
-    with pytest.raises(ValueError, match=r"labels\[1, 4\] is a label, .* where an answer starts"):
+    with pytest.raises(
+        ValueError, match=r"answer in row 1 starts or ends at column 4, which is padding; .* or to -100"
+    ):
         model(ids, mask, start_positions=torch.tensor([0, 4, 0, 0]), end_positions=ends)
-    with pytest.raises(ValueError, match="not packed ones"):
+    with pytest.raises(ValueError, match="need padded rows, but the input is packed"):
         model(**{k: v for k, v in batch["packed"].items() if k != "labels"}, start_positions=starts, end_positions=ends)
 
 
@@ -385,8 +389,8 @@ def test_token_classification_loss_is_the_mean_over_labels(tiny_config, batch):
 
 
 @pytest.mark.parametrize("model_class", [cls for name, cls in AUTO_CLASSES.items() if name != "AutoConfig"])
-def test_data_parallel_replicas_give_what_the_model_gives(model_class, tiny_config, batch, monkeypatch):
-    """Trainer without a launcher takes nn.DataParallel on several GPUs; here copies on the CPU stand for those on GPUs."""
+def test_data_parallel_replicas_give_the_output_of_the_model(model_class, tiny_config, batch, monkeypatch):
+    """Trainer without a launcher uses nn.DataParallel on several GPUs; here copies on the CPU stand for the replicas."""
     copies = lambda tensors, devices, detach: [[tensor.clone() for tensor in tensors] for _ in devices]  # noqa: E731
     monkeypatch.setattr(sys.modules["torch.nn.parallel.replicate"], "_broadcast_coalesced_reshape", copies)
     monkeypatch.setattr(
@@ -395,7 +399,7 @@ def test_data_parallel_replicas_give_what_the_model_gives(model_class, tiny_conf
     tiny_config.sparse_prediction = True
     model = model_class(tiny_config).eval()
     rows = {name: batch["padded"][name] for name in ("input_ids", "attention_mask")}
-    if model_class is NeoBERTForMaskedLM:  # logits of labels only: their number differs from replica to replica
+    if model_class is NeoBERTForMaskedLM:  # logits of labels only, whose number differs between replicas
         rows["labels"] = batch["padded"]["labels"]
     if model_class is NeoBERTForMultipleChoice:
         rows = {name: value[:, None].expand(-1, 2, -1) for name, value in rows.items()}
@@ -407,7 +411,7 @@ def test_data_parallel_replicas_give_what_the_model_gives(model_class, tiny_conf
             torch.testing.assert_close(gathered[name], value, **FLOAT32)
 
 
-def test_resizing_the_vocabulary_keeps_what_was_there_and_resizes_the_decoder(model):
+def test_resizing_the_vocabulary_keeps_the_logits_and_resizes_the_decoder(model):
     ids = torch.tensor([[5, 6, 7]])
     before = model(ids).logits
     model.resize_token_embeddings(VOCAB + 10, mean_resizing=False)
@@ -425,7 +429,7 @@ def test_embeddings_can_be_read_and_replaced(model):
     assert model.get_output_embeddings() is model.decoder is decoder
 
 
-def test_weights_start_as_in_the_paper(tiny_config):
+def test_initialisation_follows_the_paper(tiny_config):
     set_seed(0)
     tiny_config.num_labels = 400
     model = NeoBERTForSequenceClassification(tiny_config)
@@ -455,14 +459,14 @@ def relative_error(actual, wanted):
     return ((actual.double() - wanted).norm() / wanted.norm()).item()
 
 
-def test_bf16_is_as_exact_as_its_eight_bits_allow(judged):
+def test_bf16_is_as_precise_as_its_eight_bits_allow(reference):
     """Our error is at most three times that of rounding the float64 weights to bf16 and computing in float64."""
-    # at position 600 an angle rounded to bf16 is wrong by more than a radian, which this length shows
+    # at position 600 an angle that is rounded to bf16 has an error of more than one radian
     ids = torch.randint(5, VOCAB, (1, 600), generator=torch.Generator().manual_seed(0))
     for implementation in ("sdpa", "eager"):
         options = {"attn_implementation": implementation, "max_position_embeddings": 1024}
-        exact = NeoBERTForMaskedLM.from_pretrained(judged[0], dtype=torch.float64, **options).eval()
-        rounded = NeoBERTForMaskedLM.from_pretrained(judged[0], dtype=torch.bfloat16, **options).eval()
+        exact = NeoBERTForMaskedLM.from_pretrained(reference[0], dtype=torch.float64, **options).eval()
+        rounded = NeoBERTForMaskedLM.from_pretrained(reference[0], dtype=torch.bfloat16, **options).eval()
         with torch.no_grad():
             wanted = exact(ids).logits
             actual = rounded(ids).logits
@@ -481,7 +485,7 @@ def test_the_loss_of_a_bf16_model_is_computed_in_float32(checkpoint):
 
 @pytest.mark.parametrize(("embedding", "w3", "reached"), [(1, 30, 1_300), (2.5e6, 600, 65_504)])
 def test_fp16_stays_finite(tiny_config, embedding, w3, reached):
-    """Activations of 1,300, as in the published model, and a residual stream beyond what fp16 can hold."""
+    """Activations of 1,300, as in the published model, and a residual stream beyond the range of fp16."""
     set_seed(0)
     model = NeoBERTModel(tiny_config).eval()
     with torch.no_grad():
@@ -499,14 +503,14 @@ def test_fp16_stays_finite(tiny_config, embedding, w3, reached):
         assert max(largest) > reached
         state = model.half()(ids).last_hidden_state
     assert state.dtype == torch.float16 and state.isfinite().all()
-    # eleven bits, through three blocks
+    # fp16: eleven bits, three blocks
     assert relative_error(state, wanted) < 0.01
 
 
 # ---------------------------------------------------------------------------------------- compile and export
 
 
-def test_compiled_in_one_graph_it_gives_the_same_loss_and_gradients(model):
+def test_a_model_compiled_in_one_graph_gives_the_same_loss_and_gradients(model):
     ids = torch.randint(5, VOCAB, (2, 16), generator=torch.Generator().manual_seed(0))
     labels = torch.where(ids % 3 == 0, ids, -100)
     loss = model(ids, labels=labels).loss
@@ -520,7 +524,7 @@ def test_compiled_in_one_graph_it_gives_the_same_loss_and_gradients(model):
         torch.testing.assert_close(gradient, plain[name], **FLOAT32)
 
 
-def test_compiled_with_padding_or_packing_it_masks_instead_of_unpadding(model, batch):
+def test_a_compiled_model_masks_padding_and_packing_instead_of_unpadding(model, batch):
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     with torch.no_grad():
         for name in ("padded", "packed"):
@@ -533,7 +537,7 @@ def test_compiled_with_padding_or_packing_it_masks_instead_of_unpadding(model, b
         torch.testing.assert_close(by_positions, model(ids, cu_seq_lens_q=boundaries).logits, **FLOAT32)
 
 
-def test_exported_with_a_dynamic_shape_it_serves_other_shapes(model, batch):
+def test_a_model_exported_with_a_dynamic_shape_accepts_other_shapes(model, batch):
     ids, mask = batch["padded"]["input_ids"], batch["padded"]["attention_mask"]
     rows, columns = torch.export.Dim("rows", min=1, max=64), torch.export.Dim("columns", min=2, max=64)
     shapes = {"input_ids": {0: rows, 1: columns}, "attention_mask": {0: rows, 1: columns}}
@@ -545,15 +549,15 @@ def test_exported_with_a_dynamic_shape_it_serves_other_shapes(model, batch):
         torch.testing.assert_close(program.module()(**other).logits, model(**other).logits, **FLOAT32)
 
 
-def test_traced_it_masks_instead_of_unpadding(model, batch):
+def test_a_traced_model_masks_instead_of_unpadding(model, batch):
     ids, mask = batch["padded"]["input_ids"], batch["padded"]["attention_mask"]
     traced = torch.jit.trace(model, (ids, mask), strict=False)
-    other_mask = mask.flip(0)  # another pattern of the same shape, which a traced unpadding would get wrong
+    other_mask = mask.flip(0)  # another pattern of the same shape; traced unpadding would give wrong results
     with torch.no_grad():
         torch.testing.assert_close(traced(ids, other_mask)["logits"], model(ids, other_mask).logits, **FLOAT32)
 
 
-def test_on_the_meta_device_shapes_come_out_without_values(tiny_config):
+def test_on_the_meta_device_outputs_have_the_right_shapes(tiny_config):
     with torch.device("meta"):
         model = NeoBERTForMaskedLM(tiny_config)
         ids = torch.zeros(2, 9, dtype=torch.long)
