@@ -28,7 +28,7 @@ def call_with_one_warning(function, old, new):
     messages = [str(warning.message) for warning in caught if warning.category is FutureWarning]
     assert len(messages) == 1, messages
     assert f"{old} is now {new}; the old name works up to version 0.2" in messages[0]
-    return result, [warning for warning in caught if warning.category is FutureWarning][0]
+    return result, next(warning for warning in caught if warning.category is FutureWarning)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_an_unknown_name_of_a_module_is_an_attribute_error(module):
 def test_pack_weights_is_prepack_weights(tiny_config, caplog):
     model = NeoBERTModel(tiny_config).eval()
     with caplog.at_level("INFO"):
-        result, warning = call_with_one_warning(model.pack_weights, "pack_weights()", "prepack_weights()")
+        result, _ = call_with_one_warning(model.pack_weights, "pack_weights()", "prepack_weights()")
     assert result is model and "prepack_weights: " in caplog.text
     num_prepacked = sum(type(module) is PrepackedLinear for module in model.modules())
     again = NeoBERTModel(tiny_config).eval().prepack_weights()
@@ -128,7 +128,7 @@ def test_a_run_of_version_0_1_resumes_if_its_layout_is_the_batch_format(tmp_path
     if batch_format == "packed":
         runs._check_run(checkpoint, new, exactly=True)
     else:
-        with pytest.raises(ValueError, match="belongs to another run: recipe was .*'batch_format': 'padded'"):
+        with pytest.raises(ValueError, match=r"belongs to another run: recipe was .*'batch_format': 'padded'"):
             runs._check_run(checkpoint, new, exactly=True)
 
 

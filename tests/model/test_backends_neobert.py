@@ -134,8 +134,8 @@ def test_each_choice_is_logged_once(gpus, caplog):
                 choose_backend("auto", Situation(device, BFLOAT16, 64, is_packed=True))
     messages = [record.message for record in caplog.records]
     assert messages == [
-        "NeoBERT on cuda:1 in torch.bfloat16, packed layout: flash_attention_2 attention, plain kernels",
-        "NeoBERT on cuda:2 in torch.bfloat16, packed layout: flash_attention_3 attention, plain kernels",
+        "NeoBERT on cuda:1 in torch.bfloat16, packed layout: flash_attention_2 attention, standard kernels",
+        "NeoBERT on cuda:2 in torch.bfloat16, packed layout: flash_attention_3 attention, standard kernels",
     ]
 
 

@@ -425,7 +425,7 @@ INVALID_INPUTS = {
         dict(input_ids=[[5, 6]], attention_mask=[[1.0, 0.5]]),
         "2-D attention_mask of torch.float32 contains values other than 0 and 1",
     ),
-    "a 2-D mask of whole numbers": (
+    "a 2-D mask of integers": (
         dict(input_ids=[[5, 6]], attention_mask=[[1, 2]]),
         "2-D attention_mask of torch.int64 contains values other than 0 and 1",
     ),

@@ -298,6 +298,6 @@ def _find_best_backend(*situation):
     )
     device, dtype, _, is_packed, is_fast = situation
     layout = "packed" if is_packed else "padded"
-    kernels = "fast" if is_fast else "plain"
+    kernels = "CPU inference" if is_fast else "standard"
     logger.info(f"NeoBERT on {device} in {dtype}, {layout} layout: {name} attention, {kernels} kernels")
     return name
