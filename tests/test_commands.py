@@ -44,8 +44,8 @@ def parse(*argv):
     [
         (["--count", "1"], "argument --count: 1 is out of bounds: at least 2, at most 1,000"),
         (["--count", "1001"], "at most 1,000"),
-        (["--count", ""], "'' is no int"),
-        (["--count", "2.5"], "'2.5' is no int"),
+        (["--count", ""], "'' is not an integer"),
+        (["--count", "2.5"], "'2.5' is not an integer"),
         (["--many", "3", "0"], "argument --many: 0 is out of bounds: at least 1"),
         (["--rate", "0"], "argument --rate: 0 is out of bounds: above 0, at most 1"),
         (["--rate", "nan"], "out of bounds"),

@@ -1,148 +1,160 @@
-"""`neobert COMMAND ...`: thin commands over the public functions. `neobert COMMAND --help` says what each takes."""
+"""`neobert COMMAND ...`: thin commands over the public functions. `neobert COMMAND --help` lists the arguments of each.
+
+typer parses the command line. Modules that take long to import are imported inside the commands, so that `--help` and shell
+completion do not wait for them.
+"""
 
 import json
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, BinaryIO, Literal
 
-from transformers import AutoTokenizer
-from transformers.hf_argparser import HfArg
+import typer
+from typer.core import TyperCommand
 
-from . import MINI_MODEL_PATH
-from .commands import Bounds, CommandParser, run_command, some_text
+from . import MINI_MODEL_PATH, __version__
+from .commands import one_line, run_command
 from .data import wordpiece
 from .data.files import write_error, writing
 from .data.shards import MOST_DOCUMENTS, MOST_TOKENS, most_processes, tokenize_corpus
 
-MOST_TOGETHER = 65_536  # texts in a batch, answers to a question, ...: more is a slip
+MOST_TOGETHER = 65_536  # texts in a batch, results of a query, ...: a larger number is a typing error
+OUTPUTS = (".npy", ".jsonl", ".parquet")
+UsageError = typer.BadParameter.__base__  # click's class, or that of the copy of click inside newer versions of typer
 
 
-@dataclass
-class TokenizeArguments:
-    """Tokenize text once, into shards that training maps into memory."""
+class Command(TyperCommand):
+    """A command whose list options take several values, which refuses empty strings and ends errors with one line."""
 
-    output_dir: str = field(
-        metadata={"help": "Folder of the shards; run the same again to go on after an interruption."}
-    )
-    tokenizer_name: str = field(metadata={"help": "Folder or Hub id of a fast tokenizer."})
-    files: list[str] = field(default=None, metadata={"help": "Text, JSON lines or Parquet files."})
-    dataset_name: str = field(default=None, metadata={"help": "Dataset of the Hub, in place of files."})
-    dataset_config: str = field(default=None, metadata={"help": "Its configuration."})
-    split: str = field(default="train", metadata={"help": "Its split."})
-    text_column: str = field(default="text", metadata={"help": "Column of the text."})
-    sample_by: Literal["line", "paragraph", "document"] = field(
-        default="paragraph", metadata={"help": "What is a document in a .txt file."}
-    )
-    max_length: Annotated[int, Bounds(1, MOST_TOKENS)] = field(
-        default=4096,
-        metadata={"help": "Where documents are cut, in tokens; more than the tokenizer's special ones."},
-    )
-    long_documents: Literal["truncate", "chunk"] = field(
-        default="truncate", metadata={"help": "What becomes of the rest: dropped, as in the paper, or more documents."}
-    )
-    documents_per_shard: Annotated[int, Bounds(1, MOST_DOCUMENTS)] = field(
-        default=10_000, metadata={"help": "Documents of the source in a shard."}
-    )
-    num_processes: Annotated[int, Bounds(1, most_processes())] = field(
-        default=None, metadata={"help": "Processes that tokenize; one for each core."}
-    )
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+        """Parse `--files a b` as `--files a --files b`, then refuse empty strings."""
+        many = {name for param in self.params if getattr(param, "multiple", False) for name in param.opts}
+        try:
+            rest = super().parse_args(ctx, list(_repeated(args, many)))
+        except UsageError as error:
+            error.ctx = error.ctx or ctx  # the parser of options does not know the command
+            raise
+        for param in self.params:
+            value = ctx.params.get(param.name)
+            if any(isinstance(each, str) and not each.strip() for each in _as_list(value)):
+                raise typer.BadParameter("an empty string; leave the argument out, or give a value", ctx, param)
+        return rest
+
+    def invoke(self, ctx: typer.Context) -> None:
+        """Run the command; an error that its user can mend ends the process with one line, and status 1."""
+        run_command(ctx.command_path, super().invoke, ctx)
 
 
-@dataclass
-class DocumentationArguments:
-    """Write the documentation inside this Python as JSON lines, a corpus to try things on."""
-
-    output_dir: str = field(metadata={"help": "Folder for the files and the tokenizer."})
-    num_held_out: Annotated[int, Bounds(0, 10_000_000)] = field(
-        default=1000, metadata={"help": "Entries that go into held_out.jsonl."}
-    )
-    held_out_packages: list[str] = field(default=None, metadata={"help": "Packages that are held out whole."})
-    vocab_size: Annotated[int, Bounds(wordpiece.LEAST_TOKENS, wordpiece.MOST_TOKENS)] = field(
-        default=8192, metadata={"help": "Size of the WordPiece vocabulary trained on the rest."}
-    )
-    seed: Annotated[int, Bounds(0, 2**32 - 1)] = field(default=0, metadata={"help": "Of the order."})
+def _as_list(value: object) -> list | tuple:
+    return value if isinstance(value, (list, tuple)) else [value]
 
 
-@dataclass
-class SearchArguments:
-    """Search the documentation of this Python by meaning: neobert search "read a file line by line" [--package torch]."""
-
-    package: str = field(
-        default="python",
-        metadata={
-            "help": "Packages and modules to search in, with commas: torch.nn,json. python is the standard library, all is "
-            "everything."
-        },
-    )
-    model: str = field(default=MINI_MODEL_PATH, metadata={"help": "Embedding model: a folder or an id of the Hub."})
-    top_k: Annotated[int, Bounds(1, MOST_TOGETHER)] = field(default=3, metadata={"help": "Answers to show."})
-    num_candidates: Annotated[int, Bounds(0, MOST_TOGETHER)] = field(
-        default=None,
-        metadata={
-            "help": "So many nearest entries are compared token by token; 200 with the small model, none with others. The "
-            "vectors of all tokens are kept then."
-        },
-    )
-    batch_size: Annotated[int, Bounds(1, MOST_TOGETHER)] = field(
-        default=64, metadata={"help": "Texts that are embedded at once."}
-    )
+def _repeated(args: list[str], many: set[str]) -> Iterator[str]:
+    """The command line with the name of an option before each of its values, for options that take several."""
+    option, has_value = None, False
+    for argument in args:
+        if argument.startswith("-"):
+            option, has_value = argument, False
+        elif option and option.replace("-", "_").replace("__", "--", 1) in many:
+            if has_value:
+                yield option
+            has_value = True
+        yield argument
 
 
-@dataclass
-class EmbedArguments:
-    """Embed the texts of a file: neobert embed texts.txt -o vectors.npy."""
-
-    output: str = HfArg(aliases=["-o"], help="File to write: .npy, or .jsonl with text and embedding.")
-    model: str = field(default=MINI_MODEL_PATH, metadata={"help": "Embedding model: a folder or an id of the Hub."})
-    text_column: str = field(default="text", metadata={"help": "Column of the text; .txt has a text in each line."})
-    prompt_name: str = field(default=None, metadata={"help": "Prompt of the model to put before each text."})
-    normalize: bool = field(default=False, metadata={"help": "Scale each embedding to length 1."})
-    batch_size: Annotated[int, Bounds(1, MOST_TOGETHER)] = field(
-        default=64, metadata={"help": "Texts that are embedded at once."}
-    )
+app = typer.Typer(
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "token_normalize_func": lambda name: name.replace("-", "_"),  # --output-dir is --output_dir
+    },
+)
 
 
-def tokenize(arguments: TokenizeArguments) -> None:
-    """Run `neobert tokenize`."""
-    from .data.corpus import Corpus
-
-    tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer_name)
-    corpus = Corpus(
-        arguments.files,
-        arguments.dataset_name,
-        arguments.dataset_config,
-        arguments.split,
-        arguments.text_column,
-        arguments.sample_by,
-    )
-    names = ("max_length", "long_documents", "documents_per_shard", "num_processes")
-    options = {name: getattr(arguments, name) for name in names}
-    shards = tokenize_corpus(corpus, tokenizer, arguments.output_dir, corpus.source, **options)
-    names = ("num_documents", "num_tokens", "num_empty", "length_histogram")
-    print(json.dumps({"folder": arguments.output_dir, **{name: shards.manifest[name] for name in names}}))
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"neobert_hf {__version__}")
+        raise typer.Exit()
 
 
-def documentation(arguments: DocumentationArguments) -> None:
-    """Run `neobert documentation`."""
-    from .demo.documentation import write_corpus
+@app.callback(invoke_without_command=True)
+def start(
+    ctx: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """NeoBERT in the Hugging Face ecosystem: search documentation, embed texts, prepare a corpus for pretraining.
 
-    print(json.dumps(write_corpus(**vars(arguments))))
+    \b
+    neobert search "read a file line by line"
+    neobert embed texts.txt -o vectors.npy
+    neobert COMMAND --help
+    """
+    if ctx.invoked_subcommand is None:
+        print(ctx.get_help())
 
 
-def search(arguments: SearchArguments, questions: list[str]) -> None:
-    """Run `neobert search`: answer the questions, or whatever is typed if there are none."""
+Model = Annotated[
+    str,
+    typer.Option("--model", show_default="the small model of this package", help="Embedding model: folder or Hub id."),
+]
+BatchSize = Annotated[
+    int, typer.Option("--batch_size", min=1, max=MOST_TOGETHER, help="Number of texts in a batch of the model.")
+]
+
+
+@app.command(
+    cls=Command,
+    epilog="""Examples:
+
+    \b
+    neobert search "read a file line by line"
+    neobert search "mean of a tensor along a dimension" --package torch,numpy --top_k 5
+    neobert search --package all     (type one question after another; an empty line ends)
+    """,
+)
+def search(
+    questions: Annotated[
+        list[str] | None, typer.Argument(metavar="QUESTION", help="Questions; without any, type them.")
+    ] = None,
+    package: Annotated[
+        str,
+        typer.Option(
+            help="Packages and modules to search in, separated by commas: torch.nn,json. `python` is the standard library, "
+            "`all` is every installed package."
+        ),
+    ] = "python",
+    model: Model = MINI_MODEL_PATH,
+    top_k: Annotated[
+        int, typer.Option("--top_k", min=1, max=MOST_TOGETHER, help="Number of results for each question.")
+    ] = 3,
+    num_candidates: Annotated[
+        int | None,
+        typer.Option(
+            "--num_candidates",
+            min=0,
+            max=MOST_TOGETHER,
+            show_default="200 with the model of this package, 0 with others",
+            help="Number of nearest entries to rerank by comparing their tokens with those of the question; 0 disables "
+            "reranking. Reranking keeps the vectors of all tokens in the cache.",
+        ),
+    ] = None,
+    batch_size: BatchSize = 64,
+) -> None:
+    """Search the documentation of this Python by meaning."""
     from .demo.search import DocumentationIndex
 
-    packages = None if arguments.package == "all" else arguments.package.split(",")
-    num_candidates = arguments.num_candidates
+    packages = None if package == "all" else package.split(",")
     if num_candidates is None:
-        num_candidates = 200 if arguments.model == MINI_MODEL_PATH else 0
-    index = DocumentationIndex(embedding_model(arguments.model), packages, num_candidates, arguments.batch_size)
+        num_candidates = 200 if model == MINI_MODEL_PATH else 0
+    index = DocumentationIndex(embedding_model(model), packages, num_candidates, batch_size)
     print(f"{len(index.entries):,} entries")
     for question in questions or iter(_ask, ""):
-        print(question if questions else "", *index.search(question, arguments.top_k), sep="\n  ", flush=True)
+        print(question if questions else "", *index.search(question, top_k), sep="\n  ", flush=True)
 
 
 def _ask() -> str:
@@ -153,57 +165,106 @@ def _ask() -> str:
         return ""
 
 
-def embed(arguments: EmbedArguments, files: list[str]) -> None:
-    """Run `neobert embed`."""
-    import numpy as np
+@app.command(
+    cls=Command,
+    epilog="""Examples:
 
+    \b
+    neobert embed texts.txt -o vectors.npy
+    neobert embed reviews.csv --text_column review --normalize -o reviews.parquet
+    neobert embed a.jsonl b.jsonl --model runs/embeddings -o vectors.jsonl
+    """,
+)
+def embed(
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE", help="Texts: .txt (a text in each line), .jsonl, .csv or .parquet; all of one kind."
+        ),
+    ],
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output",
+            "-o",
+            help="File to write: .npy holds the embeddings; .jsonl and .parquet hold the columns text and embedding.",
+        ),
+    ],
+    model: Model = MINI_MODEL_PATH,
+    text_column: Annotated[
+        str, typer.Option("--text_column", help="Column that holds the text; .txt has no columns.")
+    ] = "text",
+    prompt_name: Annotated[
+        str | None, typer.Option("--prompt_name", help="Name of the model's prompt to put before each text.")
+    ] = None,
+    normalize: Annotated[bool, typer.Option("--normalize", help="Scale each embedding to length 1.")] = False,
+    batch_size: BatchSize = 64,
+) -> None:
+    """Embed the texts of files."""
     from .data.corpus import Corpus
     from .embeddings.memory import batch_bytes, check_memory
 
-    output = Path(arguments.output)
-    if output.suffix not in (".npy", ".jsonl"):
-        raise ValueError(f"--output {output} ends in neither .npy nor .jsonl")
-    if not output.parent.is_dir():
-        raise ValueError(f"--output {output}: there is no folder {output.parent}")
-    if output.is_dir():
+    file = Path(output)
+    if file.suffix not in OUTPUTS:
+        raise typer.BadParameter(f"{output} ends in none of {', '.join(OUTPUTS)}", param_hint="'--output'")
+    if not file.parent.is_dir():
+        raise ValueError(f"--output {output}: the folder {file.parent} does not exist; create it")
+    if file.is_dir():
         raise ValueError(f"--output {output} is a folder; name a file")
-    if not files:
-        raise ValueError("name a file of texts: neobert embed texts.txt -o vectors.npy")
-    _check_writable(output)
-    text_bytes = sum(Path(file).stat().st_size for file in files if Path(file).is_file())
+    _check_writable(file)
+    text_bytes = sum(Path(each).stat().st_size for each in files if Path(each).is_file())
     check_memory(text_bytes, f"reading {', '.join(files)}", "split the file")
-    texts = list(Corpus(files, text_column=arguments.text_column, sample_by="line", is_strict=True))
-    model = embedding_model(arguments.model)
-    vector_bytes = 2 * 4 * len(texts) * (model.get_embedding_dimension() or 0)  # one by one, then in one array
+    texts = list(Corpus(files, text_column=text_column, sample_by="line", is_strict=True))
+    encoder = embedding_model(model)
+    vector_bytes = 2 * 4 * len(texts) * (encoder.get_embedding_dimension() or 0)  # separate vectors, then one array
     check_memory(
-        vector_bytes + batch_bytes(model, arguments.batch_size),
-        f"embedding {len(texts):,} texts, {arguments.batch_size} at once",
-        "take a smaller --batch_size, or split the file",
+        vector_bytes + batch_bytes(encoder, batch_size),
+        f"embedding {len(texts):,} texts, {batch_size} at once",
+        "choose a smaller --batch_size, or split the file",
     )
-    vectors = model.encode(
+    vectors = encoder.encode(
         texts,
-        batch_size=arguments.batch_size,
-        prompt_name=arguments.prompt_name,
-        normalize_embeddings=arguments.normalize,
+        batch_size=batch_size,
+        prompt_name=prompt_name,
+        normalize_embeddings=normalize,
         show_progress_bar=True,
     )
-    with writing(output) as handle:
-        if output.suffix == ".npy":
-            np.lib.format.write_array_header_1_0(handle, np.lib.format.header_data_from_array_1_0(vectors))
-            handle.write(np.ascontiguousarray(vectors).data)  # np.save does not say that a disk is full
-        else:
-            rows = ({"text": text, "embedding": vector.tolist()} for text, vector in zip(texts, vectors))
-            handle.writelines(f"{json.dumps(row)}\n".encode() for row in rows)
-    print(json.dumps({"output": str(output), "texts": len(texts), "dimension": int(vectors.shape[1])}))
+    with writing(file) as handle:
+        _WRITERS[file.suffix](handle, texts, vectors)
+    print(json.dumps({"output": output, "texts": len(texts), "dimension": int(vectors.shape[1])}))
 
 
 def _check_writable(output: Path) -> None:
-    """Learn before the work, not after it, that the file cannot be written."""
+    """Find out before the work that the file cannot be written."""
     try:
         with tempfile.TemporaryFile(dir=output.parent) as handle:
             handle.write(b"0" * 4096)
     except OSError as error:
-        raise write_error(error, output, "nothing was begun") from error
+        raise write_error(error, output, "no text was embedded") from error
+
+
+def _write_npy(handle: BinaryIO, texts: list[str], vectors) -> None:
+    """As np.save, which does not report that a disk is full."""
+    import numpy as np
+
+    np.lib.format.write_array_header_1_0(handle, np.lib.format.header_data_from_array_1_0(vectors))
+    handle.write(np.ascontiguousarray(vectors).data)
+
+
+def _write_jsonl(handle: BinaryIO, texts: list[str], vectors) -> None:
+    rows = ({"text": text, "embedding": vector.tolist()} for text, vector in zip(texts, vectors))
+    handle.writelines(f"{json.dumps(row)}\n".encode() for row in rows)
+
+
+def _write_parquet(handle: BinaryIO, texts: list[str], vectors) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    embeddings = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
+    pq.write_table(pa.table({"text": pa.array(texts, pa.string()), "embedding": embeddings}), handle)
+
+
+_WRITERS = {".npy": _write_npy, ".jsonl": _write_jsonl, ".parquet": _write_parquet}
 
 
 def embedding_model(name: str):
@@ -215,37 +276,158 @@ def embedding_model(name: str):
     from . import best_dtype, tune_allocator
 
     tune_allocator()
-    if name == MINI_MODEL_PATH:  # known to be bf16: no need for sentence-transformers' warning of it
+    if name == MINI_MODEL_PATH:  # known to be bf16, so sentence-transformers' warning would say nothing new
         return SentenceTransformer(name, model_kwargs={"dtype": best_dtype(get_device_name())})
     model = SentenceTransformer(name)
     return model.to(best_dtype(model.device)) if model.dtype == torch.bfloat16 else model
 
 
-COMMANDS = {
-    "search": (SearchArguments, search),
-    "embed": (EmbedArguments, embed),
-    "tokenize": (TokenizeArguments, tokenize),
-    "documentation": (DocumentationArguments, documentation),
-}
-POSITIONAL = {"search": "question", "embed": "file"}
+@app.command(
+    cls=Command,
+    epilog="""Examples:
+
+    \b
+    neobert tokenize --files a.jsonl b.jsonl --tokenizer_name google-bert/bert-base-uncased --output_dir shards
+    neobert tokenize --dataset_name wikimedia/wikipedia --dataset_config 20231101.en \\
+        --tokenizer_name google-bert/bert-base-uncased --long_documents chunk --output_dir shards
+    """,
+)
+def tokenize(
+    output_dir: Annotated[
+        str,
+        typer.Option(
+            "--output_dir", help="Folder of the shards; the same command again resumes after an interruption."
+        ),
+    ],
+    tokenizer_name: Annotated[str, typer.Option("--tokenizer_name", help="Folder or Hub id of a fast tokenizer.")],
+    files: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE...", help="Text, JSON lines, CSV or Parquet files, all of one kind."),
+    ] = None,
+    dataset_name: Annotated[
+        str | None, typer.Option("--dataset_name", help="Dataset of the Hub, instead of files.")
+    ] = None,
+    dataset_config: Annotated[
+        str | None, typer.Option("--dataset_config", help="Configuration of the dataset.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="Split of the dataset.")] = "train",
+    text_column: Annotated[str, typer.Option("--text_column", help="Column that holds the text.")] = "text",
+    sample_by: Annotated[
+        Literal["line", "paragraph", "document"],
+        typer.Option("--sample_by", help="Unit of a .txt file that is one document; blank lines separate paragraphs."),
+    ] = "paragraph",
+    max_length: Annotated[
+        int,
+        typer.Option(
+            "--max_length",
+            min=1,
+            max=MOST_TOKENS,
+            help="Maximum length of a document in tokens, the special tokens included.",
+        ),
+    ] = 4096,
+    long_documents: Annotated[
+        Literal["truncate", "chunk"],
+        typer.Option(
+            "--long_documents",
+            help="Documents above --max_length: truncate drops the rest, as in the paper; chunk makes further documents of it.",
+        ),
+    ] = "truncate",
+    documents_per_shard: Annotated[
+        int,
+        typer.Option(
+            "--documents_per_shard", min=1, max=MOST_DOCUMENTS, help="Number of documents of the source in a shard."
+        ),
+    ] = 10_000,
+    num_processes: Annotated[
+        int | None,
+        typer.Option(
+            "--num_processes",
+            min=1,
+            max=most_processes(),
+            show_default="number of cores",
+            help="Number of processes that tokenize.",
+        ),
+    ] = None,
+) -> None:
+    """Tokenize text into shards for pretraining."""
+    from transformers import AutoTokenizer
+
+    from .data.corpus import Corpus
+
+    if bool(files) == bool(dataset_name):
+        raise typer.BadParameter("give exactly one of them", param_hint="'--files' / '--dataset_name'")
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_name)
+    corpus = Corpus(files or None, dataset_name, dataset_config, split, text_column, sample_by)
+    shards = tokenize_corpus(
+        corpus,
+        tokenizer,
+        output_dir,
+        corpus.source,
+        max_length=max_length,
+        long_documents=long_documents,
+        documents_per_shard=documents_per_shard,
+        num_processes=num_processes,
+    )
+    names = ("num_documents", "num_tokens", "num_empty", "length_histogram")
+    print(json.dumps({"folder": output_dir, **{name: shards.manifest[name] for name in names}}))
+
+
+@app.command(
+    cls=Command,
+    epilog="""Examples:
+
+    \b
+    neobert documentation --output_dir runs/documentation
+    neobert documentation --output_dir runs/documentation --held_out_packages pandas networkx --vocab_size 6400
+    """,
+)
+def documentation(
+    output_dir: Annotated[
+        str, typer.Option("--output_dir", help="Folder for train.jsonl, held_out.jsonl, pairs and the tokenizer.")
+    ],
+    num_held_out: Annotated[
+        int,
+        typer.Option("--num_held_out", min=0, max=10_000_000, help="Number of entries written to held_out.jsonl."),
+    ] = 1000,
+    held_out_packages: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--held_out_packages",
+            metavar="PACKAGE...",
+            help="Packages whose entries are all held out, into a file of their own.",
+        ),
+    ] = None,
+    vocab_size: Annotated[
+        int,
+        typer.Option(
+            "--vocab_size",
+            min=wordpiece.LEAST_TOKENS,
+            max=wordpiece.MOST_TOKENS,
+            help="Size of the WordPiece vocabulary, trained on train.jsonl.",
+        ),
+    ] = 8192,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the shuffle.")] = 0,
+) -> None:
+    """Write the documentation of this Python as a corpus."""
+    from .demo.documentation import write_corpus
+
+    print(json.dumps(write_corpus(output_dir, num_held_out, held_out_packages or None, vocab_size, seed)))
+
+
+command = typer.main.get_command(app)
 
 
 def main() -> None:
-    """Entry point of `neobert`."""
-    command = sys.argv[1] if len(sys.argv) > 1 else None
-    if command not in COMMANDS:
-        names = "\n".join(f"  {name:<14} {arguments.__doc__}" for name, (arguments, _) in COMMANDS.items())
-        print(f"usage: neobert COMMAND ...\n\n{names}\n\n`neobert COMMAND --help` says what a command takes.")
-        if command in (None, "-h", "--help"):
-            raise SystemExit(0)
-        print(f"neobert: there is no command {command!r}", file=sys.stderr)
-        raise SystemExit(2)
-    arguments_class, run = COMMANDS[command]
-    parser = CommandParser(arguments_class, prog=f"neobert {command}", description=arguments_class.__doc__)
-    if command in POSITIONAL:
-        parser.add_argument(POSITIONAL[command], nargs="*", type=some_text)
-    arguments, *rest = parser.parse_args_into_dataclasses(sys.argv[2:])
-    run_command(parser.prog, run, arguments, *(vars(each)[POSITIONAL[command]] for each in rest))
+    """Entry point of `neobert`: exit status 2 and one line for a wrong command line."""
+    try:
+        status = command.main(prog_name="neobert", standalone_mode=False)
+    except UsageError as error:
+        prog = error.ctx.command_path if error.ctx else "neobert"
+        message = one_line(error.format_message()).rstrip(".")
+        print(f"{prog}: error: {message}; `{prog} --help` lists the arguments", file=sys.stderr)
+        raise SystemExit(2) from error
+    if status:
+        raise SystemExit(status)
 
 
 if __name__ == "__main__":

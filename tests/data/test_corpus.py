@@ -1,6 +1,7 @@
 """`Corpus` reads every kind of file, and its errors name the file, the line and the fault."""
 
 import bz2
+import csv
 import gzip
 import json
 import lzma
@@ -28,6 +29,9 @@ def files(tmp_path):
     (tmp_path / "f.json").write_text(json.dumps(TEXTS))
     (tmp_path / "i.jsonl.zst").write_bytes(zstd(lines.encode()))
     (tmp_path / "g.txt.bz2").write_bytes(bz2.compress("\n\n".join(TEXTS).encode()))
+    with (tmp_path / "j.csv").open("w", encoding="utf-8-sig", newline="") as handle:
+        csv.writer(handle).writerows([["number", "text"], *enumerate(TEXTS)])
+    (tmp_path / "k.csv.gz").write_bytes(gzip.compress((tmp_path / "j.csv").read_bytes()))
     (tmp_path / "h [1].jsonl.xz").write_bytes(lzma.compress(b"\xef\xbb\xbf" + lines.encode()))
     return tmp_path
 
@@ -48,6 +52,8 @@ KINDS = [
     "g.txt.bz2",
     "h [1].jsonl.xz",
     "i.jsonl.zst",
+    "j.csv",
+    "k.csv.gz",
 ]
 
 
@@ -105,6 +111,22 @@ def test_paragraphs_do_not_depend_on_the_size_of_the_read_blocks(tmp_path, monke
     for size in range(1, 30):
         monkeypatch.setattr(corpus_module, "READ_AT_ONCE", size)
         assert list(Corpus([str(tmp_path / "a.txt")])) == wanted
+
+
+def test_fields_of_csv_keep_quotes_commas_line_breaks_and_any_length(tmp_path):
+    """pandas writes the file."""
+    pandas = pytest.importorskip("pandas", reason="datasets depends on it; the oracle of this test")
+    texts = [
+        'a "quoted" word',
+        "one, two",
+        "line\nbreak\r\nand another",
+        "x" * 200_000,
+        "2020-01-01",
+        " NA ",
+        "caf\u00e9",
+    ]
+    pandas.DataFrame({"text": texts}).to_csv(tmp_path / "a.csv", index=False)
+    assert list(Corpus([str(tmp_path / "a.csv")])) == texts
 
 
 def test_texts_that_look_like_dates_or_numbers_stay_unchanged(tmp_path):
@@ -169,6 +191,19 @@ def test_the_error_for_a_text_that_is_not_a_string_names_file_place_and_type(tmp
         ("a.txt.gz", b"plain text", r"a\.txt\.gz cannot be read; it is damaged or not of the kind"),
         ("a.txt.xz", b"plain text", r"a\.txt\.xz cannot be read"),
         ("a.txt.bz2", b"plain text", r"a\.txt\.bz2 cannot be read"),
+        ("a.csv", b"number,body\n1,one\n", r"text_column='text' is not a column of .*a\.csv; it has body, number"),
+        ("a.csv", b"text,text\n1,one\n", r"a\.csv has 2 columns 'text'"),
+        ("a.csv", b"number,text\n", r"a\.csv holds no document"),
+        (
+            "a.csv",
+            b"number,text\n1,one\n2,two, three\n",
+            r"a\.csv line 3 ends a row of 3 fields where the header has 2",
+        ),
+        ("a.csv", b"number,text\n1,one\n2\n", r"a\.csv line 3 ends a row of 1 fields where the header has 2"),
+        ("a.csv", b'number,text\n1,one\n2,"two\n', r"a\.csv line 3 is not CSV: unexpected end of data"),
+        ("a.csv", b'number,text\n1,"one" two\n', r"a\.csv line 2 is not CSV: ',' expected after '\"'"),
+        ("a.csv", b"text\n" + b"one\n" * 99_999 + b"caf\xe9\n", r"a\.csv is not UTF-8 in line 100001"),
+        ("a.csv.gz", gzip.compress(b"text\n" + b"fine\n" * 99_999)[:-40], r"a\.csv\.gz cannot be read; it is damaged"),
         ("a.parquet", b"PAR1 and so on", r"a\.parquet cannot be read; it is damaged or not of the kind"),
         ("a.parquet.gz", b"x", r"a\.parquet\.gz has an unknown suffix"),
     ],

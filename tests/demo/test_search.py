@@ -1,18 +1,12 @@
-"""`neobert search` and `neobert embed`: ranking, reranking, the cache of vectors, and errors for invalid input."""
+"""The index of the documentation: ranking, reranking, the cache of vectors, and errors for invalid input."""
 
 import errno
-import io
-import json
 import multiprocessing
-import resource
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
@@ -21,8 +15,7 @@ pytest.importorskip("sentence_transformers", reason="search embeds by sentence-t
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
 
-import neobert_hf
-from neobert_hf import NeoBERTForMaskedLM, cli, sentence_transformer
+from neobert_hf import NeoBERTForMaskedLM, sentence_transformer
 from neobert_hf.demo import cache, search
 from neobert_hf.demo.documentation import first_sentence
 from neobert_hf.demo.search import DocumentationIndex
@@ -197,25 +190,6 @@ def test_an_interrupted_write_leaves_no_partial_file_in_the_cache(tmp_path, monk
     assert not list(tmp_path.iterdir())
 
 
-def test_work_that_exceeds_the_memory_is_refused_at_the_start(folder, tmp_path, monkeypatch):
-    (tmp_path / "a.txt").write_text("the quick brown fox\n" * 100)
-    embed = ("embed", tmp_path / "a.txt", "-o", tmp_path / "out.npy", "--model", folder)
-    monkeypatch.setattr(memory, "available_bytes", lambda: 1999)
-    with pytest.raises(
-        SystemExit, match=r"reading .*a.txt takes 0.0 GB or more, but 0.0 GB of memory are free; split the"
-    ):
-        run(monkeypatch, *embed)
-    monkeypatch.setattr(memory, "available_bytes", lambda: 5000)
-    with pytest.raises(SystemExit, match=r"embedding 100 texts, 64 at once takes .* take a smaller --batch_size"):
-        run(monkeypatch, *embed)
-    assert not (tmp_path / "out.npy").exists()
-    with pytest.raises(ValueError, match=r"embedding \d+ entries, 64 at once takes .* choose fewer packages"):
-        index(folder, tmp_path / "cache")
-    monkeypatch.setattr(memory, "available_bytes", lambda: None)
-    run(monkeypatch, *embed)
-    assert np.load(tmp_path / "out.npy").shape[0] == 100
-
-
 def test_the_free_memory_has_a_plausible_value():
     free = memory.available_bytes()
     if free is None:
@@ -224,199 +198,11 @@ def test_the_free_memory_has_a_plausible_value():
     assert num_bytes < free < 2**50
 
 
-@pytest.mark.parametrize("has_bf16", ["0", "1"])
-def test_the_library_chooses_the_dtype_of_bf16_weights_and_keeps_other_dtypes(folder, monkeypatch, has_bf16):
-    monkeypatch.setenv("NEOBERT_CPU_BF16", has_bf16)
-    assert cli.embedding_model(neobert_hf.MINI_MODEL_PATH).dtype == (
-        torch.bfloat16 if has_bf16 == "1" else torch.float32
-    )
-    assert cli.embedding_model(folder).dtype == torch.float32
-
-
-def run(monkeypatch, *arguments, typed=""):
-    monkeypatch.setattr(sys, "argv", ["neobert", *map(str, arguments)])
-    monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
-    cli.main()
-
-
-def test_questions_are_read_from_the_command_line_or_from_standard_input(folder, monkeypatch, capsys):
-    run(monkeypatch, "search", "--package", "tqdm", "a bar of progress", "--model", folder, "--top_k", 2)
-    asked = capsys.readouterr().out.splitlines()
-    assert asked[1] == "a bar of progress" and asked[2].split()[0].replace(".", "").isdigit() and len(asked) == 6
-    run(monkeypatch, "search", "--package", "tqdm", "--model", folder, "--top_k", 2, typed="a bar of progress\n")
-    assert capsys.readouterr().out.splitlines()[2:6] == asked[2:6]
-
-
-def test_embed_writes_a_vector_for_each_text_of_a_file(folder, tmp_path, monkeypatch):
-    texts = ["the quick brown fox", "", "old sea"]
-    (tmp_path / "texts.txt").write_text("\n".join(texts))
-    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"body": text}) for text in texts))
-    expected = SentenceTransformer(folder).encode(texts)
-    run(monkeypatch, "embed", tmp_path / "texts.txt", "-o", tmp_path / "a.npy", "--model", folder)
-    np.testing.assert_allclose(np.load(tmp_path / "a.npy"), expected, atol=1e-6)
-    columns = ("--text_column", "body", "--normalize")
-    run(monkeypatch, "embed", tmp_path / "rows.jsonl", *columns, "-o", tmp_path / "b.jsonl", "--model", folder)
-    rows = [json.loads(line) for line in (tmp_path / "b.jsonl").read_text().splitlines()]
-    assert [row["text"] for row in rows] == texts
-    vectors = np.array([row["embedding"] for row in rows])
-    np.testing.assert_allclose(vectors, expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.txt", b"", "is empty"),
-        ("a.txt", b"fine\na\xffb\n", "a.txt is not UTF-8 in line 2"),
-        ("a.jsonl", b'{"text": "a"}\n{"text": null}\n', "a.jsonl line 2: text is None"),
-        ("a.jsonl", b'{"text": "a"}\n{"text": ["a", "b"]}\n', "a.jsonl line 2: text is .*, a list"),
-        ("a.jsonl", b'{"text": "a \\ud800"}\n', "a.jsonl line 1: text has the lone surrogate"),
-        ("a.jsonl", b'{"text": "a"}\n{"text": \n', "a.jsonl line 2 is not JSON"),
-        ("a.jsonl", b'{"body": "a"}\n', "text"),
-        ("a.docx", b"x", "a.docx"),
-    ],
-)
-def test_the_error_names_a_file_that_cannot_be_embedded_and_nothing_is_written(
-    folder, tmp_path, monkeypatch, name, content, message
-):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(SystemExit, match=f"neobert embed: .*{message}"):
-        run(monkeypatch, "embed", tmp_path / name, "-o", tmp_path / "out.npy", "--model", folder)
-    assert not (tmp_path / "out.npy").exists()
-
-
-def test_invalid_options_are_refused(folder, tmp_path, monkeypatch):
-    (tmp_path / "a.txt").write_text("a")
-    embed = ("embed", tmp_path / "a.txt", "--model", folder)
-    with pytest.raises(SystemExit, match=r"neither .npy nor .jsonl"):
-        run(monkeypatch, *embed, "-o", tmp_path / "out.bin")
-    with pytest.raises(SystemExit, match="Prompt name 'nope' not found"):
-        run(monkeypatch, *embed, "-o", tmp_path / "out.npy", "--prompt_name", "nope")
-    with pytest.raises(SystemExit, match="name a file of texts"):
-        run(monkeypatch, "embed", "-o", tmp_path / "out.npy", "--model", folder)
-    with pytest.raises(SystemExit, match="there is no folder"):
-        run(monkeypatch, *embed, "-o", tmp_path / "nowhere/out.npy")
-    (tmp_path / "folder.npy").mkdir()
-    with pytest.raises(SystemExit, match=r"folder\.npy is a folder; name a file"):
-        run(monkeypatch, *embed, "-o", tmp_path / "folder.npy")
-    with pytest.raises(SystemExit, match=r"packages=\['tqdm', ''\] has no name or an empty name"):
-        run(monkeypatch, "search", "a", "--package", "tqdm,", "--model", folder)
-    with pytest.raises(SystemExit, match="no documentation found for no_such_package"):
-        run(monkeypatch, "search", "a", "--package", "no_such_package", "--model", folder)
-
-
-OPTIONS = {
-    "search": ["--package", "--model", "--top_k", "--num_candidates", "--batch_size", "question"],
-    "embed": ["--output", "--model", "--text_column", "--prompt_name", "--batch_size", "file"],
-    "tokenize": [
-        *(
-            "--output_dir",
-            "--tokenizer_name",
-            "--files",
-            "--dataset_name",
-            "--dataset_config",
-            "--split",
-            "--text_column",
-        ),
-        *("--sample_by", "--max_length", "--long_documents", "--documents_per_shard", "--num_processes"),
-    ],
-    "documentation": ["--output_dir", "--num_held_out", "--held_out_packages", "--vocab_size", "--seed"],
-}
-BOUNDS = {
-    "--top_k": "at least 1, at most 65,536",
-    "--num_candidates": "at least 0, at most 65,536",
-    "--batch_size": "at least 1, at most 65,536",
-    "--max_length": "at least 1, at most 2,147,483,647",
-    "--documents_per_shard": "at least 1, at most 1,000,000",
-    "--num_processes": "at least 1, at most",
-    "--num_held_out": "at least 0, at most 10,000,000",
-    "--vocab_size": "at least 6, at most 1,000,000",
-    "--seed": "at least 0, at most 4,294,967,295",
-}
-REQUIRED = {"search": [], "embed": ["-o", "a.npy"], "tokenize": ["--output_dir", "a", "--tokenizer_name", "b"]}
-REQUIRED["documentation"] = ["--output_dir", "a"]
-CASES = [(command, option) for command, options in OPTIONS.items() for option in options]
-
-
-@pytest.mark.parametrize(("command", "option"), CASES)
-def test_every_argument_refuses_values_out_of_its_bounds(monkeypatch, capsys, tmp_path, command, option):
-    """The values are the empty string, numbers below and above the bounds, and an unknown choice."""
-    monkeypatch.chdir(tmp_path)
-    values = [""]
-    if option in BOUNDS:
-        values += [str(int(BOUNDS[option].split()[2][:-1]) - 1), str(10**12), "1e3", str(1 << 70)]
-    if option in ("--sample_by", "--long_documents"):
-        values += ["nonsense"]
-    for value in values:
-        with pytest.raises(SystemExit) as ended:
-            run(monkeypatch, command, *REQUIRED[command], *([option] if option.startswith("-") else []), value)
-        error = capsys.readouterr().err.splitlines()[-1]
-        assert ended.value.code == 2 and error.startswith(f"neobert {command}: error: argument"), error
-        assert option in error and (option not in BOUNDS or value in ("", "1e3") or BOUNDS[option] in error), error
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("command", OPTIONS)
-def test_the_help_of_a_command_names_every_argument_and_its_bounds(monkeypatch, capsys, command):
-    with pytest.raises(SystemExit):
-        run(monkeypatch, command, "--help")
-    told = " ".join(capsys.readouterr().out.split())
-    known = {word.strip("[],") for word in told.split() if word.startswith(("--", "[--"))}
-    assert {option for option in OPTIONS[command] if option.startswith("-")} <= known
-    assert not {option for option in known if option in BOUNDS} - set(OPTIONS[command])
-    for option in OPTIONS[command]:
-        assert option not in BOUNDS or BOUNDS[option] in told
-
-
 def test_the_functions_also_refuse_numbers_out_of_bounds(folder, tmp_path):
     with pytest.raises(ValueError, match="batch_size=0 is too small"):
         index(folder, tmp_path / "cache", batch_size=0)
     with pytest.raises(ValueError, match="top_k=0 is too small"):
         index(folder, tmp_path / "cache").search("fox", top_k=0)
-
-
-@pytest.mark.parametrize("reason", ["read-only", "full"])
-def test_embed_refuses_a_folder_that_cannot_be_written_at_the_start(folder, tmp_path, monkeypatch, reason):
-    """The test replaces the write; chmod would not stop root."""
-    (tmp_path / "a.txt").write_text("a")
-    code, message = {
-        "read-only": (errno.EROFS, "Read-only file system: out.npy could not be written; nothing was begun"),
-        "full": (errno.ENOSPC, "the disk is full: out.npy could not be written; nothing was begun"),
-    }[reason]
-    monkeypatch.setattr(cli.tempfile, "TemporaryFile", refuse(OSError(code, "Read-only file system")))
-    monkeypatch.setattr(cli, "embedding_model", None)
-    with pytest.raises(SystemExit, match=message):
-        run(monkeypatch, "embed", tmp_path / "a.txt", "--model", folder, "-o", tmp_path / "out.npy")
-
-
-@pytest.mark.parametrize("name", ["out.npy", "out.jsonl"])
-def test_a_disk_that_fills_during_the_write_leaves_the_earlier_file_and_no_partial_one(
-    folder, tmp_path, monkeypatch, name
-):
-    """A limit on the file size simulates a full disk."""
-    (tmp_path / "a.txt").write_text("the quick brown fox\n" * 1000)
-    (tmp_path / name).write_text("earlier")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, hard))
-    try:
-        with pytest.raises(
-            SystemExit, match=f"File too large: {name} could not be written; the previous content is un"
-        ):
-            run(monkeypatch, "embed", tmp_path / "a.txt", "--model", folder, "-o", tmp_path / name)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert (tmp_path / name).read_text() == "earlier" and not list(tmp_path.glob("*.part"))
-
-
-def test_the_written_array_has_the_shape_and_dtype_of_the_model(folder, tmp_path, monkeypatch):
-    """The command writes the .npy file without np.save; np.load must read it."""
-    (tmp_path / "a.txt").write_text("the quick brown fox\nold sea\n")
-    run(monkeypatch, "embed", tmp_path / "a.txt", "--model", folder, "-o", tmp_path / "a.npy")
-    vectors, expected = (
-        np.load(tmp_path / "a.npy"),
-        SentenceTransformer(folder).encode(["the quick brown fox", "old sea"]),
-    )
-    assert vectors.dtype == expected.dtype and vectors.flags.c_contiguous
-    np.testing.assert_allclose(vectors, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -430,8 +216,3 @@ def test_the_written_array_has_the_shape_and_dtype_of_the_model(folder, tmp_path
 )
 def test_the_first_sentence_ends_at_its_full_stop_or_with_the_paragraph(text, sentence, rest):
     assert first_sentence(text) == (sentence, rest)
-
-
-def test_the_search_command_has_a_help_text():
-    done = subprocess.run([sys.executable, "-m", "neobert_hf.cli", "search", "--help"], capture_output=True, text=True)
-    assert done.returncode == 0 and "question" in done.stdout and "--package" in done.stdout

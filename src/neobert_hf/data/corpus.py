@@ -4,6 +4,7 @@ This module reads files itself. The `datasets` library guesses column types: it 
 number into a string, and its errors name neither the file nor the line.
 """
 
+import csv
 import hashlib
 import io
 import json
@@ -19,12 +20,13 @@ from datasets import IterableDataset, load_dataset
 from fsspec.compression import compr
 from fsspec.utils import infer_compression
 
-BUILDERS = {".txt": "text", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
+BUILDERS = {".txt": "text", ".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 COMPRESSIONS = (".gz", ".zst", ".bz2", ".xz")
 SAMPLES = ("line", "paragraph", "document")
 HASHED_BYTES = 4 << 30  # in all files together, a few seconds of work; larger corpora are hashed by samples
 SAMPLE_BYTES = 1 << 20
 READ_AT_ONCE = 10 << 20  # characters
+MOST_CHARACTERS = (1 << 31) - 1  # of a field of CSV: the largest limit that the csv module accepts on every system
 UNREADABLE = (pa.ArrowException, OSError, EOFError, zlib.error, lzma.LZMAError)
 
 
@@ -39,8 +41,8 @@ class Corpus:
     detected.
 
     Args:
-        files: Text (.txt), JSON (.jsonl, .json: one object a line, or one list of objects or strings) or Parquet files, all of
-            one kind; text and JSON may be compressed (.gz, .bz2, .xz, .zst).
+        files: Text (.txt), JSON (.jsonl, .json: one object a line, or one list of objects or strings), CSV (.csv, with a header
+            line) or Parquet files, all of one kind; all but Parquet may be compressed (.gz, .bz2, .xz, .zst).
         dataset_name: Id of a dataset on the Hub, or a folder that `load_dataset` can read; give either this or `files`.
         dataset_config: Configuration of the dataset.
         split: Split of the dataset.
@@ -52,7 +54,7 @@ class Corpus:
 
     Raises:
         ValueError: A file is empty, damaged, not text, or of an unknown kind; or the column does not exist. While reading: a text
-            is not a string, or a line is not JSON; the message names the file and the line.
+            is not a string, or a line is not JSON or CSV; the message names the file and the line.
         FileNotFoundError: A file does not exist.
     """
 
@@ -127,7 +129,7 @@ def _kind(files: list[Path]) -> str:
         suffix = Path(file.stem).suffix if is_compressed else file.suffix
         if suffix not in BUILDERS or (is_compressed and suffix == ".parquet"):
             raise ValueError(
-                f"{file} has an unknown suffix; choose {', '.join(BUILDERS)}, the first three of them compressed or not"
+                f"{file} has an unknown suffix; choose {', '.join(BUILDERS)}; all but .parquet may be compressed"
             )
         if is_compressed and file.suffix != ".zst" and infer_compression(str(file)) is None:
             raise ValueError(f"{file} cannot be decompressed by this Python; decompress it first")
@@ -198,10 +200,7 @@ def _hash(file, size, num_samples):
 def _read(files: list[str], kind: str, text_column: str, sample_by: str, is_strict: bool) -> Iterator[dict]:
     """Yield the rows of files; the `datasets` library passes each process its share of the files."""
     for file in map(Path, files):
-        if kind == "text":
-            found = _read_text(file, sample_by)
-        else:
-            found = (_read_json if kind == "json" else _read_parquet)(file, text_column)
+        found = _read_text(file, sample_by) if kind == "text" else _READERS[kind](file, text_column)
         try:
             for place, text in found:
                 yield {text_column: _checked(text, place, text_column, is_strict)}
@@ -271,6 +270,34 @@ def _parse(content: bytes, place: str | Path) -> object:
         ) from error
 
 
+def _read_csv(file: Path, text_column: str) -> Iterator[tuple[str, object]]:
+    csv.field_size_limit(MOST_CHARACTERS)  # the default, 131,072, is below the length of many documents
+    with io.TextIOWrapper(_open(file), encoding="utf-8-sig", newline="") as handle:
+        rows = csv.reader(handle, strict=True)
+        try:
+            names = next(rows, [])
+            if names.count(text_column) > 1:
+                raise ValueError(
+                    f"{file} has {names.count(text_column)} columns {text_column!r}; rename all but the text"
+                )
+            if text_column not in names:
+                raise ValueError(_no_column(text_column, file, names))
+            column = names.index(text_column)
+            for row in filter(None, rows):  # blank lines are empty rows
+                place = f"{file} line {rows.line_num}"
+                if len(row) != len(names):
+                    raise ValueError(
+                        f"{place} ends a row of {len(row)} fields where the header has {len(names)}; put fields that hold a "
+                        "comma or a line break in double quotes"
+                    )
+                yield place, row[column]
+        except csv.Error as error:
+            raise ValueError(
+                f"{file} line {rows.line_num} is not CSV: {error}; separate fields by commas, and double each quote inside a "
+                "quoted field"
+            ) from error
+
+
 def _read_parquet(file: Path, text_column: str) -> Iterator[tuple[str, object]]:
     with pq.ParquetFile(file) as stored:
         if text_column not in stored.schema_arrow.names:
@@ -279,6 +306,9 @@ def _read_parquet(file: Path, text_column: str) -> Iterator[tuple[str, object]]:
         for batch in stored.iter_batches(batch_size=1000, columns=[text_column]):
             for number, text in enumerate(batch[text_column].to_pylist(), number + 1):  # noqa: B020
                 yield f"{file} row {number}", text
+
+
+_READERS = {"json": _read_json, "csv": _read_csv, "parquet": _read_parquet}
 
 
 def _checked_row(row: dict, number: int, place: str, text_column: str, is_strict: bool) -> dict:
