@@ -1,8 +1,7 @@
 """Pretrain a small NeoBERT on the documentation inside this machine's Python, then use it like any model from the Hub.
 
-    python examples/demo_documentation.py --output_dir runs/demo        (about four minutes on two cores; `make demo-train`)
-
-Every argument of transformers' TrainingArguments is accepted, for example `--max_steps 200` for a quick look.
+python examples/demo_documentation.py --output_dir runs/demo        (about four minutes on two cores; `make demo-train`)
+python examples/demo_documentation.py --max_steps 200               (a quick look)
 """
 
 import json
@@ -11,7 +10,7 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from transformers import Trainer, TrainingArguments, set_seed
 
@@ -27,31 +26,39 @@ USE = Path(__file__).with_name("use_saved_model.py")
 
 @dataclass
 class DemoArguments:
-    """The data and the size of the model."""
+    """Data and size of the model."""
 
     num_held_out: Annotated[int, Bounds(1, 1 << 20)] = field(
-        default=500, metadata={"help": "Documents that are kept from training, to measure on."}
+        default=500, metadata={"help": "Number of documents held out for evaluation."}
     )
     num_searched: Annotated[int, Bounds(3, 1 << 20)] = field(
-        default=4000, metadata={"help": "Documents to search in at the end."}
+        default=4000, metadata={"help": "Number of documents to search at the end."}
     )
     max_length: Annotated[int, Bounds(3, 512)] = field(
-        default=128, metadata={"help": "Tokens of a document that are used."}
+        default=128, metadata={"help": "Maximum length of a document in tokens."}
     )
     vocab_size: Annotated[int, Bounds(300, 1 << 17)] = field(
         default=8192, metadata={"help": "Size of the WordPiece vocabulary."}
     )
-    hidden_size: Annotated[int, Bounds(64, 1 << 13)] = field(default=256, metadata={"help": "Width of the model."})
+    hidden_size: Annotated[int, Bounds(64, 1 << 13)] = field(
+        default=256, metadata={"help": "Width of the model, a multiple of 64."}
+    )
     num_hidden_layers: Annotated[int, Bounds(1, 256)] = field(default=3, metadata={"help": "Number of blocks."})
 
     def __post_init__(self):
         if self.hidden_size % 64:
-            raise ValueError(f"hidden_size={self.hidden_size} is not a multiple of 64, the width of a head")
+            raise ValueError(
+                f"hidden_size={self.hidden_size} is not a multiple of 64, the width of a head; choose a multiple"
+            )
 
 
 @dataclass
 class DemoTrainingArguments(PrecisionArguments, TrainingArguments):
-    """TrainingArguments with defaults that fit about three minutes on two cores."""
+    """Training: defaults for about three minutes on two cores."""
+
+    GROUPS: ClassVar = {
+        None: ("max_grad_norm", "adam_beta2", "dataloader_pin_memory", "save_strategy", "report_to", "auto_precision")
+    }
 
     output_dir: str = "runs/demo"
     auto_precision: bool = True
@@ -81,7 +88,7 @@ def run(demo: DemoArguments, training: DemoTrainingArguments):
     print(f"   {len(entries):,} entries, {sum(map(len, texts)) / 1e6:.0f} MB of text")
     if demo.num_held_out >= len(entries):
         raise ValueError(
-            f"num_held_out={demo.num_held_out} leaves none of {len(entries)} entries to train on; hold out fewer"
+            f"num_held_out={demo.num_held_out} leaves no entry of {len(entries)} to train on; hold out fewer"
         )
 
     print("2. A WordPiece tokenizer")
@@ -92,7 +99,7 @@ def run(demo: DemoArguments, training: DemoTrainingArguments):
         tokenizer(part, truncation=True, max_length=demo.max_length)["input_ids"]
         for part in (training_texts[:num_documents], held_out)
     )
-    tokenizer.backend_tokenizer.no_truncation()  # or the saved one would cut at this length for ever
+    tokenizer.backend_tokenizer.no_truncation()  # otherwise the saved tokenizer would truncate too
     print(f"   {len(tokenizer):,} tokens; {sum(map(len, training_ids)) / 1e6:.1f} M tokens to train on")
 
     collator = PackedMLMCollator(tokenizer, seed=training.seed)
@@ -107,7 +114,7 @@ def run(demo: DemoArguments, training: DemoTrainingArguments):
             num_attention_heads=demo.hidden_size // 64,
             intermediate_size=4 * demo.hidden_size,
             max_position_embeddings=512,
-            decoder_init_range=demo.hidden_size**-0.5,  # the paper's 0.02 is for width 768; narrow models want more
+            decoder_init_range=demo.hidden_size**-0.5,  # the paper's 0.02 is for width 768; narrow models need more
             sparse_prediction=True,  # the decoder runs on masked positions only
         )
     )
@@ -127,7 +134,7 @@ def run(demo: DemoArguments, training: DemoTrainingArguments):
     trainer.train()
     accuracy["after training"] = masked_accuracy(model, batches)
 
-    print(f"   masked tokens guessed right in {len(held_out)} documents that training did not see:")
+    print(f"   masked tokens predicted correctly in {len(held_out)} held-out documents:")
     for when, share in accuracy.items():
         print(f"   {when:>20}  {share:6.1%}")
 
@@ -142,14 +149,14 @@ def run(demo: DemoArguments, training: DemoTrainingArguments):
     }
     (output_dir / "metrics.json").write_text(json.dumps(metrics, indent=2), "utf-8")
 
-    print(f"4. Loading {output_dir} in a clean process, with the code that was saved beside the weights", flush=True)
+    print(f"4. Loading {output_dir} in a clean process, with the code saved next to the weights", flush=True)
     subprocess.run([sys.executable, "-I", USE, output_dir], check=True)
 
 
 def main():
     """Read the command line, and run."""
     classes = (DemoArguments, DemoTrainingArguments)
-    parser = CommandParser(classes, usage="%(prog)s [--help] [--ARGUMENT VALUE ...]")
+    parser = CommandParser(classes, description=__doc__)
     run_command(parser.prog, run, *parser.parse_args_into_dataclasses())
 
 

@@ -3,7 +3,8 @@
     python examples/evaluate_mteb.py --model runs/embeddings --output_dir runs/mteb
     python examples/evaluate_mteb.py --model runs/embeddings --output_dir runs/mteb --tasks STS12 SciFact
 
-It goes on after an interruption: what the output folder holds of the same model and prompts is not run again.
+After an interruption, the same command resumes: it does not run tasks again whose results for the same model and prompts are in
+the output folder. The datasets of the tasks are downloaded from the Hub and kept in the cache of Hugging Face.
 """
 
 import json
@@ -30,29 +31,36 @@ from neobert_hf.evaluation.mteb import (
 
 @dataclass
 class MTEBArguments:
-    """What to evaluate, on what, how."""
+    """Evaluation."""
 
-    model: str = field(metadata={"help": "A folder of sentence-transformers or its id on the Hub, or a bare NeoBERT."})
-    output_dir: str = field(metadata={"help": "Folder of the results; run the same again to go on."})
+    model: str = field(metadata={"help": "Folder or Hub id of a model of sentence-transformers, or of a bare NeoBERT."})
+    output_dir: str = field(metadata={"help": "Folder of the results; the same command again resumes."})
     model_name: str = field(
-        default=None, metadata={"help": "organisation/name; by default local/ and the folder's name."}
+        default=None,
+        metadata={
+            "help": "Name of the results, organisation/name; without it, local/ and the name of the model's folder."
+        },
     )
-    tasks: list[str] = field(default=None, metadata={"help": f"Tasks of {BENCHMARK}; all 56."})
-    instruction_template: str = field(default="{instruction} ", metadata={"help": "What is put before a text."})
-    instruction_sides: str = field(default="both", metadata={"help": "both, or query: documents get none."})
-    without_instructions: bool = field(default=False, metadata={"help": "Embed the texts alone."})
-    dtype: str = field(default="float16", metadata={"help": f"Of {', '.join(DTYPES)}; the paper's is float16."})
-    batch_size: Annotated[int, Bounds(1, 1 << 20)] = field(
-        default=32, metadata={"help": "Texts that are embedded at once."}
+    tasks: list[str] = field(default=None, metadata={"help": f"Tasks of {BENCHMARK}; without it, all 56."})
+    instruction_template: str = field(
+        default="{instruction} ", metadata={"help": "Text put before each text; {instruction} is replaced."}
     )
+    instruction_sides: str = field(
+        default="both", metadata={"help": "both: queries and documents get the instruction; query: queries only."}
+    )
+    without_instructions: bool = field(default=False, metadata={"help": "Put nothing before the texts."})
+    dtype: str = field(default="float16", metadata={"help": f"{', '.join(DTYPES)}; the paper uses float16."})
+    batch_size: Annotated[int, Bounds(1, 1 << 20)] = field(default=32, metadata={"help": "Number of texts in a batch."})
     max_seq_length: Annotated[int, Bounds(3, 1 << 20)] = field(
-        default=None, metadata={"help": "Where texts are cut, in tokens; the model's own."}
+        default=None, metadata={"help": "Maximum length of a text in tokens; without it, the model's."}
     )
-    card: str = field(default=None, metadata={"help": "README.md of the model, to write the scores into."})
+    card: str = field(
+        default=None, metadata={"help": "README.md of the model; the scores are written into its metadata."}
+    )
 
     def __post_init__(self):
         if self.dtype not in DTYPES:
-            raise ValueError(f"dtype={self.dtype!r} is none of {', '.join(DTYPES)}")
+            raise ValueError(f"dtype={self.dtype!r} is not one of {', '.join(DTYPES)}")
         mteb_prompts(self.instruction_template, self.instruction_sides)
         benchmark_tasks(self.tasks)
         self.model_name = self.model_name or f"local/{Path(self.model).resolve().name}"
@@ -66,17 +74,23 @@ def run(arguments: MTEBArguments):
         prompts = mteb_prompts(arguments.instruction_template, arguments.instruction_sides)
     tasks, name = benchmark_tasks(arguments.tasks), arguments.model_name
     if arguments.card and not Path(arguments.card).is_file():
-        raise FileNotFoundError(f"there is no card {arguments.card} to write the scores into")
+        raise FileNotFoundError(f"--card {arguments.card} is not a file; name the README.md of the model")
     model = SentenceTransformer(arguments.model, model_kwargs={"dtype": DTYPES[arguments.dtype]})
     if arguments.max_seq_length:
         model.max_seq_length = arguments.max_seq_length
 
-    scores = evaluate(model, tasks, arguments.output_dir, name, prompts, arguments.batch_size)
+    try:
+        scores = evaluate(model, tasks, arguments.output_dir, name, prompts, arguments.batch_size)
+    except ConnectionError as error:
+        raise ConnectionError(
+            f"the dataset of a task could not be downloaded: {error}. Run the same command with a network and without "
+            "HF_HUB_OFFLINE=1 to cache it, or choose tasks whose datasets are cached with --tasks"
+        ) from error
     means, missing = averages(scores)
     print(tabulate([(s.task, s.metric, s.score) for s in scores], headers=["task", "metric", "score"], floatfmt=".2f"))
     print(tabulate([means], headers="keys", floatfmt=".2f", missingval="-"))
     if missing:
-        print(f"not in this run, so in no average: {', '.join(missing)}")
+        print(f"averages are incomplete without these tasks: {', '.join(missing)}")
     result = {
         "model": name,
         "neobert_hf": neobert_hf.__version__,
@@ -91,7 +105,7 @@ def run(arguments: MTEBArguments):
 
 def main():
     """Read the command line, and run."""
-    parser = CommandParser(MTEBArguments, description=MTEBArguments.__doc__)
+    parser = CommandParser(MTEBArguments, description=__doc__)
     run_command(parser.prog, run, *parser.parse_args_into_dataclasses())
 
 

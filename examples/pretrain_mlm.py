@@ -1,17 +1,31 @@
 """Pretrain NeoBERT by the paper's recipe: HF Trainer, packed rows, exact resume, one machine or many.
 
+A quick look, minutes on a CPU:
+
     neobert documentation --output_dir runs/documentation
     python examples/pretrain_mlm.py --train_files runs/documentation/train.jsonl \\
         --validation_files runs/documentation/held_out.jsonl --tokenizer_name runs/documentation/tokenizer \\
         --config_overrides hidden_size=256,num_hidden_layers=3,num_attention_heads=4,intermediate_size=1024 \\
         --output_dir runs/small --max_steps 300 --max_length 256 --row_tokens 2048 --tokens_per_step 4096 \\
-        --learning_rate 1e-3 --warmup_steps 50                                  (a quick look, minutes on a CPU)
+        --learning_rate 1e-3 --warmup_steps 50
 
-    accelerate launch --config_file examples/accelerate/ddp.yaml examples/pretrain_mlm.py --bf16         (the paper)
-    ... --phase 2 --init_from runs/pretraining --output_dir runs/pretraining-4096                        (and its phase 2)
-    ... --resume_from_checkpoint last                                           (go on after an interruption, exactly)
+Its phase 2, on longer documents; it reuses the tokenized text:
 
-`--recipe` names the values (paper, code, m0 to m9); every one of them has a flag. `--max_steps` scales warmup and decay.
+    python examples/pretrain_mlm.py --phase 2 --init_from runs/small --output_dir runs/small-2 \\
+        --train_files runs/documentation/train.jsonl --validation_files runs/documentation/held_out.jsonl \\
+        --tokenizer_name runs/documentation/tokenizer --shards_dir runs/small/shards \\
+        --max_steps 20 --max_length 1024 --longer_than 256 512 --row_tokens 2048 --tokens_per_step 4096 \\
+        --learning_rate 1e-3
+
+The paper, phases 1 and 2:
+
+    accelerate launch --config_file examples/accelerate/ddp.yaml examples/pretrain_mlm.py --bf16
+    accelerate launch --config_file examples/accelerate/ddp.yaml examples/pretrain_mlm.py --bf16 --phase 2 \\
+        --init_from runs/pretraining --output_dir runs/pretraining-4096 --shards_dir runs/pretraining/shards
+
+After an interruption, the same command with `--resume_from_checkpoint last` resumes exactly. `--recipe` names the values (paper,
+code, m0 to m9), and each value has an argument. `--max_steps` scales warmup and decay. Phase 2 trains at a tenth of
+`--learning_rate`, where the schedule of phase 1 ends: give both phases the same value.
 """
 
 import json
@@ -37,7 +51,7 @@ from neobert_hf.pretraining.trainer import PretrainingTrainer, SaveOnTerminate, 
 
 
 def open_corpus(data: CorpusArguments, recipe: Recipe, files: list[str] | None) -> Corpus:
-    """The text of files, or else of the named dataset, or else of the recipe's."""
+    """The text of the files; without files, of the named dataset; without a name, of the recipe's dataset."""
     name = None if files else data.dataset_name or recipe.corpus
     is_recipes = name == recipe.corpus and not data.text_column
     column = recipe.text_column if is_recipes else data.text_column or "text"
@@ -49,7 +63,7 @@ def open_shards(data, training, tokenizer, files, folder: Path) -> Shards:
     is_finished = (folder / MANIFEST).is_file()
     if not is_finished and training.world_size > 1:
         raise ValueError(
-            f"{folder} holds no shards; tokenize once before several processes start: neobert tokenize --help"
+            f"{folder} holds no shards; tokenize before you start several processes: neobert tokenize --help"
         )
     # One process of each machine compares finished shards with the corpus, which takes a hash of its files.
     is_compared = (files or data.dataset_name) and training.local_process_index == 0
@@ -65,7 +79,7 @@ def open_shards(data, training, tokenizer, files, folder: Path) -> Shards:
 
 
 def tokenize(row: dict, tokenizer, text_column: str, max_length: int) -> dict:
-    """The tokens of a row of the corpus; no lambda, so that processes that load data can be given it."""
+    """The tokens of a row of the corpus; a function of the module, since a lambda cannot be sent to other processes."""
     return tokenizer(row[text_column], truncation=True, max_length=max_length)
 
 
@@ -77,7 +91,9 @@ def has_text(row: dict, num_special_tokens: int) -> bool:
 def open_stream(data, training, tokenizer) -> tuple[PackedStream, dict]:
     """The corpus tokenized on the fly, over and over, and what it is."""
     if training.mixture[0] != 1.0:
-        raise ValueError(f"mixture={training.mixture} needs the lengths of all documents; leave --streaming out")
+        raise ValueError(
+            f"mixture={training.mixture} requires the lengths of all documents, unknown in a stream; leave --streaming out"
+        )
     corpus = open_corpus(data, training.to_recipe(), data.train_files)
     options = dict(tokenizer=tokenizer, text_column=corpus.text_column, max_length=training.max_length)
     stream = corpus.stream()
@@ -174,13 +190,16 @@ def train(data: CorpusArguments, training: PretrainingArguments):
     )
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     if trainer.state.global_step < training.max_steps:
-        print(f"stopped at step {trainer.state.global_step}; --resume_from_checkpoint last goes on", file=sys.stderr)
-        raise SystemExit(143)  # what a process ended by SIGTERM returns
+        print(
+            f"stopped at step {trainer.state.global_step}; the same command with --resume_from_checkpoint last resumes here",
+            file=sys.stderr,
+        )
+        raise SystemExit(143)  # the status of a process that SIGTERM ended
 
-    # 5. What it has learned
+    # 5. Evaluation
     metrics = {} if held_out is None else trainer.evaluate()
     model.config.sparse_prediction = False
-    if trainer.is_fsdp_enabled:  # one file, whatever the checkpoints are
+    if trainer.is_fsdp_enabled:  # one file, also where checkpoints are sharded
         trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
     with saving(Path(training.output_dir), STILL_GOOD):
         trainer.save_model()
@@ -197,7 +216,7 @@ def train_alone(data: CorpusArguments, training: PretrainingArguments):
 
 def main():
     """Read the command line, and train."""
-    parser = CommandParser((CorpusArguments, PretrainingArguments), usage="%(prog)s [--help] [--ARGUMENT VALUE ...]")
+    parser = CommandParser((CorpusArguments, PretrainingArguments), description=__doc__)
     run_command(parser.prog, train_alone, *parser.parse_args_into_dataclasses())
 
 

@@ -1,14 +1,18 @@
-"""Teach a NeoBERT to embed, by the paper's unified contrastive learning (section 5.2.1): sentence-transformers' trainer.
+"""Train a NeoBERT to embed texts, by the paper's contrastive learning (section 5.2.1) and sentence-transformers' trainer.
+
+The paper's training sets:
 
     python examples/train_contrastive.py --model_name_or_path chandar-lab/NeoBERT --output_dir runs/embeddings --bf16 \\
-        --mini_batch_size 32                                                                        (the paper's sets)
+        --mini_batch_size 32
 
-    neobert documentation --output_dir runs/documentation                               (pairs from inside this Python)
+Pairs from the documentation inside this Python, a quick look:
+
+    neobert documentation --output_dir runs/documentation
     python examples/train_contrastive.py --model_name_or_path runs/small --output_dir runs/small-embeddings --use_cpu \\
         --train_files runs/documentation/train_pairs.jsonl --validation_files runs/documentation/held_out_pairs.jsonl \\
         --max_seq_length 128 --max_steps 200 --per_device_train_batch_size 64 --learning_rate 5e-4 --warmup_steps 20
 
-Every argument of transformers' TrainingArguments is accepted; `--resume_from_checkpoint last` goes on after an interruption.
+After an interruption, the same command with `--resume_from_checkpoint last` resumes exactly.
 """
 
 import json
@@ -36,12 +40,12 @@ from neobert_hf.evaluation.retrieval import pairs_evaluator
 from neobert_hf.pretraining.manifests import STILL_GOOD
 from neobert_hf.pretraining.runs import begin_or_resume, lock_run
 
-# What decides the curve, so that a run is gone on with only as it was.
+# Arguments that decide the loss curve; a resumed run must have the same values.
 CURVE = (
     *("max_steps", "learning_rate", "lr_scheduler_type", "warmup_steps", "optim", "weight_decay", "max_grad_norm"),
     *("batch_sampler", "bf16", "fp16", "seed"),
 )
-FULL_PRECISION = {"dtype": torch.float32}  # of the weights; --bf16 is for what is computed with them
+FULL_PRECISION = {"dtype": torch.float32}  # of the weights; --bf16 sets the dtype of the computation
 
 
 def train(arguments: ContrastiveArguments, training: ContrastiveTrainingArguments):
@@ -52,7 +56,7 @@ def train(arguments: ContrastiveArguments, training: ContrastiveTrainingArgument
 
     if arguments.pooling:
         model = sentence_transformer(arguments.model_name_or_path, arguments.pooling, model_kwargs=FULL_PRECISION)
-    else:  # what was saved, or the mean of a bare NeoBERT
+    else:  # the pooling of a saved model, or the mean for a bare NeoBERT
         model = SentenceTransformer(arguments.model_name_or_path, model_kwargs=FULL_PRECISION)
     model.max_seq_length = arguments.max_seq_length or min(model.max_seq_length, 512)
 
@@ -63,7 +67,9 @@ def train(arguments: ContrastiveArguments, training: ContrastiveTrainingArgument
     training.prompts = column_prompts(sets, prompts, sides)
     for name, rows in sets.items():
         print(f"{name}: {len(rows):,} rows of {', '.join(rows.column_names)}; prompt {prompts.get(name)!r}", flush=True)
-    if len(prompts) == len(sets) and len(set(prompts.values())) == 1:  # one instruction for all, so the model keeps it
+    if (
+        len(prompts) == len(sets) and len(set(prompts.values())) == 1
+    ):  # one instruction for all sets: the model keeps it
         (prompt,) = set(prompts.values())
         model.prompts = {"query": prompt, "document": prompt if sides == "both" else ""}
     evaluators = [pairs_evaluator(read_pairs(file), Path(file).stem) for file in arguments.validation_files or ()]
@@ -107,7 +113,7 @@ def train_alone(arguments: ContrastiveArguments, training: ContrastiveTrainingAr
 def main():
     """Read the command line, and train."""
     classes = (ContrastiveArguments, ContrastiveTrainingArguments)
-    parser = CommandParser(classes, usage="%(prog)s [--help] [--ARGUMENT VALUE ...]")
+    parser = CommandParser(classes, description=__doc__)
     run_command(parser.prog, train_alone, *parser.parse_args_into_dataclasses())
 
 

@@ -1,5 +1,6 @@
-"""Use a NeoBERT that was saved with its code: fill masks and search, without the package neobert_hf.
+"""Fill masks and search with a NeoBERT that was saved with its code, without the package neobert_hf.
 
+python examples/demo_documentation.py --output_dir runs/demo        (saves the model and the documents to search)
 python examples/use_saved_model.py runs/demo
 """
 
@@ -28,7 +29,7 @@ QUESTIONS = [
 
 @torch.no_grad()
 def embed(model, tokenizer, texts, batch_size=32):
-    """Return the mean of each text's last hidden states, normalised, (N, D)."""
+    """Return the normalised mean of each text's last hidden states, (N, D)."""
     rows = []
     for start in tqdm(range(0, len(texts), batch_size), desc="embedding", unit=" batches", disable=len(texts) < 100):
         batch = texts[start : start + batch_size]
@@ -39,8 +40,8 @@ def embed(model, tokenizer, texts, batch_size=32):
 
 
 def main(folder):
-    """Load the folder and show what it does."""
-    sys.modules["neobert_hf"] = None  # an installed package must not help
+    """Load the folder, fill masks and search."""
+    sys.modules["neobert_hf"] = None  # makes importing an installed package fail
     model = AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
     print(f"   {type(model).__module__}.{type(model).__name__}")
@@ -54,7 +55,7 @@ def main(folder):
     print("6. Searching the documentation by mean-pooled embeddings")
     entries = json.loads(Path(folder, "entries.json").read_text("utf-8"))
     vectors = embed(model.model, tokenizer, [f"{entry['name']}\n{entry['text']}" for entry in entries])
-    centre = vectors.mean(0)  # what all of them share says nothing
+    centre = vectors.mean(0)  # the part that all entries share does not rank them
     for question in QUESTIONS:
         query = embed(model.model, tokenizer, [question])[0]
         scores = torch.nn.functional.cosine_similarity(vectors - centre, (query - centre)[None])
@@ -65,6 +66,11 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", help="What examples/demo_documentation.py has written.")
-    main(parser.parse_args().folder)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", help="Folder that examples/demo_documentation.py has written.")
+    folder = parser.parse_args().folder
+    if missing := [name for name in ("config.json", "entries.json") if not Path(folder, name).is_file()]:
+        sys.exit(
+            f"{folder} has no {' and no '.join(missing)}; run examples/demo_documentation.py --output_dir {folder} first"
+        )
+    main(folder)

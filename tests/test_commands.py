@@ -1,11 +1,12 @@
 """What all commands share: bounds of numbers, and errors on one line."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Annotated, ClassVar
 
 import pytest
 import torch
+from transformers import TrainingArguments
 
 from neobert_hf.commands import Bounds, CommandParser, run_command
 
@@ -22,6 +23,8 @@ class Inherited:
 
 @dataclass
 class Arguments(Inherited):
+    """Values."""
+
     BOUNDS: ClassVar = {"rate": Bounds(above=0, most=1)}
     count: Annotated[int, Bounds(2, 1000)] = field(default=None, metadata={"help": "A count."})
     many: Annotated[list[int], Bounds(1)] = field(default=None, metadata={"help": "Some counts."})
@@ -33,6 +36,24 @@ class Arguments(Inherited):
     def __post_init__(self):
         if self.count == 13:
             raise ValueError("count=13 is\nunlucky; take 12")
+
+
+@dataclass
+class Required:
+    """Values."""
+
+    needed: str = field(metadata={"help": "Needed."})
+
+
+@dataclass
+class Training(TrainingArguments):
+    """Training of ours."""
+
+    GROUPS: ClassVar = {"Output": ("output_dir",), None: ("seed",)}
+    output_dir: str = field(default="out", metadata={"help": "A folder."})
+    own: bool = field(default=True, metadata={"help": "A switch."})
+    learning_rate: float = 1e-3
+    seed: int = 7
 
 
 def parse(*argv):
@@ -77,11 +98,33 @@ def test_values_within_bounds_and_defaults_are_taken():
     )
 
 
-def test_help_names_the_bounds(capsys):
-    with pytest.raises(SystemExit):
-        parse("--help")
-    out = " ".join(capsys.readouterr().out.split())
-    assert "A count. (at least 2, at most 1,000)" in out and "A rate. (above 0, at most 1)" in out
+def help_of(capsys, *argv, cls=Arguments):
+    with pytest.raises(SystemExit) as ended:
+        CommandParser(cls, prog="tool").parse_args_into_dataclasses(list(argv))
+    assert ended.value.code == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_help_names_the_bounds_and_defaults_that_are_values(capsys):
+    out = help_of(capsys, "--help")
+    assert "A count. (at least 2, at most 1,000)" in out and "A rate. (above 0, at most 1) (default: 0.1)" in out
+    assert "--many INT ... Some counts." in out and "(default: red)" in out and "(default: 0.0)" in out
+    assert "None" not in out and "(default: )" not in out and "--help_all" not in out
+    assert "--needed TEXT Needed. (required)" in help_of(capsys, "--help", cls=Required)
+
+
+def test_help_lists_our_arguments_by_group_and_help_all_those_of_the_library_too(capsys):
+    out, everything = help_of(capsys, "--help", cls=Training), help_of(capsys, "--help_all", cls=Training)
+    titles = [out.index(title) for title in ("Output:", "Training of ours:")]
+    assert titles == sorted(titles) and titles[0] < out.index("--output_dir") < titles[1] < out.index(
+        "--own [BOOL], --no_own"
+    )
+    assert out.endswith("All arguments of transformers.TrainingArguments are accepted too; --help_all lists them.")
+    assert "--weight_decay" not in out and "--weight_decay" in everything
+    assert "--seed" not in out and "--seed" in everything  # of ours, but for --help_all only
+    (field_of_library,) = (each for each in fields(TrainingArguments) if each.name == "learning_rate")
+    help_text = " ".join(field_of_library.metadata["help"].split())
+    assert f"--learning_rate FLOAT {help_text}"[:60] in out  # redeclared without a text of its own
 
 
 def fail(error):

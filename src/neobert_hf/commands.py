@@ -9,7 +9,7 @@ import math
 import os
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from inspect import get_annotations
 from pathlib import Path
@@ -21,6 +21,7 @@ from transformers import HfArgumentParser
 # What a user can mend: a value, a file, a missing package, a loss that is not finite, a device with too little memory.
 MENDABLE = (ValueError, OSError, ModuleNotFoundError, FloatingPointError, torch.OutOfMemoryError)
 HERE = Path(__file__).parent
+LARGE = 100_000_000  # the help does not name upper bounds from here on; an error does
 NOUNS = {int: "an integer", float: "a number"}
 LIBRARIES = ("transformers", "sentence_transformers")  # their arguments are listed by --help_all only
 
@@ -53,8 +54,8 @@ class CommandParser(HfArgumentParser):
     """HfArgumentParser with bounds of numbers, no empty strings, and a `--help` that lists our own arguments only.
 
     An error that the dataclasses raise is an error of the command line as well: one line, exit status 2. `--help` groups the
-    arguments by the class variable `GROUPS` of the dataclasses, a dict of names by title, and else by dataclass. Fields that only
-    a dataclass of transformers or sentence-transformers declares are accepted, and listed by `--help_all`.
+    arguments by the class variable `GROUPS` of the dataclasses, a dict of names by title, and else by dataclass. It leaves out
+    fields that only transformers or sentence-transformers declares, and those with the title None; `--help_all` lists them.
 
     Args:
         dataclass_types: A dataclass, or several.
@@ -66,14 +67,22 @@ class CommandParser(HfArgumentParser):
         bounds = {
             name: each for dataclass_type in self.dataclass_types for name, each in _bounds(dataclass_type).items()
         }
+        inherited_help = {
+            each.name: each.metadata["help"]
+            for dataclass_type in self.dataclass_types
+            for base in reversed(dataclass_type.__mro__)
+            for each in vars(base).get("__dataclass_fields__", {}).values()
+            if each.metadata.get("help")
+        }
         hints = {name: hint for each in self.dataclass_types for name, hint in get_type_hints(each).items()}
         for action in self._actions:
             limits = bounds.get(action.dest, Bounds())
+            action.help = action.help or inherited_help.get(action.dest)
             if action.type in (int, float):
                 action.metavar = action.type.__name__.upper()
                 action.type = _number(action.type, limits)
-                if limits != Bounds():
-                    action.help = f"{action.help or ''} ({limits})".strip()
+                if (shown := replace(limits, most=limits.most if limits.most < LARGE else math.inf)) != Bounds():
+                    action.help = f"{action.help or ''} ({shown})".strip()
             elif kind := _enum(hints.get(action.dest)):
                 action.type, action.choices = str, [member.value for member in kind]
                 # argparse would take the name of a default that is an Enum and a str.
@@ -94,35 +103,18 @@ class CommandParser(HfArgumentParser):
             self.usage = " ".join(["%(prog)s", *required, "[--ARGUMENT VALUE ...]"])
 
     def _group_actions_of_dataclasses(self) -> list[argparse.Action]:
-        """Put the actions into titled groups; return those that only libraries declare, hidden from the help."""
-        (options,) = (group for group in self._action_groups if group.title in ("options", "optional arguments"))
-        titles, hidden = {}, []
-        for dataclass_type in self.dataclass_types:
-            groups = {
-                name: title
-                for base in reversed(dataclass_type.__mro__)
-                for title, names in vars(base).get("GROUPS", {}).items()
-                for name in names
-            }
-            for name in (each.name for each in fields(dataclass_type)):
-                own = [base for base in dataclass_type.__mro__ if name in get_annotations(base)]
-                is_library = own[0].__module__.partition(".")[0] in LIBRARIES
-                titles[name] = None if is_library else groups.get(name) or (dataclass_type.__doc__ or "").split("\n")[0]
-                for action in self._actions:
-                    if action.dest == name and not action.help:  # redeclared with another default only
-                        action.help = _inherited_help(own, name)
-        groups = {}
-        for action in list(options._group_actions):
-            if action.dest not in titles:
-                continue
+        """Put the actions into titled groups; return those that the help does not list."""
+        titles = {name: title for each in self.dataclass_types for name, title in _titles(each).items()}
+        # the group of positional arguments comes before the one of options
+        options, groups = self._action_groups[1], {None: []}
+        for action in [each for each in options._group_actions if each.dest in titles]:
             options._group_actions.remove(action)
             title = titles[action.dest]
-            if title is None:
-                hidden.append(action)
-            else:
-                groups.setdefault(title, self.add_argument_group(title) if title not in groups else groups[title])
-                groups[title]._group_actions.append(action)
-        return hidden
+            if title not in groups:
+                groups[title] = self.add_argument_group(title)._group_actions
+            if not isinstance(action, argparse._StoreFalseAction):  # --no_NAME, which is shown with --NAME
+                groups[title].append(action)
+        return groups[None]
 
     def parse_args_into_dataclasses(self, *args, **kwargs) -> tuple:
         """As HfArgumentParser's."""
@@ -150,7 +142,8 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
         names = [
             name for name in action.option_strings if not name.startswith("--") or name == action.option_strings[0]
         ]
-        return f"{', '.join(names)} {self._format_args(action, action.metavar or action.dest.upper())}"
+        opposite = f", --no_{action.dest}" if action.nargs == "?" and action.default is True else ""
+        return f"{', '.join(names)} {self._format_args(action, action.metavar or action.dest.upper())}{opposite}"
 
     def _format_args(self, action, default_metavar):
         if action.nargs == "+":
@@ -161,7 +154,7 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
         text = action.help or ""
         if action.required:
             return f"{text} (required)"
-        is_shown = action.option_strings and action.default not in (None, "", [], False, argparse.SUPPRESS)
+        is_shown = action.default not in (None, "", [], argparse.SUPPRESS) and action.default is not False
         return f"{text} (default: %(default)s)" if is_shown and "%(default)" not in text else text
 
 
@@ -179,10 +172,17 @@ class _HelpAll(argparse.Action):
         parser.exit()
 
 
-def _inherited_help(classes: list[type], name: str) -> str | None:
-    """The help text of the nearest dataclass that has one for the field."""
-    found = (vars(each).get("__dataclass_fields__", {}).get(name) for each in classes)
-    return next((each.metadata["help"] for each in found if each is not None and each.metadata.get("help")), None)
+def _titles(dataclass_type: type) -> dict[str, str | None]:
+    """The title of the group of each field: that of `GROUPS`, or the dataclass's own; None is for --help_all only."""
+    doc = (dataclass_type.__doc__ or "").split("\n")[0].rstrip(".")
+    titles = {}
+    for each in fields(dataclass_type):
+        declared_in = next(base for base in dataclass_type.__mro__ if each.name in get_annotations(base))
+        titles[each.name] = None if declared_in.__module__.partition(".")[0] in LIBRARIES else doc
+    for base in reversed(dataclass_type.__mro__):
+        for title, names in vars(base).get("GROUPS", {}).items():
+            titles |= dict.fromkeys(names, title)
+    return titles
 
 
 def run_command(prog: str, command: Callable[..., Any], *args: Any) -> Any:

@@ -186,3 +186,17 @@ def test_the_example_refuses_an_unknown_task_before_it_loads_the_model(tmp_path,
     monkeypatch.setenv("NEOBERT_TRACEBACK", "1")
     with pytest.raises(ValueError, match=r"Nope: not in MTEB\(eng, v1\)"):
         run_main(evaluate_mteb, "--model", "x", "--output_dir", tmp_path, "--tasks", "Nope")
+
+
+def test_a_dataset_that_cannot_be_downloaded_is_named_on_one_line_with_the_way_out(embedder, tmp_path, monkeypatch):
+    """The real task, whose dataset is not in an empty cache; tests run with HF_HUB_OFFLINE=1."""
+    embedder.save(str(tmp_path / "saved"))
+    argv = ["--model", tmp_path / "saved", "--output_dir", tmp_path / "out", "--dtype", "float32", "--tasks", "STS12"]
+    monkeypatch.setattr("sys.argv", ["evaluate_mteb.py", *map(str, argv)])
+    with pytest.raises(SystemExit) as ended:
+        evaluate_mteb.main()
+    message = ended.value.code
+    assert (
+        message.startswith("evaluate_mteb.py: the dataset of a task could not be downloaded: ") and "\n" not in message
+    )
+    assert "sts12-sts" in message and "HF_HUB_OFFLINE" in message and "--tasks" in message

@@ -1,12 +1,17 @@
 """The command lines of the examples: every number has its bounds, and what is wrong ends in one line with status 2."""
 
 import re
+import runpy
 
+import build
+import build_mini
 import demo_documentation
 import evaluate_mteb
 import pretrain_mlm
 import pytest
 import train_contrastive
+import use_saved_model
+import verify
 from demo_documentation import DemoArguments, DemoTrainingArguments
 from evaluate_mteb import MTEBArguments
 
@@ -82,7 +87,7 @@ def test_numbers_at_the_edge_are_taken_or_refused_with_status_2(example, tmp_pat
         (train_contrastive, ["--instructions", "a.json"], "the paper's sets have their own"),
         (demo_documentation, ["--hidden_size", "100"], "hidden_size=100 is not a multiple of 64"),
         (demo_documentation, ["--seed", "-1"], "argument --seed: -1 is out of bounds"),
-        (evaluate_mteb, ["--dtype", "int8"], "dtype='int8' is none of"),
+        (evaluate_mteb, ["--dtype", "int8"], "dtype='int8' is not one of"),
         (evaluate_mteb, ["--model_name", "mine"], "does not have the form organisation/name"),
         (evaluate_mteb, ["--batch_size", "0"], "argument --batch_size: 0 is out of bounds"),
     ],
@@ -95,6 +100,28 @@ def test_a_wrong_command_line_ends_with_status_2_and_the_way_out(example, given,
     assert ended.value.code == 2
     assert words in re.sub(r"/--[a-z-]+", "", capsys.readouterr().err)  # --max_steps/--max-steps
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "example", [*EXAMPLES, use_saved_model, build, build_mini, verify], ids=lambda module: module.__name__
+)
+def test_every_script_has_a_help_that_fits_our_arguments_only(example, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", [example.__file__, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(example.__file__, run_name="__main__")
+    out = capsys.readouterr().out
+    assert ended.value.code == 0 and "None" not in out and len(out.splitlines()) < 180
+    is_training = example in (pretrain_mlm, train_contrastive, demo_documentation)
+    assert ("All arguments of transformers.TrainingArguments are accepted too" in out) == is_training
+    assert "--ddp_timeout" not in out
+
+
+def test_a_folder_that_is_no_saved_model_is_named_with_the_way_out(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", [use_saved_model.__file__, str(tmp_path)])
+    with pytest.raises(
+        SystemExit, match=r"has no config\.json and no entries\.json; run examples/demo_documentation\.py"
+    ):
+        runpy.run_path(use_saved_model.__file__, run_name="__main__")
 
 
 @pytest.mark.parametrize(

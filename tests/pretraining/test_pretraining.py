@@ -311,7 +311,7 @@ def test_an_override_that_the_config_does_not_have_is_refused(tokenizer):
         ({"recipe": "papr"}, "recipe='papr' is not one of paper, code"),
         ({"tokens_per_step": 500}, "tokens_per_step=500 is not a multiple of row_tokens=64"),
         ({"gradient_accumulation_steps": 3}, "contradicts tokens_per_step=512, which takes 8"),
-        ({"phase": 2}, "phase 2, and it alone, needs init_from"),
+        ({"phase": 2}, "phase 2 requires init_from, phase 1 refuses it"),
     ],
 )
 def test_arguments_that_contradict_each_other_are_refused(tmp_path, changes, message):
@@ -482,7 +482,7 @@ def test_sigterm_saves_before_leaving(corpus, tmp_path):
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 143, errors[-2000:]
     checkpoint = last_complete_checkpoint(folder)
-    assert checkpoint is not None and b"--resume_from_checkpoint last goes on" in errors
+    assert checkpoint is not None and b"--resume_from_checkpoint last resumes here" in errors
     assert int(checkpoint.name.rpartition("-")[2]) >= 3
 
 

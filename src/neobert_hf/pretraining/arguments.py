@@ -1,4 +1,4 @@
-"""Command-line arguments of pretraining: a recipe by name, each of its values open to change, inside TrainingArguments."""
+"""Command-line arguments of pretraining: TrainingArguments, the name of a recipe, and an argument for each of its values."""
 
 import os
 from dataclasses import dataclass, field, fields, replace
@@ -19,9 +19,9 @@ from .recipes import RECIPES, SHARE, Recipe, check_bounds
 NOT_ARGUMENTS = {"config", "corpus", "text_column", "tokenizer"}
 
 COUNT = Bounds(1, 1 << 30)
-SEED = Bounds(0, (1 << 32) - 1)  # what NumPy takes
+SEED = Bounds(0, (1 << 32) - 1)  # the range of NumPy's seeds
 INTERVAL = Bounds(above=0, most=1 << 30)  # optimizer steps; below 1 a share of them
-# Numbers that transformers' TrainingArguments takes.
+# Numbers of transformers' TrainingArguments.
 BOUNDS = {name: recipes.BOUNDS[name] for name in ("learning_rate", "warmup_steps", "max_steps", "weight_decay")}
 BOUNDS |= {name: recipes.BOUNDS[name] for name in ("adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm")}
 BOUNDS |= dict.fromkeys(("logging_steps", "eval_steps", "save_steps"), INTERVAL)
@@ -35,41 +35,85 @@ BOUNDS |= {"eval_delay": Bounds(0, 1 << 30), "neftune_noise_alpha": Bounds(0, 1e
 
 @dataclass
 class CorpusArguments:
-    """The text to train on, and how it becomes tokens."""
+    """Text and its tokens."""
 
-    train_files: list[str] = field(default=None, metadata={"help": "Text, JSON lines or Parquet files to train on."})
+    GROUPS: ClassVar = {
+        "Text": (
+            "train_files",
+            "validation_files",
+            "num_held_out",
+            "dataset_name",
+            "dataset_config",
+            "text_column",
+            "sample_by",
+        ),
+        "Tokens": (
+            *(
+                "tokenizer_name",
+                "shards_dir",
+                "shard_length",
+                "long_documents",
+                "num_processes",
+                "streaming",
+                "verify_shards",
+            ),
+        ),
+    }
+
+    train_files: list[str] = field(
+        default=None, metadata={"help": "Text, JSON lines, CSV or Parquet files to train on."}
+    )
     validation_files: list[str] = field(
         default=None,
-        metadata={"help": "Files to measure on; without them, documents are held out of the training ones."},
+        metadata={"help": "Files to evaluate on; without them, documents of the training text are held out."},
     )
     dataset_name: str = field(
-        default=None, metadata={"help": "Dataset of the Hub; the recipe's if no files are given."}
+        default=None, metadata={"help": "Dataset of the Hub; without it and without files, the recipe's dataset."}
     )
-    dataset_config: str = field(default=None, metadata={"help": "Its configuration."})
+    dataset_config: str = field(default=None, metadata={"help": "Configuration of the dataset."})
     text_column: str = field(
-        default=None, metadata={"help": "Column of the text; text, or the recipe's for its corpus."}
+        default=None,
+        metadata={"help": "Column that holds the text; text, or the recipe's column for the recipe's dataset."},
     )
-    sample_by: str = field(default="paragraph", metadata={"help": "A document in .txt: line, paragraph or document."})
-    tokenizer_name: str = field(default=None, metadata={"help": "Folder or Hub id of a fast tokenizer; the recipe's."})
+    sample_by: str = field(
+        default="paragraph",
+        metadata={"help": "Unit of a .txt file that is one document: line, paragraph or document."},
+    )
+    tokenizer_name: str = field(
+        default=None, metadata={"help": "Folder or Hub id of a fast tokenizer; without it, the recipe's tokenizer."}
+    )
     shards_dir: str = field(
         default=None,
-        metadata={"help": "Tokenized text is kept and found here, the held-out beside it; output_dir/shards."},
+        metadata={
+            "help": "Folder of the tokenized text, written if it is missing; held-out text is kept next to it. Without it, "
+            "shards in output_dir."
+        },
     )
     long_documents: str = field(
-        default="truncate", metadata={"help": "What becomes of text above shard_length: truncate (the paper) or chunk."}
+        default="truncate",
+        metadata={
+            "help": "Documents above shard_length: truncate drops the rest, as in the paper; chunk makes further documents of it."
+        },
     )
     shard_length: Annotated[int, Bounds(3, 1 << 20)] = field(
-        default=4096, metadata={"help": "Where documents are cut for good; phases cut further."}
+        default=4096,
+        metadata={
+            "help": "Maximum length in tokens of a document in the shards; max_length cuts it further for a phase."
+        },
     )
     num_processes: Annotated[int, Bounds(1, most_processes())] = field(
-        default=None, metadata={"help": "Processes that tokenize; one for each core."}
+        default=None, metadata={"help": "Number of processes that tokenize; without it, one per core."}
     )
     num_held_out: Annotated[int, COUNT] = field(
-        default=1000, metadata={"help": "Documents held out if there are no validation_files."}
+        default=1000, metadata={"help": "Number of documents held out if there are no validation_files."}
     )
-    streaming: bool = field(default=False, metadata={"help": "Tokenize on the fly and keep nothing; reads from the start "
-                                                     "again when resuming."})  # fmt: skip
-    verify_shards: bool = field(default=True, metadata={"help": "Compare the checksum of every shard at the start."})
+    streaming: bool = field(
+        default=False,
+        metadata={
+            "help": "Tokenize during training and store nothing; a resumed run reads the text from its start again."
+        },
+    )
+    verify_shards: bool = field(default=True, metadata={"help": "Compare the checksum of every shard before training."})
 
     def __post_init__(self):
         if self.sample_by not in SAMPLES:
@@ -77,19 +121,20 @@ class CorpusArguments:
         if self.long_documents not in LONG_DOCUMENTS:
             raise ValueError(f"long_documents={self.long_documents!r} is not one of {', '.join(LONG_DOCUMENTS)}")
         if self.train_files and self.dataset_name:
-            raise ValueError("train_files and dataset_name were given; give one of them")
+            raise ValueError("train_files and dataset_name are both given; give one of them")
 
 
 @dataclass
 class PrecisionArguments:
-    """What our training arguments add: bf16 only where the machine is faster with it, and bounds of all numbers."""
+    """Training arguments with bounds of all numbers, and bf16 only where the machine is faster with it."""
 
     BOUNDS: ClassVar = BOUNDS
+    GROUPS: ClassVar = {"Run": ("output_dir", "auto_precision")}
 
     auto_precision: bool = field(
         default=False,
         metadata={
-            "help": "--bf16 if the machine has the instructions (best_dtype), else float32; --bf16 and --fp16 hold."
+            "help": "bf16 if the machine has instructions for it (best_dtype), else float32; --bf16 or --fp16 overrides it."
         },
     )
 
@@ -103,19 +148,27 @@ class PrecisionArguments:
 
 @dataclass
 class ResumeArguments(PrecisionArguments):
-    """And whether a checkpoint is taken that does not give the very same training."""
+    """Training arguments with a resume that is exact unless the user allows otherwise."""
 
+    GROUPS: ClassVar = {"Run": ("resume_from_checkpoint", "resume_inexactly")}
+
+    resume_from_checkpoint: str | None = field(
+        default=None,
+        metadata={
+            "help": "last resumes from the newest complete checkpoint in output_dir; or name a checkpoint's folder."
+        },
+    )
     resume_inexactly: bool = field(
         default=False,
         metadata={
-            "help": "Resume also where optimizer state, random numbers, a manifest or processes are missing, with a warning."
+            "help": "Resume with a warning also where the optimizer state, random states, a manifest or processes are missing."
         },
     )
 
 
 @dataclass
 class PretrainingArguments(ResumeArguments, TrainingArguments):
-    """TrainingArguments whose defaults come from a recipe; what is given overrides it."""
+    """TrainingArguments whose defaults are the values of a recipe."""
 
     BOUNDS: ClassVar = {
         **BOUNDS,
@@ -124,47 +177,128 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
         "row_tokens": Bounds(3, 1 << 30),
         "mixture": SHARE,
         "longer_than": Bounds(1, 1 << 20),
-        "label_smoothing_factor": Bounds(0, 0),  # the loss is the paper's
+        "label_smoothing_factor": Bounds(0, 0),  # the paper's loss has none
+    }
+
+    GROUPS: ClassVar = {
+        "Run": ("recipe", "phase", "init_from", "config_overrides", "architecture", "logging_steps", "report_to"),
+        "Optimizer and schedule (without a value: the recipe's)": (
+            *("max_steps", "learning_rate", "schedule", "warmup_steps", "decay_until", "weight_decay", "max_grad_norm"),
+            *("decay_norms_and_embeddings", "adam_beta1", "adam_beta2", "adam_epsilon"),
+        ),
+        "Batches (without a value: the recipe's)": (
+            *(
+                "tokens_per_step",
+                "row_tokens",
+                "per_device_train_batch_size",
+                "per_device_eval_batch_size",
+                "max_length",
+            ),
+            *("batch_format", "mixture", "longer_than"),
+        ),
+        "Masking (without a value: the recipe's)": ("mlm_probability", "mask_replace_prob", "random_replace_prob"),
+        None: ("gradient_accumulation_steps", "remove_unused_columns", "prediction_loss_only", "dataloader_pin_memory"),
     }
 
     recipe: str = field(default="paper", metadata={"help": f"One of {', '.join(RECIPES)}."})
-    phase: int = field(default=1, metadata={"help": "1, or 2: longer documents at a constant low learning rate."})
-    init_from: str = field(default=None, metadata={"help": "Folder of the model of phase 1, for phase 2."})
-    config_overrides: str = field(default="", metadata={"help": "For instance hidden_size=256,num_hidden_layers=6."})
-    row_tokens: int = field(default=8192, metadata={"help": "Token budget of a row; a device computes whole rows."})
+    phase: int = field(
+        default=1,
+        metadata={
+            "help": "1, or 2: longer documents, drawn more often, at a constant tenth of --learning_rate, for 1/20 of the steps "
+            "of phase 1 unless --max_steps is given."
+        },
+    )
+    init_from: str = field(default=None, metadata={"help": "Folder of the model of phase 1; phase 2 requires it."})
+    config_overrides: str = field(
+        default="", metadata={"help": "Values of the model's config, such as hidden_size=256,num_hidden_layers=6."}
+    )
+    row_tokens: int = field(default=8192, metadata={"help": "Token budget of a row; each device computes whole rows."})
 
     # Of the recipe; None takes its value.
-    schedule: str = field(default=None, metadata={"help": "paper, code, linear or constant."})
-    decay_until: int = field(default=None, metadata={"help": "Step at which the cosine has come down."})
-    decay_norms_and_embeddings: bool = field(default=None, metadata={"help": "Weight decay on every parameter."})
-    tokens_per_step: int = field(default=None, metadata={"help": "Token budget of an optimizer step on all devices."})
-    max_length: int = field(default=None, metadata={"help": "Where documents are cut, in tokens."})
+    schedule: str = field(
+        default=None,
+        metadata={"help": "paper, code, linear, or constant, which is a tenth of the learning rate at every step."},
+    )
+    decay_until: int = field(
+        default=None,
+        metadata={
+            "help": "Step at which the cosine decay reaches its minimum, a tenth of the peak; scales with max_steps."
+        },
+    )
+    decay_norms_and_embeddings: bool = field(
+        default=None, metadata={"help": "Apply weight decay to norms, biases and embeddings too."}
+    )
+    tokens_per_step: int = field(
+        default=None, metadata={"help": "Token budget of an optimizer step, on all devices together."}
+    )
+    max_length: int = field(default=None, metadata={"help": "Maximum length of a document in tokens."})
     mlm_probability: float = field(default=None, metadata={"help": "Share of the tokens to predict."})
-    mask_replace_prob: float = field(default=None, metadata={"help": "Share of those that become [MASK]."})
-    random_replace_prob: float = field(default=None, metadata={"help": "Share of those that become a random token."})
-    batch_format: str = HfArg(default=None, aliases=["--layout"], help="packed, padded or concatenated.")
-    mixture: list[float] = field(default=None, metadata={"help": "Shares of steps: all documents, longer, longest."})
-    longer_than: list[int] = field(default=None, metadata={"help": "Tokens above which a document is longer, longest."})
-    architecture: str = field(default=None, metadata={"help": "neobert or roberta-prelayernorm."})
+    mask_replace_prob: float = field(
+        default=None, metadata={"help": "Share of the predicted tokens that become [MASK]."}
+    )
+    random_replace_prob: float = field(
+        default=None, metadata={"help": "Share of the predicted tokens that become a random token."}
+    )
+    batch_format: str = HfArg(
+        default=None,
+        aliases=["--layout"],
+        help="packed: several documents in a row, kept apart; padded: one document in a row; concatenated: several documents in "
+        "a row, not kept apart.",
+    )
+    mixture: list[float] = field(
+        default=None,
+        metadata={
+            "help": "Three shares of the steps: from all documents, from those above the first length of longer_than, from those "
+            "above the second."
+        },
+    )
+    longer_than: list[int] = field(
+        default=None, metadata={"help": "Two lengths in tokens, for the second and third share of mixture."}
+    )
+    architecture: str = field(
+        default=None, metadata={"help": "neobert or roberta-prelayernorm; without it, the recipe's."}
+    )
 
     # TrainingArguments has these too, with defaults that are not the recipe's.
-    output_dir: str = field(default="runs/pretraining", metadata={"help": "Checkpoints, metrics and the model."})
-    learning_rate: float = field(default=None, metadata={"help": "Peak of the schedule."})
-    warmup_steps: int = field(default=None, metadata={"help": "Steps of linear warmup; scales with max_steps."})
-    max_steps: int = field(default=None, metadata={"help": "Optimizer steps."})
-    weight_decay: float = field(default=None, metadata={"help": "AdamW's."})
-    adam_beta1: float = field(default=None, metadata={"help": "AdamW's first beta."})
-    adam_beta2: float = field(default=None, metadata={"help": "AdamW's second beta."})
-    adam_epsilon: float = field(default=None, metadata={"help": "AdamW's epsilon."})
-    max_grad_norm: float = field(default=None, metadata={"help": "Where the gradient's norm is clipped."})
-    gradient_accumulation_steps: int = field(default=None, metadata={"help": "Follows from tokens_per_step; leave it."})
-    per_device_train_batch_size: int = field(default=1, metadata={"help": "Rows that a device computes at once."})
-    per_device_eval_batch_size: int = field(default=1, metadata={"help": "Rows that a device evaluates at once."})
-    remove_unused_columns: bool = field(default=False, metadata={"help": "Rows carry the seed of their masks."})
-    logging_steps: float = field(default=10, metadata={"help": "Optimizer steps between two logs."})
-    prediction_loss_only: bool = field(default=True, metadata={"help": "Figures are counted, predictions not kept."})
+    output_dir: str = field(
+        default="runs/pretraining", metadata={"help": "Folder of the checkpoints, the metrics and the model."}
+    )
+    learning_rate: float = field(
+        default=None,
+        metadata={
+            "help": "Peak of the schedule. Phase 2 trains at a tenth of it, where the schedule of phase 1 ends: give both phases "
+            "the same value."
+        },
+    )
+    warmup_steps: int = field(
+        default=None, metadata={"help": "Optimizer steps of linear warmup; scales with max_steps."}
+    )
+    max_steps: int = field(default=None, metadata={"help": "Number of optimizer steps."})
+    weight_decay: float = field(default=None, metadata={"help": "Weight decay of AdamW."})
+    adam_beta1: float = field(default=None, metadata={"help": "First beta of AdamW."})
+    adam_beta2: float = field(default=None, metadata={"help": "Second beta of AdamW."})
+    adam_epsilon: float = field(default=None, metadata={"help": "Epsilon of AdamW."})
+    max_grad_norm: float = field(
+        default=None, metadata={"help": "Maximum norm of the gradient; a larger one is clipped."}
+    )
+    gradient_accumulation_steps: int = field(
+        default=None, metadata={"help": "Computed from tokens_per_step; leave it out."}
+    )
+    per_device_train_batch_size: int = field(
+        default=1, metadata={"help": "Number of rows in a training batch of a device."}
+    )
+    per_device_eval_batch_size: int = field(
+        default=1, metadata={"help": "Number of rows in an evaluation batch of a device."}
+    )
+    remove_unused_columns: bool = field(
+        default=False, metadata={"help": "Leave it off: rows hold the seed of their masks in a column of its own."}
+    )
+    logging_steps: float = field(default=10, metadata={"help": "Optimizer steps between two log entries."})
+    prediction_loss_only: bool = field(
+        default=True, metadata={"help": "Evaluation counts correct tokens and does not keep the predictions."}
+    )
     report_to: str = field(default="tensorboard", metadata={"help": "tensorboard, wandb, ... or none."})
-    dataloader_pin_memory: bool = field(default=None, metadata={"help": "True with CUDA."})
+    dataloader_pin_memory: bool = field(default=None, metadata={"help": "Without a value, on with CUDA."})
 
     def __post_init__(self):
         check_bounds(self, self.BOUNDS)
@@ -172,7 +306,7 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
             raise ValueError(f"recipe={self.recipe!r} is not one of {', '.join(RECIPES)}")
         if self.phase not in (1, 2) or (self.phase == 2) != bool(self.init_from):
             raise ValueError(
-                f"phase={self.phase} and init_from={self.init_from!r}: phase 2, and it alone, needs init_from"
+                f"phase={self.phase} and init_from={self.init_from!r}: phase 2 requires init_from, phase 1 refuses it"
             )
         recipe = RECIPES[self.recipe]
         if self.phase == 2:
@@ -185,10 +319,12 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
             setattr(self, name, getattr(recipe, name))
         if self.lr_scheduler_type != "linear":  # the default of TrainingArguments
             raise ValueError(
-                f"lr_scheduler_type={self.lr_scheduler_type!r} would have no effect; schedule says which it is"
+                f"lr_scheduler_type={self.lr_scheduler_type!r} has no effect here; choose the schedule by schedule"
             )
         if self.phase == 2 and self.config_overrides:
-            raise ValueError("config_overrides would have no effect in phase 2, whose model comes from init_from")
+            raise ValueError(
+                "config_overrides has no effect in phase 2, which loads the model of init_from; leave it out"
+            )
         self._set_accumulation()
         if self.dataloader_pin_memory is None:
             self.dataloader_pin_memory = torch.cuda.is_available() and not self.use_cpu
@@ -197,7 +333,7 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
         super().__post_init__()
         if self.n_gpu > 1:
             raise ValueError(
-                f"one process sees {self.n_gpu} GPUs; start it with accelerate launch, or choose one by CUDA_VISIBLE_DEVICES"
+                f"one process has {self.n_gpu} GPUs; start it with accelerate launch, or choose one GPU by CUDA_VISIBLE_DEVICES"
             )
 
     def _set_accumulation(self):
@@ -212,7 +348,7 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
         if self.gradient_accumulation_steps not in (None, steps):
             raise ValueError(
                 f"gradient_accumulation_steps={self.gradient_accumulation_steps} contradicts "
-                f"tokens_per_step={self.tokens_per_step}, which takes {steps}; leave it out"
+                f"tokens_per_step={self.tokens_per_step}, which requires {steps}; leave it out"
             )
         self.gradient_accumulation_steps = steps
 
