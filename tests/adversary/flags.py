@@ -10,6 +10,7 @@ import runpy
 import sys
 from pathlib import Path
 from typing import get_type_hints
+from unittest import mock
 
 import build
 import build_mini
@@ -29,7 +30,7 @@ REQUIRED = {
     "neobert tokenize": ["--output_dir=a", "--tokenizer_name=b"],
     "neobert documentation": ["--output_dir=a"],
     "neobert search": [],
-    "neobert embed": ["--output=a.npy"],
+    "neobert embed": ["a.txt", "--output=a.npy"],
     "pretrain_mlm.py": ["--use_cpu=true", "--report_to=none"],
     "train_contrastive.py": ["--use_cpu=true", "--report_to=none", "--output_dir=a", "--model_name_or_path=b"],
     "demo_documentation.py": ["--use_cpu=true", "--report_to=none"],
@@ -81,27 +82,29 @@ class Parsed(BaseException):
     """Carries the parser out of a main function."""
 
 
-def parser_of(command: str) -> argparse.ArgumentParser:
-    """The parser that a command makes: what it calls first."""
+def parser_of(script: str) -> argparse.ArgumentParser:
+    """The parser that a script makes: what it calls first."""
 
     def leave(parser, *args, **kwargs):
         raise Parsed(parser)
 
     kept, argv = argparse.ArgumentParser.parse_known_args, sys.argv
     argparse.ArgumentParser.parse_known_args = leave
-    sys.argv = command.split()
+    sys.argv = [script]
     try:
-        runpy.run_path(SCRIPTS[command], run_name="__main__") if command in SCRIPTS else cli.main()
+        runpy.run_path(SCRIPTS[script], run_name="__main__")
     except Parsed as parsed:
         return parsed.args[0]
     finally:
         argparse.ArgumentParser.parse_known_args, sys.argv = kept, argv
-    raise AssertionError(f"{command} has no parser")
+    raise AssertionError(f"{script} has no parser")
 
 
-def arguments_of(parser) -> dict[str, tuple[bool, bool, bool]]:
+def arguments_of(command: str, parsers: dict) -> dict[str, tuple[bool, bool, bool]]:
     """(is a number, is ours, takes text) of each argument that takes a value, by name."""
-    found = {}
+    if command not in parsers:
+        return _arguments_of_neobert(command.split()[1])
+    parser, found = parsers[command], {}
     for dataclass_type in parser.dataclass_types:
         hints = get_type_hints(dataclass_type)
         ours = {
@@ -112,20 +115,31 @@ def arguments_of(parser) -> dict[str, tuple[bool, bool, bool]]:
         }
         for action in parser._actions:
             if action.dest in hints and action.option_strings and not action.option_strings[0].startswith("--no_"):
-                words = str(hints[action.dest])
-                is_number = ("int" in words or "float" in words) and "str" not in words and "dict" not in words
                 is_text = hints[action.dest] is str and action.choices is None and action.default != ""
-                found[action.dest] = (is_number, action.dest in ours, is_text)
+                found[action.dest] = (_is_number(hints[action.dest]), action.dest in ours, is_text)
     return found
+
+
+def _arguments_of_neobert(name: str) -> dict[str, tuple[bool, bool, bool]]:
+    options = [each for each in cli.command.commands[name].params if each.param_type_name == "option"]
+    hints = get_type_hints(getattr(cli, name))
+    return {
+        each.name: (_is_number(hints[each.name]), True, "str" in str(hints[each.name]))
+        for each in options
+        if each.name in hints and hints[each.name] is not bool
+    }
+
+
+def _is_number(hint) -> bool:
+    words = str(hint)
+    return ("int" in words or "float" in words) and "str" not in words and "dict" not in words
 
 
 def prepare(folder: Path) -> tuple[list, dict]:
     """A case for each argument, with all values, and 150 that run."""
-    parsers = {command: parser_of(command) for command in REQUIRED}
+    parsers = {script: parser_of(script) for script in SCRIPTS}
     plan = [
-        (f"arguments of {command}", (command, name))
-        for command, parser in parsers.items()
-        for name in arguments_of(parser)
+        (f"arguments of {command}", (command, name)) for command in REQUIRED for name in arguments_of(command, parsers)
     ]
     plan += [("runs with such values", None)] * 150
     return plan, {"parsers": parsers, "bench": Workbench(folder)}
@@ -136,11 +150,10 @@ def case(kind: str, about, rng: random.Random, folder: Path, shared: dict) -> st
     if about is None:
         return run_case(rng, folder, shared)
     command, name = about
-    parser = shared["parsers"][command]
     results, failed = set(), []
     for value in VALUES:
         try:
-            results.add(parse_case(parser, command, name, value))
+            results.add(parse_case(shared["parsers"], command, name, value))
         except Failed as reason:
             failed.append(f"{command} --{name} {value!r}: {reason}")
     if failed:
@@ -148,11 +161,11 @@ def case(kind: str, about, rng: random.Random, folder: Path, shared: dict) -> st
     return EXPLAINED if EXPLAINED in results else RIGHT
 
 
-def parse_case(parser, command: str, name: str, value: str) -> str:
+def parse_case(parsers: dict, command: str, name: str, value: str) -> str:
     """Parse one value."""
     argv = [each for each in REQUIRED[command] if not each.startswith(f"--{name}=")] + [f"--{name}={value}"]
-    status, errors = _parse(parser, argv)
-    is_number, is_ours, is_text = arguments_of(parser)[name]
+    status, errors = _parse(parsers, command, argv)
+    is_number, is_ours, is_text = arguments_of(command, parsers)[name]
     is_nonsense = (
         (is_number and value not in ("0", "-1"))
         or (is_number and is_ours and value == "-1" and name not in SENTINELS)
@@ -169,11 +182,18 @@ def parse_case(parser, command: str, name: str, value: str) -> str:
     return explained(outcome, name if name in outcome.message else value)
 
 
-def _parse(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[int, str]:
+def _parse(parsers: dict, command: str, argv: list[str]) -> tuple[int, str]:
     """(exit status, standard error) of a command that does nothing but parse, in this process."""
     with contextlib.redirect_stderr(io.StringIO()) as errors:
         try:
-            parser.parse_args_into_dataclasses(argv)
+            if command in parsers:
+                parsers[command].parse_args_into_dataclasses(argv)
+            else:
+                with (
+                    mock.patch.object(cli.Command, "invoke", return_value=None),
+                    mock.patch("sys.argv", [*command.split(), *argv]),
+                ):
+                    cli.main()
         except SystemExit as end:
             return end.code, errors.getvalue()
         except Exception as error:
@@ -192,7 +212,7 @@ def run_case(rng: random.Random, folder: Path, shared: dict) -> str:
             *[("pretrain_mlm.py", bench.pretrain)] * 3,
         )
     )
-    kinds = arguments_of(shared["parsers"][name])
+    kinds = arguments_of(name, shared["parsers"])
     argument = rng.choice([argument for argument, (is_number, _, _) in kinds.items() if is_number])
     value = rng.choice(["0", "-1", "1", "3", *(["1000000000"] if argument not in LONG else [])])
     home = {"shards_dir": folder / "shards"} if call == bench.pretrain else {}

@@ -28,7 +28,6 @@ from neobert_hf import NeoBERTForMaskedLM, PackedMLMCollator, cli
 from neobert_hf.data.packing import MixedRows, PackedRows
 from neobert_hf.data.wordpiece import train_wordpiece
 from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArguments
-from neobert_hf.pretraining.flops import matrix_flops_per_s, training_flops
 from neobert_hf.pretraining.manifests import write_manifest
 from neobert_hf.pretraining.recipes import RECIPES
 from neobert_hf.pretraining.runs import begin_or_resume, last_complete_checkpoint
@@ -261,21 +260,6 @@ def test_a_step_draws_all_its_rows_from_one_part_with_the_papers_shares():
     # the steps of one part go through it in order and leave out no row
     seen = [rows[step * 4 + i]["mask_seed"] for step in np.flatnonzero(rows.draws == 1)[:5] for i in range(4)]
     assert seen == [parts[1][number]["mask_seed"] for number in range(20)]
-
-
-def test_operations_are_counted_as_by_hand(tiny_config):
-    model = NeoBERTForMaskedLM(tiny_config)
-    width, layers, vocabulary = tiny_config.hidden_size, tiny_config.num_hidden_layers, tiny_config.vocab_size
-    inner = tiny_config.swiglu_width
-    block = 3 * width * width + width * width + 2 * width * inner + inner * width
-    products = 2 * layers * block * 10 + 2 * width * vocabulary * 3  # ten tokens, three of them masked
-    attention = layers * 2 * (2 * width * (4**2 + 6**2))  # scores and mixes of a document of 4 and one of 6 tokens
-    assert training_flops(model, 10, 3, 4**2 + 6**2) == 3 * (products + attention)
-
-
-def test_a_slow_device_has_a_rate_too():
-    """One whose first product takes longer than the time that was given, for loading its libraries."""
-    assert matrix_flops_per_s(torch.device("cpu"), torch.float32, seconds=0) > 0
 
 
 def test_memory_is_pinned_for_cuda_only(tmp_path):

@@ -1,4 +1,4 @@
-"""Floating-point operations of a training step, and how many of them a device can do in its products."""
+"""Floating-point operations of a training step, and the peak rate of a device in matrix products."""
 
 import time
 
@@ -8,13 +8,16 @@ from transformers import PreTrainedModel
 
 
 def training_flops(model: PreTrainedModel, num_tokens: int, num_masked: int, sum_of_squares: int) -> int:
-    """Floating-point operations of forward and backward in matrix products, those that the result needs and no more.
+    """Floating-point operations in the matrix products of forward and backward, without padding, masked tiles or recomputation.
+
+    Not by torch.utils.flop_counter.FlopCounterMode, which counts what a backend computes: masked positions too where it masks,
+    and nothing for kernels that it does not know, such as SDPA's on a CPU.
 
     Args:
         model: A masked language model.
-        num_tokens: Real tokens.
-        num_masked: Those of them that the decoder predicts.
-        sum_of_squares: Sum of the squared lengths of the sequences that tokens attend in.
+        num_tokens: Number of real tokens.
+        num_masked: Number of tokens that the decoder predicts.
+        sum_of_squares: Sum of the squared lengths of the documents, within which tokens attend.
 
     Source: Kaplan et al., arXiv 2001.08361, section 2.1, with attention's products counted exactly.
     """
@@ -22,14 +25,20 @@ def training_flops(model: PreTrainedModel, num_tokens: int, num_masked: int, sum
     in_blocks = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear) and m is not decoder)
     attention = 4 * config.hidden_size * config.num_hidden_layers * sum_of_squares
     forward = 2 * in_blocks * num_tokens + 2 * decoder.weight.numel() * num_masked + attention
-    return 3 * forward  # the backward pass has two products for each of these
+    return 3 * forward  # the backward pass computes two products for each product of the forward pass
 
 
 def matrix_flops_per_s(device: torch.device, dtype: torch.dtype, seconds: float = 0.3) -> float:
-    """The best rate of floating-point operations that square matrix products reach on a device within that time."""
+    """Best measured rate of square matrix products on a device, in floating-point operations per second.
+
+    Args:
+        device: The device to measure.
+        dtype: Dtype of the matrices.
+        seconds: Time of the measurement; at least one product is measured.
+    """
     size = 8192 if device.type == "cuda" else 1024
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    a @ b  # the first one loads libraries
+    a @ b  # the first product loads libraries
     _wait(device)
     best, end = 0.0, time.perf_counter() + seconds
     while not best or time.perf_counter() < end:
