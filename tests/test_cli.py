@@ -324,7 +324,7 @@ def test_a_disk_that_fills_during_the_write_leaves_the_earlier_file_and_no_parti
     resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, hard))
     try:
         with pytest.raises(
-            SystemExit, match=f"File too large: {name} could not be written; what stood there before is un"
+            SystemExit, match=f"File too large: {name} could not be written; the previous content is unchanged"
         ):
             run(monkeypatch, "embed", tmp_path / "a.txt", "--model", folder, "-o", tmp_path / name)
     finally:
