@@ -216,7 +216,7 @@ def test_a_checkpoint_with_a_missing_tensor_is_refused(weights, tmp_path):
         AutoModelForMaskedLM.from_pretrained(tmp_path)
 
 
-def test_a_checkpoint_with_split_gate_and_up_is_refused_with_the_way_out(weights, tmp_path):
+def test_a_checkpoint_with_split_gate_and_up_is_refused_with_the_solution(weights, tmp_path):
     split = {}
     for name, value in weights.items():
         if ".ffn.w12." in name:

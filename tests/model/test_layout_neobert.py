@@ -464,7 +464,7 @@ def test_unknown_arguments_are_refused(model):
         model(random_ids(1, 4), attn_mask=torch.ones(1, 4))
 
 
-def test_positions_are_free_with_a_mask(double_model):
+def test_with_a_mask_positions_may_have_any_value(double_model):
     """With an attention mask, positions only rotate: their distances matter, the first position does not."""
     ids, mask = random_ids(1, 6), torch.ones(1, 6, dtype=torch.long)
     with torch.no_grad():
