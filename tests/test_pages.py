@@ -1,6 +1,8 @@
 """The pages tell the truth: their snippets run, their tables are those of the results, the names that they give exist."""
 
+import importlib
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ import render_tables
 from conftest import run_main
 from oracle import CONFIG, random_weights, write_checkpoint
 
-import neobert_hf
+import neobert_hf.cli
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(neobert_hf.__file__).parent
@@ -29,6 +31,33 @@ def test_the_snippets_run(snippet, tokenizer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     script = "import neobert_hf\n" + snippet.replace("chandar-lab/NeoBERT", str(folder))
     exec(compile(script, "snippet", "exec"), {"__name__": "__main__"})
+
+
+def commands_of(page):
+    """The commands in the page's bash blocks that run this package: (what runs, its flags)."""
+    for block in re.findall(r"```bash\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words[:1] == ["neobert"]:
+                yield f"neobert {words[1]}", [word for word in words if word.startswith("--")]
+            elif scripts := [i for i, word in enumerate(words) if word.endswith(".py")]:
+                yield words[scripts[0]], [word for word in words[scripts[0] :] if word.startswith("--")]
+
+
+COMMANDS = sorted({(what, flag) for page in PAGES for what, flags in commands_of(page) for flag in ["", *flags]})
+
+
+@pytest.mark.parametrize("command", sorted({what for what, _ in COMMANDS}))
+def test_the_flags_of_the_commands_exist(command):
+    """Those of `neobert` and of the scripts that the pages show, by their own help."""
+    if command.startswith("neobert "):
+        known = run_main(neobert_hf.cli, command.split()[1], "--help")
+    else:
+        module = importlib.import_module(Path(command).stem)
+        parts = run_main(module, "--help")
+        known = run_main(module, "--help_all") if "--help_all" in parts else parts
+    missing = [flag for what, flag in COMMANDS if what == command and not re.search(rf"{flag}\b", known)]
+    assert not missing
 
 
 def test_the_tables_are_rendered_from_the_results():
