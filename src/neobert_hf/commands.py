@@ -174,7 +174,7 @@ class _HelpAll(argparse.Action):
 
 def _titles(dataclass_type: type) -> dict[str, str | None]:
     """The title of the group of each field: that of `GROUPS`, or the dataclass's own; None is for --help_all only."""
-    doc = (dataclass_type.__doc__ or "").split("\n")[0].rstrip(".")
+    doc = (dataclass_type.__doc__ or "").split("\n")[0].split(". ")[0].rstrip(".")
     titles = {}
     for each in fields(dataclass_type):
         declared_in = next(base for base in dataclass_type.__mro__ if each.name in get_annotations(base))

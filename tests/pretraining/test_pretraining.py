@@ -294,7 +294,7 @@ def test_an_override_that_the_config_does_not_have_is_refused(tokenizer):
     [
         ({"recipe": "papr"}, "recipe='papr' is not one of paper, code"),
         ({"tokens_per_step": 500}, "tokens_per_step=500 is not a multiple of row_tokens=64"),
-        ({"gradient_accumulation_steps": 3}, "contradicts tokens_per_step=512, which takes 8"),
+        ({"gradient_accumulation_steps": 3}, "contradicts tokens_per_step=512, which requires 8"),
         ({"phase": 2}, "phase 2 requires init_from, phase 1 refuses it"),
     ],
 )
@@ -449,7 +449,7 @@ def test_one_process_of_a_machine_compares_finished_shards_with_the_corpus(corpu
     monkeypatch.setattr(pretrain_mlm, "open_corpus", lambda *args: opened.append(1) or open_corpus(*args))
     assert [len(open_shards(process, 3)) for process in (0, 1, 2)] == [len(written)] * 3
     assert len(opened) == 1
-    with pytest.raises(ValueError, match="holds no shards; tokenize once"):
+    with pytest.raises(ValueError, match="holds no shards; tokenize before"):
         open_shards(1, 3, tmp_path / "none")
 
 
