@@ -41,6 +41,7 @@ from neobert_hf.commands import CommandParser, run_command
 from neobert_hf.data.corpus import Corpus
 from neobert_hf.data.files import saving
 from neobert_hf.data.packing import PackedRows
+from neobert_hf.data.plans import PACKING
 from neobert_hf.data.shards import MANIFEST, Shards, tokenize_corpus
 from neobert_hf.data.wordpiece import tokenizer_hash
 from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArguments
@@ -140,7 +141,8 @@ def train(data: CorpusArguments, training: PretrainingArguments):
     if data.streaming:
         rows, source = open_stream(data, training, tokenizer)
     else:
-        rows = training_rows(documents, training, tokenizer.sep_token_id)
+        is_verified = data.verify_shards and training.process_index == 0
+        rows = training_rows(documents, training, tokenizer.sep_token_id, is_verified)
     if held_out is not None:
         cut = dict(max_length=training.max_length, end_token=tokenizer.sep_token_id, seed=training.seed)
         held_out = PackedRows(held_out, held_out.lengths, training.row_tokens, **cut)
@@ -173,6 +175,8 @@ def train(data: CorpusArguments, training: PretrainingArguments):
         "seed": training.seed,
         "precision": "bf16" if training.bf16 else "fp16" if training.fp16 else "as launched",
     }
+    if not data.streaming:
+        run["packing"] = PACKING
     run = json.loads(json.dumps(run))
     exactly = not training.resume_inexactly
     checkpoint = begin_or_resume(training.output_dir, run, training.resume_from_checkpoint, exactly)

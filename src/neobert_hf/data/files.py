@@ -134,7 +134,7 @@ def file_hash(file: Path) -> str:
 
 
 @contextmanager
-def only_writer(folder: Path, lock: str) -> Iterator[None]:
+def only_writer(folder: Path, lock: str, wait: bool = False) -> Iterator[None]:
     """Lock a folder against other processes that write to it.
 
     The operating system holds the lock, so it ends with the process, also after a crash. The lock file remains; it locks
@@ -143,6 +143,7 @@ def only_writer(folder: Path, lock: str) -> Iterator[None]:
     Args:
         folder: Folder to lock; created if it does not exist.
         lock: Name of the lock file in the folder.
+        wait: Wait until the other process has ended instead of raising an error.
 
     Raises:
         ValueError: Another process writes to the folder.
@@ -151,7 +152,7 @@ def only_writer(folder: Path, lock: str) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     holder = filelock.FileLock(folder / lock)
     try:
-        holder.acquire(timeout=LOCK_SECONDS)
+        holder.acquire(timeout=-1 if wait else LOCK_SECONDS)
     except filelock.Timeout:
         raise ValueError(
             f"another process writes to {folder}; wait until it has ended, or choose another folder"

@@ -1,4 +1,8 @@
-"""Documents packed whole into rows of a token budget: `PackedStream` for streams, `PackedRows` where each can be reached."""
+"""Documents packed whole into rows of a token budget: `PackedStream` for streams, `PackedRows` for documents by number.
+
+trl's `pack_dataset` packs each block of a `datasets.map` alone and writes the tokens a second time; here any row follows from its
+number and the seed, which exact resuming needs.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -6,78 +10,44 @@ from itertools import islice
 import numpy as np
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from .permutation import Permutation
+from .plans import BestFit, PackingPlan, make_packing_plan
+
 LONG_DOCUMENTS = ("error", "truncate", "chunk")
+ROW_ORDER = 2  # purpose of a random order, part of its seed
 CONFIGURATION = ("max_tokens", "long_documents", "max_open_rows")
 
 
-class BestFit:
-    """Open rows: an item goes where it leaves the least room, and the fullest row is complete when too many are open.
-
-    Args:
-        max_tokens: Token budget of a row.
-        max_open_rows: How many rows wait for an item that fits; more pack tighter and mix the order more.
-        rows: Open rows to go on with, each a list of items.
-
-    Source: best-fit packing, arXiv 2404.10830.
-    """
-
-    def __init__(self, max_tokens: int, max_open_rows: int, rows: Iterable[list] = ()):
-        self.max_tokens, self.max_open_rows = max_tokens, max_open_rows
-        self.rows = [(sum(map(len, row)), row) for row in rows]
-
-    def place(self, item, length: int) -> list | None:
-        """Put an item of `length` tokens, at most `max_tokens`, into a row; the row that became complete, if any."""
-        room = self.max_tokens - length
-        place = max(
-            (i for i, row in enumerate(self.rows) if row[0] <= room), key=lambda i: self.rows[i][0], default=None
-        )
-        if place is None:
-            place = len(self.rows)
-            self.rows.append((0, []))
-        tokens, items = self.rows[place]
-        items.append(item)
-        self.rows[place] = (tokens + length, items)
-        if tokens + length == self.max_tokens:
-            return self.rows.pop(place)[1]
-        if len(self.rows) > self.max_open_rows:
-            return self.rows.pop(max(range(len(self.rows)), key=lambda i: self.rows[i][0]))[1]
-        return None
-
-    def rest(self) -> list[list]:
-        """The open rows, the fullest first; none stays open."""
-        rows = sorted(self.rows, key=lambda row: row[0], reverse=True)
-        self.rows = []
-        return [items for _, items in rows]
-
-
 class PackedStream(IterableDataset):
-    """Pack documents into rows of at most `max_tokens`, each whole, and every one exactly once.
+    """Pack a stream of documents into rows of at most `max_tokens`: each document whole, and exactly once.
 
-    A document goes into the open row that it fills best; if it fits into none it opens a row, and when too many are open
-    the fullest one is complete. At the end of the stream the open rows follow, the fullest first, so nothing is lost.
+    A document goes into the open row that it fills best. If it fits into none, it opens a row; when too many rows are open, the
+    fullest row is complete. At the end of the stream the open rows follow, the fullest first, so no document is lost.
     Rows hold no padding: give Trainer `per_device_train_batch_size=1` and `PackedMLMCollator` as its collator. Several processes
     each pack the whole stream and take their share of the rows, with `accelerator_config={"dispatch_batches": False}`;
     without it accelerate stops, since it cannot cut one batch of rows that differ in length.
 
-    In a DataLoader with workers each worker packs its own share: every n-th document, or what a torch `IterableDataset`
-    gives to that worker. The counts and the state of this object then stay as they are; those of the workers' copies move.
+    In a DataLoader with workers each worker packs its own share: every n-th document, or the share that a torch
+    `IterableDataset` yields in that worker. The counts and the state of this object then do not change; those of the workers'
+    copies do. For a large corpus tokenize first and use `PackedRows`: a stream tokenizes in every process, and resuming reads it
+    from its start.
 
     Args:
-        documents: Dicts with `input_ids`, or plain lists of token ids. To be iterated more than once it must be a
-            collection or a dataset, not a generator.
+        documents: Dicts with `input_ids`, or plain lists of token ids. More than one pass needs a collection or a dataset, not a
+            generator.
         max_tokens: Token budget of a row.
-        long_documents: What becomes of a document above the budget: "error" refuses it, "truncate" keeps its first
-            `max_tokens` tokens, "chunk" makes documents of `max_tokens` tokens and a rest out of it, as they are.
-        max_open_rows: How many rows wait for a document that fits; more pack tighter and mix the order more.
-        seed: Give each row a `mask_seed` that follows from this and its number, so that masks are the same however often the
-            stream is read; None leaves the masks to the collator's own generator.
-        num_rows: Number of rows of a whole run, those of all workers counted, in one pass; a later epoch has none. None ends with
-            the documents, in each epoch.
+        long_documents: Treatment of a document above the budget: "error" refuses it, "truncate" keeps its first `max_tokens`
+            tokens, "chunk" cuts it into documents of at most `max_tokens` tokens.
+        max_open_rows: Number of rows that wait for a document that fits; more rows pack tighter and mix the order more.
+        seed: Give each row a `mask_seed` that depends on this seed and the row's number, so that each reading of the stream masks
+            the same tokens; None leaves the masks to the collator's own generator.
+        num_rows: Number of rows of the whole run, over all workers, in one pass; a later epoch has no rows. None ends with the
+            documents, in each epoch.
 
     Raises:
-        ValueError: An argument is out of range; while iterating, a document is empty or above the budget.
+        ValueError: An argument is out of bounds; while iterating, a document is empty or above the budget.
 
-    Source: paper, section 3 and Table 2, row M6 (documents must not see one another: hence `position_ids`).
+    Source: paper, section 3 and Table 2, row M6 (documents must not attend to one another, hence `position_ids`).
     """
 
     def __init__(
@@ -104,31 +74,31 @@ class PackedStream(IterableDataset):
         self._begin()
 
     def _begin(self):
-        self.num_documents = 0  # taken from the stream
-        self.num_rows = 0  # given out
-        self.num_tokens = 0  # in the rows that were given out
+        self.num_documents = 0  # read from the stream
+        self.num_rows = 0  # yielded
+        self.num_tokens = 0  # in the rows that were yielded
         self.num_truncated = 0
         self._open = BestFit(self.max_tokens, self.max_open_rows)
-        self._waiting = []  # rows that are complete and not yet given out
+        self._waiting = []  # rows that are complete and not yet yielded
         self._source_state = None
 
     @property
     def packing_efficiency(self) -> float:
-        """Share of the budget of the rows given out so far that holds tokens; NaN before the first."""
+        """Share of the budget of the rows yielded so far that holds tokens; NaN before the first row."""
         return self.num_tokens / (self.num_rows * self.max_tokens) if self.num_rows else float("nan")
 
     def __iter__(self) -> Iterator[dict]:
-        """Give rows as dicts of lists: `input_ids` (T,), and `position_ids` (T,), 0 where a document begins."""
+        """Yield rows as dicts of lists: `input_ids` (T,), and `position_ids` (T,), 0 where a document begins."""
         worker = get_worker_info()
         if self._resumed and not self._resumed_in_worker and worker is not None and worker.num_workers > 1:
             raise ValueError(
                 f"one state cannot be shared out to {worker.num_workers} workers, each of which packs its own documents; use "
-                "num_workers=0 or 1 to go on from it"
+                "num_workers=0 or 1 to resume from it"
             )
         if not self._resumed:
             self._begin()
         self._resumed = False
-        yield from self._give_out()
+        yield from self._finished_rows()
         if self._is_done():
             return
         for document in self._remaining_documents():
@@ -138,16 +108,16 @@ class PackedStream(IterableDataset):
             self.num_documents += 1
             if hasattr(self.documents, "state_dict"):
                 self._source_state = self.documents.state_dict()
-            yield from self._give_out()
+            yield from self._finished_rows()
             if self._is_done():
                 return
         self._waiting += self._open.rest()
-        yield from self._give_out()
+        yield from self._finished_rows()
 
     def set_epoch(self, epoch: int) -> None:
-        """Pass the epoch on to a stream that shuffles by it; with `num_rows`, an epoch after the first has no rows.
+        """Set the epoch of a stream that shuffles by it; with `num_rows`, an epoch after the first has no rows.
 
-        Trainer calls this before each pass, and counts a run that is resumed at its end as a second one.
+        Trainer calls this before each pass, and treats a run that is resumed at its end as a second epoch.
         """
         self._is_later_epoch = epoch > 0
         if hasattr(self.documents, "set_epoch"):
@@ -184,7 +154,7 @@ class PackedStream(IterableDataset):
             return [ids[: self.max_tokens]]
         return [ids[start : start + self.max_tokens] for start in range(0, len(ids), self.max_tokens)]
 
-    def _give_out(self):
+    def _finished_rows(self):
         while self._waiting and not self._is_done():
             row, number = self._waiting.pop(0), self._next_number()
             self.num_rows += 1
@@ -199,11 +169,11 @@ class PackedStream(IterableDataset):
         return self.num_rows * num_shares + share
 
     def state_dict(self) -> dict:
-        """Everything that the rest of the rows depends on, in plain Python types; take it between two rows.
+        """Everything that the remaining rows depend on, in plain Python types; call it between two rows.
 
-        It is the state after the rows that were read from here. Where you read them yourself, these are the rows that you
-        have used. A Trainer reads at least one row ahead, so a state taken beside it skips what was never trained: there, go on
-        with `resume_from_checkpoint`, which reads the stream again and leaves out exactly what was used.
+        It is the state after the rows that were read from this object. A Trainer reads at least one row ahead, so a state taken
+        during training skips rows that were never trained on. Resume a Trainer with `resume_from_checkpoint`: it reads the stream
+        again and skips exactly the rows that were used.
         """
         return {
             "configuration": {name: getattr(self, name) for name in CONFIGURATION},
@@ -211,18 +181,19 @@ class PackedStream(IterableDataset):
             "num_rows": self.num_rows,
             "num_tokens": self.num_tokens,
             "num_truncated": self.num_truncated,
-            "open_rows": [list(row) for _, row in self._open.rows],
+            "open_rows": [list(row) for row in self._open.rows],
             "waiting": [list(row) for row in self._waiting],
             "source": self._source_state,
         }
 
     def load_state_dict(self, state: dict) -> None:
-        """Go on with the next iteration where `state_dict` was taken.
+        """Resume: the next iteration starts where `state_dict` was called.
 
-        The stream goes on by its own state if it has one (`datasets` streams do), else by skipping what was taken.
+        A stream with a state of its own (`datasets` has them) is resumed by it; in any other the documents that were read are
+        skipped.
 
         Raises:
-            ValueError: The state comes from another packing configuration. While iterating: several workers would go on from
+            ValueError: The state comes from another packing configuration. While iterating: several workers would resume from
                 this one state.
         """
         here = {name: getattr(self, name) for name in CONFIGURATION}
@@ -231,7 +202,7 @@ class PackedStream(IterableDataset):
             names = [name for name in CONFIGURATION if here[name] != there.get(name)]
             differences = ", ".join(f"{name}={here[name]!r} here and {there.get(name)!r} there" for name in names)
             raise ValueError(
-                f"the state belongs to another packing: {differences}; use the same values, or start the stream anew"
+                f"the state belongs to another packing: {differences}; use the same values, or read the stream from its beginning"
             )
         for name in ("num_documents", "num_rows", "num_tokens", "num_truncated"):
             setattr(self, name, state[name])
@@ -258,24 +229,27 @@ def _mask_seed(seed, number):
 
 
 class PackedRows(Dataset):
-    """Packed rows of a run, each a pure function of its number: what a row holds and how it is masked never depends on how
-    far a run has come, how many devices share it, or what was read ahead.
+    """Packed rows of a run, each a pure function of its number.
 
-    Documents are shuffled once and packed once. Each pass over them has an order of the rows of its own, and a row has
-    another `mask_seed` in each pass. Read them in their own order (a sequential sampler).
+    What a row holds and how it is masked does not depend on the progress of the run, on the number of devices, or on rows
+    that were read ahead. Documents are shuffled once and packed once. Each pass over the rows has its own order, and a row has
+    another `mask_seed` in each pass. Read the rows in their own order (a sequential sampler).
+
+    This constructor plans the rows in memory; `from_plan` takes a plan that was written to disk.
 
     Args:
         documents: Sequences of token ids, by number.
         lengths: (N,) their numbers of tokens.
         max_tokens: Token budget of a row.
-        max_length: Documents above it are cut; None: none is.
-        end_token: A document that ends with this token, `[SEP]`, keeps it when it is cut, as a tokenizer would have cut it.
+        max_length: Longer documents are cut to this many tokens; None cuts none.
+        end_token: A document that ends with this token, `[SEP]`, keeps it when it is cut, as the tokenizer does.
         num_rows: Number of rows in the run; None is one pass.
-        seed: Of the order and of the masks.
+        seed: Seed of the order and of the masks.
         max_open_rows: As in `PackedStream`.
 
     Raises:
-        ValueError: There is no document, one is empty, one is above the budget and not cut, or a number is out of bounds.
+        ValueError: There is no document, a document is empty, a document is longer than a row and not cut, or a number is out of
+            bounds.
     """
 
     def __init__(
@@ -298,25 +272,45 @@ class PackedRows(Dataset):
             raise ValueError(
                 f"{len(documents)} documents with {len(lengths)} lengths cannot be packed; give at least one"
             )
-        cut = lengths if max_length is None else np.minimum(lengths, max_length)
-        if cut.min() < 1 or cut.max() > max_tokens:
+        least, most = (
+            limit if max_length is None else min(limit, max_length) for limit in (lengths.min(), lengths.max())
+        )
+        if least < 1 or most > max_tokens:
             raise ValueError(
-                f"documents have {cut.min()} to {cut.max()} tokens, a row takes 1 to {max_tokens}; drop empty documents, "
+                f"documents have {least} to {most} tokens, a row takes 1 to {max_tokens}; drop empty documents, "
                 f"and raise max_tokens or lower max_length={max_length}"
             )
-        self.documents, self.max_tokens, self.max_length, self.seed = documents, max_tokens, max_length, seed
-        self.end_token = end_token
-        self.num_tokens = int(cut.sum())
-        open_rows, rows = BestFit(max_tokens, max_open_rows), []
-        for number in np.random.default_rng(seed).permutation(len(documents)).tolist():
-            if (row := open_rows.place(number, int(cut[number]))) is not None:
-                rows.append(row)
-        rows += open_rows.rest()
-        self._documents = np.concatenate([np.asarray(row, np.int64) for row in rows])
-        self._ends = np.cumsum([len(row) for row in rows])
-        self.rows_per_pass = len(rows)
+        self._begin(
+            documents, make_packing_plan(lengths, max_tokens, max_length, max_open_rows, seed), end_token, num_rows
+        )
+
+    @classmethod
+    def from_plan(
+        cls, documents: Sequence, plan: PackingPlan, end_token: int | None = None, num_rows: int | None = None
+    ) -> "PackedRows":
+        """Rows of a plan.
+
+        Args:
+            documents: Sequences of token ids, by the numbers that the plan holds: the `shards` of a subset, not the subset.
+            plan: What `write_packing_plan` returned.
+            end_token: As in the constructor.
+            num_rows: Number of rows in the run; None is one pass.
+
+        Raises:
+            ValueError: `num_rows` is out of bounds.
+        """
+        if num_rows is not None and num_rows < 1:
+            raise ValueError(f"num_rows={num_rows} must be at least 1; None is one pass")
+        rows = cls.__new__(cls)
+        rows._begin(documents, plan, end_token, num_rows)
+        return rows
+
+    def _begin(self, documents, plan, end_token, num_rows):
+        self.documents, self.plan, self.end_token = documents, plan, end_token
+        self.max_tokens, self.max_length, self.seed = plan.max_tokens, plan.max_length, plan.seed
+        self.rows_per_pass, self.num_tokens = len(plan), plan.num_tokens
         self.num_rows = self.rows_per_pass if num_rows is None else num_rows
-        self._order = (None, None)  # the number of a pass, and the order of the rows in it
+        self._order = (None, None)  # number of a pass, and the order of the rows in it
 
     @property
     def packing_efficiency(self) -> float:
@@ -332,11 +326,9 @@ class PackedRows(Dataset):
             raise IndexError(f"row {number} of {self.num_rows}")
         number_of_pass, place = divmod(number, self.rows_per_pass)
         if self._order[0] != number_of_pass:
-            rng = np.random.default_rng((self.seed, number_of_pass))
-            self._order = (number_of_pass, rng.permutation(self.rows_per_pass))
-        row = int(self._order[1][place])
-        start = self._ends[row - 1] if row else 0
-        documents = [self._cut(self.documents[int(i)]) for i in self._documents[start : self._ends[row]]]
+            self._order = (number_of_pass, Permutation(self.rows_per_pass, self.seed, ROW_ORDER, number_of_pass))
+        (row,) = self._order[1](np.array([place])).tolist()
+        documents = [self._cut(self.documents[i]) for i in self.plan.row(row)]
         return _packed(documents) | {"mask_seed": _mask_seed(self.seed, number)}
 
     def _cut(self, ids):
@@ -349,16 +341,16 @@ class PackedRows(Dataset):
 
 
 class MixedRows(Dataset):
-    """Rows of several collections; each optimizer step draws all of its rows from one of them.
+    """Rows of several collections; each optimizer step draws all of its rows from one collection.
 
-    Which one a step draws from depends on the seed and the number of the step alone, not on the number of devices.
+    The choice depends on the seed and the number of the step alone, not on the number of devices.
 
     Args:
-        parts: `PackedRows`, each long enough for the whole run.
-        shares: Probability of each.
+        parts: `PackedRows`, each with enough rows for the whole run.
+        shares: Probability of each part.
         rows_per_step: Rows in an optimizer step, on all devices and accumulation steps together.
         num_steps: Optimizer steps of the run.
-        seed: Of the draws.
+        seed: Seed of the draws.
 
     Source: paper, section 3.2: each batch of phase 2 comes from one of three sub-datasets.
     """
@@ -366,7 +358,7 @@ class MixedRows(Dataset):
     def __init__(self, parts: list, shares, rows_per_step: int, num_steps: int, seed: int = 0):
         self.parts, self.rows_per_step, self.num_steps = parts, rows_per_step, num_steps
         self.draws = np.random.default_rng(seed).choice(len(parts), size=num_steps, p=shares)
-        # How many earlier steps drew from the same part: where a step's rows begin in it.
+        # Number of earlier steps that drew from the same part: it gives the place of the step's rows in the part.
         self._earlier = np.zeros(num_steps, np.int64)
         for part in range(len(parts)):
             drawn = self.draws == part

@@ -1,14 +1,14 @@
-"""Tokenized text on disk: `tokenize_corpus` writes memory-mapped shards once, `Shards` reads them.
+"""Tokenized text on disk: `tokenize_corpus` writes a folder of shards once, `Shards` reads documents from it.
 
-A folder of shards holds `shard-00000.arrow`, ... (Arrow streams with one column of token ids, which
-`datasets.Dataset.from_file` reads too) and `manifest.json`, written last: what has no manifest is not finished. Each shard
-gets its own small record when it is whole, so that an interrupted run goes on after the last whole shard.
+A folder of shards holds `shard-00000.arrow`, ... (Arrow streams with one column of token ids, which `datasets.Dataset.from_file`
+reads too) and `manifest.json`, written last: a folder without it is not finished. Each shard gets a small record when it is
+complete, so an interrupted run continues after the last complete shard. datatrove's `.ds` shards are read in windows of equal
+length, which cut documents; here each document is read by its number and stays whole.
 
 pyarrow is imported where it is used, since the command line knows the bounds of this module without it.
 """
 
 import hashlib
-import json
 import multiprocessing
 import os
 import sys
@@ -28,20 +28,19 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from ..deprecations import renamed_names
-from .files import file_hash, only_writer, sealed, unsealed, write_json, writing
+from .files import file_hash, only_writer, sealed, write_json, writing
+from .shard_reader import COLUMN, MANIFEST, Shards, ShardsSubset, ShardsView, read_shards_json
 from .wordpiece import plain_tokenizer, tokenizer_hash
 
 logger = logging.get_logger(__name__)
 
-MANIFEST = "manifest.json"
 SETTINGS = "settings.json"  # of shards that are not finished
 LOCK = ".tokenize.lock"
-COLUMN = "input_ids"
 LONG_DOCUMENTS = ("truncate", "chunk")
 MOST_TOKENS = (1 << 31) - 1  # in a shard, whose offsets are int32
-MOST_DOCUMENTS = 1_000_000  # in a shard: their texts wait in memory together
+MOST_DOCUMENTS = 1_000_000  # in a shard, whose texts are in memory together
 MOST_ON_WINDOWS = 61  # processes that one pool can wait for there
-STILL_GOOD = "the finished shards are whole: make room, and run the same again to go on"
+STILL_GOOD = "the finished shards are whole: make room, and run the same again to continue"
 
 
 def tokenize_corpus(
@@ -54,30 +53,31 @@ def tokenize_corpus(
     documents_per_shard: int = 10_000,
     num_processes: int | None = None,
     show_progress: bool = True,
-) -> "Shards":
-    """Tokenize each text once and write the ids to a folder of shards; call it again to go on after an interruption.
+) -> Shards:
+    """Tokenize each text once and write the ids to a folder of shards; the same call continues after an interruption.
 
-    Memory does not grow with the corpus. Texts without a token are left out and counted. A finished folder is taken as it is if
-    `source` and the settings are the same; the texts are not read again then. In one that is not finished, each finished shard is
-    compared with its texts and its checksum.
+    Memory does not grow with the corpus. Texts without a token are left out and counted. If the folder is finished, and `source`
+    and the settings are the same, the shards are used as they are and the texts are not read. If it is not finished, each
+    finished shard is compared with its texts and its checksum.
 
     Args:
-        texts: Documents, the same in the same order whenever they are read. A lone surrogate becomes a question mark.
+        texts: Documents, the same in the same order at each reading. A lone surrogate becomes a question mark.
         tokenizer: A fast tokenizer; its special tokens are added.
-        folder: Where to write; made if it is not there.
-        source: What the texts are, for the manifest and so that another corpus is not continued; plain types.
-        max_length: Where a document is cut, in tokens, the special ones included; at least one more than these.
-        long_documents: What becomes of the rest: "truncate" drops it, as in the paper, "chunk" makes further documents of it.
+        folder: Output folder; created if it does not exist.
+        source: Description of the texts in plain types. It is kept in the manifest, and shards of another source are refused.
+        max_length: Longest document in tokens, special tokens included; at least one more than their number.
+        long_documents: Treatment of the tokens beyond `max_length`: "truncate" drops them, as in the paper, "chunk" makes further
+            documents of them.
         documents_per_shard: Documents of the source in a shard, 1 to 1,000,000.
-        num_processes: Processes that tokenize, 1 to `most_processes()`; None is one for each core. They are started anew on macOS
-            and Windows, so a script that calls this keeps it under `if __name__ == "__main__":`. 1 starts none and needs no such
-            line. They end when this process does, however that ends.
+        num_processes: Processes that tokenize, 1 to `most_processes()`; None is one for each core. On macOS and Windows each of
+            them imports the script again, so keep the call under `if __name__ == "__main__":`. 1 starts no process and needs no
+            such line. The processes end with this one, even if it is killed.
         show_progress: Show a progress bar over documents.
 
     Raises:
         ValueError: An argument is out of bounds, a text is not a string, the folder holds shards of something else or of other
             texts, another process writes to it, or no text has a token.
-        OSError: A shard cannot be written, for want of space for instance; finished shards stay whole.
+        OSError: A shard cannot be written, for instance because the disk is full; finished shards stay whole.
         RuntimeError: The processes could not start, or one of them ended.
     """
     _check_arguments(tokenizer, max_length, long_documents, documents_per_shard, num_processes)
@@ -89,19 +89,20 @@ def tokenize_corpus(
         "long_documents": long_documents,
         "documents_per_shard": documents_per_shard,
     }
-    if (folder / MANIFEST).exists():  # it may lie where nothing can be written
+    if (folder / MANIFEST).exists():  # the folder may be read-only
         return _finished_shards(folder, settings)
     with only_writer(folder, LOCK):
         if (folder / MANIFEST).exists():  # by another process, meanwhile
             return _finished_shards(folder, settings)
         if (folder / SETTINGS).exists():
-            _check_same(folder, settings, _read_json(folder / SETTINGS))
+            _check_same(folder, settings, read_shards_json(folder / SETTINGS))
         elif any(file.name != LOCK and not file.match(f"{SETTINGS}.*.part") for file in folder.iterdir()):
             raise ValueError(f"{folder} is not empty and holds no shards; choose another folder")
         _remove_partial(folder)
         write_json(folder / SETTINGS, settings, "nothing else was begun")
         try:
-            _write_manifest(folder, texts, tokenizer, settings, num_processes, show_progress)
+            records = _tokenize(folder, texts, tokenizer, settings, num_processes, show_progress)
+            write_manifest(folder, settings, records)
         finally:
             _remove_partial(folder)  # of processes that were ended
     return Shards(folder)
@@ -144,21 +145,35 @@ def _remove_partial(folder):
             file.unlink(missing_ok=True)
 
 
-def _write_manifest(folder, texts, tokenizer, settings, num_processes, show_progress):
+def _tokenize(folder, texts, tokenizer, settings, num_processes, show_progress):
     options = (folder, plain_tokenizer(tokenizer).to_str(), settings["max_length"], settings["long_documents"])
-    if num_processes is None:  # not the cores of the whole machine, where a job has some of them
+    if num_processes is None:  # the cores of this job, which may be fewer than those of the machine
         num_processes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     if sys.platform == "win32":
         num_processes = min(num_processes, MOST_ON_WINDOWS)
     try:
         records = _write_shards(texts, settings["documents_per_shard"], num_processes, options, show_progress)
+        return [records[number] for number in sorted(records)]
     except BrokenProcessPool as error:
         raise RuntimeError(
             "a process that tokenizes could not start, or was ended from outside; finished shards are whole. Run the same again "
-            "to go on; if memory was short, pass a smaller num_processes. In a script, keep what starts processes under "
-            "if __name__ == '__main__':, or pass num_processes=1, which starts none"
+            "to continue; if memory was short, pass a smaller num_processes. In a script, keep the call under "
+            "if __name__ == '__main__':, or pass num_processes=1, which starts no process"
         ) from error
-    shards = [records[number] for number in sorted(records)]
+
+
+def write_manifest(folder: Path, settings: dict, shards: list[dict]) -> None:
+    """Write the manifest of complete shards, and remove their records.
+
+    Args:
+        folder: Folder of the shards.
+        settings: `source`, `tokenizer` and the other settings of `tokenize_corpus`.
+        shards: What `write_shard` returned for each shard, in order.
+
+    Raises:
+        ValueError: No shard holds a token.
+        OSError: The manifest cannot be written.
+    """
     if not sum(shard["tokens"] for shard in shards):
         raise ValueError(f"no text of {settings['source'] or 'the corpus'} has a token; there is nothing to train on")
     histogram = Counter()
@@ -172,28 +187,17 @@ def _write_manifest(folder, texts, tokenizer, settings, num_processes, show_prog
         "shards": shards,
     }
     write_json(folder / MANIFEST, sealed(manifest), STILL_GOOD)
-    (folder / SETTINGS).unlink()
+    (folder / SETTINGS).unlink(missing_ok=True)
     for shard in shards:
         (folder / shard["file"]).with_suffix(".json").unlink()
-
-
-def _read_json(file):
-    """What a JSON file of a folder of shards holds, an object."""
-    try:
-        content = json.loads(file.read_text("utf-8"))
-        if not isinstance(content, dict):
-            raise ValueError(f"it holds a {type(content).__name__}")
-        return unsealed(content)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is damaged ({error}); restore it, or remove the folder and tokenize again") from error
 
 
 def _check_same(folder, here, there):
     source, theirs = here["source"], there.get("source")
     if theirs != source and theirs == _names_and_sizes(source):
         logger.warning(
-            f"the shards in {folder} were begun by a version that knew files by name and size only: whether their content has "
-            "changed since cannot be told. Tokenize again if it may have"
+            f"an earlier version, which recorded only names and sizes of files, wrote the shards in {folder}: a later change of "
+            "the content cannot be detected. Tokenize again if the files may have changed"
         )
         there = there | {"source": source}
     if different := sorted(name for name in here if here[name] != there.get(name)):
@@ -204,18 +208,18 @@ def _check_same(folder, here, there):
 
 
 def _names_and_sizes(source):
-    """What earlier versions recorded of the same files: nothing of those in the folder of a dataset."""
+    """The source as earlier versions recorded it: names and sizes of files, and no files for the folder of a dataset."""
     if "dataset_name" in source:
         return {name: value for name, value in source.items() if name != "files"}
     files = source.get("files", ())
-    if not all(isinstance(file, dict) for file in files):  # what a caller of our functions says of its texts
+    if not all(isinstance(file, dict) for file in files):  # a description by a caller of `tokenize_corpus`
         return source
     files = [{name: file.get(name) for name in ("name", "bytes")} for file in files]
     return source | {"files": files}
 
 
 def _write_shards(texts, documents_per_shard, num_processes, options, show_progress):
-    """Write the shards that are not there yet; the record of each, by number."""
+    """Write the missing shards; returns the record of every shard, by number."""
     folder, records, pending = options[0], {}, set()
     make_pool = ThreadPoolExecutor if num_processes == 1 else ProcessPoolExecutor
     progress = tqdm(desc="tokenizing", unit=" documents", disable=not show_progress)
@@ -228,12 +232,12 @@ def _write_shards(texts, documents_per_shard, num_processes, options, show_progr
                     progress.update(len(block))
                     continue
                 pending.add(pool.submit(_write_shard, number, block))
-                if len(pending) > num_processes:  # no more texts wait in memory than the processes need
+                if len(pending) > num_processes:  # bounds the texts in memory
                     pending = _collect(pending, records, progress)
             while pending:
                 pending = _collect(pending, records, progress)
         except BaseException:
-            pool.shutdown(cancel_futures=True)  # the others finish the shard that they are at, and begin none
+            pool.shutdown(cancel_futures=True)  # running shards are finished, no further shard is started
             raise
     return records
 
@@ -262,16 +266,16 @@ def _shard_file(folder, number):
 
 
 def _finished(folder, number, texts):
-    """The record of a shard that an earlier run has finished, or None; one that is damaged is written again.
+    """The record of a shard that an earlier run finished; None if the shard is missing or damaged, so it is written again.
 
     Raises:
-        ValueError: It was made of other texts.
+        ValueError: The shard was made of other texts.
     """
     file = _shard_file(folder, number)
     if not file.is_file() or not file.with_suffix(".json").is_file():
         return None
     try:
-        record = _read_json(file.with_suffix(".json"))
+        record = read_shards_json(file.with_suffix(".json"))
     except ValueError:
         return None
     if record.get("sha256") != file_hash(file) or "texts_sha256" not in record:
@@ -306,9 +310,9 @@ def _begin_worker(folder, tokenizer, max_length, long_documents):
 
 
 def _end_with_parent(parent_id):
-    """End this process when the one that started it is gone, however it ended.
+    """End this process when its parent has ended, even if the parent was killed.
 
-    Processes that were forked meanwhile may hold the parent's end of the pipe, hence the second question.
+    A process that was forked meanwhile may hold the parent's end of the pipe, so the parent's id is compared too.
     """
     parent = multiprocessing.parent_process().sentinel
     while not connection.wait([parent], timeout=1) and os.getppid() == parent_id:
@@ -317,21 +321,42 @@ def _end_with_parent(parent_id):
 
 
 def _write_shard(number, texts):
-    """Tokenize a block of texts, write its shard and then its record; returns (number, record)."""
-    import pyarrow as pa
-
+    """Tokenize a block of texts and write its shard; returns (number, record)."""
     tokenizer, folder = _worker.tokenizer, _worker.folder
     dtype = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.int32
     documents, num_empty = [], 0
     try:
         encodings = tokenizer.encode_batch_fast(texts)
-    except (TypeError, UnicodeEncodeError):  # a lone surrogate, which is no text: it becomes a question mark
+    except (TypeError, UnicodeEncodeError):  # a lone surrogate is not valid text: it becomes a question mark
         encodings = tokenizer.encode_batch_fast([text.encode("utf-8", "replace").decode() for text in texts])
     for encoding in encodings:
         pieces = [encoding, *encoding.overflowing] if _worker.is_chunking else [encoding]
         pieces = [np.array(piece.ids, dtype) for piece in pieces if len(piece.ids) > _worker.num_special]
         num_empty += not pieces
         documents += pieces
+    record = {"texts": len(texts), "texts_sha256": _texts_hash(texts), "empty": num_empty}
+    return number, write_shard(folder, number, documents, dtype, record)
+
+
+def write_shard(folder: Path, number: int, documents: list[np.ndarray], dtype: np.dtype, record: dict) -> dict:
+    """Write one shard, and then its record, which marks the shard as finished.
+
+    Args:
+        folder: Folder of the shards.
+        number: Number of the shard.
+        documents: Token ids of each document, at least one token each.
+        dtype: Integer type of the ids.
+        record: Further entries of the record, such as the number of texts.
+
+    Returns:
+        The record, an entry of the manifest with a histogram of the lengths.
+
+    Raises:
+        ValueError: The shard would hold more tokens than its offsets can count.
+        OSError: A file cannot be written.
+    """
+    import pyarrow as pa
+
     lengths = np.array([len(document) for document in documents], np.int64)
     if lengths.sum() >= 1 << 31:
         raise ValueError(
@@ -345,142 +370,31 @@ def _write_shard(number, texts):
         writer.write_batch(batch)
     record = {
         "file": file.name,
-        "texts": len(texts),
-        "texts_sha256": _texts_hash(texts),
+        **record,
         "documents": len(documents),
         "tokens": int(lengths.sum()),
-        "empty": num_empty,
         "bytes": file.stat().st_size,
         "sha256": file_hash(file),
         "length_histogram": _histogram(lengths),
     }
-    write_json(file.with_suffix(".json"), sealed(record), STILL_GOOD)  # last: what has no record is not finished
-    return number, record
+    write_json(file.with_suffix(".json"), sealed(record), STILL_GOOD)
+    return record
 
 
 def _histogram(lengths):
-    """Number of documents with up to 16, 32, 64, ... tokens and more than the half of it."""
+    """Numbers of documents by length: up to 16 tokens, 17 to 32, 33 to 64, and further powers of two."""
     tops = 2 ** np.maximum(np.ceil(np.log2(np.maximum(lengths, 1))), 4).astype(int)
     return {str(top): int((tops == top).sum()) for top in np.unique(tops)}
 
 
-class Shards:
-    """The documents of a folder of shards, by number, without loading them: the files are mapped into memory.
-
-    Args:
-        folder: What `tokenize_corpus` wrote.
-        verify: Compare the checksum of every shard, which reads all of them once.
-
-    Raises:
-        FileNotFoundError: The folder holds no finished shards.
-        ValueError: A shard is damaged.
-    """
-
-    def __init__(self, folder: str | Path, verify: bool = False):
-        self.folder = Path(folder)
-        manifest = self.folder / MANIFEST
-        if not manifest.is_file():
-            raise FileNotFoundError(
-                f"{self.folder} holds no {MANIFEST}; tokenize into it first, or again if that was interrupted"
-            )
-        self.manifest = _read_json(manifest)
-        self._ids, self._offsets = [], []
-        try:
-            for shard in self.manifest["shards"]:
-                ids, offsets = self._open(shard, verify)
-                self._ids.append(ids)
-                self._offsets.append(offsets)
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"{manifest} is not a manifest of shards: {error!r} in it") from error
-        self._first = np.cumsum([0, *(len(offsets) - 1 for offsets in self._offsets)])
-        self.lengths = np.concatenate([np.diff(offsets) for offsets in self._offsets])
-
-    def _open(self, shard, verify):
-        """Token ids and offsets of a shard."""
-        import pyarrow as pa
-
-        name = shard["file"]
-        if Path(name).name != name:
-            raise ValueError(f"{self.folder / MANIFEST} names {name!r}, which is not a file of its own folder")
-        file = self.folder / name
-        if not file.is_file():
-            raise ValueError(f"{file} is missing; restore it, or remove the folder and tokenize again")
-        is_whole = file.stat().st_size == shard["bytes"] and not (verify and file_hash(file) != shard["sha256"])
-        try:
-            column = pa.ipc.open_stream(pa.memory_map(str(file))).read_all()[COLUMN].chunk(0) if is_whole else None
-        except (pa.ArrowInvalid, OSError, KeyError, IndexError):
-            column = None
-        if column is not None:
-            ids, offsets = column.values.to_numpy(), column.offsets.to_numpy()
-            is_in_order = offsets[0] == 0 and offsets[-1] == len(ids) and (np.diff(offsets) > 0).all()
-            if is_in_order and (len(offsets) - 1, len(ids)) == (shard["documents"], shard["tokens"]):
-                return ids, offsets
-        raise ValueError(
-            f"{file} is damaged: it is not what the manifest says; remove the folder and tokenize again, or restore the file"
-        )
-
-    def __len__(self) -> int:
-        return int(self._first[-1])
-
-    def __getitem__(self, number: int) -> np.ndarray:
-        """The token ids of a document, a view of the file."""
-        if not 0 <= number < len(self):
-            raise IndexError(f"document {number} of {len(self)}")
-        shard = int(np.searchsorted(self._first, number, side="right")) - 1
-        place = number - self._first[shard]
-        return self._ids[shard][self._offsets[shard][place] : self._offsets[shard][place + 1]]
-
-    def __reduce__(self):
-        return type(self), (self.folder,)  # a worker maps the files itself
-
-    def longer_than(self, num_tokens: int) -> "ShardsView":
-        """The documents of more than that many tokens, without a copy of them.
-
-        Source: paper, section 3.2, RefinedWeb 1024+ and 2048+.
-        """
-        return ShardsView(self, np.flatnonzero(self.lengths > num_tokens))
-
-    def split(self, num_held_out: int, seed: int = 0) -> tuple["ShardsView", "ShardsView"]:
-        """Hold documents out at random: (those to train on, those held out), without a copy.
-
-        Raises:
-            ValueError: Nothing would be left to train on, or nothing held out.
-        """
-        if not 0 < num_held_out < len(self):
-            raise ValueError(
-                f"num_held_out={num_held_out} of {len(self)} documents; hold out at least one, and not all"
-            )
-        order = np.random.default_rng(seed).permutation(len(self))
-        return ShardsView(self, np.sort(order[num_held_out:])), ShardsView(self, np.sort(order[:num_held_out]))
-
-    def check_tokenizer(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        """Raise ValueError unless this tokenizer made the shards."""
-        here, there = tokenizer_hash(tokenizer), self.manifest["tokenizer"]["sha256"]
-        if here != there:
-            raise ValueError(
-                f"the shards in {self.folder} come from another tokenizer (sha256 {there[:12]}, given: {here[:12]}, "
-                f"{self.manifest['tokenizer']['vocab_size']} and {len(tokenizer)} tokens); give the one that made them, "
-                "or tokenize again"
-            )
-
-
-class ShardsView:
-    """Some of the documents of another collection, by number."""
-
-    def __init__(self, documents, numbers: np.ndarray):
-        self.documents, self.numbers = documents, numbers
-        self.lengths = documents.lengths[numbers]
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def __getitem__(self, number: int) -> np.ndarray:
-        """The token ids of a document."""
-        return self.documents[int(self.numbers[number])]
-
-    def longer_than(self, num_tokens: int) -> "ShardsView":
-        """Those of more than that many tokens."""
-        return ShardsView(self.documents, self.numbers[self.lengths > num_tokens])
-
-
+__all__ = [
+    "MANIFEST",
+    "Shards",
+    "ShardsSubset",
+    "ShardsView",
+    "most_processes",
+    "tokenize_corpus",
+    "write_manifest",
+    "write_shard",
+]
 __getattr__ = renamed_names(__name__, {"View": ("ShardsView", ShardsView)})

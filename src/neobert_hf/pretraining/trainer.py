@@ -28,6 +28,8 @@ from transformers import (
 
 from ..data.files import write_error, writing
 from ..data.packing import MixedRows, PackedRows
+from ..data.plans import PLANS, NothingToPack, write_packing_plan
+from ..data.shards import Shards, ShardsSubset
 from ..model.configuration_neobert import NeoBERTConfig
 from .flops import matrix_flops_per_s, training_flops
 from .manifests import STATE, CheckedCheckpoints
@@ -330,28 +332,38 @@ class SaveOnTerminate(TrainerCallback):
         signal.signal(signal.SIGTERM, self._before)
 
 
-def training_rows(documents, args, end_token: int | None) -> Dataset:
-    """The rows of a whole run, from `Shards` or a view of them.
+def training_rows(documents: Shards | ShardsSubset, args, end_token: int | None, verify: bool = False) -> Dataset:
+    """The rows of a whole run, by packing plans that are made at the first run and kept beside the shards.
+
+    Where nothing can be written beside the shards, a new plan is kept in the output folder.
 
     Args:
-        documents: With `lengths` and `longer_than`.
+        documents: Documents to train on.
         args: `PretrainingArguments`.
         end_token: As for `PackedRows`.
+        verify: Compare the checksums of plans that exist.
 
     Raises:
-        ValueError: The mixture wants documents of a length that there are none of.
+        ValueError: The mixture draws from documents of a length that no document has, or a plan is damaged.
+        OSError: A plan cannot be written.
     """
     parts = []
+    options = dict(max_length=args.max_length, seed=args.seed, verify=verify, show_progress=not args.disable_tqdm)
+    options["spare_folder"] = Path(args.output_dir, PLANS)
     for share, least in zip(args.mixture, (0, *args.longer_than)):
+        if not share:
+            parts.append(None)
+            continue
         chosen = documents.longer_than(least) if least else documents
-        if share and not len(chosen):
+        try:
+            plan = write_packing_plan(chosen, args.row_tokens, **options)
+        except NothingToPack as error:
             raise ValueError(
                 f"mixture={args.mixture} draws {share:.0%} of the steps from documents of more than {least} tokens, and "
                 "there are none; change mixture or longer_than, or tokenize with a larger shard_length"
-            )
-        options = dict(max_tokens=args.row_tokens, max_length=args.max_length, end_token=end_token, seed=args.seed)
-        options["num_rows"] = args.max_steps * args.rows_per_step
-        parts.append(PackedRows(chosen, chosen.lengths, **options) if share else None)
+            ) from error
+        num_rows = args.max_steps * args.rows_per_step
+        parts.append(PackedRows.from_plan(documents.shards, plan, end_token, num_rows))
     if args.mixture[0] == 1.0:
         return parts[0]
     return MixedRows(parts, args.mixture, args.rows_per_step, args.max_steps, args.seed)

@@ -1,0 +1,67 @@
+"""Random order without a list: each element of a permutation is computed from its place."""
+
+import numpy as np
+
+ROUNDS = 8
+LEAST_BITS = 6  # a smaller network reaches too few of the permutations of a few numbers
+BLOCK = 1 << 15  # places that are computed together: they fit into the processor's cache
+MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+SHIFT = np.uint64(32)
+
+
+class Permutation:
+    """Random permutation of the numbers from 0 to `size` - 1, in constant memory.
+
+    A Feistel network with `ROUNDS` rounds permutes the numbers below a power of two. A result of `size` or more is permuted
+    again until it is below `size` (cycle walking), which keeps the mapping one to one.
+
+    Args:
+        size: Number of elements, at most 2^62.
+        *seed: Non-negative integers; other values give another permutation.
+
+    Source: J. Black and P. Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA 2002, section 3 (cycle walking) and
+    section 5 (Feistel network); the round function is the finalizer of SplitMix64.
+    """
+
+    def __init__(self, size: int, *seed: int):
+        if not 1 <= size <= 1 << 62:
+            raise ValueError(f"size={size} is out of bounds; a permutation has 1 to 2^62 elements")
+        self.size = size
+        bits = max((size - 1).bit_length(), LEAST_BITS)
+        self._shift = np.uint64(bits // 2)
+        self._low, self._high = np.uint64((1 << bits // 2) - 1), np.uint64((1 << (bits - bits // 2)) - 1)
+        self._keys = np.random.SeedSequence(seed).generate_state(ROUNDS, np.uint64)
+
+    def __call__(self, places: np.ndarray) -> np.ndarray:
+        """Give the elements at these places.
+
+        Args:
+            places: (n,) integers from 0 to `size` - 1.
+
+        Returns:
+            (n,) int64.
+        """
+        elements = np.asarray(places).astype(np.uint64)
+        for start in range(0, len(elements), BLOCK):
+            block = elements[start : start + BLOCK]
+            block[:] = self._permute(block)
+            outside = np.flatnonzero(block >= self.size)
+            while len(outside):
+                block[outside] = self._permute(block[outside])
+                outside = outside[block[outside] >= self.size]
+        return elements.view(np.int64)
+
+    def _permute(self, numbers):
+        high, low = numbers >> self._shift, numbers & self._low
+        for first, second in self._keys.reshape(-1, 2):
+            high ^= _mixed(low, first) & self._high
+            low ^= _mixed(high, second) & self._low
+        return high << self._shift | low
+
+
+def _mixed(numbers, key):
+    mixed = (numbers + key) * MULTIPLIERS[0]
+    mixed ^= mixed >> SHIFT
+    mixed *= MULTIPLIERS[1]
+    mixed ^= mixed >> SHIFT
+    return mixed
