@@ -29,7 +29,7 @@ from transformers.utils import logging
 
 from ..deprecations import renamed_names
 from .files import file_hash, only_writer, sealed, write_json, writing
-from .shard_reader import COLUMN, MANIFEST, Shards, ShardsSubset, ShardsView, read_shards_json
+from .shard_reader import COLUMN, MANIFEST, Shards, ShardsView, read_shards_json
 from .wordpiece import plain_tokenizer, tokenizer_hash
 
 logger = logging.get_logger(__name__)
@@ -387,14 +387,4 @@ def _histogram(lengths):
     return {str(top): int((tops == top).sum()) for top in np.unique(tops)}
 
 
-__all__ = [
-    "MANIFEST",
-    "Shards",
-    "ShardsSubset",
-    "ShardsView",
-    "most_processes",
-    "tokenize_corpus",
-    "write_manifest",
-    "write_shard",
-]
 __getattr__ = renamed_names(__name__, {"View": ("ShardsView", ShardsView)})

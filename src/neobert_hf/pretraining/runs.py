@@ -179,8 +179,8 @@ def _check_run(checkpoint, run, exactly):
     if here is not None and packing is not None and here != packing:
         raise ValueError(
             f"{checkpoint} belongs to a run whose rows have another order (packing version {packing}; this version of neobert_hf "
-            f"has {here}): resumed here, it would train on some documents twice and on others not at all. Resume with the version "
-            "that wrote it, or give another --output_dir and begin without --resume_from_checkpoint"
+            f"has {here}): resumed here, it would train on some documents twice and on others not at all. Resume with the "
+            "version that wrote it, or give another --output_dir and begin without --resume_from_checkpoint"
         )
     if different := sorted(name for name in {**run, **there} if run.get(name) != there.get(name)):
         details = "; ".join(f"{name} was {there.get(name)} and is {run.get(name)}" for name in different)

@@ -29,7 +29,7 @@ from transformers import (
 from ..data.files import write_error, writing
 from ..data.packing import MixedRows, PackedRows
 from ..data.plans import PLANS, NothingToPack, write_packing_plan
-from ..data.shards import Shards, ShardsSubset
+from ..data.shard_reader import Shards, ShardsSubset
 from ..model.configuration_neobert import NeoBERTConfig
 from .flops import matrix_flops_per_s, training_flops
 from .manifests import STATE, CheckedCheckpoints
