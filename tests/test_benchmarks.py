@@ -26,6 +26,7 @@ OPTIONS = {
     "ragged": "--num_layers 1 --models ours published --batch 3 --train_batch 2 --max_length 40 --num_rounds 1 --dtype float32",
     "memory": "--num_layers 1 --models ours --lengths 24 --batches 1 --train_batch 2 --train_length 40 --dtype float32",
     "fast_paths": "--num_tokens 16 --dtypes float32 --num_rounds 1",
+    "packing_plan": "--num_documents 2000 --documents_per_shard 100 --num_read 3",
     "int8": "--packages tqdm --num_questions 4",
 }
 

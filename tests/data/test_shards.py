@@ -14,6 +14,7 @@ import sys
 import textwrap
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import psutil
@@ -21,7 +22,7 @@ import pytest
 from conftest import SENTENCE
 from datasets import Dataset
 
-from neobert_hf.data import files
+from neobert_hf.data import files, shard_reader
 from neobert_hf.data import shards as shards_module
 from neobert_hf.data.shards import Shards, tokenize_corpus
 from neobert_hf.data.wordpiece import train_wordpiece
@@ -210,25 +211,62 @@ def test_another_tokenizer_is_refused(tokenizer, tmp_path):
         shards.check_tokenizer(other)
 
 
-def test_views_hold_the_longer_documents_and_copy_nothing(tokenizer, tmp_path):
+def test_lengths_of_documents_are_read_in_any_order(tokenizer, tmp_path):
     shards = write(tmp_path, tokenizer)
-    view = shards.longer_than(20)
-    assert [d.tolist() for d in view] == [d.tolist() for d in shards if len(d) > 20]
-    assert np.shares_memory(view[0], shards[int(view.numbers[0])])
-    assert [d.tolist() for d in view.longer_than(30)] == [d.tolist() for d in shards if len(d) > 30]
+    wanted = np.array([len(document) for document in shards])
+    numbers = np.random.default_rng(0).integers(0, 57, 100)
+    assert np.array_equal(shards.lengths, wanted)
+    assert np.array_equal(shards.lengths_of(numbers), wanted[numbers])
+    assert shards.lengths_of(np.arange(0)).tolist() == []
 
 
-def test_a_split_holds_every_document_once(tokenizer, tmp_path):
+def test_few_files_are_open_at_a_time_and_threads_share_them(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(shard_reader, "MOST_OPEN", 2)
+    write(tmp_path, tokenizer)
+    shards, wanted = Shards(tmp_path), tokenizer(texts(57), truncation=True, max_length=32)["input_ids"]
+    before = psutil.Process().num_fds()
+    numbers = np.random.default_rng(0).permutation(np.arange(57).repeat(20)).tolist()
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda number: shards[number].tolist(), numbers)) == [wanted[n] for n in numbers]
+    assert psutil.Process().num_fds() <= before + 2
+    del shards
+    assert psutil.Process().num_fds() <= before
+
+
+def test_documents_are_read_where_files_have_no_pread(tokenizer, tmp_path, monkeypatch):
+    """As on Windows."""
+    monkeypatch.delattr(shard_reader.os, "pread")
+    wanted = tokenizer(texts(57), truncation=True, max_length=32)["input_ids"]
+    assert [document.tolist() for document in write(tmp_path, tokenizer)] == wanted
+
+
+@pytest.mark.parametrize("damage", ["offsets", "cut"])
+def test_damage_that_appears_after_the_start_is_found_when_a_file_is_read(tokenizer, tmp_path, damage):
     shards = write(tmp_path, tokenizer)
-    training, held_out = shards.split(9, seed=3)
-    assert sorted([*training.numbers, *held_out.numbers]) == list(range(57)) and len(held_out) == 9
-    assert [d.tolist() for d in shards.split(9, seed=3)[1]] == [d.tolist() for d in held_out]
+    file = tmp_path / "shard-00003.arrow"
+    content = bytearray(file.read_bytes())
+    if damage == "offsets":
+        place = bytes(content).index(np.cumsum([0, *shards.lengths[30:40]]).astype(np.int32).tobytes())
+        content[place + 4 : place + 8] = content[place + 8 : place + 12]
+        shards = Shards(tmp_path)
+    else:
+        assert len(shards[39])  # the file is open
+        content = content[:400]
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"shard-00003\.arrow is damaged"):
+        shards[39]
+    assert len(shards[29]) == shards.lengths_of(np.array([29]))[0]
+
+
+def test_as_many_documents_are_held_out_as_there_are_is_refused(tokenizer, tmp_path):
+    shards = write(tmp_path, tokenizer)
     with pytest.raises(ValueError, match="num_held_out=57 of 57"):
         shards.split(57)
 
 
 def test_shards_can_be_sent_to_another_process(tokenizer, tmp_path):
     shards = write(tmp_path, tokenizer)
+    assert len(shards[0])  # a file is open
     again = pickle.loads(pickle.dumps(shards.longer_than(20)))
     assert [d.tolist() for d in again] == [d.tolist() for d in shards.longer_than(20)]
 
@@ -462,7 +500,7 @@ def test_shards_of_a_version_that_knew_files_by_name_are_taken_with_a_word(token
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     with caplog.at_level("WARNING", logger="neobert_hf.data.shards"):
         assert len(write(tmp_path, tokenizer, source=source)) == 57
-    assert "whether their content has changed since cannot be told" in caplog.text
+    assert "a later change of the content cannot be detected" in caplog.text
     source["files"][0]["bytes"] = 8
     with pytest.raises(ValueError, match="shards of something else: source is"):
         write(tmp_path, tokenizer, source=source)

@@ -158,6 +158,18 @@ def test_last_skips_paths_that_only_look_like_checkpoints(folder):
         begin_or_resume(folder, RUN, str(folder / "checkpoint-12"))
 
 
+@pytest.mark.parametrize(("there", "version"), [({}, 1), ({"packing": 1}, 1), ({"packing": 3}, 3)])
+@pytest.mark.parametrize("exactly", [True, False])
+def test_a_checkpoint_of_a_run_with_another_order_of_rows_is_refused(folder, there, version, exactly):
+    (folder / "run.json").write_text(json.dumps(RUN | there))
+    with pytest.raises(
+        ValueError, match=rf"another order \(packing version {version}; this version of neobert_hf has 2\)"
+    ):
+        begin_or_resume(folder, RUN | {"packing": 2}, "last", exactly)
+    (folder / "run.json").write_text(json.dumps(RUN | {"packing": 2}))
+    assert begin_or_resume(folder, RUN | {"packing": 2}, "last", exactly).name == "checkpoint-8"
+
+
 @pytest.mark.parametrize("how", ["missing", "cut", "not UTF-8", "a list"])
 def test_the_error_for_a_damaged_run_json_says_what_it_is_for(folder, how, monkeypatch):
     DAMAGE[how](folder / "run.json")

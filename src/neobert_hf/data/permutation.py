@@ -17,20 +17,21 @@ class Permutation:
 
     Args:
         size: Number of elements, at most 2^62.
-        *seed: Non-negative integers; other values give another permutation.
+        seed: Non-negative integer.
+        *purpose: Non-negative integers; each purpose has its own permutation for the same seed.
 
     Source: J. Black and P. Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA 2002, section 3 (cycle walking) and
     section 5 (Feistel network); the round function is the finalizer of SplitMix64.
     """
 
-    def __init__(self, size: int, *seed: int):
+    def __init__(self, size: int, seed: int, *purpose: int):
         if not 1 <= size <= 1 << 62:
             raise ValueError(f"size={size} is out of bounds; a permutation has 1 to 2^62 elements")
         self.size = size
         bits = max((size - 1).bit_length(), LEAST_BITS)
         self._shift = np.uint64(bits // 2)
         self._low, self._high = np.uint64((1 << bits // 2) - 1), np.uint64((1 << (bits - bits // 2)) - 1)
-        self._keys = np.random.SeedSequence(seed).generate_state(ROUNDS, np.uint64)
+        self._keys = np.random.SeedSequence(seed, spawn_key=purpose).generate_state(ROUNDS, np.uint64)
 
     def __call__(self, places: np.ndarray) -> np.ndarray:
         """Give the elements at these places.
