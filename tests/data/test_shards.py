@@ -227,7 +227,7 @@ def test_few_files_are_open_at_a_time_and_threads_share_them(tokenizer, tmp_path
     before = psutil.Process().num_fds()
     numbers = np.random.default_rng(0).permutation(np.arange(57).repeat(20)).tolist()
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(lambda number: shards[number].tolist(), numbers)) == [wanted[n] for n in numbers]
+        assert [document.tolist() for document in pool.map(shards.__getitem__, numbers)] == [wanted[n] for n in numbers]
     assert psutil.Process().num_fds() <= before + 2
     del shards
     assert psutil.Process().num_fds() <= before
