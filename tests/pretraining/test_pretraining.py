@@ -26,6 +26,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenize
 
 from neobert_hf import NeoBERTForMaskedLM, PackedMLMCollator, cli
 from neobert_hf.data.packing import MixedRows, PackedRows
+from neobert_hf.data.plans import PACKING
 from neobert_hf.data.wordpiece import train_wordpiece
 from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArguments
 from neobert_hf.pretraining.manifests import write_manifest
@@ -538,3 +539,21 @@ def test_what_differs_from_the_run_is_refused(corpus, tmp_path, monkeypatch):
             run(corpus, tmp_path / "run", **dict(max_steps=4, resume_from_checkpoint="last") | changes)
     with pytest.raises(ValueError, match="bogus"):
         run(corpus, tmp_path / "run", max_steps=4, bogus=1)
+
+
+def test_training_keeps_its_plan_beside_the_shards_and_refuses_a_run_with_another_order_of_rows(corpus, tmp_path):
+    """And the rows of a plan that exists, of a plan made anew and of a resumed run are the same."""
+    options = dict(shards_dir=tmp_path / "shards", max_steps=8)
+    losses = run(corpus, tmp_path / "one", **options)
+    (plan,) = (tmp_path / "shards/plans").glob("*/plan.json")
+    made = plan.stat().st_mtime_ns
+    assert run(corpus, tmp_path / "two", **options) == losses and plan.stat().st_mtime_ns == made
+    shutil.rmtree(plan.parent)
+    shutil.rmtree(tmp_path / "two/checkpoint-8")
+    assert run(corpus, tmp_path / "two", **options, resume_from_checkpoint="last") == losses and plan.exists()
+    file = tmp_path / "two/run.json"
+    identity = json.loads(file.read_text())
+    assert identity.pop("packing") == PACKING
+    file.write_text(json.dumps(identity))
+    with pytest.raises(SystemExit, match=r"rows have another order \(packing version 1"):
+        run(corpus, tmp_path / "two", **options, resume_from_checkpoint="last")
