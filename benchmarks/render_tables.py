@@ -333,6 +333,27 @@ LATENCY = {
 }
 
 
+def packing_plan() -> str:
+    """Seconds and peak memory of planning and of reading rows, in a process each."""
+    result = _result("packing_plan_cpu")
+    found, settings = {row["part"]: row for row in result["rows"]}, result["settings"]
+    on_disk, read, memory = found["plan on disk"], found["read"], found["plan in memory"]
+    rows = [
+        ["imports alone", "", found["imports"]["peak_rss_mb"]],
+        ["make the plan, on disk", f"{on_disk['plan_s']:.0f}", on_disk["peak_rss_mb"]],
+        ["start a process and read the first row", f"{read['first_row_s']:.1f}", read["peak_rss_mb"]],
+        ["make the plan in memory, and compare all rows: equal" if memory["same_rows"] else "rows differ",
+         f"{memory['plan_s']:.0f}", memory["peak_rss_mb"]],
+    ]  # fmt: skip
+    headers = ["process", "seconds", "peak memory, MB"]
+    table = tabulate(rows, headers=headers, tablefmt="github", floatfmt=",.0f", disable_numparse=[1])
+    return (
+        f"{table}\n\n{settings['num_documents']:,} documents of {settings['shortest']} to {settings['longest']} tokens, "
+        f"{result['corpus_mb'] / 1e3:.2f} GB in {result['num_shards']:,} shards; rows of {settings['row_tokens']:,} tokens, "
+        f"{on_disk['packing_efficiency']:.2%} full; the plan takes {on_disk['plan_mb']:.0f} MB. {_source(result)}."
+    )
+
+
 def latency() -> str:
     """One sentence of 16 tokens: milliseconds, the speed over OpenVINO's on the same weights, and what the first call takes."""
     results, rows = [_result(f"latency_cpu_{dtype}") for dtype in ("bfloat16", "float32")], []
@@ -421,6 +442,7 @@ TABLES = {
     "README.md": {"comparison": comparison},
     "docs/loading.md": {"auto_classes": auto_classes, "backends": backends, "agreement": agreement},
     "docs/performance.md": {"headline": headline, "int8": lambda: _rows_of("int8_cpu", INT8)},
+    "docs/pretraining.md": {"packing_plan": packing_plan},
     "docs/mini.md": {"questions": questions, "mini": mini},
     "docs/embeddings.md": {"embeddings": embeddings},
     "benchmarks/README.md": {

@@ -19,8 +19,10 @@ from sentence_transformers import SentenceTransformer
 
 import neobert_hf
 from neobert_hf import NeoBERTForMaskedLM, cli
-from neobert_hf.data.shards import most_processes
+from neobert_hf.data.shards import Shards, most_processes
 from neobert_hf.embeddings import memory
+from neobert_hf.pretraining.arguments import PretrainingArguments
+from neobert_hf.pretraining.trainer import training_rows
 
 
 @pytest.fixture
@@ -173,6 +175,31 @@ def test_a_list_option_takes_values_together_or_one_at_a_time(monkeypatch, name,
     values = [name, "pandas", name, "networkx"] if is_repeated else [name, "pandas", "networkx"]
     run(monkeypatch, "documentation", *values, "--output-dir", "a", "--vocab_size", "6400")
     assert taken["given"] == ("a", 1000, ["pandas", "networkx"], 6400, 0)
+
+
+@pytest.mark.parametrize("held_out", [0, 5])
+def test_pack_writes_the_plans_that_training_reads(tokenizer, tmp_path, monkeypatch, capsys, held_out):
+    """Found by training under the same settings, so that it plans nothing again."""
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    words = ["the quick brown fox jumps over the lazy dog"] * 5
+    texts = [" ".join(" ".join(words).split()[:length]) for length in (3, 9, 20, 31, 5, 12, 40, 8, 17, 26)]
+    (tmp_path / "texts.txt").write_text("\n".join(texts))
+    where = ("--tokenizer_name", tmp_path / "tokenizer", "--output_dir", tmp_path / "shards", "--sample_by", "line")
+    run(monkeypatch, "tokenize", "--files", tmp_path / "texts.txt", *where, "--num_processes", 1)
+    capsys.readouterr()
+    shards = Shards(tmp_path / "shards")
+    options = ("--row_tokens", 64, "--max_length", 32, "--longer_than", 0, 10, "--num_held_out", held_out, "--seed", 7)
+    run(monkeypatch, "pack", tmp_path / "shards", *options)
+    written = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    arguments = PretrainingArguments(
+        str(tmp_path / "out"), phase=2, init_from="model", max_steps=2, row_tokens=64, tokens_per_step=64, max_length=32,
+        mixture=[0.5, 0.5, 0.0], longer_than=[10, 20], seed=7, use_cpu=True, report_to="none",
+    )  # fmt: skip
+    train = shards.split(held_out, 7)[0] if held_out else shards
+    parts = training_rows(train, arguments, None).parts
+    assert [str(part.plan.folder) for part in parts[:2]] == [each["folder"] for each in written]
+    assert len(list((tmp_path / "shards/plans").iterdir())) == 2
+    assert [each["documents"] for each in written] == [len(train), len(train.longer_than(10).numbers)]
 
 
 def test_tokenize_reads_every_named_file(tokenizer, tmp_path, monkeypatch, capsys):

@@ -18,7 +18,7 @@ from . import MINI_MODEL_PATH, __version__
 from .commands import one_line, run_command
 from .data import wordpiece
 from .data.files import write_error, writing
-from .data.shards import MOST_DOCUMENTS, MOST_TOKENS, most_processes, tokenize_corpus
+from .data.shards import MOST_DOCUMENTS, MOST_TOKENS, Shards, most_processes, tokenize_corpus
 
 MOST_TOGETHER = 65_536  # texts in a batch, results of a query, ...: a larger number is a typing error
 OUTPUTS = (".npy", ".jsonl", ".parquet")
@@ -370,6 +370,62 @@ def tokenize(
     )
     names = ("num_documents", "num_tokens", "num_empty", "length_histogram")
     print(json.dumps({"folder": output_dir, **{name: shards.manifest[name] for name in names}}))
+
+
+@app.command(
+    cls=Command,
+    epilog="""Examples:
+
+    \b
+    neobert pack shards                                     (phase 1 of the paper)
+    neobert pack shards --max_length 4096 --longer_than 0 1024 2048     (phase 2)
+    """,
+)
+def pack(
+    shards_dir: Annotated[str, typer.Argument(metavar="SHARDS_DIR", help="Folder that `neobert tokenize` wrote.")],
+    row_tokens: Annotated[
+        int, typer.Option("--row_tokens", min=3, max=1 << 30, help="Token budget of a row, as in training.")
+    ] = 8192,
+    max_length: Annotated[
+        int, typer.Option("--max_length", min=3, max=1 << 20, help="Length at which training truncates documents.")
+    ] = 1024,
+    longer_than: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--longer_than",
+            metavar="INT...",
+            show_default="0",
+            help="Make one plan for each number: of the documents with more tokens than it. 0 takes all documents.",
+        ),
+    ] = None,
+    num_held_out: Annotated[
+        int,
+        typer.Option(
+            "--num_held_out", min=0, help="Number of held-out documents; 0 if training has --validation_files."
+        ),
+    ] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=(1 << 32) - 1, help="Seed of the training.")] = 42,
+) -> None:
+    """Plan which documents share a row, before training; training finds the plan beside the shards.
+
+    Training makes a missing plan itself. This command makes it in advance, for example on a machine without a GPU. Every value
+    must equal that of the training.
+    """
+    from .data.plans import write_packing_plan
+
+    documents = Shards(shards_dir)
+    if num_held_out:
+        documents, _ = documents.split(num_held_out, seed)
+    for least in longer_than or [0]:
+        chosen = documents.longer_than(least) if least else documents
+        plan = write_packing_plan(chosen, row_tokens, max_length, seed=seed)
+        result = {
+            "folder": str(plan.folder),
+            "rows": len(plan),
+            "documents": len(plan.documents),
+            "tokens": plan.num_tokens,
+        }
+        print(json.dumps({**result, "packing_efficiency": round(plan.num_tokens / (len(plan) * row_tokens), 4)}))
 
 
 @app.command(
