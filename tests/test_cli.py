@@ -223,7 +223,7 @@ def test_the_command_alone_shows_its_help_and_version_shows_the_version(monkeypa
 @pytest.mark.parametrize(
     ("words", "candidates"),
     [
-        ("neobert ", set(["search", "embed", "tokenize", "documentation"])),
+        ("neobert ", set(["search", "embed", "tokenize", "pack", "documentation"])),
         ("neobert tokenize --long", {"--long_documents"}),
         ("neobert tokenize --sample_by ", {"line", "paragraph", "document"}),
     ],

@@ -388,9 +388,9 @@ def test_grouped_sdpa_equals_sdpa_and_never_sees_other_documents(lengths, data):
     assert torch.equal(other[elsewhere], results[1][0][elsewhere])
 
 
-def test_the_readme_states_where_every_backend_was_tested():
-    readme = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
-    table = readme.split("<!-- table:backends -->")[1].split("<!-- end -->")[0]
+def test_the_page_on_loading_states_where_every_backend_was_tested():
+    page = (Path(__file__).parents[2] / "docs/loading.md").read_text("utf-8")
+    table = page.split("<!-- table:backends -->")[1].split("<!-- end -->")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.strip().splitlines()[2:]]
     tried = {row[0].strip("`"): dict(zip(("cpu", "cuda", "mps"), row[2:])) for row in rows}
     assert set(tried) == set(BACKENDS)
