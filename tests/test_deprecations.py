@@ -106,13 +106,36 @@ def test_changed_of_a_recipe_is_replace():
 
 
 def test_the_flag_layout_is_batch_format(tmp_path):
-    parser = CommandParser((CorpusArguments, PretrainingArguments))
     common = ["--output_dir", str(tmp_path), "--use_cpu", "--tokenizer_name", "tokenizer", "--train_files", "text.txt"]
-    formats = [
-        parser.parse_args_into_dataclasses([*common, flag, "padded"])[1].to_recipe().batch_format
-        for flag in ("--layout", "--batch_format")
-    ]
-    assert formats == ["padded", "padded"]
+
+    def parse(flag):
+        parser = CommandParser((CorpusArguments, PretrainingArguments))
+        return parser.parse_args_into_dataclasses([*common, flag, "padded"])[1]
+
+    old, _ = call_with_one_warning(lambda: parse("--layout"), "--layout", "--batch_format")
+    new = parse("--batch_format")
+    assert old.to_recipe() == new.to_recipe() and old.to_recipe().batch_format == "padded"
+    assert (
+        old.layout is None and "layout" not in old.to_recipe().to_dict()
+    )  # the recipe is the part that run.json stores
+
+
+def test_the_flag_layout_is_not_in_the_short_help():
+    help_text = CommandParser((CorpusArguments, PretrainingArguments)).format_help()
+    assert "--batch_format" in help_text and "--layout" not in help_text
+
+
+def test_layout_and_batch_format_together_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="layout='padded' and batch_format='packed' are both given"):
+        PretrainingArguments(output_dir=str(tmp_path), use_cpu=True, layout="padded", batch_format="packed")
+
+
+def test_the_warning_of_layout_names_the_line_of_the_caller(tmp_path):
+    options = dict(output_dir=str(tmp_path), use_cpu=True)
+    made, warning = call_with_one_warning(
+        lambda: PretrainingArguments(layout="padded", **options), "--layout", "--batch_format"
+    )
+    assert made.batch_format == "padded" and warning.filename == __file__
 
 
 @pytest.mark.parametrize("batch_format", ["packed", "padded"])

@@ -6,11 +6,11 @@ from typing import Annotated, ClassVar
 
 import torch
 from transformers import TrainingArguments
-from transformers.hf_argparser import HfArg
 
 from ..commands import Bounds
 from ..data.corpus import SAMPLES
 from ..data.shards import LONG_DOCUMENTS, most_processes
+from ..deprecations import warn_of_rename
 from ..model.machine_neobert import best_dtype
 from . import recipes
 from .recipes import RECIPES, SHARE, Recipe, check_bounds
@@ -197,7 +197,10 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
             *("batch_format", "mixture", "longer_than"),
         ),
         "Masking (without a value: the recipe's)": ("mlm_probability", "mask_replace_prob", "random_replace_prob"),
-        None: ("gradient_accumulation_steps", "remove_unused_columns", "prediction_loss_only", "dataloader_pin_memory"),
+        None: (
+            *("gradient_accumulation_steps", "remove_unused_columns", "prediction_loss_only", "dataloader_pin_memory"),
+            "layout",
+        ),
     }
 
     recipe: str = field(default="paper", metadata={"help": f"One of {', '.join(RECIPES)}."})
@@ -239,12 +242,14 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
     random_replace_prob: float = field(
         default=None, metadata={"help": "Share of the predicted tokens that become a random token."}
     )
-    batch_format: str = HfArg(
+    batch_format: str = field(
         default=None,
-        aliases=["--layout"],
-        help="packed: several documents in a row, kept apart; padded: one document in a row; concatenated: several documents in "
-        "a row, not kept apart.",
+        metadata={
+            "help": "packed: several documents in a row, kept apart; padded: one document in a row; concatenated: several "
+            "documents in a row, not kept apart."
+        },
     )
+    layout: str = field(default=None, metadata={"help": "Old name of --batch_format."})
     mixture: list[float] = field(
         default=None,
         metadata={
@@ -302,6 +307,7 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
 
     def __post_init__(self):
         check_bounds(self, self.BOUNDS)
+        self._rename_layout()
         if self.recipe not in RECIPES:
             raise ValueError(f"recipe={self.recipe!r} is not one of {', '.join(RECIPES)}")
         if self.phase not in (1, 2) or (self.phase == 2) != bool(self.init_from):
@@ -335,6 +341,17 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
             raise ValueError(
                 f"one process has {self.n_gpu} GPUs; start it with accelerate launch, or choose one GPU by CUDA_VISIBLE_DEVICES"
             )
+
+    def _rename_layout(self):
+        if self.layout is None:
+            return
+        if self.batch_format is not None:
+            raise ValueError(
+                f"layout={self.layout!r} and batch_format={self.batch_format!r} are both given; layout is the old name of "
+                "batch_format, leave it out"
+            )
+        warn_of_rename("--layout", "--batch_format", stacklevel=5)  # two methods here and the dataclass's __init__
+        self.batch_format, self.layout = self.layout, None
 
     def _set_accumulation(self):
         num_processes = int(os.environ.get("WORLD_SIZE", 1))  # set by every launcher
