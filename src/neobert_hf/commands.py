@@ -95,9 +95,10 @@ class CommandParser(HfArgumentParser):
                 action.metavar = "BOOL"
         self._library_actions = self._group_actions_of_dataclasses()
         if self._library_actions:
-            self.epilog = "All arguments of transformers.TrainingArguments are accepted too; --help_all lists them."
-            text = "Show these arguments and those of transformers.TrainingArguments, then exit."
-            self.add_argument("--help_all", action=_HelpAll, help=text)
+            library = _library_class(self.dataclass_types)
+            self.epilog = f"All arguments of {library} are accepted too; --help_all lists them."
+            text = f"Show these arguments and those of {library}, then exit."
+            self.add_argument("--help_all", action=_HelpAll, const=library, help=text)
         if self.usage is None:
             required = [f"{each.option_strings[0]} {each.metavar}" for each in self._actions if each.required]
             self.usage = " ".join(["%(prog)s", *required, "[--ARGUMENT VALUE ...]"])
@@ -159,17 +160,30 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 class _HelpAll(argparse.Action):
-    """Show the arguments of transformers.TrainingArguments as well."""
+    """Show the arguments of the library's class as well; `const` is the name of this class."""
 
-    def __init__(self, option_strings, dest, help=None):
-        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, help=help)
+    def __init__(self, option_strings, dest, const, help=None):
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, const=const, default=argparse.SUPPRESS, help=help)
 
     def __call__(self, parser, namespace, values, option_string=None):
-        group = parser.add_argument_group("transformers.TrainingArguments")
+        group = parser.add_argument_group(self.const)
         group._group_actions.extend(parser._library_actions)
         parser.epilog = None
         parser.print_help()
         parser.exit()
+
+
+def _library(class_: type) -> str | None:
+    """The library that defines a class, if it is one of `LIBRARIES`."""
+    package = class_.__module__.partition(".")[0]
+    return package if package in LIBRARIES else None
+
+
+def _library_class(dataclass_types: list[type]) -> str:
+    """The class of a library from which a dataclass derives, such as transformers.TrainingArguments."""
+    return next(
+        f"{_library(base)}.{base.__name__}" for each in dataclass_types for base in each.__mro__ if _library(base)
+    )
 
 
 def _titles(dataclass_type: type) -> dict[str, str | None]:
@@ -178,7 +192,7 @@ def _titles(dataclass_type: type) -> dict[str, str | None]:
     titles = {}
     for each in fields(dataclass_type):
         declared_in = next(base for base in dataclass_type.__mro__ if each.name in get_annotations(base))
-        titles[each.name] = None if declared_in.__module__.partition(".")[0] in LIBRARIES else doc
+        titles[each.name] = None if _library(declared_in) else doc
     for base in reversed(dataclass_type.__mro__):
         for title, names in vars(base).get("GROUPS", {}).items():
             titles |= dict.fromkeys(names, title)
