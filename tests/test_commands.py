@@ -1,4 +1,4 @@
-"""What all commands share: bounds of numbers, and errors on one line."""
+"""Parts of all commands: bounds of numbers, and errors on one line."""
 
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -31,7 +31,7 @@ class Arguments(Inherited):
     name: str = field(default=None, metadata={"help": "A name."})
     maybe: str = field(default="", metadata={"help": "May be empty."})
     free: float = field(default=0.0, metadata={"help": "Any number."})
-    color: Color | str = field(default="red", metadata={"help": "As transformers declares its choices."})
+    color: Color | str = field(default="red", metadata={"help": "Declared like the choices of transformers."})
 
     def __post_init__(self):
         if self.count == 13:
@@ -78,7 +78,7 @@ def parse(*argv):
         (["--color", "green"], "argument --color: invalid choice: 'green' (choose from 'red', 'blue')"),
     ],
 )
-def test_a_value_out_of_bounds_ends_with_status_2_and_says_the_bounds(argv, words, capsys):
+def test_an_invalid_value_ends_with_status_2_and_one_line_that_says_why(argv, words, capsys):
     with pytest.raises(SystemExit) as ended:
         parse(*argv)
     assert ended.value.code == 2
@@ -86,7 +86,7 @@ def test_a_value_out_of_bounds_ends_with_status_2_and_says_the_bounds(argv, word
     assert words in line and line.startswith("tool: error: ")
 
 
-def test_values_within_bounds_and_defaults_are_taken():
+def test_values_within_bounds_and_defaults_are_accepted():
     found = parse("--count", "2", "--many", "1", "7", "--rate", "1e-3", "--maybe", "", "--free", "-1.5")
     assert (found.count, found.many, found.rate, found.name, found.maybe, found.free) == (
         2,
@@ -105,7 +105,7 @@ def help_of(capsys, *argv, cls=Arguments):
     return " ".join(capsys.readouterr().out.split())
 
 
-def test_help_names_the_bounds_and_defaults_that_are_values(capsys):
+def test_help_names_bounds_and_defaults_but_no_empty_default(capsys):
     out = help_of(capsys, "--help")
     assert "A count. (at least 2, at most 1,000)" in out and "A rate. (above 0, at most 1) (default: 0.1)" in out
     assert "--many INT ... Some counts." in out and "(default: red)" in out and "(default: 0.0)" in out
@@ -113,7 +113,7 @@ def test_help_names_the_bounds_and_defaults_that_are_values(capsys):
     assert "--needed TEXT Needed. (required)" in help_of(capsys, "--help", cls=Required)
 
 
-def test_help_lists_our_arguments_by_group_and_help_all_those_of_the_library_too(capsys):
+def test_help_lists_our_arguments_by_group_and_help_all_adds_the_arguments_of_the_library(capsys):
     out, everything = help_of(capsys, "--help", cls=Training), help_of(capsys, "--help_all", cls=Training)
     titles = [out.index(title) for title in ("Output:", "Training of ours:")]
     assert titles == sorted(titles) and titles[0] < out.index("--output_dir") < titles[1] < out.index(
@@ -121,10 +121,10 @@ def test_help_lists_our_arguments_by_group_and_help_all_those_of_the_library_too
     )
     assert out.endswith("All arguments of transformers.TrainingArguments are accepted too; --help_all lists them.")
     assert "--weight_decay" not in out and "--weight_decay" in everything
-    assert "--seed" not in out and "--seed" in everything  # of ours, but for --help_all only
+    assert "--seed" not in out and "--seed" in everything  # our field, with the group title None
     (field_of_library,) = (each for each in fields(TrainingArguments) if each.name == "learning_rate")
     help_text = " ".join(field_of_library.metadata["help"].split())
-    assert f"--learning_rate FLOAT {help_text}"[:60] in out  # redeclared without a text of its own
+    assert f"--learning_rate FLOAT {help_text}"[:60] in out  # our field without a help text takes the library's
 
 
 def fail(error):
@@ -132,7 +132,7 @@ def fail(error):
 
 
 @pytest.mark.parametrize("error", [ValueError("a\n  b"), OSError(28, "no space", "f"), torch.OutOfMemoryError("a b")])
-def test_what_a_user_can_mend_is_one_line_and_status_1(error):
+def test_an_error_that_the_user_can_correct_ends_with_one_line_and_status_1(error):
     with pytest.raises(SystemExit) as ended:
         run_command("tool", fail, error)
     assert ended.value.code.startswith("tool: ") and "\n" not in ended.value.code
@@ -144,18 +144,18 @@ def test_a_bug_keeps_its_traceback(error):
         run_command("tool", fail, error)
 
 
-def test_every_error_keeps_its_traceback_where_that_is_asked_for(monkeypatch):
+def test_every_error_keeps_its_traceback_with_neobert_traceback(monkeypatch):
     monkeypatch.setenv("NEOBERT_TRACEBACK", "1")
     with pytest.raises(ValueError, match="bad"):
         run_command("tool", fail, ValueError("bad"))
 
 
-def test_a_missing_package_names_the_command_that_installs_it():
+def test_the_error_of_a_missing_package_names_the_command_that_installs_it():
     with pytest.raises(SystemExit, match="pip install"):
         run_command("tool", fail, ModuleNotFoundError("No module named 'datasets'"))
 
 
-def test_ctrl_c_ends_with_the_status_of_an_interruption():
+def test_ctrl_c_ends_with_status_130():
     with pytest.raises(SystemExit) as ended:
         run_command("tool", fail, KeyboardInterrupt())
     assert ended.value.code == 130

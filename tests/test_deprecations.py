@@ -1,4 +1,4 @@
-"""Old public names work for one more version and warn once; documented names can be imported."""
+"""Old public names work up to version 0.2 and warn once; documented names can be imported."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What `pip install` brings: the extra of the demo is enough for the demo."""
+"""Installation: the extra `demo` installs all that `neobert search` imports, and every folder of code is installed."""
 
 import os
 import re
@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("sentence_transformers", reason="the demo embeds by sentence-transformers (pip install -e .[demo])")
+pytest.importorskip(
+    "sentence_transformers", reason="the demo embeds with sentence-transformers (pip install -e .[demo])"
+)
 
 from packaging.requirements import Requirement
 from setuptools import find_packages
@@ -20,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def required_by(requirements, found, extras=("",)):
-    """Add to `found` the names of the distributions that the requirements bring, and all that those bring."""
+    """Add to `found` the names of the required distributions and, recursively, of the distributions that these require."""
     for requirement in map(Requirement, requirements):
         name = re.sub(r"[-_.]+", "-", requirement.name).lower()
         applies = not requirement.marker or any(requirement.marker.evaluate({"extra": extra}) for extra in extras)
@@ -30,8 +32,8 @@ def required_by(requirements, found, extras=("",)):
     return found
 
 
-def test_a_search_imports_nothing_that_the_extra_of_the_demo_does_not_bring(tmp_path):
-    """In a folder of links to the packages of that extra, and of no others."""
+def test_the_extra_demo_installs_all_that_search_imports(tmp_path):
+    """Python sees only a folder of links to the packages of this extra."""
     for name in required_by(["neobert_hf[demo]"], set()) - {"neobert-hf"}:
         for file in distribution(name).files:
             top = file.parts[0]
@@ -49,7 +51,7 @@ def test_a_search_imports_nothing_that_the_extra_of_the_demo_does_not_bring(tmp_
 
 
 def test_every_folder_of_code_is_a_package():
-    """A folder without `__init__.py`, or one that git ignores, would be missing in what pip installs."""
+    """pip would not install a folder without `__init__.py`, or a folder that git ignores."""
     source = ROOT / "src/neobert_hf"
     folders = {str(file.parent.relative_to(source.parent)).replace(os.sep, ".") for file in source.rglob("*.py")}
     assert folders == set(find_packages(str(source.parent)))

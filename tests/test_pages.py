@@ -1,4 +1,4 @@
-"""The pages tell the truth: their snippets run, their tables are those of the results, the names that they give exist."""
+"""Pages: snippets run, tables match the stored results, and every named flag, file and function exists."""
 
 import importlib
 import re
@@ -25,7 +25,7 @@ SNIPPETS = [
 
 @pytest.mark.parametrize("snippet", SNIPPETS)
 def test_the_snippets_run(snippet, tokenizer, tmp_path, monkeypatch):
-    """With a tiny checkpoint of the published shape in place of the published one."""
+    """A tiny checkpoint with the published tensor names replaces the published checkpoint."""
     folder = write_checkpoint(tmp_path / "NeoBERT", random_weights(), vocab_size=CONFIG["vocab_size"])
     tokenizer.save_pretrained(folder)
     monkeypatch.chdir(tmp_path)
@@ -34,7 +34,7 @@ def test_the_snippets_run(snippet, tokenizer, tmp_path, monkeypatch):
 
 
 def commands_of(page):
-    """The commands in the page's bash blocks that run this package: (what runs, its flags)."""
+    """The commands of this package in the page's bash blocks, each as (command, flags)."""
     for block in re.findall(r"```bash\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
@@ -49,7 +49,7 @@ COMMANDS = sorted({(what, flag) for page in PAGES for what, flags in commands_of
 
 @pytest.mark.parametrize("command", sorted({what for what, _ in COMMANDS}))
 def test_the_flags_of_the_commands_exist(command):
-    """Those of `neobert` and of the scripts that the pages show, by their own help."""
+    """The help of `neobert` and of each script names the flags that the pages use."""
     if command.startswith("neobert "):
         known = run_main(neobert_hf.cli, command.split()[1], "--help")
     else:
@@ -64,13 +64,13 @@ def test_the_tables_are_rendered_from_the_results():
     run_main(render_tables, "--check")
 
 
-def test_the_readme_has_at_most_900_words_besides_tables():
+def test_the_readme_has_at_most_900_words_without_its_tables():
     text = re.sub(r"<!-- table:.*?<!-- end -->", "", README.read_text("utf-8"), flags=re.DOTALL)
     assert len(re.sub(r"^\|.*$", "", text, flags=re.MULTILINE).split()) <= 900
 
 
-def test_every_place_on_the_page_how_it_is_built_exists():
-    """Ten questions, each with a file and the name in it that decides."""
+def test_the_architecture_page_names_functions_and_classes_that_exist():
+    """The page has ten questions; the answer to each is a file and a name that this file defines."""
     page = (ROOT / "docs/architecture.md").read_text("utf-8")
     places = re.findall(r"^\| [^|]+\? \| `([^`]+)` \| `([^`]+)` \|$", page, re.MULTILINE)
     assert len(places) == 10
@@ -81,7 +81,7 @@ def test_every_place_on_the_page_how_it_is_built_exists():
 
 
 def test_every_file_that_a_page_names_exists():
-    """As a path of the repository, of the package, or of the page's own folder."""
+    """Paths are relative to the repository, the package or the folder of the page."""
     for page in PAGES:
         text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
         named = re.findall(r"\]\((?!http)([^)#]+)[^)]*\)|`((?:[\w-]+/)+[\w.-]+\.(?:py|sh|md|toml|yaml))`", text)

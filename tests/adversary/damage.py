@@ -1,4 +1,4 @@
-"""Every file of a run damaged: an older whole state gives the right result, or an error says which file."""
+"""Damaged files: the command uses an older complete state and gives the right result, or an error names the file."""
 
 import random
 import shutil
@@ -27,7 +27,7 @@ QUESTIONS = ("open a file", "decode a number")
 
 
 def prepare(folder: Path) -> tuple[list, dict]:
-    """160 damaged files, each in a copy of a run that was stopped, or of what it made."""
+    """160 cases; each damages a file in a copy of an interrupted run or of its output."""
     bench = Workbench(folder)
     whole = run_references(bench)
     templates = {name: bench.folder / f"damaged-{i}" for i, name in enumerate(COUNTS)}
@@ -45,7 +45,7 @@ def prepare(folder: Path) -> tuple[list, dict]:
 
 
 def _stop_after(folder: Path, whole: Path, last: str) -> None:
-    """A run as it was before its last checkpoint."""
+    """Copy a run without its last checkpoint and its final model."""
     shutil.copytree(whole, folder)
     shutil.rmtree(folder / last)
     for file in folder.iterdir():
@@ -54,11 +54,11 @@ def _stop_after(folder: Path, whole: Path, last: str) -> None:
 
 
 def _interrupt_tokenizing(bench: Workbench, folder: Path) -> None:
-    """Six of ten shards: no file larger than a part of the corpus gets through."""
+    """Write some of the ten shards, and no manifest."""
     folder.parent.mkdir()
     fork_case(at_event(bench.tokenize(folder, num_processes=1), folder, 30, kill(0)), folder.with_name("log"))
     if (folder / "manifest.json").exists() or not list(folder.glob("*.arrow")):
-        raise Failed("the case itself: tokenizing was not interrupted in its middle")
+        raise Failed("error in this test: tokenizing did not stop between its first shard and its manifest")
 
 
 # ---------------------------------------------------------------------------------------- damage
@@ -86,10 +86,10 @@ def junk(rng: random.Random, content: bytes) -> bytes:
 
 
 def damage(rng: random.Random, folder: Path, files: list[Path], has_checksum: bool) -> str:
-    """Damage one of the files; returns what was done to which.
+    """Damage one of the files; return its name and the damage.
 
-    safetensors and JSON have no checksum: without one elsewhere, nobody can tell another number from the right one, so these
-    files are cut, removed and swapped only.
+    safetensors and JSON store no checksum of their content. Without a checksum in another file, a changed number cannot be
+    detected, so such files are only cut, removed and swapped.
     """
     file = rng.choice(files)
     ways = (flip, cut, zeros, junk) if has_checksum else (cut,)
@@ -109,11 +109,11 @@ def damage(rng: random.Random, folder: Path, files: list[Path], has_checksum: bo
     return f"{name}: {way}"
 
 
-# ---------------------------------------------------------------------------------------- what follows
+# ---------------------------------------------------------------------------------------- use of the damaged files
 
 
 def case(_, name: str, rng: random.Random, folder: Path, shared: dict) -> str:
-    """Damage a file, and use what it belongs to."""
+    """Damage a file, then run the command that reads it."""
     bench = shared["bench"]
     copy = folder / "copy"
     shutil.copytree(shared["templates"][name], copy)
@@ -147,17 +147,17 @@ def _use(name: str, bench: Workbench, copy: Path, shared: dict) -> str:
             return explained(outcome, str(out))
         check_result("tokenizing", out, shared["whole"]["tokenizing"])
         return RIGHT
-    command, wanted = (_search(bench, copy), "answers") if "search" in name else (_load(copy), "logits")
+    command, result = (_search(bench, copy), "answers") if "search" in name else (_load(copy), "logits")
     outcome = fork_case(command, copy / "log")
     if outcome.status:
         return explained(outcome, str(copy))
-    if outcome.output != shared[wanted]:
-        raise Failed(f"silently wrong: {outcome.output!r}, not {shared[wanted]!r}")
+    if outcome.output != shared[result]:
+        raise Failed(f"silently wrong: {outcome.output!r}, not {shared[result]!r}")
     return RIGHT
 
 
 def _search(bench: Workbench, cache: Path) -> Callable[[], None]:
-    """What a small index answers."""
+    """Print the answers of a small index."""
 
     def run():
         model = SentenceTransformer(str(bench.folder / "model"))
@@ -169,7 +169,7 @@ def _search(bench: Workbench, cache: Path) -> Callable[[], None]:
 
 
 def _load(folder: Path) -> Callable[[], None]:
-    """What the model of a folder says."""
+    """Print the summed logits of the model of a folder."""
 
     def run():
         model, tokenizer = AutoModelForMaskedLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)

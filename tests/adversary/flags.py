@@ -1,4 +1,4 @@
-"""Every argument of every command with values that nobody means: refused at once with its name and bounds, or legal."""
+"""Unusual values of every argument of every command: the command refuses them with the name and the bounds, or they are legal."""
 
 import argparse
 import contextlib
@@ -25,7 +25,7 @@ from neobert_hf import cli
 
 HUGE = "1" + "0" * 30
 VALUES = ("0", "-1", HUGE, "nan", "")
-# What a command cannot be called without.
+# Arguments that each command requires, or that keep it on this machine's CPU.
 REQUIRED = {
     "neobert tokenize": ["--output_dir=a", "--tokenizer_name=b"],
     "neobert documentation": ["--output_dir=a"],
@@ -42,8 +42,8 @@ SCRIPTS = {
     Path(module.__file__).name: module.__file__
     for module in (pretrain_mlm, train_contrastive, demo_documentation, evaluate_mteb, build, build_mini)
 }
-# Numbers of ours for which 0 has a meaning; below 0, none has. Of those that are transformers', only what is no number at all
-# must be refused here; the runs below show the rest.
+# Our numeric arguments for which 0 is legal; negative numbers are illegal for all of ours. For numeric arguments of
+# transformers, only text that is not a finite number must be refused here; the runs below test their other values.
 ZERO_IS_LEGAL = {
     *(
         "seed",
@@ -65,8 +65,13 @@ ZERO_IS_LEGAL = {
     ),
     *("adam_epsilon", "longer_than", "num_held_out", "num_pseudo", "mlm_probability", "num_entries"),
 }
-SENTINELS = {"max_steps", "logging_steps", "max_grad_norm", "learning_rate"}  # transformers' own checks decide on -1
-# Numbers with which a run is meant to be long.
+SENTINELS = {
+    "max_steps",
+    "logging_steps",
+    "max_grad_norm",
+    "learning_rate",
+}  # -1 has a meaning, or transformers checks it
+# Arguments for which a large number makes a run long.
 LONG = {
     "max_steps",
     "tokens_per_step",
@@ -79,11 +84,11 @@ LONG = {
 
 
 class Parsed(BaseException):
-    """Carries the parser out of a main function."""
+    """Raised to leave a main function; its argument is the parser."""
 
 
 def parser_of(script: str) -> argparse.ArgumentParser:
-    """The parser that a script makes: what it calls first."""
+    """The parser that the main function of a script makes first."""
 
     def leave(parser, *args, **kwargs):
         raise Parsed(parser)
@@ -101,7 +106,7 @@ def parser_of(script: str) -> argparse.ArgumentParser:
 
 
 def arguments_of(command: str, parsers: dict) -> dict[str, tuple[bool, bool, bool]]:
-    """(is a number, is ours, takes text) of each argument that takes a value, by name."""
+    """By name of each argument that takes a value: whether it is a number, is ours, and takes text."""
     if command not in parsers:
         return _arguments_of_neobert(command.split()[1])
     parser, found = parsers[command], {}
@@ -136,17 +141,17 @@ def _is_number(hint) -> bool:
 
 
 def prepare(folder: Path) -> tuple[list, dict]:
-    """A case for each argument, with all values, and 150 that run."""
+    """One case for each argument, which parses all values, and 150 cases that run a command."""
     parsers = {script: parser_of(script) for script in SCRIPTS}
     plan = [
         (f"arguments of {command}", (command, name)) for command in REQUIRED for name in arguments_of(command, parsers)
     ]
-    plan += [("runs with such values", None)] * 150
+    plan += [("runs with unusual numbers", None)] * 150
     return plan, {"parsers": parsers, "bench": Workbench(folder)}
 
 
 def case(kind: str, about, rng: random.Random, folder: Path, shared: dict) -> str:
-    """Parse an argument with each value, or run a command with one."""
+    """Parse an argument with each value, or run a command with one unusual number."""
     if about is None:
         return run_case(rng, folder, shared)
     command, name = about
@@ -162,7 +167,7 @@ def case(kind: str, about, rng: random.Random, folder: Path, shared: dict) -> st
 
 
 def parse_case(parsers: dict, command: str, name: str, value: str) -> str:
-    """Parse one value."""
+    """Parse one value of an argument; return RIGHT if it is taken, EXPLAINED if it is refused."""
     argv = [each for each in REQUIRED[command] if not each.startswith(f"--{name}=")] + [f"--{name}={value}"]
     status, errors = _parse(parsers, command, argv)
     is_number, is_ours, is_text = arguments_of(command, parsers)[name]
@@ -174,7 +179,7 @@ def parse_case(parsers: dict, command: str, name: str, value: str) -> str:
     )
     if status == 0:
         if is_nonsense:
-            raise Failed("silently wrong: it is taken")
+            raise Failed("silently wrong: the command accepts it")
         return RIGHT
     if status != 2:
         raise Failed(f"bug: exit status {status}, {errors}")
@@ -183,7 +188,7 @@ def parse_case(parsers: dict, command: str, name: str, value: str) -> str:
 
 
 def _parse(parsers: dict, command: str, argv: list[str]) -> tuple[int, str]:
-    """(exit status, standard error) of a command that does nothing but parse, in this process."""
+    """The exit status and standard error of a command that only parses, in this process."""
     with contextlib.redirect_stderr(io.StringIO()) as errors:
         try:
             if command in parsers:
@@ -202,7 +207,7 @@ def _parse(parsers: dict, command: str, argv: list[str]) -> tuple[int, str]:
 
 
 def run_case(rng: random.Random, folder: Path, shared: dict) -> str:
-    """A whole command with one number that is out of the ordinary."""
+    """Run a command with one unusual number."""
     bench = shared["bench"]
     name, call = rng.choice(
         (

@@ -1,4 +1,4 @@
-"""Runs that end too early: at which moments, what must hold then, and that the same command finishes with the right result."""
+"""Interrupted runs: the moments, the checks of the files that remain, and the check that the same command then finishes."""
 
 import errno
 import itertools
@@ -17,7 +17,7 @@ from adversary.workbench import Workbench, files_of, losses_of, weights_of
 
 from neobert_hf.pretraining.runs import last_complete_checkpoint
 
-# What is to be interrupted: the command of the workbench, and whether it is resumed or just run again.
+# The runs to interrupt and the method of the workbench that makes the command; the first four are trainings, which resume.
 COMMANDS = {
     "pretraining": "pretrain",
     "pretraining, phase 2": "second_phase",
@@ -32,7 +32,7 @@ FILE_EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.tru
 
 @dataclass(frozen=True)
 class Reference:
-    """An uninterrupted run: its folder, how long it took, and how often it changed a file."""
+    """An uninterrupted run: its folder, its duration, and how often it changed a file."""
 
     folder: Path
     seconds: float
@@ -40,7 +40,7 @@ class Reference:
 
 
 def run_references(bench: Workbench) -> dict[str, Reference]:
-    """Each command, to its end."""
+    """Run each command without an interruption."""
     references = {}
     for name, method in COMMANDS.items():
         folder = bench.folder / f"whole-{method}"
@@ -53,13 +53,13 @@ def run_references(bench: Workbench) -> dict[str, Reference]:
 
 
 def at_event(command: Callable[[], None], folder: Path, number: int, act: Callable[[str], None]) -> Callable[[], None]:
-    """The command, with something that happens as it opens, renames or removes a file in its folder or beside it.
+    """Return a command that calls a function when it opens, renames or removes a file in its folder or next to it.
 
     Args:
-        command: What to run; the processes that it starts count for themselves.
-        folder: Its folder.
-        number: Which of these events it is, from 1.
-        act: What happens then, with the name of the file.
+        command: The command; its child processes count their own events.
+        folder: Folder of the command.
+        number: Number of the event, from 1.
+        act: The function to call with the name of the file.
     """
 
     def run():
@@ -91,7 +91,7 @@ def _counting(command, folder):
 
 
 def kill(delay: float) -> Callable[[str], None]:
-    """SIGKILL to this very process, so many seconds later."""
+    """Return a function that sends SIGKILL to its own process after `delay` seconds."""
 
     def act(_):
         timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL))
@@ -102,12 +102,12 @@ def kill(delay: float) -> Callable[[str], None]:
 
 
 def run_out_of_space(file: str) -> None:
-    """What the system says of a full disk."""
+    """Raise the error of a full disk."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file)
 
 
-def with_small_files(command: Callable[[], None], limit: int) -> Callable[[], None]:
-    """The command where no file may be larger: the write fails, in libraries of C and Rust too."""
+def with_file_limit(command: Callable[[], None], limit: int) -> Callable[[], None]:
+    """Return a command that cannot write files above `limit` bytes; the limit also holds in libraries in C and Rust."""
 
     def run():
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
@@ -116,11 +116,11 @@ def with_small_files(command: Callable[[], None], limit: int) -> Callable[[], No
     return run
 
 
-# ---------------------------------------------------------------------------------------- after it
+# ---------------------------------------------------------------------------------------- after the interruption
 
 
 def start_again(bench: Workbench, name: str, folder: Path, wrap=lambda command: command, **options) -> Outcome:
-    """The same command; one that trains goes on from its last checkpoint, or begins anew where there is none."""
+    """Run the command again; a training resumes from its last checkpoint, or starts again if it has none."""
     make = getattr(bench, COMMANDS[name])
     if name in TRAININGS and folder.exists():
         command = make(folder, resume_from_checkpoint="last", **options)
@@ -130,12 +130,12 @@ def start_again(bench: Workbench, name: str, folder: Path, wrap=lambda command: 
     return fork_case(wrap(make(folder, **options)), folder.with_name("again"))
 
 
-def check_nothing_half_is_whole(name: str, folder: Path, reference: Reference) -> None:
-    """What passes for whole now is what the uninterrupted run has written."""
+def check_no_partial_file_counts_as_complete(name: str, folder: Path, reference: Reference) -> None:
+    """Check that files that count as complete equal the files of the uninterrupted run."""
     if name in TRAININGS and folder.exists():
         checkpoint = last_complete_checkpoint(folder)
         if checkpoint and not _same_weights(checkpoint, reference.folder / checkpoint.name):
-            raise Failed(f"partial: {checkpoint.name} passes for whole")
+            raise Failed(f"partial: {checkpoint.name} counts as complete, but its weights differ")
     if name == "tokenizing" and (folder / "manifest.json").exists():
         check_result(name, folder, reference)
     if (
@@ -143,43 +143,43 @@ def check_nothing_half_is_whole(name: str, folder: Path, reference: Reference) -
         and (folder / "README.md").exists()
         and not _same_weights(folder, reference.folder)
     ):
-        raise Failed("partial: the folder has its card and not its weights")
+        raise Failed("partial: the folder has a model card, but its weights are missing or differ")
 
 
 def finish(bench: Workbench, name: str, folder: Path, reference: Reference, **options) -> str:
-    """Run the command to its end and compare; a build that finds half a folder may ask for another."""
+    """Run the command to its end and check the result; a build may refuse a folder that holds a part of an earlier build."""
     outcome = start_again(bench, name, folder, **options)
     if outcome.status and name == "the build for the Hub":
         return explained(outcome, str(folder))
     if outcome.status:
-        raise Failed(f"no way on: the next run ended with {outcome.status}: {outcome.message}")
+        raise Failed(f"cannot resume: the next run ended with status {outcome.status}: {outcome.message}")
     check_result(name, folder, reference)
     return RIGHT
 
 
 def check_result(name: str, folder: Path, reference: Reference) -> None:
-    """Bitwise the same as without an interruption."""
+    """Check that the result equals the uninterrupted run bitwise."""
     if name == "tokenizing":
-        found, wanted = (
+        found, expected = (
             {file: digest for file, digest in files_of(f).items() if file.endswith(".arrow") or file == "manifest.json"}
             for f in (folder, reference.folder)
         )
-        if found != wanted:
-            raise Failed(f"silently wrong: {sorted(set(found.items()) ^ set(wanted.items()))} differ")
+        if found != expected:
+            raise Failed(f"silently wrong: {sorted(set(found.items()) ^ set(expected.items()))} differ")
         return
     if not _same_weights(folder, reference.folder):
-        raise Failed("silently wrong: other weights")
+        raise Failed("silently wrong: the weights differ")
     if "pretraining" in name and losses_of(folder) != losses_of(reference.folder):
-        raise Failed("silently wrong: other losses in metrics.jsonl")
+        raise Failed("silently wrong: the losses in metrics.jsonl differ")
 
 
 def _same_weights(folder: Path, other: Path) -> bool:
     try:
         return weights_of(folder) == weights_of(other)
-    except Exception:  # whatever safetensors says of half a file
+    except Exception:  # safetensors raises several types for a partial file
         return False
 
 
 def draw_moment(rng: random.Random, reference: Reference) -> tuple[int, float]:
-    """(the file event, seconds after it)."""
+    """Draw the number of a file event, and the seconds after it."""
     return rng.randint(1, reference.num_events), rng.choice((0.0, 0.0, rng.uniform(0, 0.05)))

@@ -1,4 +1,4 @@
-"""SIGKILL at random moments: the same command then finishes with bitwise the result of an uninterrupted run."""
+"""SIGKILL at random moments: the same command then finishes, and its result equals an uninterrupted run bitwise."""
 
 import random
 import shutil
@@ -9,7 +9,7 @@ from adversary.interruptions import (
     COMMANDS,
     TRAININGS,
     at_event,
-    check_nothing_half_is_whole,
+    check_no_partial_file_counts_as_complete,
     draw_moment,
     finish,
     kill,
@@ -30,28 +30,28 @@ COUNTS = {
 
 
 def prepare(folder: Path) -> tuple[list, dict]:
-    """120 cases of one or two kills."""
+    """120 cases, each with one or two kills."""
     bench = Workbench(folder)
     plan = [(f"kill in {name}", name) for name, count in COUNTS.items() for _ in range(count)]
     return plan, {"bench": bench, "references": run_references(bench)}
 
 
 def case(_, name: str, rng: random.Random, folder: Path, shared: dict) -> str:
-    """Kill, look at what is left, run again."""
+    """Kill the command, check the files that remain, run the command again."""
     bench, reference = shared["bench"], shared["references"][name]
     out = folder / "out"
     options = {"shards_dir": None} if "pretraining" in name and rng.random() < 0.3 else {}  # tokenizing first
     num_kills, kills = rng.choice((1, 1, 2)), 0
     while kills < num_kills:
         outcome = _killed(bench, name, out, rng, reference, options)
-        check_nothing_half_is_whole(name, out, reference)
-        if outcome.status == 0 and kills:  # the moment came after the end
+        check_no_partial_file_counts_as_complete(name, out, reference)
+        if outcome.status == 0 and kills:  # the command ended before the kill
             break
         if outcome.status == 0:
             shutil.rmtree(out)
             continue
         kills += 1
-        if outcome.status != -signal.SIGKILL:  # one of its processes was killed
+        if outcome.status != -signal.SIGKILL:  # the signal killed a child process, and the command reported it
             explained(outcome)
     return finish(bench, name, out, reference, **options)
 

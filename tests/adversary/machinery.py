@@ -1,7 +1,8 @@
-"""Draw cases from a seed, run each in a process of its own, and count how it ends: right, explained, or failed.
+"""Draw cases from a seed, run each case in its own process, and count the results: right, explained or failed.
 
-A `Family` names its kinds of case and how one is run. Everything is imported and prepared once, then each case is a fork: a new
-process would import torch and transformers for seconds. Seed, family and number make a case; they draw it again.
+A `Family` is a list of cases and the function that runs them. This process imports and prepares everything once and forks for
+each case: a new process would need seconds to import torch and transformers. The seed, the family and the number of a case
+reproduce it.
 """
 
 import contextlib
@@ -29,22 +30,22 @@ from tqdm import tqdm
 
 RIGHT, EXPLAINED, FAILED = "right", "explained", "failed"
 CASE_SECONDS = 300  # a case that takes longer is a hang
-ORPHAN_SECONDS = 10  # what a command started ends that soon after it
+ORPHAN_SECONDS = 10  # the child processes of a command must end within this time after it
 
 
 class Failed(Exception):
-    """A wrong result in silence, or a bug: a traceback, a hang, an orphan, a partial file taken for whole."""
+    """A wrong result without an error, or a bug: a traceback, a hang, an orphan, a partial file that counts as complete."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """Cases of one sort.
+    """Cases of one type.
 
     Attributes:
-        name: By which a case is found again.
-        prepare: From a folder to (the cases of a full run, what all of them share), before the first case forks. A case is
-            (kind, what it is about): the kind is its row in the table.
-        case: From (kind, what it is about, random numbers, a folder of its own, what is shared) to RIGHT or EXPLAINED; raises
+        name: Selects the family in ADVERSARY_ONLY, and is a part of the seed of its cases.
+        prepare: Called with a folder before the first fork; returns the cases of a full run and data that all cases share. A
+            case is (kind, subject); the kind is its row in the table.
+        case: Called with kind, subject, random numbers, an own folder and the shared data; returns RIGHT or EXPLAINED, or raises
             `Failed`.
     """
 
@@ -55,7 +56,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a case ended."""
+    """The result of a case."""
 
     family: str
     number: int
@@ -66,13 +67,13 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a command ended.
+    """The end of a command.
 
     Attributes:
-        status: Its exit status; minus the signal that ended it.
-        output: What it printed.
-        errors: What it wrote to standard error.
-        seconds: How long it took.
+        status: Exit status; if a signal ended the command, the negative number of the signal.
+        output: Standard output.
+        errors: Standard error.
+        seconds: Duration.
     """
 
     status: int
@@ -90,16 +91,16 @@ class Outcome:
 
 
 def fork_case(function: Callable[[], Any], log: Path, timeout: float = 90, kill_after: float | None = None) -> Outcome:
-    """Call the function in a fork, as the main function of a command, and wait for it and all that it starts.
+    """Call the function in a fork, as the main function of a command, and wait for the fork and its child processes.
 
     Args:
-        function: What to call; SystemExit and errors end the fork as they end a Python process.
-        log: Where its output goes: `.out` and `.err` are added to the name.
-        timeout: Seconds after which it hangs.
-        kill_after: Seconds after which SIGKILL ends it.
+        function: The function to call; SystemExit and errors end the fork as they end a Python process.
+        log: Name of the two files for its output, without the suffixes `.out` and `.err`.
+        timeout: Seconds after which the command counts as hanging and is killed.
+        kill_after: Seconds after which SIGKILL ends the command.
 
     Raises:
-        Failed: It hangs, or a process that it started lives on.
+        Failed: The command hangs, or a child process outlives it.
     """
     pid, begin = _fork(function, log), time.monotonic()
     is_hung = False
@@ -118,36 +119,38 @@ def fork_case(function: Callable[[], Any], log: Path, timeout: float = 90, kill_
     outcome = Outcome(os.waitstatus_to_exitcode(status), output, errors, time.monotonic() - begin)
     orphans = _end_group(pid)
     if is_hung:
-        raise Failed(f"hang: not at its end after {timeout} s; {outcome.message}")
+        raise Failed(f"hang: still running after {timeout} s; {outcome.message}")
     if orphans:
-        raise Failed(f"orphans: {orphans} processes lived for {ORPHAN_SECONDS} s after the command")
+        raise Failed(f"orphans: {orphans} child processes still ran {ORPHAN_SECONDS} s after the command")
     return outcome
 
 
 def _fork(function: Callable[[], Any], log: Path) -> int:
-    """Call the function in a fork that leads a process group; returns the process's id."""
+    """Call the function in a fork that leads a process group; return its process id."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
     if pid == 0:
         _run_and_exit(function, log)
-    with contextlib.suppress(OSError):  # here as well as there, whoever is first; it may have ended
+    with contextlib.suppress(
+        OSError
+    ):  # both processes call setpgid, since either may run first; the child may have ended
         os.setpgid(pid, pid)
     return pid
 
 
 def _run_and_exit(function: Callable[[], Any], log: Path) -> NoReturn:
     status = 0
-    # All processes share tqdm's lock, and one that is killed while it holds the lock would stop every later one.
+    # All forks share tqdm's lock: a process that is killed while it holds the lock would block all later ones.
     lock, classes = threading.RLock(), [tqdm]
-    for each in classes:  # a subclass may have the shared one
+    for each in classes:  # a subclass may hold the shared lock
         each.set_lock(lock)
         classes += each.__subclasses__()
     try:
         os.setpgid(0, 0)
         for number, end in ((1, ".out"), (2, ".err")):
             os.dup2(os.open(f"{log}{end}", os.O_CREAT | os.O_TRUNC | os.O_WRONLY), number)
-        sys.stdin = open(os.devnull)  # noqa: SIM115 (for as long as the process)
+        sys.stdin = open(os.devnull)  # noqa: SIM115 (open until the process ends)
         sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
         function()
     except SystemExit as end:
@@ -165,7 +168,7 @@ def _run_and_exit(function: Callable[[], Any], log: Path) -> NoReturn:
 
 
 def _end_group(group: int) -> int:
-    """Wait for the processes of a group, then end those that are left; returns their number."""
+    """Wait for the processes of a group, kill the processes that still run, and return their number."""
     deadline = time.monotonic() + ORPHAN_SECONDS
     while left := _members(group):
         if time.monotonic() > deadline:
@@ -177,7 +180,7 @@ def _end_group(group: int) -> int:
 
 def _members(group: int) -> list[int]:
     try:
-        os.killpg(group, 0)  # the quick answer, where there is none
+        os.killpg(group, 0)  # fast, if no process of the group exists
     except ProcessLookupError:
         return []
     found = []
@@ -191,18 +194,21 @@ def _members(group: int) -> list[int]:
 
 
 def explained(outcome: Outcome, *names: str) -> str:
-    """EXPLAINED, if the command ended as one with an error that its user can mend ends.
+    """Return EXPLAINED if the command ended with a one-line message about an error that its user can correct.
 
     Args:
-        outcome: How it ended.
-        names: What its message must name, such as a file or an argument; any case.
+        outcome: The end of the command.
+        names: Text that the message must contain, such as a file or an argument; case does not matter.
+
+    Raises:
+        Failed: The command ended in another way.
     """
     if "Traceback (most recent call last)" in outcome.errors:
-        raise Failed(f"bug: a traceback, {outcome.message}")
+        raise Failed(f"bug: traceback: {outcome.message}")
     if outcome.status not in (1, 2):
         raise Failed(f"bug: exit status {outcome.status}, {outcome.message}")
     if not re.match(r"[\w./ -]+: \S", outcome.message):
-        raise Failed(f"unexplained: the last line of the errors is {outcome.message!r}")
+        raise Failed(f"unexplained: the last line of standard error is {outcome.message!r}")
     if missing := [name for name in names if name.lower() not in outcome.message.lower()]:
         raise Failed(f"unexplained: {', '.join(missing)} is not in {outcome.message!r}")
     return EXPLAINED
@@ -212,21 +218,24 @@ def explained(outcome: Outcome, *names: str) -> str:
 
 
 def draw(seed: str, family: str, number: int) -> random.Random:
-    """The random numbers of a case."""
+    """The random number generator of a case."""
     return random.Random(f"{seed} {family} {number}")
 
 
 def run_family(
     family: Family, seed: str, folder: Path, share: float = 1.0, only: int | None = None
 ) -> Iterator[Verdict]:
-    """Run cases, as many at once as there are cores to use.
+    """Run cases, one per available core at a time.
 
     Args:
-        family: What to run.
-        seed: What the cases are drawn from.
-        folder: An empty one; what failed stays there.
-        share: Of a full run; each kind has a case at least.
-        only: The number of the one case to run.
+        family: The family to run.
+        seed: Seed of the cases.
+        folder: An empty folder; the files of failed cases stay there.
+        share: Share of a full run; each kind has at least one case.
+        only: Number of a single case to run.
+
+    Yields:
+        A verdict for each case; its note names files relative to `folder`, as `TMP/...`.
     """
     plan, shared = family.prepare(folder)
     waiting = _choose(plan, random.Random(f"{seed} {family.name}"), share) if only is None else [only]
@@ -246,6 +255,7 @@ def run_family(
         else:
             reason = (home / "case.err").read_text("utf-8", "replace").strip().splitlines()[-1:]
             found = {"result": FAILED, "note": f"bug: status {os.waitstatus_to_exitcode(status)}, {reason}"}
+        found["note"] = found["note"].replace(str(folder), "TMP")
         verdict = Verdict(family.name, number, kind, **found)
         if verdict.result != FAILED:
             shutil.rmtree(home)
@@ -253,7 +263,7 @@ def run_family(
 
 
 def _choose(plan: list[tuple[str, Any]], rng: random.Random, share: float) -> list[int]:
-    """Numbers of cases: one of each kind, and others until there are enough."""
+    """Numbers of the cases to run: one of each kind, then others up to the share."""
     numbers, firsts = list(range(len(plan))), {}
     rng.shuffle(numbers)
     for number in numbers:
@@ -273,12 +283,12 @@ def _judge(family: Family, rng: random.Random, home: Path, case: tuple[str, Any]
 
 
 def table(verdicts: list[Verdict]) -> str:
-    """One row for each kind of case: how many there were, and how they ended."""
+    """One row for each kind of case: the number of cases and of each result."""
     return tabulate(rows(verdicts), headers="keys", tablefmt="github")
 
 
 def rows(verdicts: list[Verdict]) -> list[dict]:
-    """What the table shows."""
+    """The rows of the table."""
     counts = {}
     for verdict in verdicts:
         counts.setdefault(verdict.kind, Counter())[verdict.result] += 1
@@ -294,12 +304,12 @@ def rows(verdicts: list[Verdict]) -> list[dict]:
 
 
 def failures(verdicts: list[Verdict]) -> list[str]:
-    """A line for each case that failed, with what draws it again."""
+    """One line for each failed case: family, number, kind and note."""
     return [f"{v.family} {v.number} ({v.kind}): {v.note}" for v in verdicts if v.result == FAILED]
 
 
 def to_json(verdicts: list[Verdict], seed: str, seconds: float) -> str:
-    """The same for a page of the documentation."""
+    """The rows and the failed cases as JSON, for the table in the documentation."""
     failed = [asdict(verdict) for verdict in verdicts if verdict.result == FAILED]
     found = {"seed": seed, "seconds": round(seconds), **provenance(), "rows": rows(verdicts), "failed": failed}
     return json.dumps(found, indent=1)

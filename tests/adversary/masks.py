@@ -1,4 +1,4 @@
-"""Random masks and packings on every backend of a CPU, against the oracle."""
+"""Random masks and packed batches on every CPU backend, compared with the oracle."""
 
 import random
 from pathlib import Path
@@ -18,13 +18,13 @@ KINDS = (
     "packed by positions",
     "4-D masks",
 )
-# Relative to the largest logit; float32 adds in another order than the oracle.
+# Relative to the largest logit; float32 rounds, and its sums have another order than the oracle's.
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5}
 BACKENDS = {torch.float64: ("auto", "sdpa", "eager"), torch.float32: ("auto", "cpu_tiled", "sdpa", "eager")}
 
 
 def prepare(folder: Path) -> tuple[list, dict]:
-    """1,000 batches; the tiny model in both dtypes, and the oracle."""
+    """1,000 cases; they share the tiny model in both dtypes and the oracle."""
     weights = random_weights()
     checkpoint = write_checkpoint(folder / "model", weights)
     models = {dtype: NeoBERTForMaskedLM.from_pretrained(checkpoint, dtype=dtype).eval() for dtype in TOLERANCES}
@@ -32,7 +32,7 @@ def prepare(folder: Path) -> tuple[list, dict]:
 
 
 def case(kind: str, _, rng: random.Random, folder: Path, shared: dict) -> str:
-    """Logits and loss of a random batch."""
+    """Compare the logits and the loss of a random batch."""
     dtype = rng.choice(list(BACKENDS))
     model, oracle = shared["models"][dtype], shared["oracle"]
     backend = rng.choice(BACKENDS[dtype])
@@ -56,11 +56,11 @@ def case(kind: str, _, rng: random.Random, folder: Path, shared: dict) -> str:
         raise Failed(f"bug: {backend}, {dtype}: {error}") from error
     largest = 0.0
     for document in documents:
-        wanted = oracle.mlm_logits(oracle.encode(document.ids, document.positions)[2])
+        expected = oracle.mlm_logits(oracle.encode(document.ids, document.positions)[2])
         found = torch.stack([outputs.logits[place] for place in document.places]).detach().double().numpy()
-        largest = max(largest, np.abs(found - wanted).max() / np.abs(wanted).max())
+        largest = max(largest, np.abs(found - expected).max() / np.abs(expected).max())
     if not largest <= TOLERANCES[dtype]:
-        raise Failed(f"silently wrong: logits are off by {largest:.1e} with {backend} in {dtype}")
+        raise Failed(f"silently wrong: the relative error of the logits is {largest:.1e} with {backend} in {dtype}")
     if "labels" in inputs:
         asked = [[int(labels[place]) for place in document.places] for document in documents]
         loss = oracle.mlm_loss([d.ids for d in documents], asked) if kind not in WITH_DISTANCES else None
@@ -70,14 +70,14 @@ def case(kind: str, _, rng: random.Random, folder: Path, shared: dict) -> str:
 
 
 class Document:
-    """Ids, positions and where each token stands in the batch: (row, column)."""
+    """Ids and positions of the tokens, and the place of each token in the batch: (row, column)."""
 
     def __init__(self, ids, row, columns):
         self.ids, self.places = ids, [(row, int(column)) for column in columns]
-        self.positions = np.asarray(columns) - columns[0]  # a hole leaves its distance between its neighbours
+        self.positions = np.asarray(columns) - columns[0]  # a hole in the mask counts as a position
 
 
-WITH_DISTANCES = ("masks with holes", "4-D masks")  # the oracle's loss counts positions without holes
+WITH_DISTANCES = ("masks with holes", "4-D masks")  # the oracle's loss assumes consecutive positions
 
 
 def random_ids(rng: random.Random, *shape: int) -> np.ndarray:
@@ -87,7 +87,7 @@ def random_ids(rng: random.Random, *shape: int) -> np.ndarray:
 def masked_batch(rng: random.Random, mask: np.ndarray) -> tuple[dict, list[Document]]:
     ids = random_ids(rng, *mask.shape)
     if rng.random() < 0.5:
-        ids[~mask] = 0  # the padding token; anything may stand there
+        ids[~mask] = 0  # the padding token; without this line, random tokens are the padding
     documents = [Document(row[real], i, np.flatnonzero(real)) for i, (row, real) in enumerate(zip(ids, mask))]
     dtype = rng.choice((torch.long, torch.bool, torch.int32, torch.float32))
     return {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask).to(dtype)}, documents

@@ -1,4 +1,4 @@
-"""Two processes train, and one is killed: the other ends too, and both go on with the right result."""
+"""One of two training processes is killed: the other ends too, and a run on two processes resumes to the right result."""
 
 import os
 import random
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import launch
 import pretrain_mlm
-from adversary.interruptions import Reference, check_nothing_half_is_whole, check_result
+from adversary.interruptions import Reference, check_no_partial_file_counts_as_complete, check_result
 from adversary.machinery import RIGHT, Failed, Family, fork_case
 from adversary.workbench import Workbench
 
@@ -19,7 +19,7 @@ KIND = "kill of one of two processes"
 
 
 def prepare(folder: Path) -> tuple[list, dict]:
-    """12 kills."""
+    """12 cases."""
     bench = Workbench(folder)
     whole = bench.folder / "whole"
     outcome = bench.finish(on_two(bench, whole), "ranks")
@@ -27,7 +27,7 @@ def prepare(folder: Path) -> tuple[list, dict]:
 
 
 def on_two(bench: Workbench, folder: Path, **changes) -> Callable[[], None]:
-    """examples/pretrain_mlm.py on two processes, as torchrun starts it."""
+    """Return a command that runs examples/pretrain_mlm.py on two processes, as torchrun does."""
     argv = ["launch.py", pretrain_mlm.__file__, *bench.pretrain(folder, **changes).args[1]]
     return partial(_launch, argv)
 
@@ -38,7 +38,7 @@ def _launch(argv):
 
 
 def case(_, about, rng: random.Random, folder: Path, shared: dict) -> str:
-    """Kill a rank at a drawn moment, and go on with two."""
+    """Kill a rank at a random moment, then resume on two processes."""
     bench, reference, out = shared["bench"], shared["reference"], folder / "out"
     rank, seconds = rng.randrange(2), rng.uniform(0.1, reference.seconds)
 
@@ -56,14 +56,14 @@ def case(_, about, rng: random.Random, folder: Path, shared: dict) -> str:
         on_two(bench, out)()
 
     outcome = fork_case(kill_one, folder / "killed")
-    check_nothing_half_is_whole("pretraining", out, reference)
+    check_no_partial_file_counts_as_complete("pretraining", out, reference)
     if outcome.status and "SIGKILL" not in outcome.errors:
-        raise Failed(f"bug: no word of the process that was killed: {outcome.message}")
+        raise Failed(f"bug: the error does not name the killed process: {outcome.message}")
     outcome = fork_case(on_two(bench, out, resume_from_checkpoint="last"), folder / "resumed")
     if outcome.status and "start without --resume_from_checkpoint" in outcome.errors:
         outcome = fork_case(on_two(bench, out), folder / "again")
     if outcome.status:
-        raise Failed(f"no way on: the next run ended with {outcome.status}: {outcome.message}")
+        raise Failed(f"cannot resume: the next run ended with status {outcome.status}: {outcome.message}")
     check_result("pretraining", out, reference)
     return RIGHT
 

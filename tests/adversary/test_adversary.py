@@ -1,7 +1,7 @@
-"""Whatever is done to a run, it ends right or with an error that explains: make test-adversary.
+"""Random interruptions, damage and values: every run gives the right result or an error that explains (make test-adversary).
 
-ADVERSARY_SEED draws the cases again, ADVERSARY_SHARE draws a share of them, ADVERSARY_ONLY="masks flags" runs some families and
-"masks 17" one case, and ADVERSARY_JSON names a file for the table.
+Environment variables: ADVERSARY_SEED reproduces the cases of an earlier run; ADVERSARY_SHARE sets the share of the cases to run;
+ADVERSARY_ONLY selects families ("masks flags") or a single case ("masks 17"); ADVERSARY_JSON names a file for the table.
 """
 
 import os
@@ -14,7 +14,7 @@ import torch
 from adversary.damage import DAMAGE
 from adversary.flags import FLAGS
 from adversary.kills import KILLS
-from adversary.machinery import failures, run_family, table, to_json
+from adversary.machinery import Failed, Family, failures, run_family, table, to_json
 from adversary.masks import MASKS
 from adversary.ranks import RANKS
 from adversary.writes import WRITES
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.adversary
 
 @pytest.fixture(scope="module")
 def ledger(request):
-    """The seed and the verdicts of all families; the table is printed at the end."""
-    torch.set_num_threads(1)  # and no thread runs when a case forks
+    """The seed and the verdicts of all families; the fixture prints the table at the end."""
+    torch.set_num_threads(1)  # no other thread may run during a fork
     seed, begin, verdicts = os.environ.get("ADVERSARY_SEED") or secrets.token_hex(4), time.monotonic(), []
     yield seed, verdicts
     seconds = time.monotonic() - begin
@@ -37,7 +37,7 @@ def ledger(request):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_every_case_ends_right_or_with_an_error_that_explains(name, ledger, tmp_path):
+def test_every_case_gives_the_right_result_or_an_error_that_explains(name, ledger, tmp_path):
     seed, verdicts = ledger
     only = os.environ.get("ADVERSARY_ONLY", name).split()
     if name not in only:
@@ -46,4 +46,16 @@ def test_every_case_ends_right_or_with_an_error_that_explains(name, ledger, tmp_
     found = list(run_family(FAMILIES[name], seed, tmp_path, share, number))
     verdicts += sorted(found, key=lambda verdict: verdict.number)
     failed = failures(found)
-    assert not failed, f"ADVERSARY_SEED={seed}, {len(failed)} of {len(found)} failed:\n" + "\n".join(failed)
+    assert not failed, f"ADVERSARY_SEED={seed}, {len(failed)} of {len(found)} failed, TMP={tmp_path}:\n" + "\n".join(
+        failed
+    )
+
+
+def test_a_note_does_not_name_the_temporary_folder(tmp_path):
+    def fail(kind, subject, rng, folder, shared):
+        raise Failed(f"{folder}/out and {shared}/model differ")
+
+    family = Family("notes", lambda folder: ([("failure", None)], folder / "bench"), fail)
+    verdicts = list(run_family(family, "0", tmp_path))
+    assert [verdict.note for verdict in verdicts] == ["TMP/case-0/out and TMP/bench/model differ"]
+    assert str(tmp_path) not in to_json(verdicts, "0", 1.0)

@@ -1,6 +1,6 @@
-"""The commands that the adversary runs, on a few hundred short texts and models of two layers, 32 wide.
+"""The commands under test, with a few hundred short texts and models of two layers and width 32.
 
-All of them are imported here, before a case forks. A command is called as its script is: `sys.argv`, then the script's own main.
+This file imports all of them, before a case forks. A call of a command sets `sys.argv` and runs the script's main function.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import build
-import matplotlib.backends.backend_agg  # noqa: F401 (what commands import late, so that no case waits for it)
+import matplotlib.backends.backend_agg  # noqa: F401 (commands import it late; imported here, cases do not wait for it)
 import pretrain_mlm
 import scipy.io  # noqa: F401
 import torch._dynamo
@@ -33,7 +33,7 @@ CORPUS_TEXTS, PAIRS = 300, 120
 
 
 class Workbench:
-    """A folder with texts, pairs, a tokenizer, shards and a pretrained model, which all cases read and none changes."""
+    """A folder with texts, pairs, a tokenizer, shards and a pretrained model; cases only read it."""
 
     def __init__(self, folder: Path):
         self.folder = folder / "bench"
@@ -55,16 +55,16 @@ class Workbench:
         return " ".join(WORDS[(start + i * rng.choice((1, 1, 1, 2))) % len(WORDS)] for i in range(length))
 
     def finish(self, command: Callable[[], None], name: str) -> Outcome:
-        """Run what must end well."""
+        """Run a command that must end with status 0."""
         outcome = fork_case(command, self.folder / f"log-{name}")
         if outcome.status != 0:
-            raise Failed(f"bug: {name} ended with {outcome.status}: {outcome.errors[-2000:]}")
+            raise Failed(f"bug: {name} ended with status {outcome.status}: {outcome.errors[-2000:]}")
         return outcome
 
-    # Commands: functions without arguments, to be forked
+    # Each method returns a function without arguments, which a fork calls.
 
     def pretrain(self, output_dir: Path, **changes) -> Callable[[], None]:
-        """examples/pretrain_mlm.py: 12 steps, a checkpoint at each fourth."""
+        """examples/pretrain_mlm.py: 12 steps, a checkpoint every four steps."""
         options = dict(
             train_files=self.folder / "train.jsonl",
             validation_files=self.folder / "held_out.jsonl",
@@ -88,16 +88,16 @@ class Workbench:
         return script(pretrain_mlm.__file__, options | changes)
 
     def second_phase(self, output_dir: Path, **changes) -> Callable[[], None]:
-        """The same, phase 2, from the model here."""
+        """examples/pretrain_mlm.py, phase 2, from the model of the workbench."""
         options = dict(phase=2, init_from=self.folder / "model", longer_than=[24, 40], max_length=64)
         return self.pretrain(output_dir, warmup_steps=None, config_overrides=None, **options, **changes)
 
     def streaming(self, output_dir: Path, **changes) -> Callable[[], None]:
-        """The same, tokenized on the fly."""
+        """examples/pretrain_mlm.py, which tokenizes during training."""
         return self.pretrain(output_dir, streaming=True, **changes)
 
     def contrastive(self, output_dir: Path, **changes) -> Callable[[], None]:
-        """examples/train_contrastive.py: 8 steps, a checkpoint at each third."""
+        """examples/train_contrastive.py: 8 steps, a checkpoint every three steps."""
         options = dict(
             model_name_or_path=self.folder / "model",
             train_files=self.folder / "pairs.jsonl",
@@ -116,7 +116,7 @@ class Workbench:
         return script(train_contrastive.__file__, options | changes)
 
     def tokenize(self, output_dir: Path, **changes) -> Callable[[], None]:
-        """`neobert tokenize`: ten shards, two processes."""
+        """`neobert tokenize`: ten shards by two processes."""
         options = dict(
             output_dir=output_dir,
             tokenizer_name=self.folder / "tokenizer",
@@ -128,17 +128,17 @@ class Workbench:
         return partial(_call_cli, ["tokenize", *arguments(options | changes)])
 
     def embed(self, output: Path, **changes) -> Callable[[], None]:
-        """`neobert embed`, with the model here."""
+        """`neobert embed` with the model of the workbench."""
         options = dict(output=output, model=self.folder / "model", batch_size=16) | changes
         return partial(_call_cli, ["embed", self.folder / "held_out.jsonl", *arguments(options)])
 
     def hub(self, out: Path, **changes) -> Callable[[], None]:
-        """hub_upload/build.py, of the model here."""
+        """hub_upload/build.py with the model of the workbench."""
         return script(build.__file__, dict(model=self.folder / "model", out=out, model_id="org/tiny") | changes)
 
 
 def arguments(options: dict) -> list[str]:
-    """Options as a command line; None leaves one out."""
+    """Options as a command line; an option with the value None is left out."""
     return [
         str(part)
         for name, value in options.items()
@@ -148,7 +148,7 @@ def arguments(options: dict) -> list[str]:
 
 
 def script(file: str, options: dict) -> Callable[[], None]:
-    """A call of a script with options."""
+    """Return a command that runs a script with options."""
     return partial(_call_script, file, arguments(options))
 
 
@@ -168,7 +168,7 @@ def _call_cli(argv):
 
 
 def weights_of(folder: Path) -> str:
-    """One hash of the names and values of a saved model."""
+    """Hash of the names and values of a saved model."""
     digest = hashlib.sha256()
     with safe_open(folder / "model.safetensors", "pt") as file:
         for name in sorted(file.keys()):
@@ -177,13 +177,13 @@ def weights_of(folder: Path) -> str:
 
 
 def losses_of(folder: Path) -> dict[int, float]:
-    """The loss of each step, as the metrics file of a pretraining has it."""
+    """The loss of each step, from the metrics file of a pretraining."""
     entries = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return {entry["step"]: entry["loss"] for entry in entries if "loss" in entry}
 
 
 def files_of(folder: Path) -> dict[str, str]:
-    """The hash of every file, by its path in the folder."""
+    """Hash of every file, by its path in the folder."""
     return {
         str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
         for file in sorted(folder.rglob("*"))

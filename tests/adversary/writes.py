@@ -1,17 +1,17 @@
-"""A write that fails, at a drawn file or beyond a drawn size: an error that explains, and the way on when there is room again."""
+"""Writes that fail at a random file or above a random size: an error explains it; with free space, the command finishes."""
 
 import random
 from pathlib import Path
 
 from adversary.interruptions import (
     at_event,
-    check_nothing_half_is_whole,
+    check_no_partial_file_counts_as_complete,
     check_result,
     finish,
     run_out_of_space,
     run_references,
     start_again,
-    with_small_files,
+    with_file_limit,
 )
 from adversary.machinery import RIGHT, Family, explained
 from adversary.workbench import Workbench
@@ -26,14 +26,14 @@ COUNTS = {
 
 
 def prepare(folder: Path) -> tuple[list, dict]:
-    """100 full disks."""
+    """100 cases."""
     bench = Workbench(folder)
     plan = [(f"full disk in {name}", name) for name, count in COUNTS.items() for _ in range(count)]
     return plan, {"bench": bench, "references": run_references(bench)}
 
 
 def case(_, name: str, rng: random.Random, folder: Path, shared: dict) -> str:
-    """Let a write fail, look at what is left, run again."""
+    """Let a write fail, check the files that remain, run the command again."""
     bench, reference = shared["bench"], shared["references"][name]
     out = folder / "out"
     if rng.random() < 0.5:
@@ -41,10 +41,10 @@ def case(_, name: str, rng: random.Random, folder: Path, shared: dict) -> str:
         outcome = start_again(bench, name, out, lambda command: at_event(command, out, number, run_out_of_space))
     else:
         largest = max(file.stat().st_size for file in reference.folder.rglob("*") if file.is_file())
-        limit = round(2 ** rng.uniform(14, largest.bit_length()))  # what the command prints is smaller
-        outcome = start_again(bench, name, out, lambda command: with_small_files(command, limit))
-    check_nothing_half_is_whole(name, out, reference)
-    if outcome.status == 0:  # nothing that matters failed
+        limit = round(2 ** rng.uniform(14, largest.bit_length()))  # above the size of the printed output
+        outcome = start_again(bench, name, out, lambda command: with_file_limit(command, limit))
+    check_no_partial_file_counts_as_complete(name, out, reference)
+    if outcome.status == 0:  # the command did not need the write that failed
         check_result(name, out, reference)
         return RIGHT
     result = explained(outcome)
