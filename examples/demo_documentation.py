@@ -1,7 +1,7 @@
 """Pretrain a small NeoBERT on the documentation inside this machine's Python, then use it like any model from the Hub.
 
 python examples/demo_documentation.py --output_dir runs/demo        (about four minutes on two cores; `make demo-train`)
-python examples/demo_documentation.py --max_steps 200               (a quick look)
+python examples/demo_documentation.py --max_steps 200               (a short test)
 """
 
 import json
@@ -114,7 +114,8 @@ def run(demo: DemoArguments, training: DemoTrainingArguments):
             num_attention_heads=demo.hidden_size // 64,
             intermediate_size=4 * demo.hidden_size,
             max_position_embeddings=512,
-            decoder_init_range=demo.hidden_size**-0.5,  # the paper's 0.02 is for width 768; narrow models need more
+            decoder_init_range=demo.hidden_size
+            ** -0.5,  # the paper's 0.02 is for width 768; narrower models need a larger value
             sparse_prediction=True,  # the decoder runs on masked positions only
         )
     )

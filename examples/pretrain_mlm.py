@@ -1,6 +1,6 @@
 """Pretrain NeoBERT by the paper's recipe: HF Trainer, packed rows, exact resume, one machine or many.
 
-A quick look, minutes on a CPU:
+A short run, some minutes on a CPU:
 
     neobert documentation --output_dir runs/documentation
     python examples/pretrain_mlm.py --train_files runs/documentation/train.jsonl \\
@@ -9,7 +9,7 @@ A quick look, minutes on a CPU:
         --output_dir runs/small --max_steps 300 --max_length 256 --row_tokens 2048 --tokens_per_step 4096 \\
         --learning_rate 1e-3 --warmup_steps 50
 
-Its phase 2, on longer documents; it reuses the tokenized text:
+Phase 2 of this run, on longer documents; it reuses the tokenized text:
 
     python examples/pretrain_mlm.py --phase 2 --init_from runs/small --output_dir runs/small-2 \\
         --train_files runs/documentation/train.jsonl --validation_files runs/documentation/held_out.jsonl \\
@@ -85,12 +85,12 @@ def tokenize(row: dict, tokenizer, text_column: str, max_length: int) -> dict:
 
 
 def has_text(row: dict, num_special_tokens: int) -> bool:
-    """Whether there is more than the special tokens."""
+    """Whether the row has other tokens than special tokens."""
     return len(row["input_ids"]) > num_special_tokens
 
 
 def open_stream(data, training, tokenizer) -> tuple[PackedStream, dict]:
-    """The corpus tokenized on the fly, over and over, and what it is."""
+    """The corpus, tokenized during training and repeated without end, and the description of its source."""
     if training.mixture[0] != 1.0:
         raise ValueError(
             f"mixture={training.mixture} requires the lengths of all documents, unknown in a stream; leave --streaming out"
@@ -98,7 +98,7 @@ def open_stream(data, training, tokenizer) -> tuple[PackedStream, dict]:
     corpus = open_corpus(data, training.to_recipe(), data.train_files)
     options = dict(tokenizer=tokenizer, text_column=corpus.text_column, max_length=training.max_length)
     stream = corpus.stream()
-    if training.dataloader_num_workers > stream.num_shards:  # a worker without a file gives no row of its share
+    if training.dataloader_num_workers > stream.num_shards:  # a worker without a file would yield no rows
         raise ValueError(
             f"dataloader_num_workers={training.dataloader_num_workers} is above num_shards={stream.num_shards}, the files of the "
             f"stream, and each worker reads files of its own; give --dataloader_num_workers {stream.num_shards} or more files"
@@ -106,7 +106,7 @@ def open_stream(data, training, tokenizer) -> tuple[PackedStream, dict]:
     tokens = stream.map(partial(tokenize, **options))
     tokens = tokens.filter(partial(has_text, num_special_tokens=tokenizer.num_special_tokens_to_add()))
     tokens = tokens.select_columns(["input_ids"]).repeat(None)
-    num_rows = training.max_steps * training.rows_per_step  # a run that is resumed at its end has no row left
+    num_rows = training.max_steps * training.rows_per_step  # a run that resumes after its last step has no row left
     return PackedStream(tokens, training.row_tokens, seed=training.seed, num_rows=num_rows), corpus.source
 
 
@@ -148,7 +148,7 @@ def train(data: CorpusArguments, training: PretrainingArguments):
         held_out = PackedRows(held_out, held_out.lengths, training.row_tokens, **cut)
     masking = dict(mlm_probability=recipe.mlm_probability, mask_replace_prob=recipe.mask_replace_prob)
     masking |= dict(random_replace_prob=recipe.random_replace_prob, batch_format=recipe.batch_format)
-    if recipe.batch_format == "packed":  # a GPU then waits for no look at positions and labels before the first block
+    if recipe.batch_format == "packed":  # the GPU does not wait for checks of positions and labels
         masking |= dict(return_flash_attn_kwargs=True, trust_boundaries=True)
 
     # 3. Model
@@ -203,7 +203,7 @@ def train(data: CorpusArguments, training: PretrainingArguments):
     # 5. Evaluation
     metrics = {} if held_out is None else trainer.evaluate()
     model.config.sparse_prediction = False
-    if trainer.is_fsdp_enabled:  # one file, also where checkpoints are sharded
+    if trainer.is_fsdp_enabled:  # one file, even if checkpoints are sharded
         trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
     with saving(Path(training.output_dir), STILL_GOOD):
         trainer.save_model()
@@ -213,7 +213,7 @@ def train(data: CorpusArguments, training: PretrainingArguments):
 
 
 def train_alone(data: CorpusArguments, training: PretrainingArguments):
-    """Train while no other process may train in the same folder."""
+    """Train, and lock the folder against other processes."""
     with lock_run(training.output_dir):
         train(data, training)
 

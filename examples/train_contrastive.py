@@ -5,7 +5,7 @@ The paper's training sets:
     python examples/train_contrastive.py --model_name_or_path chandar-lab/NeoBERT --output_dir runs/embeddings --bf16 \\
         --mini_batch_size 32
 
-Pairs from the documentation inside this Python, a quick look:
+A short run on pairs from the documentation inside this Python:
 
     neobert documentation --output_dir runs/documentation
     python examples/train_contrastive.py --model_name_or_path runs/small --output_dir runs/small-embeddings --use_cpu \\
@@ -40,7 +40,7 @@ from neobert_hf.evaluation.retrieval import pairs_evaluator
 from neobert_hf.pretraining.manifests import STILL_GOOD
 from neobert_hf.pretraining.runs import begin_or_resume, lock_run
 
-# Arguments that decide the loss curve; a resumed run must have the same values.
+# Arguments that determine the loss curve; a resumed run must have the same values.
 CURVE = (
     *("max_steps", "learning_rate", "lr_scheduler_type", "warmup_steps", "optim", "weight_decay", "max_grad_norm"),
     *("batch_sampler", "bf16", "fp16", "seed"),
@@ -49,7 +49,7 @@ FULL_PRECISION = {"dtype": torch.float32}  # of the weights; --bf16 sets the dty
 
 
 def train(arguments: ContrastiveArguments, training: ContrastiveTrainingArguments):
-    """Train, measure, save."""
+    """Train, save, evaluate, and write a summary."""
     if training.device.type == "cpu":
         tune_allocator()
     set_sampling(training, arguments)
@@ -105,7 +105,7 @@ def train(arguments: ContrastiveArguments, training: ContrastiveTrainingArgument
 
 
 def train_alone(arguments: ContrastiveArguments, training: ContrastiveTrainingArguments):
-    """Train while no other process may train in the same folder."""
+    """Train, and lock the folder against other processes."""
     with lock_run(training.output_dir):
         train(arguments, training)
 

@@ -55,7 +55,7 @@ def main(folder):
     print("6. Searching the documentation by mean-pooled embeddings")
     entries = json.loads(Path(folder, "entries.json").read_text("utf-8"))
     vectors = embed(model.model, tokenizer, [f"{entry['name']}\n{entry['text']}" for entry in entries])
-    centre = vectors.mean(0)  # the part that all entries share does not rank them
+    centre = vectors.mean(0)  # the component that all entries share does not help to rank them
     for question in QUESTIONS:
         query = embed(model.model, tokenizer, [question])[0]
         scores = torch.nn.functional.cosine_similarity(vectors - centre, (query - centre)[None])

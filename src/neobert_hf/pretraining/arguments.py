@@ -1,4 +1,4 @@
-"""Command-line arguments of pretraining: TrainingArguments, the name of a recipe, and an argument for each of its values."""
+"""Command-line arguments of pretraining: TrainingArguments, the name of a recipe, and an argument for each value of a recipe."""
 
 import os
 from dataclasses import dataclass, field, fields, replace
@@ -15,13 +15,13 @@ from ..model.machine_neobert import best_dtype
 from . import recipes
 from .recipes import RECIPES, SHARE, Recipe, check_bounds
 
-# Values of a recipe that other arguments change: config_overrides, and those of the corpus.
+# Values of a recipe that config_overrides and the arguments of the corpus set.
 NOT_ARGUMENTS = {"config", "corpus", "text_column", "tokenizer"}
 
 COUNT = Bounds(1, 1 << 30)
 SEED = Bounds(0, (1 << 32) - 1)  # the range of NumPy's seeds
-INTERVAL = Bounds(above=0, most=1 << 30)  # optimizer steps; below 1 a share of them
-# Numbers of transformers' TrainingArguments.
+INTERVAL = Bounds(above=0, most=1 << 30)  # optimizer steps; a value below 1 is a share of max_steps
+# Numeric arguments of transformers' TrainingArguments.
 BOUNDS = {name: recipes.BOUNDS[name] for name in ("learning_rate", "warmup_steps", "max_steps", "weight_decay")}
 BOUNDS |= {name: recipes.BOUNDS[name] for name in ("adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm")}
 BOUNDS |= dict.fromkeys(("logging_steps", "eval_steps", "save_steps"), INTERVAL)
@@ -48,15 +48,13 @@ class CorpusArguments:
             "sample_by",
         ),
         "Tokens": (
-            *(
-                "tokenizer_name",
-                "shards_dir",
-                "shard_length",
-                "long_documents",
-                "num_processes",
-                "streaming",
-                "verify_shards",
-            ),
+            "tokenizer_name",
+            "shards_dir",
+            "shard_length",
+            "long_documents",
+            "num_processes",
+            "streaming",
+            "verify_shards",
         ),
     }
 
@@ -85,20 +83,20 @@ class CorpusArguments:
     shards_dir: str = field(
         default=None,
         metadata={
-            "help": "Folder of the tokenized text, written if it is missing; held-out text is kept next to it. Without it, "
+            "help": "Folder of the tokenized text, created if it does not exist; held-out text is stored next to it. Without it, "
             "shards in output_dir."
         },
     )
     long_documents: str = field(
         default="truncate",
         metadata={
-            "help": "Documents above shard_length: truncate drops the rest, as in the paper; chunk makes further documents of it."
+            "help": "Documents longer than shard_length: truncate drops the rest, as in the paper; chunk splits them."
         },
     )
     shard_length: Annotated[int, Bounds(3, 1 << 20)] = field(
         default=4096,
         metadata={
-            "help": "Maximum length in tokens of a document in the shards; max_length cuts it further for a phase."
+            "help": "Maximum length in tokens of a document in the shards; max_length truncates further for a phase."
         },
     )
     num_processes: Annotated[int, Bounds(1, most_processes())] = field(
@@ -113,7 +111,7 @@ class CorpusArguments:
             "help": "Tokenize during training and store nothing; a resumed run reads the text from its start again."
         },
     )
-    verify_shards: bool = field(default=True, metadata={"help": "Compare the checksum of every shard before training."})
+    verify_shards: bool = field(default=True, metadata={"help": "Verify the checksum of every shard before training."})
 
     def __post_init__(self):
         if self.sample_by not in SAMPLES:
@@ -126,7 +124,7 @@ class CorpusArguments:
 
 @dataclass
 class PrecisionArguments:
-    """Training arguments with bounds of all numbers, and bf16 only where the machine is faster with it."""
+    """Training arguments with bounds for all numbers, and with bf16 only if it is faster on this machine."""
 
     BOUNDS: ClassVar = BOUNDS
     GROUPS: ClassVar = {"Run": ("output_dir", "auto_precision")}
@@ -148,20 +146,21 @@ class PrecisionArguments:
 
 @dataclass
 class ResumeArguments(PrecisionArguments):
-    """Training arguments with a resume that is exact unless the user allows otherwise."""
+    """Training arguments whose resume is exact, unless the user allows an inexact resume."""
 
     GROUPS: ClassVar = {"Run": ("resume_from_checkpoint", "resume_inexactly")}
 
     resume_from_checkpoint: str | None = field(
         default=None,
         metadata={
-            "help": "last resumes from the newest complete checkpoint in output_dir; or name a checkpoint's folder."
+            "help": "last, to resume from the newest complete checkpoint in output_dir, or the folder of a checkpoint."
         },
     )
     resume_inexactly: bool = field(
         default=False,
         metadata={
-            "help": "Resume with a warning also where the optimizer state, random states, a manifest or processes are missing."
+            "help": "Resume with a warning if the optimizer state, random states or the manifest is missing or the number of processes "
+            "differs."
         },
     )
 
@@ -187,14 +186,8 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
             *("decay_norms_and_embeddings", "adam_beta1", "adam_beta2", "adam_epsilon"),
         ),
         "Batches (without a value: the recipe's)": (
-            *(
-                "tokens_per_step",
-                "row_tokens",
-                "per_device_train_batch_size",
-                "per_device_eval_batch_size",
-                "max_length",
-            ),
-            *("batch_format", "mixture", "longer_than"),
+            *("tokens_per_step", "row_tokens", "per_device_train_batch_size", "per_device_eval_batch_size"),
+            *("max_length", "batch_format", "mixture", "longer_than"),
         ),
         "Masking (without a value: the recipe's)": ("mlm_probability", "mask_replace_prob", "random_replace_prob"),
         None: (
@@ -217,7 +210,7 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
     )
     row_tokens: int = field(default=8192, metadata={"help": "Token budget of a row; each device computes whole rows."})
 
-    # Of the recipe; None takes its value.
+    # Values of a recipe; None takes the recipe's value.
     schedule: str = field(
         default=None,
         metadata={"help": "paper, code, linear, or constant, which is a tenth of the learning rate at every step."},
@@ -235,7 +228,7 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
         default=None, metadata={"help": "Token budget of an optimizer step, on all devices together."}
     )
     max_length: int = field(default=None, metadata={"help": "Maximum length of a document in tokens."})
-    mlm_probability: float = field(default=None, metadata={"help": "Share of the tokens to predict."})
+    mlm_probability: float = field(default=None, metadata={"help": "Share of the tokens that the model predicts."})
     mask_replace_prob: float = field(
         default=None, metadata={"help": "Share of the predicted tokens that become [MASK]."}
     )
@@ -264,7 +257,7 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
         default=None, metadata={"help": "neobert or roberta-prelayernorm; without it, the recipe's."}
     )
 
-    # TrainingArguments has these too, with defaults that are not the recipe's.
+    # Fields of TrainingArguments with other defaults.
     output_dir: str = field(
         default="runs/pretraining", metadata={"help": "Folder of the checkpoints, the metrics and the model."}
     )
@@ -296,14 +289,14 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
         default=1, metadata={"help": "Number of rows in an evaluation batch of a device."}
     )
     remove_unused_columns: bool = field(
-        default=False, metadata={"help": "Leave it off: rows hold the seed of their masks in a column of its own."}
+        default=False, metadata={"help": "Leave it off: a column of the rows holds the seed of their masks."}
     )
     logging_steps: float = field(default=10, metadata={"help": "Optimizer steps between two log entries."})
     prediction_loss_only: bool = field(
         default=True, metadata={"help": "Evaluation counts correct tokens and does not keep the predictions."}
     )
     report_to: str = field(default="tensorboard", metadata={"help": "tensorboard, wandb, ... or none."})
-    dataloader_pin_memory: bool = field(default=None, metadata={"help": "Without a value, on with CUDA."})
+    dataloader_pin_memory: bool = field(default=None, metadata={"help": "Pin memory; without a value, only with CUDA."})
 
     def __post_init__(self):
         check_bounds(self, self.BOUNDS)
