@@ -1,4 +1,4 @@
-# Everything runs in .venv, which the first target that needs it creates: with what the demo needs, or with the rest as well.
+# Everything runs in .venv. The first target that needs it creates it: .venv/demo installs the demo, .venv/dev all extras.
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
@@ -8,17 +8,17 @@ export HF_HUB_OFFLINE = 1
 
 .PHONY: demo demo-train mini test test-avx2 test-compat test-transformers test-gpu test-adversary docs lint clean
 
-# Other questions: make demo QUESTIONS='"open a socket"'; none, to be asked for them: make demo QUESTIONS=
-# The shell reads this text as part of the command. For the questions of somebody else, call neobert search yourself.
+# Other questions: make demo QUESTIONS='"open a socket"'; make demo QUESTIONS= asks for them in the terminal.
+# The shell runs this text as a part of the command: pass untrusted questions to neobert search, not to make.
 QUESTIONS ?= "read a file line by line" "run a function after some seconds" "join the parts of a path"
 demo: .venv/demo
 	$(BIN)/neobert search $(QUESTIONS)
 
-# A smaller model than the one that ships, trained while you watch; four minutes on two cores.
+# Trains a model smaller than the one in the package; four minutes on two cores.
 demo-train: .venv/dev
 	$(BIN)/python examples/demo_documentation.py --output_dir runs/demo
 
-# The model that ships with the package, by the paper's recipes on the documentation inside .venv; about an hour on two cores.
+# Trains the model in the package by the paper's recipes on the documentation inside .venv; about an hour on two cores.
 mini: .venv/dev
 	$(BIN)/neobert documentation --output_dir runs/documentation --held_out_packages pandas networkx --vocab_size 6400
 	$(BIN)/python examples/pretrain_mlm.py --output_dir runs/mini --shards_dir runs/mini-shards --use_cpu --auto_precision \
@@ -36,7 +36,7 @@ mini: .venv/dev
 test: .venv/dev
 	$(PYTEST) -m "not gpu and not adversary" tests
 
-# What depends on the processor, as one with AVX2 only takes it.
+# The tests that depend on the processor, with the instructions of a processor without AVX-512.
 test-avx2: export ATEN_CPU_CAPABILITY = avx2
 test-avx2: export ONEDNN_MAX_CPU_ISA = AVX2
 test-avx2: export MKL_ENABLE_INSTRUCTIONS = AVX2
@@ -45,25 +45,25 @@ test-avx2: export NEOBERT_CPU_BF16 = 0
 test-avx2: .venv/dev
 	$(PYTEST) $(addprefix tests/, model/test_kernels_neobert.py model/test_machine_neobert.py hub/test_mini.py demo/test_search.py test_pages.py)
 
-# With the oldest torch: make test-compat COMPAT_TORCH=2.6.0; for Linux it comes with CUDA, 2.9 GB to download and 5.2 on disk.
+# With the oldest torch: make test-compat COMPAT_TORCH=2.6.0. Its Linux build contains CUDA: 2.9 GB to download, 5.2 GB on disk.
 test-compat: .venv/dev
 	for version in $(COMPAT_VERSIONS); do $(BIN)/python tests/compat.py $$version $(COMPAT_TORCH) || exit 1; done
 
-# transformers' own common tests of models, on ours; downloads their source package to .transformers-tests, half a minute to run.
+# The common model tests of transformers; downloads the source of transformers to .transformers-tests; half a minute.
 test-transformers: .venv/dev
 	$(BIN)/python -m pytest -q -o addopts= -W ignore -rsf tests/common_model_tests.py
 
-# Needs CUDA; uses the running Python's torch, so it does not touch .venv.
+# Needs CUDA; uses the torch of PYTHON, not .venv.
 test-gpu:
 	$(PYTHON) -m pytest -m gpu tests/test_gpu.py
 
-# Cases drawn at random, 15 minutes on two cores; the table at the end says the seed. A tenth of another draw, the same draw
-# again, or one of its cases: make test-adversary ADVERSARY_SHARE=0.1 ADVERSARY_SEED=... ADVERSARY_ONLY="kills 17"
+# Random cases, 15 minutes on two cores; the table at the end shows the seed. Options: ADVERSARY_SHARE=0.1 runs a tenth,
+# ADVERSARY_SEED=... repeats a run, ADVERSARY_ONLY="kills 17" runs a single case.
 test-adversary: export OMP_NUM_THREADS = 1
 test-adversary: .venv/dev
 	$(BIN)/python -m pytest -m adversary tests/adversary
 
-# The pages of docs/ and an API reference as a site, docs/_build/index.html; a warning is an error.
+# Builds docs/ and the API reference as docs/_build/index.html; a warning is an error.
 docs: .venv/dev
 	$(BIN)/python -m sphinx -W --keep-going --quiet -b html docs docs/_build
 	@echo docs/_build/index.html
@@ -73,8 +73,8 @@ lint: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
 
-# torch comes first and at its pinned version, so that nothing that depends on it pulls another build. Bytecode is written of
-# what the demo imports only: compiling every module of these packages takes longer than installing them.
+# torch is installed first, at its pinned version, so that no dependency installs another build. --no-compile: compiling all
+# modules takes longer than the installation; the last line compiles only the modules that the demo imports.
 .venv/demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(PIP) --no-compile torch

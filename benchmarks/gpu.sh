@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every benchmark that needs a GPU, in less than 9 minutes; results go to benchmarks/results/*_gpu*.json.
+# All benchmarks on a GPU, in less than 9 minutes; writes benchmarks/results/*_gpu*.json.
 #   PYTHON=python3 benchmarks/gpu.sh        (a Python with a CUDA build of torch, transformers, accelerate, datasets, tabulate)
 set -euo pipefail
 cd "$(dirname "$0")/.."
