@@ -1,4 +1,4 @@
-"""`neobert ...`: the output of each command, and one line for an invalid command line, a damaged file or a full disk."""
+"""`neobert ...`: the output of each command; an invalid command line, a damaged file or a full disk gives a one-line error."""
 
 import errno
 import io
@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("sentence_transformers", reason="search embeds by sentence-transformers (pip install -e .[embed])")
+pytest.importorskip(
+    "sentence_transformers", reason="search embeds with sentence-transformers (pip install -e .[embed])"
+)
 
 from sentence_transformers import SentenceTransformer
 
@@ -112,7 +114,7 @@ def test_embed_writes_a_vector_for_each_text_of_a_file(folder, tmp_path, monkeyp
         ("a.docx", b"x", "a.docx"),
     ],
 )
-def test_the_error_names_a_file_that_cannot_be_embedded_and_nothing_is_written(
+def test_the_error_names_a_file_that_cannot_be_read_and_nothing_is_written(
     folder, tmp_path, monkeypatch, name, content, message
 ):
     (tmp_path / name).write_bytes(content)
@@ -157,7 +159,7 @@ def test_invalid_options_are_refused(folder, tmp_path, monkeypatch):
         (["--nope"], "neobert: error: No such option: --nope"),
     ],
 )
-def test_a_wrong_command_line_ends_with_status_2_and_one_line(monkeypatch, capsys, tmp_path, argv, line):
+def test_an_invalid_command_line_ends_with_status_2_and_one_line(monkeypatch, capsys, tmp_path, argv, line):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
         run(monkeypatch, *argv)
@@ -169,7 +171,7 @@ def test_a_wrong_command_line_ends_with_status_2_and_one_line(monkeypatch, capsy
 
 @pytest.mark.parametrize("name", ["--held_out_packages", "--held-out-packages"])
 @pytest.mark.parametrize("is_repeated", [True, False])
-def test_a_list_option_takes_values_together_or_one_at_a_time(monkeypatch, name, is_repeated):
+def test_a_list_option_accepts_several_values_or_repeated_flags(monkeypatch, name, is_repeated):
     taken = {}
     monkeypatch.setattr("neobert_hf.demo.documentation.write_corpus", lambda *given: taken.update(given=given))
     values = [name, "pandas", name, "networkx"] if is_repeated else [name, "pandas", "networkx"]
@@ -211,7 +213,7 @@ def test_tokenize_reads_every_named_file(tokenizer, tmp_path, monkeypatch, capsy
     assert json.loads(capsys.readouterr().out)["num_documents"] == 3
 
 
-def test_the_command_alone_shows_its_help_and_version_shows_the_version(monkeypatch, capsys):
+def test_the_command_without_arguments_shows_its_help_and_version_shows_the_version(monkeypatch, capsys):
     run(monkeypatch)
     alone = capsys.readouterr().out
     run(monkeypatch, "--help")
@@ -229,7 +231,7 @@ def test_the_command_alone_shows_its_help_and_version_shows_the_version(monkeypa
     ],
 )
 def test_a_shell_completes_commands_options_and_choices(monkeypatch, capsys, words, candidates):
-    """By the protocol of bash, whose completion script sets these variables."""
+    """The test sets the variables that the completion script of bash sets."""
     monkeypatch.setenv("_NEOBERT_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", words)
     monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
@@ -241,7 +243,7 @@ def test_a_shell_completes_commands_options_and_choices(monkeypatch, capsys, wor
 @pytest.mark.parametrize(
     ("error", "status"), [(ValueError("bad\nvalue"), "neobert search: bad value"), (KeyboardInterrupt(), 130)]
 )
-def test_an_error_of_the_user_is_one_line_and_ctrl_c_is_status_130(monkeypatch, error, status):
+def test_an_error_of_the_user_gives_one_line_and_ctrl_c_gives_status_130(monkeypatch, error, status):
     monkeypatch.delenv("NEOBERT_TRACEBACK", raising=False)
     monkeypatch.setattr(cli, "embedding_model", refuse(error))
     with pytest.raises(SystemExit) as ended:
@@ -249,7 +251,7 @@ def test_an_error_of_the_user_is_one_line_and_ctrl_c_is_status_130(monkeypatch, 
     assert ended.value.code == status
 
 
-def test_the_traceback_of_an_error_is_shown_where_it_is_requested(monkeypatch):
+def test_neobert_traceback_shows_the_traceback_of_an_error(monkeypatch):
     monkeypatch.setenv("NEOBERT_TRACEBACK", "1")
     monkeypatch.setattr(cli, "embedding_model", refuse(ValueError("bad")))
     with pytest.raises(ValueError, match="bad"):
@@ -291,7 +293,7 @@ CASES = [(command, option) for command, options in OPTIONS.items() for option in
 
 @pytest.mark.parametrize(("command", "option"), CASES)
 def test_every_argument_refuses_values_out_of_its_bounds(monkeypatch, capsys, tmp_path, command, option):
-    """The values are the empty string, numbers below and above the bounds, and an unknown choice."""
+    """Values: the empty string, numbers below and above the bounds, and an unknown choice."""
     monkeypatch.chdir(tmp_path)
     values = [""]
     if option in BOUNDS:
@@ -361,7 +363,7 @@ def test_a_disk_that_fills_during_the_write_leaves_the_earlier_file_and_no_parti
 
 def test_embed_reads_csv_and_writes_parquet(folder, tmp_path, monkeypatch):
     """pandas reads the file: a column of texts and a column of vectors."""
-    pandas = pytest.importorskip("pandas", reason="datasets depends on it; the reader of this test")
+    pandas = pytest.importorskip("pandas", reason="this test reads with pandas, which datasets installs")
     texts = ["the quick, brown fox", 'the "old" sea', "line\nbreak"]
     pandas.DataFrame({"number": range(3), "body": texts}).to_csv(tmp_path / "a.csv", index=False)
     expected = SentenceTransformer(folder).encode(texts)
@@ -375,7 +377,7 @@ def test_embed_reads_csv_and_writes_parquet(folder, tmp_path, monkeypatch):
 
 
 def test_the_written_array_has_the_shape_and_dtype_of_the_model(folder, tmp_path, monkeypatch):
-    """np.load reads what is written without np.save, in the model's own shape and type."""
+    """np.load reads the file, although embed writes it without np.save."""
     (tmp_path / "a.txt").write_text("the quick brown fox\nold sea\n")
     run(monkeypatch, "embed", tmp_path / "a.txt", "--model", folder, "-o", tmp_path / "a.npy")
     vectors, expected = (
@@ -386,6 +388,6 @@ def test_the_written_array_has_the_shape_and_dtype_of_the_model(folder, tmp_path
     np.testing.assert_allclose(vectors, expected, atol=1e-6)
 
 
-def test_the_module_runs_as_a_command():
+def test_the_module_neobert_hf_cli_runs_as_a_command():
     done = subprocess.run([sys.executable, "-m", "neobert_hf.cli", "search", "--help"], capture_output=True, text=True)
     assert done.returncode == 0 and "QUESTION" in done.stdout and "--package" in done.stdout

@@ -1,4 +1,4 @@
-"""The command lines of the examples: every number has its bounds, and what is wrong ends in one line with status 2."""
+"""Command lines of the examples: every number has bounds, and an invalid value ends with one line and status 2."""
 
 import re
 import runpy
@@ -29,7 +29,7 @@ HUGE = ("1" + "0" * 17, "1e300", "inf", "nan")
 
 
 def numbers_of(parser):
-    """The flags that take numbers, with the function that reads one."""
+    """The flags that take numbers, each with the function that parses it."""
     for action in parser._actions:
         if action.option_strings and getattr(action.type, "__name__", "") in ("parse", "int", "float"):
             yield action.option_strings[0], action.type
@@ -47,7 +47,7 @@ def test_every_number_has_bounds(example):
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda module: module.__name__)
-def test_numbers_at_the_edge_are_taken_or_refused_with_status_2(example, tmp_path, monkeypatch, capsys):
+def test_zero_and_minus_one_are_accepted_or_refused_with_status_2(example, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     classes, given = EXAMPLES[example]
     parser = CommandParser(classes)
@@ -92,7 +92,9 @@ def test_numbers_at_the_edge_are_taken_or_refused_with_status_2(example, tmp_pat
         (evaluate_mteb, ["--batch_size", "0"], "argument --batch_size: 0 is out of bounds"),
     ],
 )
-def test_a_wrong_command_line_ends_with_status_2_and_the_way_out(example, given, words, tmp_path, monkeypatch, capsys):
+def test_an_invalid_command_line_ends_with_status_2_and_names_the_rule(
+    example, given, words, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr("sys.argv", [example.__file__, *EXAMPLES[example][1], *given])
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
@@ -105,7 +107,7 @@ def test_a_wrong_command_line_ends_with_status_2_and_the_way_out(example, given,
 @pytest.mark.parametrize(
     "example", [*EXAMPLES, use_saved_model, build, build_mini, verify], ids=lambda module: module.__name__
 )
-def test_every_script_has_a_help_that_fits_our_arguments_only(example, monkeypatch, capsys):
+def test_every_script_has_a_short_help_and_names_the_library_class_it_accepts(example, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", [example.__file__, "--help"])
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(example.__file__, run_name="__main__")
@@ -121,7 +123,7 @@ def test_every_script_has_a_help_that_fits_our_arguments_only(example, monkeypat
     assert "--ddp_timeout" not in out
 
 
-def test_a_folder_that_is_no_saved_model_is_named_with_the_way_out(tmp_path, monkeypatch):
+def test_a_folder_without_a_saved_model_is_refused_with_the_command_that_saves_one(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", [use_saved_model.__file__, str(tmp_path)])
     with pytest.raises(
         SystemExit, match=r"has no config\.json and no entries\.json; run examples/demo_documentation\.py"
@@ -132,7 +134,7 @@ def test_a_folder_that_is_no_saved_model_is_named_with_the_way_out(tmp_path, mon
 @pytest.mark.parametrize(
     "changes", [{"row_tokens": 0}, {"mlm_probability": 0.0}, {"max_steps": 0}, {"save_total_limit": 0}, {"seed": -1}]
 )
-def test_arguments_made_in_python_have_the_same_bounds(changes, tmp_path):
+def test_arguments_in_python_have_the_bounds_of_the_command_line(changes, tmp_path):
     (name,) = changes
     with pytest.raises(ValueError, match=f"{name}=.* is out of bounds"):
         PretrainingArguments(output_dir=str(tmp_path), use_cpu=True, **changes)

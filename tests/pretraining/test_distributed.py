@@ -1,4 +1,4 @@
-"""Two processes train as one does; what they save loads as one model; one that dies takes the job with it."""
+"""Training on two processes follows the curve of one process, saves one model, and ends if a process is killed."""
 
 import json
 import os
@@ -33,14 +33,14 @@ OPTIONS = dict(max_steps=20, save_steps=10)
 
 @pytest.fixture(scope="module")
 def alone(corpus, tmp_path_factory):  # noqa: F811
-    """A run on one process: its folder and its curve."""
+    """The folder and the loss curve of a run on one process."""
     folder = tmp_path_factory.mktemp("alone")
     return folder, run(corpus, folder, **OPTIONS)
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
-def test_two_processes_follow_the_curve_of_one(corpus, alone, tmp_path, kind):  # noqa: F811
-    """1e-4 in fp32 over 20 steps; rounding in another order is all that may differ."""
+def test_two_processes_follow_the_curve_of_one_process(corpus, alone, tmp_path, kind):  # noqa: F811
+    """Tolerance 1e-4 in fp32 over 20 steps: only the order of sums, and so the rounding, differs."""
     folders = alone[0], tmp_path / "two"
     whole = command(corpus, folders[1], **OPTIONS)
     rest = command(corpus, tmp_path / "rest", **OPTIONS, resume_from_checkpoint=folders[1] / "checkpoint-10")
@@ -53,7 +53,7 @@ def test_two_processes_follow_the_curve_of_one(corpus, alone, tmp_path, kind):  
     assert [summary["devices"] for summary in summaries] == [1, 2]
     for name in ("num_tokens", "num_masked"):
         assert summaries[0][name] == summaries[1][name]
-    assert abs(summaries[0]["eval_loss"] - summaries[1]["eval_loss"]) < 1e-4  # no row counted twice
+    assert abs(summaries[0]["eval_loss"] - summaries[1]["eval_loss"]) < 1e-4  # no row is counted twice
     models = [AutoModelForMaskedLM.from_pretrained(folder) for folder in folders]
     for (name, a), b in zip(models[0].named_parameters(), models[1].parameters()):
         torch.testing.assert_close(b, a, rtol=0, atol=1e-3, msg=lambda m, n=name: f"{n}: {m}")  # 20 steps of lr 3e-3
@@ -64,7 +64,7 @@ def test_two_processes_follow_the_curve_of_one(corpus, alone, tmp_path, kind):  
     assert auto_map == other
 
 
-def test_all_processes_end_where_another_training_runs(corpus, tmp_path):  # noqa: F811
+def test_all_processes_end_if_another_training_writes_to_the_folder(corpus, tmp_path):  # noqa: F811
     with lock_run(tmp_path):
         options = command(corpus, tmp_path, max_steps=100_000)
         done = subprocess.run(
@@ -77,15 +77,15 @@ def test_all_processes_end_where_another_training_runs(corpus, tmp_path):  # noq
 
 @pytest.fixture
 def mesh():
-    """A group of this process alone: FSDP2 shards nothing, and casts as ever."""
+    """A group of this process only: FSDP2 does not shard, but casts as with several processes."""
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     yield init_device_mesh("cpu", (1,))
     distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("is_ours", [False, True], ids=["accelerate's policy", "our policy"])
-def test_fsdp2_in_bf16_keeps_in_float32_what_autocast_keeps(tiny_config, mesh, monkeypatch, is_ours):
-    """The rotary table under any policy; residual stream, loss and gradients under that of PretrainingTrainer."""
+def test_fsdp2_in_bf16_keeps_float32_where_autocast_does(tiny_config, mesh, monkeypatch, is_ours):
+    """Rotary table: under any policy. Residual stream, loss and gradients: under the policy of PretrainingTrainer."""
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
     plugin.set_mixed_precision("bf16")
     if is_ours:
@@ -115,19 +115,20 @@ def test_fsdp2_in_bf16_keeps_in_float32_what_autocast_keeps(tiny_config, mesh, m
     assert set(rotated_in) == {torch.float32}
     if is_ours:
         assert set(states) == {torch.float32} and losses[1].dtype == torch.float32
-        # Norms see bf16 weights under FSDP2, which here are ones; the embedding is rounded, by 2^-9 at most.
+        # Under FSDP2 norms have bf16 weights, here exactly 1; the embedding is rounded by a relative 2^-9 at most.
         assert abs(losses[1] - losses[0]) < 2**-9
         for ours, autocast in zip(gradients[1], gradients[0]):
             assert ours.dtype == torch.float32
-            assert (ours.full_tensor() - autocast).norm() < 2**-5 * autocast.norm()  # as far as bf16 products go
+            # the rounding error of bf16 products
+            assert (ours.full_tensor() - autocast).norm() < 2**-5 * autocast.norm()
 
 
 def test_the_rotary_table_moves_with_the_arguments_of_a_block():
-    """Blocks on several devices: accelerate moves what they are given."""
+    """With blocks on several devices, accelerate moves the arguments of each block to its device."""
     assert send_to_device((Rotary(torch.ones(3)),), "meta")[0].table.is_meta
 
 
-def test_a_process_that_dies_ends_the_job_with_an_error(corpus, alone, tmp_path):  # noqa: F811 (it has made the shards)
+def test_a_killed_process_ends_the_job_with_an_error(corpus, alone, tmp_path):  # noqa: F811 (`alone` writes the shards)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     options = command(corpus, tmp_path, max_steps=100_000, save_steps=100_000)
     options = [*torchrun, pretrain_mlm.__file__, *options]
