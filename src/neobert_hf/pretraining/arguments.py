@@ -159,8 +159,8 @@ class ResumeArguments(PrecisionArguments):
     resume_inexactly: bool = field(
         default=False,
         metadata={
-            "help": "Resume with a warning if the optimizer state, random states or the manifest is missing or the number of processes "
-            "differs."
+            "help": "Resume with a warning if the optimizer state, random states or the manifest is missing or the number of "
+            "processes differs."
         },
     )
 
