@@ -225,7 +225,7 @@ def test_the_command_without_arguments_shows_its_help_and_version_shows_the_vers
 @pytest.mark.parametrize(
     ("words", "candidates"),
     [
-        ("neobert ", set(["search", "embed", "tokenize", "pack", "documentation"])),
+        ("neobert ", {"search", "embed", "tokenize", "pack", "documentation"}),
         ("neobert tokenize --long", {"--long_documents"}),
         ("neobert tokenize --sample_by ", {"line", "paragraph", "document"}),
     ],
@@ -273,6 +273,7 @@ OPTIONS = {
         ),
         *("--sample_by", "--max_length", "--long_documents", "--documents_per_shard", "--num_processes"),
     ],
+    "pack": ["--row_tokens", "--max_length", "--longer_than", "--num_held_out", "--seed"],
     "documentation": ["--output_dir", "--num_held_out", "--held_out_packages", "--vocab_size", "--seed"],
 }
 BOUNDS = {
@@ -285,10 +286,18 @@ BOUNDS = {
     "--num_held_out": (0, 10_000_000),
     "--vocab_size": (6, 1_000_000),
     "--seed": (0, 4_294_967_295),
+    "--row_tokens": (3, 1_073_741_824),
+    "--longer_than": (0, 1_048_576),
+    "pack --max_length": (3, 1_048_576),
 }
 REQUIRED = {"search": [], "embed": ["a.txt", "-o", "a.npy"], "tokenize": ["--output_dir", "a", "--tokenizer_name", "b"]}
-REQUIRED["documentation"] = ["--output_dir", "a"]
+REQUIRED |= {"pack": ["a"], "documentation": ["--output_dir", "a"]}
 CASES = [(command, option) for command, options in OPTIONS.items() for option in options]
+
+
+def bounds_of(command, option):
+    """The bounds of a number, or None; the key of a bound that other commands do not share names its command."""
+    return BOUNDS.get(f"{command} {option}", BOUNDS.get(option))
 
 
 @pytest.mark.parametrize(("command", "option"), CASES)
@@ -296,8 +305,8 @@ def test_every_argument_refuses_values_out_of_its_bounds(monkeypatch, capsys, tm
     """Values: the empty string, numbers below and above the bounds, and an unknown choice."""
     monkeypatch.chdir(tmp_path)
     values = [""]
-    if option in BOUNDS:
-        least, most = BOUNDS[option]
+    if bounds := bounds_of(command, option):
+        least, most = bounds
         values += [str(least - 1), str(most + 1), "1e3", str(1 << 70)]
     if option in ("--sample_by", "--long_documents"):
         values += ["nonsense"]
@@ -307,7 +316,7 @@ def test_every_argument_refuses_values_out_of_its_bounds(monkeypatch, capsys, tm
         (error,) = capsys.readouterr().err.splitlines()
         assert ended.value.code == 2 and error.startswith(f"neobert {command}: error: Invalid value for '"), error
         assert option in error.lower()
-        if option in BOUNDS and value not in ("", "1e3"):
+        if bounds and value not in ("", "1e3"):
             assert str(most if int(value) > most else least) in error, error
     assert not list(tmp_path.iterdir())
 
@@ -320,8 +329,8 @@ def test_the_help_of_a_command_names_every_argument_its_bounds_and_examples(monk
     known = set(re.findall(r"^  (?:-\w, )?(--\w+)", text, re.MULTILINE)) - {"--help"}
     assert known - {"--normalize"} == {option for option in OPTIONS[command] if option.startswith("-")}
     for option in OPTIONS[command]:
-        least, most = BOUNDS.get(option, (None, None))
-        assert option not in BOUNDS or f"{least}<=x<={most}" in told
+        bounds = bounds_of(command, option)
+        assert not bounds or "{}<=x<={}".format(*bounds) in told
     assert text.split("Examples:")[1].count(f"neobert {command} ") >= 2 and "None" not in text
 
 

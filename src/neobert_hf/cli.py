@@ -393,6 +393,8 @@ def pack(
         list[int] | None,
         typer.Option(
             "--longer_than",
+            min=0,
+            max=1 << 20,
             metavar="INT...",
             show_default="0",
             help="Make one plan for each number: of the documents with more tokens than it. 0 takes all documents.",
@@ -401,7 +403,10 @@ def pack(
     num_held_out: Annotated[
         int,
         typer.Option(
-            "--num_held_out", min=0, help="Number of held-out documents; 0 if training has --validation_files."
+            "--num_held_out",
+            min=0,
+            max=10_000_000,
+            help="Number of held-out documents; 0 if training has --validation_files.",
         ),
     ] = 0,
     seed: Annotated[int, typer.Option(min=0, max=(1 << 32) - 1, help="Seed of the training.")] = 42,

@@ -28,6 +28,7 @@ VALUES = ("0", "-1", HUGE, "nan", "")
 # Arguments that each command requires, or that keep it on this machine's CPU.
 REQUIRED = {
     "neobert tokenize": ["--output_dir=a", "--tokenizer_name=b"],
+    "neobert pack": ["a"],
     "neobert documentation": ["--output_dir=a"],
     "neobert search": [],
     "neobert embed": ["a.txt", "--output=a.npy"],
