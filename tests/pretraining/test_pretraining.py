@@ -1,4 +1,4 @@
-"""Pretraining: one curve for every batch format, accumulation and interruption; the paper's mixture; a NaN stops the run."""
+"""Pretraining: batch format, accumulation and interruptions do not change the loss curve; NaN stops a run; both phases run."""
 
 import json
 import os
@@ -57,7 +57,7 @@ def arguments(folder, **changes):
 
 @pytest.fixture
 def documents(tokenizer):
-    """Text in which each word foretells the next, so that there is something to learn."""
+    """Text in which each word determines the next word, so that a model can learn it."""
     tokens = tokenizer(SENTENCE, add_special_tokens=False)["input_ids"]
     rng = np.random.default_rng(0)
     starts, lengths = rng.integers(0, len(tokens), 400), rng.integers(3, 30, 400)
@@ -95,10 +95,10 @@ def curve(trainer, name="loss"):
     return [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
-def test_packed_and_padded_training_follow_the_same_curve_and_naive_packing_does_not(
+def test_packed_and_padded_training_follow_the_same_curve_and_concatenation_does_not(
     tokenizer, documents, tiny_config, tmp_path
 ):
-    """1e-4 over 50 steps in fp32 is what the project asks; rounding alone separates the two."""
+    """Tolerance 1e-4 over 50 steps in fp32: packed and padded differ only by rounding."""
     curves = {}
     for batch_format in ("packed", "padded", "concatenated"):
         trainer = trainer_for(tmp_path, tokenizer, documents, tiny_config, batch_format=batch_format, max_steps=50)
@@ -106,7 +106,7 @@ def test_packed_and_padded_training_follow_the_same_curve_and_naive_packing_does
         curves[batch_format] = np.array(curve(trainer))
     assert np.abs(curves["packed"] - curves["padded"]).max() < 1e-4
     assert np.abs(curves["packed"] - curves["concatenated"]).max() > 1e-2
-    assert curves["packed"][-1] < curves["packed"][0] - 0.5  # and it learns
+    assert curves["packed"][-1] < curves["packed"][0] - 0.5  # the model learns
 
 
 @pytest.mark.compat
@@ -121,8 +121,8 @@ def test_batch_and_accumulation_give_the_same_curve(tokenizer, documents, tiny_c
     assert max(np.abs(curves[0] - other).max() for other in curves[1:]) < 1e-4
 
 
-def test_every_figure_is_that_of_the_batches(tokenizer, documents, tiny_config, tmp_path):
-    """Tokens, masked tokens, accuracy and loss against a plain pass over the same rows; lr = 0, so weights stay."""
+def test_logged_figures_equal_a_plain_pass_over_the_rows(tokenizer, documents, tiny_config, tmp_path):
+    """Figures: tokens, masked tokens, accuracy and loss. The learning rate is 0, so the weights do not change."""
     trainer = trainer_for(tmp_path, tokenizer, documents, tiny_config, max_steps=2, learning_rate=0.0, logging_steps=2)
     model = NeoBERTForMaskedLM(tiny_config)
     model.load_state_dict(trainer.model.state_dict())
@@ -150,7 +150,7 @@ def test_every_figure_is_that_of_the_batches(tokenizer, documents, tiny_config, 
     assert lines[0] == entry
 
 
-def test_held_out_loss_is_per_masked_token_of_the_whole_set(tokenizer, documents, tiny_config, tmp_path):
+def test_held_out_loss_is_the_mean_over_all_masked_tokens(tokenizer, documents, tiny_config, tmp_path):
     trainer = trainer_for(tmp_path, tokenizer, documents, tiny_config)
     metrics = trainer.evaluate()
     losses, correct = [], []
@@ -166,7 +166,7 @@ def test_held_out_loss_is_per_masked_token_of_the_whole_set(tokenizer, documents
     assert metrics["eval_masked_accuracy"] == np.mean(correct)
 
 
-def test_weight_decay_is_on_everything_or_on_matrices_only(tokenizer, documents, tiny_config, tmp_path):
+def test_weight_decay_applies_to_all_parameters_or_to_matrices_only(tokenizer, documents, tiny_config, tmp_path):
     every = trainer_for(tmp_path, tokenizer, documents, tiny_config)
     names = {name for name, _ in every.model.named_parameters()}
     assert set(every.get_decay_parameter_names(every.model)) == names
@@ -175,7 +175,7 @@ def test_weight_decay_is_on_everything_or_on_matrices_only(tokenizer, documents,
     assert left_out == {n for n in names if "norm" in n or n.endswith("bias") or n == "model.encoder.weight"}
 
 
-def test_the_learning_rate_is_the_recipes(tokenizer, documents, tiny_config, tmp_path):
+def test_the_learning_rate_follows_the_schedule_of_the_recipe(tokenizer, documents, tiny_config, tmp_path):
     trainer = trainer_for(tmp_path, tokenizer, documents, tiny_config)
     trainer.train()
     recipe = trainer.recipe
@@ -183,7 +183,7 @@ def test_the_learning_rate_is_the_recipes(tokenizer, documents, tiny_config, tmp
     assert np.allclose(curve(trainer, "learning_rate"), wanted, rtol=1e-12)
 
 
-def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(
     tokenizer, documents, tiny_config, tmp_path
 ):
     trainer = trainer_for(
@@ -219,7 +219,7 @@ def test_a_gradient_that_is_not_finite_is_not_saved(tokenizer, documents, tiny_c
     assert last_complete_checkpoint(tmp_path).name == "checkpoint-4"
 
 
-def test_a_checkpoint_that_was_not_written_to_its_end_is_passed_over(tmp_path):
+def test_last_complete_checkpoint_ignores_partial_checkpoints(tmp_path):
     for step, content in {2: '{"global_step": 2}', 4: '{"global_step": 4}', 6: '{"global_st', 8: None}.items():
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()
@@ -230,7 +230,7 @@ def test_a_checkpoint_that_was_not_written_to_its_end_is_passed_over(tmp_path):
     assert last_complete_checkpoint(tmp_path / "nothing") is None
 
 
-def test_a_run_goes_on_only_as_itself(tmp_path):
+def test_a_run_resumes_only_from_its_own_checkpoints(tmp_path):
     run = {"recipe": {"learning_rate": 1e-3}, "seed": 0}
     assert begin_or_resume(tmp_path, run, None) is None
     with pytest.raises(FileNotFoundError, match="holds no complete checkpoint"):
@@ -258,7 +258,7 @@ def test_a_step_draws_all_its_rows_from_one_part_with_the_papers_shares():
     for part, share in enumerate(shares):
         deviation = (share * (1 - share) / num_steps) ** 0.5
         assert abs((rows.draws == part).mean() - share) < 3 * deviation
-    # the steps of one part go through it in order and leave out no row
+    # the steps of one part read its rows in order and leave out none
     seen = [rows[step * 4 + i]["mask_seed"] for step in np.flatnonzero(rows.draws == 1)[:5] for i in range(4)]
     assert seen == [parts[1][number]["mask_seed"] for number in range(20)]
 
@@ -283,7 +283,7 @@ def test_m0_is_roberta_prelayernorm_and_learns_under_the_same_trainer(tokenizer,
     assert losses[-1] < losses[0] and abs(losses[0] - np.log(len(tokenizer))) < 0.5  # a mean over masked tokens
 
 
-def test_an_override_that_the_config_does_not_have_is_refused(tokenizer):
+def test_an_unknown_or_invalid_config_override_is_refused(tokenizer):
     with pytest.raises(ValueError, match="hidden_sise"):
         build_model(RECIPES["paper"], tokenizer, "hidden_sise=64")
     with pytest.raises(ValueError, match="hidden_size=65"):
@@ -305,20 +305,18 @@ def test_arguments_that_contradict_each_other_are_refused(tmp_path, changes, mes
 
 
 @pytest.mark.parametrize("has_instructions", [False, True])
-def test_bf16_is_chosen_only_where_it_is_fast_and_only_where_the_user_has_not_chosen(
-    tmp_path, monkeypatch, has_instructions
-):
+def test_auto_precision_follows_the_machine_unless_the_user_chooses(tmp_path, monkeypatch, has_instructions):
     monkeypatch.setenv("NEOBERT_CPU_BF16", str(int(has_instructions)))
     assert arguments(tmp_path, auto_precision=True).bf16 is has_instructions
     assert arguments(tmp_path, auto_precision=True, bf16=True).bf16 and not arguments(tmp_path).bf16
 
 
-# The example itself, as users start it.
+# Runs of examples/pretrain_mlm.py.
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory, tokenizer):
-    """Text files and a tokenizer, and tokenized shards that the runs below share."""
+    """A folder with text files, a tokenizer and, after the first run, shards; all runs below use it."""
     folder = tmp_path_factory.mktemp("corpus")
     words = SENTENCE.split()
     rng = np.random.default_rng(0)
@@ -367,7 +365,7 @@ def run(*args, **changes):
 
 
 def start(*args, **changes):
-    """The same in a process of its own, to be ended by a signal."""
+    """Start the command in another process, which a signal can end."""
     options = dict(stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     return subprocess.Popen([sys.executable, pretrain_mlm.__file__, *command(*args, **changes)], **options)
 
@@ -378,9 +376,9 @@ def losses_of(folder):
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_a_run_killed_at_any_moment_goes_on_to_the_very_same_losses(corpus, tmp_path, streaming):
-    """kill -9 after the sixth step, and a checkpoint cut while it was written; the resumed curve is bitwise the same."""
-    changes = dict(streaming=streaming, num_held_out=None, max_steps=40)  # enough that the kill comes before the end
+def test_a_killed_run_resumes_to_the_same_losses_bitwise(corpus, tmp_path, streaming):
+    """SIGKILL after the sixth step; the folder also holds a partial checkpoint."""
+    changes = dict(streaming=streaming, num_held_out=None, max_steps=40)  # the kill comes before the last step
     whole = run(corpus, tmp_path / "whole", **changes)
     assert sorted(whole) == list(range(1, 41))
     folder = tmp_path / "killed"
@@ -394,7 +392,7 @@ def test_a_run_killed_at_any_moment_goes_on_to_the_very_same_losses(corpus, tmp_
     assert process.returncode == -signal.SIGKILL, process.stderr.read()[-2000:]
     cut = last_complete_checkpoint(folder)
     assert cut is not None
-    half = folder / "checkpoint-39"  # as a kill while saving leaves it
+    half = folder / "checkpoint-39"  # the state after a kill during a save
     shutil.copytree(cut, half)
     (half / "trainer_state.json").unlink()
     (half / "model.safetensors").write_bytes(b"half")
@@ -403,8 +401,8 @@ def test_a_run_killed_at_any_moment_goes_on_to_the_very_same_losses(corpus, tmp_
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_a_run_resumed_at_its_end_trains_no_further_step(corpus, tmp_path, streaming):
-    """Killed after its last checkpoint, before the model was saved."""
+def test_a_run_that_resumes_after_its_last_step_only_saves_the_model(corpus, tmp_path, streaming):
+    """The run was killed between its last checkpoint and the save of the model."""
     losses = run(corpus, tmp_path, streaming=streaming)
     weights = (tmp_path / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").unlink()
@@ -413,8 +411,8 @@ def test_a_run_resumed_at_its_end_trains_no_further_step(corpus, tmp_path, strea
     assert not (tmp_path / "checkpoint-13").exists()
 
 
-def test_a_stream_can_be_given_to_processes_that_load_data(corpus, tokenizer, tmp_path):
-    """A DataLoader that spawns its workers pickles it."""
+def test_a_pickled_stream_yields_the_same_rows(corpus, tokenizer, tmp_path):
+    """A DataLoader that spawns its workers pickles the stream."""
     data = CorpusArguments(train_files=[str(corpus / "train.jsonl")], streaming=True)
     stream, _ = pretrain_mlm.open_stream(data, arguments(tmp_path), tokenizer)
     again = pickle.loads(pickle.dumps(stream))
@@ -422,7 +420,7 @@ def test_a_stream_can_be_given_to_processes_that_load_data(corpus, tokenizer, tm
 
 
 def test_more_workers_than_files_of_a_stream_are_refused(corpus, tokenizer, tmp_path):
-    """`datasets` stops those without a file, and the run would end before its last step."""
+    """`datasets` stops the workers without a file, and the run would end before its last step."""
     data = CorpusArguments(
         train_files=[str(corpus / f"{name}.jsonl") for name in ("train", "held_out")], streaming=True
     )
@@ -454,7 +452,7 @@ def test_one_process_of_a_machine_compares_finished_shards_with_the_corpus(corpu
         open_shards(1, 3, tmp_path / "none")
 
 
-def test_sigterm_saves_before_leaving(corpus, tmp_path):
+def test_sigterm_saves_a_checkpoint_before_the_run_ends(corpus, tmp_path):
     folder = tmp_path / "stopped"
     options = dict(max_steps=100_000, save_steps=100_000)
     process = start(corpus, folder, **options)
@@ -478,7 +476,7 @@ def test_both_phases_run_and_auto_model_loads_the_result(corpus, tmp_path):
         phase=2, init_from=tmp_path / "one", max_steps=6, warmup_steps=None, config_overrides=None, max_length=64
     )
     second = run(corpus, tmp_path / "two", longer_than=[24, 40], **longer)
-    assert second[1] < first[1] - 0.5  # it goes on with what phase 1 has learned
+    assert second[1] < first[1] - 0.5  # phase 2 starts from the model of phase 1
     summary = json.loads((tmp_path / "two/training_summary.json").read_text())
     assert summary["phase"] == 2 and summary["recipe"]["mixture"] == [0.2, 0.4, 0.4]
     assert summary["steps"] == 6 and 0 < summary["eval_masked_accuracy"] <= 1
@@ -487,8 +485,8 @@ def test_both_phases_run_and_auto_model_loads_the_result(corpus, tmp_path):
     assert model.config.max_position_embeddings == 64 and not model.config.sparse_prediction
 
 
-def test_the_documentation_of_this_python_goes_through_both_phases(tmp_path, monkeypatch):
-    """Every command as the README has it, with a tiny model and one package installed; phase 2 with the paper's lengths."""
+def test_both_phases_train_on_the_documentation_of_this_python(tmp_path, monkeypatch):
+    """The commands of the README, with a tiny model and one installed package; phase 2 has the paper's lengths."""
     shutil.copytree(Path(tqdm.__file__).parent, tmp_path / "site/tqdm")
     paths = {**sysconfig.get_paths(), **dict.fromkeys(("purelib", "platlib"), str(tmp_path / "site"))}
     monkeypatch.setattr(sysconfig, "get_paths", lambda: paths)
@@ -507,7 +505,7 @@ def test_the_documentation_of_this_python_goes_through_both_phases(tmp_path, mon
 
 
 def test_m3_trains_with_a_bpe_tokenizer_that_has_no_mask_token(corpus, tmp_path):
-    """As LLaMA's is: no mask, no padding, no separator, one token at the start."""
+    """LLaMA's tokenizer has no mask, padding or separator token, and adds one token at the start."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<s>", "</s>"], show_progress=False)
@@ -526,7 +524,7 @@ def test_m3_trains_with_a_bpe_tokenizer_that_has_no_mask_token(corpus, tmp_path)
     assert model.config.vocab_size == len(saved) and model.config.pad_token_id == saved.pad_token_id
 
 
-def test_what_differs_from_the_run_is_refused(corpus, tmp_path, monkeypatch):
+def test_a_resume_with_other_values_is_refused(corpus, tmp_path, monkeypatch):
     monkeypatch.setenv("NEOBERT_TRACEBACK", "1")
     run(corpus, tmp_path / "run", max_steps=4)
     train_wordpiece(["other words to learn from"] * 9, vocab_size=64).save_pretrained(tmp_path / "other")
@@ -541,8 +539,8 @@ def test_what_differs_from_the_run_is_refused(corpus, tmp_path, monkeypatch):
         run(corpus, tmp_path / "run", max_steps=4, bogus=1)
 
 
-def test_training_keeps_its_plan_beside_the_shards_and_refuses_a_run_with_another_order_of_rows(corpus, tmp_path):
-    """And the rows of a plan that exists, of a plan made anew and of a resumed run are the same."""
+def test_training_stores_its_plan_next_to_the_shards_and_refuses_a_resume_with_another_order_of_rows(corpus, tmp_path):
+    """A stored plan and a rebuilt plan give the same losses, also in a resumed run."""
     options = dict(shards_dir=tmp_path / "shards", max_steps=8)
     losses = run(corpus, tmp_path / "one", **options)
     (plan,) = (tmp_path / "shards/plans").glob("*/plan.json")
