@@ -1,6 +1,6 @@
 """Shared by all commands: parsing of dataclasses with bounds and a short `--help`, and errors on one line.
 
-Exit status 2 is for a wrong command line, 1 for every other error that the user can mend, 130 for Ctrl-C. A bug shows its
+Exit status 2 is for a wrong command line, 1 for every other error that the user can correct, 130 for Ctrl-C. A bug shows its
 traceback; `NEOBERT_TRACEBACK=1` shows the traceback of every error.
 """
 
@@ -18,8 +18,8 @@ from typing import Annotated, Any, NoReturn, get_args, get_origin, get_type_hint
 import torch
 from transformers import HfArgumentParser
 
-# What a user can mend: a value, a file, a missing package, a loss that is not finite, a device with too little memory.
-MENDABLE = (ValueError, OSError, ModuleNotFoundError, FloatingPointError, torch.OutOfMemoryError)
+# Errors that a user can correct: a value, a file, a missing package, a loss that is not finite, a device with too little memory.
+CORRECTABLE = (ValueError, OSError, ModuleNotFoundError, FloatingPointError, torch.OutOfMemoryError)
 HERE = Path(__file__).parent
 LARGE = 100_000_000  # the help does not name upper bounds from here on; an error does
 NOUNS = {int: "an integer", float: "a number"}
@@ -200,7 +200,7 @@ def _titles(dataclass_type: type) -> dict[str, str | None]:
 
 
 def run_command(prog: str, command: Callable[..., Any], *args: Any) -> Any:
-    """Call a command; an error that its user can mend ends the process with one line, and status 1.
+    """Call a command; an error that its user can correct ends the process with one line, and status 1.
 
     Args:
         prog: Name of the command, the first word of the line.
@@ -212,15 +212,15 @@ def run_command(prog: str, command: Callable[..., Any], *args: Any) -> Any:
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except Exception as error:
-        if os.environ.get("NEOBERT_TRACEBACK") == "1" or not _is_mendable(error):
+        if os.environ.get("NEOBERT_TRACEBACK") == "1" or not _is_correctable(error):
             raise
         raise SystemExit(f"{prog}: {one_line(error)}") from error  # Python prints it and ends with status 1
 
 
-def _is_mendable(error: Exception) -> bool:
+def _is_correctable(error: Exception) -> bool:
     """A RuntimeError that this package raised is for its user; a RuntimeError of a library is a bug here."""
     raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
-    return isinstance(error, MENDABLE) or (type(error) is RuntimeError and HERE in raised_in.parents)
+    return isinstance(error, CORRECTABLE) or (type(error) is RuntimeError and HERE in raised_in.parents)
 
 
 def one_line(error: object) -> str:
