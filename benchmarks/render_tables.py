@@ -45,6 +45,15 @@ def _source(result: dict) -> str:
     return f"{_machine(result)}, {versions}, commit {result['commit']}"
 
 
+def _measured(result: dict) -> str:
+    """Spread and source of speeds."""
+    spreads = sorted(row["spread"] for row in result["rows"])
+    return (
+        f"Half the distance between the slowest and the fastest turn is {spreads[len(spreads) // 2]:.1%} of the median "
+        f"typically, {spreads[-1]:.0%} at most: {_source(result)}"
+    )
+
+
 def _machine(result: dict) -> str:
     # Results without this entry are older than it; all of them are of one kind of machine.
     instructions = result.get("instructions", "AVX-512 with bf16")
@@ -163,7 +172,14 @@ def questions() -> str:
         ]
         for row in result["rows"]
     ]
-    headers = ["search", "correct first", "correct among 3", "index, s", "first question, s", "each question, s"]
+    headers = [
+        "search",
+        "correct first",
+        "correct among 3",
+        "embed all entries, s",
+        "first question, s",
+        "each question, s",
+    ]
     table = tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
     ends = []
     for name in ("questions_cpu", "questions_cpu_avx2"):
@@ -252,12 +268,10 @@ def _speeds(name: str) -> str:
     table = tabulate(
         rows, headers=["", *map(str, _lengths(result))], tablefmt="github", disable_numparse=True, stralign="right"
     )
-    spreads = [row["spread"] for row in result["rows"]]
     tuned = "tune_allocator() for every model" if result["settings"]["tune_allocator"] else "the allocator as it comes"
     return (
-        f"{table}\n\n{result['settings']['dtype']}, medians of {result['settings']['num_rounds']} turns or more, {tuned}; half "
-        f"the distance between the slowest and the fastest turn is {sorted(spreads)[len(spreads) // 2]:.1%} of the median "
-        f"typically, {max(spreads):.0%} at most. {_source(result)}."
+        f"{table}\n\n{result['settings']['dtype']}, medians of {result['settings']['num_rounds']} turns or more, {tuned}. "
+        f"{_measured(result)}."
     )
 
 
@@ -292,7 +306,7 @@ def headline() -> str:
     table = tabulate(rows, headers=["tokens", *map(str, lengths)], tablefmt="github", disable_numparse=True)
     return (
         f"{table}\n\nInference on full-length sequences; 16 tokens are one sentence. A ratio above 1 means that ours is faster. "
-        f"int8 rows divide by the other model in the dtype of the block. {'; '.join(map(_source, results))}."
+        f"int8 rows divide by the other model in the dtype of the block. {'. '.join(map(_measured, results))}."
     )
 
 
@@ -309,6 +323,9 @@ FEATURES = [
 ]
 
 
+KINDS = {"AVX-512 with bf16": "AVX-512", "AVX2 only (its AVX-512 hidden)": "AVX2"}
+
+
 def comparison() -> str:
     """Features and speed of the published code, ModernBERT-base and ours."""
     models, rows = ("published", "modernbert-base", "ours"), list(FEATURES)
@@ -316,11 +333,11 @@ def comparison() -> str:
     for result in results:
         speeds = {(row["model"], row["length"]): row["tokens_per_s"] for row in result["rows"]}
         for length in (128, 512, 2048):
-            name = f"{result['settings']['dtype']}, {length:,} tokens: tokens/s"
+            name = f"tokens/s at {length:,} tokens, {result['settings']['dtype']}, {KINDS[result['instructions']]}"
             rows.append([name, *(f"{speeds[model, length]:,.0f}" for model in models)])
     headers = ["", "published code", "ModernBERT-base", "neobert_hf"]
     table = tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
-    return f"{table}\n\nSpeed: inference on full-length sequences, as loaded. {'; '.join(map(_source, results))}."
+    return f"{table}\n\nSpeed: inference on full-length sequences, as loaded. {'. '.join(map(_measured, results))}."
 
 
 LATENCY = {

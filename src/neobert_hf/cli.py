@@ -113,7 +113,7 @@ BatchSize = Annotated[
 
     \b
     neobert search "read a file line by line"
-    neobert search "mean of a tensor along a dimension" --package torch,numpy --top_k 5
+    neobert search "sort an array along an axis" --package torch,numpy --top_k 5
     neobert search --package all     (type one question after another; an empty line ends)
     """,
 )

@@ -227,7 +227,7 @@ def one_line(error: object) -> str:
     """The message of an error without line breaks, and how to install a module that is missing."""
     text = " ".join(str(error).split())
     if isinstance(error, ModuleNotFoundError):
-        text += "; install it: pip install 'neobert_hf[train,embed]'"
+        text += "; install it: pip install -e '.[train,mteb]'"
     return text or type(error).__name__
 
 

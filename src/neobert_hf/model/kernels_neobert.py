@@ -191,7 +191,7 @@ def quantize(model: nn.Module) -> nn.Module:
 
     Weights become int8 with one scale per output, the inputs of a product int8 with one scale per call (dynamic
     quantization). Embeddings, norms, attention and heads run in float32; a bf16 model is converted. Accuracy decreases;
-    README.md gives the numbers of the small model. Afterwards the model cannot be trained or saved.
+    docs/performance.md gives the numbers of the small model. Afterwards the model cannot be trained or saved.
 
     Args:
         model: A NeoBERT model, or a model that contains one, such as a SentenceTransformer; on a CPU.
