@@ -179,6 +179,18 @@ def test_a_list_option_accepts_several_values_or_repeated_flags(monkeypatch, nam
     assert taken["given"] == ("a", 1000, ["pandas", "networkx"], 6400, 0)
 
 
+def test_a_closed_pipe_ends_the_command_without_a_message():
+    """As `neobert documentation ... | head` closes it."""
+    script = "from neobert_hf.commands import run_command\n"
+    script += "run_command('tool', lambda: [print(i, flush=True) for i in range(10**6)])"
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "0\n"
+    process.stdout.close()
+    assert (process.wait(timeout=120), process.stderr.read()) == (141, "")
+
+
 @pytest.mark.parametrize("held_out", [0, 5])
 def test_pack_writes_the_plans_that_training_reads(tokenizer, tmp_path, monkeypatch, capsys, held_out):
     """Found by training under the same settings, so that it plans nothing again."""

@@ -7,6 +7,7 @@ traceback; `NEOBERT_TRACEBACK=1` shows the traceback of every error.
 import argparse
 import math
 import os
+import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -211,6 +212,9 @@ def run_command(prog: str, command: Callable[..., Any], *args: Any) -> Any:
         return command(*args)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    except BrokenPipeError:  # the reader of the output has ended, as in `neobert search ... | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes the output once more at exit
+        raise SystemExit(141) from None  # status of a process that SIGPIPE ends
     except Exception as error:
         if os.environ.get("NEOBERT_TRACEBACK") == "1" or not _is_correctable(error):
             raise
