@@ -1,6 +1,7 @@
 """`neobert ...`: the output of each command; an invalid command line, a damaged file or a full disk gives a one-line error."""
 
 import errno
+import inspect
 import io
 import json
 import random
@@ -23,7 +24,7 @@ import neobert_hf
 from neobert_hf import NeoBERTForMaskedLM, cli
 from neobert_hf.data.shards import Shards, most_processes
 from neobert_hf.embeddings import memory
-from neobert_hf.pretraining.arguments import PretrainingArguments
+from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArguments
 from neobert_hf.pretraining.trainer import training_rows
 
 
@@ -214,6 +215,11 @@ def test_pack_writes_the_plans_that_training_reads(tokenizer, tmp_path, monkeypa
     assert [str(part.plan.folder) for part in parts[:2]] == [each["folder"] for each in written]
     assert len(list((tmp_path / "shards/plans").iterdir())) == 2
     assert [each["documents"] for each in written] == [len(train), len(train.longer_than(10).numbers)]
+
+
+def test_pack_holds_out_as_many_documents_as_training():
+    default = inspect.signature(cli.pack).parameters["num_held_out"].default
+    assert default == CorpusArguments().num_held_out == 1000
 
 
 def test_tokenize_reads_every_named_file(tokenizer, tmp_path, monkeypatch, capsys):

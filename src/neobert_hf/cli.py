@@ -18,6 +18,7 @@ from . import MINI_MODEL_PATH, __version__
 from .commands import one_line, run_command
 from .data import wordpiece
 from .data.files import write_error, writing
+from .data.shard_reader import NUM_HELD_OUT
 from .data.shards import MOST_DOCUMENTS, MOST_TOKENS, Shards, most_processes, tokenize_corpus
 
 MOST_TOGETHER = 65_536  # texts in a batch, results of a query, ...: a larger number is a typing error
@@ -379,6 +380,7 @@ def tokenize(
     \b
     neobert pack shards                                     (phase 1 of the paper)
     neobert pack shards --max_length 4096 --longer_than 0 1024 2048     (phase 2)
+    neobert pack shards --num_held_out 0                    (training has --validation_files)
     """,
 )
 def pack(
@@ -408,7 +410,7 @@ def pack(
             max=10_000_000,
             help="Number of held-out documents; 0 if training has --validation_files.",
         ),
-    ] = 0,
+    ] = NUM_HELD_OUT,
     seed: Annotated[int, typer.Option(min=0, max=(1 << 32) - 1, help="Seed of the training.")] = 42,
 ) -> None:
     """Plan which documents share a row, before training; training finds the plan beside the shards.

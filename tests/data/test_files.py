@@ -1,6 +1,9 @@
 """Write errors of every library become an OSError that names the file; checksums are verified."""
 
 import errno
+import os
+import threading
+import time
 
 import pytest
 import torch
@@ -8,7 +11,8 @@ from conftest import largest_file
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 
-from neobert_hf.data.files import saving, sealed, unsealed
+from neobert_hf.data import files
+from neobert_hf.data.files import only_writer, saving, sealed, unsealed
 
 TENSORS = {"a": torch.zeros(9999)}
 VOCABULARY = {f"w{number}": number for number in range(999)}
@@ -43,3 +47,33 @@ def test_content_without_a_checksum_is_accepted_only_if_it_need_not_be_sealed():
     for without in (content, content | {"checksum": None}):
         with pytest.raises(ValueError, match="it has no checksum"):
             unsealed(without, must_be_sealed=True)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC])
+def test_a_folder_that_cannot_be_written_is_not_reported_as_a_drive_without_locks(tmp_path, monkeypatch, number):
+    def refuse(*args, **options):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(files.filelock.FileLock, "_acquire", refuse)
+    reason = "the disk is full" if number == errno.ENOSPC else os.strerror(number)
+    with pytest.raises(OSError, match=f"{reason}: lock could not be written; make the folder writable") as found:
+        only_writer(tmp_path, "lock").__enter__()
+    assert found.value.errno == number
+
+
+def test_a_long_wait_for_a_lock_is_logged_once(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(files, "LOCK_SECONDS", 0.1)
+    is_locked = threading.Event()
+
+    def hold():
+        with only_writer(tmp_path, "lock"):
+            is_locked.set()
+            time.sleep(0.5)
+
+    other = threading.Thread(target=hold)
+    other.start()
+    is_locked.wait()
+    with only_writer(tmp_path, "lock", wait=True):
+        other.join()
+    (record,) = caplog.records
+    assert f"another process writes to {tmp_path}; waiting until it has ended" in record.getMessage()

@@ -321,7 +321,11 @@ def test_rows_of_documents_are_nearly_full():
     [
         ([], {}, "0 documents with 0 lengths cannot be packed"),
         ([3, 0], {}, "documents have 0 to 3 tokens, a row takes 1 to 8; drop empty documents"),
-        ([3, 9], {}, "documents have 3 to 9 tokens, a row takes 1 to 8; .* raise max_tokens or lower max_length=None"),
+        (
+            [3, 9],
+            {},
+            r"documents have 3 to 9 tokens, a row takes 1 to 8; .* raise row_tokens \(max_tokens\) or lower max_length=None",
+        ),
     ],
 )
 def test_documents_that_cannot_be_packed_are_refused(lengths, options, message):

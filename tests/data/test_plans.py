@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from neobert_hf.data import files, plans
+from neobert_hf.data import files, plans, shard_reader
 from neobert_hf.data.files import sealed
 from neobert_hf.data.packing import PackedRows
 from neobert_hf.data.permutation import Permutation
@@ -129,6 +129,14 @@ def test_a_split_is_disjoint_and_complete_and_subsets_hold_what_they_say(
     assert held_out.lengths.tolist() == [lengths[number] for number in held_out.numbers]
     assert [document.tolist() for document in held_out] == [[n] * lengths[n] for n in held_out.numbers]
     longer = training.longer_than(least)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shard_reader, "CHUNK", 11)  # several chunks
+        listed = training.longer_than(least)
+        assert len(listed) == len(longer.numbers) and listed.lengths.tolist() == [lengths[n] for n in longer.numbers]
+        assert [listed[place].tolist() for place in range(len(listed))] == [[n] * lengths[n] for n in longer.numbers]
+        for place in (-1, len(listed)):
+            with pytest.raises(IndexError):
+                listed[place]
     wanted = [n for n, length in enumerate(lengths) if length > least and n not in set(held_out.numbers.tolist())]
     assert longer.numbers.tolist() == training.longer_than(0).longer_than(least).numbers.tolist() == wanted
     assert [document.tolist() for document in longer] == [[n] * lengths[n] for n in wanted]
@@ -148,7 +156,7 @@ def test_rows_of_a_plan_are_those_of_packing_in_memory_in_every_pass_and_process
     options = dict(max_length=20, seed=5)
     in_memory = PackedRows(shards, shards.lengths, 64, **options, num_rows=150)
     plan = plan_quietly(shards, 64, **options)
-    rows = PackedRows.from_plan(shards, plan, num_rows=150)
+    rows = PackedRows.from_plan(shards.longer_than(0), plan, num_rows=150)  # numbers are those of the shards
     wanted = [in_memory[number] for number in range(150)]
     assert [rows[number] for number in range(150)] == wanted
     assert (rows.num_tokens, rows.packing_efficiency) == (in_memory.num_tokens, in_memory.packing_efficiency)
@@ -319,7 +327,8 @@ def test_where_nothing_can_be_written_a_plan_is_read_and_a_new_one_is_kept_in_th
 def test_documents_longer_than_a_row_and_numbers_out_of_bounds_are_refused(tmp_path):
     shards = write_documents(tmp_path / "shards", [5, 40, 3])
     with pytest.raises(
-        ValueError, match="document 1 has 40 tokens, a row takes 1 to 32; raise max_tokens or lower max_length=None"
+        ValueError,
+        match=r"document 1 has 40 tokens, a row takes 1 to 32; raise row_tokens \(max_tokens\) or lower max_length=None",
     ):
         plan_quietly(shards, 32)
     assert rows_of(plan_quietly(shards, 32, max_length=32))
@@ -328,9 +337,75 @@ def test_documents_longer_than_a_row_and_numbers_out_of_bounds_are_refused(tmp_p
             plan_quietly(shards, **{"max_tokens": 64} | {name: 0})
 
 
+def test_whole_numbers_of_numpy_are_those_of_python_and_other_values_are_refused(tmp_path):
+    shards = write_documents(tmp_path / "shards", [5, 9, 3, 12, 7] * 8)
+    wanted = plan_quietly(shards.longer_than(4), 32, 20, 3, seed=6)
+    numbers = (np.int32(32), np.int64(20), np.uint8(3), np.int64(6))
+    assert plan_quietly(shards.longer_than(np.int64(4)), *numbers).folder == wanted.folder
+    assert rows_of(make_packing_plan(shards.lengths_of(np.arange(40)), *numbers)) == rows_of(
+        make_packing_plan(shards.lengths, 32, 20, 3, 6)
+    )
+    for name, value in (
+        ("seed", None),
+        ("seed", 1.5),
+        ("max_tokens", 32.0),
+        ("max_length", "9"),
+        ("max_open_rows", None),
+    ):
+        for make in (partial(plan_quietly, shards), partial(make_packing_plan, shards.lengths)):
+            with pytest.raises(TypeError, match=f"{name}={value!r} must be a whole number"):
+                make(**{"max_tokens": 32, name: value})
+    with pytest.raises(TypeError, match="seed=None must be a whole number"):
+        shards.split(4, seed=None)
+
+
+def test_a_new_plan_beside_one_with_other_settings_is_reported_with_the_difference(tmp_path, caplog):
+    shards = write_documents(tmp_path / "shards", [5, 9, 3, 12, 7] * 8)
+    plan_quietly(shards, 64, seed=1)
+    plan_quietly(shards.longer_than(4), 64, seed=1)  # another part of a mixture
+    plan_quietly(shards, 64, seed=1)
+    assert not caplog.records
+    plan = plan_quietly(shards, 32, seed=1)
+    (record,) = caplog.records
+    assert "other settings (row_tokens is 64 there and 32 here); a new plan is made in" in record.getMessage()
+    assert str(plan.folder) in record.getMessage()
+    caplog.clear()
+    plan_quietly(shards.split(4)[0], 32, seed=1)
+    assert "held-out documents is none there and" in caplog.text
+
+
+def test_a_shard_that_cannot_be_read_is_named_and_not_reported_as_a_write_error(tmp_path, monkeypatch):
+    shards = write_documents(tmp_path / "shards", [5, 9, 3, 12, 7] * 8)
+    assert len(shards[0])
+
+    def fail(*args):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(OSError, match=r"error: shard-00000\.arrow could not be read") as found,
+    ):
+        patch.setattr(os, "pread", fail)
+        plan_quietly(shards, 32)
+    assert "written" not in str(found.value) and found.value.filename == str(tmp_path / "shards/shard-00000.arrow")
+    assert rows_of(plan_quietly(shards, 32))
+
+
+def test_a_plan_is_kept_in_the_spare_folder_if_its_own_folder_is_read_only(tmp_path, monkeypatch):
+    """As after a run of another user, who made `plans` writable for all but not the folder of this plan."""
+    shards = write_documents(tmp_path / "shards", [5, 9, 3, 12, 7] * 8)
+    folder = plan_quietly(shards, 32).folder
+    (folder / "plan.json").unlink()
+    monkeypatch.setattr(plans.os, "access", lambda path, mode: Path(path) != folder)
+    assert plan_quietly(shards, 32, spare_folder=tmp_path / "run").folder.parent == tmp_path / "run"
+    monkeypatch.setattr(plans.os, "access", lambda path, mode: Path(path) != folder / plans.LOCK)
+    assert plan_quietly(shards, 32, spare_folder=tmp_path / "run2").folder.parent == tmp_path / "run2"
+
+
 def test_numbers_of_documents_take_as_few_bytes_as_they_can():
     assert make_packing_plan(np.array([3, 4]), 8).documents.dtype == np.uint32
-    assert plans._dtype(1 << 32).itemsize == 4 and plans._dtype((1 << 32) + 1).itemsize == 8
+    assert plans._dtype((1 << 32) - 1).itemsize == 4
+    assert plans._dtype(1 << 32).itemsize == 8  # the last row ends at the number of documents
 
 
 @given(lengths=st.lists(st.integers(1, 20), max_size=80), max_open_rows=st.integers(1, 5), cut=st.integers(0, 80))

@@ -24,6 +24,7 @@ from datasets import Dataset
 
 from neobert_hf.data import files, shard_reader
 from neobert_hf.data import shards as shards_module
+from neobert_hf.data.plans import write_packing_plan
 from neobert_hf.data.shards import Shards, tokenize_corpus
 from neobert_hf.data.wordpiece import train_wordpiece
 
@@ -231,6 +232,63 @@ def test_few_files_are_open_at_a_time_and_threads_share_them(tokenizer, tmp_path
     assert psutil.Process().num_fds() <= before + 2
     del shards
     assert psutil.Process().num_fds() <= before
+
+
+def test_all_shards_of_a_process_share_the_limit_of_open_files(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(shard_reader, "MOST_OPEN", 3)
+    several = [write(tmp_path / str(number), tokenizer) for number in range(3)]
+    before = psutil.Process().num_fds()
+    for number in [*range(57)] * 2:
+        assert several[0][number].tolist() == several[1][number].tolist() == several[2][number].tolist()
+    assert psutil.Process().num_fds() <= before + 3
+
+
+def test_the_number_of_open_files_is_half_of_the_limit_of_the_process(monkeypatch):
+    for limit, wanted in ((256, 128), (1 << 20, 1024), (resource.RLIM_INFINITY, 1024), (1, 1)):
+        monkeypatch.setattr(resource, "getrlimit", lambda kind, limit=limit: (limit, limit))
+        assert shard_reader._most_open() == wanted
+    monkeypatch.setitem(sys.modules, "resource", None)  # as on Windows
+    assert shard_reader._most_open() == 128
+
+
+@pytest.mark.parametrize("offsets_bytes", [0, 1 << 20])
+def test_offsets_that_are_kept_and_offsets_that_are_read_again_give_the_same_documents(
+    tokenizer, tmp_path, monkeypatch, offsets_bytes
+):
+    monkeypatch.setattr(shard_reader, "OFFSETS_BYTES", offsets_bytes * shard_reader.MOST_OPEN)
+    shards, wanted = write(tmp_path, tokenizer), tokenizer(texts(57), truncation=True, max_length=32)["input_ids"]
+    assert [shards[number].tolist() for number in [*range(57)] * 2] == wanted * 2
+
+
+def test_an_open_shard_causes_no_message_at_the_end_of_the_interpreter(tokenizer, tmp_path):
+    write(tmp_path, tokenizer)
+    program = f"""
+import os
+from neobert_hf.data.shards import Shards
+shards = Shards({str(tmp_path)!r})
+shards[0]
+os.close = None  # as modules that are still in use when the interpreter ends
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_plans_of_removed_shards_do_not_block_the_folder_and_are_removed(tokenizer, tmp_path):
+    folder = tmp_path / "shards"
+    plan = write_packing_plan(write(folder, tokenizer), 64, show_progress=False).folder
+
+    def remove_shards():
+        for file in folder.iterdir():
+            if file.name != "plans":
+                file.unlink()
+
+    remove_shards()
+    (folder / "plans/notes").mkdir()
+    write(folder, tokenizer)
+    assert plan.is_dir()  # the same shards again
+    remove_shards()
+    write(folder, tokenizer, texts(40))
+    assert not plan.exists() and (folder / "plans/notes").is_dir()
 
 
 def test_documents_are_read_where_files_have_no_pread(tokenizer, tmp_path, monkeypatch):

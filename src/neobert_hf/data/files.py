@@ -14,10 +14,18 @@ from typing import BinaryIO
 
 import filelock
 from safetensors import SafetensorError
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
 
 UNCHANGED = "the previous content is unchanged"
 FULL = (errno.ENOSPC, errno.EDQUOT)  # full disk, exceeded quota
+REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, *FULL)  # the folder refuses new files
 LOCK_SECONDS = 2  # the child processes of a killed process end within this time
+
+
+class ReadError(OSError):
+    """A file cannot be read; `writing` passes this error on, since another file caused it."""
 
 
 @contextmanager
@@ -30,6 +38,7 @@ def writing(file: Path, still_good: str = UNCHANGED) -> Iterator[BinaryIO]:
 
     Raises:
         OSError: The file cannot be written; the message names a full disk.
+        ReadError: Raised by the body, passed unchanged.
     """
     partial = file.with_name(f"{file.name}.{uuid.uuid4().hex}.part")
     try:
@@ -38,6 +47,8 @@ def writing(file: Path, still_good: str = UNCHANGED) -> Iterator[BinaryIO]:
             handle.flush()
             os.fsync(handle.fileno())
         os.replace(partial, file)
+    except ReadError:
+        raise
     except OSError as error:
         raise write_error(error, file, still_good) from error
     finally:
@@ -143,7 +154,7 @@ def only_writer(folder: Path, lock: str, wait: bool = False) -> Iterator[None]:
     Args:
         folder: Folder to lock; created if it does not exist.
         lock: Name of the lock file in the folder.
-        wait: Wait until the other process has ended instead of raising an error.
+        wait: Wait until the other process has ended instead of raising an error; a long wait is logged.
 
     Raises:
         ValueError: Another process writes to the folder.
@@ -152,12 +163,18 @@ def only_writer(folder: Path, lock: str, wait: bool = False) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     holder = filelock.FileLock(folder / lock)
     try:
-        holder.acquire(timeout=-1 if wait else LOCK_SECONDS)
-    except filelock.Timeout:
-        raise ValueError(
-            f"another process writes to {folder}; wait until it has ended, or choose another folder"
-        ) from None
+        try:
+            holder.acquire(timeout=LOCK_SECONDS)
+        except filelock.Timeout:
+            if not wait:
+                raise ValueError(
+                    f"another process writes to {folder}; wait until it has ended, or choose another folder"
+                ) from None
+            logger.warning(f"another process writes to {folder}; waiting until it has ended")
+            holder.acquire()
     except (OSError, NotImplementedError) as error:
+        if getattr(error, "errno", None) in REFUSED:
+            raise write_error(error, folder / lock, "make the folder writable, or choose another folder") from error
         # A drive without locks: the class of the error depends on the version of filelock and on the operating system.
         raise OSError(
             getattr(error, "errno", None) or errno.ENOLCK,

@@ -278,7 +278,7 @@ class PackedRows(Dataset):
         if least < 1 or most > max_tokens:
             raise ValueError(
                 f"documents have {least} to {most} tokens, a row takes 1 to {max_tokens}; drop empty documents, "
-                f"and raise max_tokens or lower max_length={max_length}"
+                f"and raise row_tokens (max_tokens) or lower max_length={max_length}"
             )
         self._begin(
             documents, make_packing_plan(lengths, max_tokens, max_length, max_open_rows, seed), end_token, num_rows
@@ -291,7 +291,7 @@ class PackedRows(Dataset):
         """Rows of a plan.
 
         Args:
-            documents: Sequences of token ids, by the numbers that the plan holds: the `shards` of a subset, not the subset.
+            documents: Sequences of token ids, by the numbers that the plan holds; for a subset, those of its `shards`.
             plan: What `write_packing_plan` returned.
             end_token: As in the constructor.
             num_rows: Number of rows in the run; None is one pass.
@@ -301,7 +301,7 @@ class PackedRows(Dataset):
         """
         if num_rows is not None and num_rows < 1:
             raise ValueError(f"num_rows={num_rows} must be at least 1; None is one pass")
-        rows = cls.__new__(cls)
+        rows, documents = cls.__new__(cls), getattr(documents, "shards", documents)
         rows._begin(documents, plan, end_token, num_rows)
         return rows
 

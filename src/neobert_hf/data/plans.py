@@ -7,6 +7,8 @@ it) and `plan.json`, written last: a folder without it holds no finished plan.
 import hashlib
 import json
 import os
+import re
+import shutil
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -19,7 +21,7 @@ from tqdm.auto import tqdm
 from transformers.utils import logging
 
 from .files import file_hash, only_writer, sealed, unsealed, write_json, writing
-from .permutation import Permutation
+from .permutation import Permutation, whole_number
 from .shard_reader import Shards, ShardsSubset
 
 logger = logging.get_logger(__name__)
@@ -54,7 +56,8 @@ class BestFit:
     """
 
     def __init__(self, max_tokens: int, max_open_rows: int, rows: Iterable[list] = ()):
-        self.max_open_rows, self._full = max_open_rows, max_tokens << OPEN_ORDER
+        self.max_open_rows = whole_number("max_open_rows", max_open_rows)
+        self._full = whole_number("max_tokens", max_tokens) << OPEN_ORDER
         # A key is the row's number of tokens, then a number that falls from row to row: the largest key is the fullest row,
         # and of equally full ones the first.
         self._keys, self._items, self._next = [], {}, (1 << OPEN_ORDER) - 1
@@ -147,13 +150,25 @@ def make_packing_plan(
         ValueError: A document is longer than a row.
     """
     documents, ends, num_tokens, num_placed = [], [], 0, 0
-    for numbers, sizes, tokens in _full_rows(
-        len(lengths), lengths.__getitem__, max_tokens, max_length, max_open_rows, seed
-    ):
+    options = _checked(max_tokens, max_length, max_open_rows, seed)
+    for numbers, sizes, tokens in _full_rows(len(lengths), lengths.__getitem__, **options):
         documents.append(numbers)
         ends.append((num_placed + sizes.cumsum()).astype(numbers.dtype))
         num_placed, num_tokens = num_placed + len(numbers), num_tokens + tokens
-    return PackingPlan(np.concatenate(documents), np.concatenate(ends), num_tokens, max_tokens, max_length, seed)
+    del options["max_open_rows"]
+    return PackingPlan(np.concatenate(documents), np.concatenate(ends), num_tokens, **options)
+
+
+def _checked(max_tokens, max_length, max_open_rows, seed):
+    """The settings as Python integers within their bounds."""
+    sizes = {"max_tokens": max_tokens, "max_length": max_length, "max_open_rows": max_open_rows}
+    sizes = {
+        name: None if name == "max_length" and size is None else whole_number(name, size)
+        for name, size in sizes.items()
+    }
+    if any(size is not None and size < 1 for size in sizes.values()):
+        raise ValueError(f"{', '.join(f'{name}={size}' for name, size in sizes.items())} must be at least 1")
+    return sizes | {"seed": whole_number("seed", seed)}
 
 
 def write_packing_plan(
@@ -185,30 +200,25 @@ def write_packing_plan(
     Raises:
         ValueError: An argument is out of bounds, a document is longer than a row, or the existing plan is damaged or belongs to
             other documents.
+        TypeError: An argument is no whole number.
         NothingToPack: There is no document (a ValueError).
         OSError: The plan cannot be written.
     """
-    if max_tokens < 1 or max_open_rows < 1 or (max_length is not None and max_length < 1):
-        raise ValueError(
-            f"max_tokens={max_tokens}, max_length={max_length} and max_open_rows={max_open_rows} must be at least 1"
-        )
     settings = {
         "packing": PACKING,
         "documents": documents.identity,
-        "max_tokens": max_tokens,
-        "max_length": max_length,
-        "max_open_rows": max_open_rows,
-        "seed": seed,
+        **_checked(max_tokens, max_length, max_open_rows, seed),
     }
     name = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
     folder = Path(folder or documents.shards.folder / PLANS)
-    if spare_folder and not (folder / name / PLAN).exists() and not _is_writable(folder):
+    if spare_folder and not (folder / name / PLAN).exists() and not _is_writable(folder / name):
         logger.warning(f"nothing can be written to {folder}; the packing plan is kept in {spare_folder}")
         folder = Path(spare_folder)
     folder = folder / name
     if not (folder / PLAN).exists():  # an existing plan may lie where nothing can be written
         with only_writer(folder, LOCK, wait=True):
             if not (folder / PLAN).exists():
+                _warn_of_others(folder, settings)
                 _write_plan(folder, documents, settings, show_progress)
     return read_packing_plan(folder, settings, verify)
 
@@ -216,7 +226,40 @@ def write_packing_plan(
 def _is_writable(folder):
     """Whether files can be written to a folder, which may have to be created."""
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
-    return os.access(existing, os.W_OK)
+    lock = folder / LOCK  # of another user, perhaps
+    return os.access(existing, os.W_OK) and (not lock.exists() or os.access(lock, os.W_OK))
+
+
+def _warn_of_others(folder, settings):
+    """Warn if the same documents have a plan with other settings: a plan that was made in advance is then not used."""
+    others = []
+    for file in folder.parent.glob(f"*/{PLAN}"):
+        try:
+            there = _flat_settings(_read_manifest(file)["settings"])
+        except (ValueError, OSError, TypeError, KeyError):  # damaged: reported when that plan is needed
+            continue
+        here = _flat_settings(settings)
+        if any(there[name] != here[name] for name in ("shards", "longer_than")):  # a part of a mixture has its own plan
+            continue
+        others.append(
+            [
+                f"{name} is {there.get(name)} there and {here[name]} here"
+                for name in here
+                if there.get(name) != here[name]
+            ]
+        )
+    if different := min(others, key=len, default=None):
+        logger.warning(
+            f"plans of these shards exist with other settings ({'; '.join(different)}); a new plan is made in {folder}"
+        )
+
+
+def _flat_settings(settings):
+    """Settings of a plan under the names of the command line."""
+    flat = {"longer_than": 0, "held_out": None, **settings["documents"], **settings}
+    flat["held-out documents"] = (flat.pop("held_out") or "none")[:12]
+    flat["row_tokens"] = flat.pop("max_tokens")
+    return {name: value for name, value in flat.items() if name != "documents"}
 
 
 def read_packing_plan(folder: str | Path, settings: dict | None = None, verify: bool = False) -> PackingPlan:
@@ -262,6 +305,24 @@ def _read_manifest(file):
         return content
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is damaged ({error}); {_way_out(file.parent)}") from error
+
+
+def remove_plans_of_others(folder: Path, shards: str) -> None:
+    """Remove the plans in a folder of plans that were made from other shards, and unfinished ones.
+
+    Args:
+        folder: Folder of all plans.
+        shards: Checksum of the shards whose plans are kept.
+    """
+    for plan in folder.glob("*"):
+        if not re.fullmatch("[0-9a-f]{16}", plan.name) or not plan.is_dir():
+            continue
+        try:
+            is_kept = _read_manifest(plan / PLAN)["settings"]["documents"]["shards"] == shards
+        except (ValueError, OSError, TypeError, KeyError):
+            is_kept = False
+        if not is_kept:
+            shutil.rmtree(plan, ignore_errors=True)
 
 
 def _way_out(folder):
@@ -331,8 +392,8 @@ def _full_rows(
         if lengths.max() > max_tokens:
             place = int(lengths.argmax())
             raise ValueError(
-                f"document {numbers[place]} has {lengths[place]} tokens, a row takes 1 to {max_tokens}; raise max_tokens or "
-                f"lower max_length={max_length}"
+                f"document {numbers[place]} has {lengths[place]} tokens, a row takes 1 to {max_tokens}; raise row_tokens "
+                f"(max_tokens) or lower max_length={max_length}"
             )
         for first in range(0, len(numbers), BLOCK):
             block = slice(first, first + BLOCK)
@@ -353,4 +414,4 @@ def _flat(rows, dtype):
 
 
 def _dtype(num_documents):
-    return np.dtype("<u4" if num_documents <= 1 << 32 else "<u8")
+    return np.dtype("<u4" if num_documents < 1 << 32 else "<u8")

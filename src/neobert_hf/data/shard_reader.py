@@ -7,23 +7,46 @@ process, and a pass in random order touches all pages.
 import hashlib
 import json
 import os
+import struct
+import threading
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterator
-from functools import cached_property, lru_cache, partial
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from .files import file_hash, sealed, unsealed
-from .permutation import Permutation
+from .files import ReadError, file_hash, sealed, unsealed
+from .permutation import Permutation, whole_number
 from .wordpiece import tokenizer_hash
 
 MANIFEST = "manifest.json"
 COLUMN = "input_ids"
-MOST_OPEN = 128  # files of one `Shards`; macOS allows 256 in a process
+NUM_HELD_OUT = 1000  # documents that training holds out unless it is given validation files or another number
 HELD_OUT = 1  # purpose of a random order, part of its seed
 CHUNK = 1 << 20  # documents whose lengths are read together
+OFFSETS_BYTES = 64 << 20  # memory for the offsets of all open files
+PAIR = struct.Struct("=2i")  # where a document begins and ends in a shard
+
+
+def _most_open() -> int:
+    """Number of shards that the process keeps open: half of the files that it may open, at most 1,024."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 128
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1024 if limit == resource.RLIM_INFINITY else min(max(limit // 2, 1), 1024)
+
+
+MOST_OPEN = _most_open()
+# (open files of a `Shards`, number of a shard) in the order of opening; all `Shards` of the process share this queue.
+_opened = deque()
+_opening = threading.Lock()
+if hasattr(os, "register_at_fork"):  # a forked process must not begin with the lock of another thread
+    os.register_at_fork(before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_opening.release)
 
 
 def read_shards_json(file: Path) -> dict:
@@ -70,7 +93,7 @@ class Shards:
         except (KeyError, TypeError) as error:
             raise ValueError(f"{manifest} is not a manifest of shards: {error!r} in it") from error
         self._first_list = self._first.tolist()  # bisect on a list is faster than searchsorted for one number
-        self._file = lru_cache(MOST_OPEN)(partial(_open_file, self.folder, self._records, {}))
+        self._open, self._layouts = {}, {}  # by number of a shard; a layout is kept for the next time
 
     def _check(self, record, verify):
         name = record["file"]
@@ -90,16 +113,33 @@ class Shards:
         if not 0 <= number < len(self):
             raise IndexError(f"document {number} of {len(self)}")
         shard = bisect_right(self._first_list, number) - 1
-        file = self._file(shard)
-        start, end = file.offsets(number - self._first_list[shard], 2).tolist()
-        return file.ids(start, end - start)
+        return (self._open.get(shard) or self._file(shard)).document(number - self._first_list[shard])
+
+    def _file(self, shard):
+        """Open a shard, or return the open one; the file that was opened first is closed if too many are open."""
+        with _opening:
+            file = self._open.get(shard)
+            if file is None:
+                record = self._records[shard]
+                name = os.path.join(self.folder, record["file"])
+                if shard not in self._layouts:
+                    self._layouts[shard] = _layout(Path(name), record)
+                while len(_opened) >= MOST_OPEN:
+                    files, number = _opened.popleft()
+                    files.pop(number, None)
+                file = self._open[shard] = _OpenFile(name, *self._layouts[shard], record["documents"])
+                _opened.append((self._open, shard))
+            return file
+
+    def __del__(self):
+        getattr(self, "_open", {}).clear()  # the queue of open files refers to it
 
     def __reduce__(self):
         return type(self), (self.folder,)  # a worker opens the files again
 
     @property
     def lengths(self) -> np.ndarray:
-        """Number of tokens of every document, (N,) int32; read at each use."""
+        """Number of tokens of every document, (N,) int32; all shards are read at each use, so keep the result."""
         return self.lengths_of(np.arange(len(self)))
 
     def lengths_of(self, numbers: np.ndarray) -> np.ndarray:
@@ -116,7 +156,7 @@ class Shards:
         bounds = np.searchsorted(numbers, self._first)
         for shard in np.flatnonzero(np.diff(bounds)).tolist():
             chosen = slice(bounds[shard], bounds[shard + 1])
-            offsets = self._file(shard).offsets(0, self._records[shard]["documents"] + 1)
+            offsets = self._file(shard).offsets()
             places = numbers[chosen] - self._first[shard]
             lengths[order[chosen]] = offsets[places + 1] - offsets[places]
         return lengths
@@ -136,7 +176,7 @@ class Shards:
 
         Source: paper, section 3.2, RefinedWeb 1024+ and 2048+.
         """
-        return ShardsSubset(self, num_tokens)
+        return ShardsSubset(self, whole_number("num_tokens", num_tokens))
 
     def split(self, num_held_out: int, seed: int = 0) -> tuple["ShardsSubset", "ShardsView"]:
         """Hold documents out at random.
@@ -171,12 +211,8 @@ def _damage(file):
     )
 
 
-def _open_file(folder, records, layouts, shard):
-    """Open a shard; `layouts` keeps what was found in it for the next time."""
-    file = folder / records[shard]["file"]
-    if shard not in layouts:
-        layouts[shard] = _layout(file, records[shard])
-    return _OpenFile(file, *layouts[shard])
+def _unreadable(file, error):
+    return ReadError(error.errno, f"{error.strerror}: {os.path.basename(file)} could not be read", str(file))
 
 
 def _layout(file, record):
@@ -190,6 +226,8 @@ def _layout(file, record):
         ids, offsets = column.values.to_numpy(), column.offsets.to_numpy()
         starts = [buffer.address - whole.address for buffer in (column.values.buffers()[1], column.buffers()[1])]
     except (pa.ArrowInvalid, OSError, KeyError, IndexError, AttributeError) as error:
+        if getattr(error, "errno", None):  # of the operating system; pyarrow's own errors have no number
+            raise _unreadable(file, error) from error
         raise _damage(file) from error
     is_in_order = len(offsets) and offsets[0] == 0 and offsets[-1] == len(ids) and (np.diff(offsets) > 0).all()
     is_in_file = all(0 <= start < record["bytes"] for start in starts)
@@ -201,33 +239,53 @@ def _layout(file, record):
 class _OpenFile:
     """A shard that is open for reading, by several threads and forked processes at once."""
 
-    def __init__(self, file, ids_start, offsets_start, dtype):
+    def __init__(self, file, ids_start, offsets_start, dtype, num_documents):
         self._path, self._ids_start, self._offsets_start, self._dtype = file, ids_start, offsets_start, dtype
-        self._descriptor = os.open(file, os.O_RDONLY) if hasattr(os, "pread") else None
+        self._num_documents = num_documents
+        # A pass over more shards than may be open reads each open file once or twice: all offsets are read at the second use.
+        self._is_first_use, self._offsets = True, None
+        try:
+            self._descriptor = os.open(file, os.O_RDONLY) if hasattr(os, "pread") else None
+        except OSError as error:
+            raise _unreadable(file, error) from error
 
-    def ids(self, start: int, count: int) -> np.ndarray:
-        """Token ids from a place on."""
-        return self._read(self._ids_start, start, count, self._dtype)
+    def document(self, place: int) -> np.ndarray:
+        """Token ids of a document, by its place in the shard."""
+        offsets = self._offsets
+        if offsets is not None:
+            start, end = offsets[place], offsets[place + 1]
+        elif self._is_first_use or (self._num_documents + 1) * 4 > OFFSETS_BYTES // MOST_OPEN:
+            self._is_first_use = False
+            start, end = PAIR.unpack(self._read(self._offsets_start + 4 * place, 8))
+        else:
+            offsets = self._offsets = memoryview(self._read(self._offsets_start, (self._num_documents + 1) * 4)).cast(
+                "i"
+            )
+            start, end = offsets[place], offsets[place + 1]
+        size = self._dtype.itemsize
+        return np.frombuffer(self._read(self._ids_start + start * size, (end - start) * size), self._dtype)
 
-    def offsets(self, start: int, count: int) -> np.ndarray:
-        """Offsets of documents from a place on."""
-        return self._read(self._offsets_start, start, count, np.dtype(np.int32))
+    def offsets(self) -> np.ndarray:
+        """Where each document begins, and where the last document ends, in token ids."""
+        return np.frombuffer(self._read(self._offsets_start, (self._num_documents + 1) * 4), np.int32)
 
-    def _read(self, base, start, count, dtype):
-        place, size = base + start * dtype.itemsize, count * dtype.itemsize
-        if self._descriptor is not None:
-            content = os.pread(self._descriptor, size, place)
-        else:  # Windows can read from a place only after it has moved there, which other threads do too
-            with self._path.open("rb", buffering=0) as file:
-                file.seek(place)
-                content = file.read(size)
+    def _read(self, place, size):
+        try:
+            if self._descriptor is not None:
+                content = os.pread(self._descriptor, size, place)
+            else:  # Windows can read from a place only after it has moved there, which other threads do too
+                with open(self._path, "rb", buffering=0) as file:
+                    file.seek(place)
+                    content = file.read(size)
+        except OSError as error:
+            raise _unreadable(self._path, error) from error
         if len(content) != size:
             raise _damage(self._path)
-        return np.frombuffer(content, dtype)
+        return content
 
-    def __del__(self):
+    def __del__(self, close=os.close):  # a default argument is still there when the interpreter ends
         if getattr(self, "_descriptor", None) is not None:
-            os.close(self._descriptor)
+            close(self._descriptor)
 
 
 class ShardsSubset:
@@ -242,18 +300,37 @@ class ShardsSubset:
     def __init__(self, shards: Shards, num_tokens: int = 0, held_out: np.ndarray | None = None):
         self.shards, self.num_tokens = shards, num_tokens
         self.held_out = np.zeros(0, np.int64) if held_out is None else held_out
+        self._last_chunk = (None, None)  # number of a chunk, and the numbers of the documents in it
 
     def __len__(self) -> int:
-        return sum(map(len, self._chunks()))
+        return self._ends[-1]
 
     def __iter__(self) -> Iterator[np.ndarray]:
         """Token ids of each document, in the order of their numbers."""
         return (self.shards[number] for chunk in self._chunks() for number in chunk.tolist())
 
+    def __getitem__(self, place: int) -> np.ndarray:
+        """Token ids of a document, (T,), by its place in the subset.
+
+        Slow in random order: the lengths of up to `CHUNK` documents are read whenever the place is in another chunk than the last
+        one. Read `shards` by the `numbers` instead.
+        """
+        if not 0 <= place < len(self):
+            raise IndexError(f"document {place} of {len(self)}")
+        chunk = bisect_right(self._ends, place) - 1
+        if self._last_chunk[0] != chunk:
+            self._last_chunk = (chunk, self._chunk(chunk * CHUNK))
+        return self.shards[int(self._last_chunk[1][place - self._ends[chunk]])]
+
     @property
     def numbers(self) -> np.ndarray:
         """Numbers of the documents in `shards`, (n,) int64; all shards are read for it at each use."""
         return np.concatenate([*self._chunks(), np.zeros(0, np.int64)])
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Number of tokens of each document, (n,) int32; all shards are read for it at each use."""
+        return self.shards.lengths_of(self.numbers)
 
     def lengths_of(self, numbers: np.ndarray) -> np.ndarray:
         """Numbers of tokens of some documents of `shards`, (n,) int32; 0 for a document outside of the subset."""
@@ -266,7 +343,7 @@ class ShardsSubset:
 
     def longer_than(self, num_tokens: int) -> "ShardsSubset":
         """Documents of more than `num_tokens` tokens."""
-        return ShardsSubset(self.shards, max(num_tokens, self.num_tokens), self.held_out)
+        return ShardsSubset(self.shards, max(whole_number("num_tokens", num_tokens), self.num_tokens), self.held_out)
 
     @cached_property
     def identity(self) -> dict:
@@ -274,10 +351,17 @@ class ShardsSubset:
         held_out = hashlib.sha256(self.held_out.astype("<i8").tobytes()).hexdigest() if len(self.held_out) else None
         return {**self.shards.identity, "longer_than": self.num_tokens, "held_out": held_out}
 
+    @cached_property
+    def _ends(self):
+        """Number of documents before each chunk, and in all chunks."""
+        return [0, *np.cumsum([len(chunk) for chunk in self._chunks()]).tolist()]
+
     def _chunks(self):
-        for start in range(0, len(self.shards), CHUNK):
-            numbers = np.arange(start, min(start + CHUNK, len(self.shards)))
-            yield numbers[self.lengths_of(numbers) > 0]
+        return map(self._chunk, range(0, len(self.shards), CHUNK))
+
+    def _chunk(self, start):
+        numbers = np.arange(start, min(start + CHUNK, len(self.shards)))
+        return numbers[self.lengths_of(numbers) > 0]
 
 
 class ShardsView:

@@ -29,6 +29,7 @@ from transformers.utils import logging
 
 from ..deprecations import renamed_names
 from .files import file_hash, only_writer, sealed, write_json, writing
+from .plans import PLANS, remove_plans_of_others
 from .shard_reader import COLUMN, MANIFEST, Shards, ShardsView, read_shards_json
 from .wordpiece import plain_tokenizer, tokenizer_hash
 
@@ -96,7 +97,7 @@ def tokenize_corpus(
             return _finished_shards(folder, settings)
         if (folder / SETTINGS).exists():
             _check_same(folder, settings, read_shards_json(folder / SETTINGS))
-        elif any(file.name != LOCK and not file.match(f"{SETTINGS}.*.part") for file in folder.iterdir()):
+        elif any(file.name not in (LOCK, PLANS) and not file.match(f"{SETTINGS}.*.part") for file in folder.iterdir()):
             raise ValueError(f"{folder} is not empty and holds no shards; choose another folder")
         _remove_partial(folder)
         write_json(folder / SETTINGS, settings, "nothing else was begun")
@@ -105,7 +106,9 @@ def tokenize_corpus(
             write_manifest(folder, settings, records)
         finally:
             _remove_partial(folder)  # of processes that were ended
-    return Shards(folder)
+        shards = Shards(folder)
+        remove_plans_of_others(folder / PLANS, shards.identity["shards"])
+    return shards
 
 
 def most_processes() -> int:

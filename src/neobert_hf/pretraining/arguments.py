@@ -9,6 +9,7 @@ from transformers import TrainingArguments
 
 from ..commands import Bounds
 from ..data.corpus import SAMPLES
+from ..data.shard_reader import NUM_HELD_OUT
 from ..data.shards import LONG_DOCUMENTS, most_processes
 from ..deprecations import warn_of_rename
 from ..model.machine_neobert import best_dtype
@@ -103,7 +104,7 @@ class CorpusArguments:
         default=None, metadata={"help": "Number of processes that tokenize; without it, one per core."}
     )
     num_held_out: Annotated[int, COUNT] = field(
-        default=1000, metadata={"help": "Number of documents held out if there are no validation_files."}
+        default=NUM_HELD_OUT, metadata={"help": "Number of documents held out if there are no validation_files."}
     )
     streaming: bool = field(
         default=False,
