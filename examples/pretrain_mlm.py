@@ -47,7 +47,7 @@ from neobert_hf.data.wordpiece import tokenizer_hash
 from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArguments
 from neobert_hf.pretraining.manifests import STILL_GOOD
 from neobert_hf.pretraining.recipes import Recipe
-from neobert_hf.pretraining.runs import begin_or_resume, lock_run, write_summary
+from neobert_hf.pretraining.runs import begin_or_resume, check_held_out, lock_run, write_summary
 from neobert_hf.pretraining.trainer import PretrainingTrainer, SaveOnTerminate, build_model, training_rows
 
 
@@ -137,21 +137,10 @@ def train(data: CorpusArguments, training: PretrainingArguments):
     if tokenizer.mask_token is None or tokenizer.pad_token is None:  # LLaMA's, of m3; text is tokenized without them
         tokenizer.add_special_tokens({"mask_token": "[MASK]", "pad_token": "[PAD]"})
 
-    # 2. Rows
     if data.streaming:
         rows, source = open_stream(data, training, tokenizer)
-    else:
-        is_verified = data.verify_shards and training.process_index == 0
-        rows = training_rows(documents, training, tokenizer.sep_token_id, is_verified)
-    if held_out is not None:
-        cut = dict(max_length=training.max_length, end_token=tokenizer.sep_token_id, seed=training.seed)
-        held_out = PackedRows(held_out, held_out.lengths, training.row_tokens, **cut)
-    masking = dict(mlm_probability=recipe.mlm_probability, mask_replace_prob=recipe.mask_replace_prob)
-    masking |= dict(random_replace_prob=recipe.random_replace_prob, batch_format=recipe.batch_format)
-    if recipe.batch_format == "packed":  # the GPU does not wait for checks of positions and labels
-        masking |= dict(return_flash_attn_kwargs=True, trust_boundaries=True)
 
-    # 3. Model
+    # 2. Model
     if training.phase == 2:
         model = AutoModelForMaskedLM.from_pretrained(training.init_from, dtype=torch.float32)
         model.config.max_position_embeddings = training.max_length
@@ -178,8 +167,22 @@ def train(data: CorpusArguments, training: PretrainingArguments):
     if not data.streaming:
         run["packing"] = PACKING
     run = json.loads(json.dumps(run))
+    if training.phase == 2 and not data.streaming and not data.validation_files:
+        check_held_out(training.init_from, run)
     exactly = not training.resume_inexactly
     checkpoint = begin_or_resume(training.output_dir, run, training.resume_from_checkpoint, exactly)
+
+    # 3. Rows
+    if not data.streaming:
+        is_verified = data.verify_shards and training.process_index == 0
+        rows = training_rows(documents, training, tokenizer.sep_token_id, is_verified)
+    if held_out is not None:
+        cut = dict(max_length=training.max_length, end_token=tokenizer.sep_token_id, seed=training.seed)
+        held_out = PackedRows(held_out, held_out.lengths, training.row_tokens, **cut)
+    masking = dict(mlm_probability=recipe.mlm_probability, mask_replace_prob=recipe.mask_replace_prob)
+    masking |= dict(random_replace_prob=recipe.random_replace_prob, batch_format=recipe.batch_format)
+    if recipe.batch_format == "packed":  # the GPU does not wait for checks of positions and labels
+        masking |= dict(return_flash_attn_kwargs=True, trust_boundaries=True)
 
     # 4. Training
     trainer = PretrainingTrainer(

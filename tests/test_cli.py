@@ -217,6 +217,34 @@ def test_pack_writes_the_plans_that_training_reads(tokenizer, tmp_path, monkeypa
     assert [each["documents"] for each in written] == [len(train), len(train.longer_than(10).numbers)]
 
 
+@pytest.mark.parametrize(
+    ("args", "wanted"),
+    [
+        (["--n", "1", "2", "x"], ["--n", "1", "--n", "2", "--n", "x"]),
+        (["--n", "-5", "30"], ["--n", "-5", "--n", "30"]),
+        (["--n", "3", "-5", "-o", "x"], ["--n", "3", "--n", "-5", "-o", "x"]),
+        (["--n", "-a.jsonl", "b", "--m", "c", "d"], ["--n", "-a.jsonl", "--n", "b", "--m", "c", "d"]),
+        (["--n", "1", "2", "--", "x", "-y"], ["--n", "1", "--n", "2", "--", "x", "-y"]),
+        (["x", "--m", "-1", "y"], ["x", "--m", "-1", "y"]),
+    ],
+)
+def test_the_values_of_a_list_option_end_at_the_next_option_or_at_two_dashes(args, wanted):
+    assert list(cli._repeated(args, {"--n"})) == wanted
+
+
+def test_an_argument_that_follows_a_list_of_numbers_is_named_in_the_error(monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        run(monkeypatch, "pack", "--longer_than", 0, 30, "my_shards")
+    assert (
+        "'my_shards' is not a whole number; put arguments without a name before the options" in capsys.readouterr().err
+    )
+    with pytest.raises(SystemExit):
+        run(monkeypatch, "pack", "my_shards", "--longer-than", -5, 30)
+    assert "greater than or equal to 0" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match=r"my_shards holds no manifest\.json"):
+        run(monkeypatch, "pack", "--longer_than", 0, 30, "--", "my_shards")
+
+
 def test_pack_holds_out_as_many_documents_as_training():
     default = inspect.signature(cli.pack).parameters["num_held_out"].default
     assert default == CorpusArguments().num_held_out == 1000

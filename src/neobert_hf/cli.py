@@ -5,9 +5,11 @@ completion do not wait for them.
 """
 
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, BinaryIO, Literal
 
@@ -22,6 +24,7 @@ from .data.shard_reader import NUM_HELD_OUT
 from .data.shards import MOST_DOCUMENTS, MOST_TOKENS, Shards, most_processes, tokenize_corpus
 
 MOST_TOGETHER = 65_536  # texts in a batch, results of a query, ...: a larger number is a typing error
+NEGATIVE = re.compile(r"-\d+(\.\d+)?")
 OUTPUTS = (".npy", ".jsonl", ".parquet")
 UsageError = typer.BadParameter.__base__  # click's class, or that of the copy of click inside newer versions of typer
 
@@ -36,6 +39,9 @@ class Command(TyperCommand):
             rest = super().parse_args(ctx, list(_repeated(args, many)))
         except UsageError as error:
             error.ctx = error.ctx or ctx  # the parser of options does not know the command
+            param = getattr(error, "param", None)
+            if getattr(param, "multiple", False) and (param.metavar or "").startswith("INT"):
+                _check_numbers(ctx, param, args)
             raise
         for param in self.params:
             value = ctx.params.get(param.name)
@@ -53,16 +59,40 @@ def _as_list(value: object) -> list | tuple:
 
 
 def _repeated(args: list[str], many: set[str]) -> Iterator[str]:
-    """The command line with the name of an option before each of its values, for options that take several."""
+    """The command line with the name of an option before each of its values, for options that take several.
+
+    Negative numbers, and the argument after the option unless it begins with two dashes, are values; `--` ends the list.
+    """
     option, has_value = None, False
-    for argument in args:
-        if argument.startswith("-"):
-            option, has_value = argument, False
-        elif option and option.replace("-", "_").replace("__", "--", 1) in many:
+    for place, argument in enumerate(args):
+        if argument == "--":
+            yield from args[place:]
+            return
+        is_first = option is not None and not has_value and not argument.startswith("--")
+        if argument.startswith("-") and not is_first and not NEGATIVE.fullmatch(argument):
+            option = argument if _underscored(argument) in many else None
+            has_value = False
+        elif option:
             if has_value:
                 yield option
             has_value = True
         yield argument
+
+
+def _underscored(option: str) -> str:
+    return option.replace("-", "_").replace("__", "--", 1)
+
+
+def _check_numbers(ctx: typer.Context, param: typer.CallbackParam, args: list[str]) -> None:
+    """Raise an error that names the value of a list of numbers that is none, perhaps an argument after the list."""
+    repeated = list(_repeated(args, set(param.opts)))
+    for option, value in pairwise(repeated):
+        if _underscored(option) in param.opts and not re.fullmatch(r"[+-]?\d+", value):
+            raise typer.BadParameter(
+                f"{value!r} is not a whole number; put arguments without a name before the options, or after --",
+                ctx,
+                param,
+            )
 
 
 app = typer.Typer(

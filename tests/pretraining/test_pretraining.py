@@ -549,6 +549,9 @@ def test_training_stores_its_plan_next_to_the_shards_and_refuses_a_resume_with_a
     shutil.rmtree(plan.parent)
     shutil.rmtree(tmp_path / "two/checkpoint-8")
     assert run(corpus, tmp_path / "two", **options, resume_from_checkpoint="last") == losses and plan.exists()
+    with pytest.raises(SystemExit, match="no resume from this folder was requested"):
+        run(corpus, tmp_path / "two", **options, seed=5)
+    assert len(list((tmp_path / "shards/plans").iterdir())) == 1  # no plan for a run that is refused
     file = tmp_path / "two/run.json"
     identity = json.loads(file.read_text())
     assert identity.pop("packing") == PACKING

@@ -16,7 +16,7 @@ from test_pretraining import command, corpus, losses_of, run  # noqa: F401 (corp
 from neobert_hf.data.files import sealed
 from neobert_hf.pretraining import manifests
 from neobert_hf.pretraining.manifests import MANIFEST, check_checkpoint, write_manifest
-from neobert_hf.pretraining.runs import LOCK, begin_or_resume, last_complete_checkpoint, lock_run
+from neobert_hf.pretraining.runs import LOCK, begin_or_resume, check_held_out, last_complete_checkpoint, lock_run
 
 RUN = {"seed": 0}
 
@@ -168,6 +168,49 @@ def test_a_checkpoint_of_a_run_with_another_order_of_rows_is_refused(folder, the
         begin_or_resume(folder, RUN | {"packing": 2}, "last", exactly)
     (folder / "run.json").write_text(json.dumps(RUN | {"packing": 2}))
     assert begin_or_resume(folder, RUN | {"packing": 2}, "last", exactly).name == "checkpoint-8"
+
+
+def test_a_checkpoint_of_a_streaming_run_and_one_with_shards_do_not_resume_each_other(folder):
+    streaming, sharded = RUN | {"data": {"files": []}}, RUN | {"data": {"num_documents": 9}, "packing": 2}
+    for there, here, words in ((streaming, sharded, "with --streaming"), (sharded, streaming, "without --streaming")):
+        (folder / "run.json").write_text(json.dumps(there))
+        with pytest.raises(ValueError, match=f"belongs to a run {words}, which has another order of rows"):
+            begin_or_resume(folder, here, "last")
+        assert begin_or_resume(folder, there, "last").name == "checkpoint-8"
+
+
+FIRST = {"seed": 1, "packing": 2, "data": {"num_documents": 9}, "held_out": {"files": [], "num_held_out": 4}}
+
+
+@pytest.mark.parametrize("name", ["run.json", "training_summary.json"])
+@pytest.mark.parametrize("is_checkpoint", [False, True])
+@pytest.mark.parametrize(
+    ("there", "reason"),
+    [
+        ({}, None),
+        ({"held_out": {"files": [], "num_held_out": 5}}, None),  # the first 4 of them
+        ({"held_out": {"files": [], "num_held_out": 3}}, "num_held_out was 3 and is 4"),
+        ({"held_out": {"files": ["a.txt"], "num_held_out": 4}}, "it had --validation_files"),
+        ({"data": {"files": []}}, "it had --streaming"),
+        ({"data": {"num_documents": 8}, "seed": 2}, "seed was 2 and is 1; its training text was another"),
+        ({"packing": None}, "its packing version was 1 and is 2"),
+    ],
+)
+def test_phase_2_holds_out_only_documents_that_phase_1_held_out(tmp_path, caplog, name, is_checkpoint, there, reason):
+    there = {name: value for name, value in (FIRST | there).items() if value is not None}
+    (tmp_path / name).write_text(json.dumps(there))
+    init_from = tmp_path / "checkpoint-8" if is_checkpoint else tmp_path
+    if reason is None:
+        check_held_out(init_from, FIRST)
+    else:
+        with pytest.raises(ValueError, match=rf"may have trained on .*: {reason}.*\. Give --validation_files, or"):
+            check_held_out(init_from, FIRST)
+    assert not caplog.records
+
+
+def test_phase_2_of_a_model_without_a_run_warns_that_held_out_documents_may_have_been_trained_on(tmp_path, caplog):
+    check_held_out(tmp_path, FIRST)
+    assert "holds no run.json: its training may have used the documents that are held out here" in caplog.text
 
 
 @pytest.mark.parametrize("how", ["missing", "cut", "not UTF-8", "a list"])

@@ -1,15 +1,16 @@
 """Collators for masked language modelling."""
 
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerBase
 
-from ..deprecations import warn_of_rename
+from ..deprecations import renamed_argument
 from . import BATCH_FORMATS
 
 
+@renamed_argument("layout", "batch_format")  # up to version 0.2
 @dataclass
 class PackedMLMCollator:
     """Mask tokens and pack the documents of a batch into one row without padding.
@@ -30,7 +31,6 @@ class PackedMLMCollator:
             dataset, Trainer passes them to the model only if `accelerator_config={"dispatch_batches": False}`.
         trust_boundaries: Also tell NeoBERT that ids and boundaries are correct, so that it does not check their values; needs
             `return_flash_attn_kwargs`.
-        layout: Old name of `batch_format`, up to version 0.2.
 
     Raises:
         ValueError: The tokenizer has no mask token, the batch format is unknown, `trust_boundaries` is set without
@@ -48,12 +48,8 @@ class PackedMLMCollator:
     seed: int | None = None
     return_flash_attn_kwargs: bool = False
     trust_boundaries: bool = False
-    layout: InitVar[str | None] = None
 
-    def __post_init__(self, layout):
-        if layout is not None:
-            warn_of_rename("PackedMLMCollator(layout=...)", "PackedMLMCollator(batch_format=...)", stacklevel=4)
-            self.batch_format = layout
+    def __post_init__(self):
         if self.trust_boundaries and not self.return_flash_attn_kwargs:
             raise ValueError("trust_boundaries=True without boundaries; set return_flash_attn_kwargs=True as well")
         if self.batch_format not in BATCH_FORMATS:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 
 from ..commands import Bounds
 from ..data import BATCH_FORMATS
-from ..deprecations import warn_of_rename
+from ..deprecations import renamed_argument, warn_of_rename
 
 SCHEDULES = ("paper", "code", "linear", "constant")
 ARCHITECTURES = ("neobert", "roberta-prelayernorm")
@@ -43,6 +43,7 @@ def check_bounds(values: object, bounds: dict[str, Bounds]) -> None:
             raise ValueError(f"{name}={value} is out of bounds: {limits}")
 
 
+@renamed_argument("layout", "batch_format")  # up to version 0.2
 @dataclass(frozen=True)
 class Recipe:
     """How one model is pretrained.
@@ -149,8 +150,9 @@ class Recipe:
         return replace(self, **{**scaled, **changes})
 
     def changed(self, **changes) -> "Recipe":
-        """Old name of `replace`."""
+        """Old name of `replace`, which accepts the old name `layout` too."""
         warn_of_rename("Recipe.changed", "Recipe.replace")
+        changes = {"batch_format" if name == "layout" else name: value for name, value in changes.items()}
         return self.replace(**changes)
 
     def learning_rate_factor(self, step: int) -> float:

@@ -10,6 +10,7 @@ import torch
 import transformers
 from torch import distributed
 from transformers import Trainer
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
 from ..data.files import only_writer, write_json
@@ -19,6 +20,7 @@ from .manifests import MANIFEST, STATE, STILL_GOOD, UNFINISHED, check_checkpoint
 logger = logging.get_logger(__name__)
 
 RUN = "run.json"
+SUMMARY = "training_summary.json"
 LOCK = "_lock"  # Trainer does not upload files whose name begins with an underscore
 
 
@@ -133,6 +135,53 @@ def _begin_or_resume(folder, run, resume_from_checkpoint, exactly):
     return checkpoint
 
 
+def check_held_out(init_from: str | Path, run: dict) -> None:
+    """Check that phase 1 did not train on the documents of the training text that phase 2 holds out.
+
+    Args:
+        init_from: Folder of the model of phase 1, or of one of its checkpoints; a warning says that it describes no run.
+        run: Identity of the run of phase 2.
+
+    Raises:
+        ValueError: Phase 1 may have trained on documents that are held out here.
+    """
+    folder = Path(init_from)
+    folders = [folder, folder.parent] if folder.name.startswith(PREFIX_CHECKPOINT_DIR) else [folder]
+    file = next((each / name for each in folders for name in (RUN, SUMMARY) if (each / name).is_file()), None)
+    if file is None:
+        logger.warning(
+            f"{folder} holds no {RUN}: its training may have used the documents that are held out here; give "
+            "--validation_files to evaluate on other text"
+        )
+        return
+    there, reasons = read_json_object(file), []
+    held_out = there.get("held_out") if isinstance(there.get("held_out"), dict) else {}
+    if _is_streamed(there):
+        reasons.append("it had --streaming, which holds out no document")
+    elif held_out.get("files"):
+        reasons.append("it had --validation_files")
+    elif not isinstance(number := held_out.get("num_held_out"), int) or number < run["held_out"]["num_held_out"]:
+        reasons.append(f"num_held_out was {number} and is {run['held_out']['num_held_out']}")
+    else:
+        packing = there.get("packing", 1)
+        if packing != run["packing"]:
+            reasons.append(f"its packing version was {packing} and is {run['packing']}")
+        if there.get("seed") != run["seed"]:
+            reasons.append(f"seed was {there.get('seed')} and is {run['seed']}")
+        if there.get("data") != run["data"]:
+            reasons.append("its training text was another")
+    if reasons:
+        raise ValueError(
+            f"phase 1 in {folder} may have trained on the documents that are held out here: {'; '.join(reasons)}. Give "
+            "--validation_files, or the values of phase 1"
+        )
+
+
+def _is_streamed(run):
+    """Whether a run had --streaming: its text was not counted before."""
+    return isinstance(run.get("data"), dict) and "num_documents" not in run["data"]
+
+
 def _is_kept(checkpoint):
     """Whether a new run must not overwrite the checkpoint: it has a manifest, or an earlier version wrote it without one.
 
@@ -175,6 +224,12 @@ def _check_run(checkpoint, run, exactly):
     recipe = there.get("recipe")
     if isinstance(recipe, dict) and "layout" in recipe:  # the name of batch_format up to version 0.1
         there["recipe"] = {{"layout": "batch_format"}.get(name, name): value for name, value in recipe.items()}
+    if "data" in run and "data" in there and _is_streamed(run) != _is_streamed(there):
+        was, way_out = ("with", "give --streaming") if _is_streamed(there) else ("without", "leave --streaming out")
+        raise ValueError(
+            f"{checkpoint} belongs to a run {was} --streaming, which has another order of rows; {way_out}, or give another "
+            "--output_dir and begin without --resume_from_checkpoint"
+        )
     here, packing = run.get("packing"), there.get("packing", 1 if "packing" in run else None)
     if here is not None and packing is not None and here != packing:
         raise ValueError(
@@ -209,7 +264,7 @@ def write_summary(trainer: Trainer, run: dict, held_out: dict) -> dict:
         "precision": {"no": "fp32"}.get(trainer.accelerator.mixed_precision, trainer.accelerator.mixed_precision),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }
-    write_json(folder / "training_summary.json", summary, STILL_GOOD)
+    write_json(folder / SUMMARY, summary, STILL_GOOD)
     plot_curves(log, folder / "training_curves.png")
     return summary
 
