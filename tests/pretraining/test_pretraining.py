@@ -485,6 +485,19 @@ def test_both_phases_run_and_auto_model_loads_the_result(corpus, tmp_path):
     assert model.config.max_position_embeddings == 64 and not model.config.sparse_prediction
 
 
+def test_phase_2_without_validation_files_holds_out_the_documents_of_phase_1_or_is_refused(corpus, tmp_path):
+    options = dict(validation_files=None, num_held_out=20, shards_dir=tmp_path / "shards", max_steps=2, warmup_steps=0)
+    run(corpus, tmp_path / "one", **options)
+    options |= dict(phase=2, init_from=tmp_path / "one", warmup_steps=None, config_overrides=None, longer_than=[8, 16])
+    num_plans = len(list((tmp_path / "shards/plans").iterdir()))
+    with pytest.raises(
+        SystemExit, match="may have trained on the documents that are held out here: seed was 42 and is 5"
+    ):
+        run(corpus, tmp_path / "two", **options, seed=5)
+    assert len(list((tmp_path / "shards/plans").iterdir())) == num_plans
+    run(corpus, tmp_path / "two", **options)
+
+
 def test_both_phases_train_on_the_documentation_of_this_python(tmp_path, monkeypatch):
     """The commands of the README, with a tiny model and one installed package; phase 2 has the paper's lengths."""
     shutil.copytree(Path(tqdm.__file__).parent, tmp_path / "site/tqdm")

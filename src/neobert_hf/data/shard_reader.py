@@ -44,7 +44,7 @@ def _most_open() -> int:
 MOST_OPEN = _most_open()
 # (open files of a `Shards`, number of a shard) in the order of opening; all `Shards` of the process share this queue.
 _opened = deque()
-_opening = threading.Lock()
+_opening = threading.RLock()
 if hasattr(os, "register_at_fork"):  # a forked process must not begin with the lock of another thread
     os.register_at_fork(before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_opening.release)
 
