@@ -6,16 +6,16 @@ A short run, some minutes on a CPU:
     python examples/pretrain_mlm.py --train_files runs/documentation/train.jsonl \\
         --validation_files runs/documentation/held_out.jsonl --tokenizer_name runs/documentation/tokenizer \\
         --config_overrides hidden_size=256,num_hidden_layers=3,num_attention_heads=4,intermediate_size=1024 \\
-        --output_dir runs/small --max_steps 300 --max_length 256 --row_tokens 2048 --tokens_per_step 4096 \\
-        --learning_rate 1e-3 --warmup_steps 50
+        --output_dir runs/small --max_steps 200 --max_length 256 --row_tokens 4096 --tokens_per_step 4096 \\
+        --learning_rate 2e-3 --warmup_steps 20 --use_cpu
 
 Phase 2 of this run, on longer documents; it reuses the tokenized text:
 
     python examples/pretrain_mlm.py --phase 2 --init_from runs/small --output_dir runs/small-2 \\
         --train_files runs/documentation/train.jsonl --validation_files runs/documentation/held_out.jsonl \\
         --tokenizer_name runs/documentation/tokenizer --shards_dir runs/small/shards \\
-        --max_steps 20 --max_length 1024 --longer_than 256 512 --row_tokens 2048 --tokens_per_step 4096 \\
-        --learning_rate 1e-3
+        --max_steps 20 --max_length 1024 --longer_than 256 512 --row_tokens 4096 --tokens_per_step 4096 \\
+        --learning_rate 2e-3 --use_cpu
 
 The paper, phases 1 and 2:
 

@@ -10,7 +10,7 @@ A short run on pairs from the documentation inside this Python:
     neobert documentation --output_dir runs/documentation
     python examples/train_contrastive.py --model_name_or_path runs/small --output_dir runs/small-embeddings --use_cpu \\
         --train_files runs/documentation/train_pairs.jsonl --validation_files runs/documentation/held_out_pairs.jsonl \\
-        --max_seq_length 128 --max_steps 200 --per_device_train_batch_size 64 --learning_rate 5e-4 --warmup_steps 20
+        --max_seq_length 128 --max_steps 100 --per_device_train_batch_size 64 --learning_rate 5e-4 --warmup_steps 10
 
 After an interruption, the same command with `--resume_from_checkpoint last` resumes exactly.
 """

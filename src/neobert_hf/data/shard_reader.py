@@ -163,7 +163,7 @@ class Shards:
 
     @cached_property
     def identity(self) -> dict:
-        """What a packing plan of these documents depends on: the manifest with the checksum of each shard."""
+        """The manifest with the checksum of each shard, on which a packing plan depends."""
         return {"shards": sealed(self.manifest)["checksum"], "num_documents": len(self)}
 
     @property
