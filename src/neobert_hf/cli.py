@@ -50,7 +50,7 @@ class Command(TyperCommand):
         return rest
 
     def invoke(self, ctx: typer.Context) -> None:
-        """Run the command; an error that its user can mend ends the process with one line, and status 1."""
+        """Run the command; an error that the user can correct ends the process with one line, and status 1."""
         run_command(ctx.command_path, super().invoke, ctx)
 
 

@@ -172,10 +172,10 @@ def only_writer(folder: Path, lock: str, wait: bool = False) -> Iterator[None]:
                 ) from None
             logger.warning(f"another process writes to {folder}; waiting until it has ended")
             holder.acquire()
+    # On a drive without locks, filelock raises an OSError, and older versions raise NotImplementedError.
     except (OSError, NotImplementedError) as error:
         if getattr(error, "errno", None) in REFUSED:
             raise write_error(error, folder / lock, "make the folder writable, or choose another folder") from error
-        # A drive without locks: the class of the error depends on the version of filelock and on the operating system.
         raise OSError(
             getattr(error, "errno", None) or errno.ENOLCK,
             f"this drive supports no file locks ({error}), so two processes could mix their files; choose a folder on another "
