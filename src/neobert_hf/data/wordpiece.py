@@ -1,10 +1,11 @@
-"""Training of a BERT-style WordPiece tokenizer with the `tokenizers` library, and the hash that identifies a tokenizer."""
+"""Training of an uncased WordPiece tokenizer with the `tokenizers` library, and the hash that identifies a tokenizer."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import BertTokenizerFast, PreTrainedTokenizerFast
+import transformers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 SPECIAL_TOKENS = {
     "pad_token": "[PAD]",
@@ -15,13 +16,45 @@ SPECIAL_TOKENS = {
 }
 LEAST_TOKENS = len(SPECIAL_TOKENS) + 1
 MOST_TOKENS = 1_000_000  # the trainer allocates memory for the whole vocabulary at the start
+MOST_CHARACTERS = 300  # size of the alphabet; texts with rarer characters get the token [UNK]
+
+# The ends of words inside an identifier, as empty matches: IntervalArray, HTTPServer, float32, b64encode. [0-9], since \d means
+# other characters in JavaScript.
+WORD_ENDS = "|".join(
+    [
+        "(?<=[a-z0-9])(?=[A-Z])",
+        "(?<=[A-Z])(?=[A-Z][a-z])",
+        "(?<=[A-Za-z]{2})(?=[0-9])",
+        "(?<=[0-9])(?=[A-Za-z]{2})",
+    ]
+)
+RULER = "[-=~*#^_+]{4,}"  # underlines of headings and borders of tables, else one token for each character
 
 
-def train_wordpiece(texts: Iterable[str], vocab_size: int, model_max_length: int = 4096) -> BertTokenizerFast:
+class PreTrainedTokenizerFast(transformers.PreTrainedTokenizerFast):
+    """The class of the same name in transformers, saved under this name.
+
+    transformers 5 saves its own class as "TokenizersBackend", which transformers 4 refuses. Both load "PreTrainedTokenizerFast".
+    `PreTrainedTokenizerFast.from_pretrained(folder).save_pretrained(folder)` renames the class in a folder that something else
+    saved.
+    """
+
+    can_save_slow_tokenizer = False  # there is none; with True, transformers 5 removes "Fast" from the saved name
+
+
+def train_wordpiece(texts: Iterable[str], vocab_size: int, model_max_length: int = 4096) -> PreTrainedTokenizerFast:
     """Train an uncased WordPiece tokenizer; `[PAD]` gets id 0, as NeoBERT expects.
 
+    The tokenizer splits identifiers into words before it lowercases them: "IntervalArray" gives the tokens of "interval array",
+    and "float32" those of "float 32". A ruler, such as a row of hyphens, gives three tokens. The same texts in the same order
+    give the same tokenizer.
+
+    The result consists of standard parts of `tokenizers`, so that transformers 4 and 5, tokenizers and transformers.js load it
+    from `tokenizer.json`. It is no `BertTokenizer`: transformers 5 makes the normalizer of that class itself, and the split would
+    be lost. llama.cpp normalizes the text of BERT models itself and would not split identifiers.
+
     Args:
-        texts: Training texts.
+        texts: Training texts; they are kept in memory.
         vocab_size: Maximum number of tokens, including the five special tokens, 6 to 1,000,000; a small text gives fewer.
         model_max_length: Length in tokens at which the tokenizer truncates.
 
@@ -31,26 +64,64 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, model_max_length: int
     check_vocab_size(vocab_size)
     if model_max_length < 1:
         raise ValueError(f"model_max_length={model_max_length} leaves no token; choose at least 1")
-    tokenizer = Tokenizer(models.WordPiece(unk_token=SPECIAL_TOKENS["unk_token"]))
-    tokenizer.normalizer = normalizers.BertNormalizer()
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS.values()), limit_alphabet=300, show_progress=True
+    special_tokens = list(SPECIAL_TOKENS.values())
+    normalizer = normalizers.Sequence(
+        [
+            normalizers.Replace(Regex(WORD_ENDS), " "),
+            normalizers.Replace(Regex(RULER), "---"),
+            normalizers.BertNormalizer(),
+        ]
     )
-    tokenizer.train_from_iterator(texts, trainer)
-    if (num_tokens := tokenizer.get_vocab_size()) > vocab_size:
+    texts = [normalizer.normalize_str(text) for text in texts]
+    alphabet = _alphabet(texts)
+
+    # The trainer breaks ties between pairs by the ids of their tokens, and gives ids to the "##x" of single characters x in the
+    # order of a hash table, another one in each process. So a first training finds them, and the second gets them in order.
+    characters = sorted(
+        _train(texts, LEAST_TOKENS, special_tokens, alphabet, show_progress=False).keys() - {*special_tokens}
+    )
+    if (num_tokens := len(special_tokens) + len(characters)) > vocab_size:
         raise ValueError(
             f"vocab_size={vocab_size} is too small for the characters of this text; choose at least {num_tokens}"
         )
+    vocab = _train(texts, vocab_size, special_tokens + characters, alphabet, show_progress=True)
+
+    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token=SPECIAL_TOKENS["unk_token"]))
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
     ids = {name: tokenizer.token_to_id(token) for name, token in SPECIAL_TOKENS.items()}
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", ids["sep_token"]), ("[CLS]", ids["cls_token"]))
-    return BertTokenizerFast(  # transformers 4 and 5 both know the class name under which it is saved
+    return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         model_max_length=model_max_length,
         model_input_names=["input_ids", "attention_mask"],
         **SPECIAL_TOKENS,
     )
+
+
+def _alphabet(texts: list[str]) -> list[str]:
+    """Return the most frequent characters in order; the trainer's own choice among equally frequent ones is random."""
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(text)
+    by_frequency = sorted((-count, character) for character, count in counts.items() if not character.isspace())
+    return sorted(character for _, character in by_frequency[:MOST_CHARACTERS])
+
+
+def _train(texts, vocab_size, first_tokens, alphabet, show_progress) -> dict[str, int]:
+    """Return the vocabulary of normalized texts; `first_tokens` get the first ids."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token=SPECIAL_TOKENS["unk_token"]))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        special_tokens=first_tokens,
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=show_progress,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer.get_vocab()
 
 
 def check_vocab_size(vocab_size: int) -> None:
@@ -59,12 +130,12 @@ def check_vocab_size(vocab_size: int) -> None:
         raise ValueError(f"vocab_size={vocab_size} is out of bounds; choose {LEAST_TOKENS} to {MOST_TOKENS}")
 
 
-def tokenizer_hash(tokenizer: PreTrainedTokenizerFast) -> str:
+def tokenizer_hash(tokenizer: transformers.PreTrainedTokenizerFast) -> str:
     """Return the SHA-256 of everything that decides the token ids; truncation and padding settings do not count."""
     return hashlib.sha256(plain_tokenizer(tokenizer).to_str().encode()).hexdigest()
 
 
-def plain_tokenizer(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
+def plain_tokenizer(tokenizer: transformers.PreTrainedTokenizerFast) -> Tokenizer:
     """Return a copy of the inner `tokenizers` tokenizer without truncation and padding."""
     plain = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     plain.no_truncation()
