@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from neobert_hf.data import files
+from neobert_hf.data.arrays import CACHE
 from neobert_hf.data.wordpiece import PreTrainedTokenizerFast
 from neobert_hf.demo import docstrings, documentation
-from neobert_hf.demo.cache import CACHE
 from neobert_hf.demo.documentation import collect_documentation, write_corpus
 
 SOURCE = '''"""A module that says what it is for, at some length."""
@@ -181,7 +181,7 @@ def test_entries_are_cached_until_a_file_changes_and_recomputed_after_damage(lib
     (kept,) = (library.parent / "cache").iterdir()
     content = kept.read_bytes()
     kept.write_bytes(content[:-20] + b"X" + content[-19:])
-    with caplog.at_level("WARNING", logger="neobert_hf.demo.cache"):
+    with caplog.at_level("WARNING", logger="neobert_hf.data.arrays"):
         assert collect(library) == first
     assert f"{kept} is damaged and will be recomputed: its checksum is wrong" in caplog.text
     (library / "shop/new.py").write_text('"""One more module, which was not there before at all."""')

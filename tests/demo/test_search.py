@@ -93,7 +93,7 @@ def test_a_cache_that_cannot_be_written_causes_a_warning_and_does_not_change_ans
         monkeypatch.setattr(Path, "mkdir", refuse(PermissionError(errno.EACCES, "Permission denied")))
     else:
         monkeypatch.setattr(cache, "save_file", refuse(OSError(errno.ENOSPC, "No space left on device")))
-    with caplog.at_level("WARNING", logger="neobert_hf.demo.cache"):
+    with caplog.at_level("WARNING", logger="neobert_hf.data.arrays"):
         assert len(index(folder, kept).search("the quick brown fox")) == 5
     assert f"cannot write the cache folder {kept}" in caplog.text and "set HF_HOME to a writable" in caplog.text
     assert not kept.is_dir() or not list(kept.iterdir())
@@ -136,7 +136,7 @@ def test_damaged_cached_vectors_are_recomputed_with_a_warning(folder, tmp_path, 
         assert cache.save_arrays(file, arrays | {"scales": first.tokens.scales, "starts": first.tokens.starts})
     else:
         save_file({"vectors": first.vectors}, file, metadata={"format": "0"})
-    with caplog.at_level("WARNING", logger="neobert_hf.demo.cache"):
+    with caplog.at_level("WARNING", logger="neobert_hf.data.arrays"):
         again = index(folder, tmp_path / "cache", num_candidates=3)
     assert f"{file} is damaged and will be recomputed" in caplog.text
     np.testing.assert_array_equal(again.vectors, first.vectors)
@@ -167,7 +167,7 @@ def test_a_reader_never_sees_a_partial_file_of_concurrent_writers(tmp_path, capl
     for each in processes:
         each.start()
     num_read = 0
-    with caplog.at_level("WARNING", logger="neobert_hf.demo.cache"):
+    with caplog.at_level("WARNING", logger="neobert_hf.data.arrays"):
         while any(each.is_alive() for each in processes):
             found = cache.load_arrays(file, expected)
             if found is not None:

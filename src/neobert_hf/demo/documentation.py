@@ -25,10 +25,10 @@ import numpy as np
 from tqdm.auto import tqdm
 from transformers.utils import logging
 
+from ..data.arrays import CACHE, load_arrays, save_arrays
 from ..data.files import file_hash, only_writer, write_error, write_json, writing
 from ..data.wordpiece import check_vocab_size, train_wordpiece
 from . import docstrings
-from .cache import CACHE, load_arrays, save_arrays
 
 logger = logging.get_logger(__name__)
 

@@ -16,10 +16,10 @@ from sentence_transformers.util import semantic_search
 from tqdm.auto import tqdm
 from transformers.utils import logging
 
+from ..data.arrays import CACHE, load_arrays, save_arrays
 from ..data.texts import check_texts
 from ..embeddings.memory import batch_bytes, check_memory
 from ..embeddings.models import fingerprint
-from .cache import CACHE, load_arrays, save_arrays
 from .documentation import Entry, collect_documentation, first_sentence
 
 logger = logging.get_logger(__name__)
