@@ -1,7 +1,7 @@
 """Docstrings and signatures: introspection of the standard library, parsing of other packages.
 
 `documentation.py` runs this file as a script in a clean Python process (`-I -S`), so it imports the standard library only. It
-reads a job as JSON from standard input and writes rows (package, name, signature, text) as JSON to standard output.
+reads a job as JSON from standard input and writes rows (`Row`) as JSON to standard output.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ LEFT_OUT = {
 }
 LEFT_OUT_BELOW = {"test", "tests", "testing", "idle_test"}  # at any depth
 
-Row = tuple[str, str, str, str]  # top-level package, name, signature, text
+# top-level package, name, signature, text, module to import ("" for topics), name in the module as __qualname__ ("" for a module)
+Row = tuple[str, str, str, str, str, str]
 
 
 def standard_library() -> list[Row]:
@@ -85,7 +86,9 @@ def standard_library() -> list[Row]:
             rows += _described(thing, qualified, public_classes)
         for rank, (name, signature, text) in rows:
             if text and (text not in best or (*rank, name) < best[text][0]):
-                best[text] = ((*rank, name), (module_name.split(".")[0], name, signature, text))
+                qualname = "" if name == module_name else name.removeprefix(f"{module_name}.")
+                row = (module_name.split(".")[0], name, signature, text, module_name, qualname)
+                best[text] = ((*rank, name), row)
     return sorted((row for _, row in best.values()), key=lambda row: row[1])
 
 
@@ -94,13 +97,18 @@ def language_topics() -> list[Row]:
     from pydoc_data.topics import topics
 
     return [
-        ("python", topic, "", textwrap.dedent(re.sub(r"\n{3,}", "\n\n", text)).strip())
+        ("python", topic, "", textwrap.dedent(re.sub(r"\n{3,}", "\n\n", text)).strip(), "", "")
         for topic, text in sorted(topics.items())
     ]
 
 
-def parsed(root: str, file: str) -> list[Row] | None:
-    """Return the documented objects of one source or stub file, or None if this Python version cannot parse it."""
+def parsed(root: str, file: str) -> dict | None:
+    """Return the documented objects of one source or stub file, or None if this Python version cannot parse it.
+
+    Returns:
+        `rows`, and what `reexports.py` needs to find public names: `module`, `is_package`, `is_stub`, and the result of
+        `_bindings`.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escape sequences in the parsed strings
@@ -108,9 +116,16 @@ def parsed(root: str, file: str) -> list[Row] | None:
     except (SyntaxError, ValueError, RecursionError, OSError):
         return None
     parts = Path(file).relative_to(root).with_suffix("").parts
-    parts = parts[:-1] if parts[-1] == "__init__" else parts
-    name = ".".join(parts).replace("-stubs", "", 1)
-    return [(name.split(".")[0], *row) for row in _docstrings(tree, name)] if parts else []
+    is_package = parts[-1] == "__init__"
+    module = ".".join(parts[:-1] if is_package else parts).replace("-stubs", "", 1)
+    if not module:
+        return {"rows": []}
+    rows = [
+        (module.split(".")[0], name, signature, text, module, qualname)
+        for name, signature, text, qualname in _docstrings(tree, module)
+    ]
+    bindings = _bindings(tree, module if is_package else module.rpartition(".")[0], file.endswith(".pyi"))
+    return {"rows": rows, "module": module, "is_package": is_package, "is_stub": file.endswith(".pyi"), **bindings}
 
 
 def _module_names() -> Iterator[str]:
@@ -230,14 +245,74 @@ def _arguments_in(file: str) -> dict[int, ast.arguments]:
     return {min(each.lineno for each in (*node.decorator_list, node)): node.args for node in functions}
 
 
-def _docstrings(node: ast.AST, name: str) -> Iterator[tuple[str, str, str]]:
+def _docstrings(node: ast.AST, name: str, qualname: str = "") -> Iterator[tuple[str, str, str, str]]:
+    """Yield name, signature, text and `__qualname__` of each documented object at and below the node."""
+    is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     text = ast.get_docstring(node)
     if text and len(text) >= MIN_CHARACTERS:
-        signature = f"({ast.unparse(node.args)})" if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else ""
-        yield name, signature, text.encode("utf-8", "replace").decode()
+        signature = f"({ast.unparse(node.args)})" if is_function else ""
+        yield name, signature, text.encode("utf-8", "replace").decode(), qualname
+    outer = f"{qualname}.<locals>." if is_function else f"{qualname}." if qualname else ""
     for child in node.body:
         if isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield from _docstrings(child, f"{name}.{child.name}")
+            yield from _docstrings(child, f"{name}.{child.name}", f"{outer}{child.name}")
+
+
+def _bindings(tree: ast.Module, package: str, is_stub: bool) -> dict:
+    """Return the names that a module binds, as its source says.
+
+    Args:
+        tree: Source of the module.
+        package: Package that relative imports start from.
+        is_stub: Whether the file is a stub. There, and below `if TYPE_CHECKING`, an import is for annotations only, unless it is
+            `from a import *` or `from a import b as b` (PEP 484).
+
+    Returns:
+        `defined`: functions and classes. `classes`: for each class, the names of its bases and of its methods. `imported`: for
+        each name, the module and the name there. `stars`: modules of `from module import *`. `hinted_stars`: those below
+        `if TYPE_CHECKING`. `declared`: the names of `__all__`, or None if there is none or code computes it. `is_computed`:
+        whether code computes it.
+    """
+    defined, classes, imported, stars, hinted_stars, declared, is_computed = [], {}, {}, [], [], None, False
+    for node, is_typing in _statements(tree.body, is_stub):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            defined.append(node.name)
+            if isinstance(node, ast.ClassDef):
+                bases = [ast.unparse(base) for base in node.bases if isinstance(base, (ast.Name, ast.Attribute))]
+                classes[node.name] = (bases, [each.name for each in node.body if hasattr(each, "name")])
+        elif isinstance(node, ast.ImportFrom):
+            base = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            source = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                if alias.name == "*":
+                    (hinted_stars if is_typing and not is_stub else stars).append(source)
+                elif not is_typing or alias.asname == alias.name:
+                    imported[alias.asname or alias.name] = (source, alias.name)
+        elif isinstance(node, ast.Delete):
+            for name in map(ast.unparse, node.targets):
+                imported.pop(name, None)
+        elif any(isinstance(each, ast.Name) and each.id == "__all__" for each in ast.walk(node)):
+            try:
+                declared = [*(declared or ()), *map(str, ast.literal_eval(node.value))]
+            except (AttributeError, TypeError, ValueError):
+                is_computed = True
+    found = {"defined": defined, "classes": classes, "imported": imported, "stars": stars, "hinted_stars": hinted_stars}
+    return {**found, "declared": None if is_computed else declared, "is_computed": is_computed}
+
+
+def _statements(body: list[ast.stmt], is_typing: bool) -> Iterator[tuple[ast.stmt, bool]]:
+    """Yield the statements outside functions and classes, also those below `if`, and whether only type checkers read them."""
+    for node in body:
+        if isinstance(node, (ast.If, ast.Try, ast.ExceptHandler, ast.With, ast.For)):
+            is_checked = isinstance(node, ast.If) and ast.unparse(node.test) in (
+                "TYPE_CHECKING",
+                "typing.TYPE_CHECKING",
+            )
+            yield from _statements(node.body, is_typing or is_checked)
+            for other in ("handlers", "orelse", "finalbody"):
+                yield from _statements(getattr(node, other, []), is_typing)
+        else:
+            yield node, is_typing
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from transformers.utils import logging
 from ..data.arrays import CACHE, load_arrays, save_arrays
 from ..data.files import file_hash, only_writer, write_error, write_json, writing
 from ..data.wordpiece import check_vocab_size, train_wordpiece
-from . import docstrings
+from . import docstrings, reexports
 
 logger = logging.get_logger(__name__)
 
@@ -52,12 +52,24 @@ class Entry:
         name: Public name, without "builtins", or the topic.
         signature: Parameters from `inspect` or the source; often "" for objects that are not functions.
         text: Dedented docstring.
+        module: Module to import, the most public one: "numpy" for `numpy._core.fromnumeric.sort`; "builtins" for builtins, "" for
+            language topics.
+        qualname: Name inside the module, as Python's `__qualname__`: "sort"; "" for a module or a topic.
     """
 
     package: str
     name: str
     signature: str
     text: str
+    module: str = ""
+    qualname: str = ""
+
+    @property
+    def public_name(self) -> str:
+        """Module and name inside the module: `numpy.sort`; without "builtins"."""
+        if not self.module:
+            return self.name
+        return ".".join(part for part in (self.module, self.qualname) if part).removeprefix("builtins.")
 
     @property
     def full_text(self) -> str:
@@ -66,7 +78,10 @@ class Entry:
 
 
 def collect_documentation(
-    show_progress: bool = True, packages: Collection[str] | None = None, cache_dir: str | Path | None = CACHE
+    show_progress: bool = True,
+    packages: Collection[str] | None = None,
+    cache_dir: str | Path | None = CACHE,
+    public_only: bool = False,
 ) -> list[Entry]:
     """Read the documentation of the running Python, without duplicates, in a fixed order.
 
@@ -78,6 +93,8 @@ def collect_documentation(
         packages: Packages and modules, each with its submodules: "json", "os.path", "torch.nn"; "python" is the standard library
             with the language topics. Default: everything that is installed.
         cache_dir: Folder of the cache; None disables the cache.
+        public_only: Leave out entries whose public name has a part that begins with an underscore, and functions inside
+            functions. A package that is named with its private part, such as "torch._inductor", keeps its entries.
 
     Raises:
         ValueError: A package is not installed or has no documentation, or its name is empty.
@@ -90,9 +107,11 @@ def collect_documentation(
     library = _standard_library(cache_dir) if wanted is None or wanted - set(installed) else []
     chosen = {name: _python_files(paths) for name, paths in installed.items() if wanted is None or name in wanted}
     entries = library + _read_packages(chosen, show_progress, cache_dir)
+    if packages is None and public_only:
+        entries = [entry for entry in entries if _is_public(entry)]
     if packages is not None:
         found = {
-            name: library if name == "python" else [entry for entry in entries if _is_within(entry, name)]
+            name: library if name == "python" else [entry for entry in entries if _is_within(entry, name, public_only)]
             for name in packages
         }
         if missing := sorted(name for name, each in found.items() if not each):
@@ -268,9 +287,17 @@ def _files_written_before(folder: Path) -> list[Path]:
     return files
 
 
-def _is_within(entry: Entry, name: str) -> bool:
-    top = name.split(".")[0]
-    return entry.package == top and (name == top or entry.name == name or entry.name.startswith(f"{name}."))
+def _is_within(entry: Entry, name: str, public_only: bool) -> bool:
+    is_inside = entry.package == name.split(".")[0] and (
+        name == entry.package or f"{entry.name}.".startswith(f"{name}.")
+    )
+    return is_inside and (not public_only or _is_public(entry, name))
+
+
+def _is_public(entry: Entry, package: str = "") -> bool:
+    """Whether the public name has no private part after the name of the package; topics are public."""
+    below = entry.public_name.removeprefix(package).strip(".")
+    return not (entry.module and below) or reexports.is_public(below)
 
 
 def _standard_library(cache_dir: str | Path | None) -> list[Entry]:
@@ -308,12 +335,12 @@ def _read_packages(
             bar.update(len(job))
             num_unreadable += sum(each is None for each in result)
             for (name, _, _), each in zip(job, result):
-                found[name] += each or ()
+                found[name] += [each] if each else ()
     if num_unreadable:
         logger.info(f"{num_unreadable} of {len(files)} Python files could not be parsed and were skipped")
     for name, key in missing.items():
-        rows[name] = found[name]
-        _keep(cache_dir, name, key, found[name])
+        rows[name] = reexports.public_rows(found[name])
+        _keep(cache_dir, name, key, rows[name])
     return [Entry(*row) for name in packages for row in rows[name]]
 
 
@@ -344,8 +371,8 @@ def _keep(cache_dir: str | Path | None, name: str, key: Sequence[str], rows: lis
 
 
 def _cache_file(cache_dir: str | Path, name: str, key: Sequence[str]) -> Path:
-    reader = Path(docstrings.__file__).read_text("utf-8")
-    digest = hashlib.sha256("\0".join([reader, *key]).encode()).hexdigest()[:32]
+    readers = [Path(each.__file__).read_text("utf-8") for each in (docstrings, reexports)]
+    digest = hashlib.sha256("\0".join([*readers, *key]).encode()).hexdigest()[:32]
     return Path(cache_dir, f"documentation-{name}-{digest}.safetensors")
 
 
