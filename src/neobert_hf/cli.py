@@ -6,8 +6,10 @@ completion do not wait for them.
 
 import json
 import re
+import shutil
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -144,8 +146,8 @@ BatchSize = Annotated[
 
     \b
     neobert search "read a file line by line"
-    neobert search "sort an array along an axis" --package torch,numpy --top_k 5
-    neobert search --package all     (type one question after another; an empty line ends)
+    neobert search "sqlite3 connect timeout" --hybrid --top_k 5     (for questions that name what you search)
+    neobert search --package torch,numpy     (type one question after another; an empty line ends)
     """,
 )
 def search(
@@ -164,28 +166,43 @@ def search(
         int, typer.Option("--top_k", min=1, max=MOST_TOGETHER, help="Number of results for each question.")
     ] = 3,
     num_candidates: Annotated[
-        int | None,
+        int,
         typer.Option(
             "--num_candidates",
             min=0,
             max=MOST_TOGETHER,
-            show_default="200 with the model of this package, 0 with others",
             help="Number of nearest entries to rerank by comparing their tokens with those of the question; 0 disables "
             "reranking. Reranking keeps the vectors of all tokens in the cache.",
         ),
-    ] = None,
+    ] = 0,
+    hybrid: Annotated[
+        bool,
+        typer.Option(
+            "--hybrid", help="Fuse the ranking by meaning with one by words (BM25); needs the extra `hybrid`."
+        ),
+    ] = False,
     batch_size: BatchSize = 64,
 ) -> None:
-    """Search the documentation of this Python by meaning."""
+    """Search the documentation of this Python by meaning.
+
+    An answer has name and parameters, the first sentence, the import, and a score. "0.78 cosine" is the similarity of question
+    and entry: higher is better, and 1 is the most. With --num_candidates, "0.78 token cosine" is the similarity of each token of
+    the question with the most similar token of the entry, on average. With --hybrid, "rank 1 by meaning, 4 by words" are the
+    places of the entry among all entries; the sum of 1 / (60 + rank) sorts the answers.
+
+    The first search in a package embeds its entries; later ones read them from the cache. Private names are left out, unless
+    --package names them.
+    """
     from .demo.search import DocumentationIndex
 
     packages = None if package == "all" else package.split(",")
-    if num_candidates is None:
-        num_candidates = 200 if model == MINI_MODEL_PATH else 0
-    index = DocumentationIndex(embedding_model(model), packages, num_candidates, batch_size)
+    index = DocumentationIndex(embedding_model(model), packages, num_candidates, batch_size, hybrid=hybrid)
     print(f"{len(index.entries):,} entries")
     for question in questions or iter(_ask, ""):
-        print(question if questions else "", *index.search(question, top_k), sep="\n  ", flush=True)
+        print(question if questions else "")
+        width = shutil.get_terminal_size().columns - len("  ")
+        for hit in index.search(question, top_k):
+            print(textwrap.indent(hit.describe(width), "  "), flush=True)
 
 
 def _ask() -> str:

@@ -230,7 +230,7 @@ def _is_correctable(error: Exception) -> bool:
 def one_line(error: object) -> str:
     """The message of an error without line breaks, and how to install a module that is missing."""
     text = " ".join(str(error).split())
-    if isinstance(error, ModuleNotFoundError):
+    if isinstance(error, ModuleNotFoundError) and "pip install" not in text:
         text += "; install it: pip install -e '.[train,mteb]'"
     return text or type(error).__name__
 

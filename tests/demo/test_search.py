@@ -2,6 +2,10 @@
 
 import errno
 import multiprocessing
+import os
+import random
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,8 +20,10 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import BoW
 
 from neobert_hf import NeoBERTForMaskedLM, sentence_transformer
-from neobert_hf.demo import cache, search
-from neobert_hf.demo.documentation import first_sentence
+from neobert_hf.data import arrays as cache
+from neobert_hf.demo import search
+from neobert_hf.demo.documentation import Entry, collect_documentation, first_sentence
+from neobert_hf.demo.ranking import WordIndex
 from neobert_hf.demo.search import DocumentationIndex
 from neobert_hf.embeddings import memory
 
@@ -43,7 +49,7 @@ def test_the_nearest_entries_come_first(folder, tmp_path):
     )
     hits = found.search(question, top_k=4)
     assert [hit.entry for hit in hits] == [found.entries[i] for i in expected[:4]]
-    assert str(hits[0]).startswith(f"{hits[0].score:.2f}  {hits[0].entry.name}")
+    assert f"({hits[0].score:.2f} cosine)" in str(hits[0]) and str(hits[0]).startswith(hits[0].entry.public_name)
 
 
 def test_candidates_are_reranked_by_the_mean_maximum_cosine_of_the_query_tokens(folder, tmp_path, monkeypatch):
@@ -216,3 +222,93 @@ def test_the_functions_also_refuse_numbers_out_of_bounds(folder, tmp_path):
 )
 def test_the_first_sentence_ends_at_its_full_stop_or_with_the_paragraph(text, sentence, rest):
     assert first_sentence(text) == (sentence, rest)
+
+
+@pytest.mark.parametrize("num_candidates", [0, 4])
+def test_the_hybrid_search_fuses_its_ranking_with_one_by_words(folder, tmp_path, monkeypatch, num_candidates):
+    """The sums come from the ranks of two searches of the same entries: by embeddings, and by words alone."""
+    kept, question = tmp_path / "cache", "close the bar and update the time"
+    plain = index(folder, kept, num_candidates=num_candidates)
+    by_meaning = [hit.entry for hit in plain.search(question, top_k=4)]
+    cosine = [hit.entry for hit in index(folder, kept).search(question, top_k=len(plain.entries))]
+    by_meaning += [entry for entry in cosine if entry not in by_meaning]
+    scores = WordIndex([entry.full_text for entry in plain.entries]).scores(question)
+    by_words = [plain.entries[i] for i in np.argsort(-scores, kind="stable") if scores[i] > 0]
+    sums = {entry: 1 / (61 + by_meaning.index(entry)) for entry in plain.entries}
+    sums |= {entry: sums[entry] + 1 / (61 + rank) for rank, entry in enumerate(by_words)}
+    monkeypatch.setattr(
+        SentenceTransformer, "encode_document", None
+    )  # the vectors of the search without words serve both
+    hits = index(folder, kept, num_candidates=num_candidates, hybrid=True).search(question, top_k=4)
+    best = sorted(sums.values(), reverse=True)[:4]
+    np.testing.assert_allclose([hit.score for hit in hits], best)
+    np.testing.assert_allclose([sums[hit.entry] for hit in hits], best)
+    assert hits[0].meaning == (
+        f"rank {by_meaning.index(hits[0].entry) + 1} by meaning, {by_words.index(hits[0].entry) + 1} by words"
+    )
+
+
+def test_the_hybrid_search_needs_no_common_word_and_refuses_what_is_no_text(folder, tmp_path):
+    found = index(folder, tmp_path / "cache", hybrid=True)
+    hits = found.search("zzyzx the", top_k=3)
+    assert [hit.entry for hit in hits] == [
+        hit.entry for hit in index(folder, tmp_path / "cache").search("zzyzx the", 3)
+    ]
+    assert hits[2].meaning == "rank 3 by meaning, no word in common"
+    assert len(found.search("", top_k=2)) == 2
+    for question in (None, "lone \ud800"):
+        with pytest.raises(ValueError, match="text"):
+            found.search(question)
+
+
+def test_the_progress_bar_counts_entries_with_and_without_reranking(folder, tmp_path, capsys):
+    for number in (0, 3):
+        options = dict(num_candidates=number, cache_dir=tmp_path / "cache")
+        made = DocumentationIndex(sentence_transformer(folder), ["tqdm"], **options)
+        shown = capsys.readouterr().err
+        assert f"embedding: 100%|██████████| {len(made.entries)}/{len(made.entries)} [" in shown
+        assert " entries/s]" in shown and "Batches" not in shown
+
+
+def test_private_names_are_not_searched(folder, tmp_path):
+    names = [entry.public_name for entry in index(folder, tmp_path / "cache").entries]
+    assert "tqdm.tqdm" in names and not [name for name in names if "._" in name]
+
+
+STATEMENTS = """
+import inspect
+failed = []
+for line, qualname in {cases!r}:
+    scope = {{}}
+    try:
+        exec(line, scope)
+        first, *rest = qualname.split(".")
+        found = scope[first] if first else None
+        for name in rest:  # enum.property has no value on the class
+            found = inspect.getattr_static(found, name)
+    except BaseException as error:
+        failed.append((line, qualname, repr(error)))
+print(failed)
+"""
+
+
+def test_the_import_lines_of_the_standard_library_run_and_give_the_object():
+    entries = collect_documentation(False, ["python"])
+    lines = [(search.import_line(entry), entry) for entry in entries]
+    assert [entry.name for line, entry in lines if line == "language topic"][:1] == ["assert"]
+    assert {"len", "str.join", "ValueError"} <= {entry.name for line, entry in lines if line == "built in"}
+    known = {entry.name: line for line, entry in lines}
+    assert known["os.path.join"] == "from os.path import join" and known["os.path"] == "import os.path"
+    assert known["datetime.datetime.now"] == "from datetime import datetime"
+    cases = [(line, entry.qualname) for line, entry in lines if line.startswith(("import ", "from "))]
+    assert len(cases) > 5000
+    script = STATEMENTS.format(cases=random.Random(0).sample(cases, 200))
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=os.path.dirname(sys.executable), timeout=170)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["builtins", "a.b"])
+def test_the_import_line_of_a_method_gives_its_class(name):
+    entry = Entry("a", "x", "", "Text.", name, "Outer.Inner.method")
+    assert search.import_line(entry) == ("built in" if name == "builtins" else "from a.b import Outer")

@@ -1,18 +1,17 @@
-"""Semantic search in the documentation of this Python: retrieval by embedding, optional reranking by token vectors."""
+"""Semantic search in the documentation of this Python: by embeddings, and optionally by token vectors and by words."""
 
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
-from sentence_transformers.util import semantic_search
 from tqdm.auto import tqdm
 from transformers.utils import logging
 
@@ -21,23 +20,53 @@ from ..data.texts import check_texts
 from ..embeddings.memory import batch_bytes, check_memory
 from ..embeddings.models import fingerprint
 from .documentation import Entry, collect_documentation, first_sentence
+from .ranking import WordIndex, ranking, reciprocal_rank_fusion
 
 logger = logging.get_logger(__name__)
 
 KEPT_TOKEN_BYTES = 1 << 30  # above this size token vectors are computed for the candidates of each query
-BATCHES_AT_ONCE = 16  # number of batches whose token vectors are in memory before rounding
+BATCHES_AT_ONCE = 4  # number of batches that are embedded before the progress bar moves and token vectors are rounded
 
 
 @dataclass(frozen=True)
 class Hit:
-    """A retrieved entry and its score: the cosine of the texts, or after reranking the mean maximum cosine of query tokens."""
+    """A retrieved entry and its score.
+
+    Attributes:
+        score: Cosine of the vectors of question and entry. After reranking: mean over the tokens of the question of the largest
+            cosine with a token of the entry. After fusion: sum of reciprocal ranks.
+        entry: The entry.
+        meaning: What `score` is, for people: "0.78 cosine", "0.78 token cosine" or "rank 1 by meaning, 4 by words".
+    """
 
     score: float
     entry: Entry
+    meaning: str
+
+    def describe(self, width: int) -> str:
+        """Name and parameters on one line of at most `width` characters, the first sentence, how to import it, and the score."""
+        title = " ".join(f"{self.entry.public_name}{self.entry.signature}".split())
+        if len(title) > width:
+            title = f"{title[: max(width, 4) - 4]} ..."
+        sentence = first_sentence(self.entry.text)[0]
+        return f"{title}\n    {sentence}\n    {import_line(self.entry)}    ({self.meaning})"
 
     def __str__(self) -> str:
-        sentence = first_sentence(self.entry.text)[0]
-        return f"{self.score:.2f}  {self.entry.name}{self.entry.signature}\n      {sentence}"
+        return self.describe(shutil.get_terminal_size().columns)
+
+
+def import_line(entry: Entry) -> str:
+    """The import that gives the object: of a module itself, of a function, or of the class that holds a method.
+
+    Returns:
+        The line of Python, "built in" for builtins, or "language topic".
+    """
+    if not entry.module:
+        return "language topic"
+    if entry.module == "builtins":
+        return "built in"
+    name = entry.qualname.split(".")[0]
+    return f"from {entry.module} import {name}" if name else f"import {entry.module}"
 
 
 @dataclass(frozen=True)
@@ -78,16 +107,19 @@ class DocumentationIndex:
 
     Args:
         model: Embedding model.
-        packages: Packages as for `documentation.collect_documentation`.
+        packages: Packages as for `documentation.collect_documentation`; entries without a public name are left out.
         num_candidates: Number of nearest entries to rerank with token vectors (`TokenVectors.scores`); 0 disables reranking.
             Token vectors are kept in memory and in the cache, up to `KEPT_TOKEN_BYTES`.
         batch_size: Number of texts per forward, at least 1.
+        hybrid: Fuse this ranking with one by words (BM25) by `ranking.reciprocal_rank_fusion`. The index of words is made anew at
+            each start, in about a second for 10,000 entries.
         show_progress: Show progress bars.
         cache_dir: Folder of the cached entries and vectors; the key of vectors is a hash of the model and of the texts.
 
     Raises:
         ValueError: A package is not installed, reranking is requested of a model without token vectors, a number is out of
             bounds, or there is not enough memory.
+        ModuleNotFoundError: `hybrid` needs the package bm25s, of the extra `hybrid`.
     """
 
     def __init__(
@@ -98,6 +130,7 @@ class DocumentationIndex:
         batch_size: int = 64,
         show_progress: bool = True,
         cache_dir: str | Path = CACHE,
+        hybrid: bool = False,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size} is too small; choose at least 1")
@@ -108,7 +141,9 @@ class DocumentationIndex:
                 f"num_candidates={num_candidates}: {type(model[0]).__name__} has no token vectors to rerank with; choose 0"
             )
         self.model, self.num_candidates, self.batch_size = model, num_candidates, batch_size
-        self.entries = collect_documentation(show_progress, packages, cache_dir)
+        if hybrid:
+            WordIndex([])  # a missing package is an error before the work
+        self.entries = collect_documentation(show_progress, packages, cache_dir, public_only=True)
         texts = [entry.full_text for entry in self.entries]
         width, longest = model.get_embedding_dimension(), model.max_seq_length or 512
         # assumes at least three characters a token; the mean on the standard library is 4.7
@@ -137,6 +172,7 @@ class DocumentationIndex:
             save_arrays(file, arrays)
         self.vectors = arrays["vectors"]
         self.tokens = TokenVectors(arrays["values"], arrays["scales"], arrays["starts"]) if keeps_tokens else None
+        self.words = WordIndex(texts) if hybrid else None
 
     def search(self, question: str, top_k: int = 5) -> list[Hit]:
         """Return the entries that match the question best, best first.
@@ -147,39 +183,57 @@ class DocumentationIndex:
         if top_k < 1:
             raise ValueError(f"top_k={top_k} is too small; choose at least 1")
         check_texts([question])
-        if not self.num_candidates:
-            vector = self.model.encode_query([question], normalize_embeddings=True)
-            tokens = None
+        if self.num_candidates:
+            ((vector, tokens),) = _with_tokens(self.model.encode_query, [question], 1)
         else:
-            ((_, vector, tokens),) = _embed(self.model.encode_query, [question], 1)
-            vector = vector[None]
-        (nearest,) = semantic_search(torch.as_tensor(vector), self.vectors, top_k=max(top_k, self.num_candidates))
-        hits = [Hit(hit["score"], self.entries[hit["corpus_id"]]) for hit in nearest]
-        if tokens is not None:
-            numbers = [hit["corpus_id"] for hit in nearest]
-            candidates = self.tokens.take(numbers) if self.tokens else self._embed_tokens(numbers)
-            compared = [Hit(float(score), hit.entry) for score, hit in zip(candidates.scores(tokens), hits)]
-            hits = sorted(compared, key=lambda hit: hit.score, reverse=True)
-        return hits[:top_k]
+            (vector,) = self.model.encode_query([question], normalize_embeddings=True)
+        scores = self.vectors @ np.asarray(vector, np.float32)  # every entry is compared
+        order, kind = ranking(scores), "cosine"
+        if self.num_candidates:
+            nearest, rest = np.split(order, [max(top_k, self.num_candidates)])
+            candidates = self.tokens.take(nearest) if self.tokens else self._embed_tokens(nearest)
+            scores[nearest] = candidates.scores(tokens)
+            order, kind = np.concatenate([nearest[ranking(scores[nearest])], rest]), "token cosine"
+        if self.words is not None:
+            return self._fused(order, ranking(self.words.scores(question), above=0), top_k)
+        return [Hit(float(scores[i]), self.entries[i], f"{scores[i]:.2f} {kind}") for i in order[:top_k]]
+
+    def _fused(self, by_meaning: np.ndarray, by_words: np.ndarray, top_k: int) -> list[Hit]:
+        ranks = [{int(i): rank for rank, i in enumerate(each, 1)} for each in (by_meaning, by_words)]
+        hits = []
+        for i, score in reciprocal_rank_fusion((by_meaning, by_words))[:top_k]:
+            words = f"{ranks[1][i]} by words" if i in ranks[1] else "no word in common"
+            hits.append(Hit(score, self.entries[i], f"rank {ranks[0][i]} by meaning, {words}"))
+        return hits
 
     def _embed_entries(self, texts: list[str], keeps_tokens: bool, show_progress: bool) -> dict[str, np.ndarray]:
-        if not keeps_tokens:
-            options = dict(normalize_embeddings=True, batch_size=self.batch_size, show_progress_bar=show_progress)
-            return {"vectors": np.asarray(self.model.encode_document(texts, **options), np.float32)}
+        """Embed long texts first, so that a lack of memory shows at the start; at most `BATCHES_AT_ONCE` batches at once."""
+        encode, size = self.model.encode_document, self.batch_size * BATCHES_AT_ONCE
         vectors, tokens = [None] * len(texts), [None] * len(texts)
-        embedded = _embed(self.model.encode_document, texts, self.batch_size)
-        for i, vector, states in tqdm(
-            embedded, total=len(texts), desc="embedding", unit=" entries", disable=not show_progress
-        ):
-            vectors[i], tokens[i] = vector, _round(states)
-        values, scales = (np.concatenate(parts) for parts in zip(*tokens))
-        starts = np.cumsum([0, *(len(each[1]) for each in tokens)])
-        return {"vectors": np.stack(vectors), "values": values, "scales": scales, "starts": starts}
+        order = np.argsort([-len(text) for text in texts], kind="stable")
+        with tqdm(total=len(texts), desc="embedding", unit=" entries", disable=not show_progress) as bar:
+            for start in range(0, len(texts), size):
+                numbers = order[start : start + size]
+                part = [texts[i] for i in numbers]
+                if keeps_tokens:
+                    for i, (vector, states) in zip(numbers, _with_tokens(encode, part, self.batch_size)):
+                        vectors[i], tokens[i] = vector, _round(states)
+                else:
+                    options = dict(normalize_embeddings=True, batch_size=self.batch_size, show_progress_bar=False)
+                    for i, vector in zip(numbers, encode(part, **options)):
+                        vectors[i] = np.asarray(vector, np.float32)
+                bar.update(len(numbers))
+        arrays = {"vectors": np.stack(vectors)}
+        if keeps_tokens:
+            arrays["values"], arrays["scales"] = (np.concatenate(parts) for parts in zip(*tokens))
+            arrays["starts"] = np.cumsum([0, *(len(each[1]) for each in tokens)])
+        return arrays
 
     def _embed_tokens(self, numbers: Sequence[int]) -> TokenVectors:
         texts = [self.entries[i].full_text for i in numbers]
-        found = sorted(_embed(self.model.encode_document, texts, self.batch_size), key=lambda each: each[0])
-        return TokenVectors.join([states for _, _, states in found])
+        return TokenVectors.join(
+            [states for _, states in _with_tokens(self.model.encode_document, texts, self.batch_size)]
+        )
 
 
 def _round(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -188,18 +242,8 @@ def _round(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.rint(vectors / np.maximum(scales, 1e-30)[:, None]).astype(np.int8), scales
 
 
-def _embed(encode: Callable, texts: Sequence[str], batch_size: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Yield for each text its number, its vector (width,) and its token vectors (tokens, width), all of unit length.
-
-    Long texts come first, so that a lack of memory shows at the start; at most `BATCHES_AT_ONCE` batches are in memory.
-    """
-    order = np.argsort([-len(text) for text in texts], kind="stable")
-    for start in range(0, len(texts), batch_size * BATCHES_AT_ONCE):
-        numbers = order[start : start + batch_size * BATCHES_AT_ONCE]
-        found = encode([texts[i] for i in numbers], batch_size=batch_size, output_value=None, show_progress_bar=False)
-        for i, each in zip(numbers, found):
-            states = each["token_embeddings"][each["attention_mask"].bool()]
-            states, vector = (
-                F.normalize(x.float(), dim=-1).cpu().numpy() for x in (states, each["sentence_embedding"])
-            )
-            yield int(i), vector, states
+def _with_tokens(encode: Callable, texts: Sequence[str], batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield for each text its vector (width,) and its token vectors (tokens, width), all of unit length."""
+    for each in encode(texts, batch_size=batch_size, output_value=None, show_progress_bar=False):
+        states = each["token_embeddings"][each["attention_mask"].bool()]
+        yield tuple(F.normalize(x.float(), dim=-1).cpu().numpy() for x in (each["sentence_embedding"], states))
