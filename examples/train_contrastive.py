@@ -15,7 +15,6 @@ A short run on pairs from the documentation inside this Python:
 After an interruption, the same command with `--resume_from_checkpoint last` resumes exactly.
 """
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from sentence_transformers import SentenceTransformer
 
 from neobert_hf import sentence_transformer, tune_allocator
 from neobert_hf.commands import CommandParser, run_command
-from neobert_hf.data.files import file_hash, saving, write_json
 from neobert_hf.embeddings.contrastive import (
     ContrastiveArguments,
     ContrastiveTrainer,
@@ -35,16 +33,11 @@ from neobert_hf.embeddings.contrastive import (
     open_training_sets,
     set_sampling,
 )
+from neobert_hf.embeddings.training import train_and_summarize
 from neobert_hf.embeddings.training_sets import read_pairs
 from neobert_hf.evaluation.retrieval import pairs_evaluator
-from neobert_hf.pretraining.manifests import STILL_GOOD
-from neobert_hf.pretraining.runs import begin_or_resume, lock_run
+from neobert_hf.pretraining.runs import lock_run
 
-# Arguments that determine the loss curve; a resumed run must have the same values.
-CURVE = (
-    *("max_steps", "learning_rate", "lr_scheduler_type", "warmup_steps", "optim", "weight_decay", "max_grad_norm"),
-    *("batch_sampler", "bf16", "fp16", "seed"),
-)
 FULL_PRECISION = {"dtype": torch.float32}  # of the weights; --bf16 sets the dtype of the computation
 
 
@@ -52,7 +45,7 @@ def train(arguments: ContrastiveArguments, training: ContrastiveTrainingArgument
     """Train, save, evaluate, and write a summary."""
     if training.device.type == "cpu":
         tune_allocator()
-    set_sampling(training, arguments)
+    set_sampling(training, arguments.sampling_exponent, arguments.gather_across_devices)
 
     if arguments.pooling:
         model = sentence_transformer(arguments.model_name_or_path, arguments.pooling, model_kwargs=FULL_PRECISION)
@@ -72,36 +65,19 @@ def train(arguments: ContrastiveArguments, training: ContrastiveTrainingArgument
     ):  # one instruction for all sets: the model keeps it
         (prompt,) = set(prompts.values())
         model.prompts = {"query": prompt, "document": prompt if sides == "both" else ""}
-    evaluators = [pairs_evaluator(read_pairs(file), Path(file).stem) for file in arguments.validation_files or ()]
-    files = [*(arguments.train_files or ()), *filter(None, [arguments.instructions])]
-    run = {
-        "arguments": {name: value for name, value in asdict(arguments).items() if name != "validation_files"},
-        "sha256": {file: file_hash(Path(file)) for file in files},
-        "num_rows": {name: len(rows) for name, rows in sets.items()},
-        "batch_size": training.train_batch_size * training.gradient_accumulation_steps * training.world_size,
-        **{name: value for name, value in training.to_dict().items() if name in CURVE},
-    }
-    exactly = not training.resume_inexactly
-    checkpoint = begin_or_resume(training.output_dir, run, training.resume_from_checkpoint, exactly)
-
+    values = {name: value for name, value in asdict(arguments).items() if name != "validation_files"}
     names = ("temperature", "mini_batch_size", "gather_across_devices")
-    loss = contrastive_loss(model, **{name: getattr(arguments, name) for name in names})
-    trainer = ContrastiveTrainer(model, training, train_dataset=sets, loss=loss, evaluator=evaluators or None)
-    trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
-    with saving(Path(training.output_dir), STILL_GOOD):
-        trainer.save_model()
-    if trainer.is_world_process_zero():
-        metrics = {name: value for evaluator in evaluators for name, value in evaluator(model).items()}
-        summary = {
-            "steps": trainer.state.global_step,
-            **{name: run[name] for name in ("batch_size", "learning_rate")},
-            "num_rows": sum(run["num_rows"].values()),
-            **{name: getattr(arguments, name) for name in ("temperature", "sampling_exponent")},
-            "max_seq_length": model.max_seq_length,
-            **metrics,
-        }
-        write_json(Path(training.output_dir, "training_summary.json"), summary, STILL_GOOD)
-        print(json.dumps(summary))
+    loss = contrastive_loss(model, **{name: values[name] for name in names})
+    evaluators = [pairs_evaluator(read_pairs(file), Path(file).stem) for file in arguments.validation_files or ()]
+    train_and_summarize(
+        lambda: ContrastiveTrainer(model, training, train_dataset=sets, loss=loss, evaluator=evaluators or None),
+        training,
+        values | {"max_seq_length": model.max_seq_length},
+        files=[*(arguments.train_files or ()), *filter(None, [arguments.instructions])],
+        num_rows={name: len(rows) for name, rows in sets.items()},
+        evaluators=evaluators,
+        shown=("temperature", "sampling_exponent", "max_seq_length"),
+    )
 
 
 def train_alone(arguments: ContrastiveArguments, training: ContrastiveTrainingArguments):

@@ -296,12 +296,12 @@ def contrastive_loss(
     return MultipleNegativesRankingLoss(model, **options)
 
 
-def set_sampling(training: ContrastiveTrainingArguments, arguments: ContrastiveArguments) -> None:
+def set_sampling(training: ContrastiveTrainingArguments, exponent: float, gather_across_devices: bool = False) -> None:
     """Set the trainer's batch sampler to `SizeExponentBatchSampler`, with exactly the number of batches of the run."""
     world = training.world_size
     training.multi_dataset_batch_sampler = partial(
         SizeExponentBatchSampler,
-        exponent=arguments.sampling_exponent,
+        exponent=exponent,
         num_batches=training.max_steps * training.gradient_accumulation_steps * world,
-        group=world if arguments.gather_across_devices else 1,
+        group=world if gather_across_devices else 1,
     )

