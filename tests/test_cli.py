@@ -194,10 +194,10 @@ def test_an_invalid_command_line_ends_with_status_2_and_one_line(monkeypatch, ca
 @pytest.mark.parametrize("is_repeated", [True, False])
 def test_a_list_option_accepts_several_values_or_repeated_flags(monkeypatch, name, is_repeated):
     taken = {}
-    monkeypatch.setattr("neobert_hf.demo.documentation.write_corpus", lambda *given: taken.update(given=given))
+    monkeypatch.setattr("neobert_hf.demo.corpus.write_corpus", lambda *given: taken.update(given=given))
     values = [name, "pandas", name, "networkx"] if is_repeated else [name, "pandas", "networkx"]
     run(monkeypatch, "documentation", *values, "--output-dir", "a", "--vocab_size", "6400")
-    assert taken["given"] == ("a", 1000, ["pandas", "networkx"], 6400, 0)
+    assert taken["given"] == ("a", 1000, ["pandas", "networkx"], 6400, 0, False)
 
 
 def test_a_closed_pipe_ends_the_command_without_a_message():
@@ -393,7 +393,8 @@ def test_the_help_of_a_command_names_every_argument_its_bounds_and_examples(monk
     text = capsys.readouterr().out
     told = " ".join(text.split())
     known = set(re.findall(r"^  (?:-\w, )?(--\w+)", text, re.MULTILINE)) - {"--help"}
-    assert known - {"--normalize", "--hybrid"} == {option for option in OPTIONS[command] if option.startswith("-")}
+    flags = {"--normalize", "--hybrid", "--more_packages"}  # options without a value
+    assert known - flags == {option for option in OPTIONS[command] if option.startswith("-")}
     for option in OPTIONS[command]:
         bounds = bounds_of(command, option)
         assert not bounds or "{}<=x<={}".format(*bounds) in told

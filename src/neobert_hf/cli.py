@@ -513,15 +513,23 @@ def documentation(
             "--vocab_size",
             min=wordpiece.LEAST_TOKENS,
             max=wordpiece.MOST_TOKENS,
-            help="Size of the WordPiece vocabulary, trained on train.jsonl.",
+            help="Size of the WordPiece vocabulary, trained on train.jsonl and train_english.jsonl.",
         ),
     ] = 8192,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the shuffle.")] = 0,
+    more_packages: Annotated[
+        bool,
+        typer.Option(
+            "--more_packages",
+            help="Download 30 well-known packages with pip, about 180 MB, and add their documentation and WordNet.",
+        ),
+    ] = False,
 ) -> None:
     """Write the documentation of this Python as a corpus."""
-    from .demo.documentation import write_corpus
+    from .demo.corpus import write_corpus
 
-    print(json.dumps(write_corpus(output_dir, num_held_out, held_out_packages or None, vocab_size, seed)))
+    held_out = held_out_packages or None
+    print(json.dumps(write_corpus(output_dir, num_held_out, held_out, vocab_size, seed, more_packages)))
 
 
 command = typer.main.get_command(app)

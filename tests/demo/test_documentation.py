@@ -1,11 +1,6 @@
-"""Collection of documentation: names, signatures, duplicates, isolation of the reader, cache, and the written corpus."""
+"""Collection of documentation: names, signatures, duplicates, isolation of the reader, and cache."""
 
-import contextlib
-import errno
-import functools
-import hashlib
 import inspect
-import itertools
 import json
 import os
 import subprocess
@@ -15,11 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from neobert_hf.data import files
 from neobert_hf.data.arrays import CACHE
-from neobert_hf.data.wordpiece import PreTrainedTokenizerFast
 from neobert_hf.demo import docstrings, documentation
-from neobert_hf.demo.documentation import collect_documentation, write_corpus
+from neobert_hf.demo.documentation import collect_documentation
 
 SOURCE = '''"""A module that says what it is for, at some length."""
 raise SystemExit("this must not run")
@@ -194,135 +187,11 @@ def test_the_error_for_a_failed_reader_shows_the_cause(library, monkeypatch):
         collect(library)
 
 
-def test_a_new_corpus_removes_the_files_of_an_earlier_one(library, tmp_path, monkeypatch):
-    """Otherwise held-out entries of the earlier corpus could be training entries of the new one."""
-    folder = tmp_path / "corpus"
-    monkeypatch.setattr(documentation, "collect_documentation", lambda: collect(library))
-    done = write_corpus(folder, num_held_out=1, held_out_packages=["shop"][:0], vocab_size=64)
-    assert done == {"held_out_packages": 0, "held_out": 1, "train": 3}
-    write_corpus(folder, num_held_out=0, vocab_size=64)
-    names = {file.stem for file in folder.glob("*.jsonl")}
-    assert names == {"train", "train_pairs"}
-    assert len({json.loads(line)["text"] for line in (folder / "train.jsonl").open()}) == 4
-
-
-def corpus_in(folder):
-    """Return names and contents of the files of a corpus, after a check against its marker."""
-    files = {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-    files = {name: content for name, content in files.items() if name != documentation.LOCK}
-    hashes = json.loads(files[documentation.MARKER])
-    found = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-    assert found.pop(documentation.MARKER) and found == hashes and not (folder / documentation.PARTIAL).exists()
-    return files
-
-
-def fail_after(number, function, error):
-    count = itertools.count(1)
-
-    def fail(*arguments, **options):
-        if next(count) == number:
-            raise error
-        return function(*arguments, **options)
-
-    return fail
-
-
-@pytest.mark.parametrize("number", [1, 2, 3, 4, 5, "tokenizer", "tokenizer's settings"])
-def test_a_full_disk_leaves_the_earlier_corpus_unchanged(library, tmp_path, monkeypatch, number):
-    """The write of each file fails in turn, also of the files that transformers writes in Rust and in Python."""
-    folder = tmp_path / "corpus"
-    monkeypatch.setattr(documentation, "collect_documentation", lambda: collect(library))
-    write_corpus(folder, num_held_out=1, vocab_size=64)
-    before = corpus_in(folder)
-    error = OSError(errno.ENOSPC, "No space left on device")
-    with (
-        monkeypatch.context() as patch,
-        pytest.raises(OSError, match=f"the disk is full: .*{folder} is unchanged") as found,
-    ):
-        if number == "tokenizer":
-            patch.setattr(
-                PreTrainedTokenizerFast, "save_pretrained", fail_after(1, None, Exception(f"{error} (os error 28)"))
-            )
-        elif number == "tokenizer's settings":
-            patch.setattr(PreTrainedTokenizerFast, "save_pretrained", fail_after(1, None, error))
-        else:
-            patch.setattr(files.os, "fsync", fail_after(number, os.fsync, error))
-        write_corpus(folder, num_held_out=2, vocab_size=64)
-    assert found.value.errno == errno.ENOSPC
-    assert corpus_in(folder) == before
-    assert write_corpus(folder, num_held_out=2, vocab_size=64)["held_out"] == 2
-    assert corpus_in(folder) != before
-
-
-@pytest.mark.parametrize("number", [1, 3, 5, 7, 9, 11, 14])
-def test_an_interrupted_corpus_is_never_a_mixture_and_the_next_call_completes(library, tmp_path, monkeypatch, number):
-    """The interruption happens while files of the earlier corpus are removed or while new files are moved."""
-    folder = tmp_path / "corpus"
-    monkeypatch.setattr(documentation, "collect_documentation", lambda: collect(library))
-    write_corpus(folder, num_held_out=1, vocab_size=64)
-    before = corpus_in(folder)
-    write_corpus(tmp_path / "other", num_held_out=2, vocab_size=64)
-    wanted = corpus_in(tmp_path / "other")
-    is_done = False
-    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
-        stop = fail_after(number, lambda function, *arguments: function(*arguments), KeyboardInterrupt())
-        unlink, replace = Path.unlink, os.replace
-
-        def unlink_or_stop(file, **options):
-            is_ours = file.suffix == ".jsonl" or file.parent.name == "tokenizer"
-            return stop(unlink, file) if is_ours else unlink(file, **options)
-
-        def replace_or_stop(source, target):
-            return (replace if documentation.PARTIAL in str(target) else functools.partial(stop, replace))(
-                source, target
-            )
-
-        patch.setattr(Path, "unlink", unlink_or_stop)
-        patch.setattr(documentation.os, "replace", replace_or_stop)
-        write_corpus(folder, num_held_out=2, vocab_size=64)
-        is_done = True
-    left = {file.name: file.read_bytes() for file in folder.glob("*.jsonl")}
-    is_old, is_new = (left.items() <= corpus.items() for corpus in (before, wanted))
-    assert (is_old or is_new) and (is_done or is_old or "train.jsonl" not in left)
-    write_corpus(folder, num_held_out=2, vocab_size=64)
-    assert corpus_in(folder) == wanted
-
-
-def test_the_errors_name_a_damaged_marker_and_numbers_out_of_bounds(library, tmp_path, monkeypatch):
-    monkeypatch.setattr(documentation, "collect_documentation", lambda: collect(library))
-    with pytest.raises(ValueError, match="num_held_out=-1 is below 0"):
-        write_corpus(tmp_path / "corpus", num_held_out=-1, vocab_size=64)
-    with pytest.raises(ValueError, match="vocab_size=5 is out of bounds; choose 6"):
-        write_corpus(tmp_path / "corpus", vocab_size=5)
-    assert not (tmp_path / "corpus").exists()
-    write_corpus(tmp_path / "corpus", num_held_out=1, vocab_size=64)
-    for content in ("{", "[1]", "5"):
-        (tmp_path / "corpus" / documentation.MARKER).write_text(content)
-        with pytest.raises(ValueError, match=rf"{documentation.MARKER} is damaged"):
-            write_corpus(tmp_path / "corpus", num_held_out=1, vocab_size=64)
-    with pytest.raises(ValueError, match=r"packages=\[\] has no name"):
-        collect_documentation(False, [])
-
-
-def test_foreign_files_with_the_names_of_a_corpus_are_never_replaced(library, tmp_path, monkeypatch):
-    folder = tmp_path / "corpus"
-    monkeypatch.setattr(documentation, "collect_documentation", lambda: collect(library))
-    folder.mkdir()
-    (folder / "held_out_packages.jsonl").write_text("mine")
-    with pytest.raises(ValueError, match=r"held_out_packages.jsonl would be replaced, but .* did not write it"):
-        write_corpus(folder, num_held_out=1, vocab_size=64)
-    assert [file.name for file in folder.iterdir()] == ["held_out_packages.jsonl"]
-    (folder / "held_out_packages.jsonl").unlink()
-    write_corpus(folder, num_held_out=1, vocab_size=64)
-    (folder / "train.jsonl").write_text("mine now")
-    with pytest.raises(ValueError, match=r"train.jsonl would be replaced"):
-        write_corpus(folder, num_held_out=1, vocab_size=64)
-    assert (folder / "train.jsonl").read_text() == "mine now"
-
-
 def test_the_error_names_a_package_that_is_not_installed(library):
     with pytest.raises(ValueError, match="no documentation found for nothing"):
         collect(library, ["shop", "nothing"])
     with pytest.raises(ValueError, match=r"no documentation found for shop\.nothing"):
         collect(library, ["shop.nothing"])
     assert [entry.name for entry in collect(library, ["shop.fast"])] == ["shop.fast.weigh"]
+    with pytest.raises(ValueError, match=r"packages=\[\] has no name"):
+        collect_documentation(False, [])

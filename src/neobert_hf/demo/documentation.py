@@ -1,16 +1,14 @@
-"""Collection of the documentation inside a Python installation, and a text corpus made from it.
+"""Collection of the documentation inside a Python installation, and pairs of queries and documents made from it.
 
 The standard library is read by introspection, which includes functions in C, together with the language topics of `help()`. Other
 packages are read by parsing their sources and stubs, so none of their code runs. `docstrings.py` does the reading in separate
-processes; this module selects the packages, caches the entries and writes the corpus.
+processes; this module selects the packages and caches the entries. `corpus.py` writes them as a corpus.
 """
 
 import hashlib
 import json
 import os
-import random
 import re
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -26,8 +24,6 @@ from tqdm.auto import tqdm
 from transformers.utils import logging
 
 from ..data.arrays import CACHE, load_arrays, save_arrays
-from ..data.files import file_hash, only_writer, write_error, write_json, writing
-from ..data.wordpiece import check_vocab_size, train_wordpiece
 from . import docstrings, reexports
 
 logger = logging.get_logger(__name__)
@@ -35,9 +31,6 @@ logger = logging.get_logger(__name__)
 # Folders that hold no documentation for users.
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "testing", "__pycache__"}
 MIN_CHARACTERS = docstrings.MIN_CHARACTERS
-MARKER = "neobert_documentation.json"  # lists the files that write_corpus wrote, with their hashes
-PARTIAL = ".neobert_documentation.partial"  # temporary folder for the files until all are complete
-LOCK = ".neobert_documentation.lock"
 SUFFIXES = (".py", ".pyi")
 FILES_AT_ONCE = 128  # files for one reader process
 ROWS = {"rows": (np.uint8, (None,))}  # the cached entries of a package, as JSON
@@ -102,11 +95,11 @@ def collect_documentation(
     """
     if packages is not None and not (packages and all(name.strip() for name in packages)):
         raise ValueError(f"packages={list(packages)} has no name or an empty name; give names such as 'json'")
-    installed = _installed_packages()
+    installed = installed_packages()
     wanted = None if packages is None else {name.split(".")[0] for name in packages}
     library = _standard_library(cache_dir) if wanted is None or wanted - set(installed) else []
-    chosen = {name: _python_files(paths) for name, paths in installed.items() if wanted is None or name in wanted}
-    entries = library + _read_packages(chosen, show_progress, cache_dir)
+    chosen = {name: paths for name, paths in installed.items() if wanted is None or name in wanted}
+    entries = library + read_packages(chosen, show_progress, cache_dir)
     if packages is None and public_only:
         entries = [entry for entry in entries if _is_public(entry)]
     if packages is not None:
@@ -120,6 +113,27 @@ def collect_documentation(
                 "name ('python' is the standard library)"
             )
         entries = [entry for each in found.values() for entry in each]
+    return without_duplicates(entries)
+
+
+def all_entries(
+    more: Iterable[Path] = (), show_progress: bool = True, cache_dir: str | Path | None = CACHE
+) -> list[Entry]:
+    """Read all documentation of the running Python and of unpacked packages, with duplicates.
+
+    Args:
+        more: Folders with packages, such as site-packages; they replace installed packages and modules of the same names.
+        show_progress: Show a progress bar over files.
+        cache_dir: Folder of the cache; None disables the cache.
+    """
+    chosen = installed_packages()
+    for folder in more:
+        chosen |= packages_in([folder])
+    return _standard_library(cache_dir) + read_packages(chosen, show_progress, cache_dir)
+
+
+def without_duplicates(entries: Iterable[Entry]) -> list[Entry]:
+    """Return the first entry with each text."""
     unique: dict[str, Entry] = {}
     for entry in entries:
         unique.setdefault(entry.text, entry)
@@ -159,134 +173,6 @@ def training_pairs(entries: Iterable[Entry]) -> list[dict[str, str]]:
     return retrieval_pairs(entries) + named
 
 
-def write_corpus(
-    output_dir: str | Path,
-    num_held_out: int = 1000,
-    held_out_packages: list[str] | None = None,
-    vocab_size: int = 8192,
-    seed: int = 0,
-) -> dict[str, int]:
-    """Write the documentation as JSON lines for pretraining, and a tokenizer trained on it.
-
-    Each line has `package`, `name` and `text`; the text begins with name and signature. `train.jsonl` holds the training entries,
-    `held_out.jsonl` other entries of the same packages, `held_out_packages.jsonl` the packages that are held out entirely, and
-    `tokenizer/` a WordPiece tokenizer trained on the training text. For embeddings, there are also pairs with `query` and
-    `document`: `train_pairs.jsonl` from `training_pairs`, `held_out_pairs.jsonl` and `held_out_packages_pairs.jsonl` from
-    `retrieval_pairs`.
-
-    The files are moved to their places when all are complete. An interrupted call leaves files of the earlier corpus only, or
-    files of the new corpus only and without `train.jsonl`. The next call can start from both states.
-
-    Args:
-        output_dir: Folder to write; created if it does not exist.
-        num_held_out: Number of held-out entries, 0 or more.
-        held_out_packages: Names of top-level packages to hold out.
-        vocab_size: Size of the vocabulary, as for `train_wordpiece`.
-        seed: Seed of the order of the entries.
-
-    Returns:
-        Number of entries in each file.
-
-    Raises:
-        ValueError: A package has no documentation, no entry would remain for training, a number is out of bounds, another process
-            writes to the folder, or the folder has a file of the same name that an earlier call did not write.
-        OSError: The folder cannot be written; an earlier corpus in it is unchanged.
-    """
-    check_vocab_size(vocab_size)
-    if num_held_out < 0:
-        raise ValueError(f"num_held_out={num_held_out} is below 0; choose 0 to hold out no entry")
-    folder, held_out = Path(output_dir), set(held_out_packages or ())
-    _files_written_before(folder)  # refuses foreign files before the reading, which takes minutes
-    entries = collect_documentation()
-    if missing := held_out - {entry.package for entry in entries}:
-        raise ValueError(
-            f"held_out_packages: {', '.join(sorted(missing))} has no documentation in this Python; check the name"
-        )
-    random.Random(seed).shuffle(entries)
-    files = {"held_out_packages": [entry for entry in entries if entry.package in held_out]}
-    rest = [entry for entry in entries if entry.package not in held_out]
-    if not 0 <= num_held_out < len(rest):
-        raise ValueError(f"num_held_out={num_held_out} leaves none of {len(rest)} entries for training; hold out fewer")
-    files |= {"held_out": rest[:num_held_out], "train": rest[num_held_out:]}
-    with only_writer(folder, LOCK):
-        written = _files_written_before(folder)
-        partial = folder / PARTIAL
-        shutil.rmtree(partial, ignore_errors=True)  # left by a call that was killed
-        try:
-            partial.mkdir()
-            _write_files(
-                partial,
-                files,
-                vocab_size,
-                still_good=f"{folder} is unchanged; free disk space and run the command again",
-            )
-            for file in written:
-                file.unlink()  # an earlier corpus held out other entries
-            _move_files(partial, folder)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-    return {name: len(chosen) for name, chosen in files.items()}
-
-
-def _write_files(folder, files, vocab_size, still_good):
-    for name, chosen in files.items():
-        if chosen:
-            rows = [{"package": e.package, "name": e.name, "text": e.full_text} for e in chosen]
-            pairs = (training_pairs if name == "train" else retrieval_pairs)(chosen)
-            for file, lines in {name: rows, f"{name}_pairs": pairs}.items():
-                with writing(folder / f"{file}.jsonl", still_good) as handle:
-                    handle.writelines(f"{json.dumps(line)}\n".encode() for line in lines)
-    tokenizer = train_wordpiece([entry.full_text for entry in files["train"]], vocab_size)
-    try:
-        tokenizer.save_pretrained(folder / "tokenizer")
-    except Exception as error:  # the tokenizers library raises plain Exception for every error
-        code = re.search(r"os error (\d+)", str(error))
-        if code is None and not isinstance(error, OSError):
-            raise
-        error = OSError(int(code[1]), os.strerror(int(code[1]))) if code else error
-        raise write_error(error, folder / "tokenizer", still_good) from error
-    hashes = {str(file.relative_to(folder).as_posix()): file_hash(file) for file in _corpus_files(folder)}
-    write_json(folder / MARKER, hashes, still_good)
-
-
-def _move_files(partial, folder):
-    """Move the marker first, so that the next call recognizes the files, and `train.jsonl` last."""
-    (folder / "tokenizer").mkdir(exist_ok=True)
-    for file in [partial / MARKER, *reversed(_corpus_files(partial))]:
-        os.replace(file, folder / file.relative_to(partial))
-
-
-def _corpus_files(folder: Path) -> list[Path]:
-    """Return the files in the folder that have names of corpus files."""
-    names = [f"{name}{end}.jsonl" for name in ("train", "held_out", "held_out_packages") for end in ("", "_pairs")]
-    files = [folder / name for name in names] + sorted((folder / "tokenizer").rglob("*"))
-    return [file for file in files if file.is_file()]
-
-
-def _files_written_before(folder: Path) -> list[Path]:
-    """Return the files of an earlier corpus in the folder, without its marker.
-
-    Raises:
-        ValueError: A file with the name of a corpus file was not written by `write_corpus`, or was changed since.
-    """
-    try:
-        hashes = dict(json.loads((folder / MARKER).read_text("utf-8")))
-    except FileNotFoundError:
-        hashes = {}
-    except (ValueError, TypeError) as error:
-        raise ValueError(
-            f"{folder / MARKER} is damaged ({error}); choose another folder, or delete this file and the corpus"
-        ) from error
-    files = _corpus_files(folder)
-    for file in files:
-        if hashes.get(str(file.relative_to(folder).as_posix())) != file_hash(file):
-            raise ValueError(
-                f"{file} would be replaced, but `neobert documentation` did not write it, or it has changed; choose another "
-                "folder, or delete it"
-            )
-    return files
-
-
 def _is_within(entry: Entry, name: str, public_only: bool) -> bool:
     is_inside = entry.package == name.split(".")[0] and (
         name == entry.package or f"{entry.name}.".startswith(f"{name}.")
@@ -309,10 +195,11 @@ def _standard_library(cache_dir: str | Path | None) -> list[Entry]:
     return [Entry(*row) for row in rows]
 
 
-def _read_packages(
-    packages: dict[str, list[tuple[str, str]]], show_progress: bool, cache_dir: str | Path | None
+def read_packages(
+    paths: dict[str, list[Path]], show_progress: bool = True, cache_dir: str | Path | None = CACHE
 ) -> list[Entry]:
-    """Return the entries of packages; files are pairs of root and path."""
+    """Return the entries of packages, each given by its name and the paths of its folders and modules; none of them is run."""
+    packages = {name: _python_files(each) for name, each in paths.items()}
     rows, missing = {}, {}
     for name, files in packages.items():
         stats = [(file, os.stat(file)) for _, file in files]
@@ -376,11 +263,21 @@ def _cache_file(cache_dir: str | Path, name: str, key: Sequence[str]) -> Path:
     return Path(cache_dir, f"documentation-{name}-{digest}.safetensors")
 
 
-def _installed_packages() -> dict[str, list[Path]]:
-    """Return the paths of top-level packages and modules outside the standard library; stubs belong to their package."""
+def installed_packages() -> dict[str, list[Path]]:
+    """Return the paths of top-level packages and modules outside the standard library."""
+    return packages_in(installation_folders())
+
+
+def installation_folders() -> list[str]:
+    """Return the folders of installed packages."""
     paths = sysconfig.get_paths()
+    return sorted({paths["purelib"], paths["platlib"]})
+
+
+def packages_in(folders: Iterable[str | Path]) -> dict[str, list[Path]]:
+    """Return the paths of the top-level packages and modules in folders; stubs belong to their package."""
     found: dict[str, list[Path]] = {}
-    for root in sorted({paths["purelib"], paths["platlib"]}):
+    for root in folders:
         for path in sorted(Path(root).iterdir()) if Path(root).is_dir() else ():
             is_folder = path.is_dir()
             name = path.name.removesuffix("-stubs") if is_folder else path.stem
