@@ -218,7 +218,7 @@ def test_instructions_decide_between_two_targets_of_one_question(tmp_path):
         training = ContrastiveTrainingArguments(
             str(tmp_path / "run"), max_steps=150, per_device_train_batch_size=16, learning_rate=2e-3, **QUIET
         )
-        set_sampling(training, arguments)
+        set_sampling(training, arguments.sampling_exponent)
         model = sentence_transformer(arguments.model_name_or_path)
         sets, prompts = open_training_sets(arguments)
         training.prompts = column_prompts(sets, prompts, "query")

@@ -6,6 +6,7 @@ import runpy
 import build
 import build_mini
 import demo_documentation
+import distill_embeddings
 import evaluate_mteb
 import pretrain_mlm
 import pytest
@@ -13,6 +14,7 @@ import train_contrastive
 import use_saved_model
 import verify
 from demo_documentation import DemoArguments, DemoTrainingArguments
+from distill_embeddings import DistillationArguments
 from evaluate_mteb import MTEBArguments
 
 from neobert_hf.commands import CommandParser
@@ -22,6 +24,10 @@ from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArgumen
 EXAMPLES = {
     pretrain_mlm: ((CorpusArguments, PretrainingArguments), []),
     train_contrastive: ((ContrastiveArguments, ContrastiveTrainingArguments), ["--model_name_or_path", "model"]),
+    distill_embeddings: (
+        (DistillationArguments, ContrastiveTrainingArguments),
+        ["--model_name_or_path", "model", "--text_files", "a.jsonl"],
+    ),
     demo_documentation: ((DemoArguments, DemoTrainingArguments), []),
     evaluate_mteb: ((MTEBArguments,), ["--model", "model", "--output_dir", "out"]),
 }

@@ -78,7 +78,9 @@ class TeacherVectors:
     def __init__(self, teacher: SentenceTransformer, folder: str | Path, batch_size: int = 64) -> None:
         self.teacher, self.folder, self.batch_size = teacher, Path(folder), batch_size
         self.fingerprint = fingerprint(teacher, {})
+        # sentence-transformers' mining takes this object for a model
         self.similarity, self.similarity_pairwise = teacher.similarity, teacher.similarity_pairwise
+        self.device, self.prompts, self.model_card_data = teacher.device, teacher.prompts, teacher.model_card_data
         self._row: dict[bytes, int] = {}
         self._parts: list[np.ndarray] = []
         self._kept: np.ndarray | None = None

