@@ -122,6 +122,7 @@ def test_every_script_has_a_short_help_and_names_the_library_class_it_accepts(ex
     library_class = {
         pretrain_mlm: "transformers.TrainingArguments",
         train_contrastive: "sentence_transformers.SentenceTransformerTrainingArguments",
+        distill_embeddings: "sentence_transformers.SentenceTransformerTrainingArguments",
         demo_documentation: "transformers.TrainingArguments",
     }.get(example)
     assert ("are accepted too" in out) == (library_class is not None)

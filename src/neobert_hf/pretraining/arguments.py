@@ -154,7 +154,8 @@ class ResumeArguments(PrecisionArguments):
     resume_from_checkpoint: str | None = field(
         default=None,
         metadata={
-            "help": "last, to resume from the newest complete checkpoint in output_dir, or the folder of a checkpoint."
+            "help": "last, to resume from the newest complete checkpoint in output_dir; auto, to do so if output_dir has one "
+            "and start otherwise; or the folder of a checkpoint."
         },
     )
     resume_inexactly: bool = field(

@@ -99,7 +99,8 @@ def begin_or_resume(
     Args:
         folder: Output folder of the run.
         run: Identity of the run as plain types: recipe, shape, data, tokenizer, seed.
-        resume_from_checkpoint: "last" for the newest complete checkpoint, or the path of a checkpoint; None starts a new run.
+        resume_from_checkpoint: "last" for the newest complete checkpoint, "auto" for the same if there is a checkpoint at all,
+            or the path of a checkpoint; None starts a new run.
         exactly: Refuse a checkpoint that cannot be resumed exactly. Otherwise a warning says what is not exact; a damaged file
             is refused in both cases.
 
@@ -117,6 +118,8 @@ def begin_or_resume(
 def _begin_or_resume(folder, run, resume_from_checkpoint, exactly):
     written = [path for _, path in numbered_checkpoints(folder) if _is_kept(path)]
     checkpoint = None
+    if resume_from_checkpoint == "auto":
+        resume_from_checkpoint = "last" if written else None
     if resume_from_checkpoint in ("last", "true", "True", True):
         checkpoint, faults = _find_complete(folder, exactly)
         if checkpoint is None:
