@@ -106,7 +106,7 @@ def test_offsets_point_to_the_characters_of_each_token_in_the_original_text(spli
     spans = encoded["offset_mapping"]
     for token, (start, end) in zip(splitter.convert_ids_to_tokens(encoded["input_ids"]), spans):
         is_in_ruler = token == "-" and re.fullmatch(wordpiece.RULER, text[start : start + 4])
-        assert text[start:end].lower() == token.removeprefix("##") or is_in_ruler or token == "[UNK]"
+        assert text[start:end].lower() == token.removeprefix("##").lower() or is_in_ruler or token == "[UNK]"
     assert spans == sorted(spans)
     shorter = re.sub(wordpiece.RULER, "", text)
     assert "".join(text[start:end] for start, end in spans if text[start:end] not in "-=~*#^_+") == "".join(
