@@ -133,7 +133,6 @@ def train(arguments: DistillationArguments, training: ContrastiveTrainingArgumen
         **texts,
         **{name: {each: list(rows[each]) for each in rows.column_names} for name, rows in pairs.items()},
     }
-    known = vectors.encode([text for each in columns.values() for text in next(iter(each.values()))])
 
     start = arguments.model_name_or_path or str(Path(training.output_dir, "start"))
     if arguments.model_name_or_path:

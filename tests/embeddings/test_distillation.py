@@ -103,6 +103,15 @@ def test_an_interruption_loses_only_the_file_that_was_not_written(teacher, tmp_p
     assert [text for call in calls[3:] for text in call] == TEXTS[16:]
 
 
+def test_files_that_two_runs_wrote_with_common_texts_give_each_text_its_own_vector(teacher, tmp_path):
+    first, second = (TeacherVectors(teacher, tmp_path / "kept") for _ in range(2))
+    first.encode(TEXTS[:20])
+    second.encode(TEXTS[10:])
+    texts = [*TEXTS, "another text"]
+    expected = teacher.encode(texts, normalize_embeddings=True)
+    np.testing.assert_allclose(TeacherVectors(teacher, tmp_path / "kept").encode(texts), expected, atol=5e-4)
+
+
 def test_vectors_of_another_teacher_or_length_are_not_used(teacher, teacher_folder, tmp_path):
     long = TeacherVectors(teacher, tmp_path / "kept").encode(TEXTS)
     short = TeacherVectors(open_teacher(teacher_folder, 4), tmp_path / "kept").encode(TEXTS)

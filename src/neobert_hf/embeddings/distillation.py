@@ -83,7 +83,7 @@ class TeacherVectors:
         self.device, self.prompts, self.model_card_data = teacher.device, teacher.prompts, teacher.model_card_data
         self._row: dict[bytes, int] = {}
         self._parts: list[np.ndarray] = []
-        self._kept: np.ndarray | None = None
+        self._num_rows = 0
         for file in sorted(self.folder.glob(f"teacher-{self.fingerprint}-*.safetensors")):
             try:
                 self._add(**load_file(file))
@@ -108,10 +108,9 @@ class TeacherVectors:
             name = hashlib.sha256(part["keys"]).hexdigest()[:16]
             save_arrays(self.folder / f"teacher-{self.fingerprint}-{name}.safetensors", part)
             self._add(**part)
-        if self._kept is None or len(self._kept) != len(self._row):
-            self._kept = np.concatenate(self._parts)
-            self._parts = [self._kept]
-        return self._kept[[self._row[key] for key in keys]].astype(np.float32)
+        if len(self._parts) > 1:
+            self._parts = [np.concatenate(self._parts)]
+        return self._parts[0][[self._row[key] for key in keys]].astype(np.float32)
 
     encode_query = encode_document = encode  # names that sentence-transformers' mining calls
 
@@ -119,7 +118,9 @@ class TeacherVectors:
         split = [keys[i : i + KEY_BYTES].tobytes() for i in range(0, len(keys), KEY_BYTES)]
         if len(split) != len(vectors):
             raise ValueError(f"{len(split)} keys and {len(vectors)} vectors")
-        self._row |= {key: len(self._row) + i for i, key in enumerate(split)}
+        # two runs may have embedded one text, so the rows are more than the texts
+        self._row |= {key: self._num_rows + i for i, key in enumerate(split)}
+        self._num_rows += len(vectors)
         self._parts.append(vectors)
 
     @staticmethod
