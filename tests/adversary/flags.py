@@ -15,6 +15,7 @@ from unittest import mock
 import build
 import build_mini
 import demo_documentation
+import distill_embeddings
 import evaluate_mteb
 import pretrain_mlm
 import train_contrastive
@@ -37,11 +38,17 @@ REQUIRED = {
     "demo_documentation.py": ["--use_cpu=true", "--report_to=none"],
     "evaluate_mteb.py": ["--model=a", "--output_dir=b"],
     "build.py": ["--model=a", "--out=b"],
-    "build_mini.py": ["--pretrained=a", "--model=b", "--corpus=c"],
+    "build_mini.py": ["--stages=a", "--corpus=b"],
+    "distill_embeddings.py": [
+        *("--use_cpu=true", "--report_to=none", "--output_dir=a", "--tokenizer_name=b", "--text_files=c"),
+    ],
 }
 SCRIPTS = {
     Path(module.__file__).name: module.__file__
-    for module in (pretrain_mlm, train_contrastive, demo_documentation, evaluate_mteb, build, build_mini)
+    for module in (
+        *(pretrain_mlm, train_contrastive, distill_embeddings, demo_documentation, evaluate_mteb),
+        *(build, build_mini),
+    )
 }
 # Our numeric arguments for which 0 is legal; negative numbers are illegal for all of ours. For numeric arguments of
 # transformers, only text that is not a finite number must be refused here; the runs below test their other values.
@@ -51,6 +58,9 @@ ZERO_IS_LEGAL = {
         "num_candidates",
         "num_mined_negatives",
         "sampling_exponent",
+        "contrastive_weight",
+        "mlm_weight",
+        "margin",
         "warmup_steps",
         "decay_until",
         "learning_rate",
@@ -144,6 +154,8 @@ def _is_number(hint) -> bool:
 def prepare(folder: Path) -> tuple[list, dict]:
     """One case for each argument, which parses all values, and 150 cases that run a command."""
     parsers = {script: parser_of(script) for script in SCRIPTS}
+    for command, required in REQUIRED.items():
+        assert _parse(parsers, command, required) == (0, ""), f"REQUIRED is out of date for {command}"
     plan = [
         (f"arguments of {command}", (command, name)) for command in REQUIRED for name in arguments_of(command, parsers)
     ]
