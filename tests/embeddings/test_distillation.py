@@ -24,7 +24,7 @@ from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel
 from neobert_hf.embeddings import distillation
 from neobert_hf.embeddings.distillation import (
     DistillationLoss,
-    MaskedLMLoss,
+    MaskedTextLoss,
     TeacherVectors,
     load_directions,
     main_directions,
@@ -183,31 +183,39 @@ def test_token_embeddings_have_the_neighbours_that_the_teacher_gives_the_tokens(
 def test_the_loss_is_one_minus_the_cosine_plus_the_papers_contrastive_loss(student_folder):
     student, _ = open_student(student_folder, 16)
     questions, answers = TEXTS[:3], TEXTS[3:6]
-    targets = F.normalize(torch.randn(3, 2, 32, generator=torch.Generator().manual_seed(0)), dim=-1)
+    targets = F.normalize(torch.randn(3, 32, generator=torch.Generator().manual_seed(0)), dim=-1)
     batches = [student.tokenize(texts) for texts in (questions, answers)]
-    losses = DistillationLoss(student, contrastive_weight=0.3, temperature=0.1)(batches, targets.view(3, 64))
+    losses = DistillationLoss(student, contrastive_weight=0.3, temperature=0.1)(batches, targets)
     q, a = (F.normalize(student.encode(texts, convert_to_tensor=True), dim=-1) for texts in (questions, answers))
-    distance = torch.stack([1 - (q * targets[:, 0]).sum(1), 1 - (a * targets[:, 1]).sum(1)]).mean()
-    torch.testing.assert_close(losses["distillation"], distance, atol=1e-5, rtol=0, check_device=False)
+    torch.testing.assert_close(
+        losses["distillation"], (1 - (q * targets).sum(1)).mean(), atol=1e-5, rtol=0, check_device=False
+    )
     ranking = F.cross_entropy(q @ a.T / 0.1, torch.arange(3))
     torch.testing.assert_close(losses["contrastive"], 0.3 * ranking, atol=1e-5, rtol=0)
-    alone = DistillationLoss(student)([student.tokenize(questions)], targets[:, 0])
+    alone = DistillationLoss(student)([student.tokenize(questions)], targets)
     assert set(alone) == {"distillation"}
 
 
-def test_masked_language_loss_is_the_cross_entropy_at_the_masks_and_trains_encoder_and_decoder(student_folder):
+def test_masked_texts_learn_the_masked_tokens_and_the_vector_of_the_whole_text_in_one_forward(student_folder):
     student, language_model = open_student(student_folder, 16)
-    loss = MaskedLMLoss(student, language_model, weight=0.5)
+    loss = MaskedTextLoss(student, language_model, weight=0.5)
     features = student.tokenize(TEXTS[:8])
+    targets = F.normalize(torch.randn(8, 32, generator=torch.Generator().manual_seed(0)), dim=-1)
     torch.manual_seed(3)
-    found = loss([features], None)["masked_lm"]
+    found = loss([features], targets)
     torch.manual_seed(3)
     lengths = features["attention_mask"].sum(1)
     row = loss.masks([{"input_ids": ids[:n]} for ids, n in zip(features["input_ids"], lengths)])
     logits = language_model(row["input_ids"], position_ids=row["position_ids"]).logits
     expected = F.cross_entropy(logits[row["labels"] != -100], row["labels"][row["labels"] != -100])
-    torch.testing.assert_close(found, 0.5 * expected, atol=1e-5, rtol=0)
-    found.backward()
+    torch.testing.assert_close(found["masked_lm"], 0.5 * expected, atol=1e-5, rtol=0)
+    masked = torch.zeros_like(features["input_ids"])
+    for line, document in zip(masked, row["input_ids"][0].split(lengths.tolist())):
+        line[: len(document)] = document
+    vectors = student({**features, "input_ids": masked})["sentence_embedding"]
+    distance = (1 - F.cosine_similarity(vectors, targets)).mean()
+    torch.testing.assert_close(found["distillation"], distance, atol=1e-5, rtol=0)
+    found["masked_lm"].backward()
     assert language_model.decoder.weight.grad.abs().sum() > 0
     assert all(parameter.grad is not None for parameter in student.parameters())  # the encoder is shared
 
@@ -217,13 +225,13 @@ def test_a_student_without_decoder_is_refused(teacher_folder):
         open_student(teacher_folder, 16)
 
 
-def test_targets_of_a_row_are_the_unit_vectors_of_its_columns(teacher, tmp_path):
+def test_targets_of_a_row_are_the_unit_vectors_of_its_first_column(teacher, tmp_path):
     vectors = TeacherVectors(teacher, tmp_path / "kept")
     known = teacher.encode(TEXTS, normalize_embeddings=True)
     directions = main_directions(known, 32)
     rows = with_targets({"anchor": TEXTS[:4], "positive": TEXTS[4:8]}, vectors, directions).with_format("numpy")
-    expected = F.normalize(torch.from_numpy(known[:8] @ directions), dim=-1).numpy()
-    np.testing.assert_allclose(rows["label"][:], np.concatenate([expected[:4], expected[4:]], axis=1), atol=2e-3)
+    expected = F.normalize(torch.from_numpy(known[:4] @ directions), dim=-1).numpy()
+    np.testing.assert_allclose(rows["label"][:], expected, atol=2e-3)
 
 
 def test_mined_negatives_are_the_most_similar_documents_below_the_margin(teacher, tmp_path):
@@ -256,13 +264,14 @@ def command(teacher_folder, tokenizer, tmp_path):
         teacher_dir=tmp_path / "kept",
         text_files=tmp_path / "texts.jsonl",
         pair_files=tmp_path / "pairs.jsonl",
-        mlm_files=tmp_path / "documents.jsonl",
+        masked_files=tmp_path / "documents.jsonl",
         validation_files=tmp_path / "pairs.jsonl",
         max_seq_length=16,
         max_steps=8,
         save_steps=4,
-        per_device_train_batch_size=4,
+        tokens_per_batch=24,
         learning_rate=1e-2,
+        muon_learning_rate=1e-2,
         warmup_steps=2,
         logging_steps=1,
         use_cpu=True,
@@ -308,7 +317,7 @@ def test_one_folder_embeds_and_fills_masks_and_the_next_stage_continues_it(comma
 
 
 def test_distillation_brings_the_student_closer_to_the_teacher(command, teacher, tmp_path):
-    run_main(distill_embeddings, *command(tmp_path / "run", max_steps=60, mlm_files=None, pair_files=None))
+    run_main(distill_embeddings, *command(tmp_path / "run", max_steps=60, masked_files=None, pair_files=None))
     directions = load_directions(tmp_path / "run")
     target = F.normalize(torch.from_numpy(teacher.encode(TEXTS, normalize_embeddings=True) @ directions), dim=-1)
     cosines = {
@@ -324,7 +333,11 @@ def test_distillation_brings_the_student_closer_to_the_teacher(command, teacher,
     ("changes", "message"),
     [
         (dict(tokenizer_name=None), "give exactly one of --model_name_or_path and --tokenizer_name"),
-        (dict(text_files=None, pair_files=None), "nothing to distill; give --text_files or --pair_files"),
+        (
+            dict(text_files=None, masked_files=None, pair_files=None),
+            "nothing to distill; give --text_files, --masked_files or --pair_files",
+        ),
+        (dict(batch_sampler="no_duplicates"), "batch_sampler='no_duplicates' has no effect in distillation"),
         (dict(pair_files=None, num_mined_negatives=2), "num_mined_negatives=2 needs --pair_files"),
     ],
 )

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -336,13 +337,21 @@ def test_flash_attention_agrees_with_the_oracle_through_transformers(
 # ---------------------------------------------------------------------------------------- SDPA in length groups
 
 
-@pytest.fixture
-def grouped(monkeypatch):
-    """SDPA as it runs on CUDA and MPS, and the list of its calls."""
+def sdpa_of_group(q, k, v, mask):
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+GROUP_KERNELS = {"on a GPU": sdpa_of_group, "in training on a CPU": attention_neobert._attend_group}
+
+
+@pytest.fixture(params=GROUP_KERNELS)
+def grouped(monkeypatch, request):
+    """SDPA in length groups, and the list of its calls."""
     calls = []
-    sdpa = F.scaled_dot_product_attention
-    monkeypatch.setitem(BACKENDS, "sdpa", BACKENDS["sdpa"]._replace(make_mask=attention_neobert.group_by_length))
-    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or sdpa(*a, **k))
+    kernel = GROUP_KERNELS[request.param]
+    in_groups = BACKENDS["sdpa"]._replace(make_mask=lambda layout, dtype: attention_neobert.group_by_length(layout))
+    monkeypatch.setitem(BACKENDS, "sdpa", in_groups)
+    monkeypatch.setattr(attention_neobert, "_attend_group", lambda *a: calls.append(1) or kernel(*a))
     return calls
 
 
@@ -357,13 +366,14 @@ def test_grouped_sdpa_makes_few_calls_for_many_sequences(grouped):
     ids = torch.full((1, sum(lengths)), 5)
     plan, _ = make_plan(ids, "sdpa", vocab_size=10, cu_seq_lens=[torch.tensor([0, *lengths]).cumsum(0)])
     attend(q, k, v, plan)
-    assert len(grouped) <= 1 + math.log2(512)
+    assert 1 <= len(grouped) <= 1 + math.log2(512)
     assert sum(count * length for count, length in plan.mask.shapes) < 2 * sum(lengths)
 
 
+@pytest.mark.parametrize("kernel", GROUP_KERNELS)
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=12), data=st.data())
 @settings(max_examples=40, deadline=None, derandomize=True)
-def test_grouped_sdpa_equals_sdpa_and_never_sees_other_documents(lengths, data):
+def test_grouped_sdpa_equals_sdpa_and_never_sees_other_documents(kernel, lengths, data):
     """Values and gradients equal those of one call per sequence; a change in a sequence changes no bit of the others."""
     generator = torch.Generator().manual_seed(sum(lengths))
     inputs = [torch.randn(sum(lengths), 2, 8, dtype=FLOAT64, generator=generator) for _ in range(3)]
@@ -373,7 +383,8 @@ def test_grouped_sdpa_equals_sdpa_and_never_sees_other_documents(lengths, data):
     results = []
     for mask in (None, attention_neobert.group_by_length(plan.layout)):
         leaves = [x.clone().requires_grad_() for x in inputs]
-        output, _ = attend(*leaves, plan._replace(mask=mask))
+        with mock.patch.object(attention_neobert, "_attend_group", GROUP_KERNELS[kernel]):
+            output, _ = attend(*leaves, plan._replace(mask=mask))
         output.cos().sum().backward()
         results.append((output.detach(), *(leaf.grad for leaf in leaves)))
     for alone, grouped in zip(*results):
@@ -382,10 +393,34 @@ def test_grouped_sdpa_equals_sdpa_and_never_sees_other_documents(lengths, data):
     at = slice(boundaries[changed], boundaries[changed + 1])
     for x in inputs:
         x[at] += 1
-    other, _ = attend(*inputs, plan._replace(mask=mask))
+    with mock.patch.object(attention_neobert, "_attend_group", GROUP_KERNELS[kernel]):
+        other, _ = attend(*inputs, plan._replace(mask=mask))
     elsewhere = torch.ones(sum(lengths), dtype=torch.bool)
     elsewhere[at] = False
     assert torch.equal(other[elsewhere], results[1][0][elsewhere])
+
+
+def test_training_on_a_cpu_has_the_gradients_of_its_formula():
+    """The written backward pass against numerical differences, with padded keys and without."""
+    inputs = [torch.randn(3, 2, 5, 4, dtype=FLOAT64, requires_grad=True) for _ in range(3)]
+    mask = torch.arange(5) < torch.tensor([5, 1, 3])[:, None]
+    for each in (None, mask[:, None, None]):
+        assert torch.autograd.gradcheck(attention_neobert._BatchedProducts.apply, (*inputs, each))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "length", "is_training", "is_grouped"),
+    [
+        *((torch.bfloat16, 128, True, True), (torch.bfloat16, 128, False, False), (torch.bfloat16, 2048, True, False)),
+        *((torch.float32, 20, True, True), (torch.float32, 128, True, False), (FLOAT64, 20, True, False)),
+    ],
+)
+def test_a_cpu_groups_sequences_where_that_is_faster(dtype, length, is_training, is_grouped):
+    ids = torch.full((1, 2 * length), 5)
+    with torch.set_grad_enabled(is_training):
+        boundaries = [torch.tensor([0, length, 2 * length])]
+        plan, _ = make_plan(ids, "sdpa", vocab_size=10, cu_seq_lens=boundaries, dtype=dtype)
+    assert (plan.mask is not None) == is_grouped
 
 
 def test_the_page_on_loading_states_where_every_backend_was_tested():

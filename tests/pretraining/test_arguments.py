@@ -14,7 +14,7 @@ import train_contrastive
 import use_saved_model
 import verify
 from demo_documentation import DemoArguments, DemoTrainingArguments
-from distill_embeddings import DistillationArguments
+from distill_embeddings import DistillationArguments, DistillationTrainingArguments
 from evaluate_mteb import MTEBArguments
 
 from neobert_hf.commands import CommandParser
@@ -25,7 +25,7 @@ EXAMPLES = {
     pretrain_mlm: ((CorpusArguments, PretrainingArguments), []),
     train_contrastive: ((ContrastiveArguments, ContrastiveTrainingArguments), ["--model_name_or_path", "model"]),
     distill_embeddings: (
-        (DistillationArguments, ContrastiveTrainingArguments),
+        (DistillationArguments, DistillationTrainingArguments),
         ["--model_name_or_path", "model", "--text_files", "a.jsonl"],
     ),
     demo_documentation: ((DemoArguments, DemoTrainingArguments), []),

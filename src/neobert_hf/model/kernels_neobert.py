@@ -285,9 +285,15 @@ def split_and_rotate(qkv_TH3K: torch.Tensor, rotary: torch.Tensor) -> tuple[torc
     Returns:
         Queries, keys and values, (T, H, K).
     """
-    qk_TH2K, cos, sin = qkv_TH3K[:, :, :2], *rotary[:, None, None].unbind(-1)
-    even, odd = qk_TH2K.to(cos.dtype).unflatten(-1, (-1, 2)).unbind(-1)
-    turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
+    pairs_TH2C2 = qkv_TH3K[:, :, :2].to(rotary.dtype).unflatten(-1, (-1, 2))
+    if qkv_TH3K.device.type == "cpu" and not is_tracing(
+        qkv_TH3K
+    ):  # half the time; compilers do not support complex numbers
+        turns_TC = torch.view_as_complex(rotary)
+        turned = torch.view_as_real(torch.view_as_complex(pairs_TH2C2) * turns_TC[:, None, None]).flatten(-2)
+    else:
+        (even, odd), (cos, sin) = pairs_TH2C2.unbind(-1), rotary[:, None, None].unbind(-1)
+        turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
     return *turned.to(qkv_TH3K.dtype).unbind(2), qkv_TH3K[:, :, 2]
 
 

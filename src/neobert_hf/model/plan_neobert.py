@@ -83,7 +83,7 @@ def make_plan(
     layout, host_values = make_layout(tokens, vocab_size=vocab_size, **sequences, **options)
     mask = None if layout.is_packed else make_dense_mask(layout, mask_4d)
     if layout.is_packed and (make_mask := find_backend(backend).make_mask):
-        mask = make_mask(layout)
+        mask = make_mask(layout, dtype)
     kernels = "plain"
     if is_fast and backend in ("sdpa", "cpu_tiled"):
         kernels = choose_kernels(dtype, len(layout.position_ids))
