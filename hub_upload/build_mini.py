@@ -2,7 +2,8 @@
 
     python hub_upload/build_mini.py --stages runs/mini-distilled runs/mini-tuned --corpus runs/documentation
 
-`make mini` trains the stages first; the last one ships. The held-out documents and packages of the corpus are what the card's figures are measured on.
+`make mini` trains the stages first; the last one ships. The card's figures are measured on the held-out documents and packages
+of the corpus.
 """
 
 from neobert_hf.hub.mini import main

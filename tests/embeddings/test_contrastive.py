@@ -75,6 +75,11 @@ def test_datasets_are_drawn_in_proportion_to_size_to_the_exponent(exponent):
         assert abs(counts[dataset] - num_batches * share) < 3 * sigma
 
 
+def test_weights_determine_the_share_of_each_dataset_instead_of_its_size():
+    counts = Counter(datasets_of(stream(num_batches=2000, weights=[1, 0, 3])))
+    assert counts[1] == 0 and 0.7 < counts[2] / 2000 < 0.8
+
+
 def test_an_exhausted_dataset_restarts_in_a_new_order_and_each_pass_has_each_row_once():
     batches = list(stream(sizes=(40, 8), num_batches=60, exponent=0.0))
     small = [batch for batch, dataset in zip(batches, datasets_of(batches, (40, 8))) if dataset == 1]

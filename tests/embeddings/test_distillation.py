@@ -15,7 +15,8 @@ pytest.importorskip(
 
 import distill_embeddings
 from conftest import SENTENCE, run_main
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
+from distill_embeddings import DistillationTrainingArguments
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from transformers import pipeline
@@ -24,6 +25,7 @@ from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel
 from neobert_hf.embeddings import distillation
 from neobert_hf.embeddings.distillation import (
     DistillationLoss,
+    DistillationTrainer,
     MaskedTextLoss,
     TeacherVectors,
     load_directions,
@@ -218,6 +220,29 @@ def test_masked_texts_learn_the_masked_tokens_and_the_vector_of_the_whole_text_i
     found["masked_lm"].backward()
     assert language_model.decoder.weight.grad.abs().sum() > 0
     assert all(parameter.grad is not None for parameter in student.parameters())  # the encoder is shared
+
+
+def test_batches_of_short_and_of_long_texts_have_equally_many_tokens(student_folder, tmp_path):
+    student, language_model = open_student(student_folder, 64)
+    sets = {"short": ["the fox"] * 64, "long": ["the quick brown fox jumps over the lazy dog"] * 64}
+    targets = np.eye(32, dtype=np.float32)[np.zeros(64, int)]
+    sets = {name: Dataset.from_dict({"text": texts, "label": list(targets)}) for name, texts in sets.items()}
+    training = DistillationTrainingArguments(str(tmp_path), use_cpu=True, max_steps=2, report_to="none")
+    options = dict(train_dataset=DatasetDict(sets), loss=DistillationLoss(student), language_model=language_model)
+    trainer = DistillationTrainer(student, training, **options, tokens_per_batch=96)
+    for rows in sets.values():
+        batch = next(iter(trainer.get_batch_sampler(rows, 7, drop_last=True)))
+        tokens = student.tokenize([rows[i]["text"] for i in batch])["attention_mask"].sum()
+        assert 0.8 * 96 <= tokens <= 1.2 * 96
+    trainer.tokens_per_batch = None
+    assert len(next(iter(trainer.get_batch_sampler(rows, 7, drop_last=True)))) == 7
+
+
+def test_masked_texts_have_their_share_of_the_batches_and_the_other_files_the_rest_by_size():
+    sizes = {"texts": 400, "masked": 900, "pairs": 100}
+    weights = distill_embeddings.sampling_weights(sizes, {"masked"}, share=0.4, exponent=0.5)
+    np.testing.assert_allclose(weights, [0.4, 0.4, 0.2])
+    assert distill_embeddings.sampling_weights({"a": 4, "b": 9}, {"a", "b"}, share=0.4, exponent=0.5) == [2, 3]
 
 
 def test_a_student_without_decoder_is_refused(teacher_folder):

@@ -64,7 +64,7 @@ def train_and_summarize(
         return {}
     summary = {
         "steps": trainer.state.global_step,
-        **{name: run[name] for name in ("batch_size", "learning_rate")},
+        **{name: run[name] for name in ("batch_size", "learning_rate", "seed")},
         "num_rows": sum(num_rows.values()),
         **{name: arguments[name] for name in shown},
         **{name: value for evaluator in evaluators for name, value in evaluator(trainer.model).items()},

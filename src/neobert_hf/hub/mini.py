@@ -206,14 +206,16 @@ def build(arguments: MiniArguments) -> dict:
 
 
 def stage_text(summary: dict) -> str:
-    """Describe a stage of the training in two sentences."""
-    negatives = summary["num_mined_negatives"]
+    """Describe a stage of the training in a list item."""
+    negatives, muon = summary["num_mined_negatives"], summary["muon_learning_rate"]
     return (
-        f"{summary['steps']:,} steps of {summary['batch_size']:,} rows from {summary['num_rows']:,} rows"
+        f"{summary['steps']:,} steps of about {summary['tokens_per_batch']:,} tokens from {summary['num_rows']:,} rows"
         + (f", with {negatives} negatives for each pair, mined by the teacher" if negatives else "")
-        + f"; peak learning rate {summary['learning_rate']:g}. Weights of the losses: distillation 1, contrastive "
-        f"{summary['contrastive_weight']:g} at temperature {summary['temperature']:g}, masked language "
-        f"{summary['mlm_weight']:g}; texts truncated to {summary['max_seq_length']:,} tokens."
+        + f"; peak learning rate {summary['learning_rate']:g} of AdamW"
+        + (f" and {muon:g} of Muon" if muon else "")
+        + f". Share of the steps with masked texts: {summary['masked_share']:.0%}. Weights of the losses: distillation 1, "
+        f"contrastive {summary['contrastive_weight']:g} at temperature {summary['temperature']:g}, masked language "
+        f"{summary['mlm_weight']:g}. Texts truncated to {summary['max_seq_length']:,} tokens. Seed {summary['seed']}."
     )
 
 
