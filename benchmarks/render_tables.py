@@ -444,6 +444,13 @@ TRAINING_ATTENTION = {
     "spread": ("spread", ".0%"),
     "speed over the first": ("speed", ".2f"),
 }
+DISTILLATION_TRIALS = {
+    "trial": ("trial", ""),
+    "steps": ("steps", ""),
+    "recall@10": ("recall", ".3f"),
+    "in other words": ("recall_other_words", ".3f"),
+    "STS-B dev": ("spearman", ".3f"),
+}
 INT8 = {
     "products": ("products", ""),
     "recall@1": ("recall@1", ".3f"),
@@ -465,7 +472,11 @@ TABLES = {
     "docs/loading.md": {"auto_classes": auto_classes, "backends": backends, "agreement": agreement},
     "docs/performance.md": {"headline": headline, "int8": lambda: _rows_of("int8_cpu", INT8)},
     "docs/pretraining.md": {"packing_plan": packing_plan},
-    "docs/mini.md": {"questions": questions, "mini": mini},
+    "docs/mini.md": {
+        "distillation_trials": lambda: _rows_of("distillation_trials_cpu", DISTILLATION_TRIALS),
+        "questions": questions,
+        "mini": mini,
+    },
     "docs/embeddings.md": {"embeddings": embeddings},
     "benchmarks/README.md": {
         "throughput": lambda: _speeds("throughput_cpu_bfloat16"),
