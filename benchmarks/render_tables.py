@@ -187,6 +187,15 @@ def questions() -> str:
     return "\n\n".join([table, source, *ends])
 
 
+def everyday() -> str:
+    """Everyday questions that each search answers, without the seconds."""
+    result = _result("questions_cpu")
+    num_questions = result["settings"]["num_questions"]
+    rows = [[row["search"], row["right_first"], row["right_in_three"]] for row in result["rows"]]
+    table = tabulate(rows, headers=["search", "correct first", "correct among 3"], tablefmt="github")
+    return f"{table}\n\nOf {num_questions} everyday questions to the standard library. {_source(result)}."
+
+
 def adversary() -> str:
     """How the cases of `make test-adversary` ended."""
     result = _result("adversary")
@@ -468,7 +477,7 @@ FAST_PATHS = {
     "speed over the first": ("speed_over_plain", ".2f"),
 }
 TABLES = {
-    "README.md": {"comparison": comparison},
+    "README.md": {"comparison": comparison, "everyday": everyday},
     "docs/loading.md": {"auto_classes": auto_classes, "backends": backends, "agreement": agreement},
     "docs/performance.md": {"headline": headline, "int8": lambda: _rows_of("int8_cpu", INT8)},
     "docs/pretraining.md": {"packing_plan": packing_plan},
