@@ -172,7 +172,7 @@ def test_the_card_names_every_stage_source_and_missing_package(stage, tmp_path):
         "2. 1,000 steps of about 4,096 tokens",
         "0.002 of Muon",
         "45%",
-        "with 2 negatives",
+        "(2 for each pair)",
         "| wn ",
         "django",
         "12.3",

@@ -210,7 +210,7 @@ def stage_text(summary: dict) -> str:
     negatives, muon = summary["num_mined_negatives"], summary["muon_learning_rate"]
     return (
         f"{summary['steps']:,} steps of about {summary['tokens_per_batch']:,} tokens from {summary['num_rows']:,} rows"
-        + (f", with {negatives} negatives for each pair, mined by the teacher" if negatives else "")
+        + (f", and hard negatives that the teacher mined ({negatives} for each pair)" if negatives else "")
         + f"; peak learning rate {summary['learning_rate']:g} of AdamW"
         + (f" and {muon:g} of Muon" if muon else "")
         + f". Share of the steps with masked texts: {summary['masked_share']:.0%}. Weights of the losses: distillation 1, "
