@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -191,21 +192,21 @@ def make_sdpa_mask(layout, dtype):
 
 def group_by_length(layout):
     """Group sequences whose lengths differ by less than a factor of two; padding is then less than half of each group."""
-    lengths, device = torch.tensor(layout.lengths), layout.cu_seq_lens.device
-    starts, group_start = torch.empty_like(lengths), 0
+    lengths, device = np.array(layout.lengths), layout.cu_seq_lens.device
+    starts, group_start = np.empty_like(lengths), 0
     shapes, masks = [], []
-    bit_lengths = torch.tensor([(length - 1).bit_length() for length in layout.lengths])
-    for bit_length in bit_lengths.unique():
+    bit_lengths = np.frexp(lengths - 1)[1]
+    for bit_length in np.unique(bit_lengths):
         members = bit_lengths == bit_length
         group = lengths[members]
         longest = int(group.max())
-        starts[members] = group_start + longest * torch.arange(len(group))
+        starts[members] = group_start + longest * np.arange(len(group))
         group_start += longest * len(group)
         shapes.append((len(group), longest))
-        is_key = torch.arange(longest) < group[:, None]
-        masks.append(None if is_key.all() else to_device(is_key[:, None, None], device))
-    within = torch.arange(int(lengths.sum())) - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
-    indices = starts.repeat_interleave(lengths) + within
+        is_key = np.arange(longest) < group[:, None]
+        masks.append(None if is_key.all() else to_device(torch.from_numpy(is_key[:, None, None]), device))
+    within = np.arange(lengths.sum()) - (lengths.cumsum() - lengths).repeat(lengths)
+    indices = torch.from_numpy(starts.repeat(lengths) + within)
     return LengthGroups(to_device(indices, device), tuple(shapes), tuple(masks))
 
 
