@@ -178,12 +178,9 @@ def questions() -> str:
         "each question, s",
     ]
     table = tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
-    ends = []
-    for name in ("questions_cpu", "questions_cpu_avx2"):
-        result = _result(name)
-        commands = "; ".join(f"{command}: {seconds:.0f} s" for command, seconds in result["commands_s"].items())
-        ends.append(f"Time of the whole command `neobert search`: {commands}. {_source(result)}.")
-    source = f"{num_questions} questions that we wrote, {result['num_entries']:,} entries."
+    others = f" BM25 and all-MiniLM-L6-v2: commit {result['others_commit']}." if "others_commit" in result else ""
+    source = f"{num_questions} questions that we wrote, {result['num_entries']:,} entries.{others} {_source(result)}."
+    ends = [f"The command `neobert search`: {name}: {seconds:.0f} s." for name, seconds in result["commands_s"].items()]
     return "\n\n".join([table, source, *ends])
 
 
@@ -193,7 +190,7 @@ def everyday() -> str:
     num_questions = result["settings"]["num_questions"]
     rows = [[row["search"], row["right_first"], row["right_in_three"]] for row in result["rows"]]
     table = tabulate(rows, headers=["search", "correct first", "correct among 3"], tablefmt="github")
-    return f"{table}\n\nOf {num_questions} everyday questions to the standard library. {_source(result)}."
+    return f"{table}\n\n{num_questions} everyday questions to the standard library. {_source(result)}."
 
 
 def adversary() -> str:
