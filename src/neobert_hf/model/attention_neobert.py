@@ -10,7 +10,6 @@ from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -192,21 +191,23 @@ def make_sdpa_mask(layout, dtype):
 
 def group_by_length(layout):
     """Group sequences whose lengths differ by less than a factor of two; padding is then less than half of each group."""
-    lengths, device = np.array(layout.lengths), layout.cu_seq_lens.device
-    starts, group_start = np.empty_like(lengths), 0
+    lengths, device = layout.lengths, layout.cu_seq_lens.device
+    groups: dict[int, list[int]] = {}
+    for sequence, length in enumerate(lengths):
+        groups.setdefault((length - 1).bit_length(), []).append(sequence)
+    starts, group_start = [0] * len(lengths), 0
     shapes, masks = [], []
-    bit_lengths = np.frexp(lengths - 1)[1]
-    for bit_length in np.unique(bit_lengths):
-        members = bit_lengths == bit_length
-        group = lengths[members]
-        longest = int(group.max())
-        starts[members] = group_start + longest * np.arange(len(group))
-        group_start += longest * len(group)
-        shapes.append((len(group), longest))
-        is_key = np.arange(longest) < group[:, None]
-        masks.append(None if is_key.all() else to_device(torch.from_numpy(is_key[:, None, None]), device))
-    within = np.arange(lengths.sum()) - (lengths.cumsum() - lengths).repeat(lengths)
-    indices = torch.from_numpy(starts.repeat(lengths) + within)
+    for members in groups.values():
+        in_group = [lengths[sequence] for sequence in members]
+        longest = max(in_group)
+        for row, sequence in enumerate(members):
+            starts[sequence] = group_start + row * longest
+        group_start += longest * len(members)
+        shapes.append((len(members), longest))
+        is_key = torch.arange(longest) < torch.tensor(in_group)[:, None, None, None]
+        masks.append(None if min(in_group) == longest else to_device(is_key, device))
+    shifts = torch.tensor(starts) - torch.tensor([0, *lengths[:-1]]).cumsum(0)
+    indices = torch.arange(sum(lengths)) + shifts.repeat_interleave(torch.tensor(lengths), output_size=sum(lengths))
     return LengthGroups(to_device(indices, device), tuple(shapes), tuple(masks))
 
 

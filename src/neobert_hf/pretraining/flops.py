@@ -11,7 +11,7 @@ def training_flops(model: PreTrainedModel, num_tokens: int, num_masked: int, sum
     """Floating-point operations in the matrix products of forward and backward, without padding, masked tiles or recomputation.
 
     Not by torch.utils.flop_counter.FlopCounterMode, which counts what a backend computes: masked positions too where it masks,
-    and nothing for kernels that it does not know, such as SDPA's on a CPU.
+    and nothing for kernels that it does not know.
 
     Args:
         model: A masked language model.
