@@ -412,7 +412,7 @@ def test_mined_negatives_have_the_same_instruction_as_the_answers(folder, monkey
         ("a.jsonl", "", "a.jsonl is empty"),
         ("a.csv", "q,d\na,b\na\n", "line 3: text 1 is None"),
         ("a.csv", 'q,d\na,b\n"a,b\n', "a.csv, line"),
-        ("a.tsv", "q\td\n", "has the suffix '.tsv'"),
+        ("a.txt", "q\td\n", "has the suffix '.txt'"),
     ],
 )
 def test_the_error_for_an_invalid_line_of_pairs_names_its_number(tmp_path, name, content, message):

@@ -6,17 +6,14 @@ MEDMCQA_CLUST, NPR, YAHOO_CLUST): for them, the id is the Hub dataset of that na
 
 from __future__ import annotations
 
-import csv
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow
 from datasets import Dataset, concatenate_datasets, load_dataset
-from datasets.exceptions import DatasetGenerationError
 
+from ..data.tables import numbered_rows
 from ..data.texts import check_texts
 
 Texts = list[str] | None  # anchor, positive, negatives; None drops the row
@@ -218,7 +215,7 @@ def _class_triplets(rows: Dataset, seed: int) -> Dataset:
 
 
 def read_pairs(file: str | Path) -> Dataset:
-    """Read pairs or triplets from JSON lines, CSV or Parquet.
+    """Read pairs or triplets from JSON lines, CSV, TSV or Parquet.
 
     The order of the columns decides: anchor, positive, then negatives. Their names are ignored.
 
@@ -230,20 +227,8 @@ def read_pairs(file: str | Path) -> Dataset:
             names the line.
         OSError: The file cannot be read.
     """
-    file = Path(file)
-    if file.suffix == ".parquet":
-        try:
-            lines = enumerate(load_dataset("parquet", data_files=str(file), split="train"), 1)
-        except (DatasetGenerationError, pyarrow.ArrowInvalid) as error:
-            raise ValueError(f"{file} is not a readable Parquet file: {error}") from error
-    elif file.suffix in (".jsonl", ".json"):
-        lines = _json_lines(file)
-    elif file.suffix == ".csv":
-        lines = _csv_lines(file)
-    else:
-        raise ValueError(f"{file} has the suffix {file.suffix!r}; choose .jsonl, .csv or .parquet")
     rows = []
-    for number, row in lines:
+    for number, row in numbered_rows(file):
         where = f"{file}, line {number}"
         if not isinstance(row, dict) or len(row) < 2:
             raise ValueError(
@@ -266,25 +251,3 @@ def read_pairs(file: str | Path) -> Dataset:
         raise ValueError(f"{file} is empty; give at least one row")
     names = _names(len(rows[0]))
     return Dataset.from_list([dict(zip(names, row.values())) for row in rows])
-
-
-def _json_lines(file: Path) -> Iterator[tuple[int, dict]]:
-    with file.open("rb") as stream:
-        for number, line in enumerate(stream, 1):
-            if line.strip():
-                try:
-                    yield number, json.loads(line)
-                except (ValueError, RecursionError) as error:
-                    raise ValueError(f"{file}, line {number}: not JSON ({error})") from error
-
-
-def _csv_lines(file: Path) -> Iterator[tuple[int, dict]]:
-    with file.open(encoding="utf-8-sig", newline="") as stream:
-        reader = csv.DictReader(stream, strict=True)
-        try:
-            for row in reader:
-                yield reader.line_num, row
-        except UnicodeDecodeError as error:  # raised when a block is read, before its line
-            raise ValueError(f"{file} is not UTF-8 ({error}); convert it, for example with iconv") from error
-        except csv.Error as error:
-            raise ValueError(f"{file}, line {reader.line_num + 1}: {error}") from error
