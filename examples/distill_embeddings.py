@@ -15,7 +15,6 @@ and in a fill-mask pipeline. `--model_name_or_path` continues with the model of 
 After an interruption, the same command with `--resume_from_checkpoint last` resumes exactly.
 """
 
-from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -109,10 +108,14 @@ class DistillationArguments:
         default=0.05, metadata={"help": "A negative is at least this share of the positive's similarity below it."}
     )
     masked_share: Annotated[float, Bounds(0, 1)] = field(
-        default=0.5, metadata={"help": "Share of the batches with masked texts, if there are other files."}
+        default=0.5, metadata={"help": "Share of the batches with masked texts."}
+    )
+    pair_share: Annotated[float, Bounds(0, 1)] = field(
+        default=0.25, metadata={"help": "Share of the batches with pairs; the rest has texts."}
     )
     sampling_exponent: Annotated[float, Bounds(0, 10)] = field(
-        default=0.5, metadata={"help": "A file is drawn in proportion to its number of rows to this power."}
+        default=0.5,
+        metadata={"help": "Among files of a kind, one is drawn in proportion to its number of rows to this power."},
     )
 
     def __post_init__(self):
@@ -122,6 +125,10 @@ class DistillationArguments:
             raise ValueError(f"config_overrides={self.config_overrides!r} changes a new model only; remove it")
         if not (self.text_files or self.masked_files or self.pair_files):
             raise ValueError("nothing to distill; give --text_files, --masked_files or --pair_files")
+        if self.masked_share + self.pair_share > 1:
+            raise ValueError(
+                f"masked_share={self.masked_share} and pair_share={self.pair_share} are more than 1 together; lower one of them"
+            )
         if self.num_mined_negatives and not self.pair_files:
             raise ValueError(f"num_mined_negatives={self.num_mined_negatives} needs --pair_files; give them, or 0")
 
@@ -138,13 +145,22 @@ class DistillationTrainingArguments(ContrastiveTrainingArguments):
             raise ValueError(f"batch_sampler={self.batch_sampler.value!r} has no effect in distillation; remove it")
 
 
-def sampling_weights(sizes: dict[str, int], masked: Collection[str], share: float, exponent: float) -> list[float]:
-    """Return the probability of each set: `share` for all masked sets together, the rest for the others."""
-    weights = {name: size**exponent for name, size in sizes.items()}
-    sums = {is_masked: sum(w for name, w in weights.items() if (name in masked) == is_masked) for is_masked in (0, 1)}
-    if not all(sums.values()):
-        return list(weights.values())
-    return [(share if name in masked else 1 - share) * w / sums[name in masked] for name, w in weights.items()]
+def sampling_weights(sizes: dict[str, dict[str, int]], shares: dict[str, float], exponent: float) -> dict[str, float]:
+    """Return the weight of each set: the share of its kind, divided among the sets of this kind by size^exponent.
+
+    Args:
+        sizes: Rows of each set by kind and name.
+        shares: Share of each kind; kinds without a set leave theirs to the others.
+        exponent: 0 divides equally, 1 in proportion to the sizes.
+    """
+    weights = {}
+    for kind, of_kind in sizes.items():
+        total = sum(size**exponent for size in of_kind.values())
+        weights |= {name: shares[kind] * size**exponent / total for name, size in of_kind.items()}
+    if not any(weights.values()):
+        given = ", ".join(kind for kind, of_kind in sizes.items() if of_kind)
+        raise ValueError(f"the files are {given}, whose share is 0; lower --masked_share or --pair_share")
+    return weights
 
 
 def read_texts(file: str) -> Dataset:
@@ -166,13 +182,14 @@ def train(arguments: DistillationArguments, training: DistillationTrainingArgume
 
     teacher = open_teacher(arguments.teacher, arguments.max_seq_length, best_dtype(training.device))
     vectors = TeacherVectors(teacher, arguments.teacher_dir)
-    masked, pairs = read(arguments.masked_files, read_texts), read(arguments.pair_files, read_pairs)
+    texts, masked = read(arguments.text_files, read_texts), read(arguments.masked_files, read_texts)
+    pairs = read(arguments.pair_files, read_pairs)
     if arguments.num_mined_negatives:
         pairs = {
             name: mine_with_teacher(rows, vectors, arguments.num_mined_negatives, arguments.margin)
             for name, rows in pairs.items()
         }
-    tables = {**read(arguments.text_files, read_texts), **masked, **pairs}
+    tables = {**texts, **masked, **pairs}
     columns = {name: {each: list(rows[each]) for each in rows.column_names} for name, rows in tables.items()}
 
     start = arguments.model_name_or_path or str(Path(training.output_dir, "start"))
@@ -195,8 +212,15 @@ def train(arguments: DistillationArguments, training: DistillationTrainingArgume
     masked_loss = MaskedTextLoss(student, language_model, arguments.mlm_weight)
     losses = {name: masked_loss if name in masked else distance for name in sets}
     sizes = {name: len(rows) for name, rows in sets.items()}
-    weights = sampling_weights(sizes, masked, arguments.masked_share, arguments.sampling_exponent)
-    set_sampling(training, arguments.sampling_exponent, weights=weights)
+    kinds = {"texts": texts, "masked": masked, "pairs": pairs}
+    shares = {"masked": arguments.masked_share, "pairs": arguments.pair_share}
+    shares["texts"] = 1 - sum(shares.values())
+    weights = sampling_weights(
+        {kind: {name: sizes[name] for name in of_kind} for kind, of_kind in kinds.items()},
+        shares,
+        arguments.sampling_exponent,
+    )
+    set_sampling(training, arguments.sampling_exponent, weights=[weights[name] for name in sets])
     for name, rows in sets.items():
         print(f"{name}: {len(rows):,} rows of {', '.join(rows.column_names)}", flush=True)
 
@@ -220,8 +244,8 @@ def train(arguments: DistillationArguments, training: DistillationTrainingArgume
         num_rows=sizes,
         evaluators=evaluators,
         shown=(
-            *("teacher", "temperature", "contrastive_weight", "mlm_weight", "masked_share", "num_mined_negatives"),
-            *("max_seq_length", "tokens_per_batch", "muon_learning_rate"),
+            *("teacher", "temperature", "contrastive_weight", "mlm_weight", "masked_share", "pair_share"),
+            *("num_mined_negatives", "max_seq_length", "tokens_per_batch", "muon_learning_rate"),
         ),
     )
 

@@ -238,11 +238,14 @@ def test_batches_of_short_and_of_long_texts_have_equally_many_tokens(student_fol
     assert len(next(iter(trainer.get_batch_sampler(rows, 7, drop_last=True)))) == 7
 
 
-def test_masked_texts_have_their_share_of_the_batches_and_the_other_files_the_rest_by_size():
-    sizes = {"texts": 400, "masked": 900, "pairs": 100}
-    weights = distill_embeddings.sampling_weights(sizes, {"masked"}, share=0.4, exponent=0.5)
-    np.testing.assert_allclose(weights, [0.4, 0.4, 0.2])
-    assert distill_embeddings.sampling_weights({"a": 4, "b": 9}, {"a", "b"}, share=0.4, exponent=0.5) == [2, 3]
+def test_each_kind_of_file_has_its_share_of_the_batches_and_the_files_of_a_kind_divide_it_by_size():
+    shares = {"texts": 0.2, "masked": 0.3, "pairs": 0.5}
+    sizes = {"texts": {"a": 400, "b": 100}, "masked": {"c": 900}, "pairs": {"d": 7}}
+    weights = distill_embeddings.sampling_weights(sizes, shares, exponent=0.5)
+    assert weights == pytest.approx({"a": 0.2 * 20 / 30, "b": 0.2 * 10 / 30, "c": 0.3, "d": 0.5})
+    assert distill_embeddings.sampling_weights({"texts": {}, "pairs": {"d": 7}}, shares, 0.5) == {"d": 0.5}
+    with pytest.raises(ValueError, match="the files are masked, whose share is 0"):
+        distill_embeddings.sampling_weights({"masked": {"c": 9}, "pairs": {}}, {"masked": 0.0, "pairs": 1.0}, 0.5)
 
 
 def test_a_student_without_decoder_is_refused(teacher_folder):
