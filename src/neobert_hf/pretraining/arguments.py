@@ -32,6 +32,8 @@ BOUNDS |= dict.fromkeys(("save_total_limit", "dataloader_prefetch_factor", "ddp_
 BOUNDS |= {"seed": SEED, "data_seed": SEED, "warmup_ratio": SHARE, "label_smoothing_factor": SHARE}
 BOUNDS |= {"num_train_epochs": Bounds(above=0, most=1e6), "dataloader_num_workers": Bounds(0, 1024)}
 BOUNDS |= {"eval_delay": Bounds(0, 1 << 30), "neftune_noise_alpha": Bounds(0, 1e6), "local_rank": Bounds(-1, 1 << 16)}
+# Fine-tuning counts epochs; max_steps=-1 sets no number of steps.
+FINE_TUNING_BOUNDS = {**BOUNDS, "max_steps": Bounds(-1, BOUNDS["max_steps"].most)}
 
 
 @dataclass
@@ -143,6 +145,22 @@ class PrecisionArguments:
             device = "cuda" if torch.cuda.is_available() and not self.use_cpu else "cpu"
             self.bf16 = best_dtype(device) == torch.bfloat16
         super().__post_init__()
+
+
+@dataclass
+class FineTuningArguments(PrecisionArguments, TrainingArguments):
+    """Training arguments of fine-tuning: evaluation after each epoch, and the best epoch at the end."""
+
+    BOUNDS: ClassVar = FINE_TUNING_BOUNDS
+
+    num_train_epochs: float = 3
+    learning_rate: float = 5e-5
+    warmup_steps: float = 0.06  # share of all steps
+    eval_strategy: str = "epoch"
+    save_strategy: str = "epoch"
+    save_total_limit: int = 1
+    load_best_model_at_end: bool = True
+    metric_for_best_model: str = "accuracy"
 
 
 @dataclass

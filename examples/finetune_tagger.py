@@ -1,0 +1,79 @@
+"""Fine-tune NeoBERT, or any other encoder, to tag words, for example with the names of people and places.
+
+    python examples/finetune_tagger.py --train_file train.jsonl --validation_file dev.jsonl --output_dir runs/tagger
+    python examples/finetune_tagger.py --dataset_name lhoestq/conll2003 --word_column tokens --tag_column ner_tags \\
+        --model_name_or_path chandar-lab/NeoBERT --output_dir runs/conll
+
+A row has a list of words and a list of tags: {"words": ["Ada", "codes"], "tags": ["PERSON", "O"]}. The folder opens in
+`pipeline("token-classification", model="runs/tagger", trust_remote_code=True)`.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from sklearn.metrics import accuracy_score, f1_score
+from transformers import (
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    DataCollatorForTokenClassification,
+    Trainer,
+    set_seed,
+)
+
+from neobert_hf import MINI_MODEL_PATH
+from neobert_hf.commands import CommandParser, run_command
+from neobert_hf.data.labelled import LabelledDataArguments, read_tagged_words
+from neobert_hf.pretraining.arguments import FineTuningArguments
+
+
+@dataclass
+class TaggerArguments(LabelledDataArguments):
+    """Model and data."""
+
+    model_name_or_path: str = field(default=str(MINI_MODEL_PATH), metadata={"help": "Folder or id on the Hub."})
+    word_column: str = field(default="words", metadata={"help": "Column of the lists of words."})
+    tag_column: str = field(default="tags", metadata={"help": "Column of the lists of tags."})
+
+
+def metrics(predictions) -> dict[str, float]:
+    """Return the accuracy over the words, and the mean over the tags of F1."""
+    is_word = predictions.label_ids != -100
+    labels, predicted = predictions.label_ids[is_word], predictions.predictions.argmax(-1)[is_word]
+    return {"accuracy": accuracy_score(labels, predicted), "f1": f1_score(labels, predicted, average="macro")}
+
+
+def train(arguments: TaggerArguments, training: FineTuningArguments):
+    """Train, evaluate after each epoch, and save the best model."""
+    set_seed(training.seed)
+    data = read_tagged_words(arguments, arguments.word_column, arguments.tag_column, training.seed)
+    names = dict(enumerate(data["train"].features["tags"].feature.names))
+    tokenizer, max_length = AutoTokenizer.from_pretrained(arguments.model_name_or_path), arguments.max_seq_length
+
+    def tokenize(rows):
+        tokens = tokenizer(rows["words"], is_split_into_words=True, truncation=True, max_length=max_length)
+        labels = []
+        for i, tags in enumerate(rows["tags"]):
+            words = tokens.word_ids(i)  # the first token of a word has its tag; -100 is not trained
+            firsts = [None if word == before else word for before, word in zip([None, *words], words)]
+            labels.append([-100 if word is None else tags[word] for word in firsts])
+        return {**tokens, "labels": labels}
+
+    data = data.map(tokenize, batched=True, remove_columns=["words", "tags"])
+    options = {"id2label": names, "label2id": {name: i for i, name in names.items()}, "dtype": torch.float32}
+    model = AutoModelForTokenClassification.from_pretrained(arguments.model_name_or_path, **options)
+    rows = {"train_dataset": data["train"], "eval_dataset": data["validation"]}
+    options = {"data_collator": DataCollatorForTokenClassification(tokenizer), "compute_metrics": metrics}
+    trainer = Trainer(model, training, **rows, processing_class=tokenizer, **options)
+    trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
+    trainer.save_model()
+    trainer.log_metrics("eval", trainer.evaluate())
+
+
+def main():
+    """Read the command line, and train."""
+    parser = CommandParser((TaggerArguments, FineTuningArguments), description=__doc__)
+    run_command(parser.prog, train, *parser.parse_args_into_dataclasses())
+
+
+if __name__ == "__main__":
+    main()

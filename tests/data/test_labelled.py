@@ -1,0 +1,154 @@
+"""Labelled rows: class names and ids as a reader of the file expects them, and errors that name file and line."""
+
+import json
+
+import pytest
+
+pytest.importorskip("datasets", reason="labelled rows need datasets (pip install -e .[train])")
+
+import datasets
+
+from neobert_hf.data import labelled
+from neobert_hf.data.labelled import LabelledDataArguments, read_tagged_words, read_texts
+
+
+def lines(folder, name, rows):
+    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(folder / name)
+
+
+def texts_of(folder, train, validation=None, **kwargs):
+    files = {"train_file": lines(folder, "train.jsonl", train)}
+    if validation is not None:
+        files["validation_file"] = lines(folder, "dev.jsonl", validation)
+    return read_texts(
+        LabelledDataArguments(**files), **{"text_columns": ["text"], "label_column": "label", "seed": 0, **kwargs}
+    )
+
+
+def rows(*labels):
+    return [{"text": f"text {i}", "label": label} for i, label in enumerate(labels)]
+
+
+@pytest.mark.parametrize(
+    "labels, names",
+    [
+        (["b", "a", "b"], ["a", "b"]),
+        ([10, 9, 10], ["9", "10"]),
+        ([True, False, True], ["False", "True"]),
+        ([-1, 1, 0], ["-1", "0", "1"]),
+    ],
+)
+def test_classes_are_sorted_by_number_or_name_and_ids_point_to_them(tmp_path, labels, names):
+    data = texts_of(tmp_path, rows(*labels), rows(labels[0], labels[1]))
+    assert data["train"].features["label"].names == names
+    assert [names[i] for i in data["train"]["label"]] == list(map(str, labels))
+    assert [names[i] for i in data["validation"]["label"]] == list(map(str, labels[:2]))
+
+
+def test_without_validation_rows_a_tenth_of_the_training_rows_is_held_out_by_the_seed(tmp_path):
+    def held_out(seed):
+        data = texts_of(tmp_path, rows(*"ab" * 50), seed=seed)
+        assert len(data["train"]) == 90
+        assert set(data["train"]["text"]).isdisjoint(data["validation"]["text"])
+        return list(data["validation"]["text"])
+
+    assert len(held_out(0)) == 10
+    assert held_out(0) == held_out(0) != held_out(1)
+
+
+def test_pairs_keep_both_columns(tmp_path):
+    train = [{"one": "a", "two": "b", "gold": i % 2, "other": 0} for i in range(4)]
+    data = texts_of(tmp_path, train, train, text_columns=["one", "two"], label_column="gold")
+    assert data["train"].column_names == ["one", "two", "label"]
+
+
+@pytest.mark.parametrize(
+    "row, message",
+    [
+        ({"text": "a"}, "line 2: no column 'label' among text"),
+        ({"text": "", "label": "a"}, "line 2: 'text' is empty"),
+        ({"text": 3, "label": "a"}, "line 2: 'text': text 0 is 3, a int"),
+        ({"text": "a", "label": None}, "line 2: the label None is not"),
+        ({"text": "a", "label": " "}, "line 2: the label ' ' is not"),
+        ({"text": "a", "label": 0.5}, "line 2: the label 0.5 is not"),
+        (["a"], r"line 2: no column 'text' among \['a'\]"),
+    ],
+)
+def test_a_row_without_text_or_label_is_refused_with_its_line(tmp_path, row, message):
+    with pytest.raises(ValueError, match=message):
+        texts_of(tmp_path, [{"text": "a", "label": "a"}, row])
+
+
+def test_a_label_that_no_training_row_has_is_refused_with_its_line(tmp_path):
+    with pytest.raises(ValueError, match=r"dev\.jsonl, line 2: the label 'c' is in no training row; they have a, b"):
+        texts_of(tmp_path, rows("a", "b"), rows("a", "c"))
+
+
+def test_one_class_or_one_row_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="all training rows have the label 'a'"):
+        texts_of(tmp_path, rows("a", "a"), rows("a", "a"))
+    with pytest.raises(ValueError, match="1 training rows; give at least two"):
+        texts_of(tmp_path, rows("a"))
+
+
+def test_tags_belong_to_words(tmp_path):
+    train = [{"words": ["Ada", "codes"], "tags": ["PERSON", "O"]}, {"words": ["Hi"], "tags": ["O"]}]
+    arguments = LabelledDataArguments(*[lines(tmp_path, "train.jsonl", train)] * 2)
+    data = read_tagged_words(arguments, "words", "tags", 0)
+    names = data["train"].features["tags"].feature.names
+    assert names == ["O", "PERSON"]
+    assert [[names[tag] for tag in tags] for tags in data["train"]["tags"]] == [row["tags"] for row in train]
+
+
+@pytest.mark.parametrize(
+    "row, message",
+    [
+        ({"words": ["a", "b"], "tags": ["O"]}, "2 words and 1 tags"),
+        ({"words": "a b", "tags": ["O"]}, "both must be lists"),
+        ({"words": [], "tags": []}, "both must be lists"),
+        ({"words": ["a", ""], "tags": ["O", "O"]}, r"'words\[1\]' is empty"),
+        ({"words": ["a"], "tags": [None]}, "the label None"),
+    ],
+)
+def test_words_and_tags_of_different_number_are_refused_with_their_line(tmp_path, row, message):
+    file = lines(tmp_path, "train.jsonl", [{"words": ["a"], "tags": ["O"]}, row])
+    with pytest.raises(ValueError, match=f"line 2: .*{message}"):
+        read_tagged_words(LabelledDataArguments(file), "words", "tags", 0)
+
+
+def hub(monkeypatch, splits, names):
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)})
+    data = {
+        split: datasets.Dataset.from_list([{"text": "a", "label": label} for label in labels], features=features)
+        for split, labels in splits.items()
+    }
+    monkeypatch.setattr(labelled, "load_dataset", lambda *a: datasets.DatasetDict(data))
+    return LabelledDataArguments(dataset_name="some/dataset")
+
+
+def test_a_dataset_of_the_hub_keeps_the_order_of_its_classes(monkeypatch):
+    arguments = hub(monkeypatch, {"train": [1, 0, 0], "validation": [0, 1]}, ["good", "bad"])
+    data = read_texts(arguments, ["text"], "label", 0)
+    assert data["train"].features["label"].names == ["good", "bad"]
+    assert list(data["train"]["label"]) == [1, 0, 0]
+
+
+def test_a_dataset_of_the_hub_without_labels_or_validation_rows_is_refused(monkeypatch):
+    with pytest.raises(ValueError, match="validation, row 1: the label None"):
+        read_texts(hub(monkeypatch, {"train": [1, 0], "validation": [0, -1]}, ["a", "b"]), ["text"], "label", 0)
+    with pytest.raises(ValueError, match="has the splits train and no validation"):
+        read_texts(hub(monkeypatch, {"train": [1, 0]}, ["a", "b"]), ["text"], "label", 0)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({}, "exactly one of"),
+        ({"train_file": "a", "dataset_name": "b"}, "exactly one of"),
+        ({"validation_file": "a", "dataset_name": "b"}, "belongs to --train_file"),
+    ],
+)
+def test_files_and_a_dataset_exclude_each_other(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        LabelledDataArguments(**arguments)

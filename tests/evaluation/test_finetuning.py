@@ -1,0 +1,102 @@
+"""The fine-tuning examples: they learn a rule that the data follow, and the saved folder opens in a pipeline."""
+
+import csv
+import json
+import random
+
+import pytest
+
+pytest.importorskip("sklearn", reason="fine-tuning needs scikit-learn (pip install -e .[train])")
+
+import finetune_classifier
+import finetune_tagger
+from conftest import SENTENCE, run_main
+from sklearn.metrics import accuracy_score
+from transformers import AutoModelForTokenClassification, pipeline
+
+from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
+
+WORDS = SENTENCE.split()
+SHAPE = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96)
+
+
+@pytest.fixture
+def model_folder(tokenizer, tmp_path):
+    config = NeoBERTConfig(vocab_size=len(tokenizer), **SHAPE, embedding_init_range=0.5)
+    NeoBERTForMaskedLM(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def command(model_folder, train, out, *more):
+    return [
+        *("--model_name_or_path", model_folder, "--train_file", train, "--output_dir", out, "--use_cpu", "true"),
+        *("--learning_rate", "3e-3", "--per_device_train_batch_size", "16", "--report_to", "none", *more),
+    ]
+
+
+def evaluated(output):
+    """The metrics that the example prints at the end."""
+    lines = [line.split("=") for line in output.splitlines() if "=" in line]
+    return {name.strip(): value.strip() for name, value in lines}
+
+
+@pytest.mark.parametrize("num_texts", [1, 2])
+def test_the_classifier_learns_which_word_is_there(model_folder, tmp_path, num_texts):
+    """The label of a text is whether it holds `red` or `old`; a pair holds the word in its second text."""
+    rng = random.Random(0)
+    columns = ["first", "second"][:num_texts]
+    with (tmp_path / "train.csv").open("w", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow([*columns, "label"])
+        for i in range(300):
+            texts = [" ".join(rng.choices(WORDS[:9], k=4)) for _ in columns]
+            texts[-1] += (" red", " old")[i % 2]
+            writer.writerow([*texts, ("Rouge", "Vieux")[i % 2]])
+    out = tmp_path / "out"
+    printed = run_main(
+        finetune_classifier, *command(model_folder, tmp_path / "train.csv", out, "--text_columns", *columns)
+    )
+    assert float(evaluated(printed)["eval_accuracy"]) == 1.0 == float(evaluated(printed)["eval_f1"])
+    classify = pipeline("text-classification", str(out))
+    texts = ["the fox red", "the fox old"]
+    inputs = texts if num_texts == 1 else [{"text": "the dog", "text_pair": text} for text in texts]
+    assert [classify(each)[0]["label"] if num_texts == 1 else classify(each)["label"] for each in inputs] == [
+        "Rouge",
+        "Vieux",
+    ]
+
+
+def test_the_tagger_learns_tags_of_words_and_trains_the_first_token_of_each(model_folder, tokenizer, tmp_path):
+    """Animals are tagged; `foxdog` consists of two tokens and has one tag."""
+    rng = random.Random(0)
+    tag = {"fox": "ANIMAL", "dog": "ANIMAL", "foxdog": "ANIMAL"}
+    vocabulary = [*WORDS[:9], "foxdog"]
+    assert len(tokenizer.tokenize("foxdog")) > 1
+    with (tmp_path / "train.jsonl").open("w") as stream:
+        for _ in range(200):
+            words = rng.choices(vocabulary, k=5)
+            stream.write(json.dumps({"words": words, "tags": [tag.get(word, "O") for word in words]}) + "\n")
+    out = tmp_path / "out"
+    printed = run_main(finetune_tagger, *command(model_folder, tmp_path / "train.jsonl", out))
+    assert float(evaluated(printed)["eval_accuracy"]) == 1.0
+    assert set(AutoModelForTokenClassification.from_pretrained(out).config.id2label.values()) == {"ANIMAL", "O"}
+    tagged = pipeline("token-classification", str(out), aggregation_strategy="first")("the quick fox")
+    assert [each["word"] for each in tagged if each["entity_group"] == "ANIMAL"] == ["fox"]
+
+
+def test_an_error_in_the_data_is_one_line_that_names_file_and_line(model_folder, tmp_path):
+    (tmp_path / "train.csv").write_text("text,label\na,x\n,y\n")
+    with pytest.raises(SystemExit, match=r"finetune_classifier\.py: .*train\.csv, line 3: 'text' is empty"):
+        run_main(finetune_classifier, *command(model_folder, tmp_path / "train.csv", tmp_path / "out"))
+
+
+def test_the_metrics_are_those_of_words_only():
+    from types import SimpleNamespace
+
+    import numpy as np
+
+    predictions = SimpleNamespace(
+        label_ids=np.array([[0, -100, 1], [1, 0, -100]]), predictions=np.eye(2)[np.array([[0, 1, 0], [1, 0, 1]])]
+    )
+    assert finetune_tagger.metrics(predictions)["accuracy"] == accuracy_score([0, 1, 1, 0], [0, 0, 1, 0])
