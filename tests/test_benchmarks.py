@@ -29,6 +29,7 @@ OPTIONS = {
     "fast_paths": "--num_tokens 16 --dtypes float32 --num_rounds 1",
     "packing_plan": "--num_documents 2000 --documents_per_shard 100 --num_read 3",
     "int8": "--packages tqdm --num_questions 4",
+    "finetuning": "--data_dir glue --output_dir out --tasks cola --learning_rates 1e-4 --seeds 1 --max_steps 2",
 }
 
 
@@ -75,6 +76,9 @@ def test_log_normal_lengths_have_the_documented_mean(count):
 def test_every_script_has_a_help_and_prints_json_in_its_last_line(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(ragged, "collect_documentation", lambda: collect_documentation(packages=["tqdm"]))
+    for stem in ("train", "dev"):
+        Path("glue/CoLA").mkdir(parents=True, exist_ok=True)
+        Path("glue/CoLA", f"{stem}.tsv").write_text("a\t1\t\tIt sleeps.\na\t0\t*\tIt sleep.\n" * 4)
     script = importlib.import_module(name)
     assert Path(script.__file__).read_text("utf-8").endswith('if __name__ == "__main__":\n    main()\n')
     assert "--json" in run_main(script, "--help")
