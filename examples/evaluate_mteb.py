@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+import torch
 from sentence_transformers import SentenceTransformer
 from tabulate import tabulate
 
@@ -49,7 +50,13 @@ class MTEBArguments:
         default="both", metadata={"help": "both: queries and documents get the instruction; query: queries only."}
     )
     without_instructions: bool = field(default=False, metadata={"help": "Put nothing before the texts."})
-    dtype: str = field(default="float16", metadata={"help": f"{', '.join(DTYPES)}; the paper uses float16."})
+    dtype: str = field(
+        default=None,
+        metadata={
+            "help": f"{', '.join(DTYPES)}. Default: float16 on a GPU, as in the paper, and on a CPU the fastest one that it has."
+        },
+    )
+    revision: str = field(default=None, metadata={"help": "Branch, tag or commit of a model on the Hub."})
     batch_size: Annotated[int, Bounds(1, 1 << 20)] = field(default=32, metadata={"help": "Number of texts in a batch."})
     max_seq_length: Annotated[int, Bounds(3, 1 << 20)] = field(
         default=None, metadata={"help": "Maximum length of a text in tokens; without it, the model's."}
@@ -59,7 +66,7 @@ class MTEBArguments:
     )
 
     def __post_init__(self):
-        if self.dtype not in DTYPES:
+        if self.dtype not in (None, *DTYPES):
             raise ValueError(f"dtype={self.dtype!r} is not one of {', '.join(DTYPES)}")
         mteb_prompts(self.instruction_template, self.instruction_sides)
         benchmark_tasks(self.tasks)
@@ -75,7 +82,9 @@ def run(arguments: MTEBArguments):
     tasks, name = benchmark_tasks(arguments.tasks), arguments.model_name
     if arguments.card and not Path(arguments.card).is_file():
         raise FileNotFoundError(f"--card {arguments.card} is not a file; name the README.md of the model")
-    model = SentenceTransformer(arguments.model, model_kwargs={"dtype": DTYPES[arguments.dtype]})
+    fastest = torch.float16 if torch.cuda.is_available() else neobert_hf.best_dtype(torch.device("cpu"))
+    dtype = DTYPES[arguments.dtype] if arguments.dtype else fastest
+    model = SentenceTransformer(arguments.model, revision=arguments.revision, model_kwargs={"dtype": dtype})
     if arguments.max_seq_length:
         model.max_seq_length = arguments.max_seq_length
 
@@ -93,10 +102,13 @@ def run(arguments: MTEBArguments):
         print(f"averages are incomplete without these tasks: {', '.join(missing)}")
     result = {
         "model": name,
+        "revision": arguments.revision,
+        "dtype": str(dtype).removeprefix("torch."),
         "neobert_hf": neobert_hf.__version__,
         "averages": means,
         "missing": missing,
         "scores": list(map(asdict, scores)),
+        "dataset_revisions": {task.metadata.name: task.metadata.dataset["revision"] for task in tasks},
     }
     Path(arguments.output_dir, "scores.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
     if arguments.card:

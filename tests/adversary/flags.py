@@ -16,7 +16,12 @@ import build
 import build_mini
 import demo_documentation
 import distill_embeddings
+import evaluate_long_context
 import evaluate_mteb
+import evaluate_pseudo_perplexity
+import finetune_classifier
+import finetune_glue
+import finetune_tagger
 import pretrain_mlm
 import train_contrastive
 from adversary.machinery import EXPLAINED, RIGHT, Failed, Family, Outcome, explained, fork_case
@@ -37,6 +42,11 @@ REQUIRED = {
     "train_contrastive.py": ["--use_cpu=true", "--report_to=none", "--output_dir=a", "--model_name_or_path=b"],
     "demo_documentation.py": ["--use_cpu=true", "--report_to=none"],
     "evaluate_mteb.py": ["--model=a", "--output_dir=b"],
+    "finetune_classifier.py": ["--use_cpu=true", "--report_to=none", "--output_dir=a", "--train_file=b.csv"],
+    "finetune_tagger.py": ["--use_cpu=true", "--report_to=none", "--output_dir=a", "--train_file=b.jsonl"],
+    "finetune_glue.py": ["--use_cpu=true", "--output_dir=a", "--model_name_or_path=b"],
+    "evaluate_pseudo_perplexity.py": ["--files=a.jsonl", "--output_dir=b"],
+    "evaluate_long_context.py": ["--files=a.jsonl", "--output_dir=b"],
     "build.py": ["--model=a", "--out=b"],
     "build_mini.py": ["--stages=a", "--corpus=b"],
     "distill_embeddings.py": [
@@ -47,6 +57,7 @@ SCRIPTS = {
     Path(module.__file__).name: module.__file__
     for module in (
         *(pretrain_mlm, train_contrastive, distill_embeddings, demo_documentation, evaluate_mteb),
+        *(finetune_classifier, finetune_tagger, finetune_glue, evaluate_pseudo_perplexity, evaluate_long_context),
         *(build, build_mini),
     )
 }
@@ -60,6 +71,8 @@ ZERO_IS_LEGAL = {
         "sampling_exponent",
         "contrastive_weight",
         "mlm_weight",
+        "masked_share",
+        "pair_share",
         "margin",
         "warmup_steps",
         "decay_until",

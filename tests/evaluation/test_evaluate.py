@@ -1,10 +1,10 @@
-"""Masked-token accuracy, its baselines and the pseudo-perplexity equal values computed by hand."""
+"""Masked-token accuracy and its baselines equal values computed by hand."""
 
 import pytest
 import torch
 from transformers.modeling_outputs import MaskedLMOutput
 
-from neobert_hf.evaluation.masked_lm import bigram_accuracy, masked_accuracy, pseudo_perplexity, unigram_accuracy
+from neobert_hf.evaluation.masked_lm import bigram_accuracy, masked_accuracy, unigram_accuracy
 
 
 class KnowsOnlySeven(torch.nn.Module):
@@ -54,22 +54,3 @@ def test_the_bigram_baseline_follows_the_more_confident_neighbour():
     assert accuracy([2, 5, masked, 9, 3], 2, 6) == 1  # 6 always precedes 9, which is more confident than 8 after 5
     assert accuracy([2, masked, masked, 9, 3], 2, 6) == 1  # a masked neighbour predicts nothing
     assert accuracy([2, masked, masked, masked, 3], 2, 5) == 1  # the most frequent token: 5, three times
-
-
-def test_pseudo_perplexity_masks_each_token_alone(model, oracle):
-    """The oracle computes one masked copy at a time."""
-    import numpy as np
-
-    ids, mask, special = [2, 17, 33, 50, 7, 3], 4, {2, 3}
-    losses = []
-    for place in range(1, 5):
-        copy = list(ids)
-        copy[place] = mask
-        logits = oracle.mlm_logits(oracle.encode(np.array(copy))[2])[place]
-        losses.append(np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits[ids[place]])
-    for max_tokens in (6, 13, 8192):
-        value = pseudo_perplexity(model, ids, mask, special, max_tokens)
-        assert abs(value / np.exp(np.mean(losses)) - 1) < 1e-5
-    assert not model.config.sparse_prediction
-    with pytest.raises(ValueError, match="special tokens only"):
-        pseudo_perplexity(model, [2, 3], mask, special)

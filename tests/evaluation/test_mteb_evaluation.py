@@ -1,5 +1,7 @@
 """MTEB without a network: local tasks with the names of real tasks, and scores computed again by hand."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -14,9 +16,10 @@ from huggingface_hub import ModelCard
 from mteb.abstasks import AbsTaskPairClassification, AbsTaskRetrieval, AbsTaskSTS
 from mteb.abstasks.task_metadata import TaskMetadata
 from scipy.stats import spearmanr
+from sentence_transformers import SentenceTransformer
 from sklearn.metrics import average_precision_score
 
-from neobert_hf import sentence_transformer
+from neobert_hf import best_dtype, sentence_transformer
 from neobert_hf.embeddings.instructions import EVALUATION_INSTRUCTIONS, mteb_prompts
 from neobert_hf.evaluation.mteb import CATEGORIES, Score, averages, benchmark_tasks, evaluate, write_model_index
 
@@ -200,3 +203,21 @@ def test_a_dataset_that_cannot_be_downloaded_is_named_on_one_line_with_the_way_o
         message.startswith("evaluate_mteb.py: the dataset of a task could not be downloaded: ") and "\n" not in message
     )
     assert "sts12-sts" in message and "HF_HUB_OFFLINE" in message and "--tasks" in message
+
+
+def test_the_result_names_the_dtype_that_suits_the_machine_and_the_revisions_of_the_datasets(
+    embedder, tmp_path, monkeypatch
+):
+    embedder.save(str(tmp_path / "saved"))
+    monkeypatch.setattr(evaluate_mteb, "benchmark_tasks", lambda names: [LocalSTS()])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    used = []
+    monkeypatch.setattr(
+        evaluate_mteb,
+        "SentenceTransformer",
+        lambda *a, **k: used.append(k["model_kwargs"]["dtype"]) or SentenceTransformer(*a, **k),
+    )
+    run_main(evaluate_mteb, "--model", tmp_path / "saved", "--output_dir", tmp_path / "out")
+    result = json.loads((tmp_path / "out/scores.json").read_text())
+    assert used == [best_dtype(torch.device("cpu"))] and result["dtype"] == str(used[0]).removeprefix("torch.")
+    assert result["dataset_revisions"] == {"STS12": "v1"} and result["revision"] is None

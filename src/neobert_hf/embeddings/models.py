@@ -135,6 +135,11 @@ def fingerprint(model: SentenceTransformer, prompts: Mapping[str, str]) -> str:
         "similarity": SimilarityFunction(model.similarity_fn_name).value,
         "prompts": [dict(model.prompts), model.default_prompt_name, dict(prompts)],
     }
+    return hash_of_weights(model, settings)
+
+
+def hash_of_weights(model: torch.nn.Module, settings: Mapping | None = None) -> str:
+    """Return a hash of a module's weights and of settings that are plain types, 16 hexadecimal digits."""
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

@@ -1,6 +1,5 @@
-"""Metrics of masked language models: accuracy, n-gram baselines, pseudo-perplexity."""
+"""Masked-token accuracy of masked language models, and of baselines by n-grams."""
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
@@ -86,46 +85,3 @@ def _most_likely(counts):
     """Return the relative frequency of the most frequent token, and this token."""
     ((token, count),) = counts.most_common(1)
     return count / counts.total(), token
-
-
-@torch.no_grad()
-def pseudo_perplexity(
-    model: PreTrainedModel, input_ids: list[int], mask_token_id: int, special_ids: Iterable[int], max_tokens: int = 8192
-) -> float:
-    """Return exp of the mean cross-entropy of a document's tokens, where each token is masked alone.
-
-    The document is copied once for each token. Packed rows of at most `max_tokens` tokens hold the copies, and only masked
-    positions are decoded, so memory does not grow with the square of the length.
-
-    Args:
-        model: A masked language model in evaluation mode.
-        input_ids: (L,) token ids of the document, with special tokens.
-        mask_token_id: Id of the mask token.
-        special_ids: Ids of tokens that are not masked.
-        max_tokens: Token budget of a packed row.
-
-    Raises:
-        ValueError: The document has no token that can be masked.
-
-    Source: paper, section 5.3 and appendix E.
-    """
-    ids, special = torch.tensor(input_ids), set(special_ids)
-    places = [place for place, token in enumerate(input_ids) if token not in special]
-    if not places:
-        raise ValueError(
-            f"the document {input_ids} has special tokens only; give a document with at least one ordinary token"
-        )
-    length, total = len(ids), 0.0
-    was_sparse, model.config.sparse_prediction = model.config.sparse_prediction, True
-    try:
-        for chunk in torch.tensor(places).split(max(max_tokens // length, 1)):
-            copies, labels = ids.repeat(len(chunk), 1), torch.full((len(chunk), length), -100)
-            row = torch.arange(len(chunk))
-            copies[row, chunk], labels[row, chunk] = mask_token_id, ids[chunk]
-            positions = torch.arange(length).repeat(len(chunk))
-            inputs = {"input_ids": copies.view(1, -1), "position_ids": positions[None], "labels": labels.view(1, -1)}
-            loss = model(**{name: value.to(model.device) for name, value in inputs.items()}).loss
-            total += loss.item() * len(chunk)
-    finally:
-        model.config.sparse_prediction = was_sparse
-    return math.exp(total / len(places))

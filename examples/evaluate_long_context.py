@@ -1,0 +1,171 @@
+"""Compare scalings of RoPE beyond the length of the training, by pseudo-perplexity at several lengths.
+
+    python examples/evaluate_long_context.py --files long.jsonl --trained_length 128 --lengths 128 256 512 1024 \\
+        --output_dir runs/long-context
+
+All lengths have the same texts: those that reach the longest length, truncated to each. The scalings are none, linear
+(arXiv 2306.15595), dynamic NTK and YaRN (arXiv 2309.00071). long_context.json has the values, long_context.png the curves.
+A scaling is an argument of from_pretrained: `rope_parameters={"rope_type": "yarn", "factor": 4.0}`.
+"""
+
+import itertools
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import torch
+from matplotlib.figure import Figure
+from tabulate import tabulate
+from transformers import AutoTokenizer
+from transformers.utils import logging
+
+from neobert_hf import MINI_MODEL_PATH, NeoBERTForMaskedLM, best_dtype, tune_allocator
+from neobert_hf.commands import Bounds, CommandParser, run_command
+from neobert_hf.data.files import write_json
+from neobert_hf.data.tables import read_text_column
+from neobert_hf.evaluation.pseudo_perplexity import (
+    MAX_TOKENS,
+    MaskedText,
+    confidence_interval,
+    masked_losses,
+    positions_to_mask,
+    pseudo_perplexity,
+)
+
+SCALINGS = ("none", "linear", "dynamic", "yarn")
+
+
+@dataclass
+class LongContextArguments:
+    """Texts, model and lengths."""
+
+    files: list[str] = field(metadata={"help": ".jsonl, .csv, .tsv or .parquet files with a column of long texts."})
+    output_dir: str = field(metadata={"help": "Folder of the results."})
+    model_name_or_path: str = field(
+        default=str(MINI_MODEL_PATH), metadata={"help": "A NeoBERT. Default: the mini model in this package."}
+    )
+    text_column: str = field(default="text", metadata={"help": "Column of the texts."})
+    num_texts: Annotated[int, Bounds(1)] = field(
+        default=50, metadata={"help": "Number of texts of the longest length."}
+    )
+    trained_length: Annotated[int, Bounds(3)] = field(
+        default=None,
+        metadata={"help": "Length of the training in tokens. Default: max_position_embeddings of the model."},
+    )
+    lengths: list[int] = field(
+        default=None, metadata={"help": "Lengths in tokens. Default: 1, 2, 4 and 8 times the trained length."}
+    )
+    scalings: list[str] = field(
+        default_factory=lambda: list(SCALINGS), metadata={"help": f"Any of {', '.join(SCALINGS)}."}
+    )
+    positions: Annotated[int, Bounds(2)] = field(
+        default=32, metadata={"help": "Number of positions per text and length, drawn at random."}
+    )
+    seed: Annotated[int, Bounds(0, (1 << 32) - 1)] = field(default=0, metadata={"help": "Seed of the positions."})
+
+    def __post_init__(self):
+        if unknown := [name for name in self.scalings if name not in SCALINGS]:
+            raise ValueError(f"scalings: {', '.join(unknown)} is not one of {', '.join(SCALINGS)}")
+        if short := [length for length in self.lengths or () if length < 3]:
+            raise ValueError(f"lengths: {short[0]} has no room for a text between two special tokens; give at least 3")
+
+
+def rope_parameters(scaling: str, length: int, trained_length: int) -> dict:
+    """Return the RoPE parameters for texts of at most `length` tokens.
+
+    Dynamic NTK computes its factor from the length of each text, so its own factor is 1.
+    """
+    factor = max(1.0, length / trained_length)
+    return {
+        "none": {"rope_type": "default"},
+        "linear": {"rope_type": "linear", "factor": factor},
+        "dynamic": {"rope_type": "dynamic", "factor": 1.0},
+        "yarn": {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": trained_length},
+    }[scaling]
+
+
+def evaluate(arguments: LongContextArguments):
+    """Compute, print the table, and write values and figure."""
+    tune_allocator()
+    logging.set_verbosity_error()  # lengths beyond the training are the purpose here, not worth a warning
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    tokenizer = AutoTokenizer.from_pretrained(arguments.model_name_or_path)
+
+    def load(**options):
+        model = NeoBERTForMaskedLM.from_pretrained(arguments.model_name_or_path, dtype=best_dtype(device), **options)
+        return model.eval().to(device)
+
+    trained_length = arguments.trained_length or load().config.max_position_embeddings
+    lengths = sorted(arguments.lengths or [trained_length * factor for factor in (1, 2, 4, 8)])
+    texts = read_text_column(arguments.files, arguments.text_column)
+    texts = list(itertools.islice(long_texts(tokenizer, texts, lengths[-1]), arguments.num_texts))
+    if not texts:
+        raise ValueError(f"no text has {lengths[-1]} tokens; give longer texts, or shorter --lengths")
+
+    special, points = tokenizer.all_special_ids, []
+    for scaling, length in itertools.product(arguments.scalings, lengths):
+        rope = rope_parameters(scaling, lengths[-1], trained_length)
+        model = load(rope_parameters=rope, max_position_embeddings=trained_length)
+        cut = tokenizer(texts, truncation=True, max_length=length)["input_ids"]
+        documents = [
+            MaskedText(ids, positions_to_mask(ids, special, arguments.positions, arguments.seed + i))
+            for i, ids in enumerate(cut)
+        ]
+        budget = max(MAX_TOKENS, length)
+        losses = [loss for each in masked_losses(model, tokenizer.mask_token_id, documents, budget) for loss in each]
+        low, high = confidence_interval(losses, sum(length - 2 for _ in documents))
+        value = pseudo_perplexity(losses)
+        points.append({"scaling": scaling, "length": length, "pseudo_perplexity": value, "low": low, "high": high})
+    result = {
+        "model": arguments.model_name_or_path,
+        "trained_length": trained_length,
+        "texts": len(texts),
+        "positions": arguments.positions,
+        "points": points,
+    }
+    Path(arguments.output_dir).mkdir(parents=True, exist_ok=True)
+    write_json(Path(arguments.output_dir, "long_context.json"), result)
+    plot(result).savefig(Path(arguments.output_dir, "long_context.png"), dpi=150)
+    print(table(result))
+
+
+def long_texts(tokenizer, texts, length):
+    """Yield the texts with at least `length` tokens."""
+    for text in texts:
+        if len(tokenizer(text, truncation=True, max_length=length)["input_ids"]) == length:
+            yield text
+
+
+def table(result: dict) -> str:
+    """Return a Markdown table: a row for each scaling, a column for each length."""
+    rows = {}
+    for point in result["points"]:
+        shown = f"{point['pseudo_perplexity']:.1f} ({point['low']:.1f} to {point['high']:.1f})"
+        rows.setdefault(point["scaling"], {"scaling": point["scaling"]})[f"{point['length']:,} tokens"] = shown
+    return tabulate(list(rows.values()), headers="keys", tablefmt="github")
+
+
+def plot(result: dict) -> Figure:
+    """Return the curves with their 95 % intervals."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for scaling, group in itertools.groupby(result["points"], lambda point: point["scaling"]):
+        lengths, values, low, high = zip(
+            *([point[name] for name in ("length", "pseudo_perplexity", "low", "high")] for point in group)
+        )
+        axes.plot(lengths, values, "o-", label=scaling)
+        axes.fill_between(lengths, low, high, alpha=0.15)
+    axes.axvline(result["trained_length"], color="grey", linestyle=":", label="trained length")
+    axes.set(xlabel="length, tokens", ylabel="pseudo-perplexity", xscale="log", yscale="log")
+    axes.legend()
+    return figure
+
+
+def main():
+    """Read the command line, and evaluate."""
+    parser = CommandParser(LongContextArguments, description=__doc__)
+    run_command(parser.prog, evaluate, *parser.parse_args_into_dataclasses())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""Compute the pseudo-perplexity of texts by any masked language model (paper, section 5.3), and plot it by length.
+
+    python examples/evaluate_pseudo_perplexity.py --files texts.jsonl --output_dir runs/pseudo-perplexity
+    python examples/evaluate_pseudo_perplexity.py --files texts.jsonl --model_name_or_path chandar-lab/NeoBERT \\
+        --positions 100 --max_seq_length 4096 --output_dir runs/neobert
+
+Every token is masked alone. texts.jsonl gets one line per text, and the same command goes on where it was interrupted.
+summary.json has the median over the texts and the curve by length; by_length.png is its figure.
+"""
+
+import json
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import torch
+from matplotlib.figure import Figure
+from scipy.stats import spearmanr
+from tqdm import tqdm
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+from neobert_hf import MINI_MODEL_PATH, best_dtype, tune_allocator
+from neobert_hf.commands import Bounds, CommandParser, run_command
+from neobert_hf.data.files import write_json
+from neobert_hf.data.tables import read_text_column
+from neobert_hf.embeddings.models import hash_of_weights
+from neobert_hf.evaluation.pseudo_perplexity import (
+    MAX_TOKENS,
+    MaskedText,
+    confidence_interval,
+    masked_losses,
+    median_by_length,
+    one_pass_losses,
+    positions_to_mask,
+    pseudo_perplexity,
+)
+from neobert_hf.pretraining.runs import lock_run
+
+
+@dataclass
+class PseudoPerplexityArguments:
+    """Texts and model."""
+
+    files: list[str] = field(metadata={"help": ".jsonl, .csv, .tsv or .parquet files with a column of texts."})
+    output_dir: str = field(metadata={"help": "Folder of the results; the same command again goes on."})
+    model_name_or_path: str = field(
+        default=str(MINI_MODEL_PATH),
+        metadata={"help": "Any masked language model. Default: the mini model in this package."},
+    )
+    text_column: str = field(default="text", metadata={"help": "Column of the texts."})
+    num_texts: Annotated[int, Bounds(1)] = field(default=None, metadata={"help": "Number of texts. Default: all."})
+    positions: Annotated[int, Bounds(2)] = field(
+        default=None, metadata={"help": "Number of positions per text, drawn at random. Default: all."}
+    )
+    include_special: bool = field(default=False, metadata={"help": "Mask the special tokens too."})
+    one_pass: bool = field(
+        default=False,
+        metadata={"help": "Also compute the losses without masks, and report how well they follow the exact ones."},
+    )
+    max_seq_length: Annotated[int, Bounds(3, 1 << 20)] = field(
+        default=None, metadata={"help": "Length in tokens at which texts are truncated. Default: not at all."}
+    )
+    max_tokens: Annotated[int, Bounds(1)] = field(
+        default=MAX_TOKENS, metadata={"help": "Largest number of tokens in a batch; it bounds the memory."}
+    )
+    seed: Annotated[int, Bounds(0, (1 << 32) - 1)] = field(default=0, metadata={"help": "Seed of the positions."})
+
+
+def finished(file: Path) -> list[dict]:
+    """Return the complete lines of an earlier call; an interrupted call may have left a part of a line at the end."""
+    if not file.is_file():
+        return []
+    lines = file.read_text("utf-8").splitlines(keepends=True)
+    complete = [line for line in lines if line.endswith("\n")]
+    file.write_text("".join(complete), "utf-8")
+    return list(map(json.loads, complete))
+
+
+def evaluate(arguments: PseudoPerplexityArguments):
+    """Compute, and write lines, summary and figure."""
+    tune_allocator()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    tokenizer = AutoTokenizer.from_pretrained(arguments.model_name_or_path)
+    model = AutoModelForMaskedLM.from_pretrained(arguments.model_name_or_path, dtype=best_dtype(device))
+    model.eval().to(device)
+    if tokenizer.mask_token_id is None:
+        raise ValueError(f"the tokenizer of {arguments.model_name_or_path} has no mask token; choose a masked model")
+    cut = {} if arguments.max_seq_length is None else {"truncation": True, "max_length": arguments.max_seq_length}
+    special = () if arguments.include_special else tokenizer.all_special_ids
+
+    texts = read_text_column(arguments.files, arguments.text_column)[: arguments.num_texts]
+    documents = []
+    for number, ids in enumerate(tokenizer(texts, **cut)["input_ids"]):
+        try:
+            positions = positions_to_mask(ids, special, arguments.positions, arguments.seed + number)
+        except ValueError as error:
+            raise ValueError(f"text {number}: {error}") from error
+        documents.append((number, MaskedText(ids, positions), len(positions_to_mask(ids, special))))
+    documents.sort(key=lambda each: len(each[1].input_ids))  # so that texts of one batch have similar lengths
+
+    run = {"texts": [(text.input_ids, text.positions) for _, text, _ in documents], "dtype": str(model.dtype)}
+    identity = {"model": arguments.model_name_or_path, "hash": hash_of_weights(model, run)}
+    check_identity(Path(arguments.output_dir, "run.json"), identity)
+    lines_file = Path(arguments.output_dir, "texts.jsonl")
+    lines = finished(lines_file)
+    rest = documents[len(lines) :]
+    losses = masked_losses(model, tokenizer.mask_token_id, (text for _, text, _ in rest), arguments.max_tokens)
+    with lines_file.open("a", encoding="utf-8") as stream:
+        for (number, text, num_tokens), values in tqdm(zip(rest, losses), "texts", len(rest), unit=" texts"):
+            low, high = confidence_interval(values, num_tokens)
+            line = {"text": number, "length": len(text.input_ids), "positions": len(values), "loss": sum(values)}
+            line |= {"pseudo_perplexity": pseudo_perplexity(values), "low": low, "high": high}
+            if arguments.one_pass:
+                line["one_pass"] = pseudo_perplexity(one_pass_losses(model, text))
+            stream.write(json.dumps(line) + "\n")
+            stream.flush()
+            lines.append(line)
+    summarize(arguments, lines)
+
+
+def check_identity(file: Path, identity: dict):
+    """Write the identity of the results, or raise ValueError if the folder has others."""
+    if not file.is_file():
+        write_json(file, identity)
+    elif json.loads(file.read_text("utf-8")) != identity:
+        raise ValueError(f"{file.parent} has results of other texts, arguments or weights; choose another --output_dir")
+
+
+def summarize(arguments: PseudoPerplexityArguments, lines: list[dict]):
+    """Write summary.json and by_length.png."""
+    lengths, values = ([line[name] for line in lines] for name in ("length", "pseudo_perplexity"))
+    curve = median_by_length(lengths, values)
+    summary = {
+        "model": arguments.model_name_or_path,
+        "texts": len(lines),
+        "positions": sum(line["positions"] for line in lines),
+        "median": statistics.median(values),
+        "of_all_tokens": pseudo_perplexity(
+            [sum(line["loss"] for line in lines) / sum(line["positions"] for line in lines)]
+        ),
+        "by_length": curve,
+    }
+    if arguments.one_pass:
+        approximate = [line["one_pass"] for line in lines]
+        summary["one_pass"] = {
+            "median": statistics.median(approximate),
+            "spearman_with_exact": float(spearmanr(approximate, values).statistic),
+        }
+    write_json(Path(arguments.output_dir, "summary.json"), summary)
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.scatter(lengths, values, s=6, alpha=0.4, label="one text")
+    axes.plot([point["up_to"] for point in curve], [point["median"] for point in curve], "ko-", label="median")
+    axes.set(xlabel="length, tokens", ylabel="pseudo-perplexity", xscale="log", yscale="log")
+    axes.legend()
+    figure.savefig(Path(arguments.output_dir, "by_length.png"), dpi=150)
+    print(json.dumps(summary))
+
+
+def evaluate_alone(arguments: PseudoPerplexityArguments):
+    """Evaluate, and lock the folder against other processes."""
+    with lock_run(arguments.output_dir):
+        evaluate(arguments)
+
+
+def main():
+    """Read the command line, and evaluate."""
+    parser = CommandParser(PseudoPerplexityArguments, description=__doc__)
+    run_command(parser.prog, evaluate_alone, *parser.parse_args_into_dataclasses())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""Pseudo-perplexity against the naive computation, for three architectures; intervals; resume; the budget."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("matplotlib", reason="the figure needs matplotlib (pip install -e .[train])")
+
+import evaluate_pseudo_perplexity
+from conftest import SENTENCE, run_main
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    ModernBertConfig,
+    ModernBertForMaskedLM,
+    RobertaConfig,
+    RobertaForMaskedLM,
+)
+
+from neobert_hf.evaluation import pseudo_perplexity as module
+from neobert_hf.evaluation.pseudo_perplexity import (
+    MaskedText,
+    confidence_interval,
+    masked_losses,
+    median_by_length,
+    one_pass_losses,
+    positions_to_mask,
+    pseudo_perplexity,
+)
+
+SHAPE = dict(
+    vocab_size=96, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, pad_token_id=0
+)
+OTHERS = {
+    "bert": lambda: BertForMaskedLM(BertConfig(**SHAPE)),
+    "roberta": lambda: RobertaForMaskedLM(RobertaConfig(**SHAPE, max_position_embeddings=70)),
+    "modernbert": lambda: ModernBertForMaskedLM(ModernBertConfig(**SHAPE, attn_implementation="sdpa")),
+}
+MASK, SPECIAL = 4, {2, 3}
+
+
+@pytest.fixture(params=["neobert", *OTHERS])
+def any_model(request, model):
+    torch.manual_seed(0)
+    return model if request.param == "neobert" else OTHERS[request.param]().eval()
+
+
+def naive(model, ids, positions):
+    """One copy at a time, all logits."""
+    losses = []
+    for position in positions:
+        copy = torch.tensor([ids])
+        copy[0, position] = MASK
+        with torch.no_grad():
+            logits = model(input_ids=copy).logits[0, position].double()
+        losses.append(float(torch.logsumexp(logits, 0) - logits[ids[position]]))
+    return losses
+
+
+def texts(lengths, seed=0):
+    rng = np.random.default_rng(seed)
+    return [[2, *rng.integers(5, 96, length).tolist(), 3] for length in lengths]
+
+
+@pytest.mark.parametrize("max_tokens", [14, 33, 16_384])
+def test_losses_equal_the_naive_computation_whatever_the_budget(any_model, max_tokens):
+    documents = [MaskedText(ids, positions_to_mask(ids, SPECIAL)) for ids in texts([1, 7, 7, 12])]
+    found = list(masked_losses(any_model, MASK, documents, max_tokens))
+    assert [len(each) for each in found] == [1, 7, 7, 12]
+    for document, losses in zip(documents, found):
+        np.testing.assert_allclose(losses, naive(any_model, document.input_ids, document.positions), rtol=1e-5)
+    assert not any_model.base_model._forward_hooks
+
+
+def test_losses_equal_those_of_the_numpy_oracle(model, oracle):
+    ids = texts([6])[0]
+    expected = []
+    for position in range(1, 7):
+        copy = list(ids)
+        copy[position] = MASK
+        logits = oracle.mlm_logits(oracle.encode(np.array(copy))[2])[position]
+        expected.append(np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits[ids[position]])
+    (losses,) = masked_losses(model, MASK, [MaskedText(ids, range(1, 7))])
+    assert pseudo_perplexity(losses) == pytest.approx(np.exp(np.mean(expected)), rel=1e-5)
+
+
+@given(lengths=st.lists(st.integers(1, 20), min_size=1, max_size=8), max_tokens=st.integers(22, 60))
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_no_batch_exceeds_the_budget_and_every_position_is_masked_once(lengths, max_tokens):
+    documents = [MaskedText(ids, positions_to_mask(ids, SPECIAL)) for ids in texts(lengths)]
+    batches = list(module._batches(documents, max_tokens))
+    for batch in batches:
+        assert len(batch) * max(len(text.input_ids) for text, _ in batch) <= max_tokens
+    copies = [(id(text), position) for batch in batches for text, position in batch]
+    assert copies == [(id(text), position) for text in documents for position in text.positions]
+
+
+def test_the_head_decodes_masked_positions_only(any_model):
+    """The logits are the largest tensor of a masked language model: length x vocabulary for each copy."""
+    shapes = []
+    hook = any_model.get_output_embeddings().register_forward_hook(lambda m, args, out: shapes.append(tuple(out.shape)))
+    list(masked_losses(any_model, MASK, [MaskedText(ids, [1, 2, 3]) for ids in texts([30])]))
+    hook.remove()
+    assert math.prod(shapes[0]) == 3 * 96
+
+
+def test_the_configuration_of_the_model_is_unchanged(any_model):
+    before = any_model.config.to_dict()
+    list(masked_losses(any_model, MASK, [MaskedText(ids, [1]) for ids in texts([5])]))
+    assert any_model.config.to_dict() == before
+
+
+def test_a_text_longer_than_the_budget_is_refused(model):
+    with pytest.raises(ValueError, match="a text has 12 tokens, and the budget is 11"):
+        list(masked_losses(model, MASK, [MaskedText(ids, [1]) for ids in texts([10])], max_tokens=11))
+
+
+def test_a_sample_of_positions_is_sorted_distinct_and_seeded():
+    ids = texts([50])[0]
+    sample = positions_to_mask(ids, SPECIAL, 10, seed=1)
+    assert sample == sorted(set(sample)) and len(sample) == 10 and not {0, 51} & set(sample)
+    assert sample == positions_to_mask(ids, SPECIAL, 10, seed=1) != positions_to_mask(ids, SPECIAL, 10, seed=2)
+    assert positions_to_mask(ids, (), 100) == list(range(52))
+    with pytest.raises(ValueError, match="special tokens only"):
+        positions_to_mask([2, 3], SPECIAL)
+
+
+def test_the_interval_of_a_sample_covers_the_value_of_all_tokens_in_95_of_100_draws():
+    """The loss of a token is drawn once; 2,000 samples of 60 of 300 tokens."""
+    rng = np.random.default_rng(0)
+    losses = rng.gamma(2.0, 1.5, 300)
+    exact, covered = math.exp(losses.mean()), 0
+    for _ in range(2000):
+        low, high = confidence_interval(list(rng.choice(losses, 60, replace=False)), 300)
+        covered += low <= exact <= high
+    assert 0.92 < covered / 2000 < 0.97
+
+
+def test_all_tokens_give_an_interval_of_width_zero_and_one_token_an_infinite_one():
+    low, high = confidence_interval([1.0, 2.0], 2)
+    assert low == high == pytest.approx(math.exp(1.5))
+    assert confidence_interval([1.0], 5) == (0.0, math.inf)
+    assert pseudo_perplexity([1e4]) == math.inf
+
+
+def test_one_pass_losses_are_those_of_the_unmasked_text(any_model):
+    ids = texts([9])[0]
+    with torch.no_grad():
+        log_probabilities = any_model(input_ids=torch.tensor([ids])).logits[0].double().log_softmax(-1)
+    expected = [-float(log_probabilities[i, ids[i]]) for i in (1, 5)]
+    np.testing.assert_allclose(one_pass_losses(any_model, MaskedText(ids, [1, 5])), expected, rtol=1e-5)
+
+
+def test_the_curve_has_medians_of_bins_of_equal_size():
+    curve = median_by_length([4, 1, 2, 3], [40.0, 10.0, 20.0, 30.0], num_bins=2)
+    assert curve == [{"up_to": 2, "median": 15.0, "texts": 2}, {"up_to": 4, "median": 35.0, "texts": 2}]
+
+
+# --- The command ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def command(checkpoint, tokenizer, tmp_path):
+    words = SENTENCE.split()
+    rows = [{"text": " ".join(words[: 3 + i])} for i in range(6)]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for file in checkpoint.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    tokenizer.save_pretrained(folder)
+    return ["--files", tmp_path / "texts.jsonl", "--model_name_or_path", folder, "--output_dir", tmp_path / "out"]
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "out/texts.jsonl").read_text().splitlines()]
+
+
+def test_the_command_writes_a_line_per_text_a_summary_and_a_figure(command, tmp_path):
+    summary = json.loads(run_main(evaluate_pseudo_perplexity, *command, "--one_pass", "true").splitlines()[-1])
+    written = lines(tmp_path)
+    assert sorted(line["text"] for line in written) == list(range(6))
+    assert all(line["low"] == line["pseudo_perplexity"] == line["high"] for line in written)
+    assert summary["median"] == np.median([line["pseudo_perplexity"] for line in written])
+    assert -1 <= summary["one_pass"]["spearman_with_exact"] <= 1
+    assert (tmp_path / "out/by_length.png").stat().st_size > 5_000
+
+
+def test_an_interrupted_command_goes_on_and_ends_with_the_same_lines(command, tmp_path):
+    run_main(evaluate_pseudo_perplexity, *command)
+    whole = lines(tmp_path)
+    file = tmp_path / "out/texts.jsonl"
+    content = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(content[:3]) + content[3][:10])  # a part of the fourth line, as after a kill
+    run_main(evaluate_pseudo_perplexity, *command)
+    for before, after in zip(whole, lines(tmp_path), strict=True):
+        assert before["text"] == after["text"] and after["loss"] == pytest.approx(before["loss"], rel=1e-6)
+
+
+def test_results_of_other_texts_or_arguments_are_refused(command, tmp_path):
+    run_main(evaluate_pseudo_perplexity, *command)
+    with pytest.raises(SystemExit, match="has results of other texts, arguments or weights"):
+        run_main(evaluate_pseudo_perplexity, *command, "--positions", "2")
+
+
+@pytest.mark.parametrize(
+    "row, message",
+    [({"other": 1}, r"line 7: no column 'text'"), ({"text": ""}, r"text 6: the text has special tokens only")],
+)
+def test_a_row_without_text_is_refused(command, tmp_path, row, message):
+    with (tmp_path / "texts.jsonl").open("a") as stream:
+        stream.write(json.dumps(row) + "\n")
+    with pytest.raises(SystemExit, match=message):
+        run_main(evaluate_pseudo_perplexity, *command)
