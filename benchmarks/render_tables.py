@@ -148,7 +148,7 @@ def embeddings() -> str:
         f"{result['num_questions']:,} queries: first sentences of docstrings. Correct answer: the rest of the same docstring."
     ]
     if "in other words" in result["examples"]:
-        example, rephrased = (questions[0] for questions in result["examples"].values())
+        example, rephrased = next(pair for pair in zip(*result["examples"].values()) if pair[0] != pair[1])
         share = f"{result['share_rephrased']:.0%}"
         source.append(f'"In other words": WordNet synonyms, which change {share}: "{example}" becomes "{rephrased}".')
     return f"{retrieval}\n\n{sts}\n\n{' '.join([*source, _source(result)])}."
@@ -480,6 +480,7 @@ TABLES = {
     "docs/pretraining.md": {"packing_plan": packing_plan},
     "docs/mini.md": {
         "distillation_trials": lambda: _rows_of("distillation_trials_cpu", DISTILLATION_TRIALS),
+        "distillation_continued": lambda: _rows_of("distillation_continued_cpu", DISTILLATION_TRIALS),
         "questions": questions,
         "mini": mini,
     },

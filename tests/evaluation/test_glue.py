@@ -155,11 +155,11 @@ def test_metrics_equal_those_of_scikit_learn_and_scipy(name):
         assert abs(value - 100 * other) < 1e-12 * 100
 
 
-def test_undefined_metrics_are_errors():
+def test_a_prediction_that_is_not_finite_is_an_error_and_equal_predictions_have_a_correlation_of_zero():
     with pytest.raises(ValueError, match="a prediction is not finite"):
         task_metrics(TASKS["sst2"], np.array([[math.nan, 1.0]]), np.array([0]))
-    with pytest.raises(ValueError, match=r"all predicted scores are 1\.0"):
-        task_metrics(TASKS["stsb"], np.ones((3, 1)), np.array([1.0, 2.0, 3.0]))
+    assert task_metrics(TASKS["stsb"], np.ones((3, 1)), np.array([1.0, 2.0, 3.0]))["score"] == 0
+    assert task_metrics(TASKS["cola"], np.array([[1.0, 0.0]] * 3), np.array([0, 1, 1]))["score"] == 0
 
 
 def test_the_averages_of_table_3_are_those_of_its_rows():

@@ -238,12 +238,17 @@ def _label(task: GlueTask, text: str) -> float | int:
     )
 
 
+def _correlation(function):
+    """0 if all predictions are equal, as scikit-learn has it for Matthews' coefficient; early in training they can be."""
+    return lambda labels, predicted: 0.0 if np.ptp(predicted) == 0 else function(predicted, labels).statistic
+
+
 METRICS = {
     "accuracy": accuracy_score,
     "f1": f1_score,
     "matthews": matthews_corrcoef,
-    "pearson": lambda labels, predicted: pearsonr(predicted, labels).statistic,
-    "spearman": lambda labels, predicted: spearmanr(predicted, labels).statistic,
+    "pearson": _correlation(pearsonr),
+    "spearman": _correlation(spearmanr),
 }
 
 
@@ -256,14 +261,12 @@ def task_metrics(task: GlueTask, logits: np.ndarray, labels: np.ndarray) -> dict
         labels: (N,) class ids or scores.
 
     Raises:
-        ValueError: A prediction is not finite, or all predicted scores are equal, so that a correlation is undefined.
+        ValueError: A prediction is not finite.
     """
     if not np.isfinite(logits).all():
         raise ValueError(f"{task.name}: a prediction is not finite; the model has diverged, lower the learning rate")
     predicted = logits.squeeze(-1) if task.classes is None and logits.ndim == 2 else logits
     predicted = predicted if task.classes is None else predicted.argmax(-1)
-    if task.classes is None and np.ptp(predicted) == 0:
-        raise ValueError(f"{task.name}: all predicted scores are {predicted[0]}, so correlations are undefined")
     values = {name: 100 * float(METRICS[name](labels, predicted)) for name in task.metrics}
     return {**values, "score": float(np.mean(list(values.values())))}
 
