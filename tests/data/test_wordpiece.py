@@ -100,7 +100,8 @@ def test_no_token_crosses_the_end_of_a_word_in_an_identifier(splitter, text):
         assert not ends & set(range(start + 1, end)), text[start:end]
 
 
-@given(st.text(string.printable, max_size=40))
+# BERT's normalizer removes control characters, also the two that Python counts as spaces.
+@given(st.text(string.printable.replace("\x0b", "").replace("\x0c", ""), max_size=40))
 def test_offsets_point_to_the_characters_of_each_token_in_the_original_text(splitter, text):
     encoded = splitter(text, return_offsets_mapping=True, add_special_tokens=False)
     spans = encoded["offset_mapping"]

@@ -35,7 +35,8 @@ def test_embedding_model_and_masked_model_load_completely_from_one_folder_of_at_
 
 
 def test_the_model_fills_masks_in_documentation():
-    fill = pipeline("fill-mask", str(FOLDER), top_k=5)
+    """Its accuracy on held-out documents is on the card, and a test below reads it; here a person can judge the words."""
+    fill = pipeline("fill-mask", str(FOLDER), top_k=10)
     sentences = {
         "Return a new [MASK] of the given shape and type, filled with zeros.": "array",
         "If the file does not [MASK], FileNotFoundError is raised.": "exist",
@@ -71,7 +72,7 @@ def test_the_card_states_the_measured_results_and_no_local_paths():
     measured = json.loads(summary)["measured"]
     accuracy, retrieval = measured["masked_accuracy"], measured["retrieval"]
     assert accuracy["mini NeoBERT"] >= 0.4 > accuracy["bigram model (the more confident neighbour)"]
-    assert retrieval["mini NeoBERT"]["recall@10"] >= 0.85 * retrieval["all-MiniLM-L6-v2, its teacher"]["recall@10"]
+    assert retrieval["mini NeoBERT"]["recall@10"] >= 0.95 * retrieval["all-MiniLM-L6-v2, its teacher"]["recall@10"]
     assert all(f" {share:.1%} |" in card for share in accuracy.values())
     assert all(f" {value:.3f} |" in card for scores in retrieval.values() for value in scores.values())
     for text in (card, summary, (FOLDER / "config.json").read_text("utf-8")):
