@@ -19,7 +19,7 @@ from tabulate import tabulate
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
-from neobert_hf import MINI_MODEL_PATH, NeoBERTForMaskedLM, best_dtype, tune_allocator
+from neobert_hf import MINI_MODEL_PATH, NeoBERTConfig, NeoBERTForMaskedLM, best_dtype, tune_allocator
 from neobert_hf.commands import Bounds, CommandParser, run_command
 from neobert_hf.data.files import write_json
 from neobert_hf.data.tables import read_text_column
@@ -90,32 +90,30 @@ def evaluate(arguments: LongContextArguments):
     logging.set_verbosity_error()  # lengths beyond the training are the purpose here, not worth a warning
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = AutoTokenizer.from_pretrained(arguments.model_name_or_path)
-
-    def load(**options):
-        model = NeoBERTForMaskedLM.from_pretrained(arguments.model_name_or_path, dtype=best_dtype(device), **options)
-        return model.eval().to(device)
-
-    trained_length = arguments.trained_length or load().config.max_position_embeddings
+    config = NeoBERTConfig.from_pretrained(arguments.model_name_or_path)
+    trained_length = arguments.trained_length or config.max_position_embeddings
     lengths = sorted(arguments.lengths or [trained_length * factor for factor in (1, 2, 4, 8)])
     texts = read_text_column(arguments.files, arguments.text_column)
     texts = list(itertools.islice(long_texts(tokenizer, texts, lengths[-1]), arguments.num_texts))
     if not texts:
         raise ValueError(f"no text has {lengths[-1]} tokens; give longer texts, or shorter --lengths")
 
-    special, points = tokenizer.all_special_ids, []
-    for scaling, length in itertools.product(arguments.scalings, lengths):
-        rope = rope_parameters(scaling, lengths[-1], trained_length)
-        model = load(rope_parameters=rope, max_position_embeddings=trained_length)
-        cut = tokenizer(texts, truncation=True, max_length=length)["input_ids"]
-        documents = [
+    special, documents, points = tokenizer.all_special_ids, {}, []
+    for length in lengths:
+        documents[length] = [
             MaskedText(ids, positions_to_mask(ids, special, arguments.positions, arguments.seed + i))
-            for i, ids in enumerate(cut)
+            for i, ids in enumerate(tokenizer(texts, truncation=True, max_length=length)["input_ids"])
         ]
-        budget = max(MAX_TOKENS, length)
-        losses = [loss for each in masked_losses(model, tokenizer.mask_token_id, documents, budget) for loss in each]
-        low, high = confidence_interval(losses, sum(length - 2 for _ in documents))
-        value = pseudo_perplexity(losses)
-        points.append({"scaling": scaling, "length": length, "pseudo_perplexity": value, "low": low, "high": high})
+    for scaling in arguments.scalings:
+        rope = rope_parameters(scaling, lengths[-1], trained_length)
+        options = {"rope_parameters": rope, "max_position_embeddings": trained_length, "dtype": best_dtype(device)}
+        model = NeoBERTForMaskedLM.from_pretrained(arguments.model_name_or_path, **options).eval().to(device)
+        for length in lengths:
+            found = masked_losses(model, tokenizer.mask_token_id, documents[length], max(MAX_TOKENS, length))
+            losses = [loss for each in found for loss in each]
+            low, high = confidence_interval(losses, len(texts) * (length - 2))
+            value = pseudo_perplexity(losses)
+            points.append({"scaling": scaling, "length": length, "pseudo_perplexity": value, "low": low, "high": high})
     result = {
         "model": arguments.model_name_or_path,
         "trained_length": trained_length,

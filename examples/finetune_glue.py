@@ -11,8 +11,6 @@ glue.png the comparison with Table 3.
 
 from pathlib import Path
 
-import matplotlib
-
 from neobert_hf import tune_allocator
 from neobert_hf.commands import CommandParser, run_command
 from neobert_hf.evaluation.glue_report import plot, table
@@ -23,7 +21,6 @@ from neobert_hf.pretraining.runs import lock_run
 def run(arguments: GlueArguments, training: GlueTrainingArguments):
     """Fine-tune, and write the table and the figure."""
     tune_allocator()
-    matplotlib.use("Agg")
     with lock_run(training.output_dir):
         summary = run_suite(arguments, training)
         Path(training.output_dir, "glue.md").write_text(table(summary) + "\n", "utf-8")

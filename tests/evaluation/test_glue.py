@@ -296,13 +296,13 @@ class Recorded(glue_runs.Trainer):
 
 def test_the_grid_takes_the_best_of_all_settings(model_folder, data, tmp_path, monkeypatch):
     score = {(8, 1e-5, 1e-5): 3.0}
-    monkeypatch.setattr(
-        glue_runs,
-        "fine_tune",
-        lambda task, data, start, folder, training, length: {
-            "score": score.get((training.train_batch_size, training.learning_rate, training.weight_decay), 1.0)
-        },
-    )
+
+    def fine_tune(task, data, start, folder, training, max_seq_length):
+        folder.mkdir(parents=True)
+        setting = training.train_batch_size, training.learning_rate, training.weight_decay
+        return {"score": score.get(setting, 1.0)}
+
+    monkeypatch.setattr(glue_runs, "fine_tune", fine_tune)
     run_main(finetune_glue, *command(model_folder, data, tmp_path / "out", "--tasks", "sst2", "--grid", "--seeds", "2"))
     (best,) = json.loads((tmp_path / "out/glue.json").read_text())["tasks"]
     assert list(best["setting"].values()) == [8, 1e-5, 1e-5] and best["scores"] == [3.0, 3.0]
@@ -327,7 +327,7 @@ def test_a_model_without_classifier_class_is_refused(data, tmp_path):
         run_main(finetune_glue, *command(tmp_path / "other", data, tmp_path / "out", "--tasks", "sst2"))
 
 
-def test_the_hub_has_the_columns_of_each_task(monkeypatch):
+def test_the_hub_has_the_columns_of_each_task():
     """The columns that nyu-mll/glue documents; a change there must not pass unseen."""
     documented = {
         "cola": ["sentence"],

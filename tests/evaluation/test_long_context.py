@@ -59,7 +59,6 @@ def test_texts_that_are_too_short_are_refused(command):
 
 
 @pytest.mark.parametrize("scaling", evaluate_long_context.SCALINGS)
-def test_no_scaling_changes_texts_of_the_trained_length_alone(scaling):
-    """At a factor of 1 every scaling is the identity."""
+def test_the_factor_is_one_at_the_trained_length(scaling):
     rope = evaluate_long_context.rope_parameters(scaling, 8, 8)
     assert rope.get("factor", 1.0) == 1.0

@@ -171,7 +171,6 @@ def _finished_run(arguments, task, data, start, training) -> dict:
         result = json.loads(Path(folder, RESULT).read_text("utf-8"))
     except FileNotFoundError:
         metrics = fine_tune(task, data, start, folder, training, arguments.max_seq_length)
-        folder.mkdir(parents=True, exist_ok=True)
         result = {"run": run, "folder": str(folder), "setting": setting, "metrics": metrics}
         write_json(Path(folder, RESULT), result)
     if different := sorted(name for name in run if result["run"].get(name) != run[name]):
