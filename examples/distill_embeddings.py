@@ -97,9 +97,9 @@ class DistillationArguments:
         default=4096,
         metadata={"help": "Mean number of tokens in a batch; the number of rows depends on the lengths in each file."},
     )
-    muon_learning_rate: Annotated[float, Bounds(0, 1e3)] = field(
-        default=0.0,
-        metadata={"help": "Learning rate of Muon for the matrices of the blocks; 0: AdamW trains them too."},
+    muon_learning_rate: Annotated[float | None, Bounds(above=0, most=1e3)] = field(
+        default=None,
+        metadata={"help": "Learning rate of Muon for the matrices of the blocks; by default AdamW trains them too."},
     )
     num_mined_negatives: Annotated[int, Bounds(0, 1000)] = field(
         default=0, metadata={"help": "Hard negatives of each pair, mined by the teacher."}

@@ -270,7 +270,7 @@ class DistillationTrainer(ContrastiveTrainer):
         language_model: NeoBERT with a decoder; its encoder is the student's.
         tokens_per_batch: Mean number of tokens in a batch, for short texts and for long ones. The number of rows follows from
             the mean length of a sample of each set; None takes `per_device_train_batch_size` rows of each set.
-        muon_learning_rate: Learning rate of Muon for the matrices of the blocks; 0 trains all parameters by `args.optim`.
+        muon_learning_rate: Learning rate of Muon for the matrices of the blocks; None trains all parameters by `args.optim`.
         **kwargs: As for sentence-transformers' trainer.
     """
 
@@ -279,7 +279,7 @@ class DistillationTrainer(ContrastiveTrainer):
         *args,
         language_model: NeoBERTLMHead,
         tokens_per_batch: int | None = None,
-        muon_learning_rate: float = 0.0,
+        muon_learning_rate: float | None = None,
         **kwargs,
     ) -> None:
         self.language_model, self.tokens_per_batch = language_model, tokens_per_batch
@@ -298,7 +298,7 @@ class DistillationTrainer(ContrastiveTrainer):
 
     def create_optimizer(self, *args) -> torch.optim.Optimizer:
         """As of transformers, or Muon beside AdamW if it has a learning rate."""
-        if self.optimizer is None and self.muon_learning_rate:
+        if self.optimizer is None and self.muon_learning_rate is not None:
             blocks = self.language_model.model.transformer_encoder
             rates = self.args.learning_rate, self.muon_learning_rate
             self.optimizer = muon_with_adamw([self.model, self.language_model], blocks, *rates, self.args.weight_decay)
