@@ -19,7 +19,7 @@ from neobert_hf.commands import Bounds, CommandParser, run_command
 from neobert_hf.data.wordpiece import train_wordpiece
 from neobert_hf.demo.documentation import collect_documentation
 from neobert_hf.evaluation.masked_lm import masked_accuracy, unigram_accuracy
-from neobert_hf.pretraining.arguments import PrecisionArguments
+from neobert_hf.training_arguments import PrecisionArguments
 
 USE = Path(__file__).with_name("use_saved_model.py")
 

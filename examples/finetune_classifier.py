@@ -17,7 +17,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trai
 from neobert_hf import MINI_MODEL_PATH, tune_allocator
 from neobert_hf.commands import CommandParser, run_command
 from neobert_hf.data.labelled import LabelledDataArguments, read_texts
-from neobert_hf.pretraining.arguments import FineTuningArguments
+from neobert_hf.training_arguments import FineTuningArguments
 
 
 @dataclass

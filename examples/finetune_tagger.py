@@ -23,7 +23,7 @@ from transformers import (
 from neobert_hf import MINI_MODEL_PATH
 from neobert_hf.commands import CommandParser, run_command
 from neobert_hf.data.labelled import LabelledDataArguments, read_tagged_words
-from neobert_hf.pretraining.arguments import FineTuningArguments
+from neobert_hf.training_arguments import FineTuningArguments
 
 
 @dataclass

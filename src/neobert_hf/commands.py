@@ -51,6 +51,19 @@ class Bounds:
         return ", ".join(f"{word} {value:,}" for word, value in parts if math.isfinite(value)) or "finite"
 
 
+COUNT = Bounds(1, 1 << 30)
+SHARE = Bounds(0, 1)
+
+
+def check_bounds(values: object, bounds: dict[str, Bounds]) -> None:
+    """Raise ValueError for the first number, or list of numbers, that is out of its bounds; None means not given."""
+    for name, limits in bounds.items():
+        value = getattr(values, name, None)
+        numbers = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
+        if not all(number in limits for number in numbers):
+            raise ValueError(f"{name}={value} is out of bounds: {limits}")
+
+
 class CommandParser(HfArgumentParser):
     """HfArgumentParser with bounds of numbers, no empty strings, and a `--help` that lists our own arguments only.
 

@@ -366,6 +366,7 @@ def test_distillation_brings_the_student_closer_to_the_teacher(command, teacher,
             "nothing to distill; give --text_files, --masked_files or --pair_files",
         ),
         (dict(batch_sampler="no_duplicates"), "batch_sampler='no_duplicates' has no effect in distillation"),
+        (dict(neftune_noise_alpha=5), "neftune_noise_alpha=5.0 has no effect: sentence-transformers adds no noise"),
         (dict(pair_files=None, num_mined_negatives=2), "num_mined_negatives=2 needs --pair_files"),
     ],
 )

@@ -23,8 +23,8 @@ from torch import nn
 from torch.utils.data import BatchSampler, ConcatDataset
 
 from ..commands import Bounds
-from ..pretraining.arguments import ResumeArguments
 from ..pretraining.manifests import CheckedCheckpoints
+from ..training_arguments import ResumeArguments
 from .instructions import SIDES, TRAINING_INSTRUCTIONS
 from .training_sets import TRAINING_SETS, load_training_set, read_pairs
 
@@ -194,6 +194,14 @@ class ContrastiveTrainingArguments(ResumeArguments, SentenceTransformerTrainingA
     dataloader_drop_last: bool = True
     logging_steps: int = 50
     save_steps: int = 500
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.neftune_noise_alpha is not None:
+            raise ValueError(
+                f"neftune_noise_alpha={self.neftune_noise_alpha} has no effect: sentence-transformers adds no noise to "
+                "embeddings; remove it"
+            )
 
 
 class ContrastiveTrainer(CheckedCheckpoints, SentenceTransformerTrainer):

@@ -28,7 +28,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from ..commands import Bounds
 from ..data.files import write_json
-from ..pretraining.arguments import FINE_TUNING_BOUNDS, PrecisionArguments
+from ..training_arguments import FINE_TUNING_BOUNDS, PrecisionArguments
 from .glue import AVERAGED, FROM_MNLI, GRID, PRESETS, TASKS, GlueTask, average, load_task, task_metrics
 
 SUMMARY, RESULT, MODEL = "glue.json", "result.json", "model"  # of a suite; of a run

@@ -7,33 +7,17 @@ from typing import Annotated, ClassVar
 import torch
 from transformers import TrainingArguments
 
-from ..commands import Bounds
+from ..commands import COUNT, SHARE, Bounds, check_bounds
 from ..data.corpus import SAMPLES
 from ..data.shard_reader import NUM_HELD_OUT
 from ..data.shards import LONG_DOCUMENTS, most_processes
 from ..deprecations import warn_of_rename
-from ..model.machine_neobert import best_dtype
+from ..training_arguments import BOUNDS, ResumeArguments
 from . import recipes
-from .recipes import RECIPES, SHARE, Recipe, check_bounds
+from .recipes import RECIPES, Recipe
 
 # Values of a recipe that config_overrides and the arguments of the corpus set.
 NOT_ARGUMENTS = {"config", "corpus", "text_column", "tokenizer"}
-
-COUNT = Bounds(1, 1 << 30)
-SEED = Bounds(0, (1 << 32) - 1)  # the range of NumPy's seeds
-INTERVAL = Bounds(above=0, most=1 << 30)  # optimizer steps; a value below 1 is a share of max_steps
-# Numeric arguments of transformers' TrainingArguments.
-BOUNDS = {name: recipes.BOUNDS[name] for name in ("learning_rate", "warmup_steps", "max_steps", "weight_decay")}
-BOUNDS |= {name: recipes.BOUNDS[name] for name in ("adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm")}
-BOUNDS |= dict.fromkeys(("logging_steps", "eval_steps", "save_steps"), INTERVAL)
-BOUNDS |= dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), COUNT)
-BOUNDS |= dict.fromkeys(("gradient_accumulation_steps", "eval_accumulation_steps", "torch_empty_cache_steps"), COUNT)
-BOUNDS |= dict.fromkeys(("save_total_limit", "dataloader_prefetch_factor", "ddp_bucket_cap_mb", "ddp_timeout"), COUNT)
-BOUNDS |= {"seed": SEED, "data_seed": SEED, "warmup_ratio": SHARE, "label_smoothing_factor": SHARE}
-BOUNDS |= {"num_train_epochs": Bounds(above=0, most=1e6), "dataloader_num_workers": Bounds(0, 1024)}
-BOUNDS |= {"eval_delay": Bounds(0, 1 << 30), "neftune_noise_alpha": Bounds(0, 1e6), "local_rank": Bounds(-1, 1 << 16)}
-# Fine-tuning counts epochs; max_steps=-1 sets no number of steps.
-FINE_TUNING_BOUNDS = {**BOUNDS, "max_steps": Bounds(-1, BOUNDS["max_steps"].most)}
 
 
 @dataclass
@@ -123,66 +107,6 @@ class CorpusArguments:
             raise ValueError(f"long_documents={self.long_documents!r} is not one of {', '.join(LONG_DOCUMENTS)}")
         if self.train_files and self.dataset_name:
             raise ValueError("train_files and dataset_name are both given; give one of them")
-
-
-@dataclass
-class PrecisionArguments:
-    """Training arguments with bounds for all numbers, and with bf16 only if it is faster on this machine."""
-
-    BOUNDS: ClassVar = BOUNDS
-    GROUPS: ClassVar = {"Run": ("output_dir", "auto_precision")}
-
-    auto_precision: bool = field(
-        default=False,
-        metadata={
-            "help": "bf16 if the machine has instructions for it (best_dtype), else float32; --bf16 or --fp16 overrides it."
-        },
-    )
-
-    def __post_init__(self):
-        check_bounds(self, self.BOUNDS)
-        if self.auto_precision and not (self.bf16 or self.fp16):
-            device = "cuda" if torch.cuda.is_available() and not self.use_cpu else "cpu"
-            self.bf16 = best_dtype(device) == torch.bfloat16
-        super().__post_init__()
-
-
-@dataclass
-class FineTuningArguments(PrecisionArguments, TrainingArguments):
-    """Training arguments of fine-tuning: evaluation after each epoch, and the best epoch at the end."""
-
-    BOUNDS: ClassVar = FINE_TUNING_BOUNDS
-
-    num_train_epochs: float = 3
-    learning_rate: float = 5e-5
-    warmup_steps: float = 0.06  # share of all steps
-    eval_strategy: str = "epoch"
-    save_strategy: str = "epoch"
-    save_total_limit: int = 1
-    load_best_model_at_end: bool = True
-    metric_for_best_model: str = "accuracy"
-
-
-@dataclass
-class ResumeArguments(PrecisionArguments):
-    """Training arguments whose resume is exact, unless the user allows an inexact resume."""
-
-    GROUPS: ClassVar = {"Run": ("resume_from_checkpoint", "resume_inexactly")}
-
-    resume_from_checkpoint: str | None = field(
-        default=None,
-        metadata={
-            "help": "last, to resume from the newest complete checkpoint in output_dir; auto, to do so if output_dir has one "
-            "and start otherwise; or the folder of a checkpoint."
-        },
-    )
-    resume_inexactly: bool = field(
-        default=False,
-        metadata={
-            "help": "Resume with a warning if the optimizer state, random states or the manifest is missing or the number of "
-            "processes differs."
-        },
-    )
 
 
 @dataclass

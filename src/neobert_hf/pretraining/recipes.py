@@ -7,40 +7,26 @@ the authors' code disagree, the recipe `paper` follows the paper and the recipe 
 import math
 from dataclasses import asdict, dataclass, field, fields, replace
 
-from ..commands import Bounds
+from ..commands import SHARE, Bounds, check_bounds
 from ..data import BATCH_FORMATS
 from ..deprecations import renamed_argument, warn_of_rename
+from ..training_arguments import BOUNDS as TRAINING_BOUNDS
+from ..training_arguments import STEPS
 
 SCHEDULES = ("paper", "code", "linear", "constant")
 ARCHITECTURES = ("neobert", "roberta-prelayernorm")
 FLOOR = 0.1  # share of the peak learning rate at which the cosine ends
-STEPS = Bounds(0, 100_000_000)
-SHARE = Bounds(0, 1)
+TRAINING_NAMES = ("learning_rate", "warmup_steps", "max_steps", "weight_decay")
+TRAINING_NAMES += ("adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm")
 BOUNDS = {
-    "learning_rate": Bounds(0, 100),
-    "warmup_steps": STEPS,
+    **{name: TRAINING_BOUNDS[name] for name in TRAINING_NAMES},
     "decay_until": STEPS,
-    "max_steps": Bounds(1, 100_000_000),
-    "weight_decay": Bounds(0, 100),
-    "adam_beta1": Bounds(0, 0.999999),
-    "adam_beta2": Bounds(0, 0.999999999),
-    "adam_epsilon": Bounds(0, 1),
-    "max_grad_norm": Bounds(0, 1e9),
     "tokens_per_step": Bounds(3, 1 << 40),
     "max_length": Bounds(3, 1 << 20),  # [CLS], one token to predict, [SEP]
     "mlm_probability": Bounds(above=0, most=1),
     "mask_replace_prob": SHARE,
     "random_replace_prob": SHARE,
 }
-
-
-def check_bounds(values: object, bounds: dict[str, Bounds]) -> None:
-    """Raise ValueError for the first number, or list of numbers, that is out of its bounds; None means not given."""
-    for name, limits in bounds.items():
-        value = getattr(values, name, None)
-        numbers = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
-        if not all(number in limits for number in numbers):
-            raise ValueError(f"{name}={value} is out of bounds: {limits}")
 
 
 @renamed_argument("layout", "batch_format")  # up to version 0.2
