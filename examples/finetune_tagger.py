@@ -9,8 +9,10 @@ A row has a list of words and a list of tags: {"words": ["Ada", "codes"], "tags"
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
+from seqeval.metrics import f1_score as entity_f1_score
 from sklearn.metrics import accuracy_score, f1_score
 from transformers import (
     AutoModelForTokenClassification,
@@ -35,11 +37,14 @@ class TaggerArguments(LabelledDataArguments):
     tag_column: str = field(default="tags", metadata={"help": "Column of the lists of tags."})
 
 
-def metrics(predictions) -> dict[str, float]:
-    """Return the accuracy over the words, and the mean over the tags of F1."""
-    is_word = predictions.label_ids != -100
-    labels, predicted = predictions.label_ids[is_word], predictions.predictions.argmax(-1)[is_word]
-    return {"accuracy": accuracy_score(labels, predicted), "f1": f1_score(labels, predicted, average="macro")}
+def metrics(predictions, names: dict[int, str]) -> dict[str, float]:
+    """Return accuracy over the words, and F1: of the entities if all tags are B-, I- or O, else the mean over the tags."""
+    is_word, sides = predictions.label_ids != -100, (predictions.label_ids, predictions.predictions.argmax(-1))
+    rows = [[[names[tag] for tag in row[kept]] for row, kept in zip(side, is_word)] for side in sides]
+    is_iob = all(name == "O" or name.startswith(("B-", "I-")) for name in names.values())
+    labels, predicted = (side[is_word] for side in sides)
+    f1 = entity_f1_score(*rows) if is_iob else f1_score(labels, predicted, average="macro")
+    return {"accuracy": accuracy_score(labels, predicted), "f1": f1}
 
 
 def train(arguments: TaggerArguments, training: FineTuningArguments):
@@ -62,8 +67,8 @@ def train(arguments: TaggerArguments, training: FineTuningArguments):
     options = {"id2label": names, "label2id": {name: i for i, name in names.items()}, "dtype": torch.float32}
     model = AutoModelForTokenClassification.from_pretrained(arguments.model_name_or_path, **options)
     rows = {"train_dataset": data["train"], "eval_dataset": data["validation"]}
-    options = {"data_collator": DataCollatorForTokenClassification(tokenizer), "compute_metrics": metrics}
-    trainer = Trainer(model, training, **rows, processing_class=tokenizer, **options)
+    options = {"processing_class": tokenizer, "compute_metrics": partial(metrics, names=names)}
+    trainer = Trainer(model, training, DataCollatorForTokenClassification(tokenizer), **rows, **options)
     trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
     trainer.save_model()
     trainer.log_metrics("eval", trainer.evaluate())

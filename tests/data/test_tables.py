@@ -55,6 +55,14 @@ def test_a_file_without_header_takes_the_given_names_and_ignores_further_columns
     assert list(tab_separated(tmp_path / "a.tsv", ("x", "y"))) == [(1, {"x": "1", "y": "2"})]
 
 
+@pytest.mark.parametrize("suffix, separator", [(".tsv", "\t"), (".csv", ",")])
+def test_a_line_with_more_columns_than_the_first_line_loses_nothing_silently(tmp_path, suffix, separator):
+    file = tmp_path / f"rows{suffix}"
+    file.write_text(f"text{separator}label\na{separator}1\nb{separator}c{separator}1\n")
+    with pytest.raises(ValueError, match=rf"rows\{suffix}, line 3: 3 columns, but the first line names 2"):
+        list(numbered_rows(file))
+
+
 def test_a_truncated_line_is_an_error_that_names_it_unless_the_caller_collects_it(tmp_path):
     (tmp_path / "a.tsv").write_text("x\ty\n1\t2\n3\n4\t5\n")
     with pytest.raises(ValueError, match=r"a\.tsv, line 3: 1 columns instead of 2 \(x, y\)"):

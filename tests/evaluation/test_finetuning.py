@@ -3,7 +3,9 @@
 import csv
 import json
 import random
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 pytest.importorskip("sklearn", reason="fine-tuning needs scikit-learn (pip install -e .[train])")
@@ -11,7 +13,7 @@ pytest.importorskip("sklearn", reason="fine-tuning needs scikit-learn (pip insta
 import finetune_classifier
 import finetune_tagger
 from conftest import SENTENCE, run_main
-from sklearn.metrics import accuracy_score
+from sklearn.metrics import accuracy_score, f1_score
 from transformers import AutoModelForTokenClassification, pipeline
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
@@ -91,12 +93,20 @@ def test_an_error_in_the_data_is_one_line_that_names_file_and_line(model_folder,
         run_main(finetune_classifier, *command(model_folder, tmp_path / "train.csv", tmp_path / "out"))
 
 
-def test_the_metrics_are_those_of_words_only():
-    from types import SimpleNamespace
+TAGS = {0: "O", 1: "B-PERSON", 2: "I-PERSON"}
+LABELS, PREDICTED = np.array([[0, 1, -100, 2], [1, 0, 0, -100]]), np.array([[0, 1, 2, 0], [1, 0, 0, 1]])
 
-    import numpy as np
 
-    predictions = SimpleNamespace(
-        label_ids=np.array([[0, -100, 1], [1, 0, -100]]), predictions=np.eye(2)[np.array([[0, 1, 0], [1, 0, 1]])]
-    )
-    assert finetune_tagger.metrics(predictions)["accuracy"] == accuracy_score([0, 1, 1, 0], [0, 0, 1, 0])
+def tagger_metrics(names):
+    return finetune_tagger.metrics(SimpleNamespace(label_ids=LABELS, predictions=np.eye(3)[PREDICTED]), names)
+
+
+def test_the_metrics_of_the_tagger_are_those_of_words_only():
+    words = [0, 1, 2, 1, 0, 0], [0, 1, 0, 1, 0, 0]
+    found = tagger_metrics({0: "O", 1: "VERB", 2: "NOUN"})
+    assert found == {"accuracy": accuracy_score(*words), "f1": f1_score(*words, average="macro")}
+
+
+def test_f1_of_entities_counts_an_entity_only_with_all_its_words():
+    """Two persons, of which the one of two words is found without its second word: 1 right of 2 found and 2 sought."""
+    assert tagger_metrics(TAGS)["f1"] == 0.5

@@ -63,21 +63,27 @@ def tab_separated(
 
     Args:
         file: The file, UTF-8 with or without a byte order mark.
-        names: Names of the columns of a file whose first line is a row; None reads them from the first line. A row may have
-            further columns, which are ignored.
+        names: Names of the columns of a file whose first line is a row, which may have further columns; they are ignored. None
+            reads the names from the first line.
         truncated: A list that receives the numbers of lines with too few columns, which are then left out. None: such a line
             is an error.
 
     Raises:
-        ValueError: A line has fewer columns than there are names, or the file is not UTF-8.
+        ValueError: A line has fewer columns than there are names, or more than the first line, or the file is not UTF-8.
         OSError: The file cannot be read.
     """
+    has_header = names is None
     with Path(file).open(encoding="utf-8-sig", newline="\n") as stream:
         try:
             for number, line in enumerate(stream, 1):
                 values = line.rstrip("\r\n").split("\t")
                 if names is None:
                     names = values
+                elif has_header and len(values) > len(names):
+                    raise ValueError(
+                        f"{file}, line {number}: {len(values)} columns, but the first line names {len(names)} "
+                        f"({', '.join(names)}); replace the tabs inside the texts"
+                    )
                 elif len(values) >= len(names):
                     yield number, dict(zip(names, values))
                 elif truncated is not None:
@@ -119,6 +125,11 @@ def _csv_lines(file):
         reader = csv.DictReader(stream, strict=True)
         try:
             for row in reader:
+                if None in row:
+                    raise ValueError(
+                        f"{file}, line {reader.line_num}: {len(row) - 1 + len(row[None])} columns, but the first line names "
+                        f"{len(row) - 1}; put a text that contains a comma in quotation marks"
+                    )
                 yield reader.line_num, row
         except UnicodeDecodeError as error:  # raised when a block is read, before its line
             raise _not_utf8(file, error) from error
