@@ -15,10 +15,8 @@ from transformers.utils import logging
 
 from neobert_hf import MINI_MODEL_PATH, tune_allocator
 from neobert_hf.evaluation.glue import TASKS
-from neobert_hf.evaluation.glue_runs import GlueArguments, GlueTrainingArguments, run_suite
+from neobert_hf.evaluation.glue_runs import SHORT_EPOCHS, GlueArguments, GlueTrainingArguments, run_suite
 
-# Passes over the training rows; SST-2 has ten times as many rows as the others.
-EPOCHS = {"sst2": 1, "cola": 4, "stsb": 4}
 PEERS = {
     "NeoBERT, random": "neobert",
     "BERT, random": "bert",
@@ -33,7 +31,7 @@ class FineTuningArguments:
     data_dir: str = field(metadata={"help": "Folder with CoLA, SST-2 and STS-B."})
     output_dir: str = field(metadata={"help": "Folder of the runs; finished ones are not repeated."})
     model: str = field(default=str(MINI_MODEL_PATH), metadata={"help": "The pretrained NeoBERT."})
-    tasks: list[str] = field(default_factory=lambda: list(EPOCHS), metadata={"help": "Tasks of GLUE."})
+    tasks: list[str] = field(default_factory=lambda: list(SHORT_EPOCHS), metadata={"help": "Tasks of GLUE."})
     learning_rates: list[float] = field(default_factory=lambda: [1e-4, 3e-4], metadata={"help": "Candidates."})
     seeds: int = field(default=3, metadata={"help": "Number of seeds."})
     max_steps: int = field(default=-1, metadata={"help": "Steps of a run instead of the epochs, for a quick one."})
@@ -74,7 +72,7 @@ def main():
                 training = GlueTrainingArguments(
                     output_dir=str(folder / f"{rate:g}"),
                     learning_rate=rate,
-                    num_train_epochs=EPOCHS.get(task, 3),
+                    num_train_epochs=SHORT_EPOCHS.get(task, 3),
                     max_steps=arguments.max_steps,
                     auto_precision=True,
                     use_cpu=True,
@@ -97,7 +95,7 @@ def main():
                 }
             )
             print(rows[-1], flush=True)
-    finish("finetuning", rows, arguments, epochs=EPOCHS)
+    finish("finetuning", rows, arguments, epochs=SHORT_EPOCHS)
 
 
 if __name__ == "__main__":

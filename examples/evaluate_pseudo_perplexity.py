@@ -77,8 +77,8 @@ def finished(file: Path) -> list[dict]:
     return list(map(json.loads, complete))
 
 
-def evaluate(arguments: PseudoPerplexityArguments):
-    """Compute, and write lines, summary and figure."""
+def evaluate(arguments: PseudoPerplexityArguments) -> dict:
+    """Compute, write lines, summary and figure, and return the summary."""
     tune_allocator()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = AutoTokenizer.from_pretrained(arguments.model_name_or_path)
@@ -116,7 +116,7 @@ def evaluate(arguments: PseudoPerplexityArguments):
             stream.write(json.dumps(line) + "\n")
             stream.flush()
             lines.append(line)
-    summarize(arguments, lines)
+    return summarize(arguments, lines)
 
 
 def check_identity(file: Path, identity: dict):
@@ -127,8 +127,8 @@ def check_identity(file: Path, identity: dict):
         raise ValueError(f"{file.parent} has results of other texts, arguments or weights; choose another --output_dir")
 
 
-def summarize(arguments: PseudoPerplexityArguments, lines: list[dict]):
-    """Write summary.json and by_length.png."""
+def summarize(arguments: PseudoPerplexityArguments, lines: list[dict]) -> dict:
+    """Write summary.json and by_length.png, and return the summary."""
     lengths, values = ([line[name] for line in lines] for name in ("length", "pseudo_perplexity"))
     curve = median_by_length(lengths, values)
     summary = {
@@ -155,19 +155,19 @@ def summarize(arguments: PseudoPerplexityArguments, lines: list[dict]):
     axes.set(xlabel="length, tokens", ylabel="pseudo-perplexity", xscale="log", yscale="log")
     axes.legend()
     figure.savefig(Path(arguments.output_dir, "by_length.png"), dpi=150)
-    print(json.dumps(summary))
+    return summary
 
 
-def evaluate_alone(arguments: PseudoPerplexityArguments):
+def evaluate_alone(arguments: PseudoPerplexityArguments) -> dict:
     """Evaluate, and lock the folder against other processes."""
     with lock_run(arguments.output_dir):
-        evaluate(arguments)
+        return evaluate(arguments)
 
 
 def main():
-    """Read the command line, and evaluate."""
+    """Read the command line, evaluate, and print the summary."""
     parser = CommandParser(PseudoPerplexityArguments, description=__doc__)
-    run_command(parser.prog, evaluate_alone, *parser.parse_args_into_dataclasses())
+    print(json.dumps(run_command(parser.prog, evaluate_alone, *parser.parse_args_into_dataclasses())))
 
 
 if __name__ == "__main__":

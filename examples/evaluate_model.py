@@ -1,0 +1,138 @@
+"""Evaluate a small masked language model in one go: three tasks of GLUE, and pseudo-perplexity by length.
+
+    python examples/evaluate_model.py --data_dir glue --files texts.jsonl --output_dir runs/evaluation --report runs/report
+
+It fine-tunes the model on SST-2, CoLA and STS-B, with several seeds. evaluation.json has all results. --report writes them as one
+HTML page without other files, and --card into the README.md of the model. After an interruption, the same command goes on.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from evaluate_pseudo_perplexity import PseudoPerplexityArguments, evaluate_alone
+from tabulate import tabulate
+from transformers import AutoModelForMaskedLM
+from transformers.utils import logging
+
+from neobert_hf import MINI_MODEL_PATH, tune_allocator
+from neobert_hf.commands import COUNT, Bounds, CommandParser, run_command
+from neobert_hf.data.files import write_json
+from neobert_hf.embeddings.models import hash_of_weights
+from neobert_hf.evaluation.environment import environment
+from neobert_hf.evaluation.glue_report import plot
+from neobert_hf.evaluation.glue_runs import SHORT_EPOCHS, GlueArguments, GlueTrainingArguments, run_suite
+from neobert_hf.evaluation.report import Section, evaluation_sections, write_card_section, write_page
+from neobert_hf.pretraining.runs import lock_run
+
+
+@dataclass
+class EvaluationArguments:
+    """Model, data and results."""
+
+    files: list[str] = field(
+        metadata={"help": ".jsonl, .csv, .tsv or .parquet files with the texts of the pseudo-perplexity."}
+    )
+    output_dir: str = field(metadata={"help": "Folder of the results; the same command again goes on."})
+    model_name_or_path: str = field(
+        default=str(MINI_MODEL_PATH),
+        metadata={"help": "Folder or Hub id of a model. Default: the mini model in this package."},
+    )
+    data_dir: str = field(
+        default=None, metadata={"help": "Folder with SST-2, CoLA and STS-B in their original files. Default: the Hub."}
+    )
+    seeds: Annotated[int, Bounds(1, 1000)] = field(default=3, metadata={"help": "Fine-tuning runs of each task."})
+    learning_rate: Annotated[float, Bounds(above=0, most=100)] = field(
+        default=3e-4, metadata={"help": "Of the fine-tuning; the paper's values suit larger models."}
+    )
+    max_steps: Annotated[int, COUNT] = field(
+        default=None, metadata={"help": "Steps of a fine-tuning run, instead of the usual epochs, for a trial."}
+    )
+    num_texts: Annotated[int, COUNT] = field(
+        default=200, metadata={"help": "Number of texts for the pseudo-perplexity."}
+    )
+    positions: Annotated[int, Bounds(2)] = field(
+        default=64, metadata={"help": "Number of positions per text, drawn at random."}
+    )
+    max_seq_length: Annotated[int, Bounds(3, 1 << 20)] = field(
+        default=512, metadata={"help": "Length in tokens at which the texts of the pseudo-perplexity are truncated."}
+    )
+    report: str = field(default=None, metadata={"help": "Folder in which to write the report, index.html."})
+    card: str = field(
+        default=None, metadata={"help": "README.md of the model; the tables are written into its section Evaluation."}
+    )
+
+
+def fine_tune(arguments: EvaluationArguments) -> list[dict]:
+    """Return the results of each task, as in glue.json."""
+    results = []
+    for task, epochs in SHORT_EPOCHS.items():
+        glue = GlueArguments(
+            arguments.model_name_or_path,
+            [task],
+            data_dir=arguments.data_dir,
+            preset="none",
+            seeds=arguments.seeds,
+            max_seq_length=128,
+        )
+        training = GlueTrainingArguments(
+            output_dir=str(Path(arguments.output_dir, "glue")),
+            learning_rate=arguments.learning_rate,
+            num_train_epochs=epochs,
+            max_steps=arguments.max_steps or -1,
+            auto_precision=True,
+            disable_tqdm=True,
+        )
+        passes = f"{arguments.max_steps:,} steps" if arguments.max_steps else f"{epochs} epochs"
+        results += [{**each, "passes": passes} for each in run_suite(glue, training)["tasks"]]
+        print(f"{task}: {results[-1]['mean']:.1f}", flush=True)
+    return results
+
+
+def evaluate(arguments: EvaluationArguments) -> list[Section]:
+    """Evaluate, write the results, and return the sections of the report."""
+    tune_allocator()
+    logging.disable_progress_bar()
+    if arguments.card and not Path(arguments.card).is_file():
+        raise FileNotFoundError(f"--card {arguments.card} is not a file; name the README.md of the model")
+    out = Path(arguments.output_dir)
+    texts = PseudoPerplexityArguments(
+        **{name: getattr(arguments, name) for name in ("files", "model_name_or_path", "num_texts", "positions")},
+        output_dir=str(out / "pseudo-perplexity"),
+        max_seq_length=arguments.max_seq_length,
+    )
+    perplexity = {**evaluate_alone(texts), "max_seq_length": arguments.max_seq_length}
+    here = ("model", "start")  # folders of this machine
+    result = {
+        "model": Path(arguments.model_name_or_path).name,
+        "weights": hash_of_weights(AutoModelForMaskedLM.from_pretrained(arguments.model_name_or_path)),
+        "pseudo_perplexity": {name: value for name, value in perplexity.items() if name not in here},
+        "glue": [{name: value for name, value in task.items() if name not in here} for task in fine_tune(arguments)],
+        "learning_rate": arguments.learning_rate,
+        **environment(),
+    }
+    write_json(out / "evaluation.json", result)
+    plot({"tasks": result["glue"]}).savefig(out / "glue.png", dpi=150)
+    return evaluation_sections(result, out)
+
+
+def run(arguments: EvaluationArguments):
+    """Evaluate, print the tables, and write report and card."""
+    with lock_run(arguments.output_dir):
+        parts = evaluate(arguments)
+    for part in parts:
+        print(f"\n{part.title}\n\n{tabulate(part.rows, headers='keys')}")
+    if arguments.report:
+        print(f"\n{write_page(arguments.report, f'Evaluation of {Path(arguments.model_name_or_path).name}', parts)}")
+    if arguments.card:
+        write_card_section(arguments.card, parts)
+
+
+def main():
+    """Read the command line, and evaluate."""
+    parser = CommandParser(EvaluationArguments, description=__doc__)
+    run_command(parser.prog, run, *parser.parse_args_into_dataclasses())
+
+
+if __name__ == "__main__":
+    main()

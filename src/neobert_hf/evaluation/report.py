@@ -1,0 +1,144 @@
+"""Reports of an evaluation: one HTML page with tables and figures inside, and a section of a model card."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+from huggingface_hub import ModelCard
+from tabulate import tabulate
+
+from .glue import TASKS
+
+PAGE = jinja2.Template(
+    """<!DOCTYPE html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{{ title }}</title>
+<style>
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
+table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto }
+th, td { border-bottom: 1px solid #ccc; padding: 0.25rem 0.75rem; text-align: left }
+img { max-width: 100% }
+</style>
+<h1>{{ title }}</h1>
+{% for section in sections %}
+<h2>{{ section.title }}</h2>
+<p>{{ section.text }}</p>
+{{ section.html_table() | safe }}
+{% if section.figure %}<img alt="{{ section.title }}" src="data:image/png;base64,{{ section.image() }}">{% endif %}
+{% endfor %}
+</html>
+""",
+    autoescape=True,
+    trim_blocks=True,
+)
+FIRST, LAST = "<!-- evaluation -->", "<!-- end of evaluation -->"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a report.
+
+    Args:
+        title: Its heading.
+        text: What was measured, and how.
+        rows: Rows of its table, as dicts with the same keys.
+        figure: A PNG file, which becomes part of the page.
+    """
+
+    title: str
+    text: str
+    rows: Sequence[dict] = ()
+    figure: Path | None = None
+
+    def html_table(self) -> str:
+        """Return the table as HTML; its cells are escaped."""
+        return tabulate(self.rows, headers="keys", tablefmt="html") if self.rows else ""
+
+    def image(self) -> str:
+        """Return the figure in base64."""
+        return base64.b64encode(self.figure.read_bytes()).decode()
+
+    def markdown(self) -> str:
+        """Return heading, text and table as Markdown."""
+        table = tabulate(self.rows, headers="keys", tablefmt="github") if self.rows else ""
+        return f"### {self.title}\n\n{table}\n\n{self.text}".replace("\n\n\n\n", "\n\n")
+
+
+def evaluation_sections(result: dict, figures: Path) -> list[Section]:
+    """Return the sections of a result of examples/evaluate_model.py.
+
+    Args:
+        result: Content of evaluation.json.
+        figures: Folder of the figures.
+    """
+    machine = f"{result['cores']} cores of {result['processor']}, {result['instructions']}"
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    perplexity = result["pseudo_perplexity"]
+    rows = [
+        {
+            "task": task["task"],
+            "metric": " and ".join(TASKS[task["task"]].metrics),
+            "score": f"{task['mean']:.1f}"
+            + ("" if task["standard_deviation"] is None else f" ± {task['standard_deviation']:.1f}"),
+            "seeds": len(task["scores"]),
+            "training": task["passes"],
+        }
+        for task in result["glue"]
+    ]
+    lengths = [0, *(point["up_to"] for point in perplexity["by_length"])]
+    return [
+        Section(
+            "GLUE",
+            f"Development sets. Fine-tuned at a learning rate of {result['learning_rate']:g} with batches of 32. Mean and "
+            f"standard deviation over the seeds, each with its best evaluation. {machine}, {versions}.",
+            rows,
+            figures / "glue.png",
+        ),
+        Section(
+            "Pseudo-perplexity by length",
+            f"Medians over {perplexity['texts']:,} texts of at most {perplexity['max_seq_length']:,} tokens, each with a sample "
+            f"of its positions. The median of all of them is {perplexity['median']:.1f}.",
+            [
+                {
+                    "tokens": f"{before + 1:,} to {point['up_to']:,}",
+                    "texts": point["texts"],
+                    "pseudo-perplexity": f"{point['median']:.1f}",
+                }
+                for before, point in zip(lengths, perplexity["by_length"])
+            ],
+            figures / "pseudo-perplexity" / "by_length.png",
+        ),
+    ]
+
+
+def write_page(folder: str | Path, title: str, sections: Sequence[Section]) -> Path:
+    """Write index.html, which needs no other file, and return its path.
+
+    Raises:
+        OSError: A figure cannot be read, or the page cannot be written.
+    """
+    file = Path(folder, "index.html")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(PAGE.render(title=title, sections=sections), "utf-8")
+    return file
+
+
+def write_card_section(file: str | Path, sections: Sequence[Section]) -> None:
+    """Write the sections into a model card, between two comments; without them, at its end.
+
+    Raises:
+        OSError: The card cannot be read or written.
+    """
+    card = ModelCard.load(file)
+    written = "\n\n".join([FIRST, "## Evaluation", *(section.markdown() for section in sections), LAST])
+    before, found, rest = card.text.partition(FIRST)
+    if found:
+        written += rest.partition(LAST)[2]
+    card.text = before.rstrip() + "\n\n" + written.rstrip() + "\n"
+    card.save(file)
