@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 COMPAT_VERSIONS := 4.57.6 5.0.0 5.17.0 5.23.0
 export HF_HUB_OFFLINE = 1
 
-.PHONY: demo demo-train mini test test-avx2 test-compat test-transformers test-gpu test-adversary docs lint clean
+.PHONY: demo demo-train mini evaluate test test-avx2 test-compat test-transformers test-gpu test-adversary docs lint clean
 
 # Other questions: make demo QUESTIONS='"open a socket"'; make demo QUESTIONS= asks for them in the terminal.
 # The shell runs this text as a part of the command: pass untrusted questions to neobert search, not to make.
@@ -40,6 +40,17 @@ mini: .venv/dev
 		--max_rows 40000 --max_steps 100 --tokens_per_batch 16384 --learning_rate 5e-4 --muon_learning_rate 5e-4 \
 		--warmup_steps 10 --masked_share 0.3 --pair_share 0.5 --contrastive_weight 0.6 --mlm_weight 0.3
 	$(BIN)/python hub_upload/build_mini.py --stages runs/mini-distilled runs/mini-paired runs/mini-tuned --corpus $(MINI_CORPUS)
+
+# Evaluates the model in the package on GLUE and by pseudo-perplexity. GLUE=folder has the original files of SST-2, CoLA and STS-B;
+# without it they come from the Hub. The tables of docs and card show the result of a processor with AVX-512 and bf16.
+EVALUATION := runs/evaluation
+CPU := $(shell grep -qs avx512_bf16 /proc/cpuinfo && echo bfloat16 || echo float32)
+evaluate: .venv/dev
+	$(BIN)/neobert documentation --output_dir $(EVALUATION)/texts --held_out_packages pandas networkx
+	$(BIN)/python examples/evaluate_model.py --files $(EVALUATION)/texts/held_out_packages.jsonl $(if $(GLUE),--data_dir $(GLUE)) \
+		--output_dir $(EVALUATION) --report $(EVALUATION)/report
+	cp $(EVALUATION)/evaluation.json benchmarks/results/evaluation_cpu_$(CPU).json
+	$(BIN)/python benchmarks/render_tables.py
 
 test: .venv/dev
 	$(PYTEST) -m "not gpu and not adversary" tests

@@ -1,27 +1,24 @@
-"""Fine-tuning of the mini model beside models of the same size with random weights, under equal conditions.
+"""Fine-tuning of the mini model beside models of the same size, under equal conditions.
 
     python benchmarks/finetuning.py --data_dir glue --output_dir runs/finetuning --json benchmarks/results/finetuning_cpu.json
 
 Every model has the same tokenizer, width, depth, data and steps. For each task and model, the learning rate is the best of
-`--learning_rates` with the first seed; all seeds run with it.
+`--learning_rates` with the first seed; all seeds run with it. `--pretrained` adds other models; finetuning.sh pretrains a NeoBERT
+and a pre-norm RoBERTa by the same recipe on the same corpus, and adds them.
 """
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness import finish
-from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer, HfArgumentParser, set_seed
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer, HfArgumentParser, set_seed
 from transformers.utils import logging
 
 from neobert_hf import MINI_MODEL_PATH, tune_allocator
 from neobert_hf.evaluation.glue import TASKS
 from neobert_hf.evaluation.glue_runs import SHORT_EPOCHS, GlueArguments, GlueTrainingArguments, run_suite
 
-PEERS = {
-    "NeoBERT, random": "neobert",
-    "BERT, random": "bert",
-    "RoBERTa pre-norm, random": "roberta-prelayernorm",
-}
+RANDOM = {"NeoBERT, random": "neobert", "BERT, random": "bert"}
 
 
 @dataclass
@@ -31,6 +28,9 @@ class FineTuningArguments:
     data_dir: str = field(metadata={"help": "Folder with CoLA, SST-2 and STS-B."})
     output_dir: str = field(metadata={"help": "Folder of the runs; finished ones are not repeated."})
     model: str = field(default=str(MINI_MODEL_PATH), metadata={"help": "The pretrained NeoBERT."})
+    pretrained: list[str] = field(
+        default_factory=list, metadata={"help": "Other models, each as NAME=FOLDER; the names stand in the table."}
+    )
     tasks: list[str] = field(default_factory=lambda: list(SHORT_EPOCHS), metadata={"help": "Tasks of GLUE."})
     learning_rates: list[float] = field(default_factory=lambda: [1e-4, 3e-4], metadata={"help": "Candidates."})
     seeds: int = field(default=3, metadata={"help": "Number of seeds."})
@@ -55,6 +55,11 @@ def random_peer(model_type: str, model: str, folder: Path) -> str:
     return str(folder)
 
 
+def num_parameters(folder: str) -> int:
+    """Return the number of parameters of the encoder."""
+    return AutoModel.from_config(AutoConfig.from_pretrained(folder)).num_parameters()
+
+
 def main():
     """Run every task for every model."""
     (arguments,) = HfArgumentParser(FineTuningArguments).parse_args_into_dataclasses()
@@ -62,7 +67,8 @@ def main():
     logging.disable_progress_bar()
     out = Path(arguments.output_dir)
     models = {"mini NeoBERT, pretrained": arguments.model}
-    models |= {name: random_peer(kind, arguments.model, out / "random" / kind) for name, kind in PEERS.items()}
+    models |= {name: random_peer(kind, arguments.model, out / "random" / kind) for name, kind in RANDOM.items()}
+    models |= dict(named.split("=", 1) for named in arguments.pretrained)
     rows = []
     for task in arguments.tasks:
         for name, model in models.items():
@@ -88,6 +94,7 @@ def main():
                     "task": task,
                     "metric": " and ".join(TASKS[task].metrics),
                     "model": name,
+                    "num_parameters": num_parameters(model),
                     "learning_rate": best,
                     "mean": result["mean"],
                     "standard_deviation": result["standard_deviation"],
@@ -95,6 +102,7 @@ def main():
                 }
             )
             print(rows[-1], flush=True)
+    arguments.pretrained = [named.split("=", 1)[0] for named in arguments.pretrained]
     finish("finetuning", rows, arguments, epochs=SHORT_EPOCHS)
 
 

@@ -19,6 +19,7 @@ from tabulate import tabulate
 from transformers import HfArgumentParser
 
 from neobert_hf import AUTO_CLASSES
+from neobert_hf.evaluation.report import evaluation_sections, markdown
 from neobert_hf.model.backends_neobert import BACKENDS, Backend
 
 ROOT = Path(__file__).parents[1]
@@ -152,6 +153,12 @@ def embeddings() -> str:
         share = f"{result['share_rephrased']:.0%}"
         source.append(f'"In other words": WordNet synonyms, which change {share}: "{example}" becomes "{rephrased}".')
     return f"{retrieval}\n\n{sts}\n\n{' '.join([*source, _source(result)])}."
+
+
+def evaluation() -> str:
+    """The evaluation of the mini model by examples/evaluate_model.py."""
+    result = _result("evaluation_cpu_bfloat16")
+    return markdown(evaluation_sections(result, RESULTS))
 
 
 def questions() -> str:
@@ -516,6 +523,8 @@ TABLES = {
         "fast_paths_avx2": lambda: _rows_of("fast_paths_cpu_avx2", FAST_PATHS),
         "training_attention": lambda: _rows_of("training_attention_cpu", TRAINING_ATTENTION),
     },
+    "docs/evaluation.md": {"evaluation": evaluation},
+    "src/neobert_hf/mini/README.md": {"evaluation": evaluation},
     "SECURITY.md": {"adversary": adversary},
 }
 

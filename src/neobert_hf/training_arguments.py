@@ -57,6 +57,7 @@ class PrecisionArguments:
         if self.auto_precision and not (self.bf16 or self.fp16):
             device = "cuda" if torch.cuda.is_available() and not self.use_cpu else "cpu"
             self.bf16 = best_dtype(device) == torch.bfloat16
+            self.use_cpu |= not torch.accelerator.is_available()  # transformers refuses bf16 on a CPU without it
         super().__post_init__()
 
 

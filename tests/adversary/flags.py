@@ -17,6 +17,7 @@ import build_mini
 import demo_documentation
 import distill_embeddings
 import evaluate_long_context
+import evaluate_model
 import evaluate_mteb
 import evaluate_pseudo_perplexity
 import finetune_classifier
@@ -47,6 +48,7 @@ REQUIRED = {
     "finetune_glue.py": ["--use_cpu=true", "--output_dir=a", "--model_name_or_path=b"],
     "evaluate_pseudo_perplexity.py": ["--files=a.jsonl", "--output_dir=b"],
     "evaluate_long_context.py": ["--files=a.jsonl", "--output_dir=b"],
+    "evaluate_model.py": ["--files=a.jsonl", "--output_dir=b"],
     "build.py": ["--model=a", "--out=b"],
     "build_mini.py": ["--stages=a", "--corpus=b"],
     "distill_embeddings.py": [
@@ -58,6 +60,7 @@ SCRIPTS = {
     for module in (
         *(pretrain_mlm, train_contrastive, distill_embeddings, demo_documentation, evaluate_mteb),
         *(finetune_classifier, finetune_tagger, finetune_glue, evaluate_pseudo_perplexity, evaluate_long_context),
+        evaluate_model,
         *(build, build_mini),
     )
 }

@@ -37,7 +37,7 @@ img { max-width: 100% }
     autoescape=True,
     trim_blocks=True,
 )
-FIRST, LAST = "<!-- evaluation -->", "<!-- end of evaluation -->"
+FIRST, LAST = "<!-- table:evaluation -->", "<!-- end -->"  # in a model card
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,14 @@ class Section:
         """Return the figure in base64."""
         return base64.b64encode(self.figure.read_bytes()).decode()
 
-    def markdown(self) -> str:
-        """Return heading, text and table as Markdown."""
-        table = tabulate(self.rows, headers="keys", tablefmt="github") if self.rows else ""
-        return f"### {self.title}\n\n{table}\n\n{self.text}".replace("\n\n\n\n", "\n\n")
+
+def markdown(sections: Sequence[Section]) -> str:
+    """Return headings, tables and texts as Markdown, without the figures."""
+    parts = []
+    for section in sections:
+        table = [tabulate(section.rows, headers="keys", tablefmt="github")] if section.rows else []
+        parts += [f"### {section.title}", *table, section.text]
+    return "\n\n".join(parts)
 
 
 def evaluation_sections(result: dict, figures: Path) -> list[Section]:
@@ -130,15 +134,15 @@ def write_page(folder: str | Path, title: str, sections: Sequence[Section]) -> P
 
 
 def write_card_section(file: str | Path, sections: Sequence[Section]) -> None:
-    """Write the sections into a model card, between two comments; without them, at its end.
+    """Write the sections into a model card, between two comments; without these, under a new heading at its end.
 
     Raises:
         OSError: The card cannot be read or written.
     """
     card = ModelCard.load(file)
-    written = "\n\n".join([FIRST, "## Evaluation", *(section.markdown() for section in sections), LAST])
-    before, found, rest = card.text.partition(FIRST)
-    if found:
-        written += rest.partition(LAST)[2]
-    card.text = before.rstrip() + "\n\n" + written.rstrip() + "\n"
+    if FIRST not in card.text:
+        card.text = f"{card.text.rstrip()}\n\n## Evaluation\n\n{FIRST}\n{LAST}\n"
+    before, _, rest = card.text.partition(FIRST)
+    _, _, after = rest.partition(LAST)
+    card.text = f"{before}{FIRST}\n{markdown(sections)}\n{LAST}{after}"
     card.save(file)

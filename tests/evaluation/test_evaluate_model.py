@@ -1,0 +1,84 @@
+"""The evaluation of a model in one go: its figures are those of its parts, and it goes on after an interruption."""
+
+import json
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn", reason="GLUE needs scikit-learn (pip install -e .[train])")
+
+import evaluate_model
+from conftest import SENTENCE, run_main
+from test_glue import write_task
+
+from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
+from neobert_hf.evaluation import glue_runs
+from neobert_hf.evaluation.glue import TASKS
+
+
+@pytest.fixture
+def command(tokenizer, tmp_path):
+    """Tasks at random, and texts of many lengths."""
+    shape = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48)
+    NeoBERTForMaskedLM(NeoBERTConfig(vocab_size=len(tokenizer), **shape)).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    rng = np.random.default_rng(0)
+    words = SENTENCE.split()
+
+    def sentence():
+        return " ".join(rng.choice(words, 5))
+
+    rows = {
+        "sst2": lambda i: f"{sentence()}\t{i % 2}",
+        "cola": lambda i: f"a\t{i % 2}\t\t{sentence()}",
+        "stsb": lambda i: "\t".join([*"012345678", sentence(), sentence(), f"{i % 6}.0"][2:]),
+    }
+    for name, row in rows.items():
+        write_task(tmp_path / "glue" / TASKS[name].folder, name, [row(i) for i in range(20)])
+    texts = [" ".join(rng.choice(words, length)) for length in range(2, 30, 2)]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (tmp_path / "model/README.md").write_text("---\nlicense: mit\n---\n\n# Model\n")
+    return [
+        *("--model_name_or_path", tmp_path / "model", "--data_dir", tmp_path / "glue", "--seeds", "2"),
+        *(
+            "--files",
+            tmp_path / "texts.jsonl",
+            "--output_dir",
+            tmp_path / "out",
+            "--max_steps",
+            "2",
+            "--positions",
+            "3",
+        ),
+    ]
+
+
+def test_result_page_and_card_have_the_figures_of_the_parts(command, tmp_path):
+    card = tmp_path / "model/README.md"
+    printed = run_main(evaluate_model, *command, "--report", tmp_path / "report", "--card", card)
+    result = json.loads((tmp_path / "out/evaluation.json").read_text())
+    perplexity = json.loads((tmp_path / "out/pseudo-perplexity/summary.json").read_text())
+    assert result["pseudo_perplexity"].items() >= {"median": perplexity["median"], "texts": 14}.items()
+    assert [task["task"] for task in result["glue"]] == ["sst2", "cola", "stsb"]
+    for task in result["glue"]:
+        files = (tmp_path / "out/glue" / task["task"]).glob("*/result.json")
+        scores = sorted(json.loads(file.read_text())["metrics"]["score"] for file in files)
+        assert sorted(task["scores"]) == scores and len(scores) == 2
+        for text in (printed, card.read_text(), (tmp_path / "report/index.html").read_text()):
+            assert f"{np.mean(scores):.1f} ± {np.std(scores, ddof=1):.1f}" in text
+    assert str(tmp_path) not in json.dumps(result) + card.read_text()
+    assert (tmp_path / "report/index.html").read_text().count("data:image/png;base64,") == 2
+
+
+def test_the_same_command_again_computes_nothing_twice(command, tmp_path, monkeypatch):
+    run_main(evaluate_model, *command)
+    lines = (tmp_path / "out/pseudo-perplexity/texts.jsonl").read_text()
+    monkeypatch.setattr(glue_runs, "fine_tune", lambda *_: pytest.fail("a finished run runs again"))
+    run_main(evaluate_model, *command)
+    assert (tmp_path / "out/pseudo-perplexity/texts.jsonl").read_text() == lines
+
+
+def test_a_card_that_does_not_exist_is_an_error_before_any_computation(command, tmp_path):
+    with pytest.raises(SystemExit, match=r"--card .*none\.md is not a file"):
+        run_main(evaluate_model, *command, "--card", tmp_path / "none.md")
+    assert not (tmp_path / "out/glue").exists()
