@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from neobert_hf import MINI_MODEL_PATH, tune_allocator
 from neobert_hf.evaluation.glue import TASKS
-from neobert_hf.evaluation.glue_runs import SHORT_EPOCHS, GlueArguments, GlueTrainingArguments, run_suite
+from neobert_hf.evaluation.glue_runs import SHORT_RUN, SHORT_TASKS, GlueArguments, GlueTrainingArguments, run_suite
 
 RANDOM = {"NeoBERT, random": "neobert", "BERT, random": "bert"}
 
@@ -31,10 +31,10 @@ class FineTuningArguments:
     pretrained: list[str] = field(
         default_factory=list, metadata={"help": "Other models, each as NAME=FOLDER; the names stand in the table."}
     )
-    tasks: list[str] = field(default_factory=lambda: list(SHORT_EPOCHS), metadata={"help": "Tasks of GLUE."})
+    tasks: list[str] = field(default_factory=lambda: list(SHORT_TASKS), metadata={"help": "Tasks of GLUE."})
     learning_rates: list[float] = field(default_factory=lambda: [1e-4, 3e-4], metadata={"help": "Candidates."})
     seeds: int = field(default=3, metadata={"help": "Number of seeds."})
-    max_steps: int = field(default=-1, metadata={"help": "Steps of a run instead of the epochs, for a quick one."})
+    max_steps: int = field(default=SHORT_RUN["max_steps"], metadata={"help": "Steps of a run."})
     json: str = field(default=None, metadata={"help": "File to write the result to."})
 
 
@@ -78,8 +78,8 @@ def main():
                 training = GlueTrainingArguments(
                     output_dir=str(folder / f"{rate:g}"),
                     learning_rate=rate,
-                    num_train_epochs=SHORT_EPOCHS.get(task, 3),
                     max_steps=arguments.max_steps,
+                    eval_steps=SHORT_RUN["eval_steps"],
                     auto_precision=True,
                     use_cpu=True,
                     disable_tqdm=True,
@@ -103,7 +103,7 @@ def main():
             )
             print(rows[-1], flush=True)
     arguments.pretrained = [named.split("=", 1)[0] for named in arguments.pretrained]
-    finish("finetuning", rows, arguments, epochs=SHORT_EPOCHS)
+    finish("finetuning", rows, arguments)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,12 @@ from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel, quantize
 from neobert_hf.model.kernels_neobert import choose_kernels, product
 
 # Models of transformers: their type, and values that differ from its defaults. An older transformers may lack a model.
+LARGE = dict(hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16)
 OTHERS = {
     "bert-base": ("bert", {}),
+    "bert-large": ("bert", LARGE),
+    "roberta-base": ("roberta", {}),
+    "roberta-large": ("roberta", LARGE),
     "nomic-bert": ("nomic_bert", {}),
     "modernbert-base": ("modernbert", {}),
     "modernbert-large": (
@@ -54,7 +58,8 @@ def build(name: str, dtype: torch.dtype, device: str, max_length: int, num_layer
         )
     if name in OTHERS:
         model_type, changes = OTHERS[name]
-        config = AutoConfig.for_model(model_type, **changes, max_position_embeddings=max_length)
+        # RoBERTa counts positions from pad_token_id + 1 = 2
+        config = AutoConfig.for_model(model_type, **changes, max_position_embeddings=max_length + 2)
         if num_layers:
             config.num_hidden_layers = num_layers
             if hasattr(config, "layer_types"):

@@ -28,7 +28,7 @@ class PseudoPerplexityArguments:
     """Arguments of the benchmark."""
 
     models: list[str] = field(
-        default_factory=lambda: [neobert_hf.MINI_MODEL_PATH, "neobert"],
+        default_factory=lambda: [neobert_hf.MINI_MODEL_PATH],
         metadata={"help": "Folders, or neobert: the published shape with random weights."},
     )
     lengths: list[int] = field(default_factory=lambda: [128, 512, 2048], metadata={"help": "Lengths in tokens."})

@@ -161,6 +161,39 @@ def evaluation() -> str:
     return markdown(evaluation_sections(result, RESULTS))
 
 
+def finetuning() -> str:
+    """Scores of the mini model and of its peers on GLUE, under equal conditions."""
+    result = _result("finetuning_cpu")
+    tasks = {row["task"]: f"{row['task']}, {row['metric']}" for row in result["rows"]}
+    cells = {
+        (row["model"], row["task"]): f"{row['mean']:.1f} ± {row['standard_deviation']:.1f}" for row in result["rows"]
+    }
+    sizes = {row["model"]: f"{row['num_parameters'] / 1e6:.1f} M" for row in result["rows"]}
+    rows = [[model, size, *(cells.get((model, task)) for task in tasks)] for model, size in sizes.items()]
+    settings = result["settings"]
+    rates = " or ".join(f"{rate:g}" for rate in settings["learning_rates"])
+    table = tabulate(rows, headers=["model", "parameters", *tasks.values()], tablefmt="github", disable_numparse=True)
+    return (
+        f"{table}\n\nDevelopment sets, {settings['max_steps']} batches of 32 rows at a learning rate of {rates}, evaluated every 300 "
+        f"steps, the best evaluation of each run. Means and standard deviations of {settings['seeds']} seeds. Parameters without the "
+        f"decoder. {_source(result)}."
+    )
+
+
+def long_context() -> str:
+    """Pseudo-perplexity of the mini model beyond the length of its training."""
+    result = _result("long_context_cpu")
+    rows = {}
+    for point in result["points"]:
+        shown = f"{point['pseudo_perplexity']:.1f} ({point['low']:.1f} to {point['high']:.1f})"
+        rows.setdefault(point["scaling"], {"scaling": point["scaling"]})[f"{point['length']:,} tokens"] = shown
+    table = tabulate(list(rows.values()), headers="keys", tablefmt="github")
+    return (
+        f"{table}\n\n{result['texts']} texts, the same for all lengths, {result['positions']} masked positions in each, with 95 % "
+        f"intervals. Trained length: {result['trained_length']} tokens."
+    )
+
+
 def questions() -> str:
     """Everyday questions that each search answers, and the seconds."""
     result = _result("questions_cpu")
@@ -423,6 +456,24 @@ MEMORY = {
     "above the model, MB": ("above_model_mb", ",.0f"),
     "ours over it": ("ours_over_it", ".2f"),
 }
+PSEUDO_PERPLEXITY = {
+    "model": ("model", ""),
+    "dtype": ("dtype", ""),
+    "length": ("length", ","),
+    "tokens/s": ("tokens_per_s", ",.0f"),
+    "spread": ("spread", ".1%"),
+    "speed over naive": ("speed_over_naive", ".1f"),
+    "largest difference, nats": ("largest_difference", ".1e"),
+    "memory above the model, MB": ("memory_above_model_mb", ",.0f"),
+}
+FINETUNING_SPEED = {
+    "model": ("model", ""),
+    "task": ("task", ""),
+    "mean length": ("mean_length", ".1f"),
+    "tokens of text/s": ("tokens_per_s", ",.0f"),
+    "spread": ("spread", ".1%"),
+    "speed over padded": ("speed_over_padded", ".2f"),
+}
 PRETRAINING = {
     "": ("what", ""),
     "contender": ("contender", ""),
@@ -515,6 +566,8 @@ TABLES = {
         "memory": lambda: _rows_of("memory_cpu", MEMORY),
         "pretraining": lambda: _rows_of("pretraining_cpu", PRETRAINING),
         "ablations": ablations,
+        "finetuning_speed": lambda: _rows_of("finetuning_speed_cpu", FINETUNING_SPEED),
+        "pseudo_perplexity": lambda: _rows_of("pseudo_perplexity_cpu", PSEUDO_PERPLEXITY),
         "late_interaction": lambda: _rows_of("late_interaction_cpu", LATE_INTERACTION),
         "encode": lambda: _rows_of("encode_cpu", ENCODE),
     },
@@ -523,7 +576,7 @@ TABLES = {
         "fast_paths_avx2": lambda: _rows_of("fast_paths_cpu_avx2", FAST_PATHS),
         "training_attention": lambda: _rows_of("training_attention_cpu", TRAINING_ATTENTION),
     },
-    "docs/evaluation.md": {"evaluation": evaluation},
+    "docs/evaluation.md": {"evaluation": evaluation, "finetuning": finetuning, "long_context": long_context},
     "src/neobert_hf/mini/README.md": {"evaluation": evaluation},
     "SECURITY.md": {"adversary": adversary},
 }

@@ -2,6 +2,7 @@
 
     python benchmarks/throughput.py --dtype bfloat16 --json benchmarks/results/throughput_cpu_bfloat16.json
     python benchmarks/throughput.py --models ours published --lengths 512 --num_layers 4           (a quick run)
+    python benchmarks/throughput.py --table_10 true                 (the models and lengths of the paper's table)
 
 At each length, every model doubles its batch until memory or `--max_tokens` is reached, and keeps the fastest batch. Then the
 models run in turns, A B A B, and medians are reported; a ratio is the median of the ratios within a turn. The ceiling is the
@@ -36,10 +37,18 @@ from neobert_hf import tune_allocator
 # Table 10 of the paper: one A100, tokens/s.
 PAPER = {
     "bert-base": {512: 27_600},
+    "bert-large": {512: 19_500},
+    "roberta-base": {512: 24_900},
+    "roberta-large": {512: 15_900},
     "modernbert-base": {512: 25_400, 1024: 22_600, 2048: 17_200, 4096: 11_700, 8192: 6_800},
     "modernbert-large": {512: 13_400, 1024: 11_400, 2048: 9_200, 4096: 6_500, 8192: 3_800},
     "published": {512: 24_500, 1024: 22_200, 2048: 20_500, 4096: 17_200, 8192: 13_000},
 }
+TABLE_10 = dict(
+    models=["ours", *PAPER],
+    lengths=[512, 1024, 2048, 4096, 8192],
+    latency=False,
+)
 
 
 @dataclass
@@ -62,7 +71,14 @@ class ThroughputArguments:
     )
     latency: bool = field(default=True, metadata={"help": "Also time one sequence of 16 tokens."})
     tune_allocator: bool = field(default=True, metadata={"help": "Call tune_allocator() first, for every model."})
+    table_10: bool = field(
+        default=False, metadata={"help": "The models and lengths of Table 10; BERT and RoBERTa end at 512 tokens."}
+    )
     json: str = field(default=None, metadata={"help": "File to write the result to."})
+
+    def __post_init__(self):
+        if self.table_10:
+            vars(self).update(TABLE_10)
 
 
 class Contender:
@@ -171,7 +187,10 @@ def main():
     rows = []
     with torch.inference_mode():
         for length in tqdm(lengths, desc="lengths", unit=" lengths"):
-            rows += measure_length(contenders, ceiling, length, arguments)
+            measured = [
+                each for each in contenders if not arguments.table_10 or length in PAPER.get(each.name, [length])
+            ]
+            rows += measure_length(measured, ceiling, length, arguments)
             free(arguments.device)
     finish("throughput", rows, arguments, errors=errors)
 

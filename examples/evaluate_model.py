@@ -21,7 +21,7 @@ from neobert_hf.data.files import write_json
 from neobert_hf.embeddings.models import hash_of_weights
 from neobert_hf.evaluation.environment import environment
 from neobert_hf.evaluation.glue_report import plot
-from neobert_hf.evaluation.glue_runs import SHORT_EPOCHS, GlueArguments, GlueTrainingArguments, run_suite
+from neobert_hf.evaluation.glue_runs import SHORT_RUN, SHORT_TASKS, GlueArguments, GlueTrainingArguments, run_suite
 from neobert_hf.evaluation.report import Section, evaluation_sections, write_card_section, write_page
 from neobert_hf.pretraining.runs import lock_run
 
@@ -46,7 +46,7 @@ class EvaluationArguments:
         default=3e-4, metadata={"help": "Of the fine-tuning; the paper's values suit larger models."}
     )
     max_steps: Annotated[int, COUNT] = field(
-        default=None, metadata={"help": "Steps of a fine-tuning run, instead of the usual epochs, for a trial."}
+        default=SHORT_RUN["max_steps"], metadata={"help": "Steps of 32 rows of a fine-tuning run."}
     )
     num_texts: Annotated[int, COUNT] = field(
         default=200, metadata={"help": "Number of texts for the pseudo-perplexity."}
@@ -66,7 +66,7 @@ class EvaluationArguments:
 def fine_tune(arguments: EvaluationArguments) -> list[dict]:
     """Return the results of each task, as in glue.json."""
     results = []
-    for task, epochs in SHORT_EPOCHS.items():
+    for task in SHORT_TASKS:
         glue = GlueArguments(
             arguments.model_name_or_path,
             [task],
@@ -78,13 +78,12 @@ def fine_tune(arguments: EvaluationArguments) -> list[dict]:
         training = GlueTrainingArguments(
             output_dir=str(Path(arguments.output_dir, "glue")),
             learning_rate=arguments.learning_rate,
-            num_train_epochs=epochs,
-            max_steps=arguments.max_steps or -1,
+            max_steps=arguments.max_steps,
+            eval_steps=SHORT_RUN["eval_steps"],
             auto_precision=True,
             disable_tqdm=True,
         )
-        passes = f"{arguments.max_steps:,} steps" if arguments.max_steps else f"{epochs} epochs"
-        results += [{**each, "passes": passes} for each in run_suite(glue, training)["tasks"]]
+        results += run_suite(glue, training)["tasks"]
         print(f"{task}: {results[-1]['mean']:.1f}", flush=True)
     return results
 
@@ -109,6 +108,7 @@ def evaluate(arguments: EvaluationArguments) -> list[Section]:
         "pseudo_perplexity": {name: value for name, value in perplexity.items() if name not in here},
         "glue": [{name: value for name, value in task.items() if name not in here} for task in fine_tune(arguments)],
         "learning_rate": arguments.learning_rate,
+        "max_steps": arguments.max_steps,
         **environment(),
     }
     write_json(out / "evaluation.json", result)

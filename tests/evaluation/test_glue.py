@@ -2,6 +2,9 @@
 
 import json
 import math
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -247,6 +250,24 @@ def test_a_suite_that_goes_on_runs_only_what_is_missing(model_folder, data, tmp_
     assert json.loads((out / "glue.json").read_text())["tasks"][0] == first
 
 
+def test_a_killed_suite_loses_at_most_one_run(model_folder, data, tmp_path):
+    """SIGKILL after the first of three runs: its result stays as it is, and the same command makes the other two."""
+    out = tmp_path / "out"
+    arguments = list(map(str, command(model_folder, data, out, "--tasks", "sst2", "--seeds", "3", "--seed", "1")))
+    process = subprocess.Popen([sys.executable, finetune_glue.__file__, *arguments], stdout=subprocess.DEVNULL)
+    first = out / "sst2" / "8-1e-05-0.01-1" / "result.json"
+    while not first.exists():
+        assert process.poll() is None, "the suite ended before its first result"
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    finished = {file: file.stat().st_mtime_ns for file in out.rglob("result.json")}
+    assert first in finished and len(finished) < 3
+    run_main(finetune_glue, *arguments)
+    assert {file: file.stat().st_mtime_ns for file in finished} == finished
+    assert len(json.loads((out / "glue.json").read_text())["tasks"][0]["scores"]) == 3
+
+
 def test_results_of_other_arguments_are_refused(model_folder, data, tmp_path, monkeypatch):
     monkeypatch.setenv("NEOBERT_TRACEBACK", "1")
     run_main(finetune_glue, *command(model_folder, data, tmp_path / "out", "--tasks", "sst2"))
@@ -279,6 +300,16 @@ def test_the_schedule_and_the_evaluations_are_those_of_the_paper(model_folder, d
     scores = [entry["eval_score"] for entry in trainer.state.log_history if "eval_score" in entry]
     best = scores.index(max(scores))
     assert len(scores) == best + 1 + 15 + 1  # stops after 15 without improvement, and evaluates the best one again
+
+
+def test_a_given_interval_replaces_that_of_the_paper(model_folder, data, tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(glue_runs, "Trainer", lambda *a, **k: made.append(Recorded(*a, **k)) or made[-1])
+    more = ("--tasks", "sst2", "--max_steps", "14", "--eval_steps", "7")
+    run_main(finetune_glue, *command(model_folder, data, tmp_path / "out", *more))
+    (trainer,) = made
+    evaluated = [entry["step"] for entry in trainer.state.log_history if "eval_score" in entry]
+    assert evaluated[:2] == [7, 14]
 
 
 class Recorded(glue_runs.Trainer):

@@ -33,10 +33,11 @@ from .glue import AVERAGED, FROM_MNLI, GRID, PRESETS, TASKS, GlueTask, average, 
 
 SUMMARY, RESULT, MODEL = "glue.json", "result.json", "model"  # of a suite; of a run
 PATIENCE = 15  # evaluations without improvement (appendix C)
-# Passes over the training rows in a short evaluation of a small model; SST-2 has ten times as many rows as the others.
-SHORT_EPOCHS = {"sst2": 1, "cola": 4, "stsb": 4}
+# A short evaluation of a small model on a CPU.
+SHORT_TASKS, SHORT_RUN = ("sst2", "cola", "stsb"), {"max_steps": 900, "eval_steps": 300}
 # Arguments that determine a result, beside the setting and the seed; a result of other arguments is not reused.
-PROTOCOL = ("num_train_epochs", "max_steps", "warmup_steps", "gradient_accumulation_steps", "bf16", "fp16", "optim")
+PROTOCOL = ("num_train_epochs", "max_steps", "eval_steps", "warmup_steps", "gradient_accumulation_steps")
+PROTOCOL += ("bf16", "fp16", "optim")
 
 
 @dataclass
@@ -194,8 +195,9 @@ def fine_tune(
     """Fine-tune a model for one task, and save the best checkpoint in the folder `model` inside `folder`.
 
     The schedule is the authors': linear warmup, then linear decay to a tenth of the peak; the warmup begins at a tenth too,
-    since this schedule of transformers does. The model is evaluated every min(500, batches / 10) steps; training ends after 15
-    evaluations without improvement. A classifier of another task is replaced by a new one, and the layer before it is kept.
+    since this schedule of transformers does. The model is evaluated every `eval_steps`, without a value every
+    min(500, batches / 10) steps; training ends after 15 evaluations without improvement. A classifier of another task is replaced
+    by a new one, and the layer before it is kept.
 
     Returns:
         Metrics of the best checkpoint by name, and `score`, their mean, each over all validation splits.
@@ -223,7 +225,7 @@ def fine_tune(
     batches = math.ceil(len(tokens["train"]) / training.train_batch_size)
     updates = math.ceil(batches / training.gradient_accumulation_steps)
     steps = training.max_steps if training.max_steps > 0 else math.ceil(updates * training.num_train_epochs)
-    interval = max(1, min(500, batches // 10))
+    interval = training.eval_steps or max(1, min(500, batches // 10))
     share = training.warmup_steps  # transformers 4 has no shares of the steps
     warmup = math.ceil(share * steps) if share < 1 else int(share)
     vars(training).update(

@@ -91,7 +91,6 @@ def evaluation_sections(result: dict, figures: Path) -> list[Section]:
             "score": f"{task['mean']:.1f}"
             + ("" if task["standard_deviation"] is None else f" ± {task['standard_deviation']:.1f}"),
             "seeds": len(task["scores"]),
-            "training": task["passes"],
         }
         for task in result["glue"]
     ]
@@ -99,8 +98,9 @@ def evaluation_sections(result: dict, figures: Path) -> list[Section]:
     return [
         Section(
             "GLUE",
-            f"Development sets. Fine-tuned at a learning rate of {result['learning_rate']:g} with batches of 32. Mean and "
-            f"standard deviation over the seeds, each with its best evaluation. {machine}, {versions}.",
+            f"Development sets. Fine-tuned with {result['max_steps']:,} batches of 32 rows at a learning rate of "
+            f"{result['learning_rate']:g}. Mean and standard deviation over the seeds, each with its best evaluation. "
+            f"{machine}, {versions}.",
             rows,
             figures / "glue.png",
         ),
