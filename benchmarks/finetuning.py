@@ -79,7 +79,7 @@ def main():
                     output_dir=str(folder / f"{rate:g}"),
                     learning_rate=rate,
                     max_steps=arguments.max_steps,
-                    eval_steps=SHORT_RUN["eval_steps"],
+                    eval_steps=min(SHORT_RUN["eval_steps"], arguments.max_steps),
                     auto_precision=True,
                     use_cpu=True,
                     disable_tqdm=True,

@@ -79,7 +79,7 @@ def fine_tune(arguments: EvaluationArguments) -> list[dict]:
             output_dir=str(Path(arguments.output_dir, "glue")),
             learning_rate=arguments.learning_rate,
             max_steps=arguments.max_steps,
-            eval_steps=SHORT_RUN["eval_steps"],
+            eval_steps=min(SHORT_RUN["eval_steps"], arguments.max_steps),
             auto_precision=True,
             disable_tqdm=True,
         )
