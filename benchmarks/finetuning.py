@@ -84,7 +84,9 @@ def main():
                     use_cpu=True,
                     disable_tqdm=True,
                 )
-                options = dict(data_dir=arguments.data_dir, preset="none", seeds=seeds, max_seq_length=128)
+                options = dict(
+                    data_dir=arguments.data_dir, preset="none", seeds=seeds, transfer=False, max_seq_length=128
+                )
                 return run_suite(GlueArguments(model, [task], **options), training)["tasks"][0]
 
             best = max(arguments.learning_rates, key=lambda rate: run(rate, 1)["mean"])

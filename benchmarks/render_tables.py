@@ -174,9 +174,9 @@ def finetuning() -> str:
     rates = " or ".join(f"{rate:g}" for rate in settings["learning_rates"])
     table = tabulate(rows, headers=["model", "parameters", *tasks.values()], tablefmt="github", disable_numparse=True)
     return (
-        f"{table}\n\nDevelopment sets, {settings['max_steps']} batches of 32 rows at a learning rate of {rates}, evaluated every 300 "
-        f"steps, the best evaluation of each run. Means and standard deviations of {settings['seeds']} seeds. Parameters without the "
-        f"decoder. {_source(result)}."
+        f"{table}\n\nDevelopment sets, {settings['max_steps']} batches of 32 rows at a learning rate of {rates}, evaluated every "
+        f"300 steps, the best evaluation of each run. Means and standard deviations of {settings['seeds']} seeds. Parameters "
+        f"without the decoder. {_source(result)}."
     )
 
 
@@ -189,8 +189,8 @@ def long_context() -> str:
         rows.setdefault(point["scaling"], {"scaling": point["scaling"]})[f"{point['length']:,} tokens"] = shown
     table = tabulate(list(rows.values()), headers="keys", tablefmt="github")
     return (
-        f"{table}\n\n{result['texts']} texts, the same for all lengths, {result['positions']} masked positions in each, with 95 % "
-        f"intervals. Trained length: {result['trained_length']} tokens."
+        f"{table}\n\n{result['texts']} texts, the same for all lengths, {result['positions']} masked positions in each, with "
+        f"95 % intervals. Trained length: {result['trained_length']} tokens."
     )
 
 

@@ -27,9 +27,11 @@ from neobert_hf.evaluation.pseudo_perplexity import (
     MAX_TOKENS,
     MaskedText,
     confidence_interval,
+    load_masked_model,
     masked_losses,
     positions_to_mask,
     pseudo_perplexity,
+    unmasked_ids,
 )
 
 SCALINGS = ("none", "linear", "dynamic", "yarn")
@@ -93,12 +95,12 @@ def evaluate(arguments: LongContextArguments):
     config = NeoBERTConfig.from_pretrained(arguments.model_name_or_path)
     trained_length = arguments.trained_length or config.max_position_embeddings
     lengths = sorted(arguments.lengths or [trained_length * factor for factor in (1, 2, 4, 8)])
-    texts = read_text_column(arguments.files, arguments.text_column)
+    texts = [text for _, text in read_text_column(arguments.files, arguments.text_column)]
     texts = list(itertools.islice(long_texts(tokenizer, texts, lengths[-1]), arguments.num_texts))
     if not texts:
         raise ValueError(f"no text has {lengths[-1]} tokens; give longer texts, or shorter --lengths")
 
-    special, documents, points = tokenizer.all_special_ids, {}, []
+    special, documents, points = unmasked_ids(tokenizer), {}, []
     for length in lengths:
         documents[length] = [
             MaskedText(ids, positions_to_mask(ids, special, arguments.positions, arguments.seed + i))
@@ -107,7 +109,7 @@ def evaluate(arguments: LongContextArguments):
     for scaling in arguments.scalings:
         rope = rope_parameters(scaling, lengths[-1], trained_length)
         options = {"rope_parameters": rope, "max_position_embeddings": trained_length, "dtype": best_dtype(device)}
-        model = NeoBERTForMaskedLM.from_pretrained(arguments.model_name_or_path, **options).eval().to(device)
+        model = load_masked_model(arguments.model_name_or_path, NeoBERTForMaskedLM, **options).to(device)
         for length in lengths:
             found = masked_losses(model, tokenizer.mask_token_id, documents[length], max(MAX_TOKENS, length))
             losses = [loss for each in found for loss in each]

@@ -12,7 +12,6 @@ from typing import Annotated
 
 from evaluate_pseudo_perplexity import PseudoPerplexityArguments, evaluate_alone
 from tabulate import tabulate
-from transformers import AutoModelForMaskedLM
 from transformers.utils import logging
 
 from neobert_hf import MINI_MODEL_PATH, tune_allocator
@@ -22,6 +21,7 @@ from neobert_hf.embeddings.models import hash_of_weights
 from neobert_hf.evaluation.environment import environment
 from neobert_hf.evaluation.glue_report import plot
 from neobert_hf.evaluation.glue_runs import SHORT_RUN, SHORT_TASKS, GlueArguments, GlueTrainingArguments, run_suite
+from neobert_hf.evaluation.pseudo_perplexity import load_masked_model
 from neobert_hf.evaluation.report import Section, evaluation_sections, write_card_section, write_page
 from neobert_hf.pretraining.runs import lock_run
 
@@ -73,6 +73,7 @@ def fine_tune(arguments: EvaluationArguments) -> list[dict]:
             data_dir=arguments.data_dir,
             preset="none",
             seeds=arguments.seeds,
+            transfer=False,
             max_seq_length=128,
         )
         training = GlueTrainingArguments(
@@ -104,7 +105,7 @@ def evaluate(arguments: EvaluationArguments) -> list[Section]:
     here = ("model", "start")  # folders of this machine
     result = {
         "model": Path(arguments.model_name_or_path).name,
-        "weights": hash_of_weights(AutoModelForMaskedLM.from_pretrained(arguments.model_name_or_path)),
+        "weights": hash_of_weights(load_masked_model(arguments.model_name_or_path)),
         "pseudo_perplexity": {name: value for name, value in perplexity.items() if name not in here},
         "glue": [{name: value for name, value in task.items() if name not in here} for task in fine_tune(arguments)],
         "learning_rate": arguments.learning_rate,

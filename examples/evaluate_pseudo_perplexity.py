@@ -18,7 +18,7 @@ import torch
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 from tqdm import tqdm
-from transformers import AutoModelForMaskedLM, AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from neobert_hf import MINI_MODEL_PATH, best_dtype, tune_allocator
 from neobert_hf.commands import Bounds, CommandParser, run_command
@@ -29,11 +29,15 @@ from neobert_hf.evaluation.pseudo_perplexity import (
     MAX_TOKENS,
     MaskedText,
     confidence_interval,
+    corpus_pseudo_perplexity,
+    load_masked_model,
+    longest_text,
     masked_losses,
     median_by_length,
     one_pass_losses,
     positions_to_mask,
     pseudo_perplexity,
+    unmasked_ids,
 )
 from neobert_hf.pretraining.runs import lock_run
 
@@ -77,29 +81,44 @@ def finished(file: Path) -> list[dict]:
     return list(map(json.loads, complete))
 
 
+def masked_texts(
+    arguments: PseudoPerplexityArguments, tokenizer: PreTrainedTokenizerBase, longest: int
+) -> list[tuple[int, MaskedText, int]]:
+    """Return the number of each text, its tokens with the positions to mask, and how many could be masked, by length."""
+    cut = {} if arguments.max_seq_length is None else {"truncation": True, "max_length": arguments.max_seq_length}
+    special = () if arguments.include_special else unmasked_ids(tokenizer)
+    documents = []
+    for number, (where, text) in enumerate(
+        read_text_column(arguments.files, arguments.text_column)[: arguments.num_texts]
+    ):
+        ids = tokenizer(text, **cut)["input_ids"]
+        try:
+            positions = positions_to_mask(ids, special, arguments.positions, arguments.seed + number)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+        if len(ids) > longest:
+            raise ValueError(
+                f"{where}: {len(ids):,} tokens, more than {longest:,}, the budget or the positions of the model; truncate with "
+                "--max_seq_length, or raise --max_tokens"
+            )
+        documents.append((number, MaskedText(ids, positions), len(positions_to_mask(ids, special))))
+    return sorted(documents, key=lambda each: len(each[1].input_ids))  # so that texts of one batch have similar lengths
+
+
 def evaluate(arguments: PseudoPerplexityArguments) -> dict:
     """Compute, write lines, summary and figure, and return the summary."""
     tune_allocator()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = AutoTokenizer.from_pretrained(arguments.model_name_or_path)
-    model = AutoModelForMaskedLM.from_pretrained(arguments.model_name_or_path, dtype=best_dtype(device))
-    model.eval().to(device)
     if tokenizer.mask_token_id is None:
         raise ValueError(f"the tokenizer of {arguments.model_name_or_path} has no mask token; choose a masked model")
-    cut = {} if arguments.max_seq_length is None else {"truncation": True, "max_length": arguments.max_seq_length}
-    special = () if arguments.include_special else tokenizer.all_special_ids
-
-    texts = read_text_column(arguments.files, arguments.text_column)[: arguments.num_texts]
-    documents = []
-    for number, ids in enumerate(tokenizer(texts, **cut)["input_ids"]):
-        try:
-            positions = positions_to_mask(ids, special, arguments.positions, arguments.seed + number)
-        except ValueError as error:
-            raise ValueError(f"text {number}: {error}") from error
-        documents.append((number, MaskedText(ids, positions), len(positions_to_mask(ids, special))))
-    documents.sort(key=lambda each: len(each[1].input_ids))  # so that texts of one batch have similar lengths
+    model = load_masked_model(arguments.model_name_or_path, dtype=best_dtype(device)).to(device)
+    documents = masked_texts(
+        arguments, tokenizer, min(arguments.max_tokens, longest_text(model) or arguments.max_tokens)
+    )
 
     run = {"texts": [(text.input_ids, text.positions) for _, text, _ in documents], "dtype": str(model.dtype)}
+    run |= {"config": model.config.to_json_string(use_diff=True), "one_pass": arguments.one_pass}
     identity = {"model": arguments.model_name_or_path, "hash": hash_of_weights(model, run)}
     check_identity(Path(arguments.output_dir, "run.json"), identity)
     lines_file = Path(arguments.output_dir, "texts.jsonl")
@@ -110,7 +129,7 @@ def evaluate(arguments: PseudoPerplexityArguments) -> dict:
         for (number, text, num_tokens), values in tqdm(zip(rest, losses), "texts", len(rest), unit=" texts"):
             low, high = confidence_interval(values, num_tokens)
             line = {"text": number, "length": len(text.input_ids), "positions": len(values), "loss": sum(values)}
-            line |= {"pseudo_perplexity": pseudo_perplexity(values), "low": low, "high": high}
+            line |= {"num_tokens": num_tokens, "pseudo_perplexity": pseudo_perplexity(values), "low": low, "high": high}
             if arguments.one_pass:
                 line["one_pass"] = pseudo_perplexity(one_pass_losses(model, text))
             stream.write(json.dumps(line) + "\n")
@@ -136,8 +155,8 @@ def summarize(arguments: PseudoPerplexityArguments, lines: list[dict]) -> dict:
         "texts": len(lines),
         "positions": sum(line["positions"] for line in lines),
         "median": statistics.median(values),
-        "of_all_tokens": pseudo_perplexity(
-            [sum(line["loss"] for line in lines) / sum(line["positions"] for line in lines)]
+        "of_all_tokens": corpus_pseudo_perplexity(
+            [line["loss"] / line["positions"] for line in lines], [line["num_tokens"] for line in lines]
         ),
         "by_length": curve,
     }

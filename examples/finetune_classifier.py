@@ -49,6 +49,8 @@ def train(arguments: ClassifierArguments, training: FineTuningArguments):
 
     data = data.map(tokenize, batched=True, remove_columns=arguments.text_columns)
     options = {"id2label": names, "label2id": {name: i for i, name in names.items()}, "dtype": torch.float32}
+    # also for a start that was fine-tuned for other labels
+    options |= {"problem_type": "single_label_classification", "ignore_mismatched_sizes": True}
     model = AutoModelForSequenceClassification.from_pretrained(arguments.model_name_or_path, **options)
     rows = {"train_dataset": data["train"], "eval_dataset": data["validation"]}
     trainer = Trainer(model, training, **rows, processing_class=tokenizer, compute_metrics=metrics)

@@ -52,10 +52,13 @@ def train(arguments: TaggerArguments, training: FineTuningArguments):
     set_seed(training.seed)
     data = read_tagged_words(arguments, arguments.word_column, arguments.tag_column, training.seed)
     names = dict(enumerate(data["train"].features["tags"].feature.names))
-    tokenizer, max_length = AutoTokenizer.from_pretrained(arguments.model_name_or_path), arguments.max_seq_length
+    max_length = arguments.max_seq_length
+    tokenizer = AutoTokenizer.from_pretrained(arguments.model_name_or_path)
 
     def tokenize(rows):
-        tokens = tokenizer(rows["words"], is_split_into_words=True, truncation=True, max_length=max_length)
+        # the spaces of a text; byte-level tokenizers mark the beginning of a word by one
+        words = [[first, *(f" {word}" for word in rest)] for first, *rest in rows["words"]]
+        tokens = tokenizer(words, is_split_into_words=True, truncation=True, max_length=max_length)
         labels = []
         for i, tags in enumerate(rows["tags"]):
             words = tokens.word_ids(i)  # the first token of a word has its tag; -100 is not trained
@@ -65,6 +68,7 @@ def train(arguments: TaggerArguments, training: FineTuningArguments):
 
     data = data.map(tokenize, batched=True, remove_columns=["words", "tags"])
     options = {"id2label": names, "label2id": {name: i for i, name in names.items()}, "dtype": torch.float32}
+    options["ignore_mismatched_sizes"] = True  # of a start with other tags
     model = AutoModelForTokenClassification.from_pretrained(arguments.model_name_or_path, **options)
     rows = {"train_dataset": data["train"], "eval_dataset": data["validation"]}
     options = {"processing_class": tokenizer, "compute_metrics": partial(metrics, names=names)}

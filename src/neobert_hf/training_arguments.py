@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
+import transformers
 from transformers import TrainingArguments
 
 from .commands import COUNT, SHARE, Bounds, check_bounds
@@ -54,6 +55,10 @@ class PrecisionArguments:
 
     def __post_init__(self):
         check_bounds(self, self.BOUNDS)
+        if (
+            0 < self.warmup_steps < 1 and int(transformers.__version__.split(".")[0]) < 5
+        ):  # which has shares in warmup_ratio
+            self.warmup_ratio, self.warmup_steps = self.warmup_steps, 0
         if self.auto_precision and not (self.bf16 or self.fp16):
             device = "cuda" if torch.cuda.is_available() and not self.use_cpu else "cpu"
             self.bf16 = best_dtype(device) == torch.bfloat16

@@ -57,6 +57,12 @@ def test_without_validation_rows_a_tenth_of_the_training_rows_is_held_out_by_the
     assert held_out(0) == held_out(0) != held_out(1)
 
 
+def test_a_class_of_one_row_is_a_class_wherever_its_row_goes(tmp_path):
+    for seed in range(5):
+        data = texts_of(tmp_path, rows(*"aabbaabbaac"), seed=seed)
+        assert data["train"].features["label"].names == ["a", "b", "c"]
+
+
 def test_pairs_keep_both_columns(tmp_path):
     train = [{"one": "a", "two": "b", "gold": i % 2, "other": 0} for i in range(4)]
     data = texts_of(tmp_path, train, train, text_columns=["one", "two"], label_column="gold")
@@ -132,6 +138,12 @@ def test_a_dataset_of_the_hub_keeps_the_order_of_its_classes(monkeypatch):
     data = read_texts(arguments, ["text"], "label", 0)
     assert data["train"].features["label"].names == ["good", "bad"]
     assert list(data["train"]["label"]) == [1, 0, 0]
+
+
+def test_a_row_of_the_hub_without_label_is_refused_with_its_number(monkeypatch):
+    arguments = hub(monkeypatch, {"train": [1, None, 0], "validation": [0, 1]}, ["good", "bad"])
+    with pytest.raises(ValueError, match="train, row 1: the label None is not a string or an integer"):
+        read_texts(arguments, ["text"], "label", 0)
 
 
 def test_a_dataset_of_the_hub_without_labels_or_validation_rows_is_refused(monkeypatch):

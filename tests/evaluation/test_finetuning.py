@@ -3,6 +3,7 @@
 import csv
 import json
 import random
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,9 +15,19 @@ import finetune_classifier
 import finetune_tagger
 from conftest import SENTENCE, run_main
 from sklearn.metrics import accuracy_score, f1_score
-from transformers import AutoModelForTokenClassification, pipeline
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.trainers import BpeTrainer
+from transformers import (
+    AutoModelForTokenClassification,
+    PreTrainedTokenizerFast,
+    RobertaConfig,
+    RobertaForMaskedLM,
+    pipeline,
+)
 
-from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
+from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTForSequenceClassification
 
 WORDS = SENTENCE.split()
 SHAPE = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96)
@@ -91,6 +102,37 @@ def test_an_error_in_the_data_is_one_line_that_names_file_and_line(model_folder,
     (tmp_path / "train.csv").write_text("text,label\na,x\n,y\n")
     with pytest.raises(SystemExit, match=r"finetune_classifier\.py: .*train\.csv, line 3: 'text' is empty"):
         run_main(finetune_classifier, *command(model_folder, tmp_path / "train.csv", tmp_path / "out"))
+
+
+def test_a_model_with_other_labels_is_a_start(model_folder, tmp_path):
+    """Three scores become two classes: the classifier is new, and the loss is that of classes."""
+    config = NeoBERTConfig.from_pretrained(model_folder, num_labels=3, problem_type="regression")
+    NeoBERTForSequenceClassification(config).save_pretrained(model_folder)
+    (tmp_path / "train.csv").write_text("text,label\n" + "the fox,x\nthe dog,y\n" * 10)
+    out = tmp_path / "out"
+    run_main(finetune_classifier, *command(model_folder, tmp_path / "train.csv", out, "--max_steps", "2"))
+    saved = NeoBERTConfig.from_pretrained(out)
+    assert saved.num_labels == 2 and saved.problem_type == "single_label_classification"
+
+
+def test_byte_level_words_begin_with_a_space_as_in_a_text(tmp_path, monkeypatch):
+    """A byte-level tokenizer has a token for " fox" and another for "fox"; a text has the first."""
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.train_from_iterator(["the fox the dog"] * 9, BpeTrainer(initial_alphabet=ByteLevel.alphabet()))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="!").save_pretrained(tmp_path / "model")
+    config = RobertaConfig(**SHAPE, vocab_size=tokenizer.get_vocab_size(), pad_token_id=0)
+    RobertaForMaskedLM(config).save_pretrained(tmp_path / "model")
+    seen = []
+    monkeypatch.setattr(
+        finetune_tagger,
+        "Trainer",
+        lambda *_, train_dataset, **__: seen.extend(train_dataset["input_ids"]) or sys.exit(0),
+    )
+    row = json.dumps({"words": ["the", "fox"], "tags": ["O", "ANIMAL"]}) + "\n"
+    (tmp_path / "train.jsonl").write_text(row * 20)
+    run_main(finetune_tagger, *command(tmp_path / "model", tmp_path / "train.jsonl", tmp_path / "out"))
+    assert seen[0] == tokenizer.encode("the fox").ids
 
 
 TAGS = {0: "O", 1: "B-PERSON", 2: "I-PERSON"}

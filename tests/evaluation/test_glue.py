@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 import time
@@ -109,6 +110,11 @@ def test_real_files_have_the_known_numbers_of_rows():
         ("stsb", "0\tn\tf\t1\t1\tn\tn\tA\tB\tnan", r"train\.tsv, line 3: the score 'nan' is not a number from 0 to 5"),
         ("stsb", "0\tn\tf\t1\t1\tn\tn\tA\tB\t5.1", "the score '5.1'"),
         ("rte", "0\tA\tB\tneutral", "the label 'neutral' is not one of entailment, not_entailment"),
+        (
+            "rte",
+            "0\tA\tB\t1",
+            "the label '1' is not one of entailment, not_entailment; ",
+        ),  # 1 means the other one in WNLI
     ],
 )
 def test_a_bad_line_is_refused_with_its_file_and_number(tmp_path, name, line, message):
@@ -122,6 +128,22 @@ def test_truncated_lines_of_qqp_are_left_out_and_named(tmp_path, capsys):
     write_task(tmp_path, "qqp", [row, "7\t8\t9\tWhat", row])
     assert len(load_task(TASKS["qqp"], tmp_path)["train"]) == 2
     assert "train.tsv: left out 1 truncated lines: 3" in capsys.readouterr().out
+
+
+def test_rows_of_qqp_with_an_empty_question_are_kept_as_on_the_hub(tmp_path):
+    row = ORIGINALS["qqp"][1]
+    write_task(tmp_path, "qqp", [row, "7\t8\t9\tHow can I develop android app?\t\t0"])
+    assert load_task(TASKS["qqp"], tmp_path)["train"][1]["question2"] == ""
+
+
+@pytest.mark.parametrize("name, other", [("cola", "sst2"), ("rte", "wnli")])
+def test_the_folder_of_a_task_is_not_read_as_another_task(tmp_path, name, other):
+    folder = write_task(tmp_path / TASKS[other].folder, other)
+    with pytest.raises(FileNotFoundError, match=rf"is the folder of {TASKS[other].folder}, and {name} needs"):
+        load_task(TASKS[name], folder)
+    write_task(tmp_path / "data", other)
+    with pytest.raises(ValueError, match=r"train\.tsv, line 1: 2 columns instead of 4|the label '1' is not one of"):
+        load_task(TASKS[name], tmp_path / "data")
 
 
 def test_files_of_another_task_and_missing_files_are_refused(tmp_path):
@@ -196,7 +218,7 @@ def model_folder(tokenizer, tmp_path):
 
 @pytest.fixture
 def data(tmp_path):
-    """SST-2 whose label is a word's presence, and MNLI and RTE with labels at random."""
+    """SST-2 whose label is a word's presence; MNLI, RTE and STS-B with labels at random."""
     rng = np.random.default_rng(0)
 
     def sentence():
@@ -205,6 +227,7 @@ def data(tmp_path):
     rows = {
         "sst2": lambda i: f"{sentence()} {('warm', 'cold')[i % 2]}\t{i % 2}",
         "rte": lambda i: f"{i}\t{sentence()}\t{sentence()}\t{('entailment', 'not_entailment')[i % 2]}",
+        "stsb": lambda i: "\t".join([*"123456", "s", "s", sentence(), sentence(), f"{i % 6}.000"][1:]),
         "mnli": lambda i: "\t".join([*"01234567", sentence(), sentence(), "x", TASKS["mnli"].classes[i % 3]]),
     }
     for name, row in rows.items():
@@ -221,12 +244,18 @@ def command(model_folder, data, out, *more):
 
 def test_the_runs_learn_transfer_from_mnli_and_write_one_table(model_folder, data, tmp_path):
     out = tmp_path / "out"
-    more = ("--tasks", "rte", "sst2", "mnli", "--seeds", "2", "--learning_rate", "1e-3")
+    more = ("--tasks", "rte", "sst2", "stsb", "mnli", "--seeds", "2", "--learning_rate", "1e-3")
     printed = run_main(finetune_glue, *command(model_folder, data, out, *more))
     summary = json.loads((out / "glue.json").read_text())
     by_task = {each["task"]: each for each in summary["tasks"]}
-    assert list(by_task) == ["mnli", "rte", "sst2"] and summary["average"] is None
-    assert by_task["rte"]["start"] == by_task["mnli"]["model"] != by_task["sst2"]["start"] == str(model_folder)
+    assert list(by_task) == ["mnli", "rte", "sst2", "stsb"] and summary["average"] is None
+    assert (
+        by_task["rte"]["start"]
+        == by_task["stsb"]["start"]
+        == by_task["mnli"]["model"]
+        != by_task["sst2"]["start"]
+        == str(model_folder)
+    )
     for each in by_task.values():
         assert len(each["scores"]) == 2
         assert each["mean"] == pytest.approx(np.mean(each["scores"]))
@@ -245,7 +274,7 @@ def test_a_suite_that_goes_on_runs_only_what_is_missing(model_folder, data, tmp_
     real = glue_runs.fine_tune
     monkeypatch.setattr(glue_runs, "fine_tune", lambda task, *args: ran.append(task.name) or real(task, *args))
     first = json.loads((out / "glue.json").read_text())["tasks"][0]
-    run_main(finetune_glue, *command(model_folder, data, out, "--tasks", "sst2", "rte"))
+    run_main(finetune_glue, *command(model_folder, data, out, "--tasks", "sst2", "rte", "--transfer", "false"))
     assert ran == ["rte"]
     assert json.loads((out / "glue.json").read_text())["tasks"][0] == first
 
@@ -273,6 +302,67 @@ def test_results_of_other_arguments_are_refused(model_folder, data, tmp_path, mo
     run_main(finetune_glue, *command(model_folder, data, tmp_path / "out", "--tasks", "sst2"))
     with pytest.raises(ValueError, match="has the result of a run with max_steps=-1, not 2"):
         run_main(finetune_glue, *command(model_folder, data, tmp_path / "out", "--tasks", "sst2", "--max_steps", "2"))
+
+
+@pytest.mark.parametrize("change", ["weights", "labels"])
+def test_results_of_other_weights_or_labels_are_refused(model_folder, data, tmp_path, change):
+    run_main(finetune_glue, *command(model_folder, data, tmp_path / "out", "--tasks", "sst2"))
+    if change == "weights":
+        model = NeoBERTForMaskedLM.from_pretrained(model_folder)
+        model.model.encoder.weight.data[5] += 1
+        model.save_pretrained(model_folder)
+    else:
+        file = data / "SST-2/dev.tsv"
+        file.write_text(file.read_text().replace("\t1\n", "\t0\n", 1))
+    name = {"weights": "model_hash", "labels": "rows_hash"}[change]
+    with pytest.raises(SystemExit, match=f"has the result of a run with {name}="):
+        run_main(finetune_glue, *command(model_folder, data, tmp_path / "out", "--tasks", "sst2"))
+
+
+def test_a_copied_folder_touches_no_file_of_the_original(model_folder, data, tmp_path):
+    run_main(finetune_glue, *command(model_folder, data, tmp_path / "out", "--tasks", "sst2"))
+    shutil.copytree(tmp_path / "out", tmp_path / "copy")
+    weights = list((tmp_path / "out").rglob("model.safetensors"))
+    run_main(finetune_glue, *command(model_folder, data, tmp_path / "copy", "--tasks", "sst2", "--seeds", "3"))
+    assert weights and all(file.exists() for file in weights)
+    assert str(tmp_path / "out") not in (tmp_path / "copy/glue.json").read_text()
+
+
+def test_fewer_seeds_than_before_end_with_the_weights_of_their_best_run(model_folder, data, tmp_path):
+    for seeds in ("3", "1"):
+        run_main(finetune_glue, *command(model_folder, data, tmp_path / "out", "--tasks", "sst2", "--seeds", seeds))
+    (task,) = json.loads((tmp_path / "out/glue.json").read_text())["tasks"]
+    assert len(task["scores"]) == 1 and Path(task["model"], "model.safetensors").exists()
+
+
+def test_arguments_that_have_no_effect_are_refused(model_folder, data, tmp_path):
+    arguments = command(model_folder, data, tmp_path / "out", "--tasks", "sst2", "--learning_rate", "1e-3")
+    with pytest.raises(SystemExit, match=r"learning_rate=0\.001 has no effect, since --preset NeoBERT-1024 sets"):
+        run_main(finetune_glue, *arguments, "--preset", "NeoBERT-1024", "--per_device_train_batch_size", "32")
+    with pytest.raises(SystemExit, match=r"rte starts from the best run of mnli, which is not in --tasks"):
+        run_main(finetune_glue, *command(model_folder, data, tmp_path / "out", "--tasks", "rte"))
+
+
+def test_a_search_goes_on_after_a_setting_that_diverges(model_folder, data, tmp_path, monkeypatch):
+    def fine_tune(task, data, start, folder, training, length):
+        (folder / "model").mkdir(parents=True)
+        if training.learning_rate == 3e-5:
+            raise glue.DivergedError("diverged")
+        return {"accuracy": 50.0, "score": 50.0}
+
+    monkeypatch.setattr(glue_runs, "fine_tune", fine_tune)
+    arguments = command(model_folder, data, tmp_path / "out", "--tasks", "sst2")
+    run_main(finetune_glue, *search(arguments))
+    (task,) = json.loads((tmp_path / "out/glue.json").read_text())["tasks"]
+    assert task["setting"]["learning_rate"] < 3e-5
+    with pytest.raises(SystemExit, match="diverged"):  # without a search there is no other setting
+        run_main(finetune_glue, *arguments, "--learning_rate", "3e-5", "--seed", "7")
+
+
+def search(arguments):
+    """The same command with a search, which sets the batch size."""
+    i = arguments.index("--per_device_train_batch_size")
+    return [*arguments[:i], *arguments[i + 2 :], "--grid", "true"]
 
 
 def test_the_schedule_and_the_evaluations_are_those_of_the_paper(model_folder, data, tmp_path, monkeypatch):
@@ -329,12 +419,12 @@ def test_the_grid_takes_the_best_of_all_settings(model_folder, data, tmp_path, m
     score = {(8, 1e-5, 1e-5): 3.0}
 
     def fine_tune(task, data, start, folder, training, max_seq_length):
-        folder.mkdir(parents=True)
+        (folder / "model").mkdir(parents=True)
         setting = training.train_batch_size, training.learning_rate, training.weight_decay
         return {"score": score.get(setting, 1.0)}
 
     monkeypatch.setattr(glue_runs, "fine_tune", fine_tune)
-    run_main(finetune_glue, *command(model_folder, data, tmp_path / "out", "--tasks", "sst2", "--grid", "--seeds", "2"))
+    run_main(finetune_glue, *search(command(model_folder, data, tmp_path / "out", "--tasks", "sst2", "--seeds", "2")))
     (best,) = json.loads((tmp_path / "out/glue.json").read_text())["tasks"]
     assert list(best["setting"].values()) == [8, 1e-5, 1e-5] and best["scores"] == [3.0, 3.0]
     assert len(list((tmp_path / "out").rglob("result.json"))) == 60 + 1

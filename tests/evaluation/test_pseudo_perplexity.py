@@ -26,6 +26,8 @@ from neobert_hf.evaluation import pseudo_perplexity as module
 from neobert_hf.evaluation.pseudo_perplexity import (
     MaskedText,
     confidence_interval,
+    load_masked_model,
+    longest_text,
     masked_losses,
     median_by_length,
     one_pass_losses,
@@ -161,6 +163,30 @@ def test_the_curve_has_medians_of_bins_of_equal_size():
     assert curve == [{"up_to": 2, "median": 15.0, "texts": 2}, {"up_to": 4, "median": 35.0, "texts": 2}]
 
 
+def test_texts_of_one_length_are_in_one_bin():
+    """Texts that were truncated to one length would otherwise be divided by their values."""
+    curve = median_by_length([1, 2, 9, 9, 9, 9], [1.0, 2.0, 40.0, 10.0, 20.0, 30.0], num_bins=3)
+    assert curve == [{"up_to": 2, "median": 1.5, "texts": 2}, {"up_to": 9, "median": 25.0, "texts": 4}]
+
+
+def test_a_model_without_the_head_is_refused(any_model, tmp_path):
+    any_model.base_model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"choose a checkpoint with the head of masked language modelling"):
+        load_masked_model(str(tmp_path))
+    any_model.save_pretrained(tmp_path / "whole")
+    assert load_masked_model(str(tmp_path / "whole")).dtype == any_model.dtype
+
+
+def test_learned_positions_limit_the_length_and_rotary_ones_do_not(any_model):
+    longest = longest_text(any_model)
+    assert (longest is None) == (any_model.config.model_type in ("neobert", "modernbert"))
+    if longest:
+        ids = torch.full((1, longest + 1), 5)
+        any_model(input_ids=ids[:, 1:])
+        with pytest.raises((IndexError, RuntimeError)):
+            any_model(input_ids=ids)
+
+
 # --- The command ----------------------------------------------------------------------------------------------------
 
 
@@ -202,6 +228,27 @@ def test_an_interrupted_command_goes_on_and_ends_with_the_same_lines(command, tm
         assert before["text"] == after["text"] and after["loss"] == pytest.approx(before["loss"], rel=1e-6)
 
 
+def test_one_pass_is_computed_for_all_texts_or_refused(command):
+    run_main(evaluate_pseudo_perplexity, *command)
+    with pytest.raises(SystemExit, match="has results of other texts, arguments or weights"):
+        run_main(evaluate_pseudo_perplexity, *command, "--one_pass", "true")
+
+
+def test_the_value_of_all_tokens_weights_each_text_by_its_tokens(command, tmp_path):
+    summary = json.loads(run_main(evaluate_pseudo_perplexity, *command, "--positions", "2").splitlines()[-1])
+    written = lines(tmp_path)
+    means = [line["loss"] / line["positions"] for line in written]
+    expected = np.exp(np.average(means, weights=[line["num_tokens"] for line in written]))
+    assert summary["of_all_tokens"] == pytest.approx(expected, rel=1e-9)
+    assert all(line["num_tokens"] == line["length"] - 2 for line in written)  # without [CLS] and [SEP]
+
+
+def test_a_file_without_rows_is_refused(command, tmp_path):
+    (tmp_path / "texts.jsonl").write_text("")
+    with pytest.raises(SystemExit, match=r"texts\.jsonl: no rows"):
+        run_main(evaluate_pseudo_perplexity, *command)
+
+
 def test_results_of_other_texts_or_arguments_are_refused(command, tmp_path):
     run_main(evaluate_pseudo_perplexity, *command)
     with pytest.raises(SystemExit, match="has results of other texts, arguments or weights"):
@@ -210,10 +257,15 @@ def test_results_of_other_texts_or_arguments_are_refused(command, tmp_path):
 
 @pytest.mark.parametrize(
     "row, message",
-    [({"other": 1}, r"line 7: no column 'text'"), ({"text": ""}, r"text 6: the text has special tokens only")],
+    [
+        ({"other": 1}, r"line 7: no column 'text'"),
+        ({"text": ""}, r"texts\.jsonl, line 7: the text has special tokens only"),
+        ({"text": " ".join(["fox"] * 40)}, r"texts\.jsonl, line 7: 42 tokens, more than 40, the budget"),
+    ],
 )
-def test_a_row_without_text_is_refused(command, tmp_path, row, message):
+def test_a_row_without_text_or_with_too_much_is_refused(command, tmp_path, row, message):
     with (tmp_path / "texts.jsonl").open("a") as stream:
         stream.write(json.dumps(row) + "\n")
     with pytest.raises(SystemExit, match=message):
-        run_main(evaluate_pseudo_perplexity, *command)
+        run_main(evaluate_pseudo_perplexity, *command, "--max_tokens", "40")
+    assert not (tmp_path / "out/texts.jsonl").exists()  # before any computation

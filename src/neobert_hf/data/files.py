@@ -109,7 +109,7 @@ def write_json(file: Path, content, still_good: str = UNCHANGED) -> None:
 
 def sealed(content: dict) -> dict:
     """Return a copy with a checksum of the content, which `unsealed` verifies."""
-    return {**content, "checksum": _checksum(content)}
+    return {**content, "checksum": content_hash(content)}
 
 
 def unsealed(content: dict, must_be_sealed: bool = False) -> dict:
@@ -126,12 +126,13 @@ def unsealed(content: dict, must_be_sealed: bool = False) -> dict:
     checksum = content.pop("checksum", None)
     if checksum is None and must_be_sealed:
         raise ValueError("it has no checksum")
-    if checksum not in (None, _checksum(content)):
+    if checksum not in (None, content_hash(content)):
         raise ValueError("its checksum is wrong")
     return content
 
 
-def _checksum(content):
+def content_hash(content: object) -> str:
+    """Return the SHA-256 of content that JSON can hold."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -64,7 +64,7 @@ def read_texts(
         _check_filled(texts)
         return {**texts, "label": _label(_column(row, label_column))}
 
-    return _encode(*_read(arguments, check, seed, label_column), "label", dict.fromkeys(text_columns, Value("string")))
+    return _encode(*_read(arguments, check, label_column), "label", dict.fromkeys(text_columns, Value("string")), seed)
 
 
 def read_tagged_words(arguments: LabelledDataArguments, word_column: str, tag_column: str, seed: int) -> DatasetDict:
@@ -89,7 +89,7 @@ def read_tagged_words(arguments: LabelledDataArguments, word_column: str, tag_co
         _check_filled({f"{word_column}[{i}]": word for i, word in enumerate(words)})
         return {"words": words, "tags": [_label(tag) for tag in tags]}
 
-    return _encode(*_read(arguments, check, seed, tag_column), "tags", {"words": List(Value("string"))})
+    return _encode(*_read(arguments, check, tag_column), "tags", {"words": List(Value("string"))}, seed)
 
 
 def _column(row: Any, name: str) -> Any:
@@ -115,8 +115,8 @@ def _label(value: Any) -> str:
     return str(value)
 
 
-def _read(arguments, check: Callable[[dict], dict], seed: int, label_column: str):
-    """Checked rows of training and validation, each with where it stands; names of the classes if a Hub dataset has them."""
+def _read(arguments, check: Callable[[dict], dict], label_column: str):
+    """Checked rows of training and, if given, validation, each with where it stands; names of the classes of a Hub dataset."""
     names = None
     if arguments.dataset_name:
         data = load_dataset(arguments.dataset_name, arguments.dataset_config)
@@ -136,9 +136,6 @@ def _read(arguments, check: Callable[[dict], dict], seed: int, label_column: str
     for rows, name in zip(checked, ("training", "validation")):
         if len(rows) < 2:
             raise ValueError(f"{len(rows)} {name} rows; give at least two")
-    if len(checked) == 1:
-        order = Dataset.from_dict({"row": range(len(checked[0]))}).train_test_split(0.1, seed=seed)
-        checked = [[checked[0][row] for row in sorted(order[part]["row"])] for part in ("train", "test")]
     return checked, names
 
 
@@ -146,7 +143,7 @@ def _hub_rows(split: Dataset, name: str, label_column: str, names: list[str] | N
     def named(label):
         if isinstance(label, list):
             return [named(each) for each in label]
-        return names[label] if 0 <= label < len(names) else None
+        return names[label] if label is not None and 0 <= label < len(names) else None
 
     for number, row in enumerate(split):
         yield f"{name}, row {number}", row if names is None else {**row, label_column: named(row[label_column])}
@@ -160,8 +157,10 @@ def _checked(rows: Rows, check: Callable[[dict], dict]) -> Iterator[tuple[str, d
             raise ValueError(f"{where}: {error}") from error
 
 
-def _encode(splits: list[list[tuple[str, dict]]], names: list[str] | None, column: str, features: dict) -> DatasetDict:
-    """Replace labels by class ids."""
+def _encode(
+    splits: list[list[tuple[str, dict]]], names: list[str] | None, column: str, features: dict, seed: int
+) -> DatasetDict:
+    """Replace labels by class ids, and hold out a tenth of the rows if there are no others for validation."""
 
     def labels(row):
         return row[column] if isinstance(row[column], list) else [row[column]]
@@ -169,6 +168,9 @@ def _encode(splits: list[list[tuple[str, dict]]], names: list[str] | None, colum
     names = names or sorted({label for _, row in splits[0] for label in labels(row)}, key=_number_or_text)
     if len(names) < 2:
         raise ValueError(f"all training rows have the label {names[0]!r}; a classifier needs at least two classes")
+    if len(splits) == 1:
+        rows = Dataset.from_dict({"row": range(len(splits[0]))}).train_test_split(0.1, seed=seed)
+        splits = [[splits[0][row] for row in sorted(rows[part]["row"])] for part in ("train", "test")]
     for where, row in splits[1]:
         if unknown := [label for label in labels(row) if label not in names]:
             shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")

@@ -36,23 +36,26 @@ def numbered_rows(file: str | Path) -> Iterator[tuple[int, dict]]:
     raise ValueError(f"{file} has the suffix {file.suffix!r}; choose {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
 
 
-def read_text_column(files: Iterable[str | Path], column: str) -> list[str]:
-    """Return the texts in a column of files in the formats of `numbered_rows`.
+def read_text_column(files: Iterable[str | Path], column: str) -> list[tuple[str, str]]:
+    """Return the texts in a column of files in the formats of `numbered_rows`, each after its file and line.
 
     Raises:
-        ValueError: A row has no text in this column; the message names the line.
+        ValueError: A row has no text in this column, or there are no rows; the message names the line.
         OSError: A file cannot be read.
     """
     texts = []
     for file in files:
         for number, row in numbered_rows(file):
+            where = f"{file}, line {number}"
             if not isinstance(row, dict) or column not in row:
-                raise ValueError(f"{file}, line {number}: no column {column!r}; name the column of the texts")
+                raise ValueError(f"{where}: no column {column!r}; name the column of the texts")
             try:
                 check_texts([row[column]])
             except ValueError as error:
-                raise ValueError(f"{file}, line {number}: {error}") from error
-            texts.append(row[column])
+                raise ValueError(f"{where}: {error}") from error
+            texts.append((where, row[column]))
+    if not texts:
+        raise ValueError(f"{', '.join(map(str, files))}: no rows; give a file with at least one text")
     return texts
 
 

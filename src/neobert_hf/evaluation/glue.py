@@ -33,7 +33,10 @@ class GlueTask:
         file_label: Column of the label there.
         no_header: Names of the columns of a file that has no header.
         validation: Names of the validation splits on the Hub.
-        may_be_truncated: The original files have truncated lines, which every loader leaves out.
+        is_damaged: The original files have truncated lines, which every loader leaves out, and rows with an empty text, which
+            every loader keeps.
+        may_have_header: The files with `no_header` also exist with a header.
+        has_names: The files have names of classes, and no ids.
     """
 
     name: str
@@ -45,7 +48,9 @@ class GlueTask:
     file_label: str = "label"
     no_header: tuple[str, ...] | None = None
     validation: tuple[str, ...] = ("validation",)
-    may_be_truncated: bool = False
+    is_damaged: bool = False
+    may_have_header: bool = False
+    has_names: bool = False
 
     @property
     def num_labels(self) -> int:
@@ -72,6 +77,7 @@ TASKS = {
             file_texts=("sentence1", "sentence2"),
             file_label="gold_label",
             validation=("validation_matched", "validation_mismatched"),
+            has_names=True,
         ),
         GlueTask(
             "mrpc",
@@ -82,7 +88,7 @@ TASKS = {
             file_texts=("#1 String", "#2 String"),
             file_label="Quality",
         ),
-        GlueTask("qnli", "QNLI", ("question", "sentence"), ENTAILMENT),
+        GlueTask("qnli", "QNLI", ("question", "sentence"), ENTAILMENT, has_names=True),
         GlueTask(
             "qqp",
             "QQP",
@@ -90,9 +96,9 @@ TASKS = {
             ("not_duplicate", "duplicate"),
             ("accuracy", "f1"),
             file_label="is_duplicate",
-            may_be_truncated=True,
+            is_damaged=True,
         ),
-        GlueTask("rte", "RTE", ("sentence1", "sentence2"), ENTAILMENT),
+        GlueTask("rte", "RTE", ("sentence1", "sentence2"), ENTAILMENT, has_names=True),
         GlueTask("sst2", "SST-2", ("sentence",), ("negative", "positive")),
         GlueTask(
             "stsb",
@@ -102,6 +108,7 @@ TASKS = {
             ("pearson", "spearman"),
             file_label="score",
             no_header=("genre", "file", "year", "index", "score", "sentence1", "sentence2"),
+            may_have_header=True,
         ),
         GlueTask("wnli", "WNLI", ("sentence1", "sentence2"), ENTAILMENT[::-1]),
     )
@@ -178,9 +185,20 @@ def load_task(task: GlueTask, data_dir: str | Path | None = None) -> dict[str, D
 
 
 def _folder(task: GlueTask, data_dir: Path) -> Path:
-    known = {task.folder.lower(), task.name}
-    inner = [each for each in sorted(data_dir.iterdir()) if each.is_dir() and each.name.lower() in known]
+    inner = [each for each in sorted(data_dir.iterdir()) if each.is_dir() and _task_of(each) == task]
+    other = _task_of(data_dir)
+    if not inner and other not in (None, task):
+        raise FileNotFoundError(
+            f"{data_dir} is the folder of {other.folder}, and {task.name} needs {task.folder}; name the folder above it, or "
+            f"choose the task {other.name}"
+        )
     return inner[0] if inner else data_dir
+
+
+def _task_of(folder: Path) -> GlueTask | None:
+    """The task whose original folder has this name."""
+    name = folder.resolve().name.lower()
+    return next((task for task in TASKS.values() if name in (task.folder.lower(), task.name)), None)
 
 
 def _file(folder: Path, stem: str) -> Path:
@@ -198,7 +216,7 @@ def _rows(task: GlueTask, file: Path) -> Iterator[dict]:
     columns = task.file_texts or task.texts
     with file.open(encoding="utf-8-sig", errors="replace") as stream:
         first = stream.readline().rstrip("\r\n").split("\t")
-    has_header = {*columns, task.file_label} <= set(first)
+    has_header = {*columns, task.file_label} <= set(first) and (task.no_header is None or task.may_have_header)
     if not has_header and task.no_header is None:
         raise ValueError(
             f"{file}, line 1: the columns {', '.join(first)[:200]} do not include {', '.join((*columns, task.file_label))}, "
@@ -206,11 +224,12 @@ def _rows(task: GlueTask, file: Path) -> Iterator[dict]:
         )
     truncated = []
     names = None if has_header else task.no_header
-    for number, row in tab_separated(file, names, truncated if task.may_be_truncated else None):
+    for number, row in tab_separated(file, names, truncated if task.is_damaged else None):
         try:
             texts = [row[column] for column in columns]
             check_texts(texts)
-            if empty := [column for column, text in zip(columns, texts) if not text.strip()]:
+            empty = [column for column, text in zip(columns, texts) if not text.strip()]
+            if empty and not task.is_damaged:
                 raise ValueError(f"{empty[0]!r} is empty; correct or remove this line")
             yield {**dict(zip(task.texts, texts)), "label": _label(task, row[task.file_label])}
         except ValueError as error:
@@ -230,12 +249,10 @@ def _label(task: GlueTask, text: str) -> float | int:
         return score
     if text in task.classes:
         return task.classes.index(text)
-    if text in map(str, range(len(task.classes))):
+    if not task.has_names and text in map(str, range(len(task.classes))):
         return int(text)
-    raise ValueError(
-        f"the label {text!r} is not one of {', '.join(task.classes)} or 0 to {len(task.classes) - 1}; correct or remove this "
-        "line"
-    )
+    ids = "" if task.has_names else f" or 0 to {len(task.classes) - 1}"
+    raise ValueError(f"the label {text!r} is not one of {', '.join(task.classes)}{ids}; correct or remove this line")
 
 
 def _correlation(function):
@@ -252,6 +269,10 @@ METRICS = {
 }
 
 
+class DivergedError(ValueError):
+    """A prediction of a model is not finite."""
+
+
 def task_metrics(task: GlueTask, logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """Return the metrics of a task by name, and `score`, their mean; all from 0 to 100 (correlations from -100).
 
@@ -261,10 +282,10 @@ def task_metrics(task: GlueTask, logits: np.ndarray, labels: np.ndarray) -> dict
         labels: (N,) class ids or scores.
 
     Raises:
-        ValueError: A prediction is not finite.
+        DivergedError: A prediction is not finite.
     """
     if not np.isfinite(logits).all():
-        raise ValueError(f"{task.name}: a prediction is not finite; the model has diverged, lower the learning rate")
+        raise DivergedError(f"{task.name}: a prediction is not finite; the model has diverged, lower the learning rate")
     predicted = logits.squeeze(-1) if task.classes is None and logits.ndim == 2 else logits
     predicted = predicted if task.classes is None else predicted.argmax(-1)
     values = {name: 100 * float(METRICS[name](labels, predicted)) for name in task.metrics}

@@ -8,6 +8,7 @@ import json
 import math
 import shutil
 import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from datasets import Dataset, concatenate_datasets
 from transformers import (
+    AutoConfig,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     EarlyStoppingCallback,
@@ -27,17 +29,18 @@ from transformers import (
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from ..commands import Bounds
-from ..data.files import write_json
+from ..data.files import content_hash, file_hash, write_json
 from ..training_arguments import FINE_TUNING_BOUNDS, PrecisionArguments
-from .glue import AVERAGED, FROM_MNLI, GRID, PRESETS, TASKS, GlueTask, average, load_task, task_metrics
+from .glue import AVERAGED, FROM_MNLI, GRID, PRESETS, TASKS, DivergedError, GlueTask, average, load_task, task_metrics
 
 SUMMARY, RESULT, MODEL = "glue.json", "result.json", "model"  # of a suite; of a run
 PATIENCE = 15  # evaluations without improvement (appendix C)
 # A short evaluation of a small model on a CPU.
-SHORT_TASKS, SHORT_RUN = ("sst2", "cola", "stsb"), {"max_steps": 900, "eval_steps": 300}
+SHORT_TASKS, SHORT_RUN = ("sst2", "cola", "stsb"), {"max_steps": 600, "eval_steps": 300}
 # Arguments that determine a result, beside the setting and the seed; a result of other arguments is not reused.
 PROTOCOL = ("num_train_epochs", "max_steps", "eval_steps", "warmup_steps", "gradient_accumulation_steps")
-PROTOCOL += ("bf16", "fp16", "optim")
+PROTOCOL += ("bf16", "fp16", "optim", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "data_seed")
+PROTOCOL += ("label_smoothing_factor", "neftune_noise_alpha")
 
 
 @dataclass
@@ -107,23 +110,35 @@ def run_suite(arguments: GlueArguments, training: GlueTrainingArguments) -> dict
         ValueError: A file is damaged, the output folder has results of other arguments, or the model has no classifier.
         OSError: A file is missing.
     """
+    if arguments.preset != "none" or arguments.grid:
+        changed = [name for name in GRID if getattr(training, name) != getattr(GlueTrainingArguments, name)]
+        if changed:
+            raise ValueError(
+                f"{changed[0]}={getattr(training, changed[0])} has no effect, since "
+                f"{'--grid' if arguments.grid else f'--preset {arguments.preset}'} sets it; remove it, or give --preset none "
+                "without --grid"
+            )
+    if arguments.transfer and "mnli" not in arguments.tasks and (missing := set(arguments.tasks) & set(FROM_MNLI)):
+        raise ValueError(
+            f"{', '.join(sorted(missing))} starts from the best run of mnli, which is not in --tasks; add it, or give "
+            "--transfer false"
+        )
     tasks, best_mnli = [], None
     for name in sorted(arguments.tasks, key=lambda each: each != "mnli"):
         task, data = TASKS[name], load_task(TASKS[name], arguments.data_dir)
         start = best_mnli if best_mnli and name in FROM_MNLI else arguments.model_name_or_path
-
-        def run(setting, seed, task=task, data=data, start=start):
-            changed = copy.copy(training)
-            vars(changed).update(setting, seed=seed)
-            return _finished_run(arguments, task, data, start, changed)
-
-        searched = [run(setting, training.seed) for setting in _settings(arguments, name, training)]
-        setting = max(searched, key=_score)["setting"]
-        of_setting = [run(setting, training.seed + i) for i in range(arguments.seeds)]
-        best = max(of_setting, key=_score)
-        for result in (*searched, *of_setting):
-            if result["folder"] != best["folder"]:
-                shutil.rmtree(Path(result["folder"], MODEL), ignore_errors=True)
+        runs = _Runs(arguments, training, task, data, start)
+        settings = _settings(arguments, name, training)
+        best, _ = _keep_best(runs.result(setting, training.seed, may_diverge=len(settings) > 1) for setting in settings)
+        if best["metrics"] is None:
+            raise ValueError(f"{name}: every run of the search failed: {best['error']}")
+        setting = best["setting"]
+        best, of_setting = _keep_best(runs.result(setting, training.seed + i) for i in range(arguments.seeds))
+        if not Path(
+            best["folder"], MODEL
+        ).is_dir():  # an earlier command had more seeds, and another of them was the best
+            Path(best["folder"], RESULT).unlink()
+            best = runs.result(setting, best["seed"])
         scores = list(map(_score, of_setting))
         tasks.append(
             {
@@ -146,7 +161,18 @@ def run_suite(arguments: GlueArguments, training: GlueTrainingArguments) -> dict
 
 
 def _score(result: dict) -> float:
-    return result["metrics"]["score"]
+    return -math.inf if result["metrics"] is None else result["metrics"]["score"]
+
+
+def _keep_best(results: Iterable[dict]) -> tuple[dict, list[dict]]:
+    """The best result and all of them; the weights of every other one are removed as soon as a better one is known."""
+    best, every = None, []
+    for result in results:
+        every.append(result)
+        best, loser = (result, best) if best is None or _score(result) > _score(best) else (best, result)
+        if loser and loser["folder"] != best["folder"]:
+            shutil.rmtree(Path(loser["folder"], MODEL), ignore_errors=True)
+    return best, every
 
 
 def _settings(arguments: GlueArguments, name: str, training: GlueTrainingArguments) -> list[dict]:
@@ -158,30 +184,50 @@ def _settings(arguments: GlueArguments, name: str, training: GlueTrainingArgumen
     return [{each: getattr(training, each) for each in GRID}]
 
 
-def _finished_run(arguments, task, data, start, training) -> dict:
-    """The result of a run, from its folder if it is there."""
-    setting = {name: getattr(training, name) for name in GRID}
-    folder = Path(
-        training.output_dir, task.name, "-".join(f"{value:g}" for value in (*setting.values(), training.seed))
-    )
-    run = {
-        "model": start,
-        "max_seq_length": arguments.max_seq_length,
-        "rows": {split: len(rows) for split, rows in data.items()},
-        **{name: value for name, value in training.to_dict().items() if name in PROTOCOL},
-    }
-    try:
-        result = json.loads(Path(folder, RESULT).read_text("utf-8"))
-    except FileNotFoundError:
-        metrics = fine_tune(task, data, start, folder, training, arguments.max_seq_length)
-        result = {"run": run, "folder": str(folder), "setting": setting, "metrics": metrics}
-        write_json(Path(folder, RESULT), result)
-    if different := sorted(name for name in run if result["run"].get(name) != run[name]):
-        raise ValueError(
-            f"{folder} has the result of a run with {different[0]}={result['run'].get(different[0])!r}, not "
-            f"{run[different[0]]!r}; choose another --output_dir, or remove that folder"
+def _identity(start: str, data: dict[str, Dataset]) -> dict[str, str]:
+    """Hashes of a model's files, or its revision on the Hub, and of the rows."""
+    if Path(start).is_dir():
+        files = sorted(
+            file for file in Path(start).iterdir() if file.suffix in (".safetensors", ".bin", ".json", ".txt")
         )
-    return result
+        model = content_hash([file_hash(file) for file in files])
+    else:
+        model = AutoConfig.from_pretrained(start)._commit_hash
+    return {"model_hash": model, "rows_hash": content_hash({split: rows.to_dict() for split, rows in data.items()})}
+
+
+class _Runs:
+    """The runs of a task from one start; a run whose result is in its folder is not made again."""
+
+    def __init__(self, arguments: GlueArguments, training: GlueTrainingArguments, task, data, start: str):
+        self.arguments, self.training, self.task, self.data, self.start = arguments, training, task, data, start
+        self.identity = {"model": start, "max_seq_length": arguments.max_seq_length, **_identity(start, data)}
+        self.identity["rows"] = {split: len(rows) for split, rows in data.items()}
+
+    def result(self, setting: dict, seed: int, may_diverge: bool = False) -> dict:
+        """Return the result of a run; a run that diverges has no metrics if `may_diverge`, and is an error otherwise."""
+        training = copy.copy(self.training)
+        vars(training).update(setting, seed=seed)
+        folder = Path(training.output_dir, self.task.name, "-".join(f"{each:g}" for each in (*setting.values(), seed)))
+        run = {**self.identity, **{name: value for name, value in training.to_dict().items() if name in PROTOCOL}}
+        try:
+            result = json.loads(Path(folder, RESULT).read_text("utf-8"))
+        except FileNotFoundError:
+            result = {"run": run, "setting": setting, "seed": seed}
+            try:
+                length = self.arguments.max_seq_length
+                result["metrics"] = fine_tune(self.task, self.data, self.start, folder, training, length)
+            except DivergedError as error:
+                if not may_diverge:
+                    raise
+                result |= {"metrics": None, "error": str(error)}
+            write_json(Path(folder, RESULT), result)
+        if different := sorted(name for name in run if result["run"].get(name) != run[name]):
+            raise ValueError(
+                f"{folder} has the result of a run with {different[0]}={result['run'].get(different[0])!r}, not "
+                f"{run[different[0]]!r}; choose another --output_dir, or remove that folder"
+            )
+        return {**result, "folder": str(folder)}
 
 
 def fine_tune(
@@ -211,6 +257,9 @@ def fine_tune(
     tokens = {split: rows.map(tokenize, batched=True, remove_columns=list(task.texts)) for split, rows in data.items()}
     names = dict(enumerate(task.classes or ["score"]))
     options = {"id2label": names, "label2id": {name: i for i, name in names.items()}, "dtype": torch.float32}
+    options["problem_type"] = (
+        "regression" if task.classes is None else "single_label_classification"
+    )  # not that of the start
     model = AutoModelForSequenceClassification.from_pretrained(start, **options, ignore_mismatched_sizes=True)
 
     validation = [tokens[split] for split in task.validation]
@@ -226,7 +275,9 @@ def fine_tune(
     updates = math.ceil(batches / training.gradient_accumulation_steps)
     steps = training.max_steps if training.max_steps > 0 else math.ceil(updates * training.num_train_epochs)
     interval = training.eval_steps or max(1, min(500, batches // 10))
-    share = training.warmup_steps  # transformers 4 has no shares of the steps
+    share = (
+        training.warmup_steps or getattr(training, "warmup_ratio", 0) or 0
+    )  # transformers 4 has shares in warmup_ratio
     warmup = math.ceil(share * steps) if share < 1 else int(share)
     vars(training).update(
         warmup_steps=warmup,

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from scipy.stats import t as student
 from torch.nn.functional import cross_entropy
-from transformers import PreTrainedModel
+from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..model.modeling_neobert import NeoBERTForMaskedLM
 
@@ -28,6 +29,39 @@ class MaskedText:
 
     input_ids: Sequence[int]
     positions: Sequence[int]
+
+
+def load_masked_model(name_or_path: str, auto_class=AutoModelForMaskedLM, **options) -> PreTrainedModel:
+    """Load a masked language model in evaluation mode.
+
+    Args:
+        name_or_path: Folder or Hub id.
+        auto_class: Class whose `from_pretrained` loads it.
+        options: Of `from_pretrained`.
+
+    Raises:
+        ValueError: The checkpoint has no head of masked language modelling, or other weights are missing.
+    """
+    model, info = auto_class.from_pretrained(name_or_path, output_loading_info=True, **options)
+    if missing := sorted(info["missing_keys"]):
+        raise ValueError(
+            f"{name_or_path} has no {', '.join(missing[:3])}; choose a checkpoint with the head of masked language modelling"
+        )
+    return model.eval()
+
+
+def longest_text(model: PreTrainedModel) -> int | None:
+    """Return the number of tokens for which a model has learned positions; None for rotary positions, which have no end."""
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
+            first = 0 if module.padding_idx is None else module.padding_idx + 1  # RoBERTa counts from there
+            return module.num_embeddings - first
+    return None
+
+
+def unmasked_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Return the ids of the special tokens, without that of unknown words, which stand for text."""
+    return set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
 
 
 def positions_to_mask(
@@ -180,8 +214,8 @@ def pseudo_perplexity(losses: Sequence[float]) -> float:
 def confidence_interval(losses: Sequence[float], num_tokens: int) -> tuple[float, float]:
     """Return the 95 % interval of the pseudo-perplexity of all tokens, from a sample of their losses.
 
-    By the normal approximation of the mean loss, with the correction for a finite population; a sample of all tokens has an
-    interval of width zero.
+    By Student's t for the mean loss, with the correction for a finite population; a sample of all tokens has an interval of
+    width zero. Losses are skewed, so samples of less than ten tokens are covered less often than 95 % says.
 
     Args:
         losses: Cross-entropies of the sampled tokens.
@@ -193,20 +227,39 @@ def confidence_interval(losses: Sequence[float], num_tokens: int) -> tuple[float
     elif size == 1:
         half = math.inf
     else:
-        half = 1.96 * statistics.stdev(losses) / math.sqrt(size) * math.sqrt((num_tokens - size) / (num_tokens - 1))
+        half = (
+            student.ppf(0.975, size - 1)
+            * statistics.stdev(losses)
+            / math.sqrt(size)
+            * math.sqrt((num_tokens - size) / (num_tokens - 1))
+        )
     return pseudo_perplexity([mean - half]), pseudo_perplexity([mean + half])
 
 
 def median_by_length(lengths: Sequence[int], values: Sequence[float], num_bins: int = 8) -> list[dict]:
-    """Return the median of the values in bins of equal numbers of texts.
+    """Return the median of the values in bins of about equal numbers of texts; texts of one length are in one bin.
 
     Returns:
         For each bin `up_to`, the largest length in it, `median`, and `texts`, their number.
     """
-    order = sorted(zip(lengths, values))
-    size = math.ceil(len(order) / num_bins)
-    bins = [order[start : start + size] for start in range(0, len(order), size)]
+    size, bins = math.ceil(len(lengths) / num_bins), [[]]
+    order = sorted(range(len(lengths)), key=lambda i: lengths[i])
+    for before, i in zip([None, *order], order):
+        if len(bins[-1]) >= size and lengths[i] > lengths[before]:
+            bins.append([])
+        bins[-1].append(i)
     return [
-        {"up_to": part[-1][0], "median": statistics.median(value for _, value in part), "texts": len(part)}
+        {"up_to": lengths[part[-1]], "median": statistics.median(values[i] for i in part), "texts": len(part)}
         for part in bins
     ]
+
+
+def corpus_pseudo_perplexity(mean_losses: Sequence[float], num_tokens: Sequence[int]) -> float:
+    """Return the pseudo-perplexity of all tokens of several texts.
+
+    Args:
+        mean_losses: Mean loss of each text, over all of its tokens or a sample.
+        num_tokens: Number of tokens of each text.
+    """
+    total = sum(loss * number for loss, number in zip(mean_losses, num_tokens))
+    return pseudo_perplexity([total / sum(num_tokens)])

@@ -137,12 +137,15 @@ def write_card_section(file: str | Path, sections: Sequence[Section]) -> None:
     """Write the sections into a model card, between two comments; without these, under a new heading at its end.
 
     Raises:
+        ValueError: The second comment is missing.
         OSError: The card cannot be read or written.
     """
     card = ModelCard.load(file)
     if FIRST not in card.text:
         card.text = f"{card.text.rstrip()}\n\n## Evaluation\n\n{FIRST}\n{LAST}\n"
     before, _, rest = card.text.partition(FIRST)
-    _, _, after = rest.partition(LAST)
+    _, found, after = rest.partition(LAST)
+    if not found:
+        raise ValueError(f"{file} has {FIRST} without {LAST}; write the latter where the section ends")
     card.text = f"{before}{FIRST}\n{markdown(sections)}\n{LAST}{after}"
     card.save(file)

@@ -29,7 +29,7 @@ from ..data.wordpiece import PreTrainedTokenizerFast
 from ..embeddings.distillation import TEACHER, open_teacher
 from ..embeddings.training_sets import read_pairs
 from ..evaluation.masked_lm import bigram_accuracy, masked_accuracy, unigram_accuracy
-from ..evaluation.pseudo_perplexity import MaskedText, masked_losses, positions_to_mask, pseudo_perplexity
+from ..evaluation.pseudo_perplexity import MaskedText, masked_losses, positions_to_mask, pseudo_perplexity, unmasked_ids
 from ..evaluation.retrieval import pairs_evaluator
 from ..pretraining.runs import SUMMARY
 from .build import markdown, move_files
@@ -77,9 +77,8 @@ def measure_masks(tokenizer: PreTrainedTokenizerBase, arguments: MiniArguments) 
     batches = [collator([{"input_ids": ids} for ids in held_out[i : i + 32]]) for i in range(0, len(held_out), 32)]
     special = tokenizer.all_special_ids
     documents = sorted(held_out[: arguments.num_pseudo], key=len)
-    losses = masked_losses(
-        model, tokenizer.mask_token_id, (MaskedText(ids, positions_to_mask(ids, special)) for ids in documents)
-    )
+    texts = (MaskedText(ids, positions_to_mask(ids, unmasked_ids(tokenizer))) for ids in documents)
+    losses = masked_losses(model, tokenizer.mask_token_id, texts)
     values = [pseudo_perplexity(each) for each in tqdm(losses, "pseudo-perplexity", len(documents), unit=" documents")]
     return {
         "num_held_out": len(held_out),
