@@ -175,7 +175,7 @@ def finetuning() -> str:
     table = tabulate(rows, headers=["model", "parameters", *tasks.values()], tablefmt="github", disable_numparse=True)
     return (
         f"{table}\n\nDevelopment sets, {settings['max_steps']} batches of 32 rows at a learning rate of {rates}, evaluated every "
-        f"300 steps, the best evaluation of each run. Means and standard deviations of {settings['seeds']} seeds. Parameters "
+        f"200 steps, the best evaluation of each run. Means and standard deviations of {settings['seeds']} seeds. Parameters "
         f"without the decoder. {_source(result)}."
     )
 

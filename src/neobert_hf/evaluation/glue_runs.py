@@ -36,7 +36,7 @@ from .glue import AVERAGED, FROM_MNLI, GRID, PRESETS, TASKS, DivergedError, Glue
 SUMMARY, RESULT, MODEL = "glue.json", "result.json", "model"  # of a suite; of a run
 PATIENCE = 15  # evaluations without improvement (appendix C)
 # A short evaluation of a small model on a CPU.
-SHORT_TASKS, SHORT_RUN = ("sst2", "cola", "stsb"), {"max_steps": 600, "eval_steps": 300}
+SHORT_TASKS, SHORT_RUN = ("sst2", "cola", "stsb"), {"max_steps": 400, "eval_steps": 200}
 # Arguments that determine a result, beside the setting and the seed; a result of other arguments is not reused.
 PROTOCOL = ("num_train_epochs", "max_steps", "eval_steps", "warmup_steps", "gradient_accumulation_steps")
 PROTOCOL += ("bf16", "fp16", "optim", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "data_seed")
