@@ -10,7 +10,6 @@ docstrings of the held-out packages. BM25 splits identifiers into words, stems, 
 """
 
 import csv
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +48,7 @@ class EmbeddingBenchmarkArguments:
     )
     wordnet: str = field(default=None, metadata={"help": "WordNet's dict folder, for rephrased questions."})
     stsb: str = field(default=None, metadata={"help": "Folder of GLUE's STS-B, train.csv and dev.csv."})
+    peers: bool = field(default=True, metadata={"help": "Also measure BM25 and the teacher."})
     max_length: int = field(default=128, metadata={"help": "Length in tokens at which texts are truncated."})
     json: str = field(default=None, metadata={"help": "File to write the result to."})
 
@@ -124,8 +124,10 @@ def main():
     forms = forms_of(pairs, arguments.wordnet)
     evaluators = {form: pairs_evaluator(rows, "documentation") for form, rows in forms.items()}
     models = {name: open_model(folder, arguments.max_length) for name, folder in folders.items()}
-    models["all-MiniLM-L6-v2"] = minilm()
-    rows = [{"model": "BM25", "questions": form, **bm25(evaluator)} for form, evaluator in evaluators.items()]
+    rows = []
+    if arguments.peers:
+        models["all-MiniLM-L6-v2"] = minilm()
+        rows = [{"model": "BM25", "questions": form, **bm25(evaluator)} for form, evaluator in evaluators.items()]
     for name, model in models.items():
         for form, evaluator in evaluators.items():
             rows.append({"model": name, "questions": form, **retrieval(model, evaluator)})
@@ -136,7 +138,7 @@ def main():
     examples = {form: rows[question][:3] for form, rows in forms.items()}
     changed = np.mean([a != b for a, b in zip(*(list(rows[question]) for rows in (pairs, list(forms.values())[-1])))])
     extra = {"num_questions": len(pairs), "sts": sts, "examples": examples, "share_rephrased": float(changed)}
-    print(json.dumps(sts, indent=1))
+    arguments.models = list(folders)
     finish("embeddings", rows, arguments, floatfmt=".3f", **extra)
 
 

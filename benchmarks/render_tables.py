@@ -161,6 +161,18 @@ def evaluation() -> str:
     return markdown(evaluation_sections(result, RESULTS))
 
 
+def seeds() -> str:
+    """Retrieval and STS-B of the mini model, whose last stage was trained with several seeds."""
+    result = _result("embeddings_seeds_cpu")
+    rows = [{"metric": "STS-B dev, Spearman", **{row["model"]: row["spearman"] for row in result["sts"]}}]
+    for metric in ("recall@10", "recall@1"):
+        for form in dict.fromkeys(row["questions"] for row in result["rows"]):
+            scores = {row["model"]: row[metric] for row in result["rows"] if row["questions"] == form}
+            rows.append({"metric": f"{metric}, questions {form}", **scores})
+    table = tabulate(rows, headers="keys", tablefmt="github", floatfmt=".3f")
+    return f"{table}\n\nfloat32, {_source(result)}."
+
+
 def finetuning() -> str:
     """Scores of the mini model and of its peers on GLUE, under equal conditions."""
     result = _result("finetuning_cpu")
@@ -548,6 +560,7 @@ TABLES = {
         "distillation_trials": lambda: _rows_of("distillation_trials_cpu", DISTILLATION_TRIALS),
         "distillation_stages": lambda: _rows_of("distillation_stages_cpu", DISTILLATION_STAGES),
         "distillation_continued": lambda: _rows_of("distillation_continued_cpu", DISTILLATION_TRIALS),
+        "seeds": seeds,
         "questions": questions,
         "mini": mini,
     },

@@ -16,7 +16,7 @@ from harness import Ceiling, median_ratio
 from published import PublishedMaskedLM
 from ragged import log_normal_lengths
 
-from neobert_hf import AUTO_CLASSES
+from neobert_hf import AUTO_CLASSES, MINI_MODEL_PATH
 from neobert_hf.demo.documentation import collect_documentation
 
 ROOT = Path(__file__).parents[1]
@@ -29,6 +29,8 @@ OPTIONS = {
     "fast_paths": "--num_tokens 16 --dtypes float32 --num_rounds 1",
     "packing_plan": "--num_documents 2000 --documents_per_shard 100 --num_read 3",
     "int8": "--packages tqdm --num_questions 4",
+    "finetuning_speed": f"--data_dir glue --tasks cola --models {MINI_MODEL_PATH} --num_steps 1 --num_rounds 1 --batch_size 2",
+    "pseudo_perplexity": "--lengths 16 --positions 4 --dtypes float32 --num_rounds 1",
     "finetuning": "--data_dir glue --output_dir out --tasks cola --learning_rates 1e-4 --seeds 1 --max_steps 2",
 }
 
