@@ -18,7 +18,7 @@ from neobert_hf import MINI_MODEL_PATH, tune_allocator
 from neobert_hf.evaluation.glue import TASKS
 from neobert_hf.evaluation.glue_runs import SHORT_RUN, SHORT_TASKS, GlueArguments, GlueTrainingArguments, run_suite
 
-RANDOM = {"NeoBERT, random": "neobert", "BERT, random": "bert"}
+RANDOM = {"BERT, random": "bert"}
 
 
 @dataclass
@@ -89,7 +89,8 @@ def main():
                 )
                 return run_suite(GlueArguments(model, [task], **options), training)["tasks"][0]
 
-            best = max(arguments.learning_rates, key=lambda rate: run(rate, 1)["mean"])
+            rates = arguments.learning_rates
+            best = max(rates, key=lambda rate: run(rate, 1)["mean"]) if len(rates) > 1 else rates[0]
             result = run(best, arguments.seeds)
             rows.append(
                 {

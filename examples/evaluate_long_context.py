@@ -156,7 +156,9 @@ def plot(result: dict) -> Figure:
         axes.plot(lengths, values, "o-", label=scaling)
         axes.fill_between(lengths, low, high, alpha=0.15)
     axes.axvline(result["trained_length"], color="grey", linestyle=":", label="trained length")
-    axes.set(xlabel="length, tokens", ylabel="pseudo-perplexity", xscale="log", yscale="log")
+    axes.set(xlabel="length, tokens", ylabel="pseudo-perplexity", yscale="log")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.legend()
     return figure
 

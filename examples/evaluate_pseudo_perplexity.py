@@ -171,7 +171,9 @@ def summarize(arguments: PseudoPerplexityArguments, lines: list[dict]) -> dict:
     axes = figure.subplots()
     axes.scatter(lengths, values, s=6, alpha=0.4, label="one text")
     axes.plot([point["up_to"] for point in curve], [point["median"] for point in curve], "ko-", label="median")
-    axes.set(xlabel="length, tokens", ylabel="pseudo-perplexity", xscale="log", yscale="log")
+    axes.set(xlabel="length, tokens", ylabel="pseudo-perplexity", yscale="log")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.legend()
     figure.savefig(Path(arguments.output_dir, "by_length.png"), dpi=150)
     return summary

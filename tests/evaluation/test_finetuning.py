@@ -55,6 +55,7 @@ def evaluated(output):
 
 
 @pytest.mark.parametrize("num_texts", [1, 2])
+@pytest.mark.compat
 def test_the_classifier_learns_which_word_is_there(model_folder, tmp_path, num_texts):
     """The label of a text is whether it holds `red` or `old`; a pair holds the word in its second text."""
     rng = random.Random(0)
@@ -80,6 +81,7 @@ def test_the_classifier_learns_which_word_is_there(model_folder, tmp_path, num_t
     ]
 
 
+@pytest.mark.compat
 def test_the_tagger_learns_tags_of_words_and_trains_the_first_token_of_each(model_folder, tokenizer, tmp_path):
     """Animals are tagged; `foxdog` consists of two tokens and has one tag."""
     rng = random.Random(0)

@@ -242,6 +242,7 @@ def command(model_folder, data, out, *more):
     ]
 
 
+@pytest.mark.compat
 def test_the_runs_learn_transfer_from_mnli_and_write_one_table(model_folder, data, tmp_path):
     out = tmp_path / "out"
     more = ("--tasks", "rte", "sst2", "stsb", "mnli", "--seeds", "2", "--learning_rate", "1e-3")
