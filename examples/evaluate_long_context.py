@@ -9,6 +9,7 @@ A scaling is an argument of from_pretrained: `rope_parameters={"rope_type": "yar
 """
 
 import itertools
+import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +18,6 @@ import torch
 from matplotlib.figure import Figure
 from tabulate import tabulate
 from transformers import AutoTokenizer
-from transformers.utils import logging
 
 from neobert_hf import MINI_MODEL_PATH, NeoBERTConfig, NeoBERTForMaskedLM, best_dtype, tune_allocator
 from neobert_hf.commands import Bounds, CommandParser, run_command
@@ -89,7 +89,7 @@ def rope_parameters(scaling: str, length: int, trained_length: int) -> dict:
 def evaluate(arguments: LongContextArguments):
     """Compute, print the table, and write values and figure."""
     tune_allocator()
-    logging.set_verbosity_error()  # lengths beyond the training are the purpose here, not worth a warning
+    logging.getLogger("neobert_hf").setLevel(logging.ERROR)  # it warns of lengths beyond the training, the purpose here
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = AutoTokenizer.from_pretrained(arguments.model_name_or_path)
     config = NeoBERTConfig.from_pretrained(arguments.model_name_or_path)
