@@ -79,6 +79,16 @@ def test_the_card_states_the_measured_results_and_no_local_paths():
         assert "auto_map" not in text and "runs/" not in text and "/home" not in text
 
 
+def test_the_evaluation_on_the_card_is_that_of_the_shipped_weights():
+    from neobert_hf.embeddings.models import hash_of_weights
+    from neobert_hf.evaluation.pseudo_perplexity import load_masked_model
+
+    result = json.loads((FOLDER.parents[2] / "benchmarks/results/evaluation_cpu_bfloat16.json").read_text("utf-8"))
+    assert result["weights"] == hash_of_weights(load_masked_model(str(FOLDER)))
+    card = (FOLDER / "README.md").read_text("utf-8")
+    assert all(f"{task['mean']:.1f} ± {task['standard_deviation']:.1f}" in card for task in result["glue"])
+
+
 def test_an_installed_package_has_every_file_of_the_model(tmp_path):
     command = [sys.executable, "setup.py", "--quiet", "build_py", "--build-lib", str(tmp_path)]
     subprocess.run(command, cwd=FOLDER.parents[2], check=True, capture_output=True)
