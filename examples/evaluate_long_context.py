@@ -10,6 +10,7 @@ A scaling is an argument of from_pretrained: `rope_parameters={"rope_type": "yar
 
 import itertools
 import logging
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -86,10 +87,22 @@ def rope_parameters(scaling: str, length: int, trained_length: int) -> dict:
     }[scaling]
 
 
+@contextmanager
+def without_warnings():
+    """The model warns of lengths beyond its training, which are the purpose here."""
+    logger = logging.getLogger("neobert_hf")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+@without_warnings()
 def evaluate(arguments: LongContextArguments):
     """Compute, print the table, and write values and figure."""
     tune_allocator()
-    logging.getLogger("neobert_hf").setLevel(logging.ERROR)  # it warns of lengths beyond the training, the purpose here
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = AutoTokenizer.from_pretrained(arguments.model_name_or_path)
     config = NeoBERTConfig.from_pretrained(arguments.model_name_or_path)

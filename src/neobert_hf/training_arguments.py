@@ -55,9 +55,8 @@ class PrecisionArguments:
 
     def __post_init__(self):
         check_bounds(self, self.BOUNDS)
-        if (
-            0 < self.warmup_steps < 1 and int(transformers.__version__.split(".")[0]) < 5
-        ):  # which has shares in warmup_ratio
+        has_shares = int(transformers.__version__.split(".")[0]) >= 5  # older versions have them in warmup_ratio
+        if 0 < self.warmup_steps < 1 and not has_shares:
             self.warmup_ratio, self.warmup_steps = self.warmup_steps, 0
         if self.auto_precision and not (self.bf16 or self.fp16):
             device = "cuda" if torch.cuda.is_available() and not self.use_cpu else "cpu"

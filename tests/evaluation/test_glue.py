@@ -315,15 +315,18 @@ def test_results_of_other_weights_or_labels_are_refused(model_folder, data, tmp_
     else:
         file = data / "SST-2/dev.tsv"
         file.write_text(file.read_text().replace("\t1\n", "\t0\n", 1))
-    name = {"weights": "model_hash", "labels": "rows_hash"}[change]
+    name = {"weights": "model", "labels": "rows"}[change]
     with pytest.raises(SystemExit, match=f"has the result of a run with {name}="):
         run_main(finetune_glue, *command(model_folder, data, tmp_path / "out", "--tasks", "sst2"))
 
 
 def test_a_copied_folder_touches_no_file_of_the_original(model_folder, data, tmp_path):
-    run_main(finetune_glue, *command(model_folder, data, tmp_path / "out", "--tasks", "sst2"))
+    tasks = ("--tasks", "mnli", "rte", "sst2")
+    run_main(finetune_glue, *command(model_folder, data, tmp_path / "out", *tasks))
     shutil.copytree(tmp_path / "out", tmp_path / "copy")
     weights = list((tmp_path / "out").rglob("model.safetensors"))
+    run_main(finetune_glue, *command(model_folder, data, tmp_path / "copy", *tasks))
+    assert str(tmp_path / "out") not in (tmp_path / "copy/glue.json").read_text()
     run_main(finetune_glue, *command(model_folder, data, tmp_path / "copy", "--tasks", "sst2", "--seeds", "3"))
     assert weights and all(file.exists() for file in weights)
     assert str(tmp_path / "out") not in (tmp_path / "copy/glue.json").read_text()

@@ -1,6 +1,7 @@
 """Long context: which model, texts and positions each scaling gets, and the direction of the effect where theory fixes it."""
 
 import json
+import logging
 
 import pytest
 import torch
@@ -30,6 +31,9 @@ def command(weights, tokenizer, tmp_path):
 
 def test_every_value_is_that_of_the_model_loaded_with_the_scaling(command, tokenizer, tmp_path):
     run_main(evaluate_long_context, *command)
+    assert logging.getLogger("neobert_hf").isEnabledFor(
+        logging.WARNING
+    )  # the command silences warnings for itself only
     result = json.loads((tmp_path / "out/long_context.json").read_text())
     assert result["texts"] == 2  # those that reach 24 tokens
     assert [(p["scaling"], p["length"]) for p in result["points"][2:4]] == [("linear", 8), ("linear", 24)]

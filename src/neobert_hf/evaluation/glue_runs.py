@@ -134,9 +134,8 @@ def run_suite(arguments: GlueArguments, training: GlueTrainingArguments) -> dict
             raise ValueError(f"{name}: every run of the search failed: {best['error']}")
         setting = best["setting"]
         best, of_setting = _keep_best(runs.result(setting, training.seed + i) for i in range(arguments.seeds))
-        if not Path(
-            best["folder"], MODEL
-        ).is_dir():  # an earlier command had more seeds, and another of them was the best
+        # An earlier command with more seeds may have kept the weights of another one.
+        if not Path(best["folder"], MODEL).is_dir():
             Path(best["folder"], RESULT).unlink()
             best = runs.result(setting, best["seed"])
         scores = list(map(_score, of_setting))
@@ -185,15 +184,13 @@ def _settings(arguments: GlueArguments, name: str, training: GlueTrainingArgumen
 
 
 def _identity(start: str, data: dict[str, Dataset]) -> dict[str, str]:
-    """Hashes of a model's files, or its revision on the Hub, and of the rows."""
+    """A hash of a model's files, or its revision on the Hub, and a hash of the rows."""
     if Path(start).is_dir():
-        files = sorted(
-            file for file in Path(start).iterdir() if file.suffix in (".safetensors", ".bin", ".json", ".txt")
-        )
-        model = content_hash([file_hash(file) for file in files])
+        files = [file for file in Path(start).iterdir() if file.suffix in (".safetensors", ".bin", ".json", ".txt")]
+        model = content_hash({file.name: file_hash(file) for file in files})
     else:
-        model = AutoConfig.from_pretrained(start)._commit_hash
-    return {"model_hash": model, "rows_hash": content_hash({split: rows.to_dict() for split, rows in data.items()})}
+        model = f"{start}@{AutoConfig.from_pretrained(start)._commit_hash}"
+    return {"model": model, "rows": content_hash({split: rows.to_dict() for split, rows in data.items()})}
 
 
 class _Runs:
@@ -201,8 +198,7 @@ class _Runs:
 
     def __init__(self, arguments: GlueArguments, training: GlueTrainingArguments, task, data, start: str):
         self.arguments, self.training, self.task, self.data, self.start = arguments, training, task, data, start
-        self.identity = {"model": start, "max_seq_length": arguments.max_seq_length, **_identity(start, data)}
-        self.identity["rows"] = {split: len(rows) for split, rows in data.items()}
+        self.identity = {"max_seq_length": arguments.max_seq_length, **_identity(start, data)}
 
     def result(self, setting: dict, seed: int, may_diverge: bool = False) -> dict:
         """Return the result of a run; a run that diverges has no metrics if `may_diverge`, and is an error otherwise."""
@@ -257,9 +253,8 @@ def fine_tune(
     tokens = {split: rows.map(tokenize, batched=True, remove_columns=list(task.texts)) for split, rows in data.items()}
     names = dict(enumerate(task.classes or ["score"]))
     options = {"id2label": names, "label2id": {name: i for i, name in names.items()}, "dtype": torch.float32}
-    options["problem_type"] = (
-        "regression" if task.classes is None else "single_label_classification"
-    )  # not that of the start
+    # of this task, and not of the task that the start was fine-tuned for
+    options["problem_type"] = "regression" if task.classes is None else "single_label_classification"
     model = AutoModelForSequenceClassification.from_pretrained(start, **options, ignore_mismatched_sizes=True)
 
     validation = [tokens[split] for split in task.validation]
@@ -275,9 +270,8 @@ def fine_tune(
     updates = math.ceil(batches / training.gradient_accumulation_steps)
     steps = training.max_steps if training.max_steps > 0 else math.ceil(updates * training.num_train_epochs)
     interval = training.eval_steps or max(1, min(500, batches // 10))
-    share = (
-        training.warmup_steps or getattr(training, "warmup_ratio", 0) or 0
-    )  # transformers 4 has shares in warmup_ratio
+    # transformers 4 has shares in warmup_ratio
+    share = training.warmup_steps or getattr(training, "warmup_ratio", 0) or 0
     warmup = math.ceil(share * steps) if share < 1 else int(share)
     vars(training).update(
         warmup_steps=warmup,
