@@ -173,9 +173,9 @@ def seeds() -> str:
     return f"{table}\n\nfloat32, {_source(result)}."
 
 
-def finetuning() -> str:
+def finetuning(name: str) -> str:
     """Scores of the mini model and of its peers on GLUE, under equal conditions."""
-    result = _result("finetuning_cpu")
+    result = _result(name)
     tasks = {row["task"]: f"{row['task']}, {row['metric']}" for row in result["rows"]}
     cells = {
         (row["model"], row["task"]): f"{row['mean']:.1f} ± {row['standard_deviation']:.1f}" for row in result["rows"]
@@ -589,7 +589,12 @@ TABLES = {
         "fast_paths_avx2": lambda: _rows_of("fast_paths_cpu_avx2", FAST_PATHS),
         "training_attention": lambda: _rows_of("training_attention_cpu", TRAINING_ATTENTION),
     },
-    "docs/evaluation.md": {"evaluation": evaluation, "finetuning": finetuning, "long_context": long_context},
+    "docs/evaluation.md": {
+        "evaluation": evaluation,
+        "finetuning": lambda: finetuning("finetuning_cpu"),
+        "finetuning_recipes": lambda: finetuning("finetuning_recipes_cpu"),
+        "long_context": long_context,
+    },
     "src/neobert_hf/mini/README.md": {"evaluation": evaluation},
     "SECURITY.md": {"adversary": adversary},
 }
