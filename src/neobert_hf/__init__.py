@@ -10,6 +10,7 @@ from .data.packing import PackedStream
 from .deprecations import renamed_names
 from .embeddings.models import multi_vector_encoder, sentence_transformer, sparse_encoder
 from .model.configuration_neobert import NeoBERTConfig
+from .model.contextual_neobert import CONTEXTUAL_AUTO_CLASSES, ContextualNeoBERTConfig, ContextualNeoBERTModel
 from .model.kernels_neobert import quantize
 from .model.machine_neobert import best_dtype
 from .model.modeling_neobert import (
@@ -29,16 +30,21 @@ __version__ = "0.1.0"
 # Folder of the small embedding model that ships with the package; it was trained on Python's documentation.
 MINI_MODEL_PATH = str(Path(__file__).parent / "mini")
 
-transformers.AutoConfig.register(NeoBERTConfig.model_type, NeoBERTConfig, exist_ok=True)
-for _auto_class, _model_class in AUTO_CLASSES.items():
-    if _auto_class != "AutoConfig":
-        getattr(transformers, _auto_class).register(NeoBERTConfig, _model_class, exist_ok=True)
-transformers.AutoTokenizer.register(NeoBERTConfig, fast_tokenizer_class=transformers.BertTokenizerFast, exist_ok=True)
+for _auto_classes in (AUTO_CLASSES, CONTEXTUAL_AUTO_CLASSES):
+    _config_class = _auto_classes["AutoConfig"]
+    transformers.AutoConfig.register(_config_class.model_type, _config_class, exist_ok=True)
+    for _auto_class, _model_class in _auto_classes.items():
+        if _auto_class != "AutoConfig":
+            getattr(transformers, _auto_class).register(_config_class, _model_class, exist_ok=True)
+    _tokenizer = {"fast_tokenizer_class": transformers.BertTokenizerFast}
+    transformers.AutoTokenizer.register(_config_class, **_tokenizer, exist_ok=True)
 
 __getattr__ = renamed_names(__name__, {"MINI": ("MINI_MODEL_PATH", MINI_MODEL_PATH)})
 
 __all__ = [
     "AUTO_CLASSES",
+    "ContextualNeoBERTConfig",
+    "ContextualNeoBERTModel",
     "MINI_MODEL_PATH",
     "NeoBERT",
     "NeoBERTConfig",

@@ -133,7 +133,8 @@ class NeoBERTConfig(PretrainedConfig):
     @classmethod
     def from_dict(cls, config_dict, **kwargs):
         """Build a config from the content of config.json; overrides are checked like all other values."""
-        own = inspect.signature(cls.__init__).parameters
+        classes = [each for each in cls.__mro__ if issubclass(each, NeoBERTConfig)]
+        own = {name for each in classes for name in inspect.signature(each.__init__).parameters}
         overrides = {key: kwargs.pop(key) for key in list(kwargs) if key in own}
         if "max_length" in overrides:
             overrides.setdefault("max_position_embeddings", overrides.pop("max_length"))

@@ -92,6 +92,11 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
     # Every class loads from every NeoBERT checkpoint and ignores the weights of other heads without a warning.
     _keys_to_ignore_on_load_unexpected = [r"^(decoder|dense|classifier|qa_outputs)\."]
 
+    @property
+    def auto_classes(self) -> dict[str, type]:
+        """The Auto classes that load a saved folder, and the classes that they return."""
+        return AUTO_CLASSES
+
     def get_input_embeddings(self) -> nn.Embedding:
         return self.base_model.encoder
 
@@ -171,7 +176,7 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
             ValueError: The model is quantized (see `quantize`), so its original weights are lost.
         """
         check_not_quantized(self)
-        set_auto_map(self, AUTO_CLASSES)
+        set_auto_map(self, self.auto_classes)
         super().save_pretrained(save_directory, *args, **kwargs)
         if kwargs.get("is_main_process", True):  # for a subclass, super() saves only its own file
             custom_object_save(NeoBERTModel, save_directory)

@@ -1,0 +1,277 @@
+"""Contextual document embeddings (CDE, arXiv 2410.02525) on NeoBERT: embeddings that depend on the corpus.
+
+Two encoders, in the order of the data flow:
+- the first stage embeds each of the J documents of the context: mean of its token vectors, a small MLP, RMSNorm;
+- the second stage reads `[J context vectors][S soft prompt vectors][text]`. The context is a set, so its vectors all have
+  position 0; soft prompt and text have the positions J, J + 1, ...;
+- the embedding is the mean over the text's tokens, plus a small MLP of it.
+
+A learned null vector replaces context vectors: some in training (`context_dropout`), all if the model has no context.
+
+Axes: `B` texts, `L` columns of the input; `J` context vectors; `S` soft prompt vectors; `D` hidden.
+
+Source: paper, section 5.2.2 and appendix G; CDE, section 4.2.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers.utils import ModelOutput, can_return_tuple
+
+from .configuration_neobert import NeoBERTConfig
+from .kernels_neobert import RMSNorm, is_tracing
+from .layout_neobert import check_tokens
+from .modeling_neobert import NeoBERTModel, NeoBERTPreTrainedModel
+
+
+class ContextualNeoBERTConfig(NeoBERTConfig):
+    """Configuration of `ContextualNeoBERTModel`: the shape of both encoders, which is that of a NeoBERT, and of the context.
+
+    Args:
+        context_size: Number J of context vectors.
+        num_soft_prompt_tokens: Number S of learned vectors between context and text; 0 for none.
+        context_dropout: Probability that a context vector is replaced by the null vector in training, at least 0 and below 1.
+            Without it, the model never learns to embed texts without a context.
+        has_context: Whether the checkpoint contains the context of a corpus (see `set_context`).
+        **kwargs: As in `NeoBERTConfig`.
+
+    Raises:
+        ValueError: A value is invalid.
+
+    Source: paper, appendix G.2 (J = 512); CDE, section 4.2; the 8 vectors of the soft prompt are those of its public code.
+    """
+
+    model_type = "contextual_neobert"
+
+    def __init__(
+        self, context_size=512, num_soft_prompt_tokens=8, context_dropout=0.005, has_context=False, **kwargs
+    ):
+        for name, value, least in (("context_size", context_size, 1), ("num_soft_prompt_tokens", num_soft_prompt_tokens, 0)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(f"{name}={value!r} must be an integer of at least {least}")
+        if not 0 <= context_dropout < 1:
+            raise ValueError(f"context_dropout={context_dropout} must be at least 0 and below 1")
+        self.context_size = context_size
+        self.num_soft_prompt_tokens = num_soft_prompt_tokens
+        self.context_dropout = context_dropout
+        self.has_context = has_context
+        super().__init__(**kwargs)
+
+
+@dataclass
+class ContextualNeoBERTOutput(ModelOutput):
+    """Output of `ContextualNeoBERTModel`.
+
+    Attributes:
+        sentence_embedding: (B, D), an embedding of each text; with `embeds_context`, a context vector of each.
+    """
+
+    sentence_embedding: torch.Tensor | None = None
+
+
+class ContextualNeoBERTModel(NeoBERTPreTrainedModel):
+    """Two NeoBERTs: texts in, one embedding per text out, which depends on a context of J documents.
+
+    `sentence_transformers.SentenceTransformer` hosts it with stock modules (see `contextual_sentence_transformer`).
+    """
+
+    config_class = ContextualNeoBERTConfig
+    _keys_to_ignore_on_load_unexpected = None
+
+    def __init__(self, config: ContextualNeoBERTConfig):
+        super().__init__(config)
+        width = config.hidden_size
+        self.first_stage = NeoBERTModel(config)
+        self.first_projection = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
+        self.context_norm = RMSNorm(width, eps=config.norm_eps)
+        self.null_context = nn.Embedding(1, width)
+        self.soft_prompt = nn.Embedding(config.num_soft_prompt_tokens, width)
+        self.second_stage = NeoBERTModel(config)
+        self.second_projection = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
+        self.register_buffer("context", torch.zeros(config.context_size, width))
+        self.post_init()
+
+    @classmethod
+    def from_encoder(cls, encoder: NeoBERTModel, **context_options) -> "ContextualNeoBERTModel":
+        """Build a model whose two stages both start with the weights of `encoder`, as in CDE, section 4.2.
+
+        Args:
+            encoder: A NeoBERT.
+            **context_options: `context_size`, `num_soft_prompt_tokens` and `context_dropout` of the config.
+        """
+        options = {key: value for key, value in encoder.config.to_dict().items() if key not in ("model_type", "auto_map")}
+        model = cls(ContextualNeoBERTConfig(**options | {"architectures": None} | context_options)).to(encoder.dtype)
+        model.first_stage.load_state_dict(encoder.state_dict())
+        model.second_stage.load_state_dict(encoder.state_dict())
+        with torch.no_grad():  # context vectors join the residual stream with the size of token embeddings
+            model.context_norm.weight.fill_(encoder.encoder.weight.square().mean().sqrt())
+        return model.to(encoder.device)
+
+    @property
+    def auto_classes(self) -> dict[str, type]:
+        """See `NeoBERTPreTrainedModel.auto_classes`."""
+        return CONTEXTUAL_AUTO_CLASSES
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.second_stage.encoder
+
+    def set_input_embeddings(self, value: nn.Embedding):
+        self.second_stage.encoder = value
+
+    def _init_weights(self, module: nn.Module):
+        super()._init_weights(module)
+        if module is self.context_norm:  # the size of new token embeddings, which are uniform in [-x, x]
+            nn.init.constant_(module.weight, self.config.embedding_init_range / 3**0.5)
+
+    def set_context(self, vectors: torch.Tensor | None) -> None:
+        """Set the context of a corpus for all following forwards; `save_pretrained` saves it with the weights.
+
+        Args:
+            vectors: (J, D) context vectors, as the forward with `embeds_context` returns them; None removes the context.
+
+        Raises:
+            ValueError: The shape is wrong, or a value is not finite.
+        """
+        self.config.has_context = vectors is not None
+        if vectors is None:
+            self.context = torch.zeros_like(self.context)
+            return
+        if vectors.ndim != 2 or vectors.shape[1] != self.config.hidden_size or not len(vectors):
+            raise ValueError(
+                f"context vectors have shape {tuple(vectors.shape)}; it must be (documents, {self.config.hidden_size}), the "
+                "hidden_size of this model: embed the documents with this model"
+            )
+        if not vectors.isfinite().all():
+            raise ValueError("context vectors contain infinite values or NaN; embed the documents again")
+        self.context = vectors.detach().to(self.context.device, self.context.dtype, copy=True)
+        self.config.context_size = len(vectors)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        dataset_embeddings: torch.Tensor | None = None,
+        embeds_context: bool = False,
+        token_type_ids: torch.Tensor | None = None,
+        cu_seq_lens_q: torch.Tensor | None = None,
+        **kwargs,
+    ) -> ContextualNeoBERTOutput:
+        """Embed texts in a context, or, with `embeds_context`, documents as context vectors.
+
+        Args:
+            input_ids: (B, L) token ids, or texts packed into one row (1, T) with `cu_seq_lens_q`.
+            attention_mask: (B, L), 0 at padding.
+            dataset_embeddings: (J, D) context vectors. Default: the stored context, or J null vectors if none is stored.
+            embeds_context: Return the first stage's vectors; each is independent of the others.
+            token_type_ids: Ignored, as in `NeoBERTModel`.
+            cu_seq_lens_q: (B + 1,) boundaries of packed texts.
+            **kwargs: Other arguments of sentence-transformers' packing collator and `output_*` flags; ignored if they follow from
+                the arguments above, refused otherwise.
+
+        Returns:
+            `sentence_embedding` (B, D), not normalised; compare with cosines.
+
+        Raises:
+            ValueError: A text is empty, an id is outside of the vocabulary, or `dataset_embeddings` has another shape than (J, D).
+            TypeError: An argument is unknown.
+
+        Source: paper, appendix G.1.
+        """
+        known = ("max_length_q", "max_length_k", "cu_seq_lens_k", "seq_idx", "position_ids")
+        if unknown := [name for name, value in kwargs.items() if name not in known and value is not None and value is not False]:
+            raise TypeError(f"{type(self).__name__} has no argument {', '.join(unknown)}; omit it")
+        if cu_seq_lens_q is not None:
+            input_ids, attention_mask = pad_texts(input_ids, cu_seq_lens_q)
+        check_tokens(input_ids, None)
+        if attention_mask is None:
+            attention_mask = torch.ones_like(input_ids)
+        check_texts(input_ids, attention_mask, self.config.vocab_size)
+        if embeds_context:
+            return ContextualNeoBERTOutput(self._embed_context(input_ids, attention_mask))
+        return ContextualNeoBERTOutput(self._embed_texts(input_ids, attention_mask, dataset_embeddings))
+
+    def _embed_context(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """(B, L) documents to (B, D) context vectors."""
+        states_BLD = self.first_stage(input_ids, attention_mask).last_hidden_state
+        return self.context_norm(self.first_projection(mean_of_texts(states_BLD, attention_mask)))
+
+    def _embed_texts(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, context_JD: torch.Tensor | None
+    ) -> torch.Tensor:
+        """(B, L) texts to (B, D) embeddings."""
+        (num_texts, num_columns), num_context = input_ids.shape, self.config.context_size
+        num_before = num_context + self.config.num_soft_prompt_tokens
+        text_BLD = self.second_stage.encoder(input_ids)
+        context_BJD = self._context_of_texts(num_texts, context_JD).to(text_BLD.dtype)
+        x_BND = torch.cat((context_BJD, self.soft_prompt.weight.expand(num_texts, -1, -1), text_BLD), 1)  # N = J + S + L
+        mask_BN = torch.cat((attention_mask.new_ones(num_texts, num_before), attention_mask), 1)
+
+        positions_N = torch.arange(num_before + num_columns, device=input_ids.device)
+        positions_N = positions_N.masked_fill(positions_N < num_context, 0)
+        # With padding on the left, the first token of a text is not in the first column.
+        padding_B1 = (attention_mask != 0).int().argmax(-1, keepdim=True)
+        positions_BN = torch.where(positions_N < num_before, positions_N, positions_N - padding_B1)
+        outputs = self.second_stage(inputs_embeds=x_BND, attention_mask=mask_BN, position_ids=positions_BN)
+        pooled_BD = mean_of_texts(outputs.last_hidden_state[:, num_before:], attention_mask)
+        return pooled_BD + self.second_projection(pooled_BD)
+
+    def _context_of_texts(self, num_texts: int, context_JD: torch.Tensor | None) -> torch.Tensor:
+        """(B, J, D) context vectors, with dropout in training."""
+        size, null_D = (self.config.context_size, self.config.hidden_size), self.null_context.weight[0]
+        if context_JD is None and not self.config.has_context:
+            return null_D.expand(num_texts, *size)
+        context_JD = self.context if context_JD is None else context_JD
+        if tuple(context_JD.shape) != size:
+            raise ValueError(
+                f"dataset_embeddings has shape {tuple(context_JD.shape)}, but this model reads {size}: context_size vectors of "
+                "hidden_size; embed that number of documents with this model, or call set_context, which changes the number"
+            )
+        context_BJD = context_JD.expand(num_texts, -1, -1)
+        if not self.training:
+            return context_BJD
+        is_dropped_BJ1 = torch.rand(*context_BJD.shape[:2], 1, device=context_BJD.device) < self.config.context_dropout
+        return torch.where(is_dropped_BJ1, null_D.to(context_BJD.dtype), context_BJD)
+
+
+def pad_texts(input_ids: torch.Tensor, cu_seq_lens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Convert texts in one row (1, T) to padded rows (B, L) and their attention mask."""
+    lengths_B = cu_seq_lens.diff().long()
+    is_real_BL = torch.arange(int(lengths_B.max()), device=input_ids.device) < lengths_B[:, None]
+    return input_ids.new_zeros(is_real_BL.shape).masked_scatter(is_real_BL, input_ids), is_real_BL.long()
+
+
+def mean_of_texts(states_BLD: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    """(B, D), the mean over the tokens of each text; the states are zero at padding."""
+    return states_BLD.sum(1) / (attention_mask != 0).sum(-1, keepdim=True)
+
+
+def check_texts(input_ids: torch.Tensor, attention_mask: torch.Tensor, vocab_size: int) -> None:
+    """Raise ValueError for an empty text and for an id outside of the vocabulary, with one host synchronisation.
+
+    The second stage reads embeddings in place of ids, and rows that begin with the context, so it finds neither.
+    """
+    if attention_mask.shape != input_ids.shape or 0 in input_ids.shape:
+        raise ValueError(
+            f"input_ids has shape {tuple(input_ids.shape)} and attention_mask {tuple(attention_mask.shape)}; give at least one "
+            "token and a mask of the same shape"
+        )
+    if is_tracing(input_ids):
+        return
+    shortest, smallest, largest = torch.stack(((attention_mask != 0).sum(-1).min(), *input_ids.aminmax())).tolist()
+    if not shortest:
+        raise ValueError("a row of attention_mask has no real token (no 1); remove the row or give it at least one token")
+    if not 0 <= smallest <= largest < vocab_size:
+        raise ValueError(
+            f"input_ids contains {smallest if smallest < 0 else largest}, but the ids of the vocabulary are 0 to "
+            f"{vocab_size - 1}; use the tokenizer of the model"
+        )
+
+
+# As AUTO_CLASSES of modeling_neobert.py: the classes for registration and for the `auto_map` of saved checkpoints.
+CONTEXTUAL_AUTO_CLASSES = {"AutoConfig": ContextualNeoBERTConfig, "AutoModel": ContextualNeoBERTModel}
+for _auto_class, _class in CONTEXTUAL_AUTO_CLASSES.items():
+    _class.register_for_auto_class(_auto_class)
+
+__all__ = ["CONTEXTUAL_AUTO_CLASSES", "ContextualNeoBERTConfig", "ContextualNeoBERTModel"]
