@@ -8,6 +8,7 @@ from .allocator import tune_allocator
 from .data.collators import PackedMLMCollator
 from .data.packing import PackedStream
 from .deprecations import renamed_names
+from .embeddings.contextual import contextual_sentence_transformer, fit_context, load_context, save_context
 from .embeddings.models import multi_vector_encoder, sentence_transformer, sparse_encoder
 from .model.configuration_neobert import NeoBERTConfig
 from .model.contextual_neobert import CONTEXTUAL_AUTO_CLASSES, ContextualNeoBERTConfig, ContextualNeoBERTModel
@@ -59,8 +60,12 @@ __all__ = [
     "PackedStream",
     "__version__",
     "best_dtype",
+    "contextual_sentence_transformer",
+    "fit_context",
+    "load_context",
     "multi_vector_encoder",
     "quantize",
+    "save_context",
     "sentence_transformer",
     "sparse_encoder",
     "tune_allocator",

@@ -1,0 +1,224 @@
+"""Contextual document embeddings in use: build the model, embed a corpus as its context, keep contexts in files.
+
+sentence-transformers is imported inside functions, as in `models.py`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import nn
+from transformers import AutoConfig, AutoTokenizer
+from transformers.utils import logging
+
+from ..data.files import writing
+from ..data.texts import check_texts
+from ..model.configuration_neobert import NeoBERTConfig
+from ..model.contextual_neobert import ContextualNeoBERTConfig, ContextualNeoBERTModel
+from ..model.modeling_neobert import NeoBERTModel
+from .models import hash_of_weights
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+logger = logging.get_logger(__name__)
+
+# The stock module of sentence-transformers calls the model's forward, which returns the finished embedding.
+MODALITY = {"text": {"method": "forward", "method_output_name": "sentence_embedding"}}
+# Arguments of `encode` that reach the forward: other context vectors for one call, and the request for context vectors.
+ENCODE_ARGUMENTS = ["dataset_embeddings", "embeds_context"]
+
+
+def contextual_sentence_transformer(
+    model_name_or_path: str,
+    prompts: dict[str, str] | None = None,
+    max_seq_length: int | None = None,
+    model_kwargs: dict | None = None,
+    **context_options,
+) -> SentenceTransformer:
+    """Build a contextual embedding model from a NeoBERT, whose weights both stages start from, or load a saved one.
+
+    All modules are stock types. A saved model also loads with `SentenceTransformer(path)`, with `trust_remote_code=True` or after
+    `import neobert_hf`.
+
+    Args:
+        model_name_or_path: A NeoBERT with its tokenizer, or a contextual model; a head is ignored.
+        prompts: Prompts by name, as in `sentence_transformer`.
+        max_seq_length: Length in tokens at which texts are truncated. Default: the length of context, soft prompt and text is at
+            most the training context, and the text at most 512 tokens, as in the paper.
+        model_kwargs: Arguments of `from_pretrained`, such as `{"dtype": torch.bfloat16}`.
+        **context_options: `context_size`, `num_soft_prompt_tokens` and `context_dropout` of a new model.
+
+    Raises:
+        ValueError: The model is neither a NeoBERT nor a contextual model, options are given for a saved model, or the context is
+            longer than the training context.
+        OSError: The folder or the Hub holds no such model.
+
+    Source: paper, section 5.2.2 and appendix G.
+    """
+    config = AutoConfig.from_pretrained(model_name_or_path)
+    if isinstance(config, ContextualNeoBERTConfig):
+        if context_options:
+            raise ValueError(
+                f"{', '.join(context_options)} cannot be given for {model_name_or_path}, which is a contextual model already; "
+                "the options are those of its config.json"
+            )
+        return _host(model_name_or_path, prompts, max_seq_length, model_kwargs)
+    if not isinstance(config, NeoBERTConfig):
+        raise ValueError(
+            f"{model_name_or_path} has the model type {config.model_type}, not neobert; choose a NeoBERT checkpoint"
+        )
+    encoder = NeoBERTModel.from_pretrained(model_name_or_path, **{"dtype": "auto"} | (model_kwargs or {}))
+    model = ContextualNeoBERTModel.from_encoder(encoder, **context_options)
+    with tempfile.TemporaryDirectory() as folder:  # the stock module reads its model from a folder
+        model.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(model_name_or_path).save_pretrained(folder)
+        return _host(folder, prompts, max_seq_length, model_kwargs)
+
+
+def _host(path: str, prompts, max_seq_length: int | None, model_kwargs: dict | None) -> SentenceTransformer:
+    """The model in a folder as a SentenceTransformer."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Transformer
+
+    transformer = Transformer(
+        path, modality_config=MODALITY, module_output_name="sentence_embedding", model_kwargs=model_kwargs
+    )
+    config = transformer.config
+    most = config.max_position_embeddings - config.context_size - config.num_soft_prompt_tokens
+    if most < 3:
+        raise ValueError(
+            f"context_size={config.context_size} and num_soft_prompt_tokens={config.num_soft_prompt_tokens} leave no position for "
+            f"a text: the model was trained on {config.max_position_embeddings}; choose a smaller context_size"
+        )
+    transformer.max_seq_length = max_seq_length or min(transformer.max_seq_length or 512, most, 512)
+    model = SentenceTransformer(modules=[transformer], prompts=prompts)
+    model.module_kwargs = {"0": ENCODE_ARGUMENTS}
+    return model
+
+
+def contextual_model(model: SentenceTransformer) -> ContextualNeoBERTModel:
+    """Return the contextual NeoBERT inside an embedding model.
+
+    Raises:
+        ValueError: The model is of another kind.
+    """
+    # A class from remote code is another object with the same name.
+    inner = getattr(model[0], "model", None)
+    if type(inner).__name__ != ContextualNeoBERTModel.__name__:
+        raise ValueError(
+            f"the embedding model runs a {type(inner).__name__}, which reads no context; build one with "
+            "neobert_hf.contextual_sentence_transformer"
+        )
+    return inner
+
+
+def fit_context(
+    model: SentenceTransformer,
+    corpus: Iterable[str],
+    num_documents: int | None = None,
+    seed: int = 0,
+    batch_size: int = 32,
+    show_progress_bar: bool = False,
+) -> torch.Tensor:
+    """Embed a random sample of a corpus as the context of all following embeddings, of documents and queries.
+
+    `model.save` saves the context with the model. The next call replaces it; embeddings with different contexts cannot be compared.
+    Each text then costs the attention over `num_documents` more tokens.
+
+    Args:
+        model: A contextual model.
+        corpus: Documents. If they are fewer than `num_documents`, they are sampled with replacement and a warning is logged.
+        num_documents: Number J of context vectors. Default: `context_size` of the model, the number in training.
+        seed: Seed of the sample.
+        batch_size: Documents per forward.
+        show_progress_bar: Show the progress of embedding.
+
+    Returns:
+        (J, D) context vectors.
+
+    Raises:
+        ValueError: The corpus is empty, a document is not a string, `num_documents` is not positive, or the model is not contextual.
+    """
+    contextual = contextual_model(model)
+    documents = corpus if isinstance(corpus, Sequence) and not isinstance(corpus, str) else list(corpus)
+    if isinstance(corpus, str) or not len(documents):
+        raise ValueError("corpus must be a list of at least one document; a string is not a list of documents")
+    size = contextual.config.context_size if num_documents is None else num_documents
+    if size < 1:
+        raise ValueError(f"num_documents={size} must be at least 1")
+    if size != contextual.config.context_size:
+        logger.warning(
+            f"The context now has {size} documents; this model had {contextual.config.context_size}. Other numbers than in training "
+            "are possible, but their quality is unknown."
+        )
+    if len(documents) < size:
+        logger.warning(
+            f"The corpus has {len(documents)} documents, fewer than the {size} of the context; they are sampled with replacement."
+        )
+    rows = np.random.default_rng(seed).choice(len(documents), size, replace=len(documents) < size)
+    sample = [documents[row] for row in rows.tolist()]
+    check_texts(sample)
+    vectors = model.encode(
+        sample,
+        prompt=model.prompts.get("document"),
+        batch_size=batch_size,
+        convert_to_tensor=True,
+        show_progress_bar=show_progress_bar,
+        embeds_context=True,
+    )
+    contextual.set_context(vectors)
+    return vectors
+
+
+def save_context(model: SentenceTransformer, file: str | Path) -> None:
+    """Write the context of a model to a safetensors file of 4 J D bytes, 1.6 MB for the paper's model.
+
+    Raises:
+        ValueError: The model has no context.
+        OSError: The file cannot be written.
+    """
+    contextual = contextual_model(model)
+    if not contextual.config.has_context:
+        raise ValueError("the model has no context to save; call fit_context first")
+    metadata = {"first_stage": first_stage_hash(contextual)}
+    with writing(Path(file)) as stream:
+        stream.write(save({"context": contextual.context.float().cpu()}, metadata))
+
+
+def load_context(model: SentenceTransformer, file: str | Path) -> None:
+    """Set the context that `save_context` wrote; the model needs the same first stage.
+
+    Raises:
+        ValueError: The context was made by another model, or the file is not a context.
+        OSError: The file cannot be read.
+    """
+    contextual = contextual_model(model)
+    try:
+        with safe_open(file, "pt") as stream:
+            if "context" not in stream.keys() or "first_stage" not in (stream.metadata() or {}):
+                raise ValueError(f"{file} holds no context; give a file of save_context")
+            made_by, vectors = stream.metadata()["first_stage"], stream.get_tensor("context")
+    except SafetensorError as error:
+        raise ValueError(f"{file} cannot be read ({error}); it is damaged or no safetensors file") from error
+    if made_by != (own := first_stage_hash(contextual)):
+        raise ValueError(
+            f"the context in {file} was made by another model (first stage {made_by}, this one has {own}); fit a new context with "
+            "fit_context"
+        )
+    contextual.set_context(vectors)
+
+
+def first_stage_hash(model: ContextualNeoBERTModel) -> str:
+    """Return a hash of all weights that make context vectors; equal for fp32 weights and their bf16 rounding."""
+    parts = nn.ModuleDict(
+        {"stage": model.first_stage, "projection": model.first_projection, "norm": model.context_norm}
+    )
+    return hash_of_weights(parts, dtype=torch.bfloat16)

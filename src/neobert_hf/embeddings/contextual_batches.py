@@ -1,0 +1,264 @@
+"""Contextual batching: each batch holds pairs of one topic, so that in-batch negatives are hard.
+
+A surrogate model embeds all pairs once. Paired K-means groups them within each dataset, and clusters are packed into batches of a
+fixed size. The surrogate's embeddings also identify false negatives (see `ContextualRankingLoss`).
+
+Axes: `N` pairs of a dataset; `D` width of the surrogate's embeddings; `C` clusters.
+
+Source: paper, appendix G.1; CDE (arXiv 2410.02525), section 4.1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from datasets import Dataset
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.sampler import DefaultBatchSampler
+from sklearn.cluster import KMeans, MiniBatchKMeans
+from transformers.utils import is_faiss_available, logging
+
+from ..data.files import writing
+
+logger = logging.get_logger(__name__)
+
+ORDERS = ("random", "travelling")
+ROW = "label"  # sentence-transformers passes this column to the loss; it holds the number of the row
+MOST_POINTS = 50_000  # up to here K-means reads all points in each iteration, beyond it reads mini-batches
+SHARD = 1_000_000  # pairs that are clustered together; a larger dataset is divided, which bounds memory and time
+
+
+@dataclass(frozen=True)
+class PairClusters:
+    """Surrogate embeddings and clusters of the pairs of one dataset.
+
+    Attributes:
+        queries: (N, D) unit vectors.
+        documents: (N, D) unit vectors.
+        clusters: (N,) int64, cluster of each pair.
+    """
+
+    queries: np.ndarray
+    documents: np.ndarray
+    clusters: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.clusters)
+
+    def is_false_negative(self, rows: np.ndarray) -> np.ndarray:
+        """(B, B) bool for a batch of rows: whether document j is at least as similar to query i as its own document.
+
+        Own documents are never marked. Documents with equal texts have equal embeddings, so they are marked; the margin covers the
+        rounding of the products.
+        """
+        scores = self.queries[rows] @ self.documents[rows].T
+        own = scores.diagonal()[:, None]
+        return (scores >= own - 1e-6) & ~np.eye(len(rows), dtype=bool)
+
+
+def unit_vectors(texts: list[str], surrogate: SentenceTransformer, batch_size: int = 64) -> np.ndarray:
+    """(N, D) fp32 unit vectors of the surrogate; equal texts are embedded once, so that their vectors are equal."""
+    number = {text: i for i, text in enumerate(dict.fromkeys(texts))}
+    vectors = surrogate.encode(
+        list(number), batch_size=batch_size, normalize_embeddings=True, convert_to_tensor=True, show_progress_bar=True
+    )
+    return vectors.float().cpu().numpy()[[number[text] for text in texts]]
+
+
+def cluster_pairs(
+    queries: np.ndarray, documents: np.ndarray, num_clusters: int, seed: int = 0, use_faiss: bool | None = None
+) -> np.ndarray:
+    """Cluster pairs by spherical K-means on [query; document] and [document; query], both for every pair.
+
+    Both orders make clusters in which any query is similar to any document. A pair belongs to the centroid nearest to
+    [query; document].
+
+    Args:
+        queries: (N, D) unit vectors.
+        documents: (N, D) unit vectors.
+        num_clusters: Number C of clusters, at most 2 N.
+        seed: Seed of the initial centroids.
+        use_faiss: faiss instead of scikit-learn. Default: faiss if it is installed.
+
+    Returns:
+        (N,) int64 cluster of each pair.
+    """
+    pairs = np.concatenate((queries, documents), 1)
+    points = np.concatenate((pairs, np.concatenate((documents, queries), 1))).astype(np.float32)
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    if is_faiss_available() if use_faiss is None else use_faiss:
+        import faiss
+
+        kmeans = faiss.Kmeans(
+            points.shape[1], num_clusters, niter=100, nredo=3, spherical=True, seed=seed, min_points_per_centroid=1
+        )
+        kmeans.train(points)
+        centroids = kmeans.centroids
+    else:
+        kind = KMeans if len(points) <= MOST_POINTS else MiniBatchKMeans
+        options = {} if kind is KMeans else {"batch_size": max(4096, 3 * num_clusters)}
+        fitted = kind(num_clusters, n_init=3, max_iter=100, random_state=seed, **options).fit(points)
+        centroids = fitted.cluster_centers_
+    centroids = centroids / np.maximum(np.linalg.norm(centroids, axis=1, keepdims=True), 1e-12)
+    chunks = [points[start : start + 8192] @ centroids.T for start in range(0, len(pairs), 8192)]
+    return np.concatenate([chunk.argmax(1) for chunk in chunks])[: len(pairs)]
+
+
+def pack_clusters(
+    clusters: np.ndarray, batch_size: int, order: str = "random", seed: int = 0, vectors: np.ndarray | None = None
+) -> np.ndarray:
+    """Pack clusters into batches of equal size: order the clusters, concatenate their rows, and cut.
+
+    A large cluster becomes several batches, and small ones share a batch. Each row is in at most one batch; the last rows, fewer
+    than a batch, are dropped.
+
+    Args:
+        clusters: (N,) cluster of each row.
+        batch_size: Rows of a batch.
+        order: "random" or "travelling": from a random cluster always to the nearest one that is left, by the means of `vectors`.
+        seed: Seed of the order of clusters, and of the rows in each.
+        vectors: (N, D) of the rows; required by "travelling".
+
+    Returns:
+        (batches, batch_size) int64 rows.
+
+    Raises:
+        ValueError: `order` is unknown, or there are fewer rows than a batch.
+    """
+    if order not in ORDERS:
+        raise ValueError(f"order={order!r} is not one of {', '.join(ORDERS)}")
+    if len(clusters) < batch_size:
+        raise ValueError(
+            f"a dataset of {len(clusters)} rows has fewer rows than the batch size {batch_size}; remove the dataset, or choose a "
+            "smaller batch size"
+        )
+    rng = np.random.default_rng(seed)
+    names, members = np.unique(clusters, return_inverse=True)
+    rank = rng.permutation(len(names))
+    if order == "travelling":
+        sums = np.zeros((len(names), vectors.shape[1]))
+        np.add.at(sums, members, vectors)
+        means = sums / np.bincount(members)[:, None]
+        rank[_travel(means, int(rank[0]))] = np.arange(len(names))
+    shuffled = rng.permutation(len(clusters))
+    rows = shuffled[np.argsort(rank[members[shuffled]], kind="stable")]
+    return rows[: len(rows) // batch_size * batch_size].reshape(-1, batch_size)
+
+
+def _travel(means: np.ndarray, start: int) -> list[int]:
+    """Visit all points, always the nearest one that is left."""
+    left = np.ones(len(means), bool)
+    path = [start]
+    for _ in range(len(means) - 1):
+        left[path[-1]] = False
+        path.append(int(np.where(left, means @ means[path[-1]], -np.inf).argmax()))
+    return path
+
+
+class ContextualBatchSampler(DefaultBatchSampler):
+    """Batches of one dataset from its clusters, packed again and shuffled in each epoch.
+
+    Use it through `functools.partial(ContextualBatchSampler, datasets=...)` as `batch_sampler` of the training arguments.
+
+    Args:
+        dataset: Rows with their number in the column `ROW`.
+        batch_size: Rows of a batch.
+        drop_last: Ignored: incomplete batches are always dropped.
+        valid_label_columns: Ignored; passed by the trainer.
+        generator: Ignored: the order depends on seed and epoch only.
+        seed: Seed of the order.
+        datasets: Clusters by the number of a dataset's first row.
+        order: Order of the clusters, as in `pack_clusters`.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        batch_size: int,
+        drop_last: bool = True,
+        valid_label_columns: list[str] | None = None,
+        generator: torch.Generator | None = None,
+        seed: int = 0,
+        *,
+        datasets: dict[int, PairClusters],
+        order: str = "random",
+    ) -> None:
+        super().__init__(dataset, batch_size, drop_last, valid_label_columns, generator, seed)
+        self.pairs, self.order = datasets[dataset[0][ROW]], order
+        if len(self.pairs) != len(dataset):
+            raise ValueError(
+                f"the clusters describe {len(self.pairs)} rows, but the dataset has {len(dataset)}; cluster this dataset"
+            )
+        self.vectors = self.pairs.documents if order == "travelling" else None
+        pack_clusters(self.pairs.clusters[:batch_size], batch_size, "random")  # raises for a dataset that is too small
+
+    def __iter__(self) -> Iterator[list[int]]:
+        seed = self.seed + self.epoch
+        batches = pack_clusters(self.pairs.clusters, self.batch_size, self.order, seed, self.vectors)
+        rng = np.random.default_rng(seed)
+        for batch in rng.permutation(batches):
+            yield rng.permutation(batch).tolist()
+
+    def __len__(self) -> int:
+        return len(self.pairs) // self.batch_size
+
+
+def load_or_cluster(
+    file: str | Path, rows: Dataset, surrogate: str, cluster_size: int, seed: int, load: Callable[[], SentenceTransformer]
+) -> PairClusters:
+    """Read the clusters of a dataset from a file, or make them and write the file.
+
+    Args:
+        file: safetensors file.
+        rows: Pairs; the first two columns are query and document.
+        surrogate: Name of the surrogate model, which identifies the embeddings.
+        cluster_size: Mean number of pairs in a cluster.
+        seed: Seed of K-means.
+        load: Loads the surrogate; called only if the file does not exist.
+
+    Raises:
+        ValueError: The file holds the clusters of other texts or settings, or is damaged.
+        OSError: The file cannot be read or written.
+    """
+    file = Path(file)
+    query, document = rows.column_names[:2]
+    texts = {"queries": list(rows[query]), "documents": list(rows[document])}
+    digest = hashlib.sha256()
+    for text in (*texts["queries"], *texts["documents"]):
+        digest.update(len(text).to_bytes(8, "little") + text.encode())
+    wanted = {"texts": digest.hexdigest(), "surrogate": surrogate, "cluster_size": str(cluster_size), "seed": str(seed)}
+    if file.exists():
+        try:
+            with safe_open(file, "numpy") as stream:
+                found = stream.metadata() or {}
+                tensors = {name: stream.get_tensor(name) for name in ("queries", "documents", "clusters")}
+        except SafetensorError as error:
+            raise ValueError(f"{file} cannot be read ({error}); remove it, it will be made again") from error
+        for name, value in wanted.items():
+            if found.get(name) != value:
+                raise ValueError(
+                    f"{file} holds clusters of another run: {name} is {found.get(name)} there and {value} here; remove the file, "
+                    "or choose another folder"
+                )
+        return PairClusters(**tensors)
+    model = load()
+    vectors = {name: unit_vectors(side, model) for name, side in texts.items()}
+    clusters, num_made = [], 0
+    for start in range(0, len(rows), SHARD):
+        parts = [vectors[name][start : start + SHARD] for name in ("queries", "documents")]
+        num_clusters = -(-len(parts[0]) // cluster_size)
+        clusters.append(num_made + cluster_pairs(*parts, num_clusters, seed))
+        num_made += num_clusters
+    made = PairClusters(**vectors, clusters=np.concatenate(clusters).astype(np.int64))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with writing(file) as stream:
+        stream.write(save({name: getattr(made, name) for name in ("queries", "documents", "clusters")}, wanted))
+    logger.info(f"{file}: {len(rows)} pairs in {num_made} clusters")
+    return made
