@@ -54,22 +54,24 @@ def contextual_sentence_transformer(
         max_seq_length: Length in tokens at which texts are truncated. Default: the length of context, soft prompt and text is at
             most the training context, and the text at most 512 tokens, as in the paper.
         model_kwargs: Arguments of `from_pretrained`, such as `{"dtype": torch.bfloat16}`.
-        **context_options: `context_size`, `num_soft_prompt_tokens` and `context_dropout` of a new model.
+        **context_options: `context_size`, `num_soft_prompt_tokens` and `context_dropout` of a new model; None is the default.
 
     Raises:
-        ValueError: The model is neither a NeoBERT nor a contextual model, options are given for a saved model, or the context is
-            longer than the training context.
+        ValueError: The model is neither a NeoBERT nor a contextual model, an option differs from that of a saved model, or the context
+            is longer than the training context.
         OSError: The folder or the Hub holds no such model.
 
     Source: paper, section 5.2.2 and appendix G.
     """
     config = AutoConfig.from_pretrained(model_name_or_path)
+    context_options = {name: value for name, value in context_options.items() if value is not None}
     if isinstance(config, ContextualNeoBERTConfig):
-        if context_options:
-            raise ValueError(
-                f"{', '.join(context_options)} cannot be given for {model_name_or_path}, which is a contextual model already; "
-                "the options are those of its config.json"
-            )
+        for name, value in context_options.items():
+            if value != getattr(config, name, None):
+                raise ValueError(
+                    f"{name}={value} differs from the {getattr(config, name, None)} of {model_name_or_path}, which is a contextual "
+                    f"model already; omit {name}, or start from a NeoBERT"
+                )
         return _host(model_name_or_path, prompts, max_seq_length, model_kwargs)
     if not isinstance(config, NeoBERTConfig):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Training of contextual embeddings: the loss with two-stage gradient caching, on sentence-transformers' cached loss.
+"""Training of contextual embeddings: recipe, batches, and the loss with two-stage gradient caching.
 
 Source: paper, appendix G; CDE (arXiv 2410.02525), sections 4.1 and 4.2; gradient caching: arXiv 2101.06983.
 """
@@ -8,22 +8,166 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterable
 from contextlib import nullcontext
-from typing import Any
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
 
-import numpy as np
 import torch
 import torch.nn.functional as F
+from datasets import Dataset, DatasetDict
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses.gradcache import RandContext, _create_minibatch, _minibatch_ranges
 from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
 
+from ..commands import COUNT, Bounds
 from ..model.contextual_neobert import pad_texts
+from ..training_arguments import FINE_TUNING_BOUNDS
 from .contextual import contextual_model
-from .contextual_batches import PairClusters
+from .contextual_batches import ORDERS, ROW, ContextualBatchSampler, PairClusters, load_or_cluster
+from .contrastive import ContrastiveTrainingArguments
+from .training_sets import CONTEXTUAL_STAGES, load_contextual_stage, read_pairs
 
 TEMPERATURE = 0.02  # CDE, section 5
+CONTEXT_SIZE = 512  # paper, appendix G.2
 
 Features = dict[str, Any]
+
+
+@dataclass
+class ContextualArguments:
+    """Model, data, batches and loss of contextual training."""
+
+    model_name_or_path: str = field(
+        metadata={"help": "A NeoBERT or an embedding model on it, whose weights both stages start from, or a contextual model."}
+    )
+    stage: str = field(
+        default=None, metadata={"help": f"Public data of a stage of the paper: {', '.join(CONTEXTUAL_STAGES)}."}
+    )
+    train_files: list[str] = field(
+        default=None, metadata={"help": "Pairs in .jsonl, .csv or .parquet, in place of --stage; each file is one dataset."}
+    )
+    validation_files: list[str] = field(
+        default=None, metadata={"help": "Pairs for the retrieval evaluation; each file is a corpus with its own context."}
+    )
+    context_size: Annotated[int, COUNT] = field(
+        default=None, metadata={"help": f"Documents of the context. Default: the saved model's, {CONTEXT_SIZE} for a new one."}
+    )
+    context_dropout: Annotated[float, Bounds(0, 0.99)] = field(
+        default=None,
+        metadata={"help": "Probability of dropping a context vector in training. Default: the saved model's, 0.005 for a new one."},
+    )
+    batches: str = field(
+        default="clusters",
+        metadata={"help": "clusters: pairs of one topic in each batch; random: any pairs of a dataset, and no surrogate model."},
+    )
+    surrogate_model: str = field(
+        default="thenlper/gte-large", metadata={"help": "Embedding model for the clusters and for false negatives."}
+    )
+    clusters_dir: str = field(
+        default=None, metadata={"help": "Folder of the clusters, which later runs read. Default: clusters in output_dir."}
+    )
+    cluster_size: Annotated[int, COUNT] = field(
+        default=None, metadata={"help": "Mean number of pairs in a cluster. Default: the batch size, as in the paper."}
+    )
+    cluster_order: str = field(
+        default="random", metadata={"help": "Order in which clusters are packed into batches: random or travelling (to the nearest)."}
+    )
+    keep_false_negatives: bool = field(
+        default=False, metadata={"help": "Use documents as negatives that the surrogate finds as similar as the query's own."}
+    )
+    temperature: Annotated[float, Bounds(1e-4, 100)] = field(
+        default=TEMPERATURE, metadata={"help": "Divisor of the cosines in the loss."}
+    )
+    mini_batch_size: Annotated[int, COUNT] = field(
+        default=32, metadata={"help": "Texts per forward; it determines the memory, and not the gradients."}
+    )
+    max_seq_length: Annotated[int, Bounds(3, 1 << 20)] = field(
+        default=None, metadata={"help": "Length in tokens at which texts are truncated. Default: the model's, at most 512."}
+    )
+    query_prompt: str = field(default="search_query: ", metadata={"help": "Text before each query."})
+    document_prompt: str = field(default="search_document: ", metadata={"help": "Text before each document."})
+
+    def __post_init__(self):
+        if bool(self.stage) == bool(self.train_files):
+            raise ValueError("give either --train_files or --stage")
+        if self.stage and self.stage not in CONTEXTUAL_STAGES:
+            raise ValueError(f"stage={self.stage!r} is not one of {', '.join(CONTEXTUAL_STAGES)}")
+        if self.batches not in ("clusters", "random"):
+            raise ValueError(f"batches={self.batches!r} is not one of clusters, random")
+        if self.cluster_order not in ORDERS:
+            raise ValueError(f"cluster_order={self.cluster_order!r} is not one of {', '.join(ORDERS)}")
+
+
+@dataclass
+class ContextualTrainingArguments(ContrastiveTrainingArguments):
+    """Training arguments; epochs, batch size, learning rate, warm-up and schedule are the paper's (appendix G.2)."""
+
+    BOUNDS: ClassVar = FINE_TUNING_BOUNDS
+
+    max_steps: int = -1
+    num_train_epochs: float = 3
+    per_device_train_batch_size: int = CONTEXT_SIZE
+    learning_rate: float = 5e-5
+    warmup_steps: float = 1000
+    weight_decay: float = 0.0
+
+
+def open_pairs(arguments: ContextualArguments) -> DatasetDict:
+    """Return the datasets by name, with the columns query, document and `ROW`, the number of the row over all datasets.
+
+    Raises:
+        ValueError: Two files have the same name, a file has more than two columns, or a file is invalid.
+    """
+    if arguments.stage:
+        sets = load_contextual_stage(arguments.stage)
+    else:
+        names = [Path(file).stem for file in arguments.train_files]
+        if len(set(names)) < len(names):
+            raise ValueError(f"train_files: {names} are not all different; rename a file, its name identifies the dataset")
+        sets = {name: read_pairs(file) for name, file in zip(names, arguments.train_files)}
+    first, numbered = 0, {}
+    for name, rows in sets.items():
+        if len(rows.column_names) != 2:
+            raise ValueError(
+                f"{name} has the columns {', '.join(rows.column_names)}; give pairs, since the other documents of a batch are the "
+                "negatives"
+            )
+        numbered[name] = rows.add_column(ROW, range(first, first + len(rows)))
+        first += len(rows)
+    return DatasetDict(numbered)
+
+
+def use_clusters(
+    sets: DatasetDict, arguments: ContextualArguments, training: ContextualTrainingArguments
+) -> dict[int, PairClusters]:
+    """Read or make the clusters of each dataset, and set the trainer's batch sampler to them.
+
+    Returns:
+        Clusters by the number of a dataset's first row.
+
+    Raises:
+        ValueError: A file holds the clusters of other texts or settings.
+    """
+    folder = Path(arguments.clusters_dir or Path(training.output_dir, "clusters"))
+    size = arguments.cluster_size or training.per_device_train_batch_size
+    loaded: list[SentenceTransformer] = []  # at the first dataset whose clusters do not exist
+
+    def load() -> SentenceTransformer:
+        loaded.extend([] if loaded else [SentenceTransformer(arguments.surrogate_model, device=str(training.device))])
+        return loaded[0]
+
+    with training.main_process_first(desc="clusters"):  # the other processes read the files
+        datasets = {
+            rows[0][ROW]: load_or_cluster(
+                folder / f"{name}.safetensors", rows, arguments.surrogate_model, size, training.seed, load
+            )
+            for name, rows in sets.items()
+        }
+    training.batch_sampler = partial(ContextualBatchSampler, datasets=datasets, order=arguments.cluster_order)
+    return datasets
 
 
 class Vectors:
@@ -78,6 +222,11 @@ class ContextualRankingLoss(CachedMultipleNegativesRankingLoss):
                 f"the batch has {len(sentence_features)} columns; give a query and a document, since the other documents of the "
                 "batch are the negatives"
             )
+        if distributed.is_initialized() and not isinstance(self.model, DistributedDataParallel):
+            raise ValueError(
+                "contextual training on several processes needs DistributedDataParallel, since its gradients are complete only after "
+                "the last mini-batch; remove FSDP or DeepSpeed from the configuration of accelerate"
+            )
         documents = self._sample_context(sentence_features[1])
         ranges = _minibatch_ranges(documents, self.mini_batch_size)
         parts, states = [], []
@@ -85,7 +234,7 @@ class ContextualRankingLoss(CachedMultipleNegativesRankingLoss):
             with torch.no_grad():
                 part = _create_minibatch(documents, begin, end)
                 states.append(RandContext(*part.values()))
-                parts.append(self.model(part)["sentence_embedding"])
+                parts.append(self.embedder(part)["sentence_embedding"])
         vectors = torch.cat(parts).requires_grad_(torch.is_grad_enabled())
         shared = Vectors(vectors)
         loss = self.forward_cached([{**each, "dataset_embeddings": shared} for each in sentence_features], labels)
@@ -97,11 +246,25 @@ class ContextualRankingLoss(CachedMultipleNegativesRankingLoss):
             gradients = vectors.grad.split([end - begin for begin, end in ranges])
             for (begin, end), state, gradient in zip(ranges, states, gradients):
                 with torch.enable_grad(), state:
-                    part = self.model(_create_minibatch(documents, begin, end))["sentence_embedding"]
+                    part = self.embedder(_create_minibatch(documents, begin, end))["sentence_embedding"]
                     torch.sum(part * gradient).backward()
+            self._average_gradients()
 
         loss.register_hook(first_stage)
         return loss
+
+    @property
+    def embedder(self) -> SentenceTransformer:
+        """The model without DistributedDataParallel, which would average gradients before both stages are complete."""
+        return self.model.module if isinstance(self.model, DistributedDataParallel) else self.model
+
+    def _average_gradients(self) -> None:
+        """Average the gradients over the processes, once for each optimizer step."""
+        if isinstance(self.model, DistributedDataParallel) and self.model.require_backward_grad_sync:
+            for parameter in self.model.module.parameters():
+                if parameter.grad is not None:
+                    distributed.all_reduce(parameter.grad)
+                    parameter.grad /= distributed.get_world_size()
 
     def _sample_context(self, documents: Features) -> Features:
         """The tokens of J random documents of the batch; with replacement if the batch has fewer."""
@@ -109,7 +272,9 @@ class ContextualRankingLoss(CachedMultipleNegativesRankingLoss):
             input_ids, attention_mask = pad_texts(documents["input_ids"], documents["cu_seq_lens_q"])
             documents = {"input_ids": input_ids, "attention_mask": attention_mask}
         num_documents = len(documents["input_ids"])
-        if num_documents >= self.context_size:
+        if num_documents == self.context_size:  # all of them, in any order
+            rows = torch.arange(num_documents)
+        elif num_documents > self.context_size:
             rows = torch.randperm(num_documents)[: self.context_size]
         else:
             rows = torch.randint(num_documents, (self.context_size,))
@@ -130,7 +295,7 @@ class ContextualRankingLoss(CachedMultipleNegativesRankingLoss):
         part["dataset_embeddings"] = sentence_feature["dataset_embeddings"].tensor
         with random_state or nullcontext(), torch.set_grad_enabled(with_grad):
             state = RandContext(*part.values()) if copy_random_state else None
-            return self.model(part)["sentence_embedding"], state
+            return self.embedder(part)["sentence_embedding"], state
 
     def calculate_loss(
         self, reps: list[list[torch.Tensor]], labels: torch.Tensor | None = None, *, with_backward: bool = False

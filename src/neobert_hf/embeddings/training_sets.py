@@ -125,6 +125,37 @@ TRAINING_SETS = {
 }
 
 
+# Public data of the two stages of contextual training (appendix G.2), as in the public code of CDE: the paper names sizes only.
+CONTEXTUAL_STAGES = {"unsupervised": "nomic-ai/nomic-embed-unsupervised-data", "supervised": "cfli/bge-full-data"}
+
+
+def load_contextual_stage(stage: str) -> dict[str, Dataset]:
+    """Load the pairs of a stage from the Hub, by source, since clusters and batches stay within a source.
+
+    Returns:
+        Datasets with the columns `query` and `document`.
+
+    Raises:
+        ValueError: The columns of the set on the Hub have changed.
+    """
+    path = CONTEXTUAL_STAGES[stage]
+    loaded = load_dataset(path)
+    try:
+        if stage == "unsupervised":
+            rows = loaded["train"]
+            sources = np.asarray(rows["dataset"])
+            parts = {name: rows.select(np.flatnonzero(sources == name)) for name in np.unique(sources).tolist()}
+        else:  # each split is a source; its rows have lists of positives
+            parts = {
+                name: rows.map(lambda row: {"document": row["pos"][0]}, desc=name) for name, rows in loaded.items()
+            }
+        return {name: rows.select_columns(["query", "document"]) for name, rows in parts.items()}
+    except (KeyError, ValueError) as error:
+        raise ValueError(
+            f"{path} does not have the expected columns ({error}); the set on the Hub has changed, give --train_files"
+        ) from error
+
+
 def load_training_set(name: str, seed: int = 0) -> Dataset:
     """Load one of the paper's training sets from the Hub.
 

@@ -3,7 +3,10 @@
 from collections.abc import Iterable
 
 from datasets import Dataset
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+
+from ..embeddings.contextual import contextual_model, fit_context
 
 
 def pairs_evaluator(
@@ -36,3 +39,22 @@ def pairs_evaluator(
         name=name,
         write_csv=False,
     )
+
+
+class EvaluatorInContext(InformationRetrievalEvaluator):
+    """Evaluator of `pairs_evaluator` for a contextual model: the context is a sample of the evaluator's own documents.
+
+    Args:
+        evaluator: Evaluator of a plain model.
+    """
+
+    def __init__(self, evaluator: InformationRetrievalEvaluator) -> None:
+        self.__dict__.update(vars(evaluator))
+
+    def __call__(self, model: SentenceTransformer, *args, **kwargs) -> dict[str, float]:
+        """Evaluate in the context, and remove it, since it does not belong to the training."""
+        fit_context(model, self.corpus)
+        try:
+            return super().__call__(model, *args, **kwargs)
+        finally:
+            contextual_model(model).set_context(None)
