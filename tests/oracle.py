@@ -57,9 +57,12 @@ class Oracle:
 
     def encode(self, ids, positions=None):
         """Return embeddings and the state after each block, the probabilities of each block, and the final states."""
-        positions = np.arange(len(ids)) if positions is None else positions
+        return self.encode_embeddings(self.weights["model.encoder.weight"][ids], positions)
+
+    def encode_embeddings(self, x, positions=None):
+        """As `encode`, for (tokens, hidden) embeddings in place of ids."""
+        positions = np.arange(len(x)) if positions is None else positions
         heads = self.config["num_attention_heads"]
-        x = self.weights["model.encoder.weight"][ids]
         width = x.shape[-1] // heads
         states, probabilities = [x], []
         for i in range(self.config["num_hidden_layers"]):
