@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 from sentence_transformers.sentence_transformer.training_args import BatchSamplers
+from transformers import set_seed
 
 import neobert_hf
 from neobert_hf.commands import CommandParser, run_command
@@ -45,7 +46,8 @@ def train(arguments: ContextualArguments, training: ContextualTrainingArguments)
     if training.device.type == "cpu":
         neobert_hf.tune_allocator()
 
-    # 1. The model: both stages start from a NeoBERT, or from the earlier stage of training.
+    # 1. The model: both stages start from a NeoBERT, or from the earlier stage of training. Other weights are random.
+    set_seed(training.seed)
     prompts = {"query": arguments.query_prompt, "document": arguments.document_prompt}
     model = neobert_hf.contextual_sentence_transformer(
         arguments.model_name_or_path,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import save, save_file
 from torch import nn
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging
@@ -80,7 +80,8 @@ def contextual_sentence_transformer(
     encoder = NeoBERTModel.from_pretrained(model_name_or_path, **{"dtype": "auto"} | (model_kwargs or {}))
     model = ContextualNeoBERTModel.from_encoder(encoder, **context_options)
     with tempfile.TemporaryDirectory() as folder:  # the stock module reads its model from a folder
-        model.save_pretrained(folder)
+        model.config.save_pretrained(folder)  # save_pretrained of the model writes in the first process only
+        save_file(model.state_dict(), Path(folder, "model.safetensors"), {"format": "pt"})
         AutoTokenizer.from_pretrained(model_name_or_path).save_pretrained(folder)
         return _host(folder, prompts, max_seq_length, model_kwargs)
 
