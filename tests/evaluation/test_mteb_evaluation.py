@@ -13,13 +13,13 @@ import mteb
 from conftest import run_main
 from datasets import Dataset, DatasetDict
 from huggingface_hub import ModelCard
-from mteb.abstasks import AbsTaskPairClassification, AbsTaskRetrieval, AbsTaskSTS
+from mteb.abstasks import AbsTaskClassification, AbsTaskPairClassification, AbsTaskRetrieval, AbsTaskSTS
 from mteb.abstasks.task_metadata import TaskMetadata
 from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 from sklearn.metrics import average_precision_score
 
-from neobert_hf import best_dtype, sentence_transformer
+from neobert_hf import best_dtype, contextual_sentence_transformer, fit_context, sentence_transformer
 from neobert_hf.embeddings.instructions import EVALUATION_INSTRUCTIONS, mteb_prompts
 from neobert_hf.evaluation.mteb import CATEGORIES, Score, averages, benchmark_tasks, evaluate, write_model_index
 
@@ -69,6 +69,15 @@ class LocalRetrieval(AbsTaskRetrieval):
             "top_ranked": None,
         }
         self.dataset, self.data_loaded = {"default": {"test": split}}, True
+
+
+class LocalClassification(AbsTaskClassification):
+    metadata = metadata("Banking77Classification", "Classification", "accuracy")
+
+    def load_data(self, **kwargs):
+        parts = {"train": LEFT, "test": RIGHT}
+        rows = {name: Dataset.from_dict({"text": texts, "label": SAME}) for name, texts in parts.items()}
+        self.dataset, self.data_loaded = DatasetDict(rows), True
 
 
 def build(tmp_path, tokenizer, model, seed=0):
@@ -221,3 +230,45 @@ def test_the_result_names_the_dtype_that_suits_the_machine_and_the_revisions_of_
     result = json.loads((tmp_path / "out/scores.json").read_text())
     assert used == [best_dtype(torch.device("cpu"))] and result["dtype"] == str(used[0]).removeprefix("torch.")
     assert result["dataset_revisions"] == {"STS12": "v1"} and result["revision"] is None
+
+
+CONTEXTS = {
+    LocalRetrieval: (RIGHT, "SciFact-document"),  # the corpus
+    LocalSTS: (LEFT + RIGHT, "STS12"),  # both columns
+    LocalClassification: (LEFT, "Banking77Classification"),  # the training split
+    LocalPairs: (LEFT, "TwitterURLCorpus"),  # the texts that are embedded first
+}
+
+
+@pytest.mark.parametrize("task", CONTEXTS)
+def test_a_contextual_model_has_a_context_from_the_texts_of_each_task(task, embedder, tmp_path, monkeypatch):
+    size = 4
+    model = contextual_sentence_transformer(str(tmp_path / "model"), context_size=size)
+    documents, prompt = CONTEXTS[task]
+    before = fit_context(model, ["the old sea"] * size)
+    expected = fit_context(model, documents, prompt=mteb_prompts()[prompt])
+    model[0].model.set_context(before)
+    used = []
+    encode = model.encode
+
+    def record(*args, **kwargs):
+        if not kwargs.get("embeds_context"):
+            used.append(model[0].model.context.clone())
+        return encode(*args, **kwargs)
+
+    for name in ("encode", "encode_query", "encode_document"):
+        monkeypatch.setattr(model, name, record)
+    (score,) = evaluate(model, [task()], tmp_path / "results", "local/contextual", show_progress=False)
+    assert used and all(torch.equal(context, expected) for context in used)
+    assert np.isfinite(score.score)
+    assert torch.equal(model[0].model.context, before)  # the user's own context again
+
+
+def test_the_score_of_a_contextual_model_is_that_computed_by_hand(embedder, tmp_path):
+    model = contextual_sentence_transformer(str(tmp_path / "model"), context_size=4)
+    prompts = {"SciFact-query": "the ", "SciFact-document": "a "}  # short: with the paper's, nothing is left of the texts
+    (score,) = evaluate(model, [LocalRetrieval()], tmp_path / "results", "local/contextual", prompts, show_progress=False)
+    fit_context(model, RIGHT, prompt="a ")
+    found = cosines(model, [f"the {text}" for text in LEFT], [f"a {text}" for text in RIGHT])
+    ranks = (found > np.diag(found)[:, None]).sum(1)
+    assert abs(score.score / 100 - np.mean(1 / np.log2(ranks + 2))) < 1e-4

@@ -107,15 +107,19 @@ def _host(path: str, prompts, max_seq_length: int | None, model_kwargs: dict | N
     return model
 
 
+def is_contextual(model: SentenceTransformer) -> bool:
+    """Whether an embedding model runs a contextual NeoBERT; its class may come from remote code."""
+    return type(getattr(model[0], "model", None)).__name__ == ContextualNeoBERTModel.__name__
+
+
 def contextual_model(model: SentenceTransformer) -> ContextualNeoBERTModel:
     """Return the contextual NeoBERT inside an embedding model.
 
     Raises:
         ValueError: The model is of another kind.
     """
-    # A class from remote code is another object with the same name.
     inner = getattr(model[0], "model", None)
-    if type(inner).__name__ != ContextualNeoBERTModel.__name__:
+    if not is_contextual(model):
         raise ValueError(
             f"the embedding model runs a {type(inner).__name__}, which reads no context; build one with "
             "neobert_hf.contextual_sentence_transformer"
@@ -128,6 +132,7 @@ def fit_context(
     corpus: Iterable[str],
     num_documents: int | None = None,
     seed: int = 0,
+    prompt: str | None = None,
     batch_size: int = 32,
     show_progress_bar: bool = False,
 ) -> torch.Tensor:
@@ -141,6 +146,7 @@ def fit_context(
         corpus: Documents. If they are fewer than `num_documents`, they are sampled with replacement and a warning is logged.
         num_documents: Number J of context vectors. Default: `context_size` of the model, the number in training.
         seed: Seed of the sample.
+        prompt: Text before each document. Default: the model's prompt "document".
         batch_size: Documents per forward.
         show_progress_bar: Show the progress of embedding.
 
@@ -171,7 +177,7 @@ def fit_context(
     check_texts(sample)
     vectors = model.encode(
         sample,
-        prompt=model.prompts.get("document"),
+        prompt=model.prompts.get("document") if prompt is None else prompt,
         batch_size=batch_size,
         convert_to_tensor=True,
         show_progress_bar=show_progress_bar,

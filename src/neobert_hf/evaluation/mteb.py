@@ -13,6 +13,7 @@ from huggingface_hub import EvalResult, ModelCard
 from mteb.models.sentence_transformer_wrapper import SentenceTransformerEncoderWrapper
 from sentence_transformers import SentenceTransformer
 
+from ..embeddings.contextual import contextual_model, fit_context, is_contextual
 from ..embeddings.instructions import mteb_prompts
 from ..embeddings.models import fingerprint
 
@@ -56,6 +57,54 @@ def benchmark_tasks(names: Iterable[str] | None = None) -> list:
     return [tasks[name] for name in names]
 
 
+class ContextualEncoder(SentenceTransformerEncoderWrapper):
+    """mteb's wrapper for a contextual model: each task has its own context, from the data that a user would have.
+
+    The context is a sample of: the corpus (retrieval, reranking); the training split (classification); both columns of sentences
+    (STS); the texts that are embedded first (all others). mteb's own wrapper for contextual models fails for retrieval in 2.26 and
+    does not know local tasks.
+
+    Args:
+        model: A contextual model.
+        tasks: The tasks that will be evaluated.
+
+    Source: paper, appendix G.2; the choice of texts is that of CDE's evaluation, but with the training split for classification.
+    """
+
+    def __init__(self, model: SentenceTransformer, tasks: list) -> None:
+        super().__init__(model)
+        parts = [part for task in tasks for part in getattr(task, "tasks", [task])]  # an aggregate has tasks of its own
+        self.tasks = {task.metadata.name: task for task in parts}
+        self.fitted = None
+
+    def encode(self, inputs, *, task_metadata, hf_split, hf_subset, prompt_type=None, **kwargs):
+        """Fit the context at the first call for a split of a task, and embed."""
+        key = (task_metadata.name, hf_split, hf_subset)
+        if key != self.fitted:
+            documents = context_documents(self.tasks[task_metadata.name], hf_split, hf_subset)
+            documents = documents or [text for batch in inputs for text in batch["text"]]
+            prompts = self.model_prompts or {}
+            name = task_metadata.name
+            fit_context(self.model, documents, prompt=prompts.get(f"{name}-document", prompts.get(name, "")))
+            self.fitted = key
+        options = dict(task_metadata=task_metadata, hf_split=hf_split, hf_subset=hf_subset, prompt_type=prompt_type)
+        return super().encode(inputs, **options, **kwargs)
+
+
+def context_documents(task, split: str, subset: str) -> list[str] | None:
+    """Return the texts that a task's context is sampled from; None if they are the embedded texts themselves."""
+    data = task.dataset.get(subset, task.dataset)
+    if task.metadata.type in ("Retrieval", "Reranking"):
+        corpus = data[split]["corpus"]
+        titles = corpus["title"] if "title" in corpus.column_names else [""] * len(corpus)
+        return [f"{title} {text}".strip() for title, text in zip(titles, corpus["text"])]
+    if task.metadata.type == "Classification":
+        return list(data[task.train_split][task.input_column_name])
+    if task.metadata.type == "STS":
+        return [text for column in task.column_names for text in data[split][column]]
+    return None
+
+
 def evaluate(
     model: SentenceTransformer,
     tasks: list,
@@ -71,7 +120,7 @@ def evaluate(
     scores of another model; mteb alone would confuse two local folders.
 
     Args:
-        model: Embedding model.
+        model: Embedding model; a contextual one gets a context from each task (see `ContextualEncoder`).
         tasks: Tasks of `benchmark_tasks`, or any tasks of mteb.
         output_dir: Folder of the results, one file for each task.
         model_name: Name of the form organisation/name.
@@ -84,7 +133,12 @@ def evaluate(
     """
     check_model_name(model_name)
     prompts = mteb_prompts() if prompts is None else prompts
-    wrapper = SentenceTransformerEncoderWrapper(model)
+    context = contextual_model(model).context if is_contextual(model) and model[0].model.config.has_context else None
+    if is_contextual(model):
+        contextual_model(model).set_context(None)
+        wrapper = ContextualEncoder(model, tasks)
+    else:
+        wrapper = SentenceTransformerEncoderWrapper(model)
     wrapper.model_prompts = prompts  # the constructor drops names that mteb does not know, and warns without cause
     own = model.prompts, model.default_prompt_name
     model.prompts, model.default_prompt_name = {}, None  # otherwise they would apply to tasks without a prompt
@@ -101,6 +155,8 @@ def evaluate(
         )
     finally:
         model.prompts, model.default_prompt_name = own
+        if is_contextual(model):
+            contextual_model(model).set_context(context)
     metadata = {task.metadata.name: task.metadata for task in tasks}
     scores = []
     for each in result.task_results:
