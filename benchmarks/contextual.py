@@ -53,7 +53,8 @@ class RealTextArguments:
     models: list[str] = field(default_factory=lambda: list(MODELS), metadata={"help": f"Among {', '.join(MODELS)}."})
     pairs_of_package: int = field(default=1000, metadata={"help": "Most pairs of a package."})
     context_size: int = field(default=32, metadata={"help": "Documents of the context."})
-    batch_size: int = field(default=64, metadata={"help": "Pairs in a batch; smaller packages are left out."})
+    batch_size: int = field(default=32, metadata={"help": "Pairs in a batch."})
+    cluster_size: int = field(default=64, metadata={"help": "Mean number of pairs in a cluster; smaller packages are left out."})
     max_seq_length: int = field(default=64, metadata={"help": "Length in tokens at which texts are truncated."})
     num_steps: int = field(default=300, metadata={"help": "Steps of each run."})
     learning_rate: float = field(default=3e-4, metadata={"help": "Peak learning rate."})
@@ -122,7 +123,11 @@ def train(name: str, sets: DatasetDict, arguments: RealTextArguments, seed: int)
         clusters, rows = None, sets
         if batches == "clusters":
             options = ContextualArguments(
-                arguments.model, train_files=["-"], surrogate_model=arguments.model, clusters_dir=arguments.clusters_dir
+                arguments.model,
+                train_files=["-"],
+                surrogate_model=arguments.model,
+                clusters_dir=arguments.clusters_dir,
+                cluster_size=arguments.cluster_size,
             )
             training.seed = 0  # the clusters are the same in all runs
             clusters = use_clusters(sets, options, training)
@@ -171,7 +176,7 @@ def main():
     corpus = Path(arguments.corpus)
     arguments.clusters_dir = arguments.clusters_dir or str(corpus / "clusters")
     found = pairs_by_package(corpus / "train_pairs.jsonl", arguments.pairs_of_package)
-    sets = numbered({name: rows for name, rows in found.items() if len(rows) >= arguments.batch_size})
+    sets = numbered({name: rows for name, rows in found.items() if len(rows) >= arguments.cluster_size})
     held_out = pairs_by_package(corpus / "held_out_packages_pairs.jsonl", 1 << 30)
     swapped = dict(zip(held_out, [*list(held_out.values())[1:], *list(held_out.values())[:1]]))
     print(f"{sum(map(len, sets.values())):,} pairs of {len(sets)} packages; held out:", {k: len(v) for k, v in held_out.items()})
