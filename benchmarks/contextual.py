@@ -3,9 +3,9 @@
     neobert documentation --output_dir runs/documentation --more_packages --held_out_packages pandas networkx
     python benchmarks/contextual.py --corpus runs/documentation --json benchmarks/results/contextual_cpu.json
 
-Three models start from the same encoder and take the same steps on the same pairs: a plain encoder with random batches, the same with
-contextual batches, and a contextual model with contextual batches, whose second stage has the encoder's shape. The first sentence of
-a docstring searches its entry among all entries of a held-out package, which is a corpus with its own context.
+Three models start from the same encoder and take the same steps on the same pairs: a plain encoder with random batches, the same
+with contextual batches, and a contextual model with contextual batches, whose second stage has the encoder's shape. The first
+sentence of a docstring searches its entry among all entries of a held-out package, which is a corpus with its own context.
 """
 
 import json
@@ -49,16 +49,22 @@ class RealTextArguments:
     """Arguments of the benchmark."""
 
     corpus: str = field(metadata={"help": "Folder that `neobert documentation` wrote."})
-    model: str = field(default=neobert_hf.MINI_MODEL_PATH, metadata={"help": "Encoder to start from, and surrogate model."})
+    model: str = field(
+        default=neobert_hf.MINI_MODEL_PATH, metadata={"help": "Encoder to start from, and surrogate model."}
+    )
     models: list[str] = field(default_factory=lambda: list(MODELS), metadata={"help": f"Among {', '.join(MODELS)}."})
     pairs_of_package: int = field(default=1000, metadata={"help": "Most pairs of a package."})
     context_size: int = field(default=32, metadata={"help": "Documents of the context."})
     batch_size: int = field(default=32, metadata={"help": "Pairs in a batch."})
-    cluster_size: int = field(default=64, metadata={"help": "Mean number of pairs in a cluster; smaller packages are left out."})
+    cluster_size: int = field(
+        default=64, metadata={"help": "Mean number of pairs in a cluster; smaller packages are left out."}
+    )
     max_seq_length: int = field(default=64, metadata={"help": "Length in tokens at which texts are truncated."})
     num_steps: int = field(default=300, metadata={"help": "Steps of each run."})
     learning_rate: float = field(default=3e-4, metadata={"help": "Peak learning rate."})
-    seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "One run of each model for each seed."})
+    seeds: list[int] = field(
+        default_factory=lambda: [0, 1, 2], metadata={"help": "One run of each model for each seed."}
+    )
     clusters_dir: str = field(default=None, metadata={"help": "Folder of the clusters. Default: beside the corpus."})
     json: str = field(default=None, metadata={"help": "File to write the result to."})
 
@@ -179,7 +185,10 @@ def main():
     sets = numbered({name: rows for name, rows in found.items() if len(rows) >= arguments.cluster_size})
     held_out = pairs_by_package(corpus / "held_out_packages_pairs.jsonl", 1 << 30)
     swapped = dict(zip(held_out, [*list(held_out.values())[1:], *list(held_out.values())[:1]]))
-    print(f"{sum(map(len, sets.values())):,} pairs of {len(sets)} packages; held out:", {k: len(v) for k, v in held_out.items()})
+    print(
+        f"{sum(map(len, sets.values())):,} pairs of {len(sets)} packages; held out:",
+        {k: len(v) for k, v in held_out.items()},
+    )
     results = defaultdict(list)
     untrained = sentence_transformer(arguments.model, model_kwargs={"dtype": torch.float32})
     untrained.max_seq_length = arguments.max_seq_length
@@ -189,7 +198,10 @@ def main():
             model = train(name, sets, arguments, seed)
             cases = {name: held_out if MODELS[name][0] else None}
             if MODELS[name][0]:
-                cases |= {f"{name}; evaluated without context": None, f"{name}; evaluated in the context of another package": swapped}
+                cases |= {
+                    f"{name}; evaluated without context": None,
+                    f"{name}; evaluated in the context of another package": swapped,
+                }
             for case, contexts in cases.items():
                 results[case].append(evaluate(model, held_out, contexts))
                 print(seed, case, results[case][-1], flush=True)

@@ -2,7 +2,7 @@
 
     python benchmarks/contextual_speed.py --json benchmarks/results/contextual_speed_cpu.json
 
-Contenders run in turns, A B A B; each memory case runs in its own process. The weights are those of the small model in the package.
+Contenders run in turns, A B A B; each memory case runs in its own process. The weights are those of the mini model.
 """
 
 import multiprocessing
@@ -36,7 +36,9 @@ class ContextualSpeedArguments:
     query_length: int = field(default=16, metadata={"help": "Tokens of a query to embed."})
     query_context: int = field(default=512, metadata={"help": "Documents of the context of a query, as in the paper."})
     num_queries: int = field(default=32, metadata={"help": "Queries to embed in one forward."})
-    memory_batches: list[int] = field(default_factory=lambda: [64, 128, 256, 512], metadata={"help": "Pairs in a step."})
+    memory_batches: list[int] = field(
+        default_factory=lambda: [64, 128, 256, 512], metadata={"help": "Pairs in a step."}
+    )
     num_rounds: int = field(default=7, metadata={"help": "Turns of each contender."})
     json: str = field(default=None, metadata={"help": "File to write the result to."})
 
@@ -58,7 +60,9 @@ def build(context_size: int | None):
     return contextual_sentence_transformer(MINI_MODEL_PATH, model_kwargs=weights, **options)
 
 
-def training_step(context_size: int | None, batch_size: int, length: int, mini_batch_size: int, unpad: bool = True, lengths=None):
+def training_step(
+    context_size: int | None, batch_size: int, length: int, mini_batch_size: int, unpad: bool = True, lengths=None
+):
     """Return a function that computes the gradients of one batch."""
     model = build(context_size).train()
     model[0].model.config.unpad_inputs = unpad

@@ -2,10 +2,10 @@
 
     python benchmarks/corpus_cipher.py --json benchmarks/results/corpus_cipher_cpu.json
 
-A corpus has two hidden shifts. Query i of group A is answered by document i + a of group A, query i of group B by document i + b of
-group B (modulo the size of the group). Header documents state the shifts. The item documents are the same in all corpora, so a model
-without context ranks them in the same order everywhere and is right for one of the S shifts: its recall@1 over corpora in which each
-shift is equally frequent is at most 1/S, whatever its size and training. Training never sees the combinations of the evaluation.
+A corpus has two hidden shifts. Query i of group A is answered by document i + a of group A, query i of group B by document i + b
+of group B (modulo the size of the group). Header documents state the shifts. The item documents are the same in all corpora, so a
+model without context ranks them in the same order everywhere and is right for one of the S shifts: its recall@1 over corpora in
+which each shift is equally frequent is at most 1/S, whatever its size. Training never sees the combinations of the evaluation.
 """
 
 import tempfile
@@ -73,20 +73,36 @@ def combinations(held_out: bool) -> list[tuple[int, int]]:
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """Each word of the corpora is a token."""
-    texts = [text for pair in combinations(True) + combinations(False) for text in (make_corpus(*pair).queries + make_corpus(*pair).documents)]
+    texts = [
+        text
+        for pair in combinations(True) + combinations(False)
+        for text in (make_corpus(*pair).queries + make_corpus(*pair).documents)
+    ]
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted({word for text in texts for word in text.split()})]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
-    named = {"unk_token": "[UNK]", "pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    tokenizer.post_processor = processors.TemplateProcessing(
+        "[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    named = {
+        "unk_token": "[UNK]",
+        "pad_token": "[PAD]",
+        "cls_token": "[CLS]",
+        "sep_token": "[SEP]",
+        "mask_token": "[MASK]",
+    }
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=64, **named)
 
 
-def new_model(contextual: bool, seed: int, context_size: int = 24, context_dropout: float = 0.005) -> SentenceTransformer:
+def new_model(
+    contextual: bool, seed: int, context_size: int = 24, context_dropout: float = 0.005
+) -> SentenceTransformer:
     """A small model with random weights: contextual, or an encoder with the shape of one stage."""
     torch.manual_seed(seed)
     tokenizer = make_tokenizer()
-    shape = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=192, max_position_embeddings=128)
+    shape = dict(
+        hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=192, max_position_embeddings=128
+    )
     # At this width the paper's range of 0.02 makes the output of each layer tiny, and the task is not learned in 600 steps.
     ranges = dict(decoder_init_range=0.125, embedding_init_range=0.5)
     with tempfile.TemporaryDirectory() as folder:
@@ -164,7 +180,9 @@ class CipherArguments:
     """Arguments of the benchmark."""
 
     num_steps: int = field(default=600, metadata={"help": "Steps of training."})
-    seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "One run of each model for each seed."})
+    seeds: list[int] = field(
+        default_factory=lambda: [0, 1, 2], metadata={"help": "One run of each model for each seed."}
+    )
     json: str = field(default=None, metadata={"help": "File to write the result to."})
 
 
@@ -180,7 +198,11 @@ def main():
             started = time.perf_counter()
             train(model, arguments.num_steps, seed)
             seconds = time.perf_counter() - started
-            cases = {"contextual, own context": own, "contextual, no context": None, "contextual, context of another corpus": other_corpora()}
+            cases = {
+                "contextual, own context": own,
+                "contextual, no context": None,
+                "contextual, context of another corpus": other_corpora(),
+            }
             for name, contexts in (cases if contextual else {"no context in the model": None}).items():
                 results.setdefault(name, []).append((*recall(model, contexts), seconds))
                 print(seed, name, results[name][-1], flush=True)

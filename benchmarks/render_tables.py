@@ -10,9 +10,12 @@ import hashlib
 import json
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
+import contextual_tables
 from matplotlib.figure import Figure
 from PIL import Image
 from tabulate import tabulate
@@ -53,6 +56,12 @@ def _measured(result: dict) -> str:
         f"Half the distance between the slowest and the fastest turn is {spreads[len(spreads) // 2]:.1%} of the median "
         f"typically, {spreads[-1]:.0%} at most: {_source(result)}"
     )
+
+
+def _with_source(name: str, table: Callable[[dict], str]) -> str:
+    """A table with its own note, and the source of its figures."""
+    result = _result(f"{name}_cpu")
+    return f"{table(result)} {_source(result)}."
 
 
 def _machine(result: dict) -> str:
@@ -565,6 +574,10 @@ TABLES = {
         "mini": mini,
     },
     "docs/embeddings.md": {"embeddings": embeddings},
+    "docs/contextual.md": {
+        name: partial(_with_source, name, getattr(contextual_tables, name))
+        for name in ("corpus_cipher", "contextual", "contextual_speed")
+    },
     "benchmarks/README.md": {
         "throughput": lambda: _speeds("throughput_cpu_bfloat16"),
         "throughput_long": lambda: _speeds("throughput_cpu_bfloat16_long"),

@@ -2,8 +2,9 @@
 
 The two stages of the paper, on its public data:
 
-    python examples/train_contextual.py --model_name_or_path chandar-lab/NeoBERT --stage unsupervised --output_dir runs/stage-1 --bf16
-    python examples/train_contextual.py --model_name_or_path runs/stage-1 --stage supervised --output_dir runs/stage-2 --bf16
+    python examples/train_contextual.py --model_name_or_path chandar-lab/NeoBERT --stage unsupervised --bf16 \\
+        --output_dir runs/stage-1
+    python examples/train_contextual.py --model_name_or_path runs/stage-1 --stage supervised --bf16 --output_dir runs/stage-2
 
 A short run on pairs from the documentation inside this Python, with the small model of the package as model and surrogate:
 
@@ -13,8 +14,8 @@ A short run on pairs from the documentation inside this Python, with the small m
         --output_dir runs/contextual --use_cpu --context_size 32 --max_seq_length 64 --max_steps 50 \\
         --per_device_train_batch_size 64 --warmup_steps 5
 
-The first start embeds and clusters all pairs, and keeps the clusters in the output folder. After an interruption, the same command
-with `--resume_from_checkpoint last` resumes exactly.
+The first start embeds and clusters all pairs, and keeps the clusters in the output folder. After an interruption, the same
+command with `--resume_from_checkpoint last` resumes exactly.
 """
 
 from dataclasses import asdict
@@ -72,7 +73,9 @@ def train(arguments: ContextualArguments, training: ContextualTrainingArguments)
     loss = ContextualRankingLoss(model, arguments.temperature, arguments.mini_batch_size, masked)
     files = arguments.validation_files or ()
     evaluators = [EvaluatorInContext(pairs_evaluator(read_pairs(file), Path(file).stem)) for file in files]
-    values = {name: value for name, value in asdict(arguments).items() if name not in ("validation_files", "clusters_dir")}
+    values = {
+        name: value for name, value in asdict(arguments).items() if name not in ("validation_files", "clusters_dir")
+    }
     size = contextual_model(model).config.context_size
     train_and_summarize(
         lambda: ContrastiveTrainer(model, training, train_dataset=sets, loss=loss, evaluator=evaluators or None),

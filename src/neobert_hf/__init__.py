@@ -44,9 +44,9 @@ __getattr__ = renamed_names(__name__, {"MINI": ("MINI_MODEL_PATH", MINI_MODEL_PA
 
 __all__ = [
     "AUTO_CLASSES",
+    "MINI_MODEL_PATH",
     "ContextualNeoBERTConfig",
     "ContextualNeoBERTModel",
-    "MINI_MODEL_PATH",
     "NeoBERT",
     "NeoBERTConfig",
     "NeoBERTForMaskedLM",

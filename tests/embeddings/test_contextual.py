@@ -1,4 +1,4 @@
-"""Contextual embeddings: batches of clusters, the loss against one graph, contexts of corpora, training, and the corpus cipher."""
+"""Contextual embeddings: batches of clusters, the loss against one graph, contexts of corpora, training, the corpus cipher."""
 
 import json
 import logging
@@ -88,7 +88,10 @@ def planted_pairs(num_topics=6, of_topic=40, width=16, seed=0):
 
 BACKENDS = [
     False,
-    pytest.param(True, marks=pytest.mark.skipif(not is_faiss_available(), reason="faiss is not installed (pip install faiss-cpu)")),
+    pytest.param(
+        True,
+        marks=pytest.mark.skipif(not is_faiss_available(), reason="faiss is not installed (pip install faiss-cpu)"),
+    ),
 ]
 
 
@@ -126,7 +129,9 @@ def similarity_inside(batches, vectors):
 
 def test_packed_clusters_have_harder_negatives_than_random_batches_and_travelling_the_hardest():
     rng = np.random.default_rng(0)
-    means = rng.standard_normal((50, 2))[rng.integers(0, 50, 400)]  # in two dimensions, so that clusters have neighbours
+    means = rng.standard_normal((50, 2))[
+        rng.integers(0, 50, 400)
+    ]  # in two dimensions, so that clusters have neighbours
     vectors = means + 0.05 * rng.standard_normal(means.shape)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     clusters = cluster_pairs(vectors.astype(np.float32), vectors.astype(np.float32), 50, use_faiss=False)
@@ -205,7 +210,12 @@ def test_equal_texts_have_equal_vectors(folder):
 
 def make_clusters(file, folder, **changes):
     rows = Dataset.from_dict({"query": QUERIES, "document": changes.pop("documents", DOCUMENTS)})
-    options = {"surrogate": "mini", "cluster_size": 4, "seed": 0, "load": lambda: sentence_transformer(folder)} | changes
+    options = {
+        "surrogate": "mini",
+        "cluster_size": 4,
+        "seed": 0,
+        "load": lambda: sentence_transformer(folder),
+    } | changes
     return load_or_cluster(file, rows, **options)
 
 
@@ -238,7 +248,7 @@ def test_clusters_of_another_dataset_or_setting_are_refused(changes, message, fo
 def test_a_damaged_file_of_clusters_is_refused(folder, tmp_path):
     make_clusters(tmp_path / "a.safetensors", folder)
     (tmp_path / "a.safetensors").write_bytes((tmp_path / "a.safetensors").read_bytes()[:-9])
-    with pytest.raises(ValueError, match="a.safetensors cannot be read .*; remove it, it will be made again"):
+    with pytest.raises(ValueError, match=r"a.safetensors cannot be read .*; remove it, it will be made again"):
         make_clusters(tmp_path / "a.safetensors", folder)
 
 
@@ -354,7 +364,9 @@ def test_the_number_of_texts_with_gradients_is_that_of_one_mini_batch(model):
             sizes.append(len(output.last_hidden_state))
             graphs.append(output.last_hidden_state)
 
-    hooks = [stage.register_forward_hook(record, with_kwargs=True) for stage in (module.first_stage, module.second_stage)]
+    hooks = [
+        stage.register_forward_hook(record, with_kwargs=True) for stage in (module.first_stage, module.second_stage)
+    ]
     ContextualRankingLoss(model, mini_batch_size=2)(
         [model.preprocess(QUERIES[:12]), model.preprocess(DOCUMENTS[:12])]
     ).backward()
@@ -472,7 +484,7 @@ def test_a_context_file_belongs_to_its_first_stage(model, folder, tmp_path):
 
     with torch.no_grad():
         contextual_model(model).first_stage.layer_norm.weight.add_(0.1)
-    with pytest.raises(ValueError, match="was made by another model .*; fit a new context with fit_context"):
+    with pytest.raises(ValueError, match=r"was made by another model .*; fit a new context with fit_context"):
         load_context(model, file)
 
 
@@ -495,7 +507,9 @@ def test_a_plain_model_has_no_context(folder):
 def test_a_model_of_another_kind_or_size_is_refused(folder, model, tmp_path):
     from transformers import BertConfig, BertModel
 
-    BertModel(BertConfig(vocab_size=96, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)).save_pretrained(tmp_path / "bert")
+    BertModel(BertConfig(vocab_size=96, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)).save_pretrained(
+        tmp_path / "bert"
+    )
     with pytest.raises(ValueError, match="has the model type bert, not neobert"):
         contextual_sentence_transformer(str(tmp_path / "bert"))
     with pytest.raises(ValueError, match="context_size=60 and num_soft_prompt_tokens=8 leave no position for a text"):
@@ -567,10 +581,10 @@ def losses_of(folder):
 
 @pytest.mark.parametrize("batches", ["clusters", "random"])
 def test_training_lowers_the_loss_and_saves_a_model_that_reads_contexts(command, tmp_path, batches):
-    changes = dict(max_steps=40, save_steps=40, batches=batches)
+    changes = dict(max_steps=24, save_steps=24, batches=batches)
     printed = run_main(train_contextual, *command(tmp_path / "run", **changes))
     losses = list(losses_of(tmp_path / "run").values())
-    assert np.mean(losses[-10:]) < np.mean(losses[:10])
+    assert np.mean(losses[-8:]) < np.mean(losses[:8])
     summary = json.loads(Path(tmp_path, "run", "training_summary.json").read_text())
     assert summary["context_size"] == 4 and 0 < summary["small_cosine_ndcg@10"] <= 1
     assert "large: 40 pairs" in printed
@@ -648,13 +662,18 @@ def test_the_stages_of_the_paper_are_read_by_source(monkeypatch):
     (rows,) = open_pairs(ContextualArguments("model", stage="supervised")).values()
     assert rows.to_dict() == {"query": ["a"], "document": ["b"], ROW: [0]}
     hub["cfli/bge-full-data"] = DatasetDict({"nq": Dataset.from_dict({"question": ["a"]})})
-    with pytest.raises(ValueError, match="does not have the expected columns .*, give --train_files"):
+    with pytest.raises(ValueError, match=r"does not have the expected columns .*, give --train_files"):
         open_pairs(ContextualArguments("model", stage="supervised"))
 
 
 def test_the_defaults_are_those_of_the_paper(tmp_path):
     training = ContextualTrainingArguments(str(tmp_path), use_cpu=True)
-    values = (training.learning_rate, training.warmup_steps, training.num_train_epochs, training.per_device_train_batch_size)
+    values = (
+        training.learning_rate,
+        training.warmup_steps,
+        training.num_train_epochs,
+        training.per_device_train_batch_size,
+    )
     assert values == (5e-5, 1000, 3, 512)
     assert (training.lr_scheduler_type, training.weight_decay) == ("linear", 0)
 
@@ -672,3 +691,14 @@ def test_no_model_without_context_can_solve_more_than_its_share_of_the_cipher():
     items = slice(0, 2 * corpus_cipher.GROUP)
     assert len({tuple(corpus.queries[items] + corpus.documents[items]) for corpus in corpora}) == 1
     assert not set(pairs) & set(corpus_cipher.combinations(False))
+
+
+def test_a_trained_model_finds_the_answers_of_the_corpus_that_its_context_comes_from():
+    """On unseen corpora. Without context, no model can reach more than 1/6; three seeds reach 0.7 to 1.0 with it."""
+    model = corpus_cipher.new_model(contextual=True, seed=0)
+    corpus_cipher.train(model, num_steps=600, seed=0)
+    own, _ = corpus_cipher.recall(model, {pair: pair for pair in corpus_cipher.combinations(True)})
+    without, _ = corpus_cipher.recall(model, None)
+    swapped, other = corpus_cipher.recall(model, corpus_cipher.other_corpora())
+    assert own >= 0.5 and other >= 0.5
+    assert without <= 1 / 6 + 0.12 and swapped <= 1 / 6 + 0.12

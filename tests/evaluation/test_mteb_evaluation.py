@@ -266,8 +266,13 @@ def test_a_contextual_model_has_a_context_from_the_texts_of_each_task(task, embe
 
 def test_the_score_of_a_contextual_model_is_that_computed_by_hand(embedder, tmp_path):
     model = contextual_sentence_transformer(str(tmp_path / "model"), context_size=4)
-    prompts = {"SciFact-query": "the ", "SciFact-document": "a "}  # short: with the paper's, nothing is left of the texts
-    (score,) = evaluate(model, [LocalRetrieval()], tmp_path / "results", "local/contextual", prompts, show_progress=False)
+    prompts = {
+        "SciFact-query": "the ",
+        "SciFact-document": "a ",
+    }  # short: with the paper's, nothing is left of the texts
+    (score,) = evaluate(
+        model, [LocalRetrieval()], tmp_path / "results", "local/contextual", prompts, show_progress=False
+    )
     fit_context(model, RIGHT, prompt="a ")
     found = cosines(model, [f"the {text}" for text in LEFT], [f"a {text}" for text in RIGHT])
     ranks = (found > np.diag(found)[:, None]).sum(1)

@@ -39,7 +39,9 @@ def contextual(encoder):
 @pytest.fixture
 def batch():
     """Texts of 7, 1 and 4 tokens, padded on the right; a text of one token is the shortest."""
-    ids = torch.randint(5, CONFIG["vocab_size"], (len(LENGTHS), max(LENGTHS)), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(
+        5, CONFIG["vocab_size"], (len(LENGTHS), max(LENGTHS)), generator=torch.Generator().manual_seed(1)
+    )
     mask = (torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]).long()
     return ids * mask, mask
 
@@ -104,7 +106,9 @@ def test_without_a_context_every_context_vector_is_the_null_vector(contextual, b
     np.testing.assert_allclose(embed(contextual, *batch), expected_embeddings(contextual, *batch, null), atol=1e-10)
 
 
-@pytest.mark.parametrize("case", ["permuted context", "left padding", "packed texts", "padded computation", "alone", "no mask"])
+@pytest.mark.parametrize(
+    "case", ["permuted context", "left padding", "packed texts", "padded computation", "alone", "no mask"]
+)
 def test_an_embedding_does_not_depend_on(case, contextual, batch, documents):
     """The order of the context, the side of the padding, the format of the batch, the batch mates: 1e-10 in float64."""
     ids, mask = batch
@@ -284,7 +288,10 @@ def test_another_number_of_context_vectors_needs_set_context(contextual, batch):
         (lambda ids, mask: (ids, mask * 0), "a row of attention_mask has no real token"),
         (lambda ids, mask: (ids + 96, mask), "input_ids contains 1.., but the ids of the vocabulary are 0 to 95"),
         (lambda ids, mask: (ids - 96, mask), "input_ids contains -"),
-        (lambda ids, mask: (ids, mask[:, :2]), r"attention_mask \(3, 2\); give at least one token and a mask of the same shape"),
+        (
+            lambda ids, mask: (ids, mask[:, :2]),
+            r"attention_mask \(3, 2\); give at least one token and a mask of the same shape",
+        ),
         (lambda ids, mask: (ids[:0], mask[:0]), "give at least one token"),
         (lambda ids, mask: (ids[0], mask[0]), "it must be .rows, columns"),
     ],
@@ -298,5 +305,3 @@ def test_an_unknown_argument_is_refused(contextual, batch):
     with pytest.raises(TypeError, match="has no argument labels"):
         contextual(*batch, labels=batch[0])
     assert contextual(*batch, output_hidden_states=False).sentence_embedding is not None
-
-

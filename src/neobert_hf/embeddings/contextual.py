@@ -57,8 +57,8 @@ def contextual_sentence_transformer(
         **context_options: `context_size`, `num_soft_prompt_tokens` and `context_dropout` of a new model; None is the default.
 
     Raises:
-        ValueError: The model is neither a NeoBERT nor a contextual model, an option differs from that of a saved model, or the context
-            is longer than the training context.
+        ValueError: The model is neither a NeoBERT nor a contextual model, an option differs from that of a saved model, or the
+            context is longer than the training context.
         OSError: The folder or the Hub holds no such model.
 
     Source: paper, section 5.2.2 and appendix G.
@@ -69,8 +69,8 @@ def contextual_sentence_transformer(
         for name, value in context_options.items():
             if value != getattr(config, name, None):
                 raise ValueError(
-                    f"{name}={value} differs from the {getattr(config, name, None)} of {model_name_or_path}, which is a contextual "
-                    f"model already; omit {name}, or start from a NeoBERT"
+                    f"{name}={value} differs from the {getattr(config, name, None)} of {model_name_or_path}, which is a "
+                    f"contextual model already; omit {name}, or start from a NeoBERT"
                 )
         return _host(model_name_or_path, prompts, max_seq_length, model_kwargs)
     if not isinstance(config, NeoBERTConfig):
@@ -98,8 +98,8 @@ def _host(path: str, prompts, max_seq_length: int | None, model_kwargs: dict | N
     most = config.max_position_embeddings - config.context_size - config.num_soft_prompt_tokens
     if most < 3:
         raise ValueError(
-            f"context_size={config.context_size} and num_soft_prompt_tokens={config.num_soft_prompt_tokens} leave no position for "
-            f"a text: the model was trained on {config.max_position_embeddings}; choose a smaller context_size"
+            f"context_size={config.context_size} and num_soft_prompt_tokens={config.num_soft_prompt_tokens} leave no position "
+            f"for a text: the model was trained on {config.max_position_embeddings}; choose a smaller context_size"
         )
     transformer.max_seq_length = max_seq_length or min(transformer.max_seq_length or 512, most, 512)
     model = SentenceTransformer(modules=[transformer], prompts=prompts)
@@ -138,8 +138,8 @@ def fit_context(
 ) -> torch.Tensor:
     """Embed a random sample of a corpus as the context of all following embeddings, of documents and queries.
 
-    `model.save` saves the context with the model. The next call replaces it; embeddings with different contexts cannot be compared.
-    Each text then costs the attention over `num_documents` more tokens.
+    `model.save` saves the context with the model. The next call replaces it. Embeddings with different contexts cannot be
+    compared. A text then costs as much as one that is longer by `num_documents` tokens.
 
     Args:
         model: A contextual model.
@@ -154,7 +154,7 @@ def fit_context(
         (J, D) context vectors.
 
     Raises:
-        ValueError: The corpus is empty, a document is not a string, `num_documents` is not positive, or the model is not contextual.
+        ValueError: The corpus is empty, a document is not a string, `num_documents` is not positive, or the model is plain.
     """
     contextual = contextual_model(model)
     documents = corpus if isinstance(corpus, Sequence) and not isinstance(corpus, str) else list(corpus)
@@ -165,8 +165,8 @@ def fit_context(
         raise ValueError(f"num_documents={size} must be at least 1")
     if size != contextual.config.context_size:
         logger.warning(
-            f"The context now has {size} documents; this model had {contextual.config.context_size}. Other numbers than in training "
-            "are possible, but their quality is unknown."
+            f"The context now has {size} documents; this model had {contextual.config.context_size}. The quality with another "
+            "number than in training is unknown."
         )
     if len(documents) < size:
         logger.warning(
@@ -212,17 +212,18 @@ def load_context(model: SentenceTransformer, file: str | Path) -> None:
     contextual = contextual_model(model)
     try:
         with safe_open(file, "pt") as stream:
-            if "context" not in stream.keys() or "first_stage" not in (stream.metadata() or {}):
-                raise ValueError(f"{file} holds no context; give a file of save_context")
-            made_by, vectors = stream.metadata()["first_stage"], stream.get_tensor("context")
+            tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118, it is no dict
+            made_by = (stream.metadata() or {}).get("first_stage")
     except SafetensorError as error:
         raise ValueError(f"{file} cannot be read ({error}); it is damaged or no safetensors file") from error
+    if made_by is None or "context" not in tensors:
+        raise ValueError(f"{file} holds no context; give a file of save_context")
     if made_by != (own := first_stage_hash(contextual)):
         raise ValueError(
-            f"the context in {file} was made by another model (first stage {made_by}, this one has {own}); fit a new context with "
-            "fit_context"
+            f"the context in {file} was made by another model (first stage {made_by}, this one has {own}); fit a new context "
+            "with fit_context"
         )
-    contextual.set_context(vectors)
+    contextual.set_context(tensors["context"])
 
 
 def first_stage_hash(model: ContextualNeoBERTModel) -> str:

@@ -55,8 +55,8 @@ class PairClusters:
     def is_false_negative(self, rows: np.ndarray) -> np.ndarray:
         """(B, B) bool for a batch of rows: whether document j is at least as similar to query i as its own document.
 
-        Own documents are never marked. Documents with equal texts have equal embeddings, so they are marked; the margin covers the
-        rounding of the products.
+        Own documents are never marked. Documents with equal texts have equal embeddings, so they are marked; the margin covers
+        the rounding of the products.
         """
         scores = self.queries[rows] @ self.documents[rows].T
         own = scores.diagonal()[:, None]
@@ -211,7 +211,12 @@ class ContextualBatchSampler(DefaultBatchSampler):
 
 
 def load_or_cluster(
-    file: str | Path, rows: Dataset, surrogate: str, cluster_size: int, seed: int, load: Callable[[], SentenceTransformer]
+    file: str | Path,
+    rows: Dataset,
+    surrogate: str,
+    cluster_size: int,
+    seed: int,
+    load: Callable[[], SentenceTransformer],
 ) -> PairClusters:
     """Read the clusters of a dataset from a file, or make them and write the file.
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from datasets import Dataset, DatasetDict
+from datasets import DatasetDict
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses.gradcache import RandContext, _create_minibatch, _minibatch_ranges
 from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
@@ -41,42 +41,54 @@ class ContextualArguments:
     """Model, data, batches and loss of contextual training."""
 
     model_name_or_path: str = field(
-        metadata={"help": "A NeoBERT or an embedding model on it, whose weights both stages start from, or a contextual model."}
+        metadata={
+            "help": "A NeoBERT or an embedding model on it, whose weights both stages start from, or a contextual model."
+        }
     )
     stage: str = field(
         default=None, metadata={"help": f"Public data of a stage of the paper: {', '.join(CONTEXTUAL_STAGES)}."}
     )
     train_files: list[str] = field(
-        default=None, metadata={"help": "Pairs in .jsonl, .csv or .parquet, in place of --stage; each file is one dataset."}
+        default=None,
+        metadata={"help": "Pairs in .jsonl, .csv or .parquet, in place of --stage; each file is one dataset."},
     )
     validation_files: list[str] = field(
-        default=None, metadata={"help": "Pairs for the retrieval evaluation; each file is a corpus with its own context."}
+        default=None,
+        metadata={"help": "Pairs for the retrieval evaluation; each file is a corpus with its own context."},
     )
     context_size: Annotated[int, COUNT] = field(
-        default=None, metadata={"help": f"Documents of the context. Default: the saved model's, {CONTEXT_SIZE} for a new one."}
+        default=None,
+        metadata={"help": f"Documents of the context. Default: the saved model's, {CONTEXT_SIZE} for a new one."},
     )
     context_dropout: Annotated[float, Bounds(0, 0.99)] = field(
         default=None,
-        metadata={"help": "Probability of dropping a context vector in training. Default: the saved model's, 0.005 for a new one."},
+        metadata={
+            "help": "Probability of dropping a context vector in training. Default: the saved model's, 0.005 for a new one."
+        },
     )
     batches: str = field(
         default="clusters",
-        metadata={"help": "clusters: pairs of one topic in each batch; random: any pairs of a dataset, and no surrogate model."},
+        metadata={
+            "help": "clusters: pairs of one topic in each batch; random: any pairs of a dataset, and no surrogate model."
+        },
     )
     surrogate_model: str = field(
         default="thenlper/gte-large", metadata={"help": "Embedding model for the clusters and for false negatives."}
     )
     clusters_dir: str = field(
-        default=None, metadata={"help": "Folder of the clusters, which later runs read. Default: clusters in output_dir."}
+        default=None,
+        metadata={"help": "Folder of the clusters, which later runs read. Default: clusters in output_dir."},
     )
     cluster_size: Annotated[int, COUNT] = field(
         default=None, metadata={"help": "Mean number of pairs in a cluster. Default: the batch size, as in the paper."}
     )
     cluster_order: str = field(
-        default="random", metadata={"help": "Order in which clusters are packed into batches: random or travelling (to the nearest)."}
+        default="random",
+        metadata={"help": "Order in which clusters are packed into batches: random or travelling (to the nearest)."},
     )
     keep_false_negatives: bool = field(
-        default=False, metadata={"help": "Use documents as negatives that the surrogate finds as similar as the query's own."}
+        default=False,
+        metadata={"help": "Use documents as negatives that the surrogate finds as similar as the query's own."},
     )
     temperature: Annotated[float, Bounds(1e-4, 100)] = field(
         default=TEMPERATURE, metadata={"help": "Divisor of the cosines in the loss."}
@@ -85,7 +97,8 @@ class ContextualArguments:
         default=32, metadata={"help": "Texts per forward; it determines the memory, and not the gradients."}
     )
     max_seq_length: Annotated[int, Bounds(3, 1 << 20)] = field(
-        default=None, metadata={"help": "Length in tokens at which texts are truncated. Default: the model's, at most 512."}
+        default=None,
+        metadata={"help": "Length in tokens at which texts are truncated. Default: the model's, at most 512."},
     )
     query_prompt: str = field(default="search_query: ", metadata={"help": "Text before each query."})
     document_prompt: str = field(default="search_document: ", metadata={"help": "Text before each document."})
@@ -126,14 +139,16 @@ def open_pairs(arguments: ContextualArguments) -> DatasetDict:
     else:
         names = [Path(file).stem for file in arguments.train_files]
         if len(set(names)) < len(names):
-            raise ValueError(f"train_files: {names} are not all different; rename a file, its name identifies the dataset")
+            raise ValueError(
+                f"train_files: {names} are not all different; rename a file, its name identifies the dataset"
+            )
         sets = {name: read_pairs(file) for name, file in zip(names, arguments.train_files)}
     first, numbered = 0, {}
     for name, rows in sets.items():
         if len(rows.column_names) != 2:
             raise ValueError(
-                f"{name} has the columns {', '.join(rows.column_names)}; give pairs, since the other documents of a batch are the "
-                "negatives"
+                f"{name} has the columns {', '.join(rows.column_names)}; give pairs, since the other documents of a batch are "
+                "the negatives"
             )
         numbered[name] = rows.add_column(ROW, range(first, first + len(rows)))
         first += len(rows)
@@ -181,15 +196,15 @@ class ContextualRankingLoss(CachedMultipleNegativesRankingLoss):
     """Softmax over cosines / temperature from a query to the documents of the batch, all embedded in one context.
 
     The context is a random sample of the batch's documents. Memory is that of one mini-batch: both stages compute all embeddings
-    without gradients first, then again, mini-batch by mini-batch, with gradients. The gradient of the context vectors adds up over
-    the mini-batches of the second stage and then goes through the first stage. The result equals that of one graph.
+    without gradients first, then again, mini-batch by mini-batch, with gradients. The gradient of the context vectors is summed
+    over the mini-batches of the second stage and then goes through the first stage. The result equals that of one graph.
 
     Args:
         model: A contextual model; a context that it has is removed, since its weights change.
         temperature: Divisor of the cosines.
         mini_batch_size: Texts per forward.
-        datasets: Clusters by the number of a dataset's first row. The labels are row numbers then, and documents that the surrogate
-            finds at least as similar to a query as its own document are no negatives. None: all other documents are negatives.
+        datasets: Clusters by the number of a dataset's first row. The labels are row numbers then, and documents that the
+            surrogate finds at least as similar to a query as its own document are no negatives. None: all others are negatives.
 
     Source: CDE, section 4.2, and its public code for the two stages of caching.
     """
@@ -224,8 +239,8 @@ class ContextualRankingLoss(CachedMultipleNegativesRankingLoss):
             )
         if distributed.is_initialized() and not isinstance(self.model, DistributedDataParallel):
             raise ValueError(
-                "contextual training on several processes needs DistributedDataParallel, since its gradients are complete only after "
-                "the last mini-batch; remove FSDP or DeepSpeed from the configuration of accelerate"
+                "contextual training on several processes needs DistributedDataParallel, since its gradients are complete only "
+                "after the last mini-batch; remove FSDP or DeepSpeed from the configuration of accelerate"
             )
         documents = self._sample_context(sentence_features[1])
         ranges = _minibatch_ranges(documents, self.mini_batch_size)

@@ -138,9 +138,7 @@ def fingerprint(model: SentenceTransformer, prompts: Mapping[str, str]) -> str:
     return hash_of_weights(model, settings)
 
 
-def hash_of_weights(
-    model: torch.nn.Module, settings: Mapping | None = None, dtype: torch.dtype | None = None
-) -> str:
+def hash_of_weights(model: torch.nn.Module, settings: Mapping | None = None, dtype: torch.dtype | None = None) -> str:
     """Return a hash of a module's weights, converted to `dtype`, and of settings of plain types, 16 hexadecimal digits."""
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):

@@ -61,8 +61,8 @@ class ContextualEncoder(SentenceTransformerEncoderWrapper):
     """mteb's wrapper for a contextual model: each task has its own context, from the data that a user would have.
 
     The context is a sample of: the corpus (retrieval, reranking); the training split (classification); both columns of sentences
-    (STS); the texts that are embedded first (all others). mteb's own wrapper for contextual models fails for retrieval in 2.26 and
-    does not know local tasks.
+    (STS); the texts that are embedded first (all others). mteb's own wrapper for contextual models fails for retrieval in 2.26,
+    and does not know local tasks.
 
     Args:
         model: A contextual model.

@@ -44,10 +44,11 @@ class ContextualNeoBERTConfig(NeoBERTConfig):
 
     model_type = "contextual_neobert"
 
-    def __init__(
-        self, context_size=512, num_soft_prompt_tokens=8, context_dropout=0.005, has_context=False, **kwargs
-    ):
-        for name, value, least in (("context_size", context_size, 1), ("num_soft_prompt_tokens", num_soft_prompt_tokens, 0)):
+    def __init__(self, context_size=512, num_soft_prompt_tokens=8, context_dropout=0.005, has_context=False, **kwargs):
+        for name, value, least in (
+            ("context_size", context_size, 1),
+            ("num_soft_prompt_tokens", num_soft_prompt_tokens, 0),
+        ):
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{name}={value!r} must be an integer of at least {least}")
         if not 0 <= context_dropout < 1:
@@ -100,7 +101,9 @@ class ContextualNeoBERTModel(NeoBERTPreTrainedModel):
             encoder: A NeoBERT.
             **context_options: `context_size`, `num_soft_prompt_tokens` and `context_dropout` of the config.
         """
-        options = {key: value for key, value in encoder.config.to_dict().items() if key not in ("model_type", "auto_map")}
+        options = {
+            key: value for key, value in encoder.config.to_dict().items() if key not in ("model_type", "auto_map")
+        }
         model = cls(ContextualNeoBERTConfig(**options | {"architectures": None} | context_options)).to(encoder.dtype)
         model.first_stage.load_state_dict(encoder.state_dict())
         model.second_stage.load_state_dict(encoder.state_dict())
@@ -114,9 +117,11 @@ class ContextualNeoBERTModel(NeoBERTPreTrainedModel):
         return CONTEXTUAL_AUTO_CLASSES
 
     def get_input_embeddings(self) -> nn.Embedding:
+        """The token embeddings of the second stage; the first stage has its own."""
         return self.second_stage.encoder
 
     def set_input_embeddings(self, value: nn.Embedding):
+        """Replace the token embeddings of the second stage."""
         self.second_stage.encoder = value
 
     def _init_weights(self, module: nn.Module):
@@ -174,13 +179,15 @@ class ContextualNeoBERTModel(NeoBERTPreTrainedModel):
             `sentence_embedding` (B, D), not normalised; compare with cosines.
 
         Raises:
-            ValueError: A text is empty, an id is outside of the vocabulary, or `dataset_embeddings` has another shape than (J, D).
+            ValueError: A text is empty, an id is outside of the vocabulary, or the shape of `dataset_embeddings` is not (J, D).
             TypeError: An argument is unknown.
 
         Source: paper, appendix G.1.
         """
         known = ("max_length_q", "max_length_k", "cu_seq_lens_k", "seq_idx", "position_ids")
-        if unknown := [name for name, value in kwargs.items() if name not in known and value is not None and value is not False]:
+        if unknown := [
+            name for name, value in kwargs.items() if name not in known and value is not None and value is not False
+        ]:
             raise TypeError(f"{type(self).__name__} has no argument {', '.join(unknown)}; omit it")
         if cu_seq_lens_q is not None:
             input_ids, attention_mask = pad_texts(input_ids, cu_seq_lens_q)
@@ -205,7 +212,9 @@ class ContextualNeoBERTModel(NeoBERTPreTrainedModel):
         num_before = num_context + self.config.num_soft_prompt_tokens
         text_BLD = self.second_stage.encoder(input_ids)
         context_BJD = self._context_of_texts(num_texts, context_JD).to(text_BLD.dtype)
-        x_BND = torch.cat((context_BJD, self.soft_prompt.weight.expand(num_texts, -1, -1), text_BLD), 1)  # N = J + S + L
+        x_BND = torch.cat(
+            (context_BJD, self.soft_prompt.weight.expand(num_texts, -1, -1), text_BLD), 1
+        )  # N = J + S + L
         mask_BN = torch.cat((attention_mask.new_ones(num_texts, num_before), attention_mask), 1)
 
         positions_N = torch.arange(num_before + num_columns, device=input_ids.device)
@@ -261,7 +270,9 @@ def check_texts(input_ids: torch.Tensor, attention_mask: torch.Tensor, vocab_siz
         return
     shortest, smallest, largest = torch.stack(((attention_mask != 0).sum(-1).min(), *input_ids.aminmax())).tolist()
     if not shortest:
-        raise ValueError("a row of attention_mask has no real token (no 1); remove the row or give it at least one token")
+        raise ValueError(
+            "a row of attention_mask has no real token (no 1); remove the row or give it at least one token"
+        )
     if not 0 <= smallest <= largest < vocab_size:
         raise ValueError(
             f"input_ids contains {smallest if smallest < 0 else largest}, but the ids of the vocabulary are 0 to "

@@ -1,0 +1,73 @@
+"""Tables of docs/contextual.md; `render_tables.py` writes them."""
+
+import statistics
+
+from tabulate import tabulate
+
+
+def share(values: list[float]) -> str:
+    """Mean of runs ± half their range, in percent."""
+    spread = (max(values) - min(values)) / 2
+    return f"{100 * statistics.mean(values):.1f} % ± {100 * spread:.1f}"
+
+
+def corpus_cipher(result: dict) -> str:
+    """Recall@1 with and without context, over the seeds."""
+    rows = [
+        [
+            row["model"],
+            share(row["own_answer"]),
+            share(row["answer_of_the_context"]) if row["answer_of_the_context"] else "",
+        ]
+        for row in result["rows"]
+    ]
+    headers = ["model, context", "finds the answer of its corpus", "finds the answer of the other corpus"]
+    settings = result["settings"]
+    note = f"Recall@1; {settings['num_steps']} steps, {len(settings['seeds'])} seeds, mean ± half the range."
+    return f"{tabulate(rows, headers=headers, tablefmt='github')}\n\n{note}"
+
+
+def contextual(result: dict) -> str:
+    """nDCG@10 of each held-out package, over the seeds."""
+    packages = list(result["rows"][0]["runs"][0])
+    rows = []
+    for row in result["rows"]:
+        cells = []
+        for package in packages:
+            values = [run[package] for run in row["runs"]]
+            spread = f" ± {(max(values) - min(values)) / 2:.3f}" if len(values) > 1 else ""
+            cells.append(f"{statistics.mean(values):.3f}{spread}")
+        rows.append([row["model"], *cells])
+    settings = result["settings"]
+    note = (
+        f"nDCG@10; {settings['num_pairs']:,} pairs of {settings['num_packages']} packages, {settings['num_steps']} steps of "
+        f"{settings['batch_size']} pairs, context of {settings['context_size']} documents, learning rate "
+        f"{settings['learning_rate']}; {len(settings['seeds'])} seeds, mean ± half the range."
+    )
+    return f"{tabulate(rows, headers=['model', *packages], tablefmt='github')}\n\n{note}"
+
+
+def contextual_speed(result: dict) -> str:
+    """Times of both contenders, and the memory by batch size."""
+    rows = [
+        [
+            row["what"],
+            f"{row['milliseconds']:,.0f} ms",
+            f"{row['spread']:.0%}",
+            f"{row['times']:.2f} times {row['compared_with']}",
+        ]
+        for row in result["rows"]
+    ]
+    times = tabulate(rows, headers=["", "contextual", "spread", "compared with"], tablefmt="github")
+    memory = tabulate(
+        [[f"{size} pairs", f"{value:,.0f} MB"] for size, value in result["memory_mb"].items()],
+        headers=["training step", "memory above the model"],
+        tablefmt="github",
+    )
+    settings = result["settings"]
+    note = (
+        f"Training: {settings['batch_size']} pairs, texts of {settings['text_length']} tokens, context of "
+        f"{settings['context_size']}, mini-batches of {settings['mini_batch_size']}. Queries: {settings['num_queries']} of "
+        f"{settings['query_length']} tokens, context of {settings['query_context']}."
+    )
+    return f"{times}\n\n{memory}\n\n{note}"
