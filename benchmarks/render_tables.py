@@ -22,7 +22,7 @@ from tabulate import tabulate
 from transformers import HfArgumentParser
 
 from neobert_hf import AUTO_CLASSES
-from neobert_hf.evaluation.report import evaluation_sections, markdown
+from neobert_hf.evaluation.report import evaluation_sections, long_context_table, markdown
 from neobert_hf.model.backends_neobert import BACKENDS, Backend
 
 ROOT = Path(__file__).parents[1]
@@ -204,14 +204,9 @@ def finetuning(name: str) -> str:
 def long_context() -> str:
     """Pseudo-perplexity of the mini model beyond the length of its training."""
     result = _result("long_context_cpu")
-    rows = {}
-    for point in result["points"]:
-        shown = f"{point['pseudo_perplexity']:.1f} ({point['low']:.1f} to {point['high']:.1f})"
-        rows.setdefault(point["scaling"], {"scaling": point["scaling"]})[f"{point['length']:,} tokens"] = shown
-    table = tabulate(list(rows.values()), headers="keys", tablefmt="github")
     return (
-        f"{table}\n\n{result['texts']} texts, the same for all lengths, {result['positions']} masked positions in each, with "
-        f"95 % intervals. Trained length: {result['trained_length']} tokens."
+        f"{long_context_table(result)}\n\n{result['texts']} texts, the same for all lengths, {result['positions']} masked "
+        f"positions in each, with 95 % intervals. Trained length: {result['trained_length']} tokens."
     )
 
 

@@ -17,7 +17,6 @@ from typing import Annotated
 
 import torch
 from matplotlib.figure import Figure
-from tabulate import tabulate
 from transformers import AutoTokenizer
 
 from neobert_hf import MINI_MODEL_PATH, NeoBERTConfig, NeoBERTForMaskedLM, best_dtype, tune_allocator
@@ -34,6 +33,7 @@ from neobert_hf.evaluation.pseudo_perplexity import (
     pseudo_perplexity,
     unmasked_ids,
 )
+from neobert_hf.evaluation.report import long_context_table
 
 SCALINGS = ("none", "linear", "dynamic", "yarn")
 
@@ -139,7 +139,7 @@ def evaluate(arguments: LongContextArguments):
     Path(arguments.output_dir).mkdir(parents=True, exist_ok=True)
     write_json(Path(arguments.output_dir, "long_context.json"), result)
     plot(result).savefig(Path(arguments.output_dir, "long_context.png"), dpi=150)
-    print(table(result))
+    print(long_context_table(result))
 
 
 def long_texts(tokenizer, texts, length):
@@ -147,15 +147,6 @@ def long_texts(tokenizer, texts, length):
     for text in texts:
         if len(tokenizer(text, truncation=True, max_length=length)["input_ids"]) == length:
             yield text
-
-
-def table(result: dict) -> str:
-    """Return a Markdown table: a row for each scaling, a column for each length."""
-    rows = {}
-    for point in result["points"]:
-        shown = f"{point['pseudo_perplexity']:.1f} ({point['low']:.1f} to {point['high']:.1f})"
-        rows.setdefault(point["scaling"], {"scaling": point["scaling"]})[f"{point['length']:,} tokens"] = shown
-    return tabulate(list(rows.values()), headers="keys", tablefmt="github")
 
 
 def plot(result: dict) -> Figure:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from evaluate_pseudo_perplexity import PseudoPerplexityArguments, evaluate_alone
 from tabulate import tabulate
 from transformers.utils import logging
 
@@ -22,6 +21,7 @@ from neobert_hf.evaluation.environment import environment
 from neobert_hf.evaluation.glue_report import plot
 from neobert_hf.evaluation.glue_runs import SHORT_RUN, SHORT_TASKS, GlueArguments, GlueTrainingArguments, run_suite
 from neobert_hf.evaluation.pseudo_perplexity import load_masked_model
+from neobert_hf.evaluation.pseudo_perplexity_runs import PseudoPerplexityArguments, evaluate_alone
 from neobert_hf.evaluation.report import Section, evaluation_sections, write_card_section, write_page
 from neobert_hf.pretraining.runs import lock_run
 

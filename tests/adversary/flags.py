@@ -24,6 +24,7 @@ import finetune_classifier
 import finetune_glue
 import finetune_tagger
 import pretrain_mlm
+import train_contextual
 import train_contrastive
 from adversary.machinery import EXPLAINED, RIGHT, Failed, Family, Outcome, explained, fork_case
 from adversary.workbench import Workbench
@@ -41,6 +42,9 @@ REQUIRED = {
     "neobert embed": ["a.txt", "--output=a.npy"],
     "pretrain_mlm.py": ["--use_cpu=true", "--report_to=none"],
     "train_contrastive.py": ["--use_cpu=true", "--report_to=none", "--output_dir=a", "--model_name_or_path=b"],
+    "train_contextual.py": [
+        *("--use_cpu=true", "--report_to=none", "--output_dir=a", "--model_name_or_path=b", "--train_files=c"),
+    ],
     "demo_documentation.py": ["--use_cpu=true", "--report_to=none"],
     "evaluate_mteb.py": ["--model=a", "--output_dir=b"],
     "finetune_classifier.py": ["--use_cpu=true", "--report_to=none", "--output_dir=a", "--train_file=b.csv"],
@@ -58,7 +62,7 @@ REQUIRED = {
 SCRIPTS = {
     Path(module.__file__).name: module.__file__
     for module in (
-        *(pretrain_mlm, train_contrastive, distill_embeddings, demo_documentation, evaluate_mteb),
+        *(pretrain_mlm, train_contrastive, train_contextual, distill_embeddings, demo_documentation, evaluate_mteb),
         *(finetune_classifier, finetune_tagger, finetune_glue, evaluate_pseudo_perplexity, evaluate_long_context),
         evaluate_model,
         *(build, build_mini),
@@ -72,6 +76,7 @@ ZERO_IS_LEGAL = {
         "num_candidates",
         "num_mined_negatives",
         "sampling_exponent",
+        "context_dropout",
         "contrastive_weight",
         "mlm_weight",
         "masked_share",

@@ -149,3 +149,12 @@ def write_card_section(file: str | Path, sections: Sequence[Section]) -> None:
         raise ValueError(f"{file} has {FIRST} without {LAST}; write the latter where the section ends")
     card.text = f"{before}{FIRST}\n{markdown(sections)}\n{LAST}{after}"
     card.save(file)
+
+
+def long_context_table(result: dict) -> str:
+    """Return a Markdown table: a row for each scaling, a column for each length."""
+    rows = {}
+    for point in result["points"]:
+        shown = f"{point['pseudo_perplexity']:.1f} ({point['low']:.1f} to {point['high']:.1f})"
+        rows.setdefault(point["scaling"], {"scaling": point["scaling"]})[f"{point['length']:,} tokens"] = shown
+    return tabulate(list(rows.values()), headers="keys", tablefmt="github")
