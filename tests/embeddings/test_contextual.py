@@ -1,4 +1,4 @@
-"""Contextual embeddings: batches of clusters, the loss against one graph, contexts of corpora, training, the corpus cipher."""
+"""Contextual embeddings: batches of clusters, the loss against one graph, contexts of corpora, training."""
 
 import json
 import logging
@@ -12,7 +12,6 @@ import torch.nn.functional as F
 
 pytest.importorskip("sentence_transformers", reason="embeddings need sentence-transformers (pip install -e .[embed])")
 
-import corpus_cipher
 import train_contextual
 from conftest import SENTENCE, run_main
 from datasets import Dataset, DatasetDict
@@ -521,17 +520,35 @@ def test_a_model_of_another_kind_or_size_is_refused(folder, model, tmp_path):
     assert contextual_model(same).config.context_dropout == 0.5
 
 
+def test_a_saved_model_keeps_prompts_length_and_context(model, tmp_path):
+    model.prompts, model.max_seq_length = {"query": "the ", "document": ""}, 20
+    fit_context(model, DOCUMENTS)
+    model.save(str(tmp_path))
+    loaded = contextual_sentence_transformer(str(tmp_path))
+    assert loaded.prompts == model.prompts and loaded.max_seq_length == 20
+    assert contextual_model(loaded).config.has_context
+    contextual_model(model).save_pretrained(tmp_path / "bare")
+    model.tokenizer.save_pretrained(tmp_path / "bare")
+    bare = contextual_sentence_transformer(
+        str(tmp_path / "bare"), {"query": "a "}, model_kwargs={"dtype": torch.float64}
+    )
+    np.testing.assert_allclose(bare.eval().encode(QUERIES), model.eval().encode(QUERIES), atol=1e-10)
+
+
 def test_a_saved_folder_has_stock_modules_only(model, tmp_path):
     model.save(str(tmp_path))
     (module,) = json.loads((tmp_path / "modules.json").read_text())
     assert module["type"].startswith("sentence_transformers.")
 
 
-def test_the_evaluator_embeds_in_the_context_of_its_own_documents_and_removes_it(model):
+def test_the_evaluator_embeds_in_the_context_of_its_own_documents_and_restores_the_models(model):
     rows = Dataset.from_dict({"query": QUERIES, "document": DOCUMENTS})
     evaluator = EvaluatorInContext(pairs_evaluator(rows, "words"))
     found = evaluator(model.eval())["words_cosine_ndcg@10"]
     assert not contextual_model(model).config.has_context
+    own = fit_context(model, ["fox"] * SIZE)
+    assert evaluator(model)["words_cosine_ndcg@10"] == pytest.approx(found)
+    assert torch.equal(contextual_model(model).context, own)
     fit_context(model, DOCUMENTS)
     assert pairs_evaluator(rows, "words")(model)["words_cosine_ndcg@10"] == pytest.approx(found)
 
@@ -676,29 +693,3 @@ def test_the_defaults_are_those_of_the_paper(tmp_path):
     )
     assert values == (5e-5, 1000, 3, 512)
     assert (training.lr_scheduler_type, training.weight_decay) == ("linear", 0)
-
-
-# ------------------------------------------------------------------------------------------------------------- cipher
-
-
-def test_no_model_without_context_can_solve_more_than_its_share_of_the_cipher():
-    """Each query has a different answer in each corpus, so one ranking is right in 1 of 6 corpora; with a context, in all."""
-    pairs = corpus_cipher.combinations(True)
-    corpora = [corpus_cipher.make_corpus(*pair) for pair in pairs]
-    for query in range(2 * corpus_cipher.GROUP):
-        counts = np.bincount([corpus.answers[query] for corpus in corpora])
-        assert counts.max() == len(corpora) // corpus_cipher.NUM_SHIFTS
-    items = slice(0, 2 * corpus_cipher.GROUP)
-    assert len({tuple(corpus.queries[items] + corpus.documents[items]) for corpus in corpora}) == 1
-    assert not set(pairs) & set(corpus_cipher.combinations(False))
-
-
-def test_a_trained_model_finds_the_answers_of_the_corpus_that_its_context_comes_from():
-    """On unseen corpora. Without context, no model can reach more than 1/6; three seeds reach 0.7 to 1.0 with it."""
-    model = corpus_cipher.new_model(contextual=True, seed=0)
-    corpus_cipher.train(model, num_steps=600, seed=0)
-    own, _ = corpus_cipher.recall(model, {pair: pair for pair in corpus_cipher.combinations(True)})
-    without, _ = corpus_cipher.recall(model, None)
-    swapped, other = corpus_cipher.recall(model, corpus_cipher.other_corpora())
-    assert own >= 0.5 and other >= 0.5
-    assert without <= 1 / 6 + 0.12 and swapped <= 1 / 6 + 0.12

@@ -50,9 +50,9 @@ def contextual_sentence_transformer(
 
     Args:
         model_name_or_path: A NeoBERT with its tokenizer, or a contextual model; a head is ignored.
-        prompts: Prompts by name, as in `sentence_transformer`.
-        max_seq_length: Length in tokens at which texts are truncated. Default: the length of context, soft prompt and text is at
-            most the training context, and the text at most 512 tokens, as in the paper.
+        prompts: Prompts by name, as in `sentence_transformer`. Default: those of the saved model.
+        max_seq_length: Length in tokens at which texts are truncated. Default: that of the saved model; for a new one, 512 as in the
+            paper, or less, so that context, soft prompt and text fit into the training context.
         model_kwargs: Arguments of `from_pretrained`, such as `{"dtype": torch.bfloat16}`.
         **context_options: `context_size`, `num_soft_prompt_tokens` and `context_dropout` of a new model; None is the default.
 
@@ -63,6 +63,9 @@ def contextual_sentence_transformer(
 
     Source: paper, section 5.2.2 and appendix G.
     """
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.util import is_sentence_transformer_model
+
     config = AutoConfig.from_pretrained(model_name_or_path)
     context_options = {name: value for name, value in context_options.items() if value is not None}
     if isinstance(config, ContextualNeoBERTConfig):
@@ -72,7 +75,11 @@ def contextual_sentence_transformer(
                     f"{name}={value} differs from the {getattr(config, name, None)} of {model_name_or_path}, which is a "
                     f"contextual model already; omit {name}, or start from a NeoBERT"
                 )
-        return _host(model_name_or_path, prompts, max_seq_length, model_kwargs)
+        if not is_sentence_transformer_model(model_name_or_path):
+            return _host(model_name_or_path, prompts, max_seq_length, model_kwargs)
+        model = SentenceTransformer(model_name_or_path, prompts=prompts, model_kwargs=model_kwargs)
+        model.max_seq_length = max_seq_length or model.max_seq_length
+        return model
     if not isinstance(config, NeoBERTConfig):
         raise ValueError(
             f"{model_name_or_path} has the model type {config.model_type}, not neobert; choose a NeoBERT checkpoint"

@@ -52,9 +52,11 @@ class EvaluatorInContext(InformationRetrievalEvaluator):
         self.__dict__.update(vars(evaluator))
 
     def __call__(self, model: SentenceTransformer, *args, **kwargs) -> dict[str, float]:
-        """Evaluate in the context, and remove it, since it does not belong to the training."""
+        """Evaluate in the context, and restore the model's own."""
+        contextual = contextual_model(model)
+        own = contextual.context if contextual.config.has_context else None
         fit_context(model, self.corpus)
         try:
             return super().__call__(model, *args, **kwargs)
         finally:
-            contextual_model(model).set_context(None)
+            contextual.set_context(own)
