@@ -51,8 +51,8 @@ def contextual_sentence_transformer(
     Args:
         model_name_or_path: A NeoBERT with its tokenizer, or a contextual model; a head is ignored.
         prompts: Prompts by name, as in `sentence_transformer`. Default: those of the saved model.
-        max_seq_length: Length in tokens at which texts are truncated. Default: that of the saved model; for a new one, 512 as in the
-            paper, or less, so that context, soft prompt and text fit into the training context.
+        max_seq_length: Length in tokens at which texts are truncated. Default: that of the saved model; for a new one, 512 as in
+            the paper, or less, so that context, soft prompt and text fit into the training context.
         model_kwargs: Arguments of `from_pretrained`, such as `{"dtype": torch.bfloat16}`.
         **context_options: `context_size`, `num_soft_prompt_tokens` and `context_dropout` of a new model; None is the default.
 
