@@ -60,7 +60,7 @@ def train(arguments: ContextualArguments, training: ContextualTrainingArguments)
     )
 
     # 2. The data: pairs by dataset, in batches of one topic.
-    sets = open_pairs(arguments)
+    sets = open_pairs(arguments, training.per_device_train_batch_size)
     query, document = next(iter(sets.values())).column_names[:2]
     training.prompts = {query: prompts["query"], document: prompts["document"]}
     training.batch_sampler = BatchSamplers.BATCH_SAMPLER

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import pickle
 import shutil
 from pathlib import Path
 
@@ -107,6 +108,7 @@ def test_clusters_depend_on_the_seed_only():
     queries, documents, _ = planted_pairs()
     first, second = (cluster_pairs(queries, documents, 12, seed=1, use_faiss=False) for _ in range(2))
     assert np.array_equal(first, second)
+    assert not np.array_equal(first, cluster_pairs(queries, documents, 12, seed=2, use_faiss=False))
 
 
 @pytest.mark.parametrize("order", ["random", "travelling"])
@@ -242,6 +244,24 @@ def test_clusters_of_another_dataset_or_setting_are_refused(changes, message, fo
     make_clusters(tmp_path / "a.safetensors", folder)
     with pytest.raises(ValueError, match=message):
         make_clusters(tmp_path / "a.safetensors", folder, **changes)
+
+
+def test_saved_training_arguments_hold_the_name_of_the_file_and_not_the_vectors(folder, tmp_path):
+    pairs = make_clusters(tmp_path / "a.safetensors", folder)
+    stored = pickle.dumps(contextual_training.partial(ContextualBatchSampler, datasets={0: pairs}))
+    assert len(stored) < 1000
+    assert np.array_equal(pickle.loads(stored).keywords["datasets"][0].queries, pairs.queries)
+    alone = PairClusters(pairs.queries, pairs.documents, pairs.clusters)
+    assert np.array_equal(pickle.loads(pickle.dumps(alone)).documents, pairs.documents)
+
+
+def test_travelling_goes_to_the_nearest_direction():
+    """From (1, 0), the second cluster is nearer than the third, whose mean is longer."""
+    means = np.array([[0.9, 0.0], [0.5, 0.1], [0.75, 0.55]])
+    for seed in range(6):
+        order = [int(batch[0]) for batch in pack_clusters(np.arange(3), 1, "travelling", seed, means)]
+        if order[0] == 0:
+            assert order == [0, 1, 2]
 
 
 def test_a_damaged_file_of_clusters_is_refused(folder, tmp_path):
@@ -386,6 +406,64 @@ def test_the_loss_in_evaluation_has_the_same_value_and_no_graph(model):
     assert not value.requires_grad and value.item() == pytest.approx(one_graph(model, SIZE).item(), abs=1e-12)
 
 
+def test_a_frozen_first_stage_stays_and_the_second_has_its_gradients(model):
+    module = contextual_model(model)
+    features = [model.preprocess(QUERIES[:6]), model.preprocess(DOCUMENTS[:6])]
+    torch.manual_seed(0)
+    ContextualRankingLoss(model, mini_batch_size=4)([dict(each) for each in features]).backward()
+    expected = module.second_stage.encoder.weight.grad.clone()
+    model.zero_grad()
+    for part in (module.first_stage, module.first_projection, module.context_norm):
+        part.requires_grad_(False)
+    torch.manual_seed(0)
+    ContextualRankingLoss(model, mini_batch_size=4)(features).backward()
+    assert module.first_stage.encoder.weight.grad is None
+    torch.testing.assert_close(module.second_stage.encoder.weight.grad, expected, rtol=0, atol=1e-10)
+
+
+def test_gradients_in_bf16_point_where_those_of_float32_point(folder):
+    found = []
+    for enabled in (False, True):
+        torch.manual_seed(0)
+        model = contextual_sentence_transformer(
+            folder, context_size=SIZE, model_kwargs={"dtype": torch.float32}
+        ).train()
+        loss = ContextualRankingLoss(model, temperature=0.5, mini_batch_size=3)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            value = loss([model.preprocess(QUERIES[:6]), model.preprocess(DOCUMENTS[:6])])
+            value.backward()
+        found.append(torch.cat([gradient.flatten() for gradient in gradients(model).values()]))
+    assert F.cosine_similarity(*found, dim=0) > 0.99
+
+
+def test_training_with_the_filter_keeps_duplicates_more_similar_than_training_without_it(folder):
+    """Two pairs of each batch have almost the same document; without the filter each is pushed away from the other's query."""
+    queries, documents = QUERIES[:6], [DOCUMENTS[0], f"{DOCUMENTS[0]} it", *DOCUMENTS[2:6]]
+    vectors = np.eye(6, dtype=np.float32)
+    vectors[1] = vectors[0]
+    cosines = {}
+    for datasets in (None, {0: PairClusters(vectors, vectors, np.zeros(6, int))}):
+        torch.manual_seed(0)
+        model = contextual_sentence_transformer(
+            folder, context_size=SIZE, model_kwargs={"dtype": torch.float32}
+        ).train()
+        loss = ContextualRankingLoss(model, temperature=0.05, datasets=datasets)
+        optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+        for _ in range(12):
+            optimizer.zero_grad()
+            loss([model.preprocess(queries), model.preprocess(documents)], torch.arange(6)).backward()
+            optimizer.step()
+        embeddings = model.eval().encode(documents[:2], convert_to_tensor=True)
+        cosines[datasets is not None] = F.cosine_similarity(*embeddings, dim=0).item()
+    assert cosines[True] > cosines[False] + 0.01
+
+
+def test_clusters_without_row_numbers_are_refused(model):
+    loss = ContextualRankingLoss(model, datasets={0: clusters_of((6,))[0][0]})
+    with pytest.raises(ValueError, match="the dataset has no column 'label' with row numbers"):
+        loss([model.preprocess(QUERIES[:2]), model.preprocess(DOCUMENTS[:2])], None)
+
+
 def test_three_columns_are_refused(model):
     features = [model.preprocess(DOCUMENTS[:2])] * 3
     with pytest.raises(ValueError, match="the batch has 3 columns; give a query and a document"):
@@ -419,12 +497,20 @@ def test_the_context_is_a_sample_of_the_corpus_by_seed(model):
     torch.testing.assert_close(alone[rows], first, rtol=0, atol=1e-10)
 
 
-def test_context_vectors_can_be_given_for_one_call(model):
+def test_context_vectors_can_be_made_and_set_without_this_package(model):
     model.eval()
-    vectors = fit_context(model, DOCUMENTS)
+    fit_context(model, DOCUMENTS[:SIZE])
     expected = model.encode(QUERIES)
     contextual_model(model).set_context(None)
-    np.testing.assert_allclose(model.encode(QUERIES, dataset_embeddings=vectors), expected, atol=1e-12)
+    vectors = model.encode(DOCUMENTS[:SIZE], embeds_context=True, convert_to_tensor=True)
+    model[0].model.set_context(vectors)
+    np.testing.assert_allclose(model.encode(QUERIES), expected, atol=1e-10)
+
+
+def test_a_model_with_truncated_embeddings_has_whole_context_vectors(model):
+    model.truncate_dim = 8
+    assert fit_context(model.eval(), DOCUMENTS).shape == (SIZE, 32)
+    assert model.encode(QUERIES).shape == (len(QUERIES), 8)
 
 
 def test_documents_of_the_context_have_the_document_prompt(folder):
@@ -456,7 +542,7 @@ def test_a_context_of_another_size_changes_the_model_and_warns(model, caplog, mo
     [
         ([], {}, "corpus must be a list of at least one document"),
         ("one text", {}, "a string is not a list of documents"),
-        (["fox", 3], {"num_documents": 2}, "text . is 3, a int; every text must be a string"),
+        (["fox", "dog", 3], {"num_documents": 3}, "document 2 of the corpus: text 0 is 3, a int; every text must be"),
         (["fox"], {"num_documents": 0}, "num_documents=0 must be at least 1"),
     ],
 )
@@ -477,9 +563,10 @@ def test_a_context_file_belongs_to_its_first_stage(model, folder, tmp_path):
     load_context(model, file)
     np.testing.assert_allclose(model.encode(QUERIES), expected, atol=1e-5)  # the file is fp32
 
-    half = contextual_sentence_transformer(folder, context_size=SIZE, model_kwargs={"dtype": torch.float32})
-    contextual_model(half).load_state_dict(contextual_model(model).state_dict())
-    load_context(half.bfloat16(), file)  # the bf16 rounding of the same weights
+    for dtype in (torch.float16, torch.bfloat16):  # roundings of the same weights
+        other = contextual_sentence_transformer(folder, context_size=SIZE, model_kwargs={"dtype": torch.float32})
+        contextual_model(other).load_state_dict(contextual_model(model).state_dict())
+        load_context(other.to(dtype), file)
 
     with torch.no_grad():
         contextual_model(model).first_stage.layer_norm.weight.add_(0.1)
@@ -511,6 +598,11 @@ def test_a_model_of_another_kind_or_size_is_refused(folder, model, tmp_path):
     )
     with pytest.raises(ValueError, match="has the model type bert, not neobert"):
         contextual_sentence_transformer(str(tmp_path / "bert"))
+    model.save(str(tmp_path / "contextual"))
+    with pytest.raises(
+        ValueError, match=r"is a contextual model; open it with neobert_hf.contextual_sentence_transformer"
+    ):
+        sentence_transformer(str(tmp_path / "contextual"))
     with pytest.raises(ValueError, match="context_size=60 and num_soft_prompt_tokens=8 leave no position for a text"):
         contextual_sentence_transformer(folder, context_size=60)
     model.save(str(tmp_path / "saved"))
@@ -644,7 +736,7 @@ def test_two_processes_train_like_one_with_two_accumulation_steps(command, tmp_p
         ({"stage": "third"}, "give either --train_files or --stage"),
         ({"batches": "sorted"}, "batches='sorted' is not one of clusters, random"),
         ({"cluster_order": "best"}, "cluster_order='best' is not one of random, travelling"),
-        ({"per_device_train_batch_size": 13}, "a dataset of 12 rows has fewer rows than the batch size 13"),
+        ({"per_device_train_batch_size": 13}, "small has 12 rows, fewer than the batch size 13; remove the file"),
         ({"mini_batch_size": 0}, "0 is out of bounds: at least 1"),
     ],
 )
@@ -658,29 +750,33 @@ def test_triplets_and_equal_names_are_refused(tmp_path):
     file = tmp_path / "triplets.jsonl"
     file.write_text(json.dumps({"q": "a", "p": "b", "n": "c"}))
     with pytest.raises(ValueError, match="triplets has the columns anchor, positive, negative_1; give pairs"):
-        open_pairs(ContextualArguments("model", train_files=[str(file)]))
+        open_pairs(ContextualArguments("model", train_files=[str(file)]), 1)
     with pytest.raises(ValueError, match="are not all different; rename a file"):
-        open_pairs(ContextualArguments("model", train_files=[str(file), str(file)]))
+        open_pairs(ContextualArguments("model", train_files=[str(file), str(file)]), 1)
 
 
 def test_the_stages_of_the_paper_are_read_by_source(monkeypatch):
-    unsupervised = Dataset.from_dict({"query": list("abc"), "document": list("def"), "dataset": ["x", "y", "x"]})
+    parts = {"x": ("ac", "df"), "y": ("b", "e"), "small": ("", "")}
+    unsupervised = {
+        name: Dataset.from_dict({"query": list(q), "document": list(d), "dataset": [name] * len(q)})
+        for name, (q, d) in parts.items()
+    }
     supervised = DatasetDict({"nq": Dataset.from_dict({"query": ["a"], "pos": [["b", "c"]], "neg": [["d"]]})})
     hub = {
-        "nomic-ai/nomic-embed-unsupervised-data": DatasetDict({"train": unsupervised}),
+        "nomic-ai/nomic-embed-unsupervised-data": DatasetDict(unsupervised),
         "cfli/bge-full-data": supervised,
     }
     monkeypatch.setattr(training_sets, "load_dataset", hub.__getitem__)
-    sets = open_pairs(ContextualArguments("model", stage="unsupervised"))
+    sets = open_pairs(ContextualArguments("model", stage="unsupervised"), 1)
     assert {name: rows.to_dict() for name, rows in sets.items()} == {
         "x": {"query": ["a", "c"], "document": ["d", "f"], ROW: [0, 1]},
         "y": {"query": ["b"], "document": ["e"], ROW: [2]},
     }
-    (rows,) = open_pairs(ContextualArguments("model", stage="supervised")).values()
+    (rows,) = open_pairs(ContextualArguments("model", stage="supervised"), 1).values()
     assert rows.to_dict() == {"query": ["a"], "document": ["b"], ROW: [0]}
     hub["cfli/bge-full-data"] = DatasetDict({"nq": Dataset.from_dict({"question": ["a"]})})
     with pytest.raises(ValueError, match=r"does not have the expected columns .*, give --train_files"):
-        open_pairs(ContextualArguments("model", stage="supervised"))
+        open_pairs(ContextualArguments("model", stage="supervised"), 1)
 
 
 def test_the_defaults_are_those_of_the_paper(tmp_path):

@@ -264,6 +264,18 @@ def test_a_contextual_model_has_a_context_from_the_texts_of_each_task(task, embe
     assert torch.equal(model[0].model.context, before)  # the user's own context again
 
 
+def test_the_context_has_the_prompt_that_the_documents_of_the_task_get(embedder, tmp_path, monkeypatch):
+    model = contextual_sentence_transformer(str(tmp_path / "model"), context_size=4)
+    expected = fit_context(model, RIGHT, prompt="a ")
+    contexts = []
+    set_context = type(model[0].model).set_context
+    monkeypatch.setattr(
+        type(model[0].model), "set_context", lambda self, v: (contexts.append(v), set_context(self, v))[1]
+    )
+    evaluate(model, [LocalRetrieval()], tmp_path / "results", "local/c", {"query": "the ", "document": "a "})
+    assert any(context is not None and torch.equal(context, expected) for context in contexts[1:-1])
+
+
 def test_the_score_of_a_contextual_model_is_that_computed_by_hand(embedder, tmp_path):
     model = contextual_sentence_transformer(str(tmp_path / "model"), context_size=4)
     prompts = {

@@ -226,6 +226,28 @@ def test_a_new_model_starts_with_context_vectors_as_large_as_token_embeddings():
     assert vectors.square().mean().sqrt().item() == pytest.approx(expected, rel=0.2)
 
 
+def test_a_model_of_an_encoder_keeps_its_mode_and_its_attention(encoder, batch):
+    encoder.config._attn_implementation = "eager"
+    model = ContextualNeoBERTModel.from_encoder(encoder.eval(), context_size=SIZE)
+    encoder.config._attn_implementation = "auto"
+    assert not model.training and model.second_stage.config._attn_implementation == "eager"
+    expected = embed(model, *batch)
+    model.config.return_dict = False
+    with torch.no_grad():
+        np.testing.assert_allclose(model(*batch, return_dict=True).sentence_embedding, expected, atol=1e-12)
+
+
+def test_both_stages_have_the_same_number_of_tokens_after_a_resize(contextual, batch, tmp_path):
+    expected = embed(contextual, *batch)
+    contextual.resize_token_embeddings(100, mean_resizing=False)
+    assert contextual.config.vocab_size == 100
+    assert len(contextual.first_stage.encoder.weight) == len(contextual.second_stage.encoder.weight) == 100
+    np.testing.assert_allclose(embed(contextual, *batch), expected, atol=1e-12)
+    contextual.save_pretrained(tmp_path)
+    loaded = AutoModel.from_pretrained(tmp_path, dtype=torch.float64).eval()
+    np.testing.assert_allclose(embed(loaded, *batch), expected, atol=1e-12)
+
+
 def test_overrides_of_inherited_values_are_checked(contextual, tmp_path):
     contextual.save_pretrained(tmp_path)
     config = AutoConfig.from_pretrained(tmp_path, rope_parameters={"rope_type": "linear", "factor": 2.0})

@@ -32,8 +32,9 @@ logger = logging.get_logger(__name__)
 
 # The stock module of sentence-transformers calls the model's forward, which returns the finished embedding.
 MODALITY = {"text": {"method": "forward", "method_output_name": "sentence_embedding"}}
-# Arguments of `encode` that reach the forward: other context vectors for one call, and the request for context vectors.
-ENCODE_ARGUMENTS = ["dataset_embeddings", "embeds_context"]
+# An argument of `encode` that reaches the forward. Not `dataset_embeddings`: sentence-transformers caches each such tensor.
+ENCODE_ARGUMENTS = ["embeds_context"]
+HASHED_DTYPES = (torch.bfloat16, torch.float16)  # the roundings in which a model may load a context file
 
 
 def contextual_sentence_transformer(
@@ -181,15 +182,20 @@ def fit_context(
         )
     rows = np.random.default_rng(seed).choice(len(documents), size, replace=len(documents) < size)
     sample = [documents[row] for row in rows.tolist()]
-    check_texts(sample)
-    vectors = model.encode(
-        sample,
-        prompt=model.prompts.get("document") if prompt is None else prompt,
-        batch_size=batch_size,
-        convert_to_tensor=True,
-        show_progress_bar=show_progress_bar,
-        embeds_context=True,
-    )
+    for row, text in zip(rows.tolist(), sample):
+        try:
+            check_texts([text])
+        except ValueError as error:
+            raise ValueError(f"document {row} of the corpus: {error}") from error
+    with model.truncate_embeddings(None):  # a context vector is an input of the model
+        vectors = model.encode(
+            sample,
+            prompt=model.prompts.get("document") if prompt is None else prompt,
+            batch_size=batch_size,
+            convert_to_tensor=True,
+            show_progress_bar=show_progress_bar,
+            embeds_context=True,
+        )
     contextual.set_context(vectors)
     return vectors
 
@@ -204,7 +210,7 @@ def save_context(model: SentenceTransformer, file: str | Path) -> None:
     contextual = contextual_model(model)
     if not contextual.config.has_context:
         raise ValueError("the model has no context to save; call fit_context first")
-    metadata = {"first_stage": first_stage_hash(contextual)}
+    metadata = {str(dtype): first_stage_hash(contextual, dtype) for dtype in HASHED_DTYPES}
     with writing(Path(file)) as stream:
         stream.write(save({"context": contextual.context.float().cpu()}, metadata))
 
@@ -220,22 +226,24 @@ def load_context(model: SentenceTransformer, file: str | Path) -> None:
     try:
         with safe_open(file, "pt") as stream:
             tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118, it is no dict
-            made_by = (stream.metadata() or {}).get("first_stage")
+            metadata = stream.metadata() or {}
     except SafetensorError as error:
         raise ValueError(f"{file} cannot be read ({error}); it is damaged or no safetensors file") from error
-    if made_by is None or "context" not in tensors:
+    dtype = contextual.dtype if contextual.dtype in HASHED_DTYPES else torch.bfloat16
+    if str(dtype) not in metadata or "context" not in tensors:
         raise ValueError(f"{file} holds no context; give a file of save_context")
-    if made_by != (own := first_stage_hash(contextual)):
+    made_by, own = metadata[str(dtype)], first_stage_hash(contextual, dtype)
+    if made_by != own:
         raise ValueError(
-            f"the context in {file} was made by another model (first stage {made_by}, this one has {own}); fit a new context "
-            "with fit_context"
+            f"the context in {file} was made by another model (the hash of its first stage is {made_by}, that of this one {own}), "
+            "or in 16 bits of another kind; fit a new context with fit_context, or save it from a float32 model"
         )
     contextual.set_context(tensors["context"])
 
 
-def first_stage_hash(model: ContextualNeoBERTModel) -> str:
-    """Return a hash of all weights that make context vectors; equal for fp32 weights and their bf16 rounding."""
+def first_stage_hash(model: ContextualNeoBERTModel, dtype: torch.dtype) -> str:
+    """Return a hash of all weights that make context vectors, rounded to `dtype`; equal for a model and its rounding."""
     parts = nn.ModuleDict(
         {"stage": model.first_stage, "projection": model.first_projection, "norm": model.context_norm}
     )
-    return hash_of_weights(parts, dtype=torch.bfloat16)
+    return hash_of_weights(parts, dtype=dtype)

@@ -43,11 +43,19 @@ class PairClusters:
         queries: (N, D) unit vectors.
         documents: (N, D) unit vectors.
         clusters: (N,) int64, cluster of each pair.
+        file: The file that holds them, if there is one.
     """
 
     queries: np.ndarray
     documents: np.ndarray
     clusters: np.ndarray
+    file: str | None = None
+
+    def __reduce__(self):
+        # The trainer saves its arguments, and with them the batch sampler, in each checkpoint.
+        if self.file is None:
+            return PairClusters, (self.queries, self.documents, self.clusters)
+        return _read, (self.file,)
 
     def __len__(self) -> int:
         return len(self.clusters)
@@ -66,10 +74,8 @@ class PairClusters:
 def unit_vectors(texts: list[str], surrogate: SentenceTransformer, batch_size: int = 64) -> np.ndarray:
     """(N, D) fp32 unit vectors of the surrogate; equal texts are embedded once, so that their vectors are equal."""
     number = {text: i for i, text in enumerate(dict.fromkeys(texts))}
-    vectors = surrogate.encode(
-        list(number), batch_size=batch_size, normalize_embeddings=True, convert_to_tensor=True, show_progress_bar=True
-    )
-    return vectors.float().cpu().numpy()[[number[text] for text in texts]]
+    vectors = surrogate.encode(list(number), batch_size=batch_size, normalize_embeddings=True, show_progress_bar=True)
+    return vectors.astype(np.float32)[[number[text] for text in texts]]
 
 
 def cluster_pairs(
@@ -145,7 +151,7 @@ def pack_clusters(
     if order == "travelling":
         sums = np.zeros((len(names), vectors.shape[1]))
         np.add.at(sums, members, vectors)
-        means = sums / np.bincount(members)[:, None]
+        means = sums / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), 1e-12)
         rank[_travel(means, int(rank[0]))] = np.arange(len(names))
     shuffled = rng.permutation(len(clusters))
     rows = shuffled[np.argsort(rank[members[shuffled]], kind="stable")]
@@ -153,7 +159,7 @@ def pack_clusters(
 
 
 def _travel(means: np.ndarray, start: int) -> list[int]:
-    """Visit all points, always the nearest one that is left."""
+    """Visit all unit vectors, always the nearest one that is left."""
     left = np.ones(len(means), bool)
     path = [start]
     for _ in range(len(means) - 1):
@@ -241,9 +247,9 @@ def load_or_cluster(
     wanted = {"texts": digest.hexdigest(), "surrogate": surrogate, "cluster_size": str(cluster_size), "seed": str(seed)}
     if file.exists():
         try:
-            with safe_open(file, "numpy") as stream:
+            with safe_open(file, "pt") as stream:
                 found = stream.metadata() or {}
-                tensors = {name: stream.get_tensor(name) for name in ("queries", "documents", "clusters")}
+            pairs = _read(str(file))
         except SafetensorError as error:
             raise ValueError(f"{file} cannot be read ({error}); remove it, it will be made again") from error
         for name, value in wanted.items():
@@ -252,7 +258,7 @@ def load_or_cluster(
                     f"{file} holds clusters of another run: {name} is {found.get(name)} there and {value} here; remove the file, "
                     "or choose another folder"
                 )
-        return PairClusters(**tensors)
+        return pairs
     model = load()
     vectors = {name: unit_vectors(side, model) for name, side in texts.items()}
     clusters, num_made = [], 0
@@ -266,4 +272,11 @@ def load_or_cluster(
     with writing(file) as stream:
         stream.write(save({name: getattr(made, name) for name in ("queries", "documents", "clusters")}, wanted))
     logger.info(f"{file}: {len(rows)} pairs in {num_made} clusters")
-    return made
+    return _read(str(file))
+
+
+def _read(file: str) -> PairClusters:
+    """Read a file of clusters; PyTorch maps the vectors into memory, so that only the rows that are used are read."""
+    with safe_open(file, "pt") as stream:
+        tensors = {name: stream.get_tensor(name).numpy() for name in ("queries", "documents", "clusters")}
+    return PairClusters(**tensors, file=file)

@@ -21,6 +21,7 @@ from sentence_transformers.base.losses.gradcache import RandContext, _create_min
 from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
+from transformers.utils import logging
 
 from ..commands import COUNT, Bounds
 from ..model.contextual_neobert import pad_texts
@@ -29,6 +30,8 @@ from .contextual import contextual_model
 from .contextual_batches import ORDERS, ROW, ContextualBatchSampler, PairClusters, load_or_cluster
 from .contrastive import ContrastiveTrainingArguments
 from .training_sets import CONTEXTUAL_STAGES, load_contextual_stage, read_pairs
+
+logger = logging.get_logger(__name__)
 
 TEMPERATURE = 0.02  # CDE, section 5
 CONTEXT_SIZE = 512  # paper, appendix G.2
@@ -126,13 +129,24 @@ class ContextualTrainingArguments(ContrastiveTrainingArguments):
     learning_rate: float = 5e-5
     warmup_steps: float = 1000
     weight_decay: float = 0.0
+    ddp_timeout: int = 7 * 24 * 3600  # seconds; the other processes wait while the first one makes the clusters
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.n_gpu > 1:
+            raise ValueError(
+                f"one process with {self.n_gpu} GPUs would divide the context among them; start one process per GPU with "
+                "accelerate launch or torchrun, or set CUDA_VISIBLE_DEVICES=0"
+            )
 
 
-def open_pairs(arguments: ContextualArguments) -> DatasetDict:
+def open_pairs(arguments: ContextualArguments, batch_size: int) -> DatasetDict:
     """Return the datasets by name, with the columns query, document and `ROW`, the number of the row over all datasets.
 
+    Sources of a public stage that have fewer rows than a batch are left out, with a warning.
+
     Raises:
-        ValueError: Two files have the same name, a file has more than two columns, or a file is invalid.
+        ValueError: Two files have the same name, a file has more than two columns or fewer rows than a batch, or is invalid.
     """
     if arguments.stage:
         sets = load_contextual_stage(arguments.stage)
@@ -149,6 +163,14 @@ def open_pairs(arguments: ContextualArguments) -> DatasetDict:
             raise ValueError(
                 f"{name} has the columns {', '.join(rows.column_names)}; give pairs, since the other documents of a batch are "
                 "the negatives"
+            )
+        if len(rows) < batch_size and arguments.stage:
+            logger.warning(f"{name} has {len(rows)} rows, fewer than the batch size {batch_size}; it is left out")
+            continue
+        if len(rows) < batch_size:
+            raise ValueError(
+                f"{name} has {len(rows)} rows, fewer than the batch size {batch_size}; remove the file, or choose a smaller "
+                "batch size"
             )
         numbered[name] = rows.add_column(ROW, range(first, first + len(rows)))
         first += len(rows)
@@ -237,7 +259,7 @@ class ContextualRankingLoss(CachedMultipleNegativesRankingLoss):
                 f"the batch has {len(sentence_features)} columns; give a query and a document, since the other documents of the "
                 "batch are the negatives"
             )
-        if distributed.is_initialized() and not isinstance(self.model, DistributedDataParallel):
+        if distributed.is_initialized() and torch.is_grad_enabled() and self.wrapper is None:
             raise ValueError(
                 "contextual training on several processes needs DistributedDataParallel, since its gradients are complete only "
                 "after the last mini-batch; remove FSDP or DeepSpeed from the configuration of accelerate"
@@ -262,21 +284,28 @@ class ContextualRankingLoss(CachedMultipleNegativesRankingLoss):
             for (begin, end), state, gradient in zip(ranges, states, gradients):
                 with torch.enable_grad(), state:
                     part = self.embedder(_create_minibatch(documents, begin, end))["sentence_embedding"]
-                    torch.sum(part * gradient).backward()
+                    if part.requires_grad:  # not if the first stage is frozen
+                        torch.sum(part * gradient).backward()
             self._average_gradients()
 
         loss.register_hook(first_stage)
         return loss
 
     @property
+    def wrapper(self) -> DistributedDataParallel | None:
+        """The model of several processes; with torch_compile it is inside another module."""
+        model = getattr(self.model, "_orig_mod", self.model)
+        return model if isinstance(model, DistributedDataParallel) else None
+
+    @property
     def embedder(self) -> SentenceTransformer:
         """The model without DistributedDataParallel, which would average gradients before both stages are complete."""
-        return self.model.module if isinstance(self.model, DistributedDataParallel) else self.model
+        return self.model if self.wrapper is None else self.wrapper.module
 
     def _average_gradients(self) -> None:
         """Average the gradients over the processes, once for each optimizer step."""
-        if isinstance(self.model, DistributedDataParallel) and self.model.require_backward_grad_sync:
-            for parameter in self.model.module.parameters():
+        if self.wrapper is not None and self.wrapper.require_backward_grad_sync:
+            for parameter in self.embedder.parameters():
                 if parameter.grad is not None:
                     distributed.all_reduce(parameter.grad)
                     parameter.grad /= distributed.get_world_size()
@@ -335,6 +364,10 @@ class ContextualRankingLoss(CachedMultipleNegativesRankingLoss):
         """(B, B) bool, the documents that are no negatives of a query."""
         if self.datasets is None:
             return None
+        if labels is None:
+            raise ValueError(
+                f"the dataset has no column {ROW!r} with row numbers, which finds the false negatives; make it with open_pairs"
+            )
         rows = labels.cpu().numpy()
         starts = sorted(self.datasets)
         start = starts[bisect.bisect_right(starts, int(rows.min())) - 1]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from ..model.configuration_neobert import NeoBERTConfig
+from ..model.contextual_neobert import ContextualNeoBERTConfig
 
 if TYPE_CHECKING:
     from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
@@ -109,6 +110,8 @@ def _transformer(path: str, task: str, max_seq_length: int | None, model_kwargs:
     from sentence_transformers.base.modules import Transformer
 
     transformer = Transformer(path, transformer_task=task, max_seq_length=max_seq_length, model_kwargs=model_kwargs)
+    if isinstance(transformer.config, ContextualNeoBERTConfig):
+        raise ValueError(f"{path} is a contextual model; open it with neobert_hf.contextual_sentence_transformer")
     if not isinstance(transformer.config, NeoBERTConfig):
         raise ValueError(
             f"{path} has the model type {transformer.config.model_type}, not neobert; choose a NeoBERT checkpoint"

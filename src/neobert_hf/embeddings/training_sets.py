@@ -125,7 +125,7 @@ TRAINING_SETS = {
 }
 
 
-# Public data of the two stages of contextual training (appendix G.2), as in the public code of CDE: the paper names sizes only.
+# Public data for the two stages of contextual training (appendix G.2). The paper gives sizes only; CDE's public code uses these.
 CONTEXTUAL_STAGES = {"unsupervised": "nomic-ai/nomic-embed-unsupervised-data", "supervised": "cfli/bge-full-data"}
 
 
@@ -139,17 +139,13 @@ def load_contextual_stage(stage: str) -> dict[str, Dataset]:
         ValueError: The columns of the set on the Hub have changed.
     """
     path = CONTEXTUAL_STAGES[stage]
-    loaded = load_dataset(path)
     try:
-        if stage == "unsupervised":
-            rows = loaded["train"]
-            sources = np.asarray(rows["dataset"])
-            parts = {name: rows.select(np.flatnonzero(sources == name)) for name in np.unique(sources).tolist()}
-        else:  # each split is a source; its rows have lists of positives
-            parts = {
-                name: rows.map(lambda row: {"document": row["pos"][0]}, desc=name) for name, rows in loaded.items()
-            }
-        return {name: rows.select_columns(["query", "document"]) for name, rows in parts.items()}
+        parts = {}
+        for name, rows in load_dataset(path).items():  # each split is a source
+            if stage == "supervised":  # rows have lists of positives
+                rows = rows.map(lambda row: {"document": row["pos"][0]}, desc=name)
+            parts[name] = rows.select_columns(["query", "document"])
+        return parts
     except (KeyError, ValueError) as error:
         raise ValueError(
             f"{path} does not have the expected columns ({error}); the set on the Hub has changed, give --train_files"

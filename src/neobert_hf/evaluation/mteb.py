@@ -10,7 +10,9 @@ from pathlib import Path
 import mteb
 import torch
 from huggingface_hub import EvalResult, ModelCard
+from mteb.models.abs_encoder import get_prompt_name
 from mteb.models.sentence_transformer_wrapper import SentenceTransformerEncoderWrapper
+from mteb.types import PromptType
 from sentence_transformers import SentenceTransformer
 
 from ..embeddings.contextual import contextual_model, fit_context, is_contextual
@@ -84,8 +86,8 @@ class ContextualEncoder(SentenceTransformerEncoderWrapper):
             documents = context_documents(self.tasks[task_metadata.name], hf_split, hf_subset)
             documents = documents or [text for batch in inputs for text in batch["text"]]
             prompts = self.model_prompts or {}
-            name = task_metadata.name
-            fit_context(self.model, documents, prompt=prompts.get(f"{name}-document", prompts.get(name, "")))
+            name = get_prompt_name(prompts, task_metadata, PromptType.document)
+            fit_context(self.model, documents, prompt=prompts.get(name, ""))
             self.fitted = key
         options = dict(task_metadata=task_metadata, hf_split=hf_split, hf_subset=hf_subset, prompt_type=prompt_type)
         return super().encode(inputs, **options, **kwargs)

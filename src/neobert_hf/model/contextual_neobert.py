@@ -104,7 +104,9 @@ class ContextualNeoBERTModel(NeoBERTPreTrainedModel):
         options = {
             key: value for key, value in encoder.config.to_dict().items() if key not in ("model_type", "auto_map")
         }
-        model = cls(ContextualNeoBERTConfig(**options | {"architectures": None} | context_options)).to(encoder.dtype)
+        options |= {"architectures": None, "attn_implementation": encoder.config._attn_implementation}
+        model = cls(ContextualNeoBERTConfig(**options | context_options)).to(encoder.dtype)
+        model.train(encoder.training)
         model.first_stage.load_state_dict(encoder.state_dict())
         model.second_stage.load_state_dict(encoder.state_dict())
         with torch.no_grad():  # context vectors join the residual stream with the size of token embeddings
@@ -123,6 +125,11 @@ class ContextualNeoBERTModel(NeoBERTPreTrainedModel):
     def set_input_embeddings(self, value: nn.Embedding):
         """Replace the token embeddings of the second stage."""
         self.second_stage.encoder = value
+
+    def resize_token_embeddings(self, *args, **kwargs) -> nn.Embedding:
+        """Resize the token embeddings of both stages, which share the tokenizer."""
+        self.first_stage.resize_token_embeddings(*args, **kwargs)
+        return self.second_stage.resize_token_embeddings(*args, **kwargs)
 
     def _init_weights(self, module: nn.Module):
         super()._init_weights(module)
@@ -201,7 +208,7 @@ class ContextualNeoBERTModel(NeoBERTPreTrainedModel):
 
     def _embed_context(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """(B, L) documents to (B, D) context vectors."""
-        states_BLD = self.first_stage(input_ids, attention_mask).last_hidden_state
+        states_BLD = self.first_stage(input_ids, attention_mask, return_dict=True).last_hidden_state
         return self.context_norm(self.first_projection(mean_of_texts(states_BLD, attention_mask)))
 
     def _embed_texts(
@@ -222,7 +229,9 @@ class ContextualNeoBERTModel(NeoBERTPreTrainedModel):
         # With padding on the left, the first token of a text is not in the first column.
         padding_B1 = (attention_mask != 0).int().argmax(-1, keepdim=True)
         positions_BN = torch.where(positions_N < num_before, positions_N, positions_N - padding_B1)
-        outputs = self.second_stage(inputs_embeds=x_BND, attention_mask=mask_BN, position_ids=positions_BN)
+        outputs = self.second_stage(
+            inputs_embeds=x_BND, attention_mask=mask_BN, position_ids=positions_BN, return_dict=True
+        )
         pooled_BD = mean_of_texts(outputs.last_hidden_state[:, num_before:], attention_mask)
         return pooled_BD + self.second_projection(pooled_BD)
 
