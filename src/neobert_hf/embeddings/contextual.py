@@ -235,7 +235,7 @@ def load_context(model: SentenceTransformer, file: str | Path) -> None:
     made_by, own = metadata[str(dtype)], first_stage_hash(contextual, dtype)
     if made_by != own:
         raise ValueError(
-            f"the context in {file} was made by another model (the hash of its first stage is {made_by}, that of this one {own}), "
+            f"the context in {file} was made by another model (the hash of its first stage is {made_by}, of this one {own}), "
             "or in 16 bits of another kind; fit a new context with fit_context, or save it from a float32 model"
         )
     contextual.set_context(tensors["context"])
