@@ -19,10 +19,18 @@ import torch
 from torch import nn
 from transformers.utils import ModelOutput, can_return_tuple
 
+# The loader of transformers 4.57 copies only the files that this one imports directly, so it imports all of them.
+from .attention_neobert import ForwardPlan  # noqa: F401
+from .backends_neobert import BACKENDS  # noqa: F401
+from .blocks_neobert import NeoBERTBlock  # noqa: F401
+from .checkpoint_neobert import set_auto_map  # noqa: F401
 from .configuration_neobert import NeoBERTConfig
 from .kernels_neobert import RMSNorm, is_tracing
 from .layout_neobert import check_tokens
+from .losses_neobert import check_labels  # noqa: F401
+from .machine_neobert import product_dtype  # noqa: F401
 from .modeling_neobert import NeoBERTModel, NeoBERTPreTrainedModel
+from .plan_neobert import make_plan  # noqa: F401
 
 
 class ContextualNeoBERTConfig(NeoBERTConfig):
