@@ -42,7 +42,8 @@ def contextual(result: dict) -> str:
     note = (
         f"nDCG@10; {settings['num_pairs']:,} pairs of {settings['num_packages']} packages, {settings['num_steps']} steps of "
         f"{settings['batch_size']} pairs, context of {settings['context_size']} documents, learning rate "
-        f"{settings['learning_rate']}; {len(settings['seeds'])} seeds, mean ± half the range."
+        f"{settings['learning_rate']}; {len(settings['seeds'])} seeds, mean ± half the range; one seed where no "
+        "range is given."
     )
     return f"{tabulate(rows, headers=['model', *packages], tablefmt='github')}\n\n{note}"
 
