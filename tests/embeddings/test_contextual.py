@@ -737,6 +737,7 @@ def test_two_processes_train_like_one_with_two_accumulation_steps(command, tmp_p
         ({"batches": "sorted"}, "batches='sorted' is not one of clusters, random"),
         ({"cluster_order": "best"}, "cluster_order='best' is not one of random, travelling"),
         ({"per_device_train_batch_size": 13}, "small has 12 rows, fewer than the batch size 13; remove the file"),
+        ({"max_steps": 0}, "max_steps=0 would train nothing"),
         ({"mini_batch_size": 0}, "0 is out of bounds: at least 1"),
     ],
 )

@@ -133,6 +133,8 @@ class ContextualTrainingArguments(ContrastiveTrainingArguments):
 
     def __post_init__(self):
         super().__post_init__()
+        if self.max_steps == 0:
+            raise ValueError("max_steps=0 would train nothing; give at least 1, or -1 for --num_train_epochs")
         if self.n_gpu > 1:
             raise ValueError(
                 f"one process with {self.n_gpu} GPUs would divide the context among them; start one process per GPU with "
