@@ -27,12 +27,12 @@ from transformers.utils import logging
 import neobert_hf
 from neobert_hf import best_dtype, contextual_sentence_transformer, fit_context, sentence_transformer, tune_allocator
 from neobert_hf.embeddings.contextual import contextual_model
-from neobert_hf.embeddings.contextual_batches import ROW
 from neobert_hf.embeddings.contextual_training import (
     TEMPERATURE,
     ContextualArguments,
     ContextualRankingLoss,
     ContextualTrainingArguments,
+    number_rows,
     use_clusters,
 )
 from neobert_hf.evaluation.retrieval import pairs_evaluator
@@ -87,15 +87,6 @@ def pairs_by_package(file: Path, most: int, seed: int = 0) -> dict[str, Dataset]
             {"query": [queries[i] for i in chosen], "document": [documents[i] for i in chosen]}
         )
     return packages
-
-
-def numbered(sets: dict[str, Dataset]) -> DatasetDict:
-    """Add the column `ROW`."""
-    first, result = 0, {}
-    for name, rows in sets.items():
-        result[name] = rows.add_column(ROW, range(first, first + len(rows)))
-        first += len(rows)
-    return DatasetDict(result)
 
 
 def train(name: str, sets: DatasetDict, arguments: RealTextArguments, seed: int):
@@ -182,7 +173,7 @@ def main():
     corpus = Path(arguments.corpus)
     arguments.clusters_dir = arguments.clusters_dir or str(corpus / "clusters")
     found = pairs_by_package(corpus / "train_pairs.jsonl", arguments.pairs_of_package)
-    sets = numbered({name: rows for name, rows in found.items() if len(rows) >= arguments.cluster_size})
+    sets = number_rows({name: rows for name, rows in found.items() if len(rows) >= arguments.cluster_size})
     held_out = pairs_by_package(corpus / "held_out_packages_pairs.jsonl", 1 << 30)
     swapped = dict(zip(held_out, [*list(held_out.values())[1:], *list(held_out.values())[:1]]))
     print(

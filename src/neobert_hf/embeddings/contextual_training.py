@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from datasets import DatasetDict
+from datasets import Dataset, DatasetDict
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses.gradcache import RandContext, _create_minibatch, _minibatch_ranges
 from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
@@ -159,7 +159,7 @@ def open_pairs(arguments: ContextualArguments, batch_size: int) -> DatasetDict:
                 f"train_files: {names} are not all different; rename a file, its name identifies the dataset"
             )
         sets = {name: read_pairs(file) for name, file in zip(names, arguments.train_files)}
-    first, numbered = 0, {}
+    kept = {}
     for name, rows in sets.items():
         if len(rows.column_names) != 2:
             raise ValueError(
@@ -174,6 +174,14 @@ def open_pairs(arguments: ContextualArguments, batch_size: int) -> DatasetDict:
                 f"{name} has {len(rows)} rows, fewer than the batch size {batch_size}; remove the file, or choose a smaller "
                 "batch size"
             )
+        kept[name] = rows
+    return number_rows(kept)
+
+
+def number_rows(sets: dict[str, Dataset]) -> DatasetDict:
+    """Add the column `ROW`, the number of the row over all datasets."""
+    first, numbered = 0, {}
+    for name, rows in sets.items():
         numbered[name] = rows.add_column(ROW, range(first, first + len(rows)))
         first += len(rows)
     return DatasetDict(numbered)
