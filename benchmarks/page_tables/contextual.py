@@ -1,8 +1,10 @@
-"""Tables of docs/contextual.md; `render_tables.py` writes them."""
+"""Tables of contextual embeddings."""
 
 import statistics
 
 from tabulate import tabulate
+
+from page_tables.results import result_of, source
 
 
 def share(values: list[float]) -> str:
@@ -11,8 +13,9 @@ def share(values: list[float]) -> str:
     return f"{100 * statistics.mean(values):.1f} % ± {100 * spread:.1f}"
 
 
-def corpus_cipher(result: dict) -> str:
+def corpus_cipher() -> str:
     """Recall@1 with and without context, over the seeds."""
+    result = result_of("corpus_cipher_cpu")
     rows = [
         [
             row["model"],
@@ -24,11 +27,12 @@ def corpus_cipher(result: dict) -> str:
     headers = ["model, context", "finds the answer of its corpus", "finds the answer of the other corpus"]
     settings = result["settings"]
     note = f"Recall@1; {settings['num_steps']} steps, {len(settings['seeds'])} seeds, mean ± half the range."
-    return f"{tabulate(rows, headers=headers, tablefmt='github')}\n\n{note}"
+    return f"{tabulate(rows, headers=headers, tablefmt='github')}\n\n{note} {source(result)}."
 
 
-def contextual(result: dict) -> str:
+def contextual() -> str:
     """nDCG@10 of each held-out package, over the seeds."""
+    result = result_of("contextual_cpu")
     packages = list(result["rows"][0]["runs"][0])
     rows = []
     for row in result["rows"]:
@@ -45,11 +49,12 @@ def contextual(result: dict) -> str:
         f"{settings['learning_rate']}; {len(settings['seeds'])} seeds, mean ± half the range; one seed where no "
         "range is given."
     )
-    return f"{tabulate(rows, headers=['model', *packages], tablefmt='github')}\n\n{note}"
+    return f"{tabulate(rows, headers=['model', *packages], tablefmt='github')}\n\n{note} {source(result)}."
 
 
-def contextual_speed(result: dict) -> str:
+def contextual_speed() -> str:
     """Times of both contenders, and the memory by batch size."""
+    result = result_of("contextual_speed_cpu")
     rows = [
         [
             row["what"],
@@ -71,4 +76,4 @@ def contextual_speed(result: dict) -> str:
         f"{settings['context_size']}, mini-batches of {settings['mini_batch_size']}. Queries: {settings['num_queries']} of "
         f"{settings['query_length']} tokens, context of {settings['query_context']}."
     )
-    return f"{times}\n\n{memory}\n\n{note}"
+    return f"{times}\n\n{memory}\n\n{note} {source(result)}."

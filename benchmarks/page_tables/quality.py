@@ -1,0 +1,194 @@
+"""Tables of what the models predict: accuracy, retrieval, fine-tuning, pseudo-perplexity."""
+
+import json
+
+from tabulate import tabulate
+
+from neobert_hf.evaluation.report import evaluation_sections, long_context_table, markdown
+from page_tables.results import RESULTS, ROOT, result_of, source
+
+MINI_SUMMARY = ROOT / "src/neobert_hf/mini/training_summary.json"
+
+
+def mini() -> str:
+    """Masked-token accuracy of the mini model, next to baselines without a model."""
+    measured = json.loads(MINI_SUMMARY.read_text("utf-8"))["measured"]
+    rows = [[name, share] for name, share in measured["masked_accuracy"].items()]
+    table = tabulate(rows, headers=["model", "masked-token accuracy"], tablefmt="github", floatfmt=".1%")
+    return (
+        f"{table}\n\nMasked-token accuracy on {measured['num_held_out']:,} held-out documents of at most "
+        f"{measured['max_length']} tokens. {measured['machine']}."
+    )
+
+
+def embeddings() -> str:
+    """Retrieval in documentation and STS-B, beside the teacher and BM25."""
+    result = result_of("embeddings_cpu")
+    metrics = ("recall@1", "recall@10", "MRR@10", "nDCG@10")
+    spearman = {row["model"]: row["spearman"] for row in result["sts"]}
+    rows = [[row["questions"], row["model"], *(row[name] for name in metrics)] for row in result["rows"]]
+    rows.sort(key=lambda row: row[0] != "as they are")
+    retrieval = tabulate(rows, headers=["questions", "model", *metrics], tablefmt="github", floatfmt=".3f")
+    sts = tabulate(spearman.items(), headers=["STS-B dev", "Spearman"], tablefmt="github", floatfmt=".3f")
+    notes = [
+        f"{result['num_questions']:,} queries: first sentences of docstrings. Correct answer: the rest of the same docstring."
+    ]
+    if "in other words" in result["examples"]:
+        example, rephrased = next(pair for pair in zip(*result["examples"].values()) if pair[0] != pair[1])
+        share = f"{result['share_rephrased']:.0%}"
+        notes.append(f'"In other words": WordNet synonyms, which change {share}: "{example}" becomes "{rephrased}".')
+    return f"{retrieval}\n\n{sts}\n\n{' '.join([*notes, source(result)])}."
+
+
+def evaluation() -> str:
+    """The evaluation of the mini model by examples/evaluate_model.py."""
+    result = result_of("evaluation_cpu_bfloat16")
+    return markdown(evaluation_sections(result, RESULTS))
+
+
+def seeds() -> str:
+    """Retrieval and STS-B of the mini model, whose last stage was trained with several seeds."""
+    result = result_of("embeddings_seeds_cpu")
+    rows = [{"metric": "STS-B dev, Spearman", **{row["model"]: row["spearman"] for row in result["sts"]}}]
+    for metric in ("recall@10", "recall@1"):
+        for form in dict.fromkeys(row["questions"] for row in result["rows"]):
+            scores = {row["model"]: row[metric] for row in result["rows"] if row["questions"] == form}
+            rows.append({"metric": f"{metric}, questions {form}", **scores})
+    table = tabulate(rows, headers="keys", tablefmt="github", floatfmt=".3f")
+    return f"{table}\n\nfloat32, {source(result)}."
+
+
+def finetuning(name: str) -> str:
+    """Scores of the mini model and of its peers on GLUE, under equal conditions."""
+    result = result_of(name)
+    tasks = {row["task"]: f"{row['task']}, {row['metric']}" for row in result["rows"]}
+    cells = {
+        (row["model"], row["task"]): f"{row['mean']:.1f} ± {row['standard_deviation']:.1f}" for row in result["rows"]
+    }
+    sizes = {row["model"]: f"{row['num_parameters'] / 1e6:.1f} M" for row in result["rows"]}
+    rows = [[model, size, *(cells.get((model, task)) for task in tasks)] for model, size in sizes.items()]
+    settings = result["settings"]
+    rates = " or ".join(f"{rate:g}" for rate in settings["learning_rates"])
+    table = tabulate(rows, headers=["model", "parameters", *tasks.values()], tablefmt="github", disable_numparse=True)
+    return (
+        f"{table}\n\nDevelopment sets, {settings['max_steps']} batches of 32 rows at a learning rate of {rates}, evaluated every "
+        f"200 steps, the best evaluation of each run. Means and standard deviations of {settings['seeds']} seeds. Parameters "
+        f"without the decoder. {source(result)}."
+    )
+
+
+def long_context() -> str:
+    """Pseudo-perplexity of the mini model beyond the length of its training."""
+    result = result_of("long_context_cpu")
+    return (
+        f"{long_context_table(result)}\n\n{result['texts']} texts, the same for all lengths, {result['positions']} masked "
+        f"positions in each, with 95 % intervals. Trained length: {result['trained_length']} tokens."
+    )
+
+
+def questions() -> str:
+    """Everyday questions that each search answers, and the seconds."""
+    result = result_of("questions_cpu")
+    num_questions = result["settings"]["num_questions"]
+    rows = [
+        [
+            row["search"],
+            f"{row['right_first']} / {num_questions}",
+            f"{row['right_in_three']} / {num_questions}",
+            f"{row['index_s']:.0f}",
+            f"{row['first_question_s']:.2f}",
+            f"{row['question_s']:.3f}",
+        ]
+        for row in result["rows"]
+    ]
+    headers = [
+        "search",
+        "correct first",
+        "correct among 3",
+        "embed all entries, s",
+        "first question, s",
+        "each question, s",
+    ]
+    table = tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
+    others = f" BM25 and all-MiniLM-L6-v2: commit {result['others_commit']}." if "others_commit" in result else ""
+    note = f"{num_questions} questions that we wrote, {result['num_entries']:,} entries.{others} {source(result)}."
+    ends = [f"The command `neobert search`: {name}: {seconds:.0f} s." for name, seconds in result["commands_s"].items()]
+    return "\n\n".join([table, note, *ends])
+
+
+def everyday() -> str:
+    """Everyday questions that each search answers, without the seconds."""
+    result = result_of("questions_cpu")
+    num_questions = result["settings"]["num_questions"]
+    rows = [[row["search"], row["right_first"], row["right_in_three"]] for row in result["rows"]]
+    table = tabulate(rows, headers=["search", "correct first", "correct among 3"], tablefmt="github")
+    return f"{table}\n\n{num_questions} everyday questions to the standard library. {source(result)}."
+
+
+ABLATIONS = {  # what each has that the one before in the paper's Table 2 has not
+    "M0": "pre-LayerNorm BERT: learned positions, GELU, LayerNorm, dropout of 0.1",
+    "M1": "RoPE, SwiGLU, RMSNorm",
+    "M5": "AdamW, cosine; 20 % of the tokens, all of them `[MASK]`",
+    "M6": "M5, attention across documents",
+    "M7": "M5, 4 layers of 256",
+    "M8": "M5, 9 layers of 192",
+}
+
+
+def ablations() -> str:
+    """Held-out loss and masked accuracy of each variant, over its seeds."""
+    result = result_of("ablations_cpu")
+    rows = [
+        [
+            row["variant"],
+            ABLATIONS[row["variant"]],
+            f"{row['num_parameters'] / 1e6:.1f} M",
+            f"{row['loss']:.3f} ± {row['loss_spread']:.3f}",
+            f"{row['masked_accuracy']:.1%} ± {row['masked_accuracy_spread']:.1%}",
+        ]
+        for row in result["rows"]
+    ]
+    headers = ["", "what it is", "parameters", "held-out loss", "masked accuracy"]
+    table = tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
+    settings, tokens = result["settings"], {row["num_tokens"] for row in result["rows"]}
+    return (
+        f"{table}\n\n{settings['num_steps']} steps, {min(tokens) / 1e6:.2f} M real tokens, peak learning rate "
+        f"{settings['learning_rate']:g}; means of {len(settings['seeds'])} seeds ± half their range. {source(result)}."
+    )
+
+
+LATE_INTERACTION = {
+    "questions": ("questions", ""),
+    "order": ("order", ""),
+    "recall@1": ("recall@1", ".3f"),
+    "recall@10": ("recall@10", ".3f"),
+    "MRR@10": ("MRR@10", ".3f"),
+    "nDCG@10": ("nDCG@10", ".3f"),
+    "seconds": ("seconds", ".3f"),
+}
+
+DISTILLATION_TRIALS = {
+    "trial": ("trial", ""),
+    "steps": ("steps", ""),
+    "recall@10": ("recall", ".3f"),
+    "in other words": ("recall_other_words", ".3f"),
+    "STS-B dev": ("spearman", ".3f"),
+}
+
+DISTILLATION_STAGES = {
+    "training": ("model", ""),
+    "recall@1": ("recall@1", ".3f"),
+    "recall@10": ("recall", ".3f"),
+    "STS-B dev": ("spearman", ".3f"),
+    "correct first, of 60": ("first", ""),
+    "correct among 3": ("three", ""),
+}
+
+INT8 = {
+    "products": ("products", ""),
+    "recall@1": ("recall@1", ".3f"),
+    "recall@10": ("recall@10", ".3f"),
+    "nDCG@10": ("nDCG@10", ".3f"),
+    "cosine with float32, mean": ("cosine", ".4f"),
+    "smallest": ("smallest cosine", ".4f"),
+}
