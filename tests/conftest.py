@@ -38,7 +38,19 @@ SENTENCE = "the quick brown fox jumps over lazy dog and then it sleeps in a warm
 
 WORKER_GIB = 3  # memory of a worker and of the two training processes that it may start
 
-torch.manual_seed(0)
+torch.manual_seed(0)  # for tensors that test modules make on import
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Seed the fixtures of a test, so that its numbers do not depend on the tests that ran before it."""
+    torch.manual_seed(0)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item):
+    """Seed a test again: a fixture of its module may have drawn numbers for it, or for an earlier test."""
+    torch.manual_seed(0)
 
 
 def pytest_xdist_auto_num_workers(config):

@@ -484,15 +484,18 @@ def test_tiled_attention_equals_softmax_attention(dtype, name, scale):
     actual = tiled_attention(q, k, v, lengths)
     if dtype == torch.float32:
         assert largest_error(actual, wanted) < 1e-5
-    else:  # scores are rounded to bf16 before the exponential, as in the plain softmax(q k^T) v in bf16
-        rounded = torch.cat(
-            [
-                ((q_n.transpose(0, 1) @ k_n.permute(1, 2, 0)) / 4).softmax(-1) @ v_n.transpose(0, 1)
-                for q_n, k_n, v_n in zip(*(x.split(lengths) for x in (q, k, v)))
-            ],
-            1,
-        ).transpose(0, 1)
-        assert largest_error(actual, wanted) <= 3 * largest_error(rounded, wanted) + 2**-8
+    else:
+        # Scores and weights are rounded to bf16. A rounded score s changes its weight by the factor e^(u s), u the unit roundoff;
+        # the weight, the mixed values, the sum of the weights and the quotient are rounded once each.
+        unit_roundoff = torch.finfo(dtype).eps / 2
+        largest_score = max(
+            torch.einsum("qhk,lhk->hql", q_n, k_n).abs().max().item() / math.sqrt(q.shape[-1])
+            for q_n, k_n in zip(*(x.double().split(lengths) for x in (q, k)))
+        )
+        of_weights = math.expm1(unit_roundoff * (largest_score + 1))
+        absolute_values = attend_in_float64(q, k, v.abs(), lengths)
+        allowed = of_weights * (absolute_values + wanted.abs()) + 3 * unit_roundoff * wanted.abs()
+        assert ((actual.double() - wanted).abs() <= allowed + 1e-6).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
