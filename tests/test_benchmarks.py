@@ -101,27 +101,43 @@ def test_every_search_answers_the_questions_and_the_documentation_holds_the_answ
         pytest.importorskip(
             needed, reason="benchmarks/questions.py compares with this package (pip install -e .[bench])"
         )
-    from questions import QUESTIONS
+    from questions import LATER_QUESTIONS, QUESTIONS
 
     from neobert_hf.demo.documentation import collect_documentation
 
     names = {entry.name for entry in collect_documentation(False, ["python"], tmp_path)}
     # the oldest supported Python has no hashlib.file_digest; csv.DictReader has no docstring
-    unanswered = [question for question, answers in QUESTIONS.items() if not names & set(answers.split())]
-    assert len(QUESTIONS) == 60 and set(unanswered) <= {"hash of a file", "read a csv file with column names"}
+    asked = QUESTIONS | LATER_QUESTIONS
+    unanswered = {question for question, answers in asked.items() if not names & set(answers.split())}
+    assert len(QUESTIONS) == 60 and len(LATER_QUESTIONS) == 50 and len(asked) == 110
+    assert unanswered <= {"hash of a file", "read a csv file with column names"}
     if sys.version_info[:2] == (3, 11):
         # without a docstring: DictReader and today; secrets.choice is random.choice, whose name counts; _exit is private
         no_entries = {"csv.DictReader", "datetime.datetime.today", "secrets.choice", "os._exit"}
         assert {name for answers in QUESTIONS.values() for name in answers.split()} - names == no_entries
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    options = "--package math,random --num_questions 2 --num_candidates 0 5 --commands no --json result.json"
+    options = (
+        "--package math,random --num_questions 2 --num_details 20 --num_candidates 0 5 --commands no --json result.json"
+    )
     run = [sys.executable, ROOT / "benchmarks/questions.py", *options.split()]
     done = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "result.json").read_text())
-    searches = ["BM25", "all-MiniLM-L6-v2", "mini, cosine", "mini, cosine, then tokens of 5", "mini, hybrid"]
+    searches = [
+        "BM25",
+        "all-MiniLM-L6-v2",
+        "all-MiniLM-L6-v2, one vector for each entry",
+        "mini",
+        "mini, then tokens of 5",
+    ]
+    searches += ["mini, uses do not count", "mini, one vector for each entry", "mini, hybrid"]
     assert [row["search"] for row in result["rows"]] == searches
+    assert result["num_questions"] == {"everyday": 2, "everyday, later": 2, "details": 20}
     for row in result["rows"]:
-        answers = result["answers"][row["search"]]
-        right = [set(answers[question]) & set(QUESTIONS[question].split()) for question in answers]
-        assert len(answers) == 2 and row["right_in_three"] == sum(map(bool, right)) >= row["right_first"]
+        for kind in ("everyday", "everyday, later"):
+            answers = result["answers"][row["search"]][kind]
+            right = [set(answers[question]) & set(asked[question].split()) for question in answers]
+            assert len(answers) == 2 and row[kind]["in_three"] == sum(map(bool, right)) >= row[kind]["first"]
+        assert 20 >= row["details"]["in_three"] >= row["details"]["first"]
+    # each of these questions is a sentence of its answer
+    assert result["rows"][0]["details"]["in_three"] >= 18 and result["rows"][-1]["details"]["in_three"] >= 15

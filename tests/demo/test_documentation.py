@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -85,6 +86,41 @@ def test_a_file_that_is_not_python_is_skipped_and_counted(library, caplog):
     assert "1 of 4 Python files could not be parsed" in caplog.text
 
 
+def test_uses_are_the_files_of_the_package_whose_code_has_every_part_of_the_public_name(library):
+    """Imports, calls and attributes count; local variables, strings and files outside the package do not."""
+    runs = SOURCE.replace('raise SystemExit("this must not run")', "")  # code after it would count as never used
+    (library / "shop/__init__.py").write_text(runs)
+    (library / "shop/copy.py").unlink()
+    (library / "shop/a.py").write_text("from . import Thing\nThing().do(1)")
+    (library / "shop/b.py").write_text("import shop.fast as quick\n\ndef f(thing):\n    return quick.weigh(thing.do)")
+    (library / "shop/c.py").write_text(
+        "def f():\n    weigh = 'Thing.do'  # Thing.do, shop.fast.weigh\n    return weigh"
+    )
+    (library / "other.py").write_text("from shop import Thing\nfrom shop.fast import weigh")
+    uses = {entry.public_name: entry.uses for entry in collect(library)}
+    # `__init__.py` defines Thing and do, `a.py` uses both; only `b.py` imports shop, and weighs
+    assert uses == {"shop": 1, "shop.Thing": 2, "shop.Thing.do": 2, "shop.fast.weigh": 1}
+
+
+def test_uses_of_the_standard_library_are_counted_in_its_modules(standard_library):
+    """Compared with a count of words in the sources, which also sees comments, strings and local variables."""
+    sources = [
+        file.read_text("utf-8", "replace")
+        for file in Path(os.__file__).parent.rglob("*.py")
+        if not {"site-packages", "test", "tests", "idlelib"} & set(file.parts)
+    ]
+    for name, words in {
+        "os.remove": ("os", "remove"),
+        "list.append": ("append",),
+        "shutil.rmtree": ("shutil", "rmtree"),
+        "collections.Counter": ("collections", "Counter"),
+    }.items():
+        containing = sum(all(re.search(rf"\b{word}\b", source) for word in words) for source in sources)
+        assert 0 < standard_library[name].uses <= containing, name
+    assert standard_library["os.remove"].uses > 5 > standard_library["ftplib.FTP.delete"].uses
+    assert standard_library["while"].uses == 0
+
+
 @pytest.mark.parametrize(
     ("name", "signature", "words"),
     [
@@ -100,6 +136,7 @@ def test_a_file_that_is_not_python_is_skipped_and_counted(library, caplog):
         ("os.path.join", None, "pathname components"),
         ("json.dumps", None, "Serialize"),
         ("json.JSONEncoder", None, "encoder"),
+        ("type", "", "the object's type"),
         ("random.choice", "(seq)", "random element"),
         ("while", "", "while"),
     ],

@@ -1,9 +1,11 @@
 """The index of the documentation: ranking, reranking, the cache of vectors, and errors for invalid input."""
 
 import errno
+import math
 import multiprocessing
 import os
 import random
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +26,7 @@ from neobert_hf.data import arrays as cache
 from neobert_hf.demo import search
 from neobert_hf.demo.documentation import Entry, collect_documentation, first_sentence
 from neobert_hf.demo.ranking import WordIndex
-from neobert_hf.demo.search import DocumentationIndex
+from neobert_hf.demo.search import DocumentationIndex, views
 from neobert_hf.embeddings import memory
 
 
@@ -44,12 +46,46 @@ def test_the_nearest_entries_come_first(folder, tmp_path):
     assert len(found.entries) > 50 and {entry.package for entry in found.entries} == {"tqdm"}
     question = "the quick brown fox"
     vector = found.model.encode(question, normalize_embeddings=True)
-    expected = np.argsort(
-        -(found.model.encode([e.full_text for e in found.entries], normalize_embeddings=True) @ vector)
-    )
+    cosines = {
+        entry: max(found.model.encode(views(entry), normalize_embeddings=True) @ vector) for entry in found.entries
+    }
+    scores = {entry: cosine + 0.01 * math.log2(1 + entry.uses) for entry, cosine in cosines.items()}
     hits = found.search(question, top_k=4)
-    assert [hit.entry for hit in hits] == [found.entries[i] for i in expected[:4]]
-    assert f"({hits[0].score:.2f} cosine)" in str(hits[0]) and str(hits[0]).startswith(hits[0].entry.public_name)
+    assert [hit.entry for hit in hits] == sorted(scores, key=scores.get, reverse=True)[:4]
+    np.testing.assert_allclose([hit.score for hit in hits], [scores[hit.entry] for hit in hits], atol=1e-5)
+    best = hits[0].entry
+    assert re.search(rf"\({cosines[best]:.2f} cosine, used in {best.uses} files?\)", str(hits[0]))
+    assert str(hits[0]).startswith(best.public_name)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Store a\n  file.  Then more.\n\nEnd.", ["Store a file.", "Then more.\n\nEnd."]),
+        ("One sentence", ["One sentence"]),
+        (" ", [""]),
+    ],
+)
+def test_an_entry_has_a_view_of_its_first_sentence_and_one_of_the_rest(text, expected):
+    name = "ftplib FTP stor Binary file"
+    found = views(Entry("ftplib", "ftplib.FTP.storBinary_file", "(x)", text))
+    assert found == [f"{name}\n{part}" if part else name for part in expected]
+
+
+def test_of_two_entries_that_resemble_a_question_alike_the_one_that_more_files_use_comes_first(
+    folder, tmp_path, monkeypatch
+):
+    """The vectors are equal, so that only the uses differ; a clearly nearer entry stays first."""
+    uses = [0, 3, 1023, 7]
+    entries = [Entry("p", f"p.f{i}", "", "the quick fox", "p", f"f{i}", each) for i, each in enumerate(uses)]
+    monkeypatch.setattr(search, "collect_documentation", lambda *arguments, **options: entries)
+    monkeypatch.setattr(search, "views", lambda entry: ["the quick fox"])
+    found = index(folder, tmp_path / "cache")
+    hits = found.search("fox", top_k=4)
+    assert [hit.entry.uses for hit in hits] == [1023, 7, 3, 0]
+    np.testing.assert_allclose(hits[0].score - hits[3].score, 0.1, atol=1e-6)  # ten doublings
+    found.vectors[0] = found.model.encode("fox", normalize_embeddings=True)  # the entry that no file uses
+    assert found.search("fox", top_k=1)[0].entry.uses == 0
 
 
 def test_candidates_are_reranked_by_the_mean_maximum_cosine_of_the_query_tokens(folder, tmp_path, monkeypatch):
@@ -62,7 +98,11 @@ def test_candidates_are_reranked_by_the_mean_maximum_cosine_of_the_query_tokens(
         rows = found.model.encode(text, output_value="token_embeddings").double().numpy()
         return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
-    scores = {hit.entry.name: (tokens(question) @ tokens(hit.entry.full_text).T).max(1).mean() for hit in candidates}
+    scores = {}
+    for hit in candidates:
+        of_entry = np.concatenate([tokens(text) for text in views(hit.entry)])
+        cosine = (tokens(question) @ of_entry.T).max(1).mean()
+        scores[hit.entry.name] = cosine + 0.01 * math.log2(1 + hit.entry.uses)
     hits = found.search(question, top_k=3)
     rounding = 3e-3  # 8 bits: 16 numbers of up to 1, each with an error of at most 1 / 254 and a third of it on average
     np.testing.assert_allclose([hit.score for hit in hits], [scores[hit.entry.name] for hit in hits], atol=rounding)
@@ -146,7 +186,7 @@ def test_damaged_cached_vectors_are_recomputed_with_a_warning(folder, tmp_path, 
         again = index(folder, tmp_path / "cache", num_candidates=3)
     assert f"{file} is damaged and will be recomputed" in caplog.text
     np.testing.assert_array_equal(again.vectors, first.vectors)
-    monkeypatch.setattr(DocumentationIndex, "_embed_entries", None)
+    monkeypatch.setattr(DocumentationIndex, "_embed", None)
     np.testing.assert_array_equal(
         index(folder, tmp_path / "cache", num_candidates=3).tokens.values, first.tokens.values
     )
@@ -261,13 +301,14 @@ def test_the_hybrid_search_needs_no_common_word_and_refuses_what_is_no_text(fold
             found.search(question)
 
 
-def test_the_progress_bar_counts_entries_with_and_without_reranking(folder, tmp_path, capsys):
+def test_the_progress_bar_counts_texts_with_and_without_reranking(folder, tmp_path, capsys):
     for number in (0, 3):
         options = dict(num_candidates=number, cache_dir=tmp_path / "cache")
         made = DocumentationIndex(sentence_transformer(folder), ["tqdm"], **options)
         shown = capsys.readouterr().err
-        assert f"embedding: 100%|██████████| {len(made.entries)}/{len(made.entries)} [" in shown
-        assert " entries/s]" in shown and "Batches" not in shown
+        num_texts = sum(len(views(entry)) for entry in made.entries)
+        assert f"embedding: 100%|██████████| {num_texts}/{num_texts} [" in shown
+        assert " texts/s]" in shown and "Batches" not in shown
 
 
 def test_private_names_are_not_searched(folder, tmp_path):

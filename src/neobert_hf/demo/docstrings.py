@@ -16,9 +16,9 @@ import re
 import sys
 import textwrap
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 MIN_CHARACTERS = 40  # a shorter docstring adds nothing to the name
 
@@ -52,10 +52,12 @@ LEFT_OUT = {
     ),  # internal modules whose names have no underscore
     *("distutils", "lib2to3", "ensurepip", "msilib", "imp", "pydoc_data"),  # not meant for users
 }
+SIGNATURE_LINE = re.compile(r"(?:\w+\.)?(\w+)(\(.*\)(?: -+> [\w ]+)?)\n")  # "copy.copy(x) -> a copy", a line by itself
 LEFT_OUT_BELOW = {"test", "tests", "testing", "idle_test"}  # at any depth
 
-# top-level package, name, signature, text, module to import ("" for topics), name in the module as __qualname__ ("" for a module)
-Row = tuple[str, str, str, str, str, str]
+# top-level package, name, signature, text, module to import ("" for topics), name in the module as __qualname__ ("" for a
+# module), number of files that use it
+Row = tuple[str, str, str, str, str, str, int]
 
 
 def standard_library() -> list[Row]:
@@ -78,7 +80,8 @@ def standard_library() -> list[Row]:
     public_classes = {
         id(thing) for each in modules.items() for name, thing in _offered(*each) if not _is_alias(thing, name)
     }
-    best: dict[str, tuple[tuple, Row]] = {}  # by text
+    used = files_by_name(names_used(code) for code in map(_code_of, modules.values()) if code)
+    best: dict[str, tuple[tuple, tuple]] = {}  # by text
     for module_name, module in modules.items():
         rows = [((False, module_name.count("."), len(module_name)), (module_name, "", _own_docstring(module)))]
         for name, thing in _offered(module_name, module):
@@ -89,7 +92,9 @@ def standard_library() -> list[Row]:
                 qualname = "" if name == module_name else name.removeprefix(f"{module_name}.")
                 row = (module_name.split(".")[0], name, signature, text, module_name, qualname)
                 best[text] = ((*rank, name), row)
-    return sorted((row for _, row in best.values()), key=lambda row: row[1])
+    rows = sorted((row for _, row in best.values()), key=lambda row: row[1])
+    # a method of a builtin class is used without the name of the class: `.append`, not `list.append`
+    return [(*row, num_uses(row[1].split(".")[-1 if row[0] == "builtins" else 0 :], used)) for row in rows]
 
 
 def language_topics() -> list[Row]:
@@ -97,7 +102,7 @@ def language_topics() -> list[Row]:
     from pydoc_data.topics import topics
 
     return [
-        ("python", topic, "", textwrap.dedent(re.sub(r"\n{3,}", "\n\n", text)).strip(), "", "")
+        ("python", topic, "", textwrap.dedent(re.sub(r"\n{3,}", "\n\n", text)).strip(), "", "", 0)
         for topic, text in sorted(topics.items())
     ]
 
@@ -106,8 +111,8 @@ def parsed(root: str, file: str) -> dict | None:
     """Return the documented objects of one source or stub file, or None if this Python version cannot parse it.
 
     Returns:
-        `rows`, and what `reexports.py` needs to find public names: `module`, `is_package`, `is_stub`, and the result of
-        `_bindings`.
+        `rows`, rows without the number of files that use them; `used`, the names that the code uses (`names_used`); and what
+        `reexports.py` needs to find public names: `module`, `is_package`, `is_stub`, and the result of `_bindings`.
     """
     try:
         with warnings.catch_warnings():
@@ -119,13 +124,50 @@ def parsed(root: str, file: str) -> dict | None:
     is_package = parts[-1] == "__init__"
     module = ".".join(parts[:-1] if is_package else parts).replace("-stubs", "", 1)
     if not module:
-        return {"rows": []}
+        return {"rows": [], "used": []}
     rows = [
         (module.split(".")[0], name, signature, text, module, qualname)
         for name, signature, text, qualname in _docstrings(tree, module)
     ]
     bindings = _bindings(tree, module if is_package else module.rpartition(".")[0], file.endswith(".pyi"))
-    return {"rows": rows, "module": module, "is_package": is_package, "is_stub": file.endswith(".pyi"), **bindings}
+    found = {"rows": rows, "module": module, "is_package": is_package, "is_stub": file.endswith(".pyi"), **bindings}
+    return found | {"used": [] if found["is_stub"] else _names_used_by(tree)}
+
+
+def names_used(code: CodeType) -> set[str]:
+    """Return the globals, the attributes and the parts of imported names that code uses; local variables do not count."""
+    names = {part for name in code.co_names for part in name.split(".")}
+    return names.union(*(names_used(each) for each in code.co_consts if isinstance(each, CodeType)))
+
+
+def files_by_name(files: Iterable[Iterable[str]]) -> dict[str, set[int]]:
+    """Return for each name the numbers of the files that use it."""
+    found: dict[str, set[int]] = {}
+    for number, names in enumerate(files):
+        for name in names:
+            found.setdefault(name, set()).add(number)
+    return found
+
+
+def num_uses(parts: list[str], used: dict[str, set[int]]) -> int:
+    """Return the number of files that use every part of a name."""
+    return len(set.intersection(*(used.get(part, set()) for part in parts)))
+
+
+def _names_used_by(tree: ast.Module) -> list[str]:
+    """Return the names that a source uses, sorted; none if this Python version cannot compile it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return sorted(names_used(compile(tree, "source", "exec", dont_inherit=True)))
+    except (SyntaxError, ValueError, RecursionError):
+        return []
+
+
+def _code_of(module: ModuleType) -> CodeType | None:
+    """Return the code of a module, from the file that Python caches; None if it is not written in Python."""
+    loader = getattr(module.__spec__, "loader", None)
+    return loader.get_code(module.__spec__.name) if hasattr(loader, "get_code") else None
 
 
 def _module_names() -> Iterator[str]:
@@ -190,7 +232,7 @@ def _own_docstring(thing: object) -> str:
     """Return the dedented docstring of the object itself, not of its type or a base; for a class also that of `__init__`."""
     if inspect.isclass(thing):
         initializer = vars(thing).get("__init__")
-        text = vars(thing).get("__doc__") or (inspect.isfunction(initializer) and initializer.__doc__)
+        text = ("__doc__" in vars(thing) and thing.__doc__) or (inspect.isfunction(initializer) and initializer.__doc__)
     else:
         text = getattr(thing, "__doc__", None)
         if not inspect.isroutine(thing) and text == type(thing).__doc__:
@@ -204,10 +246,9 @@ def _signature(thing: object, name: str, text: str) -> tuple[str, str]:
     For a class, and for a function whose parameters neither the source nor `inspect` gives, the parameters come from the first
     such line.
     """
-    line = rf"(?:\w+\.)?{re.escape(name)}(\(.*\)(?: -+> [\w ]+)?)\n"
-    found = re.match(rf"(?:{line})+\s*(?=\S)", text)
-    signature = re.match(line, text)[1] if found else ""
-    rest = text[found.end() :] if found else text
+    signature, rest = "", text
+    while (line := SIGNATURE_LINE.match(rest)) and line[1] == name:
+        signature, rest = signature or line[2], rest[line.end() :].lstrip()
     if not inspect.isroutine(thing):
         return signature, rest
     function = inspect.unwrap(thing)
@@ -241,8 +282,13 @@ def _arguments_in(file: str) -> dict[int, ast.arguments]:
         tree = ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError):
         return {}
-    functions = (node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
-    return {min(each.lineno for each in (*node.decorator_list, node)): node.args for node in functions}
+    found, pending = {}, [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            found[min(each.lineno for each in (*node.decorator_list, node))] = node.args
+        pending += (each for each in ast.iter_child_nodes(node) if not isinstance(each, ast.expr))
+    return found
 
 
 def _docstrings(node: ast.AST, name: str, qualname: str = "") -> Iterator[tuple[str, str, str, str]]:

@@ -48,6 +48,7 @@ class Entry:
         module: Module to import, the most public one: "numpy" for `numpy._core.fromnumeric.sort`; "builtins" for builtins, "" for
             language topics.
         qualname: Name inside the module, as Python's `__qualname__`: "sort"; "" for a module or a topic.
+        uses: Number of source files of the package, or of the standard library, whose code uses every part of the public name.
     """
 
     package: str
@@ -56,6 +57,7 @@ class Entry:
     text: str
     module: str = ""
     qualname: str = ""
+    uses: int = 0
 
     @property
     def public_name(self) -> str:
