@@ -1,6 +1,6 @@
 """Everyday questions to the documentation of the standard library: correct answers and time, next to other searches.
 
-    python benchmarks/questions.py --json benchmarks/results/questions_cpu.json
+    python benchmarks/questions.py --json benchmarks/results/questions_cpu_float32.json
 
 Questions in the words of a user, each with the names of the correct entries. They were written before any search ran, and are
 not changed; some of the names turned out to be no entries. `QUESTIONS` (60) chose the last training stage of the mini model, the
