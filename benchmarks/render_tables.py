@@ -59,6 +59,7 @@ TABLES = {
         "pretraining": partial(rows_of, "pretraining_cpu", speed.PRETRAINING),
         "ablations": quality.ablations,
         "finetuning_speed": partial(rows_of, "finetuning_speed_cpu", speed.FINETUNING_SPEED),
+        "finetuning_speed_float32": partial(rows_of, "finetuning_speed_cpu_float32", speed.FINETUNING_SPEED),
         "pseudo_perplexity": partial(rows_of, "pseudo_perplexity_cpu", speed.PSEUDO_PERPLEXITY),
         "late_interaction": partial(rows_of, "late_interaction_cpu", quality.LATE_INTERACTION),
         "encode": partial(rows_of, "encode_cpu", speed.ENCODE),
