@@ -43,13 +43,13 @@ torch.manual_seed(0)  # for tensors that test modules make on import
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    """Seed the fixtures of a test, so that its numbers do not depend on the tests that ran before it."""
+    """Seed torch before the fixtures of a test, so that their numbers do not depend on the tests that ran before."""
     torch.manual_seed(0)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item):
-    """Seed a test again: a fixture of its module may have drawn numbers for it, or for an earlier test."""
+    """Seed torch again: a fixture that several tests share has drawn numbers only for the first of them."""
     torch.manual_seed(0)
 
 

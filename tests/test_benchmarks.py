@@ -130,7 +130,7 @@ def test_every_search_answers_the_questions_and_the_documentation_holds_the_answ
         "mini",
         "mini, then tokens of 5",
     ]
-    searches += ["mini, uses do not count", "mini, one vector for each entry", "mini, hybrid"]
+    searches += ["mini, mentions do not count", "mini, one vector for each entry", "mini, hybrid"]
     assert [row["search"] for row in result["rows"]] == searches
     assert result["num_questions"] == {"everyday": 2, "everyday, later": 2, "details": 20}
     for row in result["rows"]:

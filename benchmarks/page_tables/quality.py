@@ -97,7 +97,7 @@ def questions() -> str:
         [
             row["search"],
             *(f"{row[kind]['first']}, {row[kind]['in_three']}" for kind in counts),
-            f"{row['index_s']:.0f}",
+            f"{row['index_s']:.0f}" if row["index_s"] is not None else "",
             f"{row['first_question_s']:.2f}",
             f"{row['question_s']:.3f}",
         ]
@@ -122,7 +122,8 @@ def everyday() -> str:
         if "," not in row["search"] or row["search"] == "mini, hybrid"
     ]
     table = tabulate(rows, headers=["search", "correct first", "correct among 3"], tablefmt="github")
-    return f"{table}\n\n{total} everyday questions to the standard library. {source(result)}."
+    note = f"{total} everyday questions to the standard library, which also chose how to search."
+    return f"{table}\n\n{note} {source(result)}."
 
 
 ABLATIONS = {  # what each has that the one before in the paper's Table 2 has not

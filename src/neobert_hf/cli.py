@@ -186,11 +186,11 @@ def search(
     """Search the documentation of this Python by meaning.
 
     An answer has name and parameters, the first sentence, the import, and a score. "0.78 cosine" is the similarity of question
-    and entry: higher is better, and 1 is the most. "used in 57 files" are source files of the package, or of the standard
-    library, that use the object; each doubling of their number adds 0.01 to the cosine that sorts. With --num_candidates, "0.78
-    token cosine" is the similarity of each token of the question with the most similar token of the entry, on average. With
-    --hybrid, "rank 1 by meaning, 4 by words" are the places of the entry among all entries; the sum of 1 / (60 + rank) sorts
-    the answers.
+    and entry: higher is better, and 1 is the most. In the standard library, "mentioned in 57 modules" are the modules whose
+    code has the parts of the name; each doubling of 1 + modules adds 0.01 to what sorts the answers. With --num_candidates,
+    "0.78 token cosine" is the similarity of each token of the question with the most similar token of the entry, on average.
+    With --hybrid, "rank 1 by meaning, 4 by words" are the places of the entry among all entries; the sum of 1 / (60 + rank)
+    sorts the answers.
 
     The first search in a package embeds its entries; later ones read them from the cache. Private names are left out, unless
     --package names them.

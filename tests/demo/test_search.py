@@ -5,7 +5,6 @@ import math
 import multiprocessing
 import os
 import random
-import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -49,12 +48,12 @@ def test_the_nearest_entries_come_first(folder, tmp_path):
     cosines = {
         entry: max(found.model.encode(views(entry), normalize_embeddings=True) @ vector) for entry in found.entries
     }
-    scores = {entry: cosine + 0.01 * math.log2(1 + entry.uses) for entry, cosine in cosines.items()}
+    scores = {entry: cosine + 0.01 * math.log2(1 + entry.mentions) for entry, cosine in cosines.items()}
     hits = found.search(question, top_k=4)
     assert [hit.entry for hit in hits] == sorted(scores, key=scores.get, reverse=True)[:4]
     np.testing.assert_allclose([hit.score for hit in hits], [scores[hit.entry] for hit in hits], atol=1e-5)
     best = hits[0].entry
-    assert re.search(rf"\({cosines[best]:.2f} cosine, used in {best.uses} files?\)", str(hits[0]))
+    assert f"({cosines[best]:.2f} cosine)" in str(hits[0])  # only entries of the standard library have mentions
     assert str(hits[0]).startswith(best.public_name)
 
 
@@ -72,20 +71,27 @@ def test_an_entry_has_a_view_of_its_first_sentence_and_one_of_the_rest(text, exp
     assert found == [f"{name}\n{part}" if part else name for part in expected]
 
 
-def test_of_two_entries_that_resemble_a_question_alike_the_one_that_more_files_use_comes_first(
+def test_of_two_entries_that_resemble_a_question_alike_the_one_that_more_modules_mention_comes_first(
     folder, tmp_path, monkeypatch
 ):
-    """The vectors are equal, so that only the uses differ; a clearly nearer entry stays first."""
-    uses = [0, 3, 1023, 7]
-    entries = [Entry("p", f"p.f{i}", "", "the quick fox", "p", f"f{i}", each) for i, each in enumerate(uses)]
+    """The vectors are equal, so that only the mentions differ; a clearly nearer entry stays first."""
+    mentions = [0, 3, 1023, 1]
+    entries = [Entry("p", f"p.f{i}", "", "the quick fox", "p", f"f{i}", each) for i, each in enumerate(mentions)]
     monkeypatch.setattr(search, "collect_documentation", lambda *arguments, **options: entries)
     monkeypatch.setattr(search, "views", lambda entry: ["the quick fox"])
     found = index(folder, tmp_path / "cache")
     hits = found.search("fox", top_k=4)
-    assert [hit.entry.uses for hit in hits] == [1023, 7, 3, 0]
+    assert [hit.entry.mentions for hit in hits] == [1023, 3, 1, 0]
+    cosine = f"{hits[3].score:.2f} cosine"
+    assert [hit.meaning for hit in hits] == [
+        f"{cosine}, mentioned in 1023 modules",
+        f"{cosine}, mentioned in 3 modules",
+        f"{cosine}, mentioned in 1 module",
+        cosine,
+    ]
     np.testing.assert_allclose(hits[0].score - hits[3].score, 0.1, atol=1e-6)  # ten doublings
-    found.vectors[0] = found.model.encode("fox", normalize_embeddings=True)  # the entry that no file uses
-    assert found.search("fox", top_k=1)[0].entry.uses == 0
+    found.vectors[0] = found.model.encode("fox", normalize_embeddings=True)  # the entry without mentions
+    assert found.search("fox", top_k=1)[0].entry.mentions == 0
 
 
 def test_candidates_are_reranked_by_the_mean_maximum_cosine_of_the_query_tokens(folder, tmp_path, monkeypatch):
@@ -102,7 +108,7 @@ def test_candidates_are_reranked_by_the_mean_maximum_cosine_of_the_query_tokens(
     for hit in candidates:
         of_entry = np.concatenate([tokens(text) for text in views(hit.entry)])
         cosine = (tokens(question) @ of_entry.T).max(1).mean()
-        scores[hit.entry.name] = cosine + 0.01 * math.log2(1 + hit.entry.uses)
+        scores[hit.entry.name] = cosine + 0.01 * math.log2(1 + hit.entry.mentions)
     hits = found.search(question, top_k=3)
     rounding = 3e-3  # 8 bits: 16 numbers of up to 1, each with an error of at most 1 / 254 and a third of it on average
     np.testing.assert_allclose([hit.score for hit in hits], [scores[hit.entry.name] for hit in hits], atol=rounding)

@@ -485,14 +485,16 @@ def test_tiled_attention_equals_softmax_attention(dtype, name, scale):
     if dtype == torch.float32:
         assert largest_error(actual, wanted) < 1e-5
     else:
-        # Scores and weights are rounded to bf16. A rounded score s changes its weight by the factor e^(u s), u the unit roundoff;
-        # the weight, the mixed values, the sum of the weights and the quotient are rounded once each.
+        # To first order: a score s that is rounded to bf16 changes its weight by the factor e^(u s), u the unit roundoff; the
+        # weight, the mixed values, the sum of the weights and the quotient are rounded once each.
         unit_roundoff = torch.finfo(dtype).eps / 2
-        largest_score = max(
-            torch.einsum("qhk,lhk->hql", q_n, k_n).abs().max().item() / math.sqrt(q.shape[-1])
-            for q_n, k_n in zip(*(x.double().split(lengths) for x in (q, k)))
+        largest_scores = torch.cat(
+            [
+                torch.einsum("qhk,lhk->qhl", q_n, k_n).abs().amax(-1, keepdim=True) / math.sqrt(q.shape[-1])
+                for q_n, k_n in zip(*(x.double().split(lengths) for x in (q, k)))
+            ]
         )
-        of_weights = math.expm1(unit_roundoff * (largest_score + 1))
+        of_weights = torch.expm1(unit_roundoff * (largest_scores + 1))
         absolute_values = attend_in_float64(q, k, v.abs(), lengths)
         allowed = of_weights * (absolute_values + wanted.abs()) + 3 * unit_roundoff * wanted.abs()
         assert ((actual.double() - wanted).abs() <= allowed + 1e-6).all()

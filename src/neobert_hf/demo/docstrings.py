@@ -16,7 +16,7 @@ import re
 import sys
 import textwrap
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, ModuleType
 
@@ -56,8 +56,8 @@ SIGNATURE_LINE = re.compile(r"(?:\w+\.)?(\w+)(\(.*\)(?: -+> [\w ]+)?)\n")  # "co
 LEFT_OUT_BELOW = {"test", "tests", "testing", "idle_test"}  # at any depth
 
 # top-level package, name, signature, text, module to import ("" for topics), name in the module as __qualname__ ("" for a
-# module), number of files that use it
-Row = tuple[str, str, str, str, str, str, int]
+# module); for the standard library also the number of modules that mention it
+Row = tuple[str, str, str, str, str, str] | tuple[str, str, str, str, str, str, int]
 
 
 def standard_library() -> list[Row]:
@@ -80,7 +80,7 @@ def standard_library() -> list[Row]:
     public_classes = {
         id(thing) for each in modules.items() for name, thing in _offered(*each) if not _is_alias(thing, name)
     }
-    used = files_by_name(names_used(code) for code in map(_code_of, modules.values()) if code)
+    mentioned = [_names_in(code) for code in map(_code_of, modules.values()) if code]
     best: dict[str, tuple[tuple, tuple]] = {}  # by text
     for module_name, module in modules.items():
         rows = [((False, module_name.count("."), len(module_name)), (module_name, "", _own_docstring(module)))]
@@ -93,8 +93,9 @@ def standard_library() -> list[Row]:
                 row = (module_name.split(".")[0], name, signature, text, module_name, qualname)
                 best[text] = ((*rank, name), row)
     rows = sorted((row for _, row in best.values()), key=lambda row: row[1])
-    # a method of a builtin class is used without the name of the class: `.append`, not `list.append`
-    return [(*row, num_uses(row[1].split(".")[-1 if row[0] == "builtins" else 0 :], used)) for row in rows]
+    # code calls a method of a builtin class without naming the class: `.append`, not `list.append`
+    parts = [set(row[1].split(".")[-1 if row[0] == "builtins" else 0 :]) for row in rows]
+    return [(*row, sum(each <= names for names in mentioned)) for row, each in zip(rows, parts)]
 
 
 def language_topics() -> list[Row]:
@@ -102,7 +103,7 @@ def language_topics() -> list[Row]:
     from pydoc_data.topics import topics
 
     return [
-        ("python", topic, "", textwrap.dedent(re.sub(r"\n{3,}", "\n\n", text)).strip(), "", "", 0)
+        ("python", topic, "", textwrap.dedent(re.sub(r"\n{3,}", "\n\n", text)).strip(), "", "")
         for topic, text in sorted(topics.items())
     ]
 
@@ -111,8 +112,8 @@ def parsed(root: str, file: str) -> dict | None:
     """Return the documented objects of one source or stub file, or None if this Python version cannot parse it.
 
     Returns:
-        `rows`, rows without the number of files that use them; `used`, the names that the code uses (`names_used`); and what
-        `reexports.py` needs to find public names: `module`, `is_package`, `is_stub`, and the result of `_bindings`.
+        `rows`, and what `reexports.py` needs to find public names: `module`, `is_package`, `is_stub`, and the result of
+        `_bindings`.
     """
     try:
         with warnings.catch_warnings():
@@ -124,50 +125,25 @@ def parsed(root: str, file: str) -> dict | None:
     is_package = parts[-1] == "__init__"
     module = ".".join(parts[:-1] if is_package else parts).replace("-stubs", "", 1)
     if not module:
-        return {"rows": [], "used": []}
+        return {"rows": []}
     rows = [
         (module.split(".")[0], name, signature, text, module, qualname)
         for name, signature, text, qualname in _docstrings(tree, module)
     ]
     bindings = _bindings(tree, module if is_package else module.rpartition(".")[0], file.endswith(".pyi"))
-    found = {"rows": rows, "module": module, "is_package": is_package, "is_stub": file.endswith(".pyi"), **bindings}
-    return found | {"used": [] if found["is_stub"] else _names_used_by(tree)}
+    return {"rows": rows, "module": module, "is_package": is_package, "is_stub": file.endswith(".pyi"), **bindings}
 
 
-def names_used(code: CodeType) -> set[str]:
-    """Return the globals, the attributes and the parts of imported names that code uses; local variables do not count."""
+def _names_in(code: CodeType) -> set[str]:
+    """Return the globals, the attributes and the parts of imported names in code; local variables do not count."""
     names = {part for name in code.co_names for part in name.split(".")}
-    return names.union(*(names_used(each) for each in code.co_consts if isinstance(each, CodeType)))
-
-
-def files_by_name(files: Iterable[Iterable[str]]) -> dict[str, set[int]]:
-    """Return for each name the numbers of the files that use it."""
-    found: dict[str, set[int]] = {}
-    for number, names in enumerate(files):
-        for name in names:
-            found.setdefault(name, set()).add(number)
-    return found
-
-
-def num_uses(parts: list[str], used: dict[str, set[int]]) -> int:
-    """Return the number of files that use every part of a name."""
-    return len(set.intersection(*(used.get(part, set()) for part in parts)))
-
-
-def _names_used_by(tree: ast.Module) -> list[str]:
-    """Return the names that a source uses, sorted; none if this Python version cannot compile it."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return sorted(names_used(compile(tree, "source", "exec", dont_inherit=True)))
-    except (SyntaxError, ValueError, RecursionError):
-        return []
+    return names.union(*(_names_in(each) for each in code.co_consts if isinstance(each, CodeType)))
 
 
 def _code_of(module: ModuleType) -> CodeType | None:
     """Return the code of a module, from the file that Python caches; None if it is not written in Python."""
-    loader = getattr(module.__spec__, "loader", None)
-    return loader.get_code(module.__spec__.name) if hasattr(loader, "get_code") else None
+    spec = getattr(module, "__spec__", None)
+    return spec.loader.get_code(spec.name) if spec and hasattr(spec.loader, "get_code") else None
 
 
 def _module_names() -> Iterator[str]:

@@ -48,7 +48,10 @@ class Entry:
         module: Module to import, the most public one: "numpy" for `numpy._core.fromnumeric.sort`; "builtins" for builtins, "" for
             language topics.
         qualname: Name inside the module, as Python's `__qualname__`: "sort"; "" for a module or a topic.
-        uses: Number of source files of the package, or of the standard library, whose code uses every part of the public name.
+        mentions: For an object of the standard library the number of its public modules whose code has every part of the public
+            name as a global, an attribute or an import: os and remove for `os.remove`. Of a method of a builtin class only the
+            last part counts, so classes with a method of the same name have the same number. 0 for topics and other packages,
+            whose common names are often those of builtins too.
     """
 
     package: str
@@ -57,7 +60,7 @@ class Entry:
     text: str
     module: str = ""
     qualname: str = ""
-    uses: int = 0
+    mentions: int = 0
 
     @property
     def public_name(self) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
-from .docstrings import Row, files_by_name, num_uses
+from .docstrings import Row
 
 
 def public_rows(files: Iterable[dict]) -> list[Row]:
@@ -20,8 +20,7 @@ def public_rows(files: Iterable[dict]) -> list[Row]:
     module beside it. `from a import *` offers nothing if code computes the `__all__` of `a`. No part of a public name begins with
     an underscore. If an object has several public names, the order of preference is: its own name, the fewest parts, the
     shortest. A method of a class without a public name gets the name that a public subclass inherits. An object without a public
-    name keeps its module. A row also gets the number of files of the package that use every part of the public name; the name of
-    the package itself need not occur, because imports inside a package are often relative.
+    name keeps its module.
 
     Two cases of `from a import *` say less than what happens: below `if TYPE_CHECKING`, code binds the names in another way
     (`torch.add`); and the stub of a compiled module may list what the module hides. These names count as offered, except those of
@@ -43,14 +42,13 @@ def public_rows(files: Iterable[dict]) -> list[Row]:
                     best[origin] = min(rank, best.get(origin, rank))
     heirs = package.subclasses()
     best = {place: rank for place, rank in best.items() if not (rank[0] and _public_heir(place, "", heirs, best))}
-    rows, used = [], files_by_name(file["used"] for file in files)
+    rows = []
     for *row, module, qualname in chain.from_iterable(file["rows"] for file in files):
         top, dot, rest = qualname.partition(".")
         found = best.get((module, top)) or (rest and _public_heir((module, top), rest.partition(".")[0], heirs, best))
         if found:
             module, qualname = found[-2], f"{found[-1]}{dot}{rest}"
-        public = [part for part in (*module.split("."), *qualname.split(".")) if part]
-        rows.append((*row, module, qualname, num_uses(public[1:] or public, used)))
+        rows.append((*row, module, qualname))
     return rows
 
 

@@ -26,9 +26,9 @@ from .ranking import WordIndex, ranking, reciprocal_rank_fusion, words_of
 logger = logging.get_logger(__name__)
 
 KEPT_TOKEN_BYTES = 1 << 30  # above this size token vectors are computed for the candidates of each query
-# Of two entries that a question resembles alike, people mean the one that code uses more: `os.remove`, not `ftplib.FTP.delete`.
-# Chosen with 60 questions, and tested with 50 others (benchmarks/questions.py).
-USE_BONUS = 0.01
+# Of two entries that a question resembles alike, people mean the one that code mentions more: `os.remove`, not
+# `ftplib.FTP.delete`. Chosen with the 110 everyday questions of benchmarks/questions.py.
+MENTION_BONUS = 0.01
 BATCHES_AT_ONCE = 4  # number of batches that are embedded before the progress bar moves and token vectors are rounded
 
 
@@ -37,12 +37,12 @@ class Hit:
     """A retrieved entry and its score.
 
     Attributes:
-        score: Cosine of the vector of the question and the nearest vector of the entry (`views`), plus `USE_BONUS` for each
-            doubling of `1 + entry.uses`. After reranking the mean over the tokens of the question of the largest cosine with a
-            token of the entry takes the place of the cosine. After fusion: sum of reciprocal ranks.
+        score: Cosine of the vector of the question and the nearest vector of the entry (`views`), plus `MENTION_BONUS` for each
+            doubling of `1 + entry.mentions`. After reranking the mean over the tokens of the question of the largest cosine
+            with a token of the entry takes the place of the cosine. After fusion: sum of reciprocal ranks.
         entry: The entry.
-        meaning: What `score` is, for people: "0.78 cosine, used in 57 files", with "token cosine" after reranking, or "rank 1
-            by meaning, 4 by words".
+        meaning: What `score` is, for people: "0.78 cosine", with "token cosine" after reranking, and with ", mentioned in 57
+            modules" if `entry.mentions` is not 0; or "rank 1 by meaning, 4 by words".
     """
 
     score: float
@@ -185,7 +185,7 @@ class DocumentationIndex:
         self.vectors = arrays["vectors"]
         self.tokens = self._tokens(arrays, self.starts) if keeps_tokens else None
         self.words = WordIndex(entry.full_text for entry in self.entries) if hybrid else None
-        self.bonuses = USE_BONUS * np.log2([1 + entry.uses for entry in self.entries])
+        self.bonuses = MENTION_BONUS * np.log2([1 + entry.mentions for entry in self.entries])
 
     def search(self, question: str, top_k: int = 5) -> list[Hit]:
         """Return the entries that match the question best, best first.
@@ -213,8 +213,9 @@ class DocumentationIndex:
             return self._fused(order, ranking(self.words.scores(question), above=0), top_k)
         hits = []
         for i in order[:top_k]:
-            entry, files = self.entries[i], "file" if self.entries[i].uses == 1 else "files"
-            meaning = f"{scores[i]:.2f} {kind}, used in {entry.uses} {files}"
+            entry, meaning = self.entries[i], f"{scores[i]:.2f} {kind}"
+            if entry.mentions:
+                meaning += f", mentioned in {entry.mentions} module{'' if entry.mentions == 1 else 's'}"
             hits.append(Hit(float(scores[i] + self.bonuses[i]), entry, meaning))
         return hits
 
