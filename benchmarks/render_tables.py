@@ -71,6 +71,7 @@ TABLES = {
     },
     "docs/evaluation.md": {
         "evaluation": quality.evaluation,
+        "evaluation_without_bf16": quality.evaluation_without_bf16,
         "finetuning": partial(quality.finetuning, "finetuning_cpu"),
         "finetuning_recipes": partial(quality.finetuning, "finetuning_recipes_cpu"),
         "long_context": quality.long_context,

@@ -46,6 +46,13 @@ def evaluation() -> str:
     return markdown(evaluation_sections(result, RESULTS))
 
 
+def evaluation_without_bf16() -> str:
+    """GLUE of the same evaluation on a processor without AVX-512."""
+    (glue, _) = evaluation_sections(result_of("evaluation_cpu_float32"), RESULTS)
+    table = tabulate(glue.rows, headers="keys", tablefmt="github")
+    return f"{table}\n\n{glue.text}"
+
+
 def seeds() -> str:
     """Retrieval and STS-B of the mini model, whose last stage was trained with several seeds."""
     result = result_of("embeddings_seeds_cpu")
