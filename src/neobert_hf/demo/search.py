@@ -177,7 +177,7 @@ class DocumentationIndex:
             kept_bytes = 4 * len(texts) * width + (token_bytes if keeps_tokens else 0)
             check_memory(
                 kept_bytes + batch_bytes(model, batch_size),
-                f"embedding {len(self.entries):,} entries, {batch_size} texts at once",
+                f"embedding {len(self.entries):,} entries, {batch_size} at once",
                 "choose fewer packages, or a smaller batch_size",
             )
             arrays = self._embed(texts, keeps_tokens, show_progress)
