@@ -1,6 +1,7 @@
 """sentence-transformers models give the numbers of a plain forward, and their folders load without the package."""
 
 import json
+import math
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ import torch
 pytest.importorskip("sentence_transformers", reason="embeddings need sentence-transformers (pip install -e .[embed])")
 
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer
+from sentence_transformers.base.modules import Transformer
 from transformers import AutoTokenizer, BertConfig, BertModel
 
 from neobert_hf import (
@@ -21,7 +23,7 @@ from neobert_hf import (
     sparse_encoder,
 )
 from neobert_hf.data.texts import check_texts
-from neobert_hf.embeddings.models import fingerprint
+from neobert_hf.embeddings.models import fingerprint, inverse_document_frequencies
 
 TEXTS = ["the quick brown fox", "jumps", "", "over lazy dog and then it sleeps in a warm red house by old sea", "fox"]
 
@@ -68,6 +70,49 @@ def test_the_mean_includes_the_prompt_unless_include_prompt_is_false(folder, sid
         model = sentence_transformer(str(folder), prompts=prompts, include_prompt=include)
         model.tokenizer.padding_side = side
         np.testing.assert_allclose(model.encode(TEXTS, prompt_name="query"), expected, atol=2e-6)
+
+
+WEIGHTS = {"fox": 3.0, "the": 0.25, "jumps": 2.0}
+
+
+def all_weights(folder):
+    return {token: WEIGHTS.get(token, 1.5) for token in AutoTokenizer.from_pretrained(folder).get_vocab()}
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_with_token_weights_an_embedding_is_their_weighted_mean(folder, side, tmp_path):
+    model = sentence_transformer(str(folder), token_weights=all_weights(folder))
+    model.tokenizer.padding_side = side
+    tokenizer, expected = AutoTokenizer.from_pretrained(folder), []
+    for text, state in zip(TEXTS, tokens_of(folder, TEXTS)):
+        weights = [WEIGHTS.get(token, 1.5) for token in tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"])]
+        expected.append(np.average(state, axis=0, weights=weights))
+    np.testing.assert_allclose(model.encode(TEXTS, batch_size=5), expected, atol=2e-6)
+    model.save_pretrained(str(tmp_path))
+    types = [module["type"] for module in json.loads((tmp_path / "modules.json").read_text())]
+    assert len(types) == 3 and all(name.startswith("sentence_transformers.") for name in types)
+    again = SentenceTransformer(str(tmp_path))
+    np.testing.assert_array_equal(again.encode(TEXTS), model.encode(TEXTS))
+    assert fingerprint(model, {}) != fingerprint(sentence_transformer(str(folder)), {})
+
+
+def test_token_weights_are_not_trained(folder):
+    model = sentence_transformer(str(folder), token_weights=all_weights(folder))
+    model(model.preprocess(TEXTS))["sentence_embedding"].sum().backward()
+    assert model[1].emb_layer.weight.grad is None
+    assert model[0].model.layer_norm.weight.grad.abs().sum() > 0
+
+
+def test_inverse_document_frequencies_are_those_of_bm25(tokenizer):
+    texts = ["the fox", "the quick fox fox", "jumps", "the dog"]
+    weights = inverse_document_frequencies(tokenizer, iter(texts))
+    assert set(weights) == set(tokenizer.get_vocab())
+    for token, count in {"fox": 2, "the": 3, "jumps": 1, "sea": 0, "[CLS]": 4}.items():
+        assert weights[token] == pytest.approx(math.log((4 + 1) / (count + 0.5)))
+    assert min(weights.values()) > 0
+    assert inverse_document_frequencies(tokenizer, texts, max_length=3)["fox"] > weights["fox"]  # [CLS] the [SEP]
+    with pytest.raises(ValueError, match="no texts to count tokens in"):
+        inverse_document_frequencies(tokenizer, [])
 
 
 def test_removing_padding_does_not_change_embeddings(folder):
@@ -184,6 +229,10 @@ def test_invalid_model_options_are_refused(folder, tokenizer, tmp_path):
         sentence_transformer(str(folder), pooling="max")
     with pytest.raises(ValueError, match="include_prompt=False"):
         sentence_transformer(str(folder), pooling="cls", include_prompt=False)
+    with pytest.raises(ValueError, match="pooling='cls' has no mean; remove one of the two"):
+        sentence_transformer(str(folder), pooling="cls", token_weights=all_weights(folder))
+    with pytest.raises(ValueError, match=r"\d+ tokens have no weight, such as '.*'; give every token a weight"):
+        sentence_transformer(str(folder), token_weights=WEIGHTS)
     with pytest.raises(ValueError, match="Prompt name 'nope' not found"):
         sentence_transformer(str(folder)).encode("fox", prompt_name="nope")
     shape = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
@@ -227,3 +276,16 @@ def test_the_packed_rows_of_flash_attention_give_the_same_embeddings(folder, mon
     np.testing.assert_allclose(model.encode(TEXTS), expected, atol=2e-6)
     assert seen[0]["input_ids"].shape[0] == 1 and seen[0]["cu_seq_lens_q"].shape == (len(TEXTS) + 1,)
     assert "attention_mask" not in seen[0]
+
+
+def test_with_token_weights_flash_attention_gets_padded_rows(folder, monkeypatch, tmp_path):
+    """The weights need the attention mask, which packed rows do not have; the model removes the padding itself."""
+    from transformers import modeling_flash_attention_utils
+
+    sentence_transformer(str(folder), token_weights=all_weights(folder)).save_pretrained(str(tmp_path))
+    kernels = (None, lambda: None, None, None), None
+    monkeypatch.setattr(modeling_flash_attention_utils, "lazy_import_flash_attention", lambda *a, **k: kernels)
+    monkeypatch.setattr(Transformer, "_is_flash_attention_requested", lambda self: True)
+    model = SentenceTransformer(str(tmp_path))
+    assert model.preprocess(TEXTS)["attention_mask"].shape[0] == len(TEXTS)
+    assert model.encode(TEXTS).shape == (len(TEXTS), model.get_embedding_dimension())

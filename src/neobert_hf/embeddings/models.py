@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.contextual_neobert import ContextualNeoBERTConfig
@@ -29,6 +31,7 @@ def sentence_transformer(
     include_prompt: bool = True,
     max_seq_length: int | None = None,
     model_kwargs: dict | None = None,
+    token_weights: Mapping[str, float] | None = None,
 ) -> SentenceTransformer:
     """Build an embedding model: a NeoBERT and pooling. The model removes padding on every device before it computes.
 
@@ -40,9 +43,12 @@ def sentence_transformer(
         include_prompt: Whether the mean includes the tokens of the prompt, as in the paper's evaluation.
         max_seq_length: Length in tokens at which texts are truncated; by default the maximum of tokenizer and model.
         model_kwargs: Arguments of `from_pretrained`, such as `{"dtype": torch.bfloat16}` or `{"attn_implementation": ...}`.
+        token_weights: Weight of each token of the vocabulary in the mean, for example `inverse_document_frequencies`; they
+            are saved with the model and not trained. By default all tokens weigh the same.
 
     Raises:
-        ValueError: `pooling` is unknown, `include_prompt` is False with "cls", or the model is not a NeoBERT.
+        ValueError: `pooling` is unknown, `include_prompt` is False or `token_weights` are given with "cls", a token has no
+            weight, or the model is not a NeoBERT.
         OSError: The folder or the Hub holds no such model.
     """
     if pooling not in ("mean", "cls"):
@@ -51,12 +57,50 @@ def sentence_transformer(
         raise ValueError(
             "include_prompt=False excludes the prompt from the mean, and pooling='cls' has no mean; remove one of the two"
         )
+    if pooling == "cls" and token_weights is not None:
+        raise ValueError(
+            "token_weights weigh the tokens of the mean, and pooling='cls' has no mean; remove one of the two"
+        )
     from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, WordWeights
 
     transformer = _transformer(model_name_or_path, "feature-extraction", max_seq_length, model_kwargs)
-    modules = [transformer, Pooling(transformer.get_embedding_dimension(), pooling, include_prompt)]
+    modules = [transformer]
+    if token_weights is not None:
+        vocabulary = transformer.tokenizer.convert_ids_to_tokens(range(len(transformer.tokenizer)))
+        if missing := [token for token in vocabulary if token not in token_weights]:
+            raise ValueError(f"{len(missing)} tokens have no weight, such as {missing[0]!r}; give every token a weight")
+        modules.append(WordWeights(vocabulary, dict(token_weights)).requires_grad_(False))
+        transformer.unpad_inputs = False  # WordWeights reads the attention mask; the model removes padding itself
+    modules.append(Pooling(transformer.get_embedding_dimension(), pooling, include_prompt))
     return SentenceTransformer(modules=[*modules, Normalize()] if normalize else modules, prompts=prompts)
+
+
+def inverse_document_frequencies(
+    tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], max_length: int | None = None
+) -> dict[str, float]:
+    """Return the weight of each token of the vocabulary: ln(1 + (N - n + 0.5) / (n + 0.5)), if n of N texts contain it.
+
+    It is above 0 for every token, also for those that each text has, so a text without words has a vector too.
+
+    Source: Robertson and Zaragoza, "The probabilistic relevance framework: BM25 and beyond", 2009, with the 1 of Lucene.
+
+    Args:
+        tokenizer: Tokenizer of the model.
+        texts: Texts to count in, of the kind that the model will embed.
+        max_length: Length in tokens at which texts are truncated.
+
+    Raises:
+        ValueError: There are no texts.
+    """
+    texts = list(texts)
+    if not texts:
+        raise ValueError("no texts to count tokens in; give at least one")
+    counts = np.zeros(len(tokenizer), np.int64)
+    for ids in tokenizer(texts, truncation=max_length is not None, max_length=max_length)["input_ids"]:
+        counts[np.unique(ids)] += 1
+    weights = np.log1p((len(texts) - counts + 0.5) / (counts + 0.5))
+    return dict(zip(tokenizer.convert_ids_to_tokens(range(len(counts))), weights.tolist()))
 
 
 def sparse_encoder(
