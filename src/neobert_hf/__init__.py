@@ -9,7 +9,12 @@ from .data.collators import PackedMLMCollator
 from .data.packing import PackedStream
 from .deprecations import renamed_names
 from .embeddings.contextual import contextual_sentence_transformer, fit_context, load_context, save_context
-from .embeddings.models import multi_vector_encoder, sentence_transformer, sparse_encoder
+from .embeddings.models import (
+    inverse_document_frequencies,
+    multi_vector_encoder,
+    sentence_transformer,
+    sparse_encoder,
+)
 from .model.configuration_neobert import NeoBERTConfig
 from .model.contextual_neobert import CONTEXTUAL_AUTO_CLASSES, ContextualNeoBERTConfig, ContextualNeoBERTModel
 from .model.kernels_neobert import quantize
@@ -62,6 +67,7 @@ __all__ = [
     "best_dtype",
     "contextual_sentence_transformer",
     "fit_context",
+    "inverse_document_frequencies",
     "load_context",
     "multi_vector_encoder",
     "quantize",

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from neobert_hf.pretraining.muon import muon_with_adamw
+from neobert_hf.pretraining import muon
+from neobert_hf.pretraining.muon import Float32Muon, muon_with_adamw, orthogonalized
 
 pytestmark = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon (torch >= 2.9)")
 
@@ -61,3 +62,42 @@ def test_parameters_that_two_modules_share_are_trained_once():
     optimizer = muon_with_adamw([module, module["embedding"]], module["blocks"], 0.01, 0.1, weight_decay=0.0)
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     assert len(trained) == len(set(trained)) == len(list(module.parameters()))
+
+
+@pytest.mark.parametrize("shape", [(12, 12), (6, 20), (20, 6)])
+def test_the_iteration_applies_its_polynomial_to_the_singular_values_and_keeps_the_singular_vectors(shape):
+    matrix, coefficients = torch.randn(shape, dtype=torch.float64), (3.4445, -4.775, 2.0315)
+    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+    values = values / matrix.norm()
+    for _ in range(5):
+        values = coefficients[0] * values + coefficients[1] * values**3 + coefficients[2] * values**5
+    expected = left @ torch.diag(values) @ right
+    torch.testing.assert_close(orthogonalized(matrix, coefficients, 5, 1e-7), expected, atol=1e-10, rtol=0)
+
+
+def test_float32_muon_takes_the_steps_of_torchs_muon_and_resumes_from_its_state():
+    """The bound is of bfloat16: torch's products have 8 bits, and five steps multiply 15 times."""
+    options = dict(lr=0.05, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    weights = [nn.Parameter(torch.linspace(-1, 1, 96).sin().reshape(8, 12).clone()) for _ in range(2)]
+    theirs, ours = torch.optim.Muon([weights[0]], **options), Float32Muon([weights[1]], **options)
+    targets = torch.randn(6, 8, 12)
+    for target in targets:
+        before = weights[0].detach().clone()
+        weights[1].data.copy_(before)
+        for weight, optimizer in zip(weights, (theirs, ours)):
+            weight.grad = weight.detach() - target
+            optimizer.step()
+        moved = (weights[0] - before).norm()
+        assert (weights[0] - weights[1]).norm() <= 15 * 2**-8 * moved
+    ours.load_state_dict(theirs.state_dict())
+    torch.testing.assert_close(*(next(iter(each.state.values()))["momentum_buffer"] for each in (theirs, ours)))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [(torch.float32, "Float32Muon"), (torch.bfloat16, "Muon")], ids=["no bf16", "bf16"]
+)
+def test_the_products_are_in_float32_on_a_processor_without_bf16(monkeypatch, dtype, expected):
+    monkeypatch.setattr(muon, "best_dtype", lambda: dtype)
+    module = model()
+    optimizer = muon_with_adamw([module], module["blocks"], 0.01, 0.1, weight_decay=0.0)
+    assert type(optimizer.parts["muon"]).__name__ == expected

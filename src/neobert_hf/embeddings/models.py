@@ -81,7 +81,8 @@ def inverse_document_frequencies(
 ) -> dict[str, float]:
     """Return the weight of each token of the vocabulary: ln(1 + (N - n + 0.5) / (n + 0.5)), if n of N texts contain it.
 
-    It is above 0 for every token, also for those that each text has, so a text without words has a vector too.
+    It is above 0 for every token, also for those that each text has, so a text without words has a vector too. It has four
+    significant digits.
 
     Source: Robertson and Zaragoza, "The probabilistic relevance framework: BM25 and beyond", 2009, with the 1 of Lucene.
 
@@ -100,7 +101,8 @@ def inverse_document_frequencies(
     for ids in tokenizer(texts, truncation=max_length is not None, max_length=max_length)["input_ids"]:
         counts[np.unique(ids)] += 1
     weights = np.log1p((len(texts) - counts + 0.5) / (counts + 0.5))
-    return dict(zip(tokenizer.convert_ids_to_tokens(range(len(counts))), weights.tolist()))
+    rounded = [float(f"{weight:.4g}") for weight in weights]  # the weights are saved as text
+    return dict(zip(tokenizer.convert_ids_to_tokens(range(len(counts))), rounded))
 
 
 def sparse_encoder(

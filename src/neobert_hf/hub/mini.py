@@ -1,6 +1,6 @@
 """Write the small model of the package: bf16 weights with decoder, tokenizer, and a card with its measured results.
 
-    python hub_upload/build_mini.py --stages runs/mini-distilled runs/mini-tuned --corpus runs/documentation
+    python hub_upload/build_mini.py --stages runs/mini-distilled runs/mini-weighted --corpus runs/documentation
 
 `make mini` trains the stages first. The last one ships. The figures on the card are measured on the held-out documents and
 packages of the corpus.
@@ -216,6 +216,7 @@ def stage_text(summary: dict) -> str:
         + (f" and {muon:g} of Muon" if muon else "")
         + f". Share of the steps with masked texts: {summary['masked_share']:.0%}"
         + (f", with pairs: {summary['pair_share']:.0%}" if "pair_share" in summary else "")  # older runs: by size
+        + (". Each token weighed by its inverse document frequency in the mean" if summary.get("idf_weights") else "")
         + ". Weights of the losses: distillation 1, "
         f"contrastive {summary['contrastive_weight']:g} at temperature {summary['temperature']:g}, masked language "
         f"{summary['mlm_weight']:g}. Texts truncated to {summary['max_seq_length']:,} tokens. Seed {summary['seed']}."
