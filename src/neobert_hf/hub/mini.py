@@ -1,15 +1,17 @@
 """Write the small model of the package: bf16 weights with decoder, tokenizer, and a card with its measured results.
 
-    python hub_upload/build_mini.py --stages runs/mini-distilled runs/mini-weighted --corpus runs/documentation
+    python hub_upload/build_mini.py --stages runs/mini-distilled runs/mini-tuned --corpus runs/documentation
 
 `make mini` trains the stages first. The last one ships. The figures on the card are measured on the held-out documents and
 packages of the corpus.
 """
 
 import json
+import shutil
 import statistics
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +21,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from sentence_transformers import SentenceTransformer
 from tabulate import tabulate
 from tqdm.auto import tqdm
-from transformers import AutoModelForMaskedLM, PreTrainedTokenizerBase
+from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from ..allocator import tune_allocator
 from ..commands import Bounds, CommandParser, run_command
@@ -27,15 +29,18 @@ from ..data.collators import PackedMLMCollator
 from ..data.files import saving, write_json
 from ..data.wordpiece import PreTrainedTokenizerFast
 from ..embeddings.distillation import TEACHER, open_teacher
+from ..embeddings.models import inverse_document_frequencies, sentence_transformer
 from ..embeddings.training_sets import read_pairs
 from ..evaluation.masked_lm import bigram_accuracy, masked_accuracy, unigram_accuracy
 from ..evaluation.pseudo_perplexity import MaskedText, masked_losses, positions_to_mask, pseudo_perplexity, unmasked_ids
 from ..evaluation.retrieval import pairs_evaluator
+from ..model.machine_neobert import best_dtype
 from ..pretraining.runs import SUMMARY
 from .build import markdown, move_files
 
 LARGEST_MB = 24
 SOURCES = "sources.json"
+MODULE_FOLDERS = "[0-9]_*"  # names that sentence-transformers gives
 PARTS = {"stages", "sources", "measured"}  # keys of a summary that this module wrote
 OLDER_PARTS = {"pretraining", "contrastive", "measured"}  # before the model had a decoder
 SHOWN_SOURCES = 12
@@ -63,9 +68,9 @@ class MiniArguments:
     )
 
 
-def measure_masks(tokenizer: PreTrainedTokenizerBase, arguments: MiniArguments) -> dict:
+def measure_masks(folder: Path, tokenizer: PreTrainedTokenizerBase, arguments: MiniArguments) -> dict:
     """Measure masked-token accuracy and pseudo-perplexity on the held-out documents."""
-    model = AutoModelForMaskedLM.from_pretrained(arguments.stages[-1], dtype=torch.bfloat16).eval()
+    model = AutoModelForMaskedLM.from_pretrained(folder, dtype=best_dtype()).eval()
     cut = dict(truncation=True, max_length=arguments.max_length)
     training, held_out = (
         tokenizer(
@@ -93,11 +98,12 @@ def measure_masks(tokenizer: PreTrainedTokenizerBase, arguments: MiniArguments) 
     }
 
 
-def measure_embeddings(model: SentenceTransformer, arguments: MiniArguments) -> dict:
+def measure_embeddings(folder: Path, arguments: MiniArguments) -> dict:
     """Measure retrieval on packages outside the training data, beside the teacher, and embedding speed."""
+    model = SentenceTransformer(str(folder), model_kwargs={"dtype": best_dtype()})
     pairs = read_pairs(Path(arguments.corpus, "held_out_packages_pairs.jsonl"))
     evaluator = pairs_evaluator(pairs, "held_out")
-    teacher = open_teacher(arguments.teacher, model.max_seq_length, torch.bfloat16)
+    teacher = open_teacher(arguments.teacher, model.max_seq_length, best_dtype())
     found = {}
     for name, each in {"mini NeoBERT": model, "all-MiniLM-L6-v2, its teacher": teacher}.items():
         scores = evaluator(each)
@@ -138,8 +144,23 @@ def check_out(out: Path) -> None:
         )
 
 
-def write_model(folder: str, out: Path) -> SentenceTransformer:
+def corpus_texts(corpus: str) -> Iterator[str]:
+    """Yield the texts that the model learned from: short ones and documents."""
+    for name in ("train_texts.jsonl", "train_documents.jsonl"):
+        with Path(corpus, name).open(encoding="utf-8") as lines:
+            yield from (json.loads(line)["text"] for line in lines)
+
+
+def write_model(folder: str, texts: Iterable[str], out: Path) -> SentenceTransformer:
     """Save embedding model and decoder in bf16 into an empty folder, without the code, which is part of the package.
+
+    The mean of the embedding weighs each token by its inverse document frequency. The stages train the plain mean: 300 more steps
+    with the weights gave no better model (docs/mini.md).
+
+    Args:
+        folder: Folder of the last stage.
+        texts: Texts to count tokens in.
+        out: Folder to write.
 
     Returns:
         The embedding model.
@@ -150,7 +171,9 @@ def write_model(folder: str, out: Path) -> SentenceTransformer:
     language_model, info = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.bfloat16, output_loading_info=True)
     if missing := sorted(info["missing_keys"]):
         raise ValueError(f"{folder} has no {', '.join(missing)}; give a folder of examples/distill_embeddings.py")
-    model = SentenceTransformer(folder, model_kwargs={"dtype": torch.bfloat16})
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    weights = inverse_document_frequencies(tokenizer, texts, tokenizer.model_max_length)
+    model = sentence_transformer(folder, token_weights=weights, model_kwargs={"dtype": torch.bfloat16})
     model.save_pretrained(str(out), create_model_card=False)
     language_model.save_pretrained(out)  # replaces config and weights by those with the decoder
     PreTrainedTokenizerFast.from_pretrained(out).save_pretrained(out)  # under a class name that every version knows
@@ -159,7 +182,8 @@ def write_model(folder: str, out: Path) -> SentenceTransformer:
     config = json.loads((out / "config.json").read_text("utf-8"))
     config.pop("auto_map", None)
     (out / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
-    (out / "model.safetensors").chmod(0o644)
+    for file in out.rglob("*.safetensors"):
+        file.chmod(0o644)
     return model
 
 
@@ -184,14 +208,15 @@ def build(arguments: MiniArguments) -> dict:
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as beside:
         partial = Path(beside, out.name)
         with saving(out):
-            model = write_model(arguments.stages[-1], partial)
-            size = folder_megabytes(partial)
+            model = write_model(arguments.stages[-1], corpus_texts(arguments.corpus), partial)
+            size, modules = folder_megabytes(partial), {each.name for each in partial.glob(MODULE_FOLDERS)}
             if size > LARGEST_MB:
                 raise ValueError(
                     f"{out} would take {size:.1f} MB, but at most {LARGEST_MB} MB may ship; train a smaller model"
                 )
             write_json(partial / SOURCES, sources)
-        figures = {**measure_masks(model.tokenizer, arguments), **measure_embeddings(model, arguments)}
+        figures = {**measure_masks(partial, model.tokenizer, arguments), **measure_embeddings(partial, arguments)}
+        figures["dtype"] = str(best_dtype()).removeprefix("torch.")
         figures["machine"] = f"{torch.get_num_threads()} CPU threads, torch {torch.__version__}"
         figures["num_parameters"] = sum(p.numel() for p in AutoModelForMaskedLM.from_pretrained(partial).parameters())
         figures["megabytes"] = round(size, 1)
@@ -203,6 +228,9 @@ def build(arguments: MiniArguments) -> dict:
             write_card(model, partial, written, sources, held_out_packages(arguments.corpus))
         write_json(partial / SUMMARY, written)
         move_files(partial, out, last="config.json")
+        for folder in out.glob(MODULE_FOLDERS):
+            if folder.name not in modules:
+                shutil.rmtree(folder)  # a module of an earlier build
     return {"out": str(out), **figures}
 
 
@@ -216,7 +244,6 @@ def stage_text(summary: dict) -> str:
         + (f" and {muon:g} of Muon" if muon else "")
         + f". Share of the steps with masked texts: {summary['masked_share']:.0%}"
         + (f", with pairs: {summary['pair_share']:.0%}" if "pair_share" in summary else "")  # older runs: by size
-        + (". Each token weighed by its inverse document frequency in the mean" if summary.get("idf_weights") else "")
         + ". Weights of the losses: distillation 1, "
         f"contrastive {summary['contrastive_weight']:g} at temperature {summary['temperature']:g}, masked language "
         f"{summary['mlm_weight']:g}. Texts truncated to {summary['max_seq_length']:,} tokens. Seed {summary['seed']}."
@@ -259,6 +286,7 @@ def write_card(model: SentenceTransformer, out: Path, written: dict, sources: di
         num_pseudo=figures["num_pseudo"],
         speed=f"{figures['tokens_per_s']:,.0f}",
         machine=figures["machine"],
+        dtype=figures["dtype"],
         training="\n".join(f"{i}. {stage_text(stage)}" for i, stage in enumerate(written["stages"], 1)),
         num_sources=written["sources"]["num_sources"],
         num_characters=f"{written['sources']['num_characters'] / 1e6:.0f}",
