@@ -43,8 +43,8 @@ def sentence_transformer(
         include_prompt: Whether the mean includes the tokens of the prompt, as in the paper's evaluation.
         max_seq_length: Length in tokens at which texts are truncated; by default the maximum of tokenizer and model.
         model_kwargs: Arguments of `from_pretrained`, such as `{"dtype": torch.bfloat16}` or `{"attn_implementation": ...}`.
-        token_weights: Weight of each token of the vocabulary in the mean, for example `inverse_document_frequencies`; they
-            are saved with the model and not trained. By default all tokens weigh the same.
+        token_weights: Weight of each token of the vocabulary in the mean, for example `inverse_document_frequencies`. They are
+            saved with the model, and training changes them as any other parameter. By default all tokens weigh the same.
 
     Raises:
         ValueError: `pooling` is unknown, `include_prompt` is False or `token_weights` are given with "cls", a token has no
@@ -70,7 +70,7 @@ def sentence_transformer(
         vocabulary = transformer.tokenizer.convert_ids_to_tokens(range(len(transformer.tokenizer)))
         if missing := [token for token in vocabulary if token not in token_weights]:
             raise ValueError(f"{len(missing)} tokens have no weight, such as {missing[0]!r}; give every token a weight")
-        modules.append(WordWeights(vocabulary, dict(token_weights)).requires_grad_(False))
+        modules.append(WordWeights(vocabulary, dict(token_weights)))
         transformer.unpad_inputs = False  # WordWeights reads the attention mask; the model removes padding itself
     modules.append(Pooling(transformer.get_embedding_dimension(), pooling, include_prompt))
     return SentenceTransformer(modules=[*modules, Normalize()] if normalize else modules, prompts=prompts)
