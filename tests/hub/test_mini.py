@@ -73,7 +73,7 @@ def test_the_card_states_the_measured_results_and_no_local_paths():
     measured = json.loads(summary)["measured"]
     accuracy, retrieval = measured["masked_accuracy"], measured["retrieval"]
     assert accuracy["mini NeoBERT"] >= 0.4 > accuracy["bigram model (the more confident neighbour)"]
-    assert retrieval["mini NeoBERT"]["recall@10"] >= 0.95 * retrieval["all-MiniLM-L6-v2, its teacher"]["recall@10"]
+    assert retrieval["mini NeoBERT"]["recall@10"] >= 0.97 * retrieval["all-MiniLM-L6-v2, its teacher"]["recall@10"]
     assert all(f" {share:.1%} |" in card for share in accuracy.values())
     assert all(f" {value:.3f} |" in card for scores in retrieval.values() for value in scores.values())
     for text in (card, summary, (FOLDER / "config.json").read_text("utf-8")):
