@@ -44,7 +44,8 @@ def sentence_transformer(
         max_seq_length: Length in tokens at which texts are truncated; by default the maximum of tokenizer and model.
         model_kwargs: Arguments of `from_pretrained`, such as `{"dtype": torch.bfloat16}` or `{"attn_implementation": ...}`.
         token_weights: Weight of each token of the vocabulary in the mean, for example `inverse_document_frequencies`. They are
-            saved with the model, and training changes them as any other parameter. By default all tokens weigh the same.
+            saved with the model, and training changes them as any other parameter. By default all tokens weigh the same. With
+            `include_prompt=False` the weights of the prompt still divide the sum, which changes the length of a vector only.
 
     Raises:
         ValueError: `pooling` is unknown, `include_prompt` is False or `token_weights` are given with "cls", a token has no

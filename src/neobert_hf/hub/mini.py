@@ -40,7 +40,6 @@ from .build import markdown, move_files
 
 LARGEST_MB = 24
 SOURCES = "sources.json"
-MODULE_FOLDERS = "[0-9]_*"  # names that sentence-transformers gives
 PARTS = {"stages", "sources", "measured"}  # keys of a summary that this module wrote
 OLDER_PARTS = {"pretraining", "contrastive", "measured"}  # before the model had a decoder
 SHOWN_SOURCES = 12
@@ -187,6 +186,14 @@ def write_model(folder: str, texts: Iterable[str], out: Path) -> SentenceTransfo
     return model
 
 
+def remove_older_modules(out: Path) -> None:
+    """Remove the folders of modules that `modules.json` does not name: an earlier build had them."""
+    named = {module["path"] for module in json.loads((out / "modules.json").read_text("utf-8"))}
+    for folder in out.glob("[0-9]_*"):  # names that sentence-transformers gives
+        if folder.name not in named:
+            shutil.rmtree(folder)
+
+
 def folder_megabytes(folder: Path) -> float:
     """Return the size of all files, in MB."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
@@ -209,7 +216,7 @@ def build(arguments: MiniArguments) -> dict:
         partial = Path(beside, out.name)
         with saving(out):
             model = write_model(arguments.stages[-1], corpus_texts(arguments.corpus), partial)
-            size, modules = folder_megabytes(partial), {each.name for each in partial.glob(MODULE_FOLDERS)}
+            size = folder_megabytes(partial)
             if size > LARGEST_MB:
                 raise ValueError(
                     f"{out} would take {size:.1f} MB, but at most {LARGEST_MB} MB may ship; train a smaller model"
@@ -228,9 +235,7 @@ def build(arguments: MiniArguments) -> dict:
             write_card(model, partial, written, sources, held_out_packages(arguments.corpus))
         write_json(partial / SUMMARY, written)
         move_files(partial, out, last="config.json")
-        for folder in out.glob(MODULE_FOLDERS):
-            if folder.name not in modules:
-                shutil.rmtree(folder)  # a module of an earlier build
+        remove_older_modules(out)
     return {"out": str(out), **figures}
 
 

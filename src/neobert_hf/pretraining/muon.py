@@ -10,14 +10,23 @@ from torch.optim import AdamW, Optimizer
 
 from ..model.machine_neobert import best_dtype
 
+MOONLIGHT = "match_rms_adamw"  # torch's name of the scale of arXiv 2502.16982
+
 
 class Float32Muon(getattr(torch.optim, "Muon", Optimizer)):  # torch has Muon from 2.9 on
     """torch's Muon, but with the products in float32 instead of bfloat16.
 
     A processor without bf16 instructions emulates bfloat16. There the products of torch's Muon took 7 of the 10 seconds of a
-    step of 16,384 tokens of the mini model. State and arguments are those of torch's Muon, so a checkpoint of one resumes in the
-    other; `adjust_lr_fn` must be "match_rms_adamw".
+    step of 16,384 tokens of the mini model. The state is that of torch's Muon, so a checkpoint of one resumes in the other. The
+    update has the scale of Moonlight (arXiv 2502.16982, section 2.2), `adjust_lr_fn="match_rms_adamw"` of torch.
+
+    Args:
+        params: Matrices.
+        **kwargs: As for torch's Muon, without `adjust_lr_fn`.
     """
+
+    def __init__(self, params: Iterable[nn.Parameter], **kwargs) -> None:
+        super().__init__(params, adjust_lr_fn=MOONLIGHT, **kwargs)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
@@ -34,9 +43,7 @@ class Float32Muon(getattr(torch.optim, "Muon", Optimizer)):  # torch has Muon fr
                 update = matrix.grad.lerp(average, momentum) if group["nesterov"] else average
                 update = orthogonalized(update, group["ns_coefficients"], group["ns_steps"], group["eps"])
                 matrix.mul_(1 - rate * group["weight_decay"])
-                matrix.add_(
-                    update, alpha=-rate * 0.2 * max(matrix.shape) ** 0.5
-                )  # Moonlight (arXiv 2502.16982), section 2.2
+                matrix.add_(update, alpha=-rate * 0.2 * max(matrix.shape) ** 0.5)
         return loss
 
 
@@ -134,7 +141,9 @@ def muon_with_adamw(
     others = {parameter: None for module in modules for parameter in module.parameters()}
     for parameter in matrices:
         del others[parameter]
-    is_slow_in_bf16 = matrices[0].device.type == "cpu" and best_dtype() == torch.float32
-    muon_class = Float32Muon if is_slow_in_bf16 else torch.optim.Muon
-    muon = muon_class(matrices, lr=muon_learning_rate, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
+    options = dict(lr=muon_learning_rate, weight_decay=weight_decay)
+    if matrices[0].device.type == "cpu" and best_dtype() == torch.float32:
+        muon = Float32Muon(matrices, **options)
+    else:
+        muon = torch.optim.Muon(matrices, **options, adjust_lr_fn=MOONLIGHT)
     return MuonWithAdamW(muon, AdamW(list(others), lr=learning_rate, betas=betas, weight_decay=weight_decay))
