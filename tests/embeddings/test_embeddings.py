@@ -110,7 +110,7 @@ def test_inverse_document_frequencies_are_those_of_bm25(tokenizer):
     weights = inverse_document_frequencies(tokenizer, iter(texts))
     assert set(weights) == set(tokenizer.get_vocab())
     for token, count in {"fox": 2, "the": 3, "jumps": 1, "sea": 0, "[CLS]": 4}.items():
-        assert weights[token] == pytest.approx(math.log((4 + 1) / (count + 0.5)))
+        assert weights[token] == pytest.approx(math.log((4 + 1) / (count + 0.5)), rel=5e-4)  # four digits
     assert min(weights.values()) > 0
     assert inverse_document_frequencies(tokenizer, texts, max_length=3)["fox"] > weights["fox"]  # [CLS] the [SEP]
     with pytest.raises(ValueError, match="no texts to count tokens in"):
