@@ -189,8 +189,18 @@ PSEUDO_PERPLEXITY = {
     "tokens/s": ("tokens_per_s", ",.0f"),
     "spread": ("spread", ".1%"),
     "speed over naive": ("speed_over_naive", ".1f"),
+    "over one batch": ("speed_over_one_batch", ".1f"),
     "largest difference, nats": ("largest_difference", ".1e"),
     "memory above the model, MB": ("memory_above_model_mb", ",.0f"),
+}
+
+SELECTED_TOKENS = {
+    "shape": ("shape", ""),
+    "task": ("task", ""),
+    "the last block computes": ("last_block", ""),
+    "tokens/s": ("tokens_per_s", ",.0f"),
+    "spread": ("spread", ".1%"),
+    "speed over all tokens": ("speed", ".2f"),
 }
 
 FINETUNING_SPEED = {

@@ -27,7 +27,7 @@ from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.model import attention_neobert, backends_neobert
 from neobert_hf.model.attention_neobert import to_device
 from neobert_hf.model.backends_neobert import BACKENDS, Situation, attend, choose_backend
-from neobert_hf.model.losses_neobert import find_label_indices
+from neobert_hf.model.losses_neobert import find_labels
 from neobert_hf.model.plan_neobert import make_plan
 
 SOURCE = Path(attention_neobert.__file__).parents[1]
@@ -472,7 +472,7 @@ def test_the_layout_makes_no_asynchronous_copy_to_an_unknown_device(monkeypatch)
     ids = torch.full((2, 5), 5)
     labels = ids.masked_fill(mask == 0, -100)
     plan, host_values = make_plan(ids, "auto", vocab_size=10, attention_mask=mask, copy_to_host=labels != -100)
-    assert len(find_label_indices(plan.layout.flatten(labels), host_values, plan.layout)) == 8
+    assert len(find_labels(labels, plan.layout, host_values)) == 8
     assert not asynchronous
 
 

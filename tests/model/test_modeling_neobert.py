@@ -2,6 +2,7 @@
 
 import sys
 import weakref
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -154,6 +155,121 @@ def test_gradient_checkpointing_makes_the_layout_once(model, batch, monkeypatch)
     model.train().gradient_checkpointing_enable({"use_reentrant": False})
     model(**batch["padded"]).loss.backward()
     assert len(made) == 1
+
+
+# ---------------------------------------------------------------------------------------- selected tokens
+
+
+HEADS = ("masked tokens", "first tokens")
+
+
+def head_of(name, config, batch):
+    """A model whose head reads the masked tokens or the first tokens, and labels of the four documents, padded and packed."""
+    config.sparse_prediction, config.num_labels, config.classifier_dropout = True, 3, 0.0
+    torch.manual_seed(1)
+    if name == "masked tokens":
+        return NeoBERTForMaskedLM(config), {form: batch[form]["labels"] for form in ("padded", "packed")}
+    return NeoBERTForSequenceClassification(config), dict.fromkeys(("padded", "packed"), torch.tensor([0, 2, 1, 1]))
+
+
+@contextmanager
+def all_tokens_are_read(model):
+    """A hook reads the states after the last block, so the block computes all of them. Gives the number of its rows."""
+    rows = []
+    hook = model.model.transformer_encoder[-1].register_forward_hook(lambda *call: rows.append(len(call[-1][0])))
+    yield rows
+    hook.remove()
+
+
+@pytest.mark.parametrize("form", ["packed", "padded", "padded in dense form"])
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["", "checkpointing"])
+@pytest.mark.parametrize("head", HEADS)
+def test_a_last_block_that_computes_only_what_the_head_reads_changes_neither_loss_nor_gradients(
+    tiny_config, batch, head, checkpointing, form
+):
+    tiny_config.unpad_inputs = "dense" not in form
+    model, labels = head_of(head, tiny_config, batch)
+    model.train()
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    form, _, is_dense = form.partition(" in ")
+    inputs = batch[form] | {"labels": labels[form]}
+    loss = model(**inputs).loss
+    loss.backward()
+    selected = gradients(model)
+    with all_tokens_are_read(model) as rows:
+        wanted = model(**inputs).loss
+        wanted.backward()
+    assert set(rows) == {inputs["input_ids"].numel() if is_dense else sum(LENGTHS)}
+    torch.testing.assert_close(loss, wanted, **FLOAT32)
+    for name, gradient in gradients(model).items():
+        torch.testing.assert_close(selected[name], gradient, **FLOAT32, msg=lambda text, name=name: f"{name}: {text}")
+
+
+# the logits of a few rows and of all come from products of other shapes; bf16: a few units of its 8 bits
+@pytest.mark.parametrize("dtype, bounds", [(torch.float32, FLOAT32), (torch.bfloat16, dict(rtol=3e-2, atol=3e-2))])
+@pytest.mark.parametrize("prepacked", [False, True], ids=["", "prepacked"])
+@pytest.mark.parametrize("head", HEADS)
+def test_in_inference_the_logits_of_selected_tokens_are_those_of_all_tokens(
+    tiny_config, batch, head, prepacked, dtype, bounds
+):
+    model, labels = head_of(head, tiny_config, batch)
+    model = model.to(dtype).eval()
+    if prepacked:
+        model.prepack_weights()
+    with torch.inference_mode():
+        logits = model(**batch["padded"] | {"labels": labels["padded"]}).logits
+        with all_tokens_are_read(model) as rows:
+            wanted = model(**batch["padded"] | {"labels": labels["padded"]}).logits
+    assert rows == [sum(LENGTHS)]
+    torch.testing.assert_close(logits, wanted, **bounds)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_the_products_after_the_last_attention_see_only_the_tokens_that_the_head_reads(
+    tiny_config, batch, head, monkeypatch
+):
+    model, labels = head_of(head, tiny_config, batch)
+    rows, forward = {}, torch.nn.Linear.forward  # a hook on a layer would make the block compute all tokens
+    names = {module: name for name, module in model.model.transformer_encoder.named_modules()}
+
+    def recording_forward(layer, x):
+        rows[names.get(layer)] = len(x)
+        return forward(layer, x)
+
+    monkeypatch.setattr(torch.nn.Linear, "forward", recording_forward)
+    model.train()(**batch["packed"] | {"labels": labels["packed"]})
+    read = {"masked tokens": int((batch["packed"]["labels"] != -100).sum()), "first tokens": len(LENGTHS)}[head]
+    last = str(CONFIG["num_hidden_layers"] - 1)
+    after_attention = {f"{last}.wo", f"{last}.ffn.w12", f"{last}.ffn.w3"}
+    assert {name for name in rows if name and rows[name] == read} == after_attention
+    assert {rows[name] for name in rows if name and name not in after_attention} == {sum(LENGTHS)}
+
+
+@pytest.mark.parametrize("place", ["layer_norm", "transformer_encoder.2.ffn", "transformer_encoder.2"])
+def test_a_hook_behind_the_last_attention_reads_all_tokens(tiny_config, batch, place):
+    assert CONFIG["num_hidden_layers"] == 3
+    model, labels = head_of("first tokens", tiny_config, batch)
+    seen = []
+    model.model.get_submodule(place).register_forward_hook(
+        lambda module, inputs, output: seen.append(len(output[0] if isinstance(output, tuple) else output))
+    )
+    model.train()(**batch["packed"] | {"labels": labels["packed"]})
+    assert seen == [sum(LENGTHS)]
+
+
+def test_requested_hidden_states_hold_all_tokens_beside_selected_ones(tiny_config, batch):
+    model, _ = head_of("first tokens", tiny_config, batch)
+    model.eval()
+    inputs = {name: batch["padded"][name] for name in ("input_ids", "attention_mask")}
+    outputs = model(**inputs, output_hidden_states=True)
+    torch.testing.assert_close(outputs.hidden_states[-1], model.model(**inputs).last_hidden_state)
+    torch.testing.assert_close(outputs.logits, model(**inputs).logits, **FLOAT32)
+
+
+def test_selected_tokens_need_a_packed_output(model, batch):
+    with pytest.raises(ValueError, match="return_packed=True"):
+        model.model(batch["packed"]["input_ids"], select_tokens=lambda layout, host_values: layout.first_tokens)
 
 
 # ---------------------------------------------------------------------------------------- outputs and inputs
@@ -522,6 +638,15 @@ def test_a_model_compiled_in_one_graph_gives_the_same_loss_and_gradients(model):
     torch.testing.assert_close(loss, compiled_loss, **FLOAT32)
     for name, gradient in gradients(model).items():
         torch.testing.assert_close(gradient, plain[name], **FLOAT32)
+
+
+def test_a_classifier_compiled_in_one_graph_gives_the_same_logits(tiny_config, batch):
+    """Its head reads the first tokens only, also while compiling."""
+    model, _ = head_of("first tokens", tiny_config, batch)
+    inputs = {name: batch["padded"][name] for name in ("input_ids", "attention_mask")}
+    compiled = torch.compile(model.eval(), fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(**inputs).logits, model(**inputs).logits, **FLOAT32)
 
 
 def test_a_compiled_model_masks_padding_and_packing_instead_of_unpadding(model, batch):

@@ -163,8 +163,13 @@ def _decoding_of_one_position(model: PreTrainedModel):
     if isinstance(model, NeoBERTForMaskedLM):
 
         def logits_at(inputs, positions):
-            hidden_BLD = model.model(**inputs).last_hidden_state
-            return model.decoder(hidden_BLD[torch.arange(len(positions), device=positions.device), positions])
+            outputs = model.model(
+                **inputs,
+                return_packed=True,
+                return_dict=True,
+                select_tokens=lambda layout, host_values: layout.first_tokens + positions,
+            )
+            return model.decoder(outputs.last_hidden_state)
 
         yield logits_at
         return

@@ -1,6 +1,6 @@
 """The block of NeoBERT: attention with rotary positions, then SwiGLU, each added to the residual stream.
 
-Axes: `T` tokens; `D` hidden; `H` heads; `K` head width; `F` feed-forward.
+Axes: `T` tokens; `S` selected tokens; `D` hidden; `H` heads; `K` head width; `F` feed-forward.
 
 Source: paper, section 3.1.
 """
@@ -18,6 +18,7 @@ from .configuration_neobert import NeoBERTConfig
 from .kernels_neobert import (
     SHORTEST_TILED,
     RMSNorm,
+    choose_kernels,
     is_hooked,
     product,
     rms_norm,
@@ -73,30 +74,32 @@ class NeoBERTBlock(GradientCheckpointingLayer):
         self.ffn = SwiGLU(config)
 
     def forward(
-        self, x_TD: torch.Tensor, rotary: Rotary, plan: ForwardPlan
+        self, x_TD: torch.Tensor, rotary: Rotary, plan: ForwardPlan, tokens_S: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The residual stream (T, D) after the block, and the probabilities (B, H, L, L) of eager attention."""
+        """The residual stream (T, D) after the block, and the probabilities (B, H, L, L) of eager attention.
+
+        With `tokens_S`, indices on the flat axis, the stream of these tokens only, (S, D): their attention reads all tokens, and
+        the products after attention are computed for them alone.
+        """
         if plan.kernels != "plain" and not is_hooked(self.attention_norm, self.ffn_norm, self.ffn):
-            return self.forward_fast(x_TD, rotary, plan)
-        attended_TD, weights = self.attention(self.attention_norm(x_TD), rotary, plan)
-        x_TD = x_TD + attended_TD
+            return self.forward_fast(x_TD, rotary, plan, tokens_S)
+        qkv_TH3K = self.qkv(self.attention_norm(x_TD)).unflatten(-1, (self.num_heads, 3, self.head_dim))
+        out_THK, weights = attend(*split_and_rotate(qkv_TH3K, rotary.table), plan)
+        if tokens_S is not None:
+            x_TD, out_THK = x_TD.index_select(0, tokens_S), out_THK.index_select(0, tokens_S)
+        x_TD = x_TD + self.wo(out_THK.flatten(1))
         return x_TD + self.ffn(self.ffn_norm(x_TD)), weights
 
-    def attention(
-        self, x_TD: torch.Tensor, rotary: Rotary, plan: ForwardPlan
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attention with output projection, (T, D), and the probabilities of eager attention."""
-        qkv_TH3K = self.qkv(x_TD).unflatten(-1, (self.num_heads, 3, self.head_dim))
-        out_THK, weights = attend(*split_and_rotate(qkv_TH3K, rotary.table), plan)
-        return self.wo(out_THK.flatten(1)), weights
-
-    def forward_fast(self, x_TD: torch.Tensor, rotary: Rotary, plan: ForwardPlan):
+    def forward_fast(self, x_TD: torch.Tensor, rotary: Rotary, plan: ForwardPlan, tokens_S: torch.Tensor | None):
         """`forward` in fewer operations, for inference on a CPU (see kernels_neobert.py)."""
         kernels = plan.kernels
         qkv_TD = product(self.qkv, rms_norm(x_TD, self.attention_norm), kernels)
         by_head = plan.backend == "cpu_tiled" and plan.layout.max_length >= SHORTEST_TILED[qkv_TD.dtype]
         qkv_TH3K = qkv_TD.view(-1, self.num_heads, 3, self.head_dim)
         out_THK, weights = attend(*split_and_rotate_fast(qkv_TH3K, rotary.turns, by_head), plan)
+        if tokens_S is not None:
+            x_TD, out_THK = x_TD.index_select(0, tokens_S), out_THK.index_select(0, tokens_S)
+            kernels = choose_kernels(qkv_TD.dtype, len(tokens_S))
         x_TD = product(self.wo, out_THK.flatten(1).to(qkv_TD.dtype), kernels, residual=x_TD)
         gate_TF, up_TF = product(self.ffn.w12, rms_norm(x_TD, self.ffn_norm), kernels).chunk(2, dim=-1)
         return product(self.ffn.w3, F.silu(gate_TF).mul_(up_TF), kernels, residual=x_TD), weights

@@ -45,8 +45,9 @@ class NeoBERTConfig(PretrainedConfig):
         pad_token_id: Id of the padding token, whose embedding stays zero.
         dim_head: Published name of the head width; only checked against `hidden_size / num_attention_heads`.
         unpad_inputs: Compute on real tokens only. False computes on the padded batch.
-        sparse_prediction: If labels are given, run the LM head on labelled positions only. `logits` then has one row per
-            label in evaluation; in training it is None, because the loss is computed chunk by chunk.
+        sparse_prediction: If labels are given, run the LM head, and the last block behind its attention, on labelled positions
+            only. `logits` then has one row per label in evaluation; in training it is None, because the loss is computed chunk
+            by chunk.
 
     Raises:
         ValueError: A value is invalid, or the config belongs to another model of the type "neobert" (NeoDictaBERT).

@@ -82,6 +82,11 @@ class HostValues(NamedTuple):
     requested: torch.Tensor | None = None
 
 
+def find_first_tokens(layout: SequenceLayout, host_values: HostValues) -> torch.Tensor:
+    """(N,) int64, index on the flat axis of each sequence's first real token."""
+    return layout.first_tokens
+
+
 def sequence_of_each_token(cu_seq_lens: torch.Tensor, num_tokens: int) -> torch.Tensor:
     """(T,) int64, the index of each token's sequence, computed on the device without synchronisation."""
     tokens = torch.arange(num_tokens, device=cu_seq_lens.device)

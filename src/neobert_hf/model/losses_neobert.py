@@ -170,11 +170,12 @@ def check_no_label_at_padding(host_values: HostValues, is_span: bool = False) ->
         )
 
 
-def find_label_indices(labels_T: torch.Tensor, host_values: HostValues, layout: SequenceLayout) -> torch.Tensor:
-    """(M,) int64, indices of the labels on the flat axis.
+def find_labels(labels_BL: torch.Tensor, layout: SequenceLayout, host_values: HostValues) -> torch.Tensor:
+    """(S,) int64, indices of the labels on the flat axis.
 
-    Without values on the host this waits for the device; the blocks are already queued by then.
+    Without values on the host this waits for the device; all blocks but the last are already queued by then.
     """
+    labels_T = layout.flatten(labels_BL, fill=IGNORE_INDEX)
     if host_values.requested is None:
         return (labels_T != IGNORE_INDEX).nonzero().flatten()
     is_label = host_values.requested.flatten() if layout.indices is None else host_values.requested[host_values.is_real]

@@ -7,13 +7,15 @@ Architecture, in the order of the data flow:
 - SwiGLU of two thirds of the nominal feed-forward width, gate and up fused in one matrix;
 - a final RMSNorm; for masked language modelling, an untied decoder with bias.
 
-Axes: `B` rows, `L` columns of the input; `T` tokens on the flat axis; `N` sequences; `D` hidden; `H` heads; `K` head
-width; `F` feed-forward; `V` vocabulary; `C` labels. Padding is removed before the first block and restored after the last
-(see `make_layout`), so all tensors in between are (T, ...).
+Axes: `B` rows, `L` columns of the input; `T` tokens on the flat axis; `S` tokens that a head reads; `N` sequences; `D` hidden;
+`H` heads; `K` head width; `F` feed-forward; `V` vocabulary; `C` labels. Padding is removed before the first block and restored
+after the last (see `make_layout`), so all tensors in between are (T, ...), and (S, ...) from the last attention on.
 """
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -44,7 +46,7 @@ from .kernels_neobert import (
     product,
     runs_fast,
 )
-from .layout_neobert import HostValues, check_tokens
+from .layout_neobert import HostValues, SequenceLayout, check_tokens, find_first_tokens
 from .losses_neobert import (
     IGNORE_INDEX,
     check_labels,
@@ -52,7 +54,7 @@ from .losses_neobert import (
     classification_loss,
     cross_entropy,
     cross_entropy_in_chunks,
-    find_label_indices,
+    find_labels,
     mark_ends,
     mark_labels,
     span_loss,
@@ -65,10 +67,14 @@ logger = logging.get_logger(__name__)
 
 @dataclass
 class NeoBERTModelOutput(BaseModelOutput):
-    """Output of `NeoBERTModel`; with `return_packed=True`, `last_hidden_state` is (T, D) and `plan.layout` describes it."""
+    """Output of `NeoBERTModel`; with `return_packed=True`, `last_hidden_state` is (T, D) and `plan.layout` describes it.
+
+    With `select_tokens`, `last_hidden_state` is (S, D), the states of the tokens with the indices `tokens_S`.
+    """
 
     plan: ForwardPlan | None = None
     host_values: HostValues | None = None
+    tokens_S: torch.Tensor | None = None
 
 
 @dataclass
@@ -212,6 +218,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         trust_boundaries: bool = False,
         return_packed: bool = False,
         copy_to_host: torch.Tensor | None = None,
+        select_tokens: Callable[[SequenceLayout, HostValues], torch.Tensor] | None = None,
         **kwargs,
     ) -> NeoBERTModelOutput:
         """Encode padded rows, or documents packed into one row.
@@ -237,6 +244,9 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
                 for other attention the values are still checked.
             return_packed: Return `last_hidden_state` as (T, D), real tokens only, and the plan with the layout that describes it.
             copy_to_host: (B, L) bool that a head needs on the host; it is copied with other values and is in `host_values`.
+            select_tokens: Function from layout and host values to indices on the flat axis, (S,) int64, of the tokens that a head
+                reads; needs `return_packed`. The last block then computes its output projection and SwiGLU for these only,
+                unless `hidden_states` are returned or a hook reads its states.
             **kwargs: Refused, unless the value is None or False.
 
         Returns:
@@ -253,6 +263,8 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             raise TypeError(
                 f"{type(self).__name__} has no argument {', '.join(unknown)}; omit it, or give it to a model with a head"
             )
+        if select_tokens is not None and not return_packed:
+            raise ValueError("select_tokens chooses tokens, which have no rows and columns; set return_packed=True")
         config = self.config
         output_hidden_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
         output_attentions = config.output_attentions if output_attentions is None else output_attentions
@@ -286,16 +298,26 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         rotary = Rotary(rotary_table(config, layout, x_TD.dtype))
 
         states, attentions = (), ()  # kept only if requested, because they need much memory
-        for block in self.transformer_encoder:
+        tokens_S, selected = None, ()
+        last = len(self.transformer_encoder) - 1
+        for number, block in enumerate(self.transformer_encoder):
             if output_hidden_states:
                 states += (layout.unflatten(x_TD),)
                 x_TD = layout.flatten(states[-1])  # the gradient must pass through the returned state
-            x_TD, weights = block(x_TD, rotary, plan)
+            # Who reads the last states in the output or through a hook expects all of them. The function may wait for the
+            # device, so it is not called before the other blocks are queued.
+            elif number == last and select_tokens is not None and not is_hooked(*block.modules(), self.layer_norm):
+                tokens_S = select_tokens(layout, host_values)
+                selected = (tokens_S,)
+            x_TD, weights = block(x_TD, rotary, plan, *selected)
             attentions += (weights,) if output_attentions else ()
         x_TD = normalize(self.layer_norm, x_TD, plan.kernels)
         x_BLD = layout.unflatten(x_TD) if output_hidden_states or not return_packed else None
         if output_hidden_states:
             x_TD = layout.flatten(x_BLD)
+        if select_tokens is not None and not selected:
+            tokens_S = select_tokens(layout, host_values)
+            x_TD = x_TD.index_select(0, tokens_S)
 
         return NeoBERTModelOutput(
             last_hidden_state=x_TD if return_packed else x_BLD,
@@ -303,6 +325,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             attentions=attentions if output_attentions else None,
             plan=plan if return_packed else None,
             host_values=host_values if return_packed else None,
+            tokens_S=tokens_S,
         )
 
 
@@ -345,16 +368,16 @@ class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
         """
         inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
         inputs |= dict(inputs_embeds=inputs_embeds, copy_to_host=mark_labels(labels, input_ids, inputs_embeds))
-        outputs = self.model(**inputs, return_packed=True, return_dict=True, **kwargs)
+        is_sparse = self.config.sparse_prediction and labels is not None and not is_tracing(labels)
+        select_tokens = partial(find_labels, labels) if is_sparse else None
+        outputs = self.model(**inputs, return_packed=True, return_dict=True, select_tokens=select_tokens, **kwargs)
         check_no_label_at_padding(outputs.host_values)
         plan, hidden_TD = outputs.plan, outputs.last_hidden_state
         loss = logits = num_correct = None
         if labels is not None:
             labels = plan.layout.flatten(labels, fill=IGNORE_INDEX)
-        is_sparse = self.config.sparse_prediction and labels is not None and not is_tracing(hidden_TD)
         if is_sparse:
-            label_indices = find_label_indices(labels, outputs.host_values, plan.layout)
-            hidden_TD, labels = hidden_TD[label_indices], labels[label_indices]
+            labels = labels[outputs.tokens_S]
         if is_sparse and self.training:
             loss, num_correct = cross_entropy_in_chunks(self.decoder, hidden_TD, labels, num_items_in_batch)
         else:
@@ -383,9 +406,8 @@ class _PooledHead(NeoBERTPreTrainedModel):
 
     def classify(self, **inputs):
         """Return logits (N, C) and the output of the encoder."""
-        outputs = self.model(**inputs, return_packed=True, return_dict=True)
-        first_ND = outputs.last_hidden_state[outputs.plan.layout.first_tokens]
-        pooled_ND = torch.tanh(self.dense(self.dropout(first_ND)))
+        outputs = self.model(**inputs, return_packed=True, return_dict=True, select_tokens=find_first_tokens)
+        pooled_ND = torch.tanh(self.dense(self.dropout(outputs.last_hidden_state)))
         return self.classifier(self.dropout(pooled_ND)), outputs
 
 

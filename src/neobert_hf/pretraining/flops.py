@@ -6,6 +6,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..model.modeling_neobert import NeoBERTForMaskedLM
+
 
 def training_flops(model: PreTrainedModel, num_tokens: int, num_masked: int, sum_of_squares: int) -> int:
     """Floating-point operations in the matrix products of forward and backward, without padding, masked tiles or recomputation.
@@ -16,16 +18,25 @@ def training_flops(model: PreTrainedModel, num_tokens: int, num_masked: int, sum
     Args:
         model: A masked language model.
         num_tokens: Number of real tokens.
-        num_masked: Number of tokens that the decoder predicts.
+        num_masked: Number of tokens that the decoder predicts, and that NeoBERT's last block computes after its attention.
         sum_of_squares: Sum of the squared lengths of the documents, within which tokens attend.
 
     Source: Kaplan et al., arXiv 2001.08361, section 2.1, with attention's products counted exactly.
     """
     config, decoder = model.config, model.get_output_embeddings()
-    in_blocks = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear) and m is not decoder)
+    at_masked = _num_weights(decoder)
+    if isinstance(model, NeoBERTForMaskedLM):
+        last = model.model.transformer_encoder[-1]
+        at_masked += _num_weights(last.wo) + _num_weights(last.ffn)
+    at_all = _num_weights(model) - at_masked
     attention = 4 * config.hidden_size * config.num_hidden_layers * sum_of_squares
-    forward = 2 * in_blocks * num_tokens + 2 * decoder.weight.numel() * num_masked + attention
+    forward = 2 * at_all * num_tokens + 2 * at_masked * num_masked + attention
     return 3 * forward  # the backward pass computes two products for each product of the forward pass
+
+
+def _num_weights(module):
+    """Number of weights in the linear layers of a module."""
+    return sum(each.weight.numel() for each in module.modules() if isinstance(each, nn.Linear))
 
 
 def matrix_flops_per_s(device: torch.device, dtype: torch.dtype, seconds: float = 0.3) -> float:
