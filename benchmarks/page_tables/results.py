@@ -43,7 +43,8 @@ def rows_of(name: str, columns: dict[str, tuple[str, str]]) -> str:
 
 
 def table_of(rows: list[dict], columns: dict[str, tuple[str, str]], result: dict) -> str:
-    """The table of `rows`, with the dtype and the source of the result that they belong to."""
+    """The table of `rows`, with the dtype and the source of the result that they belong to; without empty columns."""
+    columns = {head: column for head, column in columns.items() if any(row.get(column[0]) is not None for row in rows)}
     cells = [["" if row.get(key) is None else format(row[key], form) for key, form in columns.values()] for row in rows]
     table = tabulate(cells, headers=list(columns), tablefmt="github", disable_numparse=True)
     dtype = [result["settings"]["dtype"]] if "dtype" in result["settings"] and "dtype" not in columns else []
