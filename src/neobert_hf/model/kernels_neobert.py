@@ -64,8 +64,14 @@ def runs_fast(x: torch.Tensor, module: nn.Module) -> bool:
 
 def is_hooked(*modules: nn.Module) -> bool:
     """Whether one of the modules has a hook or a replaced `forward`, so that it must be called."""
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(any(getattr(module, hook) for hook in hooks) or "forward" in module.__dict__ for module in modules)
+    return any(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in module.__dict__
+        for module in modules
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -175,8 +175,7 @@ def find_labels(labels_BL: torch.Tensor, layout: SequenceLayout, host_values: Ho
 
     Without values on the host this waits for the device; all blocks but the last are already queued by then.
     """
-    labels_T = layout.flatten(labels_BL, fill=IGNORE_INDEX)
     if host_values.requested is None:
-        return (labels_T != IGNORE_INDEX).nonzero().flatten()
+        return (layout.flatten(labels_BL, fill=IGNORE_INDEX) != IGNORE_INDEX).nonzero().flatten()
     is_label = host_values.requested.flatten() if layout.indices is None else host_values.requested[host_values.is_real]
-    return to_device(is_label.nonzero().flatten(), labels_T.device)
+    return to_device(is_label.nonzero().flatten(), labels_BL.device)
