@@ -65,28 +65,24 @@ class EvaluationArguments:
 
 def fine_tune(arguments: EvaluationArguments) -> list[dict]:
     """Return the results of each task, as in glue.json."""
-    results = []
-    for task in SHORT_TASKS:
-        glue = GlueArguments(
-            arguments.model_name_or_path,
-            [task],
-            data_dir=arguments.data_dir,
-            preset="none",
-            seeds=arguments.seeds,
-            transfer=False,
-            max_seq_length=128,
-        )
-        training = GlueTrainingArguments(
-            output_dir=str(Path(arguments.output_dir, "glue")),
-            learning_rate=arguments.learning_rate,
-            max_steps=arguments.max_steps,
-            eval_steps=min(SHORT_RUN["eval_steps"], arguments.max_steps),
-            auto_precision=True,
-            disable_tqdm=True,
-        )
-        results += run_suite(glue, training)["tasks"]
-        print(f"{task}: {results[-1]['mean']:.1f}", flush=True)
-    return results
+    glue = GlueArguments(
+        arguments.model_name_or_path,
+        list(SHORT_TASKS),
+        data_dir=arguments.data_dir,
+        preset="none",
+        seeds=arguments.seeds,
+        transfer=False,
+        max_seq_length=128,
+    )
+    training = GlueTrainingArguments(
+        output_dir=str(Path(arguments.output_dir, "glue")),
+        learning_rate=arguments.learning_rate,
+        max_steps=arguments.max_steps,
+        eval_steps=min(SHORT_RUN["eval_steps"], arguments.max_steps),
+        auto_precision=True,
+        disable_tqdm=True,
+    )
+    return run_suite(glue, training)["tasks"]
 
 
 def evaluate(arguments: EvaluationArguments) -> list[Section]:

@@ -303,6 +303,9 @@ def test_results_of_other_arguments_are_refused(model_folder, data, tmp_path, mo
     run_main(finetune_glue, *command(model_folder, data, tmp_path / "out", "--tasks", "sst2"))
     with pytest.raises(ValueError, match="has the result of a run with max_steps=-1, not 2"):
         run_main(finetune_glue, *command(model_folder, data, tmp_path / "out", "--tasks", "sst2", "--max_steps", "2"))
+    given = ("--dataloader_drop_last", "true")
+    with pytest.raises(ValueError, match="has the result of a run with dataloader_drop_last=False, not True"):
+        run_main(finetune_glue, *command(model_folder, data, tmp_path / "out", "--tasks", "sst2", *given))
 
 
 @pytest.mark.parametrize("change", ["weights", "labels"])
@@ -345,6 +348,34 @@ def test_arguments_that_have_no_effect_are_refused(model_folder, data, tmp_path)
         run_main(finetune_glue, *arguments, "--preset", "NeoBERT-1024", "--per_device_train_batch_size", "32")
     with pytest.raises(SystemExit, match=r"rte starts from the best run of mnli, which is not in --tasks"):
         run_main(finetune_glue, *command(model_folder, data, tmp_path / "out", "--tasks", "rte"))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("--lr_scheduler_type", "cosine"),
+        ("--metric_for_best_model", "loss"),
+        ("--save_strategy", "epoch"),
+        ("--save_steps", "7"),
+        ("--resume_from_checkpoint", "somewhere"),
+    ],
+)
+def test_arguments_that_the_protocol_sets_are_refused(model_folder, data, tmp_path, given):
+    message = rf"{given[-2][2:]}={given[-1]} has no effect, since .*; remove it"
+    with pytest.raises(SystemExit, match=message):
+        run_main(finetune_glue, *command(model_folder, data, tmp_path / "out", "--tasks", "sst2", *given))
+    assert not list(tmp_path.glob("out/sst2"))
+
+
+def test_runs_whose_seeds_or_learning_rates_differ_in_the_last_digit_are_different_runs(model_folder, data, tmp_path):
+    """Seeds that need more than six digits had one folder, so that one result counted for all of them."""
+    arguments = ("--tasks", "sst2", "--max_steps", "1", "--seed", "20240101", "--seeds", "2")
+    run_main(finetune_glue, *command(model_folder, data, tmp_path / "out", *arguments, "--learning_rate", "1e-3"))
+    near = ("--learning_rate", "0.0010000001")
+    run_main(finetune_glue, *command(model_folder, data, tmp_path / "out", *arguments, *near))
+    results = [json.loads(file.read_text()) for file in (tmp_path / "out").rglob("result.json")]
+    expected = {(rate, seed) for rate in (1e-3, 0.0010000001) for seed in (20240101, 20240102)}
+    assert {(each["setting"]["learning_rate"], each["seed"]) for each in results} == expected
 
 
 def test_a_search_goes_on_after_a_setting_that_diverges(model_folder, data, tmp_path, monkeypatch):

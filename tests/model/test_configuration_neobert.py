@@ -78,6 +78,30 @@ def test_overrides_are_applied_and_checked(checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize(
+    "stored",
+    [
+        {"rope_theta": 160_000.0},
+        {"rope_theta": 160_000.0, "rope_scaling": {"type": "linear", "factor": 2.0}},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 160_000.0}},
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 160_000.0}},
+    ],
+)
+@pytest.mark.parametrize("name", ["rope_parameters", "rope_scaling"])
+def test_a_scaling_keeps_the_base_of_the_model_and_replaces_its_scaling(tmp_path, stored, name):
+    content = {"model_type": "neobert", "max_length": 64, **stored}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+
+    def load(**scaling):
+        return NeoBERTConfig.from_pretrained(tmp_path, **{name: scaling}).rope_parameters
+
+    assert load(rope_type="default") == {"rope_type": "default", "rope_theta": 160_000.0}
+    yarn = {"rope_type": "yarn", "factor": 4.0}
+    assert load(**yarn) == {**yarn, "rope_theta": 160_000.0, "original_max_position_embeddings": 64}
+    own = {"rope_type": "default", "rope_theta": 500.0}
+    assert load(**own) == own
+
+
+@pytest.mark.parametrize(
     "form",
     [
         {"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 2.0}},

@@ -40,7 +40,19 @@ SHORT_TASKS, SHORT_RUN = ("sst2", "cola", "stsb"), {"max_steps": 400, "eval_step
 # Arguments that determine a result, beside the setting and the seed; a result of other arguments is not reused.
 PROTOCOL = ("num_train_epochs", "max_steps", "eval_steps", "warmup_steps", "gradient_accumulation_steps")
 PROTOCOL += ("bf16", "fp16", "optim", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "data_seed")
-PROTOCOL += ("label_smoothing_factor", "neftune_noise_alpha")
+PROTOCOL += ("label_smoothing_factor", "neftune_noise_alpha", "optim_args", "dataloader_drop_last")
+# Arguments that the protocol sets in each run: constants, and names of those that depend on the number of steps.
+SET_BY_PROTOCOL = {
+    "eval_strategy": IntervalStrategy.STEPS,
+    "save_strategy": SaveStrategy.STEPS,
+    "save_total_limit": 1,
+    "save_only_model": True,
+    "load_best_model_at_end": True,
+    "metric_for_best_model": "eval_score",
+    "greater_is_better": True,
+    "lr_scheduler_type": SchedulerType.WARMUP_STABLE_DECAY,
+}
+SET_BY_STEPS = ("save_steps", "lr_scheduler_kwargs")
 
 
 @dataclass
@@ -107,17 +119,11 @@ def run_suite(arguments: GlueArguments, training: GlueTrainingArguments) -> dict
         best setting, the scores of the seeds, their mean and standard deviation, and the metrics of the best run.
 
     Raises:
-        ValueError: A file is damaged, the output folder has results of other arguments, or the model has no classifier.
+        ValueError: A file is damaged, the output folder has results of other arguments, an argument has no effect, or the model
+            has no classifier.
         OSError: A file is missing.
     """
-    if arguments.preset != "none" or arguments.grid:
-        changed = [name for name in GRID if getattr(training, name) != getattr(GlueTrainingArguments, name)]
-        if changed:
-            raise ValueError(
-                f"{changed[0]}={getattr(training, changed[0])} has no effect, since "
-                f"{'--grid' if arguments.grid else f'--preset {arguments.preset}'} sets it; remove it, or give --preset none "
-                "without --grid"
-            )
+    _check_effect(arguments, training)
     if arguments.transfer and "mnli" not in arguments.tasks and (missing := set(arguments.tasks) & set(FROM_MNLI)):
         raise ValueError(
             f"{', '.join(sorted(missing))} starts from the best run of mnli, which is not in --tasks; add it, or give "
@@ -156,7 +162,26 @@ def run_suite(arguments: GlueArguments, training: GlueTrainingArguments) -> dict
         means = {each["task"]: each["mean"] for each in tasks}
         summary = {"model": arguments.model_name_or_path, "average": average(means), "tasks": tasks}
         write_json(Path(training.output_dir, SUMMARY), summary)
+        print(f"{name}: {tasks[-1]['mean']:.1f}", flush=True)
     return summary
+
+
+def _check_effect(arguments: GlueArguments, training: GlueTrainingArguments) -> None:
+    """Raise ValueError if an argument was given that every run would replace or ignore."""
+    default = GlueTrainingArguments(output_dir=training.output_dir, use_cpu=training.use_cpu)
+    searched = GRID if arguments.grid or arguments.preset != "none" else ()
+    for name in (*searched, *SET_BY_PROTOCOL, *SET_BY_STEPS, "resume_from_checkpoint"):
+        value = getattr(training, name)
+        if value in (getattr(default, name), SET_BY_PROTOCOL.get(name)):
+            continue
+        if name in searched:
+            search = "--grid" if arguments.grid else f"--preset {arguments.preset}"
+            reason = f"{search} sets it; remove it, or give --preset none without --grid"
+        elif name == "resume_from_checkpoint":
+            reason = "the same command again makes the runs that are missing; remove it"
+        else:
+            reason = "the paper's protocol sets it; remove it, or fine-tune with finetune_classifier.py"
+        raise ValueError(f"{name}={getattr(value, 'value', value)} has no effect, since {reason}")
 
 
 def _score(result: dict) -> float:
@@ -204,7 +229,7 @@ class _Runs:
         """Return the result of a run; a run that diverges has no metrics if `may_diverge`, and is an error otherwise."""
         training = copy.copy(self.training)
         vars(training).update(setting, seed=seed)
-        folder = Path(training.output_dir, self.task.name, "-".join(f"{each:g}" for each in (*setting.values(), seed)))
+        folder = Path(training.output_dir, self.task.name, "-".join(map(str, (*setting.values(), seed))))
         run = {**self.identity, **{name: value for name, value in training.to_dict().items() if name in PROTOCOL}}
         try:
             result = json.loads(Path(folder, RESULT).read_text("utf-8"))
@@ -218,7 +243,8 @@ class _Runs:
                     raise
                 result |= {"metrics": None, "error": str(error)}
             write_json(Path(folder, RESULT), result)
-        if different := sorted(name for name in run if result["run"].get(name) != run[name]):
+        # a result of an earlier version lacks arguments that were added since, which are off by default
+        if different := sorted(name for name in run if (result["run"].get(name) or None) != (run[name] or None)):
             raise ValueError(
                 f"{folder} has the result of a run with {different[0]}={result['run'].get(different[0])!r}, not "
                 f"{run[different[0]]!r}; choose another --output_dir, or remove that folder"
@@ -276,16 +302,9 @@ def fine_tune(
     vars(training).update(
         warmup_steps=warmup,
         output_dir=str(folder),
-        eval_strategy=IntervalStrategy.STEPS,
+        **SET_BY_PROTOCOL,
         eval_steps=interval,
-        save_strategy=SaveStrategy.STEPS,
         save_steps=interval,
-        save_total_limit=1,
-        save_only_model=True,
-        load_best_model_at_end=True,
-        metric_for_best_model="eval_score",
-        greater_is_better=True,
-        lr_scheduler_type=SchedulerType.WARMUP_STABLE_DECAY,
         lr_scheduler_kwargs={"num_decay_steps": steps - warmup, "decay_type": "linear", "min_lr_ratio": 0.1},
     )
     shutil.rmtree(folder, ignore_errors=True)  # of an interrupted run
