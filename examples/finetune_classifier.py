@@ -17,6 +17,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trai
 from neobert_hf import MINI_MODEL_PATH, tune_allocator
 from neobert_hf.commands import CommandParser, run_command
 from neobert_hf.data.labelled import LabelledDataArguments, read_texts
+from neobert_hf.data.texts import check_max_length
 from neobert_hf.training_arguments import FineTuningArguments
 
 
@@ -52,6 +53,7 @@ def train(arguments: ClassifierArguments, training: FineTuningArguments):
     # also for a start that was fine-tuned for other labels
     options |= {"problem_type": "single_label_classification", "ignore_mismatched_sizes": True}
     model = AutoModelForSequenceClassification.from_pretrained(arguments.model_name_or_path, **options)
+    check_max_length(model, arguments.max_seq_length)
     rows = {"train_dataset": data["train"], "eval_dataset": data["validation"]}
     trainer = Trainer(model, training, **rows, processing_class=tokenizer, compute_metrics=metrics)
     trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)

@@ -25,6 +25,7 @@ from transformers import (
 from neobert_hf import MINI_MODEL_PATH
 from neobert_hf.commands import CommandParser, run_command
 from neobert_hf.data.labelled import LabelledDataArguments, read_tagged_words
+from neobert_hf.data.texts import check_max_length
 from neobert_hf.training_arguments import FineTuningArguments
 
 
@@ -59,17 +60,21 @@ def train(arguments: TaggerArguments, training: FineTuningArguments):
         # the spaces of a text; byte-level tokenizers mark the beginning of a word by one
         words = [[first, *(f" {word}" for word in rest)] for first, *rest in rows["words"]]
         tokens = tokenizer(words, is_split_into_words=True, truncation=True, max_length=max_length)
-        labels = []
+        labels, cut = [], []
         for i, tags in enumerate(rows["tags"]):
             words = tokens.word_ids(i)  # the first token of a word has its tag; -100 is not trained
             firsts = [None if word == before else word for before, word in zip([None, *words], words)]
             labels.append([-100 if word is None else tags[word] for word in firsts])
-        return {**tokens, "labels": labels}
+            cut.append(len(tags) - len(set(firsts) - {None}))
+        return {**tokens, "labels": labels, "cut": cut}
 
     data = data.map(tokenize, batched=True, remove_columns=["words", "tags"])
+    if cut := sum(data["validation"]["cut"]):
+        print(f"{cut} validation words are beyond max_seq_length={max_length} and are not evaluated", flush=True)
     options = {"id2label": names, "label2id": {name: i for i, name in names.items()}, "dtype": torch.float32}
     options["ignore_mismatched_sizes"] = True  # of a start with other tags
     model = AutoModelForTokenClassification.from_pretrained(arguments.model_name_or_path, **options)
+    check_max_length(model, max_length)
     rows = {"train_dataset": data["train"], "eval_dataset": data["validation"]}
     options = {"processing_class": tokenizer, "compute_metrics": partial(metrics, names=names)}
     trainer = Trainer(model, training, DataCollatorForTokenClassification(tokenizer), **rows, **options)

@@ -1,11 +1,13 @@
 """Training arguments that every training command shares: bounds of the numbers, precision, resume, fine-tuning."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar
 
 import torch
 import transformers
 from transformers import TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
 
 from .commands import COUNT, SHARE, Bounds, check_bounds
 from .model.machine_neobert import best_dtype
@@ -79,6 +81,21 @@ class FineTuningArguments(PrecisionArguments, TrainingArguments):
     save_total_limit: int = 1
     load_best_model_at_end: bool = True
     metric_for_best_model: str = "accuracy"
+    resume_from_checkpoint: str | None = field(
+        default=None,
+        metadata={
+            "help": "last, to resume from the newest checkpoint in output_dir; auto, to do so if output_dir has one and start "
+            "otherwise; or the folder of a checkpoint."
+        },
+    )
+
+    def __post_init__(self):
+        if self.resume_from_checkpoint in ("last", "auto"):
+            found = get_last_checkpoint(self.output_dir) if Path(self.output_dir).is_dir() else None
+            if found is None and self.resume_from_checkpoint == "last":
+                raise ValueError(f"{self.output_dir} has no checkpoint; omit --resume_from_checkpoint, or give auto")
+            self.resume_from_checkpoint = found
+        super().__post_init__()
 
 
 @dataclass

@@ -78,7 +78,7 @@ def test_pairs_keep_both_columns(tmp_path):
         ({"text": "a", "label": None}, "line 2: the label None is not"),
         ({"text": "a", "label": " "}, "line 2: the label ' ' is not"),
         ({"text": "a", "label": 0.5}, "line 2: the label 0.5 is not"),
-        (["a"], r"line 2: no column 'text' among \['a'\]"),
+        (["a"], "line 2: the row is a list, not an object; write one JSON object on each line"),
     ],
 )
 def test_a_row_without_text_or_label_is_refused_with_its_line(tmp_path, row, message):
@@ -94,8 +94,22 @@ def test_a_label_that_no_training_row_has_is_refused_with_its_line(tmp_path):
 def test_one_class_or_one_row_is_refused(tmp_path):
     with pytest.raises(ValueError, match="all training rows have the label 'a'"):
         texts_of(tmp_path, rows("a", "a"), rows("a", "a"))
-    with pytest.raises(ValueError, match="1 training rows; give at least two"):
+    with pytest.raises(ValueError, match=r"train\.jsonl: 1 training rows; give at least two"):
         texts_of(tmp_path, rows("a"))
+    with pytest.raises(ValueError, match=r"dev\.jsonl: 0 validation rows; give at least two"):
+        texts_of(tmp_path, rows("a", "b"), [])
+
+
+def test_a_label_that_only_resembles_a_number_is_a_text(tmp_path):
+    labels = ["10", "-2", "--5", "9"]
+    data = texts_of(tmp_path, rows(*labels), rows(*labels))
+    assert data["train"].features["label"].names == ["-2", "9", "10", "--5"]
+
+
+@pytest.mark.parametrize("names", [{"text_columns": ["label"], "label_column": "kind"}, {"label_column": "text"}])
+def test_a_column_cannot_be_text_and_label(tmp_path, names):
+    with pytest.raises(ValueError, match="a column of texts cannot be that of the labels"):
+        texts_of(tmp_path, [{"text": "a", "label": "a", "kind": "a"}] * 2, **names)
 
 
 def test_tags_belong_to_words(tmp_path):
@@ -112,7 +126,7 @@ def test_tags_belong_to_words(tmp_path):
     [
         ({"words": ["a", "b"], "tags": ["O"]}, "2 words and 1 tags"),
         ({"words": "a b", "tags": ["O"]}, "both must be lists"),
-        ({"words": [], "tags": []}, "both must be lists"),
+        ({"words": [], "tags": []}, "'words' has no words; remove this row"),
         ({"words": ["a", ""], "tags": ["O", "O"]}, r"'words\[1\]' is empty"),
         ({"words": ["a"], "tags": [None]}, "the label None"),
     ],

@@ -55,6 +55,22 @@ def test_a_file_without_header_takes_the_given_names_and_ignores_further_columns
     assert list(tab_separated(tmp_path / "a.tsv", ("x", "y"))) == [(1, {"x": "1", "y": "2"})]
 
 
+def test_a_text_in_csv_may_be_longer_than_pythons_default(tmp_path):
+    (row,) = numbered_rows(written(tmp_path, ".csv", [{"text": "long " * 40_000, "label": "1"}]))
+    assert row == (2, {"text": "long " * 40_000, "label": "1"})
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet"])
+def test_two_columns_of_one_name_are_refused(tmp_path, suffix):
+    file = tmp_path / f"rows{suffix}"
+    if suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.table([["a"], ["b"], ["c"]], names=["text", "text", "label"]), file)
+    else:
+        file.write_text("text,text,label\na,b,c\n".replace(",", {".csv": ",", ".tsv": "\t"}[suffix]))
+    with pytest.raises(ValueError, match="two columns have the name 'text'; rename one of them"):
+        list(numbered_rows(file))
+
+
 @pytest.mark.parametrize("suffix, separator", [(".tsv", "\t"), (".csv", ",")])
 def test_a_line_with_more_columns_than_the_first_line_loses_nothing_silently(tmp_path, suffix, separator):
     file = tmp_path / f"rows{suffix}"

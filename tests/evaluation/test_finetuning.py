@@ -21,6 +21,8 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 from transformers import (
     AutoModelForTokenClassification,
+    BertConfig,
+    BertForMaskedLM,
     PreTrainedTokenizerFast,
     RobertaConfig,
     RobertaForMaskedLM,
@@ -52,6 +54,21 @@ def evaluated(output):
     """The metrics that the example prints at the end."""
     lines = [line.split("=") for line in output.splitlines() if "=" in line]
     return {name.strip(): value.strip() for name, value in lines}
+
+
+@pytest.mark.parametrize("example", [finetune_classifier, finetune_tagger])
+def test_a_length_above_the_positions_of_the_model_is_refused(tokenizer, tmp_path, example):
+    shape = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48)
+    model = BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), **shape, max_position_embeddings=64))
+    model.save_pretrained(tmp_path / "bert")
+    tokenizer.save_pretrained(tmp_path / "bert")
+    words = {"text": "fox", "words": ["fox"]}
+    rows = [{**words, "label": name, "tags": [name]} for name in "AB"] * 10
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = command(tmp_path / "bert", tmp_path / "train.jsonl", tmp_path / "out", "--max_steps", "1")
+    with pytest.raises(SystemExit, match=r"max_seq_length=512 is more than the 64 positions of .*bert; give --max_seq"):
+        run_main(example, *arguments)
+    run_main(example, *arguments, "--max_seq_length", "64")
 
 
 @pytest.mark.parametrize("num_texts", [1, 2])
@@ -123,7 +140,7 @@ def test_byte_level_words_begin_with_a_space_as_in_a_text(tmp_path, monkeypatch)
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     tokenizer.train_from_iterator(["the fox the dog"] * 9, BpeTrainer(initial_alphabet=ByteLevel.alphabet()))
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="!").save_pretrained(tmp_path / "model")
-    config = RobertaConfig(**SHAPE, vocab_size=tokenizer.get_vocab_size(), pad_token_id=0)
+    config = RobertaConfig(**SHAPE, vocab_size=tokenizer.get_vocab_size(), pad_token_id=0, max_position_embeddings=514)
     RobertaForMaskedLM(config).save_pretrained(tmp_path / "model")
     seen = []
     monkeypatch.setattr(
@@ -154,3 +171,38 @@ def test_the_metrics_of_the_tagger_are_those_of_words_only():
 def test_f1_of_entities_counts_an_entity_only_with_all_its_words():
     """Two persons, of which the one of two words is found without its second word: 1 right of 2 found and 2 sought."""
     assert tagger_metrics(TAGS)["f1"] == 0.5
+
+
+def test_a_run_resumes_from_its_newest_checkpoint(model_folder, tmp_path):
+    (tmp_path / "train.jsonl").write_text(
+        "".join(json.dumps({"text": "fox", "label": name}) + "\n" for name in "AB" * 20)
+    )
+    arguments = command(model_folder, tmp_path / "train.jsonl", tmp_path / "out", "--resume_from_checkpoint")
+    with pytest.raises(SystemExit):
+        run_main(finetune_classifier, *arguments, "last")
+    run_main(finetune_classifier, *arguments, "auto", "--num_train_epochs", "1")
+    (first,) = (tmp_path / "out").glob("checkpoint-*")
+    epochs = []
+    real = finetune_classifier.Trainer.train
+
+    def train(self, resume_from_checkpoint):
+        epochs.append(resume_from_checkpoint)
+        return real(self, resume_from_checkpoint=resume_from_checkpoint)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finetune_classifier.Trainer, "train", train)
+        run_main(finetune_classifier, *arguments, "last", "--num_train_epochs", "2")
+    assert epochs == [str(first)]
+    newest = max((tmp_path / "out").glob("checkpoint-*"), key=lambda folder: int(folder.name.split("-")[1]))
+    state = json.loads((newest / "trainer_state.json").read_text())
+    assert [each["epoch"] for each in state["log_history"] if "eval_loss" in each] == [1.0, 2.0]
+
+
+def test_words_beyond_the_length_are_counted(model_folder, tmp_path):
+    row = json.dumps({"words": ["fox"] * 30, "tags": ["A", "B"] * 15}) + "\n"
+    (tmp_path / "train.jsonl").write_text(row * 8)
+    arguments = command(model_folder, tmp_path / "train.jsonl", tmp_path / "out", "--max_steps", "1")
+    files = ("--validation_file", tmp_path / "train.jsonl")
+    printed = run_main(finetune_tagger, *arguments, *files, "--max_seq_length", "12")
+    assert f"{8 * 20} validation words are beyond max_seq_length=12 and are not evaluated" in printed
+    assert "beyond" not in run_main(finetune_tagger, *arguments, *files)

@@ -123,6 +123,15 @@ def test_a_bad_line_is_refused_with_its_file_and_number(tmp_path, name, line, me
         load_task(TASKS[name], tmp_path)
 
 
+@pytest.mark.parametrize("stem", ["train", "dev"])
+def test_a_file_with_a_header_only_is_refused(tmp_path, stem):
+    folder = write_task(tmp_path, "rte")
+    file = folder / f"{stem}.tsv"
+    file.write_text(file.read_text().splitlines()[0] + "\n")
+    with pytest.raises(ValueError, match=rf"{stem}\.tsv: no rows; check that the download is complete"):
+        load_task(TASKS["rte"], folder)
+
+
 def test_truncated_lines_of_qqp_are_left_out_and_named(tmp_path, capsys):
     row = ORIGINALS["qqp"][1]
     write_task(tmp_path, "qqp", [row, "7\t8\t9\tWhat", row])

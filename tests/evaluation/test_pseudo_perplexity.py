@@ -1,4 +1,4 @@
-"""Pseudo-perplexity against the naive computation, for three architectures; intervals; resume; the budget."""
+"""Pseudo-perplexity against the naive computation, for five architectures; intervals; resume; the budget."""
 
 import json
 import math
@@ -20,14 +20,16 @@ from transformers import (
     ModernBertForMaskedLM,
     RobertaConfig,
     RobertaForMaskedLM,
+    RoFormerConfig,
+    RoFormerForMaskedLM,
 )
 
+from neobert_hf.data.texts import longest_text
 from neobert_hf.evaluation import pseudo_perplexity as module
 from neobert_hf.evaluation.pseudo_perplexity import (
     MaskedText,
     confidence_interval,
     load_masked_model,
-    longest_text,
     masked_losses,
     median_by_length,
     one_pass_losses,
@@ -41,6 +43,7 @@ SHAPE = dict(
 OTHERS = {
     "bert": lambda: BertForMaskedLM(BertConfig(**SHAPE)),
     "roberta": lambda: RobertaForMaskedLM(RobertaConfig(**SHAPE, max_position_embeddings=70)),
+    "roformer": lambda: RoFormerForMaskedLM(RoFormerConfig(**SHAPE, max_position_embeddings=70)),
     "modernbert": lambda: ModernBertForMaskedLM(ModernBertConfig(**SHAPE, attn_implementation="sdpa")),
 }
 MASK, SPECIAL = 4, {2, 3}
@@ -215,6 +218,34 @@ def test_the_command_writes_a_line_per_text_a_summary_and_a_figure(command, tmp_
     assert summary["median"] == np.median([line["pseudo_perplexity"] for line in written])
     assert -1 <= summary["one_pass"]["spearman_with_exact"] <= 1
     assert (tmp_path / "out/by_length.png").stat().st_size > 5_000
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_one_pass_of_other_models_is_that_of_the_unmasked_text(command, tmp_path, tokenizer, name):
+    """The hook that takes one position from the encoder must not stay between two texts."""
+    torch.manual_seed(0)
+    model = OTHERS[name]()
+    model.resize_token_embeddings(len(tokenizer))
+    model.save_pretrained(tmp_path / "other")
+    tokenizer.save_pretrained(tmp_path / "other")
+    command[3] = tmp_path / "other"
+    run_main(evaluate_pseudo_perplexity, *command, "--one_pass", "true")
+    model.eval()
+    texts = [json.loads(line)["text"] for line in (tmp_path / "texts.jsonl").read_text().splitlines()]
+    for line in lines(tmp_path):
+        ids = tokenizer(texts[line["text"]], return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            logits = model(input_ids=ids).logits[0, 1:-1].double()
+        losses = torch.nn.functional.cross_entropy(logits, ids[0, 1:-1])
+        assert line["one_pass"] == pytest.approx(math.exp(losses), rel=1e-4)
+
+
+def test_the_folder_of_a_model_may_move_between_two_calls(command, tmp_path):
+    run_main(evaluate_pseudo_perplexity, *command)
+    before = lines(tmp_path)
+    command[3] = (tmp_path / "model").rename(tmp_path / "moved")
+    run_main(evaluate_pseudo_perplexity, *command)
+    assert lines(tmp_path) == before
 
 
 def test_an_interrupted_command_goes_on_and_ends_with_the_same_lines(command, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -59,6 +60,12 @@ def read_texts(
     if not 1 <= len(text_columns) <= 2:
         raise ValueError(f"text_columns={' '.join(text_columns)} are {len(text_columns)} columns; name one or two")
 
+    if label_column in text_columns or "label" in text_columns:
+        raise ValueError(
+            f"text_columns={' '.join(text_columns)} and label_column={label_column}: a column of texts cannot be that of the "
+            "labels, nor have the name label, which the labels get; rename it in the file"
+        )
+
     def check(row):
         texts = {name: _column(row, name) for name in text_columns}
         _check_filled(texts)
@@ -82,8 +89,10 @@ def read_tagged_words(arguments: LabelledDataArguments, word_column: str, tag_co
 
     def check(row):
         words, tags = _column(row, word_column), _column(row, tag_column)
-        if not (isinstance(words, list) and isinstance(tags, list) and words):
+        if not (isinstance(words, list) and isinstance(tags, list)):
             raise ValueError(f"{word_column!r} and {tag_column!r} are {words!r} and {tags!r}; both must be lists")
+        if not words:
+            raise ValueError(f"{word_column!r} has no words; remove this row")
         if len(words) != len(tags):
             raise ValueError(f"{len(words)} words and {len(tags)} tags; every word needs one tag")
         _check_filled({f"{word_column}[{i}]": word for i, word in enumerate(words)})
@@ -93,9 +102,10 @@ def read_tagged_words(arguments: LabelledDataArguments, word_column: str, tag_co
 
 
 def _column(row: Any, name: str) -> Any:
-    if not isinstance(row, dict) or name not in row:
-        columns = ", ".join(map(str, row)) if isinstance(row, dict) else repr(row)
-        raise ValueError(f"no column {name!r} among {columns}; name the columns of texts and labels")
+    if not isinstance(row, dict):
+        raise ValueError(f"the row is a {type(row).__name__}, not an object; write one JSON object on each line")
+    if name not in row:
+        raise ValueError(f"no column {name!r} among {', '.join(row)}; name the columns of texts and labels")
     return row[name]
 
 
@@ -133,9 +143,10 @@ def _read(arguments, check: Callable[[dict], dict], label_column: str):
         files = filter(None, (arguments.train_file, arguments.validation_file))
         splits = [((f"{file}, line {number}", row) for number, row in numbered_rows(file)) for file in files]
     checked = [list(_checked(rows, check)) for rows in splits]
-    for rows, name in zip(checked, ("training", "validation")):
+    sources = filter(None, (arguments.train_file or arguments.dataset_name, arguments.validation_file))
+    for rows, name, source in zip(checked, ("training", "validation"), itertools.cycle(sources)):
         if len(rows) < 2:
-            raise ValueError(f"{len(rows)} {name} rows; give at least two")
+            raise ValueError(f"{source}: {len(rows)} {name} rows; give at least two")
     return checked, names
 
 
@@ -186,4 +197,4 @@ def _encode(
 
 
 def _number_or_text(label: str) -> tuple:
-    return (0, int(label), "") if label.lstrip("-").isdecimal() else (1, 0, label)
+    return (0, int(label), "") if label.removeprefix("-").isdecimal() else (1, 0, label)

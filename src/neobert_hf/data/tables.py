@@ -12,6 +12,7 @@ import pyarrow.parquet
 
 from .texts import check_texts
 
+LONGEST_FIELD = (1 << 31) - 1  # characters; Python's default is 131,072, and a C long has 32 bits on Windows
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 
 
@@ -21,7 +22,8 @@ def numbered_rows(file: str | Path) -> Iterator[tuple[int, dict]]:
     The first line of CSV and TSV has the names of the columns. A TSV file has no quotes: a quotation mark is a character.
 
     Raises:
-        ValueError: The file is not in the format of its suffix, or the suffix is unknown; the message names the line.
+        ValueError: The file is not in the format of its suffix, the suffix is unknown, or two columns have one name; the message
+            names the line.
         OSError: The file cannot be read.
     """
     file = Path(file)
@@ -82,6 +84,7 @@ def tab_separated(
                 values = line.rstrip("\r\n").split("\t")
                 if names is None:
                     names = values
+                    _check_names(file, names)
                 elif has_header and len(values) > len(names):
                     raise ValueError(
                         f"{file}, line {number}: {len(values)} columns, but the first line names {len(names)} "
@@ -100,6 +103,11 @@ def tab_separated(
             raise _not_utf8(file, error) from error
 
 
+def _check_names(file, names):
+    if repeated := [name for i, name in enumerate(names) if name and name in names[:i]]:
+        raise ValueError(f"{file}: two columns have the name {repeated[0]!r}; rename one of them")
+
+
 def _not_utf8(file, error):
     return ValueError(f"{file} is not UTF-8 ({error}); convert it, for example with iconv")
 
@@ -107,6 +115,7 @@ def _not_utf8(file, error):
 def _parquet_rows(file):
     try:
         rows = pyarrow.parquet.ParquetFile(file)
+        _check_names(file, rows.schema_arrow.names)
         batches = rows.iter_batches()
         yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
     except pyarrow.ArrowInvalid as error:
@@ -124,9 +133,11 @@ def _json_lines(file):
 
 
 def _csv_lines(file):
+    csv.field_size_limit(LONGEST_FIELD)
     with file.open(encoding="utf-8-sig", newline="") as stream:
         reader = csv.DictReader(stream, strict=True)
         try:
+            _check_names(file, reader.fieldnames or [])
             for row in reader:
                 if None in row:
                     raise ValueError(

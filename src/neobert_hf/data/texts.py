@@ -1,6 +1,9 @@
-"""Validation of texts before they are embedded."""
+"""Validation of texts, and of their length, before a model gets them."""
 
 from collections.abc import Sequence
+
+from torch import nn
+from transformers import PreTrainedModel
 
 
 def check_texts(texts: Sequence[str]) -> None:
@@ -21,3 +24,22 @@ def check_texts(texts: Sequence[str]) -> None:
                 f"text {i} has the lone surrogate {text[error.start]!r} at character {error.start}; "
                 'read the file with errors="replace", or remove it'
             ) from error
+
+
+def longest_text(model: PreTrainedModel) -> int | None:
+    """Return the number of tokens for which a model has learned positions; None for rotary positions, which have no end."""
+    for name, module in model.named_modules():
+        if name.endswith(("position_embeddings", "embed_positions")) and isinstance(module, nn.Embedding):
+            first = 0 if module.padding_idx is None else module.padding_idx + 1  # RoBERTa counts from there
+            return module.num_embeddings - first
+    return None
+
+
+def check_max_length(model: PreTrainedModel, max_length: int) -> None:
+    """Raise ValueError if texts of this length in tokens may exceed the positions that a model has learned."""
+    longest = longest_text(model)
+    if longest is not None and max_length > longest:
+        raise ValueError(
+            f"max_seq_length={max_length} is more than the {longest} positions of {model.name_or_path}; give --max_seq_length "
+            f"{longest}, or less"
+        )

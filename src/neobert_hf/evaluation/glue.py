@@ -178,10 +178,14 @@ def load_task(task: GlueTask, data_dir: str | Path | None = None) -> dict[str, D
     stems = ["train", *(split.replace("validation", "dev") for split in task.validation)]
     label = Value("float32") if task.classes is None else ClassLabel(names=list(task.classes))
     features = Features({**dict.fromkeys(task.texts, Value("string")), "label": label})
-    return {
-        split: Dataset.from_list(list(_rows(task, _file(folder, stem))), features=features)
-        for split, stem in zip(("train", *task.validation), stems)
-    }
+    data = {}
+    for split, stem in zip(("train", *task.validation), stems):
+        file = _file(folder, stem)
+        rows = list(_rows(task, file))
+        if not rows:
+            raise ValueError(f"{file}: no rows; check that the download is complete")
+        data[split] = Dataset.from_list(rows, features=features)
+    return data
 
 
 def _folder(task: GlueTask, data_dir: Path) -> Path:

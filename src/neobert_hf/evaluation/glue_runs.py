@@ -30,6 +30,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from ..commands import Bounds
 from ..data.files import content_hash, file_hash, write_json
+from ..data.texts import check_max_length
 from ..training_arguments import FINE_TUNING_BOUNDS, PrecisionArguments
 from .glue import AVERAGED, FROM_MNLI, GRID, PRESETS, TASKS, DivergedError, GlueTask, average, load_task, task_metrics
 
@@ -282,6 +283,7 @@ def fine_tune(
     # of this task, and not of the task that the start was fine-tuned for
     options["problem_type"] = "regression" if task.classes is None else "single_label_classification"
     model = AutoModelForSequenceClassification.from_pretrained(start, **options, ignore_mismatched_sizes=True)
+    check_max_length(model, max_seq_length)
 
     validation = [tokens[split] for split in task.validation]
     ends = list(itertools.accumulate(map(len, validation)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -48,15 +47,6 @@ def load_masked_model(name_or_path: str, auto_class=AutoModelForMaskedLM, **opti
             f"{name_or_path} has no {', '.join(missing[:3])}; choose a checkpoint with the head of masked language modelling"
         )
     return model.eval()
-
-
-def longest_text(model: PreTrainedModel) -> int | None:
-    """Return the number of tokens for which a model has learned positions; None for rotary positions, which have no end."""
-    for name, module in model.named_modules():
-        if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
-            first = 0 if module.padding_idx is None else module.padding_idx + 1  # RoBERTa counts from there
-            return module.num_embeddings - first
-    return None
 
 
 def unmasked_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
@@ -108,14 +98,13 @@ def masked_losses(
 
     Source: paper, section 5.3 and appendix E.
     """
-    with _decoding_of_one_position(model) as logits_at:
-        losses: list[float] = []
-        for batch in _batches(texts, max_tokens):
-            for (text, _), loss in zip(batch, _losses(model, logits_at, batch, mask_token_id)):
-                losses.append(loss)
-                if len(losses) == len(text.positions):
-                    yield losses
-                    losses = []
+    losses: list[float] = []
+    for batch in _batches(texts, max_tokens):
+        for (text, _), loss in zip(batch, _losses(model, batch, mask_token_id)):
+            losses.append(loss)
+            if len(losses) == len(text.positions):
+                yield losses
+                losses = []
 
 
 def _batches(texts: Iterable[MaskedText], max_tokens: int) -> Iterator[list[tuple[MaskedText, int]]]:
@@ -138,7 +127,7 @@ def _batches(texts: Iterable[MaskedText], max_tokens: int) -> Iterator[list[tupl
         yield batch
 
 
-def _losses(model, logits_at, batch, mask_token_id) -> list[float]:
+def _losses(model, batch, mask_token_id) -> list[float]:
     lengths = [len(text.input_ids) for text, _ in batch]
     input_ids = torch.full((len(batch), max(lengths)), model.config.pad_token_id or 0)
     for row, (text, _) in enumerate(batch):
@@ -150,44 +139,32 @@ def _losses(model, logits_at, batch, mask_token_id) -> list[float]:
     inputs = {"input_ids": input_ids.to(model.device)}
     if min(lengths) < max(lengths):
         inputs["attention_mask"] = mask.to(model.device)
-    logits = logits_at(inputs, positions.to(model.device))
+    logits = _logits_at(model, inputs, positions.to(model.device))
     return cross_entropy(logits.float(), labels.to(model.device), reduction="none").tolist()
 
 
-@contextmanager
-def _decoding_of_one_position(model: PreTrainedModel):
-    """A function from inputs and one position per row to the logits there, (rows, vocabulary).
+def _logits_at(model: PreTrainedModel, inputs: dict[str, torch.Tensor], positions: torch.Tensor) -> torch.Tensor:
+    """The logits at one position per row, (rows, vocabulary).
 
     In other models the head sees only these positions, since a hook takes them from the output of the encoder.
     """
     if isinstance(model, NeoBERTForMaskedLM):
-
-        def logits_at(inputs, positions):
-            outputs = model.model(
-                **inputs,
-                return_packed=True,
-                return_dict=True,
-                select_tokens=lambda layout, host_values: layout.first_tokens + positions,
-            )
-            return model.decoder(outputs.last_hidden_state)
-
-        yield logits_at
-        return
-    chosen: list[torch.Tensor] = []
+        outputs = model.model(
+            **inputs,
+            return_packed=True,
+            return_dict=True,
+            select_tokens=lambda layout, host_values: layout.first_tokens + positions,
+        )
+        return model.decoder(outputs.last_hidden_state)
 
     def select(module, arguments, output):
-        (positions,) = chosen
         rows = torch.arange(len(positions), device=positions.device)
         output["last_hidden_state"] = output.last_hidden_state[rows, positions][:, None]
         return output
 
-    def logits_of_selected(inputs, positions):
-        chosen[:] = [positions]
-        return model(**inputs, return_dict=True).logits[:, 0]
-
     hook = model.base_model.register_forward_hook(select)
     try:
-        yield logits_of_selected
+        return model(**inputs, return_dict=True).logits[:, 0]
     finally:
         hook.remove()
 

@@ -19,6 +19,7 @@ from ..allocator import tune_allocator
 from ..commands import Bounds
 from ..data.files import write_json
 from ..data.tables import read_text_column
+from ..data.texts import longest_text
 from ..embeddings.models import hash_of_weights
 from ..model.machine_neobert import best_dtype
 from ..pretraining.runs import lock_run
@@ -28,7 +29,6 @@ from .pseudo_perplexity import (
     confidence_interval,
     corpus_pseudo_perplexity,
     load_masked_model,
-    longest_text,
     masked_losses,
     median_by_length,
     one_pass_losses,
@@ -135,10 +135,13 @@ def evaluate(arguments: PseudoPerplexityArguments) -> dict:
 
 
 def check_identity(file: Path, identity: dict):
-    """Write the identity of the results, or raise ValueError if the folder has others."""
+    """Write the identity of the results, or raise ValueError if the folder has others.
+
+    The hash identifies the model too: its folder may have moved, or have been spelled in another way.
+    """
     if not file.is_file():
         write_json(file, identity)
-    elif json.loads(file.read_text("utf-8")) != identity:
+    elif json.loads(file.read_text("utf-8"))["hash"] != identity["hash"]:
         raise ValueError(f"{file.parent} has results of other texts, arguments or weights; choose another --output_dir")
 
 
