@@ -15,18 +15,21 @@ and in a fill-mask pipeline. `--model_name_or_path` continues with the model of 
 After an interruption, the same command with `--resume_from_checkpoint last` resumes exactly.
 """
 
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from datasets import Dataset, DatasetDict, load_dataset
+from datasets import Dataset, DatasetDict
 from sentence_transformers.base.sampler import BatchSamplers
 from transformers import AutoTokenizer, set_seed
 
 from neobert_hf import best_dtype, tune_allocator
 from neobert_hf.commands import Bounds, CommandParser, run_command
+from neobert_hf.data.tables import read_text_column
 from neobert_hf.embeddings.contrastive import TEMPERATURE, ContrastiveTrainingArguments, set_sampling
 from neobert_hf.embeddings.distillation import (
+    MOST_MINED,
     TEACHER,
     DistillationLoss,
     DistillationTrainer,
@@ -41,7 +44,7 @@ from neobert_hf.embeddings.distillation import (
     set_token_embeddings,
     with_targets,
 )
-from neobert_hf.embeddings.training import train_and_summarize
+from neobert_hf.embeddings.training import start_files, train_and_summarize
 from neobert_hf.embeddings.training_sets import read_pairs
 from neobert_hf.evaluation.retrieval import pairs_evaluator
 from neobert_hf.pretraining.recipes import Recipe
@@ -101,7 +104,7 @@ class DistillationArguments:
         default=None,
         metadata={"help": "Learning rate of Muon for the matrices of the blocks; by default AdamW trains them too."},
     )
-    num_mined_negatives: Annotated[int, Bounds(0, 1000)] = field(
+    num_mined_negatives: Annotated[int, Bounds(0, MOST_MINED)] = field(
         default=0, metadata={"help": "Hard negatives of each pair, mined by the teacher."}
     )
     margin: Annotated[float, Bounds(0, 1)] = field(
@@ -152,96 +155,119 @@ def sampling_weights(sizes: dict[str, dict[str, int]], shares: dict[str, float],
         sizes: Rows of each set by kind and name.
         shares: Share of each kind; kinds without a set leave theirs to the others.
         exponent: 0 divides equally, 1 in proportion to the sizes.
+
+    Raises:
+        ValueError: The share of a kind that has sets is 0.
     """
     weights = {}
     for kind, of_kind in sizes.items():
+        if of_kind and not shares[kind]:
+            raise ValueError(
+                f"{', '.join(of_kind)}: the share of {kind} is 0, since masked_share={shares['masked']:g} and "
+                f"pair_share={shares['pairs']:g} are {shares['masked'] + shares['pairs']:g} together; change them, or leave out "
+                "these files"
+            )
         total = sum(size**exponent for size in of_kind.values())
         weights |= {name: shares[kind] * size**exponent / total for name, size in of_kind.items()}
-    if not any(weights.values()):
-        given = ", ".join(kind for kind, of_kind in sizes.items() if of_kind)
-        raise ValueError(f"the files are {given}, whose share is 0; lower --masked_share or --pair_share")
     return weights
 
 
 def read_texts(file: str) -> Dataset:
-    """Return the column `text` of JSON lines."""
-    return load_dataset("json", data_files=file, split="train").select_columns("text")
+    """Return the column `text` of a file."""
+    return Dataset.from_dict({"text": [text for _, text in read_text_column([file], "text")]})
+
+
+def read_sets(arguments: DistillationArguments, seed: int) -> dict[str, dict[str, Dataset]]:
+    """Return the chosen rows of each file, by kind and name.
+
+    The names are those of modules of torch, which have no dots. They contain the kind.
+
+    Raises:
+        ValueError: A row is invalid, or two files of a kind have one name.
+        OSError: A file cannot be read.
+    """
+    sets = {}
+    files = {"texts": arguments.text_files, "masked": arguments.masked_files, "pairs": arguments.pair_files}
+    for kind, of_kind in files.items():
+        sets[kind] = {}
+        for file in of_kind or ():
+            name = re.sub(r"\W", "_", f"{kind}_{Path(file).stem}")
+            if name in sets[kind]:
+                raise ValueError(f"two files of {kind} have the name {Path(file).stem}; rename {file}")
+            rows = (read_pairs if kind == "pairs" else read_texts)(file).shuffle(seed)
+            sets[kind][name] = rows.select(range(min(len(rows), arguments.max_rows or len(rows))))
+    return sets
+
+
+def start_model(arguments: DistillationArguments, seed: int, folder: Path, vectors: TeacherVectors, texts: list[str]):
+    """Return the folder of the model from which the run starts, and the teacher's directions; make both for a new model."""
+    if arguments.model_name_or_path:
+        return arguments.model_name_or_path, load_directions(arguments.model_name_or_path)
+    tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer_name)
+    set_seed(seed)
+    model = build_model(Recipe(max_length=MAX_POSITIONS), tokenizer, arguments.config_overrides)
+    directions = main_directions(vectors.encode(texts), model.config.hidden_size)
+    set_token_embeddings(model, tokenizer, vectors, directions)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder), directions
 
 
 def train(arguments: DistillationArguments, training: DistillationTrainingArguments):
     """Embed the texts by the teacher, train, save, evaluate, and write a summary."""
     if training.device.type == "cpu":
         tune_allocator()
-
-    def read(files, reader):
-        sets = {Path(file).stem: reader(file) for file in files or ()}
-        return {
-            name: rows.shuffle(training.seed).select(range(min(len(rows), arguments.max_rows or len(rows))))
-            for name, rows in sets.items()
-        }
-
     teacher = open_teacher(arguments.teacher, arguments.max_seq_length, best_dtype(training.device))
     vectors = TeacherVectors(teacher, arguments.teacher_dir)
-    texts, masked = read(arguments.text_files, read_texts), read(arguments.masked_files, read_texts)
-    pairs = read(arguments.pair_files, read_pairs)
-    if arguments.num_mined_negatives:
-        pairs = {
-            name: mine_with_teacher(rows, vectors, arguments.num_mined_negatives, arguments.margin)
-            for name, rows in pairs.items()
-        }
-    tables = {**texts, **masked, **pairs}
-    columns = {name: {each: list(rows[each]) for each in rows.column_names} for name, rows in tables.items()}
-
-    start = arguments.model_name_or_path or str(Path(training.output_dir, "start"))
-    if arguments.model_name_or_path:
-        directions = load_directions(start)
-    else:
-        tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer_name)
-        set_seed(training.seed)
-        model = build_model(Recipe(max_length=MAX_POSITIONS), tokenizer, arguments.config_overrides)
-        known = vectors.encode([text for each in columns.values() for text in next(iter(each.values()))])
-        directions = main_directions(known, model.config.hidden_size)
-        set_token_embeddings(model, tokenizer, vectors, directions)
-        model.save_pretrained(start)
-        tokenizer.save_pretrained(start)
-    save_directions(training.output_dir, directions)
-    student, language_model = open_student(start, arguments.max_seq_length)
-
-    sets = {name: with_targets(each, vectors, directions) for name, each in columns.items()}
-    distance = DistillationLoss(student, arguments.contrastive_weight, arguments.temperature)
-    masked_loss = MaskedTextLoss(student, language_model, arguments.mlm_weight)
-    losses = {name: masked_loss if name in masked else distance for name in sets}
-    sizes = {name: len(rows) for name, rows in sets.items()}
-    kinds = {"texts": texts, "masked": masked, "pairs": pairs}
+    sets = read_sets(arguments, training.seed)
     shares = {"masked": arguments.masked_share, "pairs": arguments.pair_share}
-    shares["texts"] = 1 - sum(shares.values())
-    weights = sampling_weights(
-        {kind: {name: sizes[name] for name in of_kind} for kind, of_kind in kinds.items()},
-        shares,
-        arguments.sampling_exponent,
-    )
-    set_sampling(training, arguments.sampling_exponent, weights=[weights[name] for name in sets])
-    for name, rows in sets.items():
-        print(f"{name}: {len(rows):,} rows of {', '.join(rows.column_names)}", flush=True)
-
+    shares["texts"] = max(0.0, 1 - sum(shares.values()))
+    sizes = {kind: {name: len(rows) for name, rows in of_kind.items()} for kind, of_kind in sets.items()}
+    weights = sampling_weights(sizes, shares, arguments.sampling_exponent)
     evaluators = [pairs_evaluator(read_pairs(file), Path(file).stem) for file in arguments.validation_files or ()]
-    set_seed(training.seed)
-    train_and_summarize(
-        lambda: DistillationTrainer(
+
+    def make_trainer():
+        if arguments.num_mined_negatives:
+            for name, rows in sets["pairs"].items():
+                options = arguments.num_mined_negatives, arguments.margin
+                sets["pairs"][name] = mine_with_teacher(rows, vectors, *options)
+        tables = {name: rows for of_kind in sets.values() for name, rows in of_kind.items()}
+        columns = {name: {each: list(rows[each]) for each in rows.column_names} for name, rows in tables.items()}
+        texts = [text for each in columns.values() for text in next(iter(each.values()))]
+        start, directions = start_model(arguments, training.seed, Path(training.output_dir, "start"), vectors, texts)
+        save_directions(training.output_dir, directions)
+        student, language_model = open_student(start, arguments.max_seq_length)
+        datasets = DatasetDict({name: with_targets(each, vectors, directions) for name, each in columns.items()})
+        for name, rows in datasets.items():
+            print(f"{name}: {len(rows):,} rows of {', '.join(rows.column_names)}", flush=True)
+        distance = DistillationLoss(student, arguments.contrastive_weight, arguments.temperature)
+        masked_loss = MaskedTextLoss(student, language_model, arguments.mlm_weight)
+        set_sampling(training, arguments.sampling_exponent, weights=[weights[name] for name in datasets])
+        set_seed(training.seed)
+        return DistillationTrainer(
             student,
             training,
-            train_dataset=DatasetDict(sets),
-            loss=losses,
+            train_dataset=datasets,
+            loss={name: masked_loss if name in sets["masked"] else distance for name in datasets},
             evaluator=evaluators or None,
             language_model=language_model,
             tokens_per_batch=arguments.tokens_per_batch,
             muon_learning_rate=arguments.muon_learning_rate,
-        ),
+        )
+
+    start = arguments.model_name_or_path or arguments.tokenizer_name
+    train_and_summarize(
+        make_trainer,
         training,
         {name: value for name, value in asdict(arguments).items() if name not in ("validation_files", "teacher_dir")}
         | {"teacher_fingerprint": vectors.fingerprint},
-        files=[*(arguments.text_files or ()), *(arguments.masked_files or ()), *(arguments.pair_files or ())],
-        num_rows=sizes,
+        files=[
+            *(arguments.text_files or ()),
+            *(arguments.masked_files or ()),
+            *(arguments.pair_files or ()),
+            *start_files(start),
+        ],
+        num_rows={name: size for of_kind in sizes.values() for name, size in of_kind.items()},
         evaluators=evaluators,
         shown=(
             *("teacher", "temperature", "contrastive_weight", "mlm_weight", "masked_share", "pair_share"),

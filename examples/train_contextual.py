@@ -36,7 +36,7 @@ from neobert_hf.embeddings.contextual_training import (
     use_clusters,
 )
 from neobert_hf.embeddings.contrastive import ContrastiveTrainer
-from neobert_hf.embeddings.training import train_and_summarize
+from neobert_hf.embeddings.training import start_files, train_and_summarize
 from neobert_hf.embeddings.training_sets import read_pairs
 from neobert_hf.evaluation.retrieval import EvaluatorInContext, pairs_evaluator
 from neobert_hf.pretraining.runs import lock_run
@@ -81,7 +81,7 @@ def train(arguments: ContextualArguments, training: ContextualTrainingArguments)
         lambda: ContrastiveTrainer(model, training, train_dataset=sets, loss=loss, evaluator=evaluators or None),
         training,
         values | {"max_seq_length": model.max_seq_length, "context_size": size, "epochs": training.num_train_epochs},
-        files=arguments.train_files or (),
+        files=[*(arguments.train_files or ()), *start_files(arguments.model_name_or_path)],
         num_rows={name: len(rows) for name, rows in sets.items()},
         evaluators=evaluators,
         shown=("temperature", "context_size", "max_seq_length", "batches"),

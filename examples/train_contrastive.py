@@ -33,7 +33,7 @@ from neobert_hf.embeddings.contrastive import (
     open_training_sets,
     set_sampling,
 )
-from neobert_hf.embeddings.training import train_and_summarize
+from neobert_hf.embeddings.training import start_files, train_and_summarize
 from neobert_hf.embeddings.training_sets import read_pairs
 from neobert_hf.evaluation.retrieval import pairs_evaluator
 from neobert_hf.pretraining.runs import lock_run
@@ -73,7 +73,11 @@ def train(arguments: ContrastiveArguments, training: ContrastiveTrainingArgument
         lambda: ContrastiveTrainer(model, training, train_dataset=sets, loss=loss, evaluator=evaluators or None),
         training,
         values | {"max_seq_length": model.max_seq_length},
-        files=[*(arguments.train_files or ()), *filter(None, [arguments.instructions])],
+        files=[
+            *(arguments.train_files or ()),
+            *filter(None, [arguments.instructions]),
+            *start_files(arguments.model_name_or_path),
+        ],
         num_rows={name: len(rows) for name, rows in sets.items()},
         evaluators=evaluators,
         shown=("temperature", "sampling_exponent", "max_seq_length"),

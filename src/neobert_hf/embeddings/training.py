@@ -32,11 +32,12 @@ def train_and_summarize(
     """Train or resume, save the model, evaluate it, and write `training_summary.json`.
 
     Args:
-        make_trainer: Returns the trainer; called when the folder is known to be free for this run.
+        make_trainer: Returns the trainer; called when the folder is known to be free for this run. What takes long or writes
+            into the folder belongs here.
         training: Training arguments.
         arguments: Values that identify the run besides the training arguments.
-        files: Files whose content identifies the run.
-        num_rows: Rows of each training set.
+        files: Files whose content identifies the run: data, and `start_files`.
+        num_rows: Rows of each file or training set.
         evaluators: Evaluators whose metrics go into the summary.
         shown: Names in `arguments` that go into the summary.
 
@@ -65,10 +66,19 @@ def train_and_summarize(
     summary = {
         "steps": trainer.state.global_step,
         **{name: run[name] for name in ("batch_size", "learning_rate", "seed")},
-        "num_rows": sum(num_rows.values()),
+        "num_rows": sum(map(len, trainer.train_dataset.values())),
         **{name: arguments[name] for name in shown},
         **{name: value for evaluator in evaluators for name, value in evaluator(trainer.model).items()},
     }
     write_json(Path(training.output_dir, SUMMARY), summary, STILL_GOOD)
     print(json.dumps(summary))
     return summary
+
+
+def start_files(folder: str | None) -> list[str]:
+    """Return the files that identify the model or tokenizer from which a run starts; none if it is not a folder.
+
+    A folder whose model was trained again is another start.
+    """
+    patterns = ("*.safetensors", "tokenizer.json", "config.json") if folder is not None else ()
+    return sorted(str(file) for pattern in patterns for file in Path(folder).glob(pattern))
