@@ -119,6 +119,17 @@ def test_embed_writes_a_vector_for_each_text_of_a_file(folder, tmp_path, monkeyp
     np.testing.assert_allclose(vectors, expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=1e-6)
 
 
+def test_embed_counts_the_texts_that_are_longer_than_the_model_reads(folder, tmp_path, monkeypatch, capsys):
+    model = SentenceTransformer(folder)
+    model.max_seq_length = 6
+    model.save_pretrained(str(tmp_path / "short"))
+    (tmp_path / "texts.txt").write_text("the fox\nthe quick brown fox\nthe quick brown fox jumps\n")
+    capsys.readouterr()
+    run(monkeypatch, "embed", tmp_path / "texts.txt", "-o", tmp_path / "a.npy", "--model", tmp_path / "short")
+    result = json.loads(capsys.readouterr().out)
+    assert (result["texts"], result["max_seq_length"], result["truncated"]) == (3, 6, 1)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -154,6 +165,22 @@ def test_invalid_options_are_refused(folder, tmp_path, monkeypatch):
     (tmp_path / "folder.npy").mkdir()
     with pytest.raises(SystemExit, match=r"folder\.npy is a folder; name a file"):
         run(monkeypatch, *embed, "-o", tmp_path / "folder.npy")
+    (tmp_path / "a.jsonl").write_text('{"text": "a", "id": 1}\n')
+    with pytest.raises(SystemExit, match=r"a\.jsonl is also an input, whose other columns would be lost"):
+        run(
+            monkeypatch,
+            "embed",
+            tmp_path / "a.jsonl",
+            "--model",
+            folder,
+            "-o",
+            tmp_path / "../" / tmp_path.name / "a.jsonl",
+        )
+    assert (tmp_path / "a.jsonl").read_text() == '{"text": "a", "id": 1}\n'
+    with pytest.raises(
+        SystemExit, match=r"--model .*nowhere cannot be opened \(.*\); give an existing folder or a Hub id"
+    ):
+        run(monkeypatch, "embed", tmp_path / "a.txt", "--model", tmp_path / "nowhere", "-o", tmp_path / "out.npy")
     with pytest.raises(SystemExit, match=r"packages=\['tqdm', ''\] has no name or an empty name"):
         run(monkeypatch, "search", "a", "--package", "tqdm,", "--model", folder)
     with pytest.raises(SystemExit, match="no documentation found for no_such_package"):

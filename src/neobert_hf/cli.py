@@ -4,6 +4,7 @@ typer parses the command line. Modules that take long to import are imported ins
 completion do not wait for them.
 """
 
+import io
 import json
 import re
 import shutil
@@ -197,7 +198,10 @@ def search(
     """
     from .demo.search import DocumentationIndex
 
-    packages = None if package == "all" else package.split(",")
+    for stream in (sys.stdin, sys.stdout):  # a character outside the terminal's encoding must not end the answers
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    packages = None if package == "all" else [name.strip() for name in package.split(",")]
     index = DocumentationIndex(embedding_model(model), packages, num_candidates, batch_size, hybrid=hybrid)
     print(f"{len(index.entries):,} entries")
     for question in questions or iter(_ask, ""):
@@ -250,9 +254,13 @@ def embed(
     normalize: Annotated[bool, typer.Option("--normalize", help="Scale each embedding to length 1.")] = False,
     batch_size: BatchSize = 64,
 ) -> None:
-    """Embed the texts of files."""
+    """Embed the texts of files.
+
+    A model reads the beginning of a text: the first 128 tokens in the mini model. The result counts the texts that are longer.
+    """
     from .data.corpus import Corpus
     from .embeddings.memory import batch_bytes, check_memory
+    from .embeddings.models import longest_input, num_truncated
 
     file = Path(output)
     if file.suffix not in OUTPUTS:
@@ -261,6 +269,8 @@ def embed(
         raise ValueError(f"--output {output}: the folder {file.parent} does not exist; create it")
     if file.is_dir():
         raise ValueError(f"--output {output} is a folder; name a file")
+    if file.resolve() in [Path(each).resolve() for each in files]:
+        raise ValueError(f"--output {output} is also an input, whose other columns would be lost; name another file")
     _check_writable(file)
     text_bytes = sum(Path(each).stat().st_size for each in files if Path(each).is_file())
     check_memory(text_bytes, f"reading {', '.join(files)}", "split the file")
@@ -281,7 +291,8 @@ def embed(
     )
     with writing(file) as handle:
         _WRITERS[file.suffix](handle, texts, vectors)
-    print(json.dumps({"output": output, "texts": len(texts), "dimension": int(vectors.shape[1])}))
+    result = {"output": output, "texts": len(texts), "dimension": int(vectors.shape[1])}
+    print(json.dumps({**result, "max_seq_length": longest_input(encoder), "truncated": num_truncated(encoder, texts)}))
 
 
 def _check_writable(output: Path) -> None:
@@ -328,7 +339,12 @@ def embedding_model(name: str):
     tune_allocator()
     if name == MINI_MODEL_PATH:  # known to be bf16, so sentence-transformers' warning would say nothing new
         return SentenceTransformer(name, model_kwargs={"dtype": best_dtype(get_device_name())})
-    model = SentenceTransformer(name)
+    try:
+        model = SentenceTransformer(name)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"--model {name} cannot be opened ({str(error).splitlines()[0]}); give an existing folder or a Hub id"
+        ) from error
     return model.to(best_dtype(model.device)) if model.dtype == torch.bfloat16 else model
 
 

@@ -81,9 +81,15 @@ def test_each_docstring_of_sources_and_stubs_is_found_once_with_package_name_and
 
 
 def test_a_file_that_is_not_python_is_skipped_and_counted(library, caplog):
-    with caplog.at_level("INFO", logger="neobert_hf.demo.documentation"):
-        collect(library)
-    assert "1 of 4 Python files could not be parsed" in caplog.text
+    (library / "shop/.#copy.py").symlink_to("user@host.123")  # the lock of an editor
+    (library / "shop/deep.py").write_text(
+        f'def add(x={" + ".join("1" * 3000)}):\n    """Add up as many numbers as you like."""'
+    )
+    with caplog.at_level("WARNING", logger="neobert_hf.demo.documentation"):
+        assert len(collect(library)) == 4
+    assert re.search(
+        r"2 of 5 Python files cannot be parsed by Python 3\.\d+ and are left out, such as .*broken\.py", caplog.text
+    )
 
 
 def test_names_in_code_are_globals_attributes_and_imports_at_any_depth():
@@ -228,6 +234,26 @@ def test_the_error_for_a_failed_reader_shows_the_cause(library, monkeypatch):
     monkeypatch.setattr(docstrings, "__file__", str(library / "shop/broken.py"))
     with pytest.raises(RuntimeError, match=r"(?s)reading the documentation with .*SyntaxError"):
         collect(library)
+
+
+def test_a_package_outside_the_folders_of_installed_packages_is_found_and_not_imported(library, tmp_path, monkeypatch):
+    """As `pip install -e` and a path file leave them; `raise SystemExit` in the source would end this process."""
+    (library / "shop").rename(tmp_path / "stall")
+    (tmp_path / "kiosk.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "stall.Thing.do" in {entry.name for entry in collect(library, ["stall"])}
+    assert "kiosk.Thing.do" in {entry.name for entry in collect(library, ["kiosk"])}
+
+
+def test_a_module_is_found_by_the_public_name_of_its_entries_too(library):
+    """`numpy.strings.upper` is defined in `numpy._core.strings`."""
+    (library / "shop/_core.py").write_text(
+        'def sell(x):\n    """Sell what somebody wants to buy, today or tomorrow."""\n'
+    )
+    (library / "shop/api.py").write_text('from ._core import sell\n__all__ = ["sell"]\n')
+    for name in ("shop.api", "shop._core"):
+        (entry,) = collect(library, [name])
+        assert (entry.name, entry.public_name) == ("shop._core.sell", "shop.api.sell")
 
 
 def test_the_error_names_a_package_that_is_not_installed(library):

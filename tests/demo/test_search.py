@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 pytest.importorskip("sentence_transformers", reason="search embeds by sentence-transformers (pip install -e .[embed])")
 
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import BoW
+from sentence_transformers.sentence_transformer.modules import BoW, StaticEmbedding
 
 from neobert_hf import NeoBERTForMaskedLM, sentence_transformer
 from neobert_hf.data import arrays as cache
@@ -315,6 +315,21 @@ def test_the_progress_bar_counts_texts_with_and_without_reranking(folder, tmp_pa
         num_texts = sum(len(views(entry)) for entry in made.entries)
         assert f"embedding: 100%|██████████| {num_texts}/{num_texts} [" in shown
         assert " texts/s]" in shown and "Batches" not in shown
+
+
+def test_a_model_without_transformer_can_be_searched(tokenizer, tmp_path):
+    module = StaticEmbedding(tokenizer.backend_tokenizer, embedding_dim=8)
+    found = DocumentationIndex(SentenceTransformer(modules=[module]), ["tqdm"], show_progress=False, cache_dir=tmp_path)
+    assert len(found.search("the fox", top_k=2)) == 2
+
+
+def test_an_answer_has_no_control_characters():
+    entry = Entry("shop", "shop.clear", "(x='\x1b')", "Write \x1b[2J to\x07 the terminal.", "shop", "clear")
+    assert search.Hit(1.0, entry, "1.00 cosine").describe(80).splitlines() == [
+        "shop.clear(x=' ')",
+        "    Write [2J to the terminal.",
+        "    from shop import clear    (1.00 cosine)",
+    ]
 
 
 def test_private_names_are_not_searched(folder, tmp_path):

@@ -19,6 +19,7 @@ from sentence_transformers import SentenceTransformer
 
 import neobert_hf
 from neobert_hf import NeoBERTForMaskedLM, sentence_transformer
+from neobert_hf.embeddings.distillation import TEACHER
 from neobert_hf.hub import mini
 from neobert_hf.hub.mini import MiniArguments, check_out, write_card, write_model
 
@@ -163,30 +164,68 @@ def test_a_stage_without_decoder_is_refused(stage, tmp_path):
         write_model(str(stage), ["the fox"], tmp_path / "out")
 
 
-def test_a_model_above_the_limit_is_refused_and_nothing_is_written(stage, tmp_path, monkeypatch):
+STAGE = dict(steps=1000, batch_size=8, num_rows=5000, learning_rate=1e-3, num_mined_negatives=2, contrastive_weight=0.2)
+STAGE |= dict(temperature=0.07, mlm_weight=0.1, max_seq_length=128, tokens_per_batch=4096, muon_learning_rate=2e-3)
+STAGE |= dict(masked_share=0.45, seed=42, teacher=TEACHER)
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """A folder with the files of a corpus."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for name in mini.CORPUS_FILES:
+        (folder / name).write_text(json.dumps({"text": "the fox"}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "summary, message",
+    [
+        (None, "stage is no stage .FileNotFoundError.*; give folders that examples/distill_embeddings.py has written"),
+        ({"pretraining": {}, "measured": {}}, "stage is no stage .KeyError"),
+        (
+            STAGE | {"teacher": "other/teacher"},
+            "the teacher of .*stage was other/teacher, not .*; give --teacher other/",
+        ),
+    ],
+)
+def test_a_folder_that_is_no_stage_of_this_teacher_is_refused_before_the_measurements(
+    stage, corpus, tmp_path, monkeypatch, summary, message
+):
+    monkeypatch.setattr(mini, "write_model", lambda *_: pytest.fail("the build has begun"))
+    if summary is not None:
+        (stage / "training_summary.json").write_text(json.dumps(summary))
+    with pytest.raises(ValueError, match=message):
+        mini.build(MiniArguments(stages=[str(stage)], corpus=str(corpus), out=f"{tmp_path}/out"))
+
+
+def test_a_corpus_without_held_out_packages_is_refused_before_the_measurements(stage, corpus, tmp_path):
+    (stage / "training_summary.json").write_text(json.dumps(STAGE))
+    (corpus / "held_out_packages_pairs.jsonl").unlink()
+    with pytest.raises(
+        FileNotFoundError, match=r"has no held_out_packages_pairs\.jsonl; write it by neobert documentation"
+    ):
+        mini.build(MiniArguments(stages=[str(stage)], corpus=str(corpus), out=f"{tmp_path}/out"))
+
+
+def test_a_model_above_the_limit_is_refused_and_nothing_is_written(stage, corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(mini, "LARGEST_MB", 0.01)
-    (tmp_path / "sources.json").write_text("{}")
-    for name in ("train_texts.jsonl", "train_documents.jsonl"):
-        (tmp_path / name).write_text(json.dumps({"text": "the fox"}))
     before = set(tmp_path.iterdir())
-    (stage / "training_summary.json").write_text("{}")
+    (stage / "training_summary.json").write_text(json.dumps(STAGE))
     with pytest.raises(ValueError, match=r"but at most 0\.01 MB may ship"):
-        mini.build(MiniArguments(stages=[str(stage)], corpus=str(tmp_path), out=f"{tmp_path}/out"))
+        mini.build(MiniArguments(stages=[str(stage)], corpus=str(corpus), out=f"{tmp_path}/out"))
     assert set(tmp_path.iterdir()) == before
 
 
 def test_the_card_names_every_stage_source_and_missing_package(stage, tmp_path):
     source = {"name": "wn", "version": "1", "licence": "MIT", "num_texts": 1200, "num_characters": 3_000_000}
-    summary = dict(
-        steps=1000, batch_size=8, num_rows=5000, learning_rate=1e-3, num_mined_negatives=2, contrastive_weight=0.2
-    ) | dict(temperature=0.07, mlm_weight=0.1, max_seq_length=128)
-    summary |= dict(tokens_per_batch=4096, muon_learning_rate=2e-3, masked_share=0.45, seed=42)
     scores = {"mini NeoBERT": {"recall@10": 0.8123}}
     figures = dict(num_parameters=7.4e6, megabytes=15.2, num_pairs=3468, retrieval=scores, masked_accuracy={"x": 0.456})
     figures |= dict(num_held_out=1000, max_length=256, max_seq_length=128, pseudo_perplexity=12.34, num_pseudo=100)
     figures |= dict(tokens_per_s=70000.0, machine="2 CPU threads", dtype="float32")
     written = {
-        "stages": [summary | {"num_mined_negatives": 0}, summary],
+        "stages": [STAGE | {"num_mined_negatives": 0}, STAGE],
         "sources": {"num_sources": 1, "num_characters": 3_000_000},
         "measured": figures,
     }
@@ -206,6 +245,11 @@ def test_the_card_names_every_stage_source_and_missing_package(stage, tmp_path):
         "| wn ",
         "django",
         "12.3",
+        "[all-MiniLM-L6-v2](https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2) (Apache 2.0), which has 22.7",
     ):
         assert words in card
     assert "{{" not in card and "7.4 million parameters" in card
+    written["stages"] = [STAGE | {"teacher": "runs/my_teacher"}]
+    write_card(SentenceTransformer(str(stage)), tmp_path, written, sources, "pandas and networkx")
+    card = (tmp_path / "README.md").read_text()
+    assert "learned the embeddings of my\\_teacher, by distillation" in card and "MiniLM" not in card

@@ -47,7 +47,7 @@ def save_arrays(file: Path, arrays: Mapping[str, np.ndarray]) -> bool:
         )
         return False
     finally:
-        if partial.exists():
+        if os.path.exists(partial):  # False too in a folder that may not be entered
             partial.unlink()
     return True
 
@@ -61,9 +61,9 @@ def load_arrays(
         file: Path to read.
         expected: Data type and shape by name; None in a shape stands for any size.
     """
-    if not file.is_file():
-        return None
     try:
+        if not file.is_file():
+            return None
         with safe_open(file, framework="numpy") as stored:
             metadata = stored.metadata() or {}
             if metadata.get("format") != FORMAT:

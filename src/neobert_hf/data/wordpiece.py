@@ -130,14 +130,14 @@ def check_vocab_size(vocab_size: int) -> None:
         raise ValueError(f"vocab_size={vocab_size} is out of bounds; choose {LEAST_TOKENS} to {MOST_TOKENS}")
 
 
-def tokenizer_hash(tokenizer: transformers.PreTrainedTokenizerFast) -> str:
+def tokenizer_hash(tokenizer: transformers.PreTrainedTokenizerFast | Tokenizer) -> str:
     """Return the SHA-256 of everything that decides the token ids; truncation and padding settings do not count."""
     return hashlib.sha256(plain_tokenizer(tokenizer).to_str().encode()).hexdigest()
 
 
-def plain_tokenizer(tokenizer: transformers.PreTrainedTokenizerFast) -> Tokenizer:
+def plain_tokenizer(tokenizer: transformers.PreTrainedTokenizerFast | Tokenizer) -> Tokenizer:
     """Return a copy of the inner `tokenizers` tokenizer without truncation and padding."""
-    plain = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    plain = Tokenizer.from_str(getattr(tokenizer, "backend_tokenizer", tokenizer).to_str())
     plain.no_truncation()
     plain.no_padding()
     return plain

@@ -105,8 +105,8 @@ def write_corpus(
         raise ValueError(f"num_held_out={num_held_out} is below 0; choose 0 to hold out no entry")
     folder = Path(output_dir)
     _files_written_before(folder)  # refuses foreign files before the reading, which takes minutes
-    corpus = _collect(num_held_out, frozenset(held_out_packages or ()), seed, more_packages)
     with only_writer(folder, LOCK):
+        corpus = _collect(num_held_out, frozenset(held_out_packages or ()), seed, more_packages)
         written = _files_written_before(folder)
         partial = folder / PARTIAL
         shutil.rmtree(partial, ignore_errors=True)  # left by a call that was killed

@@ -119,8 +119,12 @@ def parsed(root: str, file: str) -> dict | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escape sequences in the parsed strings
             tree = ast.parse(Path(file).read_bytes())
-    except (SyntaxError, ValueError, RecursionError, OSError):
+        return _rows_and_bindings(tree, root, file)
+    except (SyntaxError, ValueError, RecursionError, OSError):  # a sum of 900 terms is too deep for `ast.unparse`
         return None
+
+
+def _rows_and_bindings(tree: ast.Module, root: str, file: str) -> dict:
     parts = Path(file).relative_to(root).with_suffix("").parts
     is_package = parts[-1] == "__init__"
     module = ".".join(parts[:-1] if is_package else parts).replace("-stubs", "", 1)

@@ -6,6 +6,7 @@ processes; this module selects the packages and caches the entries. `corpus.py` 
 """
 
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -102,6 +103,9 @@ def collect_documentation(
         raise ValueError(f"packages={list(packages)} has no name or an empty name; give names such as 'json'")
     installed = installed_packages()
     wanted = None if packages is None else {name.split(".")[0] for name in packages}
+    for name in sorted((wanted or set()) - set(installed) - sys.stdlib_module_names - {"python"}):
+        if paths := _paths_elsewhere(name):
+            installed[name] = paths
     library = _standard_library(cache_dir) if wanted is None or wanted - set(installed) else []
     chosen = {name: paths for name, paths in installed.items() if wanted is None or name in wanted}
     entries = library + read_packages(chosen, show_progress, cache_dir)
@@ -114,8 +118,8 @@ def collect_documentation(
         }
         if missing := sorted(name for name, each in found.items() if not each):
             raise ValueError(
-                f"no documentation found for {', '.join(missing)}: not installed, not public, or without docstrings; check the "
-                "name ('python' is the standard library)"
+                f"no documentation found for {', '.join(missing)}: not installed, not public, or no source or stub that this "
+                "Python can parse has docstrings; check the name ('python' is the standard library)"
             )
         entries = [entry for each in found.values() for entry in each]
     return without_duplicates(entries)
@@ -179,8 +183,9 @@ def training_pairs(entries: Iterable[Entry]) -> list[dict[str, str]]:
 
 
 def _is_within(entry: Entry, name: str, public_only: bool) -> bool:
+    """Whether an entry is in a package or module, by the name that its source has or by its public name."""
     is_inside = entry.package == name.split(".")[0] and (
-        name == entry.package or f"{entry.name}.".startswith(f"{name}.")
+        name == entry.package or any(f"{each}.".startswith(f"{name}.") for each in (entry.name, entry.public_name))
     )
     return is_inside and (not public_only or _is_public(entry, name))
 
@@ -215,7 +220,7 @@ def read_packages(
     files = [(name, *file) for name in missing for file in packages[name]]
     jobs = [files[i : i + FILES_AT_ONCE] for i in range(0, len(files), FILES_AT_ONCE)]
     found: dict[str, list] = {name: [] for name in missing}
-    num_unreadable = 0
+    unreadable = []
     with (
         ThreadPoolExecutor(os.cpu_count()) as pool,  # each thread waits for a process
         tqdm(
@@ -225,11 +230,16 @@ def read_packages(
         results = pool.map(lambda job: _run_reader({"files": [file[1:] for file in job]}), jobs)
         for job, result in zip(jobs, results):
             bar.update(len(job))
-            num_unreadable += sum(each is None for each in result)
-            for (name, _, _), each in zip(job, result):
-                found[name] += [each] if each else ()
-    if num_unreadable:
-        logger.info(f"{num_unreadable} of {len(files)} Python files could not be parsed and were skipped")
+            for (name, _, file), each in zip(job, result):
+                if each is None:
+                    unreadable.append(file)
+                else:
+                    found[name].append(each)
+    if unreadable:
+        logger.warning(
+            f"{len(unreadable)} of {len(files)} Python files cannot be parsed by Python {sys.version_info.major}."
+            f"{sys.version_info.minor} and are left out, such as {unreadable[0]}"
+        )
     for name, key in missing.items():
         rows[name] = reexports.public_rows(found[name])
         _keep(cache_dir, name, key, rows[name])
@@ -247,7 +257,8 @@ def _run_reader(job: dict):
             command, input=json.dumps(job), capture_output=True, text=True, encoding="utf-8", cwd=folder
         )
     if done.returncode:
-        raise RuntimeError(f"reading the documentation with {' '.join(command)} failed:\n{done.stderr.strip()}")
+        last_line = done.stderr.strip().rpartition("\n")[2]
+        raise RuntimeError(f"reading the documentation with {' '.join(command)} failed: {last_line}")
     return json.loads(done.stdout)
 
 
@@ -279,6 +290,18 @@ def installation_folders() -> list[str]:
     return sorted({paths["purelib"], paths["platlib"]})
 
 
+def _paths_elsewhere(name: str) -> list[Path]:
+    """Return the paths of a package outside `installation_folders`, such as that of `pip install -e`; it is not imported."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return []
+    if spec is None:
+        return []
+    paths = [Path(path) for path in spec.submodule_search_locations or filter(None, [spec.origin])]
+    return [path for path in paths if path.is_dir() or path.suffix in SUFFIXES]
+
+
 def packages_in(folders: Iterable[str | Path]) -> dict[str, list[Path]]:
     """Return the paths of the top-level packages and modules in folders; stubs belong to their package."""
     found: dict[str, list[Path]] = {}
@@ -298,6 +321,7 @@ def _python_files(paths: Iterable[Path]) -> list[tuple[str, str]]:
         files = [] if path.is_dir() else [str(path)]
         for folder, subfolders, names in os.walk(path):
             subfolders[:] = sorted(name for name in subfolders if name not in SKIPPED_FOLDERS)
-            files += [os.path.join(folder, name) for name in sorted(names) if name.endswith(SUFFIXES)]
+            sources = [os.path.join(folder, name) for name in sorted(names) if name.endswith(SUFFIXES)]
+            files += filter(os.path.isfile, sources)  # an editor's lock is a link to nothing
         found += [(str(path.parent), file) for file in files]
     return found

@@ -19,7 +19,7 @@ from transformers.utils import logging
 from ..data.arrays import CACHE, load_arrays, save_arrays
 from ..data.texts import check_texts
 from ..embeddings.memory import batch_bytes, check_memory
-from ..embeddings.models import fingerprint
+from ..embeddings.models import fingerprint, longest_input
 from .documentation import Entry, collect_documentation, first_sentence
 from .ranking import WordIndex, ranking, reciprocal_rank_fusion, words_of
 
@@ -51,14 +51,19 @@ class Hit:
 
     def describe(self, width: int) -> str:
         """Name and parameters on one line of at most `width` characters, the first sentence, how to import it, and the score."""
-        title = " ".join(f"{self.entry.public_name}{self.entry.signature}".split())
+        title = _printable(f"{self.entry.public_name}{self.entry.signature}")
         if len(title) > width:
             title = f"{title[: max(width, 4) - 4]} ..."
-        sentence = first_sentence(self.entry.text)[0]
+        sentence = _printable(first_sentence(self.entry.text)[0])
         return f"{title}\n    {sentence}\n    {import_line(self.entry)}    ({self.meaning})"
 
     def __str__(self) -> str:
         return self.describe(shutil.get_terminal_size().columns)
+
+
+def _printable(text: str) -> str:
+    """The text on one line, without the control characters that a docstring may show and a terminal would obey."""
+    return " ".join("".join(each if each.isprintable() else " " for each in text).split())
 
 
 def import_line(entry: Entry) -> str:
@@ -157,7 +162,7 @@ class DocumentationIndex:
         self.entries = collect_documentation(show_progress, packages, cache_dir, public_only=True)
         parts = [views(entry) for entry in self.entries]
         self.starts, texts = np.cumsum([0, *map(len, parts)]), list(chain.from_iterable(parts))
-        width, longest = model.get_embedding_dimension(), model.max_seq_length or 512
+        width, longest = model.get_embedding_dimension(), longest_input(model) or 512
         # assumes at least three characters a token; the mean on the standard library is 4.7
         token_bytes = sum(min(longest, len(text) // 3 + 2) for text in texts) * width if num_candidates else 0
         keeps_tokens = 0 < token_bytes <= KEPT_TOKEN_BYTES

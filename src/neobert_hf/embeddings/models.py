@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -176,9 +177,10 @@ def fingerprint(model: SentenceTransformer, prompts: Mapping[str, str]) -> str:
 
     from ..data.wordpiece import tokenizer_hash
 
+    config = getattr(model[0], "config", None)  # a StaticEmbedding has none
     settings = {
         "modules": str(model),
-        "config": model[0].config.to_dict(),
+        "config": config and config.to_dict(),
         "tokenizer": tokenizer_hash(model.tokenizer),
         "length": model.max_seq_length,
         "dimension": model.truncate_dim,
@@ -186,6 +188,25 @@ def fingerprint(model: SentenceTransformer, prompts: Mapping[str, str]) -> str:
         "prompts": [dict(model.prompts), model.default_prompt_name, dict(prompts)],
     }
     return hash_of_weights(model, settings)
+
+
+def longest_input(model: SentenceTransformer) -> int | None:
+    """Return the number of tokens at which a model truncates a text; None if it reads all of them."""
+    longest = model.max_seq_length
+    return None if longest is None or math.isinf(longest) else int(longest)
+
+
+def num_truncated(model: SentenceTransformer, texts: Sequence[str]) -> int:
+    """Return how many texts are longer than `longest_input`."""
+    from ..data.wordpiece import plain_tokenizer
+
+    longest = longest_input(model)
+    if longest is None:
+        return 0
+    tokenizer = plain_tokenizer(model.tokenizer)
+    candidates = [text for text in texts if len(text.encode()) > longest - 2]  # a token has at least a byte
+    parts = (candidates[i : i + 1024] for i in range(0, len(candidates), 1024))
+    return sum(len(each) > longest for part in parts for each in tokenizer.encode_batch_fast(part))
 
 
 def hash_of_weights(model: torch.nn.Module, settings: Mapping | None = None, dtype: torch.dtype | None = None) -> str:

@@ -43,6 +43,9 @@ SOURCES = "sources.json"
 PARTS = {"stages", "sources", "measured"}  # keys of a summary that this module wrote
 OLDER_PARTS = {"pretraining", "contrastive", "measured"}  # before the model had a decoder
 SHOWN_SOURCES = 12
+TEACHERS = {TEACHER: "sentence-transformers/all-MiniLM-L6-v2"}  # ids on the Hub of teachers in Python packages
+CORPUS_FILES = ("train.jsonl", "train_texts.jsonl", "train_documents.jsonl", "held_out.jsonl", SOURCES)
+CORPUS_FILES += ("held_out_packages.jsonl", "held_out_packages_pairs.jsonl")
 
 CARD = Path(__file__).with_name("mini_card_template.md")
 
@@ -104,7 +107,7 @@ def measure_embeddings(folder: Path, arguments: MiniArguments) -> dict:
     evaluator = pairs_evaluator(pairs, "held_out")
     teacher = open_teacher(arguments.teacher, model.max_seq_length, best_dtype())
     found = {}
-    for name, each in {"mini NeoBERT": model, "all-MiniLM-L6-v2, its teacher": teacher}.items():
+    for name, each in {"mini NeoBERT": model, f"{teacher_name(arguments.teacher)}, its teacher": teacher}.items():
         scores = evaluator(each)
         found[name] = {key: scores[f"held_out_cosine_{key}"] for key in ("recall@1", "recall@10", "mrr@10", "ndcg@10")}
     texts = pairs[pairs.column_names[1]][:2000]
@@ -120,6 +123,49 @@ def measure_embeddings(folder: Path, arguments: MiniArguments) -> dict:
         "max_seq_length": model.max_seq_length,
         "tokens_per_s": num_tokens / statistics.median(seconds),
     }
+
+
+def teacher_name(teacher: str) -> str:
+    """Return the name of a teacher for people."""
+    return Path(TEACHERS.get(teacher, teacher)).name
+
+
+def teacher_link(teacher: str) -> str:
+    """Return the name of a teacher with a link to its card, licence and size if they are known."""
+    if teacher not in TEACHERS:
+        return markdown(teacher_name(teacher))
+    link = f"[{teacher_name(teacher)}](https://huggingface.co/{TEACHERS[teacher]})"
+    return f"{link} (Apache 2.0), which has 22.7 million parameters"
+
+
+def read_stages(arguments: MiniArguments) -> list[dict]:
+    """Return the summaries of the stages.
+
+    Raises:
+        ValueError: A folder holds no stage of a distillation, or a stage had another teacher.
+        FileNotFoundError: A file of the corpus is missing.
+    """
+    stages = []
+    for folder in arguments.stages:
+        try:
+            stages.append(json.loads(Path(folder, SUMMARY).read_text("utf-8")))
+            stage_text(stages[-1])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{folder} is no stage ({type(error).__name__}: {error}); give folders that examples/distill_embeddings.py has "
+                "written"
+            ) from error
+        if stages[-1]["teacher"] != arguments.teacher:
+            raise ValueError(
+                f"the teacher of {folder} was {stages[-1]['teacher']}, not {arguments.teacher}; give --teacher "
+                f"{stages[-1]['teacher']}"
+            )
+    missing = [name for name in CORPUS_FILES if not Path(arguments.corpus, name).is_file()]
+    if missing:
+        raise FileNotFoundError(
+            f"{arguments.corpus} has no {', '.join(missing)}; write it by neobert documentation with --held_out_packages"
+        )
+    return stages
 
 
 def held_out_packages(corpus: str) -> str:
@@ -203,13 +249,13 @@ def build(arguments: MiniArguments) -> dict:
     """Measure the model, write the folder, and return its size and the figures.
 
     Raises:
-        ValueError: The folder holds other files, a stage has no decoder, or the model is too large to ship.
+        ValueError: The folder holds other files, a stage is none or has no decoder, or the model is too large to ship.
         OSError: A file cannot be read or written.
     """
     tune_allocator()
     out = Path(arguments.out)
     check_out(out)
-    stages = [json.loads(Path(folder, SUMMARY).read_text("utf-8")) for folder in arguments.stages]
+    stages = read_stages(arguments)
     sources = json.loads(Path(arguments.corpus, SOURCES).read_text("utf-8"))
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as beside:
@@ -273,6 +319,7 @@ def write_card(model: SentenceTransformer, out: Path, written: dict, sources: di
         shape=f"{config.num_hidden_layers} layers of width {config.hidden_size}",
         num_parameters=f"{figures['num_parameters'] / 1e6:.1f} million",
         megabytes=f"{figures['megabytes']:.0f}",
+        teacher=teacher_link(written["stages"][-1]["teacher"]),
         num_pairs=f"{figures['num_pairs']:,}",
         packages=markdown(packages),
         retrieval=tabulate(
