@@ -22,7 +22,7 @@ from neobert_hf.evaluation.glue_report import plot
 from neobert_hf.evaluation.glue_runs import SHORT_RUN, SHORT_TASKS, GlueArguments, GlueTrainingArguments, run_suite
 from neobert_hf.evaluation.pseudo_perplexity import load_masked_model
 from neobert_hf.evaluation.pseudo_perplexity_runs import PseudoPerplexityArguments, evaluate_alone
-from neobert_hf.evaluation.report import Section, evaluation_sections, write_card_section, write_page
+from neobert_hf.evaluation.report import Section, evaluation_sections, read_card, write_card_section, write_page
 from neobert_hf.pretraining.runs import lock_run
 
 
@@ -89,8 +89,8 @@ def evaluate(arguments: EvaluationArguments) -> list[Section]:
     """Evaluate, write the results, and return the sections of the report."""
     tune_allocator()
     logging.disable_progress_bar()
-    if arguments.card and not Path(arguments.card).is_file():
-        raise FileNotFoundError(f"--card {arguments.card} is not a file; name the README.md of the model")
+    if arguments.card:
+        read_card(arguments.card)  # an error in the card is found before the work
     out = Path(arguments.output_dir)
     texts = PseudoPerplexityArguments(
         **{name: getattr(arguments, name) for name in ("files", "model_name_or_path", "num_texts", "positions")},

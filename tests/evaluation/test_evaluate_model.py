@@ -78,7 +78,10 @@ def test_the_same_command_again_computes_nothing_twice(command, tmp_path, monkey
     assert (tmp_path / "out/pseudo-perplexity/texts.jsonl").read_text() == lines
 
 
-def test_a_card_that_does_not_exist_is_an_error_before_any_computation(command, tmp_path):
-    with pytest.raises(SystemExit, match=r"--card .*none\.md is not a file"):
+def test_a_card_that_does_not_exist_or_is_damaged_is_an_error_before_any_computation(command, tmp_path):
+    with pytest.raises(SystemExit, match=r"none\.md is not a file; name the README\.md of the model"):
         run_main(evaluate_model, *command, "--card", tmp_path / "none.md")
+    (tmp_path / "bad.md").write_text("---\nlicense: [mit\n---\n# Model\n")
+    with pytest.raises(SystemExit, match=r"the YAML at the beginning of .*bad\.md is damaged"):
+        run_main(evaluate_model, *command, "--card", tmp_path / "bad.md")
     assert not (tmp_path / "out/glue").exists()

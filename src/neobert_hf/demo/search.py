@@ -26,8 +26,8 @@ from .ranking import WordIndex, ranking, reciprocal_rank_fusion, words_of
 logger = logging.get_logger(__name__)
 
 KEPT_TOKEN_BYTES = 1 << 30  # above this size token vectors are computed for the candidates of each query
-# Of two entries that a question resembles alike, people mean the one that code mentions more: `os.remove`, not
-# `ftplib.FTP.delete`. Chosen with the 110 everyday questions of benchmarks/questions.py.
+# Of two entries that a question resembles alike, people mean the one that code mentions more: `str.startswith`, not
+# `tkinter.Text.search`. Chosen with the 110 everyday questions of benchmarks/questions.py.
 MENTION_BONUS = 0.01
 BATCHES_AT_ONCE = 4  # number of batches that are embedded before the progress bar moves and token vectors are rounded
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import jinja2
 from huggingface_hub import ModelCard
 from tabulate import tabulate
+from yaml import YAMLError
 
 from .glue import TASKS
 
@@ -133,21 +134,32 @@ def write_page(folder: str | Path, title: str, sections: Sequence[Section]) -> P
     return file
 
 
-def write_card_section(file: str | Path, sections: Sequence[Section]) -> None:
-    """Write the sections into a model card, between two comments; without these, under a new heading at its end.
+def read_card(file: str | Path) -> ModelCard:
+    """Read a model card whose section a report can replace; one without section gets an empty one under a new heading at its end.
 
     Raises:
-        ValueError: The second comment is missing.
-        OSError: The card cannot be read or written.
+        ValueError: The second comment of the section is missing, or the YAML at the beginning is damaged.
+        FileNotFoundError: There is no such file.
+        OSError: The file cannot be read.
     """
-    card = ModelCard.load(file)
+    if not Path(file).is_file():
+        raise FileNotFoundError(f"{file} is not a file; name the README.md of the model")
+    try:
+        card = ModelCard.load(file)
+    except YAMLError as error:
+        raise ValueError(f"the YAML at the beginning of {file} is damaged: {error}") from error
     if FIRST not in card.text:
         card.text = f"{card.text.rstrip()}\n\n## Evaluation\n\n{FIRST}\n{LAST}\n"
-    before, _, rest = card.text.partition(FIRST)
-    _, found, after = rest.partition(LAST)
-    if not found:
+    if LAST not in card.text.partition(FIRST)[2]:
         raise ValueError(f"{file} has {FIRST} without {LAST}; write the latter where the section ends")
-    card.text = f"{before}{FIRST}\n{markdown(sections)}\n{LAST}{after}"
+    return card
+
+
+def write_card_section(file: str | Path, sections: Sequence[Section]) -> None:
+    """Write the sections into a model card, between two comments; the errors are those of `read_card`."""
+    card = read_card(file)
+    before, _, rest = card.text.partition(FIRST)
+    card.text = f"{before}{FIRST}\n{markdown(sections)}\n{LAST}{rest.partition(LAST)[2]}"
     card.save(file)
 
 
