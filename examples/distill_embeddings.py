@@ -71,10 +71,12 @@ class DistillationArguments:
         default=TEACHER, metadata={"help": "Embedding model: installed package with its weights, folder or Hub id."}
     )
     teacher_dir: str = field(default="runs/teacher", metadata={"help": "Folder that keeps the teacher's vectors."})
-    text_files: list[str] = field(default=None, metadata={"help": "JSON lines with `text`, for the teacher's vectors."})
+    text_files: list[str] = field(
+        default=None, metadata={"help": "Files with a column `text`, for the teacher's vectors."}
+    )
     masked_files: list[str] = field(
         default=None,
-        metadata={"help": "JSON lines with `text`, for the teacher's vectors and the masked-language loss."},
+        metadata={"help": "Files with a column `text`, for the teacher's vectors and the masked-language loss."},
     )
     pair_files: list[str] = field(
         default=None, metadata={"help": "Pairs, for the teacher's vectors of the queries and the contrastive loss."}
@@ -199,6 +201,10 @@ def read_sets(arguments: DistillationArguments, seed: int) -> dict[str, dict[str
     return sets
 
 
+def _sizes(sets: dict[str, dict[str, Dataset]]) -> dict[str, dict[str, int]]:
+    return {kind: {name: len(rows) for name, rows in of_kind.items()} for kind, of_kind in sets.items()}
+
+
 def start_model(arguments: DistillationArguments, seed: int, folder: Path, vectors: TeacherVectors, texts: list[str]):
     """Return the folder of the model from which the run starts, and the teacher's directions; make both for a new model."""
     if arguments.model_name_or_path:
@@ -222,8 +228,7 @@ def train(arguments: DistillationArguments, training: DistillationTrainingArgume
     sets = read_sets(arguments, training.seed)
     shares = {"masked": arguments.masked_share, "pairs": arguments.pair_share}
     shares["texts"] = max(0.0, 1 - sum(shares.values()))
-    sizes = {kind: {name: len(rows) for name, rows in of_kind.items()} for kind, of_kind in sets.items()}
-    weights = sampling_weights(sizes, shares, arguments.sampling_exponent)
+    sampling_weights(_sizes(sets), shares, arguments.sampling_exponent)  # finds an error before the work
     evaluators = [pairs_evaluator(read_pairs(file), Path(file).stem) for file in arguments.validation_files or ()]
 
     def make_trainer():
@@ -242,6 +247,7 @@ def train(arguments: DistillationArguments, training: DistillationTrainingArgume
             print(f"{name}: {len(rows):,} rows of {', '.join(rows.column_names)}", flush=True)
         distance = DistillationLoss(student, arguments.contrastive_weight, arguments.temperature)
         masked_loss = MaskedTextLoss(student, language_model, arguments.mlm_weight)
+        weights = sampling_weights(_sizes(sets), shares, arguments.sampling_exponent)  # mining drops pairs
         set_sampling(training, arguments.sampling_exponent, weights=[weights[name] for name in datasets])
         set_seed(training.seed)
         return DistillationTrainer(
@@ -267,7 +273,7 @@ def train(arguments: DistillationArguments, training: DistillationTrainingArgume
             *(arguments.pair_files or ()),
             *start_files(start),
         ],
-        num_rows={name: size for of_kind in sizes.values() for name, size in of_kind.items()},
+        num_rows={name: len(rows) for of_kind in sets.values() for name, rows in of_kind.items()},
         evaluators=evaluators,
         shown=(
             *("teacher", "temperature", "contrastive_weight", "mlm_weight", "masked_share", "pair_share"),

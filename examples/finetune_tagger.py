@@ -70,7 +70,8 @@ def train(arguments: TaggerArguments, training: FineTuningArguments):
 
     data = data.map(tokenize, batched=True, remove_columns=["words", "tags"])
     if cut := sum(data["validation"]["cut"]):
-        print(f"{cut} validation words are beyond max_seq_length={max_length} and are not evaluated", flush=True)
+        print(f"{cut} validation words have no token among the first {max_length} and are not evaluated", flush=True)
+    data = data.remove_columns("cut")
     options = {"id2label": names, "label2id": {name: i for i, name in names.items()}, "dtype": torch.float32}
     options["ignore_mismatched_sizes"] = True  # of a start with other tags
     model = AutoModelForTokenClassification.from_pretrained(arguments.model_name_or_path, **options)

@@ -269,7 +269,7 @@ def embed(
         raise ValueError(f"--output {output}: the folder {file.parent} does not exist; create it")
     if file.is_dir():
         raise ValueError(f"--output {output} is a folder; name a file")
-    if file.resolve() in [Path(each).resolve() for each in files]:
+    if file.exists() and any(file.samefile(each) for each in files if Path(each).exists()):
         raise ValueError(f"--output {output} is also an input, whose other columns would be lost; name another file")
     _check_writable(file)
     text_bytes = sum(Path(each).stat().st_size for each in files if Path(each).is_file())
@@ -291,8 +291,10 @@ def embed(
     )
     with writing(file) as handle:
         _WRITERS[file.suffix](handle, texts, vectors)
+    prompt = encoder.prompts.get(prompt_name or encoder.default_prompt_name, "")
     result = {"output": output, "texts": len(texts), "dimension": int(vectors.shape[1])}
-    print(json.dumps({**result, "max_seq_length": longest_input(encoder), "truncated": num_truncated(encoder, texts)}))
+    result |= {"max_seq_length": longest_input(encoder), "truncated": num_truncated(encoder, texts, prompt)}
+    print(json.dumps(result))
 
 
 def _check_writable(output: Path) -> None:
@@ -343,7 +345,7 @@ def embedding_model(name: str):
         model = SentenceTransformer(name)
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"--model {name} cannot be opened ({str(error).splitlines()[0]}); give an existing folder or a Hub id"
+            f"--model {name} cannot be opened ({one_line(error)}); give an existing folder or a Hub id"
         ) from error
     return model.to(best_dtype(model.device)) if model.dtype == torch.bfloat16 else model
 

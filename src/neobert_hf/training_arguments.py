@@ -7,7 +7,6 @@ from typing import ClassVar
 import torch
 import transformers
 from transformers import TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 
 from .commands import COUNT, SHARE, Bounds, check_bounds
 from .model.machine_neobert import best_dtype
@@ -84,18 +83,22 @@ class FineTuningArguments(PrecisionArguments, TrainingArguments):
     resume_from_checkpoint: str | None = field(
         default=None,
         metadata={
-            "help": "last, to resume from the newest checkpoint in output_dir; auto, to do so if output_dir has one and start "
-            "otherwise; or the folder of a checkpoint."
+            "help": "last, to resume from the newest complete checkpoint in output_dir; auto, to do so if output_dir has one and "
+            "start otherwise; or the folder of a checkpoint. Give the same data and arguments: they are not compared."
         },
     )
 
     def __post_init__(self):
-        if self.resume_from_checkpoint in ("last", "auto"):
-            found = get_last_checkpoint(self.output_dir) if Path(self.output_dir).is_dir() else None
-            if found is None and self.resume_from_checkpoint == "last":
-                raise ValueError(f"{self.output_dir} has no checkpoint; omit --resume_from_checkpoint, or give auto")
-            self.resume_from_checkpoint = found
         super().__post_init__()
+        if self.resume_from_checkpoint in ("last", "auto"):
+            # Trainer writes this file last
+            found = [file.parent for file in Path(self.output_dir).glob("checkpoint-*/trainer_state.json")]
+            if not found and self.resume_from_checkpoint == "last":
+                raise ValueError(
+                    f"{self.output_dir} has no complete checkpoint; omit --resume_from_checkpoint, or give auto"
+                )
+            newest = max(found, key=lambda folder: int(folder.name.rpartition("-")[2]), default=None)
+            self.resume_from_checkpoint = newest and str(newest)
 
 
 @dataclass

@@ -173,15 +173,17 @@ def test_f1_of_entities_counts_an_entity_only_with_all_its_words():
     assert tagger_metrics(TAGS)["f1"] == 0.5
 
 
-def test_a_run_resumes_from_its_newest_checkpoint(model_folder, tmp_path):
+def test_a_run_resumes_from_its_newest_complete_checkpoint(model_folder, tmp_path, capsys):
     (tmp_path / "train.jsonl").write_text(
         "".join(json.dumps({"text": "fox", "label": name}) + "\n" for name in "AB" * 20)
     )
     arguments = command(model_folder, tmp_path / "train.jsonl", tmp_path / "out", "--resume_from_checkpoint")
-    with pytest.raises(SystemExit):
+    (tmp_path / "out/checkpoint-7").mkdir(parents=True)  # a save that was interrupted
+    with pytest.raises(SystemExit, match="2"):  # status of an invalid command line
         run_main(finetune_classifier, *arguments, "last")
+    assert "out has no complete checkpoint; omit --resume_from_checkpoint" in capsys.readouterr().err
     run_main(finetune_classifier, *arguments, "auto", "--num_train_epochs", "1")
-    (first,) = (tmp_path / "out").glob("checkpoint-*")
+    (first,) = (file.parent for file in (tmp_path / "out").glob("checkpoint-*/trainer_state.json"))
     epochs = []
     real = finetune_classifier.Trainer.train
 
@@ -202,5 +204,5 @@ def test_words_beyond_the_length_are_counted(model_folder, tmp_path):
     arguments = command(model_folder, tmp_path / "train.jsonl", tmp_path / "out", "--max_steps", "1")
     files = ("--validation_file", tmp_path / "train.jsonl")
     printed = run_main(finetune_tagger, *arguments, *files, "--max_seq_length", "12")
-    assert f"{8 * 20} validation words are beyond max_seq_length=12 and are not evaluated" in printed
-    assert "beyond" not in run_main(finetune_tagger, *arguments, *files)
+    assert f"{8 * 20} validation words have no token among the first 12 and are not evaluated" in printed
+    assert "no token" not in run_main(finetune_tagger, *arguments, *files)

@@ -359,11 +359,13 @@ def test_arguments_that_have_no_effect_are_refused(model_folder, data, tmp_path)
         run_main(finetune_glue, *command(model_folder, data, tmp_path / "out", "--tasks", "rte"))
 
 
+@pytest.mark.compat
 @pytest.mark.parametrize(
     "given",
     [
         ("--lr_scheduler_type", "cosine"),
         ("--metric_for_best_model", "loss"),
+        ("--eval_strategy", "steps"),
         ("--save_strategy", "epoch"),
         ("--save_steps", "7"),
         ("--resume_from_checkpoint", "somewhere"),
@@ -378,13 +380,14 @@ def test_arguments_that_the_protocol_sets_are_refused(model_folder, data, tmp_pa
 
 def test_runs_whose_seeds_or_learning_rates_differ_in_the_last_digit_are_different_runs(model_folder, data, tmp_path):
     """Seeds that need more than six digits had one folder, so that one result counted for all of them."""
-    arguments = ("--tasks", "sst2", "--max_steps", "1", "--seed", "20240101", "--seeds", "2")
+    arguments = ("--tasks", "sst2", "--max_steps", "1", "--seed", "20240101", "--seeds", "2", "--weight_decay", "0")
     run_main(finetune_glue, *command(model_folder, data, tmp_path / "out", *arguments, "--learning_rate", "1e-3"))
     near = ("--learning_rate", "0.0010000001")
     run_main(finetune_glue, *command(model_folder, data, tmp_path / "out", *arguments, *near))
     results = [json.loads(file.read_text()) for file in (tmp_path / "out").rglob("result.json")]
     expected = {(rate, seed) for rate in (1e-3, 0.0010000001) for seed in (20240101, 20240102)}
     assert {(each["setting"]["learning_rate"], each["seed"]) for each in results} == expected
+    assert (tmp_path / "out/sst2/8-0.001-0-20240101").is_dir()  # short names are those of earlier versions
 
 
 def test_a_search_goes_on_after_a_setting_that_diverges(model_folder, data, tmp_path, monkeypatch):

@@ -84,6 +84,7 @@ def test_overrides_are_applied_and_checked(checkpoint, tmp_path):
         {"rope_theta": 160_000.0, "rope_scaling": {"type": "linear", "factor": 2.0}},
         {"rope_parameters": {"rope_type": "default", "rope_theta": 160_000.0}},
         {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 160_000.0}},
+        {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "rope_theta": 160_000.0}},
     ],
 )
 @pytest.mark.parametrize("name", ["rope_parameters", "rope_scaling"])
@@ -99,6 +100,15 @@ def test_a_scaling_keeps_the_base_of_the_model_and_replaces_its_scaling(tmp_path
     assert load(**yarn) == {**yarn, "rope_theta": 160_000.0, "original_max_position_embeddings": 64}
     own = {"rope_type": "default", "rope_theta": 500.0}
     assert load(**own) == own
+    unchanged = NeoBERTConfig.from_pretrained(tmp_path, rope_parameters=None)
+    assert unchanged.rope_parameters == NeoBERTConfig.from_pretrained(tmp_path).rope_parameters
+
+
+def test_a_base_that_is_given_in_one_format_holds_for_a_scaling_in_the_other(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "neobert", "rope_theta": 160_000.0}))
+    given = dict(rope_parameters={"rope_theta": 500.0}, rope_scaling={"type": "linear", "factor": 2.0})
+    for config in (NeoBERTConfig(**given), NeoBERTConfig.from_pretrained(tmp_path, **given)):
+        assert config.rope_parameters == {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}
 
 
 @pytest.mark.parametrize(

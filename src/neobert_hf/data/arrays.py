@@ -42,8 +42,8 @@ def save_arrays(file: Path, arrays: Mapping[str, np.ndarray]) -> bool:
     except (OSError, SafetensorError) as error:  # SafetensorError also wraps errors of the disk
         reason = getattr(error, "strerror", None) or error
         logger.warning_once(
-            f"cannot write the cache folder {file.parent} ({reason}), so the next start takes as long as this one; set HF_HOME "
-            "to a writable folder"
+            f"cannot write the folder {file.parent} ({reason}), so the next start takes as long as this one; make it writable, "
+            "or choose another (HF_HOME has the cache)"
         )
         return False
     finally:

@@ -63,7 +63,7 @@ def read_texts(
     if label_column in text_columns or "label" in text_columns:
         raise ValueError(
             f"text_columns={' '.join(text_columns)} and label_column={label_column}: a column of texts cannot be that of the "
-            "labels, nor have the name label, which the labels get; rename it in the file"
+            "labels, nor have the name label, which the labels get; rename it"
         )
 
     def check(row):

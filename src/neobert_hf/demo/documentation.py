@@ -257,8 +257,10 @@ def _run_reader(job: dict):
             command, input=json.dumps(job), capture_output=True, text=True, encoding="utf-8", cwd=folder
         )
     if done.returncode:
-        last_line = done.stderr.strip().rpartition("\n")[2]
-        raise RuntimeError(f"reading the documentation with {' '.join(command)} failed: {last_line}")
+        last_line = done.stderr.strip().rpartition("\n")[2] or "no message"
+        raise RuntimeError(
+            f"reading the documentation with {' '.join(command)} failed with status {done.returncode}: {last_line}"
+        )
     return json.loads(done.stdout)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from ..model.configuration_neobert import NeoBERTConfig
@@ -196,15 +197,19 @@ def longest_input(model: SentenceTransformer) -> int | None:
     return None if longest is None or math.isinf(longest) else int(longest)
 
 
-def num_truncated(model: SentenceTransformer, texts: Sequence[str]) -> int:
-    """Return how many texts are longer than `longest_input`."""
+def num_truncated(model: SentenceTransformer, texts: Sequence[str], prompt: str = "") -> int | None:
+    """Return how many texts are longer than `longest_input` with a prompt before them; None for a tokenizer of another kind."""
     from ..data.wordpiece import plain_tokenizer
 
     longest = longest_input(model)
     if longest is None:
         return 0
+    if not isinstance(getattr(model.tokenizer, "backend_tokenizer", model.tokenizer), Tokenizer):
+        return None
     tokenizer = plain_tokenizer(model.tokenizer)
-    candidates = [text for text in texts if len(text.encode()) > longest - 2]  # a token has at least a byte
+    candidates = [
+        f"{prompt}{text}" for text in texts if len(f"{prompt}{text}".encode()) > longest - 2
+    ]  # a byte a token
     parts = (candidates[i : i + 1024] for i in range(0, len(candidates), 1024))
     return sum(len(each) > longest for part in parts for each in tokenizer.encode_batch_fast(part))
 

@@ -78,7 +78,7 @@ def train_and_summarize(
 def start_files(folder: str | None) -> list[str]:
     """Return the files that identify the model or tokenizer from which a run starts; none if it is not a folder.
 
-    A folder whose model was trained again is another start.
+    A folder whose model was trained again is another start. Its config does not count: it names the version of transformers.
     """
-    patterns = ("*.safetensors", "tokenizer.json", "config.json") if folder is not None else ()
+    patterns = ("model*.safetensors", "tokenizer.json") if folder is not None else ()
     return sorted(str(file) for pattern in patterns for file in Path(folder).glob(pattern))

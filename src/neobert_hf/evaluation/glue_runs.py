@@ -173,7 +173,7 @@ def _check_effect(arguments: GlueArguments, training: GlueTrainingArguments) -> 
     searched = GRID if arguments.grid or arguments.preset != "none" else ()
     for name in (*searched, *SET_BY_PROTOCOL, *SET_BY_STEPS, "resume_from_checkpoint"):
         value = getattr(training, name)
-        if value in (getattr(default, name), SET_BY_PROTOCOL.get(name)):
+        if value == getattr(default, name):
             continue
         if name in searched:
             search = "--grid" if arguments.grid else f"--preset {arguments.preset}"
@@ -183,6 +183,12 @@ def _check_effect(arguments: GlueArguments, training: GlueTrainingArguments) -> 
         else:
             reason = "the paper's protocol sets it; remove it, or fine-tune with finetune_classifier.py"
         raise ValueError(f"{name}={getattr(value, 'value', value)} has no effect, since {reason}")
+
+
+def _exact(value: float) -> str:
+    """A number in as few characters as `:g`, unless these are another number."""
+    short = f"{value:g}"
+    return short if float(short) == value else str(value)
 
 
 def _score(result: dict) -> float:
@@ -230,7 +236,7 @@ class _Runs:
         """Return the result of a run; a run that diverges has no metrics if `may_diverge`, and is an error otherwise."""
         training = copy.copy(self.training)
         vars(training).update(setting, seed=seed)
-        folder = Path(training.output_dir, self.task.name, "-".join(map(str, (*setting.values(), seed))))
+        folder = Path(training.output_dir, self.task.name, "-".join(map(_exact, (*setting.values(), seed))))
         run = {**self.identity, **{name: value for name, value in training.to_dict().items() if name in PROTOCOL}}
         try:
             result = json.loads(Path(folder, RESULT).read_text("utf-8"))
@@ -244,10 +250,11 @@ class _Runs:
                     raise
                 result |= {"metrics": None, "error": str(error)}
             write_json(Path(folder, RESULT), result)
-        # a result of an earlier version lacks arguments that were added since, which are off by default
-        if different := sorted(name for name in run if (result["run"].get(name) or None) != (run[name] or None)):
+        # arguments that a result of an earlier version lacks had the default
+        there = {"optim_args": None, "dataloader_drop_last": False, **result["run"]}
+        if different := sorted(name for name in run if there.get(name) != run[name]):
             raise ValueError(
-                f"{folder} has the result of a run with {different[0]}={result['run'].get(different[0])!r}, not "
+                f"{folder} has the result of a run with {different[0]}={there.get(different[0])!r}, not "
                 f"{run[different[0]]!r}; choose another --output_dir, or remove that folder"
             )
         return {**result, "folder": str(folder)}

@@ -143,7 +143,6 @@ def read_stages(arguments: MiniArguments) -> list[dict]:
 
     Raises:
         ValueError: A folder holds no stage of a distillation, or a stage had another teacher.
-        FileNotFoundError: A file of the corpus is missing.
     """
     stages = []
     for folder in arguments.stages:
@@ -160,18 +159,20 @@ def read_stages(arguments: MiniArguments) -> list[dict]:
                 f"the teacher of {folder} was {stages[-1]['teacher']}, not {arguments.teacher}; give --teacher "
                 f"{stages[-1]['teacher']}"
             )
-    missing = [name for name in CORPUS_FILES if not Path(arguments.corpus, name).is_file()]
-    if missing:
-        raise FileNotFoundError(
-            f"{arguments.corpus} has no {', '.join(missing)}; write it by neobert documentation with --held_out_packages"
-        )
     return stages
 
 
+def check_corpus(corpus: str) -> None:
+    """Raise FileNotFoundError if a file of the corpus is missing."""
+    if missing := [name for name in CORPUS_FILES if not Path(corpus, name).is_file()]:
+        raise FileNotFoundError(
+            f"{corpus} has no {', '.join(missing)}; write it by neobert documentation with --held_out_packages"
+        )
+
+
 def held_out_packages(corpus: str) -> str:
-    """Return the names of the packages that were held out entirely, if any."""
-    file = Path(corpus, "held_out_packages.jsonl")
-    lines = file.read_text("utf-8").splitlines() if file.is_file() else []
+    """Return the names of the packages that were held out entirely."""
+    lines = Path(corpus, "held_out_packages.jsonl").read_text("utf-8").splitlines()
     return " and ".join(sorted({json.loads(line)["package"] for line in lines}))
 
 
@@ -256,6 +257,7 @@ def build(arguments: MiniArguments) -> dict:
     out = Path(arguments.out)
     check_out(out)
     stages = read_stages(arguments)
+    check_corpus(arguments.corpus)
     sources = json.loads(Path(arguments.corpus, SOURCES).read_text("utf-8"))
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as beside:

@@ -140,17 +140,21 @@ class NeoBERTConfig(PretrainedConfig):
         if "max_length" in overrides:
             overrides.setdefault("max_position_embeddings", overrides.pop("max_length"))
         trained_length = config_dict.get("max_position_embeddings") or config_dict.get("max_length")
-        trained_base = config_dict.get("rope_theta") or (config_dict.get("rope_parameters") or {}).get("rope_theta")
+        stored = [config_dict, *(config_dict.get(key) or {} for key in ("rope_parameters", "rope_scaling"))]
+        trained_base = next((rope["rope_theta"] for rope in stored if rope.get("rope_theta") is not None), None)
+        if overrides.get("rope_parameters", ...) is None:  # not given
+            del overrides["rope_parameters"]
         scalings = {key: overrides[key] for key in ("rope_parameters", "rope_scaling") if overrides.get(key)}
+        has_base = trained_base is None or any("rope_theta" in rope for rope in scalings.values())
         for key, rope in scalings.items():
             # a scaling keeps the base of the training, and YaRN scales from the context length of the training
-            inherited = {"rope_theta": trained_base} if trained_base else {}
+            inherited = {} if has_base else {"rope_theta": trained_base}
             if trained_length and "yarn" in (rope.get("rope_type"), rope.get("type")):
                 inherited["original_max_position_embeddings"] = trained_length
             overrides[key] = {**inherited, **rope}
         if scalings:  # they replace all that the file says about RoPE, in whichever format
-            stored = ("rope_parameters", "rope_scaling", "rope_theta")
-            config_dict = {key: value for key, value in config_dict.items() if key not in stored}
+            names = ("rope_parameters", "rope_scaling", "rope_theta")
+            config_dict = {key: value for key, value in config_dict.items() if key not in names}
         return super().from_dict({**config_dict, **overrides}, **kwargs)
 
     def to_dict(self):
