@@ -78,6 +78,7 @@ TABLES = {
         "evaluation_without_bf16": quality.evaluation_without_bf16,
         "finetuning": partial(quality.finetuning, "finetuning_cpu"),
         "finetuning_recipes": partial(quality.finetuning, "finetuning_recipes_cpu"),
+        "finetuning_recipes_float32": partial(quality.finetuning, "finetuning_recipes_cpu_float32"),
         "long_context": quality.long_context,
     },
     "src/neobert_hf/mini/README.md": {"evaluation": quality.evaluation},
