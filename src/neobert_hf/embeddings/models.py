@@ -207,9 +207,8 @@ def num_truncated(model: SentenceTransformer, texts: Sequence[str], prompt: str 
     if not isinstance(getattr(model.tokenizer, "backend_tokenizer", model.tokenizer), Tokenizer):
         return None
     tokenizer = plain_tokenizer(model.tokenizer)
-    candidates = [
-        f"{prompt}{text}" for text in texts if len(f"{prompt}{text}".encode()) > longest - 2
-    ]  # a byte a token
+    inputs = (prompt + text for text in texts)
+    candidates = [each for each in inputs if len(each.encode()) > longest - 2]  # a token has at least a byte
     parts = (candidates[i : i + 1024] for i in range(0, len(candidates), 1024))
     return sum(len(each) > longest for part in parts for each in tokenizer.encode_batch_fast(part))
 

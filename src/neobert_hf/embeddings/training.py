@@ -75,10 +75,9 @@ def train_and_summarize(
     return summary
 
 
-def start_files(folder: str | None) -> list[str]:
+def start_files(folder: str) -> list[str]:
     """Return the files that identify the model or tokenizer from which a run starts; none if it is not a folder.
 
     A folder whose model was trained again is another start. Its config does not count: it names the version of transformers.
     """
-    patterns = ("model*.safetensors", "tokenizer.json") if folder is not None else ()
-    return sorted(str(file) for pattern in patterns for file in Path(folder).glob(pattern))
+    return sorted(str(file) for name in ("model*.safetensors", "tokenizer.json") for file in Path(folder).glob(name))
