@@ -544,12 +544,21 @@ def documentation(
             help="Download 30 well-known packages with pip, about 180 MB, and add their documentation and WordNet.",
         ),
     ] = False,
+    question_files: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--question_files",
+            metavar="FILE...",
+            help="Tables with columns name, of an entry, and question; written as pairs to train_questions.jsonl.",
+        ),
+    ] = None,
 ) -> None:
     """Write the documentation of this Python as a corpus."""
     from .demo.corpus import write_corpus
 
     held_out = held_out_packages or None
-    print(json.dumps(write_corpus(output_dir, num_held_out, held_out, vocab_size, seed, more_packages)))
+    written = write_corpus(output_dir, num_held_out, held_out, vocab_size, seed, more_packages, question_files or ())
+    print(json.dumps(written))
 
 
 command = typer.main.get_command(app)

@@ -132,6 +132,48 @@ def test_each_file_has_its_part_of_the_documentation(site, tmp_path):
     }
 
 
+def test_written_questions_become_pairs_with_the_text_that_the_search_embeds(site, tmp_path):
+    """A question to an entry that is held out, or that this Python does not have, is no training text."""
+    table = tmp_path / "questions.tsv"
+    table.write_text(
+        "name\tquestion\n"
+        "shop.Thing.do\tuse it with one number or two\n"
+        "shop.Thing.do\thow do i make the thing happen\n"
+        "barn.feed\tmy cow is hungry\n"
+        "nowhere.at_all\twhere is this\n"
+    )
+    counts = write_corpus(
+        tmp_path / "corpus", num_held_out=0, held_out_packages=["barn"], vocab_size=200, question_files=[table]
+    )
+    text = "shop.Thing.do".replace(".", " ") + "\nDo the thing with x and, if it is given, with y."
+    assert rows(tmp_path / "corpus", "train_questions") == [
+        {"query": "use it with one number or two", "document": text},
+        {"query": "how do i make the thing happen", "document": text},
+    ]
+    assert counts["train_questions"] == 2
+    write_corpus(tmp_path / "corpus", num_held_out=0, vocab_size=200)
+    assert not (tmp_path / "corpus/train_questions.jsonl").exists()  # of the earlier corpus
+
+
+@pytest.mark.parametrize(
+    "lines, message",
+    [
+        (["name\ttext", "shop\twhat"], r"questions\.tsv, line 2: no column 'question'; give the columns 'name'"),
+        (
+            ["name\tquestion", "shop\t "],
+            r"questions\.tsv, line 2: the question is empty; write one, or remove the line",
+        ),
+        (["name\tquestion", "shop"], r"questions\.tsv, line 2: 1 columns instead of 2"),
+        (["name\tquestion", "a.b\twhat", "c\twhy"], "none of 2 questions names an entry for training, such as shop"),
+    ],
+)
+def test_questions_that_cannot_be_pairs_are_named_and_no_corpus_is_written(site, tmp_path, lines, message):
+    (tmp_path / "questions.tsv").write_text("\n".join(lines))
+    with pytest.raises(ValueError, match=message):
+        write_corpus(tmp_path / "corpus", 0, vocab_size=200, question_files=[tmp_path / "questions.tsv"])
+    assert not (tmp_path / "corpus/train.jsonl").exists()
+
+
 def test_the_tokenizer_learns_from_descriptions_too(site, tmp_path):
     write_corpus(tmp_path / "corpus", num_held_out=0, vocab_size=400)
     vocab = json.loads((tmp_path / "corpus/tokenizer/tokenizer.json").read_text())["model"]["vocab"]

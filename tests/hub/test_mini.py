@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 pytest.importorskip(
@@ -132,7 +134,7 @@ def stage(tmp_path, tokenizer, tiny_config):
 def test_the_written_folder_embeds_and_fills_masks_without_code_and_under_a_tokenizer_class_of_every_version(
     stage, tmp_path
 ):
-    write_model(str(stage), ["the fox", "the dog", "it sleeps"], tmp_path / "out")
+    write_model([str(stage)], ["the fox", "the dog", "it sleeps"], tmp_path / "out")
     model = SentenceTransformer(str(tmp_path / "out"))
     assert model.dtype == torch.bfloat16 and model.max_seq_length == 16
     plain = SentenceTransformer(str(stage), model_kwargs={"dtype": torch.bfloat16})
@@ -149,6 +151,37 @@ def test_the_written_folder_embeds_and_fills_masks_without_code_and_under_a_toke
     assert model.tokenizer.tokenize("theFox") == model.tokenizer.tokenize("the fox")
 
 
+def test_the_mean_of_the_parameters_of_parallel_stages_ships(stage, tiny_config, tmp_path):
+    folders, states = [], []
+    for seed in (0, 1, 2):
+        torch.manual_seed(seed)
+        shutil.copytree(stage, folder := tmp_path / f"stage-{seed}")
+        model = NeoBERTForMaskedLM(tiny_config)
+        model.save_pretrained(folder)
+        folders.append(str(folder))
+        states.append(model.state_dict())
+    write_model(folders, ["the fox"], tmp_path / "out")
+    shipped = load_file(tmp_path / "out/model.safetensors")
+    for name, found in shipped.items():
+        expected = torch.stack([state[name] for state in states]).mean(0)
+        torch.testing.assert_close(
+            found, expected.bfloat16(), atol=0, rtol=2**-7
+        )  # one step of bf16: two orders of a sum
+
+
+def test_stages_of_different_shapes_have_no_mean(stage, tiny_config, tmp_path):
+    shutil.copytree(stage, other := tmp_path / "other")
+    tiny_config.intermediate_size *= 2
+    NeoBERTForMaskedLM(tiny_config).save_pretrained(other)
+    with pytest.raises(ValueError, match="have parameters of different shapes; average stages with one start"):
+        mini.mean_model([str(stage), str(other)])
+
+
+def test_more_averaged_stages_than_stages_are_refused(stage, corpus, tmp_path):
+    with pytest.raises(ValueError, match="num_averaged=2, but --stages has 1 folders; average fewer"):
+        mini.build(MiniArguments(stages=[str(stage)], corpus=str(corpus), num_averaged=2, out=f"{tmp_path}/out"))
+
+
 def test_module_folders_of_an_earlier_build_are_removed_and_nothing_else(tmp_path):
     for name in ("1_Pooling", "1_WordWeights", "2_Pooling", "other"):
         (tmp_path / name).mkdir()
@@ -161,7 +194,7 @@ def test_module_folders_of_an_earlier_build_are_removed_and_nothing_else(tmp_pat
 def test_a_stage_without_decoder_is_refused(stage, tmp_path):
     AutoModel.from_pretrained(stage).save_pretrained(stage)
     with pytest.raises(ValueError, match=r"has no decoder"):
-        write_model(str(stage), ["the fox"], tmp_path / "out")
+        write_model([str(stage)], ["the fox"], tmp_path / "out")
 
 
 STAGE = dict(steps=1000, batch_size=8, num_rows=5000, learning_rate=1e-3, num_mined_negatives=2, contrastive_weight=0.2)
@@ -228,6 +261,7 @@ def test_the_card_names_every_stage_source_and_missing_package(stage, tmp_path):
         "stages": [STAGE | {"num_mined_negatives": 0}, STAGE],
         "sources": {"num_sources": 1, "num_characters": 3_000_000},
         "measured": figures,
+        "num_averaged": 2,
     }
     sources = {"sources": [source], "unavailable": ["django"]}
     write_card(SentenceTransformer(str(stage)), tmp_path, written, sources, "pandas and networkx")
@@ -240,6 +274,7 @@ def test_the_card_names_every_stage_source_and_missing_package(stage, tmp_path):
         "0.002 of Muon",
         "45%",
         "(2 for each pair)",
+        "The last 2 start from the same model; the mean of their parameters ships. After each",
         "inverse document frequency",
         "float32, texts for embeddings",
         "| wn ",
@@ -249,7 +284,8 @@ def test_the_card_names_every_stage_source_and_missing_package(stage, tmp_path):
     ):
         assert words in card
     assert "{{" not in card and "7.4 million parameters" in card
-    written["stages"] = [STAGE | {"teacher": "runs/my_teacher"}]
+    written |= {"stages": [STAGE | {"teacher": "runs/my_teacher"}], "num_averaged": 1}
     write_card(SentenceTransformer(str(stage)), tmp_path, written, sources, "pandas and networkx")
     card = (tmp_path / "README.md").read_text()
     assert "learned the embeddings of my\\_teacher, by distillation" in card and "MiniLM" not in card
+    assert "of the stages. After each" in card

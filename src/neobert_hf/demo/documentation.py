@@ -26,6 +26,7 @@ from transformers.utils import logging
 
 from ..data.arrays import CACHE, load_arrays, save_arrays
 from . import docstrings, reexports
+from .ranking import words_of
 
 logger = logging.get_logger(__name__)
 
@@ -155,6 +156,16 @@ def first_sentence(text: str) -> tuple[str, str]:
     found = re.match(r".+?[.!?](?=\s|$)", paragraph, re.DOTALL)
     end = found.end() if found else len(paragraph)
     return " ".join(text[:end].split()), text[end:].strip()
+
+
+def views(entry: Entry) -> list[str]:
+    """The texts of an entry that the search embeds, one vector each: first sentence, and rest of the docstring if there is one.
+
+    Each begins with the name, split into words. An everyday question resembles the sentence alone more than the whole text, and
+    a question about a detail resembles the rest (benchmarks/questions.py).
+    """
+    name = words_of(entry.name)
+    return [f"{name}\n{part}" for part in first_sentence(entry.text) if part] or [name]
 
 
 def retrieval_pairs(entries: Iterable[Entry]) -> list[dict[str, str]]:

@@ -20,8 +20,8 @@ from ..data.arrays import CACHE, load_arrays, save_arrays
 from ..data.texts import check_texts
 from ..embeddings.memory import batch_bytes, check_memory
 from ..embeddings.models import fingerprint, longest_input
-from .documentation import Entry, collect_documentation, first_sentence
-from .ranking import WordIndex, ranking, reciprocal_rank_fusion, words_of
+from .documentation import Entry, collect_documentation, first_sentence, views
+from .ranking import WordIndex, ranking, reciprocal_rank_fusion
 
 logger = logging.get_logger(__name__)
 
@@ -78,16 +78,6 @@ def import_line(entry: Entry) -> str:
         return "built in"
     name = entry.qualname.split(".")[0]
     return f"from {entry.module} import {name}" if name else f"import {entry.module}"
-
-
-def views(entry: Entry) -> list[str]:
-    """The texts of an entry that the search embeds, one vector each: first sentence, and rest of the docstring if there is one.
-
-    Each begins with the name, split into words. An everyday question resembles the sentence alone more than the whole text, and
-    a question about a detail resembles the rest (benchmarks/questions.py).
-    """
-    name = words_of(entry.name)
-    return [f"{name}\n{part}" for part in first_sentence(entry.text) if part] or [name]
 
 
 @dataclass(frozen=True)

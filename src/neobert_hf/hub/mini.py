@@ -21,7 +21,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from sentence_transformers import SentenceTransformer
 from tabulate import tabulate
 from tqdm.auto import tqdm
-from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..allocator import tune_allocator
 from ..commands import Bounds, CommandParser, run_command
@@ -40,8 +40,11 @@ from .build import markdown, move_files
 
 LARGEST_MB = 24
 SOURCES = "sources.json"
-PARTS = {"stages", "sources", "measured"}  # keys of a summary that this module wrote
-OLDER_PARTS = {"pretraining", "contrastive", "measured"}  # before the model had a decoder
+PARTS = {"stages", "sources", "measured", "num_averaged"}  # keys of a summary that this module wrote
+OLDER_PARTS = (
+    {"stages", "sources", "measured"},  # before models were averaged
+    {"pretraining", "contrastive", "measured"},  # before the model had a decoder
+)
 SHOWN_SOURCES = 12
 TEACHERS = {TEACHER: "sentence-transformers/all-MiniLM-L6-v2"}  # ids on the Hub of teachers in Python packages
 CORPUS_FILES = ("train.jsonl", "train_texts.jsonl", "train_documents.jsonl", "held_out.jsonl", SOURCES)
@@ -60,6 +63,12 @@ class MiniArguments:
         }
     )
     corpus: str = field(metadata={"help": "Folder that `neobert documentation` has written."})
+    num_averaged: Annotated[int, Bounds(1)] = field(
+        default=1,
+        metadata={
+            "help": "Number of last stages with one start; the mean of their parameters ships (arXiv 2203.05482)."
+        },
+    )
     out: str = field(default="src/neobert_hf/mini", metadata={"help": "Folder to write."})
     teacher: str = field(default=TEACHER, metadata={"help": "Teacher of the stages, for comparison."})
     max_length: Annotated[int, Bounds(4, 1 << 20)] = field(
@@ -181,7 +190,7 @@ def check_out(out: Path) -> None:
     if not out.exists() or not any(out.iterdir()):
         return
     try:
-        is_ours = set(json.loads((out / SUMMARY).read_text("utf-8"))) in (PARTS, OLDER_PARTS)
+        is_ours = set(json.loads((out / SUMMARY).read_text("utf-8"))) in (PARTS, *OLDER_PARTS)
     except (OSError, ValueError, TypeError):
         is_ours = False
     if not is_ours:
@@ -197,14 +206,38 @@ def corpus_texts(corpus: str) -> Iterator[str]:
             yield from (json.loads(line)["text"] for line in lines)
 
 
-def write_model(folder: str, texts: Iterable[str], out: Path) -> SentenceTransformer:
+def mean_model(folders: list[str]) -> PreTrainedModel:
+    """Return a masked language model in bf16 whose parameters are the mean of those of several models.
+
+    Models that continue one model with different data have a mean that is often better than each ("Model soups", arXiv
+    2203.05482).
+
+    Raises:
+        ValueError: A folder holds no decoder, or the models have different shapes.
+    """
+    total: dict[str, torch.Tensor] = {}
+    for folder in folders:
+        model, info = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+        if missing := sorted(info["missing_keys"]):
+            raise ValueError(f"{folder} has no {', '.join(missing)}; give a folder of examples/distill_embeddings.py")
+        state = model.state_dict()
+        if total and {name: each.shape for name, each in state.items()} != {n: each.shape for n, each in total.items()}:
+            raise ValueError(
+                f"{folder} and {folders[0]} have parameters of different shapes; average stages with one start"
+            )
+        total = {name: total.get(name, 0) + each for name, each in state.items()}
+    model.load_state_dict({name: each / len(folders) for name, each in total.items()})
+    return model.to(torch.bfloat16)
+
+
+def write_model(folders: list[str], texts: Iterable[str], out: Path) -> SentenceTransformer:
     """Save embedding model and decoder in bf16 into an empty folder, without the code, which is part of the package.
 
     The mean of the embedding weighs each token by its inverse document frequency. The stages train the plain mean: 300 more steps
     with the weights gave no better model (docs/mini.md).
 
     Args:
-        folder: Folder of the last stage.
+        folders: Folders of the last stages, whose mean ships; usually one.
         texts: Texts to count tokens in.
         out: Folder to write.
 
@@ -212,16 +245,14 @@ def write_model(folder: str, texts: Iterable[str], out: Path) -> SentenceTransfo
         The embedding model.
 
     Raises:
-        ValueError: The folder holds no decoder.
+        ValueError: As of `mean_model`.
     """
-    language_model, info = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.bfloat16, output_loading_info=True)
-    if missing := sorted(info["missing_keys"]):
-        raise ValueError(f"{folder} has no {', '.join(missing)}; give a folder of examples/distill_embeddings.py")
+    language_model, folder = mean_model(folders), folders[-1]
     tokenizer = AutoTokenizer.from_pretrained(folder)
     weights = inverse_document_frequencies(tokenizer, texts, tokenizer.model_max_length)
     model = sentence_transformer(folder, token_weights=weights, model_kwargs={"dtype": torch.bfloat16})
     model.save_pretrained(str(out), create_model_card=False)
-    language_model.save_pretrained(out)  # replaces config and weights by those with the decoder
+    language_model.save_pretrained(out)  # replaces config and weights by those with the decoder, and by the mean
     PreTrainedTokenizerFast.from_pretrained(out).save_pretrained(out)  # under a class name that every version knows
     for file in out.glob("*_neobert.py"):
         file.unlink()
@@ -256,6 +287,10 @@ def build(arguments: MiniArguments) -> dict:
     tune_allocator()
     out = Path(arguments.out)
     check_out(out)
+    if arguments.num_averaged > len(arguments.stages):
+        raise ValueError(
+            f"num_averaged={arguments.num_averaged}, but --stages has {len(arguments.stages)} folders; average fewer"
+        )
     stages = read_stages(arguments)
     check_corpus(arguments.corpus)
     sources = json.loads(Path(arguments.corpus, SOURCES).read_text("utf-8"))
@@ -263,7 +298,7 @@ def build(arguments: MiniArguments) -> dict:
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as beside:
         partial = Path(beside, out.name)
         with saving(out):
-            model = write_model(arguments.stages[-1], corpus_texts(arguments.corpus), partial)
+            model = write_model(arguments.stages[-arguments.num_averaged :], corpus_texts(arguments.corpus), partial)
             size = folder_megabytes(partial)
             if size > LARGEST_MB:
                 raise ValueError(
@@ -277,7 +312,7 @@ def build(arguments: MiniArguments) -> dict:
         figures["megabytes"] = round(size, 1)
         summary = {"num_" + name: len(sources[name]) for name in ("sources", "unavailable")}
         summary["num_characters"] = sum(source["num_characters"] for source in sources["sources"])
-        written = {"stages": stages, "sources": summary, "measured": figures}
+        written = {"stages": stages, "sources": summary, "measured": figures, "num_averaged": arguments.num_averaged}
         assert set(written) == PARTS
         with saving(out):
             write_card(model, partial, written, sources, held_out_packages(arguments.corpus))
@@ -342,6 +377,9 @@ def write_card(model: SentenceTransformer, out: Path, written: dict, sources: di
         machine=figures["machine"],
         dtype=figures["dtype"],
         training="\n".join(f"{i}. {stage_text(stage)}" for i, stage in enumerate(written["stages"], 1)),
+        averaged=f" The last {num} start from the same model; the mean of their parameters ships."
+        if (num := written["num_averaged"]) > 1
+        else "",
         num_sources=written["sources"]["num_sources"],
         num_characters=f"{written['sources']['num_characters'] / 1e6:.0f}",
         unavailable=f" These could not be had, so the model learned nothing from them: {markdown(missing)}."
