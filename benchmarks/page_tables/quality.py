@@ -203,6 +203,18 @@ TOKEN_WEIGHTS = {
     "correct among 3": ("three", ""),
 }
 
+WRITTEN_QUESTIONS = {
+    "model": ("model", ""),
+    "recall@1": ("recall@1", ".3f"),
+    "recall@10": ("recall", ".3f"),
+    "recall@1, other words": ("recall@1 other", ".3f"),
+    "recall@10, other words": ("other", ".3f"),
+    "STS-B dev": ("spearman", ".3f"),
+    "everyday: 60": ("everyday", ""),
+    "everyday, later: 50": ("later", ""),
+    "details: 600": ("details", ""),
+}
+
 INT8 = {
     "products": ("products", ""),
     "recall@1": ("recall@1", ".3f"),

@@ -247,6 +247,23 @@ def test_batches_of_short_and_of_long_texts_have_equally_many_tokens(student_fol
     assert len(next(iter(trainer.get_batch_sampler(rows, 7, drop_last=True)))) == 7
 
 
+def test_with_no_duplicates_a_batch_has_no_document_twice_although_several_queries_share_one(student_folder, tmp_path):
+    student, language_model = open_student(student_folder, 64)
+    columns = {"anchor": [f"question {i}" for i in range(24)], "positive": [f"document {i % 8}" for i in range(24)]}
+    rows = Dataset.from_dict({**columns, "label": list(np.eye(32, dtype=np.float32)[:24])})
+    training = DistillationTrainingArguments(
+        str(tmp_path), use_cpu=True, max_steps=2, report_to="none", batch_sampler="no_duplicates"
+    )
+    options = dict(train_dataset=rows, loss=DistillationLoss(student, 1.0), language_model=language_model)
+    sampler = DistillationTrainer(student, training, **options).get_batch_sampler(
+        rows, 6, drop_last=True, valid_label_columns=["label"], generator=torch.Generator()
+    )
+    batches = list(sampler)
+    assert len(batches) >= 3
+    for batch in batches:
+        assert len({rows[i]["positive"] for i in batch}) == 6
+
+
 def test_each_kind_of_file_has_its_share_of_the_batches_and_the_files_of_a_kind_divide_it_by_size():
     shares = {"texts": 0.2, "masked": 0.3, "pairs": 0.5}
     sizes = {"texts": {"a": 400, "b": 100}, "masked": {"c": 900}, "pairs": {"d": 7}}
@@ -446,7 +463,7 @@ def test_distillation_brings_the_student_closer_to_the_teacher(command, teacher,
             dict(text_files=None, masked_files=None, pair_files=None),
             "nothing to distill; give --text_files, --masked_files or --pair_files",
         ),
-        (dict(batch_sampler="no_duplicates"), "batch_sampler='no_duplicates' has no effect in distillation"),
+        (dict(batch_sampler="group_by_label"), "batch_sampler='group_by_label' is not for distillation; choose"),
         (dict(neftune_noise_alpha=5), "neftune_noise_alpha=5.0 has no effect: sentence-transformers adds no noise"),
         (dict(pair_files=None, num_mined_negatives=2), "num_mined_negatives=2 needs --pair_files"),
     ],

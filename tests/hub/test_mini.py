@@ -151,7 +151,7 @@ def test_the_written_folder_embeds_and_fills_masks_without_code_and_under_a_toke
     assert model.tokenizer.tokenize("theFox") == model.tokenizer.tokenize("the fox")
 
 
-def test_the_mean_of_the_parameters_of_parallel_stages_ships(stage, tiny_config, tmp_path):
+def test_the_mean_of_the_parameters_of_several_stages_ships(stage, tiny_config, tmp_path):
     folders, states = [], []
     for seed in (0, 1, 2):
         torch.manual_seed(seed)
@@ -173,7 +173,9 @@ def test_stages_of_different_shapes_have_no_mean(stage, tiny_config, tmp_path):
     shutil.copytree(stage, other := tmp_path / "other")
     tiny_config.intermediate_size *= 2
     NeoBERTForMaskedLM(tiny_config).save_pretrained(other)
-    with pytest.raises(ValueError, match="have parameters of different shapes; average stages with one start"):
+    with pytest.raises(
+        ValueError, match="have parameters of different shapes; average stages that continue one another"
+    ):
         mini.mean_model([str(stage), str(other)])
 
 
@@ -274,7 +276,7 @@ def test_the_card_names_every_stage_source_and_missing_package(stage, tmp_path):
         "0.002 of Muon",
         "45%",
         "(2 for each pair)",
-        "The last 2 start from the same model; the mean of their parameters ships. After each",
+        "The mean of the parameters of the last 2 ships. After each",
         "inverse document frequency",
         "float32, texts for embeddings",
         "| wn ",

@@ -65,9 +65,7 @@ class MiniArguments:
     corpus: str = field(metadata={"help": "Folder that `neobert documentation` has written."})
     num_averaged: Annotated[int, Bounds(1)] = field(
         default=1,
-        metadata={
-            "help": "Number of last stages with one start; the mean of their parameters ships (arXiv 2203.05482)."
-        },
+        metadata={"help": "Number of last stages; the mean of their parameters ships."},
     )
     out: str = field(default="src/neobert_hf/mini", metadata={"help": "Folder to write."})
     teacher: str = field(default=TEACHER, metadata={"help": "Teacher of the stages, for comparison."})
@@ -209,8 +207,8 @@ def corpus_texts(corpus: str) -> Iterator[str]:
 def mean_model(folders: list[str]) -> PreTrainedModel:
     """Return a masked language model in bf16 whose parameters are the mean of those of several models.
 
-    Models that continue one model with different data have a mean that is often better than each ("Model soups", arXiv
-    2203.05482).
+    The mean of a model and of its continuation on other data keeps most of what each has learned (arXiv 2109.01903); that of
+    several continuations is often better than each (arXiv 2203.05482).
 
     Raises:
         ValueError: A folder holds no decoder, or the models have different shapes.
@@ -223,7 +221,7 @@ def mean_model(folders: list[str]) -> PreTrainedModel:
         state = model.state_dict()
         if total and {name: each.shape for name, each in state.items()} != {n: each.shape for n, each in total.items()}:
             raise ValueError(
-                f"{folder} and {folders[0]} have parameters of different shapes; average stages with one start"
+                f"{folder} and {folders[0]} have parameters of different shapes; average stages that continue one another"
             )
         total = {name: total.get(name, 0) + each for name, each in state.items()}
     model.load_state_dict({name: each / len(folders) for name, each in total.items()})
@@ -377,7 +375,7 @@ def write_card(model: SentenceTransformer, out: Path, written: dict, sources: di
         machine=figures["machine"],
         dtype=figures["dtype"],
         training="\n".join(f"{i}. {stage_text(stage)}" for i, stage in enumerate(written["stages"], 1)),
-        averaged=f" The last {num} start from the same model; the mean of their parameters ships."
+        averaged=f" The mean of the parameters of the last {num} ships."
         if (num := written["num_averaged"]) > 1
         else "",
         num_sources=written["sources"]["num_sources"],
