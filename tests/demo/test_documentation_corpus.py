@@ -155,6 +155,16 @@ def test_written_questions_become_pairs_with_the_text_that_the_search_embeds(sit
     assert not (tmp_path / "corpus/train_questions.jsonl").exists()  # of the earlier corpus
 
 
+def test_a_question_belongs_to_the_object_not_to_the_topic_of_the_same_name():
+    topic = Entry("python", "dict", "", "Dictionary displays are written in braces.")
+    objects = [
+        Entry("builtins", "dict", "", text, "builtins", "dict") for text in ("A new dictionary.", "Another one.")
+    ]
+    pairs = corpus.question_pairs([("dict", "look up by key")], [topic, *objects])
+    assert pairs == [{"query": "look up by key", "document": "dict\nA new dictionary."}]
+    assert corpus.question_pairs([("dict", "look up")], [topic])[0]["document"] == f"dict\n{topic.text}"
+
+
 @pytest.mark.parametrize(
     "lines, message",
     [

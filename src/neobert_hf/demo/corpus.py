@@ -159,14 +159,14 @@ def read_questions(file: str | Path) -> list[tuple[str, str]]:
 def question_pairs(questions: Iterable[tuple[str, str]], entries: Iterable[Entry]) -> list[dict[str, str]]:
     """Return pairs of a question and the text by which the search finds its entry: the name, and the first sentence.
 
-    Questions to names that no entry has are left out. Of entries with one name the first counts.
+    Questions to names that no entry has are left out. Of entries with one name the first object counts, else the first topic.
 
     Args:
         questions: Name of the entry, and question.
         entries: Entries for training.
     """
     texts: dict[str, str] = {}
-    for entry in entries:
+    for entry in sorted(entries, key=lambda entry: not entry.module):  # `dict` is an object and a topic of help()
         texts.setdefault(entry.name, views(entry)[0])
     return [{"query": question, "document": texts[name]} for name, question in questions if name in texts]
 
