@@ -129,7 +129,10 @@ def everyday() -> str:
         if "," not in row["search"] or row["search"] == "mini, hybrid"
     ]
     table = tabulate(rows, headers=["search", "correct first", "correct among 3"], tablefmt="github")
-    note = f"{total} everyday questions to the standard library, which also chose how to search."
+    note = (
+        f"{total} everyday questions to the standard library, which also chose how to search. The mini model learned other "
+        "questions to most of the entries that answer them."
+    )
     return f"{table}\n\n{note} {source(result)}."
 
 
