@@ -49,7 +49,8 @@ mini: .venv/dev
 		--stages runs/mini-distilled runs/mini-paired runs/mini-tuned runs/mini-asked
 
 # Evaluates the model in the package on GLUE and by pseudo-perplexity. GLUE=folder has the original files of SST-2, CoLA and STS-B;
-# without it they come from the Hub. The tables of docs and card show the result of a processor with AVX-512 and bf16.
+# without it they come from the Hub. The tables of docs and card show the result in float32. Results of other weights stay in
+# EVALUATION; another model needs another folder.
 EVALUATION := runs/evaluation
 CPU := $(shell grep -qs avx512_bf16 /proc/cpuinfo && echo bfloat16 || echo float32)
 evaluate: .venv/dev

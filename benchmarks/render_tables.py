@@ -76,7 +76,7 @@ TABLES = {
     },
     "docs/evaluation.md": {
         "evaluation": quality.evaluation,
-        "evaluation_without_bf16": quality.evaluation_without_bf16,
+        "evaluation_bfloat16": quality.evaluation_bfloat16,
         "finetuning": partial(quality.finetuning, "finetuning_cpu"),
         "finetuning_recipes": partial(quality.finetuning, "finetuning_recipes_cpu"),
         "finetuning_recipes_float32": partial(quality.finetuning, "finetuning_recipes_cpu_float32"),
