@@ -2,8 +2,8 @@
 
     python hub_upload/build_mini.py --stages runs/mini-distilled runs/mini-tuned --corpus runs/documentation
 
-`make mini` trains the stages first; the last one ships. The card's figures are measured on the held-out documents and packages
-of the corpus.
+`make mini` trains the stages first; the last one ships, or the mean of the last ones. The card's figures are measured on the
+packages that the corpus holds out.
 """
 
 from neobert_hf.hub.mini import main
