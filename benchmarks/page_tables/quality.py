@@ -54,7 +54,7 @@ def evaluation_bfloat16() -> str:
 
 
 def seeds() -> str:
-    """Retrieval and STS-B of the mini model, whose last stage was trained with several seeds."""
+    """Retrieval and STS-B of the mini model, whose third stage was trained with several seeds."""
     result = result_of("embeddings_seeds_cpu")
     rows = [{"metric": "STS-B dev, Spearman", **{row["model"]: row["spearman"] for row in result["sts"]}}]
     for metric in ("recall@10", "recall@1"):

@@ -509,6 +509,7 @@ def pack(
     \b
     neobert documentation --output_dir runs/documentation
     neobert documentation --output_dir runs/documentation --held_out_packages pandas networkx --vocab_size 6400
+    neobert documentation --output_dir runs/documentation --question_files hub_upload/mini_questions.tsv
     """,
 )
 def documentation(

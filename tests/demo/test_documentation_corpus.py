@@ -155,14 +155,15 @@ def test_written_questions_become_pairs_with_the_text_that_the_search_embeds(sit
     assert not (tmp_path / "corpus/train_questions.jsonl").exists()  # of the earlier corpus
 
 
-def test_a_question_belongs_to_the_object_not_to_the_topic_of_the_same_name():
+def test_a_question_belongs_to_the_first_object_of_the_name_and_only_if_it_is_for_training():
+    """Not to the topic of the same name, and not to another object because the first is held out."""
     topic = Entry("python", "dict", "", "Dictionary displays are written in braces.")
-    objects = [
-        Entry("builtins", "dict", "", text, "builtins", "dict") for text in ("A new dictionary.", "Another one.")
-    ]
-    pairs = corpus.question_pairs([("dict", "look up by key")], [topic, *objects])
-    assert pairs == [{"query": "look up by key", "document": "dict\nA new dictionary."}]
-    assert corpus.question_pairs([("dict", "look up")], [topic])[0]["document"] == f"dict\n{topic.text}"
+    first, second = (Entry("builtins", "dict", "", text, "builtins", "dict") for text in ("A new map.", "Another one."))
+    entries, asked = [topic, first, second], [("dict", "look up by key")]
+    found = corpus.question_pairs(asked, entries, [second, topic, first])
+    assert found == [{"query": "look up by key", "document": "dict\nA new map."}]
+    assert corpus.question_pairs(asked, entries, [second, topic]) == []
+    assert corpus.question_pairs(asked, [topic], [topic])[0]["document"] == f"dict\n{topic.text}"
 
 
 @pytest.mark.parametrize(
@@ -173,6 +174,7 @@ def test_a_question_belongs_to_the_object_not_to_the_topic_of_the_same_name():
             ["name\tquestion", "shop\t "],
             r"questions\.tsv, line 2: the question is empty; write one, or remove the line",
         ),
+        (["name\tquestion"], r"questions\.tsv: no rows; give a file with at least one question"),
         (["name\tquestion", "shop"], r"questions\.tsv, line 2: 1 columns instead of 2"),
         (["name\tquestion", "a.b\twhat", "c\twhy"], "none of 2 questions names an entry for training, such as shop"),
     ],

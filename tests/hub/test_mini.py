@@ -162,6 +162,7 @@ def test_the_mean_of_the_parameters_of_several_stages_ships(stage, tiny_config, 
         states.append(model.state_dict())
     write_model(folders, ["the fox"], tmp_path / "out")
     shipped = load_file(tmp_path / "out/model.safetensors")
+    assert set(shipped) == set(states[0])
     for name, found in shipped.items():
         expected = torch.stack([state[name] for state in states]).mean(0)
         torch.testing.assert_close(
@@ -169,14 +170,50 @@ def test_the_mean_of_the_parameters_of_several_stages_ships(stage, tiny_config, 
         )  # one step of bf16: two orders of a sum
 
 
-def test_stages_of_different_shapes_have_no_mean(stage, tiny_config, tmp_path):
+def test_stages_of_different_architectures_or_vocabularies_have_no_mean(stage, tiny_config, tmp_path):
+    message = "have different configurations or vocabularies; average stages that continue one another"
     shutil.copytree(stage, other := tmp_path / "other")
-    tiny_config.intermediate_size *= 2
+    tiny_config.num_attention_heads //= 2
     NeoBERTForMaskedLM(tiny_config).save_pretrained(other)
-    with pytest.raises(
-        ValueError, match="have parameters of different shapes; average stages that continue one another"
-    ):
+    with pytest.raises(ValueError, match=message):
         mini.mean_model([str(stage), str(other)])
+    shutil.copytree(stage, words := tmp_path / "words")
+    tokenizer = json.loads((words / "tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    vocab["the"], vocab["fox"] = vocab["fox"], vocab["the"]
+    (words / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ValueError, match=message):
+        mini.mean_model([str(stage), str(words)])
+
+
+def test_the_last_stages_are_averaged(stage, corpus, tmp_path, monkeypatch):
+    (stage / "training_summary.json").write_text(json.dumps(STAGE))
+    averaged = []
+
+    def write_model(folders, texts, out):
+        averaged.append([Path(folder).name for folder in folders])
+        raise KeyError
+
+    monkeypatch.setattr(mini, "write_model", write_model)
+    folders = [str(shutil.copytree(stage, tmp_path / name)) for name in "abc"]
+    for number in (1, 2, 3):
+        with pytest.raises(KeyError):
+            mini.build(MiniArguments(stages=folders, corpus=str(corpus), num_averaged=number, out=f"{tmp_path}/out"))
+    assert averaged == [["c"], ["b", "c"], ["a", "b", "c"]]
+
+
+def test_masks_are_measured_on_the_packages_that_are_held_out(stage, corpus, tokenizer, monkeypatch):
+    """The entries of held_out.jsonl may have been in the corpus of an earlier stage."""
+    lines = [json.dumps({"text": text}) for text in ("the quick fox", "a brown dog", "the lazy dog", "the fox")]
+    (corpus / "held_out_packages.jsonl").write_text("\n".join(lines))
+    monkeypatch.setattr(mini, "MASKED_DOCUMENTS", 3)
+    seen = []
+    monkeypatch.setattr(mini, "masked_accuracy", lambda model, batches: seen.extend(batches) or 0.5)
+    measured = mini.measure_masks(stage, tokenizer, MiniArguments(stages=[], corpus=str(corpus), num_pseudo=1))
+    assert measured["num_held_out"] == 3
+    (batch,) = seen
+    tokens = torch.where(batch["labels"] == -100, batch["input_ids"], batch["labels"])[0].tolist()
+    assert tokens == [each for text in lines[:3] for each in tokenizer(json.loads(text)["text"])["input_ids"]]
 
 
 def test_more_averaged_stages_than_stages_are_refused(stage, corpus, tmp_path):
@@ -261,7 +298,7 @@ def test_the_card_names_every_stage_source_and_missing_package(stage, tmp_path):
     figures |= dict(tokens_per_s=70000.0, machine="2 CPU threads", dtype="float32")
     written = {
         "stages": [STAGE | {"num_mined_negatives": 0}, STAGE],
-        "sources": {"num_sources": 1, "num_characters": 3_000_000},
+        "sources": {"num_sources": 1, "num_characters": 3_000_000, "num_questions": 1234},
         "measured": figures,
         "num_averaged": 2,
     }
@@ -276,7 +313,8 @@ def test_the_card_names_every_stage_source_and_missing_package(stage, tmp_path):
         "0.002 of Muon",
         "45%",
         "(2 for each pair)",
-        "repeats them. The mean of the parameters of the last 2 ships. They train",
+        "The model that ships is the mean of the parameters of the last 2 stages.",
+        "A language model wrote 1,234 everyday questions",
         "inverse document frequency",
         "float32, texts for embeddings",
         "| wn ",
@@ -287,7 +325,8 @@ def test_the_card_names_every_stage_source_and_missing_package(stage, tmp_path):
         assert words in card
     assert "{{" not in card and "7.4 million parameters" in card
     written |= {"stages": [STAGE | {"teacher": "runs/my_teacher"}], "num_averaged": 1}
+    written["sources"]["num_questions"] = 0
     write_card(SentenceTransformer(str(stage)), tmp_path, written, sources, "pandas and networkx")
     card = (tmp_path / "README.md").read_text()
     assert "learned the embeddings of my\\_teacher, by distillation" in card and "MiniLM" not in card
-    assert "repeats them. They train" in card
+    assert "repeats them. The stages train" in card and "questions" not in card

@@ -105,10 +105,11 @@ def write_corpus(
         Number of entries or texts in each file.
 
     Raises:
-        ValueError: A package has no documentation, no entry would remain for training, a number is out of bounds, another process
-            writes to the folder, or the folder has a file of the same name that an earlier call did not write.
+        ValueError: A package has no documentation, no entry would remain for training, a number is out of bounds, a table of
+            questions is invalid or names no entry for training, another process writes to the folder, or the folder has a file
+            of the same name that an earlier call did not write.
         ModuleNotFoundError: Packages are to be downloaded, and this Python has no pip.
-        OSError: The folder cannot be written; an earlier corpus in it is unchanged.
+        OSError: The folder cannot be written, and an earlier corpus in it is unchanged; or a table cannot be read.
     """
     check_vocab_size(vocab_size)
     if num_held_out < 0:
@@ -153,21 +154,27 @@ def read_questions(file: str | Path) -> list[tuple[str, str]]:
         if not row["question"].strip():
             raise ValueError(f"{where}: the question is empty; write one, or remove the line")
         questions.append((row["name"], row["question"]))
+    if not questions:
+        raise ValueError(f"{file}: no rows; give a file with at least one question")
     return questions
 
 
-def question_pairs(questions: Iterable[tuple[str, str]], entries: Iterable[Entry]) -> list[dict[str, str]]:
+def question_pairs(
+    questions: Iterable[tuple[str, str]], entries: Iterable[Entry], training: Collection[Entry]
+) -> list[dict[str, str]]:
     """Return pairs of a question and the text by which the search finds its entry: the name, and the first sentence.
 
-    Questions to names that no entry has are left out. Of entries with one name the first object counts, else the first topic.
+    Of entries with one name the first object has the questions, else the first topic of help(). `dict` is both.
 
     Args:
         questions: Name of the entry, and question.
-        entries: Entries for training.
+        entries: All entries, in an order that does not depend on a seed.
+        training: Entries for training; questions to others are left out.
     """
-    texts: dict[str, str] = {}
-    for entry in sorted(entries, key=lambda entry: not entry.module):  # `dict` is an object and a topic of help()
-        texts.setdefault(entry.name, views(entry)[0])
+    named: dict[str, Entry] = {}
+    for entry in sorted(entries, key=lambda entry: not entry.module):
+        named.setdefault(entry.name, entry)
+    texts = {entry.name: views(entry)[0] for entry in training if named[entry.name] == entry}
     return [{"query": question, "document": texts[name]} for name, question in questions if name in texts]
 
 
@@ -224,10 +231,15 @@ def _collect(
         rng.shuffle(texts[name])
     sources = _sources(train, {text: english[text] for text in texts["train_english"]}, known)
     unavailable = [] if not more_packages else [each.name for each in PACKAGES if each not in fetched]
-    asked = question_pairs(questions, train)
+    asked = question_pairs(questions, others, train)
     if questions and not asked:
         raise ValueError(
             f"none of {len(questions)} questions names an entry for training, such as {train[0].name}; check the column 'name'"
+        )
+    if len(asked) < len(questions):
+        logger.warning(
+            f"{len(questions) - len(asked):,} of {len(questions):,} questions are left out: their entries are held out, or not "
+            "in this Python"
         )
     return _Corpus(
         entries, texts, asked, {"sources": sources, "unavailable": unavailable, "left_out": len(others) - len(rest)}

@@ -40,6 +40,8 @@ from .build import markdown, move_files
 
 LARGEST_MB = 24
 MASKED_DOCUMENTS = 1000
+UNLIKE_IN_CONFIG = {"_name_or_path", "transformers_version"}  # may differ in models of one architecture
+QUESTIONS = "train_questions.jsonl"
 SOURCES = "sources.json"
 PARTS = {"stages", "sources", "measured", "num_averaged"}  # keys of a summary that this module wrote
 OLDER_PARTS = (
@@ -59,9 +61,7 @@ class MiniArguments:
     """Sources and target of the build."""
 
     stages: list[str] = field(
-        metadata={
-            "help": "Folders that examples/distill_embeddings.py has written, in order of training; the last one ships."
-        }
+        metadata={"help": "Folders that examples/distill_embeddings.py has written, in order of training."}
     )
     corpus: str = field(metadata={"help": "Folder that `neobert documentation` has written."})
     num_averaged: Annotated[int, Bounds(1)] = field(
@@ -81,7 +81,7 @@ class MiniArguments:
 def measure_masks(folder: Path, tokenizer: PreTrainedTokenizerBase, arguments: MiniArguments) -> dict:
     """Measure masked-token accuracy and pseudo-perplexity on documents of the packages that are held out.
 
-    Not on `held_out.jsonl`: a corpus that is written again holds out other entries, which earlier stages have learned.
+    A corpus that is written again has another `held_out.jsonl`, whose entries earlier stages may have learned.
     """
     model = AutoModelForMaskedLM.from_pretrained(folder, dtype=best_dtype()).eval()
     cut = dict(truncation=True, max_length=arguments.max_length)
@@ -216,19 +216,22 @@ def mean_model(folders: list[str]) -> PreTrainedModel:
     several continuations is often better than each (arXiv 2203.05482).
 
     Raises:
-        ValueError: A folder holds no decoder, or the models have different shapes.
+        ValueError: A folder holds no decoder, or the models differ in configuration or vocabulary.
     """
     total: dict[str, torch.Tensor] = {}
+    forms = []
     for folder in folders:
         model, info = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
         if missing := sorted(info["missing_keys"]):
             raise ValueError(f"{folder} has no {', '.join(missing)}; give a folder of examples/distill_embeddings.py")
-        state = model.state_dict()
-        if total and {name: each.shape for name, each in state.items()} != {n: each.shape for n, each in total.items()}:
+        config = {name: value for name, value in model.config.to_dict().items() if name not in UNLIKE_IN_CONFIG}
+        forms.append((config, AutoTokenizer.from_pretrained(folder).get_vocab()))
+        if forms[-1] != forms[0]:
             raise ValueError(
-                f"{folder} and {folders[0]} have parameters of different shapes; average stages that continue one another"
+                f"{folder} and {folders[0]} have different configurations or vocabularies; average stages that continue one "
+                "another"
             )
-        total = {name: total.get(name, 0) + each for name, each in state.items()}
+        total = {name: total.get(name, 0) + each for name, each in model.state_dict().items()}
     model.load_state_dict({name: each / len(folders) for name, each in total.items()})
     return model.to(torch.bfloat16)
 
@@ -253,8 +256,8 @@ def write_model(folders: list[str], texts: Iterable[str], out: Path) -> Sentence
     language_model, folder = mean_model(folders), folders[-1]
     tokenizer = AutoTokenizer.from_pretrained(folder)
     weights = inverse_document_frequencies(tokenizer, texts, tokenizer.model_max_length)
-    model = sentence_transformer(folder, token_weights=weights, model_kwargs={"dtype": torch.bfloat16})
-    model.save_pretrained(str(out), create_model_card=False)
+    options = dict(token_weights=weights, model_kwargs={"dtype": torch.bfloat16})
+    sentence_transformer(folder, **options).save_pretrained(str(out), create_model_card=False)
     language_model.save_pretrained(out)  # replaces config and weights by those with the decoder, and by the mean
     PreTrainedTokenizerFast.from_pretrained(out).save_pretrained(out)  # under a class name that every version knows
     for file in out.glob("*_neobert.py"):
@@ -264,7 +267,7 @@ def write_model(folders: list[str], texts: Iterable[str], out: Path) -> Sentence
     (out / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
     for file in out.rglob("*.safetensors"):
         file.chmod(0o644)
-    return model
+    return SentenceTransformer(str(out))
 
 
 def remove_older_modules(out: Path) -> None:
@@ -314,6 +317,8 @@ def build(arguments: MiniArguments) -> dict:
         figures["num_parameters"] = sum(p.numel() for p in AutoModelForMaskedLM.from_pretrained(partial).parameters())
         figures["megabytes"] = round(size, 1)
         summary = {"num_" + name: len(sources[name]) for name in ("sources", "unavailable")}
+        asked = Path(arguments.corpus, QUESTIONS)
+        summary["num_questions"] = len(asked.read_text("utf-8").splitlines()) if asked.exists() else 0
         summary["num_characters"] = sum(source["num_characters"] for source in sources["sources"])
         written = {"stages": stages, "sources": summary, "measured": figures, "num_averaged": arguments.num_averaged}
         assert set(written) == PARTS
@@ -380,8 +385,12 @@ def write_card(model: SentenceTransformer, out: Path, written: dict, sources: di
         machine=figures["machine"],
         dtype=figures["dtype"],
         training="\n".join(f"{i}. {stage_text(stage)}" for i, stage in enumerate(written["stages"], 1)),
-        averaged=f" The mean of the parameters of the last {num} ships."
+        averaged=f" The model that ships is the mean of the parameters of the last {num} stages."
         if (num := written["num_averaged"]) > 1
+        else "",
+        questions=f" A language model wrote {num:,} everyday questions to entries of these sources, which the last stage learned "
+        "too (`hub_upload/mini_questions.tsv` in the repository)."
+        if (num := written["sources"]["num_questions"])
         else "",
         num_sources=written["sources"]["num_sources"],
         num_characters=f"{written['sources']['num_characters'] / 1e6:.0f}",
