@@ -223,8 +223,10 @@ def test_a_list_option_accepts_several_values_or_repeated_flags(monkeypatch, nam
     taken = {}
     monkeypatch.setattr("neobert_hf.demo.corpus.write_corpus", lambda *given: taken.update(given=given))
     values = [name, "pandas", name, "networkx"] if is_repeated else [name, "pandas", "networkx"]
-    run(monkeypatch, "documentation", *values, "--output-dir", "a", "--vocab_size", "6400")
-    assert taken["given"] == ("a", 1000, ["pandas", "networkx"], 6400, 0, False)
+    run(
+        monkeypatch, "documentation", *values, "--output-dir", "a", "--vocab_size", "6400", "--question_files", "b", "c"
+    )
+    assert taken["given"] == ("a", 1000, ["pandas", "networkx"], 6400, 0, False, ["b", "c"])
 
 
 def test_a_closed_pipe_ends_the_command_without_a_message():

@@ -40,7 +40,7 @@ from .build import markdown, move_files
 
 LARGEST_MB = 24
 MASKED_DOCUMENTS = 1000
-UNLIKE_IN_CONFIG = {"_name_or_path", "transformers_version"}  # may differ in models of one architecture
+UNLIKE_IN_CONFIG = {"_name_or_path", "auto_map", "dtype", "transformers_version"}  # differ in files of one architecture
 QUESTIONS = "train_questions.jsonl"
 SOURCES = "sources.json"
 PARTS = {"stages", "sources", "measured", "num_averaged"}  # keys of a summary that this module wrote
