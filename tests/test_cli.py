@@ -369,7 +369,9 @@ OPTIONS = {
         *("--sample_by", "--max_length", "--long_documents", "--documents_per_shard", "--num_processes"),
     ],
     "pack": ["--row_tokens", "--max_length", "--longer_than", "--num_held_out", "--seed"],
-    "documentation": ["--output_dir", "--num_held_out", "--held_out_packages", "--vocab_size", "--seed"],
+    "documentation": [
+        *("--output_dir", "--num_held_out", "--held_out_packages", "--vocab_size", "--seed", "--question_files")
+    ],
 }
 BOUNDS = {
     "--top_k": (1, 65_536),
