@@ -131,8 +131,8 @@ def write_corpus(
             _move_files(partial, folder)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-    written = {**corpus.entries, **corpus.texts} | ({QUESTION_FILE: corpus.questions} if corpus.questions else {})
-    return {name: len(chosen) for name, chosen in written.items()}
+    parts = {**corpus.entries, **corpus.texts} | ({QUESTION_FILE: corpus.questions} if corpus.questions else {})
+    return {name: len(chosen) for name, chosen in parts.items()}
 
 
 def read_questions(file: str | Path) -> list[tuple[str, str]]:
