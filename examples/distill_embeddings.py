@@ -11,7 +11,8 @@
 
 Each batch comes from one file. Texts learn the teacher's vectors. Masked texts learn them too, with the paper's masked-language
 loss. Pairs learn the teacher's vector of the query, with the paper's contrastive loss. The folder opens as a SentenceTransformer
-and in a fill-mask pipeline. `--model_name_or_path` continues with the model of an earlier run, for example with mined negatives.
+and in a fill-mask pipeline. `--model_name_or_path` continues with the model of an earlier run, for example with mined negatives,
+or with more blocks (`--num_hidden_layers`).
 After an interruption, the same command with `--resume_from_checkpoint last` resumes exactly.
 """
 
@@ -47,6 +48,7 @@ from neobert_hf.embeddings.distillation import (
 from neobert_hf.embeddings.training import start_files, train_and_summarize
 from neobert_hf.embeddings.training_sets import read_pairs
 from neobert_hf.evaluation.retrieval import pairs_evaluator
+from neobert_hf.pretraining.depth import with_more_blocks
 from neobert_hf.pretraining.recipes import Recipe
 from neobert_hf.pretraining.runs import lock_run
 from neobert_hf.pretraining.trainer import build_model
@@ -66,6 +68,10 @@ class DistillationArguments:
     )
     config_overrides: str = field(
         default="", metadata={"help": "Shape of a new model: hidden_size=256,num_hidden_layers=3,..."}
+    )
+    num_hidden_layers: Annotated[int | None, Bounds(2)] = field(
+        default=None,
+        metadata={"help": "Number of blocks, more than --model_name_or_path has; the new ones begin without effect."},
     )
     teacher: str = field(
         default=TEACHER, metadata={"help": "Embedding model: installed package with its weights, folder or Hub id."}
@@ -128,6 +134,11 @@ class DistillationArguments:
             raise ValueError("give exactly one of --model_name_or_path and --tokenizer_name")
         if self.model_name_or_path and self.config_overrides:
             raise ValueError(f"config_overrides={self.config_overrides!r} changes a new model only; remove it")
+        if self.num_hidden_layers and not self.model_name_or_path:
+            raise ValueError(
+                f"num_hidden_layers={self.num_hidden_layers} deepens --model_name_or_path; give a new model its depth by "
+                "--config_overrides"
+            )
         if not (self.text_files or self.masked_files or self.pair_files):
             raise ValueError("nothing to distill; give --text_files, --masked_files or --pair_files")
         if self.masked_share + self.pair_share > 1:
@@ -211,9 +222,15 @@ def _sizes(sets: dict[str, dict[str, Dataset]]) -> dict[str, dict[str, int]]:
 
 
 def start_model(arguments: DistillationArguments, seed: int, folder: Path, vectors: TeacherVectors, texts: list[str]):
-    """Return the folder of the model from which the run starts, and the teacher's directions; make both for a new model."""
+    """Return the folder of the model from which the run starts, and the teacher's directions; make what is new."""
     if arguments.model_name_or_path:
-        return arguments.model_name_or_path, load_directions(arguments.model_name_or_path)
+        directions = load_directions(arguments.model_name_or_path)
+        if not arguments.num_hidden_layers:
+            return arguments.model_name_or_path, directions
+        student, language_model = open_student(arguments.model_name_or_path, arguments.max_seq_length)
+        with_more_blocks(language_model, arguments.num_hidden_layers).save_pretrained(folder)
+        student.tokenizer.save_pretrained(folder)
+        return str(folder), directions
     tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer_name)
     set_seed(seed)
     model = build_model(Recipe(max_length=MAX_POSITIONS), tokenizer, arguments.config_overrides)

@@ -378,6 +378,24 @@ def test_one_folder_embeds_and_fills_masks_and_the_next_stage_continues_it(comma
     assert model.encode(TEXTS[0]).shape == (32,) and len(fill("the [MASK] fox")) == 5
 
 
+def test_a_stage_with_more_blocks_begins_with_the_vectors_and_masks_of_the_model_that_it_continues(
+    command, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("NEOBERT_TRACEBACK", "1")
+    run_main(distill_embeddings, *command(tmp_path / "first", max_steps=4))
+    more = dict(tokenizer_name=None, config_overrides=None, model_name_or_path=tmp_path / "first", num_hidden_layers=3)
+    run_main(distill_embeddings, *command(tmp_path / "second", max_steps=4, **more))
+    before, start, after = (open_student(tmp_path / each, 16) for each in ("first", "second/start", "second"))
+    assert start[1].config.num_hidden_layers == after[1].config.num_hidden_layers == 3
+    np.testing.assert_array_equal(start[0].encode(TEXTS), before[0].encode(TEXTS))
+    inputs = before[0].tokenizer(TEXTS, padding=True, return_tensors="pt")
+    logits = [each[1](**inputs).logits for each in (before, start)]
+    torch.testing.assert_close(*logits, atol=0, rtol=0)
+    for block in after[1].model.transformer_encoder[1:]:
+        assert block.wo.weight.any() and block.ffn.w3.weight.any()  # the new blocks were trained
+    np.testing.assert_array_equal(load_directions(tmp_path / "first"), load_directions(tmp_path / "second"))
+
+
 def content(folder):
     return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
@@ -466,6 +484,7 @@ def test_distillation_brings_the_student_closer_to_the_teacher(command, teacher,
         (dict(batch_sampler="group_by_label"), "batch_sampler='group_by_label' is not for distillation; choose"),
         (dict(neftune_noise_alpha=5), "neftune_noise_alpha=5.0 has no effect: sentence-transformers adds no noise"),
         (dict(pair_files=None, num_mined_negatives=2), "num_mined_negatives=2 needs --pair_files"),
+        (dict(num_hidden_layers=3), "num_hidden_layers=3 deepens --model_name_or_path; give a new model its depth by"),
     ],
 )
 def test_arguments_that_contradict_each_other_are_refused(command, tmp_path, monkeypatch, changes, message):

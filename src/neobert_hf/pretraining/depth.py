@@ -1,0 +1,43 @@
+"""More depth for a trained model: new blocks between its own, which change nothing until they are trained."""
+
+import copy
+
+import torch
+
+from ..model.modeling_neobert import NeoBERTPreTrainedModel
+
+
+def with_more_blocks(model: NeoBERTPreTrainedModel, num_hidden_layers: int) -> NeoBERTPreTrainedModel:
+    """Return a copy of a NeoBERT, with or without a head, that has more blocks and computes the same.
+
+    The new blocks are spread evenly. Each is a copy of the block before it, but its two output projections are zero, so that it
+    adds nothing to the residual stream. Gradients reach the projections, and from the second step on the whole block.
+
+    Source: block expansion of LLaMA Pro (Wu et al., arXiv 2401.02415, section 3.2).
+
+    Args:
+        model: The model to deepen; it stays as it is.
+        num_hidden_layers: Number of blocks of the result, more than the model has.
+
+    Raises:
+        ValueError: The model has at least so many blocks.
+    """
+    before = model.config.num_hidden_layers
+    if num_hidden_layers <= before:
+        raise ValueError(
+            f"num_hidden_layers={num_hidden_layers}, but the model has {before} blocks; give more, or leave the option out"
+        )
+    deeper = copy.deepcopy(model)
+    deeper.config.num_hidden_layers = num_hidden_layers
+    encoder = deeper.base_model
+    origins = [i * before // num_hidden_layers for i in range(num_hidden_layers)]
+    blocks = []
+    for i, origin in enumerate(origins):
+        block = copy.deepcopy(encoder.transformer_encoder[origin])
+        if i and origins[i - 1] == origin:
+            with torch.no_grad():
+                block.wo.weight.zero_()
+                block.ffn.w3.weight.zero_()
+        blocks.append(block)
+    encoder.transformer_encoder = torch.nn.ModuleList(blocks)
+    return deeper
