@@ -19,7 +19,8 @@ demo-train: .venv/dev
 	$(BIN)/python examples/demo_documentation.py --output_dir runs/demo
 
 # Trains the model in the package: documentation of installed and of 30 downloaded packages, distillation from all-MiniLM-L6-v2,
-# a stage on pairs, a short one on pairs with mined negatives, and one on everyday questions. The mean of the last two ships. After an interruption the same command resumes.
+# a stage on pairs, a short one on pairs with mined negatives, and two with six layers and everyday questions. The mean of the last
+# three ships. After an interruption the same command resumes.
 MINI_CORPUS := runs/documentation
 MINI_TRAIN := $(BIN)/python examples/distill_embeddings.py --use_cpu --auto_precision --resume_from_checkpoint auto \
 	--text_files $(MINI_CORPUS)/train_texts.jsonl --masked_files $(MINI_CORPUS)/train_documents.jsonl \
@@ -41,12 +42,16 @@ mini: .venv/dev
 		--num_mined_negatives 1 --max_rows 40000 --max_steps 100 --tokens_per_batch 16384 --learning_rate 5e-4 \
 		--muon_learning_rate 5e-4 --warmup_steps 10 --masked_share 0.3 --pair_share 0.5 --contrastive_weight 0.6 \
 		--mlm_weight 0.3
-	$(MINI_TRAIN) --output_dir runs/mini-asked --model_name_or_path runs/mini-tuned --batch_sampler no_duplicates \
-		--pair_files $(MINI_PAIRS) $(MINI_CORPUS)/train_questions.jsonl --sampling_exponent 0 --max_rows 20000 \
-		--max_steps 300 --tokens_per_batch 16384 --learning_rate 7e-4 --muon_learning_rate 7e-4 --warmup_steps 10 \
-		--masked_share 0.15 --pair_share 0.7 --contrastive_weight 1 --mlm_weight 0.3
-	$(BIN)/python hub_upload/build_mini.py --corpus $(MINI_CORPUS) --num_averaged 2 \
-		--stages runs/mini-distilled runs/mini-paired runs/mini-tuned runs/mini-asked
+	$(MINI_TRAIN) --output_dir runs/mini-deeper --model_name_or_path runs/mini-tuned --num_hidden_layers 6 \
+		--pair_files $(MINI_PAIRS) $(MINI_CORPUS)/train_questions.jsonl --batch_sampler no_duplicates --max_rows 80000 \
+		--max_steps 1300 --tokens_per_batch 8192 --learning_rate 1.5e-3 --muon_learning_rate 1.5e-3 --warmup_steps 30 \
+		--masked_share 0.25 --pair_share 0.6 --contrastive_weight 0.6 --mlm_weight 0.3
+	$(MINI_TRAIN) --output_dir runs/mini-asked --model_name_or_path runs/mini-deeper \
+		--pair_files $(MINI_PAIRS) $(MINI_CORPUS)/train_questions.jsonl --batch_sampler no_duplicates --max_rows 80000 \
+		--sampling_exponent 1 --max_steps 150 --tokens_per_batch 16384 --learning_rate 1e-3 --muon_learning_rate 1e-3 \
+		--warmup_steps 10 --masked_share 0.15 --pair_share 0.75 --contrastive_weight 1 --mlm_weight 0.3
+	$(BIN)/python hub_upload/build_mini.py --corpus $(MINI_CORPUS) --num_averaged 3 \
+		--stages runs/mini-distilled runs/mini-paired runs/mini-tuned runs/mini-deeper runs/mini-asked
 
 # Evaluates the model in the package on GLUE and by pseudo-perplexity, in float32 on every processor. GLUE=folder has the original
 # files of SST-2, CoLA and STS-B; without it they come from the Hub. EVALUATION keeps the results of one model: after a change of its

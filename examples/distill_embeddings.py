@@ -299,7 +299,7 @@ def train(arguments: DistillationArguments, training: DistillationTrainingArgume
         evaluators=evaluators,
         shown=(
             *("teacher", "temperature", "contrastive_weight", "mlm_weight", "masked_share", "pair_share"),
-            *("num_mined_negatives", "max_seq_length", "tokens_per_batch", "muon_learning_rate"),
+            *("num_hidden_layers", "num_mined_negatives", "max_seq_length", "tokens_per_batch", "muon_learning_rate"),
         ),
     )
 

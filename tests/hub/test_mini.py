@@ -173,6 +173,25 @@ def test_the_mean_of_the_parameters_of_several_stages_ships(stage, tiny_config, 
         )  # one step of bf16: two orders of a sum
 
 
+def test_a_stage_with_fewer_blocks_enters_the_mean_as_the_start_of_the_deeper_one(stage, tiny_config, tmp_path):
+    """Each has what the other lacks: new blocks at their start have no output, so the mean has half of the trained one."""
+    shutil.copytree(stage, shallow := tmp_path / "shallow")
+    shutil.copytree(stage, deep := tmp_path / "deep")
+    torch.manual_seed(1)
+    NeoBERTForMaskedLM(tiny_config).save_pretrained(shallow)
+    depth = tiny_config.num_hidden_layers
+    tiny_config.num_hidden_layers = 2 * depth
+    deeper = NeoBERTForMaskedLM(tiny_config)
+    deeper.save_pretrained(deep)
+    mean = mini.mean_model([str(shallow), str(deep)])
+    assert len(mean.model.transformer_encoder) == mean.config.num_hidden_layers == 2 * depth
+    trained = load_file(shallow / "model.safetensors")
+    for i, (found, block) in enumerate(zip(mean.model.transformer_encoder, deeper.model.transformer_encoder)):
+        origin = trained[f"model.transformer_encoder.{i // 2}.wo.weight"] * (i % 2 == 0)
+        expected = (origin + block.wo.weight) / 2
+        torch.testing.assert_close(found.wo.weight, expected.bfloat16(), atol=0, rtol=2**-7)  # one step of bf16
+
+
 def test_stages_of_different_architectures_or_vocabularies_have_no_mean(stage, tiny_config, tmp_path):
     message = "have different configurations or vocabularies; average stages that continue one another"
     shutil.copytree(stage, other := tmp_path / "other")
@@ -300,7 +319,7 @@ def test_the_card_names_every_stage_source_and_missing_package(stage, tmp_path):
     figures |= dict(num_held_out=1000, max_length=256, max_seq_length=128, pseudo_perplexity=12.34, num_pseudo=100)
     figures |= dict(tokens_per_s=70000.0, machine="2 CPU threads", dtype="float32")
     written = {
-        "stages": [STAGE | {"num_mined_negatives": 0}, STAGE],
+        "stages": [STAGE | {"num_mined_negatives": 0}, STAGE | {"num_hidden_layers": 6}],
         "sources": {"num_sources": 1, "num_characters": 3_000_000, "num_questions": 1234},
         "measured": figures,
         "num_averaged": 2,
@@ -315,7 +334,7 @@ def test_the_card_names_every_stage_source_and_missing_package(stage, tmp_path):
         "2. 1,000 steps of about 4,096 tokens",
         "0.002 of Muon",
         "45%",
-        "(2 for each pair)",
+        "(2 for each pair); from this stage on the model has 6 layers",
         "The model that ships is the mean of the parameters of the last 2 stages.",
         "A language model wrote 1,234 everyday questions",
         "inverse document frequency",

@@ -35,6 +35,7 @@ from ..evaluation.masked_lm import bigram_accuracy, masked_accuracy, unigram_acc
 from ..evaluation.pseudo_perplexity import MaskedText, masked_losses, positions_to_mask, pseudo_perplexity, unmasked_ids
 from ..evaluation.retrieval import pairs_evaluator
 from ..model.machine_neobert import best_dtype
+from ..pretraining.depth import with_more_blocks
 from ..pretraining.runs import SUMMARY
 from .build import markdown, move_files
 
@@ -213,27 +214,37 @@ def mean_model(folders: list[str]) -> PreTrainedModel:
     """Return a masked language model in bf16 whose parameters are the mean of those of several models.
 
     The mean of a model and of its continuation on other data keeps most of what each has learned (arXiv 2109.01903); that of
-    several continuations is often better than each (arXiv 2203.05482).
+    several continuations is often better than each (arXiv 2203.05482). A model with fewer blocks than the deepest first gets the
+    blocks with which a later stage began.
 
     Raises:
         ValueError: A folder holds no decoder, or the models differ in configuration or vocabulary.
     """
-    total: dict[str, torch.Tensor] = {}
-    forms = []
+    models = []
     for folder in folders:
         model, info = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
         if missing := sorted(info["missing_keys"]):
             raise ValueError(f"{folder} has no {', '.join(missing)}; give a folder of examples/distill_embeddings.py")
-        config = {name: value for name, value in model.config.to_dict().items() if name not in UNLIKE_IN_CONFIG}
-        forms.append((config, AutoTokenizer.from_pretrained(folder).get_vocab()))
-        if forms[-1] != forms[0]:
+        models.append(model)
+    depth = max(model.config.num_hidden_layers for model in models)
+    models = [each if each.config.num_hidden_layers == depth else with_more_blocks(each, depth) for each in models]
+    forms = [
+        (
+            {name: value for name, value in model.config.to_dict().items() if name not in UNLIKE_IN_CONFIG},
+            AutoTokenizer.from_pretrained(folder).get_vocab(),
+        )
+        for model, folder in zip(models, folders)
+    ]
+    for folder, form in zip(folders, forms):
+        if form != forms[0]:
             raise ValueError(
                 f"{folder} and {folders[0]} have different configurations or vocabularies; average stages that continue one "
                 "another"
             )
-        total = {name: total.get(name, 0) + each for name, each in model.state_dict().items()}
-    model.load_state_dict({name: each / len(folders) for name, each in total.items()})
-    return model.to(torch.bfloat16)
+    states = [each.state_dict() for each in models]
+    mean = {name: torch.stack([state[name] for state in states]).mean(0) for name in states[0]}
+    models[-1].load_state_dict(mean)
+    return models[-1].to(torch.bfloat16)
 
 
 def write_model(folders: list[str], texts: Iterable[str], out: Path) -> SentenceTransformer:
@@ -336,6 +347,7 @@ def stage_text(summary: dict) -> str:
     return (
         f"{summary['steps']:,} steps of about {summary['tokens_per_batch']:,} tokens from {summary['num_rows']:,} rows"
         + (f", and hard negatives that the teacher mined ({negatives} for each pair)" if negatives else "")
+        + (f"; from this stage on the model has {depth} layers" if (depth := summary.get("num_hidden_layers")) else "")
         + f"; peak learning rate {summary['learning_rate']:g} of AdamW"
         + (f" and {muon:g} of Muon" if muon else "")
         + f". Share of the steps with masked texts: {summary['masked_share']:.0%}"
@@ -388,7 +400,7 @@ def write_card(model: SentenceTransformer, out: Path, written: dict, sources: di
         averaged=f" The model that ships is the mean of the parameters of the last {num} stages."
         if (num := written["num_averaged"]) > 1
         else "",
-        questions=f" A language model wrote {num:,} everyday questions to entries of these sources, which the last stage learned "
+        questions=f" A language model wrote {num:,} everyday questions to entries of these sources, which the model learned "
         "too (`hub_upload/mini_questions.tsv` in the repository)."
         if (num := written["sources"]["num_questions"])
         else "",
