@@ -23,7 +23,7 @@ from typing import Annotated
 
 from datasets import Dataset, DatasetDict
 from sentence_transformers.base.sampler import BatchSamplers
-from transformers import AutoTokenizer, set_seed
+from transformers import AutoConfig, AutoTokenizer, set_seed
 
 from neobert_hf import best_dtype, tune_allocator
 from neobert_hf.commands import Bounds, CommandParser, run_command
@@ -48,7 +48,7 @@ from neobert_hf.embeddings.distillation import (
 from neobert_hf.embeddings.training import start_files, train_and_summarize
 from neobert_hf.embeddings.training_sets import read_pairs
 from neobert_hf.evaluation.retrieval import pairs_evaluator
-from neobert_hf.pretraining.depth import with_more_blocks
+from neobert_hf.pretraining.depth import check_depth, with_more_blocks
 from neobert_hf.pretraining.recipes import Recipe
 from neobert_hf.pretraining.runs import lock_run
 from neobert_hf.pretraining.trainer import build_model
@@ -251,6 +251,8 @@ def train(arguments: DistillationArguments, training: DistillationTrainingArgume
     shares = {"masked": arguments.masked_share, "pairs": arguments.pair_share}
     shares["texts"] = max(0.0, 1 - sum(shares.values()))
     sampling_weights(_sizes(sets), shares, arguments.sampling_exponent)  # finds an error before the work
+    if arguments.num_hidden_layers:
+        check_depth(AutoConfig.from_pretrained(arguments.model_name_or_path), arguments.num_hidden_layers)
     evaluators = [pairs_evaluator(read_pairs(file), Path(file).stem) for file in arguments.validation_files or ()]
 
     def make_trainer():

@@ -396,6 +396,16 @@ def test_a_stage_with_more_blocks_begins_with_the_vectors_and_masks_of_the_model
     np.testing.assert_array_equal(load_directions(tmp_path / "first"), load_directions(tmp_path / "second"))
 
 
+def test_a_depth_that_is_not_more_is_refused_before_the_teacher_embeds_a_text(command, tmp_path, monkeypatch):
+    run_main(distill_embeddings, *command(tmp_path / "first", max_steps=4))
+    monkeypatch.setattr(TeacherVectors, "encode", lambda *_, **__: pytest.fail("the teacher embeds texts"))
+    more = dict(tokenizer_name=None, config_overrides=None, model_name_or_path=tmp_path / "first")
+    config = json.loads((tmp_path / "first/config.json").read_text()) | {"num_hidden_layers": 3}
+    (tmp_path / "first/config.json").write_text(json.dumps(config))
+    with pytest.raises(SystemExit, match="num_hidden_layers=2, but the model has 3; choose at least 4"):
+        run_main(distill_embeddings, *command(tmp_path / "second", num_hidden_layers=2, **more))
+
+
 def content(folder):
     return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 

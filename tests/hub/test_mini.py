@@ -173,23 +173,39 @@ def test_the_mean_of_the_parameters_of_several_stages_ships(stage, tiny_config, 
         )  # one step of bf16: two orders of a sum
 
 
-def test_a_stage_with_fewer_blocks_enters_the_mean_as_the_start_of_the_deeper_one(stage, tiny_config, tmp_path):
-    """Each has what the other lacks: new blocks at their start have no output, so the mean has half of the trained one."""
-    shutil.copytree(stage, shallow := tmp_path / "shallow")
-    shutil.copytree(stage, deep := tmp_path / "deep")
-    torch.manual_seed(1)
-    NeoBERTForMaskedLM(tiny_config).save_pretrained(shallow)
-    depth = tiny_config.num_hidden_layers
-    tiny_config.num_hidden_layers = 2 * depth
-    deeper = NeoBERTForMaskedLM(tiny_config)
-    deeper.save_pretrained(deep)
-    mean = mini.mean_model([str(shallow), str(deep)])
-    assert len(mean.model.transformer_encoder) == mean.config.num_hidden_layers == 2 * depth
-    trained = load_file(shallow / "model.safetensors")
-    for i, (found, block) in enumerate(zip(mean.model.transformer_encoder, deeper.model.transformer_encoder)):
-        origin = trained[f"model.transformer_encoder.{i // 2}.wo.weight"] * (i % 2 == 0)
-        expected = (origin + block.wo.weight) / 2
-        torch.testing.assert_close(found.wo.weight, expected.bfloat16(), atol=0, rtol=2**-7)  # one step of bf16
+@pytest.fixture
+def shallow_and_deep(stage, tiny_config, tmp_path):
+    """Folders of one stage, and of two later ones with half as many blocks more."""
+    folders = []
+    for depth in (4, 6, 6):
+        tiny_config.num_hidden_layers = depth
+        torch.manual_seed(len(folders))
+        shutil.copytree(stage, folder := tmp_path / f"stage-{len(folders)}")
+        NeoBERTForMaskedLM(tiny_config).save_pretrained(folder)
+        folders.append(str(folder))
+    return folders
+
+
+def test_a_stage_with_fewer_blocks_enters_the_mean_as_the_start_of_the_deeper_ones(shallow_and_deep, tmp_path):
+    write_model(shallow_and_deep, ["the fox"], tmp_path / "out")
+    assert json.loads((tmp_path / "out/config.json").read_text())["num_hidden_layers"] == 6
+    shallow, *deep = (load_file(f"{folder}/model.safetensors") for folder in shallow_and_deep)
+    blocks = "model.transformer_encoder."
+    for name, found in load_file(tmp_path / "out/model.safetensors").items():
+        first = shallow.get(name)
+        if name.startswith(blocks):
+            number, part = name.removeprefix(blocks).split(".", 1)
+            first = shallow[f"{blocks}{(0, 0, 1, 2, 2, 3)[int(number)]}.{part}"]
+            if number in "14" and part in ("wo.weight", "ffn.w3.weight"):
+                first = torch.zeros_like(first)  # the new blocks begin without effect
+        expected = torch.stack([first, *(state[name] for state in deep)]).mean(0).bfloat16()
+        torch.testing.assert_close(found, expected, atol=0, rtol=2**-7)  # one step of bf16: two orders of a sum
+    assert len(pipeline("fill-mask", str(tmp_path / "out"))("the [MASK]")) == 5
+
+
+def test_a_shallow_stage_after_a_deeper_one_has_no_mean_with_it(shallow_and_deep):
+    with pytest.raises(ValueError, match="have 6, 6, 4 layers; give the stages in order of training"):
+        mini.mean_model(shallow_and_deep[::-1])
 
 
 def test_stages_of_different_architectures_or_vocabularies_have_no_mean(stage, tiny_config, tmp_path):
@@ -351,4 +367,4 @@ def test_the_card_names_every_stage_source_and_missing_package(stage, tmp_path):
     write_card(SentenceTransformer(str(stage)), tmp_path, written, sources, "pandas and networkx")
     card = (tmp_path / "README.md").read_text()
     assert "learned the embeddings of my\\_teacher, by distillation" in card and "MiniLM" not in card
-    assert "repeats them. The stages train" in card and "questions" not in card
+    assert "trains them again. The stages train" in card and "questions" not in card

@@ -41,7 +41,8 @@ from .build import markdown, move_files
 
 LARGEST_MB = 24
 MASKED_DOCUMENTS = 1000
-UNLIKE_IN_CONFIG = {"_name_or_path", "auto_map", "dtype", "transformers_version"}  # differ in files of one architecture
+# differ in files of one architecture, and the depth between stages
+UNLIKE_IN_CONFIG = {"_name_or_path", "auto_map", "dtype", "num_hidden_layers", "transformers_version"}
 QUESTIONS = "train_questions.jsonl"
 SOURCES = "sources.json"
 PARTS = {"stages", "sources", "measured", "num_averaged"}  # keys of a summary that this module wrote
@@ -214,33 +215,33 @@ def mean_model(folders: list[str]) -> PreTrainedModel:
     """Return a masked language model in bf16 whose parameters are the mean of those of several models.
 
     The mean of a model and of its continuation on other data keeps most of what each has learned (arXiv 2109.01903); that of
-    several continuations is often better than each (arXiv 2203.05482). A model with fewer blocks than the deepest first gets the
-    blocks with which a later stage began.
+    several continuations is often better than each (arXiv 2203.05482). A model with fewer blocks than the last one enters as a
+    stage with `--num_hidden_layers` would begin from it.
 
     Raises:
-        ValueError: A folder holds no decoder, or the models differ in configuration or vocabulary.
+        ValueError: A folder holds no decoder, a model is deeper than a later one, or the models differ otherwise in configuration
+            or vocabulary.
     """
-    models = []
+    models, forms = [], []
     for folder in folders:
         model, info = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
         if missing := sorted(info["missing_keys"]):
             raise ValueError(f"{folder} has no {', '.join(missing)}; give a folder of examples/distill_embeddings.py")
-        models.append(model)
-    depth = max(model.config.num_hidden_layers for model in models)
-    models = [each if each.config.num_hidden_layers == depth else with_more_blocks(each, depth) for each in models]
-    forms = [
-        (
-            {name: value for name, value in model.config.to_dict().items() if name not in UNLIKE_IN_CONFIG},
-            AutoTokenizer.from_pretrained(folder).get_vocab(),
-        )
-        for model, folder in zip(models, folders)
-    ]
-    for folder, form in zip(folders, forms):
-        if form != forms[0]:
+        config = {name: value for name, value in model.config.to_dict().items() if name not in UNLIKE_IN_CONFIG}
+        forms.append((config, AutoTokenizer.from_pretrained(folder).get_vocab()))
+        if forms[-1] != forms[0]:
             raise ValueError(
                 f"{folder} and {folders[0]} have different configurations or vocabularies; average stages that continue one "
                 "another"
             )
+        models.append(model)
+    depths = [model.config.num_hidden_layers for model in models]
+    if depths != sorted(depths):
+        raise ValueError(
+            f"{', '.join(folders)} have {', '.join(map(str, depths))} layers; give the stages in order of training"
+        )
+    depth = depths[-1]
+    models = [each if each.config.num_hidden_layers == depth else with_more_blocks(each, depth) for each in models]
     states = [each.state_dict() for each in models]
     mean = {name: torch.stack([state[name] for state in states]).mean(0) for name in states[0]}
     models[-1].load_state_dict(mean)

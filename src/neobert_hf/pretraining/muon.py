@@ -17,8 +17,9 @@ class Float32Muon(getattr(torch.optim, "Muon", Optimizer)):  # torch has Muon fr
     """torch's Muon, but with the products in float32 instead of bfloat16.
 
     A processor without bf16 instructions emulates bfloat16. There the products of torch's Muon took 7 of the 10 seconds of a
-    step of 16,384 tokens of the mini model. The state is that of torch's Muon, so a checkpoint of one resumes in the other. The
-    update has the scale of Moonlight (arXiv 2502.16982, section 2.2), `adjust_lr_fn="match_rms_adamw"` of torch.
+    step of 16,384 tokens of a model with four layers of width 256. The state is that of torch's Muon, so a checkpoint of one
+    resumes in the other. The update has the scale of Moonlight (arXiv 2502.16982, section 2.2), `adjust_lr_fn="match_rms_adamw"`
+    of torch.
 
     Args:
         params: Matrices.
