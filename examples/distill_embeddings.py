@@ -69,7 +69,7 @@ class DistillationArguments:
     config_overrides: str = field(
         default="", metadata={"help": "Shape of a new model: hidden_size=256,num_hidden_layers=3,..."}
     )
-    num_hidden_layers: Annotated[int | None, Bounds(2)] = field(
+    num_hidden_layers: Annotated[int | None, Bounds(2, 10_000)] = field(
         default=None,
         metadata={"help": "Number of blocks, more than --model_name_or_path has; the new ones begin without effect."},
     )
