@@ -12,8 +12,8 @@
 Each batch comes from one file. Texts learn the teacher's vectors. Masked texts learn them too, with the paper's masked-language
 loss. Pairs learn the teacher's vector of the query, with the paper's contrastive loss. The folder opens as a SentenceTransformer
 and in a fill-mask pipeline. `--model_name_or_path` continues with the model of an earlier run, for example with mined negatives,
-or with more blocks (`--num_hidden_layers`).
-After an interruption, the same command with `--resume_from_checkpoint last` resumes exactly.
+or with more blocks (`--num_hidden_layers`). After an interruption, the same command with `--resume_from_checkpoint last` resumes
+exactly.
 """
 
 import re

@@ -39,8 +39,9 @@ def with_more_blocks(model: NeoBERTPreTrainedModel, num_hidden_layers: int) -> N
     origins = [i * before // num_hidden_layers for i in range(num_hidden_layers)]
     blocks = []
     for i, origin in enumerate(origins):
-        block = copy.deepcopy(encoder.transformer_encoder[origin])
+        block = encoder.transformer_encoder[origin]
         if i and origins[i - 1] == origin:
+            block = copy.deepcopy(block)
             with torch.no_grad():
                 block.wo.weight.zero_()
                 block.ffn.w3.weight.zero_()
