@@ -50,7 +50,7 @@ mini: .venv/dev
 		--pair_files $(MINI_PAIRS) $(MINI_CORPUS)/train_questions.jsonl --batch_sampler no_duplicates --max_rows 80000 \
 		--sampling_exponent 1 --max_steps 150 --tokens_per_batch 16384 --learning_rate 1e-3 --muon_learning_rate 1e-3 \
 		--warmup_steps 10 --masked_share 0.15 --pair_share 0.75 --contrastive_weight 1 --mlm_weight 0.3
-	$(BIN)/python hub_upload/build_mini.py --corpus $(MINI_CORPUS) --num_averaged 3 \
+	$(BIN)/python hub_upload/build_mini.py --corpus $(MINI_CORPUS) --averaged 3 4 5 \
 		--stages runs/mini-distilled runs/mini-paired runs/mini-tuned runs/mini-deeper runs/mini-asked
 
 # Evaluates the model in the package on GLUE and by pseudo-perplexity, in float32 on every processor. GLUE=folder has the original

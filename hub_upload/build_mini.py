@@ -2,7 +2,7 @@
 
     python hub_upload/build_mini.py --stages runs/mini-distilled runs/mini-tuned --corpus runs/documentation
 
-`make mini` trains the stages first; the last one ships, or the mean of the last ones. The card's figures are measured on the
+`make mini` trains the stages first; the last one ships, or the mean of several. The card's figures are measured on the
 packages that the corpus holds out.
 """
 

@@ -1,5 +1,6 @@
 """The model inside the package is small and complete, and its card states the measured results."""
 
+import hashlib
 import json
 import math
 import shutil
@@ -224,7 +225,7 @@ def test_stages_of_different_architectures_or_vocabularies_have_no_mean(stage, t
         mini.mean_model([str(stage), str(words)])
 
 
-def test_the_last_stages_are_averaged(stage, corpus, tmp_path, monkeypatch):
+def test_the_last_stage_ships_or_the_mean_of_those_whose_numbers_are_given(stage, corpus, tmp_path, monkeypatch):
     (stage / "training_summary.json").write_text(json.dumps(STAGE))
     averaged = []
 
@@ -234,10 +235,32 @@ def test_the_last_stages_are_averaged(stage, corpus, tmp_path, monkeypatch):
 
     monkeypatch.setattr(mini, "write_model", write_model)
     folders = [str(shutil.copytree(stage, tmp_path / name)) for name in "abc"]
-    for number in (1, 2, 3):
+    for numbers in ([], [2, 3], [1, 3]):
         with pytest.raises(KeyError):
-            mini.build(MiniArguments(stages=folders, corpus=str(corpus), num_averaged=number, out=f"{tmp_path}/out"))
-    assert averaged == [["c"], ["b", "c"], ["a", "b", "c"]]
+            mini.build(MiniArguments(stages=folders, corpus=str(corpus), averaged=numbers, out=f"{tmp_path}/out"))
+    assert averaged == [["c"], ["b", "c"], ["a", "c"]]
+
+
+def test_a_stage_names_the_one_from_whose_weights_it_began(stage, tmp_path):
+    """Stages that differ in the seed only begin from the same one."""
+    folders = [str(shutil.copytree(stage, tmp_path / name)) for name in "abcde"]
+    for folder in folders:
+        weights = Path(folder, "model.safetensors")
+        weights.write_bytes(Path(folder).name.encode())  # not read as weights
+        Path(folder, "training_summary.json").write_text(json.dumps(STAGE))
+    for folder, start in zip(folders[1:4], (folders[0], folders[1], folders[1])):
+        digest = hashlib.sha256(Path(start, "model.safetensors").read_bytes()).hexdigest()
+        run = {"sha256": {"runs/texts.jsonl": "0" * 64, f"{start}/model.safetensors": digest}}
+        Path(folder, "run.json").write_text(json.dumps(run))
+    stages = mini.read_stages(MiniArguments(stages=folders, corpus=""))
+    assert [each["begins_from"] for each in stages] == [None, 1, 2, 2, None]
+    texts = [mini.stage_text(number, each) for number, each in enumerate(stages, 1)]
+    assert texts[3].startswith("4. From stage 2: 1,000 steps")
+    assert all(texts[i].startswith(f"{i + 1}. 1,000 steps") for i in (0, 1, 2, 4))
+    with pytest.raises(
+        ValueError, match=r"c is no stage .*it began with .*b/model\.safetensors, whose weights no earlier"
+    ):
+        mini.read_stages(MiniArguments(stages=[folders[0], folders[2]], corpus=""))
 
 
 def test_masks_are_measured_on_the_packages_that_are_held_out(stage, corpus, tokenizer, monkeypatch):
@@ -254,9 +277,12 @@ def test_masks_are_measured_on_the_packages_that_are_held_out(stage, corpus, tok
     assert tokens == [each for text in lines[:3] for each in tokenizer(json.loads(text)["text"])["input_ids"]]
 
 
-def test_more_averaged_stages_than_stages_are_refused(stage, corpus, tmp_path):
-    with pytest.raises(ValueError, match="num_averaged=2, but --stages has 1 folders; average fewer"):
-        mini.build(MiniArguments(stages=[str(stage)], corpus=str(corpus), num_averaged=2, out=f"{tmp_path}/out"))
+@pytest.mark.parametrize("numbers", [[0], [2], [1, 1]])
+def test_averaged_stages_that_are_none_or_twice_the_same_are_refused(stage, corpus, tmp_path, numbers):
+    with pytest.raises(
+        ValueError, match=r"averaged=\[.*\], but --stages has the numbers 1 to 1; give each of them at most"
+    ):
+        mini.build(MiniArguments(stages=[str(stage)], corpus=str(corpus), averaged=numbers, out=f"{tmp_path}/out"))
 
 
 def test_module_folders_of_an_earlier_build_are_removed_and_nothing_else(tmp_path):
@@ -338,7 +364,7 @@ def test_the_card_names_every_stage_source_and_missing_package(stage, tmp_path):
         "stages": [STAGE | {"num_mined_negatives": 0}, STAGE | {"num_hidden_layers": 6}],
         "sources": {"num_sources": 1, "num_characters": 3_000_000, "num_questions": 1234},
         "measured": figures,
-        "num_averaged": 2,
+        "averaged": [1, 2],
     }
     sources = {"sources": [source], "unavailable": ["django"]}
     write_card(SentenceTransformer(str(stage)), tmp_path, written, sources, "pandas and networkx")
@@ -351,7 +377,7 @@ def test_the_card_names_every_stage_source_and_missing_package(stage, tmp_path):
         "0.002 of Muon",
         "45%",
         "(2 for each pair); from this stage on the model has 6 layers",
-        "The model that ships is the mean of the parameters of the last 2 stages.",
+        "The model that ships is the mean of the parameters after stages 1 and 2.",
         "A language model wrote 1,234 everyday questions",
         "inverse document frequency",
         "float32, texts for embeddings",
@@ -362,7 +388,7 @@ def test_the_card_names_every_stage_source_and_missing_package(stage, tmp_path):
     ):
         assert words in card
     assert "{{" not in card and "7.4 million parameters" in card
-    written |= {"stages": [STAGE | {"teacher": "runs/my_teacher"}], "num_averaged": 1}
+    written |= {"stages": [STAGE | {"teacher": "runs/my_teacher"}], "averaged": [2]}
     written["sources"]["num_questions"] = 0
     write_card(SentenceTransformer(str(stage)), tmp_path, written, sources, "pandas and networkx")
     card = (tmp_path / "README.md").read_text()

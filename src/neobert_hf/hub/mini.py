@@ -2,7 +2,7 @@
 
     python hub_upload/build_mini.py --stages runs/mini-distilled runs/mini-tuned --corpus runs/documentation
 
-`make mini` trains the stages first. The last one ships, or the mean of the last ones. The figures on the card are measured on the
+`make mini` trains the stages first. The last one ships, or the mean of several. The figures on the card are measured on the
 packages that the corpus holds out.
 """
 
@@ -26,7 +26,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel, P
 from ..allocator import tune_allocator
 from ..commands import Bounds, CommandParser, run_command
 from ..data.collators import PackedMLMCollator
-from ..data.files import saving, write_json
+from ..data.files import file_hash, saving, write_json
 from ..data.wordpiece import PreTrainedTokenizerFast
 from ..embeddings.distillation import TEACHER, open_teacher
 from ..embeddings.models import inverse_document_frequencies, sentence_transformer
@@ -36,7 +36,8 @@ from ..evaluation.pseudo_perplexity import MaskedText, masked_losses, positions_
 from ..evaluation.retrieval import pairs_evaluator
 from ..model.machine_neobert import best_dtype
 from ..pretraining.depth import with_more_blocks
-from ..pretraining.runs import SUMMARY
+from ..pretraining.manifests import read_json_object
+from ..pretraining.runs import RUN, SUMMARY
 from .build import markdown, move_files
 
 LARGEST_MB = 24
@@ -45,8 +46,10 @@ MASKED_DOCUMENTS = 1000
 UNLIKE_IN_CONFIG = {"_name_or_path", "auto_map", "dtype", "num_hidden_layers", "transformers_version"}
 QUESTIONS = "train_questions.jsonl"
 SOURCES = "sources.json"
-PARTS = {"stages", "sources", "measured", "num_averaged"}  # keys of a summary that this module wrote
+WEIGHTS = "model.safetensors"
+PARTS = {"stages", "sources", "measured", "averaged"}  # keys of a summary that this module wrote
 OLDER_PARTS = (
+    {"stages", "sources", "measured", "num_averaged"},  # when the last stages were averaged
     {"stages", "sources", "measured"},  # before models were averaged
     {"pretraining", "contrastive", "measured"},  # before the model had a decoder
 )
@@ -66,9 +69,11 @@ class MiniArguments:
         metadata={"help": "Folders that examples/distill_embeddings.py has written, in order of training."}
     )
     corpus: str = field(metadata={"help": "Folder that `neobert documentation` has written."})
-    num_averaged: Annotated[int, Bounds(1)] = field(
-        default=1,
-        metadata={"help": "Number of last stages; the mean of their parameters ships."},
+    averaged: list[int] = field(
+        default_factory=list,
+        metadata={
+            "help": "Numbers of stages, of which the first has number 1; the mean of their parameters ships. Default: the last."
+        },
     )
     out: str = field(default="src/neobert_hf/mini", metadata={"help": "Folder to write."})
     teacher: str = field(default=TEACHER, metadata={"help": "Teacher of the stages, for comparison."})
@@ -152,17 +157,34 @@ def teacher_link(teacher: str) -> str:
     return f"{link} (Apache 2.0), which has 22.7 million parameters"
 
 
-def read_stages(arguments: MiniArguments) -> list[dict]:
-    """Return the summaries of the stages.
+def number_of_start(folder: str, earlier: list[str]) -> int | None:
+    """Return the number of the earlier stage with whose weights a stage began, from 1; None if its folder names no weights.
 
     Raises:
-        ValueError: A folder holds no stage of a distillation, or a stage had another teacher.
+        ValueError: The stage began with weights that no earlier stage has.
+    """
+    run = read_json_object(Path(folder, RUN)) if Path(folder, RUN).is_file() else {"sha256": {}}
+    hashes = {name: value for name, value in run["sha256"].items() if Path(name).name == WEIGHTS}
+    if not hashes:
+        return None
+    for number, each in enumerate(earlier, 1):
+        if (file := Path(each, WEIGHTS)).is_file() and file_hash(file) in hashes.values():
+            return number
+    raise ValueError(f"it began with {', '.join(hashes)}, whose weights no earlier stage has")
+
+
+def read_stages(arguments: MiniArguments) -> list[dict]:
+    """Return the summaries of the stages, each with the number of the earlier stage from which it began (`begins_from`).
+
+    Raises:
+        ValueError: A folder holds no stage of a distillation, or a stage had another teacher or began with other weights.
     """
     stages = []
-    for folder in arguments.stages:
+    for number, folder in enumerate(arguments.stages):
         try:
             stages.append(json.loads(Path(folder, SUMMARY).read_text("utf-8")))
-            stage_text(stages[-1])
+            stages[-1]["begins_from"] = number_of_start(folder, arguments.stages[:number])
+            stage_text(number + 1, stages[-1])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"{folder} is no stage ({type(error).__name__}: {error}); give folders that examples/distill_embeddings.py has "
@@ -305,9 +327,11 @@ def build(arguments: MiniArguments) -> dict:
     tune_allocator()
     out = Path(arguments.out)
     check_out(out)
-    if arguments.num_averaged > len(arguments.stages):
+    last = len(arguments.stages)
+    averaged = arguments.averaged or [last]
+    if set(averaged) - set(range(1, last + 1)) or len(set(averaged)) < len(averaged):
         raise ValueError(
-            f"num_averaged={arguments.num_averaged}, but --stages has {len(arguments.stages)} folders; average fewer"
+            f"averaged={averaged}, but --stages has the numbers 1 to {last}; give each of them at most once"
         )
     stages = read_stages(arguments)
     check_corpus(arguments.corpus)
@@ -316,7 +340,8 @@ def build(arguments: MiniArguments) -> dict:
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as beside:
         partial = Path(beside, out.name)
         with saving(out):
-            model = write_model(arguments.stages[-arguments.num_averaged :], corpus_texts(arguments.corpus), partial)
+            folders = [arguments.stages[number - 1] for number in averaged]
+            model = write_model(folders, corpus_texts(arguments.corpus), partial)
             size = folder_megabytes(partial)
             if size > LARGEST_MB:
                 raise ValueError(
@@ -332,7 +357,7 @@ def build(arguments: MiniArguments) -> dict:
         asked = Path(arguments.corpus, QUESTIONS)
         summary["num_questions"] = len(asked.read_text("utf-8").splitlines()) if asked.exists() else 0
         summary["num_characters"] = sum(source["num_characters"] for source in sources["sources"])
-        written = {"stages": stages, "sources": summary, "measured": figures, "num_averaged": arguments.num_averaged}
+        written = {"stages": stages, "sources": summary, "measured": figures, "averaged": averaged}
         assert set(written) == PARTS
         with saving(out):
             write_card(model, partial, written, sources, held_out_packages(arguments.corpus))
@@ -342,11 +367,14 @@ def build(arguments: MiniArguments) -> dict:
     return {"out": str(out), **figures}
 
 
-def stage_text(summary: dict) -> str:
-    """Describe a stage of the training in a list item."""
+def stage_text(number: int, summary: dict) -> str:
+    """Describe a stage of the training, the first of which has number 1, in a list item."""
     negatives, muon = summary["num_mined_negatives"], summary["muon_learning_rate"]
+    start = summary.get("begins_from")
     return (
-        f"{summary['steps']:,} steps of about {summary['tokens_per_batch']:,} tokens from {summary['num_rows']:,} rows"
+        f"{number}. "
+        + (f"From stage {start}: " if start and start < number - 1 else "")
+        + f"{summary['steps']:,} steps of about {summary['tokens_per_batch']:,} tokens from {summary['num_rows']:,} rows"
         + (f", and hard negatives that the teacher mined ({negatives} for each pair)" if negatives else "")
         + (f"; from this stage on the model has {depth} layers" if (depth := summary.get("num_hidden_layers")) else "")
         + f"; peak learning rate {summary['learning_rate']:g} of AdamW"
@@ -357,6 +385,12 @@ def stage_text(summary: dict) -> str:
         f"contrastive {summary['contrastive_weight']:g} at temperature {summary['temperature']:g}, masked language "
         f"{summary['mlm_weight']:g}. Texts truncated to {summary['max_seq_length']:,} tokens. Seed {summary['seed']}."
     )
+
+
+def numbers_text(numbers: list[int]) -> str:
+    """Join numbers as in "3, 5 and 6"."""
+    *first, last = map(str, numbers)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def write_card(model: SentenceTransformer, out: Path, written: dict, sources: dict, packages: str) -> None:
@@ -397,9 +431,9 @@ def write_card(model: SentenceTransformer, out: Path, written: dict, sources: di
         speed=f"{figures['tokens_per_s']:,.0f}",
         machine=figures["machine"],
         dtype=figures["dtype"],
-        training="\n".join(f"{i}. {stage_text(stage)}" for i, stage in enumerate(written["stages"], 1)),
-        averaged=f" The model that ships is the mean of the parameters of the last {num} stages."
-        if (num := written["num_averaged"]) > 1
+        training="\n".join(stage_text(number, stage) for number, stage in enumerate(written["stages"], 1)),
+        averaged=f" The model that ships is the mean of the parameters after stages {numbers_text(written['averaged'])}."
+        if len(written["averaged"]) > 1
         else "",
         questions=f" A language model wrote {num:,} everyday questions to entries of these sources, which the model learned "
         "too (`hub_upload/mini_questions.tsv` in the repository)."
