@@ -46,12 +46,14 @@ mini: .venv/dev
 		--pair_files $(MINI_PAIRS) $(MINI_CORPUS)/train_questions.jsonl --batch_sampler no_duplicates --max_rows 80000 \
 		--max_steps 1300 --tokens_per_batch 8192 --learning_rate 1.5e-3 --muon_learning_rate 1.5e-3 --warmup_steps 30 \
 		--masked_share 0.25 --pair_share 0.6 --contrastive_weight 0.6 --mlm_weight 0.3
-	$(MINI_TRAIN) --output_dir runs/mini-asked --model_name_or_path runs/mini-deeper \
+	for seed in 42 43 44; do \
+		$(MINI_TRAIN) --output_dir runs/mini-asked-$$seed --seed $$seed --model_name_or_path runs/mini-deeper \
 		--pair_files $(MINI_PAIRS) $(MINI_CORPUS)/train_questions.jsonl --batch_sampler no_duplicates --max_rows 80000 \
 		--sampling_exponent 1 --max_steps 150 --tokens_per_batch 16384 --learning_rate 1e-3 --muon_learning_rate 1e-3 \
-		--warmup_steps 10 --masked_share 0.15 --pair_share 0.75 --contrastive_weight 1 --mlm_weight 0.3
-	$(BIN)/python hub_upload/build_mini.py --corpus $(MINI_CORPUS) --averaged 3 4 5 \
-		--stages runs/mini-distilled runs/mini-paired runs/mini-tuned runs/mini-deeper runs/mini-asked
+		--warmup_steps 10 --masked_share 0.15 --pair_share 0.75 --contrastive_weight 1 --mlm_weight 0.3 || exit 1; \
+	done
+	$(BIN)/python hub_upload/build_mini.py --corpus $(MINI_CORPUS) --averaged 3 3 5 6 7 --stages runs/mini-distilled \
+		runs/mini-paired runs/mini-tuned runs/mini-deeper runs/mini-asked-42 runs/mini-asked-43 runs/mini-asked-44
 
 # Evaluates the model in the package on GLUE and by pseudo-perplexity, in float32 on every processor. GLUE=folder has the original
 # files of SST-2, CoLA and STS-B; without it they come from the Hub. EVALUATION keeps the results of one model: after a change of its

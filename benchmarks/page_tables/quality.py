@@ -1,6 +1,7 @@
 """Tables of what the models predict: accuracy, retrieval, fine-tuning, pseudo-perplexity."""
 
 import json
+from statistics import mean, stdev
 
 from tabulate import tabulate
 
@@ -54,15 +55,21 @@ def evaluation_bfloat16() -> str:
 
 
 def seeds() -> str:
-    """Retrieval and STS-B of the mini model, whose third stage was trained with several seeds."""
-    result = result_of("embeddings_seeds_cpu")
-    rows = [{"metric": "STS-B dev, Spearman", **{row["model"]: row["spearman"] for row in result["sts"]}}]
-    for metric in ("recall@10", "recall@1"):
-        for form in dict.fromkeys(row["questions"] for row in result["rows"]):
-            scores = {row["model"]: row[metric] for row in result["rows"] if row["questions"] == form}
-            rows.append({"metric": f"{metric}, questions {form}", **scores})
-    table = tabulate(rows, headers="keys", tablefmt="github", floatfmt=".3f")
-    return f"{table}\n\nfloat32, {source(result)}."
+    """Retrieval, STS-B and answers of the last stage of the mini model, which was trained with several seeds."""
+    result = result_of("written_questions_cpu_float32")
+    runs = [row for row in result["rows"] if "seed" in row]
+    rows = []
+    for metric, (key, form) in WRITTEN_QUESTIONS.items():
+        if key == "model":
+            continue
+        values = [row[key] for row in runs]
+        # a pair counts the correct answers first, and among three
+        columns = zip(*(map(int, value.split(", ")) if isinstance(value, str) else [value] for value in values))
+        spread = [f"{mean(column):{form or '.1f'}} ± {stdev(column):{form or '.1f'}}" for column in columns]
+        rows.append([metric, *(format(value, form) for value in values), ", ".join(spread)])
+    heads = ["metric", *(f"seed {row['seed']}" for row in runs), "mean"]
+    table = tabulate(rows, headers=heads, tablefmt="github", disable_numparse=True)
+    return f"{table}\n\nMeans with standard deviations. {result['settings']['dtype']}, {source(result)}."
 
 
 def finetuning(name: str) -> str:

@@ -11,6 +11,7 @@ import shutil
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,7 +73,7 @@ class MiniArguments:
     averaged: list[int] = field(
         default_factory=list,
         metadata={
-            "help": "Numbers of stages, of which the first has number 1; the mean of their parameters ships. Default: the last."
+            "help": "Numbers of stages, from 1, whose mean of parameters ships; one given twice counts twice. Default: the last."
         },
     )
     out: str = field(default="src/neobert_hf/mini", metadata={"help": "Folder to write."})
@@ -277,7 +278,7 @@ def write_model(folders: list[str], texts: Iterable[str], out: Path) -> Sentence
     with the weights gave no better model (docs/mini_training.md).
 
     Args:
-        folders: Folders of the last stages, whose mean ships; usually one.
+        folders: Folders of the stages whose mean ships.
         texts: Texts to count tokens in.
         out: Folder to write.
 
@@ -329,9 +330,9 @@ def build(arguments: MiniArguments) -> dict:
     check_out(out)
     last = len(arguments.stages)
     averaged = arguments.averaged or [last]
-    if set(averaged) - set(range(1, last + 1)) or len(set(averaged)) < len(averaged):
+    if outside := sorted(set(averaged) - set(range(1, last + 1))):
         raise ValueError(
-            f"averaged={averaged}, but --stages has the numbers 1 to {last}; give each of them at most once"
+            f"averaged has {', '.join(map(str, outside))}, but --stages has the numbers 1 to {last}; choose of these"
         )
     stages = read_stages(arguments)
     check_corpus(arguments.corpus)
@@ -387,10 +388,15 @@ def stage_text(number: int, summary: dict) -> str:
     )
 
 
-def numbers_text(numbers: list[int]) -> str:
-    """Join numbers as in "3, 5 and 6"."""
-    *first, last = map(str, numbers)
-    return f"{', '.join(first)} and {last}" if first else last
+def averaged_text(numbers: list[int]) -> str:
+    """Describe the mean of stages: its numbers, and how often each counts."""
+    counts = Counter(numbers)
+    *first, last = (f"{number} (weight {count})" if count > 1 else f"{number}" for number, count in counts.items())
+    return (
+        f" The model that ships is the mean of the parameters after stages {', '.join(first)} and {last}."
+        if first
+        else ""
+    )
 
 
 def write_card(model: SentenceTransformer, out: Path, written: dict, sources: dict, packages: str) -> None:
@@ -432,9 +438,7 @@ def write_card(model: SentenceTransformer, out: Path, written: dict, sources: di
         machine=figures["machine"],
         dtype=figures["dtype"],
         training="\n".join(stage_text(number, stage) for number, stage in enumerate(written["stages"], 1)),
-        averaged=f" The model that ships is the mean of the parameters after stages {numbers_text(written['averaged'])}."
-        if len(written["averaged"]) > 1
-        else "",
+        averaged=averaged_text(written["averaged"]),
         questions=f" A language model wrote {num:,} everyday questions to entries of these sources, which the model learned "
         "too (`hub_upload/mini_questions.tsv` in the repository)."
         if (num := written["sources"]["num_questions"])
