@@ -19,8 +19,8 @@ demo-train: .venv/dev
 	$(BIN)/python examples/demo_documentation.py --output_dir runs/demo
 
 # Trains the model in the package: documentation of installed and of 30 downloaded packages, distillation from all-MiniLM-L6-v2,
-# a stage on pairs, a short one on pairs with mined negatives, and two with six layers and everyday questions. The mean of the last
-# three ships. After an interruption the same command resumes.
+# a stage on pairs, a short one on pairs with mined negatives, one with six layers and everyday questions, and a short one with
+# three seeds. A mean of the third stage and of these three models ships. After an interruption the same command resumes.
 MINI_CORPUS := runs/documentation
 MINI_TRAIN := $(BIN)/python examples/distill_embeddings.py --use_cpu --auto_precision --resume_from_checkpoint auto \
 	--text_files $(MINI_CORPUS)/train_texts.jsonl --masked_files $(MINI_CORPUS)/train_documents.jsonl \

@@ -114,9 +114,17 @@ def test_a_build_replaces_nothing_but_an_earlier_build(tmp_path):
     assert source.read_text() == "the model's source"
 
 
-def test_a_build_may_replace_a_mini_model_of_an_earlier_version(tmp_path):
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ("stages", "sources", "measured", "num_averaged"),
+        ("stages", "sources", "measured"),
+        ("pretraining", "contrastive", "measured"),
+    ],
+)
+def test_a_build_may_replace_a_mini_model_of_an_earlier_version(tmp_path, parts):
     (tmp_path / "model.safetensors").touch()
-    (tmp_path / "training_summary.json").write_text(json.dumps({"pretraining": {}, "contrastive": {}, "measured": {}}))
+    (tmp_path / "training_summary.json").write_text(json.dumps(dict.fromkeys(parts)))
     check_out(tmp_path)
 
 
@@ -210,7 +218,7 @@ def test_a_shallow_stage_after_a_deeper_one_has_no_mean_with_it(shallow_and_deep
 
 
 def test_stages_of_different_architectures_or_vocabularies_have_no_mean(stage, tiny_config, tmp_path):
-    message = "have different configurations or vocabularies; average stages that continue one another"
+    message = "have different configurations or vocabularies; average stages of one training"
     shutil.copytree(stage, other := tmp_path / "other")
     tiny_config.num_attention_heads //= 2
     NeoBERTForMaskedLM(tiny_config).save_pretrained(other)
@@ -235,32 +243,38 @@ def test_the_last_stage_ships_or_the_mean_of_those_whose_numbers_are_given(stage
 
     monkeypatch.setattr(mini, "write_model", write_model)
     folders = [str(shutil.copytree(stage, tmp_path / name)) for name in "abc"]
-    for numbers in ([], [2, 3], [1, 1, 3]):
+    for numbers in ([], [3, 2], [1, 3, 1]):
         with pytest.raises(KeyError):
             mini.build(MiniArguments(stages=folders, corpus=str(corpus), averaged=numbers, out=f"{tmp_path}/out"))
     assert averaged == [["c"], ["b", "c"], ["a", "a", "c"]]
 
 
-def test_a_stage_names_the_one_from_whose_weights_it_began(stage, tmp_path):
+def test_a_stage_names_its_start_if_this_is_not_the_stage_before(stage, tmp_path):
     """Stages that differ in the seed only begin from the same one."""
-    folders = [str(shutil.copytree(stage, tmp_path / name)) for name in "abcde"]
-    for folder in folders:
+    folders = [str(shutil.copytree(stage, tmp_path / name)) for name in "abcdefg"]
+    starts = [None, folders[0], folders[1], folders[1], "runs/other", None]
+    for folder, start in zip(folders, starts):
         weights = Path(folder, "model.safetensors")
         weights.write_bytes(Path(folder).name.encode())  # not read as weights
-        Path(folder, "training_summary.json").write_text(json.dumps(STAGE))
-    for folder, start in zip(folders[1:4], (folders[0], folders[1], folders[1])):
-        digest = hashlib.sha256(Path(start, "model.safetensors").read_bytes()).hexdigest()
-        run = {"sha256": {"runs/texts.jsonl": "0" * 64, f"{start}/model.safetensors": digest}}
+        hashes = {"runs/texts.jsonl": "0" * 64}
+        if start is not None:
+            content = Path(start, "model.safetensors").read_bytes() if start in folders else b"other"
+            hashes[f"{start}/model.safetensors"] = hashlib.sha256(content).hexdigest()
+        run = {"arguments": {"model_name_or_path": start}, "sha256": hashes}
         Path(folder, "run.json").write_text(json.dumps(run))
+    for folder in folders:  # the last one has no run.json
+        Path(folder, "training_summary.json").write_text(json.dumps(STAGE))
     stages = mini.read_stages(MiniArguments(stages=folders, corpus=""))
-    assert [each["begins_from"] for each in stages] == [None, 1, 2, 2, None]
-    texts = [mini.stage_text(number, each) for number, each in enumerate(stages, 1)]
-    assert texts[3].startswith("4. From stage 2: 1,000 steps")
-    assert all(texts[i].startswith(f"{i + 1}. 1,000 steps") for i in (0, 1, 2, 4))
-    with pytest.raises(
-        ValueError, match=r"c is no stage .*it began with .*b/model\.safetensors, whose weights no earlier"
-    ):
-        mini.read_stages(MiniArguments(stages=[folders[0], folders[2]], corpus=""))
+    texts = [mini.stage_text(number, each).partition("1,000 steps")[0] for number, each in enumerate(stages, 1)]
+    assert texts == ["1. ", "2. ", "3. ", "4. From stage 2: ", "5. From other: ", "6. From a new model: ", "7. "]
+
+
+@pytest.mark.parametrize("run", ["[]", "{}", '{"arguments": {"model_name_or_path": "a"}, "sha256": null}', "{"])
+def test_a_stage_whose_run_json_is_damaged_is_refused(stage, run):
+    (stage / "training_summary.json").write_text(json.dumps(STAGE))
+    (stage / "run.json").write_text(run)
+    with pytest.raises(ValueError, match="stage is no stage"):
+        mini.read_stages(MiniArguments(stages=[str(stage)], corpus=""))
 
 
 def test_masks_are_measured_on_the_packages_that_are_held_out(stage, corpus, tokenizer, monkeypatch):
@@ -279,9 +293,22 @@ def test_masks_are_measured_on_the_packages_that_are_held_out(stage, corpus, tok
 
 @pytest.mark.parametrize("number", [-1, 0, 2])
 def test_an_averaged_stage_that_is_none_is_refused(stage, corpus, tmp_path, number):
-    message = f"averaged has {number}, but --stages has the numbers 1 to 1; choose of these"
+    message = f"averaged has {number}, but --stages has the numbers 1 to 1; choose among these"
     with pytest.raises(ValueError, match=message):
         mini.build(MiniArguments(stages=[str(stage)], corpus=str(corpus), averaged=[1, number], out=f"{tmp_path}/out"))
+
+
+@pytest.mark.parametrize(
+    "numbers, words",
+    [
+        ([3], ""),
+        ([3, 3], ""),
+        ([2], "that after stage 2."),
+        ([1, 1, 3], "the mean of the parameters after stages 1 (weight 2) and 3."),
+    ],
+)
+def test_the_card_says_which_of_three_stages_ship(numbers, words):
+    assert mini.averaged_text(numbers, 3) == (words and f" The model that ships is {words}")
 
 
 def test_module_folders_of_an_earlier_build_are_removed_and_nothing_else(tmp_path):
@@ -387,7 +414,7 @@ def test_the_card_names_every_stage_source_and_missing_package(stage, tmp_path):
     ):
         assert words in card
     assert "{{" not in card and "7.4 million parameters" in card
-    written |= {"stages": [STAGE | {"teacher": "runs/my_teacher"}], "averaged": [2]}
+    written |= {"stages": [STAGE | {"teacher": "runs/my_teacher"}], "averaged": [1]}
     written["sources"]["num_questions"] = 0
     write_card(SentenceTransformer(str(stage)), tmp_path, written, sources, "pandas and networkx")
     card = (tmp_path / "README.md").read_text()

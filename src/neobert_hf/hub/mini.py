@@ -1,6 +1,6 @@
 """Write the small model of the package: bf16 weights with decoder, tokenizer, and a card with its measured results.
 
-    python hub_upload/build_mini.py --stages runs/mini-distilled runs/mini-tuned --corpus runs/documentation
+    python hub_upload/build_mini.py --stages runs/mini-distilled runs/mini-paired --corpus runs/documentation
 
 `make mini` trains the stages first. The last one ships, or the mean of several. The figures on the card are measured on the
 packages that the corpus holds out.
@@ -158,35 +158,39 @@ def teacher_link(teacher: str) -> str:
     return f"{link} (Apache 2.0), which has 22.7 million parameters"
 
 
-def number_of_start(folder: str, earlier: list[str]) -> int | None:
-    """Return the number of the earlier stage with whose weights a stage began, from 1; None if its folder names no weights.
+def start_of(folder: str, earlier: list[str]) -> str | None:
+    """Return from what a stage began: "stage 4", "a new model", or the name of another model; None if its folder has no run.json.
 
-    Raises:
-        ValueError: The stage began with weights that no earlier stage has.
+    Args:
+        folder: Folder of the stage.
+        earlier: Folders of the stages before it. One of them is the start if its weights have the hash that run.json names.
     """
-    run = read_json_object(Path(folder, RUN)) if Path(folder, RUN).is_file() else {"sha256": {}}
-    hashes = {name: value for name, value in run["sha256"].items() if Path(name).name == WEIGHTS}
-    if not hashes:
+    if not Path(folder, RUN).is_file():
         return None
+    run = read_json_object(Path(folder, RUN))
+    name = run["arguments"]["model_name_or_path"]
+    if name is None:
+        return "a new model"
+    hash_of_start = run["sha256"].get(str(Path(name, WEIGHTS)))
     for number, each in enumerate(earlier, 1):
-        if (file := Path(each, WEIGHTS)).is_file() and file_hash(file) in hashes.values():
-            return number
-    raise ValueError(f"it began with {', '.join(hashes)}, whose weights no earlier stage has")
+        if (file := Path(each, WEIGHTS)).is_file() and file_hash(file) == hash_of_start:
+            return f"stage {number}"
+    return Path(name).name
 
 
 def read_stages(arguments: MiniArguments) -> list[dict]:
-    """Return the summaries of the stages, each with the number of the earlier stage from which it began (`begins_from`).
+    """Return the summaries of the stages, each with what it began from (`start_of`).
 
     Raises:
-        ValueError: A folder holds no stage of a distillation, or a stage had another teacher or began with other weights.
+        ValueError: A folder holds no stage of a distillation, or a stage had another teacher.
     """
     stages = []
     for number, folder in enumerate(arguments.stages):
         try:
             stages.append(json.loads(Path(folder, SUMMARY).read_text("utf-8")))
-            stages[-1]["begins_from"] = number_of_start(folder, arguments.stages[:number])
+            stages[-1]["begins_from"] = start_of(folder, arguments.stages[:number])
             stage_text(number + 1, stages[-1])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{folder} is no stage ({type(error).__name__}: {error}); give folders that examples/distill_embeddings.py has "
                 "written"
@@ -254,8 +258,8 @@ def mean_model(folders: list[str]) -> PreTrainedModel:
         forms.append((config, AutoTokenizer.from_pretrained(folder).get_vocab()))
         if forms[-1] != forms[0]:
             raise ValueError(
-                f"{folder} and {folders[0]} have different configurations or vocabularies; average stages that continue one "
-                "another"
+                f"{folder} and {folders[0]} have different configurations or vocabularies; average stages of one "
+                "training"
             )
         models.append(model)
     depths = [model.config.num_hidden_layers for model in models]
@@ -329,10 +333,10 @@ def build(arguments: MiniArguments) -> dict:
     out = Path(arguments.out)
     check_out(out)
     last = len(arguments.stages)
-    averaged = arguments.averaged or [last]
+    averaged = sorted(arguments.averaged) or [last]
     if outside := sorted(set(averaged) - set(range(1, last + 1))):
         raise ValueError(
-            f"averaged has {', '.join(map(str, outside))}, but --stages has the numbers 1 to {last}; choose of these"
+            f"averaged has {', '.join(map(str, outside))}, but --stages has the numbers 1 to {last}; choose among these"
         )
     stages = read_stages(arguments)
     check_corpus(arguments.corpus)
@@ -372,9 +376,10 @@ def stage_text(number: int, summary: dict) -> str:
     """Describe a stage of the training, the first of which has number 1, in a list item."""
     negatives, muon = summary["num_mined_negatives"], summary["muon_learning_rate"]
     start = summary.get("begins_from")
+    expected = (None, "a new model" if number == 1 else f"stage {number - 1}")
     return (
         f"{number}. "
-        + (f"From stage {start}: " if start and start < number - 1 else "")
+        + (f"From {markdown(start)}: " if start not in expected else "")
         + f"{summary['steps']:,} steps of about {summary['tokens_per_batch']:,} tokens from {summary['num_rows']:,} rows"
         + (f", and hard negatives that the teacher mined ({negatives} for each pair)" if negatives else "")
         + (f"; from this stage on the model has {depth} layers" if (depth := summary.get("num_hidden_layers")) else "")
@@ -388,15 +393,13 @@ def stage_text(number: int, summary: dict) -> str:
     )
 
 
-def averaged_text(numbers: list[int]) -> str:
-    """Describe the mean of stages: its numbers, and how often each counts."""
+def averaged_text(numbers: list[int], num_stages: int) -> str:
+    """Say which stages ship, and how often each counts in the mean; "" if it is the last one."""
     counts = Counter(numbers)
+    if len(counts) == 1:
+        return "" if numbers[0] == num_stages else f" The model that ships is that after stage {numbers[0]}."
     *first, last = (f"{number} (weight {count})" if count > 1 else f"{number}" for number, count in counts.items())
-    return (
-        f" The model that ships is the mean of the parameters after stages {', '.join(first)} and {last}."
-        if first
-        else ""
-    )
+    return f" The model that ships is the mean of the parameters after stages {', '.join(first)} and {last}."
 
 
 def write_card(model: SentenceTransformer, out: Path, written: dict, sources: dict, packages: str) -> None:
@@ -438,7 +441,7 @@ def write_card(model: SentenceTransformer, out: Path, written: dict, sources: di
         machine=figures["machine"],
         dtype=figures["dtype"],
         training="\n".join(stage_text(number, stage) for number, stage in enumerate(written["stages"], 1)),
-        averaged=averaged_text(written["averaged"]),
+        averaged=averaged_text(written["averaged"], len(written["stages"])),
         questions=f" A language model wrote {num:,} everyday questions to entries of these sources, which the model learned "
         "too (`hub_upload/mini_questions.tsv` in the repository)."
         if (num := written["sources"]["num_questions"])
