@@ -93,7 +93,10 @@ class DistillationArguments:
     )
     validation_files: list[str] = field(default=None, metadata={"help": "Pairs for the retrieval evaluation."})
     max_seq_length: Annotated[int, Bounds(3, 1 << 20)] = field(
-        default=128, metadata={"help": "Length in tokens at which teacher and student truncate texts."}
+        default=128, metadata={"help": "Length in tokens at which texts are truncated."}
+    )
+    teacher_max_seq_length: Annotated[int | None, Bounds(3, 1 << 20)] = field(
+        default=None, metadata={"help": "The same for the teacher, in its tokens. Default: --max_seq_length."}
     )
     contrastive_weight: Annotated[float, Bounds(0, 1e6)] = field(
         default=0.1, metadata={"help": "Weight of the contrastive loss; the distance has weight 1."}
@@ -245,7 +248,8 @@ def train(arguments: DistillationArguments, training: DistillationTrainingArgume
     """Embed the texts by the teacher, train, save, evaluate, and write a summary."""
     if training.device.type == "cpu":
         tune_allocator()
-    teacher = open_teacher(arguments.teacher, arguments.max_seq_length, best_dtype(training.device))
+    length = arguments.teacher_max_seq_length or arguments.max_seq_length
+    teacher = open_teacher(arguments.teacher, length, best_dtype(training.device))
     vectors = TeacherVectors(teacher, arguments.teacher_dir)
     sets = read_sets(arguments, training.seed)
     shares = {"masked": arguments.masked_share, "pairs": arguments.pair_share}
@@ -301,7 +305,8 @@ def train(arguments: DistillationArguments, training: DistillationTrainingArgume
         evaluators=evaluators,
         shown=(
             *("teacher", "temperature", "contrastive_weight", "mlm_weight", "masked_share", "pair_share"),
-            *("num_hidden_layers", "num_mined_negatives", "max_seq_length", "tokens_per_batch", "muon_learning_rate"),
+            *("num_hidden_layers", "num_mined_negatives", "tokens_per_batch", "muon_learning_rate"),
+            *("max_seq_length", "teacher_max_seq_length"),
         ),
     )
 

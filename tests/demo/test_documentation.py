@@ -14,7 +14,7 @@ import pytest
 
 from neobert_hf.data.arrays import CACHE
 from neobert_hf.demo import docstrings, documentation
-from neobert_hf.demo.documentation import collect_documentation
+from neobert_hf.demo.documentation import collect_documentation, first_sentence
 
 SOURCE = '''"""A module that says what it is for, at some length."""
 raise SystemExit("this must not run")
@@ -160,6 +160,13 @@ def test_functions_in_c_are_found_under_the_names_that_users_write(standard_libr
     assert words in entry.text and (signature is None or entry.signature == signature)
 
 
+def test_the_first_sentence_of_a_topic_is_its_heading(standard_library):
+    assert first_sentence(standard_library["assert"].text)[0] == 'The "assert" statement'
+    topics = [entry for entry in standard_library.values() if entry.package == "python"]
+    assert len(topics) > 50
+    assert [entry.name for entry in topics if re.search(r"([*=~^-])\1\1", first_sentence(entry.text)[0])] == []
+
+
 def test_private_duplicates_and_internal_modules_are_skipped(standard_library):
     entries = [entry for entry in standard_library.values() if entry.package != "python"]
     tops = {entry.package for entry in entries}
@@ -207,7 +214,7 @@ multiprocessing.set_start_method("spawn")
 print("started")
 paths = sysconfig.get_paths() | dict.fromkeys(("purelib", "platlib"), {str(library)!r})
 sysconfig.get_paths = lambda *arguments, **options: paths
-from neobert_hf.demo.documentation import collect_documentation
+from neobert_hf.demo.documentation import collect_documentation, first_sentence
 print(len(collect_documentation(False, ["shop"], {str(tmp_path / "cache")!r})))
 """
     (tmp_path / "script.py").write_text(script)

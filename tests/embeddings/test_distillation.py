@@ -378,6 +378,19 @@ def test_one_folder_embeds_and_fills_masks_and_the_next_stage_continues_it(comma
     assert model.encode(TEXTS[0]).shape == (32,) and len(fill("the [MASK] fox")) == 5
 
 
+def test_the_teacher_can_read_a_shorter_part_of_the_texts_than_the_student(
+    command, teacher_folder, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("NEOBERT_TRACEBACK", "1")
+    run_main(distill_embeddings, *command(tmp_path / "run", teacher_max_seq_length=4, max_steps=1))
+    assert SentenceTransformer(str(tmp_path / "run")).max_seq_length == 16
+    short = open_teacher(str(teacher_folder), 4)
+    expected = short.encode(TEXTS, normalize_embeddings=True)
+    monkeypatch.setattr(SentenceTransformer, "encode", lambda *_, **__: pytest.fail("the vectors were not kept"))
+    # float16 has 11 bits, so numbers below 1 differ by less than 2 ** -11
+    np.testing.assert_allclose(TeacherVectors(short, tmp_path / "kept").encode(TEXTS), expected, atol=2**-11, rtol=0)
+
+
 def test_a_stage_with_more_blocks_begins_with_the_vectors_and_masks_of_the_model_that_it_continues(
     command, tmp_path, monkeypatch
 ):

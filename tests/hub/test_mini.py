@@ -269,6 +269,13 @@ def test_a_stage_names_its_start_if_this_is_not_the_stage_before(stage, tmp_path
     assert texts == ["1. ", "2. ", "3. ", "4. From stage 2: ", "5. From other: ", "6. From a new model: ", "7. "]
 
 
+@pytest.mark.parametrize(
+    "teachers, said", [({}, "128 tokens."), ({"teacher_max_seq_length": 64}, "128 tokens, for the teacher to 64.")]
+)
+def test_the_card_says_at_which_length_student_and_teacher_truncate_texts(teachers, said):
+    assert f"Texts truncated to {said} Seed" in mini.stage_text(1, STAGE | {"max_seq_length": 128} | teachers)
+
+
 @pytest.mark.parametrize("run", ["[]", "{}", '{"arguments": {"model_name_or_path": "a"}, "sha256": null}', "{"])
 def test_a_stage_whose_run_json_is_damaged_is_refused(stage, run):
     (stage / "training_summary.json").write_text(json.dumps(STAGE))

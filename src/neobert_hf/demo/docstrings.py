@@ -53,6 +53,7 @@ LEFT_OUT = {
     *("distutils", "lib2to3", "ensurepip", "msilib", "imp", "pydoc_data"),  # not meant for users
 }
 SIGNATURE_LINE = re.compile(r"(?:\w+\.)?(\w+)(\(.*\)(?: -+> [\w ]+)?)\n")  # "copy.copy(x) -> a copy", a line by itself
+UNDERLINE = re.compile(r"^([*=~^-])\1{2,}\n", re.MULTILINE)  # below a heading of reStructuredText
 LEFT_OUT_BELOW = {"test", "tests", "testing", "idle_test"}  # at any depth
 
 # top-level package, name, signature, text, module to import ("" for topics), name in the module as __qualname__ ("" for a
@@ -99,11 +100,11 @@ def standard_library() -> list[Row]:
 
 
 def language_topics() -> list[Row]:
-    """Return the topics of `help()`."""
+    """Return the topics of `help()`, without the lines of punctuation under their headings."""
     from pydoc_data.topics import topics
 
     return [
-        ("python", topic, "", textwrap.dedent(re.sub(r"\n{3,}", "\n\n", text)).strip(), "", "")
+        ("python", topic, "", re.sub(r"\n{3,}", "\n\n", textwrap.dedent(UNDERLINE.sub("", text))).strip(), "", "")
         for topic, text in sorted(topics.items())
     ]
 

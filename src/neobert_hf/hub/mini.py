@@ -389,7 +389,9 @@ def stage_text(number: int, summary: dict) -> str:
         + (f", with pairs: {summary['pair_share']:.0%}" if "pair_share" in summary else "")  # older runs: by size
         + ". Weights of the losses: distillation 1, "
         f"contrastive {summary['contrastive_weight']:g} at temperature {summary['temperature']:g}, masked language "
-        f"{summary['mlm_weight']:g}. Texts truncated to {summary['max_seq_length']:,} tokens. Seed {summary['seed']}."
+        f"{summary['mlm_weight']:g}. Texts truncated to {summary['max_seq_length']:,} tokens"
+        + (f", for the teacher to {short:,}" if (short := summary.get("teacher_max_seq_length")) else "")
+        + f". Seed {summary['seed']}."
     )
 
 
