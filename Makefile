@@ -55,11 +55,13 @@ mini: .venv/dev
 	$(BIN)/python hub_upload/build_mini.py --corpus $(MINI_CORPUS) --averaged 3 3 5 6 7 --stages runs/mini-distilled \
 		runs/mini-paired runs/mini-tuned runs/mini-deeper runs/mini-asked-42 runs/mini-asked-43 runs/mini-asked-44
 
-# Evaluates the model in the package on GLUE and by pseudo-perplexity, in float32 on every processor. GLUE=folder has the original
-# files of SST-2, CoLA and STS-B; without it they come from the Hub. EVALUATION keeps the results of one model: after a change of its
-# weights, give another folder.
+# Evaluates the model in the package on GLUE and by pseudo-perplexity, in float32 on the CPU, and renders the tables of the pages
+# again. GLUE=folder has the original files of SST-2, CoLA and STS-B; without it they come from the Hub. EVALUATION keeps the results
+# of one model: after a change of its weights, give another folder.
 EVALUATION := runs/evaluation
 evaluate: export NEOBERT_CPU_BF16 = 0
+evaluate: export CUDA_VISIBLE_DEVICES =
+evaluate: export HF_HUB_OFFLINE = $(if $(GLUE),1,0)
 evaluate: .venv/dev
 	$(BIN)/neobert documentation --output_dir $(EVALUATION)/texts --held_out_packages pandas networkx
 	$(BIN)/python examples/evaluate_model.py --files $(EVALUATION)/texts/held_out_packages.jsonl $(if $(GLUE),--data_dir $(GLUE)) \

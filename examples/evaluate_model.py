@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+import torch
 from tabulate import tabulate
 from transformers.utils import logging
 
-from neobert_hf import MINI_MODEL_PATH, tune_allocator
+from neobert_hf import MINI_MODEL_PATH, best_dtype, tune_allocator
 from neobert_hf.commands import COUNT, Bounds, CommandParser, run_command
 from neobert_hf.data.files import write_json
 from neobert_hf.embeddings.models import hash_of_weights
@@ -106,6 +107,7 @@ def evaluate(arguments: EvaluationArguments) -> list[Section]:
         "glue": [{name: value for name, value in task.items() if name not in here} for task in fine_tune(arguments)],
         "learning_rate": arguments.learning_rate,
         "max_steps": arguments.max_steps,
+        "dtype": str(best_dtype("cuda" if torch.cuda.is_available() else "cpu")).removeprefix("torch."),
         **environment(),
     }
     write_json(out / "evaluation.json", result)

@@ -19,6 +19,7 @@ from tabulate import tabulate
 import neobert_hf  # registers the model with the Auto classes
 from neobert_hf.commands import Bounds, CommandParser, run_command
 from neobert_hf.embeddings.instructions import mteb_prompts
+from neobert_hf.evaluation.cards import load_card
 from neobert_hf.evaluation.mteb import (
     BENCHMARK,
     DTYPES,
@@ -80,8 +81,8 @@ def run(arguments: MTEBArguments):
     if not arguments.without_instructions:
         prompts = mteb_prompts(arguments.instruction_template, arguments.instruction_sides)
     tasks, name = benchmark_tasks(arguments.tasks), arguments.model_name
-    if arguments.card and not Path(arguments.card).is_file():
-        raise FileNotFoundError(f"--card {arguments.card} is not a file; name the README.md of the model")
+    if arguments.card:
+        load_card(arguments.card)  # an error in the card is found before the work
     fastest = torch.float16 if torch.cuda.is_available() else neobert_hf.best_dtype(torch.device("cpu"))
     dtype = DTYPES[arguments.dtype] if arguments.dtype else fastest
     model = SentenceTransformer(arguments.model, revision=arguments.revision, model_kwargs={"dtype": dtype})

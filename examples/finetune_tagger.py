@@ -55,6 +55,7 @@ def train(arguments: TaggerArguments, training: FineTuningArguments):
     names = dict(enumerate(data["train"].features["tags"].feature.names))
     max_length = arguments.max_seq_length
     tokenizer = AutoTokenizer.from_pretrained(arguments.model_name_or_path)
+    tokenizer.add_prefix_space = True  # RoBERTa's class in transformers 4 demands it; `tokenize` adds the spaces
 
     def tokenize(rows):
         # the spaces of a text; byte-level tokenizers mark the beginning of a word by one

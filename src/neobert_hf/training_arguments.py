@@ -58,7 +58,7 @@ class PrecisionArguments:
         check_bounds(self, self.BOUNDS)
         has_shares = int(transformers.__version__.split(".")[0]) >= 5  # older versions have them in warmup_ratio
         if 0 < self.warmup_steps < 1 and not has_shares:
-            self.warmup_ratio, self.warmup_steps = self.warmup_steps, 0
+            self.warmup_ratio, self.warmup_steps = self.warmup_ratio or self.warmup_steps, 0
         if self.auto_precision and not (self.bf16 or self.fp16):
             device = "cuda" if torch.cuda.is_available() and not self.use_cpu else "cpu"
             self.bf16 = best_dtype(device) == torch.bfloat16
@@ -90,15 +90,20 @@ class FineTuningArguments(PrecisionArguments, TrainingArguments):
 
     def __post_init__(self):
         super().__post_init__()
+        # Trainer writes this file last
+        found = [file.parent for file in Path(self.output_dir).glob("checkpoint-*/trainer_state.json")]
+        newest = max(found, key=lambda folder: int(folder.name.rpartition("-")[2]), default=None)
         if self.resume_from_checkpoint in ("last", "auto"):
-            # Trainer writes this file last
-            found = [file.parent for file in Path(self.output_dir).glob("checkpoint-*/trainer_state.json")]
             if not found and self.resume_from_checkpoint == "last":
                 raise ValueError(
                     f"{self.output_dir} has no complete checkpoint; omit --resume_from_checkpoint, or give auto"
                 )
-            newest = max(found, key=lambda folder: int(folder.name.rpartition("-")[2]), default=None)
             self.resume_from_checkpoint = newest and str(newest)
+        elif found and self.resume_from_checkpoint is None:
+            raise ValueError(  # a later resume would continue the checkpoint with the larger number
+                f"{self.output_dir} has {newest.name} of an earlier run; give --resume_from_checkpoint last to continue it, or "
+                "another --output_dir"
+            )
 
 
 @dataclass

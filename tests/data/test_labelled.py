@@ -160,11 +160,32 @@ def test_a_row_of_the_hub_without_label_is_refused_with_its_number(monkeypatch):
         read_texts(arguments, ["text"], "label", 0)
 
 
-def test_a_dataset_of_the_hub_without_labels_or_validation_rows_is_refused(monkeypatch):
+def test_a_dataset_of_the_hub_without_validation_rows_gives_a_tenth_of_the_training_rows(monkeypatch):
+    data = read_texts(hub(monkeypatch, {"train": [1, 0] * 10, "test": [0, 1]}, ["good", "bad"]), ["text"], "label", 0)
+    assert [len(data["train"]), len(data["validation"])] == [18, 2]
+    assert data["validation"].features["label"].names == ["good", "bad"]
+
+
+def test_a_dataset_that_is_a_script_is_refused_with_the_way_out(monkeypatch):
+    def load_dataset(*_):
+        raise RuntimeError("Dataset scripts are no longer supported")
+
+    monkeypatch.setattr(labelled, "load_dataset", load_dataset)
+    with pytest.raises(ValueError, match=r"some/dataset cannot be loaded .Dataset scripts .* copy of it in Parquet"):
+        read_texts(LabelledDataArguments(dataset_name="some/dataset"), ["text"], "label", 0)
+
+
+def test_labels_that_are_one_number_in_two_spellings_have_one_order(tmp_path):
+    rows = [{"text": "a", "label": label} for label in ("01", "1", "2", "001")]
+    data = texts_of(tmp_path, rows, rows[:2])
+    assert data["train"].features["label"].names == ["001", "01", "1", "2"]
+
+
+def test_a_dataset_of_the_hub_without_labels_or_training_rows_is_refused(monkeypatch):
     with pytest.raises(ValueError, match="validation, row 1: the label None"):
         read_texts(hub(monkeypatch, {"train": [1, 0], "validation": [0, -1]}, ["a", "b"]), ["text"], "label", 0)
-    with pytest.raises(ValueError, match="has the splits train and no validation"):
-        read_texts(hub(monkeypatch, {"train": [1, 0]}, ["a", "b"]), ["text"], "label", 0)
+    with pytest.raises(ValueError, match="has the splits validation and no train"):
+        read_texts(hub(monkeypatch, {"validation": [1, 0]}, ["a", "b"]), ["text"], "label", 0)
 
 
 @pytest.mark.parametrize(

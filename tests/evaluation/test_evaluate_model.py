@@ -1,6 +1,10 @@
 """The evaluation of a model in one go: its figures are those of its parts, and it goes on after an interruption."""
 
 import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +18,7 @@ from test_glue import write_task
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
 from neobert_hf.evaluation import glue_runs
 from neobert_hf.evaluation.glue import TASKS
+from neobert_hf.evaluation.report import evaluation_sections
 
 
 @pytest.fixture
@@ -68,6 +73,30 @@ def test_result_page_and_card_have_the_figures_of_the_parts(command, tmp_path):
             assert f"{np.mean(scores):.1f} ± {np.std(scores, ddof=1):.1f}" in text
     assert str(tmp_path) not in json.dumps(result) + card.read_text()
     assert (tmp_path / "report/index.html").read_text().count("data:image/png;base64,") == 2
+
+
+@pytest.mark.parametrize(
+    "gpu, machine", [(None, "float32, 2 cores of A, AVX2 only"), ("NVIDIA H200", "bfloat16, NVIDIA H200")]
+)
+def test_the_report_names_the_dtype_and_the_device_that_computed(gpu, machine, tmp_path):
+    result = dict(glue=[], learning_rate=1e-3, max_steps=2, dtype="bfloat16" if gpu else "float32", gpu=gpu, cores=2)
+    result |= dict(processor="A", instructions="AVX2 only", versions={"torch": "2.13.0"})
+    result["pseudo_perplexity"] = dict(texts=1, max_seq_length=8, by_length=[], median=1.0)
+    assert f" {machine}, torch 2.13.0." in evaluation_sections(result, tmp_path)[0].text
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+def test_make_evaluate_reads_the_hub_without_a_folder_of_glue_and_is_offline_with_one():
+    for given, offline in ([], "0"), (["GLUE=glue"], "1"):
+        made = subprocess.run(
+            ["make", "-s", "-f", "-", "-o", ".venv/dev", "evaluate", *given],
+            input="include Makefile\nevaluate:\n\t@echo offline $$HF_HUB_OFFLINE, GPU [$$CUDA_VISIBLE_DEVICES]\n",
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            capture_output=True,
+            text=True,
+        )
+        assert made.stdout == f"offline {offline}, GPU []\n", made.stderr
 
 
 def test_the_same_command_again_computes_nothing_twice(command, tmp_path, monkeypatch):

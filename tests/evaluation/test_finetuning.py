@@ -26,10 +26,13 @@ from transformers import (
     PreTrainedTokenizerFast,
     RobertaConfig,
     RobertaForMaskedLM,
+    RobertaTokenizerFast,
+    TrainingArguments,
     pipeline,
 )
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTForSequenceClassification
+from neobert_hf.training_arguments import FineTuningArguments
 
 WORDS = SENTENCE.split()
 SHAPE = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96)
@@ -198,11 +201,46 @@ def test_a_run_resumes_from_its_newest_complete_checkpoint(model_folder, tmp_pat
     assert epochs == [str(first)]
 
 
+@pytest.mark.compat
+def test_a_new_run_is_refused_in_the_folder_of_another_since_a_resume_could_continue_the_wrong_one(tmp_path):
+    (tmp_path / "checkpoint-1500").mkdir()
+    FineTuningArguments(output_dir=str(tmp_path), use_cpu=True)  # a save that was interrupted is no checkpoint
+    (tmp_path / "checkpoint-1500/trainer_state.json").write_text("{}")
+    with pytest.raises(ValueError, match="has checkpoint-1500 of an earlier run; give --resume_from_checkpoint last"):
+        FineTuningArguments(output_dir=str(tmp_path), use_cpu=True)
+    assert FineTuningArguments(output_dir=str(tmp_path / "other"), use_cpu=True).resume_from_checkpoint is None
+
+
+@pytest.mark.compat
+@pytest.mark.skipif(not hasattr(TrainingArguments, "warmup_ratio"), reason="transformers 5 has no warmup_ratio")
+def test_a_share_of_warmup_in_the_older_argument_counts(tmp_path):
+    training = FineTuningArguments(output_dir=str(tmp_path), use_cpu=True, warmup_ratio=0.2)
+    assert (training.warmup_ratio, training.get_warmup_steps(100)) == (0.2, 20)
+
+
+@pytest.mark.compat
+def test_the_tagger_takes_robertas_own_tokenizer(tmp_path):
+    """Its class in transformers 4 refuses words unless it adds spaces to them."""
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *sorted(ByteLevel.alphabet())]
+    (tmp_path / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    names = str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt")
+    RobertaTokenizerFast(*names).save_pretrained(tmp_path / "model")
+    config = RobertaConfig(**SHAPE, vocab_size=len(tokens), max_position_embeddings=514)
+    RobertaForMaskedLM(config).save_pretrained(tmp_path / "model")
+    row = json.dumps({"words": ["the", "fox"], "tags": ["O", "ANIMAL"]}) + "\n"
+    (tmp_path / "train.jsonl").write_text(row * 20)
+    arguments = command(tmp_path / "model", tmp_path / "train.jsonl", tmp_path / "out", "--max_steps", "1")
+    assert "eval_accuracy" in evaluated(run_main(finetune_tagger, *arguments))
+
+
 def test_words_beyond_the_length_are_counted(model_folder, tmp_path):
     row = json.dumps({"words": ["fox"] * 30, "tags": ["A", "B"] * 15}) + "\n"
     (tmp_path / "train.jsonl").write_text(row * 8)
-    arguments = command(model_folder, tmp_path / "train.jsonl", tmp_path / "out", "--max_steps", "1")
-    files = ("--validation_file", tmp_path / "train.jsonl")
-    printed = run_main(finetune_tagger, *arguments, *files, "--max_seq_length", "12")
+    file = tmp_path / "train.jsonl"
+    options = ("--validation_file", file, "--max_steps", "1")
+    printed = run_main(
+        finetune_tagger, *command(model_folder, file, tmp_path / "short", *options, "--max_seq_length", "12")
+    )
     assert f"{8 * 20} validation words have no token among the first 12 and are not evaluated" in printed
-    assert "no token" not in run_main(finetune_tagger, *arguments, *files)
+    assert "no token" not in run_main(finetune_tagger, *command(model_folder, file, tmp_path / "long", *options))

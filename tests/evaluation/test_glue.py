@@ -15,7 +15,7 @@ pytest.importorskip("sklearn", reason="GLUE needs scikit-learn (pip install -e .
 
 import finetune_glue
 from conftest import SENTENCE, run_main
-from datasets import ClassLabel, Value
+from datasets import ClassLabel, DatasetDict, Value
 from scipy import stats
 from sklearn import metrics
 from transformers import AutoModelForSequenceClassification, pipeline
@@ -315,6 +315,14 @@ def test_results_of_other_arguments_are_refused(model_folder, data, tmp_path, mo
     given = ("--dataloader_drop_last", "true")
     with pytest.raises(ValueError, match="has the result of a run with dataloader_drop_last=False, not True"):
         run_main(finetune_glue, *command(model_folder, data, tmp_path / "out", "--tasks", "sst2", *given))
+    given = ("--bf16_full_eval", "true")
+    with pytest.raises(ValueError, match="has the result of a run with bf16_full_eval=False, not True"):
+        run_main(finetune_glue, *command(model_folder, data, tmp_path / "out", "--tasks", "sst2", *given))
+    (file,) = (tmp_path / "out").rglob("result.json")
+    result = json.loads(file.read_text())
+    del result["run"]["bf16_full_eval"]  # as an earlier version wrote it
+    file.write_text(json.dumps(result))
+    run_main(finetune_glue, *command(model_folder, data, tmp_path / "out", "--tasks", "sst2"))
 
 
 @pytest.mark.parametrize("change", ["weights", "labels"])
@@ -355,6 +363,14 @@ def test_arguments_that_have_no_effect_are_refused(model_folder, data, tmp_path)
     arguments = command(model_folder, data, tmp_path / "out", "--tasks", "sst2", "--learning_rate", "1e-3")
     with pytest.raises(SystemExit, match=r"learning_rate=0\.001 has no effect, since --preset NeoBERT-1024 sets"):
         run_main(finetune_glue, *arguments, "--preset", "NeoBERT-1024", "--per_device_train_batch_size", "32")
+    given = ("--preset", "NeoBERT-1024", "--max_steps", "1")  # Table 6 has no WNLI
+    write_task(data / "WNLI", "wnli", [f"{i}\tThe fox.\tIt sleeps.\t{i % 2}" for i in range(20)])
+    run_main(
+        finetune_glue,
+        *command(model_folder, data, tmp_path / "out", "--tasks", "wnli", "--learning_rate", "1e-3", *given),
+    )
+    (task,) = json.loads((tmp_path / "out/glue.json").read_text())["tasks"]
+    assert task["setting"]["learning_rate"] == 1e-3
     with pytest.raises(SystemExit, match=r"rte starts from the best run of mnli, which is not in --tasks"):
         run_main(finetune_glue, *command(model_folder, data, tmp_path / "out", "--tasks", "rte"))
 
@@ -510,3 +526,22 @@ def test_the_hub_has_the_columns_of_each_task():
     }
     assert {name: list(task.texts) for name, task in TASKS.items()} == documented
     assert glue.HUB_ID == "nyu-mll/glue"
+
+
+@pytest.mark.parametrize("name", ["sst2", "mnli", "stsb"])
+def test_rows_of_the_hub_have_the_form_of_those_from_files(name, tmp_path, monkeypatch):
+    """As the Hub has them: with an index, and with the splits of the test set."""
+    expected = load_task(TASKS[name], write_task(tmp_path / TASKS[name].folder, name))
+    asked = []
+
+    def load_dataset(*given):
+        asked.append(given)
+        rows = {split: each.add_column("idx", list(range(len(each)))) for split, each in expected.items()}
+        return DatasetDict({**rows, "test": rows["train"]})
+
+    monkeypatch.setattr(glue, "load_dataset", load_dataset)
+    found = load_task(TASKS[name])
+    assert asked == [("nyu-mll/glue", name)]
+    assert {split: (each.features, each[:]) for split, each in found.items()} == {
+        split: (each.features, each[:]) for split, each in expected.items()
+    }

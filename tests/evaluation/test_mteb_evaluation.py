@@ -194,6 +194,13 @@ def test_the_card_gets_a_model_index_in_the_format_of_the_hub(tmp_path):
     assert values == {"mteb/scifact": 5.0, "mteb/sts12-sts": 70.0}
 
 
+def test_a_damaged_card_is_refused_before_the_model_is_loaded(tmp_path):
+    (tmp_path / "README.md").write_text("---\nlicense: [mit\n---\n")
+    arguments = ("--model", "x", "--output_dir", tmp_path, "--tasks", "STS12", "--card", tmp_path / "README.md")
+    with pytest.raises(SystemExit, match=r"the YAML at the beginning of .*README\.md is damaged"):
+        run_main(evaluate_mteb, *arguments)
+
+
 def test_the_example_refuses_an_unknown_task_before_it_loads_the_model(tmp_path, monkeypatch):
     monkeypatch.setenv("NEOBERT_TRACEBACK", "1")
     with pytest.raises(ValueError, match=r"Nope: not in MTEB\(eng, v1\)"):

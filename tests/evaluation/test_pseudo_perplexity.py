@@ -259,6 +259,31 @@ def test_an_interrupted_command_goes_on_and_ends_with_the_same_lines(command, tm
         assert before["text"] == after["text"] and after["loss"] == pytest.approx(before["loss"], rel=1e-6)
 
 
+def test_a_separator_of_lines_inside_a_result_is_no_end_of_a_line(command, tmp_path):
+    run_main(evaluate_pseudo_perplexity, *command)
+    file = tmp_path / "out/texts.jsonl"
+    first, rest = file.read_text("utf-8").split("\n", 1)
+    first = json.dumps({**json.loads(first), "text": "a\u2028b"}, ensure_ascii=False)
+    file.write_text(f"{first}\n{rest}", "utf-8")
+    run_main(evaluate_pseudo_perplexity, *command)
+    assert file.read_text("utf-8") == f"{first}\n{rest}"
+
+
+def test_a_folder_with_files_of_something_else_is_refused_and_keeps_them(command, tmp_path):
+    (tmp_path / "texts.jsonl").write_text(
+        (tmp_path / "texts.jsonl").read_text().rstrip("\n")
+    )  # no end of the last line
+    before = (tmp_path / "texts.jsonl").read_bytes()
+    with pytest.raises(SystemExit, match=r"texts\.jsonl is in the way: without run\.json it is no result"):
+        run_main(evaluate_pseudo_perplexity, *command[:-1], tmp_path)
+    assert (tmp_path / "texts.jsonl").read_bytes() == before and not (tmp_path / "run.json").exists()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/run.json").write_text('{"recipe": "of pretraining"}')
+    with pytest.raises(SystemExit, match=r"has results of .* another command; choose another --output_dir"):
+        run_main(evaluate_pseudo_perplexity, *command)
+    assert (tmp_path / "out/run.json").read_text() == '{"recipe": "of pretraining"}'
+
+
 def test_one_pass_is_computed_for_all_texts_or_refused(command):
     run_main(evaluate_pseudo_perplexity, *command)
     with pytest.raises(SystemExit, match="has results of other texts, arguments or weights"):

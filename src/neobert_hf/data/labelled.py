@@ -24,7 +24,10 @@ class LabelledDataArguments:
     validation_file: str = field(
         default=None, metadata={"help": "The same for evaluation. Default: a tenth of the training rows, at random."}
     )
-    dataset_name: str = field(default=None, metadata={"help": "Dataset of the Hub, instead of files."})
+    dataset_name: str = field(
+        default=None,
+        metadata={"help": "Dataset of the Hub, instead of files; validation as above if it has no such split."},
+    )
     dataset_config: str = field(default=None, metadata={"help": "Configuration of the dataset."})
     max_seq_length: Annotated[int, Bounds(3, 1 << 20)] = field(
         default=512, metadata={"help": "Length in tokens at which texts are truncated."}
@@ -129,16 +132,22 @@ def _read(arguments, check: Callable[[dict], dict], label_column: str):
     """Checked rows of training and, if given, validation, each with where it stands; names of the classes of a Hub dataset."""
     names = None
     if arguments.dataset_name:
-        data = load_dataset(arguments.dataset_name, arguments.dataset_config)
-        if missing := [split for split in ("train", "validation") if split not in data]:
+        try:
+            data = load_dataset(arguments.dataset_name, arguments.dataset_config)
+        except RuntimeError as error:  # a dataset that is a script
             raise ValueError(
-                f"{arguments.dataset_name} has the splits {', '.join(data)} and no {missing[0]}; save its rows as files, and "
-                "give them with --train_file and --validation_file"
+                f"{arguments.dataset_name} cannot be loaded ({error}); choose a copy of it in Parquet, or give its rows as files"
+            ) from error
+        if "train" not in data:
+            raise ValueError(
+                f"{arguments.dataset_name} has the splits {', '.join(data)} and no train; save its rows as files, and give them "
+                "with --train_file and --validation_file"
             )
         feature = data["train"].features.get(label_column)
         feature = getattr(feature, "feature", feature)  # of a list
         names = feature.names if isinstance(feature, ClassLabel) else None
-        splits = [_hub_rows(data[split], split, label_column, names) for split in ("train", "validation")]
+        parts = [split for split in ("train", "validation") if split in data]
+        splits = [_hub_rows(data[split], split, label_column, names) for split in parts]
     else:
         files = filter(None, (arguments.train_file, arguments.validation_file))
         splits = [((f"{file}, line {number}", row) for number, row in numbered_rows(file)) for file in files]
@@ -197,4 +206,4 @@ def _encode(
 
 
 def _number_or_text(label: str) -> tuple:
-    return (0, int(label), "") if label.removeprefix("-").isdecimal() else (1, 0, label)
+    return (0, int(label), label) if label.removeprefix("-").isdecimal() else (1, 0, label)

@@ -41,7 +41,14 @@ SHORT_TASKS, SHORT_RUN = ("sst2", "cola", "stsb"), {"max_steps": 400, "eval_step
 # Arguments that determine a result, beside the setting and the seed; a result of other arguments is not reused.
 PROTOCOL = ("num_train_epochs", "max_steps", "eval_steps", "warmup_steps", "gradient_accumulation_steps")
 PROTOCOL += ("bf16", "fp16", "optim", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "data_seed")
-PROTOCOL += ("label_smoothing_factor", "neftune_noise_alpha", "optim_args", "dataloader_drop_last")
+PROTOCOL += (
+    "label_smoothing_factor",
+    "neftune_noise_alpha",
+    "optim_args",
+    "optim_target_modules",
+    "dataloader_drop_last",
+)
+PROTOCOL += ("warmup_ratio", "train_sampling_strategy", "group_by_length", "bf16_full_eval", "fp16_full_eval", "tf32")
 # Arguments that the protocol sets in each run: constants, and names of those that depend on the number of steps.
 SET_BY_PROTOCOL = {
     "eval_strategy": IntervalStrategy.STEPS,
@@ -167,10 +174,14 @@ def run_suite(arguments: GlueArguments, training: GlueTrainingArguments) -> dict
     return summary
 
 
+def _default(training: GlueTrainingArguments) -> GlueTrainingArguments:
+    return GlueTrainingArguments(output_dir=training.output_dir, use_cpu=training.use_cpu)
+
+
 def _check_effect(arguments: GlueArguments, training: GlueTrainingArguments) -> None:
     """Raise ValueError if an argument was given that every run would replace or ignore."""
-    default = GlueTrainingArguments(output_dir=training.output_dir, use_cpu=training.use_cpu)
-    searched = GRID if arguments.grid or arguments.preset != "none" else ()
+    default = _default(training)
+    searched = GRID if arguments.grid or set(PRESETS.get(arguments.preset, ())) & set(arguments.tasks) else ()
     for name in (*searched, *SET_BY_PROTOCOL, *SET_BY_STEPS, "resume_from_checkpoint"):
         value = getattr(training, name)
         if value == getattr(default, name):
@@ -251,7 +262,7 @@ class _Runs:
                 result |= {"metrics": None, "error": str(error)}
             write_json(Path(folder, RESULT), result)
         # arguments that a result of an earlier version lacks had the default
-        there = {"optim_args": None, "dataloader_drop_last": False, **result["run"]}
+        there = {**_default(self.training).to_dict(), **result["run"]}
         if different := sorted(name for name in run if there.get(name) != run[name]):
             raise ValueError(
                 f"{folder} has the result of a run with {different[0]}={there.get(different[0])!r}, not "

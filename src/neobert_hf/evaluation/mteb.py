@@ -9,7 +9,7 @@ from pathlib import Path
 
 import mteb
 import torch
-from huggingface_hub import EvalResult, ModelCard
+from huggingface_hub import EvalResult
 from mteb.models.abs_encoder import get_prompt_name
 from mteb.models.sentence_transformer_wrapper import SentenceTransformerEncoderWrapper
 from mteb.types import PromptType
@@ -18,6 +18,7 @@ from sentence_transformers import SentenceTransformer
 from ..embeddings.contextual import contextual_model, fit_context, is_contextual
 from ..embeddings.instructions import mteb_prompts
 from ..embeddings.models import fingerprint
+from .cards import load_card
 
 BENCHMARK = "MTEB(eng, v1)"
 # The columns of Table 4, and the task types of mteb.
@@ -202,9 +203,10 @@ def write_model_index(card: str | Path, model_name: str, scores: list[Score]) ->
     """Write the scores into the metadata of a model card, in the Hub's format; other results on the card are kept.
 
     Raises:
+        ValueError: The YAML at its beginning is damaged.
         OSError: The card does not exist.
     """
-    loaded = ModelCard.load(Path(card))
+    loaded = load_card(card)
     loaded.data.model_name = model_name
     new = [
         EvalResult(s.type, s.dataset, f"MTEB {s.task}", s.metric, round(s.score, 4), task_name=s.type) for s in scores

@@ -22,6 +22,7 @@ from ..data.tables import read_text_column
 from ..data.texts import longest_text
 from ..embeddings.models import hash_of_weights
 from ..model.machine_neobert import best_dtype
+from ..pretraining.manifests import read_json_object
 from ..pretraining.runs import lock_run
 from .pseudo_perplexity import (
     MAX_TOKENS,
@@ -71,9 +72,8 @@ def finished(file: Path) -> list[dict]:
     """Return the complete lines of an earlier call; an interrupted call may have left a part of a line at the end."""
     if not file.is_file():
         return []
-    lines = file.read_text("utf-8").splitlines(keepends=True)
-    complete = [line for line in lines if line.endswith("\n")]
-    file.write_text("".join(complete), "utf-8")
+    *complete, _ = file.read_text("utf-8").split("\n")
+    file.write_text("".join(f"{line}\n" for line in complete), "utf-8")
     return list(map(json.loads, complete))
 
 
@@ -116,8 +116,8 @@ def evaluate(arguments: PseudoPerplexityArguments) -> dict:
     run = {"texts": [(text.input_ids, text.positions) for _, text, _ in documents], "dtype": str(model.dtype)}
     run |= {"config": model.config.to_json_string(use_diff=True), "one_pass": arguments.one_pass}
     identity = {"model": arguments.model_name_or_path, "hash": hash_of_weights(model, run)}
-    check_identity(Path(arguments.output_dir, "run.json"), identity)
     lines_file = Path(arguments.output_dir, "texts.jsonl")
+    check_identity(Path(arguments.output_dir, "run.json"), lines_file, identity)
     lines = finished(lines_file)
     rest = documents[len(lines) :]
     losses = masked_losses(model, tokenizer.mask_token_id, (text for _, text, _ in rest), arguments.max_tokens)
@@ -134,15 +134,21 @@ def evaluate(arguments: PseudoPerplexityArguments) -> dict:
     return summarize(arguments, lines)
 
 
-def check_identity(file: Path, identity: dict):
-    """Write the identity of the results, or raise ValueError if the folder has others.
+def check_identity(file: Path, lines_file: Path, identity: dict):
+    """Write the identity of the results, or raise ValueError if the folder has others, or a file that is no result.
 
     The hash identifies the model too: its folder may have moved, or have been spelled in another way.
     """
     if not file.is_file():
+        if lines_file.exists():
+            raise ValueError(
+                f"{lines_file} is in the way: without {file.name} it is no result of this command; choose another --output_dir"
+            )
         write_json(file, identity)
-    elif json.loads(file.read_text("utf-8"))["hash"] != identity["hash"]:
-        raise ValueError(f"{file.parent} has results of other texts, arguments or weights; choose another --output_dir")
+    elif read_json_object(file).get("hash") != identity["hash"]:
+        raise ValueError(
+            f"{file.parent} has results of other texts, arguments or weights, or of another command; choose another --output_dir"
+        )
 
 
 def summarize(arguments: PseudoPerplexityArguments, lines: list[dict]) -> dict:

@@ -10,8 +10,8 @@ from pathlib import Path
 import jinja2
 from huggingface_hub import ModelCard
 from tabulate import tabulate
-from yaml import YAMLError
 
+from .cards import load_card
 from .glue import TASKS
 
 PAGE = jinja2.Template(
@@ -82,7 +82,8 @@ def evaluation_sections(result: dict, figures: Path) -> list[Section]:
         result: Content of evaluation.json.
         figures: Folder of the figures.
     """
-    machine = f"{result['cores']} cores of {result['processor']}, {result['instructions']}"
+    machine = result["gpu"] or f"{result['cores']} cores of {result['processor']}, {result['instructions']}"
+    machine = f"{result['dtype']}, {machine}"
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     perplexity = result["pseudo_perplexity"]
     rows = [
@@ -138,16 +139,10 @@ def read_card(file: str | Path) -> ModelCard:
     """Read a model card whose section a report can replace; one without section gets an empty one under a new heading at its end.
 
     Raises:
-        ValueError: The second comment of the section is missing, or the YAML at the beginning is damaged.
-        FileNotFoundError: There is no such file.
-        OSError: The file cannot be read.
+        ValueError: The second comment of the section is missing, or as of `load_card`.
+        OSError: As of `load_card`.
     """
-    if not Path(file).is_file():
-        raise FileNotFoundError(f"{file} is not a file; name the README.md of the model")
-    try:
-        card = ModelCard.load(file)
-    except YAMLError as error:
-        raise ValueError(f"the YAML at the beginning of {file} is damaged: {error}") from error
+    card = load_card(file)
     if FIRST not in card.text:
         card.text = f"{card.text.rstrip()}\n\n## Evaluation\n\n{FIRST}\n{LAST}\n"
     if LAST not in card.text.partition(FIRST)[2]:
