@@ -47,7 +47,7 @@ from neobert_hf.embeddings.distillation import (
 )
 from neobert_hf.embeddings.training import start_files, train_and_summarize
 from neobert_hf.embeddings.training_sets import read_pairs
-from neobert_hf.evaluation.retrieval import pairs_evaluator
+from neobert_hf.evaluation.retrieval import pairs_evaluators
 from neobert_hf.pretraining.depth import check_depth, with_more_blocks
 from neobert_hf.pretraining.recipes import Recipe
 from neobert_hf.pretraining.runs import lock_run
@@ -167,6 +167,8 @@ class DistillationTrainingArguments(ContrastiveTrainingArguments):
             raise ValueError(
                 f"batch_sampler={self.batch_sampler.value!r} is not for distillation; choose batch_sampler or no_duplicates"
             )
+        if self.world_size > 1:  # the masked-language loss would bypass the wrapper that averages gradients
+            raise ValueError(f"{self.world_size} processes; distillation runs in one, so start it without torchrun")
 
 
 def sampling_weights(sizes: dict[str, dict[str, int]], shares: dict[str, float], exponent: float) -> dict[str, float]:
@@ -257,9 +259,9 @@ def train(arguments: DistillationArguments, training: DistillationTrainingArgume
     sampling_weights(_sizes(sets), shares, arguments.sampling_exponent)  # finds an error before the work
     if arguments.num_hidden_layers:
         check_depth(AutoConfig.from_pretrained(arguments.model_name_or_path), arguments.num_hidden_layers)
-    evaluators = [pairs_evaluator(read_pairs(file), Path(file).stem) for file in arguments.validation_files or ()]
+    evaluators = pairs_evaluators(arguments.validation_files or ())
 
-    def make_trainer():
+    def make_trainer(checkpoint):
         if arguments.num_mined_negatives:
             for name, rows in sets["pairs"].items():
                 options = arguments.num_mined_negatives, arguments.margin
@@ -268,6 +270,8 @@ def train(arguments: DistillationArguments, training: DistillationTrainingArgume
         columns = {name: {each: list(rows[each]) for each in rows.column_names} for name, rows in tables.items()}
         texts = [text for each in columns.values() for text in next(iter(each.values()))]
         start, directions = start_model(arguments, training.seed, Path(training.output_dir, "start"), vectors, texts)
+        if checkpoint:  # the signs of new directions could depend on the machine
+            directions = load_directions(training.output_dir)
         save_directions(training.output_dir, directions)
         student, language_model = open_student(start, arguments.max_seq_length)
         datasets = DatasetDict({name: with_targets(each, vectors, directions) for name, each in columns.items()})

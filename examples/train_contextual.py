@@ -19,7 +19,6 @@ command with `--resume_from_checkpoint last` resumes exactly.
 """
 
 from dataclasses import asdict
-from pathlib import Path
 
 import torch
 from sentence_transformers.sentence_transformer.training_args import BatchSamplers
@@ -37,8 +36,7 @@ from neobert_hf.embeddings.contextual_training import (
 )
 from neobert_hf.embeddings.contrastive import ContrastiveTrainer
 from neobert_hf.embeddings.training import start_files, train_and_summarize
-from neobert_hf.embeddings.training_sets import read_pairs
-from neobert_hf.evaluation.retrieval import EvaluatorInContext, pairs_evaluator
+from neobert_hf.evaluation.retrieval import EvaluatorInContext, pairs_evaluators
 from neobert_hf.pretraining.runs import lock_run
 
 
@@ -72,13 +70,13 @@ def train(arguments: ContextualArguments, training: ContextualTrainingArguments)
     masked = None if arguments.keep_false_negatives else clusters
     loss = ContextualRankingLoss(model, arguments.temperature, arguments.mini_batch_size, masked)
     files = arguments.validation_files or ()
-    evaluators = [EvaluatorInContext(pairs_evaluator(read_pairs(file), Path(file).stem)) for file in files]
+    evaluators = [EvaluatorInContext(each) for each in pairs_evaluators(files)]
     values = {
         name: value for name, value in asdict(arguments).items() if name not in ("validation_files", "clusters_dir")
     }
     size = contextual_model(model).config.context_size
     train_and_summarize(
-        lambda: ContrastiveTrainer(model, training, train_dataset=sets, loss=loss, evaluator=evaluators or None),
+        lambda _: ContrastiveTrainer(model, training, train_dataset=sets, loss=loss, evaluator=evaluators or None),
         training,
         values | {"max_seq_length": model.max_seq_length, "context_size": size, "epochs": training.num_train_epochs},
         files=[*(arguments.train_files or ()), *start_files(arguments.model_name_or_path)],

@@ -16,7 +16,6 @@ After an interruption, the same command with `--resume_from_checkpoint last` res
 """
 
 from dataclasses import asdict
-from pathlib import Path
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -34,8 +33,7 @@ from neobert_hf.embeddings.contrastive import (
     set_sampling,
 )
 from neobert_hf.embeddings.training import start_files, train_and_summarize
-from neobert_hf.embeddings.training_sets import read_pairs
-from neobert_hf.evaluation.retrieval import pairs_evaluator
+from neobert_hf.evaluation.retrieval import pairs_evaluators
 from neobert_hf.pretraining.runs import lock_run
 
 FULL_PRECISION = {"dtype": torch.float32}  # of the weights; --bf16 sets the dtype of the computation
@@ -54,6 +52,7 @@ def train(arguments: ContrastiveArguments, training: ContrastiveTrainingArgument
     model.max_seq_length = arguments.max_seq_length or min(model.max_seq_length, 512)
 
     sides = arguments.instruction_sides
+    evaluators = pairs_evaluators(arguments.validation_files or ())
     sets, prompts = open_training_sets(arguments, training.seed)
     if arguments.num_mined_negatives:
         sets = mine_negatives(sets, prompts, model, arguments.num_mined_negatives, sides)
@@ -68,9 +67,8 @@ def train(arguments: ContrastiveArguments, training: ContrastiveTrainingArgument
     values = {name: value for name, value in asdict(arguments).items() if name != "validation_files"}
     names = ("temperature", "mini_batch_size", "gather_across_devices")
     loss = contrastive_loss(model, **{name: values[name] for name in names})
-    evaluators = [pairs_evaluator(read_pairs(file), Path(file).stem) for file in arguments.validation_files or ()]
     train_and_summarize(
-        lambda: ContrastiveTrainer(model, training, train_dataset=sets, loss=loss, evaluator=evaluators or None),
+        lambda _: ContrastiveTrainer(model, training, train_dataset=sets, loss=loss, evaluator=evaluators or None),
         training,
         values | {"max_seq_length": model.max_seq_length},
         files=[

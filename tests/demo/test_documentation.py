@@ -160,6 +160,28 @@ def test_functions_in_c_are_found_under_the_names_that_users_write(standard_libr
     assert words in entry.text and (signature is None or entry.signature == signature)
 
 
+def test_the_standard_library_is_read_again_when_a_module_is_installed(tmp_path, monkeypatch):
+    """Debian has tkinter in a package of its own, with _tkinter in lib-dynload."""
+    (tmp_path / "lib/lib-dynload").mkdir(parents=True)
+    monkeypatch.setattr(documentation.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path / "lib")})
+    reads = []
+    monkeypatch.setattr(documentation, "_run_reader", lambda job: reads.append(job) or [])
+    for new in (None, "tkinter", "lib-dynload/_tkinter.so"):
+        if new:
+            (tmp_path / "lib" / new).touch()
+        for _ in range(2):
+            assert documentation._standard_library(tmp_path / "cache") == []
+    assert len(reads) == 3
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="the statement `type` is new in Python 3.12")
+def test_a_type_statement_in_a_class_is_no_member(library):
+    (library / "shop/types.py").write_text(
+        'class Box:\n    """A box with things in it, of any type."""\n\n    type Item = int\n'
+    )
+    assert "shop.types.Box" in {entry.name for entry in collect(library)}
+
+
 def test_the_first_sentence_of_a_topic_is_its_heading(standard_library):
     assert first_sentence(standard_library["assert"].text)[0] == 'The "assert" statement'
     topics = [entry for entry in standard_library.values() if entry.package == "python"]

@@ -18,9 +18,9 @@ from safetensors.numpy import load_file, save_file
 pytest.importorskip("sentence_transformers", reason="search embeds by sentence-transformers (pip install -e .[embed])")
 
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import BoW, StaticEmbedding
+from sentence_transformers.sentence_transformer.modules import BoW, Dense, StaticEmbedding
 
-from neobert_hf import NeoBERTForMaskedLM, sentence_transformer
+from neobert_hf import NeoBERTForMaskedLM, contextual_sentence_transformer, sentence_transformer
 from neobert_hf.data import arrays as cache
 from neobert_hf.demo import search
 from neobert_hf.demo.documentation import Entry, collect_documentation, first_sentence
@@ -123,6 +123,19 @@ def test_candidates_are_reranked_by_the_mean_maximum_cosine_of_the_query_tokens(
         index(folder, kept, num_candidates=-1)
     with pytest.raises(ValueError, match="num_candidates=5: BoW has no token vectors"):
         DocumentationIndex(SentenceTransformer(modules=[BoW(["fox"])]), ["tqdm"], num_candidates=5)
+    contextual = contextual_sentence_transformer(folder, context_size=4)
+    with pytest.raises(ValueError, match=r"num_candidates=5: .* has no token vectors"):
+        DocumentationIndex(contextual, ["tqdm"], num_candidates=5)
+
+
+def test_token_vectors_wider_than_the_embedding_are_kept(folder, tmp_path, caplog):
+    model = sentence_transformer(folder)
+    model = SentenceTransformer(modules=[*model, Dense(model.get_embedding_dimension(), 8)])
+    options = dict(show_progress=False, cache_dir=tmp_path / "cache", num_candidates=3)
+    first, again = (DocumentationIndex(model, ["tqdm"], **options) for _ in range(2))
+    assert first.vectors.shape[1] == 8 and first.tokens.values.shape[1] == model[0].get_embedding_dimension()
+    np.testing.assert_array_equal(first.tokens.values, again.tokens.values)
+    assert "recomputed" not in caplog.text
 
 
 def test_vectors_are_cached_separately_for_each_model(folder, tmp_path, monkeypatch):

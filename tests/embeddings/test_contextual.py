@@ -17,7 +17,7 @@ import train_contextual
 from conftest import SENTENCE, run_main
 from datasets import Dataset, DatasetDict
 from launch import on_two_processes
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sklearn.metrics import adjusted_rand_score
 from transformers.utils import is_faiss_available
@@ -46,6 +46,7 @@ from neobert_hf.embeddings.contextual_training import (
     ContextualRankingLoss,
     ContextualTrainingArguments,
     open_pairs,
+    use_clusters,
 )
 from neobert_hf.evaluation.retrieval import EvaluatorInContext, pairs_evaluator
 
@@ -218,6 +219,23 @@ def make_clusters(file, folder, **changes):
         "load": lambda: sentence_transformer(folder),
     } | changes
     return load_or_cluster(file, rows, **options)
+
+
+def test_clusters_of_a_surrogate_that_was_trained_again_are_refused(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "surrogate")
+    rows = Dataset.from_dict({"query": QUERIES, "document": DOCUMENTS, ROW: range(len(QUERIES))})
+    surrogate = str(tmp_path / "surrogate")
+    arguments = ContextualArguments("x", train_files=["x"], surrogate_model=surrogate, cluster_size=4)
+    training = ContextualTrainingArguments(output_dir=str(tmp_path / "run"), use_cpu=True)
+    (first,) = use_clusters(DatasetDict(pairs=rows), arguments, training).values()
+    (again,) = use_clusters(DatasetDict(pairs=rows), arguments, training).values()
+    assert np.array_equal(first.clusters, again.clusters)
+    weights = tmp_path / "surrogate/model.safetensors"
+    changed = load_file(weights)
+    changed |= {name: tensor + 1 for name, tensor in changed.items() if "norm" in name}
+    save_file(changed, weights)
+    with pytest.raises(ValueError, match="holds clusters of another run: surrogate is"):
+        use_clusters(DatasetDict(pairs=rows), arguments, training)
 
 
 def test_clusters_are_made_once_and_read_afterwards(folder, tmp_path):

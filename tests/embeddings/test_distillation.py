@@ -354,6 +354,8 @@ def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one_in_encoder_and_de
     shutil.copytree(tmp_path / "whole", tmp_path / "part")
     shutil.rmtree(tmp_path / "part/checkpoint-8")
     (tmp_path / "part/model.safetensors").unlink()
+    # another LAPACK may give the directions other signs
+    monkeypatch.setattr(distill_embeddings, "main_directions", lambda *given: -main_directions(*given))
     run_main(distill_embeddings, *command(tmp_path / "part", resume_from_checkpoint="last"))
     whole, part, start = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "part", "whole/start"))
     assert set(whole) == set(part) and "decoder.weight" in whole
@@ -376,6 +378,13 @@ def test_one_folder_embeds_and_fills_masks_and_the_next_stage_continues_it(comma
     torch.testing.assert_close(model[0].model.encoder.weight.cpu(), weights["model.encoder.weight"])
     torch.testing.assert_close(fill.model.decoder.weight.cpu(), weights["decoder.weight"])
     assert model.encode(TEXTS[0]).shape == (32,) and len(fill("the [MASK] fox")) == 5
+
+
+def test_several_processes_are_refused(command, tmp_path, monkeypatch):
+    monkeypatch.setattr(DistillationTrainingArguments, "world_size", 2)
+    with pytest.raises(SystemExit):
+        run_main(distill_embeddings, *command(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_teacher_can_read_a_shorter_part_of_the_texts_than_the_student(
@@ -429,6 +438,10 @@ def content(folder):
         ({}, "holds checkpoint-8 and no resume from this folder was requested"),
         ({"max_rows": 5, "resume_from_checkpoint": "auto"}, "belongs to another run: arguments was"),
         ({"config_overrides": "hidden_size=16", "resume_from_checkpoint": "auto"}, "belongs to another run"),
+        (
+            {"per_device_train_batch_size": 128, "gradient_accumulation_steps": 2, "resume_from_checkpoint": "auto"},
+            "belongs to another run: gradient_accumulation_steps was 1 and is 2; per_device_train_batch_size was 256",
+        ),
     ],
 )
 def test_a_refused_run_changes_no_file_and_asks_nothing_of_the_teacher(

@@ -16,10 +16,20 @@ from datasets import Dataset
 
 from neobert_hf import NeoBERTForMaskedLM, sentence_transformer
 from neobert_hf.demo.documentation import Entry, retrieval_pairs, training_pairs
-from neobert_hf.evaluation.retrieval import pairs_evaluator
+from neobert_hf.evaluation.retrieval import pairs_evaluator, pairs_evaluators
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from paraphrase import Paraphraser
+
+
+def test_validation_files_of_one_name_are_refused_since_their_metrics_would_have_one_name(tmp_path):
+    files = [tmp_path / name / "dev.jsonl" for name in "ab"]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text('{"query": "a fox", "document": "it jumps"}\n')
+    with pytest.raises(ValueError, match=r"a.dev\.jsonl and .*b.dev\.jsonl have one name"):
+        pairs_evaluators(map(str, files))
+    assert [each.name for each in pairs_evaluators([str(files[0])])] == ["dev"]
 
 
 def test_the_metrics_equal_those_computed_from_the_ranks(checkpoint, tokenizer, tmp_path):

@@ -436,6 +436,17 @@ def test_a_model_without_its_tokenizer_is_refused_before_anything_is_written(sav
     assert not (tmp_path / "hub").exists()
 
 
+@pytest.mark.parametrize("name", ["checkpoint-500", "run.json", "modules.json"])
+def test_the_folder_of_a_training_is_not_overwritten(saved, tmp_path, name):
+    shutil.copytree(saved, tmp_path / "run")
+    (tmp_path / "run/modeling_neobert.py").touch()
+    (tmp_path / "run" / name).touch()
+    before = {file: file.read_bytes() for file in (tmp_path / "run").iterdir()}
+    with pytest.raises(ValueError, match=f"run holds {name}, which this command does not write; choose another folder"):
+        build(BuildArguments(model=str(saved), out=str(tmp_path / "run")))
+    assert {file: file.read_bytes() for file in (tmp_path / "run").iterdir()} == before
+
+
 def test_a_folder_with_other_files_is_not_overwritten(saved, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.txt").write_text("years of work")

@@ -41,6 +41,15 @@ def folder(tmp_path):
     return tmp_path / "run"
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "README.md"])
+def test_a_new_run_does_not_replace_a_model_or_a_page_in_its_folder(tmp_path, name):
+    (tmp_path / name).write_text("of someone")
+    for resume in (None, "auto"):
+        with pytest.raises(FileExistsError, match=f"holds {name}, which the trained model would replace; give another"):
+            begin_or_resume(tmp_path, RUN, resume)
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {name: "of someone"}
+
+
 def flip(file):
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1

@@ -1,8 +1,10 @@
 """Training of an uncased WordPiece tokenizer with the `tokenizers` library, and the hash that identifies a tokenizer."""
 
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 
 import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -40,6 +42,13 @@ class PreTrainedTokenizerFast(transformers.PreTrainedTokenizerFast):
     """
 
     can_save_slow_tokenizer = False  # there is none; with True, transformers 5 removes "Fast" from the saved name
+
+
+def name_tokenizer_class(folder: str | Path) -> None:
+    """Give a tokenizer that transformers 5 saved as "TokenizersBackend" the name of its class that transformers 4 knows too."""
+    file = Path(folder, "tokenizer_config.json")
+    if file.is_file() and json.loads(file.read_text("utf-8")).get("tokenizer_class") == "TokenizersBackend":
+        PreTrainedTokenizerFast.from_pretrained(folder).save_pretrained(folder)
 
 
 def train_wordpiece(texts: Iterable[str], vocab_size: int, model_max_length: int = 4096) -> PreTrainedTokenizerFast:

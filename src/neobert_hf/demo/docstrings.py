@@ -306,7 +306,8 @@ def _bindings(tree: ast.Module, package: str, is_stub: bool) -> dict:
             defined.append(node.name)
             if isinstance(node, ast.ClassDef):
                 bases = [ast.unparse(base) for base in node.bases if isinstance(base, (ast.Name, ast.Attribute))]
-                classes[node.name] = (bases, [each.name for each in node.body if hasattr(each, "name")])
+                members = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+                classes[node.name] = (bases, [each.name for each in node.body if isinstance(each, members)])
         elif isinstance(node, ast.ImportFrom):
             base = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
             source = ".".join([*base, *([node.module] if node.module else [])])

@@ -208,7 +208,10 @@ def _is_public(entry: Entry, package: str = "") -> bool:
 
 
 def _standard_library(cache_dir: str | Path | None) -> list[Entry]:
-    key = [sys.version, sys.platform, sysconfig.get_paths()["stdlib"]]
+    root = sysconfig.get_paths()["stdlib"]
+    folders = [each for each in (root, os.path.join(root, "lib-dynload")) if os.path.isdir(each)]
+    # systems have modules in packages of their own, such as tkinter, that can be installed later
+    key = [sys.version, sys.platform, root, *(name for folder in folders for name in sorted(os.listdir(folder)))]
     rows = _kept(cache_dir, "python", key)
     if rows is None:
         rows = _run_reader({})

@@ -18,6 +18,7 @@ from transformers.utils import logging
 
 from ..data.arrays import CACHE, load_arrays, save_arrays
 from ..data.texts import check_texts
+from ..embeddings.contextual import is_contextual
 from ..embeddings.memory import batch_bytes, check_memory
 from ..embeddings.models import fingerprint, longest_input
 from .documentation import Entry, collect_documentation, first_sentence, views
@@ -142,7 +143,7 @@ class DocumentationIndex:
             raise ValueError(f"batch_size={batch_size} is too small; choose at least 1")
         if num_candidates < 0:
             raise ValueError(f"num_candidates={num_candidates} is below 0; choose 0 to disable reranking")
-        if num_candidates and not isinstance(model[0], Transformer):
+        if num_candidates and (is_contextual(model) or not isinstance(model[0], Transformer)):
             raise ValueError(
                 f"num_candidates={num_candidates}: {type(model[0]).__name__} has no token vectors to rerank with; choose 0"
             )
@@ -153,8 +154,11 @@ class DocumentationIndex:
         parts = [views(entry) for entry in self.entries]
         self.starts, texts = np.cumsum([0, *map(len, parts)]), list(chain.from_iterable(parts))
         width, longest = model.get_embedding_dimension(), longest_input(model) or 512
+        token_width = (
+            model[0].get_embedding_dimension() if num_candidates else 0
+        )  # other modules may narrow the embedding
         # assumes at least three characters a token; the mean on the standard library is 4.7
-        token_bytes = sum(min(longest, len(text) // 3 + 2) for text in texts) * width if num_candidates else 0
+        token_bytes = sum(min(longest, len(text) // 3 + 2) for text in texts) * token_width
         keeps_tokens = 0 < token_bytes <= KEPT_TOKEN_BYTES
         if token_bytes > KEPT_TOKEN_BYTES:
             logger.warning(
@@ -163,7 +167,7 @@ class DocumentationIndex:
             )
         expected = {"vectors": (np.float32, (len(texts), width))}
         if keeps_tokens:
-            expected["values"], expected["scales"] = (np.int8, (None, width)), (np.float32, (None,))
+            expected["values"], expected["scales"] = (np.int8, (None, token_width)), (np.float32, (None,))
             expected["starts"] = (np.int64, (len(texts) + 1,))
         key = hashlib.sha256("\0".join([fingerprint(model, {}), *texts]).encode()).hexdigest()[:32]
         file = Path(cache_dir, f"vectors-{'tokens-' if keeps_tokens else ''}{key}.safetensors")

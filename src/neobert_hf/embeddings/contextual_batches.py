@@ -229,7 +229,7 @@ def load_or_cluster(
     Args:
         file: safetensors file.
         rows: Pairs; the first two columns are query and document.
-        surrogate: Name of the surrogate model, which identifies the embeddings.
+        surrogate: Name or hash of the surrogate model, which identifies the embeddings.
         cluster_size: Mean number of pairs in a cluster.
         seed: Seed of K-means.
         load: Loads the surrogate; called only if the file does not exist.

@@ -24,11 +24,13 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers.utils import logging
 
 from ..commands import COUNT, Bounds
+from ..data.files import content_hash, file_hash
 from ..model.contextual_neobert import pad_texts
 from ..training_arguments import FINE_TUNING_BOUNDS
 from .contextual import contextual_model
 from .contextual_batches import ORDERS, ROW, ContextualBatchSampler, PairClusters, load_or_cluster
 from .contrastive import ContrastiveTrainingArguments
+from .training import start_files
 from .training_sets import CONTEXTUAL_STAGES, load_contextual_stage, read_pairs
 
 logger = logging.get_logger(__name__)
@@ -200,6 +202,8 @@ def use_clusters(
     """
     folder = Path(arguments.clusters_dir or Path(training.output_dir, "clusters"))
     size = arguments.cluster_size or training.per_device_train_batch_size
+    files = start_files(arguments.surrogate_model)  # a folder that was trained again is another surrogate
+    surrogate = content_hash(list(map(file_hash, map(Path, files)))) if files else arguments.surrogate_model
     loaded: list[SentenceTransformer] = []  # at the first dataset whose clusters do not exist
 
     def load() -> SentenceTransformer:
@@ -208,9 +212,7 @@ def use_clusters(
 
     with training.main_process_first(desc="clusters"):  # the other processes read the files
         datasets = {
-            rows[0][ROW]: load_or_cluster(
-                folder / f"{name}.safetensors", rows, arguments.surrogate_model, size, training.seed, load
-            )
+            rows[0][ROW]: load_or_cluster(folder / f"{name}.safetensors", rows, surrogate, size, training.seed, load)
             for name, rows in sets.items()
         }
     training.batch_sampler = partial(ContextualBatchSampler, datasets=datasets, order=arguments.cluster_order)

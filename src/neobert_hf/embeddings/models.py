@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -17,8 +19,11 @@ import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
+from ..data.files import content_hash, file_hash
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.contextual_neobert import ContextualNeoBERTConfig
+
+OF_THE_MACHINE = {"_name_or_path", "transformers_version"}  # names in a configuration that decide no embedding
 
 if TYPE_CHECKING:
     from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
@@ -176,19 +181,27 @@ def fingerprint(model: SentenceTransformer, prompts: Mapping[str, str]) -> str:
     """
     from sentence_transformers import SimilarityFunction
 
-    from ..data.wordpiece import tokenizer_hash
-
     config = getattr(model[0], "config", None)  # a StaticEmbedding has none
     settings = {
         "modules": str(model),
-        "config": config and config.to_dict(),
-        "tokenizer": tokenizer_hash(model.tokenizer),
+        "config": config and {name: value for name, value in config.to_dict().items() if name not in OF_THE_MACHINE},
+        "tokenizer": _tokenizer_hash(model.tokenizer),
         "length": model.max_seq_length,
         "dimension": model.truncate_dim,
         "similarity": SimilarityFunction(model.similarity_fn_name).value,
         "prompts": [dict(model.prompts), model.default_prompt_name, dict(prompts)],
     }
     return hash_of_weights(model, settings)
+
+
+def _tokenizer_hash(tokenizer) -> str:
+    from ..data.wordpiece import tokenizer_hash
+
+    if isinstance(getattr(tokenizer, "backend_tokenizer", tokenizer), Tokenizer):
+        return tokenizer_hash(tokenizer)
+    with tempfile.TemporaryDirectory() as folder:  # of words, or in Python
+        (getattr(tokenizer, "save_pretrained", None) or tokenizer.save)(folder)
+        return content_hash({file.name: file_hash(file) for file in Path(folder).rglob("*") if file.is_file()})
 
 
 def longest_input(model: SentenceTransformer) -> int | None:

@@ -9,19 +9,35 @@ from pathlib import Path
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
 from ..data.files import file_hash, saving, write_json
+from ..data.wordpiece import name_tokenizer_class
 from ..pretraining.manifests import STILL_GOOD
 from ..pretraining.runs import SUMMARY, begin_or_resume
 from .contrastive import ContrastiveTrainer, ContrastiveTrainingArguments
 
 # Arguments that determine the loss curve; a resumed run must have the same values.
 CURVE = (
-    *("max_steps", "learning_rate", "lr_scheduler_type", "warmup_steps", "optim", "weight_decay", "max_grad_norm"),
+    *(
+        "max_steps",
+        "learning_rate",
+        "learning_rate_mapping",
+        "lr_scheduler_type",
+        "lr_scheduler_kwargs",
+        "warmup_steps",
+    ),
+    *(
+        "warmup_ratio",
+        "optim",
+        "weight_decay",
+        "max_grad_norm",
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+    ),
     *("batch_sampler", "bf16", "fp16", "seed"),
 )
 
 
 def train_and_summarize(
-    make_trainer: Callable[[], ContrastiveTrainer],
+    make_trainer: Callable[[Path | None], ContrastiveTrainer],
     training: ContrastiveTrainingArguments,
     arguments: Mapping,
     files: Sequence[str],
@@ -32,8 +48,8 @@ def train_and_summarize(
     """Train or resume, save the model, evaluate it, and write `training_summary.json`.
 
     Args:
-        make_trainer: Returns the trainer; called when the folder is known to be free for this run. What takes long or writes
-            into the folder belongs here.
+        make_trainer: Returns the trainer; called with the checkpoint to resume from, or None, when the folder is known to be free
+            for this run. What takes long or writes into the folder belongs here.
         training: Training arguments.
         arguments: Values that identify the run besides the training arguments.
         files: Files whose content identifies the run: data, and `start_files`.
@@ -57,10 +73,12 @@ def train_and_summarize(
     }
     exactly = not training.resume_inexactly
     checkpoint = begin_or_resume(training.output_dir, run, training.resume_from_checkpoint, exactly)
-    trainer = make_trainer()
+    trainer = make_trainer(checkpoint)
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     with saving(Path(training.output_dir), STILL_GOOD):
         trainer.save_model()
+        if trainer.is_world_process_zero():
+            name_tokenizer_class(training.output_dir)
     if not trainer.is_world_process_zero():
         return {}
     summary = {

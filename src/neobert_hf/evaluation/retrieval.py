@@ -1,12 +1,14 @@
 """Retrieval evaluation on pairs of query and document, with sentence-transformers' evaluator."""
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
 from ..embeddings.contextual import contextual_model, fit_context
+from ..embeddings.training_sets import read_pairs
 
 
 def pairs_evaluator(
@@ -39,6 +41,21 @@ def pairs_evaluator(
         name=name,
         write_csv=False,
     )
+
+
+def pairs_evaluators(files: Iterable[str]) -> list[InformationRetrievalEvaluator]:
+    """Return an evaluator of the pairs in each file, with the name of the file.
+
+    Raises:
+        ValueError: Two files have one name, or a row is invalid.
+        OSError: A file cannot be read.
+    """
+    named: dict[str, str] = {}
+    for file in files:
+        if Path(file).stem in named:
+            raise ValueError(f"{named[Path(file).stem]} and {file} have one name, which their metrics get; rename one")
+        named[Path(file).stem] = file
+    return [pairs_evaluator(read_pairs(file), name) for name, file in named.items()]
 
 
 class EvaluatorInContext(InformationRetrievalEvaluator):

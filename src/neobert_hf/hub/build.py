@@ -21,11 +21,24 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 
 from ..commands import CommandParser, run_command
 from ..data.files import saving
+from ..data.wordpiece import name_tokenizer_class
 from ..model import modeling_neobert
 from ..model.modeling_neobert import AUTO_CLASSES
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
 WRITTEN = ("config.json", "model.safetensors", "model.safetensors.index.json")  # at least one exists at any time
+# names in a folder that this command wrote, and the hidden ones of git and of the Hub
+BUILT = (
+    *WRITTEN,
+    "model-*.safetensors",
+    "*_neobert.py",
+    "README.md",
+    "*token*",
+    "vocab*",
+    "merges.txt",
+    "chat_template*",
+    ".*",
+)
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
 PIPELINES = {
     "AutoModel": "feature-extraction",
@@ -94,11 +107,16 @@ def build(arguments: BuildArguments) -> Path:
         )
 
     out.parent.mkdir(parents=True, exist_ok=True)
+    if foreign := sorted(each.name for each in out.glob("*") if not any(each.match(pattern) for pattern in BUILT)):
+        raise ValueError(
+            f"{out} holds {foreign[0]}, which this command does not write; choose another folder, nothing was written"
+        )
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as beside:
         built = Path(beside, out.name)
         with saving(out):
             model.save_pretrained(built)
             tokenizer.save_pretrained(built)
+            name_tokenizer_class(built)
             write_card(model, tokenizer, built, arguments.model_id or str(out), metrics)
         move_files(built, out, last="config.json")
     return out

@@ -21,6 +21,7 @@ logger = logging.get_logger(__name__)
 
 RUN = "run.json"
 SUMMARY = "training_summary.json"
+REPLACED = ("model.safetensors", "model.safetensors.index.json", "README.md")  # files that a training must not replace
 LOCK = "_lock"  # Trainer does not upload files whose name begins with an underscore
 
 
@@ -108,7 +109,7 @@ def begin_or_resume(
         The checkpoint to resume from, or None.
 
     Raises:
-        FileExistsError: The folder holds checkpoints, and the run does not resume from one of them.
+        FileExistsError: The folder holds checkpoints, and the run does not resume from one of them; or it holds another model.
         FileNotFoundError: No checkpoint is complete.
         ValueError: The checkpoint belongs to another run, is damaged, or cannot be resumed exactly.
     """
@@ -131,6 +132,10 @@ def _begin_or_resume(folder, run, resume_from_checkpoint, exactly):
         check_checkpoint(checkpoint, exactly)
     if written and (checkpoint is None or checkpoint.parent.resolve() != folder.resolve()):
         raise FileExistsError(_way_out_of(folder, written))
+    if checkpoint is None and (held := [name for name in REPLACED if Path(folder, name).exists()]):
+        raise FileExistsError(
+            f"{folder} holds {held[0]}, which the trained model would replace; give another --output_dir, or remove the file"
+        )
     if checkpoint is not None:
         _check_run(checkpoint, run, exactly)
     folder.mkdir(parents=True, exist_ok=True)
