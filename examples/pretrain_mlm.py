@@ -29,6 +29,7 @@ code, m0 to m9), and each value has an argument. `--max_steps` scales warmup and
 """
 
 import json
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -47,7 +48,7 @@ from neobert_hf.data.wordpiece import tokenizer_hash
 from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArguments
 from neobert_hf.pretraining.manifests import STILL_GOOD
 from neobert_hf.pretraining.recipes import Recipe
-from neobert_hf.pretraining.runs import begin_or_resume, check_held_out, lock_run, write_summary
+from neobert_hf.pretraining.runs import begin_or_resume, check_held_out, check_start, lock_run, write_summary
 from neobert_hf.pretraining.trainer import PretrainingTrainer, SaveOnTerminate, build_model, training_rows
 
 
@@ -87,6 +88,21 @@ def tokenize(row: dict, tokenizer, text_column: str, max_length: int) -> dict:
 def has_text(row: dict, num_special_tokens: int) -> bool:
     """Whether the row has other tokens than special tokens."""
     return len(row["input_ids"]) > num_special_tokens
+
+
+def launched_precision() -> str:
+    """The precision that `accelerate launch --mixed_precision` has chosen."""
+    precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    return "as launched" if precision == "no" else precision
+
+
+def check_length(shards: Shards, max_length: int):
+    """Raise ValueError if documents of the shards were cut at a smaller length than that of the training."""
+    if max_length > shards.manifest["max_length"]:
+        raise ValueError(
+            f"max_length={max_length}, but documents were cut at {shards.manifest['max_length']} tokens when they were "
+            "tokenized; give a smaller --max_length, or tokenize with a larger --shard_length into another folder"
+        )
 
 
 def open_stream(data, training, tokenizer) -> tuple[PackedStream, dict]:
@@ -131,6 +147,7 @@ def train(data: CorpusArguments, training: PretrainingArguments):
         )
     if not data.streaming:
         documents = open_shards(data, training, tokenizer, data.train_files, folder)
+        check_length(documents, training.max_length)
         source = {name: documents.manifest[name] for name in ("source", "num_documents", "num_tokens", "tokenizer")}
         if held_out is None:
             documents, held_out = documents.split(data.num_held_out, training.seed)
@@ -143,8 +160,10 @@ def train(data: CorpusArguments, training: PretrainingArguments):
     # 2. Model
     if training.phase == 2:
         model = AutoModelForMaskedLM.from_pretrained(training.init_from, dtype=torch.float32)
-        model.config.max_position_embeddings = training.max_length
-        model.config.sparse_prediction = True
+        check_start(model, training.init_from, recipe.architecture, len(tokenizer), tokenizer_hash(tokenizer))
+        if recipe.architecture == "neobert":  # others have as many positions as they were made with
+            model.config.max_position_embeddings = training.max_length
+            model.config.sparse_prediction = True
     else:
         model = build_model(recipe, tokenizer, training.config_overrides)
     run = {
@@ -162,10 +181,12 @@ def train(data: CorpusArguments, training: PretrainingArguments):
         },
         "row_tokens": training.row_tokens,
         "seed": training.seed,
-        "precision": "bf16" if training.bf16 else "fp16" if training.fp16 else "as launched",
+        "precision": "bf16" if training.bf16 else "fp16" if training.fp16 else launched_precision(),
     }
     if not data.streaming:
         run["packing"] = PACKING
+    elif training.dataloader_num_workers:  # each packs documents of its own
+        run["dataloader_num_workers"] = training.dataloader_num_workers
     run = json.loads(json.dumps(run))
     if training.phase == 2 and not data.streaming and not data.validation_files:
         check_held_out(training.init_from, run)

@@ -10,6 +10,7 @@ from transformers import TrainingArguments
 
 from .commands import COUNT, SHARE, Bounds, check_bounds
 from .model.machine_neobert import best_dtype
+from .pretraining.manifests import STATE, numbered_checkpoints
 
 SEED = Bounds(0, (1 << 32) - 1)  # the range of NumPy's seeds
 STEPS = Bounds(0, 100_000_000)
@@ -90,9 +91,9 @@ class FineTuningArguments(PrecisionArguments, TrainingArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        # Trainer writes this file last
-        found = [file.parent for file in Path(self.output_dir).glob("checkpoint-*/trainer_state.json")]
-        newest = max(found, key=lambda folder: int(folder.name.rpartition("-")[2]), default=None)
+        # Trainer writes its state last
+        found = [path for _, path in numbered_checkpoints(self.output_dir) if Path(path, STATE).is_file()]
+        newest = found[0] if found else None
         if self.resume_from_checkpoint in ("last", "auto"):
             if not found and self.resume_from_checkpoint == "last":
                 raise ValueError(

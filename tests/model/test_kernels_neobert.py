@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -165,6 +166,29 @@ def test_a_torch_without_a_private_name_computes_the_same(wide_model, monkeypatc
     with torch.inference_mode():
         states = model(**inputs).last_hidden_state[inputs["attention_mask"].bool()]
     assert largest_error(states, wanted) <= 1e-5
+
+
+class Doubled(torch.nn.Module):
+    """A layer in the place of another, as adapters put it there."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.eps = layer, getattr(layer, "eps", None)
+
+    def forward(self, x):
+        """Twice the output of the layer."""
+        return 2 * self.layer(x)
+
+
+@pytest.mark.parametrize("name", ["attention_norm", "ffn_norm", "ffn"])
+def test_a_layer_that_replaces_a_norm_or_the_feed_forward_is_called(wide_model, name):
+    model, inputs, _ = wide_model
+    model, inputs = copy.deepcopy(model), {"input_ids": inputs["input_ids"][:1, :20]}
+    block = model.transformer_encoder[1]
+    setattr(block, name, Doubled(getattr(block, name)))
+    wanted = model(**inputs).last_hidden_state.detach()  # with gradients, the plain modules run
+    with torch.inference_mode():
+        torch.testing.assert_close(model(**inputs).last_hidden_state, wanted, rtol=1e-5, atol=1e-5)  # fp32
 
 
 def test_a_hook_on_any_module_is_called_and_its_output_is_used(wide_model):
@@ -397,6 +421,16 @@ def test_a_model_in_bf16_is_quantized_from_float32(wide_model):
     model = neobert_hf.quantize(copy.deepcopy(model).bfloat16())
     with torch.inference_mode():
         assert model(**inputs).last_hidden_state.dtype == torch.float32
+
+
+@pytest.mark.parametrize("chosen, wanted", [("none", "qnnpack"), ("x86", "x86")])
+def test_where_torch_chose_no_engine_of_int8_products_one_is_chosen(chosen, wanted):
+    """As on macOS."""
+    backend = SimpleNamespace(engine=chosen, supported_engines=["none", "qnnpack", "x86"])
+    kernels_neobert.choose_int8_engine(backend)
+    assert backend.engine == wanted
+    with pytest.raises(ValueError, match="has no int8 products on this machine; run the model without quantize"):
+        kernels_neobert.choose_int8_engine(SimpleNamespace(engine="none", supported_engines=["none"]))
 
 
 def test_what_cannot_be_quantized_is_refused(tiny_config):

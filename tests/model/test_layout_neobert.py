@@ -50,6 +50,20 @@ def boundaries_of(lengths):
     return torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
 
 
+@pytest.mark.parametrize("is_training", [False, True])
+def test_the_default_device_of_torch_moves_no_value_that_belongs_on_the_host(double_model, is_training):
+    """The device meta stands for a GPU: it computes nothing, so that a value there is an error."""
+    ids, mask = random_ids(3, 7), torch.ones(3, 7).long()
+    mask[1, 4:] = mask[2, :2] = 0
+    cases = [{}, {"attention_mask": mask}, {"position_ids": torch.arange(7).expand(3, 7) % 4}]
+    with torch.set_grad_enabled(is_training):
+        wanted = [double_model(ids, **each).last_hidden_state for each in cases]
+        with torch.device("meta"):
+            found = [double_model(ids, **each).last_hidden_state for each in cases]
+    for a, b in zip(found, wanted):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
 @given(mask=masks(), seed=st.integers(0, 2**16), unpad=st.booleans())
 @some_examples
 def test_with_any_mask_the_real_tokens_agree_with_the_oracle(double_model, mask, seed, unpad):
@@ -245,9 +259,9 @@ class WaitsForDevice(TorchFunctionMode):
         result = function(*args, **(kwargs or {}))
         values = [value for arg in args for value in (arg if isinstance(arg, (tuple, list)) else (arg,))]
         inputs = [value for value in values if torch.is_tensor(value)]
-        is_on_host = all(any(value is known for known in self.on_host) for value in inputs) and "device" not in (
-            kwargs or {}
-        )
+        # the model names the device by an object, and the host by a string
+        names_device = isinstance((kwargs or {}).get("device"), torch.device)
+        is_on_host = all(any(value is known for known in self.on_host) for value in inputs) and not names_device
         if is_on_host and torch.is_tensor(result):
             self.on_host.append(result)
         name = getattr(function, "__name__", "")

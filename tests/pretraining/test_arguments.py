@@ -138,6 +138,13 @@ def test_a_folder_without_a_saved_model_is_refused_with_the_command_that_saves_o
         runpy.run_path(use_saved_model.__file__, run_name="__main__")
 
 
+def test_rows_that_would_count_twice_in_an_evaluation_by_several_processes_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(PretrainingArguments, "world_size", 2)
+    PretrainingArguments(output_dir=str(tmp_path), use_cpu=True)
+    with pytest.raises(ValueError, match="per_device_eval_batch_size=2 with 2 processes; give 1"):
+        PretrainingArguments(output_dir=str(tmp_path), use_cpu=True, per_device_eval_batch_size=2)
+
+
 @pytest.mark.parametrize(
     "changes", [{"row_tokens": 0}, {"mlm_probability": 0.0}, {"max_steps": 0}, {"save_total_limit": 0}, {"seed": -1}]
 )

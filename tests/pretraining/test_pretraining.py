@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pretrain_mlm
+import psutil
 import pytest
 import torch
 import tqdm
@@ -217,6 +218,22 @@ def test_a_gradient_that_is_not_finite_is_not_saved(tokenizer, documents, tiny_c
     with pytest.raises(FloatingPointError, match=r"gradient was not finite in optimizer step 6; .*checkpoint-4"):
         trainer.train()
     assert last_complete_checkpoint(tmp_path).name == "checkpoint-4"
+
+
+def test_a_step_that_the_gradient_scaler_of_fp16_skips_does_not_end_the_run(
+    tokenizer, documents, tiny_config, tmp_path, monkeypatch
+):
+    trainer = trainer_for(tmp_path, tokenizer, documents, tiny_config, logging_steps=1, max_steps=4)
+    trainer.model.decoder.weight.register_hook(
+        lambda gradient: gradient * (float("inf") if trainer.state.global_step == 2 else 1.0)
+    )
+    # the scaler, which runs on a GPU only, skips such a step
+    monkeypatch.setattr(
+        type(trainer.accelerator), "optimizer_step_was_skipped", property(lambda _: trainer.state.global_step == 3)
+    )
+    # step 3 passes; without a scaler its update was not skipped, so that the loss of step 4 is not finite
+    with pytest.raises(FloatingPointError, match="the loss was not finite in optimizer step 4"):
+        trainer.train()
 
 
 def test_last_complete_checkpoint_ignores_partial_checkpoints(tmp_path):
@@ -452,16 +469,21 @@ def test_one_process_of_a_machine_compares_finished_shards_with_the_corpus(corpu
         open_shards(1, 3, tmp_path / "none")
 
 
-def test_sigterm_saves_a_checkpoint_before_the_run_ends(corpus, tmp_path):
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_sigterm_saves_a_checkpoint_before_the_run_ends(corpus, tmp_path, num_workers):
+    """Schedulers send it to the workers of the data too."""
     folder = tmp_path / "stopped"
-    options = dict(max_steps=100_000, save_steps=100_000)
+    options = dict(max_steps=100_000, save_steps=100_000, dataloader_num_workers=num_workers)
     process = start(corpus, folder, **options)
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not (folder / "metrics.jsonl").exists():
         time.sleep(0.05)
     while time.monotonic() < deadline and len((folder / "metrics.jsonl").read_text().splitlines()) < 3:
         time.sleep(0.05)
-    os.kill(process.pid, signal.SIGTERM)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    assert len(workers) >= num_workers
+    for each in (*(worker.pid for worker in workers), process.pid):
+        os.kill(each, signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 143, errors[-2000:]
     checkpoint = last_complete_checkpoint(folder)
@@ -544,6 +566,10 @@ def test_a_resume_with_other_values_is_refused(corpus, tmp_path, monkeypatch):
     for changes, message in (
         ({"learning_rate": 1e-3}, "belongs to another run: recipe was"),
         ({"config_overrides": SMALL.replace("=96", "=128")}, "belongs to another run: config was"),
+        ({"config_overrides": "rope_theta=500"}, "config_overrides='rope_theta=500': .*; give numbers of the config"),
+        ({"config_overrides": "hidden_size"}, "config_overrides='hidden_size': .*; give numbers of the config"),
+        ({"max_length": 4097}, "max_length=4097, but documents were cut at 4096 tokens when they were tokenized"),
+        ({"ignore_data_skip": True}, "ignore_data_skip begins with the first rows again after a resume"),
         ({"tokenizer_name": tmp_path / "other"}, "shards of something else: tokenizer is"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pretrain_mlm
 import pytest
@@ -16,7 +17,14 @@ from test_pretraining import command, corpus, losses_of, run  # noqa: F401 (corp
 from neobert_hf.data.files import sealed
 from neobert_hf.pretraining import manifests
 from neobert_hf.pretraining.manifests import MANIFEST, check_checkpoint, write_manifest
-from neobert_hf.pretraining.runs import LOCK, begin_or_resume, check_held_out, last_complete_checkpoint, lock_run
+from neobert_hf.pretraining.runs import (
+    LOCK,
+    begin_or_resume,
+    check_held_out,
+    check_start,
+    last_complete_checkpoint,
+    lock_run,
+)
 
 RUN = {"seed": 0}
 
@@ -48,6 +56,29 @@ def test_a_new_run_does_not_replace_a_model_or_a_page_in_its_folder(tmp_path, na
         with pytest.raises(FileExistsError, match=f"holds {name}, which the trained model would replace; give another"):
             begin_or_resume(tmp_path, RUN, resume)
     assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {name: "of someone"}
+
+
+START = SimpleNamespace(config=SimpleNamespace(model_type="neobert", vocab_size=30))
+
+
+@pytest.mark.parametrize(
+    "architecture, num_tokens, tokenizer, message",
+    [
+        ("roberta-prelayernorm", 30, "a", "has the architecture neobert, and the recipe roberta-prelayernorm"),
+        ("neobert", 30, "b", "the tokenizer is not that of"),
+        ("neobert", 31, "a", r"which has 30 tokens .this one 31.; give the --tokenizer_name of phase 1"),
+    ],
+)
+def test_phase_2_with_another_tokenizer_or_architecture_is_refused(
+    tmp_path, architecture, num_tokens, tokenizer, message
+):
+    (tmp_path / "one/checkpoint-4").mkdir(parents=True)
+    (tmp_path / "one/run.json").write_text('{"tokenizer_sha256": "a"}')
+    for folder in (tmp_path / "one", tmp_path / "one/checkpoint-4"):
+        check_start(START, folder, "neobert", 30, "a")
+        with pytest.raises(ValueError, match=message):
+            check_start(START, folder, architecture, num_tokens, tokenizer)
+    check_start(START, "chandar-lab/NeoBERT", "neobert", 30, "a")
 
 
 def flip(file):

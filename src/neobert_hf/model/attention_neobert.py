@@ -7,7 +7,7 @@ T = B * L.
 
 import math
 from contextlib import nullcontext
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -192,6 +192,7 @@ def make_sdpa_mask(layout, dtype):
 def group_by_length(layout):
     """Group sequences whose lengths differ by less than a factor of two; padding is then less than half of each group."""
     lengths, device = layout.lengths, layout.cu_seq_lens.device
+    on_host = partial(torch.tensor, device="cpu")  # torch.set_default_device may name another
     groups: dict[int, list[int]] = {}
     for sequence, length in enumerate(lengths):
         groups.setdefault((length - 1).bit_length(), []).append(sequence)
@@ -204,10 +205,11 @@ def group_by_length(layout):
             starts[sequence] = group_start + row * longest
         group_start += longest * len(members)
         shapes.append((len(members), longest))
-        is_key = torch.arange(longest) < torch.tensor(in_group)[:, None, None, None]
+        is_key = torch.arange(longest, device="cpu") < on_host(in_group)[:, None, None, None]
         masks.append(None if min(in_group) == longest else to_device(is_key, device))
-    shifts = torch.tensor(starts) - torch.tensor([0, *lengths[:-1]]).cumsum(0)
-    indices = torch.arange(sum(lengths)) + shifts.repeat_interleave(torch.tensor(lengths), output_size=sum(lengths))
+    shifts = on_host(starts) - on_host([0, *lengths[:-1]]).cumsum(0)
+    tokens = torch.arange(sum(lengths), device="cpu")
+    indices = tokens + shifts.repeat_interleave(on_host(lengths), output_size=sum(lengths))
     return LengthGroups(to_device(indices, device), tuple(shapes), tuple(masks))
 
 

@@ -81,7 +81,10 @@ class NeoBERTBlock(GradientCheckpointingLayer):
         With `tokens_S`, indices on the flat axis, the stream of these tokens only, (S, D): their attention reads all tokens, and
         the products after attention are computed for them alone.
         """
-        if plan.kernels != "plain" and not is_hooked(self.attention_norm, self.ffn_norm, self.ffn):
+        parts = self.attention_norm, self.ffn_norm, self.ffn
+        # an adapter may have replaced one
+        is_own = type(self.attention_norm) is type(self.ffn_norm) is RMSNorm and type(self.ffn) is SwiGLU
+        if plan.kernels != "plain" and is_own and not is_hooked(*parts):
             return self.forward_fast(x_TD, rotary, plan, tokens_S)
         qkv_TH3K = self.qkv(self.attention_norm(x_TD)).unflatten(-1, (self.num_heads, 3, self.head_dim))
         out_THK, weights = attend(*split_and_rotate(qkv_TH3K, rotary.table), plan)

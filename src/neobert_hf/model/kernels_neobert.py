@@ -16,7 +16,7 @@ Axes: `T` tokens, `D` width, `H` heads, `K` head width, `F` feed-forward, `N` se
 
 import math
 import warnings
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -207,7 +207,7 @@ def quantize(model: nn.Module) -> nn.Module:
         The same model, in evaluation mode.
 
     Raises:
-        ValueError: The model is not on a CPU, or has no linear layer of a NeoBERT block.
+        ValueError: The model is not on a CPU, or has no linear layer of a NeoBERT block, or torch has no int8 products here.
         ImportError: This torch has no `torch.ao.quantization`.
     """
     try:
@@ -222,7 +222,6 @@ def quantize(model: nn.Module) -> nn.Module:
         raise ValueError(
             f"quantize() needs a model on the CPU, but it is on {', '.join(sorted(devices))}; call model.cpu()"
         )
-    model.float().eval()
     names = {
         name: per_channel_dynamic_qconfig
         for name, module in model.named_modules()
@@ -232,9 +231,29 @@ def quantize(model: nn.Module) -> nn.Module:
         raise ValueError(
             f"{type(model).__name__} has no linear layer of a NeoBERT block; give a NeoBERT model that is not quantized yet"
         )
+    choose_int8_engine(torch.backends.quantized)
+    model.float().eval()
     with warnings.catch_warnings():  # torch will remove torch.ao.quantization; the ImportError above covers that
         warnings.filterwarnings("ignore", message="torch.ao.quantization is deprecated|torch.quantize_per_tensor")
         return quantize_dynamic(model, names, inplace=True)
+
+
+def choose_int8_engine(backend) -> None:
+    """Choose an engine of int8 products if torch has chosen none, as on macOS.
+
+    Args:
+        backend: `torch.backends.quantized`.
+
+    Raises:
+        ValueError: This torch has no engine.
+    """
+    if backend.engine == "none":
+        engines = [each for each in backend.supported_engines if each != "none"]
+        if not engines:
+            raise ValueError(
+                f"torch {torch.__version__} has no int8 products on this machine; run the model without quantize()"
+            )
+        backend.engine = engines[0]
 
 
 def check_not_quantized(model: nn.Module) -> None:
@@ -268,7 +287,9 @@ def normalize(norm: nn.Module, x_TD: torch.Tensor, kernels: str) -> torch.Tensor
     return rms_norm(x_TD, norm)
 
 
-_scalar = lru_cache(torch.tensor)  # making a scalar tensor takes as long as the arithmetic with it
+_scalar = lru_cache(
+    partial(torch.tensor, device="cpu")
+)  # making a scalar tensor takes as long as the arithmetic with it
 
 
 def rms_norm(x_TD: torch.Tensor, norm: nn.RMSNorm) -> torch.Tensor:

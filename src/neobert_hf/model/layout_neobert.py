@@ -191,7 +191,7 @@ def _packed_layout(shape, device, position_ids, cu_seq_lens, max_length, lengths
     """The layout of the real tokens only, without padding."""
     indices = None
     if is_real_on_host is not None and not is_real_on_host.all():
-        columns = torch.arange(shape[1]) - is_real_on_host.long().argmax(-1)[:, None]
+        columns = torch.arange(shape[1], device="cpu") - is_real_on_host.long().argmax(-1)[:, None]
         position_ids = to_device(columns, device) if position_ids is None else position_ids
         indices = to_device(is_real_on_host.flatten().nonzero().flatten(), device)
     if position_ids is not None:
@@ -327,7 +327,7 @@ def _read_values(tokens, vocab_size, attention_mask, position_ids, all_cu_seq_le
                 f"row {row} of attention_mask has no real token (no 1); remove the row or give it at least one token"
             )
     else:
-        lengths = torch.full((num_rows,), num_columns)
+        lengths = torch.full((num_rows,), num_columns, device="cpu")
 
     starts = None if positions is None or attention_mask is not None else _starts_of_sequences(positions)
     if all_boundaries:
@@ -345,7 +345,7 @@ def _read_values(tokens, vocab_size, attention_mask, position_ids, all_cu_seq_le
                 f"{_preview(starts)}; correct one of them or omit position_ids"
             )
     elif starts is not None:
-        boundaries = torch.cat((starts, torch.tensor([num_rows * num_columns])))
+        boundaries = torch.cat((starts, torch.tensor([num_rows * num_columns], device="cpu")))
     else:
         boundaries = F.pad(lengths.cumsum(0), (1, 0))
 

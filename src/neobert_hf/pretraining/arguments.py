@@ -278,6 +278,17 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
             raise ValueError(
                 f"one process has {self.n_gpu} GPUs; start it with accelerate launch, or choose one GPU by CUDA_VISIBLE_DEVICES"
             )
+        if (
+            self.world_size > 1 and self.per_device_eval_batch_size > 1
+        ):  # rows that fill the last batch would count twice
+            raise ValueError(
+                f"per_device_eval_batch_size={self.per_device_eval_batch_size} with {self.world_size} processes; give 1, and "
+                "choose the tokens of a row by row_tokens"
+            )
+        if self.ignore_data_skip and not self.resume_inexactly:
+            raise ValueError(
+                "ignore_data_skip begins with the first rows again after a resume; give --resume_inexactly true too"
+            )
 
     def _rename_layout(self):
         if self.layout is None:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import transformers
 from torch import distributed
-from transformers import Trainer
+from transformers import PreTrainedModel, Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
@@ -21,7 +21,8 @@ logger = logging.get_logger(__name__)
 
 RUN = "run.json"
 SUMMARY = "training_summary.json"
-REPLACED = ("model.safetensors", "model.safetensors.index.json", "README.md")  # files that a training must not replace
+# files that a training must not replace
+REPLACED = ("model.safetensors", "model.safetensors.index.json", "README.md", SUMMARY)
 LOCK = "_lock"  # Trainer does not upload files whose name begins with an underscore
 
 
@@ -143,6 +144,42 @@ def _begin_or_resume(folder, run, resume_from_checkpoint, exactly):
     return checkpoint
 
 
+def _run_file(init_from):
+    """The file that describes the run of a model or of one of its checkpoints, or None."""
+    folder = Path(init_from)
+    folders = [folder, folder.parent] if folder.name.startswith(PREFIX_CHECKPOINT_DIR) else [folder]
+    return next((each / name for each in folders for name in (RUN, SUMMARY) if (each / name).is_file()), None)
+
+
+def check_start(
+    model: PreTrainedModel, init_from: str | Path, architecture: str, num_tokens: int, tokenizer_sha256: str
+):
+    """Check that phase 2 continues the model of phase 1 with the same tokenizer.
+
+    Args:
+        model: The model of phase 1.
+        init_from: Its folder, or the folder of one of its checkpoints, or an id on the Hub.
+        architecture: Model type of the recipe of phase 2.
+        num_tokens: Size of the vocabulary of the tokenizer of phase 2.
+        tokenizer_sha256: Hash of this tokenizer.
+
+    Raises:
+        ValueError: The recipe is of another architecture, or the tokenizer is another one.
+    """
+    if model.config.model_type != architecture:
+        raise ValueError(
+            f"{init_from} has the architecture {model.config.model_type}, and the recipe {architecture}; give the --recipe of "
+            "phase 1"
+        )
+    file = _run_file(init_from)
+    there = read_json_object(file).get("tokenizer_sha256") if file else None
+    if num_tokens > model.config.vocab_size or there not in (None, tokenizer_sha256):
+        raise ValueError(
+            f"the tokenizer is not that of {init_from}, which has {model.config.vocab_size} tokens (this one {num_tokens}); give "
+            "the --tokenizer_name of phase 1"
+        )
+
+
 def check_held_out(init_from: str | Path, run: dict) -> None:
     """Check that phase 1 did not train on the documents of the training text that phase 2 holds out.
 
@@ -153,9 +190,7 @@ def check_held_out(init_from: str | Path, run: dict) -> None:
     Raises:
         ValueError: Phase 1 may have trained on documents that are held out here.
     """
-    folder = Path(init_from)
-    folders = [folder, folder.parent] if folder.name.startswith(PREFIX_CHECKPOINT_DIR) else [folder]
-    file = next((each / name for each in folders for name in (RUN, SUMMARY) if (each / name).is_file()), None)
+    folder, file = Path(init_from), _run_file(init_from)
     if file is None:
         logger.warning(
             f"{folder} holds no {RUN}: its training may have used the documents that are held out here; give "

@@ -9,6 +9,7 @@ import math
 import signal
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from accelerate import FullyShardedDataParallelPlugin
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import Dataset, SequentialSampler
+from torch.utils.data import DataLoader, Dataset, SequentialSampler
 from transformers import (
     AutoConfig,
     AutoModelForMaskedLM,
@@ -110,7 +111,9 @@ class PretrainingTrainer(CheckedCheckpoints):
         """Add the figures to the log, and append the log to the metrics file."""
         if "loss" in logs:
             counts = self.counter.totals(self.accelerator)
-            self._check_finite(counts, logs.get("grad_norm", 0.0))
+            # a step that the gradient scaler of fp16 skipped changed nothing
+            is_skipped = self.accelerator.optimizer_step_was_skipped
+            self._check_finite(counts, 0.0 if is_skipped else logs.get("grad_norm", 0.0))
             logs |= self._training_figures(logs["loss"], counts)
         elif "eval_loss" in logs and self.held_out is not None:
             logs |= self._held_out_figures()
@@ -206,6 +209,13 @@ class PretrainingTrainer(CheckedCheckpoints):
         self._last_log = (time.perf_counter(), before, step)
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
+    def get_train_dataloader(self) -> DataLoader:
+        """As of Trainer, with workers that SIGTERM does not end: they end with this process, which saves first."""
+        loader = super().get_train_dataloader()
+        inner = getattr(loader, "base_dataloader", loader)  # accelerate wraps it
+        inner.worker_init_fn = partial(_begin_worker, inner.worker_init_fn)
+        return loader
+
     def _save_checkpoint(self, model, trial):
         counts = self.counter.totals(self.accelerator)
         self._check_finite(counts)
@@ -285,6 +295,12 @@ def predicted_tokens(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor
     """
     is_label, predictions = labels != -100, logits.argmax(-1)
     return labels.masked_scatter(is_label, predictions[is_label] if predictions.ndim > 1 else predictions)
+
+
+def _begin_worker(begin, number):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # schedulers send it to all processes
+    if begin is not None:
+        begin(number)
 
 
 def masked_lm_loss(outputs, labels: torch.Tensor, num_items_in_batch=None) -> torch.Tensor:
@@ -378,7 +394,7 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, config_overr
         config_overrides: Changes to the config, such as "hidden_size=256,num_hidden_layers=6".
 
     Raises:
-        ValueError: An override names no field of the config.
+        ValueError: An override names no field of the config, or a field that is no number.
     """
     values = dict(recipe.config, vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id)
     if recipe.architecture == "neobert":
@@ -387,6 +403,12 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, config_overr
         context = recipe.max_length + tokenizer.pad_token_id + 1
         config = AutoConfig.for_model(recipe.architecture, **values, max_position_embeddings=context)
     if config_overrides:
-        config.update_from_string(config_overrides)
+        try:
+            config.update_from_string(",".join(map(str.strip, config_overrides.split(","))))
+        except (ValueError, AttributeError, TypeError) as error:
+            raise ValueError(
+                f"config_overrides={config_overrides!r}: {error}; give numbers of the config, such as "
+                "hidden_size=256,num_hidden_layers=6"
+            ) from error
         config = type(config).from_dict(config.to_dict())  # validates the combination
     return AutoModelForMaskedLM.from_config(config)
