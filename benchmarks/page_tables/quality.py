@@ -223,6 +223,7 @@ WRITTEN_QUESTIONS = {
     "everyday: 60": ("everyday", ""),
     "everyday, later: 50": ("later", ""),
     "details: 600": ("details", ""),
+    "masked accuracy": ("masked", ".3f"),
 }
 
 INT8 = {
