@@ -154,9 +154,8 @@ class DocumentationIndex:
         parts = [views(entry) for entry in self.entries]
         self.starts, texts = np.cumsum([0, *map(len, parts)]), list(chain.from_iterable(parts))
         width, longest = model.get_embedding_dimension(), longest_input(model) or 512
-        token_width = (
-            model[0].get_embedding_dimension() if num_candidates else 0
-        )  # other modules may narrow the embedding
+        # the modules after the first may narrow the embedding
+        token_width = model[0].get_embedding_dimension() if num_candidates else 0
         # assumes at least three characters a token; the mean on the standard library is 4.7
         token_bytes = sum(min(longest, len(text) // 3 + 2) for text in texts) * token_width
         keeps_tokens = 0 < token_bytes <= KEPT_TOKEN_BYTES

@@ -287,9 +287,8 @@ def normalize(norm: nn.Module, x_TD: torch.Tensor, kernels: str) -> torch.Tensor
     return rms_norm(x_TD, norm)
 
 
-_scalar = lru_cache(
-    partial(torch.tensor, device="cpu")
-)  # making a scalar tensor takes as long as the arithmetic with it
+# making a scalar tensor takes as long as the arithmetic with it
+_scalar = lru_cache(partial(torch.tensor, device="cpu"))
 
 
 def rms_norm(x_TD: torch.Tensor, norm: nn.RMSNorm) -> torch.Tensor:

@@ -278,9 +278,8 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
             raise ValueError(
                 f"one process has {self.n_gpu} GPUs; start it with accelerate launch, or choose one GPU by CUDA_VISIBLE_DEVICES"
             )
-        if (
-            self.world_size > 1 and self.per_device_eval_batch_size > 1
-        ):  # rows that fill the last batch would count twice
+        # rows that fill the last batch would count twice
+        if self.world_size > 1 and self.per_device_eval_batch_size > 1:
             raise ValueError(
                 f"per_device_eval_batch_size={self.per_device_eval_batch_size} with {self.world_size} processes; give 1, and "
                 "choose the tokens of a row by row_tokens"
