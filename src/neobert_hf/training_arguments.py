@@ -10,7 +10,6 @@ from transformers import TrainingArguments
 
 from .commands import COUNT, SHARE, Bounds, check_bounds
 from .model.machine_neobert import best_dtype
-from .pretraining.manifests import STATE, numbered_checkpoints
 
 SEED = Bounds(0, (1 << 32) - 1)  # the range of NumPy's seeds
 STEPS = Bounds(0, 100_000_000)
@@ -91,9 +90,11 @@ class FineTuningArguments(PrecisionArguments, TrainingArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        # Trainer writes its state last
-        found = [path for _, path in numbered_checkpoints(self.output_dir) if Path(path, STATE).is_file()]
-        newest = found[0] if found else None
+        # Trainer writes this file last
+        files = Path(self.output_dir).glob("checkpoint-*/trainer_state.json")
+        found = {file.parent.name.removeprefix("checkpoint-"): file.parent for file in files}
+        found = {int(step): folder for step, folder in found.items() if step.isdecimal()}  # a copy has another name
+        newest = found[max(found)] if found else None
         if self.resume_from_checkpoint in ("last", "auto"):
             if not found and self.resume_from_checkpoint == "last":
                 raise ValueError(
