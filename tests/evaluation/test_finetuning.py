@@ -26,7 +26,6 @@ from transformers import (
     PreTrainedTokenizerFast,
     RobertaConfig,
     RobertaForMaskedLM,
-    RobertaTokenizerFast,
     TrainingArguments,
     pipeline,
 )
@@ -223,11 +222,14 @@ def test_a_share_of_warmup_in_the_older_argument_counts(tmp_path):
 @pytest.mark.compat
 def test_the_tagger_takes_robertas_own_tokenizer(tmp_path):
     """Its class in transformers 4 refuses words unless it adds spaces to them."""
-    tokens = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *sorted(ByteLevel.alphabet())]
-    (tmp_path / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
-    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
-    names = str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt")
-    RobertaTokenizerFast(*names).save_pretrained(tmp_path / "model")
+    tokens = {token: i for i, token in enumerate(["<s>", "<pad>", "</s>", "<unk>", "<mask>", *ByteLevel.alphabet()])}
+    tokenizer = Tokenizer(BPE(vocab=tokens, merges=[]))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    (tmp_path / "model").mkdir()
+    tokenizer.save(str(tmp_path / "model/tokenizer.json"))
+    (tmp_path / "model/tokenizer_config.json").write_text('{"tokenizer_class": "RobertaTokenizer"}')
+    (tmp_path / "model/vocab.json").write_text(json.dumps(tokens))
+    (tmp_path / "model/merges.txt").write_text("#version: 0.2\n")
     config = RobertaConfig(**SHAPE, vocab_size=len(tokens), max_position_embeddings=514)
     RobertaForMaskedLM(config).save_pretrained(tmp_path / "model")
     row = json.dumps({"words": ["the", "fox"], "tags": ["O", "ANIMAL"]}) + "\n"
