@@ -7,6 +7,8 @@ from typing import ClassVar
 import torch
 import transformers
 from transformers import TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from .commands import COUNT, SHARE, Bounds, check_bounds
 from .model.machine_neobert import best_dtype
@@ -38,6 +40,16 @@ BOUNDS = {
 }
 # Fine-tuning counts epochs; max_steps=-1 sets no number of steps.
 FINE_TUNING_BOUNDS = {**BOUNDS, "max_steps": Bounds(-1, STEPS.most)}
+
+
+def numbered_checkpoints(folder: str | Path) -> list[tuple[int, Path]]:
+    """Return step and path of every path named checkpoint-N in a folder, highest step first."""
+    found = []
+    for path in Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+        step = path.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
+        if step.isdecimal():
+            found.append((int(step), path))
+    return sorted(found, reverse=True)
 
 
 @dataclass
@@ -91,10 +103,8 @@ class FineTuningArguments(PrecisionArguments, TrainingArguments):
     def __post_init__(self):
         super().__post_init__()
         # Trainer writes this file last
-        files = Path(self.output_dir).glob("checkpoint-*/trainer_state.json")
-        found = {file.parent.name.removeprefix("checkpoint-"): file.parent for file in files}
-        found = {int(step): folder for step, folder in found.items() if step.isdecimal()}  # a copy has another name
-        newest = found[max(found)] if found else None
+        found = [path for _, path in numbered_checkpoints(self.output_dir) if (path / TRAINER_STATE_NAME).is_file()]
+        newest = found[0] if found else None
         if self.resume_from_checkpoint in ("last", "auto"):
             if not found and self.resume_from_checkpoint == "last":
                 raise ValueError(

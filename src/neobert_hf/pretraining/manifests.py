@@ -10,6 +10,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
 from ..data.files import file_hash, saving, sealed, unsealed, write_json
+from ..training_arguments import numbered_checkpoints
 
 logger = logging.get_logger(__name__)
 
@@ -70,16 +71,6 @@ class CheckedCheckpoints(Trainer):
         others.sort(key=lambda path: path.stat().st_mtime, reverse=True)
         for path in others[max(limit - len(kept), 0) :]:
             shutil.rmtree(path, ignore_errors=True)
-
-
-def numbered_checkpoints(folder: str | Path) -> list[tuple[int, Path]]:
-    """Return step and path of every path named checkpoint-N in a folder, highest step first."""
-    found = []
-    for path in Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
-        step = path.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
-        if step.isdecimal():
-            found.append((int(step), path))
-    return sorted(found, reverse=True)
 
 
 def write_manifest(checkpoint: Path, is_exact: bool = True, num_processes: int = 1) -> None:

@@ -15,7 +15,8 @@ from transformers.utils import logging
 
 from ..data.files import only_writer, write_json
 from ..deprecations import renamed_names
-from .manifests import MANIFEST, STATE, STILL_GOOD, UNFINISHED, check_checkpoint, numbered_checkpoints, read_json_object
+from ..training_arguments import numbered_checkpoints
+from .manifests import MANIFEST, STATE, STILL_GOOD, UNFINISHED, check_checkpoint, read_json_object
 
 logger = logging.get_logger(__name__)
 
