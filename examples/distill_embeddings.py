@@ -12,10 +12,11 @@
 Each batch comes from one file. Texts learn the teacher's vectors. Masked texts learn them too, with the paper's masked-language
 loss. Pairs learn the teacher's vector of the query, with the paper's contrastive loss. The folder opens as a SentenceTransformer
 and in a fill-mask pipeline. `--model_name_or_path` continues with the model of an earlier run, for example with mined negatives,
-or with more blocks (`--num_hidden_layers`). After an interruption, the same command with `--resume_from_checkpoint last` resumes
-exactly.
+or with more blocks (`--num_hidden_layers`). It also takes a published model, as `src/neobert_hf/mini`. After an interruption, the
+same command with `--resume_from_checkpoint last` resumes exactly.
 """
 
+import random
 import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -30,12 +31,14 @@ from neobert_hf.commands import Bounds, CommandParser, run_command
 from neobert_hf.data.tables import read_text_column
 from neobert_hf.embeddings.contrastive import TEMPERATURE, ContrastiveTrainingArguments, set_sampling
 from neobert_hf.embeddings.distillation import (
+    DIRECTIONS,
     MOST_MINED,
     TEACHER,
     DistillationLoss,
     DistillationTrainer,
     MaskedTextLoss,
     TeacherVectors,
+    fitted_directions,
     load_directions,
     main_directions,
     mine_with_teacher,
@@ -54,6 +57,7 @@ from neobert_hf.pretraining.runs import lock_run
 from neobert_hf.pretraining.trainer import build_model
 
 MAX_POSITIONS = 512  # of a new model; training uses the first --max_seq_length
+NUM_FITTED = 10_000  # texts to which the directions of a model without them are fitted
 
 
 @dataclass
@@ -90,6 +94,12 @@ class DistillationArguments:
     max_rows: Annotated[int, Bounds(2, 1 << 40)] = field(
         default=None,
         metadata={"help": "Rows of each file, drawn at random. Default: all; the teacher embeds them once."},
+    )
+    max_rows_seed: Annotated[int | None, Bounds(0, 2**32 - 1)] = field(
+        default=None,
+        metadata={
+            "help": "Seed of this draw. Default: --seed; one for several seeds, so that the teacher embeds only once."
+        },
     )
     validation_files: list[str] = field(default=None, metadata={"help": "Pairs for the retrieval evaluation."})
     max_seq_length: Annotated[int, Bounds(3, 1 << 20)] = field(
@@ -209,6 +219,7 @@ def read_sets(arguments: DistillationArguments, seed: int) -> dict[str, dict[str
         ValueError: A row is invalid, or two files of a kind have one name.
         OSError: A file cannot be read.
     """
+    seed = seed if arguments.max_rows_seed is None else arguments.max_rows_seed
     sets = {}
     files = {"texts": arguments.text_files, "masked": arguments.masked_files, "pairs": arguments.pair_files}
     for kind, of_kind in files.items():
@@ -227,12 +238,16 @@ def _sizes(sets: dict[str, dict[str, Dataset]]) -> dict[str, dict[str, int]]:
 
 
 def start_model(arguments: DistillationArguments, seed: int, folder: Path, vectors: TeacherVectors, texts: list[str]):
-    """Return the folder of the model from which the run starts, and the teacher's directions; make what is new."""
+    """Return the model from which the run starts, and the teacher's directions; make what is new."""
     if arguments.model_name_or_path:
-        directions = load_directions(arguments.model_name_or_path)
+        student, language_model = open_student(arguments.model_name_or_path, arguments.max_seq_length)
+        if Path(arguments.model_name_or_path, DIRECTIONS).exists():
+            directions = load_directions(arguments.model_name_or_path)
+        else:  # a published model, as the mini model
+            sample = random.Random(0).sample(texts, min(NUM_FITTED, len(texts)))
+            directions = fitted_directions(student.encode(sample, normalize_embeddings=True), vectors.encode(sample))
         if not arguments.num_hidden_layers:
             return arguments.model_name_or_path, directions
-        student, language_model = open_student(arguments.model_name_or_path, arguments.max_seq_length)
         with_more_blocks(language_model, arguments.num_hidden_layers).save_pretrained(folder)
         student.tokenizer.save_pretrained(folder)
         return str(folder), directions

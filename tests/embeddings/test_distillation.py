@@ -28,6 +28,7 @@ from neobert_hf.embeddings.distillation import (
     DistillationTrainer,
     MaskedTextLoss,
     TeacherVectors,
+    fitted_directions,
     load_directions,
     main_directions,
     mine_with_teacher,
@@ -172,6 +173,32 @@ def test_a_folder_without_directions_is_refused_as_a_start(tmp_path):
         ValueError, match=r"has no teacher_directions.safetensors, so it was not trained by distillation"
     ):
         load_directions(tmp_path)
+
+
+def test_fitted_directions_are_those_from_which_a_student_learned():
+    generator = np.random.default_rng(0)
+    teacher = np.linalg.qr(generator.standard_normal((500, 12)))[0]  # the same variance in each direction
+    directions = np.linalg.qr(generator.standard_normal((12, 5)))[0]
+    student = teacher @ directions
+    np.testing.assert_allclose(fitted_directions(student, teacher), directions, atol=1e-5)
+    noisy = student + 0.3 * student.std() * generator.standard_normal(student.shape)
+    fitted = fitted_directions(noisy, teacher)
+    np.testing.assert_allclose(fitted.T @ fitted, np.eye(5), atol=1e-5)
+    assert (noisy * (teacher @ fitted)).sum() >= (noisy * (teacher @ directions)).sum()
+    assert ((fitted - directions) ** 2).sum() < 0.01 * 5  # 0.3 of the length in noise, over 500 texts in 12 dimensions
+
+
+def test_a_student_of_another_teacher_has_no_directions():
+    generator = np.random.default_rng(0)
+    student, teacher = (
+        F.normalize(torch.from_numpy(generator.standard_normal((500, width))), dim=-1).numpy() for width in (5, 12)
+    )
+    with pytest.raises(
+        ValueError, match=r"mean cosine of 0\.\d+, less than 0\.5, .* so it did not learn from this teacher"
+    ):
+        fitted_directions(student, teacher)
+    with pytest.raises(ValueError, match="give at most 5 directions, but the student has width 12"):
+        fitted_directions(teacher, student)
 
 
 def test_token_embeddings_have_the_neighbours_that_the_teacher_gives_the_tokens(teacher, tokenizer, tmp_path):
@@ -378,6 +405,38 @@ def test_one_folder_embeds_and_fills_masks_and_the_next_stage_continues_it(comma
     torch.testing.assert_close(model[0].model.encoder.weight.cpu(), weights["model.encoder.weight"])
     torch.testing.assert_close(fill.model.decoder.weight.cpu(), weights["decoder.weight"])
     assert model.encode(TEXTS[0]).shape == (32,) and len(fill("the [MASK] fox")) == 5
+
+
+def test_a_stage_continues_a_model_that_is_published_without_directions_with_nearly_those_it_learned(
+    command, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("NEOBERT_TRACEBACK", "1")
+    run_main(distill_embeddings, *command(tmp_path / "first", max_steps=60))
+    learned = load_directions(tmp_path / "first")
+    (tmp_path / "first/teacher_directions.safetensors").unlink()
+    more = dict(tokenizer_name=None, config_overrides=None, model_name_or_path=tmp_path / "first")
+    run_main(distill_embeddings, *command(tmp_path / "second", max_steps=1, **more))
+    fitted = load_directions(tmp_path / "second")
+    assert fitted.shape == learned.shape
+    first = open_student(tmp_path / "first", 16)[0].encode(TEXTS, normalize_embeddings=True)
+    vectors = TeacherVectors(open_teacher(str(tmp_path / "teacher"), 16), tmp_path / "kept").encode(TEXTS)
+    products = [(first * (vectors @ directions)).sum() for directions in (learned, fitted)]
+    assert products[0] > 0 and products[1] >= products[0]
+
+
+@pytest.mark.parametrize("changes", [{}, {"max_rows_seed": 7}])
+def test_runs_with_other_seeds_draw_other_rows_unless_these_have_a_seed_of_their_own(command, tmp_path, changes):
+    arguments = [
+        distill_embeddings.DistillationArguments(
+            tokenizer_name="t", text_files=[str(tmp_path / "texts.jsonl")], max_rows=5, **changes
+        )
+    ] * 2
+    command(tmp_path)  # writes the files
+    first, second = (
+        distill_embeddings.read_sets(each, seed)["texts"]["texts_texts"]["text"]
+        for each, seed in zip(arguments, (0, 1))
+    )
+    assert (list(first) == list(second)) == bool(changes)
 
 
 def test_several_processes_are_refused(command, tmp_path, monkeypatch):

@@ -264,9 +264,55 @@ def test_a_stage_names_its_start_if_this_is_not_the_stage_before(stage, tmp_path
         Path(folder, "run.json").write_text(json.dumps(run))
     for folder in folders:  # the last one has no run.json
         Path(folder, "training_summary.json").write_text(json.dumps(STAGE))
-    stages = mini.read_stages(MiniArguments(stages=folders, corpus=""))
+    stages, _ = mini.read_stages(MiniArguments(stages=folders, corpus=""))
     texts = [mini.stage_text(number, each).partition("1,000 steps")[0] for number, each in enumerate(stages, 1)]
     assert texts == ["1. ", "2. ", "3. ", "4. From stage 2: ", "5. From other: ", "6. From a new model: ", "7. "]
+
+
+@pytest.fixture
+def build_and_stage(stage, tmp_path):
+    """Folders of a build from two stages, and of a stage that began from it."""
+    build, later = (shutil.copytree(stage, tmp_path / name) for name in ("build", "later"))
+    written = {
+        "stages": [STAGE, STAGE | {"begins_from": "stage 1"}],
+        "sources": {},
+        "measured": {},
+        "averaged": [1, 1, 2],
+    }
+    (build / "training_summary.json").write_text(json.dumps(written))
+    (later / "training_summary.json").write_text(json.dumps(STAGE))
+    weights = hashlib.sha256((build / "model.safetensors").read_bytes()).hexdigest()
+    run = {"arguments": {"model_name_or_path": "mini"}, "sha256": {"mini/model.safetensors": weights}}
+    (later / "run.json").write_text(json.dumps(run))
+    return [str(build), str(later)]
+
+
+def test_a_training_that_continues_a_build_has_its_stages_its_mean_and_the_new_ones(build_and_stage):
+    stages, folders = mini.read_stages(MiniArguments(stages=build_and_stage, corpus=""))
+    texts = [mini.stage_text(number, each) for number, each in enumerate(stages, 1)]
+    assert [text.partition("1,000 steps")[0] for text in texts] == [
+        "1. ",
+        "2. ",
+        "3. The mean of the parameters after stages 1 (weight 2) and 2.",
+        "4. ",  # from stage 3, the one before
+    ]
+    assert stages[-1]["begins_from"] == "stage 3"
+    assert folders == [None, None, *build_and_stage]
+
+
+def test_the_mean_can_have_the_model_of_a_build_but_not_the_stages_in_it(
+    build_and_stage, corpus, tmp_path, monkeypatch
+):
+    averaged = []
+    monkeypatch.setattr(mini, "write_model", lambda folders, *_: averaged.extend(folders) or 1 / 0)
+    options = dict(stages=build_and_stage, corpus=str(corpus), out=f"{tmp_path}/out")
+    with pytest.raises(ZeroDivisionError):
+        mini.build(MiniArguments(averaged=[4, 3], **options))
+    assert averaged == build_and_stage
+    with pytest.raises(
+        ValueError, match=r"averaged has 2, but --stages has no folders of these numbers; it has 3 \(.*build\)"
+    ):
+        mini.build(MiniArguments(averaged=[2, 4], **options))
 
 
 @pytest.mark.parametrize(
@@ -300,7 +346,8 @@ def test_masks_are_measured_on_the_packages_that_are_held_out(stage, corpus, tok
 
 @pytest.mark.parametrize("number", [-1, 0, 2])
 def test_an_averaged_stage_that_is_none_is_refused(stage, corpus, tmp_path, number):
-    message = f"averaged has {number}, but --stages has the numbers 1 to 1; choose among these"
+    (stage / "training_summary.json").write_text(json.dumps(STAGE))
+    message = rf"averaged has {number}, but --stages has no folders of these numbers; it has 1 \(.*stage\)"
     with pytest.raises(ValueError, match=message):
         mini.build(MiniArguments(stages=[str(stage)], corpus=str(corpus), averaged=[1, number], out=f"{tmp_path}/out"))
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from datasets import Dataset, Features, List, Value
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
@@ -41,6 +42,7 @@ TEXTS_AT_ONCE = 8192  # texts in a file of teacher vectors; an interruption lose
 KEY_BYTES = 16
 SAMPLED_ROWS = 512  # rows whose mean length determines the batch size of their set
 MOST_MINED = 50  # candidates among which the negatives of a pair are mined
+LEAST_COSINE = 0.5  # of a student and its teacher in the best directions; the mini model has 0.8, unrelated vectors 0.2
 DIRECTIONS = "teacher_directions.safetensors"
 
 
@@ -134,6 +136,15 @@ class TeacherVectors:
         return hashlib.sha256(text.encode()).digest()[:KEY_BYTES]
 
 
+def check_width(vectors: np.ndarray, width: int) -> None:
+    """Raise ValueError if a student of this width is wider than the teacher, or there are too few of the teacher's vectors."""
+    if width > min(vectors.shape):
+        raise ValueError(
+            f"{len(vectors)} teacher vectors of width {vectors.shape[1]} give at most {min(vectors.shape)} directions, but the "
+            f"student has width {width}; choose a narrower student, or give more texts"
+        )
+
+
 def main_directions(vectors: np.ndarray, width: int, seed: int = 0, num_rows: int = 20_000) -> np.ndarray:
     """Return the orthonormal directions that keep the most of the vectors, (teacher width, width), float32.
 
@@ -146,16 +157,41 @@ def main_directions(vectors: np.ndarray, width: int, seed: int = 0, num_rows: in
         num_rows: Size of the sample.
 
     Raises:
-        ValueError: The student is wider than the teacher, or there are too few vectors.
+        ValueError: As of `check_width`.
     """
-    if width > min(vectors.shape):
-        raise ValueError(
-            f"{len(vectors)} teacher vectors of width {vectors.shape[1]} give at most {min(vectors.shape)} directions, but the "
-            f"student has width {width}; choose a narrower student, or give more texts"
-        )
+    check_width(vectors, width)
     rows = np.random.default_rng(seed).choice(len(vectors), min(num_rows, len(vectors)), replace=False)
     _, _, directions = np.linalg.svd(vectors[rows].astype(np.float32), full_matrices=False)
     return np.ascontiguousarray(directions[:width].T)
+
+
+def fitted_directions(student: np.ndarray, teacher: np.ndarray) -> np.ndarray:
+    """Return the orthonormal directions with the largest sum of inner products of a student's vectors and its targets.
+
+    With them a student can be trained further if its folder does not keep those of its training.
+
+    Source: the solution of the orthogonal Procrustes problem (Schönemann 1966), the polar factor of teacher^T student.
+
+    Args:
+        student: Vectors of texts, (N, width).
+        teacher: Vectors of the same texts, (N, teacher width).
+
+    Returns:
+        (teacher width, width), float32.
+
+    Raises:
+        ValueError: As of `check_width`, or the student did not learn from this teacher.
+    """
+    check_width(teacher, student.shape[1])
+    left, _, right = np.linalg.svd(teacher.T @ student, full_matrices=False)
+    directions = np.ascontiguousarray(left @ right, np.float32)
+    cosine = F.cosine_similarity(torch.from_numpy(student), torch.from_numpy(teacher @ directions)).mean().item()
+    if not cosine >= LEAST_COSINE:
+        raise ValueError(
+            f"the model and the teacher agree with a mean cosine of {cosine:.2f}, less than {LEAST_COSINE}, in the best of all "
+            "directions, so it did not learn from this teacher; give its --teacher, or train a new model"
+        )
+    return directions
 
 
 def save_directions(folder: str | Path, directions: np.ndarray) -> None:
@@ -261,7 +297,7 @@ class MaskedTextLoss(nn.Module):
         logits = self.language_model.decoder(hidden_TD[is_masked])
         vectors = torch.stack([each.float().mean(0) for each in hidden_TD.split(lengths)])
         return {
-            "masked_lm": self.weight * nn.functional.cross_entropy(logits.float(), tokens[is_masked]),
+            "masked_lm": self.weight * F.cross_entropy(logits.float(), tokens[is_masked]),
             "distillation": self.distance.compute_loss_from_embeddings([vectors], [labels]),
         }
 

@@ -67,7 +67,10 @@ class MiniArguments:
     """Sources and target of the build."""
 
     stages: list[str] = field(
-        metadata={"help": "Folders that examples/distill_embeddings.py has written, in order of training."}
+        metadata={
+            "help": "Folders that examples/distill_embeddings.py has written, in order of training. A folder of this command "
+            "counts as all stages in it and one more, the model that it holds."
+        }
     )
     corpus: str = field(metadata={"help": "Folder that `neobert documentation` has written."})
     averaged: list[int] = field(
@@ -158,7 +161,7 @@ def teacher_link(teacher: str) -> str:
     return f"{link} (Apache 2.0), which has 22.7 million parameters"
 
 
-def start_of(folder: str, earlier: list[str]) -> str | None:
+def start_of(folder: str, earlier: list[str | None]) -> str | None:
     """Return from what a stage began: "stage 4", "a new model", or the name of another model; None if its folder has no run.json.
 
     Args:
@@ -173,34 +176,43 @@ def start_of(folder: str, earlier: list[str]) -> str | None:
         return "a new model"
     hash_of_start = run["sha256"].get(str(Path(name, WEIGHTS)))
     for number, each in enumerate(earlier, 1):
-        if (file := Path(each, WEIGHTS)).is_file() and file_hash(file) == hash_of_start:
+        if each and (file := Path(each, WEIGHTS)).is_file() and file_hash(file) == hash_of_start:
             return f"stage {number}"
     return Path(name).name
 
 
-def read_stages(arguments: MiniArguments) -> list[dict]:
-    """Return the summaries of the stages, each with what it began from (`start_of`).
+def read_stages(arguments: MiniArguments) -> tuple[list[dict], list[str | None]]:
+    """Return the summaries of the stages, each with what it began from (`start_of`), and their folders.
+
+    A folder that this module wrote has the stages of its training, whose folders are None, and one more: the mean in it.
 
     Raises:
         ValueError: A folder holds no stage of a distillation, or a stage had another teacher.
     """
-    stages = []
-    for number, folder in enumerate(arguments.stages):
+    stages, folders = [], []
+    for folder in arguments.stages:
         try:
-            stages.append(json.loads(Path(folder, SUMMARY).read_text("utf-8")))
-            stages[-1]["begins_from"] = start_of(folder, arguments.stages[:number])
-            stage_text(number + 1, stages[-1])
+            summary = json.loads(Path(folder, SUMMARY).read_text("utf-8"))
+            is_build = set(summary) == PARTS
+            numbers = {"averaged": [len(stages) + each for each in summary["averaged"]]} if is_build else {}
+            added = (
+                [*summary["stages"], numbers] if is_build else [summary | {"begins_from": start_of(folder, folders)}]
+            )
+            folders += [*[None] * (len(added) - 1), folder]
+            stages += added
+            for number, each in enumerate(added, len(stages) - len(added) + 1):
+                stage_text(number, each)
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{folder} is no stage ({type(error).__name__}: {error}); give folders that examples/distill_embeddings.py has "
                 "written"
             ) from error
-        if stages[-1]["teacher"] != arguments.teacher:
-            raise ValueError(
-                f"the teacher of {folder} was {stages[-1]['teacher']}, not {arguments.teacher}; give --teacher "
-                f"{stages[-1]['teacher']}"
-            )
-    return stages
+        for each in added:
+            if each.get("teacher", arguments.teacher) != arguments.teacher:
+                raise ValueError(
+                    f"the teacher of {folder} was {each['teacher']}, not {arguments.teacher}; give --teacher {each['teacher']}"
+                )
+    return stages, folders
 
 
 def check_corpus(corpus: str) -> None:
@@ -332,21 +344,20 @@ def build(arguments: MiniArguments) -> dict:
     tune_allocator()
     out = Path(arguments.out)
     check_out(out)
-    last = len(arguments.stages)
-    averaged = sorted(arguments.averaged) or [last]
-    if outside := sorted(set(averaged) - set(range(1, last + 1))):
+    stages, folders = read_stages(arguments)
+    averaged = sorted(arguments.averaged) or [len(stages)]
+    if outside := sorted(set(averaged) - {number for number, folder in enumerate(folders, 1) if folder}):
         raise ValueError(
-            f"averaged has {', '.join(map(str, outside))}, but --stages has the numbers 1 to {last}; choose among these"
+            f"averaged has {', '.join(map(str, outside))}, but --stages has no folders of these numbers; it has "
+            + ", ".join(f"{number} ({folder})" for number, folder in enumerate(folders, 1) if folder)
         )
-    stages = read_stages(arguments)
     check_corpus(arguments.corpus)
     sources = json.loads(Path(arguments.corpus, SOURCES).read_text("utf-8"))
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as beside:
         partial = Path(beside, out.name)
         with saving(out):
-            folders = [arguments.stages[number - 1] for number in averaged]
-            model = write_model(folders, corpus_texts(arguments.corpus), partial)
+            model = write_model([folders[number - 1] for number in averaged], corpus_texts(arguments.corpus), partial)
             size = folder_megabytes(partial)
             if size > LARGEST_MB:
                 raise ValueError(
@@ -373,7 +384,9 @@ def build(arguments: MiniArguments) -> dict:
 
 
 def stage_text(number: int, summary: dict) -> str:
-    """Describe a stage of the training, the first of which has number 1, in a list item."""
+    """Describe a stage of the training, the first of which has number 1, or a mean of stages, in a list item."""
+    if set(summary) == {"averaged"}:
+        return f"{number}. The mean of the parameters after {listed(summary['averaged'])}."
     negatives, muon = summary["num_mined_negatives"], summary["muon_learning_rate"]
     start = summary.get("begins_from")
     expected = (None, "a new model" if number == 1 else f"stage {number - 1}")
@@ -395,13 +408,19 @@ def stage_text(number: int, summary: dict) -> str:
     )
 
 
+def listed(numbers: list[int]) -> str:
+    """Return stages in words, with their weights in a mean: "stages 3 (weight 2), 5 and 6"."""
+    *first, last = (
+        f"{number} (weight {count})" if count > 1 else f"{number}" for number, count in Counter(numbers).items()
+    )
+    return f"stages {', '.join(first)} and {last}" if first else f"stage {last.split()[0]}"
+
+
 def averaged_text(numbers: list[int], num_stages: int) -> str:
     """Say which stages ship, and how often each counts in the mean; "" if it is the last one."""
-    counts = Counter(numbers)
-    if len(counts) == 1:
+    if len(set(numbers)) == 1:
         return "" if numbers[0] == num_stages else f" The model that ships is that after stage {numbers[0]}."
-    *first, last = (f"{number} (weight {count})" if count > 1 else f"{number}" for number, count in counts.items())
-    return f" The model that ships is the mean of the parameters after stages {', '.join(first)} and {last}."
+    return f" The model that ships is the mean of the parameters after {listed(numbers)}."
 
 
 def write_card(model: SentenceTransformer, out: Path, written: dict, sources: dict, packages: str) -> None:
@@ -422,7 +441,7 @@ def write_card(model: SentenceTransformer, out: Path, written: dict, sources: di
         shape=f"{config.num_hidden_layers} layers of width {config.hidden_size}",
         num_parameters=f"{figures['num_parameters'] / 1e6:.1f} million",
         megabytes=f"{figures['megabytes']:.0f}",
-        teacher=teacher_link(written["stages"][-1]["teacher"]),
+        teacher=teacher_link(written["stages"][0]["teacher"]),
         num_pairs=f"{figures['num_pairs']:,}",
         packages=markdown(packages),
         retrieval=tabulate(
