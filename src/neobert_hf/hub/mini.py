@@ -47,6 +47,7 @@ MASKED_DOCUMENTS = 1000
 UNLIKE_IN_CONFIG = {"_name_or_path", "auto_map", "dtype", "num_hidden_layers", "transformers_version"}
 QUESTIONS = "train_questions.jsonl"
 SOURCES = "sources.json"
+HELD_OUT = "held_out_packages.jsonl"
 WEIGHTS = "model.safetensors"
 PARTS = {"stages", "sources", "measured", "averaged"}  # keys of a summary that this module wrote
 OLDER_PARTS = (
@@ -57,7 +58,7 @@ OLDER_PARTS = (
 SHOWN_SOURCES = 12
 TEACHERS = {TEACHER: "sentence-transformers/all-MiniLM-L6-v2"}  # ids on the Hub of teachers in Python packages
 CORPUS_FILES = ("train.jsonl", "train_texts.jsonl", "train_documents.jsonl", SOURCES)
-CORPUS_FILES += ("held_out_packages.jsonl", "held_out_packages_pairs.jsonl")
+CORPUS_FILES += (HELD_OUT, "held_out_packages_pairs.jsonl")
 
 CARD = Path(__file__).with_name("mini_card_template.md")
 
@@ -89,22 +90,28 @@ class MiniArguments:
     )
 
 
+def texts_of(corpus: str, name: str, most: int | None = None) -> list[str]:
+    """Return the first texts of a file of the corpus; all of them by default."""
+    return [json.loads(line)["text"] for line in Path(corpus, name).read_text("utf-8").splitlines()[:most]]
+
+
+def masked_batches(documents: list[list[int]], tokenizer: PreTrainedTokenizerBase) -> list[dict[str, torch.Tensor]]:
+    """Return tokenized documents in packed batches of 32, each time with the same masks."""
+    collator = PackedMLMCollator(tokenizer, seed=0)
+    return [collator([{"input_ids": ids} for ids in documents[i : i + 32]]) for i in range(0, len(documents), 32)]
+
+
 def measure_masks(folder: Path, tokenizer: PreTrainedTokenizerBase, arguments: MiniArguments) -> dict:
     """Measure masked-token accuracy and pseudo-perplexity on documents of the packages that are held out.
 
     A corpus that is written again has another `held_out.jsonl`, whose entries earlier stages may have learned.
     """
     model = AutoModelForMaskedLM.from_pretrained(folder, dtype=best_dtype()).eval()
-    cut = dict(truncation=True, max_length=arguments.max_length)
+    texts = texts_of(arguments.corpus, "train.jsonl"), texts_of(arguments.corpus, HELD_OUT, MASKED_DOCUMENTS)
     training, held_out = (
-        tokenizer(
-            [json.loads(line)["text"] for line in Path(arguments.corpus, name).read_text("utf-8").splitlines()[:most]],
-            **cut,
-        )["input_ids"]
-        for name, most in (("train.jsonl", None), ("held_out_packages.jsonl", MASKED_DOCUMENTS))
+        tokenizer(each, truncation=True, max_length=arguments.max_length)["input_ids"] for each in texts
     )
-    collator = PackedMLMCollator(tokenizer, seed=0)
-    batches = [collator([{"input_ids": ids} for ids in held_out[i : i + 32]]) for i in range(0, len(held_out), 32)]
+    batches = masked_batches(held_out, tokenizer)
     special = tokenizer.all_special_ids
     documents = sorted(held_out[: arguments.num_pseudo], key=len)
     texts = (MaskedText(ids, positions_to_mask(ids, unmasked_ids(tokenizer))) for ids in documents)
@@ -225,7 +232,7 @@ def check_corpus(corpus: str) -> None:
 
 def held_out_packages(corpus: str) -> str:
     """Return the names of the packages that were held out entirely."""
-    lines = Path(corpus, "held_out_packages.jsonl").read_text("utf-8").splitlines()
+    lines = Path(corpus, HELD_OUT).read_text("utf-8").splitlines()
     return " and ".join(sorted({json.loads(line)["package"] for line in lines}))
 
 
