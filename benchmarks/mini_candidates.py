@@ -5,11 +5,10 @@
         --json benchmarks/results/mini_candidates_cpu.json
 
 A candidate is a name and folders of examples/distill_embeddings.py or of the build; a folder that is named twice counts twice. A
-pair of numbers counts the questions (`questions.py`) with a correct entry first, and among three. A row whose name ends with
-"seed N" is in the table of seeds on docs/mini_training.md. WordNet's folder as for `embeddings.py`.
+pair of numbers counts the questions (`questions.py`) with a correct entry first, and among three. WordNet's folder as for
+`embeddings.py`.
 """
 
-import re
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,11 +94,10 @@ def main():
                         "masked": masks(folder, arguments),
                     }
                 )
-            if seed := re.search(r"seed (\d+)$", name):
-                rows[-1]["seed"] = int(seed[1])
             print(rows[-1], flush=True)
     arguments.candidates = [candidate.rsplit("=", 1)[0] for candidate in arguments.candidates]
-    finish("mini_candidates", rows, arguments, dtype="float32")
+    arguments.dtype = "float32"
+    finish("mini_candidates", rows, arguments)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ TABLES = {
         "distillation_continued": partial(rows_of, "distillation_continued_cpu", quality.DISTILLATION_TRIALS),
         "token_weights": partial(rows_of, "token_weights_cpu_float32", quality.TOKEN_WEIGHTS),
         "written_questions": partial(rows_of, "written_questions_cpu_float32", quality.WRITTEN_QUESTIONS),
+        "candidates": partial(rows_of, "mini_candidates_cpu", quality.WRITTEN_QUESTIONS),
         "seeds": quality.seeds,
     },
     "docs/embeddings.md": {"embeddings": quality.embeddings},
