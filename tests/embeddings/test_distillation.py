@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from transformers import pipeline
 
-from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel
+from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel, best_dtype
 from neobert_hf.embeddings import distillation
 from neobert_hf.embeddings.distillation import (
     DistillationLoss,
@@ -452,7 +452,7 @@ def test_the_teacher_can_read_a_shorter_part_of_the_texts_than_the_student(
     monkeypatch.setenv("NEOBERT_TRACEBACK", "1")
     run_main(distill_embeddings, *command(tmp_path / "run", teacher_max_seq_length=4, max_steps=1))
     assert SentenceTransformer(str(tmp_path / "run")).max_seq_length == 16
-    short = open_teacher(str(teacher_folder), 4)
+    short = open_teacher(str(teacher_folder), 4, best_dtype("cpu"))
     expected = short.encode(TEXTS, normalize_embeddings=True)
     monkeypatch.setattr(SentenceTransformer, "encode", lambda *_, **__: pytest.fail("the vectors were not kept"))
     # float16 has 11 bits, so numbers below 1 differ by less than 2 ** -11

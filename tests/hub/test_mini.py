@@ -300,6 +300,11 @@ def test_a_training_that_continues_a_build_has_its_stages_its_mean_and_the_new_o
     assert folders == [None, None, *build_and_stage]
 
 
+def test_a_build_behind_other_stages_is_refused(build_and_stage):
+    with pytest.raises(ValueError, match=r"build is no stage .*whose numbers begin with 1, so it comes first"):
+        mini.read_stages(MiniArguments(stages=build_and_stage[::-1], corpus=""))
+
+
 def test_the_mean_can_have_the_model_of_a_build_but_not_the_stages_in_it(
     build_and_stage, corpus, tmp_path, monkeypatch
 ):

@@ -70,7 +70,7 @@ class MiniArguments:
     stages: list[str] = field(
         metadata={
             "help": "Folders that examples/distill_embeddings.py has written, in order of training. A folder of this command "
-            "counts as all stages in it and one more, the model that it holds."
+            "counts as all stages in it and one more, the model that it holds; it comes first."
         }
     )
     corpus: str = field(metadata={"help": "Folder that `neobert documentation` has written."})
@@ -201,10 +201,10 @@ def read_stages(arguments: MiniArguments) -> tuple[list[dict], list[str | None]]
         try:
             summary = json.loads(Path(folder, SUMMARY).read_text("utf-8"))
             is_build = set(summary) == PARTS
-            numbers = {"averaged": [len(stages) + each for each in summary["averaged"]]} if is_build else {}
-            added = (
-                [*summary["stages"], numbers] if is_build else [summary | {"begins_from": start_of(folder, folders)}]
-            )
+            if is_build and stages:
+                raise ValueError("it holds a mean of stages of its own, whose numbers begin with 1, so it comes first")
+            mean = {"averaged": summary["averaged"]} if is_build else {}
+            added = [*summary["stages"], mean] if is_build else [summary | {"begins_from": start_of(folder, folders)}]
             folders += [*[None] * (len(added) - 1), folder]
             stages += added
             for number, each in enumerate(added, len(stages) - len(added) + 1):
