@@ -27,7 +27,15 @@ from neobert_hf.demo.search import DocumentationIndex
 from neobert_hf.embeddings.training_sets import read_pairs
 from neobert_hf.evaluation.masked_lm import masked_accuracy
 from neobert_hf.evaluation.retrieval import pairs_evaluator
-from neobert_hf.hub.mini import HELD_OUT, MASKED_DOCUMENTS, corpus_texts, masked_batches, texts_of, write_model
+from neobert_hf.hub.mini import (
+    HELD_OUT,
+    HELD_OUT_ENTRIES,
+    MASKED_DOCUMENTS,
+    corpus_texts,
+    masked_batches,
+    texts_of,
+    write_model,
+)
 
 
 @dataclass
@@ -41,15 +49,16 @@ class CandidatesArguments:
         default="runs/documentation", metadata={"help": "Folder that `neobert documentation` has written."}
     )
     max_length: int = field(default=256, metadata={"help": "Length in tokens to which masked documents are truncated."})
+    max_seq_length: int = field(default=128, metadata={"help": "Length in tokens to which embeddings truncate texts."})
     num_details: int = field(default=600, metadata={"help": "Number of questions about details."})
     json: str = field(default=None, metadata={"help": "File to write the result to."})
 
 
-def masks(folder: str, arguments: CandidatesArguments) -> float:
-    """Masked-token accuracy on documents of the packages that are held out."""
+def masks(folder: str, file: str, arguments: CandidatesArguments) -> float:
+    """Masked-token accuracy on documents of a file of the corpus."""
     model = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    texts = texts_of(arguments.corpus, HELD_OUT, MASKED_DOCUMENTS)
+    texts = texts_of(arguments.corpus, file, MASKED_DOCUMENTS)
     documents = tokenizer(texts, truncation=True, max_length=arguments.max_length)["input_ids"]
     return masked_accuracy(model, masked_batches(documents, tokenizer))
 
@@ -69,8 +78,8 @@ def main():
         for candidate in tqdm(arguments.candidates, "candidates"):
             name, folders = candidate.rsplit("=", 1)
             with tempfile.TemporaryDirectory() as folder:
-                write_model(folders.split(","), corpus_texts(arguments.corpus), Path(folder))
-                model = open_model(folder, 128)
+                write_model(folders.split(","), corpus_texts(arguments.corpus), Path(folder), arguments.max_seq_length)
+                model = open_model(folder, arguments.max_seq_length)
                 found = {form: retrieval(model, evaluator) for form, evaluator in evaluators.items()}
 
                 def search(folder=folder):
@@ -91,7 +100,8 @@ def main():
                         "everyday": ", ".join(map(str, counts["everyday"].values())),
                         "later": ", ".join(map(str, counts["everyday, later"].values())),
                         "details": ", ".join(map(str, counts["details"].values())),
-                        "masked": masks(folder, arguments),
+                        "masked": masks(folder, HELD_OUT, arguments),
+                        "masked entries": masks(folder, HELD_OUT_ENTRIES, arguments),
                     }
                 )
             print(rows[-1], flush=True)

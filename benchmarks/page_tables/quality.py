@@ -6,6 +6,7 @@ from statistics import mean, stdev
 from tabulate import tabulate
 
 from neobert_hf.evaluation.report import evaluation_sections, long_context_table, markdown
+from neobert_hf.hub.mini import masked_table
 from page_tables.results import RESULTS, ROOT, result_of, source
 
 MINI_SUMMARY = ROOT / "src/neobert_hf/mini/training_summary.json"
@@ -14,11 +15,11 @@ MINI_SUMMARY = ROOT / "src/neobert_hf/mini/training_summary.json"
 def mini() -> str:
     """Masked-token accuracy of the mini model, next to baselines without a model."""
     measured = json.loads(MINI_SUMMARY.read_text("utf-8"))["measured"]
-    rows = [[name, share] for name, share in measured["masked_accuracy"].items()]
-    table = tabulate(rows, headers=["model", "masked-token accuracy"], tablefmt="github", floatfmt=".1%")
+    packages, entries = measured["num_held_out"], measured["num_held_out_entries"]
     return (
-        f"{table}\n\nMasked-token accuracy on {measured['num_held_out']:,} docstrings of pandas and networkx, of which the model "
-        f"learned nothing, at most {measured['max_length']} tokens each. {measured['machine']}."
+        f"{masked_table(measured)}\n\nMasked-token accuracy on {packages:,} docstrings of pandas and networkx, of which the "
+        f"model learned nothing, and on {entries:,} held-out docstrings of the other packages, some of which its first three "
+        f"stages may have read. At most {measured['max_length']} tokens each. {measured['machine']}."
     )
 
 

@@ -78,7 +78,9 @@ def test_the_card_states_the_measured_results_and_no_local_paths():
     accuracy, retrieval = measured["masked_accuracy"], measured["retrieval"]
     assert accuracy["mini NeoBERT"] >= 0.33 > accuracy["bigram model (the more confident neighbour)"]
     assert retrieval["mini NeoBERT"]["recall@10"] >= 0.97 * retrieval["all-MiniLM-L6-v2, its teacher"]["recall@10"]
-    assert all(f" {share:.1%} |" in card for share in accuracy.values())
+    assert all(
+        f" {share:.1%} |" in card for share in [*accuracy.values(), *measured["masked_accuracy_entries"].values()]
+    )
     assert all(f" {value:.3f} |" in card for scores in retrieval.values() for value in scores.values())
     for text in (card, summary, (FOLDER / "config.json").read_text("utf-8")):
         assert "auto_map" not in text and "runs/" not in text and "/home" not in text
@@ -237,7 +239,7 @@ def test_the_last_stage_ships_or_the_mean_of_those_whose_numbers_are_given(stage
     (stage / "training_summary.json").write_text(json.dumps(STAGE))
     averaged = []
 
-    def write_model(folders, texts, out):
+    def write_model(folders, *_):
         averaged.append([Path(folder).name for folder in folders])
         raise KeyError
 
@@ -300,9 +302,30 @@ def test_a_training_that_continues_a_build_has_its_stages_its_mean_and_the_new_o
     assert folders == [None, None, *build_and_stage]
 
 
-def test_a_build_behind_other_stages_is_refused(build_and_stage):
-    with pytest.raises(ValueError, match=r"build is no stage .*whose numbers begin with 1, so it comes first"):
+def test_a_build_behind_stages_that_are_not_its_own_is_refused(build_and_stage):
+    with pytest.raises(
+        ValueError, match=r"build is no stage .*a mean of 2 stages, and they are not the 1 stages before it"
+    ):
         mini.read_stages(MiniArguments(stages=build_and_stage[::-1], corpus=""))
+
+
+def test_a_build_behind_its_own_stages_is_their_mean_and_all_have_folders(build_and_stage, stage, tmp_path):
+    build, later = build_and_stage
+    second = shutil.copytree(stage, tmp_path / "second")
+    stages, folders = mini.read_stages(MiniArguments(stages=build_and_stage, corpus=""))
+    written = {"stages": stages, "sources": {}, "measured": {}, "averaged": [3, 4]}
+    (second / "training_summary.json").write_text(json.dumps(written))
+    found, found_folders = mini.read_stages(MiniArguments(stages=[build, later, str(second)], corpus=""))
+    assert found == [*stages, {"averaged": [3, 4]}] and found_folders == [*folders, str(second)]
+    alone, alone_folders = mini.read_stages(MiniArguments(stages=[str(second)], corpus=""))
+    assert alone == found and alone_folders == [None] * 4 + [str(second)]
+
+
+def test_the_embeddings_of_a_build_truncate_texts_to_the_given_length(stage, tmp_path):
+    assert write_model([str(stage)], ["the fox"], tmp_path / "out", 9).max_seq_length == 9
+    assert (
+        SentenceTransformer(str(tmp_path / "out")).encode("the fox " * 9, output_value="token_embeddings").shape[0] == 9
+    )
 
 
 def test_the_mean_can_have_the_model_of_a_build_but_not_the_stages_in_it(
@@ -335,18 +358,17 @@ def test_a_stage_whose_run_json_is_damaged_is_refused(stage, run):
         mini.read_stages(MiniArguments(stages=[str(stage)], corpus=""))
 
 
-def test_masks_are_measured_on_the_packages_that_are_held_out(stage, corpus, tokenizer, monkeypatch):
-    """The entries of held_out.jsonl may have been in the corpus of an earlier stage."""
+def test_masks_are_measured_on_packages_and_on_entries_that_are_held_out(stage, corpus, tokenizer, monkeypatch):
     lines = [json.dumps({"text": text}) for text in ("the quick fox", "a brown dog", "the lazy dog", "the fox")]
     (corpus / "held_out_packages.jsonl").write_text("\n".join(lines))
     monkeypatch.setattr(mini, "MASKED_DOCUMENTS", 3)
     seen = []
     monkeypatch.setattr(mini, "masked_accuracy", lambda model, batches: seen.extend(batches) or 0.5)
     measured = mini.measure_masks(stage, tokenizer, MiniArguments(stages=[], corpus=str(corpus), num_pseudo=1))
-    assert measured["num_held_out"] == 3
-    (batch,) = seen
-    tokens = torch.where(batch["labels"] == -100, batch["input_ids"], batch["labels"])[0].tolist()
-    assert tokens == [each for text in lines[:3] for each in tokenizer(json.loads(text)["text"])["input_ids"]]
+    assert (measured["num_held_out"], measured["num_held_out_entries"]) == (3, 1)
+    for batch, texts in zip(seen, (["the quick fox", "a brown dog", "the lazy dog"], ["the fox"]), strict=True):
+        tokens = torch.where(batch["labels"] == -100, batch["input_ids"], batch["labels"])[0].tolist()
+        assert tokens == [each for text in texts for each in tokenizer(text)["input_ids"]]
 
 
 @pytest.mark.parametrize("number", [-1, 0, 2])
@@ -443,7 +465,8 @@ def test_the_card_names_every_stage_source_and_missing_package(stage, tmp_path):
     source = {"name": "wn", "version": "1", "licence": "MIT", "num_texts": 1200, "num_characters": 3_000_000}
     scores = {"mini NeoBERT": {"recall@10": 0.8123}}
     figures = dict(num_parameters=7.4e6, megabytes=15.2, num_pairs=3468, retrieval=scores, masked_accuracy={"x": 0.456})
-    figures |= dict(num_held_out=1000, max_length=256, max_seq_length=128, pseudo_perplexity=12.34, num_pseudo=100)
+    figures |= dict(masked_accuracy_entries={"x": 0.567}, num_held_out=1000, num_held_out_entries=900)
+    figures |= dict(max_length=256, max_seq_length=128, pseudo_perplexity=12.34, num_pseudo=100)
     figures |= dict(tokens_per_s=70000.0, machine="2 CPU threads", dtype="float32")
     written = {
         "stages": [STAGE | {"num_mined_negatives": 0}, STAGE | {"num_hidden_layers": 6}],
@@ -457,6 +480,8 @@ def test_the_card_names_every_stage_source_and_missing_package(stage, tmp_path):
     for words in (
         "0.812 |",
         "45.6% |",
+        "56.7% |",
+        "on 900 docstrings of the other packages",
         "1. 1,000 steps of about 4,096 tokens",
         "2. 1,000 steps of about 4,096 tokens",
         "0.002 of Muon",

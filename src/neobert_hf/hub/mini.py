@@ -48,6 +48,7 @@ UNLIKE_IN_CONFIG = {"_name_or_path", "auto_map", "dtype", "num_hidden_layers", "
 QUESTIONS = "train_questions.jsonl"
 SOURCES = "sources.json"
 HELD_OUT = "held_out_packages.jsonl"
+HELD_OUT_ENTRIES = "held_out.jsonl"
 WEIGHTS = "model.safetensors"
 PARTS = {"stages", "sources", "measured", "averaged"}  # keys of a summary that this module wrote
 OLDER_PARTS = (
@@ -57,7 +58,7 @@ OLDER_PARTS = (
 )
 SHOWN_SOURCES = 12
 TEACHERS = {TEACHER: "sentence-transformers/all-MiniLM-L6-v2"}  # ids on the Hub of teachers in Python packages
-CORPUS_FILES = ("train.jsonl", "train_texts.jsonl", "train_documents.jsonl", SOURCES)
+CORPUS_FILES = ("train.jsonl", "train_texts.jsonl", "train_documents.jsonl", HELD_OUT_ENTRIES, SOURCES)
 CORPUS_FILES += (HELD_OUT, "held_out_packages_pairs.jsonl")
 
 CARD = Path(__file__).with_name("mini_card_template.md")
@@ -69,8 +70,8 @@ class MiniArguments:
 
     stages: list[str] = field(
         metadata={
-            "help": "Folders that examples/distill_embeddings.py has written, in order of training. A folder of this command "
-            "counts as all stages in it and one more, the model that it holds; it comes first."
+            "help": "Folders that examples/distill_embeddings.py has written, in order of training. A folder of this command is "
+            "one more, the mean that it holds. If it comes first, the stages in it have their numbers too."
         }
     )
     corpus: str = field(metadata={"help": "Folder that `neobert documentation` has written."})
@@ -81,6 +82,12 @@ class MiniArguments:
         },
     )
     out: str = field(default="src/neobert_hf/mini", metadata={"help": "Folder to write."})
+    max_seq_length: Annotated[int | None, Bounds(3, 1 << 20)] = field(
+        default=None,
+        metadata={
+            "help": "Length in tokens to which embeddings truncate texts. Default: that of the last averaged stage."
+        },
+    )
     teacher: str = field(default=TEACHER, metadata={"help": "Teacher of the stages, for comparison."})
     max_length: Annotated[int, Bounds(4, 1 << 20)] = field(
         default=256, metadata={"help": "Length in tokens to which held-out documents are truncated."}
@@ -101,30 +108,44 @@ def masked_batches(documents: list[list[int]], tokenizer: PreTrainedTokenizerBas
     return [collator([{"input_ids": ids} for ids in documents[i : i + 32]]) for i in range(0, len(documents), 32)]
 
 
-def measure_masks(folder: Path, tokenizer: PreTrainedTokenizerBase, arguments: MiniArguments) -> dict:
-    """Measure masked-token accuracy and pseudo-perplexity on documents of the packages that are held out.
+def masked_accuracies(
+    model: PreTrainedModel,
+    training: list[list[int]],
+    batches: list[dict[str, torch.Tensor]],
+    tokenizer: PreTrainedTokenizerBase,
+) -> dict[str, float]:
+    """Return the masked-token accuracy of the model, and of two baselines that count tokens of the training data."""
+    special = tokenizer.all_special_ids
+    return {
+        "most frequent token": unigram_accuracy(training, batches, special),
+        "bigram model (the more confident neighbour)": bigram_accuracy(training, batches, special),
+        "mini NeoBERT": masked_accuracy(model, batches),
+    }
 
-    A corpus that is written again has another `held_out.jsonl`, whose entries earlier stages may have learned.
+
+def measure_masks(folder: Path, tokenizer: PreTrainedTokenizerBase, arguments: MiniArguments) -> dict:
+    """Measure masked-token accuracy on documents that are held out, and pseudo-perplexity on those of held-out packages.
+
+    `masked_accuracy` is of the packages that are held out, `masked_accuracy_entries` of the held-out entries of the other
+    packages. A corpus that is written again holds out other entries, so a stage that learned from an earlier corpus may have
+    read some of them.
     """
     model = AutoModelForMaskedLM.from_pretrained(folder, dtype=best_dtype()).eval()
-    texts = texts_of(arguments.corpus, "train.jsonl"), texts_of(arguments.corpus, HELD_OUT, MASKED_DOCUMENTS)
-    training, held_out = (
+    texts = [texts_of(arguments.corpus, "train.jsonl")]
+    texts += [texts_of(arguments.corpus, name, MASKED_DOCUMENTS) for name in (HELD_OUT, HELD_OUT_ENTRIES)]
+    training, held_out, entries = (
         tokenizer(each, truncation=True, max_length=arguments.max_length)["input_ids"] for each in texts
     )
-    batches = masked_batches(held_out, tokenizer)
-    special = tokenizer.all_special_ids
     documents = sorted(held_out[: arguments.num_pseudo], key=len)
     texts = (MaskedText(ids, positions_to_mask(ids, unmasked_ids(tokenizer))) for ids in documents)
     losses = masked_losses(model, tokenizer.mask_token_id, texts)
     values = [pseudo_perplexity(each) for each in tqdm(losses, "pseudo-perplexity", len(documents), unit=" documents")]
     return {
         "num_held_out": len(held_out),
+        "num_held_out_entries": len(entries),
         "max_length": arguments.max_length,
-        "masked_accuracy": {
-            "most frequent token": unigram_accuracy(training, batches, special),
-            "bigram model (the more confident neighbour)": bigram_accuracy(training, batches, special),
-            "mini NeoBERT": masked_accuracy(model, batches),
-        },
+        "masked_accuracy": masked_accuracies(model, training, masked_batches(held_out, tokenizer), tokenizer),
+        "masked_accuracy_entries": masked_accuracies(model, training, masked_batches(entries, tokenizer), tokenizer),
         "pseudo_perplexity": statistics.median(values),
         "num_pseudo": len(values),
     }
@@ -191,20 +212,27 @@ def start_of(folder: str, earlier: list[str | None]) -> str | None:
 def read_stages(arguments: MiniArguments) -> tuple[list[dict], list[str | None]]:
     """Return the summaries of the stages, each with what it began from (`start_of`), and their folders.
 
-    A folder that this module wrote has the stages of its training, whose folders are None, and one more: the mean in it.
+    A folder that this module wrote is one more stage, the mean in it. If it comes first, the stages of its training precede this
+    mean, and their folders are None.
 
     Raises:
-        ValueError: A folder holds no stage of a distillation, or a stage had another teacher.
+        ValueError: A folder holds no stage of a distillation, a stage had another teacher, or a build has other stages than those
+            before it.
     """
     stages, folders = [], []
     for folder in arguments.stages:
         try:
             summary = json.loads(Path(folder, SUMMARY).read_text("utf-8"))
             is_build = set(summary) == PARTS
-            if is_build and stages:
-                raise ValueError("it holds a mean of stages of its own, whose numbers begin with 1, so it comes first")
-            mean = {"averaged": summary["averaged"]} if is_build else {}
-            added = [*summary["stages"], mean] if is_build else [summary | {"begins_from": start_of(folder, folders)}]
+            if is_build and stages and summary["stages"] != stages:
+                raise ValueError(
+                    f"it holds a mean of {len(summary['stages'])} stages, and they are not the {len(stages)} stages before it; "
+                    "give these stages before it, or give it first"
+                )
+            if is_build:
+                added = [*(summary["stages"] if not stages else ()), {"averaged": summary["averaged"]}]
+            else:
+                added = [summary | {"begins_from": start_of(folder, folders)}]
             folders += [*[None] * (len(added) - 1), folder]
             stages += added
             for number, each in enumerate(added, len(stages) - len(added) + 1):
@@ -294,7 +322,9 @@ def mean_model(folders: list[str]) -> PreTrainedModel:
     return models[-1].to(torch.bfloat16)
 
 
-def write_model(folders: list[str], texts: Iterable[str], out: Path) -> SentenceTransformer:
+def write_model(
+    folders: list[str], texts: Iterable[str], out: Path, max_seq_length: int | None = None
+) -> SentenceTransformer:
     """Save embedding model and decoder in bf16 into an empty folder, without the code, which is part of the package.
 
     The mean of the embedding weighs each token by its inverse document frequency. The stages train the plain mean: 300 more steps
@@ -304,6 +334,7 @@ def write_model(folders: list[str], texts: Iterable[str], out: Path) -> Sentence
         folders: Folders of the stages whose mean ships.
         texts: Texts to count tokens in.
         out: Folder to write.
+        max_seq_length: Length in tokens to which embeddings truncate texts; by default that of the last folder.
 
     Returns:
         The embedding model.
@@ -314,7 +345,7 @@ def write_model(folders: list[str], texts: Iterable[str], out: Path) -> Sentence
     language_model, folder = mean_model(folders), folders[-1]
     tokenizer = AutoTokenizer.from_pretrained(folder)
     weights = inverse_document_frequencies(tokenizer, texts, tokenizer.model_max_length)
-    options = dict(token_weights=weights, model_kwargs={"dtype": torch.bfloat16})
+    options = dict(token_weights=weights, max_seq_length=max_seq_length, model_kwargs={"dtype": torch.bfloat16})
     sentence_transformer(folder, **options).save_pretrained(str(out), create_model_card=False)
     language_model.save_pretrained(out)  # replaces config and weights by those with the decoder, and by the mean
     PreTrainedTokenizerFast.from_pretrained(out).save_pretrained(out)  # under a class name that every version knows
@@ -364,7 +395,8 @@ def build(arguments: MiniArguments) -> dict:
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as beside:
         partial = Path(beside, out.name)
         with saving(out):
-            model = write_model([folders[number - 1] for number in averaged], corpus_texts(arguments.corpus), partial)
+            used = [folders[number - 1] for number in averaged]
+            model = write_model(used, corpus_texts(arguments.corpus), partial, arguments.max_seq_length)
             size = folder_megabytes(partial)
             if size > LARGEST_MB:
                 raise ValueError(
@@ -430,6 +462,14 @@ def averaged_text(numbers: list[int], num_stages: int) -> str:
     return f" The model that ships is the mean of the parameters after {listed(numbers)}."
 
 
+def masked_table(figures: dict) -> str:
+    """Return the masked-token accuracies of `measure_masks` as a Markdown table."""
+    entries = figures["masked_accuracy_entries"]
+    rows = [[name, share, entries[name]] for name, share in figures["masked_accuracy"].items()]
+    heads = ["model", "packages that are held out", "entries that are held out"]
+    return tabulate(rows, headers=heads, tablefmt="github", floatfmt=".1%")
+
+
 def write_card(model: SentenceTransformer, out: Path, written: dict, sources: dict, packages: str) -> None:
     """Render the card from the figures, the training summaries and the sources."""
     figures, config = written["measured"], model[0].config
@@ -454,13 +494,9 @@ def write_card(model: SentenceTransformer, out: Path, written: dict, sources: di
         retrieval=tabulate(
             [{"model": name, **scores} for name, scores in figures["retrieval"].items()], floatfmt=".3f", **tables
         ),
-        masked=tabulate(
-            figures["masked_accuracy"].items(),
-            headers=["model", "masked-token accuracy"],
-            tablefmt="github",
-            floatfmt=".1%",
-        ),
+        masked=masked_table(figures),
         num_documents=f"{figures['num_held_out']:,}",
+        num_entries=f"{figures['num_held_out_entries']:,}",
         max_length=figures["max_length"],
         max_seq_length=figures["max_seq_length"],
         pseudo_perplexity=f"{figures['pseudo_perplexity']:.1f}",
