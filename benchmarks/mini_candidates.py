@@ -54,13 +54,16 @@ class CandidatesArguments:
     json: str = field(default=None, metadata={"help": "File to write the result to."})
 
 
-def masks(folder: str, file: str, arguments: CandidatesArguments) -> float:
-    """Masked-token accuracy on documents of a file of the corpus."""
+def masks(folder: str, arguments: CandidatesArguments) -> dict[str, float]:
+    """Masked-token accuracy on documents of the packages that are held out, and on held-out entries of the others."""
     model = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    texts = texts_of(arguments.corpus, file, MASKED_DOCUMENTS)
-    documents = tokenizer(texts, truncation=True, max_length=arguments.max_length)["input_ids"]
-    return masked_accuracy(model, masked_batches(documents, tokenizer))
+    accuracies = {}
+    for name, file in {"masked": HELD_OUT, "masked entries": HELD_OUT_ENTRIES}.items():
+        texts = texts_of(arguments.corpus, file, MASKED_DOCUMENTS)
+        documents = tokenizer(texts, truncation=True, max_length=arguments.max_length)["input_ids"]
+        accuracies[name] = masked_accuracy(model, masked_batches(documents, tokenizer))
+    return accuracies
 
 
 def main():
@@ -100,8 +103,7 @@ def main():
                         "everyday": ", ".join(map(str, counts["everyday"].values())),
                         "later": ", ".join(map(str, counts["everyday, later"].values())),
                         "details": ", ".join(map(str, counts["details"].values())),
-                        "masked": masks(folder, HELD_OUT, arguments),
-                        "masked entries": masks(folder, HELD_OUT_ENTRIES, arguments),
+                        **masks(folder, arguments),
                     }
                 )
             print(rows[-1], flush=True)

@@ -75,7 +75,7 @@ class MiniArguments:
         }
     )
     corpus: str = field(metadata={"help": "Folder that `neobert documentation` has written."})
-    averaged: list[int] = field(
+    averaged: Annotated[list[int], Bounds(1, 1000)] = field(
         default_factory=list,
         metadata={
             "help": "Numbers of stages, from 1, whose mean of parameters ships; one given twice counts twice. Default: the last."
@@ -226,8 +226,8 @@ def read_stages(arguments: MiniArguments) -> tuple[list[dict], list[str | None]]
             is_build = set(summary) == PARTS
             if is_build and stages and summary["stages"] != stages:
                 raise ValueError(
-                    f"it holds a mean of {len(summary['stages'])} stages, and they are not the {len(stages)} stages before it; "
-                    "give these stages before it, or give it first"
+                    f"it holds a mean of {len(summary['stages'])} stages, which are not those before it; give its stages before it, "
+                    "or give it first"
                 )
             if is_build:
                 added = [*(summary["stages"] if not stages else ()), {"averaged": summary["averaged"]}]
