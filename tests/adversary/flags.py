@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import inspect
 import io
+import itertools
 import random
 import resource
 import runpy
@@ -73,6 +74,7 @@ SCRIPTS = {
 ZERO_IS_LEGAL = {
     *(
         "seed",
+        "max_rows_seed",
         "num_candidates",
         "num_mined_negatives",
         "sampling_exponent",
@@ -173,24 +175,24 @@ def _is_number(hint) -> bool:
 
 
 def prepare(folder: Path) -> tuple[list, dict]:
-    """One case for each argument, which parses all values, and 150 cases that run a command."""
+    """One case for each command, which parses all values of all arguments, and 150 cases that run a command.
+
+    Each kind has a case in every run, so that a small share parses all of them as well.
+    """
     parsers = {script: parser_of(script) for script in SCRIPTS}
     for command, required in REQUIRED.items():
         assert _parse(parsers, command, required) == (0, ""), f"REQUIRED is out of date for {command}"
-    plan = [
-        (f"arguments of {command}", (command, name)) for command in REQUIRED for name in arguments_of(command, parsers)
-    ]
+    plan = [(f"arguments of {command}", command) for command in REQUIRED]
     plan += [("runs with unusual numbers", None)] * 150
     return plan, {"parsers": parsers, "bench": Workbench(folder)}
 
 
-def case(kind: str, about, rng: random.Random, folder: Path, shared: dict) -> str:
-    """Parse an argument with each value, or run a command with one unusual number."""
-    if about is None:
+def case(kind: str, command: str | None, rng: random.Random, folder: Path, shared: dict) -> str:
+    """Parse each argument of a command with each value, or run a command with one unusual number."""
+    if command is None:
         return run_case(rng, folder, shared)
-    command, name = about
     results, failed = set(), []
-    for value in VALUES:
+    for name, value in itertools.product(arguments_of(command, shared["parsers"]), VALUES):
         try:
             results.add(parse_case(shared["parsers"], command, name, value))
         except Failed as reason:

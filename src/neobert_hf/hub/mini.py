@@ -226,8 +226,8 @@ def read_stages(arguments: MiniArguments) -> tuple[list[dict], list[str | None]]
             is_build = set(summary) == PARTS
             if is_build and stages and summary["stages"] != stages:
                 raise ValueError(
-                    f"it holds a mean of {len(summary['stages'])} stages, which are not those before it; give its stages before it, "
-                    "or give it first"
+                    f"it holds a mean of {len(summary['stages'])} stages, which are not those before it; "
+                    "give its stages before it, or give it first"
                 )
             if is_build:
                 added = [*(summary["stages"] if not stages else ()), {"averaged": summary["averaged"]}]
