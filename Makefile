@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 COMPAT_VERSIONS := 4.57.6 5.0.0 5.17.0 5.23.0
 export HF_HUB_OFFLINE = 1
 
-.PHONY: demo demo-train mini mini-corpus mini-second evaluate test test-avx2 test-compat test-transformers test-gpu test-adversary docs lint clean
+.PHONY: demo demo-train mini mini-corpus evaluate test test-avx2 test-compat test-transformers test-gpu test-adversary docs lint clean
 
 # Other questions: make demo QUESTIONS='"open a socket"'; make demo QUESTIONS= asks for them in the terminal.
 # The shell runs this text as a part of the command: pass untrusted questions to neobert search, not to make.
@@ -19,8 +19,9 @@ demo-train: .venv/dev
 	$(BIN)/python examples/demo_documentation.py --output_dir runs/demo
 
 # Trains the model in the package: documentation of installed and of 30 downloaded packages, distillation from all-MiniLM-L6-v2,
-# a stage on pairs, a short one on pairs with mined negatives, one with six layers and everyday questions, and a short one with
-# three seeds. A mean of the third stage and of these three models ships. After an interruption the same command resumes.
+# and three rounds, each of which ends with a mean of models (docs/mini_training.md). The first round has stages on texts, on pairs,
+# on pairs with mined negatives, with six layers and everyday questions, and a short one with three seeds. The other two have longer
+# masked texts, and a short stage with three seeds. After an interruption the same command resumes.
 MINI_CORPUS := runs/documentation
 MINI_TRAIN := $(BIN)/python examples/distill_embeddings.py --use_cpu --auto_precision --resume_from_checkpoint auto \
 	--text_files $(MINI_CORPUS)/train_texts.jsonl --masked_files $(MINI_CORPUS)/train_documents.jsonl \
@@ -56,13 +57,9 @@ mini: mini-corpus
 		--sampling_exponent 1 --max_steps 150 --tokens_per_batch 16384 --learning_rate 1e-3 --muon_learning_rate 1e-3 \
 		--warmup_steps 10 --masked_share 0.15 --pair_share 0.75 --contrastive_weight 1 --mlm_weight 0.3 || exit 1; \
 	done
-	$(MINI_BUILD) --averaged 3 3 5 6 7 --stages runs/mini-distilled runs/mini-paired runs/mini-tuned runs/mini-deeper \
-		runs/mini-asked-42 runs/mini-asked-43 runs/mini-asked-44
-
-# Trains the model in the package further: a stage with more and longer masked texts, and a short one with three seeds. An hour on
-# two cores with bf16, and the corpus. The result in runs/mini-second fills more masks; it does not ship (docs/mini_training.md).
-mini-second: mini-corpus
-	$(MINI_TRAIN) --output_dir runs/mini-longer --seed 43 --model_name_or_path src/neobert_hf/mini $(MINI_LONGER) \
+	$(MINI_BUILD) --out runs/mini-first --averaged 3 3 5 6 7 --stages runs/mini-distilled runs/mini-paired runs/mini-tuned \
+		runs/mini-deeper runs/mini-asked-42 runs/mini-asked-43 runs/mini-asked-44
+	$(MINI_TRAIN) --output_dir runs/mini-longer --seed 43 --model_name_or_path runs/mini-first $(MINI_LONGER) \
 		--max_steps 1000 --tokens_per_batch 8192 --learning_rate 1.5e-3 --muon_learning_rate 1.5e-3 --warmup_steps 30 \
 		--masked_share 0.6 --pair_share 0.3 --contrastive_weight 0.6 --mlm_weight 0.5
 	for seed in 42 43 44; do \
@@ -70,8 +67,18 @@ mini-second: mini-corpus
 		--sampling_exponent 1 --max_steps 100 --tokens_per_batch 16384 --learning_rate 1e-3 --muon_learning_rate 1e-3 \
 		--warmup_steps 10 --masked_share 0.3 --pair_share 0.6 --contrastive_weight 1 --mlm_weight 0.5 || exit 1; \
 	done
-	$(MINI_BUILD) --out runs/mini-second --averaged 8 10 11 12 --stages src/neobert_hf/mini runs/mini-longer \
-		runs/mini-last-42 runs/mini-last-43 runs/mini-last-44
+	$(MINI_BUILD) --out runs/mini-second --averaged 8 10 11 12 --stages runs/mini-first runs/mini-longer runs/mini-last-42 \
+		runs/mini-last-43 runs/mini-last-44
+	$(MINI_TRAIN) --output_dir runs/mini-further --seed 43 --model_name_or_path runs/mini-second $(MINI_LONGER) \
+		--max_steps 1000 --tokens_per_batch 8192 --learning_rate 1.5e-3 --muon_learning_rate 1.5e-3 --warmup_steps 30 \
+		--masked_share 0.5 --pair_share 0.25 --contrastive_weight 0.6 --mlm_weight 0.5
+	for seed in 42 43 44; do \
+		$(MINI_TRAIN) --output_dir runs/mini-end-$$seed --seed $$seed --model_name_or_path runs/mini-further $(MINI_LONGER) \
+		--sampling_exponent 1 --max_steps 70 --tokens_per_batch 16384 --learning_rate 1e-3 --muon_learning_rate 1e-3 \
+		--warmup_steps 10 --masked_share 0.35 --pair_share 0.45 --contrastive_weight 1 --mlm_weight 0.5 || exit 1; \
+	done
+	$(MINI_BUILD) --averaged 8 13 15 16 17 --stages runs/mini-first runs/mini-longer runs/mini-last-42 runs/mini-last-43 \
+		runs/mini-last-44 runs/mini-second runs/mini-further runs/mini-end-42 runs/mini-end-43 runs/mini-end-44
 
 # Evaluates the model in the package on GLUE and by pseudo-perplexity, in float32 on the CPU, and renders the tables of the pages
 # again. GLUE=folder has the original files of SST-2, CoLA and STS-B; without it they come from the Hub. EVALUATION keeps the results

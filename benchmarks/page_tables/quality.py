@@ -56,9 +56,9 @@ def evaluation_bfloat16() -> str:
 
 
 def seeds() -> str:
-    """Retrieval, STS-B and answers of the last stage of the mini model, which was trained with several seeds."""
-    result = result_of("written_questions_cpu_float32")
-    runs = [row for row in result["rows"] if "seed" in row]
+    """Retrieval, STS-B, answers and masks of the last stage of the mini model, which was trained with several seeds."""
+    result = result_of("mini_seeds_cpu_float32")
+    runs = result["rows"]
     rows = []
     for metric, (key, form) in WRITTEN_QUESTIONS.items():
         if key == "model":
@@ -68,7 +68,7 @@ def seeds() -> str:
         columns = zip(*(map(int, value.split(", ")) if isinstance(value, str) else [value] for value in values))
         spread = [f"{mean(column):{form or '.1f'}} ± {stdev(column):{form or '.1f'}}" for column in columns]
         rows.append([metric, *(format(value, form) for value in values), ", ".join(spread)])
-    heads = ["metric", *(f"seed {row['seed']}" for row in runs), "mean"]
+    heads = ["metric", *(row["model"] for row in runs), "mean"]
     table = tabulate(rows, headers=heads, tablefmt="github", disable_numparse=True)
     return f"{table}\n\nMeans with standard deviations. {result['settings']['dtype']}, {source(result)}."
 

@@ -12,6 +12,7 @@ from .embeddings.contextual import contextual_sentence_transformer, fit_context,
 from .embeddings.models import (
     inverse_document_frequencies,
     multi_vector_encoder,
+    partial_whitening,
     sentence_transformer,
     sparse_encoder,
 )
@@ -70,6 +71,7 @@ __all__ = [
     "inverse_document_frequencies",
     "load_context",
     "multi_vector_encoder",
+    "partial_whitening",
     "quantize",
     "save_context",
     "sentence_transformer",

@@ -22,6 +22,7 @@ from neobert_hf import (
     NeoBERTForSequenceClassification,
     NeoBERTModel,
     multi_vector_encoder,
+    partial_whitening,
     sentence_transformer,
     sparse_encoder,
 )
@@ -106,6 +107,81 @@ def test_training_reaches_the_token_weights_and_the_encoder(folder):
     used = {i for text in TEXTS for i in model.tokenizer(text)["input_ids"]}
     assert set(changed.nonzero()[:, 0].tolist()) <= used and changed.sum() > 5
     assert model[0].model.layer_norm.weight.grad.abs().sum() > 0
+
+
+def random_projection(folder):
+    width = json.loads((folder / "config.json").read_text())["hidden_size"]
+    return np.random.default_rng(3).normal(size=(width, width), scale=width**-0.5)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_with_a_projection_an_embedding_is_its_product_with_the_matrix(folder, pooling, tmp_path):
+    matrix = random_projection(folder)
+    model = sentence_transformer(str(folder), pooling=pooling, projection=matrix)
+    pooled = sentence_transformer(str(folder), pooling=pooling).encode(TEXTS)
+    np.testing.assert_allclose(model.encode(TEXTS, batch_size=5), pooled @ matrix, atol=1e-5)
+    model.save_pretrained(str(tmp_path))
+    np.testing.assert_array_equal(SentenceTransformer(str(tmp_path)).encode(TEXTS), model.encode(TEXTS))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_projection_and_token_weights_work_together_in_each_dtype(folder, dtype, tmp_path):
+    """The mean by token weights is float32 in sentence-transformers, whatever the dtype of the model."""
+    matrix, weights = random_projection(folder), all_weights(folder)
+    sentence_transformer(str(folder), token_weights=weights, projection=matrix).save_pretrained(str(tmp_path))
+    model = SentenceTransformer(str(tmp_path), model_kwargs={"dtype": dtype})
+    expected = sentence_transformer(str(folder), token_weights=weights).encode(TEXTS) @ matrix
+    found = model.encode(TEXTS)
+    error = {torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]  # bf16 rounds each activation by 2^-9
+    np.testing.assert_allclose(found, expected, atol=error * np.abs(expected).max())
+    np.testing.assert_allclose(model.encode(TEXTS[:1])[0], found[0], atol=error * np.abs(expected).max())
+
+
+def test_training_reaches_the_projection_and_the_encoder(folder):
+    model = sentence_transformer(str(folder), projection=random_projection(folder))
+    model(model.preprocess(TEXTS))["sentence_embedding"].pow(2).sum().backward()
+    assert model[1].linear.weight.grad.abs().min() > 0
+    assert model[0].model.layer_norm.weight.grad.abs().sum() > 0
+
+
+@pytest.fixture(scope="module")
+def vectors():
+    """Embeddings whose directions have variances from 1 to 1e-4, around a mean that is not 0."""
+    rng = np.random.default_rng(5)
+    rotation = np.linalg.qr(rng.normal(size=(12, 12)))[0]
+    return (rng.normal(size=(400, 12)) * np.geomspace(1, 0.01, 12)) @ rotation + 0.5
+
+
+@pytest.mark.parametrize("power", [0.0, 0.4, 1.0])
+def test_partial_whitening_takes_a_power_of_the_covariance(vectors, power):
+    matrix = partial_whitening(vectors, power).astype(np.float64)
+    np.testing.assert_allclose(matrix, matrix.T, atol=1e-6)  # a few roundings of float32
+    assert np.linalg.det(matrix) == pytest.approx(1, rel=1e-4)
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    before, after = (np.linalg.eigvalsh(np.cov(each.T)) for each in (unit, unit @ matrix))
+    expected = np.sort(before ** (1 - power))
+    np.testing.assert_allclose(after / after[-1], expected / expected[-1], rtol=1e-4)  # the matrix has float32
+
+
+def test_partial_whitening_does_not_depend_on_the_lengths_of_embeddings(vectors):
+    scaled = vectors * np.random.default_rng(6).uniform(0.1, 10, (len(vectors), 1))
+    np.testing.assert_allclose(partial_whitening(scaled), partial_whitening(vectors), atol=1e-5)
+
+
+@pytest.mark.parametrize("number", [0, 1, 12])
+def test_partial_whitening_of_too_few_embeddings_is_refused(vectors, number):
+    with pytest.raises(ValueError, match=f"{number} embeddings do not vary in each of 12 directions; give more and"):
+        partial_whitening(vectors[:number])
+    with pytest.raises(ValueError, match="400 embeddings do not vary"):
+        partial_whitening(np.tile(vectors[:10], (40, 1)))
+
+
+@pytest.mark.parametrize("value", [0, math.nan, math.inf])
+def test_partial_whitening_of_an_embedding_without_direction_is_refused(vectors, value):
+    changed = vectors.copy()
+    changed[7] = value
+    with pytest.raises(ValueError, match="1 of 400 embeddings are 0 or not finite"):
+        partial_whitening(changed)
 
 
 def test_inverse_document_frequencies_are_those_of_bm25(tokenizer):
@@ -238,6 +314,8 @@ def test_invalid_model_options_are_refused(folder, tokenizer, tmp_path):
         sentence_transformer(str(folder), pooling="cls", token_weights=all_weights(folder))
     with pytest.raises(ValueError, match=r"\d+ tokens have no weight, such as '.*'; give every token a weight"):
         sentence_transformer(str(folder), token_weights=WEIGHTS)
+    with pytest.raises(ValueError, match=r"the projection has the shape \(3, 4\), but must have"):
+        sentence_transformer(str(folder), projection=np.zeros((3, 4)))
     with pytest.raises(ValueError, match="Prompt name 'nope' not found"):
         sentence_transformer(str(folder)).encode("fox", prompt_name="nope")
     shape = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)

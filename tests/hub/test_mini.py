@@ -21,7 +21,7 @@ pytest.importorskip(
 from sentence_transformers import SentenceTransformer
 
 import neobert_hf
-from neobert_hf import NeoBERTForMaskedLM, sentence_transformer
+from neobert_hf import NeoBERTForMaskedLM, partial_whitening, sentence_transformer
 from neobert_hf.embeddings.distillation import TEACHER
 from neobert_hf.hub import mini
 from neobert_hf.hub.mini import MiniArguments, check_out, write_card, write_model
@@ -142,16 +142,25 @@ def stage(tmp_path, tokenizer, tiny_config):
     return folder
 
 
+@pytest.fixture(scope="module")
+def texts():
+    """More texts than the tiny model has dimensions, of which each has "the" and one in three "fox"."""
+    words = ["quick", "brown", "jumps", "over", "dog", "lazy", "warm", "red", "house", "sea"]
+    rng = np.random.default_rng(2)
+    return [" ".join(["the", *["fox"] * (i % 3 == 0), *rng.choice(words, rng.integers(1, 9))]) for i in range(300)]
+
+
 def test_the_written_folder_embeds_and_fills_masks_without_code_and_under_a_tokenizer_class_of_every_version(
-    stage, tmp_path
+    stage, texts, tmp_path
 ):
-    write_model([str(stage)], ["the fox", "the dog", "it sleeps"], tmp_path / "out")
+    write_model([str(stage)], texts, tmp_path / "out")
     model = SentenceTransformer(str(tmp_path / "out"))
     assert model.dtype == torch.bfloat16 and model.max_seq_length == 16
     plain = SentenceTransformer(str(stage), model_kwargs={"dtype": torch.bfloat16})
     states = plain.encode("the fox", output_value="token_embeddings").float().numpy()  # [CLS] the fox [SEP]
-    weights = [math.log(4 / (count + 0.5)) for count in (3, 2, 1, 3)]  # of three texts
-    expected = np.average(states, axis=0, weights=weights)
+    weights = [math.log(301 / (count + 0.5)) for count in (300, 300, 100, 300)]  # of 300 texts
+    projection = load_file(tmp_path / "out/1_Dense/model.safetensors")["linear.weight"].float().numpy()
+    expected = np.average(states, axis=0, weights=weights) @ projection
     # the folder has the weights in bfloat16, whose rounding changes each by at most 2^-9
     np.testing.assert_allclose(model.encode("the fox"), expected, atol=2e-3 * np.abs(states).max())
     assert len(pipeline("fill-mask", str(tmp_path / "out"))("the [MASK]")) == 5
@@ -162,7 +171,17 @@ def test_the_written_folder_embeds_and_fills_masks_without_code_and_under_a_toke
     assert model.tokenizer.tokenize("theFox") == model.tokenizer.tokenize("the fox")
 
 
-def test_the_mean_of_the_parameters_of_several_stages_ships(stage, tiny_config, tmp_path):
+def test_the_embeddings_of_the_written_folder_are_whitened_in_part(stage, texts, tmp_path, monkeypatch):
+    monkeypatch.setattr(mini, "best_dtype", lambda: torch.float32)
+    write_model([str(stage)], texts, tmp_path / "out")
+    weights = json.loads((tmp_path / "out/2_WordWeights/config.json").read_text())["word_weights"]
+    options = dict(token_weights=weights, model_kwargs={"dtype": torch.float32})
+    expected = partial_whitening(sentence_transformer(str(tmp_path / "out"), **options).encode(texts))
+    found = load_file(tmp_path / "out/1_Dense/model.safetensors")["linear.weight"]
+    torch.testing.assert_close(found, torch.tensor(expected).bfloat16(), atol=1e-4, rtol=2**-7)  # one step of bf16
+
+
+def test_the_mean_of_the_parameters_of_several_stages_ships(stage, texts, tiny_config, tmp_path):
     folders, states = [], []
     for seed in (0, 1, 2):
         torch.manual_seed(seed)
@@ -174,7 +193,7 @@ def test_the_mean_of_the_parameters_of_several_stages_ships(stage, tiny_config, 
     config = json.loads((folder / "config.json").read_text())
     del config["auto_map"]  # a stage that was saved without its code
     (folder / "config.json").write_text(json.dumps(config))
-    write_model(folders, ["the fox"], tmp_path / "out")
+    write_model(folders, texts, tmp_path / "out")
     shipped = load_file(tmp_path / "out/model.safetensors")
     assert set(shipped) == set(states[0])
     for name, found in shipped.items():
@@ -197,8 +216,8 @@ def shallow_and_deep(stage, tiny_config, tmp_path):
     return folders
 
 
-def test_a_stage_with_fewer_blocks_enters_the_mean_as_the_start_of_the_deeper_ones(shallow_and_deep, tmp_path):
-    write_model(shallow_and_deep, ["the fox"], tmp_path / "out")
+def test_a_stage_with_fewer_blocks_enters_the_mean_as_the_start_of_the_deeper_ones(shallow_and_deep, texts, tmp_path):
+    write_model(shallow_and_deep, texts, tmp_path / "out")
     assert json.loads((tmp_path / "out/config.json").read_text())["num_hidden_layers"] == 6
     shallow, *deep = (load_file(f"{folder}/model.safetensors") for folder in shallow_and_deep)
     blocks = "model.transformer_encoder."
@@ -319,8 +338,8 @@ def test_a_build_behind_its_own_stages_is_their_mean_and_all_have_folders(build_
     assert alone == found and alone_folders == [None] * 4 + [str(second)]
 
 
-def test_the_embeddings_of_a_build_truncate_texts_to_the_given_length(stage, tmp_path):
-    assert write_model([str(stage)], ["the fox"], tmp_path / "out", 9).max_seq_length == 9
+def test_the_embeddings_of_a_build_truncate_texts_to_the_given_length(stage, texts, tmp_path):
+    assert write_model([str(stage)], texts, tmp_path / "out", 9).max_seq_length == 9
     assert (
         SentenceTransformer(str(tmp_path / "out")).encode("the fox " * 9, output_value="token_embeddings").shape[0] == 9
     )
@@ -450,8 +469,9 @@ def test_a_corpus_without_held_out_packages_is_refused_before_the_measurements(s
         mini.build(MiniArguments(stages=[str(stage)], corpus=str(corpus), out=f"{tmp_path}/out"))
 
 
-def test_a_model_above_the_limit_is_refused_and_nothing_is_written(stage, corpus, tmp_path, monkeypatch):
+def test_a_model_above_the_limit_is_refused_and_nothing_is_written(stage, corpus, texts, tmp_path, monkeypatch):
     monkeypatch.setattr(mini, "LARGEST_MB", 0.01)
+    (corpus / "train_texts.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
     before = set(tmp_path.iterdir())
     (stage / "training_summary.json").write_text(json.dumps(STAGE))
     with pytest.raises(ValueError, match=r"but at most 0\.01 MB may ship"):

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import torch
 from huggingface_hub import ModelCard, ModelCardData
 from sentence_transformers import SentenceTransformer
@@ -30,7 +31,7 @@ from ..data.collators import PackedMLMCollator
 from ..data.files import file_hash, saving, write_json
 from ..data.wordpiece import PreTrainedTokenizerFast
 from ..embeddings.distillation import TEACHER, open_teacher
-from ..embeddings.models import inverse_document_frequencies, sentence_transformer
+from ..embeddings.models import inverse_document_frequencies, partial_whitening, sentence_transformer
 from ..embeddings.training_sets import read_pairs
 from ..evaluation.masked_lm import bigram_accuracy, masked_accuracy, unigram_accuracy
 from ..evaluation.pseudo_perplexity import MaskedText, masked_losses, positions_to_mask, pseudo_perplexity, unmasked_ids
@@ -57,6 +58,7 @@ OLDER_PARTS = (
     {"pretraining", "contrastive", "measured"},  # before the model had a decoder
 )
 SHOWN_SOURCES = 12
+NUM_WHITENED = 10_000  # texts; a covariance of width 256 needs no more
 TEACHERS = {TEACHER: "sentence-transformers/all-MiniLM-L6-v2"}  # ids on the Hub of teachers in Python packages
 CORPUS_FILES = ("train.jsonl", "train_texts.jsonl", "train_documents.jsonl", HELD_OUT_ENTRIES, SOURCES)
 CORPUS_FILES += (HELD_OUT, "held_out_packages_pairs.jsonl")
@@ -327,12 +329,12 @@ def write_model(
 ) -> SentenceTransformer:
     """Save embedding model and decoder in bf16 into an empty folder, without the code, which is part of the package.
 
-    The mean of the embedding weighs each token by its inverse document frequency. The stages train the plain mean: 300 more steps
-    with the weights gave no better model (docs/mini_training.md).
+    The mean of the embedding weighs each token by its inverse document frequency, and partial whitening follows. The stages train
+    the plain mean: 300 more steps with the weights gave no better model (docs/mini_training.md).
 
     Args:
         folders: Folders of the stages whose mean ships.
-        texts: Texts to count tokens in.
+        texts: Texts to count tokens in; a sample of them is whitened.
         out: Folder to write.
         max_seq_length: Length in tokens to which embeddings truncate texts; by default that of the last folder.
 
@@ -340,15 +342,26 @@ def write_model(
         The embedding model.
 
     Raises:
-        ValueError: As of `mean_model`.
+        ValueError: As of `mean_model` and `partial_whitening`.
     """
-    language_model, folder = mean_model(folders), folders[-1]
+    language_model, folder, texts = mean_model(folders), folders[-1], list(texts)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     weights = inverse_document_frequencies(tokenizer, texts, tokenizer.model_max_length)
-    options = dict(token_weights=weights, max_seq_length=max_seq_length, model_kwargs={"dtype": torch.bfloat16})
-    sentence_transformer(folder, **options).save_pretrained(str(out), create_model_card=False)
-    language_model.save_pretrained(out)  # replaces config and weights by those with the decoder, and by the mean
-    PreTrainedTokenizerFast.from_pretrained(out).save_pretrained(out)  # under a class name that every version knows
+    options = dict(token_weights=weights, max_seq_length=max_seq_length)
+    with tempfile.TemporaryDirectory() as mean:
+        language_model.save_pretrained(mean)
+        tokenizer.save_pretrained(mean)
+        model = sentence_transformer(mean, **options, model_kwargs={"dtype": best_dtype()})
+        sample = np.random.default_rng(0).permutation(len(texts))[:NUM_WHITENED]
+        projection = partial_whitening(model.encode([texts[i] for i in sample]))
+        bf16 = {"dtype": torch.bfloat16}
+        model = sentence_transformer(mean, **options, projection=projection, model_kwargs=bf16)
+        model.save_pretrained(str(out), create_model_card=False)
+    language_model.save_pretrained(out)  # replaces config and weights by those with the decoder
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(out)
+    tokenizer.backend_tokenizer.no_truncation()  # the last call's, not the model's length, which tokenizer_config.json has
+    tokenizer.backend_tokenizer.no_padding()
+    tokenizer.save_pretrained(out)  # under a class name that every version knows
     for file in out.glob("*_neobert.py"):
         file.unlink()
     config = json.loads((out / "config.json").read_text("utf-8"))
@@ -504,6 +517,7 @@ def write_card(model: SentenceTransformer, out: Path, written: dict, sources: di
         speed=f"{figures['tokens_per_s']:,.0f}",
         machine=figures["machine"],
         dtype=figures["dtype"],
+        num_whitened=f"{NUM_WHITENED:,}",
         training="\n".join(stage_text(number, stage) for number, stage in enumerate(written["stages"], 1)),
         averaged=averaged_text(written["averaged"], len(written["stages"])),
         questions=f" A language model wrote {num:,} everyday questions to entries of these sources, which the model learned "
