@@ -38,6 +38,7 @@ TABLES = {
         "token_weights": partial(rows_of, "token_weights_cpu_float32", quality.TOKEN_WEIGHTS),
         "written_questions": partial(rows_of, "written_questions_cpu_float32", quality.WRITTEN_QUESTIONS),
         "candidates": partial(rows_of, "mini_candidates_cpu", quality.WRITTEN_QUESTIONS),
+        "whitening": partial(rows_of, "mini_whitening_cpu_float32", quality.WRITTEN_QUESTIONS),
         "seeds": quality.seeds,
     },
     "docs/embeddings.md": {"embeddings": quality.embeddings},

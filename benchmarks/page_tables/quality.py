@@ -225,6 +225,7 @@ WRITTEN_QUESTIONS = {
     "everyday, later: 50": ("later", ""),
     "details: 600": ("details", ""),
     "masked accuracy": ("masked", ".3f"),
+    "of held-out entries": ("masked entries", ".3f"),
 }
 
 INT8 = {
