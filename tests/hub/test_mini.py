@@ -169,6 +169,8 @@ def test_the_written_folder_embeds_and_fills_masks_without_code_and_under_a_toke
     written = json.loads((tmp_path / "out/tokenizer_config.json").read_text())
     assert written["tokenizer_class"] == "PreTrainedTokenizerFast"
     assert model.tokenizer.tokenize("theFox") == model.tokenizer.tokenize("the fox")
+    saved = json.loads((tmp_path / "out/tokenizer.json").read_text())
+    assert saved["truncation"] is None and saved["padding"] is None
 
 
 def test_the_embeddings_of_the_written_folder_are_whitened_in_part(stage, texts, tmp_path, monkeypatch):

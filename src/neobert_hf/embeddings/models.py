@@ -127,8 +127,8 @@ def inverse_document_frequencies(
 def partial_whitening(vectors: np.ndarray, power: float = 0.4) -> np.ndarray:
     """Return the linear map after which the covariance C of unit-length embeddings is C^(1 - power) up to a factor.
 
-    Directions in which texts differ most lose weight, so texts of one field are told apart better. Embeddings are not centred:
-    a stock `Dense` module is to hold the map, and the mean is short.
+    Directions in which texts differ most lose weight, so texts of one field are told apart better. The map is linear, so
+    embeddings are not centred.
 
     Source: whitening (Su et al., arXiv 2103.15316) in part, as Soft-ZCA (arXiv 2411.17538) does for code search, which adds a
     constant to the variances; this takes a power of them.

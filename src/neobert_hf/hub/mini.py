@@ -329,12 +329,12 @@ def write_model(
 ) -> SentenceTransformer:
     """Save embedding model and decoder in bf16 into an empty folder, without the code, which is part of the package.
 
-    The mean of the embedding weighs each token by its inverse document frequency, and partial whitening follows. The stages train
-    the plain mean: 300 more steps with the weights gave no better model (docs/mini_training.md).
+    A linear map whitens the token vectors in part, and their mean weighs each token by its inverse document frequency. The stages
+    train the plain mean: 300 more steps with the weights gave no better model (docs/mini_training.md).
 
     Args:
         folders: Folders of the stages whose mean ships.
-        texts: Texts to count tokens in; a sample of them is whitened.
+        texts: Texts to count tokens in. The map is computed from the embeddings of a sample of them.
         out: Folder to write.
         max_seq_length: Length in tokens to which embeddings truncate texts; by default that of the last folder.
 
