@@ -510,6 +510,8 @@ def test_the_card_names_every_stage_source_and_missing_package(stage, tmp_path):
         "The model that ships is the mean of the parameters after stages 1 (weight 2) and 2.",
         "A language model wrote 1,234 everyday questions",
         "inverse document frequency",
+        "partial whitening",
+        "at most 10,000 texts and documents",
         "float32, texts for embeddings",
         "| wn ",
         "django",
