@@ -146,6 +146,7 @@ def stage(tmp_path, tokenizer, tiny_config):
 def texts():
     """More texts than the tiny model has dimensions, of which each has "the" and one in three "fox"."""
     words = ["quick", "brown", "jumps", "over", "dog", "lazy", "warm", "red", "house", "sea"]
+    words += ["and", "then", "it", "sleeps", "in", "a", "by", "old", "q", "w", "f", "j"]
     rng = np.random.default_rng(2)
     return [" ".join(["the", *["fox"] * (i % 3 == 0), *rng.choice(words, rng.integers(1, 9))]) for i in range(300)]
 
