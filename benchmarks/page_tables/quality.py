@@ -18,8 +18,8 @@ def mini() -> str:
     packages, entries = measured["num_held_out"], measured["num_held_out_entries"]
     return (
         f"{masked_table(measured)}\n\nMasked-token accuracy on {packages:,} docstrings of pandas and networkx, of which the "
-        f"model learned nothing, and on {entries:,} held-out docstrings of the other packages, some of which its first three "
-        f"stages may have read. At most {measured['max_length']} tokens each. {measured['machine']}."
+        f"model learned nothing, and on {entries:,} held-out docstrings of the other packages, some of which the stages that had "
+        f"an earlier corpus may have read. At most {measured['max_length']} tokens each. {measured['machine']}."
     )
 
 
