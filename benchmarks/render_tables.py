@@ -65,6 +65,7 @@ TABLES = {
         "ablations": quality.ablations,
         "finetuning_speed": partial(rows_of, "finetuning_speed_cpu", speed.FINETUNING_SPEED),
         "finetuning_speed_float32": partial(rows_of, "finetuning_speed_cpu_float32", speed.FINETUNING_SPEED),
+        "dtypes": partial(rows_of, "dtypes_cpu", speed.DTYPES),
         "selected_tokens": partial(rows_of, "selected_tokens_cpu_float32", speed.SELECTED_TOKENS),
         "pseudo_perplexity_avx2": partial(rows_of, "pseudo_perplexity_cpu_float32", speed.PSEUDO_PERPLEXITY),
         "pseudo_perplexity": partial(rows_of, "pseudo_perplexity_cpu", speed.PSEUDO_PERPLEXITY),

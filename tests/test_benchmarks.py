@@ -31,6 +31,7 @@ OPTIONS = {
     "int8": "--packages tqdm --num_questions 4",
     "finetuning_speed": f"--data_dir glue --tasks cola --models {MINI_MODEL_PATH} --num_steps 1 --num_rounds 1 --batch_size 2",
     "pseudo_perplexity": "--lengths 16 --positions 4 --dtypes float32 --num_rounds 1",
+    "dtypes": "--num_layers 1 --shapes 1x8 --training_shape 2x4 --num_rounds 1",
     "selected_tokens": "--shapes mini --num_tokens 200 --num_rounds 1 --dtype float32",
     "finetuning": "--data_dir glue --output_dir out --tasks cola --learning_rates 1e-4 --seeds 1 --max_steps 2",
 }

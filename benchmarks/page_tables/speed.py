@@ -194,6 +194,15 @@ PSEUDO_PERPLEXITY = {
     "memory above the model, MB": ("memory_above_model_mb", ",.0f"),
 }
 
+DTYPES = {
+    "task": ("task", ""),
+    "sequences x tokens": ("shape", ""),
+    "dtype": ("dtype", ""),
+    "tokens/s": ("tokens_per_s", ",.0f"),
+    "spread": ("spread", ".1%"),
+    "speed over float32": ("speed_over_float32", ".2f"),
+}
+
 SELECTED_TOKENS = {
     "shape": ("shape", ""),
     "task": ("task", ""),

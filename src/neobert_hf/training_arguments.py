@@ -62,7 +62,7 @@ class PrecisionArguments:
     auto_precision: bool = field(
         default=False,
         metadata={
-            "help": "bf16 if the machine has instructions for it (best_dtype), else float32; --bf16 or --fp16 overrides it."
+            "help": "bf16 if it is faster on this machine (best_dtype), else float32; --bf16 or --fp16 overrides it."
         },
     )
 

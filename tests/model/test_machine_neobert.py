@@ -47,6 +47,36 @@ def test_bf16_instructions_depend_on_the_processor(monkeypatch, capability, answ
 
 
 @pytest.mark.parametrize(
+    ("capabilities", "dtype"),
+    [
+        (
+            {"cpu_name": "Intel Xeon", "avx512_fp16": True, "amx_tile": False},
+            torch.float32,
+        ),  # a virtual machine hides AMX
+        ({"cpu_name": "Intel Xeon", "avx512_fp16": True, "amx_tile": True}, torch.bfloat16),  # Sapphire Rapids
+        ({"cpu_name": "Intel Xeon", "avx512_fp16": False, "amx_tile": False}, torch.bfloat16),  # Cooper Lake
+        ({"cpu_name": "AMD EPYC", "avx512_fp16": True, "amx_tile": False}, torch.bfloat16),
+        ({}, torch.bfloat16),
+    ],
+)
+def test_an_intel_processor_whose_amx_is_hidden_uses_float32(monkeypatch, capabilities, dtype):
+    monkeypatch.delenv("NEOBERT_CPU_BF16", raising=False)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.setattr(machine_neobert.TORCH, "has_avx512_bf16", lambda: True)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    assert has_bf16_instructions()
+    assert neobert_hf.best_dtype() == dtype
+
+
+def test_a_torch_that_does_not_tell_its_capabilities_uses_bf16_instructions(monkeypatch):
+    monkeypatch.delenv("NEOBERT_CPU_BF16", raising=False)
+    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.setattr(machine_neobert.TORCH, "has_avx512_bf16", lambda: True)
+    assert neobert_hf.best_dtype() == torch.bfloat16
+
+
+@pytest.mark.parametrize(
     ("capability", "expected"), [((7, 5), torch.float16), ((8, 0), torch.bfloat16), ((9, 0), torch.bfloat16)]
 )
 def test_gpus_before_ampere_use_float16_and_later_gpus_bfloat16(monkeypatch, capability, expected):

@@ -2,7 +2,7 @@
 
 All results depend on the instructions of the processor and not on timing, so two runs on one machine take the same path.
 `ATEN_CPU_CAPABILITY=avx2` hides AVX-512 from torch, and so from this file; `NEOBERT_CPU_BF16=0` or `1` overrides the
-detection of bf16 instructions.
+detection of bf16 instructions, and of their speed.
 
 Private names of torch are looked up only here (`TORCH`). A later torch may lack one of them; its entry is then None, and
 standard operations run instead.
@@ -59,16 +59,33 @@ def has_bf16_instructions() -> bool:
     return any(check is not None and check() for check in checks)
 
 
+def bf16_is_fastest() -> bool:
+    """Whether bf16 products are faster than fp32 products on this CPU.
+
+    Intel processors from Sapphire Rapids on have fast bf16 products in AMX only. A virtual machine can hide AMX from them. What
+    remains, AVX512-BF16, then is 0.6 times as fast as fp32 (benchmarks/README.md, "The fastest dtype"). AVX512-FP16 tells them
+    from Cooper Lake, which was not measured. A torch without `torch.cpu.get_capabilities` cannot tell; bf16 counts as faster.
+
+    Raises:
+        ValueError: As `has_bf16_instructions`.
+    """
+    if not has_bf16_instructions() or os.environ.get("NEOBERT_CPU_BF16"):
+        return has_bf16_instructions()
+    found = getattr(torch.cpu, "get_capabilities", dict)()
+    is_amx_hidden = found.get("avx512_fp16", False) and not found.get("amx_tile", False)
+    return not (is_amx_hidden and "Intel" in found.get("cpu_name", ""))
+
+
 def best_dtype(device: str | torch.device = "cpu") -> torch.dtype:
     """The dtype with the fastest inference on `device` that is at least as precise as bf16.
 
     Returns:
-        On a CPU bfloat16 if it has bf16 instructions, else float32. On CUDA bfloat16 from Ampere on, float16 on older GPUs. On
-        any other device float32, because no other device was measured.
+        On a CPU bfloat16 if bf16 products are faster (`bf16_is_fastest`), else float32. On CUDA bfloat16 from Ampere on, float16 on
+        older GPUs. On any other device float32, because no other device was measured.
     """
     device = torch.device(device)
     if device.type == "cpu":
-        return torch.bfloat16 if has_bf16_instructions() else torch.float32
+        return torch.bfloat16 if bf16_is_fastest() else torch.float32
     if device.type == "cuda":
         is_ampere = torch.version.hip or torch.cuda.get_device_capability(device) >= (8, 0)
         return torch.bfloat16 if is_ampere else torch.float16

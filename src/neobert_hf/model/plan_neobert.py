@@ -11,7 +11,7 @@ from .attention_neobert import ForwardPlan, make_dense_mask
 from .backends_neobert import Situation, choose_backend, find_backend, runs_packed
 from .kernels_neobert import choose_kernels, is_tracing
 from .layout_neobert import HostValues, SequenceLayout, make_layout
-from .machine_neobert import has_bf16_instructions
+from .machine_neobert import bf16_is_fastest
 
 logger = logging.get_logger(__name__)
 
@@ -93,15 +93,15 @@ def make_plan(
 def warn_of_limits(
     layout: SequenceLayout, max_position_embeddings: int, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Warn once about a sequence longer than the training context, and once about a CPU that emulates bf16."""
+    """Warn once about a sequence longer than the training context, and once about bf16 on a CPU where it is slow."""
     longest = layout.max_length or layout.shape[1]
     if longest > max_position_embeddings:
         logger.warning_once(
             f"A sequence of {longest} tokens is longer than the {max_position_embeddings} tokens of the training context "
             "(max_position_embeddings); results may be worse. Truncate the input to avoid this."
         )
-    if dtype == torch.bfloat16 and device.type == "cpu" and not has_bf16_instructions():
+    if dtype == torch.bfloat16 and device.type == "cpu" and not bf16_is_fastest():
         logger.warning_once(
-            "This CPU has no bf16 instructions: bfloat16 is emulated and several times slower than float32. Load the model "
-            "with dtype=torch.float32, or with dtype=neobert_hf.best_dtype(), which is the fastest dtype on any machine."
+            "bfloat16 is slower than float32 on this CPU, several times so if it has no bf16 instructions. Load the model with "
+            "dtype=torch.float32, or with dtype=neobert_hf.best_dtype(), which is the fastest dtype on any machine."
         )
