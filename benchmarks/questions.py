@@ -35,9 +35,9 @@ from transformers import HfArgumentParser
 
 import neobert_hf
 from neobert_hf.cli import embedding_model
+from neobert_hf.demo import search as index_module
 from neobert_hf.demo.documentation import Entry, collect_documentation, first_sentence
 from neobert_hf.demo.ranking import ranking, words_of
-from neobert_hf.demo.search import DocumentationIndex
 
 QUESTIONS = {
     "wait a few seconds": "time.sleep asyncio.sleep",
@@ -276,10 +276,15 @@ def main():
         kinds["details"] = detail_questions(entries, arguments.num_details)
 
         def index(
-            model: SentenceTransformer, num_candidates: int = 0, hybrid: bool = False, has_bonus: bool = True
+            model: SentenceTransformer,
+            num_candidates: int = 0,
+            hybrid: bool = False,
+            has_bonus: bool = True,
+            num_tokens: int = index_module.INDEXED_TOKENS,
         ) -> Callable[[str], list[str]]:
+            index_module.INDEXED_TOKENS = num_tokens
             options = dict(show_progress=False, cache_dir=folder, hybrid=hybrid)
-            made = DocumentationIndex(model, arguments.package.split(","), num_candidates, **options)
+            made = index_module.DocumentationIndex(model, arguments.package.split(","), num_candidates, **options)
             made.bonuses *= has_bonus
             return lambda question: [hit.entry.name for hit in made.search(question, top_k=3)]
 
@@ -293,6 +298,10 @@ def main():
         for candidates in arguments.num_candidates:
             name = f"mini, then tokens of {candidates}" if candidates else "mini"
             contenders[name] = lambda candidates=candidates: index(mini, candidates)
+        for num_tokens in (32, 128):
+            contenders[f"mini, first {num_tokens} tokens"] = lambda num_tokens=num_tokens: index(
+                mini, num_tokens=num_tokens
+            )
         contenders["mini, mentions do not count"] = lambda: index(mini, has_bonus=False)
         contenders["mini, one vector for each entry"] = lambda: whole_texts(mini, entries)
         contenders["mini, hybrid"] = lambda: index(mini, hybrid=True)

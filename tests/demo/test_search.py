@@ -71,6 +71,31 @@ def test_an_entry_has_a_view_of_its_first_sentence_and_one_of_the_rest(text, exp
     assert found == [f"{name}\n{part}" if part else name for part in expected]
 
 
+@pytest.mark.parametrize(("num_candidates", "num_read"), [(0, 64), (1, 100)])
+def test_the_vector_of_a_long_text_is_that_of_its_first_64_tokens_or_of_all_if_tokens_rerank(
+    folder, tmp_path, monkeypatch, num_candidates, num_read
+):
+    entries = [Entry("p", "fox", "", "quick fox " * count, "p", "fox") for count in (10, 60)]
+    monkeypatch.setattr(search, "collect_documentation", lambda *arguments, **options: entries)
+    model = sentence_transformer(folder, max_seq_length=100)
+    found = DocumentationIndex(model, ["p"], num_candidates, show_progress=False, cache_dir=tmp_path / "cache")
+    assert model.max_seq_length == 100  # questions are read as before
+    reader = sentence_transformer(folder, max_seq_length=num_read)
+    texts = [views(entry)[0] for entry in entries]
+    np.testing.assert_allclose(found.vectors, reader.encode(texts, normalize_embeddings=True), atol=1e-5)
+
+
+def test_a_failure_while_texts_are_embedded_leaves_the_maximum_length_of_the_model(folder, tmp_path, monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    model = sentence_transformer(folder, max_seq_length=100)
+    monkeypatch.setattr(model, "encode_document", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        DocumentationIndex(model, ["tqdm"], show_progress=False, cache_dir=tmp_path / "cache")
+    assert model.max_seq_length == 100
+
+
 def test_of_two_entries_that_resemble_a_question_alike_the_one_that_more_modules_mention_comes_first(
     folder, tmp_path, monkeypatch
 ):
