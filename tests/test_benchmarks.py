@@ -131,6 +131,8 @@ def test_every_search_answers_the_questions_and_the_documentation_holds_the_answ
         "all-MiniLM-L6-v2, one vector for each entry",
         "mini",
         "mini, then tokens of 5",
+        "mini, first 32 tokens",
+        "mini, first 128 tokens",
     ]
     searches += ["mini, mentions do not count", "mini, one vector for each entry", "mini, hybrid"]
     assert [row["search"] for row in result["rows"]] == searches
