@@ -49,10 +49,7 @@ def test_bf16_instructions_depend_on_the_processor(monkeypatch, capability, answ
 @pytest.mark.parametrize(
     ("capabilities", "dtype"),
     [
-        (
-            {"cpu_name": "Intel Xeon", "avx512_fp16": True, "amx_tile": False},
-            torch.float32,
-        ),  # a virtual machine hides AMX
+        ({"cpu_name": "Intel Xeon", "avx512_fp16": True, "amx_tile": False}, torch.float32),  # its AMX is hidden
         ({"cpu_name": "Intel Xeon", "avx512_fp16": True, "amx_tile": True}, torch.bfloat16),  # Sapphire Rapids
         ({"cpu_name": "Intel Xeon", "avx512_fp16": False, "amx_tile": False}, torch.bfloat16),  # Cooper Lake
         ({"cpu_name": "AMD EPYC", "avx512_fp16": True, "amx_tile": False}, torch.bfloat16),

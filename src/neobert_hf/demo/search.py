@@ -32,7 +32,7 @@ KEPT_TOKEN_BYTES = 1 << 30  # above this size token vectors are computed for the
 # `tkinter.Text.search`. Chosen with the 110 everyday questions of benchmarks/questions.py.
 MENTION_BONUS = 0.01
 # An index of one vector for each text reads so many tokens of it. With the mini model's 128 tokens it reads a fifth more of the
-# standard library, and answers 3 of 600 questions about details more (docs/mini.md).
+# standard library, and answers 2 of 600 questions about details more (docs/mini.md).
 INDEXED_TOKENS = 64
 BATCHES_AT_ONCE = 4  # number of batches that are embedded before the progress bar moves and token vectors are rounded
 

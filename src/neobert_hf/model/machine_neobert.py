@@ -1,6 +1,6 @@
 """Hardware capabilities: bf16 instructions, the fastest dtype and the fastest matrix products.
 
-All results depend on the instructions of the processor and not on timing, so two runs on one machine take the same path.
+All results depend on the processor and not on timing, so two runs on one machine take the same path.
 `ATEN_CPU_CAPABILITY=avx2` hides AVX-512 from torch, and so from this file; `NEOBERT_CPU_BF16=0` or `1` overrides the
 detection of bf16 instructions, and of their speed.
 
@@ -70,8 +70,9 @@ def bf16_is_fastest() -> bool:
     Raises:
         ValueError: As `has_bf16_instructions`.
     """
-    if not has_bf16_instructions() or os.environ.get("NEOBERT_CPU_BF16"):
-        return has_bf16_instructions()
+    has_instructions = has_bf16_instructions()
+    if not has_instructions or os.environ.get("NEOBERT_CPU_BF16"):
+        return has_instructions
     found = getattr(torch.cpu, "get_capabilities", dict)()
     is_amx_hidden = found.get("avx512_fp16", False) and not found.get("amx_tile", False)
     return not (is_amx_hidden and "Intel" in found.get("cpu_name", ""))

@@ -123,7 +123,7 @@ def muon_with_adamw(
 ) -> MuonWithAdamW:
     """Return the optimizer of a model: Muon for the matrices of its blocks, AdamW for embeddings, norms and decoder.
 
-    Muon computes in bfloat16, and in float32 on a CPU without bf16 instructions.
+    Muon computes in bfloat16, and in float32 on a CPU where that is the faster dtype (`best_dtype`).
 
     Args:
         modules: Modules to train; parameters that they share are trained once.
