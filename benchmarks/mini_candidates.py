@@ -76,7 +76,7 @@ def main():
     }
     dev, rows = read_stsb(arguments.stsb, "dev"), []
     with tempfile.TemporaryDirectory() as cache:
-        entries = collect_documentation(False, ["python"], cache, public_only=True)
+        entries = collect_documentation(False, ["python"], cache, public_api=True)
         kinds = KINDS | {"details": detail_questions(entries, arguments.num_details)}
         for candidate in tqdm(arguments.candidates, "candidates"):
             name, folders = candidate.rsplit("=", 1)

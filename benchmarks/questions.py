@@ -5,8 +5,8 @@
 Questions in the words of a user, each with the names of the correct entries. They were written before any search ran, and are
 not changed; some of the names turned out to be no entries. `QUESTIONS` (60) chose the last training stages of the mini model, the
 two vectors of an entry, and `MENTION_BONUS`. `LATER_QUESTIONS` (50) were written after the first experiments with two vectors and
-before the choice, and chose between bonuses of 0.01 and 0.015. Both chose among the stages that learned written questions. No
-search can answer the question about csv.DictReader: it has no docstring. The mini model learned other questions to the correct
+before the choice, and chose between bonuses of 0.01 and 0.015. Both chose among the stages that learned written questions. The
+question about csv.DictReader led to the entries without a docstring. The mini model learned other questions to the correct
 entries (hub_upload/mini_questions.tsv). Questions about details are random sentences that occur in one docstring only, and are
 not its first.
 
@@ -271,7 +271,7 @@ def main():
     rows, answers, commands = [], {}, {}
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
-        entries = collect_documentation(False, arguments.package.split(","), folder, public_only=True)
+        entries = collect_documentation(False, arguments.package.split(","), folder, public_api=True)
         reading_s = time.perf_counter() - started
         kinds["details"] = detail_questions(entries, arguments.num_details)
 

@@ -94,8 +94,8 @@ def shop(tmp_path, monkeypatch):
         file.write_text("".join(part + DOC.format(f"{name} {i}") for i, part in enumerate(parts[:-1])) + parts[-1])
     paths = sysconfig.get_paths() | dict.fromkeys(("purelib", "platlib"), str(tmp_path / "site"))
     monkeypatch.setattr(sysconfig, "get_paths", lambda: paths)
-    return lambda packages, public_only=False: {
-        entry.name: entry.public_name for entry in collect_documentation(False, packages, None, public_only)
+    return lambda packages, public_api=False: {
+        entry.name: entry.public_name for entry in collect_documentation(False, packages, None, public_api)
     }
 
 
@@ -131,9 +131,9 @@ def test_an_object_of_a_private_module_gets_the_name_that_a_public_module_offers
 
 
 def test_the_search_leaves_out_what_has_no_public_name_unless_the_package_is_named_by_its_private_part(shop):
-    assert shop(["shop"], public_only=True) == PUBLIC
-    assert {name for name in shop(None, public_only=True) if name.startswith("shop")} == set(PUBLIC)
-    assert set(shop(["shop._core"], public_only=True)) == {
+    assert shop(["shop"], public_api=True) == PUBLIC
+    assert {name for name in shop(None, public_api=True) if name.startswith("shop")} == set(PUBLIC)
+    assert set(shop(["shop._core"], public_api=True)) == {
         *("shop._core.make", "shop._core.Typed", "shop._core.Kept", "shop._core.Kept.method", "shop._core.unused"),
         *("shop._core._Base.shared", "shop._core.temporary"),
     }
@@ -164,12 +164,12 @@ print(failed)
 @pytest.mark.parametrize("package", ["numpy", "torch", "tqdm"])
 def test_python_finds_the_objects_of_an_installed_package_under_their_public_names(package):
     """Not every one: a module may delete a name, or replace it by another object, while it is imported."""
-    entries = collect_documentation(False, [package], CACHE, public_only=True)
+    entries = collect_documentation(False, [package], CACHE, public_api=True)
     entries = random.Random(0).sample(entries, min(200, len(entries)))
     failed = eval(run(CHECK.format(places=[(entry.module, entry.qualname) for entry in entries])))
     assert len(failed) <= 0.03 * len(entries), failed
 
 
 def test_famous_functions_have_the_names_that_users_write():
-    names = {entry.public_name for entry in collect_documentation(False, ["numpy"], CACHE, public_only=True)}
+    names = {entry.public_name for entry in collect_documentation(False, ["numpy"], CACHE, public_api=True)}
     assert {"numpy.sort", "numpy.linalg.norm", "numpy.fft.fft", "numpy.polynomial.Polynomial"} <= names

@@ -1,5 +1,6 @@
 """The index of the documentation: ranking, reranking, the cache of vectors, and errors for invalid input."""
 
+import dataclasses
 import errno
 import math
 import multiprocessing
@@ -22,7 +23,7 @@ from sentence_transformers.sentence_transformer.modules import BoW, Dense, Stati
 
 from neobert_hf import NeoBERTForMaskedLM, contextual_sentence_transformer, sentence_transformer
 from neobert_hf.data import arrays as cache
-from neobert_hf.demo import search
+from neobert_hf.demo import documentation, search
 from neobert_hf.demo.documentation import Entry, collect_documentation, first_sentence
 from neobert_hf.demo.ranking import WordIndex
 from neobert_hf.demo.search import DocumentationIndex, views
@@ -83,6 +84,21 @@ def test_the_vector_of_a_long_text_is_that_of_its_first_64_tokens_or_of_all_if_t
     reader = sentence_transformer(folder, max_seq_length=num_read)
     texts = [views(entry)[0] for entry in entries]
     np.testing.assert_allclose(found.vectors, reader.encode(texts, normalize_embeddings=True), atol=1e-5)
+
+
+def test_an_entry_without_a_docstring_is_found_by_its_name_and_says_so(folder, tmp_path, monkeypatch):
+    entries = [
+        Entry("csv", "csv.BrownFox", "", "", "csv", "BrownFox"),
+        Entry("csv", "csv.dog", "(x)", "", "csv", "dog"),
+        Entry("csv", "csv.cat", "", "Sleep all day.", "csv", "cat"),
+    ]
+    rows = [dataclasses.astuple(entry) for entry in entries]
+    monkeypatch.setattr(documentation, "_run_reader", lambda job: rows)
+    assert collect_documentation(False, ["python"], None) == entries[2:] == documentation._standard_library(None)
+    found = DocumentationIndex(sentence_transformer(folder), ["python"], show_progress=False, cache_dir=tmp_path)
+    assert found.entries == entries  # empty texts are no duplicates
+    hit = found.search("csv Brown Fox", top_k=1)[0]
+    assert str(hit) == "csv.BrownFox\n    (no docstring)\n    from csv import BrownFox    (1.00 cosine)"
 
 
 def test_a_failure_while_texts_are_embedded_leaves_the_maximum_length_of_the_model(folder, tmp_path, monkeypatch):

@@ -62,12 +62,15 @@ Row = tuple[str, str, str, str, str, str] | tuple[str, str, str, str, str, str, 
 
 
 def standard_library() -> list[Row]:
-    """Return the documented objects of the standard library, each once, under its public name, sorted by name.
+    """Return the objects of the standard library, each once, under its public name, sorted by name.
 
     A name is public if no part of it begins with an underscore and its module exports it: by `__all__`, or, without `__all__`, by
     defining it or by importing it from a submodule or a private module. Builtins have names without a module (`sorted`,
     `list.append`). If one text has several public names, the order of preference is: the object's own `__name__`, the fewest
     parts, the shortest. Modules that cannot be imported on this machine are skipped.
+
+    A class or function without a docstring has the text "" if an `__all__` lists it, such as `csv.DictReader`, whose description
+    is not in the source. Other objects without a docstring are left out.
     """
     modules = {}
     for name in _module_names():
@@ -93,7 +96,7 @@ def standard_library() -> list[Row]:
                 qualname = "" if name == module_name else name.removeprefix(f"{module_name}.")
                 row = (module_name.split(".")[0], name, signature, text, module_name, qualname)
                 best[text] = ((*rank, name), row)
-    rows = sorted((row for _, row in best.values()), key=lambda row: row[1])
+    rows = sorted([*(row for _, row in best.values()), *_undocumented(modules)], key=lambda row: row[1])
     # code calls a method of a builtin class without naming the class: `.append`, not `list.append`
     parts = [set(row[1].split(".")[-1 if row[0] == "builtins" else 0 :]) for row in rows]
     return [(*row, sum(each <= names for names in mentioned)) for row, each in zip(rows, parts)]
@@ -184,12 +187,26 @@ def _offered(module_name: str, module: ModuleType) -> Iterator[tuple[str, object
         yield name, thing
 
 
+def _undocumented(modules: dict[str, ModuleType]) -> Iterator[tuple[str, str, str, str, str, str]]:
+    """Yield the classes and functions without a docstring that an `__all__` lists, with "" as the text, each under one name."""
+    best: dict[int, tuple] = {}  # by the identity of the object
+    for module_name, module in modules.items():
+        for name, thing in _offered(module_name, module) if hasattr(module, "__all__") else ():
+            signature, text = _signature(thing, name, _own_docstring(thing))
+            is_callable = inspect.isclass(thing) or inspect.isroutine(thing)
+            if is_callable and not _is_alias(thing, name) and not _is_description(text):
+                rank = (module_name.count("."), len(module_name), module_name, name, signature)
+                best[id(thing)] = min(rank, best.get(id(thing), rank))
+    for *_, module_name, name, signature in best.values():
+        yield module_name.split(".")[0], f"{module_name}.{name}", signature, "", module_name, name
+
+
 def _described(thing: object, name: str, public_classes: set[int]) -> Iterator[tuple[tuple, tuple[str, str, str]]]:
     """Yield rank and (name, signature, text) of an object and of the public members of a class; a smaller rank is better."""
     last_name = name.rpartition(".")[2]
     is_alias = _is_alias(thing, last_name)
     signature, text = _signature(thing, last_name, _own_docstring(thing))
-    if len(text.split()) > 1 and not text.startswith("Alias for field number"):
+    if _is_description(text):
         yield (is_alias, name.count("."), len(name)), (name, signature, text.encode("utf-8", "replace").decode())
     if inspect.isclass(thing) and not is_alias:
         # members of bases without a public name count as members of the class: `_socket.socket` defines `socket.socket.connect`
@@ -199,6 +216,11 @@ def _described(thing: object, name: str, public_classes: set[int]) -> Iterator[t
             if not member.startswith("_") and _is_member(value):
                 value = getattr(value, "__func__", value)  # unwraps class methods and static methods
                 yield from _described(value, f"{name}.{member}", public_classes)
+
+
+def _is_description(text: str) -> bool:
+    """Whether a docstring says more than one word; those of the fields of a named tuple are generated."""
+    return len(text.split()) > 1 and not text.startswith("Alias for field number")
 
 
 def _is_alias(thing: object, name: str) -> bool:

@@ -46,7 +46,8 @@ class Entry:
         package: Top-level package or module; "builtins" for builtins and "python" for language topics.
         name: Public name, without "builtins", or the topic.
         signature: Parameters from `inspect` or the source; often "" for objects that are not functions.
-        text: Dedented docstring.
+        text: Dedented docstring; "" for a class or function of the standard library that has none and that its module lists in
+            `__all__`.
         module: Module to import, the most public one: "numpy" for `numpy._core.fromnumeric.sort`; "builtins" for builtins, "" for
             language topics.
         qualname: Name inside the module, as Python's `__qualname__`: "sort"; "" for a module or a topic.
@@ -81,7 +82,7 @@ def collect_documentation(
     show_progress: bool = True,
     packages: Collection[str] | None = None,
     cache_dir: str | Path | None = CACHE,
-    public_only: bool = False,
+    public_api: bool = False,
 ) -> list[Entry]:
     """Read the documentation of the running Python, without duplicates, in a fixed order.
 
@@ -93,8 +94,9 @@ def collect_documentation(
         packages: Packages and modules, each with its submodules: "json", "os.path", "torch.nn"; "python" is the standard library
             with the language topics. Default: everything that is installed.
         cache_dir: Folder of the cache; None disables the cache.
-        public_only: Leave out entries whose public name has a part that begins with an underscore, and functions inside
-            functions. A package that is named with its private part, such as "torch._inductor", keeps its entries.
+        public_api: The names that users write instead of all docstrings: leave out entries whose public name has a part that
+            begins with an underscore, and functions inside functions, and add those without a docstring (`Entry.text` is "").
+            A package that is named with its private part, such as "torch._inductor", keeps its entries.
 
     Raises:
         ValueError: A package is not installed or has no documentation, or its name is empty.
@@ -107,14 +109,14 @@ def collect_documentation(
     for name in sorted((wanted or set()) - set(installed) - sys.stdlib_module_names - {"python"}):
         if paths := _paths_elsewhere(name):
             installed[name] = paths
-    library = _standard_library(cache_dir) if wanted is None or wanted - set(installed) else []
+    library = _standard_library(cache_dir, public_api) if wanted is None or wanted - set(installed) else []
     chosen = {name: paths for name, paths in installed.items() if wanted is None or name in wanted}
     entries = library + read_packages(chosen, show_progress, cache_dir)
-    if packages is None and public_only:
+    if packages is None and public_api:
         entries = [entry for entry in entries if _is_public(entry)]
     if packages is not None:
         found = {
-            name: library if name == "python" else [entry for entry in entries if _is_within(entry, name, public_only)]
+            name: library if name == "python" else [entry for entry in entries if _is_within(entry, name, public_api)]
             for name in packages
         }
         if missing := sorted(name for name, each in found.items() if not each):
@@ -143,10 +145,10 @@ def all_entries(
 
 
 def without_duplicates(entries: Iterable[Entry]) -> list[Entry]:
-    """Return the first entry with each text."""
-    unique: dict[str, Entry] = {}
+    """Return the first entry with each text, and every entry without a text."""
+    unique: dict[str | Entry, Entry] = {}
     for entry in entries:
-        unique.setdefault(entry.text, entry)
+        unique.setdefault(entry.text or entry, entry)
     return list(unique.values())
 
 
@@ -193,12 +195,12 @@ def training_pairs(entries: Iterable[Entry]) -> list[dict[str, str]]:
     return retrieval_pairs(entries) + named
 
 
-def _is_within(entry: Entry, name: str, public_only: bool) -> bool:
+def _is_within(entry: Entry, name: str, public_api: bool) -> bool:
     """Whether an entry is in a package or module, by the name that its source has or by its public name."""
     is_inside = entry.package == name.split(".")[0] and (
         name == entry.package or any(f"{each}.".startswith(f"{name}.") for each in (entry.name, entry.public_name))
     )
-    return is_inside and (not public_only or _is_public(entry, name))
+    return is_inside and (not public_api or _is_public(entry, name))
 
 
 def _is_public(entry: Entry, package: str = "") -> bool:
@@ -207,7 +209,7 @@ def _is_public(entry: Entry, package: str = "") -> bool:
     return not (entry.module and below) or reexports.is_public(below)
 
 
-def _standard_library(cache_dir: str | Path | None) -> list[Entry]:
+def _standard_library(cache_dir: str | Path | None, with_undocumented: bool = False) -> list[Entry]:
     root = sysconfig.get_paths()["stdlib"]
     folders = [each for each in (root, os.path.join(root, "lib-dynload")) if os.path.isdir(each)]
     # systems have modules in packages of their own, such as tkinter, that can be installed later
@@ -216,7 +218,7 @@ def _standard_library(cache_dir: str | Path | None) -> list[Entry]:
     if rows is None:
         rows = _run_reader({})
         _keep(cache_dir, "python", key, rows)
-    return [Entry(*row) for row in rows]
+    return [entry for entry in (Entry(*row) for row in rows) if entry.text or with_undocumented]
 
 
 def read_packages(

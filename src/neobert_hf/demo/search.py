@@ -55,11 +55,14 @@ class Hit:
     meaning: str
 
     def describe(self, width: int) -> str:
-        """Name and parameters on one line of at most `width` characters, the first sentence, how to import it, and the score."""
+        """Name and parameters on one line of at most `width` characters, the first sentence, how to import it, and the score.
+
+        An entry without a docstring says so in place of the sentence.
+        """
         title = _printable(f"{self.entry.public_name}{self.entry.signature}")
         if len(title) > width:
             title = f"{title[: max(width, 4) - 4]} ..."
-        sentence = _printable(first_sentence(self.entry.text)[0])
+        sentence = _printable(first_sentence(self.entry.text)[0]) or "(no docstring)"
         return f"{title}\n    {sentence}\n    {import_line(self.entry)}    ({self.meaning})"
 
     def __str__(self) -> str:
@@ -155,7 +158,7 @@ class DocumentationIndex:
         self.model, self.num_candidates, self.batch_size = model, num_candidates, batch_size
         if hybrid:
             WordIndex([])  # a missing package is an error before the work
-        self.entries = collect_documentation(show_progress, packages, cache_dir, public_only=True)
+        self.entries = collect_documentation(show_progress, packages, cache_dir, public_api=True)
         parts = [views(entry) for entry in self.entries]
         self.starts, texts = np.cumsum([0, *map(len, parts)]), list(chain.from_iterable(parts))
         width, longest = model.get_embedding_dimension(), longest_input(model) or 512
