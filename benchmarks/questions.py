@@ -7,8 +7,8 @@ not changed; some of the names turned out to be no entries. `QUESTIONS` (60) cho
 two vectors of an entry, and `MENTION_BONUS`. `LATER_QUESTIONS` (50) were written after the first experiments with two vectors and
 before the choice, and chose between bonuses of 0.01 and 0.015. Both chose among the stages that learned written questions. The
 question about csv.DictReader led to the entries without a docstring. The mini model learned other questions to the correct
-entries (hub_upload/mini_questions.tsv). Questions about details are random sentences that occur in one docstring only, and are
-not its first.
+entries that have one (hub_upload/mini_questions.tsv). Questions about details are random sentences that occur in one docstring
+only, and are not its first.
 
 Every contender searches the same entries. BM25 splits identifiers into words, and stems; that of the hybrid search does not stem.
 """

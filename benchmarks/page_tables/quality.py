@@ -139,7 +139,7 @@ def everyday() -> str:
     table = tabulate(rows, headers=["search", "correct first", "correct among 3"], tablefmt="github")
     note = (
         f"{total} everyday questions to the standard library, which also chose how to search and which model ships. The mini "
-        "model learned other questions to the entries that answer them."
+        "model learned other questions to most entries that answer them."
     )
     return f"{table}\n\n{note} {source(result)}."
 

@@ -95,6 +95,7 @@ def test_an_entry_without_a_docstring_is_found_by_its_name_and_says_so(folder, t
     rows = [dataclasses.astuple(entry) for entry in entries]
     monkeypatch.setattr(documentation, "_run_reader", lambda job: rows)
     assert collect_documentation(False, ["python"], None) == entries[2:] == documentation._standard_library(None)
+    assert documentation.training_pairs(entries[:2]) == []
     found = DocumentationIndex(sentence_transformer(folder), ["python"], show_progress=False, cache_dir=tmp_path)
     assert found.entries == entries  # empty texts are no duplicates
     hit = found.search("csv Brown Fox", top_k=1)[0]

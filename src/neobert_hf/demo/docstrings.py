@@ -189,16 +189,18 @@ def _offered(module_name: str, module: ModuleType) -> Iterator[tuple[str, object
 
 def _undocumented(modules: dict[str, ModuleType]) -> Iterator[tuple[str, str, str, str, str, str]]:
     """Yield the classes and functions without a docstring that an `__all__` lists, with "" as the text, each under one name."""
-    best: dict[int, tuple] = {}  # by the identity of the object
+    found = []
     for module_name, module in modules.items():
         for name, thing in _offered(module_name, module) if hasattr(module, "__all__") else ():
             signature, text = _signature(thing, name, _own_docstring(thing))
-            is_callable = inspect.isclass(thing) or inspect.isroutine(thing)
-            if is_callable and not _is_alias(thing, name) and not _is_description(text):
-                rank = (module_name.count("."), len(module_name), module_name, name, signature)
-                best[id(thing)] = min(rank, best.get(id(thing), rank))
-    for *_, module_name, name, signature in best.values():
-        yield module_name.split(".")[0], f"{module_name}.{name}", signature, "", module_name, name
+            if (inspect.isclass(thing) or inspect.isroutine(thing)) and not _is_description(text):
+                rank = (_is_alias(thing, name), module_name.count("."), len(f"{module_name}.{name}"))
+                found.append(((*rank, module_name, name), signature or _constructor_parameters(thing), thing))
+    seen = set()
+    for (*_, module_name, name), signature, thing in sorted(found, key=lambda each: each[0]):
+        if id(thing) not in seen:
+            seen.add(id(thing))
+            yield module_name.split(".")[0], f"{module_name}.{name}", signature, "", module_name, name
 
 
 def _described(thing: object, name: str, public_classes: set[int]) -> Iterator[tuple[tuple, tuple[str, str, str]]]:
@@ -264,6 +266,12 @@ def _signature(thing: object, name: str, text: str) -> tuple[str, str]:
     except Exception:
         # ValueError: no signature. Other errors: the text signature of C code cannot be evaluated (`curses`).
         return signature, rest
+
+
+def _constructor_parameters(thing: object) -> str:
+    """Return the parameters of a class whose `__init__` is written in Python; "" for other objects."""
+    initializer = thing.__init__
+    return _written_parameters(initializer.__get__(thing)) if inspect.isfunction(initializer) else ""
 
 
 def _written_parameters(function: object) -> str:

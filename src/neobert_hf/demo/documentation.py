@@ -40,13 +40,13 @@ ROWS = {"rows": (np.uint8, (None,))}  # the cached entries of a package, as JSON
 
 @dataclass(frozen=True)
 class Entry:
-    """One documented object or topic.
+    """One object or topic.
 
     Attributes:
         package: Top-level package or module; "builtins" for builtins and "python" for language topics.
         name: Public name, without "builtins", or the topic.
         signature: Parameters from `inspect` or the source; often "" for objects that are not functions.
-        text: Dedented docstring; "" for a class or function of the standard library that has none and that its module lists in
+        text: Dedented docstring; "" for a class or function of the standard library that has none and that a module lists in
             `__all__`.
         module: Module to import, the most public one: "numpy" for `numpy._core.fromnumeric.sort`; "builtins" for builtins, "" for
             language topics.
@@ -95,8 +95,9 @@ def collect_documentation(
             with the language topics. Default: everything that is installed.
         cache_dir: Folder of the cache; None disables the cache.
         public_api: The names that users write instead of all docstrings: leave out entries whose public name has a part that
-            begins with an underscore, and functions inside functions, and add those without a docstring (`Entry.text` is "").
-            A package that is named with its private part, such as "torch._inductor", keeps its entries.
+            begins with an underscore, and functions inside functions, and add the classes and functions of the standard library
+            that have no docstring (`Entry.text` is ""). A package that is named with its private part, such as
+            "torch._inductor", keeps its entries.
 
     Raises:
         ValueError: A package is not installed or has no documentation, or its name is empty.
@@ -163,8 +164,8 @@ def first_sentence(text: str) -> tuple[str, str]:
 def views(entry: Entry) -> list[str]:
     """The texts of an entry that the search embeds, one vector each: first sentence, and rest of the docstring if there is one.
 
-    Each begins with the name, split into words. An everyday question resembles the sentence alone more than the whole text, and
-    a question about a detail resembles the rest (benchmarks/questions.py).
+    Each begins with the name, split into words; an entry without a docstring has its name alone. An everyday question resembles
+    the sentence alone more than the whole text, and a question about a detail resembles the rest (benchmarks/questions.py).
     """
     name = words_of(entry.name)
     return [f"{name}\n{part}" for part in first_sentence(entry.text) if part] or [name]
@@ -191,7 +192,7 @@ def retrieval_pairs(entries: Iterable[Entry]) -> list[dict[str, str]]:
 def training_pairs(entries: Iterable[Entry]) -> list[dict[str, str]]:
     """Return `retrieval_pairs` and, for entries with a signature, pairs of name with signature and docstring."""
     entries = list(entries)
-    named = [{"query": f"{e.name}{e.signature}", "document": e.text} for e in entries if e.signature]
+    named = [{"query": f"{e.name}{e.signature}", "document": e.text} for e in entries if e.signature and e.text]
     return retrieval_pairs(entries) + named
 
 
