@@ -33,6 +33,7 @@ TABLES = {
     "docs/mini.md": {"questions": quality.questions, "mini": quality.mini},
     "docs/mini_training.md": {
         "distillation_trials": partial(rows_of, "distillation_trials_cpu", quality.DISTILLATION_TRIALS),
+        "shapes": partial(rows_of, "mini_shapes_cpu_float32", quality.WRITTEN_QUESTIONS),
         "distillation_stages": partial(rows_of, "distillation_stages_cpu", quality.DISTILLATION_STAGES),
         "distillation_continued": partial(rows_of, "distillation_continued_cpu", quality.DISTILLATION_TRIALS),
         "token_weights": partial(rows_of, "token_weights_cpu_float32", quality.TOKEN_WEIGHTS),
