@@ -196,11 +196,12 @@ def _undocumented(modules: dict[str, ModuleType]) -> Iterator[tuple[str, str, st
             if (inspect.isclass(thing) or inspect.isroutine(thing)) and not _is_description(text):
                 rank = (_is_alias(thing, name), module_name.count("."), len(f"{module_name}.{name}"))
                 found.append(((*rank, module_name, name), signature or _constructor_parameters(thing), thing))
-    seen = set()
-    for (*_, module_name, name), signature, thing in sorted(found, key=lambda each: each[0]):
-        if id(thing) not in seen:
-            seen.add(id(thing))
-            yield module_name.split(".")[0], f"{module_name}.{name}", signature, "", module_name, name
+    found.sort(key=lambda each: each[0], reverse=True)
+    best = {
+        id(thing): (*rank[-2:], signature) for rank, signature, thing in found
+    }  # the smallest rank, which comes last
+    for module_name, name, signature in best.values():
+        yield module_name.split(".")[0], f"{module_name}.{name}", signature, "", module_name, name
 
 
 def _described(thing: object, name: str, public_classes: set[int]) -> Iterator[tuple[tuple, tuple[str, str, str]]]:
