@@ -196,10 +196,8 @@ def _undocumented(modules: dict[str, ModuleType]) -> Iterator[tuple[str, str, st
             if (inspect.isclass(thing) or inspect.isroutine(thing)) and not _is_description(text):
                 rank = (_is_alias(thing, name), module_name.count("."), len(f"{module_name}.{name}"))
                 found.append(((*rank, module_name, name), signature or _constructor_parameters(thing), thing))
-    found.sort(key=lambda each: each[0], reverse=True)
-    best = {
-        id(thing): (*rank[-2:], signature) for rank, signature, thing in found
-    }  # the smallest rank, which comes last
+    found.sort(key=lambda each: each[0], reverse=True)  # the last one with an id stays, which has the smallest rank
+    best = {id(thing): (*rank[-2:], signature) for rank, signature, thing in found}
     for module_name, name, signature in best.values():
         yield module_name.split(".")[0], f"{module_name}.{name}", signature, "", module_name, name
 
