@@ -657,9 +657,11 @@ def test_a_compiled_model_masks_padding_and_packing_instead_of_unpadding(model, 
         twice = {**batch["packed"], "cu_seq_lens_k": batch["packed"]["cu_seq_lens_q"].clone()}
         torch.testing.assert_close(compiled(**twice).logits, model(**twice).logits, **FLOAT32)
         ids, boundaries = batch["packed"]["input_ids"], batch["packed"]["cu_seq_lens_q"]
-        positions = torch.cat([torch.arange(n) for n in LENGTHS])[None]
-        by_positions = compiled(ids, position_ids=positions).logits
-        torch.testing.assert_close(by_positions, model(ids, cu_seq_lens_q=boundaries).logits, **FLOAT32)
+        positions = torch.cat([torch.arange(2, 2 + n) for n in LENGTHS])[None]  # they may restart at any number
+        numbers = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS))[None]
+        for marks in ({"position_ids": positions}, {"seq_idx": numbers}):
+            found = compiled(ids, **marks).logits
+            torch.testing.assert_close(found, model(ids, cu_seq_lens_q=boundaries).logits, **FLOAT32)
 
 
 def test_a_model_exported_with_a_dynamic_shape_accepts_other_shapes(model, batch):

@@ -46,7 +46,7 @@ from .kernels_neobert import (
     product,
     runs_fast,
 )
-from .layout_neobert import HostValues, SequenceLayout, check_tokens, find_first_tokens
+from .layout_neobert import HostValues, SequenceLayout, check_tokens, collect_marks, find_first_tokens
 from .losses_neobert import (
     IGNORE_INDEX,
     check_labels,
@@ -227,7 +227,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             input_ids: (B, L) token ids; either this or `inputs_embeds`.
             attention_mask: (B, L), 0 at padding on any side or in between; or 4-D, broadcastable to (B, H, L, L), True or 0.0
                 where a token may attend. None: every token is real.
-            position_ids: (B, L), (1, L) or (L,). Without a mask, each 0 starts a new sequence.
+            position_ids: (B, L), (1, L) or (L,). Without a mask, a document begins where a position does not increase.
             inputs_embeds: (B, L, D) embeddings in place of `input_ids`.
             token_type_ids: Ignored, because NeoBERT has no token types; accepted, because tokenizers return it.
             output_hidden_states: Return the embeddings and the state after each block; the last state is after the final norm.
@@ -238,7 +238,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             max_length_k: The same as `max_length_q`.
             cu_seqlens: Name of `cu_seq_lens_q` in the published code.
             max_seqlen: Name of `max_length_q` in the published code.
-            seq_idx: Ignored; accepted, because transformers' packing collator returns it.
+            seq_idx: (B, L), (1, L) or (L,) number of each token's document in packed rows, from transformers' packing collator.
             trust_boundaries: The caller guarantees valid ids, `cu_seq_lens_q` and `max_length_q`. Attention that reads the
                 boundaries on the device (FlashAttention, torch_varlen) then needs no synchronisation before the first block;
                 for other attention the values are still checked.
@@ -269,22 +269,31 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         output_hidden_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
         output_attentions = config.output_attentions if output_attentions is None else output_attentions
         tokens = check_tokens(input_ids, inputs_embeds)
-        dtype = product_dtype(self.encoder.weight)
+        weight = self.encoder.weight  # an adapter may compute it
+        dtype = product_dtype(weight)
+        marks = collect_marks(
+            position_ids,
+            seq_idx,
+            cu_seq_lens_q,
+            cu_seq_lens_k,
+            cu_seqlens,
+            max_length_q,
+            max_length_k,
+            max_seqlen,
+        )
         plan, host_values = make_plan(
             tokens,
             config._attn_implementation,
-            vocab_size=self.encoder.num_embeddings,
+            vocab_size=config.vocab_size,
             attention_mask=attention_mask,
-            position_ids=position_ids,
-            cu_seq_lens=[value for value in (cu_seq_lens_q, cu_seq_lens_k, cu_seqlens) if value is not None],
-            max_length=next((value for value in (max_length_q, max_length_k, max_seqlen) if value is not None), None),
+            marks=marks,
             trust_boundaries=trust_boundaries,
             copy_to_host=copy_to_host,
             unpad=config.unpad_inputs,
             need_weights=bool(output_attentions),
             dtype=dtype,
             head_dim=config.head_dim,
-            is_fast=runs_fast(self.encoder.weight, self),
+            is_fast=runs_fast(weight, self),
         )
         layout = plan.layout
         if not is_tracing(tokens):
@@ -430,7 +439,7 @@ class NeoBERTForSequenceClassification(_PooledHead):
     ) -> SequenceClassifierOutput:
         """Classify each row, or each document of a packed row; other arguments as in `NeoBERTModel.forward`.
 
-        While compiling or exporting, only `cu_seq_lens_q` separates documents; `position_ids` does not.
+        While compiling or exporting, only `cu_seq_lens_q` gives a prediction for each document of a row.
 
         Args:
             labels: (N,) class ids for a single label; (N, C) floats for multi label and regression, also (N,) if C is 1.
