@@ -282,8 +282,10 @@ def _dense_layout(shape, device, has_4d_mask, is_real, marks, boundaries=None):
 
 def _find_first(name, values):
     """(B, L) bool, True at the first token of each document: `seq_idx` changes, or `position_ids` does not increase."""
-    steps = values.diff(dim=-1)
-    return F.pad(steps != 0 if name == "seq_idx" else steps <= 0, (1, 0), value=True)
+    before = values.roll(1, -1)  # an exporter would exclude rows of two columns from a difference
+    is_first = values != before if name == "seq_idx" else values <= before
+    is_first[:, 0] = True
+    return is_first
 
 
 # ----------------------------------------------------------------------------------------------------------------------
