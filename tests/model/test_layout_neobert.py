@@ -13,7 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DataCollatorWithFlattening
 from transformers.utils import logging
 
-from neobert_hf import NeoBERTForMaskedLM, NeoBERTForQuestionAnswering, NeoBERTModel
+from neobert_hf import (
+    NeoBERTForMaskedLM,
+    NeoBERTForQuestionAnswering,
+    NeoBERTForSequenceClassification,
+    NeoBERTModel,
+)
 from neobert_hf.model import attention_neobert, layout_neobert
 from neobert_hf.model.backends_neobert import BACKENDS
 from neobert_hf.model.layout_neobert import sequence_of_each_token
@@ -56,11 +61,21 @@ def test_the_default_device_of_torch_moves_no_value_that_belongs_on_the_host(dou
     """The device meta stands for a GPU: it computes nothing, so that a value there is an error."""
     ids, mask = random_ids(3, 7), torch.ones(3, 7).long()
     mask[1, 4:] = mask[2, :2] = 0
-    cases = [{}, {"attention_mask": mask}, {"position_ids": torch.arange(7).expand(3, 7) % 4}]
+    masked_lm = NeoBERTForMaskedLM(
+        double_model.config
+    ).eval()  # in float32, whose long sequences have their own attention
+    classifier = NeoBERTForSequenceClassification(double_model.config).eval()
+    marks = [{}, {"attention_mask": mask}, {"position_ids": torch.arange(7).expand(3, 7) % 4}, {"seq_idx": mask}]
+    cases = [(double_model, each) for each in marks] + [(masked_lm, {"input_ids": random_ids(2, 400)})]
+    cases += [(masked_lm, {"labels": ids}), (classifier, {"labels": torch.tensor([0, 1, 0]), "num_items_in_batch": 7})]
+
+    def run():
+        return [model(**{"input_ids": ids} | inputs)[0] for model, inputs in cases]
+
     with torch.set_grad_enabled(is_training):
-        wanted = [double_model(ids, **each).last_hidden_state for each in cases]
+        wanted = run()
         with torch.device("meta"):
-            found = [double_model(ids, **each).last_hidden_state for each in cases]
+            found = run()
     for a, b in zip(found, wanted):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
@@ -502,6 +517,10 @@ INVALID_INPUTS = {
     "ids and embeddings": (
         dict(input_ids=[[5]], inputs_embeds=[[[0.0] * 32]]),
         "both input_ids and inputs_embeds are given",
+    ),
+    "embeddings of another width": (
+        dict(inputs_embeds=[[[0.0] * 31]]),
+        "inputs_embeds has shape .1, 1, 31.; it must be .rows, columns, hidden_size=32.",
     ),
     "neither": ({}, "neither input_ids nor inputs_embeds is given"),
 }

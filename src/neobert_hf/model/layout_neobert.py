@@ -6,6 +6,7 @@ be read, so that padding costs no computation. It is dense while tracing, and if
 Axes: `B` rows, `L` columns of the input; `T` tokens on the flat axis; `N` sequences.
 """
 
+import inspect
 from typing import NamedTuple
 
 import torch
@@ -105,6 +106,9 @@ def collect_marks(
     return DocumentMarks(position_ids, seq_idx, cu_seq_lens, max_length)
 
 
+MARKS = tuple(inspect.signature(collect_marks).parameters)  # names of the arguments of a forward that mark documents
+
+
 class HostValues(NamedTuple):
     """Values that were copied to the host; both are None if no value was read.
 
@@ -139,12 +143,19 @@ def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
     return host.to(device)
 
 
-def check_tokens(input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
+def check_tokens(
+    input_ids: torch.Tensor | None,
+    inputs_embeds: torch.Tensor | None,
+    hidden_size: int,
+    axes: str = "rows, columns",
+) -> torch.Tensor:
     """Return `input_ids` or `inputs_embeds`, whichever is given.
 
     Args:
         input_ids: (B, L) token ids.
         inputs_embeds: (B, L, D) embeddings in place of `input_ids`.
+        hidden_size: D of the model.
+        axes: Names of the axes before D.
 
     Raises:
         ValueError: Both or neither is given, or the shape is wrong.
@@ -154,12 +165,16 @@ def check_tokens(input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | N
             "neither input_ids nor inputs_embeds is" if input_ids is None else "both input_ids and inputs_embeds are"
         )
         raise ValueError(f"{given} given; give exactly one of them")
-    tokens = input_ids if inputs_embeds is None else inputs_embeds
-    if tokens.ndim != (2 if inputs_embeds is None else 3):
-        name = "input_ids" if inputs_embeds is None else "inputs_embeds"
-        rule = "(rows, columns)" if inputs_embeds is None else "(rows, columns, hidden_size)"
-        raise ValueError(f"{name} has shape {tuple(tokens.shape)}; it must be {rule}")
-    return tokens
+    num_axes = axes.count(",") + 1
+    if input_ids is not None:
+        if input_ids.ndim != num_axes:
+            raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}; it must be ({axes})")
+        return input_ids
+    if inputs_embeds.ndim != num_axes + 1 or inputs_embeds.shape[-1] != hidden_size:
+        raise ValueError(
+            f"inputs_embeds has shape {tuple(inputs_embeds.shape)}; it must be ({axes}, hidden_size={hidden_size})"
+        )
+    return inputs_embeds
 
 
 def make_layout(

@@ -34,7 +34,14 @@ from transformers.utils import can_return_tuple, logging
 from .attention_neobert import ForwardPlan, rotary_table
 from .backends_neobert import check_installed, current_name, is_own_backend, missing_backend_message
 from .blocks_neobert import NeoBERTBlock, Rotary
-from .checkpoint_neobert import check_encoder_is_complete, check_weight_files, explain_damaged_file, set_auto_map
+from .checkpoint_neobert import (
+    check_can_be_saved,
+    check_encoder_is_complete,
+    check_vocabulary,
+    check_weight_files,
+    explain_damaged_file,
+    set_auto_map,
+)
 from .configuration_neobert import NeoBERTConfig
 from .kernels_neobert import (
     RMSNorm,
@@ -179,9 +186,11 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
         """Save weights, config and code, with an `auto_map` for every Auto class.
 
         Raises:
-            ValueError: The model is quantized (see `quantize`), so its original weights are lost.
+            ValueError: The model is quantized (see `quantize`), so its original weights are lost; or the folder could not be
+                loaded (see `check_can_be_saved`).
         """
         check_not_quantized(self)
+        check_can_be_saved(self)
         set_auto_map(self, self.auto_classes)
         super().save_pretrained(save_directory, *args, **kwargs)
         if kwargs.get("is_main_process", True):  # for a subclass, super() saves only its own file
@@ -268,7 +277,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         config = self.config
         output_hidden_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
         output_attentions = config.output_attentions if output_attentions is None else output_attentions
-        tokens = check_tokens(input_ids, inputs_embeds)
+        tokens = check_tokens(input_ids, inputs_embeds, config.hidden_size)
         weight = self.encoder.weight  # an adapter may compute it
         dtype = product_dtype(weight)
         marks = collect_marks(
@@ -304,7 +313,8 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             x_TD = layout.flatten(tokens)
             x_TD = self.encoder(x_TD) if inputs_embeds is None else x_TD
         x_TD = widen_residual(x_TD)
-        rotary = Rotary(rotary_table(config, layout, x_TD.dtype))
+        # float64 embeddings may feed a float32 model, whose products need a float32 table
+        rotary = Rotary(rotary_table(config, layout, weight.dtype))
 
         states, attentions = (), ()  # kept only if requested, because they need much memory
         tokens_S, selected = None, ()
@@ -377,6 +387,7 @@ class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
         """
         inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
         inputs |= dict(inputs_embeds=inputs_embeds, copy_to_host=mark_labels(labels, input_ids, inputs_embeds))
+        check_vocabulary({"decoder": self.decoder}, self.config.vocab_size)
         is_sparse = self.config.sparse_prediction and labels is not None and not is_tracing(labels)
         select_tokens = partial(find_labels, labels) if is_sparse else None
         outputs = self.model(**inputs, return_packed=True, return_dict=True, select_tokens=select_tokens, **kwargs)
@@ -488,10 +499,7 @@ class NeoBERTForMultipleChoice(_PooledHead):
         inputs = dict(
             input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, inputs_embeds=inputs_embeds
         )
-        tokens = input_ids if input_ids is not None else inputs_embeds
-        if tokens is None or tokens.ndim < 3:
-            shape = None if tokens is None else tuple(tokens.shape)
-            raise ValueError(f"input_ids has shape {shape}; multiple choice needs (rows, choices, columns)")
+        tokens = check_tokens(input_ids, inputs_embeds, self.config.hidden_size, "rows, choices, columns")
         num_rows, num_choices = tokens.shape[:2]
         # position_ids of shape (L,) or (1, L) are the same for all rows
         rows = {
