@@ -306,10 +306,13 @@ def test_a_compiled_model_gives_the_same_embeddings(contextual, batch, documents
 @pytest.mark.parametrize(
     "values, message",
     [
-        ({"context_size": 0}, "context_size=0 must be an integer of at least 1"),
-        ({"context_size": 2.0}, "context_size=2.0 must be an integer"),
+        ({"context_size": 0}, "context_size=0 must be a positive integer"),
+        ({"context_size": 2.0}, "context_size=2.0 must be a positive integer"),
+        ({"has_context": "no"}, "has_context='no' must be true or false"),
+        ({"context_dropout": None}, "context_dropout=None must be a number"),
+        ({"trained_context_size": "4"}, "trained_context_size='4' must be a positive integer"),
         ({"num_soft_prompt_tokens": -1}, "num_soft_prompt_tokens=-1 must be an integer of at least 0"),
-        ({"context_dropout": 1}, "context_dropout=1 must be at least 0 and below 1"),
+        ({"context_dropout": 1}, "context_dropout=1 must be a number of at least 0 and below 1"),
         ({"hidden_size": 770}, "hidden_size=770 is not divisible"),
     ],
 )

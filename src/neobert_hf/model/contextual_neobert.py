@@ -24,13 +24,21 @@ from .attention_neobert import ForwardPlan  # noqa: F401
 from .backends_neobert import BACKENDS  # noqa: F401
 from .blocks_neobert import NeoBERTBlock  # noqa: F401
 from .checkpoint_neobert import check_vocabulary
-from .configuration_neobert import NeoBERTConfig
+from .configuration_neobert import FLAG, PROBABILITY, SIZE, NeoBERTConfig, Rule, check_values, optional
 from .kernels_neobert import RMSNorm, is_tracing
 from .layout_neobert import MARKS, check_tokens, collect_marks, make_layout
 from .losses_neobert import check_labels  # noqa: F401
 from .machine_neobert import product_dtype  # noqa: F401
 from .modeling_neobert import NeoBERTModel, NeoBERTPreTrainedModel
 from .plan_neobert import make_plan  # noqa: F401
+
+CONTEXT_RULES = {
+    "context_size": SIZE,
+    "num_soft_prompt_tokens": Rule((int,), "an integer of at least 0", lambda value: value >= 0),
+    "context_dropout": PROBABILITY,
+    "has_context": FLAG,
+    "trained_context_size": optional(SIZE),
+}
 
 
 class ContextualNeoBERTConfig(NeoBERTConfig):
@@ -62,14 +70,7 @@ class ContextualNeoBERTConfig(NeoBERTConfig):
         trained_context_size=None,
         **kwargs,
     ):
-        for name, value, least in (
-            ("context_size", context_size, 1),
-            ("num_soft_prompt_tokens", num_soft_prompt_tokens, 0),
-        ):
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{name}={value!r} must be an integer of at least {least}")
-        if not 0 <= context_dropout < 1:
-            raise ValueError(f"context_dropout={context_dropout} must be at least 0 and below 1")
+        check_values(locals(), CONTEXT_RULES)
         self.context_size = context_size
         self.num_soft_prompt_tokens = num_soft_prompt_tokens
         self.context_dropout = context_dropout
