@@ -250,10 +250,14 @@ class ContextualNeoBERTModel(NeoBERTPreTrainedModel):
                 "the number of packed texts is unknown while compiling; give one text in each row, with an attention_mask"
             )
         position_ids = layout.unflatten(layout.position_ids, fill=0)
+        if attention_mask is None:
+            attention_mask = torch.ones_like(input_ids)
         if can_read_values and len(layout.lengths) != len(input_ids):
             position_ids, _ = pad_texts(position_ids, layout.cu_seq_lens)
-            return *pad_texts(input_ids, layout.cu_seq_lens), position_ids
-        return input_ids, torch.ones_like(input_ids) if attention_mask is None else attention_mask, position_ids
+            input_ids, attention_mask = pad_texts(input_ids, layout.cu_seq_lens)
+        # Only distances matter inside a text; the distance to the context is that of a text that begins at 0.
+        first = position_ids.gather(1, (attention_mask != 0).int().argmax(-1, keepdim=True))
+        return input_ids, attention_mask, position_ids - first
 
     def _embed_context(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, position_ids: torch.Tensor
