@@ -25,6 +25,7 @@ from .backends_neobert import BACKENDS  # noqa: F401
 from .blocks_neobert import NeoBERTBlock  # noqa: F401
 from .checkpoint_neobert import set_auto_map  # noqa: F401
 from .configuration_neobert import NeoBERTConfig
+from .inference_neobert import inference_copy  # noqa: F401
 from .kernels_neobert import RMSNorm, is_tracing
 from .layout_neobert import check_tokens
 from .losses_neobert import check_labels  # noqa: F401

@@ -12,7 +12,6 @@ Axes: `B` rows, `L` columns of the input; `T` tokens on the flat axis; `S` token
 after the last (see `make_layout`), so all tensors in between are (T, ...), and (S, ...) from the last attention on.
 """
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -36,13 +35,12 @@ from .backends_neobert import check_installed, current_name, is_own_backend, mis
 from .blocks_neobert import NeoBERTBlock, Rotary
 from .checkpoint_neobert import check_encoder_is_complete, check_weight_files, explain_damaged_file, set_auto_map
 from .configuration_neobert import NeoBERTConfig
+from .inference_neobert import check_is_original
 from .kernels_neobert import (
     RMSNorm,
-    check_not_quantized,
     is_hooked,
     is_tracing,
     normalize,
-    prepack_weights,
     product,
     runs_fast,
 )
@@ -97,6 +95,7 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     # Every class loads from every NeoBERT checkpoint and ignores the weights of other heads without a warning.
     _keys_to_ignore_on_load_unexpected = [r"^(decoder|dense|classifier|qa_outputs)\."]
+    is_inference_copy = False  # set by `inference_copy`
 
     @property
     def auto_classes(self) -> dict[str, type]:
@@ -164,24 +163,23 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
         check_encoder_is_complete(model, set(info["missing_keys"]), set(info["unexpected_keys"]))
         return (model, info) if output_loading_info else model
 
-    def prepack_weights(self):
-        """Reorder the weights in memory for faster matrix products on a CPU; returns the model."""
-        prepack_weights(self)
-        return self
+    def train(self, mode: bool = True):
+        """As in nn.Module.
 
-    def pack_weights(self):
-        """Old name of `prepack_weights`."""
-        message = "pack_weights() is now prepack_weights(); the old name works up to version 0.2"
-        warnings.warn(message, FutureWarning, stacklevel=2)
-        return self.prepack_weights()
+        Raises:
+            ValueError: The model is an inference copy (see `inference_copy`).
+        """
+        if mode:
+            check_is_original(self, "trained")
+        return super().train(mode)
 
     def save_pretrained(self, save_directory, *args, **kwargs):
         """Save weights, config and code, with an `auto_map` for every Auto class.
 
         Raises:
-            ValueError: The model is quantized (see `quantize`), so its original weights are lost.
+            ValueError: The model is an inference copy (see `inference_copy`).
         """
-        check_not_quantized(self)
+        check_is_original(self, "saved")
         set_auto_map(self, self.auto_classes)
         super().save_pretrained(save_directory, *args, **kwargs)
         if kwargs.get("is_main_process", True):  # for a subclass, super() saves only its own file
