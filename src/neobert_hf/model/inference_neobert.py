@@ -52,7 +52,8 @@ def inference_copy(model: nn.Module, int8: bool = False) -> nn.Module:
     for layer in (each for encoder in encoders for each in encoder.modules()):
         if type(layer) is nn.Linear and type(layer.weight) is nn.Parameter and not is_hooked(layer):
             is_int8 = int8 and id(layer) in in_blocks and layer.bias is None
-            layers[id(layer)] = (Int8Linear if is_int8 else InferenceLinear)(layer)
+            dtype = torch.float32 if int8 else layer.weight.dtype
+            layers[id(layer)] = (Int8Linear if is_int8 else InferenceLinear)(layer, dtype)
     num_packed = sum(layer.weight.is_mkldnn for layer in layers.values())
     logger.info(f"inference_copy: {num_packed} of {len(layers)} matrices are in the order of oneDNN")
     copied = copy.deepcopy(model, layers)  # takes the layers of this dict instead of copies

@@ -134,11 +134,11 @@ def product(layer: nn.Module, x: torch.Tensor, kernels: str, residual: torch.Ten
 class InferenceLinear(nn.Module):
     """A linear layer for inference on this CPU: its matrix is no parameter, and in the order of oneDNN if that is faster."""
 
-    def __init__(self, layer: nn.Linear):
+    def __init__(self, layer: nn.Linear, dtype: torch.dtype):
         super().__init__()
-        self.in_features, self.out_features, self.dtype = layer.in_features, layer.out_features, layer.weight.dtype
-        self.store(layer.weight.detach())
-        self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().clone())
+        self.in_features, self.out_features, self.dtype = layer.in_features, layer.out_features, dtype
+        self.store(layer.weight.detach().to(dtype))
+        self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().to(dtype, copy=True))
 
     def store(self, weight: torch.Tensor) -> None:
         """Keep a matrix (out, in)."""
@@ -157,12 +157,15 @@ class InferenceLinear(nn.Module):
 
     def multiply(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """(T, in) to (T, out), plus the residual (T, out) if given, in one operation if the library has it."""
-        if self.weight.is_mkldnn:
-            if residual is None:
-                return TORCH.onednn_linear(x, self.weight, self.bias, "none", [], "")
-            return TORCH.onednn_linear.binary(x, residual, self.weight, self.bias, "add")
-        out = F.linear(x, self.weight, self.bias)
-        return out if residual is None else residual + out
+        is_seen = (
+            self.weight.is_mkldnn and _is_intercepted()
+        )  # FlopCounterMode, for example, does not know oneDNN's operations
+        if is_seen or not self.weight.is_mkldnn:
+            out = F.linear(x, self.weight.to_dense() if is_seen else self.weight, self.bias)
+            return out if residual is None else residual + out
+        if residual is None:
+            return TORCH.onednn_linear(x, self.weight, self.bias, "none", [], "")
+        return TORCH.onednn_linear.binary(x, residual, self.weight, self.bias, "add")
 
     def extra_repr(self) -> str:
         """Shape and dtype, and where adapters belong, which PEFT's error then shows."""
@@ -182,8 +185,7 @@ class Int8Linear(InferenceLinear):
     """
 
     def store(self, weight: torch.Tensor) -> None:
-        """Keep a matrix (out, in) as integers in -63 to 63."""
-        self.dtype, weight = torch.float32, weight.float()
+        """Keep a float32 matrix (out, in) as integers in -63 to 63."""
         scale = weight.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / 63
         rounded = (weight / scale[:, None]).round()
         self.register_buffer("weight", TORCH.onednn_int8_prepack(rounded.to(torch.int8), None))
