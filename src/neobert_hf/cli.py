@@ -257,6 +257,7 @@ def embed(
     """Embed the texts of files.
 
     A model reads the beginning of a text: the first 128 tokens in the mini model. The result counts the texts that are longer.
+    The file is written at the end, so an interrupted command keeps nothing: split files whose embedding takes long.
     """
     from .data.corpus import Corpus
     from .embeddings.memory import batch_bytes, check_memory
@@ -282,13 +283,17 @@ def embed(
         f"embedding {len(texts):,} texts, {batch_size} at once",
         "choose a smaller --batch_size, or split the file",
     )
-    vectors = encoder.encode(
-        texts,
-        batch_size=batch_size,
-        prompt_name=prompt_name,
-        normalize_embeddings=normalize,
-        show_progress_bar=True,
-    )
+    try:
+        vectors = encoder.encode(
+            texts,
+            batch_size=batch_size,
+            prompt_name=prompt_name,
+            normalize_embeddings=normalize,
+            show_progress_bar=True,
+        )
+    except KeyboardInterrupt:
+        print(f"\ninterrupted: {output} is not written, and no embedding is kept", file=sys.stderr)
+        raise
     with writing(file) as handle:
         _WRITERS[file.suffix](handle, texts, vectors)
     prompt = encoder.prompts.get(prompt_name or encoder.default_prompt_name, "")
