@@ -4,6 +4,7 @@ from pathlib import Path
 
 import transformers
 
+from .adapters import lora_config
 from .allocator import tune_allocator
 from .data.collators import PackedMLMCollator
 from .data.packing import PackedStream
@@ -71,6 +72,7 @@ __all__ = [
     "inference_copy",
     "inverse_document_frequencies",
     "load_context",
+    "lora_config",
     "multi_vector_encoder",
     "partial_whitening",
     "save_context",

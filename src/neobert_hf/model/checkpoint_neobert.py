@@ -6,7 +6,11 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from safetensors import SafetensorError
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
 
 
 def check_weight_files(
@@ -120,6 +124,21 @@ def check_encoder_is_complete(model, missing: set[str], unexpected: set[str]) ->
         if other in parameters - missing:
             raise ValueError(
                 f"{source} has {other} but no {name}, so the head is incomplete; download or copy the checkpoint again"
+            )
+
+
+def warn_of_frozen_layers(model) -> None:
+    """Warn once about a layer of the head that is new and that training leaves at its random numbers; no adapter saves it."""
+    if not (model.new_layers and model.training and torch.is_grad_enabled()) or torch.compiler.is_compiling():
+        return
+    for name in model.new_layers:
+        layer = getattr(model, name)
+        layer = getattr(layer, "base_layer", layer)  # below a LoRA
+        if {parameter.requires_grad for parameter in layer.parameters()} == {False}:
+            logger.warning_once(
+                f"The layer {name} is not in the checkpoint, so its weights are random, and it is frozen: training does not "
+                "change it, and an adapter does not save it. With PEFT, name it in modules_to_save, as neobert_hf.lora_config "
+                f"does; without PEFT, call model.{name}.requires_grad_(True)."
             )
 
 

@@ -33,7 +33,13 @@ from transformers.utils import can_return_tuple, logging
 from .attention_neobert import ForwardPlan, rotary_table
 from .backends_neobert import check_installed, current_name, is_own_backend, missing_backend_message
 from .blocks_neobert import NeoBERTBlock, Rotary
-from .checkpoint_neobert import check_encoder_is_complete, check_weight_files, explain_damaged_file, set_auto_map
+from .checkpoint_neobert import (
+    check_encoder_is_complete,
+    check_weight_files,
+    explain_damaged_file,
+    set_auto_map,
+    warn_of_frozen_layers,
+)
 from .configuration_neobert import NeoBERTConfig
 from .inference_neobert import check_is_original
 from .kernels_neobert import (
@@ -96,6 +102,7 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
     # Every class loads from every NeoBERT checkpoint and ignores the weights of other heads without a warning.
     _keys_to_ignore_on_load_unexpected = [r"^(decoder|dense|classifier|qa_outputs)\."]
     is_inference_copy = False  # set by `inference_copy`
+    new_layers = frozenset()  # layers of the head that the checkpoint lacked
 
     @property
     def auto_classes(self) -> dict[str, type]:
@@ -161,6 +168,7 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
                 pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
             )
         check_encoder_is_complete(model, set(info["missing_keys"]), set(info["unexpected_keys"]))
+        model.new_layers = frozenset(name.rpartition(".")[0] for name in info["missing_keys"])
         return (model, info) if output_loading_info else model
 
     def train(self, mode: bool = True):
@@ -364,6 +372,7 @@ class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
             labelled positions are decoded, except while compiling: `logits` is (number of labels, V) in evaluation and None
             in training, where the loss is computed chunk by chunk.
         """
+        warn_of_frozen_layers(self)
         inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
         inputs |= dict(inputs_embeds=inputs_embeds, copy_to_host=mark_labels(labels, input_ids, inputs_embeds))
         is_sparse = self.config.sparse_prediction and labels is not None and not is_tracing(labels)
@@ -404,6 +413,7 @@ class _PooledHead(NeoBERTPreTrainedModel):
 
     def classify(self, **inputs):
         """Return logits (N, C) and the output of the encoder."""
+        warn_of_frozen_layers(self)
         outputs = self.model(**inputs, return_packed=True, return_dict=True, select_tokens=find_first_tokens)
         pooled_ND = torch.tanh(self.dense(self.dropout(outputs.last_hidden_state)))
         return self.classifier(self.dropout(pooled_ND)), outputs
@@ -533,6 +543,7 @@ class NeoBERTForTokenClassification(NeoBERTPreTrainedModel):
         Returns:
             `loss` and `logits` (B, L, C), zero at padding.
         """
+        warn_of_frozen_layers(self)
         inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
         inputs |= dict(inputs_embeds=inputs_embeds, copy_to_host=mark_labels(labels, input_ids, inputs_embeds))
         outputs = self.model(**inputs, return_packed=True, return_dict=True, **kwargs)
@@ -583,6 +594,7 @@ class NeoBERTForQuestionAnswering(NeoBERTPreTrainedModel):
             so that the softmax over columns ignores padding.
         """
         ends = None if start_positions is None or end_positions is None else (start_positions, end_positions)
+        warn_of_frozen_layers(self)
         inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
         inputs |= dict(inputs_embeds=inputs_embeds, copy_to_host=mark_ends(ends, input_ids, inputs_embeds))
         outputs = self.model(**inputs, return_packed=True, return_dict=True, **kwargs)
