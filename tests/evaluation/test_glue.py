@@ -371,8 +371,12 @@ def test_arguments_that_have_no_effect_are_refused(model_folder, data, tmp_path)
     )
     (task,) = json.loads((tmp_path / "out/glue.json").read_text())["tasks"]
     assert task["setting"]["learning_rate"] == 1e-3
-    with pytest.raises(SystemExit, match=r"rte starts from the best run of mnli, which is not in --tasks"):
-        run_main(finetune_glue, *command(model_folder, data, tmp_path / "out", "--tasks", "rte"))
+
+
+def test_a_task_without_mnli_starts_from_the_given_model_and_says_so(model_folder, data, tmp_path):
+    printed = run_main(finetune_glue, *command(model_folder, data, tmp_path / "out", "--tasks", "rte"))
+    assert f"rte: start from {model_folder}, not from the best run of mnli; add mnli" in printed
+    assert json.loads((tmp_path / "out/glue.json").read_text())["tasks"][0]["start"] == str(model_folder)
 
 
 @pytest.mark.compat

@@ -22,6 +22,7 @@ from neobert_hf import (
     NeoBERTForSequenceClassification,
     NeoBERTForTokenClassification,
     NeoBERTModel,
+    inference_copy,
 )
 
 VOCAB = CONFIG["vocab_size"]
@@ -209,15 +210,15 @@ def test_a_last_block_that_computes_only_what_the_head_reads_changes_neither_los
 
 # the logits of a few rows and of all come from products of other shapes; bf16: a few units of its 8 bits
 @pytest.mark.parametrize("dtype, bounds", [(torch.float32, FLOAT32), (torch.bfloat16, dict(rtol=3e-2, atol=3e-2))])
-@pytest.mark.parametrize("prepacked", [False, True], ids=["", "prepacked"])
+@pytest.mark.parametrize("makes_copy", [False, True], ids=["", "copy"])
 @pytest.mark.parametrize("head", HEADS)
 def test_in_inference_the_logits_of_selected_tokens_are_those_of_all_tokens(
-    tiny_config, batch, head, prepacked, dtype, bounds
+    tiny_config, batch, head, makes_copy, dtype, bounds
 ):
     model, labels = head_of(head, tiny_config, batch)
     model = model.to(dtype).eval()
-    if prepacked:
-        model.prepack_weights()
+    if makes_copy:
+        model = inference_copy(model)
     with torch.inference_mode():
         logits = model(**batch["padded"] | {"labels": labels["padded"]}).logits
         with all_tokens_are_read(model) as rows:

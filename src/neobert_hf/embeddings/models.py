@@ -218,6 +218,31 @@ def _transformer(path: str, task: str, max_seq_length: int | None, model_kwargs:
     return transformer
 
 
+def open_embedding_model(name: str, revision: str | None = None, **options) -> SentenceTransformer:
+    """Open a saved embedding model; `SentenceTransformer(name)` also opens other models, and embeds with plain means.
+
+    Args:
+        name: Folder or id on the Hub.
+        revision: Branch, tag or commit on the Hub.
+        options: Other arguments of `SentenceTransformer`.
+
+    Raises:
+        ValueError: The folder holds a SPLADE model, a multi-vector model or a cross-encoder of sentence-transformers.
+        OSError: The folder or the Hub holds no such model.
+    """
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.util import load_file_path
+
+    file = load_file_path(name, "config_sentence_transformers.json", revision=revision)
+    kind = json.loads(Path(file).read_text("utf-8")).get("model_type") if file else None
+    if kind not in (None, "SentenceTransformer"):
+        raise ValueError(
+            f"{name} holds a {kind}, which gives no single vector for each text; open it in Python with "
+            f"sentence_transformers.{kind}, or choose a model that SentenceTransformer saved"
+        )
+    return SentenceTransformer(name, revision=revision, **options)
+
+
 def fingerprint(model: SentenceTransformer, prompts: Mapping[str, str]) -> str:
     """Return a hash of everything that decides an embedding or a score, 16 hexadecimal digits.
 

@@ -25,6 +25,7 @@ from .backends_neobert import BACKENDS  # noqa: F401
 from .blocks_neobert import NeoBERTBlock  # noqa: F401
 from .checkpoint_neobert import check_vocabulary
 from .configuration_neobert import FLAG, PROBABILITY, SIZE, NeoBERTConfig, Rule, check_values, optional
+from .inference_neobert import inference_copy  # noqa: F401
 from .kernels_neobert import RMSNorm, is_tracing
 from .layout_neobert import MARKS, check_tokens, collect_marks, make_layout
 from .losses_neobert import check_labels  # noqa: F401

@@ -12,7 +12,6 @@ Axes: `B` rows, `L` columns of the input; `T` tokens on the flat axis; `S` token
 after the last (see `make_layout`), so all tensors in between are (T, ...), and (S, ...) from the last attention on.
 """
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -41,15 +40,15 @@ from .checkpoint_neobert import (
     check_weight_files,
     explain_damaged_file,
     set_auto_map,
+    warn_of_frozen_layers,
 )
 from .configuration_neobert import NeoBERTConfig
+from .inference_neobert import check_is_original
 from .kernels_neobert import (
     RMSNorm,
-    check_not_quantized,
     is_hooked,
     is_tracing,
     normalize,
-    prepack_weights,
     product,
     runs_fast,
 )
@@ -104,6 +103,8 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     # Every class loads from every NeoBERT checkpoint and ignores the weights of other heads without a warning.
     _keys_to_ignore_on_load_unexpected = [r"^(decoder|dense|classifier|qa_outputs)\."]
+    is_inference_copy = False  # set by `inference_copy`
+    new_layers = frozenset()  # layers of the head that the checkpoint lacked
 
     @property
     def auto_classes(self) -> dict[str, type]:
@@ -169,27 +170,27 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
                 pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
             )
         check_encoder_is_complete(model, set(info["missing_keys"]), set(info["unexpected_keys"]))
+        model.new_layers = frozenset(name.rpartition(".")[0] for name in info["missing_keys"])
         return (model, info) if output_loading_info else model
 
-    def prepack_weights(self):
-        """Reorder the weights in memory for faster matrix products on a CPU; returns the model."""
-        prepack_weights(self)
-        return self
+    def train(self, mode: bool = True):
+        """As in nn.Module.
 
-    def pack_weights(self):
-        """Old name of `prepack_weights`."""
-        message = "pack_weights() is now prepack_weights(); the old name works up to version 0.2"
-        warnings.warn(message, FutureWarning, stacklevel=2)
-        return self.prepack_weights()
+        Raises:
+            ValueError: The model is an inference copy (see `inference_copy`).
+        """
+        if mode:
+            check_is_original(self, "trained")
+        return super().train(mode)
 
     def save_pretrained(self, save_directory, *args, **kwargs):
         """Save weights, config and code, with an `auto_map` for every Auto class.
 
         Raises:
-            ValueError: The model is quantized (see `quantize`), so its original weights are lost; or the folder could not be
-                loaded (see `check_can_be_saved`).
+            ValueError: The model is an inference copy (see `inference_copy`), or the folder could not be loaded (see
+                `check_can_be_saved`).
         """
-        check_not_quantized(self)
+        check_is_original(self, "saved")
         check_can_be_saved(self)
         set_auto_map(self, self.auto_classes)
         super().save_pretrained(save_directory, *args, **kwargs)
@@ -385,6 +386,7 @@ class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
             labelled positions are decoded, except while compiling: `logits` is (number of labels, V) in evaluation and None
             in training, where the loss is computed chunk by chunk.
         """
+        warn_of_frozen_layers(self)
         inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
         inputs |= dict(inputs_embeds=inputs_embeds, copy_to_host=mark_labels(labels, input_ids, inputs_embeds))
         check_vocabulary({"decoder": self.decoder}, self.config.vocab_size)
@@ -426,6 +428,7 @@ class _PooledHead(NeoBERTPreTrainedModel):
 
     def classify(self, **inputs):
         """Return logits (N, C) and the output of the encoder."""
+        warn_of_frozen_layers(self)
         outputs = self.model(**inputs, return_packed=True, return_dict=True, select_tokens=find_first_tokens)
         pooled_ND = torch.tanh(self.dense(self.dropout(outputs.last_hidden_state)))
         return self.classifier(self.dropout(pooled_ND)), outputs
@@ -552,6 +555,7 @@ class NeoBERTForTokenClassification(NeoBERTPreTrainedModel):
         Returns:
             `loss` and `logits` (B, L, C), zero at padding.
         """
+        warn_of_frozen_layers(self)
         inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
         inputs |= dict(inputs_embeds=inputs_embeds, copy_to_host=mark_labels(labels, input_ids, inputs_embeds))
         outputs = self.model(**inputs, return_packed=True, return_dict=True, **kwargs)
@@ -602,6 +606,7 @@ class NeoBERTForQuestionAnswering(NeoBERTPreTrainedModel):
             so that the softmax over columns ignores padding.
         """
         ends = None if start_positions is None or end_positions is None else (start_positions, end_positions)
+        warn_of_frozen_layers(self)
         inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
         inputs |= dict(inputs_embeds=inputs_embeds, copy_to_host=mark_ends(ends, input_ids, inputs_embeds))
         outputs = self.model(**inputs, return_packed=True, return_dict=True, **kwargs)

@@ -48,7 +48,7 @@ def make_plan(
         need_weights: Attention probabilities are required; only the eager backend returns them.
         dtype: dtype of matrix products; it limits the choice of backends.
         head_dim: Width of a head; it limits the choice of backends.
-        is_fast: Result of `runs_fast` for the weights; it limits the choice of backends and of kernels.
+        is_fast: Result of `runs_fast` for the weights; it limits the choice of backends, masks and kernels.
 
     Returns:
         The plan, and the values that were copied to the host.
@@ -83,7 +83,7 @@ def make_plan(
     )
     mask = None if layout.is_packed else make_dense_mask(layout, mask_4d)
     if layout.is_packed and (make_mask := find_backend(backend).make_mask):
-        mask = make_mask(layout, dtype)
+        mask = make_mask(layout, dtype, is_fast)
     kernels = "plain"
     if is_fast and backend in ("sdpa", "cpu_tiled"):
         kernels = choose_kernels(dtype, len(layout.position_ids))
