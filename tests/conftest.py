@@ -45,6 +45,8 @@ torch.manual_seed(0)  # for tensors that test modules make on import
 def pytest_runtest_setup(item):
     """Seed torch before the fixtures of a test, so that their numbers do not depend on the tests that ran before."""
     torch.manual_seed(0)
+    if "torch._dynamo" in sys.modules:  # graphs that other tests compiled count towards the limit of a function
+        torch.compiler.reset()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -77,7 +77,8 @@ def test_the_default_device_of_torch_moves_no_value_that_belongs_on_the_host(dou
         with torch.device("meta"):
             found = run()
     for a, b in zip(found, wanted):
-        torch.testing.assert_close(a, b, rtol=0, atol=0)
+        # float32: a default device is a mode of torch, so the reference kernels run in place of the fast ones
+        torch.testing.assert_close(a, b, rtol=0, atol=0 if a.dtype == torch.float64 else 1e-6)
 
 
 @given(mask=masks(), seed=st.integers(0, 2**16), unpad=st.booleans())
