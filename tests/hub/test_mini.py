@@ -98,6 +98,20 @@ def test_the_card_states_the_measured_results_and_no_local_paths():
         assert "auto_map" not in text and "runs/" not in text and "/home" not in text
 
 
+@pytest.mark.parametrize(
+    "on_card, in_table", [("mini NeoBERT", "mini"), ("all-MiniLM-L6-v2, its teacher", "all-MiniLM-L6-v2")]
+)
+def test_the_card_and_the_table_beside_the_teacher_have_the_same_figures_at_the_same_length(on_card, in_table):
+    measured = json.loads((FOLDER / "training_summary.json").read_text("utf-8"))["measured"]
+    rows = json.loads((FOLDER.parents[2] / "benchmarks/results/embeddings_cpu_float32.json").read_text("utf-8"))["rows"]
+    wanted = {"model": in_table, "max_length": measured["max_seq_length"], "questions": "as they are"}
+    (row,) = [{name.lower(): value for name, value in each.items()} for each in rows if wanted.items() <= each.items()]
+    found = measured["retrieval"][on_card]
+    assert {name: row[name] for name in found} == pytest.approx(
+        found, abs=1e-3
+    )  # another processor: a few of 3,471 queries
+
+
 def test_the_evaluation_on_the_card_is_that_of_the_shipped_weights():
     from neobert_hf.embeddings.models import hash_of_weights
     from neobert_hf.evaluation.pseudo_perplexity import load_masked_model
