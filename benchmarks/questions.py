@@ -291,7 +291,7 @@ def main():
         contenders = {}
         if arguments.others:
             contenders["BM25"] = lambda: bm25(entries)
-            teacher = open_teacher(TEACHER, 256)
+            teacher = open_teacher(TEACHER, 256)  # its own length
             contenders["all-MiniLM-L6-v2"] = lambda: index(teacher)
             contenders["all-MiniLM-L6-v2, one vector for each entry"] = lambda: whole_texts(teacher, entries)
         mini = embedding_model(neobert_hf.MINI_MODEL_PATH)

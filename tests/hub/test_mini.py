@@ -107,9 +107,8 @@ def test_the_card_and_the_table_beside_the_teacher_have_the_same_figures_at_the_
     wanted = {"model": in_table, "max_length": measured["max_seq_length"], "questions": "as they are"}
     (row,) = [{name.lower(): value for name, value in each.items()} for each in rows if wanted.items() <= each.items()]
     found = measured["retrieval"][on_card]
-    assert {name: row[name] for name in found} == pytest.approx(
-        found, abs=1e-3
-    )  # another processor: a few of 3,471 queries
+    # on another processor up to 3 of 3,471 queries may find another document
+    assert {name: row[name] for name in found} == pytest.approx(found, abs=1e-3)
 
 
 def test_the_evaluation_on_the_card_is_that_of_the_shipped_weights():
