@@ -16,6 +16,7 @@ KINDS = (
     "masks with holes",
     "packed by boundaries",
     "packed by positions",
+    "packed by numbers",
     "4-D masks",
 )
 # Relative to the largest logit; float32 rounds, and its sums have another order than the oracle's.
@@ -135,8 +136,19 @@ def by_boundaries(rng):
 
 def by_positions(rng):
     ids, lengths, documents = packed_documents(rng)
-    positions = torch.cat([torch.arange(n) for n in lengths])
+    first = rng.choice((0, 0, 2))  # RoBERTa's positions begin at 2
+    positions = torch.cat([torch.arange(first, first + n) for n in lengths])
     return {"input_ids": torch.from_numpy(ids), "position_ids": rng.choice((positions, positions[None]))}, documents
+
+
+def by_numbers(rng):
+    ids, lengths, documents = packed_documents(rng)
+    numbers = torch.tensor([rng.randrange(5) * 10 + i % 10 for i in range(len(lengths))])  # neighbours differ
+    numbers = numbers.repeat_interleave(torch.tensor(lengths))[None].to(rng.choice((torch.int32, torch.int64)))
+    inputs = {"input_ids": torch.from_numpy(ids), "seq_idx": numbers}
+    if rng.random() < 0.5:
+        inputs["position_ids"] = torch.cat([torch.arange(n) for n in lengths])
+    return inputs, documents
 
 
 def as_4d(rng):
@@ -150,5 +162,7 @@ def as_4d(rng):
     return inputs, documents
 
 
-BATCHES = dict(zip(KINDS, (padded("right"), padded("left"), with_holes, by_boundaries, by_positions, as_4d)))
+BATCHES = dict(
+    zip(KINDS, (padded("right"), padded("left"), with_holes, by_boundaries, by_positions, by_numbers, as_4d))
+)
 MASKS = Family("masks", prepare, case)

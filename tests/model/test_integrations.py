@@ -16,6 +16,7 @@ from neobert_hf import (
     NeoBERTForTokenClassification,
     NeoBERTModel,
 )
+from neobert_hf.model.checkpoint_neobert import check_can_be_saved
 
 LORA_TARGETS = ["qkv", "wo", "w12", "w3"]
 
@@ -32,6 +33,34 @@ def test_lora_trains_only_its_matrices_and_merges_to_the_same_numbers(checkpoint
     merged = model.merge_and_unload()
     # float32: the rank-4 product is added to the weight or to the result
     torch.testing.assert_close(merged(ids).logits, outputs.logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        dict(target_modules=["qkv"], trainable_token_indices=[5, 6]),
+        dict(target_modules=["qkv", "model.encoder"], init_lora_weights=False),
+        dict(target_modules=["qkv"], modules_to_save=["model.encoder"]),
+    ],
+    ids=["trainable tokens", "LoRA", "trained in full"],
+)
+def test_an_adapter_of_the_embedding_trains_and_merges_to_the_same_numbers(checkpoint, adapter):
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(AutoModelForMaskedLM.from_pretrained(checkpoint), peft.LoraConfig(**adapter)).train()
+    ids = torch.randint(5, 96, (2, 7))
+    before = model(input_ids=ids, labels=ids)
+    before.loss.backward()
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert any("model.encoder." in name for name in trained)
+    torch.optim.SGD(trained.values(), lr=0.1).step()
+    logits = model.eval()(input_ids=ids).logits
+    assert (logits - before.logits).abs().max() > 1e-3
+    with pytest.raises(ValueError, match="input_ids contains 96, but the ids of the vocabulary are 0 to 95"):
+        model(input_ids=ids.fill_(96))
+    ids.fill_(5)
+    logits = model(input_ids=ids).logits
+    # float32: the product is added to the weight or to the result
+    torch.testing.assert_close(model.merge_and_unload()(ids).logits, logits, rtol=1e-4, atol=1e-4)
 
 
 HEADS = {
@@ -139,6 +168,19 @@ def warnings_of(caplog):
     logging.enable_propagation()
     yield lambda: caplog.text
     logging.disable_propagation()
+
+
+def test_weights_of_torchao_are_refused_before_a_file_is_written(checkpoint, tmp_path):
+    """A tensor class of the same module stands for torchao's, which safetensors cannot store."""
+    weights = type("Int8Tensor", (torch.Tensor,), {"__module__": "torchao.quantization"})
+    model = AutoModelForMaskedLM.from_pretrained(checkpoint)
+    layer = model.model.transformer_encoder[0].qkv
+    layer.weight = torch.nn.Parameter(layer.weight.detach().as_subclass(weights))
+    with pytest.raises(ValueError, match=r"qkv.weight is a Int8Tensor of torchao's quantize_, .*; save the model bef"):
+        model.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
+    model.hf_quantizer = object()  # transformers has loaded the model quantized, and knows how to save it
+    check_can_be_saved(model)
 
 
 @pytest.mark.compat

@@ -37,10 +37,11 @@ _scalar = lru_cache(partial(torch.tensor, device="cpu"))
 
 
 def is_tracing(tensor: torch.Tensor) -> bool:
-    """Whether tensor values cannot be read: compilation, export, tracing, CUDA graph capture, fake and meta tensors."""
+    """Whether tensor values cannot be read: compilation, export, torch.func, CUDA graph capture, fake and meta tensors."""
     return (
         torch.compiler.is_compiling()
         or torch.jit.is_tracing()
+        or (TORCH.are_functorch_transforms_active is not None and TORCH.are_functorch_transforms_active())
         or tensor.is_meta
         or (TORCH.FakeTensor is not None and isinstance(tensor, TORCH.FakeTensor))
         or (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
@@ -324,7 +325,7 @@ def tiled_attention(
     Returns:
         (T, H, K), contiguous.
     """
-    out_THK = torch.empty(q_THK.shape, dtype=q_THK.dtype)
+    out_THK = torch.empty(q_THK.shape, dtype=q_THK.dtype, device=q_THK.device)
     tensors_HTK = *(x.transpose(0, 1).contiguous() for x in (q_THK, k_THK, v_THK)), out_THK.transpose(0, 1)
     if len(set(lengths)) == 1:  # sequences of equal length form a batch
         _attend_batch(*(x.unflatten(1, (-1, lengths[0])) for x in tensors_HTK))
