@@ -336,7 +336,7 @@ _WRITERS = {".npy": _write_npy, ".jsonl": _write_jsonl, ".parquet": _write_parqu
 
 
 def embedding_model(name: str):
-    """Open a model of sentence-transformers in the dtype of its weights; bf16 weights in the dtype that is fastest here."""
+    """Open a model of sentence-transformers in the dtype of its config; bf16 weights in the dtype that is fastest here."""
     import torch
     from sentence_transformers.util import get_device_name
 
@@ -344,7 +344,7 @@ def embedding_model(name: str):
     from .embeddings.models import open_embedding_model
 
     tune_allocator()
-    if name == MINI_MODEL_PATH:  # known to be bf16, so sentence-transformers' warning would say nothing new
+    if name == MINI_MODEL_PATH:  # stored in bf16, although its config declares float32
         return open_embedding_model(name, model_kwargs={"dtype": best_dtype(get_device_name())})
     try:
         model = open_embedding_model(name)

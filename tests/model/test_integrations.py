@@ -141,6 +141,17 @@ def test_training_warns_of_a_new_layer_that_stays_random(bare_encoder, caplog, t
         assert f"The layer {layer} is not in the checkpoint, so its weights are random, and it is frozen" in found()
 
 
+def test_a_model_with_parameters_of_its_own_trains(bare_encoder):
+    class Scaled(NeoBERTForSequenceClassification):
+        def __init__(self, config):
+            super().__init__(config)
+            self.scale, self.parts = torch.nn.Parameter(torch.ones(())), torch.nn.Sequential(torch.nn.Linear(2, 2))
+
+    model = Scaled.from_pretrained(bare_encoder).train()
+    assert {"", "parts.0", "dense"} < model.new_layers
+    assert model(input_ids=torch.tensor([[2, 5, 3]]), labels=torch.tensor([1])).loss.isfinite()
+
+
 def test_a_trained_layer_may_be_frozen_without_a_warning(classifier_checkpoint, caplog):
     model = NeoBERTForSequenceClassification.from_pretrained(classifier_checkpoint).train()
     model.dense.requires_grad_(False)

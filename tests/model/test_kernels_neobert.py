@@ -239,7 +239,10 @@ def test_a_mode_counts_every_product_in_inference(wide_model, makes_copy):
     per_token = (
         2 * config.num_hidden_layers * (4 * config.hidden_size**2 + 3 * config.hidden_size * config.swiglu_width)
     )
-    assert counter.get_total_flops() == 20 * per_token  # the counter does not know SDPA's operation on a CPU
+    attention = (
+        4 * config.num_hidden_layers * 20**2 * config.hidden_size
+    )  # the counter knows SDPA on some processors only
+    assert counter.get_total_flops() - 20 * per_token in (0, attention)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

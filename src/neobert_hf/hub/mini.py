@@ -329,6 +329,8 @@ def write_model(
 ) -> SentenceTransformer:
     """Save embedding model and decoder in bf16 into an empty folder, without the code, which is part of the package.
 
+    The files have half the size, and the config declares float32: stock calls then load, embed and train in float32.
+
     A linear map whitens the token vectors in part, and their mean weighs each token by its inverse document frequency. The stages
     train the plain mean: 300 more steps with the weights gave no better model (docs/mini_training.md).
 
@@ -366,6 +368,7 @@ def write_model(
         file.unlink()
     config = json.loads((out / "config.json").read_text("utf-8"))
     config.pop("auto_map", None)
+    config["dtype"] = "float32"
     (out / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
     for file in out.rglob("*.safetensors"):
         file.chmod(0o644)

@@ -169,7 +169,7 @@ def warn_of_frozen_layers(model) -> None:
     if not (model.new_layers and model.training and torch.is_grad_enabled()) or torch.compiler.is_compiling():
         return
     for name in model.new_layers:
-        layer = getattr(model, name)
+        layer = model.get_submodule(name)
         layer = getattr(layer, "base_layer", layer)  # below a LoRA
         if {parameter.requires_grad for parameter in layer.parameters()} == {False}:
             logger.warning_once(
