@@ -15,6 +15,7 @@ from transformers import HfArgumentParser
 from neobert_hf import tune_allocator
 from neobert_hf.model.attention_neobert import group_by_length
 from neobert_hf.model.backends_neobert import attend
+from neobert_hf.model.layout_neobert import collect_marks
 from neobert_hf.model.plan_neobert import make_plan
 
 LENGTHS = {"6 to 30": (6, 30), "30 to 128": (30, 128), "128": (128, 128), "512": (512, 512), "1,024": (1024, 1024)}
@@ -48,7 +49,7 @@ def main():
             lengths = sequence_lengths(*bounds, arguments.num_tokens)
             boundaries = torch.tensor([0, *lengths]).cumsum(0)
             ids = torch.full((1, sum(lengths)), 5)
-            plan, _ = make_plan(ids, "sdpa", vocab_size=10, cu_seq_lens=[boundaries])
+            plan, _ = make_plan(ids, "sdpa", vocab_size=10, marks=collect_marks(cu_seq_lens_q=boundaries))
             shape = sum(lengths), arguments.num_heads, 64
             q, k, v, grad = (torch.randn(shape, dtype=DTYPES[dtype], requires_grad=i < 3) for i in range(4))
 

@@ -9,6 +9,7 @@ from neobert_hf import NeoBERTConfig, NeoBERTModel
 from neobert_hf.model.attention_neobert import rotary_table
 from neobert_hf.model.backends_neobert import Situation, choose_backend
 from neobert_hf.model.kernels_neobert import split_and_rotate
+from neobert_hf.model.layout_neobert import collect_marks
 from neobert_hf.model.machine_neobert import onednn_is_best
 from neobert_hf.model.plan_neobert import make_plan
 
@@ -18,7 +19,7 @@ CPU = torch.device("cpu")
 def layout_of(*lengths):
     ids = torch.full((1, sum(lengths)), 5)
     boundaries = torch.tensor([0, *lengths]).cumsum(0)
-    return make_plan(ids, "auto", vocab_size=10, cu_seq_lens=[boundaries])[0].layout
+    return make_plan(ids, "auto", vocab_size=10, marks=collect_marks(cu_seq_lens_q=boundaries))[0].layout
 
 
 ROPE = {

@@ -27,6 +27,7 @@ from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.model import attention_neobert, backends_neobert
 from neobert_hf.model.attention_neobert import to_device
 from neobert_hf.model.backends_neobert import BACKENDS, Situation, attend, choose_backend
+from neobert_hf.model.layout_neobert import collect_marks
 from neobert_hf.model.losses_neobert import find_labels
 from neobert_hf.model.plan_neobert import make_plan
 
@@ -272,9 +273,8 @@ def test_the_xformers_mask_reuses_the_boundaries_on_the_device(monkeypatch):
     monkeypatch.setattr(attention_neobert, "BlockDiagonalMask", BlockDiagonalMask)
     monkeypatch.setattr(attention_neobert, "memory_efficient_attention", memory_efficient_attention)
     allow_on_cpu(monkeypatch, "xformers")
-    plan, _ = make_plan(
-        torch.full((1, 7), 5), "xformers", vocab_size=10, cu_seq_lens=[torch.tensor([0, 3, 7])], dtype=FLOAT32
-    )
+    marks = collect_marks(cu_seq_lens_q=torch.tensor([0, 3, 7]))
+    plan, _ = make_plan(torch.full((1, 7), 5), "xformers", vocab_size=10, marks=marks, dtype=FLOAT32)
     assert plan.mask.q_seqinfo.seqstart is plan.mask.k_seqinfo.seqstart is plan.layout.cu_seq_lens
 
 
@@ -364,7 +364,9 @@ def test_grouped_sdpa_makes_few_calls_for_many_sequences(grouped):
     lengths = torch.randint(1, 513, (300,), generator=torch.Generator().manual_seed(0)).tolist()
     q, k, v = torch.randn(3, sum(lengths), 2, 8)
     ids = torch.full((1, sum(lengths)), 5)
-    plan, _ = make_plan(ids, "sdpa", vocab_size=10, cu_seq_lens=[torch.tensor([0, *lengths]).cumsum(0)])
+    plan, _ = make_plan(
+        ids, "sdpa", vocab_size=10, marks=collect_marks(cu_seq_lens_q=torch.tensor([0, *lengths]).cumsum(0))
+    )
     attend(q, k, v, plan)
     assert 1 <= len(grouped) <= 1 + math.log2(512)
     assert sum(count * length for count, length in plan.mask.shapes) < 2 * sum(lengths)
@@ -379,7 +381,7 @@ def test_grouped_sdpa_equals_sdpa_and_never_sees_other_documents(kernel, lengths
     inputs = [torch.randn(sum(lengths), 2, 8, dtype=FLOAT64, generator=generator) for _ in range(3)]
     boundaries = torch.tensor([0, *lengths]).cumsum(0)
     ids = torch.full((1, sum(lengths)), 5)
-    plan, _ = make_plan(ids, "sdpa", vocab_size=10, cu_seq_lens=[boundaries])
+    plan, _ = make_plan(ids, "sdpa", vocab_size=10, marks=collect_marks(cu_seq_lens_q=boundaries))
     results = []
     for mask in (None, attention_neobert.group_by_length(plan.layout)):
         leaves = [x.clone().requires_grad_() for x in inputs]
@@ -417,8 +419,8 @@ def test_training_on_a_cpu_has_the_gradients_of_its_formula():
 )
 def test_a_cpu_groups_sequences_where_that_is_faster(dtype, length, is_training, is_grouped):
     ids = torch.full((1, 2 * length), 5)
-    boundaries = [torch.tensor([0, length, 2 * length])]
-    plan, _ = make_plan(ids, "sdpa", vocab_size=10, cu_seq_lens=boundaries, dtype=dtype, is_fast=not is_training)
+    marks = collect_marks(cu_seq_lens_q=torch.tensor([0, length, 2 * length]))
+    plan, _ = make_plan(ids, "sdpa", vocab_size=10, marks=marks, dtype=dtype, is_fast=not is_training)
     assert (plan.mask is not None) == is_grouped
 
 
