@@ -333,16 +333,16 @@ _WRITERS = {".npy": _write_npy, ".jsonl": _write_jsonl, ".parquet": _write_parqu
 def embedding_model(name: str):
     """Open a model of sentence-transformers in the dtype of its weights; bf16 weights in the dtype that is fastest here."""
     import torch
-    from sentence_transformers import SentenceTransformer
     from sentence_transformers.util import get_device_name
 
     from . import best_dtype, tune_allocator
+    from .embeddings.models import open_embedding_model
 
     tune_allocator()
     if name == MINI_MODEL_PATH:  # known to be bf16, so sentence-transformers' warning would say nothing new
-        return SentenceTransformer(name, model_kwargs={"dtype": best_dtype(get_device_name())})
+        return open_embedding_model(name, model_kwargs={"dtype": best_dtype(get_device_name())})
     try:
-        model = SentenceTransformer(name)
+        model = open_embedding_model(name)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"--model {name} cannot be opened ({one_line(error)}); give an existing folder or a Hub id"
@@ -418,13 +418,12 @@ def tokenize(
     ] = None,
 ) -> None:
     """Tokenize text into shards for pretraining."""
-    from transformers import AutoTokenizer
-
     from .data.corpus import Corpus
+    from .data.origins import load_tokenizer
 
     if bool(files) == bool(dataset_name):
         raise typer.BadParameter("give exactly one of them", param_hint="'--files' / '--dataset_name'")
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_name)
+    tokenizer = load_tokenizer(tokenizer_name)
     corpus = Corpus(files or None, dataset_name, dataset_config, split, text_column, sample_by)
     shards = tokenize_corpus(
         corpus,
