@@ -548,6 +548,6 @@ def test_no_value_of_a_summary_brings_markup_into_the_card(stage, name):
 
 
 def test_numbers_of_averaged_stages_are_numbers(stage):
-    (stage / "training_summary.json").write_text(json.dumps({**dict.fromkeys(mini.PARTS, {}), "averaged": [HOSTILE]}))
+    (stage / "training_summary.json").write_text(json.dumps({**{key: {} for key in mini.PARTS}, "averaged": [HOSTILE]}))
     with pytest.raises(ValueError, match="stage is no stage"):
         mini.read_stages(MiniArguments(stages=[str(stage)], corpus=""))
