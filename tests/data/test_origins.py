@@ -8,6 +8,7 @@ import pytest
 from transformers import AutoTokenizer, BertTokenizerFast, Trainer, TrainingArguments
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, contextual_sentence_transformer, sentence_transformer
+from neobert_hf.cli import embedding_model
 from neobert_hf.data.origins import check_own_code, check_source, load_tokenizer
 
 FOREIGN = {  # settings by which a loader runs code of another place, by the file that holds them
@@ -127,8 +128,9 @@ def test_a_folder_without_tokenizer_files_is_refused(theirs):
         (theirs / name).unlink()
     with pytest.raises(ValueError, match="theirs holds no tokenizer"):
         load_tokenizer(str(theirs))
-    with pytest.raises(ValueError, match="has 5 special tokens and no word; its files are missing"):
-        sentence_transformer(str(theirs))
+    for read in (sentence_transformer, embedding_model):  # the second one is that of `neobert embed`
+        with pytest.raises(ValueError, match="has 5 special tokens and no word; its files are missing"):
+            read(str(theirs))
 
 
 @pytest.mark.parametrize("vocab_size", [40, 400])
