@@ -113,7 +113,7 @@ test-avx2: export MKL_ENABLE_INSTRUCTIONS = AVX2
 test-avx2: export FBGEMM_ENABLE_INSTRUCTIONS = AVX2
 test-avx2: export NEOBERT_CPU_BF16 = 0
 test-avx2: .venv/dev
-	$(PYTEST) $(addprefix tests/, model/test_kernels_neobert.py model/test_machine_neobert.py hub/test_mini.py demo/test_search.py test_pages.py)
+	$(PYTEST) $(addprefix tests/, model/test_kernels_neobert.py model/test_inference_neobert.py model/test_machine_neobert.py hub/test_mini.py demo/test_search.py test_pages.py)
 
 # With the oldest torch: make test-compat COMPAT_TORCH=2.6.0. Its Linux build contains CUDA: 2.9 GB to download, 5.2 GB on disk.
 test-compat: .venv/dev

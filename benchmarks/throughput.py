@@ -7,7 +7,7 @@
 At each length, every model doubles its batch until memory or `--max_tokens` is reached, and keeps the fastest batch. Then the
 models run in turns, A B A B, and medians are reported; a ratio is the median of the ratios within a turn. The ceiling is the
 speed of our model's matrix products alone, measured in the same turns. Weights are random. `published` is the forward pass of
-the published code (see published.py), `ours-prepacked` our model after `prepack_weights()`, `openvino` our model exported.
+the published code (see published.py), `ours-prepacked` `inference_copy` of our model, `openvino` our model exported.
 """
 
 import time

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
-from sentence_transformers import SentenceTransformer
 from tabulate import tabulate
 
 import neobert_hf  # registers the model with the Auto classes
 from neobert_hf.commands import Bounds, CommandParser, run_command
 from neobert_hf.embeddings.instructions import mteb_prompts
+from neobert_hf.embeddings.models import open_embedding_model
 from neobert_hf.evaluation.cards import load_card
 from neobert_hf.evaluation.mteb import (
     BENCHMARK,
@@ -85,7 +85,7 @@ def run(arguments: MTEBArguments):
         load_card(arguments.card)  # an error in the card is found before the work
     fastest = torch.float16 if torch.cuda.is_available() else neobert_hf.best_dtype(torch.device("cpu"))
     dtype = DTYPES[arguments.dtype] if arguments.dtype else fastest
-    model = SentenceTransformer(arguments.model, revision=arguments.revision, model_kwargs={"dtype": dtype})
+    model = open_embedding_model(arguments.model, arguments.revision, model_kwargs={"dtype": dtype})
     if arguments.max_seq_length:
         model.max_seq_length = arguments.max_seq_length
 

@@ -19,6 +19,7 @@ from neobert_hf.commands import CommandParser, run_command
 from neobert_hf.data.labelled import LabelledDataArguments, read_texts
 from neobert_hf.data.origins import load_tokenizer
 from neobert_hf.data.texts import check_max_length
+from neobert_hf.pretraining.trainer import SaveOnTerminate
 from neobert_hf.training_arguments import FineTuningArguments
 
 
@@ -56,7 +57,8 @@ def train(arguments: ClassifierArguments, training: FineTuningArguments):
     model = AutoModelForSequenceClassification.from_pretrained(arguments.model_name_or_path, **options)
     check_max_length(model, arguments.max_seq_length)
     rows = {"train_dataset": data["train"], "eval_dataset": data["validation"]}
-    trainer = Trainer(model, training, **rows, processing_class=tokenizer, compute_metrics=metrics)
+    options = {"processing_class": tokenizer, "compute_metrics": metrics, "callbacks": [SaveOnTerminate()]}
+    trainer = Trainer(model, training, **rows, **options)
     trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
     trainer.save_model()
     trainer.log_metrics("eval", trainer.evaluate())

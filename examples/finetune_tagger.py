@@ -26,6 +26,7 @@ from neobert_hf.commands import CommandParser, run_command
 from neobert_hf.data.labelled import LabelledDataArguments, read_tagged_words
 from neobert_hf.data.origins import load_tokenizer
 from neobert_hf.data.texts import check_max_length
+from neobert_hf.pretraining.trainer import SaveOnTerminate
 from neobert_hf.training_arguments import FineTuningArguments
 
 
@@ -79,6 +80,7 @@ def train(arguments: TaggerArguments, training: FineTuningArguments):
     check_max_length(model, max_length)
     rows = {"train_dataset": data["train"], "eval_dataset": data["validation"]}
     options = {"processing_class": tokenizer, "compute_metrics": partial(metrics, names=names)}
+    options["callbacks"] = [SaveOnTerminate()]
     trainer = Trainer(model, training, DataCollatorForTokenClassification(tokenizer), **rows, **options)
     trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
     trainer.save_model()

@@ -30,7 +30,6 @@ code, m0 to m9), and each value has an argument. `--max_steps` scales warmup and
 
 import json
 import os
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -218,12 +217,6 @@ def train(data: CorpusArguments, training: PretrainingArguments):
         callbacks=[SaveOnTerminate()],
     )
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
-    if trainer.state.global_step < training.max_steps:
-        print(
-            f"stopped at step {trainer.state.global_step}; the same command with --resume_from_checkpoint last resumes here",
-            file=sys.stderr,
-        )
-        raise SystemExit(143)  # the status of a process that SIGTERM ended
 
     # 5. Evaluation
     metrics = {} if held_out is None else trainer.evaluate()

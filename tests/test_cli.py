@@ -155,6 +155,23 @@ def test_the_error_names_a_file_that_cannot_be_read_and_nothing_is_written(
     assert not (tmp_path / "out.npy").exists()
 
 
+def test_an_interrupted_embed_says_that_it_keeps_nothing(folder, tmp_path, monkeypatch, capsys):
+    (tmp_path / "a.txt").write_text("the fox")
+    monkeypatch.setattr(SentenceTransformer, "encode", refuse(KeyboardInterrupt()))
+    with pytest.raises(SystemExit, match="130"):
+        run(monkeypatch, "embed", tmp_path / "a.txt", "--model", folder, "-o", tmp_path / "out.npy")
+    assert "out.npy is not written, and no embedding is kept" in capsys.readouterr().err
+    assert not (tmp_path / "out.npy").exists()
+
+
+def test_embed_refuses_a_sparse_model_and_writes_nothing(folder, tmp_path, monkeypatch):
+    neobert_hf.sparse_encoder(folder).save_pretrained(str(tmp_path / "sparse"))
+    (tmp_path / "a.txt").write_text("the fox")
+    with pytest.raises(SystemExit, match="sparse holds a SparseEncoder"):
+        run(monkeypatch, "embed", tmp_path / "a.txt", "--model", tmp_path / "sparse", "-o", tmp_path / "out.npy")
+    assert not (tmp_path / "out.npy").exists()
+
+
 def test_invalid_options_are_refused(folder, tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("a")
     embed = ("embed", tmp_path / "a.txt", "--model", folder)

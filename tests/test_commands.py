@@ -72,6 +72,7 @@ def parse(*argv):
         (["--rate", "nan"], "out of bounds"),
         (["--free", "inf"], "out of bounds: finite"),
         (["--many", "99999999999999999999"], "out of bounds"),
+        (["--many", "9" * 400], "out of bounds"),
         (["--name", " "], "argument --name: an empty string"),
         (["--count", "13"], "tool: error: count=13 is unlucky; take 12"),
         (["--cuont", "3"], "--cuont"),

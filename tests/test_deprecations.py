@@ -11,10 +11,9 @@ import pytest
 import torch
 
 import neobert_hf
-from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel, PackedMLMCollator
+from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, PackedMLMCollator
 from neobert_hf.commands import CommandParser
 from neobert_hf.data import shards
-from neobert_hf.model.kernels_neobert import PrepackedLinear
 from neobert_hf.pretraining import runs
 from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArguments
 from neobert_hf.pretraining.recipes import RECIPES, Recipe
@@ -54,16 +53,6 @@ def test_an_unknown_name_of_a_module_is_an_attribute_error(module):
     with pytest.raises(AttributeError, match=f"module '{module.__name__}' has no attribute 'no_such_name'"):
         module.no_such_name  # noqa: B018
     assert not hasattr(module, "no_such_name")
-
-
-def test_pack_weights_is_prepack_weights(tiny_config, caplog):
-    model = NeoBERTModel(tiny_config).eval()
-    with caplog.at_level("INFO"):
-        result, _ = call_with_one_warning(model.pack_weights, "pack_weights()", "prepack_weights()")
-    assert result is model and "prepack_weights: " in caplog.text
-    num_prepacked = sum(type(module) is PrepackedLinear for module in model.modules())
-    again = NeoBERTModel(tiny_config).eval().prepack_weights()
-    assert num_prepacked == sum(type(module) is PrepackedLinear for module in again.modules())
 
 
 OLD, NEW = "attn_implementation='blocked'", "'cpu_tiled'"
@@ -190,7 +179,7 @@ def documented_names():
 
 def test_every_documented_name_can_be_imported():
     names = documented_names() | set(neobert_hf.__all__)
-    assert names >= {"NeoBERTConfig", "PackedMLMCollator", "best_dtype", "quantize", "tune_allocator"}
+    assert names >= {"NeoBERTConfig", "PackedMLMCollator", "best_dtype", "inference_copy", "tune_allocator"}
     assert names == set(neobert_hf.__all__), "a documented name is not in __all__"
     for name in sorted(names):
         scope = {}

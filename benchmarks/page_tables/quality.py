@@ -28,9 +28,10 @@ def embeddings() -> str:
     result = result_of("embeddings_cpu_float32")
     metrics = ("recall@1", "recall@10", "MRR@10", "nDCG@10")
     spearman = {row["model"]: row["spearman"] for row in result["sts"]}
-    rows = [[row["questions"], row["model"], *(row[name] for name in metrics)] for row in result["rows"]]
+    columns = ("questions", "model", "max_length", *metrics)
+    rows = [[row.get(name) for name in columns] for row in result["rows"]]  # BM25 reads whole texts
     rows.sort(key=lambda row: row[0] != "as they are")
-    retrieval = tabulate(rows, headers=["questions", "model", *metrics], tablefmt="github", floatfmt=".3f")
+    retrieval = tabulate(rows, headers=["questions", "model", "tokens", *metrics], tablefmt="github", floatfmt=".3f")
     sts = tabulate(spearman.items(), headers=["STS-B dev", "Spearman"], tablefmt="github", floatfmt=".3f")
     notes = [
         f"{result['num_questions']:,} queries: first sentences of docstrings. Correct answer: the rest of the same docstring."

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import transformers
 
+from .adapters import lora_config
 from .allocator import tune_allocator
 from .data.collators import PackedMLMCollator
 from .data.packing import PackedStream
@@ -18,7 +19,7 @@ from .embeddings.models import (
 )
 from .model.configuration_neobert import NeoBERTConfig
 from .model.contextual_neobert import CONTEXTUAL_AUTO_CLASSES, ContextualNeoBERTConfig, ContextualNeoBERTModel
-from .model.kernels_neobert import quantize
+from .model.inference_neobert import inference_copy
 from .model.machine_neobert import best_dtype
 from .model.modeling_neobert import (
     AUTO_CLASSES,
@@ -68,11 +69,12 @@ __all__ = [
     "best_dtype",
     "contextual_sentence_transformer",
     "fit_context",
+    "inference_copy",
     "inverse_document_frequencies",
     "load_context",
+    "lora_config",
     "multi_vector_encoder",
     "partial_whitening",
-    "quantize",
     "save_context",
     "sentence_transformer",
     "sparse_encoder",

@@ -257,6 +257,7 @@ def embed(
     """Embed the texts of files.
 
     A model reads the beginning of a text: the first 128 tokens in the mini model. The result counts the texts that are longer.
+    The file is written at the end, so an interrupted command keeps nothing: split files whose embedding takes long.
     """
     from .data.corpus import Corpus
     from .embeddings.memory import batch_bytes, check_memory
@@ -282,13 +283,17 @@ def embed(
         f"embedding {len(texts):,} texts, {batch_size} at once",
         "choose a smaller --batch_size, or split the file",
     )
-    vectors = encoder.encode(
-        texts,
-        batch_size=batch_size,
-        prompt_name=prompt_name,
-        normalize_embeddings=normalize,
-        show_progress_bar=True,
-    )
+    try:
+        vectors = encoder.encode(
+            texts,
+            batch_size=batch_size,
+            prompt_name=prompt_name,
+            normalize_embeddings=normalize,
+            show_progress_bar=True,
+        )
+    except KeyboardInterrupt:
+        print(f"\ninterrupted: {output} is not written, and no embedding is kept", file=sys.stderr)
+        raise
     with writing(file) as handle:
         _WRITERS[file.suffix](handle, texts, vectors)
     prompt = encoder.prompts.get(prompt_name or encoder.default_prompt_name, "")
@@ -331,7 +336,7 @@ _WRITERS = {".npy": _write_npy, ".jsonl": _write_jsonl, ".parquet": _write_parqu
 
 
 def embedding_model(name: str):
-    """Open a model of sentence-transformers in the dtype of its weights; bf16 weights in the dtype that is fastest here."""
+    """Open a model of sentence-transformers in the dtype of its config; bf16 weights in the dtype that is fastest here."""
     import torch
     from sentence_transformers.util import get_device_name
 
@@ -339,7 +344,7 @@ def embedding_model(name: str):
     from .embeddings.models import open_embedding_model
 
     tune_allocator()
-    if name == MINI_MODEL_PATH:  # known to be bf16, so sentence-transformers' warning would say nothing new
+    if name == MINI_MODEL_PATH:  # stored in bf16, although its config declares float32
         return open_embedding_model(name, model_kwargs={"dtype": best_dtype(get_device_name())})
     try:
         model = open_embedding_model(name)

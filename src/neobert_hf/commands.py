@@ -46,7 +46,8 @@ class Bounds:
     above: float = -math.inf
 
     def __contains__(self, value: float) -> bool:
-        return math.isfinite(value) and self.least <= value <= self.most and value > self.above
+        # math.isfinite raises OverflowError for an integer of 400 digits
+        return -math.inf < value < math.inf and self.least <= value <= self.most and value > self.above
 
     def __str__(self) -> str:
         parts = [("above", self.above), ("at least", self.least), ("at most", self.most)]

@@ -8,7 +8,7 @@ import torch
 from adversary.machinery import EXPLAINED, RIGHT, Failed, Family
 from oracle import CONFIG, Oracle, random_weights, write_checkpoint
 
-from neobert_hf import NeoBERTForMaskedLM
+from neobert_hf import NeoBERTForMaskedLM, inference_copy
 
 KINDS = (
     "padding on the right",
@@ -16,25 +16,34 @@ KINDS = (
     "masks with holes",
     "packed by boundaries",
     "packed by positions",
+    "packed by numbers",
     "4-D masks",
+    "inference copies",
 )
 # Relative to the largest logit; float32 rounds, and its sums have another order than the oracle's.
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5}
+INT8_TOLERANCE = 0.05  # of the largest logit; 1 % of each product's norm, in three blocks
 BACKENDS = {torch.float64: ("auto", "sdpa", "eager"), torch.float32: ("auto", "cpu_tiled", "sdpa", "eager")}
 
 
 def prepare(folder: Path) -> tuple[list, dict]:
-    """1,000 cases; they share the tiny model in both dtypes and the oracle."""
+    """1,000 cases; they share the tiny model in both dtypes, its inference copies and the oracle."""
     weights = random_weights()
     checkpoint = write_checkpoint(folder / "model", weights)
     models = {dtype: NeoBERTForMaskedLM.from_pretrained(checkpoint, dtype=dtype).eval() for dtype in TOLERANCES}
-    return [(KINDS[i % len(KINDS)], None) for i in range(1000)], {"models": models, "oracle": Oracle(weights)}
+    copies = [(inference_copy(models[torch.float32], int8), int8) for int8 in (False, True)]
+    shared = {"models": models, "copies": copies, "oracle": Oracle(weights)}
+    return [(KINDS[i % len(KINDS)], None) for i in range(1000)], shared
 
 
 def case(kind: str, _, rng: random.Random, folder: Path, shared: dict) -> str:
     """Compare the logits and the loss of a random batch."""
-    dtype = rng.choice(list(BACKENDS))
-    model, oracle = shared["models"][dtype], shared["oracle"]
+    dtype, oracle = rng.choice(list(BACKENDS)), shared["oracle"]
+    model, tolerance = shared["models"][dtype], TOLERANCES[dtype]
+    if kind == "inference copies":
+        kind, dtype = rng.choice(list(BATCHES)), torch.float32
+        model, is_int8 = rng.choice(shared["copies"])
+        tolerance = INT8_TOLERANCE if is_int8 else TOLERANCES[dtype]
     backend = rng.choice(BACKENDS[dtype])
     model.config.unpad_inputs = rng.random() < 0.7
     model.config.sparse_prediction = False
@@ -59,12 +68,12 @@ def case(kind: str, _, rng: random.Random, folder: Path, shared: dict) -> str:
         expected = oracle.mlm_logits(oracle.encode(document.ids, document.positions)[2])
         found = torch.stack([outputs.logits[place] for place in document.places]).detach().double().numpy()
         largest = max(largest, np.abs(found - expected).max() / np.abs(expected).max())
-    if not largest <= TOLERANCES[dtype]:
+    if not largest <= tolerance:
         raise Failed(f"silently wrong: the relative error of the logits is {largest:.1e} with {backend} in {dtype}")
     if "labels" in inputs:
         asked = [[int(labels[place]) for place in document.places] for document in documents]
         loss = oracle.mlm_loss([d.ids for d in documents], asked) if kind not in WITH_DISTANCES else None
-        if loss is not None and not abs(float(outputs.loss) / loss - 1) <= 10 * TOLERANCES[dtype]:
+        if loss is not None and not abs(float(outputs.loss) / loss - 1) <= 10 * tolerance:
             raise Failed(f"silently wrong: the loss is {float(outputs.loss)}, not {loss}")
     return RIGHT
 
@@ -135,8 +144,19 @@ def by_boundaries(rng):
 
 def by_positions(rng):
     ids, lengths, documents = packed_documents(rng)
-    positions = torch.cat([torch.arange(n) for n in lengths])
+    first = rng.choice((0, 0, 2))  # RoBERTa's positions begin at 2
+    positions = torch.cat([torch.arange(first, first + n) for n in lengths])
     return {"input_ids": torch.from_numpy(ids), "position_ids": rng.choice((positions, positions[None]))}, documents
+
+
+def by_numbers(rng):
+    ids, lengths, documents = packed_documents(rng)
+    numbers = torch.tensor([rng.randrange(5) * 10 + i % 10 for i in range(len(lengths))])  # neighbours differ
+    numbers = numbers.repeat_interleave(torch.tensor(lengths))[None].to(rng.choice((torch.int32, torch.int64)))
+    inputs = {"input_ids": torch.from_numpy(ids), "seq_idx": numbers}
+    if rng.random() < 0.5:
+        inputs["position_ids"] = torch.cat([torch.arange(n) for n in lengths])
+    return inputs, documents
 
 
 def as_4d(rng):
@@ -150,5 +170,7 @@ def as_4d(rng):
     return inputs, documents
 
 
-BATCHES = dict(zip(KINDS, (padded("right"), padded("left"), with_holes, by_boundaries, by_positions, as_4d)))
+BATCHES = dict(
+    zip(KINDS, (padded("right"), padded("left"), with_holes, by_boundaries, by_positions, by_numbers, as_4d))
+)
 MASKS = Family("masks", prepare, case)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from adversary.contexts import CONTEXTS
 from adversary.damage import DAMAGE
 from adversary.flags import FLAGS
 from adversary.folders import FOLDERS
@@ -20,7 +21,7 @@ from adversary.masks import MASKS
 from adversary.ranks import RANKS
 from adversary.writes import WRITES
 
-FAMILIES = {family.name: family for family in (MASKS, FLAGS, FOLDERS, KILLS, DAMAGE, WRITES, RANKS)}
+FAMILIES = {family.name: family for family in (MASKS, CONTEXTS, FLAGS, FOLDERS, KILLS, DAMAGE, WRITES, RANKS)}
 pytestmark = pytest.mark.adversary
 
 

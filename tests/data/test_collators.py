@@ -1,12 +1,14 @@
 """The packing collator uses transformers' masks, adds no padding and keeps documents apart."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import DataCollatorForLanguageModeling
 
-from neobert_hf import PackedMLMCollator
+from neobert_hf import PackedMLMCollator, PackedStream
 
 
 @given(lengths=st.lists(st.integers(1, 12), min_size=1, max_size=6), seed=st.integers(0, 1000))
@@ -58,9 +60,38 @@ def test_an_empty_document_is_refused(tokenizer):
         PackedMLMCollator(tokenizer)([{"input_ids": [5, 6]}, {"input_ids": []}])
 
 
-def test_a_tokenizer_without_a_mask_token_is_refused(tokenizer):
-    import copy
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_rows_that_a_tokenizer_padded_give_the_batch_of_the_rows_without_padding(tokenizer, side):
+    texts = ["the quick brown fox", "jumps", "over the dog"]
 
+    def batches(names, **options):
+        tokens = tokenizer(texts, **options)
+        rows = [{name: tokens[name][i] for name in names} for i in range(len(texts))]
+        return [PackedMLMCollator(tokenizer, seed=0)(each) for each in (rows, list(PackedStream(rows, max_tokens=20)))]
+
+    padded = batches(["input_ids", "attention_mask"], padding=True, padding_side=side)
+    for expected, batch in zip(batches(["input_ids"]), padded):
+        assert batch.keys() == expected.keys()
+        assert all(torch.equal(batch[name], expected[name]) for name in batch)
+    packed = {
+        "input_ids": [2, 5, 3, 2, 6, 3, 0],
+        "position_ids": [0, 1, 2, 0, 1, 2, 0],
+        "attention_mask": [1] * 6 + [0],
+    }
+    assert PackedMLMCollator(tokenizer)([packed])["position_ids"].tolist() == [[0, 1, 2, 0, 1, 2]]
+
+
+def test_a_tokenizer_without_a_padding_token_packs_and_cannot_pad(tokenizer):
+    padless = copy.deepcopy(tokenizer)
+    padless.pad_token = None
+    documents = [{"input_ids": [2, 5, 6, 7, 3]}, {"input_ids": [2, 8, 3]}]
+    row, expected = (PackedMLMCollator(each, mlm_probability=0.5, seed=0)(documents) for each in (padless, tokenizer))
+    assert all(torch.equal(row[name], expected[name]) for name in expected)
+    with pytest.raises(ValueError, match="no padding token; set tokenizer"):
+        PackedMLMCollator(padless, batch_format="padded")
+
+
+def test_a_tokenizer_without_a_mask_token_is_refused(tokenizer):
     maskless = copy.deepcopy(tokenizer)
     maskless.mask_token = None
     with pytest.raises(ValueError, match="mask"):

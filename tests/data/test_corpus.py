@@ -23,6 +23,7 @@ def files(tmp_path):
     lines = "".join(json.dumps({"text": text, "number": i}) + "\n" for i, text in enumerate(TEXTS))
     (tmp_path / "a.jsonl").write_text(lines)
     (tmp_path / "b.txt").write_text("\n\n".join(TEXTS))
+    (tmp_path / "b_bom.txt").write_text("\n\n".join(TEXTS), "utf-8-sig")
     (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     pq.write_table(pa.table({"text": TEXTS}), tmp_path / "d.parquet")
     (tmp_path / "e.json").write_text("\n " + json.dumps([{"text": text} for text in TEXTS], indent=1))
@@ -45,6 +46,7 @@ def zstd(content):
 KINDS = [
     "a.jsonl",
     "b.txt",
+    "b_bom.txt",
     "c.jsonl.gz",
     "d.parquet",
     "e.json",
@@ -212,6 +214,12 @@ def test_the_error_for_damaged_content_names_file_and_line(tmp_path, name, conte
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         list(Corpus([str(tmp_path / name)]))
+
+
+def test_two_columns_of_one_name_in_parquet_are_refused(tmp_path):
+    pq.write_table(pa.table([["a"], ["b"]], names=["text", "text"]), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a\.parquet has 2 columns 'text'; rename all but the text"):
+        Corpus([str(tmp_path / "a.parquet")])
 
 
 def test_the_text_column_must_exist_in_every_file(tmp_path):

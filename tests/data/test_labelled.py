@@ -36,7 +36,7 @@ def rows(*labels):
         (["b", "a", "b"], ["a", "b"]),
         ([10, 9, 10], ["9", "10"]),
         ([True, False, True], ["False", "True"]),
-        ([-1, 1, 0], ["-1", "0", "1"]),
+        ([-1, 1, 0, 1, 0, -1], ["-1", "0", "1"]),
     ],
 )
 def test_classes_are_sorted_by_number_or_name_and_ids_point_to_them(tmp_path, labels, names):
@@ -101,9 +101,18 @@ def test_one_class_or_one_row_is_refused(tmp_path):
 
 
 def test_a_label_that_only_resembles_a_number_is_a_text(tmp_path):
-    labels = ["10", "-2", "--5", "9"]
+    labels = ["10", "-2", "--5", "9"] * 2
     data = texts_of(tmp_path, rows(*labels), rows(*labels))
     assert data["train"].features["label"].names == ["-2", "9", "10", "--5"]
+
+
+def test_numbers_to_predict_are_not_taken_for_classes(tmp_path):
+    with pytest.raises(ValueError, match=r"30 classes for 30 labels, such as '0.25' and '7.5'; .* problem_type=\"regr"):
+        texts_of(tmp_path, rows(*(str(i / 4) for i in range(1, 31))))
+    train = [{"words": ["a", "b"], "tags": [f"{i}.5", f"{i}.25"]} for i in range(9)]
+    with pytest.raises(ValueError, match="18 classes for 18 labels"):
+        read_tagged_words(LabelledDataArguments(lines(tmp_path, "tags.jsonl", train)), "words", "tags", 0)
+    texts_of(tmp_path, rows(*"aabbcccd"))  # a rare class
 
 
 @pytest.mark.parametrize("names", [{"text_columns": ["label"], "label_column": "kind"}, {"label_column": "text"}])
@@ -176,7 +185,7 @@ def test_a_dataset_that_is_a_script_is_refused_with_the_way_out(monkeypatch):
 
 
 def test_labels_that_are_one_number_in_two_spellings_have_one_order(tmp_path):
-    rows = [{"text": "a", "label": label} for label in ("01", "1", "2", "001")]
+    rows = [{"text": "a", "label": label} for label in ("01", "1", "2", "001") * 2]
     data = texts_of(tmp_path, rows, rows[:2])
     assert data["train"].features["label"].names == ["001", "01", "1", "2"]
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -303,6 +304,16 @@ def test_the_free_memory_has_a_plausible_value():
         pytest.skip("neither /proc/meminfo nor psutil gives the free memory on this machine")
     num_bytes = 10**8
     assert num_bytes < free < 2**50
+
+
+def test_a_kernel_without_memavailable_gives_the_free_memory_of_psutil_or_none(tmp_path, monkeypatch):
+    (tmp_path / "meminfo").write_text("MemTotal:  16000 kB\nMemFree:  8000 kB\n")
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
+    fake = SimpleNamespace(virtual_memory=lambda: SimpleNamespace(available=10**6))
+    monkeypatch.setitem(sys.modules, "psutil", fake)
+    assert memory.available_bytes() == 10**6
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    assert memory.available_bytes() is None
 
 
 def test_the_functions_also_refuse_numbers_out_of_bounds(folder, tmp_path):

@@ -551,8 +551,9 @@ def test_a_context_of_another_size_changes_the_model_and_warns(model, caplog, mo
     monkeypatch.setattr(logging.getLogger("neobert_hf"), "propagate", True)
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     assert fit_context(model.eval(), iter(DOCUMENTS), num_documents=7).shape == (7, 32)
-    assert "The context now has 7 documents; this model had 4" in caplog.text
+    assert "The context now has 7 documents; this model was trained with 4" in caplog.text
     assert model.encode(DOCUMENTS).shape == (len(DOCUMENTS), 32)
+    assert fit_context(model, DOCUMENTS).shape == (SIZE, 32)  # the number in training again
 
 
 @pytest.mark.parametrize(
@@ -590,6 +591,31 @@ def test_a_context_file_belongs_to_its_first_stage(model, folder, tmp_path):
         contextual_model(model).first_stage.layer_norm.weight.add_(0.1)
     with pytest.raises(ValueError, match=r"was made by another model .*; fit a new context with fit_context"):
         load_context(model, file)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"norm_eps": 1e-4}, "norm_eps is 1e-05 there and 0.0001 here"),
+        ({"rope_theta": 500.0}, 'rope_parameters is {.*10000.0.*} there and {.*"rope_theta": 500.0.*} here'),
+        ({"num_attention_heads": 2}, "num_attention_heads is 4 there and 2 here"),
+        ({"prompts": {"document": "a "}}, 'document_prompt is "" there and "a " here'),
+    ],
+)
+def test_a_context_file_belongs_to_its_settings(model, tmp_path, change, message):
+    """The weights are the same, and the context vectors are not."""
+    vectors = fit_context(model.eval(), DOCUMENTS)
+    save_context(model, tmp_path / "corpus.safetensors")
+    contextual_model(model).set_context(None)
+    model.save(str(tmp_path / "model"))
+    kwargs = dict(model_kwargs={"dtype": torch.float64})
+    if "prompts" not in change:
+        change = {"config_kwargs": change}
+    other = SentenceTransformer(str(tmp_path / "model"), **kwargs, **change)
+    with pytest.raises(ValueError, match=f"was made with other settings: {message}; fit a new context"):
+        load_context(other, tmp_path / "corpus.safetensors")
+    assert not contextual_model(other).config.has_context
+    assert not torch.equal(fit_context(other, DOCUMENTS), vectors)
 
 
 def test_other_files_are_no_contexts(model, tmp_path):

@@ -1,7 +1,9 @@
 """Contrastive training: shares and order of the sampler, the loss against its formula, effect of the instructions."""
 
 import json
+import os
 import shutil
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -27,6 +29,7 @@ from neobert_hf.data.wordpiece import train_wordpiece
 from neobert_hf.embeddings import contrastive, training_sets
 from neobert_hf.embeddings.contrastive import (
     ContrastiveArguments,
+    ContrastiveTrainer,
     ContrastiveTrainingArguments,
     SizeExponentBatchSampler,
     column_prompts,
@@ -284,8 +287,17 @@ def test_a_resumed_run_has_the_same_losses_as_an_uninterrupted_one(command, tmp_
     run_main(train_contrastive, *command(tmp_path / "whole"))
     whole = losses_of(tmp_path / "whole")
     assert len(whole) == 12
-    shutil.copytree(tmp_path / "whole/checkpoint-8", tmp_path / "part/checkpoint-8")
-    shutil.copy(tmp_path / "whole/run.json", tmp_path / "part")
+    train_step = ContrastiveTrainer.training_step
+
+    def interrupted_step(trainer, *args, **kwargs):
+        if trainer.state.global_step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return train_step(trainer, *args, **kwargs)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="143"):
+        patch.setattr(ContrastiveTrainer, "training_step", interrupted_step)
+        run_main(train_contrastive, *command(tmp_path / "part"))
+    assert not (tmp_path / "part/model.safetensors").exists()
     for name, value in {"temperature": 0.1, "warmup_steps": 3}.items():  # another run is refused
         other = command(tmp_path / "part", resume_from_checkpoint="last", **{name: value})
         with pytest.raises(ValueError, match=name):
@@ -296,7 +308,8 @@ def test_a_resumed_run_has_the_same_losses_as_an_uninterrupted_one(command, tmp_
     assert 0 <= metrics["small_cosine_recall@10"] <= 1
     assert SentenceTransformer(str(tmp_path / "part")).encode("fox").shape == (32,)
     (tmp_path / "part/checkpoint-8/scheduler.pt").unlink()
-    shutil.rmtree(tmp_path / "part/checkpoint-12")
+    for step in (3, 4, 12):
+        shutil.rmtree(tmp_path / f"part/checkpoint-{step}")
     with pytest.raises(
         FileNotFoundError, match=r"checkpoint-8 lacks scheduler.pt; give --resume_inexactly to resume from it"
     ):

@@ -27,7 +27,7 @@ from neobert_hf import (
     sparse_encoder,
 )
 from neobert_hf.data.texts import check_texts
-from neobert_hf.embeddings.models import fingerprint, inverse_document_frequencies
+from neobert_hf.embeddings.models import fingerprint, inverse_document_frequencies, open_embedding_model
 
 TEXTS = ["the quick brown fox", "jumps", "", "over lazy dog and then it sleeps in a warm red house by old sea", "fox"]
 
@@ -280,6 +280,14 @@ def test_a_multi_vector_encoder_shares_weights_and_scores_by_the_mean_maximum_co
     for each, question in ((encoder, "quick house"), (multi_vector_encoder(str(folder)), "fox quick house")):
         found = each.similarity(each.encode_query([question]), each.encode_document(TEXTS))
         np.testing.assert_allclose(found.numpy(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["SparseEncoder", "MultiVectorEncoder", "CrossEncoder"])
+def test_a_model_that_gives_no_vector_for_a_text_is_refused_as_an_embedding_model(folder, tmp_path, kind):
+    make = {"SparseEncoder": sparse_encoder, "MultiVectorEncoder": multi_vector_encoder, "CrossEncoder": CrossEncoder}
+    make[kind](str(folder)).save_pretrained(str(tmp_path / "saved"))
+    with pytest.raises(ValueError, match=f"saved holds a {kind}, which gives no single vector for each text; open it"):
+        open_embedding_model(str(tmp_path / "saved"))
 
 
 def test_empty_texts_are_embedded_as_special_tokens_and_long_texts_are_truncated(folder):

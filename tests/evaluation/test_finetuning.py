@@ -2,18 +2,22 @@
 
 import csv
 import json
+import os
 import random
+import signal
 import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("sklearn", reason="fine-tuning needs scikit-learn (pip install -e .[train])")
 
 import finetune_classifier
 import finetune_tagger
 from conftest import SENTENCE, run_main
+from safetensors.torch import load_file
 from sklearn.metrics import accuracy_score, f1_score
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
@@ -198,6 +202,35 @@ def test_a_run_resumes_from_its_newest_complete_checkpoint(model_folder, tmp_pat
         printed = run_main(finetune_classifier, *arguments, "last", "--num_train_epochs", "2")
     assert evaluated(printed)["epoch"] == "2.0"
     assert epochs == [str(first)]
+
+
+@pytest.mark.compat
+def test_ctrl_c_saves_a_checkpoint_from_which_the_run_resumes_to_the_same_weights(model_folder, tmp_path, monkeypatch):
+    """The best checkpoint is an older one; Trainer would keep only that."""
+    texts = [{"text": " ".join(WORDS[i : i + 4]), "label": "AB"[i % 2]} for i in range(12)] * 7
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts))
+    options = ["--num_train_epochs", "3", "--learning_rate", "3e-4"]  # five steps in an epoch
+    whole, parts = (command(model_folder, tmp_path / "train.jsonl", tmp_path / name, *options) for name in "ab")
+    run_main(finetune_classifier, *whole)
+    step, steps = finetune_classifier.Trainer.training_step, []
+
+    def interrupted_step(*args, **kwargs):
+        steps.append(1)
+        if len(steps) == 8:
+            os.kill(os.getpid(), signal.SIGINT)
+        return step(*args, **kwargs)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background ignore it
+    with monkeypatch.context() as patch:
+        patch.setattr(finetune_classifier.Trainer, "training_step", interrupted_step)
+        with pytest.raises(SystemExit, match="130"):
+            run_main(finetune_classifier, *parts)
+    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
+    assert {file.name for file in (tmp_path / "b").glob("checkpoint-*")} == {"checkpoint-5", "checkpoint-8"}
+    assert not (tmp_path / "b/model.safetensors").exists()
+    run_main(finetune_classifier, *parts, "--resume_from_checkpoint", "last")
+    expected, found = (load_file(tmp_path / name / "model.safetensors") for name in "ab")
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 @pytest.mark.compat

@@ -34,7 +34,7 @@ from neobert_hf.evaluation.glue import (
     task_metrics,
 )
 
-SHARED = Path(__file__).parents[3] / "shared/data/glue"
+GLUE = Path(__file__).parents[1] / "glue"
 WORDS = SENTENCE.split()
 
 # First line of each original file, and a row whose texts have quotation marks, with its label.
@@ -90,15 +90,46 @@ def test_the_stsbenchmark_files_have_no_header(tmp_path):
     assert load_task(TASKS["stsb"], tmp_path)["train"][0] == {"sentence1": "A.", "sentence2": "B.", "label": 5.0}
 
 
-@pytest.mark.skipif(
-    not SHARED.is_dir(), reason=f"no GLUE files at {SHARED}; the tests on files of the same formats still run"
-)
-def test_real_files_have_the_known_numbers_of_rows():
-    sizes = {
-        name: {split: len(rows) for split, rows in load_task(TASKS[name], SHARED).items()} for name in ("cola", "stsb")
-    }
-    assert sizes["stsb"] == {"train": 5749, "validation": 1500}
-    assert sizes["cola"]["validation"] == 1043
+# Rows with the peculiarities of the files that people have: no newline at the end of CoLA's dev.tsv, a space after each text of
+# SST-2, quotation marks that open a column of STS-B and never close it, and lines of STS-B with two more columns.
+WRITTEN = {
+    "cola": {
+        "train": [
+            ("The keeper locked the gate before dark.", 1),
+            ('She asked whether "soon" what to write.', 0),
+            ("Who did the neighbours say would come?", 1),
+        ],
+        "validation": [("The kettle whistled itself hoarse.", 1), ("The more he waits, the little he learns.", 0)],
+    },
+    "sst2": {
+        "train": [("a warm and gentle story ", 1), ("'s never half as clever as its trailer ", 0), ("dull ", 0)],
+        "validation": [
+            ("the songs alone are worth the evening , and the dancing is better still . ", 1),
+            ("loses its way ", 0),
+        ],
+    },
+    "stsb": {
+        "train": [
+            ("A boy is feeding a goat.", "The goat is fed by a boy.", 5.0),
+            ('"We will wait," he said.', 'He said: "We do not wait."', 2.4),
+            ('"Storm closes the harbour', "Farmers welcome the rain", 0.0),
+        ],
+        "validation": [
+            ("A man is tuning a violin.", "A man tunes a violin.", 4.75),
+            ('Museum opens "at last"', "Museum closes", 1.6),
+        ],
+    },
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_every_line_of_a_file_with_the_peculiarities_of_the_real_ones_is_one_row(name):
+    columns = (*TASKS[name].texts, "label")
+    for split, rows in load_task(TASKS[name], GLUE).items():
+        assert [tuple(row[column] for column in columns) for row in rows] == [
+            (*texts, pytest.approx(label))  # a score is a float32
+            for *texts, label in WRITTEN[name][split]
+        ]
 
 
 @pytest.mark.parametrize(
@@ -371,8 +402,12 @@ def test_arguments_that_have_no_effect_are_refused(model_folder, data, tmp_path)
     )
     (task,) = json.loads((tmp_path / "out/glue.json").read_text())["tasks"]
     assert task["setting"]["learning_rate"] == 1e-3
-    with pytest.raises(SystemExit, match=r"rte starts from the best run of mnli, which is not in --tasks"):
-        run_main(finetune_glue, *command(model_folder, data, tmp_path / "out", "--tasks", "rte"))
+
+
+def test_a_task_without_mnli_starts_from_the_given_model_and_says_so(model_folder, data, tmp_path):
+    printed = run_main(finetune_glue, *command(model_folder, data, tmp_path / "out", "--tasks", "rte"))
+    assert f"rte: start from {model_folder}, not from the best run of mnli; add mnli" in printed
+    assert json.loads((tmp_path / "out/glue.json").read_text())["tasks"][0]["start"] == str(model_folder)
 
 
 @pytest.mark.compat

@@ -16,11 +16,11 @@ from huggingface_hub import ModelCard
 from mteb.abstasks import AbsTaskClassification, AbsTaskPairClassification, AbsTaskRetrieval, AbsTaskSTS
 from mteb.abstasks.task_metadata import TaskMetadata
 from scipy.stats import spearmanr
-from sentence_transformers import SentenceTransformer
 from sklearn.metrics import average_precision_score
 
 from neobert_hf import best_dtype, contextual_sentence_transformer, fit_context, sentence_transformer
 from neobert_hf.embeddings.instructions import EVALUATION_INSTRUCTIONS, mteb_prompts
+from neobert_hf.embeddings.models import open_embedding_model
 from neobert_hf.evaluation.mteb import CATEGORIES, Score, averages, benchmark_tasks, evaluate, write_model_index
 
 LEFT = [f"a text about {what}" for what in ("dogs", "red houses", "the old sea", "sleep", "jumping", "a fox")]
@@ -230,8 +230,8 @@ def test_the_result_names_the_dtype_that_suits_the_machine_and_the_revisions_of_
     used = []
     monkeypatch.setattr(
         evaluate_mteb,
-        "SentenceTransformer",
-        lambda *a, **k: used.append(k["model_kwargs"]["dtype"]) or SentenceTransformer(*a, **k),
+        "open_embedding_model",
+        lambda *a, **k: used.append(k["model_kwargs"]["dtype"]) or open_embedding_model(*a, **k),
     )
     run_main(evaluate_mteb, "--model", tmp_path / "saved", "--output_dir", tmp_path / "out")
     result = json.loads((tmp_path / "out/scores.json").read_text())

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("matplotlib", reason="the figure needs matplotlib (pip install -e .[train])")
 
 import evaluate_pseudo_perplexity
-from conftest import SENTENCE, run_main
+from conftest import SENTENCE, largest_file, run_main
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
@@ -36,6 +36,7 @@ from neobert_hf.evaluation.pseudo_perplexity import (
     positions_to_mask,
     pseudo_perplexity,
 )
+from neobert_hf.evaluation.pseudo_perplexity_runs import finished
 
 SHAPE = dict(
     vocab_size=96, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, pad_token_id=0
@@ -258,6 +259,15 @@ def test_an_interrupted_command_goes_on_and_ends_with_the_same_lines(command, tm
     run_main(evaluate_pseudo_perplexity, *command)
     for before, after in zip(whole, lines(tmp_path), strict=True):
         assert before["text"] == after["text"] and after["loss"] == pytest.approx(before["loss"], rel=1e-6)
+
+
+def test_finished_lines_survive_an_interruption_while_the_part_of_a_line_is_removed(tmp_path):
+    file = tmp_path / "texts.jsonl"
+    file.write_text('{"text": 1}\n{"te')
+    with pytest.raises(OSError, match="the previous content is unchanged"), largest_file(4):
+        finished(file)
+    assert file.read_text() == '{"text": 1}\n{"te'
+    assert finished(file) == [{"text": 1}] and file.read_text() == '{"text": 1}\n'
 
 
 def test_a_separator_of_lines_inside_a_result_is_no_end_of_a_line(command, tmp_path):

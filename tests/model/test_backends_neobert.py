@@ -349,7 +349,7 @@ def grouped(monkeypatch, request):
     """SDPA in length groups, and the list of its calls."""
     calls = []
     kernel = GROUP_KERNELS[request.param]
-    in_groups = BACKENDS["sdpa"]._replace(make_mask=lambda layout, dtype: attention_neobert.group_by_length(layout))
+    in_groups = BACKENDS["sdpa"]._replace(make_mask=lambda layout, *_: attention_neobert.group_by_length(layout))
     monkeypatch.setitem(BACKENDS, "sdpa", in_groups)
     monkeypatch.setattr(attention_neobert, "_attend_group", lambda *a: calls.append(1) or kernel(*a))
     return calls
@@ -417,10 +417,21 @@ def test_training_on_a_cpu_has_the_gradients_of_its_formula():
 )
 def test_a_cpu_groups_sequences_where_that_is_faster(dtype, length, is_training, is_grouped):
     ids = torch.full((1, 2 * length), 5)
-    with torch.set_grad_enabled(is_training):
-        boundaries = [torch.tensor([0, length, 2 * length])]
-        plan, _ = make_plan(ids, "sdpa", vocab_size=10, cu_seq_lens=boundaries, dtype=dtype)
+    boundaries = [torch.tensor([0, length, 2 * length])]
+    plan, _ = make_plan(ids, "sdpa", vocab_size=10, cu_seq_lens=boundaries, dtype=dtype, is_fast=not is_training)
     assert (plan.mask is not None) == is_grouped
+
+
+@pytest.mark.parametrize("uses_bf16", [True, False])
+def test_a_forward_in_training_mode_gives_the_same_bits_with_and_without_gradients(checkpoint, uses_bf16):
+    """Gradient caching embeds a batch without gradients, and again with gradients."""
+    model = NeoBERTForMaskedLM.from_pretrained(checkpoint).train()
+    mask = (torch.arange(24) < torch.tensor([24, 3, 9, 17])[:, None]).long()
+    ids, states = torch.randint(5, 96, mask.shape), []
+    for has_gradients in (False, True):
+        with torch.set_grad_enabled(has_gradients), torch.autocast("cpu", torch.bfloat16, uses_bf16):
+            states.append(model.model(ids, attention_mask=mask).last_hidden_state)
+    assert states[1].requires_grad and torch.equal(*states)
 
 
 def test_the_page_on_loading_states_where_every_backend_was_tested():

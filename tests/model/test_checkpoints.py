@@ -35,6 +35,7 @@ CODE_FILES = {
     "blocks_neobert.py",
     "checkpoint_neobert.py",
     "configuration_neobert.py",
+    "inference_neobert.py",
     "kernels_neobert.py",
     "layout_neobert.py",
     "losses_neobert.py",

@@ -145,9 +145,12 @@ REFUSED = {
         dict(pad_token_id=99, vocab_size=50),
         "pad_token_id=99 must be between 0 and vocab",
     ),
-    "epsilon zero": (dict(norm_eps=0.0), "norm_eps=0.0 must be positive"),
-    "dropout of one": (dict(classifier_dropout=1.0), "classifier_dropout=1.0 must be at least 0 and below 1"),
-    "a negative range": (dict(decoder_init_range=-0.1), "decoder_init_range=-0.1 must not be negative"),
+    "epsilon zero": (dict(norm_eps=0.0), "norm_eps=0.0 must be a positive number"),
+    "dropout of one": (
+        dict(classifier_dropout=1.0),
+        "classifier_dropout=1.0 must be a number of at least 0 and below 1",
+    ),
+    "a negative range": (dict(decoder_init_range=-0.1), "decoder_init_range=-0.1 must be a number of at least 0"),
     "a tied decoder": (dict(tie_word_embeddings=True), "store a copy of model.encoder.weight as decoder.weight"),
     "NeoDictaBERT": (dict(encoder_init_range=0.02), "NeoDictaBERT"),
     "unknown rope": (dict(rope_scaling={"rope_type": "llama3", "factor": 2.0}), "rope_type='llama3' is not one of"),
@@ -160,7 +163,7 @@ REFUSED = {
         dict(rope_scaling={"rope_type": "linear", "factor": 0.5}),
         "factor=0.5 .* at least 1",
     ),
-    "theta zero": (dict(rope_theta=0), "rope_theta=0 .* must be a positive number"),
+    "theta zero": (dict(rope_theta=0), "rope_theta=0 must be a positive number"),
     "betas in the wrong order": (
         dict(rope_scaling={"rope_type": "yarn", "factor": 2.0, "beta_fast": 1, "beta_slow": 4}),
         "beta_fast=1 .* must exceed beta_slow=4",
@@ -173,3 +176,40 @@ def test_invalid_values_are_refused(name):
     values, message = REFUSED[name]
     with pytest.raises(ValueError, match=message):
         NeoBERTConfig(**values)
+
+
+NONE = type(None)
+TYPES = {  # of the value of each key
+    **dict.fromkeys(("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_labels"), (int,)),
+    **dict.fromkeys(("norm_eps", "embedding_init_range", "decoder_init_range", "classifier_init_range"), (int, float)),
+    **dict.fromkeys(("max_position_embeddings", "max_length", "dim_head", "pad_token_id"), (int, NONE)),
+    **dict.fromkeys(("unpad_inputs", "sparse_prediction", "tie_word_embeddings"), (bool,)),
+    **dict.fromkeys(("output_hidden_states", "output_attentions", "return_dict"), (bool, NONE)),
+    **dict.fromkeys(("rope_parameters", "rope_scaling", "id2label", "label2id"), (dict, NONE)),
+    "intermediate_size": (int,),
+    "classifier_dropout": (int, float),
+    "rope_theta": (int, float, NONE),
+    "problem_type": (str, NONE),
+    "architectures": (list, NONE),
+}
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_a_value_of_the_wrong_type_is_refused_by_the_name_of_its_key(tmp_path, name):
+    """JSON can hold a text or null where a number belongs; a text is true where a flag belongs."""
+    values = ["no", "1e-5", None, 0, 1.5, True, [1], {"a": 1}]
+    refused = [value for value in values if type(value) not in TYPES[name]]
+    if int in TYPES[name]:
+        refused += [-1, float("nan"), float("inf")]
+    for value in refused:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "neobert", name: value}))
+        with pytest.raises(ValueError, match=f"^{name}=.* must be "):
+            AutoConfig.from_pretrained(tmp_path)
+
+
+def test_a_value_of_the_wrong_type_in_rope_parameters_is_refused():
+    for value in ("10000", None, True, [1], float("inf")):
+        with pytest.raises(ValueError, match=r"factor=.* in rope_parameters must be a positive number|needs factor"):
+            NeoBERTConfig(rope_parameters={"rope_type": "linear", "factor": value})
+    with pytest.raises(ValueError, match="is not one of default"):
+        NeoBERTConfig(rope_parameters={"rope_type": ["linear"]})

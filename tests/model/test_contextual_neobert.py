@@ -80,15 +80,17 @@ def expected_context(model, documents):
     return x / np.sqrt(np.square(x).mean(-1, keepdims=True) + CONFIG["norm_eps"]) * weights["context_norm.weight"]
 
 
-def expected_embeddings(model, ids, mask, context):
-    """Embeddings, text by text in NumPy: context at position 0, soft prompt and text at SIZE, SIZE + 1, ..."""
+def expected_embeddings(model, ids, mask, context, stride=1):
+    """Embeddings, text by text in NumPy: context at position 0, soft prompt at SIZE, SIZE + 1, ..., text behind it."""
     weights = {name: value.numpy() for name, value in model.state_dict().items()}
     second = stage_oracle(model, "second_stage")
     rows = []
     for row, keep in zip(ids.numpy(), mask.numpy().astype(bool)):
         text = second.weights["model.encoder.weight"][row[keep]]
         x = np.concatenate((context, weights["soft_prompt.weight"], text))
-        positions = np.concatenate((np.zeros(SIZE), SIZE + np.arange(PROMPT + len(text))))
+        positions = np.concatenate(
+            (np.zeros(SIZE), SIZE + np.arange(PROMPT), SIZE + PROMPT + stride * np.arange(len(text)))
+        )
         pooled = second.encode_embeddings(x, positions)[2][SIZE + PROMPT :].mean(0)
         rows.append(pooled + mlp(pooled, weights, "second_projection", lambda x: np.maximum(x, 0)))
     return np.stack(rows)
@@ -123,7 +125,8 @@ def test_an_embedding_does_not_depend_on(case, contextual, batch, documents):
     elif case == "packed texts":  # as sentence-transformers gives them with FlashAttention
         ends = torch.tensor([0, *LENGTHS]).cumsum(0).int()
         inputs = {"input_ids": ids[mask.bool()][None], "cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": 7}
-        inputs |= {"dataset_embeddings": context, "seq_idx": torch.zeros(1, 12), "max_length_k": 7}
+        numbers = torch.arange(3).repeat_interleave(torch.tensor(LENGTHS))[None]
+        inputs |= {"dataset_embeddings": context, "seq_idx": numbers, "max_length_k": 7}
     elif case == "padded computation":
         contextual.config.unpad_inputs = False
     elif case == "alone":
@@ -131,6 +134,43 @@ def test_an_embedding_does_not_depend_on(case, contextual, batch, documents):
     else:
         inputs["input_ids"], inputs["attention_mask"], expected = ids[:1], None, expected[:1]
     np.testing.assert_allclose(embed(contextual, **inputs), expected, atol=1e-10)
+
+
+@pytest.mark.parametrize("mark", ["cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens", "seq_idx", "position_ids"])
+@pytest.mark.parametrize("embeds_context", [False, True])
+def test_every_input_that_marks_documents_marks_texts(contextual, batch, mark, embeds_context):
+    ids, mask = batch
+    marks = dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens"), torch.tensor([0, *LENGTHS]).cumsum(0))
+    marks["seq_idx"] = torch.arange(3).repeat_interleave(torch.tensor(LENGTHS))
+    marks["position_ids"] = torch.cat([torch.arange(2, 2 + n) for n in LENGTHS])  # the first may be any number
+    found = embed(contextual, ids[mask.bool()][None], embeds_context=embeds_context, **{mark: marks[mark]})
+    torch.testing.assert_close(found, embed(contextual, ids, mask, embeds_context=embeds_context), rtol=0, atol=1e-10)
+
+
+def test_texts_may_be_packed_into_several_rows(contextual, batch):
+    ids = torch.cat((batch[0][0], batch[0][0]))[:12].view(2, 6)
+    found = embed(contextual, ids, position_ids=torch.tensor([[0, 1, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5]]))
+    alone = [embed(contextual, text[None]) for text in (ids[0, :2], ids[0, 2:], ids[1])]
+    torch.testing.assert_close(found, torch.cat(alone), rtol=0, atol=1e-10)
+
+
+def test_the_positions_of_the_texts_are_read(contextual, batch, documents):
+    context = embed(contextual, documents, embeds_context=True)
+    positions = 2 * torch.arange(max(LENGTHS))
+    found = embed(contextual, *batch, dataset_embeddings=context, position_ids=positions)
+    expected = expected_embeddings(contextual, *batch, context.numpy(), stride=2)
+    np.testing.assert_allclose(found, expected, atol=1e-10)
+    np.testing.assert_allclose(  # left padding: the positions are those of the tokens, not of the columns
+        embed(contextual, ids := batch[0][:1, :4].flip(0), position_ids=positions[:4], embeds_context=True),
+        embed(
+            contextual,
+            torch.nn.functional.pad(ids, (3, 0)),
+            torch.tensor([[0, 0, 0, 1, 1, 1, 1]]),
+            position_ids=torch.nn.functional.pad(positions[:4], (3, 0)),
+            embeds_context=True,
+        ),
+        atol=1e-10,
+    )
 
 
 def test_each_context_vector_changes_every_embedding(contextual, batch, documents):
@@ -266,10 +306,13 @@ def test_a_compiled_model_gives_the_same_embeddings(contextual, batch, documents
 @pytest.mark.parametrize(
     "values, message",
     [
-        ({"context_size": 0}, "context_size=0 must be an integer of at least 1"),
-        ({"context_size": 2.0}, "context_size=2.0 must be an integer"),
+        ({"context_size": 0}, "context_size=0 must be a positive integer"),
+        ({"context_size": 2.0}, "context_size=2.0 must be a positive integer"),
+        ({"has_context": "no"}, "has_context='no' must be true or false"),
+        ({"context_dropout": None}, "context_dropout=None must be a number"),
+        ({"trained_context_size": "4"}, "trained_context_size='4' must be a positive integer"),
         ({"num_soft_prompt_tokens": -1}, "num_soft_prompt_tokens=-1 must be an integer of at least 0"),
-        ({"context_dropout": 1}, "context_dropout=1 must be at least 0 and below 1"),
+        ({"context_dropout": 1}, "context_dropout=1 must be a number of at least 0 and below 1"),
         ({"hidden_size": 770}, "hidden_size=770 is not divisible"),
     ],
 )
@@ -291,9 +334,30 @@ def test_a_context_of_another_width_is_refused(shape, message, contextual):
         contextual.set_context(torch.zeros(shape))
 
 
-def test_a_context_that_is_not_finite_is_refused(contextual):
-    with pytest.raises(ValueError, match="infinite values or NaN"):
-        contextual.set_context(torch.full((SIZE, 32), torch.nan))
+@pytest.mark.parametrize("value, dtype", [(torch.nan, torch.float64), (torch.inf, torch.float64), (1e6, torch.float16)])
+def test_a_refused_context_changes_nothing(contextual, batch, documents, value, dtype):
+    """A number may be infinite only in the dtype of the model."""
+    contextual.to(dtype)
+    for vectors in (None, embed(contextual, documents, embeds_context=True)):
+        contextual.set_context(vectors)
+        config, before = contextual.config.to_dict(), embed(contextual, *batch)
+        for refused in (torch.full((SIZE + 1, 32), value), torch.zeros(SIZE, 31)):
+            with pytest.raises(ValueError, match=r"infinite values or NaN|have shape"):
+                contextual.set_context(refused)
+        assert torch.equal(embed(contextual, *batch), before) and contextual.config.to_dict() == config
+
+
+def test_without_its_context_a_model_has_the_number_of_context_vectors_that_it_was_made_with(
+    contextual, batch, tmp_path
+):
+    before = embed(contextual, *batch)
+    contextual.set_context(torch.randn(SIZE + 2, 32))
+    contextual.set_context(torch.randn(SIZE + 1, 32))
+    contextual.save_pretrained(tmp_path)
+    for model in (contextual, AutoModel.from_pretrained(tmp_path, dtype=torch.float64).eval()):
+        assert model.config.context_size == SIZE + 1
+        model.set_context(None)
+        assert model.config.context_size == SIZE and torch.equal(embed(model, *batch), before)
 
 
 def test_another_number_of_context_vectors_needs_set_context(contextual, batch):
@@ -307,12 +371,12 @@ def test_another_number_of_context_vectors_needs_set_context(contextual, batch):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda ids, mask: (ids, mask * 0), "a row of attention_mask has no real token"),
+        (lambda ids, mask: (ids, mask * 0), "row 0 of attention_mask has no real token"),
         (lambda ids, mask: (ids + 96, mask), "input_ids contains 1.., but the ids of the vocabulary are 0 to 95"),
         (lambda ids, mask: (ids - 96, mask), "input_ids contains -"),
         (
             lambda ids, mask: (ids, mask[:, :2]),
-            r"attention_mask \(3, 2\); give at least one token and a mask of the same shape",
+            r"attention_mask has shape \(3, 2\), but the input has shape \(3, 7\)",
         ),
         (lambda ids, mask: (ids[:0], mask[:0]), "give at least one token"),
         (lambda ids, mask: (ids[0], mask[0]), "it must be .rows, columns"),
@@ -321,6 +385,37 @@ def test_another_number_of_context_vectors_needs_set_context(contextual, batch):
 def test_an_invalid_text_is_refused(change, message, contextual, batch):
     with pytest.raises(ValueError, match=message):
         contextual(*change(*batch))
+
+
+@pytest.mark.parametrize(
+    "num_rows, inputs, message",
+    [
+        (1, {"cu_seq_lens_q": [0, 4]}, "ends with 4, but the row has 6 tokens"),
+        (2, {"cu_seq_lens_q": [0, 3]}, "cu_seq_lens describes one packed row, but the input has 2 rows"),
+        (1, {"cu_seq_lens_q": [0, 4, 6], "seq_idx": [[0, 0, 0, 1, 1, 1]]}, "at 0, 4, but seq_idx at 0, 3"),
+        (1, {"cu_seq_lens_q": [0, 4, 6], "max_length_q": 3}, "max_length_q=3 is less than the longest sequence, 4"),
+        (1, {"cu_seq_lens_q": [0, 4, 6], "attention_mask": [[1] * 6]}, "both cu_seq_lens and attention_mask are given"),
+        (1, {"attention_mask": [[[[1] * 6]]]}, "reads a mask of the shape of input_ids"),
+        (1, {"attention_mask": [[1.0, 0.5, 0.0, 0.0, 0.0, 0.0]]}, "contains values other than 0 and 1"),
+    ],
+)
+def test_contradictory_inputs_are_refused_as_by_the_encoder(num_rows, inputs, message, contextual):
+    tensors = {name: value if isinstance(value, int) else torch.tensor(value) for name, value in inputs.items()}
+    with pytest.raises(ValueError, match=message):
+        contextual(torch.full((num_rows, 6), 7), **tensors)
+
+
+def test_packed_texts_are_refused_while_compiling(contextual, batch):
+    compiled = torch.compile(contextual, backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match="the number of packed texts is unknown while compiling"):
+        compiled(batch[0][:1], seq_idx=torch.tensor([[0, 0, 0, 1, 1, 1, 1]]))
+
+
+def test_a_resized_stage_is_refused(contextual, tmp_path):
+    contextual.first_stage.resize_token_embeddings(100, mean_resizing=False)
+    for use in (lambda: contextual(torch.tensor([[99]])), lambda: contextual.save_pretrained(tmp_path)):
+        with pytest.raises(ValueError, match=r"second_stage.encoder has 96 tokens, but config.vocab_size=100; call"):
+            use()
 
 
 def test_an_unknown_argument_is_refused(contextual, batch):

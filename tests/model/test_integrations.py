@@ -1,16 +1,22 @@
 """The model with PEFT, pipelines, accelerate, torch.compile and NEFTune."""
 
+import contextlib
+
 import pytest
 import torch
 from transformers import AutoModelForMaskedLM, pipeline
+from transformers.utils import logging
 
+import neobert_hf
 from neobert_hf import (
     NeoBERTForMaskedLM,
+    NeoBERTForMultipleChoice,
     NeoBERTForQuestionAnswering,
     NeoBERTForSequenceClassification,
     NeoBERTForTokenClassification,
     NeoBERTModel,
 )
+from neobert_hf.model.checkpoint_neobert import check_can_be_saved
 
 LORA_TARGETS = ["qkv", "wo", "w12", "w3"]
 
@@ -29,21 +35,152 @@ def test_lora_trains_only_its_matrices_and_merges_to_the_same_numbers(checkpoint
     torch.testing.assert_close(merged(ids).logits, outputs.logits, rtol=1e-4, atol=1e-4)
 
 
-def test_lora_for_classification_saves_the_head_and_loads_again(classifier_checkpoint, tmp_path):
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        dict(target_modules=["qkv"], trainable_token_indices=[5, 6]),
+        dict(target_modules=["qkv", "model.encoder"], init_lora_weights=False),
+        dict(target_modules=["qkv"], modules_to_save=["model.encoder"]),
+    ],
+    ids=["trainable tokens", "LoRA", "trained in full"],
+)
+def test_an_adapter_of_the_embedding_trains_and_merges_to_the_same_numbers(checkpoint, adapter):
     peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(
-        task_type="SEQ_CLS",
-        target_modules=LORA_TARGETS,
-        modules_to_save=["dense", "classifier"],
-        init_lora_weights=False,
-    )
-    load = NeoBERTForSequenceClassification.from_pretrained
-    model = peft.get_peft_model(load(classifier_checkpoint), config).eval()
+    model = peft.get_peft_model(AutoModelForMaskedLM.from_pretrained(checkpoint), peft.LoraConfig(**adapter)).train()
     ids = torch.randint(5, 96, (2, 7))
-    logits = model(input_ids=ids, labels=torch.tensor([0, 1])).logits
-    model.save_pretrained(tmp_path)
-    again = peft.PeftModel.from_pretrained(load(classifier_checkpoint), tmp_path).eval()
-    assert torch.equal(again(input_ids=ids).logits, logits)
+    before = model(input_ids=ids, labels=ids)
+    before.loss.backward()
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert any("model.encoder." in name for name in trained)
+    torch.optim.SGD(trained.values(), lr=0.1).step()
+    logits = model.eval()(input_ids=ids).logits
+    assert (logits - before.logits).abs().max() > 1e-3
+    with pytest.raises(ValueError, match="input_ids contains 96, but the ids of the vocabulary are 0 to 95"):
+        model(input_ids=ids.fill_(96))
+    ids.fill_(5)
+    logits = model(input_ids=ids).logits
+    # float32: the product is added to the weight or to the result
+    torch.testing.assert_close(model.merge_and_unload()(ids).logits, logits, rtol=1e-4, atol=1e-4)
+
+
+HEADS = {
+    "SEQ_CLS": NeoBERTForSequenceClassification,
+    "MULTIPLE_CHOICE": NeoBERTForMultipleChoice,
+    "TOKEN_CLS": NeoBERTForTokenClassification,
+    "QUESTION_ANS": NeoBERTForQuestionAnswering,
+    "MASKED_LM": NeoBERTForMaskedLM,
+    "FEATURE_EXTRACTION": NeoBERTModel,
+}
+
+
+@pytest.fixture
+def bare_encoder(checkpoint, tmp_path):
+    NeoBERTModel.from_pretrained(checkpoint).save_pretrained(tmp_path / "encoder")
+    return tmp_path / "encoder"
+
+
+def loaded_with_seed(folder, task, seed):
+    torch.manual_seed(seed)
+    return HEADS[task].from_pretrained(folder)
+
+
+def inputs_of(task):
+    """Token ids, and labels that each head takes."""
+    ids = torch.randint(5, 96, (4, 2, 7) if task == "MULTIPLE_CHOICE" else (4, 7))
+    ends = {"start_positions": torch.tensor([0, 1, 2, 3]), "end_positions": torch.tensor([3, 3, 4, 5])}
+    labels = {"TOKEN_CLS": ids % 2, "MASKED_LM": ids}.get(task, torch.tensor([0, 1, 0, 1]))
+    labels = {"QUESTION_ANS": ends, "FEATURE_EXTRACTION": {}}.get(task, {"labels": labels})
+    return {"input_ids": ids}, labels
+
+
+@pytest.mark.parametrize("task", HEADS)
+@pytest.mark.compat
+def test_an_adapter_of_each_head_gives_the_same_numbers_on_a_base_with_another_seed(
+    bare_encoder, tmp_path, task, caplog
+):
+    """The head is new in both; what PEFT does not save differs."""
+    peft = pytest.importorskip("peft")
+    options = {"modules_to_save": ["decoder"]} if task == "MASKED_LM" else {}
+    config = neobert_hf.lora_config(task, r=4, lora_alpha=8, **options)
+    assert config.r == 4 and config.lora_alpha == 8
+    model, (ids, labels) = peft.get_peft_model(loaded_with_seed(bare_encoder, task, 1), config), inputs_of(task)
+    optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], 0.1)
+    with warnings_of(caplog) as found:
+        for _ in range(3):
+            outputs = model(**ids, **labels)
+            (outputs.loss if labels else outputs.last_hidden_state.square().mean()).backward()
+            optimizer.step()
+    assert not found()
+    model.eval().save_pretrained(tmp_path / "adapter")
+    base = loaded_with_seed(bare_encoder, task, 2)
+    again = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    with torch.no_grad():
+        expected, outputs = (each(**ids).to_tuple() for each in (model, again))
+    assert all(torch.equal(*pair) for pair in zip(expected, outputs))
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "layer"),
+    [
+        ("SEQ_CLS", dict(task_type="SEQ_CLS", target_modules=["qkv"]), "dense"),
+        ("SEQ_CLS", dict(task_type="SEQ_CLS", target_modules="all-linear"), "dense"),
+        ("MULTIPLE_CHOICE", dict(target_modules=["qkv"], modules_to_save=["classifier"]), "dense"),
+        ("TOKEN_CLS", dict(target_modules=["qkv"]), "classifier"),
+        ("QUESTION_ANS", dict(target_modules=["qkv"]), "qa_outputs"),
+        ("MASKED_LM", dict(target_modules=["qkv"]), "decoder"),
+    ],
+)
+def test_training_warns_of_a_new_layer_that_stays_random(bare_encoder, caplog, task, options, layer):
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(loaded_with_seed(bare_encoder, task, 1), peft.LoraConfig(**options))
+    ids, labels = inputs_of(task)
+    with warnings_of(caplog) as found:
+        model.eval()(**ids, **labels)
+        assert not found()
+        model.train()(**ids, **labels)
+        assert f"The layer {layer} is not in the checkpoint, so its weights are random, and it is frozen" in found()
+
+
+def test_a_model_with_parameters_of_its_own_trains(bare_encoder):
+    class Scaled(NeoBERTForSequenceClassification):
+        def __init__(self, config):
+            super().__init__(config)
+            self.scale, self.parts = torch.nn.Parameter(torch.ones(())), torch.nn.Sequential(torch.nn.Linear(2, 2))
+
+    model = Scaled.from_pretrained(bare_encoder).train()
+    assert {"", "parts.0", "dense"} < model.new_layers
+    assert model(input_ids=torch.tensor([[2, 5, 3]]), labels=torch.tensor([1])).loss.isfinite()
+
+
+def test_a_trained_layer_may_be_frozen_without_a_warning(classifier_checkpoint, caplog):
+    model = NeoBERTForSequenceClassification.from_pretrained(classifier_checkpoint).train()
+    model.dense.requires_grad_(False)
+    with warnings_of(caplog) as found:
+        model(input_ids=torch.tensor([[2, 5, 3]]), labels=torch.tensor([1]))
+        assert not found()
+
+
+@contextlib.contextmanager
+def warnings_of(caplog):
+    """A function that returns what transformers' loggers have said; each warning counts again."""
+    logging.warning_once.cache_clear()
+    caplog.clear()
+    logging.enable_propagation()
+    yield lambda: caplog.text
+    logging.disable_propagation()
+
+
+def test_weights_of_torchao_are_refused_before_a_file_is_written(checkpoint, tmp_path):
+    """A tensor class of the same module stands for torchao's, which safetensors cannot store."""
+    weights = type("Int8Tensor", (torch.Tensor,), {"__module__": "torchao.quantization"})
+    model = AutoModelForMaskedLM.from_pretrained(checkpoint)
+    layer = model.model.transformer_encoder[0].qkv
+    layer.weight = torch.nn.Parameter(layer.weight.detach().as_subclass(weights))
+    with pytest.raises(ValueError, match=r"qkv.weight is a Int8Tensor of torchao's quantize_, .*; save the model bef"):
+        model.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
+    model.hf_quantizer = object()  # transformers has loaded the model quantized, and knows how to save it
+    check_can_be_saved(model)
 
 
 @pytest.mark.compat

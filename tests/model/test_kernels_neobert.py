@@ -2,8 +2,6 @@
 
 import copy
 import math
-import pickle
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +9,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils.flop_counter import FlopCounterMode
 from transformers.utils import logging
 
 import neobert_hf
@@ -20,7 +20,7 @@ from neobert_hf.model.attention_neobert import rotary_table
 from neobert_hf.model.kernels_neobert import (
     CHUNK_TOKENS,
     SHORTEST_TILED,
-    PrepackedLinear,
+    InferenceLinear,
     RMSNorm,
     choose_kernels,
     normalize,
@@ -49,13 +49,6 @@ def needs_onednn(dtype):
     """Skip a test if oneDNN has no product in `dtype`: without AVX-512 it cannot even emulate bf16."""
     if not onednn_runs(dtype):
         pytest.skip(f"oneDNN in this torch, on this processor, has no product in {dtype}")
-
-
-@pytest.fixture
-def prepacking_is_faster(monkeypatch):
-    """Prepack on every processor that has oneDNN, whatever the measured rules say."""
-    needs_onednn(torch.float32)
-    monkeypatch.setattr(kernels_neobert, "onednn_is_best", lambda dtype, num_rows: onednn_runs(dtype))
 
 
 def largest_error(actual, wanted):
@@ -126,8 +119,8 @@ def test_kernels_are_as_precise_as_the_reference_implementations(wide_model, mon
     monkeypatch.setattr(kernels_neobert, "onednn_is_best", lambda dtype, num_rows: kernels != "torch")
     monkeypatch.setattr(backends_neobert, "onednn_is_best", lambda dtype: True)
     if kernels == "packed":
-        model.prepack_weights()
-        assert sum(type(module) is PrepackedLinear for module in model.modules()) == 4 * 2
+        model = neobert_hf.inference_copy(model)
+        assert sum(module.weight.is_mkldnn for module in model.modules() if type(module) is InferenceLinear) == 4 * 2
     model.set_attn_implementation(attention)
     with torch.no_grad():
         fast = model(**inputs, output_hidden_states=True)
@@ -162,7 +155,7 @@ def empty_cache_of_choices():
 def test_a_torch_without_a_private_name_computes_the_same(wide_model, monkeypatch, empty_cache_of_choices, name):
     model, inputs, wanted = wide_model
     monkeypatch.setattr(machine_neobert.TORCH, name, None)
-    model = copy.deepcopy(model).prepack_weights()
+    model = neobert_hf.inference_copy(model)
     with torch.inference_mode():
         states = model(**inputs).last_hidden_state[inputs["attention_mask"].bool()]
     assert largest_error(states, wanted) <= 1e-5
@@ -216,6 +209,42 @@ def test_a_hook_on_any_module_is_called_and_its_output_is_used(wide_model):
             handle.remove()
 
 
+@pytest.mark.parametrize("makes_copy", [False, True], ids=["model", "copy"])
+def test_a_hook_on_all_modules_acts_in_inference(wide_model, makes_copy):
+    model, inputs, _ = wide_model
+    model, ids = neobert_hf.inference_copy(model) if makes_copy else model, inputs["input_ids"][:1, :20]
+    handle = register_module_forward_hook(lambda module, _, output: 2 * output if module is norm else None)
+    norm, linear = model.transformer_encoder[1].ffn_norm, model.transformer_encoder[0].qkv
+    called = register_module_forward_pre_hook(lambda module, _: seen.append(module))
+    seen = []
+    try:
+        wanted = model(ids).last_hidden_state.detach()  # with gradients, the plain modules run
+        seen.clear()
+        with torch.inference_mode():
+            torch.testing.assert_close(model(ids).last_hidden_state, wanted, rtol=1e-5, atol=1e-5)  # fp32
+        assert {id(norm), id(linear)} <= set(map(id, seen))
+    finally:
+        handle.remove()
+        called.remove()
+    assert not torch.allclose(model(ids).last_hidden_state, wanted, atol=1e-3)
+
+
+@pytest.mark.parametrize("makes_copy", [False, True], ids=["model", "copy"])
+def test_a_mode_counts_every_product_in_inference(wide_model, makes_copy):
+    model, inputs, _ = wide_model
+    model, ids = neobert_hf.inference_copy(model) if makes_copy else model, inputs["input_ids"][:1, :20]
+    with torch.inference_mode(), FlopCounterMode(display=False) as counter:
+        model(ids)
+    config = model.config
+    per_token = (
+        2 * config.num_hidden_layers * (4 * config.hidden_size**2 + 3 * config.hidden_size * config.swiglu_width)
+    )
+    attention = (
+        4 * config.num_hidden_layers * 20**2 * config.hidden_size
+    )  # the counter knows SDPA on some processors only
+    assert counter.get_total_flops() - 20 * per_token in (0, attention)
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Products
 # ----------------------------------------------------------------------------------------------------------------------
@@ -231,8 +260,7 @@ def test_a_product_is_exact_to_the_dtype_with_and_without_a_residual(dtype, bias
     if kernels in ("onednn", "packed"):
         needs_onednn(dtype)
     if kernels == "packed":
-        layer.__class__ = PrepackedLinear
-        layer.prepack()
+        layer = InferenceLinear(layer, dtype)
     x, residual = torch.randn(num_rows, 96, dtype=dtype), torch.randn(num_rows, 40, dtype=dtype)
     wanted = F.linear(x.double(), *weights)
     # fp32: sums of 96 terms; bf16: the product is rounded and, if the sum is not fused, the sum as well
@@ -290,159 +318,6 @@ def test_on_avx2_few_rows_use_onednn_and_many_do_not(monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
     monkeypatch.setattr(machine_neobert.TORCH, "onednn_linear", F.linear)
     assert [choose_kernels(torch.float32, rows) for rows in (1, 255, 256)] == ["onednn", "onednn", "torch"]
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Packed weights
-# ----------------------------------------------------------------------------------------------------------------------
-
-CHANGES = {
-    "in place": lambda layer: layer.weight.mul_(2),
-    "through data": lambda layer: layer.weight.data.mul_(2),
-    "a new parameter": lambda layer: setattr(layer, "weight", nn.Parameter(2 * layer.weight.to_dense())),
-    "loaded": lambda layer: layer.load_state_dict({"weight": 2 * layer.weight.to_dense()}),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_changed_packed_weight_is_used(prepacking_is_faster, tiny_config, change):
-    model = NeoBERTModel(tiny_config).eval().prepack_weights()
-    layer, x = model.transformer_encoder[0].qkv, torch.randn(3, tiny_config.hidden_size)
-    assert type(layer) is PrepackedLinear
-    with torch.no_grad():
-        before = product(layer, x, "onednn")
-        CHANGES[change](layer)
-        torch.testing.assert_close(product(layer, x, "onednn"), 2 * before)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [lambda weight: setattr(weight, "data", torch.ones(weight.shape)), lambda weight: weight.data[3].zero_()],
-    ids=["another tensor", "one row"],
-)
-def test_a_change_that_a_packed_weight_does_not_support_is_refused(prepacking_is_faster, tiny_config, change):
-    model = NeoBERTModel(tiny_config).eval().prepack_weights()
-    with pytest.raises((RuntimeError, NotImplementedError)):
-        change(model.transformer_encoder[0].ffn.w3.weight)
-
-
-def test_files_copies_and_state_dicts_have_the_standard_order(prepacking_is_faster, model, tmp_path):
-    wanted = {name: value.clone() for name, value in model.state_dict().items()}
-    model.prepack_weights()
-    assert any(parameter.is_mkldnn for parameter in model.parameters())
-    model.save_pretrained(tmp_path)
-    copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), type(model).from_pretrained(tmp_path)]
-    for state in (model.state_dict(), *(each.state_dict() for each in copies)):
-        assert state.keys() == wanted.keys()
-        assert all(torch.equal(state[name], wanted[name]) for name in wanted)
-    assert not any(parameter.is_mkldnn for each in copies for parameter in each.parameters())
-    assert any(parameter.is_mkldnn for parameter in model.parameters())  # the model itself stays packed
-
-
-@pytest.mark.parametrize(
-    "leave",
-    [
-        lambda model: model.train(),
-        lambda model: model.double(),
-        lambda model: model.load_state_dict(model.state_dict()),
-    ],
-    ids=["training", "another dtype", "loading"],
-)
-def test_leaving_inference_restores_the_standard_order(prepacking_is_faster, model, expected, leave):
-    names = [name for name, _ in model.named_parameters()]
-    model.prepack_weights()
-    leave(model)
-    assert sorted(name for name, _ in model.named_parameters()) == sorted(names)
-    assert {type(module) for module in model.modules() if isinstance(module, nn.Linear)} == {nn.Linear}
-    model(expected["input_ids"], labels=expected["input_ids"]).loss.backward()
-    assert all(parameter.grad is not None for name, parameter in model.named_parameters() if "dense" not in name)
-
-
-def test_gradients_flow_through_packed_weights(prepacking_is_faster, tiny_config):
-    model, packed = (NeoBERTModel(tiny_config).eval() for _ in range(2))
-    packed.load_state_dict(model.state_dict())
-    for each in (model, packed):
-        each.transformer_encoder[0].wo.weight.requires_grad_(False)
-    packed.prepack_weights()
-    embeds = torch.randn(1, 9, tiny_config.hidden_size).requires_grad_()
-    gradients = []
-    for each in (model, packed):
-        embeds.grad = None
-        each(inputs_embeds=embeds).last_hidden_state.square().sum().backward()
-        block = each.transformer_encoder[0]
-        assert block.wo.weight.grad is None
-        gradients.append([embeds.grad, block.qkv.weight.grad.to_dense()])
-    torch.testing.assert_close(*gradients)
-
-
-@pytest.mark.parametrize(
-    ("device", "dtype", "is_training", "reason"),
-    [
-        ("meta", torch.float32, False, "float32 on meta"),
-        ("cpu", torch.float16, False, "float16 on cpu"),
-        ("cpu", torch.float32, True, "float32 on cpu, training"),
-    ],
-)
-def test_weights_that_would_not_become_faster_do_not_change_and_this_is_logged(
-    tiny_config, caplog, device, dtype, is_training, reason
-):
-    model = NeoBERTModel(tiny_config).to(device=device, dtype=dtype).train(is_training)
-    with caplog.at_level("INFO"):
-        assert model.prepack_weights() is model
-    assert not any(isinstance(module, PrepackedLinear) for module in model.modules())
-    assert f"0 weights reordered; 12 unchanged, because it would not be faster: torch.{reason}" in caplog.text
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# int8
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def quantize_dynamic(model):
-    return torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
-
-
-@pytest.mark.parametrize("quantized_by", [neobert_hf.quantize, quantize_dynamic])
-def test_int8_products_run_in_every_block_and_stay_close(wide_model, quantized_by):
-    """Dynamic int8 changes a product with random weights by 2 % of its norm; two blocks together by less than 4 %."""
-    model, inputs, wanted = wide_model
-    model = quantized_by(copy.deepcopy(model))
-    layers = [layer for b in model.transformer_encoder for layer in (b.qkv, b.wo, b.ffn.w12, b.ffn.w3)]
-    assert all("quantized" in type(layer).__module__ for layer in layers)
-    with torch.inference_mode():
-        states = model(**inputs).last_hidden_state[inputs["attention_mask"].bool()].double()
-    error = ((states - wanted).norm() / wanted.norm()).item()
-    assert 0 < error < 0.04
-    assert F.cosine_similarity(states, wanted).min() > 0.99
-
-
-def test_a_model_in_bf16_is_quantized_from_float32(wide_model):
-    model, inputs, _ = wide_model
-    model = neobert_hf.quantize(copy.deepcopy(model).bfloat16())
-    with torch.inference_mode():
-        assert model(**inputs).last_hidden_state.dtype == torch.float32
-
-
-@pytest.mark.parametrize("chosen, wanted", [("none", "qnnpack"), ("x86", "x86")])
-def test_where_torch_chose_no_engine_of_int8_products_one_is_chosen(chosen, wanted):
-    """As on macOS."""
-    backend = SimpleNamespace(engine=chosen, supported_engines=["none", "qnnpack", "x86"])
-    kernels_neobert.choose_int8_engine(backend)
-    assert backend.engine == wanted
-    with pytest.raises(ValueError, match="has no int8 products on this machine; run the model without quantize"):
-        kernels_neobert.choose_int8_engine(SimpleNamespace(engine="none", supported_engines=["none"]))
-
-
-def test_what_cannot_be_quantized_is_refused(tiny_config):
-    with pytest.raises(ValueError, match="needs a model on the CPU, but it is on meta"):
-        neobert_hf.quantize(NeoBERTModel(tiny_config).to("meta"))
-    with pytest.raises(ValueError, match="Linear has no linear layer of a NeoBERT block"):
-        neobert_hf.quantize(nn.Linear(3, 3))
-
-
-def test_a_quantized_model_is_not_saved(tiny_config, tmp_path):
-    with pytest.raises(ValueError, match="int8 products cannot be saved"):
-        neobert_hf.quantize(NeoBERTModel(tiny_config)).save_pretrained(tmp_path)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -10,9 +10,15 @@ from hypothesis import strategies as st
 from oracle import CONFIG, Oracle, random_weights, write_checkpoint
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import DataCollatorWithFlattening
 from transformers.utils import logging
 
-from neobert_hf import NeoBERTForMaskedLM, NeoBERTForQuestionAnswering, NeoBERTModel
+from neobert_hf import (
+    NeoBERTForMaskedLM,
+    NeoBERTForQuestionAnswering,
+    NeoBERTForSequenceClassification,
+    NeoBERTModel,
+)
 from neobert_hf.model import attention_neobert, layout_neobert
 from neobert_hf.model.backends_neobert import BACKENDS
 from neobert_hf.model.layout_neobert import sequence_of_each_token
@@ -55,11 +61,21 @@ def test_the_default_device_of_torch_moves_no_value_that_belongs_on_the_host(dou
     """The device meta stands for a GPU: it computes nothing, so that a value there is an error."""
     ids, mask = random_ids(3, 7), torch.ones(3, 7).long()
     mask[1, 4:] = mask[2, :2] = 0
-    cases = [{}, {"attention_mask": mask}, {"position_ids": torch.arange(7).expand(3, 7) % 4}]
+    masked_lm = NeoBERTForMaskedLM(
+        double_model.config
+    ).eval()  # in float32, whose long sequences have their own attention
+    classifier = NeoBERTForSequenceClassification(double_model.config).eval()
+    marks = [{}, {"attention_mask": mask}, {"position_ids": torch.arange(7).expand(3, 7) % 4}, {"seq_idx": mask}]
+    cases = [(double_model, each) for each in marks] + [(masked_lm, {"input_ids": random_ids(2, 400)})]
+    cases += [(masked_lm, {"labels": ids}), (classifier, {"labels": torch.tensor([0, 1, 0]), "num_items_in_batch": 7})]
+
+    def run():
+        return [model(**{"input_ids": ids} | inputs)[0] for model, inputs in cases]
+
     with torch.set_grad_enabled(is_training):
-        wanted = [double_model(ids, **each).last_hidden_state for each in cases]
+        wanted = run()
         with torch.device("meta"):
-            found = [double_model(ids, **each).last_hidden_state for each in cases]
+            found = run()
     for a, b in zip(found, wanted):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
@@ -79,18 +95,50 @@ def test_with_any_mask_the_real_tokens_agree_with_the_oracle(double_model, mask,
         assert not state[~real].any()
 
 
-@given(lengths=lengths_of_documents, seed=st.integers(0, 2**16))
+def marks_of(lengths, first=0):
+    """`position_ids` whose documents start at `first`, and `seq_idx`, of a row of documents."""
+    numbers = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))[None]
+    return torch.cat([torch.arange(first, first + n) for n in lengths])[None], numbers.int()
+
+
+@given(lengths=lengths_of_documents, seed=st.integers(0, 2**16), first=st.integers(1, 5), unpad=st.booleans())
 @some_examples
-def test_boundaries_positions_and_single_documents_give_the_same_states(double_model, lengths, seed):
-    double_model.config.unpad_inputs = True
+def test_all_marks_of_documents_and_single_documents_give_the_same_states(double_model, lengths, seed, first, unpad):
+    double_model.config.unpad_inputs = unpad
     ids = random_ids(1, sum(lengths), seed=seed)
-    positions = torch.cat([torch.arange(n) for n in lengths])[None]
+    positions, numbers = marks_of(lengths)
+    marks = [{"position_ids": positions}, {"seq_idx": numbers}, {"seq_idx": numbers, "position_ids": positions}]
     with torch.no_grad():
         by_boundaries = double_model(ids, cu_seq_lens_q=boundaries_of(lengths)).last_hidden_state
-        by_positions = double_model(ids, position_ids=positions).last_hidden_state
+        for each in marks:
+            assert torch.equal(by_boundaries, double_model(ids, **each).last_hidden_state)
+        shifted = double_model(ids, position_ids=marks_of(lengths, first)[0]).last_hidden_state
         alone = [double_model(document[None]).last_hidden_state[0] for document in ids[0].split(lengths)]
-    assert torch.equal(by_boundaries, by_positions)
-    assert (by_boundaries[0] - torch.cat(alone)).abs().max() < 1e-10
+    for states in (by_boundaries, shifted):  # attention reads distances, so the first position does not matter
+        assert (states[0] - torch.cat(alone)).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("unpad", [True, False])
+def test_seq_idx_marks_documents_in_each_of_several_rows(double_model, unpad):
+    double_model.config.unpad_inputs = unpad
+    ids = random_ids(2, 5)
+    with torch.no_grad():
+        states = double_model(ids, seq_idx=torch.tensor([[0, 0, 0, 1, 1], [1, 0, 0, 0, 0]])).last_hidden_state
+        for row, columns in ((0, slice(0, 3)), (0, slice(3, 5)), (1, slice(0, 1)), (1, slice(1, 5))):
+            alone = double_model(ids[row : row + 1, columns]).last_hidden_state[0]
+            assert (states[row, columns] - alone).abs().max() < 1e-10
+
+
+def test_the_rows_of_transformers_packing_collator_are_read(double_model):
+    double_model.config.unpad_inputs = True
+    documents = [random_ids(n, seed=n) for n in (3, 1, 4)]
+    for options in ({"return_position_ids": False, "return_seq_idx": True}, {"return_flash_attn_kwargs": True}):
+        row = DataCollatorWithFlattening(**options)([{"input_ids": each.tolist()} for each in documents])
+        del row["labels"]
+        with torch.no_grad():
+            states = double_model(**row).last_hidden_state[0]
+            alone = torch.cat([double_model(each[None]).last_hidden_state[0] for each in documents])
+        assert (states - alone).abs().max() < 1e-10
 
 
 @given(lengths=lengths_of_documents, seed=st.integers(0, 2**16), data=st.data())
@@ -271,7 +319,9 @@ class WaitsForDevice(TorchFunctionMode):
         return result
 
 
-@pytest.mark.parametrize("form", ["padded", "packed by boundaries", "packed by positions", "one length"])
+@pytest.mark.parametrize(
+    "form", ["padded", "packed by boundaries", "packed by positions", "packed by numbers", "one length"]
+)
 def test_the_host_waits_once_for_the_device(model, monkeypatch, form):
     ids, mask = random_ids(3, 7), torch.ones(3, 7, dtype=torch.long)
     mask[1, 4:] = 0
@@ -283,6 +333,7 @@ def test_the_host_waits_once_for_the_device(model, monkeypatch, form):
         # moving a batch to a device turns one shared tensor into two
         "packed by boundaries": dict(input_ids=ids[:1], cu_seq_lens_q=boundaries, cu_seq_lens_k=boundaries.clone()),
         "packed by positions": dict(input_ids=ids[:1], position_ids=positions),
+        "packed by numbers": dict(input_ids=ids[:1], position_ids=positions, seq_idx=torch.tensor([[0] * 3 + [1] * 4])),
         "one length": dict(input_ids=ids),
     }[form]
     with torch.no_grad(), WaitsForDevice(monkeypatch) as device:
@@ -405,7 +456,7 @@ INVALID_INPUTS = {
     ),
     "boundaries against positions": (
         dict(input_ids=[[5, 6, 7]], cu_seq_lens_q=[0, 2, 3], position_ids=[[0, 0, 1]]),
-        "starts sequences at 0, 2, but position_ids restarts at 0, 1",
+        "cu_seq_lens_q starts documents at 0, 2, but position_ids at 0, 1; correct one of them or omit it",
     ),
     "boundaries and a mask": (
         dict(input_ids=[[5, 6]], cu_seq_lens_q=[0, 2], attention_mask=[[1, 1]]),
@@ -413,15 +464,27 @@ INVALID_INPUTS = {
     ),
     "boundaries that contradict their alias": (
         dict(input_ids=[[5, 6]], cu_seq_lens_q=[0, 2], cu_seqlens=[0, 1, 2]),
-        "cu_seq_lens is given more than once with different values",
+        "cu_seq_lens_q starts documents at 0, but cu_seqlens at 0, 1",
+    ),
+    "boundaries against numbers of documents": (
+        dict(input_ids=[[5, 6, 7]], cu_seq_lens_q=[0, 2, 3], seq_idx=[[0, 1, 1]]),
+        "cu_seq_lens_q starts documents at 0, 2, but seq_idx at 0, 1",
+    ),
+    "numbers of documents against positions": (
+        dict(input_ids=[[5, 6, 7]], position_ids=[[0, 1, 2]], seq_idx=[[0, 1, 1]]),
+        "seq_idx starts documents at 0, 1, but position_ids at 0; correct one of them or omit it",
+    ),
+    "numbers of documents of another shape": (
+        dict(input_ids=[[5, 6]], seq_idx=[[0, 0, 1]]),
+        "seq_idx has shape .1, 3., but the input has shape .1, 2.; give seq_idx of shape",
+    ),
+    "numbers of documents and a mask": (
+        dict(input_ids=[[5, 6]], seq_idx=[[0, 1]], attention_mask=[[1, 1]]),
+        "both seq_idx and attention_mask are given",
     ),
     "a maximum length that is too small": (
         dict(input_ids=[[5, 6, 7]], cu_seq_lens_q=[0, 3], max_length_q=2),
         "max_length_q=2 is less than the longest sequence, 3",
-    ),
-    "positions that decrease": (
-        dict(input_ids=[[5, 6, 7]], position_ids=[[0, 5, 3]]),
-        "position_ids\\[0, 2\\]=3 follows 5",
     ),
     "an additive integer mask": (
         dict(input_ids=[[5, 6]], attention_mask=[[[[0, -10000], [0, 0]]]]),
@@ -454,6 +517,10 @@ INVALID_INPUTS = {
     "ids and embeddings": (
         dict(input_ids=[[5]], inputs_embeds=[[[0.0] * 32]]),
         "both input_ids and inputs_embeds are given",
+    ),
+    "embeddings of another width": (
+        dict(inputs_embeds=[[[0.0] * 31]]),
+        "inputs_embeds has shape .1, 1, 31.; it must be .rows, columns, hidden_size=32.",
     ),
     "neither": ({}, "neither input_ids nor inputs_embeds is given"),
 }
@@ -496,3 +563,15 @@ def test_input_longer_than_the_training_context_runs_with_one_warning(tiny_confi
         for _ in range(2):
             assert model(random_ids(1, 80)).logits.shape == (1, 80, VOCAB)
     assert sum("80 tokens is longer than the 64" in record.message for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize("unpad", [True, False])
+def test_only_a_sequence_longer_than_the_training_context_warns(tiny_config, caplog, unpad):
+    """The row is longer, its documents are not."""
+    logging.warning_once.cache_clear()
+    tiny_config.unpad_inputs = unpad
+    model, mask = NeoBERTModel(tiny_config), torch.ones(1, 80).long()
+    mask[:, 60:] = 0
+    model(random_ids(1, 80), cu_seq_lens_q=boundaries_of([40, 40]))
+    model(random_ids(1, 80), attention_mask=mask)
+    assert not caplog.records

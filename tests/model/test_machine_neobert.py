@@ -104,11 +104,16 @@ def test_a_private_name_that_torch_lacks_is_none(monkeypatch, name):
     private = {
         "FakeTensor": (torch, "_subclasses"),
         "are_functorch_transforms_active": (torch._C, "_are_functorch_transforms_active"),
+        "num_function_modes": (torch._C, "_len_torch_function_stack"),
+        "num_dispatch_modes": (torch._C, "_len_torch_dispatch_stack"),
+        "has_global_hooks": (torch.nn.modules.module, "_has_any_global_hook"),
         "has_avx512_bf16": (torch.cpu, "_is_avx512_bf16_supported"),
         "has_amx": (torch.cpu, "_is_amx_tile_supported"),
         "has_onednn_bf16": (torch, "ops"),
         "onednn_linear": (torch, "ops"),
         "onednn_reorder": (torch, "ops"),
+        "onednn_int8_prepack": (torch, "ops"),
+        "onednn_int8_linear": (torch, "ops"),
     }
     assert private.keys() == vars(machine_neobert.TORCH).keys()
     monkeypatch.delattr(*private[name])
@@ -119,7 +124,7 @@ SCRIPT = """
 import hashlib
 from multiprocessing import get_context
 import torch
-from neobert_hf import NeoBERTConfig, NeoBERTModel
+from neobert_hf import NeoBERTConfig, NeoBERTModel, inference_copy
 
 def digest(queue):  # in a new process, because the first forward makes cached choices
     torch.manual_seed(0)
@@ -129,7 +134,7 @@ def digest(queue):  # in a new process, because the first forward makes cached c
     with torch.no_grad():
         for pack in (False, True):
             if pack:
-                model.prepack_weights()
+                model = inference_copy(model)
             for length in (1, 16, 300):
                 found.update(model(torch.arange(length)[None] % 500).last_hidden_state.numpy().tobytes())
     queue.put(found.hexdigest())

@@ -1,6 +1,7 @@
 """The encoder and its heads: gradients, losses, outputs, precision, and the interface that transformers expects."""
 
 import sys
+import warnings
 import weakref
 from contextlib import contextmanager
 
@@ -21,6 +22,7 @@ from neobert_hf import (
     NeoBERTForSequenceClassification,
     NeoBERTForTokenClassification,
     NeoBERTModel,
+    inference_copy,
 )
 
 VOCAB = CONFIG["vocab_size"]
@@ -208,15 +210,15 @@ def test_a_last_block_that_computes_only_what_the_head_reads_changes_neither_los
 
 # the logits of a few rows and of all come from products of other shapes; bf16: a few units of its 8 bits
 @pytest.mark.parametrize("dtype, bounds", [(torch.float32, FLOAT32), (torch.bfloat16, dict(rtol=3e-2, atol=3e-2))])
-@pytest.mark.parametrize("prepacked", [False, True], ids=["", "prepacked"])
+@pytest.mark.parametrize("makes_copy", [False, True], ids=["", "copy"])
 @pytest.mark.parametrize("head", HEADS)
 def test_in_inference_the_logits_of_selected_tokens_are_those_of_all_tokens(
-    tiny_config, batch, head, prepacked, dtype, bounds
+    tiny_config, batch, head, makes_copy, dtype, bounds
 ):
     model, labels = head_of(head, tiny_config, batch)
     model = model.to(dtype).eval()
-    if prepacked:
-        model.prepack_weights()
+    if makes_copy:
+        model = inference_copy(model)
     with torch.inference_mode():
         logits = model(**batch["padded"] | {"labels": labels["padded"]}).logits
         with all_tokens_are_read(model) as rows:
@@ -350,6 +352,22 @@ def test_embeddings_in_place_of_ids_give_the_same_logits(model, batch):
     assert torch.equal(model(inputs_embeds=embeddings, attention_mask=mask).logits, model(ids, mask).logits)
 
 
+@pytest.mark.parametrize("model_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("length", [5, 400])  # short and long sequences have other kernels
+def test_float64_embeddings_may_feed_a_model_of_another_dtype(model, model_dtype, length):
+    model = model.to(model_dtype).model
+    ids = torch.randint(5, VOCAB, (2, length))
+    embeddings = model.encoder(ids)
+    wanted = model(inputs_embeds=embeddings).last_hidden_state
+    with torch.no_grad():
+        found = model(inputs_embeds=embeddings.double()).last_hidden_state
+    assert found.dtype == model_dtype
+    # bf16: the residual stream is rounded in one and not in the other
+    torch.testing.assert_close(
+        found, wanted, **(FLOAT32 if model_dtype == torch.float32 else dict(rtol=0.05, atol=0.05))
+    )
+
+
 def test_token_types_are_accepted_and_ignored(model, batch):
     ids = batch["padded"]["input_ids"]
     assert torch.equal(model(ids, token_type_ids=torch.ones_like(ids)).logits, model(ids).logits)
@@ -468,8 +486,10 @@ def test_multiple_choice_scores_each_choice_as_a_row(tiny_config, batch):
     torch.testing.assert_close(outputs.loss, F.cross_entropy(scores.view(2, 2), torch.tensor([1, 0])), **FLOAT32)
     positions = torch.arange(ids.shape[-1])
     torch.testing.assert_close(model(ids, mask, position_ids=positions).logits, outputs.logits, **FLOAT32)
-    with pytest.raises(ValueError, match=r"multiple choice needs \(rows, choices, columns\)"):
+    with pytest.raises(ValueError, match=r"input_ids has shape \(2, 13\); it must be \(rows, choices, columns\)"):
         model(ids[0], mask[0])
+    with pytest.raises(ValueError, match="neither input_ids nor inputs_embeds is given"):
+        model()
     with pytest.raises(ValueError, match="give each choice as one row"):
         model(ids, position_ids=(positions % 5))
 
@@ -535,6 +555,20 @@ def test_resizing_the_vocabulary_keeps_the_logits_and_resizes_the_decoder(model)
     assert model.config.vocab_size == VOCAB + 10 == model.decoder.bias.shape[0]
     torch.testing.assert_close(after[..., :VOCAB], before, **FLOAT32)
     assert model(torch.tensor([[VOCAB + 9]])).logits.shape == (1, 1, VOCAB + 10)
+
+
+def test_a_masked_lm_whose_inner_encoder_was_resized_is_refused(model, tmp_path):
+    model.model.resize_token_embeddings(VOCAB + 10, mean_resizing=False)
+    for use in (lambda: model(torch.tensor([[5]])), lambda: model.save_pretrained(tmp_path)):
+        with pytest.raises(
+            ValueError, match=r"decoder has 96 tokens, but config.vocab_size=106; call resize_token_emb"
+        ):
+            use()
+    assert not list(tmp_path.iterdir())
+    model.resize_token_embeddings(VOCAB + 10)  # the way out
+    model(torch.tensor([[VOCAB + 9]]))
+    model.save_pretrained(tmp_path)
+    assert NeoBERTForMaskedLM.from_pretrained(tmp_path).decoder.out_features == VOCAB + 10
 
 
 def test_embeddings_can_be_read_and_replaced(model):
@@ -623,7 +657,25 @@ def test_fp16_stays_finite(tiny_config, embedding, w3, reached):
     assert relative_error(state, wanted) < 0.01
 
 
-# ---------------------------------------------------------------------------------------- compile and export
+# ---------------------------------------------------------------------------------------- compile, export, torch.func
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_gradients_per_sample_are_those_of_single_rows(model, batch, is_sparse):
+    model.config.sparse_prediction = is_sparse
+    rows = batch["padded"]
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+    def loss(parameters, row):
+        return torch.func.functional_call(model, parameters, (), {key: value[None] for key, value in row.items()}).loss
+
+    with warnings.catch_warnings():  # torch has no batched kernel of attention and runs one row after the other
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        found = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, rows)
+    for row in range(len(LENGTHS)):
+        model(**{key: value[row : row + 1] for key, value in rows.items()}).loss.backward()
+        for name, gradient in gradients(model).items():
+            torch.testing.assert_close(found[name][row], gradient, **FLOAT32, msg=name)
 
 
 def test_a_model_compiled_in_one_graph_gives_the_same_loss_and_gradients(model):
@@ -657,9 +709,11 @@ def test_a_compiled_model_masks_padding_and_packing_instead_of_unpadding(model, 
         twice = {**batch["packed"], "cu_seq_lens_k": batch["packed"]["cu_seq_lens_q"].clone()}
         torch.testing.assert_close(compiled(**twice).logits, model(**twice).logits, **FLOAT32)
         ids, boundaries = batch["packed"]["input_ids"], batch["packed"]["cu_seq_lens_q"]
-        positions = torch.cat([torch.arange(n) for n in LENGTHS])[None]
-        by_positions = compiled(ids, position_ids=positions).logits
-        torch.testing.assert_close(by_positions, model(ids, cu_seq_lens_q=boundaries).logits, **FLOAT32)
+        positions = torch.cat([torch.arange(2, 2 + n) for n in LENGTHS])[None]  # they may restart at any number
+        numbers = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS))[None]
+        for marks in ({"position_ids": positions}, {"seq_idx": numbers}):
+            found = compiled(ids, **marks).logits
+            torch.testing.assert_close(found, model(ids, cu_seq_lens_q=boundaries).logits, **FLOAT32)
 
 
 def test_a_model_exported_with_a_dynamic_shape_accepts_other_shapes(model, batch):

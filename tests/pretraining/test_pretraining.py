@@ -384,6 +384,7 @@ def run(*args, **changes):
 def start(*args, **changes):
     """Start the command in another process, which a signal can end."""
     options = dict(stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    options["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # tests in the background ignore it
     return subprocess.Popen([sys.executable, pretrain_mlm.__file__, *command(*args, **changes)], **options)
 
 
@@ -469,9 +470,11 @@ def test_one_process_of_a_machine_compares_finished_shards_with_the_corpus(corpu
         open_shards(1, 3, tmp_path / "none")
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_sigterm_saves_a_checkpoint_before_the_run_ends(corpus, tmp_path, num_workers):
-    """Schedulers send it to the workers of the data too."""
+@pytest.mark.parametrize(
+    ("number", "status", "num_workers"), [(signal.SIGTERM, 143, 0), (signal.SIGTERM, 143, 1), (signal.SIGINT, 130, 1)]
+)
+def test_sigterm_and_ctrl_c_save_a_checkpoint_before_the_run_ends(corpus, tmp_path, number, status, num_workers):
+    """Schedulers and terminals send them to the workers of the data too."""
     folder = tmp_path / "stopped"
     options = dict(max_steps=100_000, save_steps=100_000, dataloader_num_workers=num_workers)
     process = start(corpus, folder, **options)
@@ -483,9 +486,9 @@ def test_sigterm_saves_a_checkpoint_before_the_run_ends(corpus, tmp_path, num_wo
     workers = psutil.Process(process.pid).children(recursive=True)
     assert len(workers) >= num_workers
     for each in (*(worker.pid for worker in workers), process.pid):
-        os.kill(each, signal.SIGTERM)
+        os.kill(each, number)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 143, errors[-2000:]
+    assert process.returncode == status, errors[-2000:]
     checkpoint = last_complete_checkpoint(folder)
     assert checkpoint is not None and b"--resume_from_checkpoint last resumes here" in errors
     assert int(checkpoint.name.rpartition("-")[2]) >= 3

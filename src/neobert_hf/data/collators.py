@@ -33,8 +33,8 @@ class PackedMLMCollator:
             `return_flash_attn_kwargs`.
 
     Raises:
-        ValueError: The tokenizer has no mask token, the batch format is unknown, `trust_boundaries` is set without
-            `return_flash_attn_kwargs`, or a document holds no token.
+        ValueError: The tokenizer has no mask token, or no padding token for "padded"; the batch format is unknown,
+            `trust_boundaries` is set without `return_flash_attn_kwargs`, or a document holds no token.
 
     Source: paper, section 3.3 (20 % masking without random or kept tokens) and Table 2, row M6, which shows the loss from
         packing without isolating documents.
@@ -54,6 +54,10 @@ class PackedMLMCollator:
             raise ValueError("trust_boundaries=True without boundaries; set return_flash_attn_kwargs=True as well")
         if self.batch_format not in BATCH_FORMATS:
             raise ValueError(f"batch_format={self.batch_format!r} is not one of {', '.join(BATCH_FORMATS)}")
+        if self.batch_format == "padded" and self.tokenizer.pad_token_id is None:
+            raise ValueError(
+                "batch_format='padded' pads, and the tokenizer has no padding token; set tokenizer.pad_token, or choose 'packed'"
+            )
         self.stock = DataCollatorForLanguageModeling(
             self.tokenizer,
             mlm_probability=self.mlm_probability,
@@ -67,9 +71,9 @@ class PackedMLMCollator:
         """Turn N tokenized documents into one packed row of T tokens.
 
         Args:
-            documents: Dicts with `input_ids`. A dict that also has `position_ids` is a packed row, for example of
-                `PackedStream`; each position 0 begins a document. With `mask_seed`, the masks of a row depend only on this
-                number and the row.
+            documents: Dicts with `input_ids`. Tokens whose `attention_mask` is 0 are padding and are removed. A dict that also
+                has `position_ids` is a packed row, for example of `PackedStream`; each position 0 begins a document. With
+                `mask_seed`, the masks of a row depend only on this number and the row.
 
         Returns:
             `input_ids`, `labels` and `position_ids` (1, T); positions begin at 0 in each document. With
@@ -110,16 +114,18 @@ class PackedMLMCollator:
             self.stock.generator = torch.Generator().manual_seed(rows[0]["mask_seed"])
         elif self.seed is not None and self.stock.generator is None:
             self.stock.create_rng()
-        ids = pad_sequence(documents, batch_first=True, padding_value=self.tokenizer.pad_token_id)
+        # Padding is cut off below, so it may be any special token; a tokenizer may have no padding token.
+        ids = pad_sequence(documents, batch_first=True, padding_value=self.tokenizer.mask_token_id)
         masked, labels = self.stock.torch_mask_tokens(ids, torch.isin(ids, self.special_ids))
         return tuple([document[:length] for document, length in zip(part, lengths)] for part in (masked, labels))
 
 
 def _documents_of(row):
     ids = torch.as_tensor(row["input_ids"])
+    is_real = torch.as_tensor(row["attention_mask"]).bool() if "attention_mask" in row else slice(None)
     if "position_ids" not in row:
-        return [ids]
-    positions = torch.as_tensor(row["position_ids"])
+        return [ids[is_real]]
+    ids, positions = ids[is_real], torch.as_tensor(row["position_ids"])[is_real]
     if len(positions) != len(ids) or positions[:1].tolist() != [0]:
         raise ValueError(
             f"a packed row has {len(ids)} input_ids and {len(positions)} position_ids that begin with "

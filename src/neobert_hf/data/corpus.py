@@ -211,7 +211,7 @@ def _read(files: list[str], kind: str, text_column: str, sample_by: str, is_stri
 
 
 def _read_text(file: Path, sample_by: str) -> Iterator[tuple[str, str]]:
-    with io.TextIOWrapper(_open(file), encoding="utf-8") as handle:
+    with io.TextIOWrapper(_open(file), encoding="utf-8-sig") as handle:
         if sample_by == "document":
             yield f"{file}", handle.read()
         elif sample_by == "line":
@@ -276,12 +276,7 @@ def _read_csv(file: Path, text_column: str) -> Iterator[tuple[str, object]]:
         rows = csv.reader(handle, strict=True)
         try:
             names = next(rows, [])
-            if names.count(text_column) > 1:
-                raise ValueError(
-                    f"{file} has {names.count(text_column)} columns {text_column!r}; rename all but the text"
-                )
-            if text_column not in names:
-                raise ValueError(_no_column(text_column, file, names))
+            _check_column(text_column, file, names)
             column = names.index(text_column)
             for row in filter(None, rows):  # blank lines are empty rows
                 place = f"{file} line {rows.line_num}"
@@ -300,8 +295,7 @@ def _read_csv(file: Path, text_column: str) -> Iterator[tuple[str, object]]:
 
 def _read_parquet(file: Path, text_column: str) -> Iterator[tuple[str, object]]:
     with pq.ParquetFile(file) as stored:
-        if text_column not in stored.schema_arrow.names:
-            raise ValueError(_no_column(text_column, file, stored.schema_arrow.names))
+        _check_column(text_column, file, stored.schema_arrow.names)
         number = 0
         for batch in stored.iter_batches(batch_size=1000, columns=[text_column]):
             for number, text in enumerate(batch[text_column].to_pylist(), number + 1):  # noqa: B020
@@ -332,6 +326,13 @@ def _checked(text: object, place: str, text_column: str, is_strict: bool) -> str
             ) from error
         return text.encode("utf-8", "replace").decode()
     return text
+
+
+def _check_column(text_column: str, file: Path, names: list[str]) -> None:
+    if text_column not in names:
+        raise ValueError(_no_column(text_column, file, names))
+    if names.count(text_column) > 1:
+        raise ValueError(f"{file} has {names.count(text_column)} columns {text_column!r}; rename all but the text")
 
 
 def _no_column(text_column: str, place: str | Path, names: Iterable[str]) -> str:

@@ -57,7 +57,7 @@ def read_texts(
 
     Raises:
         ValueError: A row has no text or no label, or a validation row has a label that no training row has; the message names
-            file and line.
+            file and line. Or there are more classes than half of the training rows.
         OSError: A file cannot be read.
     """
     if not 1 <= len(text_columns) <= 2:
@@ -185,7 +185,14 @@ def _encode(
     def labels(row):
         return row[column] if isinstance(row[column], list) else [row[column]]
 
-    names = names or sorted({label for _, row in splits[0] for label in labels(row)}, key=_number_or_text)
+    if names is None:
+        every = [label for _, row in splits[0] for label in labels(row)]
+        names = sorted(set(every), key=_number_or_text)
+        if len(names) > max(2, len(every) / 2):
+            raise ValueError(
+                f"{len(names)} classes for {len(every)} labels, such as {names[0]!r} and {names[-1]!r}; a class needs several "
+                'rows. To predict numbers, train with num_labels=1 and problem_type="regression" (docs/finetuning.md)'
+            )
     if len(names) < 2:
         raise ValueError(f"all training rows have the label {names[0]!r}; a classifier needs at least two classes")
     if len(splits) == 1:

@@ -5,7 +5,7 @@ number and the seed, which exact resuming needs.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import compress, islice
 
 import numpy as np
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
@@ -33,8 +33,8 @@ class PackedStream(IterableDataset):
     from its start.
 
     Args:
-        documents: Dicts with `input_ids`, or plain lists of token ids. More than one pass needs a collection or a dataset, not a
-            generator.
+        documents: Dicts with `input_ids`, without the tokens whose `attention_mask` is 0, or plain lists of token ids. More than
+            one pass needs a collection or a dataset, not a generator.
         max_tokens: Token budget of a row.
         long_documents: Treatment of a document above the budget: "error" refuses it, "truncate" keeps its first `max_tokens`
             tokens, "chunk" cuts it into documents of at most `max_tokens` tokens.
@@ -138,7 +138,10 @@ class PackedStream(IterableDataset):
         return documents
 
     def _pieces(self, document):
-        ids = list(document["input_ids"] if isinstance(document, dict) else document)
+        if isinstance(document, dict):
+            mask = document.get("attention_mask")
+            document = document["input_ids"] if mask is None else compress(document["input_ids"], mask)
+        ids = list(document)
         number = self.num_documents
         if not ids:
             raise ValueError(f"document {number} of the stream holds no token; drop empty documents before packing")

@@ -5,6 +5,7 @@ sentence-transformers is imported inside functions, as in `models.py`.
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -154,7 +155,7 @@ def fit_context(
     Args:
         model: A contextual model.
         corpus: Documents. If they are fewer than `num_documents`, they are sampled with replacement and a warning is logged.
-        num_documents: Number J of context vectors. Default: `context_size` of the model, the number in training.
+        num_documents: Number J of context vectors. Default: the number in training.
         seed: Seed of the sample.
         prompt: Text before each document. Default: the model's prompt "document".
         batch_size: Documents per forward.
@@ -170,13 +171,14 @@ def fit_context(
     documents = corpus if isinstance(corpus, Sequence) and not isinstance(corpus, str) else list(corpus)
     if isinstance(corpus, str) or not len(documents):
         raise ValueError("corpus must be a list of at least one document; a string is not a list of documents")
-    size = contextual.config.context_size if num_documents is None else num_documents
+    trained = contextual.config.trained_context_size
+    size = trained if num_documents is None else num_documents
     if size < 1:
         raise ValueError(f"num_documents={size} must be at least 1")
-    if size != contextual.config.context_size:
+    if size != trained:
         logger.warning(
-            f"The context now has {size} documents; this model had {contextual.config.context_size}. The quality with another "
-            "number than in training is unknown."
+            f"The context now has {size} documents; this model was trained with {trained}. The quality with another number is "
+            "unknown."
         )
     if len(documents) < size:
         logger.warning(
@@ -213,15 +215,16 @@ def save_context(model: SentenceTransformer, file: str | Path) -> None:
     if not contextual.config.has_context:
         raise ValueError("the model has no context to save; call fit_context first")
     metadata = {str(dtype): first_stage_hash(contextual, dtype) for dtype in HASHED_DTYPES}
+    metadata |= _settings(model)
     with writing(Path(file)) as stream:
         stream.write(save({"context": contextual.context.float().cpu()}, metadata))
 
 
 def load_context(model: SentenceTransformer, file: str | Path) -> None:
-    """Set the context that `save_context` wrote; the model needs the same first stage.
+    """Set the context that `save_context` wrote; the model needs the same first stage and the same prompt of documents.
 
     Raises:
-        ValueError: The context was made by another model, or the file is not a context.
+        ValueError: The context was made by another model or with other settings, or the file is not a context.
         OSError: The file cannot be read.
     """
     contextual = contextual_model(model)
@@ -240,7 +243,25 @@ def load_context(model: SentenceTransformer, file: str | Path) -> None:
             f"the context in {file} was made by another model (the hash of its first stage is {made_by}, of this one {own}), "
             "or in 16 bits of another kind; fit a new context with fit_context, or save it from a float32 model"
         )
+    different = {
+        name: (metadata.get(name), value) for name, value in _settings(model).items() if metadata.get(name) != value
+    }
+    if different:
+        details = "; ".join(f"{name} is {there} there and {here} here" for name, (there, here) in different.items())
+        raise ValueError(
+            f"the context in {file} was made with other settings: {details}; fit a new context with fit_context"
+        )
     contextual.set_context(tensors["context"])
+
+
+def _settings(model: SentenceTransformer) -> dict[str, str]:
+    """What besides the weights decides a context vector: the values of the config, and the prompt of documents, as JSON."""
+    config = contextual_model(model).config
+    values = {name: getattr(config, name) for name in ("num_attention_heads", "norm_eps", "rope_parameters")}
+    if config.rope_parameters["rope_type"] == "dynamic":  # it scales from this length
+        values["max_position_embeddings"] = config.max_position_embeddings
+    values["document_prompt"] = model.prompts.get("document") or ""
+    return {name: json.dumps(value, sort_keys=True) for name, value in values.items()}
 
 
 def first_stage_hash(model: ContextualNeoBERTModel, dtype: torch.dtype) -> str:

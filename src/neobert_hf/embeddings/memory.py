@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,22 +13,23 @@ if TYPE_CHECKING:
 
 logger = logging.get_logger(__name__)
 
+MEMINFO = Path("/proc/meminfo")
+
 
 def available_bytes() -> int | None:
     """Return the number of bytes that a process can still allocate, or None if it is unknown.
 
-    On Linux: the kernel's MemAvailable, at most what the control group has left. On other systems: the value of psutil, which is
-    a dependency of accelerate.
+    It is the kernel's MemAvailable, and at most what the control group has left. A system without MemAvailable, such as macOS and
+    some containers, gives the value of psutil, which is a dependency of accelerate.
     """
-    meminfo = Path("/proc/meminfo")
-    if meminfo.is_file():
-        (line,) = (line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable"))
-        return min(int(line.split()[1]) * 1024, *_control_group_bytes())
+    found = re.search(r"^MemAvailable: +(\d+) kB", MEMINFO.read_text() if MEMINFO.is_file() else "", re.MULTILINE)
+    if found:
+        return min(int(found[1]) * 1024, *_control_group_bytes())
     try:
         import psutil
     except ImportError:
         return None
-    return psutil.virtual_memory().available
+    return min(psutil.virtual_memory().available, *_control_group_bytes())
 
 
 def check_memory(num_bytes: int, what: str, remedy: str) -> None:

@@ -12,6 +12,7 @@ from ..data.files import file_hash, saving, write_json
 from ..data.wordpiece import name_tokenizer_class
 from ..pretraining.manifests import STILL_GOOD
 from ..pretraining.runs import SUMMARY, begin_or_resume
+from ..pretraining.trainer import SaveOnTerminate
 from .contrastive import ContrastiveTrainer, ContrastiveTrainingArguments
 
 # Arguments that determine the loss curve; a resumed run must have the same values.
@@ -74,6 +75,7 @@ def train_and_summarize(
     exactly = not training.resume_inexactly
     checkpoint = begin_or_resume(training.output_dir, run, training.resume_from_checkpoint, exactly)
     trainer = make_trainer(checkpoint)
+    trainer.add_callback(SaveOnTerminate())
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     with saving(Path(training.output_dir), STILL_GOOD):
         trainer.save_model()

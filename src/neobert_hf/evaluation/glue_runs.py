@@ -84,7 +84,7 @@ class GlueArguments:
     grid: bool = field(default=False, metadata={"help": "Search the paper's grid of 60 settings with the first seed."})
     seeds: Annotated[int, Bounds(1, 1000)] = field(default=1, metadata={"help": "Number of seeds of the setting."})
     transfer: bool = field(
-        default=True, metadata={"help": f"{', '.join(FROM_MNLI)} start from the best MNLI run of this suite."}
+        default=True, metadata={"help": f"{', '.join(FROM_MNLI)} start from the best MNLI run, if mnli is in --tasks."}
     )
     max_seq_length: Annotated[int, Bounds(3, 1 << 20)] = field(
         default=512, metadata={"help": "Length in tokens at which texts are truncated."}
@@ -133,10 +133,8 @@ def run_suite(arguments: GlueArguments, training: GlueTrainingArguments) -> dict
     """
     _check_effect(arguments, training)
     if arguments.transfer and "mnli" not in arguments.tasks and (missing := set(arguments.tasks) & set(FROM_MNLI)):
-        raise ValueError(
-            f"{', '.join(sorted(missing))} starts from the best run of mnli, which is not in --tasks; add it, or give "
-            "--transfer false"
-        )
+        start = f"from {arguments.model_name_or_path}, not from the best run of mnli"
+        print(f"{', '.join(sorted(missing))}: start {start}; add mnli to --tasks for the paper's protocol", flush=True)
     tasks, best_mnli = [], None
     for name in sorted(arguments.tasks, key=lambda each: each != "mnli"):
         task, data = TASKS[name], load_task(TASKS[name], arguments.data_dir)

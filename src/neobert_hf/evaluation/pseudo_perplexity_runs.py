@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from .. import MINI_MODEL_PATH
 from ..allocator import tune_allocator
 from ..commands import Bounds
-from ..data.files import write_json
+from ..data.files import write_json, writing
 from ..data.origins import load_tokenizer
 from ..data.tables import read_text_column
 from ..data.texts import longest_text
@@ -73,8 +73,10 @@ def finished(file: Path) -> list[dict]:
     """Return the complete lines of an earlier call; an interrupted call may have left a part of a line at the end."""
     if not file.is_file():
         return []
-    *complete, _ = file.read_text("utf-8").split("\n")
-    file.write_text("".join(f"{line}\n" for line in complete), "utf-8")
+    *complete, part = file.read_text("utf-8").split("\n")
+    if part:
+        with writing(file) as stream:
+            stream.write("".join(f"{line}\n" for line in complete).encode())
     return list(map(json.loads, complete))
 
 

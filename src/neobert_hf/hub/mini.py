@@ -29,6 +29,7 @@ from ..allocator import tune_allocator
 from ..commands import Bounds, CommandParser, run_command
 from ..data.collators import PackedMLMCollator
 from ..data.files import file_hash, saving, write_json
+from ..data.origins import load_tokenizer
 from ..data.wordpiece import PreTrainedTokenizerFast
 from ..embeddings.distillation import TEACHER, open_teacher
 from ..embeddings.models import inverse_document_frequencies, partial_whitening, sentence_transformer
@@ -329,6 +330,8 @@ def write_model(
 ) -> SentenceTransformer:
     """Save embedding model and decoder in bf16 into an empty folder, without the code, which is part of the package.
 
+    The files have half the size, and the config declares float32: stock calls then load, embed and train in float32.
+
     A linear map whitens the token vectors in part, and their mean weighs each token by its inverse document frequency. The stages
     train the plain mean: 300 more steps with the weights gave no better model (docs/mini_training.md).
 
@@ -345,7 +348,7 @@ def write_model(
         ValueError: As of `mean_model` and `partial_whitening`.
     """
     language_model, folder, texts = mean_model(folders), folders[-1], list(texts)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
     weights = inverse_document_frequencies(tokenizer, texts, tokenizer.model_max_length)
     options = dict(token_weights=weights, max_seq_length=max_seq_length)
     with tempfile.TemporaryDirectory() as mean:
@@ -366,6 +369,7 @@ def write_model(
         file.unlink()
     config = json.loads((out / "config.json").read_text("utf-8"))
     config.pop("auto_map", None)
+    config["dtype"] = "float32"
     (out / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
     for file in out.rglob("*.safetensors"):
         file.chmod(0o644)
@@ -450,7 +454,11 @@ def stage_text(number: int, summary: dict) -> str:
         + (f"From {markdown(start)}: " if start not in expected else "")
         + f"{summary['steps']:,} steps of about {summary['tokens_per_batch']:,} tokens from {summary['num_rows']:,} rows"
         + (f", and hard negatives that the teacher mined ({negatives:,} for each pair)" if negatives else "")
-        + (f"; from this stage on the model has {depth:,} layers" if (depth := summary.get("num_hidden_layers")) else "")
+        + (
+            f"; from this stage on the model has {depth:,} layers"
+            if (depth := summary.get("num_hidden_layers"))
+            else ""
+        )
         + f"; peak learning rate {summary['learning_rate']:g} of AdamW"
         + (f" and {muon:g} of Muon" if muon else "")
         + f". Share of the steps with masked texts: {summary['masked_share']:.0%}"
@@ -513,7 +521,9 @@ def write_card(model: SentenceTransformer, out: Path, written: dict, sources: di
         num_pairs=f"{figures['num_pairs']:,}",
         packages=markdown(packages),
         retrieval=tabulate(
-            [{"model": markdown(name), **scores} for name, scores in figures["retrieval"].items()], floatfmt=".3f", **tables
+            [{"model": markdown(name), **scores} for name, scores in figures["retrieval"].items()],
+            floatfmt=".3f",
+            **tables,
         ),
         masked=masked_table(figures),
         num_documents=f"{figures['num_held_out']:,}",

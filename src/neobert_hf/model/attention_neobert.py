@@ -176,14 +176,15 @@ class LengthGroups(NamedTuple):
 LONGEST_GROUPED = {torch.bfloat16: 1024, torch.float32: 32}
 
 
-def make_sdpa_mask(layout, dtype):
+def make_sdpa_mask(layout, dtype, is_fast):
     """Length groups for SDPA on a GPU and for training on a CPU; None if one call per sequence is faster.
 
-    On a GPU every call costs a kernel launch, so one call per sequence is slow for hundreds of sequences. On a CPU that does
-    not train, one call per sequence is faster and needs no copies.
+    On a GPU every call costs a kernel launch, so one call per sequence is slow for hundreds of sequences. In inference on a CPU,
+    one call per sequence is faster and needs no copies. A forward without gradients in training mode is no inference: gradient
+    caching repeats it with gradients, and both must give the same numbers.
     """
     if layout.cu_seq_lens.device.type == "cpu":
-        is_grouped = torch.is_grad_enabled() and layout.max_length <= LONGEST_GROUPED.get(dtype, 0)
+        is_grouped = not is_fast and layout.max_length <= LONGEST_GROUPED.get(dtype, 0)
     else:
         is_grouped = len(set(layout.lengths)) > 1
     return group_by_length(layout) if is_grouped else None
@@ -331,7 +332,7 @@ def attend_flex(q_THK, k_THK, v_THK, plan):
         return attend_registry(q_THK, k_THK, v_THK, plan)
 
 
-def make_flex_mask(layout, dtype):
+def make_flex_mask(layout, dtype, is_fast):
     """Block mask of flex attention, in which tokens attend within their sequence."""
     sequence_ids = layout.sequence_ids()
 
@@ -345,7 +346,7 @@ def make_flex_mask(layout, dtype):
     )
 
 
-def make_xformers_mask(layout, dtype):
+def make_xformers_mask(layout, dtype, is_fast):
     """Block-diagonal mask, made on the host: xformers' copy to the device would wait, and the boundaries are there already."""
     mask = BlockDiagonalMask.from_seqlens(layout.lengths, device=torch.device("cpu"))
     mask.q_seqinfo.seqstart = mask.k_seqinfo.seqstart = layout.cu_seq_lens

@@ -51,7 +51,8 @@ class Backend(NamedTuple):
         capabilities: For each dtype the lowest and the highest CUDA capability; no other dtype is supported.
         head_multiple: The head width must be a multiple of this.
         max_head_width: The head width must be at most this.
-        make_mask: Function from a packed layout and the dtype of attention to the mask that `attend` reads from the plan.
+        make_mask: Function from a packed layout, the dtype of attention and the result of `runs_fast` to the mask that `attend`
+            reads from the plan.
         reads_boundaries: Whether it reads `cu_seq_lens` on the device and needs no value on the host.
         is_automatic: Whether "auto" may choose it.
         is_for_inference: Whether it requires `runs_fast` and fast products (`onednn_is_best`).

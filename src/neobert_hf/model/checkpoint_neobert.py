@@ -6,7 +6,12 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from safetensors import SafetensorError
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
 
 
 def check_weight_files(
@@ -120,6 +125,57 @@ def check_encoder_is_complete(model, missing: set[str], unexpected: set[str]) ->
         if other in parameters - missing:
             raise ValueError(
                 f"{source} has {other} but no {name}, so the head is incomplete; download or copy the checkpoint again"
+            )
+
+
+def check_vocabulary(layers: dict[str, torch.nn.Module], vocab_size: int) -> None:
+    """Raise ValueError if an embedding or a decoder has another number of tokens than the config.
+
+    `resize_token_embeddings` of an encoder inside another model changes the config of both, but not the layers around it.
+
+    Args:
+        layers: Embeddings and decoders by name; an adapter or a quantized layer without a size is not checked.
+        vocab_size: The number in the config.
+    """
+    for name, layer in layers.items():
+        size = getattr(layer, "num_embeddings", getattr(layer, "out_features", vocab_size))
+        if size != vocab_size:
+            raise ValueError(
+                f"{name} has {size} tokens, but config.vocab_size={vocab_size}; call resize_token_embeddings of the whole "
+                "model, not of an encoder inside it"
+            )
+
+
+def check_can_be_saved(model) -> None:
+    """Refuse a model whose folder could not be loaded, before a file is written.
+
+    Raises:
+        ValueError: Vocabulary and config differ, or torchao's `quantize_` replaced weights that safetensors cannot store.
+    """
+    models = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    ends = [end for each in models for end in (each.get_input_embeddings(), each.get_output_embeddings())]
+    layers = {name: layer for name, layer in model.named_modules() if any(layer is end for end in ends)}
+    check_vocabulary(layers, model.config.vocab_size)
+    for name, parameter in model.named_parameters():
+        if type(parameter).__module__.startswith("torchao.") and getattr(model, "hf_quantizer", None) is None:
+            raise ValueError(
+                f"{name} is a {type(parameter).__name__} of torchao's quantize_, which cannot be saved; save the model before "
+                "quantize_, or load it with quantization_config=TorchAoConfig(...) to save it quantized"
+            )
+
+
+def warn_of_frozen_layers(model) -> None:
+    """Warn once about a layer of the head that is new and that training leaves at its random numbers; no adapter saves it."""
+    if not (model.new_layers and model.training and torch.is_grad_enabled()) or torch.compiler.is_compiling():
+        return
+    for name in model.new_layers:
+        layer = model.get_submodule(name)
+        layer = getattr(layer, "base_layer", layer)  # below a LoRA
+        if {parameter.requires_grad for parameter in layer.parameters()} == {False}:
+            logger.warning_once(
+                f"The layer {name} is not in the checkpoint, so its weights are random, and it is frozen: training does not "
+                "change it, and an adapter does not save it. With PEFT, name it in modules_to_save, as neobert_hf.lora_config "
+                f"does; without PEFT, call model.{name}.requires_grad_(True)."
             )
 
 

@@ -1,11 +1,72 @@
 """The configuration of NeoBERT (arXiv 2502.19587); it also reads the config.json published with `chandar-lab/NeoBERT`."""
 
 import inspect
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from transformers import PretrainedConfig
 from transformers.utils.versions import require_version
 
 require_version("transformers>=4.57.0", "NeoBERT needs a newer transformers: pip install -U transformers")
+
+
+class Rule(NamedTuple):
+    """What a value in config.json must be.
+
+    Attributes:
+        types: Its type is one of these; a bool is not an int.
+        words: The rule in words.
+        holds: Function from the value, unless it is None, to whether it is in range.
+    """
+
+    types: tuple[type, ...]
+    words: str
+    holds: Callable[[Any], bool] = lambda value: True
+
+
+NONE = type(None)
+SIZE = Rule((int,), "a positive integer", lambda value: value > 0)
+POSITIVE = Rule((int, float), "a positive number", lambda value: 0 < value < math.inf)
+RANGE = Rule((int, float), "a number of at least 0", lambda value: 0 <= value < math.inf)
+PROBABILITY = Rule((int, float), "a number of at least 0 and below 1", lambda value: 0 <= value < 1)
+FLAG = Rule((bool,), "true or false")
+SECTION = Rule((dict, NONE), "a dictionary, or null")
+
+
+def optional(rule: Rule) -> Rule:
+    """The same rule for a value that may be None."""
+    return rule._replace(types=(*rule.types, NONE), words=f"{rule.words}, or null")
+
+
+# The keys of config.json whose values decide what NeoBERT computes; transformers checks few of its own.
+RULES = {
+    **dict.fromkeys(
+        ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"), SIZE
+    ),
+    **dict.fromkeys(("max_position_embeddings", "max_length", "dim_head"), optional(SIZE)),
+    "pad_token_id": Rule((int, NONE), "an integer, or null"),
+    "norm_eps": POSITIVE,
+    "rope_theta": optional(POSITIVE),
+    **dict.fromkeys(("rope_parameters", "rope_scaling", "id2label", "label2id"), SECTION),
+    **dict.fromkeys(("embedding_init_range", "decoder_init_range", "classifier_init_range"), RANGE),
+    "classifier_dropout": PROBABILITY,
+    **dict.fromkeys(("unpad_inputs", "sparse_prediction", "tie_word_embeddings"), FLAG),
+    **dict.fromkeys(("output_hidden_states", "output_attentions", "return_dict"), optional(FLAG)),
+    "num_labels": SIZE,
+    "problem_type": Rule((str, NONE), "a name, or null"),
+    "architectures": Rule((list, tuple, NONE), "a list of names, or null"),
+}
+
+
+def check_values(values: dict[str, Any], rules: dict[str, Rule], place: str = "") -> None:
+    """Raise ValueError for a value that breaks the rule of its name; `place` says where it stands."""
+    for name in [name for name in rules if name in values]:
+        value, rule = values[name], rules[name]
+        has_type = isinstance(value, rule.types) and (bool in rule.types or not isinstance(value, bool))
+        if not has_type or (value is not None and not rule.holds(value)):
+            raise ValueError(f"{name}={value!r}{place} must be {rule.words}")
+
 
 # Required and optional keys of each rope_type, besides `rope_type` and `rope_theta`.
 ROPE_KEYS = {
@@ -92,6 +153,7 @@ class NeoBERTConfig(PretrainedConfig):
                 "type 'neobert' but rotates halves instead of pairs and does not scale intermediate_size by two thirds, "
                 "so NeoBERT would compute wrong results; load it with the code in its own repository"
             )
+        check_values(locals() | kwargs, RULES)
         if tie_word_embeddings:
             raise ValueError(
                 "tie_word_embeddings=True, but the decoder of NeoBERT has its own weights; store a copy of "
@@ -143,12 +205,14 @@ class NeoBERTConfig(PretrainedConfig):
         overrides = {key: kwargs.pop(key) for key in list(kwargs) if key in own}
         if "max_length" in overrides:
             overrides.setdefault("max_position_embeddings", overrides.pop("max_length"))
+        ropes = ("rope_parameters", "rope_scaling")
+        check_values({key: given[key] for given in (config_dict, overrides) for key in ropes if key in given}, RULES)
         trained_length = config_dict.get("max_position_embeddings") or config_dict.get("max_length")
-        stored = [config_dict, *(config_dict.get(key) or {} for key in ("rope_parameters", "rope_scaling"))]
+        stored = [config_dict, *(config_dict.get(key) or {} for key in ropes)]
         trained_base = next((rope["rope_theta"] for rope in stored if rope.get("rope_theta") is not None), None)
         if overrides.get("rope_parameters", ...) is None:  # not given
             del overrides["rope_parameters"]
-        scalings = {key: overrides[key] for key in ("rope_parameters", "rope_scaling") if overrides.get(key)}
+        scalings = {key: overrides[key] for key in ropes if overrides.get(key)}
         has_base = trained_base is None or any("rope_theta" in rope for rope in scalings.values())
         for key, rope in scalings.items():
             # a scaling keeps the base of the training, and YaRN scales from the context length of the training
@@ -158,8 +222,7 @@ class NeoBERTConfig(PretrainedConfig):
             overrides[key] = {**inherited, **rope}
         config_dict = {key: value for key, value in config_dict.items() if key not in CODE_KEYS}
         if scalings:  # they replace all that the file says about RoPE, in whichever format
-            names = ("rope_parameters", "rope_scaling", "rope_theta")
-            config_dict = {key: value for key, value in config_dict.items() if key not in names}
+            config_dict = {key: value for key, value in config_dict.items() if key not in (*ropes, "rope_theta")}
         return super().from_dict({**config_dict, **overrides}, **kwargs)
 
     def to_dict(self):
@@ -176,17 +239,6 @@ class NeoBERTConfig(PretrainedConfig):
     _get_non_default_generation_parameters = _get_generation_parameters  # the name in transformers 4
 
     def _check_shape(self, pad_token_id, dim_head):
-        for name in (
-            "vocab_size",
-            "hidden_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "intermediate_size",
-            "max_position_embeddings",
-        ):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name}={value!r} must be a positive integer")
         heads = self.num_attention_heads
         if self.hidden_size % heads:
             raise ValueError(
@@ -206,13 +258,6 @@ class NeoBERTConfig(PretrainedConfig):
             raise ValueError(
                 f"pad_token_id={pad_token_id} must be between 0 and vocab_size - 1 = {self.vocab_size - 1}"
             )
-        if not self.norm_eps > 0:
-            raise ValueError(f"norm_eps={self.norm_eps} must be positive; the published model uses 1e-5")
-        if not 0 <= self.classifier_dropout < 1:
-            raise ValueError(f"classifier_dropout={self.classifier_dropout} must be at least 0 and below 1")
-        for name in ("embedding_init_range", "decoder_init_range", "classifier_init_range"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name}={getattr(self, name)} must not be negative")
 
     def _standard_rope_parameters(self, rope_parameters, rope_theta, rope_scaling):
         """Convert both formats to that of transformers 5 and check the values."""
@@ -227,7 +272,7 @@ class NeoBERTConfig(PretrainedConfig):
         rope.setdefault("rope_theta", 10000.0)
 
         kind = rope["rope_type"]
-        if kind not in ROPE_KEYS:
+        if not isinstance(kind, str) or kind not in ROPE_KEYS:
             raise ValueError(f"rope_type={kind!r} is not one of {', '.join(ROPE_KEYS)}")
         required, optional = ROPE_KEYS[kind]
         given = set(rope) - {"rope_type", "rope_theta"}
@@ -236,9 +281,7 @@ class NeoBERTConfig(PretrainedConfig):
         if unknown := given - required - optional:
             allowed = ", ".join(sorted(required | optional)) or "rope_theta only"
             raise ValueError(f"rope_type={kind!r} does not accept {', '.join(sorted(unknown))}; it accepts {allowed}")
-        for key in ("rope_theta", *given):
-            if isinstance(rope[key], bool) or not isinstance(rope[key], (int, float)) or not rope[key] > 0:
-                raise ValueError(f"{key}={rope[key]!r} in rope_parameters must be a positive number")
+        check_values(rope, dict.fromkeys(("rope_theta", *given), POSITIVE), " in rope_parameters")
         if rope.get("factor", 1) < 1:
             raise ValueError(
                 f"factor={rope['factor']} in rope_parameters must be at least 1, because it extends the context"

@@ -23,14 +23,23 @@ from transformers.utils import ModelOutput, can_return_tuple
 from .attention_neobert import ForwardPlan  # noqa: F401
 from .backends_neobert import BACKENDS  # noqa: F401
 from .blocks_neobert import NeoBERTBlock  # noqa: F401
-from .checkpoint_neobert import set_auto_map  # noqa: F401
-from .configuration_neobert import NeoBERTConfig
+from .checkpoint_neobert import check_vocabulary
+from .configuration_neobert import FLAG, PROBABILITY, SIZE, NeoBERTConfig, Rule, check_values, optional
+from .inference_neobert import inference_copy  # noqa: F401
 from .kernels_neobert import RMSNorm, is_tracing
-from .layout_neobert import check_tokens
+from .layout_neobert import MARKS, check_tokens, collect_marks, make_layout
 from .losses_neobert import check_labels  # noqa: F401
 from .machine_neobert import product_dtype  # noqa: F401
 from .modeling_neobert import NeoBERTModel, NeoBERTPreTrainedModel
 from .plan_neobert import make_plan  # noqa: F401
+
+CONTEXT_RULES = {
+    "context_size": SIZE,
+    "num_soft_prompt_tokens": Rule((int,), "an integer of at least 0", lambda value: value >= 0),
+    "context_dropout": PROBABILITY,
+    "has_context": FLAG,
+    "trained_context_size": optional(SIZE),
+}
 
 
 class ContextualNeoBERTConfig(NeoBERTConfig):
@@ -42,6 +51,7 @@ class ContextualNeoBERTConfig(NeoBERTConfig):
         context_dropout: Probability that a context vector is replaced by the null vector in training, at least 0 and below 1.
             Without it, the model never learns to embed texts without a context.
         has_context: Whether the checkpoint contains the context of a corpus (see `set_context`).
+        trained_context_size: With a context, the number of context vectors that the model has without it.
         **kwargs: As in `NeoBERTConfig`.
 
     Raises:
@@ -52,19 +62,21 @@ class ContextualNeoBERTConfig(NeoBERTConfig):
 
     model_type = "contextual_neobert"
 
-    def __init__(self, context_size=512, num_soft_prompt_tokens=8, context_dropout=0.005, has_context=False, **kwargs):
-        for name, value, least in (
-            ("context_size", context_size, 1),
-            ("num_soft_prompt_tokens", num_soft_prompt_tokens, 0),
-        ):
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{name}={value!r} must be an integer of at least {least}")
-        if not 0 <= context_dropout < 1:
-            raise ValueError(f"context_dropout={context_dropout} must be at least 0 and below 1")
+    def __init__(
+        self,
+        context_size=512,
+        num_soft_prompt_tokens=8,
+        context_dropout=0.005,
+        has_context=False,
+        trained_context_size=None,
+        **kwargs,
+    ):
+        check_values(locals(), CONTEXT_RULES)
         self.context_size = context_size
         self.num_soft_prompt_tokens = num_soft_prompt_tokens
         self.context_dropout = context_dropout
         self.has_context = has_context
+        self.trained_context_size = trained_context_size if has_context and trained_context_size else context_size
         super().__init__(**kwargs)
 
 
@@ -148,24 +160,29 @@ class ContextualNeoBERTModel(NeoBERTPreTrainedModel):
         """Set the context of a corpus for all following forwards; `save_pretrained` saves it with the weights.
 
         Args:
-            vectors: (J, D) context vectors, as the forward with `embeds_context` returns them; None removes the context.
+            vectors: (J, D) context vectors, as the forward with `embeds_context` returns them. None removes the context and
+                restores the number of context vectors.
 
         Raises:
             ValueError: The shape is wrong, or a value is not finite.
         """
-        self.config.has_context = vectors is not None
         if vectors is None:
-            self.context = torch.zeros_like(self.context)
+            vectors = self.context.new_zeros(self.config.trained_context_size, self.config.hidden_size)
+            self._replace_context(vectors, has_context=False)
             return
         if vectors.ndim != 2 or vectors.shape[1] != self.config.hidden_size or not len(vectors):
             raise ValueError(
                 f"context vectors have shape {tuple(vectors.shape)}; it must be (documents, {self.config.hidden_size}), the "
                 "hidden_size of this model: embed the documents with this model"
             )
+        vectors = vectors.detach().to(self.context.device, self.context.dtype, copy=True)
         if not vectors.isfinite().all():
             raise ValueError("context vectors contain infinite values or NaN; embed the documents again")
-        self.context = vectors.detach().to(self.context.device, self.context.dtype, copy=True)
-        self.config.context_size = len(vectors)
+        self._replace_context(vectors, has_context=True)
+
+    def _replace_context(self, vectors: torch.Tensor, has_context: bool) -> None:
+        self.context = vectors
+        self.config.context_size, self.config.has_context = len(vectors), has_context
 
     @can_return_tuple
     def forward(
@@ -175,55 +192,90 @@ class ContextualNeoBERTModel(NeoBERTPreTrainedModel):
         dataset_embeddings: torch.Tensor | None = None,
         embeds_context: bool = False,
         token_type_ids: torch.Tensor | None = None,
-        cu_seq_lens_q: torch.Tensor | None = None,
         **kwargs,
     ) -> ContextualNeoBERTOutput:
         """Embed texts in a context, or, with `embeds_context`, documents as context vectors.
 
         Args:
-            input_ids: (B, L) token ids, or texts packed into one row (1, T) with `cu_seq_lens_q`.
-            attention_mask: (B, L), 0 at padding.
+            input_ids: (B, L) token ids, or packed texts.
+            attention_mask: (B, L), 0 at padding; None: every token is real.
             dataset_embeddings: (J, D) context vectors. Default: the stored context, or J null vectors if none is stored.
             embeds_context: Return the first stage's vectors; each is independent of the others.
             token_type_ids: Ignored, as in `NeoBERTModel`.
-            cu_seq_lens_q: (B + 1,) boundaries of packed texts.
-            **kwargs: Other arguments of sentence-transformers' packing collator and `output_*` flags; ignored if they follow from
-                the arguments above, refused otherwise.
+            **kwargs: `position_ids` of the texts and the arguments that mark packed texts, as in `NeoBERTModel`. All others are
+                refused, unless the value is None or False.
 
         Returns:
-            `sentence_embedding` (B, D), not normalised; compare with cosines.
+            `sentence_embedding` (B, D), one for each text, not normalised; compare with cosines.
 
         Raises:
-            ValueError: A text is empty, an id is outside of the vocabulary, or the shape of `dataset_embeddings` is not (J, D).
+            ValueError: Inputs are invalid or contradict each other, as in `NeoBERTModel`; the shape of `dataset_embeddings` is
+                not (J, D); or the texts are packed while compiling.
             TypeError: An argument is unknown.
 
         Source: paper, appendix G.1.
         """
-        known = ("max_length_q", "max_length_k", "cu_seq_lens_k", "seq_idx", "position_ids")
-        if unknown := [
-            name for name, value in kwargs.items() if name not in known and value is not None and value is not False
-        ]:
+        given = {name: value for name, value in kwargs.items() if value is not None and value is not False}
+        if unknown := [name for name in given if name not in MARKS]:
             raise TypeError(f"{type(self).__name__} has no argument {', '.join(unknown)}; omit it")
-        if cu_seq_lens_q is not None:
-            input_ids, attention_mask = pad_texts(input_ids, cu_seq_lens_q)
-        check_tokens(input_ids, None)
+        encoders = {"first_stage.encoder": self.first_stage.encoder, "second_stage.encoder": self.second_stage.encoder}
+        check_vocabulary(encoders, self.config.vocab_size)
+        texts = self._padded_texts(check_tokens(input_ids, None, self.config.hidden_size), attention_mask, given)
+        if embeds_context:
+            return ContextualNeoBERTOutput(self._embed_context(*texts))
+        return ContextualNeoBERTOutput(self._embed_texts(*texts, dataset_embeddings))
+
+    def _padded_texts(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None, marks: dict
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Check the texts as `NeoBERTModel` does, and return ids, mask and positions of one text in each row, (B, L).
+
+        The second stage reads embeddings in place of ids, and rows that begin with the context, so it would find no error.
+        """
+        if attention_mask is not None and attention_mask.ndim != 2:
+            raise ValueError(
+                f"attention_mask has shape {tuple(attention_mask.shape)}; a contextual model reads a mask of the shape of "
+                "input_ids"
+            )
+        can_read_values = not is_tracing(input_ids)
+        layout, _ = make_layout(
+            input_ids,
+            vocab_size=self.config.vocab_size,
+            attention_mask=attention_mask,
+            marks=collect_marks(**marks),
+            is_packed=can_read_values,
+            can_read_values=can_read_values,
+        )
+        if layout.documents is not None:
+            raise ValueError(
+                "the number of packed texts is unknown while compiling; give one text in each row, with an attention_mask"
+            )
+        position_ids = layout.unflatten(layout.position_ids, fill=0)
         if attention_mask is None:
             attention_mask = torch.ones_like(input_ids)
-        check_texts(input_ids, attention_mask, self.config.vocab_size)
-        if embeds_context:
-            return ContextualNeoBERTOutput(self._embed_context(input_ids, attention_mask))
-        return ContextualNeoBERTOutput(self._embed_texts(input_ids, attention_mask, dataset_embeddings))
+        if can_read_values and len(layout.lengths) != len(input_ids):
+            position_ids, _ = pad_texts(position_ids, layout.cu_seq_lens)
+            input_ids, attention_mask = pad_texts(input_ids, layout.cu_seq_lens)
+        # Only distances matter inside a text; the distance to the context is that of a text that begins at 0.
+        first = position_ids.gather(1, (attention_mask != 0).int().argmax(-1, keepdim=True))
+        return input_ids, attention_mask, position_ids - first
 
-    def _embed_context(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    def _embed_context(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, position_ids: torch.Tensor
+    ) -> torch.Tensor:
         """(B, L) documents to (B, D) context vectors."""
-        states_BLD = self.first_stage(input_ids, attention_mask, return_dict=True).last_hidden_state
-        return self.context_norm(self.first_projection(mean_of_texts(states_BLD, attention_mask)))
+        outputs = self.first_stage(input_ids, attention_mask, position_ids, return_dict=True)
+        return self.context_norm(self.first_projection(mean_of_texts(outputs.last_hidden_state, attention_mask)))
 
     def _embed_texts(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, context_JD: torch.Tensor | None
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        position_ids: torch.Tensor,
+        context_JD: torch.Tensor | None,
     ) -> torch.Tensor:
         """(B, L) texts to (B, D) embeddings."""
-        (num_texts, num_columns), num_context = input_ids.shape, self.config.context_size
+        num_texts, num_context = len(input_ids), self.config.context_size
         num_before = num_context + self.config.num_soft_prompt_tokens
         text_BLD = self.second_stage.encoder(input_ids)
         context_BJD = self._context_of_texts(num_texts, context_JD).to(text_BLD.dtype)
@@ -232,11 +284,9 @@ class ContextualNeoBERTModel(NeoBERTPreTrainedModel):
         )  # N = J + S + L
         mask_BN = torch.cat((attention_mask.new_ones(num_texts, num_before), attention_mask), 1)
 
-        positions_N = torch.arange(num_before + num_columns, device=input_ids.device)
-        positions_N = positions_N.masked_fill(positions_N < num_context, 0)
-        # With padding on the left, the first token of a text is not in the first column.
-        padding_B1 = (attention_mask != 0).int().argmax(-1, keepdim=True)
-        positions_BN = torch.where(positions_N < num_before, positions_N, positions_N - padding_B1)
+        before = torch.arange(num_before, device=input_ids.device)
+        before = before.masked_fill(before < num_context, 0).expand(num_texts, -1)
+        positions_BN = torch.cat((before, num_before + position_ids), 1)
         outputs = self.second_stage(
             inputs_embeds=x_BND, attention_mask=mask_BN, position_ids=positions_BN, return_dict=True
         )
@@ -271,30 +321,6 @@ def pad_texts(input_ids: torch.Tensor, cu_seq_lens: torch.Tensor) -> tuple[torch
 def mean_of_texts(states_BLD: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
     """(B, D), the mean over the tokens of each text; the states are zero at padding."""
     return states_BLD.sum(1) / (attention_mask != 0).sum(-1, keepdim=True)
-
-
-def check_texts(input_ids: torch.Tensor, attention_mask: torch.Tensor, vocab_size: int) -> None:
-    """Raise ValueError for an empty text and for an id outside of the vocabulary, with one host synchronisation.
-
-    The second stage reads embeddings in place of ids, and rows that begin with the context, so it finds neither.
-    """
-    if attention_mask.shape != input_ids.shape or 0 in input_ids.shape:
-        raise ValueError(
-            f"input_ids has shape {tuple(input_ids.shape)} and attention_mask {tuple(attention_mask.shape)}; give at least one "
-            "token and a mask of the same shape"
-        )
-    if is_tracing(input_ids):
-        return
-    shortest, smallest, largest = torch.stack(((attention_mask != 0).sum(-1).min(), *input_ids.aminmax())).tolist()
-    if not shortest:
-        raise ValueError(
-            "a row of attention_mask has no real token (no 1); remove the row or give it at least one token"
-        )
-    if not 0 <= smallest <= largest < vocab_size:
-        raise ValueError(
-            f"input_ids contains {smallest if smallest < 0 else largest}, but the ids of the vocabulary are 0 to "
-            f"{vocab_size - 1}; use the tokenizer of the model"
-        )
 
 
 # As AUTO_CLASSES of modeling_neobert.py: the classes for registration and for the `auto_map` of saved checkpoints.

@@ -9,36 +9,39 @@
   a hook may keep them.
 - Attention works on blocks of scores, in base 2, and divides by the sum of the weights at the end.
 
-Two functions change the weights for inference: `prepack_weights` their order in memory, `quantize` their precision.
+`inference_copy` makes a model whose weights are stored for these products (inference_neobert.py).
 
 Axes: `T` tokens, `D` width, `H` heads, `K` head width, `F` feed-forward, `N` sequences of one length `L`.
 """
 
 import math
-import warnings
 from functools import lru_cache, partial
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers.utils import logging
+from torch.autograd.function import once_differentiable
 
-from .machine_neobert import TORCH, onednn_is_best
-
-logger = logging.get_logger(__name__)
+from .machine_neobert import TORCH, is_autocast_on, onednn_is_best
 
 CHUNK_TOKENS = 256  # tokens whose fp32 copy stays in the cache between two passes
 BLOCK_ROWS = 256  # queries in a block of scores; with fewer queries, products repack the keys too often
 BLOCK_SCORES = 1 << 20  # scores in a block for each thread: 2 MB in bf16
 # Below these lengths the products of one head are too small, and SDPA is faster.
 SHORTEST_TILED = {torch.bfloat16: 64, torch.float32: 384}
+COPY_WAY_OUT = "use the model that this inference copy was made from, and make a new copy afterwards"
+
+
+# making a scalar tensor takes as long as the arithmetic with it
+_scalar = lru_cache(partial(torch.tensor, device="cpu"))
 
 
 def is_tracing(tensor: torch.Tensor) -> bool:
-    """Whether tensor values cannot be read: compilation, export, tracing, CUDA graph capture, fake and meta tensors."""
+    """Whether tensor values cannot be read: compilation, export, torch.func, CUDA graph capture, fake and meta tensors."""
     return (
         torch.compiler.is_compiling()
         or torch.jit.is_tracing()
+        or (TORCH.are_functorch_transforms_active is not None and TORCH.are_functorch_transforms_active())
         or tensor.is_meta
         or (TORCH.FakeTensor is not None and isinstance(tensor, TORCH.FakeTensor))
         or (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
@@ -48,7 +51,8 @@ def is_tracing(tensor: torch.Tensor) -> bool:
 def runs_fast(x: torch.Tensor, module: nn.Module) -> bool:
     """Whether the kernels of this file can run on `x` in `module`: evaluation mode, CPU, no autograd, no tracing.
 
-    Subclasses of Tensor and transforms of torch.func get the reference implementations, which they can intercept.
+    Subclasses of Tensor, transforms of torch.func and modes, such as FlopCounterMode, get the reference implementations, which
+    they can intercept.
     """
     return (
         not module.training
@@ -57,14 +61,19 @@ def runs_fast(x: torch.Tensor, module: nn.Module) -> bool:
         and x.dtype in (torch.float32, torch.bfloat16)
         and type(x) in (torch.Tensor, torch.nn.Parameter)
         and not is_tracing(x)
-        and TORCH.are_functorch_transforms_active is not None
-        and not TORCH.are_functorch_transforms_active()
+        and not _is_intercepted()
     )
 
 
+def _is_intercepted() -> bool:
+    """Whether a transform of torch.func or a mode sees every operation; True if this torch cannot tell."""
+    checks = TORCH.are_functorch_transforms_active, TORCH.num_function_modes, TORCH.num_dispatch_modes
+    return any(check is None or check() for check in checks)
+
+
 def is_hooked(*modules: nn.Module) -> bool:
-    """Whether one of the modules has a hook or a replaced `forward`, so that it must be called."""
-    return any(
+    """Whether one of the modules has a hook, its own or for all modules, or a replaced `forward`, so that it must be called."""
+    return (TORCH.has_global_hooks is None or TORCH.has_global_hooks()) or any(
         module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks
@@ -96,13 +105,13 @@ def product(layer: nn.Module, x: torch.Tensor, kernels: str, residual: torch.Ten
     Returns:
         (T, out).
     """
-    is_ordinary = (
-        type(layer) in (nn.Linear, PrepackedLinear) and type(layer.weight) is nn.Parameter and not is_hooked(layer)
-    )
+    is_ours = isinstance(layer, InferenceLinear)
+    is_ordinary = is_ours or (type(layer) is nn.Linear and type(layer.weight) is nn.Parameter)
     if (
         kernels == "plain"
         or not is_ordinary
-        or x.dtype != layer.weight.dtype
+        or is_hooked(layer)
+        or x.dtype != (layer.dtype if is_ours else layer.weight.dtype)
         or not len(x)
         or torch.is_autocast_enabled("cpu")
     ):
@@ -110,8 +119,10 @@ def product(layer: nn.Module, x: torch.Tensor, kernels: str, residual: torch.Ten
         return out if residual is None else residual + out
     if residual is not None and residual.dtype != x.dtype:  # a float32 residual stream, from float32 inputs_embeds
         return residual + product(layer, x, kernels)
+    if is_ours:
+        return layer.multiply(x, residual)
     weight, bias = layer.weight, layer.bias
-    if kernels == "onednn" or weight.is_mkldnn:
+    if kernels == "onednn":
         if residual is None:
             return TORCH.onednn_linear(x, weight, bias, "none", [], "")
         return TORCH.onednn_linear.binary(x, residual, weight, bias, "add")
@@ -121,149 +132,90 @@ def product(layer: nn.Module, x: torch.Tensor, kernels: str, residual: torch.Ten
     return torch.addmm(residual, x, weight.t())
 
 
-class PrepackedLinear(nn.Linear):
-    """An nn.Linear whose weight is in the memory order of oneDNN's products; `prepack_weights` makes it.
+class InferenceLinear(nn.Module):
+    """A linear layer for inference on this CPU: its matrix is no parameter, and in the order of oneDNN if that is faster."""
 
-    `weight` is the packed tensor; no second copy exists that could become outdated. State dicts, files and copies contain the
-    weight in its standard order. Training, another dtype or device, and loading restore the standard order.
-    """
+    def __init__(self, layer: nn.Linear, dtype: torch.dtype):
+        super().__init__()
+        self.in_features, self.out_features, self.dtype = layer.in_features, layer.out_features, dtype
+        self.store(layer.weight.detach().to(dtype))
+        self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().to(dtype, copy=True))
 
-    def prepack(self) -> None:
-        """Convert the weight to the order of oneDNN."""
-        self.weight = nn.Parameter(TORCH.onednn_reorder(self.weight.detach()), self.weight.requires_grad)
+    def store(self, weight: torch.Tensor) -> None:
+        """Keep a matrix (out, in)."""
+        is_packed = TORCH.onednn_reorder is not None and onednn_is_best(weight.dtype, num_rows=1)
+        self.register_buffer("weight", TORCH.onednn_reorder(weight) if is_packed else weight.clone())
 
-    def restore_order(self) -> None:
-        """Become a standard nn.Linear again."""
-        self.weight = nn.Parameter(self.weight.detach().to_dense(), self.weight.requires_grad)
-        self.__class__ = nn.Linear
-
+    @torch.compiler.disable
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., in) to (..., out), in standard operations, which have gradients."""
-        return F.linear(x, self.weight.to_dense(), self.bias)
+        """(..., in) to (..., out), in the dtype of nn.Linear; the backward pass raises an error."""
+        if is_tracing(x):
+            raise ValueError(f"an inference copy cannot be exported; {COPY_WAY_OUT}")
+        rows = x.flatten(0, -2).to(self.dtype)
+        out = _WithoutGradient.apply(rows, self) if len(rows) else rows.new_empty(0, self.out_features)
+        dtype = torch.get_autocast_dtype("cpu") if is_autocast_on(x.device) else self.dtype
+        return out.unflatten(0, x.shape[:-1]).to(dtype)
 
-    def train(self, mode: bool = True):
-        """Restore the standard order for training."""
-        if mode:
-            self.restore_order()
-        return nn.Linear.train(self, mode)
+    def multiply(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """(T, in) to (T, out), plus the residual (T, out) if given, in one operation if the library has it."""
+        is_seen = (
+            self.weight.is_mkldnn and _is_intercepted()
+        )  # FlopCounterMode, for example, does not know oneDNN's operations
+        if is_seen or not self.weight.is_mkldnn:
+            out = F.linear(x, self.weight.to_dense() if is_seen else self.weight, self.bias)
+            return out if residual is None else residual + out
+        if residual is None:
+            return TORCH.onednn_linear(x, self.weight, self.bias, "none", [], "")
+        return TORCH.onednn_linear.binary(x, residual, self.weight, self.bias, "add")
 
-    def _apply(self, fn, recurse=True):
-        self.restore_order()
-        return nn.Linear._apply(self, fn, recurse)
-
-    def _save_to_state_dict(self, destination, prefix, keep_vars):
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[f"{prefix}weight"] = destination[f"{prefix}weight"].to_dense()
-
-    def _load_from_state_dict(self, *arguments):
-        self.restore_order()
-        nn.Linear._load_from_state_dict(self, *arguments)
+    def extra_repr(self) -> str:
+        """Shape and dtype, and where adapters belong, which PEFT's error then shows."""
+        return f"{self.in_features}, {self.out_features}, {self.dtype}; to train or adapt, {COPY_WAY_OUT}"
 
     def __reduce_ex__(self, protocol):
-        weight = nn.Parameter(self.weight.detach().to_dense(), self.weight.requires_grad)
-        return _new_linear, (), {**self.__dict__, "_parameters": {**self._parameters, "weight": weight}}
-
-
-def _new_linear():
-    return nn.Linear.__new__(nn.Linear)
-
-
-def prepack_weights(model: nn.Module) -> None:
-    """Reorder the weight of each nn.Linear in `model` for faster matrix products on a CPU.
-
-    The gain is largest for inputs of up to a few hundred tokens; memory use does not change. The model is then for inference
-    on this CPU: training, moving or converting it restores the standard order. Weights that would not become faster (no CPU,
-    no oneDNN, a dtype without instructions) do not change. The numbers of weights are logged at level INFO.
-    """
-    layers = [module for module in model.modules() if type(module) is nn.Linear]
-    packable = [layer for layer in layers if not layer.training and _prepacking_is_faster(layer.weight)]
-    for layer in packable:
-        layer.__class__ = PrepackedLinear
-        layer.prepack()
-    unchanged = ""
-    if rest := [layer for layer in layers if layer not in packable]:
-        weight = rest[0].weight
-        unchanged = f"; {len(rest)} unchanged, because it would not be faster: {weight.dtype} on {weight.device.type}"
-        unchanged += ", training" if rest[0].training else ""
-    logger.info(f"prepack_weights: {len(packable)} weights reordered{unchanged}")
-
-
-def _prepacking_is_faster(weight):
-    is_ordinary = type(weight) is nn.Parameter and weight.device.type == "cpu"
-    return is_ordinary and TORCH.onednn_reorder is not None and onednn_is_best(weight.dtype, num_rows=1)
-
-
-def quantize(model: nn.Module) -> nn.Module:
-    """Replace the matrix products of each block of `model` with int8 products for inference on a CPU, in place.
-
-    Weights become int8 with one scale per output, the inputs of a product int8 with one scale per call (dynamic
-    quantization). Embeddings, norms, attention and heads run in float32; a bf16 model is converted. Accuracy decreases;
-    docs/performance.md gives the numbers of the small model. Afterwards the model cannot be trained or saved.
-
-    Args:
-        model: A NeoBERT model, or a model that contains one, such as a SentenceTransformer; on a CPU.
-
-    Returns:
-        The same model, in evaluation mode.
-
-    Raises:
-        ValueError: The model is not on a CPU, or has no linear layer of a NeoBERT block, or torch has no int8 products here.
-        ImportError: This torch has no `torch.ao.quantization`.
-    """
-    try:
-        from torch.ao.quantization import per_channel_dynamic_qconfig, quantize_dynamic
-    except ImportError as error:
-        raise ImportError(
-            f"quantize() needs torch.ao.quantization, which torch {torch.__version__} lacks ({error}); install torch<=2.13, or "
-            "quantize with torchao"
-        ) from error
-    devices = {parameter.device.type for parameter in model.parameters()}
-    if devices - {"cpu"}:
         raise ValueError(
-            f"quantize() needs a model on the CPU, but it is on {', '.join(sorted(devices))}; call model.cpu()"
+            f"an inference copy cannot be copied or pickled, because its matrices belong to this CPU; {COPY_WAY_OUT}"
         )
-    names = {
-        name: per_channel_dynamic_qconfig
-        for name, module in model.named_modules()
-        if "transformer_encoder" in name.split(".") and type(module) is nn.Linear
-    }
-    if not names:
-        raise ValueError(
-            f"{type(model).__name__} has no linear layer of a NeoBERT block; give a NeoBERT model that is not quantized yet"
-        )
-    choose_int8_engine(torch.backends.quantized)
-    model.float().eval()
-    with warnings.catch_warnings():  # torch will remove torch.ao.quantization; the ImportError above covers that
-        warnings.filterwarnings("ignore", message="torch.ao.quantization is deprecated|torch.quantize_per_tensor")
-        return quantize_dynamic(model, names, inplace=True)
 
 
-def choose_int8_engine(backend) -> None:
-    """Choose an engine of int8 products if torch has chosen none, as on macOS.
+class Int8Linear(InferenceLinear):
+    """A linear layer without bias whose product is int8, with a scale for each row of the input and for each output.
 
-    Args:
-        backend: `torch.backends.quantized`.
-
-    Raises:
-        ValueError: This torch has no engine.
+    A row of the result does not depend on other rows. Weights have 7 bits: a CPU without VNNI adds two products of an 8-bit and
+    a 7-bit number in 16 bits, and those of two 8-bit numbers would saturate.
     """
-    if backend.engine == "none":
-        engines = [each for each in backend.supported_engines if each != "none"]
-        if not engines:
-            raise ValueError(
-                f"torch {torch.__version__} has no int8 products on this machine; run the model without quantize()"
-            )
-        backend.engine = engines[0]
+
+    def store(self, weight: torch.Tensor) -> None:
+        """Keep a float32 matrix (out, in) as integers in -63 to 63."""
+        scale = weight.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / 63
+        rounded = (weight / scale[:, None]).round()
+        self.register_buffer("weight", TORCH.onednn_int8_prepack(rounded.to(torch.int8), None))
+        # A row x is stored as the uint8 numbers 127 * x / largest + 128; the offset takes back what 128 adds to the product.
+        self.register_buffer("scale", scale / 127)
+        self.register_buffer("offset", -128 * rounded.sum(1) * self.scale)
+        self.register_buffer("zero_points", torch.zeros(len(scale), dtype=torch.int64))
+
+    def multiply(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """As `InferenceLinear.multiply`."""
+        largest = x.abs().amax(-1, keepdim=True)
+        # + 0.5, because the conversion to an integer rounds down. From float32 to uint8 directly, it is several times slower.
+        rows = torch.add(_scalar(128.5), x / largest, alpha=127).to(torch.int32).to(torch.uint8)
+        options = self.offset, 1.0, 0, torch.float32, "none", [], ""
+        out = TORCH.onednn_int8_linear(rows, 1.0, 0, self.weight, self.scale, self.zero_points, *options)
+        return out.mul_(largest) if residual is None else torch.addcmul(residual, out, largest)
 
 
-def check_not_quantized(model: nn.Module) -> None:
-    """Raise ValueError if the model has int8 products, which a NeoBERT checkpoint cannot store."""
-    for name, module in model.named_modules():
-        if type(module).__module__.startswith("torch.ao."):
-            raise ValueError(
-                f"{name} is a {type(module).__module__}.{type(module).__name__}; int8 products cannot be saved as a NeoBERT: "
-                "save the model before quantize(), and quantize it again after loading"
-            )
+class _WithoutGradient(torch.autograd.Function):
+    """`multiply` of a layer; its backward pass raises an error."""
+
+    @staticmethod
+    def forward(ctx, x, layer):
+        return layer.multiply(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        raise ValueError(f"an inference copy has no gradients; to train, {COPY_WAY_OUT}")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -285,10 +237,6 @@ def normalize(norm: nn.Module, x_TD: torch.Tensor, kernels: str) -> torch.Tensor
     if kernels == "plain" or type(norm) is not RMSNorm or is_hooked(norm):
         return norm(x_TD)
     return rms_norm(x_TD, norm)
-
-
-# making a scalar tensor takes as long as the arithmetic with it
-_scalar = lru_cache(partial(torch.tensor, device="cpu"))
 
 
 def rms_norm(x_TD: torch.Tensor, norm: nn.RMSNorm) -> torch.Tensor:
@@ -377,7 +325,7 @@ def tiled_attention(
     Returns:
         (T, H, K), contiguous.
     """
-    out_THK = torch.empty(q_THK.shape, dtype=q_THK.dtype)
+    out_THK = torch.empty(q_THK.shape, dtype=q_THK.dtype, device=q_THK.device)
     tensors_HTK = *(x.transpose(0, 1).contiguous() for x in (q_THK, k_THK, v_THK)), out_THK.transpose(0, 1)
     if len(set(lengths)) == 1:  # sequences of equal length form a batch
         _attend_batch(*(x.unflatten(1, (-1, lengths[0])) for x in tensors_HTK))

@@ -1,12 +1,12 @@
-"""`make_layout`: one checked `SequenceLayout` from an attention mask, `cu_seq_lens` or `position_ids`.
+"""`make_layout`: one checked `SequenceLayout` from an attention mask, or from the inputs that mark packed documents.
 
-A batch consists of padded rows with a mask, of documents packed into one row with `cu_seq_lens`, or of rows in which
-`position_ids` restart. The layout is packed if tensor values can be read, so that padding costs no computation. It is dense
-while tracing, and if the caller requests it.
+A batch consists of padded rows with a mask, or of packed rows (see `DocumentMarks`). The layout is packed if tensor values can
+be read, so that padding costs no computation. It is dense while tracing, and if the caller requests it.
 
 Axes: `B` rows, `L` columns of the input; `T` tokens on the flat axis; `N` sequences.
 """
 
+import inspect
 from typing import NamedTuple
 
 import torch
@@ -22,7 +22,7 @@ class SequenceLayout(NamedTuple):
         first_tokens: (N,) int64, index on the flat axis of each sequence's first real token.
         cu_seq_lens: (N + 1,) int32 boundaries of a packed layout; None in a dense layout.
         lengths: N sequence lengths of a packed layout, on the host; None in a dense layout and while tracing.
-        max_length: The longest of `lengths`.
+        max_length: Length of the longest sequence; None in a dense layout while tracing.
         indices: (T,) int64, index of each packed token in the flattened (B * L) input; None if all tokens are kept.
         is_real: (B, L) bool, True at tokens that are not padding, in a dense layout with a padding mask; else None.
         documents: (B, L) int64 in a dense layout of packed rows, document number of each token; tokens attend only to tokens
@@ -70,6 +70,45 @@ class SequenceLayout(NamedTuple):
         return (rows * self.shape[1] + within_row).expand(self.shape).flatten()
 
 
+class DocumentMarks(NamedTuple):
+    """The inputs that mark the documents of packed rows. All that are given must agree.
+
+    Attributes:
+        position_ids: (B, L), (1, L) or (L,). Without an attention mask, a document begins where a position does not increase.
+        seq_idx: (B, L), (1, L) or (L,). A document begins where the number changes.
+        cu_seq_lens: For each argument that gives them, the (N + 1,) boundaries of the documents in one row.
+        max_length: Length of the longest document; only checked if values are read, required otherwise.
+    """
+
+    position_ids: torch.Tensor | None = None
+    seq_idx: torch.Tensor | None = None
+    cu_seq_lens: dict[str, torch.Tensor] = {}
+    max_length: int | None = None
+
+
+NO_MARKS = DocumentMarks()
+
+
+def collect_marks(
+    position_ids=None,
+    seq_idx=None,
+    cu_seq_lens_q=None,
+    cu_seq_lens_k=None,
+    cu_seqlens=None,
+    max_length_q=None,
+    max_length_k=None,
+    max_seqlen=None,
+) -> DocumentMarks:
+    """Collect the arguments of a forward that mark documents, aliases included."""
+    cu_seq_lens = dict(cu_seq_lens_q=cu_seq_lens_q, cu_seq_lens_k=cu_seq_lens_k, cu_seqlens=cu_seqlens)
+    cu_seq_lens = {name: value for name, value in cu_seq_lens.items() if value is not None}
+    max_length = next((value for value in (max_length_q, max_length_k, max_seqlen) if value is not None), None)
+    return DocumentMarks(position_ids, seq_idx, cu_seq_lens, max_length)
+
+
+MARKS = tuple(inspect.signature(collect_marks).parameters)  # names of the arguments of a forward that mark documents
+
+
 class HostValues(NamedTuple):
     """Values that were copied to the host; both are None if no value was read.
 
@@ -104,12 +143,19 @@ def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
     return host.to(device)
 
 
-def check_tokens(input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
+def check_tokens(
+    input_ids: torch.Tensor | None,
+    inputs_embeds: torch.Tensor | None,
+    hidden_size: int,
+    axes: str = "rows, columns",
+) -> torch.Tensor:
     """Return `input_ids` or `inputs_embeds`, whichever is given.
 
     Args:
         input_ids: (B, L) token ids.
         inputs_embeds: (B, L, D) embeddings in place of `input_ids`.
+        hidden_size: D of the model.
+        axes: Names of the axes before D.
 
     Raises:
         ValueError: Both or neither is given, or the shape is wrong.
@@ -119,12 +165,16 @@ def check_tokens(input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | N
             "neither input_ids nor inputs_embeds is" if input_ids is None else "both input_ids and inputs_embeds are"
         )
         raise ValueError(f"{given} given; give exactly one of them")
-    tokens = input_ids if inputs_embeds is None else inputs_embeds
-    if tokens.ndim != (2 if inputs_embeds is None else 3):
-        name = "input_ids" if inputs_embeds is None else "inputs_embeds"
-        rule = "(rows, columns)" if inputs_embeds is None else "(rows, columns, hidden_size)"
-        raise ValueError(f"{name} has shape {tuple(tokens.shape)}; it must be {rule}")
-    return tokens
+    num_axes = axes.count(",") + 1
+    if input_ids is not None:
+        if input_ids.ndim != num_axes:
+            raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}; it must be ({axes})")
+        return input_ids
+    if inputs_embeds.ndim != num_axes + 1 or inputs_embeds.shape[-1] != hidden_size:
+        raise ValueError(
+            f"inputs_embeds has shape {tuple(inputs_embeds.shape)}; it must be ({axes}, hidden_size={hidden_size})"
+        )
+    return inputs_embeds
 
 
 def make_layout(
@@ -132,9 +182,7 @@ def make_layout(
     *,
     vocab_size: int,
     attention_mask: torch.Tensor | None = None,
-    position_ids: torch.Tensor | None = None,
-    cu_seq_lens: list[torch.Tensor] | tuple[torch.Tensor, ...] = (),
-    max_length: int | None = None,
+    marks: DocumentMarks = NO_MARKS,
     copy_to_host: torch.Tensor | None = None,
     is_packed: bool = True,
     can_read_values: bool = True,
@@ -145,12 +193,11 @@ def make_layout(
         tokens: (B, L) input ids, or (B, L, D) embeddings.
         vocab_size: Input ids must be below this.
         attention_mask: (B, L) with 0 at padding, on any side or in between; or 4-D, which does not define sequences.
-        position_ids: (B, L), (1, L) or (L,). Without an attention mask, every 0 starts a new sequence.
-        cu_seq_lens: (N + 1,) boundaries of the sequences in one packed row; a tensor for each argument that gave them.
-        max_length: Length of the longest sequence; only checked if values are read, required otherwise.
+        marks: The inputs that mark the documents of packed rows; without them every row is one sequence.
         copy_to_host: (B, L) bool that the caller needs on the host; it is part of the same copy.
         is_packed: Remove padding from the computation; False keeps it.
-        can_read_values: Read values and check them. If False, a packed layout requires `cu_seq_lens` and `max_length`.
+        can_read_values: Read values and check them. If False, a packed layout requires `marks.cu_seq_lens` and
+            `marks.max_length`.
 
     Returns:
         The layout, and the values that were copied to the host.
@@ -159,31 +206,30 @@ def make_layout(
         ValueError: Values or shapes contradict each other; the message names both and the solution.
     """
     shape, device = tuple(tokens.shape[:2]), tokens.device
-    first_cu_seq_lens = cu_seq_lens[0] if cu_seq_lens else None
-    _check_shapes(shape, attention_mask, position_ids, first_cu_seq_lens)
-    if position_ids is not None:
-        position_ids = position_ids.expand(shape)
+    _check_shapes(shape, attention_mask, marks)
+    marks = marks._replace(
+        position_ids=None if marks.position_ids is None else marks.position_ids.expand(shape),
+        seq_idx=None if marks.seq_idx is None else marks.seq_idx.expand(shape),
+    )
     is_real = attention_mask != 0 if attention_mask is not None and attention_mask.ndim == 2 else None
     has_4d_mask = attention_mask is not None and is_real is None
     if not can_read_values:
-        if is_packed:
-            if max_length is None:
-                raise ValueError(
-                    "max_length_q is missing; while compiling and with trust_boundaries=True the values of cu_seq_lens are "
-                    "not read, so give max_length_q as an integer"
-                )
-            return _packed_layout(shape, device, position_ids, first_cu_seq_lens.int(), max_length), HostValues()
-        return _dense_layout(shape, device, has_4d_mask, is_real, position_ids, first_cu_seq_lens), HostValues()
+        if not is_packed:
+            return _dense_layout(shape, device, has_4d_mask, is_real, marks), HostValues()
+        if marks.max_length is None:
+            raise ValueError(
+                "max_length_q is missing; while compiling and with trust_boundaries=True the values of cu_seq_lens are "
+                "not read, so give max_length_q as an integer"
+            )
+        boundaries = next(iter(marks.cu_seq_lens.values())).int()
+        return _packed_layout(shape, device, marks.position_ids, boundaries, marks.max_length), HostValues()
 
-    boundaries, host_values = _read_values(
-        tokens, vocab_size, attention_mask, position_ids, cu_seq_lens, max_length, copy_to_host
-    )
+    boundaries, host_values = _read_values(tokens, vocab_size, attention_mask, marks, copy_to_host)
     if not is_packed:
-        layout = _dense_layout(shape, device, has_4d_mask, is_real, position_ids, first_cu_seq_lens, boundaries)
-        return layout, host_values
+        return _dense_layout(shape, device, has_4d_mask, is_real, marks, boundaries), host_values
     lengths, boundaries = tuple(boundaries.diff().tolist()), to_device(boundaries.int(), device)
     return _packed_layout(
-        shape, device, position_ids, boundaries, max(lengths), lengths, host_values.is_real
+        shape, device, marks.position_ids, boundaries, max(lengths), lengths, host_values.is_real
     ), host_values
 
 
@@ -211,7 +257,7 @@ def _packed_layout(shape, device, position_ids, cu_seq_lens, max_length, lengths
     )
 
 
-def _dense_layout(shape, device, has_4d_mask, is_real, position_ids, cu_seq_lens, boundaries=None):
+def _dense_layout(shape, device, has_4d_mask, is_real, marks, boundaries=None):
     """The layout that keeps the shape (B, L); no value of a tensor on the device is read.
 
     `boundaries` are on the host; they are None while tracing.
@@ -219,30 +265,42 @@ def _dense_layout(shape, device, has_4d_mask, is_real, position_ids, cu_seq_lens
     num_rows, num_columns = shape
     columns = torch.arange(num_columns, device=device).expand(shape)
     first_tokens = torch.arange(num_rows, device=device) * num_columns
-    documents = None
-    if cu_seq_lens is not None:
+    position_ids, documents = marks.position_ids, None
+    if marks.cu_seq_lens:
+        cu_seq_lens = next(iter(marks.cu_seq_lens.values()))
         documents = sequence_of_each_token(cu_seq_lens, num_columns)[None]
         first_tokens = cu_seq_lens[:-1].long()
-    elif position_ids is not None and is_real is None and not has_4d_mask:
-        # While tracing, positions cannot be read and may restart, so the document mask is always made.
-        if boundaries is None or len(boundaries) - 1 > num_rows:
-            documents = ((position_ids == 0) | (columns == 0)).long().cumsum(-1) - 1
-            first_tokens = first_tokens if boundaries is None else to_device(boundaries[:-1], device)
+        position_ids = columns - cu_seq_lens[documents].long() if position_ids is None else position_ids
     elif is_real is not None:
         first_column = is_real.long().argmax(-1)
         first_tokens = first_tokens + first_column
         position_ids = columns - first_column[:, None] if position_ids is None else position_ids
         position_ids = position_ids.masked_fill(~is_real, 0)  # padding must not hold the largest position of its row
-
-    if position_ids is None:
-        position_ids = columns if documents is None else columns - cu_seq_lens[documents].long()
+    elif not has_4d_mask and (marks.seq_idx is not None or position_ids is not None):
+        name = "position_ids" if marks.seq_idx is None else "seq_idx"
+        is_first = _find_first(name, getattr(marks, name))
+        # While tracing, values cannot be read and may mark documents, so the document mask is always made.
+        if boundaries is None or len(boundaries) - 1 > num_rows:
+            documents = is_first.long().cumsum(-1) - 1
+            first_tokens = first_tokens if boundaries is None else to_device(boundaries[:-1], device)
+        if position_ids is None:
+            position_ids = columns - columns.masked_fill(~is_first, 0).cummax(-1).values
     return SequenceLayout(
         shape=shape,
-        position_ids=position_ids.reshape(-1),
+        position_ids=(columns if position_ids is None else position_ids).reshape(-1),
         first_tokens=first_tokens,
+        max_length=None if boundaries is None else int(boundaries.diff().max()),
         is_real=is_real,
         documents=documents,
     )
+
+
+def _find_first(name, values):
+    """(B, L) bool, True at the first token of each document: `seq_idx` changes, or `position_ids` does not increase."""
+    before = values.roll(1, -1)  # an exporter would exclude rows of two columns from a difference
+    is_first = values != before if name == "seq_idx" else values <= before
+    is_first[:, 0] = True
+    return is_first
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -250,24 +308,24 @@ def _dense_layout(shape, device, has_4d_mask, is_real, position_ids, cu_seq_lens
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def _check_shapes(shape, attention_mask, position_ids, cu_seq_lens):
+def _check_shapes(shape, attention_mask, marks):
     if 0 in shape:
         raise ValueError(f"input of {shape[0]} rows and {shape[1]} columns is empty; give at least one token")
-    if cu_seq_lens is not None and attention_mask is not None:
+    if attention_mask is not None and (marks.cu_seq_lens or marks.seq_idx is not None):
         raise ValueError(
-            "both cu_seq_lens and attention_mask are given; packed rows have no padding, so omit attention_mask"
+            f"both {'cu_seq_lens' if marks.cu_seq_lens else 'seq_idx'} and attention_mask are given; packed rows have no "
+            "padding, so omit attention_mask"
         )
-    if cu_seq_lens is not None and shape[0] != 1:
+    if marks.cu_seq_lens and shape[0] != 1:
         raise ValueError(
             f"cu_seq_lens describes one packed row, but the input has {shape[0]} rows; flatten it to (1, T)"
         )
-    if position_ids is not None and not _broadcasts_to(
-        position_ids, shape[-position_ids.ndim :] if position_ids.ndim else ()
-    ):
-        raise ValueError(
-            f"position_ids has shape {tuple(position_ids.shape)}, but the input has shape {shape}; "
-            f"give positions of shape {shape}, (1, {shape[1]}) or ({shape[1]},)"
-        )
+    for name, values in (("position_ids", marks.position_ids), ("seq_idx", marks.seq_idx)):
+        if values is not None and not _broadcasts_to(values, shape[-values.ndim :] if values.ndim else ()):
+            raise ValueError(
+                f"{name} has shape {tuple(values.shape)}, but the input has shape {shape}; "
+                f"give {name} of shape {shape}, (1, {shape[1]}) or ({shape[1]},)"
+            )
     if attention_mask is not None:
         pairs = (shape[0], None, shape[1], shape[1])
         if not (_broadcasts_to(attention_mask, pairs) or tuple(attention_mask.shape) == shape):
@@ -283,7 +341,7 @@ def _broadcasts_to(tensor, shape):
     return len(axes) == len(shape) and all(given == 1 or length in (None, given) for given, length in zip(axes, shape))
 
 
-def _read_values(tokens, vocab_size, attention_mask, position_ids, all_cu_seq_lens, max_length, copy_to_host):
+def _read_values(tokens, vocab_size, attention_mask, marks, copy_to_host):
     """Check the values and find the boundaries of the sequences.
 
     Returns:
@@ -291,13 +349,14 @@ def _read_values(tokens, vocab_size, attention_mask, position_ids, all_cu_seq_le
     """
     input_ids = tokens if tokens.ndim == 2 else tokens.new_zeros(1)
     is_4d = attention_mask is not None and attention_mask.ndim == 4
-    id_range, mask, positions, has_invalid_mask, requested, *all_boundaries = _copy_to_host(
+    id_range, mask, positions, sequences, has_invalid_mask, requested, *cu_seq_lens = _copy_to_host(
         torch.stack(input_ids.aminmax()),
         None if attention_mask is None or is_4d else attention_mask != 0,
-        position_ids,
+        marks.position_ids,
+        marks.seq_idx,
         None if attention_mask is None else _has_invalid_values(attention_mask),
         copy_to_host,
-        *all_cu_seq_lens,
+        *marks.cu_seq_lens.values(),
     )
     smallest, largest = id_range.tolist()
     if tokens.ndim == 2 and not 0 <= smallest <= largest < vocab_size:
@@ -329,30 +388,25 @@ def _read_values(tokens, vocab_size, attention_mask, position_ids, all_cu_seq_le
     else:
         lengths = torch.full((num_rows,), num_columns, device="cpu")
 
-    starts = None if positions is None or attention_mask is not None else _starts_of_sequences(positions)
-    if all_boundaries:
-        boundaries = all_boundaries[0]
-        for other in all_boundaries[1:]:
-            if not torch.equal(boundaries, other):
-                raise ValueError(
-                    f"cu_seq_lens is given more than once with different values, {_preview(boundaries.flatten())} and "
-                    f"{_preview(other.flatten())}; queries and keys are the same tokens, so give it once"
-                )
+    found = dict(zip(marks.cu_seq_lens, cu_seq_lens))
+    for boundaries in cu_seq_lens:
         _check_cu_seq_lens(boundaries, num_columns)
-        if starts is not None and not torch.equal(starts, boundaries[:-1]):
+    if attention_mask is None:
+        end = torch.tensor([num_rows * num_columns], device="cpu")
+        for name, values in (("seq_idx", sequences), ("position_ids", positions)):
+            if values is not None:
+                found[name] = torch.cat((_find_first(name, values).flatten().nonzero().flatten(), end))
+    name, boundaries = next(iter(found.items()), ("", F.pad(lengths.cumsum(0), (1, 0))))
+    for other_name, other in found.items():
+        if not torch.equal(boundaries, other):
             raise ValueError(
-                f"cu_seq_lens starts sequences at {_preview(boundaries[:-1])}, but position_ids restarts at "
-                f"{_preview(starts)}; correct one of them or omit position_ids"
+                f"{name} starts documents at {_preview(boundaries[:-1])}, but {other_name} at {_preview(other[:-1])}; correct "
+                "one of them or omit it"
             )
-    elif starts is not None:
-        boundaries = torch.cat((starts, torch.tensor([num_rows * num_columns], device="cpu")))
-    else:
-        boundaries = F.pad(lengths.cumsum(0), (1, 0))
-
     longest = int(boundaries.diff().max())
-    if max_length is not None and int(max_length) < longest:
+    if marks.max_length is not None and int(marks.max_length) < longest:
         raise ValueError(
-            f"max_length_q={int(max_length)} is less than the longest sequence, {longest} tokens; correct it or omit it"
+            f"max_length_q={int(marks.max_length)} is less than the longest sequence, {longest} tokens; correct it or omit it"
         )
     return boundaries, HostValues(mask, None if requested is None else requested.bool())
 
@@ -363,20 +417,6 @@ def _copy_to_host(*tensors):
     flat = torch.cat([tensor.reshape(-1).long() for tensor in present]).cpu()
     parts = iter(flat.split([tensor.numel() for tensor in present]))
     return [None if tensor is None else next(parts).view(tensor.shape) for tensor in tensors]
-
-
-def _starts_of_sequences(positions):
-    """Flat indices at which a sequence starts: the first token of every row and every position 0."""
-    is_start = positions == 0
-    is_start[:, 0] = True
-    increases = F.pad(positions.diff(dim=-1) > 0, (1, 0), value=True)
-    if not (is_start | increases).all():
-        row, column = (~(is_start | increases)).nonzero()[0].tolist()
-        raise ValueError(
-            f"position_ids[{row}, {column}]={int(positions[row, column])} follows {int(positions[row, column - 1])}; "
-            "positions must increase inside a sequence and start at 0 in a new one. For other positions give an attention_mask"
-        )
-    return is_start.flatten().nonzero().flatten()
 
 
 def _check_cu_seq_lens(boundaries, num_tokens):

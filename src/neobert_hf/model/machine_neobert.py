@@ -29,11 +29,16 @@ def find_private_names() -> SimpleNamespace:
     return SimpleNamespace(
         FakeTensor=find("_subclasses.fake_tensor.FakeTensor"),
         are_functorch_transforms_active=find("_C._are_functorch_transforms_active"),
+        num_function_modes=find("_C._len_torch_function_stack"),
+        num_dispatch_modes=find("_C._len_torch_dispatch_stack"),
+        has_global_hooks=find("nn.modules.module._has_any_global_hook"),
         has_avx512_bf16=find("cpu._is_avx512_bf16_supported"),
         has_amx=find("cpu._is_amx_tile_supported"),
         has_onednn_bf16=find("ops.mkldnn._is_mkldnn_bf16_supported"),
         onednn_linear=find("ops.mkldnn._linear_pointwise"),  # operators that torch.compile emits
         onednn_reorder=find("ops.mkldnn._reorder_linear_weight"),
+        onednn_int8_prepack=find("ops.onednn.qlinear_prepack"),
+        onednn_int8_linear=find("ops.onednn.qlinear_pointwise"),
     )
 
 

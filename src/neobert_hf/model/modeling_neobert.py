@@ -12,7 +12,6 @@ Axes: `B` rows, `L` columns of the input; `T` tokens on the flat axis; `S` token
 after the last (see `make_layout`), so all tensors in between are (T, ...), and (S, ...) from the last attention on.
 """
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -34,19 +33,26 @@ from transformers.utils import can_return_tuple, logging
 from .attention_neobert import ForwardPlan, rotary_table
 from .backends_neobert import check_installed, current_name, is_own_backend, missing_backend_message
 from .blocks_neobert import NeoBERTBlock, Rotary
-from .checkpoint_neobert import check_encoder_is_complete, check_weight_files, explain_damaged_file, set_auto_map
+from .checkpoint_neobert import (
+    check_can_be_saved,
+    check_encoder_is_complete,
+    check_vocabulary,
+    check_weight_files,
+    explain_damaged_file,
+    set_auto_map,
+    warn_of_frozen_layers,
+)
 from .configuration_neobert import NeoBERTConfig
+from .inference_neobert import check_is_original
 from .kernels_neobert import (
     RMSNorm,
-    check_not_quantized,
     is_hooked,
     is_tracing,
     normalize,
-    prepack_weights,
     product,
     runs_fast,
 )
-from .layout_neobert import HostValues, SequenceLayout, check_tokens, find_first_tokens
+from .layout_neobert import HostValues, SequenceLayout, check_tokens, collect_marks, find_first_tokens
 from .losses_neobert import (
     IGNORE_INDEX,
     check_labels,
@@ -97,6 +103,8 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     # Every class loads from every NeoBERT checkpoint and ignores the weights of other heads without a warning.
     _keys_to_ignore_on_load_unexpected = [r"^(decoder|dense|classifier|qa_outputs)\."]
+    is_inference_copy = False  # set by `inference_copy`
+    new_layers = frozenset()  # layers of the head that the checkpoint lacked
 
     @property
     def auto_classes(self) -> dict[str, type]:
@@ -162,26 +170,28 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
                 pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
             )
         check_encoder_is_complete(model, set(info["missing_keys"]), set(info["unexpected_keys"]))
+        model.new_layers = frozenset(name.rpartition(".")[0] for name in info["missing_keys"])
         return (model, info) if output_loading_info else model
 
-    def prepack_weights(self):
-        """Reorder the weights in memory for faster matrix products on a CPU; returns the model."""
-        prepack_weights(self)
-        return self
+    def train(self, mode: bool = True):
+        """As in nn.Module.
 
-    def pack_weights(self):
-        """Old name of `prepack_weights`."""
-        message = "pack_weights() is now prepack_weights(); the old name works up to version 0.2"
-        warnings.warn(message, FutureWarning, stacklevel=2)
-        return self.prepack_weights()
+        Raises:
+            ValueError: The model is an inference copy (see `inference_copy`).
+        """
+        if mode:
+            check_is_original(self, "trained")
+        return super().train(mode)
 
     def save_pretrained(self, save_directory, *args, **kwargs):
         """Save weights, config and code, with an `auto_map` for every Auto class.
 
         Raises:
-            ValueError: The model is quantized (see `quantize`), so its original weights are lost.
+            ValueError: The model is an inference copy (see `inference_copy`), or the folder could not be loaded (see
+                `check_can_be_saved`).
         """
-        check_not_quantized(self)
+        check_is_original(self, "saved")
+        check_can_be_saved(self)
         set_auto_map(self, self.auto_classes)
         super().save_pretrained(save_directory, *args, **kwargs)
         if kwargs.get("is_main_process", True):  # for a subclass, super() saves only its own file
@@ -227,7 +237,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             input_ids: (B, L) token ids; either this or `inputs_embeds`.
             attention_mask: (B, L), 0 at padding on any side or in between; or 4-D, broadcastable to (B, H, L, L), True or 0.0
                 where a token may attend. None: every token is real.
-            position_ids: (B, L), (1, L) or (L,). Without a mask, each 0 starts a new sequence.
+            position_ids: (B, L), (1, L) or (L,). Without a mask, a document begins where a position does not increase.
             inputs_embeds: (B, L, D) embeddings in place of `input_ids`.
             token_type_ids: Ignored, because NeoBERT has no token types; accepted, because tokenizers return it.
             output_hidden_states: Return the embeddings and the state after each block; the last state is after the final norm.
@@ -238,7 +248,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             max_length_k: The same as `max_length_q`.
             cu_seqlens: Name of `cu_seq_lens_q` in the published code.
             max_seqlen: Name of `max_length_q` in the published code.
-            seq_idx: Ignored; accepted, because transformers' packing collator returns it.
+            seq_idx: (B, L), (1, L) or (L,) number of each token's document in packed rows, from transformers' packing collator.
             trust_boundaries: The caller guarantees valid ids, `cu_seq_lens_q` and `max_length_q`. Attention that reads the
                 boundaries on the device (FlashAttention, torch_varlen) then needs no synchronisation before the first block;
                 for other attention the values are still checked.
@@ -268,23 +278,32 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         config = self.config
         output_hidden_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
         output_attentions = config.output_attentions if output_attentions is None else output_attentions
-        tokens = check_tokens(input_ids, inputs_embeds)
-        dtype = product_dtype(self.encoder.weight)
+        tokens = check_tokens(input_ids, inputs_embeds, config.hidden_size)
+        weight = self.encoder.weight  # an adapter may compute it
+        dtype = product_dtype(weight)
+        marks = collect_marks(
+            position_ids,
+            seq_idx,
+            cu_seq_lens_q,
+            cu_seq_lens_k,
+            cu_seqlens,
+            max_length_q,
+            max_length_k,
+            max_seqlen,
+        )
         plan, host_values = make_plan(
             tokens,
             config._attn_implementation,
-            vocab_size=self.encoder.num_embeddings,
+            vocab_size=config.vocab_size,
             attention_mask=attention_mask,
-            position_ids=position_ids,
-            cu_seq_lens=[value for value in (cu_seq_lens_q, cu_seq_lens_k, cu_seqlens) if value is not None],
-            max_length=next((value for value in (max_length_q, max_length_k, max_seqlen) if value is not None), None),
+            marks=marks,
             trust_boundaries=trust_boundaries,
             copy_to_host=copy_to_host,
             unpad=config.unpad_inputs,
             need_weights=bool(output_attentions),
             dtype=dtype,
             head_dim=config.head_dim,
-            is_fast=runs_fast(self.encoder.weight, self),
+            is_fast=runs_fast(weight, self),
         )
         layout = plan.layout
         if not is_tracing(tokens):
@@ -295,7 +314,8 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             x_TD = layout.flatten(tokens)
             x_TD = self.encoder(x_TD) if inputs_embeds is None else x_TD
         x_TD = widen_residual(x_TD)
-        rotary = Rotary(rotary_table(config, layout, x_TD.dtype))
+        # float64 embeddings may feed a float32 model, whose products need a float32 table
+        rotary = Rotary(rotary_table(config, layout, weight.dtype))
 
         states, attentions = (), ()  # kept only if requested, because they need much memory
         tokens_S, selected = None, ()
@@ -366,8 +386,10 @@ class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
             labelled positions are decoded, except while compiling: `logits` is (number of labels, V) in evaluation and None
             in training, where the loss is computed chunk by chunk.
         """
+        warn_of_frozen_layers(self)
         inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
         inputs |= dict(inputs_embeds=inputs_embeds, copy_to_host=mark_labels(labels, input_ids, inputs_embeds))
+        check_vocabulary({"decoder": self.decoder}, self.config.vocab_size)
         is_sparse = self.config.sparse_prediction and labels is not None and not is_tracing(labels)
         select_tokens = partial(find_labels, labels) if is_sparse else None
         outputs = self.model(**inputs, return_packed=True, return_dict=True, select_tokens=select_tokens, **kwargs)
@@ -406,6 +428,7 @@ class _PooledHead(NeoBERTPreTrainedModel):
 
     def classify(self, **inputs):
         """Return logits (N, C) and the output of the encoder."""
+        warn_of_frozen_layers(self)
         outputs = self.model(**inputs, return_packed=True, return_dict=True, select_tokens=find_first_tokens)
         pooled_ND = torch.tanh(self.dense(self.dropout(outputs.last_hidden_state)))
         return self.classifier(self.dropout(pooled_ND)), outputs
@@ -430,7 +453,7 @@ class NeoBERTForSequenceClassification(_PooledHead):
     ) -> SequenceClassifierOutput:
         """Classify each row, or each document of a packed row; other arguments as in `NeoBERTModel.forward`.
 
-        While compiling or exporting, only `cu_seq_lens_q` separates documents; `position_ids` does not.
+        While compiling or exporting, only `cu_seq_lens_q` gives a prediction for each document of a row.
 
         Args:
             labels: (N,) class ids for a single label; (N, C) floats for multi label and regression, also (N,) if C is 1.
@@ -479,10 +502,7 @@ class NeoBERTForMultipleChoice(_PooledHead):
         inputs = dict(
             input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, inputs_embeds=inputs_embeds
         )
-        tokens = input_ids if input_ids is not None else inputs_embeds
-        if tokens is None or tokens.ndim < 3:
-            shape = None if tokens is None else tuple(tokens.shape)
-            raise ValueError(f"input_ids has shape {shape}; multiple choice needs (rows, choices, columns)")
+        tokens = check_tokens(input_ids, inputs_embeds, self.config.hidden_size, "rows, choices, columns")
         num_rows, num_choices = tokens.shape[:2]
         # position_ids of shape (L,) or (1, L) are the same for all rows
         rows = {
@@ -535,6 +555,7 @@ class NeoBERTForTokenClassification(NeoBERTPreTrainedModel):
         Returns:
             `loss` and `logits` (B, L, C), zero at padding.
         """
+        warn_of_frozen_layers(self)
         inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
         inputs |= dict(inputs_embeds=inputs_embeds, copy_to_host=mark_labels(labels, input_ids, inputs_embeds))
         outputs = self.model(**inputs, return_packed=True, return_dict=True, **kwargs)
@@ -585,6 +606,7 @@ class NeoBERTForQuestionAnswering(NeoBERTPreTrainedModel):
             so that the softmax over columns ignores padding.
         """
         ends = None if start_positions is None or end_positions is None else (start_positions, end_positions)
+        warn_of_frozen_layers(self)
         inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
         inputs |= dict(inputs_embeds=inputs_embeds, copy_to_host=mark_ends(ends, input_ids, inputs_embeds))
         outputs = self.model(**inputs, return_packed=True, return_dict=True, **kwargs)

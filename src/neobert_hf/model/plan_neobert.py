@@ -10,7 +10,7 @@ from transformers.utils import logging
 from .attention_neobert import ForwardPlan, make_dense_mask
 from .backends_neobert import Situation, choose_backend, find_backend, runs_packed
 from .kernels_neobert import choose_kernels, is_tracing
-from .layout_neobert import HostValues, SequenceLayout, make_layout
+from .layout_neobert import NO_MARKS, DocumentMarks, HostValues, SequenceLayout, make_layout
 from .machine_neobert import bf16_is_fastest
 
 logger = logging.get_logger(__name__)
@@ -22,9 +22,7 @@ def make_plan(
     *,
     vocab_size: int,
     attention_mask: torch.Tensor | None = None,
-    position_ids: torch.Tensor | None = None,
-    cu_seq_lens: list[torch.Tensor] | tuple[torch.Tensor, ...] = (),
-    max_length: int | None = None,
+    marks: DocumentMarks = NO_MARKS,
     trust_boundaries: bool = False,
     copy_to_host: torch.Tensor | None = None,
     unpad: bool = True,
@@ -43,16 +41,14 @@ def make_plan(
         implementation: The requested attention implementation, or "auto".
         vocab_size: As in `make_layout`.
         attention_mask: As in `make_layout`; a 4-D mask broadcasts to (B, H, L, L).
-        position_ids: As in `make_layout`.
-        cu_seq_lens: As in `make_layout`.
-        max_length: As in `make_layout`.
-        trust_boundaries: The caller guarantees valid ids, `cu_seq_lens` and `max_length`; their values need no check.
+        marks: As in `make_layout`.
+        trust_boundaries: The caller guarantees valid ids and marks; their values need no check.
         copy_to_host: As in `make_layout`.
         unpad: False keeps padding in the computation.
         need_weights: Attention probabilities are required; only the eager backend returns them.
         dtype: dtype of matrix products; it limits the choice of backends.
         head_dim: Width of a head; it limits the choice of backends.
-        is_fast: Result of `runs_fast` for the weights; it limits the choice of backends and of kernels.
+        is_fast: Result of `runs_fast` for the weights; it limits the choice of backends, masks and kernels.
 
     Returns:
         The plan, and the values that were copied to the host.
@@ -66,7 +62,7 @@ def make_plan(
     can_pack = unpad and mask_4d is None and not need_weights and runs_packed(implementation)
     situation = Situation(tokens.device, dtype, head_dim, is_packed=True, is_fast=is_fast)
     backend = None
-    if cu_seq_lens and can_pack and (trust_boundaries or not can_read_values):
+    if marks.cu_seq_lens and can_pack and (trust_boundaries or not can_read_values):
         backend = choose_backend(implementation, situation)
         if find_backend(backend).reads_boundaries:
             can_read_values = False
@@ -76,14 +72,18 @@ def make_plan(
         can_pack = can_pack and can_read_values
         backend = choose_backend(implementation, situation._replace(is_packed=can_pack), need_weights)
 
-    sequences = dict(attention_mask=attention_mask, position_ids=position_ids, cu_seq_lens=cu_seq_lens)
-    options = dict(
-        max_length=max_length, copy_to_host=copy_to_host, is_packed=can_pack, can_read_values=can_read_values
+    layout, host_values = make_layout(
+        tokens,
+        vocab_size=vocab_size,
+        attention_mask=attention_mask,
+        marks=marks,
+        copy_to_host=copy_to_host,
+        is_packed=can_pack,
+        can_read_values=can_read_values,
     )
-    layout, host_values = make_layout(tokens, vocab_size=vocab_size, **sequences, **options)
     mask = None if layout.is_packed else make_dense_mask(layout, mask_4d)
     if layout.is_packed and (make_mask := find_backend(backend).make_mask):
-        mask = make_mask(layout, dtype)
+        mask = make_mask(layout, dtype, is_fast)
     kernels = "plain"
     if is_fast and backend in ("sdpa", "cpu_tiled"):
         kernels = choose_kernels(dtype, len(layout.position_ids))
@@ -94,7 +94,7 @@ def warn_of_limits(
     layout: SequenceLayout, max_position_embeddings: int, dtype: torch.dtype, device: torch.device
 ) -> None:
     """Warn once about a sequence longer than the training context, and once about bf16 on a CPU where it is slow."""
-    longest = layout.max_length or layout.shape[1]
+    longest = layout.max_length
     if longest > max_position_embeddings:
         logger.warning_once(
             f"A sequence of {longest} tokens is longer than the {max_position_embeddings} tokens of the training context "

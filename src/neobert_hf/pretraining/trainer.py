@@ -6,7 +6,9 @@ devices, precision, checkpoints and resume are Trainer's.
 
 import json
 import math
+import os
 import signal
+import sys
 import time
 from dataclasses import replace
 from functools import partial
@@ -17,7 +19,7 @@ import torch.nn.functional as F
 from accelerate import FullyShardedDataParallelPlugin
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader, Dataset, SequentialSampler
+from torch.utils.data import Dataset, SequentialSampler
 from transformers import (
     AutoConfig,
     AutoModelForMaskedLM,
@@ -38,6 +40,7 @@ from .recipes import Recipe
 from .runs import last_complete_checkpoint
 
 METRICS = "metrics.jsonl"
+SAVING_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class PretrainingTrainer(CheckedCheckpoints):
@@ -209,13 +212,6 @@ class PretrainingTrainer(CheckedCheckpoints):
         self._last_log = (time.perf_counter(), before, step)
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
-    def get_train_dataloader(self) -> DataLoader:
-        """As of Trainer, with workers that SIGTERM does not end: they end with this process, which saves first."""
-        loader = super().get_train_dataloader()
-        inner = getattr(loader, "base_dataloader", loader)  # accelerate wraps it
-        inner.worker_init_fn = partial(_begin_worker, inner.worker_init_fn)
-        return loader
-
     def _save_checkpoint(self, model, trial):
         counts = self.counter.totals(self.accelerator)
         self._check_finite(counts)
@@ -297,12 +293,6 @@ def predicted_tokens(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor
     return labels.masked_scatter(is_label, predictions[is_label] if predictions.ndim > 1 else predictions)
 
 
-def _begin_worker(begin, number):
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # schedulers send it to all processes
-    if begin is not None:
-        begin(number)
-
-
 def masked_lm_loss(outputs, labels: torch.Tensor, num_items_in_batch=None) -> torch.Tensor:
     """Return the cross-entropy per masked token of the whole optimizer step, for models that ignore `num_items_in_batch`."""
     logits = outputs["logits"].flatten(0, -2).float()
@@ -320,32 +310,61 @@ class LogWhereItEnds(TrainerCallback):
 
 
 class SaveOnTerminate(TrainerCallback):
-    """On SIGTERM, save a checkpoint after the current step and stop; schedulers send SIGTERM before they preempt a job.
+    """On SIGTERM or Ctrl-C, save a checkpoint after the current step and end the process; a second Ctrl-C ends it at once.
 
-    All processes agree on the step. With Trainer's own `enable_jit_checkpoint`, each process decides alone.
+    Schedulers send SIGTERM before they preempt a job. All processes agree on the step. With Trainer's own
+    `enable_jit_checkpoint`, each process decides alone.
     """
 
-    def on_train_begin(self, args, state, control, **kwargs):
-        """Install the signal handler."""
-        self._is_terminating = False
-        self._before = signal.signal(signal.SIGTERM, self._handle_signal)
+    def on_train_begin(self, args, state, control, train_dataloader, **kwargs):
+        """Install the signal handlers, except for signals that this process ignores, as a job in the background does."""
+        self._signal = self._agreed_signal = 0
+        self._is_alone = args.world_size == 1
+        numbers = [each for each in SAVING_SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._handle_signal) for number in numbers}
+        loader = getattr(train_dataloader, "base_dataloader", train_dataloader)  # accelerate wraps it
+        loader.worker_init_fn = partial(_begin_worker, loader.worker_init_fn)
 
     def _handle_signal(self, number, frame):
-        self._is_terminating = True
+        self._signal = number
+        if number == signal.SIGINT and self._is_alone:  # launchers repeat a Ctrl-C to their processes
+            signal.signal(number, self._before[number])
+            # print is not safe in a handler
+            os.write(2, b"\nCtrl-C: saving a checkpoint after this step; a second Ctrl-C ends at once\n")
 
     def on_step_end(self, args, state, control, **kwargs):
-        """Save and stop if any process has received the signal."""
-        is_terminating = self._is_terminating
+        """Save and stop if any process has received a signal, unless this was the last step."""
+        number = self._signal
         if args.world_size > 1:
-            agreed = torch.tensor(int(is_terminating), device=args.device)
+            agreed = torch.tensor(number, device=args.device)
             torch.distributed.all_reduce(agreed, torch.distributed.ReduceOp.MAX)
-            is_terminating = bool(agreed)
-        if is_terminating:
+            number = int(agreed)
+        if number and state.global_step < state.max_steps:
+            self._agreed_signal = number
+            args.save_total_limit = None  # Trainer would remove this checkpoint in favour of the best one
             control.should_log = control.should_save = control.should_training_stop = True
 
     def on_train_end(self, args, state, control, **kwargs):
-        """Restore the previous signal handler."""
-        signal.signal(signal.SIGTERM, self._before)
+        """Restore the previous handlers; end the process if a signal has stopped the training.
+
+        Raises:
+            SystemExit: The status is that of a process that the signal ended: 143 for SIGTERM, 130 for Ctrl-C.
+        """
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if self._agreed_signal:
+            if state.is_world_process_zero:
+                message = "the same command with --resume_from_checkpoint last resumes here"
+                print(f"stopped at step {state.global_step}; {message}", file=sys.stderr)
+            raise SystemExit(128 + self._agreed_signal)
+
+
+def _begin_worker(begin, number):
+    """Ignore the signals, which reach all processes: a worker ends with its parent, which saves first."""
+    for each in SAVING_SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
+    if begin is not None:
+        begin(number)
 
 
 def training_rows(documents: Shards | ShardsSubset, args, end_token: int | None, verify: bool = False) -> Dataset:

@@ -1,0 +1,63 @@
+"""`inference_copy`: a copy of a model for fast inference on a CPU; the copy cannot be trained or saved."""
+
+import copy
+
+import torch
+from torch import nn
+from transformers.utils import logging
+
+from .kernels_neobert import COPY_WAY_OUT, InferenceLinear, Int8Linear, is_hooked
+from .machine_neobert import TORCH
+
+logger = logging.get_logger(__name__)
+
+
+def check_is_original(model: nn.Module, action: str) -> None:
+    """Raise ValueError if the model is an inference copy, which cannot be `action`, "saved" or "trained"."""
+    if model.is_inference_copy:
+        raise ValueError(f"an inference copy cannot be {action}; {COPY_WAY_OUT}")
+
+
+def inference_copy(model: nn.Module, int8: bool = False) -> nn.Module:
+    """Return a copy of a NeoBERT for fast inference on this CPU; the model itself does not change.
+
+    The linear layers of the copy become `InferenceLinear`. Layers with hooks, adapters or quantized weights stay as they are.
+    Embeddings and norms stay parameters. To train, save, copy, export, convert or move the copy is an error. Delete the model to
+    keep its weights in memory once.
+
+    Args:
+        model: A NeoBERT on a CPU, or a model that contains one, such as a SentenceTransformer.
+        int8: Compute the matrix products of the blocks in int8, and all else in float32. Accuracy decreases; docs/performance.md
+            gives the numbers of the small model.
+
+    Returns:
+        The copy, of the same class, in evaluation mode.
+
+    Raises:
+        ValueError: The model contains no NeoBERT or is not on a CPU, or torch has no int8 products here.
+    """
+    encoders = [module for module in model.modules() if hasattr(module, "is_inference_copy")]
+    if not encoders:
+        raise ValueError(f"{type(model).__name__} contains no NeoBERT; give a NeoBERT, or a model that contains one")
+    devices = {tensor.device.type for tensor in model.parameters()}
+    if devices - {"cpu"}:
+        raise ValueError(
+            f"inference_copy needs a model on the CPU, but it is on {', '.join(sorted(devices))}; call model.cpu() first, or use "
+            "the model itself"
+        )
+    if int8 and not (TORCH.onednn_int8_linear and torch.backends.mkldnn.is_available()):
+        raise ValueError(f"torch {torch.__version__} has no int8 products on this machine; omit int8=True")
+    in_blocks = {id(layer) for name, layer in model.named_modules() if "transformer_encoder" in name.split(".")}
+    layers = {}
+    for layer in (each for encoder in encoders for each in encoder.modules()):
+        if type(layer) is nn.Linear and type(layer.weight) is nn.Parameter and not is_hooked(layer):
+            is_int8 = int8 and id(layer) in in_blocks and layer.bias is None
+            dtype = torch.float32 if int8 else layer.weight.dtype
+            layers[id(layer)] = (Int8Linear if is_int8 else InferenceLinear)(layer, dtype)
+    num_packed = sum(layer.weight.is_mkldnn for layer in layers.values())
+    logger.info(f"inference_copy: {num_packed} of {len(layers)} matrices are in the order of oneDNN")
+    copied = copy.deepcopy(model, layers)  # takes the layers of this dict instead of copies
+    for module in copied.modules():
+        if hasattr(module, "is_inference_copy"):
+            module.is_inference_copy = True
+    return (copied.float() if int8 else copied).eval()

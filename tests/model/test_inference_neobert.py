@@ -1,0 +1,266 @@
+"""`inference_copy`: the same numbers from another object, an untouched original, and refusals of all that a copy cannot do."""
+
+import copy
+import gc
+import pickle
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from peft import LoraConfig, get_peft_model
+from sentence_transformers import SentenceTransformer
+from torch import nn
+from transformers import Trainer, TrainingArguments, pipeline
+
+import neobert_hf
+from neobert_hf import NeoBERTForMaskedLM, NeoBERTModel, inference_copy
+from neobert_hf.model.kernels_neobert import InferenceLinear, Int8Linear
+
+IDS = torch.tensor([[2, 50, 60, 3], [2, 7, 9, 3]])
+# An int8 product with random weights differs by about 1 % of its norm from float32; three blocks together by less than 3 %.
+INT8_ERROR = 0.03
+
+
+def relative_error(actual, wanted):
+    return ((actual.double() - wanted).norm() / wanted.norm()).item()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_copy_computes_the_logits_of_the_oracle(model, expected, dtype):
+    """Of the padded batch; bf16: at most 3 times the error of the model itself."""
+    ids, mask, wanted = expected["input_ids"], expected["attention_mask"], expected["mlm_logits"]
+    real = mask.bool()
+    model = model.to(dtype)
+    copied = inference_copy(model)
+    assert type(copied) is NeoBERTForMaskedLM and copied is not model and not copied.training
+    assert (copied.dtype, copied.device, copied.num_parameters() > 0) == (dtype, torch.device("cpu"), True)
+    with torch.inference_mode():
+        allowed = 1e-5
+        if dtype == torch.bfloat16:
+            allowed = 3 * relative_error(model(ids, attention_mask=mask).logits[real], wanted[real])
+        assert relative_error(copied(ids, attention_mask=mask).logits[real], wanted[real]) <= allowed
+    assert relative_error(copied(ids, attention_mask=mask).logits[real].detach(), wanted[real]) <= allowed
+
+
+def test_no_matrix_of_a_copy_is_a_parameter(model):
+    copied = inference_copy(model)
+    assert {name.rpartition(".")[0].rpartition(".")[2] for name, _ in copied.named_parameters()} == {
+        "encoder",
+        "attention_norm",
+        "ffn_norm",
+        "layer_norm",
+    }
+
+
+def test_training_with_copies_between_the_steps_is_training_without_them(tiny_config):
+    torch.manual_seed(0)
+    models = [NeoBERTForMaskedLM(tiny_config) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    for model, makes_copies in zip(models, (False, True)):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        for _ in range(3):
+            if makes_copies:
+                with torch.inference_mode():
+                    for int8 in (False, True):
+                        inference_copy(model, int8=int8)(IDS)
+                assert model.training
+            optimizer.zero_grad()
+            model(IDS, labels=IDS).loss.backward()
+            optimizer.step()
+    for (name, wanted), (_, actual) in zip(models[0].named_parameters(), models[1].named_parameters()):
+        assert torch.equal(wanted, actual), name
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_copy_shares_no_memory_with_the_model(tiny_config, int8):
+    model = NeoBERTModel(tiny_config).eval()
+    copied = inference_copy(model, int8=int8)
+    with torch.inference_mode():
+        before = copied(IDS).last_hidden_state
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    weights = [weakref.ref(parameter) for parameter in model.parameters()]
+    with torch.inference_mode():
+        assert torch.equal(copied(IDS).last_hidden_state, before)
+    del model, parameter
+    gc.collect()
+    assert not any(weight() is not None for weight in weights)
+
+
+REFUSALS = {
+    "train": (lambda copied, _: copied.train(), "cannot be trained"),
+    "optimizer": (lambda copied, _: _take_a_step(copied), "has no gradients"),
+    "Trainer": (lambda copied, path: _train(copied, path), "cannot be trained"),
+    "save_pretrained": (lambda copied, path: copied.save_pretrained(path), "cannot be saved"),
+    "torch.save": (lambda copied, path: torch.save(copied, path / "model.pt"), "cannot be copied or pickled"),
+    "pickle": (lambda copied, _: pickle.dumps(copied), "cannot be copied or pickled"),
+    "deepcopy": (lambda copied, _: copy.deepcopy(copied), "cannot be copied or pickled"),
+    "a copy of the copy": (lambda copied, _: inference_copy(copied), "cannot be copied"),
+    "LoRA": (lambda copied, _: get_peft_model(copied, LoraConfig(target_modules=["qkv"])), "is not supported"),
+    "export": (lambda copied, _: torch.export.export(copied, (IDS,), strict=False), "cannot be exported"),
+}
+
+
+def _take_a_step(copied):
+    optimizer = torch.optim.AdamW(copied.parameters())
+    copied(IDS, labels=IDS).loss.backward()
+    optimizer.step()
+
+
+def _train(copied, path):
+    arguments = TrainingArguments(path, report_to="none", use_cpu=True, max_steps=1)
+    Trainer(copied, arguments, train_dataset=[{"input_ids": IDS[0], "labels": IDS[0]}]).train()
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("action", REFUSALS)
+def test_what_a_copy_cannot_do_is_refused_with_the_way_out_and_changes_nothing(tiny_config, tmp_path, action, int8):
+    copied = inference_copy(NeoBERTForMaskedLM(tiny_config), int8=int8)
+    with torch.inference_mode():
+        before = copied(IDS).logits
+    run, reason = REFUSALS[action]
+    with pytest.raises(ValueError, match=f"(?s){reason}|use the model that this inference copy was made from") as error:
+        run(copied, tmp_path)
+    assert reason in str(error.value) and "use the model that this inference copy was made from" in str(error.value)
+    assert not copied.training
+    with torch.inference_mode():
+        assert torch.equal(copied(IDS).logits, before)
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("change", [lambda each: each.half(), lambda each: each.to("meta")], ids=["dtype", "device"])
+def test_converting_a_copy_is_an_error(monkeypatch, tiny_config, change):
+    monkeypatch.setattr("neobert_hf.model.kernels_neobert.onednn_is_best", lambda dtype, num_rows: True)
+    with pytest.raises(NotImplementedError, match=r"(?i)mkldnn"):
+        change(inference_copy(NeoBERTModel(tiny_config)))
+
+
+def test_what_is_no_neobert_on_a_cpu_is_refused(tiny_config):
+    with pytest.raises(ValueError, match="needs a model on the CPU, but it is on meta; call"):
+        inference_copy(NeoBERTModel(tiny_config).to("meta"))
+    with pytest.raises(ValueError, match="Linear contains no NeoBERT; give a NeoBERT"):
+        inference_copy(nn.Linear(3, 3))
+
+
+def test_a_torch_without_int8_products_is_refused(monkeypatch, tiny_config):
+    monkeypatch.setattr("neobert_hf.model.inference_neobert.TORCH.onednn_int8_linear", None)
+    with pytest.raises(ValueError, match="has no int8 products on this machine; omit int8=True"):
+        inference_copy(NeoBERTModel(tiny_config), int8=True)
+
+
+def test_hooks_and_adapters_act_in_a_copy(tiny_config):
+    model = NeoBERTModel(tiny_config).eval()
+    model.transformer_encoder[0].wo.register_forward_hook(lambda module, _, output: 2 * output)
+    torch.manual_seed(0)
+    adapted = get_peft_model(model, LoraConfig(target_modules=["qkv"], init_lora_weights=False)).eval()
+    copied = inference_copy(adapted)
+    with torch.inference_mode():
+        wanted = adapted(IDS).last_hidden_state
+        torch.testing.assert_close(copied(IDS).last_hidden_state, wanted, rtol=1e-5, atol=1e-5)  # fp32, other library
+    assert type(copied.base_model.model.transformer_encoder[0].wo) is nn.Linear
+
+
+def test_a_copy_runs_compiled_and_under_autocast(tiny_config):
+    model = NeoBERTModel(tiny_config).eval()
+    copied = inference_copy(model)
+    with torch.inference_mode():
+        wanted = model(IDS).last_hidden_state
+        compiled = torch.compile(copied, backend="eager")(IDS).last_hidden_state
+        torch.testing.assert_close(compiled, wanted, rtol=1e-5, atol=1e-5)  # fp32, other library
+        with torch.autocast("cpu", torch.bfloat16):
+            torch.testing.assert_close(
+                copied(IDS).last_hidden_state, wanted, rtol=0.1, atol=0.1
+            )  # bf16 between products
+
+
+def test_sentence_transformers_and_pipelines_use_a_copy():
+    texts = ["open a file", "close the window", "x"]
+    model = SentenceTransformer(neobert_hf.MINI_MODEL_PATH, device="cpu", model_kwargs={"dtype": torch.float32})
+    copied = inference_copy(model)
+    assert (copied.device, copied.dtype) == (model.device, model.dtype)
+    torch.testing.assert_close(copied.encode(texts), model.encode(texts), rtol=1e-5, atol=1e-5)  # fp32, other library
+    with pytest.raises(ValueError, match="an inference copy cannot be trained"):
+        copied.train()
+    masked = inference_copy(NeoBERTForMaskedLM.from_pretrained(neobert_hf.MINI_MODEL_PATH, dtype=torch.float32))
+    answer = pipeline("fill-mask", masked, tokenizer=model.tokenizer, device="cpu")(
+        f"open a {model.tokenizer.mask_token}"
+    )
+    assert len(answer) == 5
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# int8
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def int8_layer(num_inputs, num_outputs):
+    return Int8Linear(nn.Linear(num_inputs, num_outputs, bias=False), torch.float32)
+
+
+def test_int8_products_run_in_every_block_and_stay_close(model, expected):
+    copied = inference_copy(model.bfloat16(), int8=True)
+    assert sum(type(layer) is Int8Linear for layer in copied.modules()) == 4 * model.config.num_hidden_layers
+    assert type(copied.decoder) is InferenceLinear
+    real = expected["attention_mask"].bool()
+    with torch.inference_mode():
+        logits = copied(expected["input_ids"], attention_mask=expected["attention_mask"]).logits[real]
+    assert logits.dtype == torch.float32
+    assert 1e-4 < relative_error(logits, expected["mlm_logits"][real]) < INT8_ERROR
+
+
+@pytest.mark.parametrize("num_rows", [1, 17, 300])
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_the_error_of_an_int8_product_is_one_percent(num_rows, has_residual):
+    """In each row, whatever its size: the factors' rounding errors, of 7 and 8 bits, add up to about 1.1 %."""
+    layer, x = nn.Linear(768, 96, bias=False), torch.randn(num_rows, 768) * torch.logspace(-2, 1, num_rows)[:, None]
+    residual = torch.randn(num_rows, 96) if has_residual else None
+    with torch.inference_mode():
+        out = Int8Linear(layer, torch.float32).multiply(x, residual)
+        product = x.double() @ layer.weight.double().T
+        errors = (out.double() - (residual if has_residual else 0) - product).norm(dim=1) / product.norm(dim=1)
+    assert errors.max() < 0.02
+
+
+def test_large_numbers_do_not_saturate():
+    """The largest sums that int8 products can have, which a CPU without VNNI adds in 16 bits."""
+    layer = nn.Linear(768, 32, bias=False)
+    signs = torch.randint(0, 2, (32, 1)) * 2.0 - 1
+    with torch.inference_mode():
+        layer.weight.copy_(signs.expand(32, 768))
+        for x in (torch.ones(17, 768), -torch.ones(17, 768)):
+            wanted = x @ layer.weight.T
+            torch.testing.assert_close(
+                Int8Linear(layer, torch.float32).multiply(x), wanted, rtol=1e-5, atol=0
+            )  # sums in float32
+
+
+@pytest.mark.parametrize("num_rows", [1, 5, 40])
+def test_a_row_of_an_int8_product_does_not_depend_on_other_rows(num_rows):
+    layer, x = int8_layer(256, 64), torch.randn(64, 256)
+    with torch.inference_mode():
+        together = layer.multiply(x)
+        x[num_rows:] *= 1000
+        assert torch.equal(layer.multiply(x[:num_rows]), together[:num_rows])
+        x[num_rows:] = torch.nan
+        assert torch.equal(layer.multiply(x)[:num_rows], together[:num_rows])
+
+
+def test_int8_rows_of_zeros_stay_zeros_and_no_rows_give_no_rows():
+    layer = int8_layer(64, 8)
+    with torch.inference_mode():
+        assert torch.equal(layer(torch.zeros(3, 64)), torch.zeros(3, 8))
+        assert layer(torch.zeros(0, 64)).shape == (0, 8)
+
+
+def test_the_vector_of_a_text_in_int8_does_not_depend_on_its_batch():
+    model = SentenceTransformer(neobert_hf.MINI_MODEL_PATH, device="cpu", model_kwargs={"dtype": torch.float32})
+    copied = inference_copy(model, int8=True)
+    texts = ["open a file", "return the current time of the system clock in seconds " * 3, "x"]
+    together, alone = (
+        copied.encode(texts, convert_to_tensor=True),
+        torch.stack([copied.encode(text, convert_to_tensor=True) for text in texts]),
+    )
+    torch.testing.assert_close(alone, together, rtol=1e-4, atol=1e-4 * together.abs().max().item())  # fp32 attention
+    assert F.cosine_similarity(together, model.encode(texts, convert_to_tensor=True)).min() > 0.995
