@@ -160,7 +160,7 @@ def check_target(out: Path, overwrite: bool) -> None:
         return
     for file in files_of(out):
         name = file.relative_to(out).as_posix()
-        if name != CARD and record.get(name) != file_hash(file):
+        if name != CARD and (name not in record or record[name] != file_hash(file)):
             what = "was changed after the last build" if name in record else "was not written by a build"
             raise ValueError(
                 f"{out} holds {name}, which {what}; choose another folder, or give --overwrite to lose the model in it; "
