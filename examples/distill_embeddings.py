@@ -24,10 +24,11 @@ from typing import Annotated
 
 from datasets import Dataset, DatasetDict
 from sentence_transformers.base.sampler import BatchSamplers
-from transformers import AutoConfig, AutoTokenizer, set_seed
+from transformers import AutoConfig, set_seed
 
 from neobert_hf import best_dtype, tune_allocator
 from neobert_hf.commands import Bounds, CommandParser, run_command
+from neobert_hf.data.origins import load_tokenizer
 from neobert_hf.data.tables import read_text_column
 from neobert_hf.embeddings.contrastive import TEMPERATURE, ContrastiveTrainingArguments, set_sampling
 from neobert_hf.embeddings.distillation import (
@@ -251,7 +252,7 @@ def start_model(arguments: DistillationArguments, seed: int, folder: Path, vecto
         with_more_blocks(language_model, arguments.num_hidden_layers).save_pretrained(folder)
         student.tokenizer.save_pretrained(folder)
         return str(folder), directions
-    tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer_name)
+    tokenizer = load_tokenizer(arguments.tokenizer_name)
     set_seed(seed)
     model = build_model(Recipe(max_length=MAX_POSITIONS), tokenizer, arguments.config_overrides)
     directions = main_directions(vectors.encode(texts), model.config.hidden_size)

@@ -17,11 +17,11 @@ from typing import Annotated
 
 import torch
 from matplotlib.figure import Figure
-from transformers import AutoTokenizer
 
 from neobert_hf import MINI_MODEL_PATH, NeoBERTConfig, NeoBERTForMaskedLM, best_dtype, tune_allocator
 from neobert_hf.commands import Bounds, CommandParser, run_command
 from neobert_hf.data.files import write_json
+from neobert_hf.data.origins import load_tokenizer
 from neobert_hf.data.tables import read_text_column
 from neobert_hf.evaluation.pseudo_perplexity import (
     MAX_TOKENS,
@@ -104,7 +104,7 @@ def evaluate(arguments: LongContextArguments):
     """Compute, print the table, and write values and figure."""
     tune_allocator()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    tokenizer = AutoTokenizer.from_pretrained(arguments.model_name_or_path)
+    tokenizer = load_tokenizer(arguments.model_name_or_path)
     config = NeoBERTConfig.from_pretrained(arguments.model_name_or_path)
     trained_length = arguments.trained_length or config.max_position_embeddings
     lengths = sorted(arguments.lengths or [trained_length * factor for factor in (1, 2, 4, 8)])

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 
 import torch
 from sklearn.metrics import accuracy_score, f1_score
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trainer, set_seed
+from transformers import AutoModelForSequenceClassification, Trainer, set_seed
 
 from neobert_hf import MINI_MODEL_PATH, tune_allocator
 from neobert_hf.commands import CommandParser, run_command
 from neobert_hf.data.labelled import LabelledDataArguments, read_texts
+from neobert_hf.data.origins import load_tokenizer
 from neobert_hf.data.texts import check_max_length
 from neobert_hf.pretraining.trainer import SaveOnTerminate
 from neobert_hf.training_arguments import FineTuningArguments
@@ -43,7 +44,7 @@ def train(arguments: ClassifierArguments, training: FineTuningArguments):
     set_seed(training.seed)
     data = read_texts(arguments, arguments.text_columns, arguments.label_column, training.seed)
     names = dict(enumerate(data["train"].features["label"].names))
-    tokenizer = AutoTokenizer.from_pretrained(arguments.model_name_or_path)
+    tokenizer = load_tokenizer(arguments.model_name_or_path)
 
     def tokenize(rows):
         texts = [rows[column] for column in arguments.text_columns]

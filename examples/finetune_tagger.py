@@ -16,7 +16,6 @@ from seqeval.metrics import f1_score as entity_f1_score
 from sklearn.metrics import accuracy_score, f1_score
 from transformers import (
     AutoModelForTokenClassification,
-    AutoTokenizer,
     DataCollatorForTokenClassification,
     Trainer,
     set_seed,
@@ -25,6 +24,7 @@ from transformers import (
 from neobert_hf import MINI_MODEL_PATH
 from neobert_hf.commands import CommandParser, run_command
 from neobert_hf.data.labelled import LabelledDataArguments, read_tagged_words
+from neobert_hf.data.origins import load_tokenizer
 from neobert_hf.data.texts import check_max_length
 from neobert_hf.pretraining.trainer import SaveOnTerminate
 from neobert_hf.training_arguments import FineTuningArguments
@@ -55,7 +55,7 @@ def train(arguments: TaggerArguments, training: FineTuningArguments):
     data = read_tagged_words(arguments, arguments.word_column, arguments.tag_column, training.seed)
     names = dict(enumerate(data["train"].features["tags"].feature.names))
     max_length = arguments.max_seq_length
-    tokenizer = AutoTokenizer.from_pretrained(arguments.model_name_or_path)
+    tokenizer = load_tokenizer(arguments.model_name_or_path)
     tokenizer.add_prefix_space = True  # RoBERTa's class in transformers 4 demands it; `tokenize` adds the spaces
 
     def tokenize(rows):

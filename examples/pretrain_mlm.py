@@ -34,12 +34,13 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForMaskedLM, AutoTokenizer, set_seed
+from transformers import AutoModelForMaskedLM, set_seed
 
 from neobert_hf import PackedMLMCollator, PackedStream, tune_allocator
 from neobert_hf.commands import CommandParser, run_command
 from neobert_hf.data.corpus import Corpus
 from neobert_hf.data.files import saving
+from neobert_hf.data.origins import load_tokenizer
 from neobert_hf.data.packing import PackedRows
 from neobert_hf.data.plans import PACKING
 from neobert_hf.data.shards import MANIFEST, Shards, tokenize_corpus
@@ -137,7 +138,7 @@ def train(data: CorpusArguments, training: PretrainingArguments):
         )
 
     # 1. Tokens
-    tokenizer = AutoTokenizer.from_pretrained(data.tokenizer_name or recipe.tokenizer)
+    tokenizer = load_tokenizer(data.tokenizer_name or recipe.tokenizer)
     folder = Path(data.shards_dir or Path(training.output_dir, "shards"))
     held_out = None
     if data.validation_files:

@@ -18,7 +18,6 @@ After an interruption, the same command with `--resume_from_checkpoint last` res
 from dataclasses import asdict
 
 import torch
-from sentence_transformers import SentenceTransformer
 
 from neobert_hf import sentence_transformer, tune_allocator
 from neobert_hf.commands import CommandParser, run_command
@@ -32,6 +31,7 @@ from neobert_hf.embeddings.contrastive import (
     open_training_sets,
     set_sampling,
 )
+from neobert_hf.embeddings.models import open_embedding_model
 from neobert_hf.embeddings.training import start_files, train_and_summarize
 from neobert_hf.evaluation.retrieval import pairs_evaluators
 from neobert_hf.pretraining.runs import lock_run
@@ -48,7 +48,7 @@ def train(arguments: ContrastiveArguments, training: ContrastiveTrainingArgument
     if arguments.pooling:
         model = sentence_transformer(arguments.model_name_or_path, arguments.pooling, model_kwargs=FULL_PRECISION)
     else:  # the pooling of a saved model, or the mean for a bare NeoBERT
-        model = SentenceTransformer(arguments.model_name_or_path, model_kwargs=FULL_PRECISION)
+        model = open_embedding_model(arguments.model_name_or_path, model_kwargs=FULL_PRECISION)
     model.max_seq_length = arguments.max_seq_length or min(model.max_seq_length, 512)
 
     sides = arguments.instruction_sides

@@ -151,9 +151,21 @@ def test_every_error_keeps_its_traceback_with_neobert_traceback(monkeypatch):
         run_command("tool", fail, ValueError("bad"))
 
 
-def test_the_error_of_a_missing_package_names_the_command_that_installs_it():
-    with pytest.raises(SystemExit, match="pip install"):
-        run_command("tool", fail, ModuleNotFoundError("No module named 'datasets'"))
+@pytest.mark.parametrize(
+    "module, installed",
+    [
+        ("datasets", r"-e '\.\[train\]'"),
+        ("sentence_transformers.util", r"-e '\.\[demo\]'"),
+        ("mteb", r"-e '\.\[mteb\]'"),
+        ("bm25s", r"-e '\.\[hybrid\]'"),
+        ("sklearn", r"-e '\.\[train\]'"),
+        ("onnx", r"-e '\.\[export\]'"),
+        ("no_extra_has_it", "no-extra-has-it"),
+    ],
+)
+def test_the_error_of_a_missing_package_names_the_extra_that_has_it(module, installed):
+    with pytest.raises(SystemExit, match=f"No module; install it: pip install {installed}$"):
+        run_command("tool", fail, ModuleNotFoundError("No module", name=module))
 
 
 def test_ctrl_c_ends_with_status_130():

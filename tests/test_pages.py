@@ -29,8 +29,28 @@ def test_the_snippets_run(snippet, tokenizer, tmp_path, monkeypatch):
     folder = write_checkpoint(tmp_path / "NeoBERT", random_weights(), vocab_size=CONFIG["vocab_size"])
     tokenizer.save_pretrained(folder)
     monkeypatch.chdir(tmp_path)
-    script = "import neobert_hf\n" + snippet.replace("chandar-lab/NeoBERT", str(folder))
+    script = snippet.replace("chandar-lab/NeoBERT", str(folder))
     exec(compile(script, "snippet", "exec"), {"__name__": "__main__"})
+
+
+CARDS = [*(PACKAGE / "hub").glob("*.md"), PACKAGE / "mini/README.md"]
+SOURCES = [file for name in ("src", "examples", "hub_upload", "benchmarks") for file in (ROOT / name).rglob("*.py")]
+
+
+def test_no_snippet_runs_the_code_of_a_repository_that_this_library_did_not_write():
+    """A snippet imports the package, or a flag stands beside a folder that contains our code: in text, docstrings and code."""
+    snippets = 0
+    for file in [*PAGES, ROOT / "SECURITY.md", *CARDS, *SOURCES]:
+        text = file.read_text("utf-8")
+        for call in re.findall(r"\w+\([^`\n]*trust_remote_code=True", text):
+            assert re.search(r'"runs/|\(model_id\)|\((path|folder)\b', call), f"{file}: {call} may load other code"
+        for snippet in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+            if re.search(r"\.from_pretrained\(|\b(pipeline|SentenceTransformer|CrossEncoder)\(", snippet):
+                snippets += 1
+                is_card = "(model_id)" in snippet  # of a folder that contains our code
+                imports = re.search(r"^(import|from) neobert_hf\b", snippet, re.MULTILINE)
+                assert is_card or imports, f"{file}: this needs import neobert_hf:\n{snippet}"
+    assert snippets > 10
 
 
 def commands_of(page):

@@ -423,13 +423,12 @@ def tokenize(
     ] = None,
 ) -> None:
     """Tokenize text into shards for pretraining."""
-    from transformers import AutoTokenizer
-
     from .data.corpus import Corpus
+    from .data.origins import load_tokenizer
 
     if bool(files) == bool(dataset_name):
         raise typer.BadParameter("give exactly one of them", param_hint="'--files' / '--dataset_name'")
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_name)
+    tokenizer = load_tokenizer(tokenizer_name)
     corpus = Corpus(files or None, dataset_name, dataset_config, split, text_column, sample_by)
     shards = tokenize_corpus(
         corpus,

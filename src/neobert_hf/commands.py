@@ -7,11 +7,13 @@ traceback; `NEOBERT_TRACEBACK=1` shows the traceback of every error.
 import argparse
 import math
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from enum import Enum
+from importlib import metadata
 from inspect import get_annotations
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, get_args, get_origin, get_type_hints
@@ -244,9 +246,20 @@ def _is_correctable(error: Exception) -> bool:
 def one_line(error: object) -> str:
     """The message of an error without line breaks, and how to install a module that is missing."""
     text = " ".join(str(error).split())
-    if isinstance(error, ModuleNotFoundError) and "pip install" not in text:
-        text += "; install it: pip install -e '.[train,mteb]'"
+    if isinstance(error, ModuleNotFoundError) and error.name and "pip install" not in text:
+        text += f"; install it: pip install {_installed_by(error.name)}"
     return text or type(error).__name__
+
+
+def _installed_by(module: str) -> str:
+    """What pip must install for a module: the first extra of this package that has it, or the distribution of its name."""
+    name = module.partition(".")[0]
+    name = {"sklearn": "scikit-learn", "faiss": "faiss-cpu"}.get(name, name).replace("_", "-").lower()
+    for requirement in metadata.requires("neobert_hf") or ():
+        distribution, _, extra = requirement.partition("; extra == ")
+        if extra and re.match(r"[\w.-]+", distribution)[0].replace("_", "-").lower() == name:
+            return f"-e '.[{extra.strip(chr(34))}]'"
+    return name
 
 
 def _bounds(dataclass_type: type) -> dict[str, Bounds]:

@@ -14,13 +14,14 @@ import torch
 from adversary.contexts import CONTEXTS
 from adversary.damage import DAMAGE
 from adversary.flags import FLAGS
+from adversary.folders import FOLDERS
 from adversary.kills import KILLS
 from adversary.machinery import Failed, Family, failures, run_family, table, to_json
 from adversary.masks import MASKS
 from adversary.ranks import RANKS
 from adversary.writes import WRITES
 
-FAMILIES = {family.name: family for family in (MASKS, CONTEXTS, FLAGS, KILLS, DAMAGE, WRITES, RANKS)}
+FAMILIES = {family.name: family for family in (MASKS, CONTEXTS, FLAGS, FOLDERS, KILLS, DAMAGE, WRITES, RANKS)}
 pytestmark = pytest.mark.adversary
 
 

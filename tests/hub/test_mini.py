@@ -508,7 +508,7 @@ def test_a_model_above_the_limit_is_refused_and_nothing_is_written(stage, corpus
 
 
 def test_the_card_names_every_stage_source_and_missing_package(stage, tmp_path):
-    source = {"name": "wn", "version": "1", "licence": "MIT", "num_texts": 1200, "num_characters": 3_000_000}
+    source = {"name": "wn", "version": "1", "licence": "MIT <b>|", "num_texts": 1200, "num_characters": 3_000_000}
     scores = {"mini NeoBERT": {"recall@10": 0.8123}}
     figures = dict(num_parameters=7.4e6, megabytes=15.2, num_pairs=3468, retrieval=scores, masked_accuracy={"x": 0.456})
     figures |= dict(masked_accuracy_entries={"x": 0.567}, num_held_out=1000, num_held_out_entries=900)
@@ -540,6 +540,7 @@ def test_the_card_names_every_stage_source_and_missing_package(stage, tmp_path):
         "at most 10,000 texts and documents",
         "float32, texts for embeddings",
         "| wn ",
+        r"MIT &lt;b&gt;\| ",
         "django",
         "12.3",
         "[all-MiniLM-L6-v2](https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2) (Apache 2.0), which has 22.7",
@@ -552,3 +553,26 @@ def test_the_card_names_every_stage_source_and_missing_package(stage, tmp_path):
     card = (tmp_path / "README.md").read_text()
     assert "learned the embeddings of my\\_teacher, by distillation" in card and "MiniLM" not in card
     assert "trains them again. The stages train" in card and "questions" not in card
+
+
+HOSTILE = "<script>alert(1)</script> | [x](y)"
+
+
+@pytest.mark.parametrize("name", [*STAGE, "num_hidden_layers", "pair_share", "teacher_max_seq_length", "begins_from"])
+def test_no_value_of_a_summary_brings_markup_into_the_card(stage, name):
+    """A summary is a file of other people if their stage is in the mean; a value that should be a number is refused."""
+    (stage / "training_summary.json").write_text(json.dumps(STAGE | {name: HOSTILE}))
+    teacher = HOSTILE if name == "teacher" else TEACHER
+    try:
+        ((summary,), _) = mini.read_stages(MiniArguments(stages=[str(stage)], corpus="", teacher=teacher))
+    except ValueError as error:
+        assert "stage is no stage" in str(error)
+        return
+    text = mini.stage_text(1, summary | {"begins_from": HOSTILE}) + mini.teacher_link(summary["teacher"])
+    assert "<script>" not in text and "](y)" not in text
+
+
+def test_numbers_of_averaged_stages_are_numbers(stage):
+    (stage / "training_summary.json").write_text(json.dumps({**{key: {} for key in mini.PARTS}, "averaged": [HOSTILE]}))
+    with pytest.raises(ValueError, match="stage is no stage"):
+        mini.read_stages(MiniArguments(stages=[str(stage)], corpus=""))

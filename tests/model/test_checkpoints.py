@@ -424,40 +424,17 @@ def test_the_snippets_of_the_card_run_in_a_clean_process(hub_folder):
 
 
 def test_the_error_names_a_model_that_does_not_exist(tmp_path):
-    with pytest.raises(ValueError, match="neither an existing folder nor an id on the Hub"):
+    with pytest.raises(ValueError, match="nothing does not exist; give an existing folder, or an id on the Hub"):
         build(BuildArguments(model=str(tmp_path / "nothing"), out=str(tmp_path / "hub")))
 
 
 def test_a_model_without_its_tokenizer_is_refused_before_anything_is_written(saved, tmp_path):
     (saved / "tokenizer.json").unlink()
-    with pytest.raises(ValueError, match=r"holds no tokenizer .* give one with --tokenizer"):
+    with pytest.raises(ValueError, match=r"saved holds no tokenizer .*; copy that of its model there"):
         build(BuildArguments(model=str(saved), out=str(tmp_path / "hub")))
     with pytest.raises(FileNotFoundError):
         build(BuildArguments(model=str(saved), out=str(tmp_path / "hub"), metrics=[str(tmp_path / "none.json")]))
     assert not (tmp_path / "hub").exists()
-
-
-@pytest.mark.parametrize("name", ["checkpoint-500", "run.json", "modules.json"])
-def test_the_folder_of_a_training_is_not_overwritten(saved, tmp_path, name):
-    shutil.copytree(saved, tmp_path / "run")
-    (tmp_path / "run/modeling_neobert.py").touch()
-    (tmp_path / "run" / name).touch()
-    before = {file: file.read_bytes() for file in (tmp_path / "run").iterdir()}
-    with pytest.raises(ValueError, match=f"run holds {name}, which this command does not write; choose another folder"):
-        build(BuildArguments(model=str(saved), out=str(tmp_path / "run")))
-    assert {file: file.read_bytes() for file in (tmp_path / "run").iterdir()} == before
-
-
-def test_a_folder_with_other_files_is_not_overwritten(saved, tmp_path):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/thesis.txt").write_text("years of work")
-    with pytest.raises(ValueError, match="holds files but no NeoBERT"):
-        build(BuildArguments(model=str(saved), out=str(tmp_path / "mine")))
-    assert [file.name for file in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
-    (tmp_path / "mine/modeling_neobert.py").write_text("the model's source, as in src/neobert_hf")
-    with pytest.raises(ValueError, match="holds files but no NeoBERT"):
-        build(BuildArguments(model=str(saved), out=str(tmp_path / "mine")))
-    assert (tmp_path / "mine/modeling_neobert.py").read_text() == "the model's source, as in src/neobert_hf"
 
 
 HOSTILE = '[MASK]😀"); __import__("os").system("id") # `|<script>![x](y)\n```\n# title'

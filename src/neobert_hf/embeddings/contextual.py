@@ -16,15 +16,16 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save, save_file
 from torch import nn
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig
 from transformers.utils import logging
 
 from ..data.files import writing
+from ..data.origins import check_source, load_tokenizer
 from ..data.texts import check_texts
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.contextual_neobert import ContextualNeoBERTConfig, ContextualNeoBERTModel
 from ..model.modeling_neobert import NeoBERTModel
-from .models import hash_of_weights
+from .models import adopt, hash_of_weights, open_embedding_model
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -65,9 +66,9 @@ def contextual_sentence_transformer(
 
     Source: paper, section 5.2.2 and appendix G.
     """
-    from sentence_transformers import SentenceTransformer
     from sentence_transformers.util import is_sentence_transformer_model
 
+    check_source(model_name_or_path)
     config = AutoConfig.from_pretrained(model_name_or_path)
     context_options = {name: value for name, value in context_options.items() if value is not None}
     if isinstance(config, ContextualNeoBERTConfig):
@@ -79,7 +80,7 @@ def contextual_sentence_transformer(
                 )
         if not is_sentence_transformer_model(model_name_or_path):
             return _host(model_name_or_path, prompts, max_seq_length, model_kwargs)
-        model = SentenceTransformer(model_name_or_path, prompts=prompts, model_kwargs=model_kwargs)
+        model = open_embedding_model(model_name_or_path, prompts=prompts, model_kwargs=model_kwargs)
         model.max_seq_length = max_seq_length or model.max_seq_length
         return model
     if not isinstance(config, NeoBERTConfig):
@@ -91,7 +92,7 @@ def contextual_sentence_transformer(
     with tempfile.TemporaryDirectory() as folder:  # the stock module reads its model from a folder
         model.config.save_pretrained(folder)  # save_pretrained of the model writes in the first process only
         save_file(model.state_dict(), Path(folder, "model.safetensors"), {"format": "pt"})
-        AutoTokenizer.from_pretrained(model_name_or_path).save_pretrained(folder)
+        load_tokenizer(model_name_or_path, config.vocab_size).save_pretrained(folder)
         return _host(folder, prompts, max_seq_length, model_kwargs)
 
 
@@ -103,6 +104,7 @@ def _host(path: str, prompts, max_seq_length: int | None, model_kwargs: dict | N
     transformer = Transformer(
         path, modality_config=MODALITY, module_output_name="sentence_embedding", model_kwargs=model_kwargs
     )
+    adopt(transformer, path)
     config = transformer.config
     most = config.max_position_embeddings - config.context_size - config.num_soft_prompt_tokens
     if most < 3:

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from ..data.files import content_hash, file_hash
+from ..data.origins import check_source, check_vocabulary, keep_known_settings
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.contextual_neobert import ContextualNeoBERTConfig
 
@@ -208,6 +209,7 @@ def multi_vector_encoder(model: str | SentenceTransformer) -> MultiVectorEncoder
 def _transformer(path: str, task: str, max_seq_length: int | None, model_kwargs: dict | None) -> Transformer:
     from sentence_transformers.base.modules import Transformer
 
+    check_source(path)
     transformer = Transformer(path, transformer_task=task, max_seq_length=max_seq_length, model_kwargs=model_kwargs)
     if isinstance(transformer.config, ContextualNeoBERTConfig):
         raise ValueError(f"{path} is a contextual model; open it with neobert_hf.contextual_sentence_transformer")
@@ -215,7 +217,23 @@ def _transformer(path: str, task: str, max_seq_length: int | None, model_kwargs:
         raise ValueError(
             f"{path} has the model type {transformer.config.model_type}, not neobert; choose a NeoBERT checkpoint"
         )
+    adopt(transformer, path)
     return transformer
+
+
+def adopt(module: torch.nn.Module, source: str) -> None:
+    """Check the tokenizer of a model's first module; the module of a NeoBERT then saves no settings of unknown names.
+
+    Raises:
+        ValueError: The tokenizer is not that of the model.
+    """
+    config, tokenizer = getattr(module, "config", None), getattr(module, "tokenizer", None)
+    if isinstance(tokenizer, PreTrainedTokenizerBase):
+        check_vocabulary(tokenizer, source, getattr(config, "vocab_size", None))
+    if isinstance(config, NeoBERTConfig):
+        module.processor = tokenizer  # a processor of images would save its own settings
+        keep_known_settings(config, source)
+        keep_known_settings(tokenizer, source)
 
 
 def open_embedding_model(name: str, revision: str | None = None, **options) -> SentenceTransformer:
@@ -227,12 +245,14 @@ def open_embedding_model(name: str, revision: str | None = None, **options) -> S
         options: Other arguments of `SentenceTransformer`.
 
     Raises:
-        ValueError: The folder holds a SPLADE model, a multi-vector model or a cross-encoder of sentence-transformers.
+        ValueError: As of `check_source` and `adopt`; or the folder holds a SPLADE model, a multi-vector model or a cross-encoder
+            of sentence-transformers.
         OSError: The folder or the Hub holds no such model.
     """
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.util import load_file_path
 
+    check_source(name)
     file = load_file_path(name, "config_sentence_transformers.json", revision=revision)
     kind = json.loads(Path(file).read_text("utf-8")).get("model_type") if file else None
     if kind not in (None, "SentenceTransformer"):
@@ -240,7 +260,9 @@ def open_embedding_model(name: str, revision: str | None = None, **options) -> S
             f"{name} holds a {kind}, which gives no single vector for each text; open it in Python with "
             f"sentence_transformers.{kind}, or choose a model that SentenceTransformer saved"
         )
-    return SentenceTransformer(name, revision=revision, **options)
+    model = SentenceTransformer(name, revision=revision, **options)
+    adopt(model[0], name)
+    return model
 
 
 def fingerprint(model: SentenceTransformer, prompts: Mapping[str, str]) -> str:

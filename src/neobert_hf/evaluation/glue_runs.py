@@ -19,7 +19,6 @@ from datasets import Dataset, concatenate_datasets
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
-    AutoTokenizer,
     EarlyStoppingCallback,
     SchedulerType,
     Trainer,
@@ -30,6 +29,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from ..commands import Bounds
 from ..data.files import content_hash, file_hash, write_json
+from ..data.origins import load_tokenizer
 from ..data.texts import check_max_length
 from ..training_arguments import FINE_TUNING_BOUNDS, PrecisionArguments
 from .glue import AVERAGED, FROM_MNLI, GRID, PRESETS, TASKS, DivergedError, GlueTask, average, load_task, task_metrics
@@ -288,7 +288,7 @@ def fine_tune(
         Metrics of the best checkpoint by name, and `score`, their mean, each over all validation splits.
     """
     set_seed(training.seed)
-    tokenizer = AutoTokenizer.from_pretrained(start)
+    tokenizer = load_tokenizer(start)
 
     def tokenize(rows):
         return tokenizer(*(rows[column] for column in task.texts), truncation=True, max_length=max_seq_length)

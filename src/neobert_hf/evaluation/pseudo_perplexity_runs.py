@@ -12,12 +12,13 @@ import torch
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 from tqdm import tqdm
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from .. import MINI_MODEL_PATH
 from ..allocator import tune_allocator
 from ..commands import Bounds
 from ..data.files import write_json, writing
+from ..data.origins import load_tokenizer
 from ..data.tables import read_text_column
 from ..data.texts import longest_text
 from ..embeddings.models import hash_of_weights
@@ -107,7 +108,7 @@ def evaluate(arguments: PseudoPerplexityArguments) -> dict:
     """Compute, write lines, summary and figure, and return the summary."""
     tune_allocator()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    tokenizer = AutoTokenizer.from_pretrained(arguments.model_name_or_path)
+    tokenizer = load_tokenizer(arguments.model_name_or_path)
     if tokenizer.mask_token_id is None:
         raise ValueError(f"the tokenizer of {arguments.model_name_or_path} has no mask token; choose a masked model")
     model = load_masked_model(arguments.model_name_or_path, dtype=best_dtype(device)).to(device)

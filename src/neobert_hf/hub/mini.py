@@ -29,6 +29,7 @@ from ..allocator import tune_allocator
 from ..commands import Bounds, CommandParser, run_command
 from ..data.collators import PackedMLMCollator
 from ..data.files import file_hash, saving, write_json
+from ..data.origins import load_tokenizer
 from ..data.wordpiece import PreTrainedTokenizerFast
 from ..embeddings.distillation import TEACHER, open_teacher
 from ..embeddings.models import inverse_document_frequencies, partial_whitening, sentence_transformer
@@ -347,7 +348,7 @@ def write_model(
         ValueError: As of `mean_model` and `partial_whitening`.
     """
     language_model, folder, texts = mean_model(folders), folders[-1], list(texts)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
     weights = inverse_document_frequencies(tokenizer, texts, tokenizer.model_max_length)
     options = dict(token_weights=weights, max_seq_length=max_seq_length)
     with tempfile.TemporaryDirectory() as mean:
@@ -439,7 +440,10 @@ def build(arguments: MiniArguments) -> dict:
 
 
 def stage_text(number: int, summary: dict) -> str:
-    """Describe a stage of the training, the first of which has number 1, or a mean of stages, in a list item."""
+    """Describe a stage of the training, the first of which has number 1, or a mean of stages, in a list item.
+
+    The summary may come from other people: each value is formatted as a number, or escaped.
+    """
     if set(summary) == {"averaged"}:
         return f"{number}. The mean of the parameters after {listed(summary['averaged'])}."
     negatives, muon = summary["num_mined_negatives"], summary["muon_learning_rate"]
@@ -449,8 +453,12 @@ def stage_text(number: int, summary: dict) -> str:
         f"{number}. "
         + (f"From {markdown(start)}: " if start not in expected else "")
         + f"{summary['steps']:,} steps of about {summary['tokens_per_batch']:,} tokens from {summary['num_rows']:,} rows"
-        + (f", and hard negatives that the teacher mined ({negatives} for each pair)" if negatives else "")
-        + (f"; from this stage on the model has {depth} layers" if (depth := summary.get("num_hidden_layers")) else "")
+        + (f", and hard negatives that the teacher mined ({negatives:,} for each pair)" if negatives else "")
+        + (
+            f"; from this stage on the model has {depth:,} layers"
+            if (depth := summary.get("num_hidden_layers"))
+            else ""
+        )
         + f"; peak learning rate {summary['learning_rate']:g} of AdamW"
         + (f" and {muon:g} of Muon" if muon else "")
         + f". Share of the steps with masked texts: {summary['masked_share']:.0%}"
@@ -459,14 +467,14 @@ def stage_text(number: int, summary: dict) -> str:
         f"contrastive {summary['contrastive_weight']:g} at temperature {summary['temperature']:g}, masked language "
         f"{summary['mlm_weight']:g}. Texts truncated to {summary['max_seq_length']:,} tokens"
         + (f", for the teacher to {short:,}" if (short := summary.get("teacher_max_seq_length")) else "")
-        + f". Seed {summary['seed']}."
+        + f". Seed {summary['seed']:d}."
     )
 
 
 def listed(numbers: list[int]) -> str:
     """Return stages in words, with their weights in a mean: "stages 3 (weight 2), 5 and 6"."""
     *first, last = (
-        f"{number} (weight {count})" if count > 1 else f"{number}" for number, count in Counter(numbers).items()
+        f"{number:d} (weight {count})" if count > 1 else f"{number:d}" for number, count in Counter(numbers).items()
     )
     return f"stages {', '.join(first)} and {last}" if first else f"stage {last.split()[0]}"
 
@@ -484,6 +492,11 @@ def masked_table(figures: dict) -> str:
     rows = [[name, share, entries[name]] for name, share in figures["masked_accuracy"].items()]
     heads = ["model", "packages that are held out", "entries that are held out"]
     return tabulate(rows, headers=heads, tablefmt="github", floatfmt=".1%")
+
+
+def cell(value: str | int) -> str | int:
+    """Return a value for a cell of a table; a package's metadata is text of other people."""
+    return markdown(value) if isinstance(value, str) else value
 
 
 def write_card(model: SentenceTransformer, out: Path, written: dict, sources: dict, packages: str) -> None:
@@ -508,7 +521,9 @@ def write_card(model: SentenceTransformer, out: Path, written: dict, sources: di
         num_pairs=f"{figures['num_pairs']:,}",
         packages=markdown(packages),
         retrieval=tabulate(
-            [{"model": name, **scores} for name, scores in figures["retrieval"].items()], floatfmt=".3f", **tables
+            [{"model": markdown(name), **scores} for name, scores in figures["retrieval"].items()],
+            floatfmt=".3f",
+            **tables,
         ),
         masked=masked_table(figures),
         num_documents=f"{figures['num_held_out']:,}",
@@ -532,7 +547,7 @@ def write_card(model: SentenceTransformer, out: Path, written: dict, sources: di
         unavailable=f" These could not be had, so the model learned nothing from them: {markdown(missing)}."
         if missing
         else "",
-        sources=tabulate([{name: source[name] for name in columns} for source in largest], intfmt=",", **tables),
+        sources=tabulate([{name: cell(source[name]) for name in columns} for source in largest], intfmt=",", **tables),
     )
     card.save(out / "README.md")
 

@@ -2,9 +2,9 @@
 
     python hub_upload/verify.py HUB_DIR
 
-The last line of output is one line of JSON: `ok`, the classes, the Auto classes whose head has no weights in the folder
-(`new_heads`), and a summary of the output of the folder's own class, for comparison with the output of the package. The exit
-status is 1 if `ok` is false.
+Nothing is loaded if a file names code of another place. The last line of output is one line of JSON: `ok`, the classes, the
+Auto classes whose head has no weights in the folder (`new_heads`), and a summary of the output of the folder's own class, for
+comparison with the output of the package. The exit status is 1 if `ok` is false.
 """
 
 import argparse
@@ -22,9 +22,15 @@ PASSED_ON = ("PATH", "SYSTEMROOT", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "DYLD_LI
 def verify(folder: str) -> dict:
     """Load `folder` in a process that cannot import neobert_hf, and return the report of that process.
 
-    The folder's code gets no token: its environment holds none, and its home folder is empty. It can still read every file that
-    this user can read.
+    `check_own_code` reads the folder before that, so code of another place never runs. The folder's code gets no token: its
+    environment holds none, and its home folder is empty. It can still read every file that this user can read.
     """
+    from ..data.origins import check_own_code  # not in the other process, which runs this file as a script
+
+    try:
+        check_own_code(Path(folder))
+    except (OSError, ValueError) as error:
+        return {"ok": False, "folder": str(folder), "error": str(error)}
     with tempfile.TemporaryDirectory() as home:  # an empty cache, without code of an earlier run
         environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         environment |= dict.fromkeys(("HOME", "USERPROFILE", "HF_HOME", "TMPDIR", "TEMP", "TMP"), home)
@@ -51,9 +57,13 @@ def load_every_class(folder: str) -> dict:
     from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
     config = json.loads(Path(folder, "config.json").read_text("utf-8"))
+    if "auto_map" not in config:
+        raise RuntimeError("config.json names no code (auto_map); build the folder with hub_upload/build.py")
     auto_map, own_class = config["auto_map"], config["architectures"][0]
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
     inputs = tokenizer(["one two three", "four"], padding=True, return_tensors="pt")
+    if not (kind := type(tokenizer).__module__).startswith(("transformers.", "transformers_modules.")):
+        raise RuntimeError(f"the tokenizer was loaded from {kind}, neither from transformers nor from the folder")
     classes, new_heads, own_output = {}, [], None
     for auto_class in auto_map:
         load = getattr(transformers, auto_class).from_pretrained

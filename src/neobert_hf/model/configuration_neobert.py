@@ -78,6 +78,8 @@ ROPE_KEYS = {
 
 # Keys of the published config.json that are arguments of a script, not properties of the model.
 JUNK_KEYS = ("kwargs", "trust_remote_code", "pretrained_model_name_or_path")
+# Keys of config.json by which transformers would run code of another place: a pipeline's, a kernel's.
+CODE_KEYS = ("custom_pipelines", "attn_implementation", "_attn_implementation", "experts_implementation")
 
 # Tools that read saved checkpoints, such as llama.cpp, expect the class names of the published code.
 PUBLISHED_ARCHITECTURES = {"NeoBERTModel": "NeoBERT", "NeoBERTForMaskedLM": "NeoBERTLMHead"}
@@ -143,6 +145,8 @@ class NeoBERTConfig(PretrainedConfig):
         tie_word_embeddings=False,
         **kwargs,
     ):
+        if (kind := kwargs.get("model_type", self.model_type)) not in ("neobert", self.model_type):
+            raise ValueError(f"model_type={kind!r}: this is a {kind}, not a NeoBERT; choose a checkpoint of NeoBERT")
         if "encoder_init_range" in kwargs:
             raise ValueError(
                 f"encoder_init_range={kwargs['encoder_init_range']} marks a NeoDictaBERT checkpoint: it shares the model "
@@ -216,6 +220,7 @@ class NeoBERTConfig(PretrainedConfig):
             if trained_length and "yarn" in (rope.get("rope_type"), rope.get("type")):
                 inherited["original_max_position_embeddings"] = trained_length
             overrides[key] = {**inherited, **rope}
+        config_dict = {key: value for key, value in config_dict.items() if key not in CODE_KEYS}
         if scalings:  # they replace all that the file says about RoPE, in whichever format
             config_dict = {key: value for key, value in config_dict.items() if key not in (*ropes, "rope_theta")}
         return super().from_dict({**config_dict, **overrides}, **kwargs)

@@ -1,0 +1,182 @@
+"""What a folder or a Hub id of other people may bring: its own files, a tokenizer of its vocabulary, and settings of known names.
+
+transformers saves each unknown setting that it has read, and some of them name code. What is loaded here is saved without them.
+"""
+
+import inspect
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
+
+TOKENIZER_FILES = ("tokenizer.json", "vocab.*", "*.model")
+# Settings besides those that the class of the config or tokenizer declares. None of them names code.
+CONFIG_KEYS = {"architectures", "dtype", "torch_dtype", "quantization_config", "_name_or_path", "transformers_version"}
+TOKENIZER_KEYS = {
+    *("additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens", "added_tokens_decoder"),
+    *("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token", "pad_token_type_id"),
+    *("padding_side", "truncation_side", "truncation_strategy", "stride", "max_length", "pad_to_multiple_of"),
+    *("model_max_length", "model_input_names", "clean_up_tokenization_spaces", "split_special_tokens"),
+    *("do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space", "add_bos_token", "add_eos_token"),
+    *("backend", "is_local", "local_files_only", "name_or_path"),
+}
+
+
+def check_source(source: str | Path) -> None:
+    """Check a folder or Hub id before anything is read from it.
+
+    Raises:
+        ValueError: It is neither a folder nor an id, or `check_links` refuses the folder.
+    """
+    folder = Path(source)
+    if folder.is_dir():
+        check_links(folder)
+    elif (
+        folder.exists()
+        or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(source))
+        or ("/" in str(source) and folder.parent.is_dir())
+    ):
+        fault = "is not a folder" if folder.exists() else "does not exist"
+        raise ValueError(f"{source} {fault}; give an existing folder, or an id on the Hub such as org/name")
+
+
+def check_links(folder: Path) -> None:
+    """Refuse files of a folder that are elsewhere: what is saved after loading it, or uploaded, would contain them.
+
+    The cache of the Hub keeps the files of a repository outside the folder of a revision; its own links are accepted.
+
+    Raises:
+        ValueError: A symbolic link leaves the folder, or tokenizer_config.json names a file outside it as the vocabulary.
+    """
+    roots = [folder.resolve()]
+    if roots[0].parent.name == "snapshots":
+        roots.append(roots[0].parents[1] / "blobs")
+    elsewhere = {file: file for file in folder.rglob("*") if file.is_symlink()}
+    settings = folder / "tokenizer_config.json"
+    if settings.is_file() and isinstance(content := read_json(settings), dict):  # transformers 4 opens these files
+        named = (content.get(key) for key in ("vocab_file", "merges_file", "tokenizer_file"))
+        elsewhere |= {Path(name): settings for name in named if isinstance(name, str) and Path(name).is_file()}
+    for target, file in elsewhere.items():
+        if not any(target.resolve().is_relative_to(root) for root in roots):
+            raise ValueError(
+                f"{file} refers to {target.resolve()}, outside its folder, and a copy of the model would publish that file; "
+                "replace it by the file itself if this is meant"
+            )
+
+
+def check_own_code(folder: Path) -> None:
+    """Refuse a folder that makes transformers or sentence-transformers run code, or read weights, of another place.
+
+    Nothing is loaded. The code in the folder itself is not judged.
+
+    Raises:
+        ValueError: A JSON file names such a place or is damaged, or `check_links` refuses the folder.
+    """
+    check_links(folder)
+    if (folder / "adapter_config.json").exists():
+        raise ValueError(
+            f"{folder} holds an adapter, whose base model is elsewhere; merge the adapter and save the model"
+        )
+    for file in sorted(folder.rglob("*.json")):
+        for key, value in _pairs(read_json(file)):
+            is_foreign = (
+                (key == "auto_map" and "--" in json.dumps(value))
+                or (key == "custom_pipelines" and isinstance(value, dict))
+                or (key.endswith("attn_implementation") and "/" in str(value))
+                or (
+                    file.name == "modules.json"
+                    and key == "type"
+                    and not str(value).startswith("sentence_transformers.")
+                )
+            )
+            if is_foreign:
+                raise ValueError(
+                    f"{file} names code that is not in the folder: {key} is {json.dumps(value)}; remove this key, or save "
+                    "the model by this library"
+                )
+
+
+def _pairs(content: Any) -> Iterator[tuple[str, Any]]:
+    """All keys of JSON content with their values, at any depth."""
+    for value in content.values() if isinstance(content, dict) else content if isinstance(content, list) else ():
+        yield from _pairs(value)
+    if isinstance(content, dict):
+        yield from content.items()
+
+
+def read_json(file: Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        ValueError: It is damaged; the message names the file.
+    """
+    try:
+        return json.loads(file.read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON in UTF-8 ({error}); download or copy it again") from error
+
+
+def load_tokenizer(source: str, vocab_size: int | None = None) -> PreTrainedTokenizerBase:
+    """Load a tokenizer with the checks of this module; it is saved without settings of unknown names.
+
+    Args:
+        source: Folder or Hub id.
+        vocab_size: Vocabulary of the model; by default that of the config.json in the folder.
+
+    Raises:
+        ValueError: As of `check_source` and `check_vocabulary`, or the folder holds no tokenizer.
+        OSError: The tokenizer cannot be read.
+    """
+    check_source(source)
+    folder = Path(source)
+    if folder.is_dir() and not any(each for name in TOKENIZER_FILES for each in folder.glob(name)):
+        raise ValueError(f"{source} holds no tokenizer ({' or '.join(TOKENIZER_FILES)}); copy that of its model there")
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    if vocab_size is None and (folder / "config.json").is_file():
+        vocab_size = read_json(folder / "config.json").get("vocab_size")
+    check_vocabulary(tokenizer, source, vocab_size)
+    keep_known_settings(tokenizer, source)
+    return tokenizer
+
+
+def check_vocabulary(tokenizer: PreTrainedTokenizerBase, source: str | Path, vocab_size: int | None) -> None:
+    """Refuse the tokenizer of another model, and the one without words that transformers makes if the files are missing.
+
+    A model may have up to twice as many embeddings as its tokenizer has tokens: vocabularies are often padded.
+
+    Raises:
+        ValueError: The number of tokens does not fit.
+    """
+    num_tokens = len(tokenizer)
+    if num_tokens <= len(tokenizer.all_special_ids):
+        raise ValueError(
+            f"the tokenizer of {source} has {num_tokens} special tokens and no word; its files are missing: add tokenizer.json"
+        )
+    if vocab_size is not None and not vocab_size / 2 <= num_tokens <= vocab_size:
+        raise ValueError(
+            f"the tokenizer of {source} has {num_tokens} tokens, but the model has {vocab_size}; give the tokenizer of this model"
+        )
+
+
+def keep_known_settings(holder: PretrainedConfig | PreTrainedTokenizerBase, source: str | Path) -> None:
+    """Remove settings of unknown names from a config or a tokenizer, and name them in a warning."""
+    if isinstance(holder, PretrainedConfig):
+        unknown = holder.to_dict().keys() - type(holder)().to_dict().keys() - CONFIG_KEYS
+        for name in unknown:
+            delattr(holder, name)
+    else:
+        declared = (inspect.signature(each.__init__).parameters for each in type(holder).__mro__)
+        own = TOKENIZER_KEYS.union(holder.vocab_files_names, *declared)
+        unknown = holder.init_kwargs.keys() - own
+        holder.init_kwargs = {name: value for name, value in holder.init_kwargs.items() if name in own}
+        holder._processor_class = None
+    if unknown := sorted(unknown - {"auto_map"}):  # each save writes its own
+        logger.warning(
+            f"{source} has settings that this library does not know: {', '.join(unknown)}; they are not saved"
+        )

@@ -1,0 +1,133 @@
+"""Folders of other people, and wrong folders: a build is right or explained, loses nothing and runs no foreign code."""
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from adversary.machinery import RIGHT, Failed, Family, explained, fork_case
+from adversary.workbench import Workbench, files_of, weights_of
+
+from neobert_hf import MINI_MODEL_PATH
+from neobert_hf.hub.verify import verify
+
+SECRET = "a secret of this machine"
+
+
+def prepare(folder: Path) -> tuple[list, dict]:
+    """16 cases; each spoils a copy of a model, or the folder that a build would write to."""
+    bench = Workbench(folder)
+    bench.finish(bench.hub(bench.folder / "whole"), "hub")
+    return [(kind, spoil) for kind, (spoil, count) in KINDS.items() for _ in range(count)], {"bench": bench}
+
+
+def case(_, spoil: Callable, rng: random.Random, folder: Path, shared: dict) -> str:
+    """Spoil a folder, build from it, and verify what was built."""
+    bench, theirs, out, ran = shared["bench"], folder / "theirs", folder / "out", folder / "ran"
+    shutil.copytree(bench.folder / "whole", theirs)
+    (folder / "evil").mkdir()
+    (folder / "evil/code.py").write_text(f"open({str(ran)!r}, 'w')\nclass Tokenizer: pass\n")
+    (folder / "secret").write_text(SECRET)
+    source = spoil(rng, theirs, out) or theirs
+    before = files_of(out)
+    outcome = fork_case(bench.hub(out, model=source), folder / "log")
+    if spoil is foreign_code:
+        verify(theirs)
+    report = None if outcome.status else verify(out)
+    if ran.exists():
+        raise Failed("foreign code ran")
+    if outcome.status:
+        if files_of(out) != before:
+            raise Failed(f"lost: a build that failed changed its folder; {outcome.message}")
+        return explained(outcome)
+    if before:
+        raise Failed("lost: the build replaced a folder that it did not write")
+    if any(SECRET.encode() in file.read_bytes() for file in out.rglob("*.*")):
+        raise Failed("the secret is published")
+    if not report["ok"] or weights_of(out) != weights_of(theirs):
+        raise Failed(f"silently wrong: {report}")
+    return RIGHT
+
+
+# ---------------------------------------------------------------------------------------- what may be wrong
+
+
+def foreign_code(rng: random.Random, theirs: Path, out: Path) -> None:
+    """Name code of another place in one to three JSON files."""
+    place = f"{theirs.with_name('evil')}--code.Tokenizer"
+    for _ in range(rng.randint(1, 3)):
+        file = theirs / rng.choice(
+            ("config.json", "tokenizer_config.json", "processor_config.json", "more/config.json")
+        )
+        file.parent.mkdir(exist_ok=True)
+        names = ("AutoConfig", "AutoModel", "AutoModelForMaskedLM", "AutoTokenizer", "AutoProcessor")
+        settings = rng.choice(
+            (
+                {
+                    "auto_map": {
+                        name: rng.choice((place, [None, place], [place, None])) for name in rng.sample(names, 2)
+                    }
+                },
+                {"auto_map": [None, place]},
+                {"custom_pipelines": {"fill-mask": {"impl": place, "pt": ["AutoModelForMaskedLM"]}}},
+                {"attn_implementation": "other/kernel"},
+                {"a_key_of_the_future": place},
+            )
+        )
+        content = json.loads(file.read_text()) if file.exists() else {}
+        file.write_text(json.dumps(content | settings))
+
+
+def link(rng: random.Random, theirs: Path, out: Path) -> None:
+    """Replace a file by a link, most often to a place outside the folder."""
+    names = ("chat_template.jinja", "additional_chat_templates/more.jinja", "vocab.txt", "tokenizer.json", "notes.md")
+    file = theirs / rng.choice((*names, "model.safetensors"))
+    file.parent.mkdir(exist_ok=True)
+    file.unlink(missing_ok=True)
+    file.symlink_to(rng.choice((theirs.with_name("secret"), theirs.parent, theirs / "README.md")))
+
+
+def other_tokenizer(rng: random.Random, theirs: Path, out: Path) -> None:
+    """Remove files of the tokenizer, or take those of another model."""
+    for file in theirs.glob("*token*"):
+        if rng.random() < 0.7:
+            file.unlink()
+    if rng.random() < 0.5:
+        shutil.copy(Path(MINI_MODEL_PATH, "tokenizer.json"), theirs)
+
+
+def wrong_target(rng: random.Random, theirs: Path, out: Path) -> None:
+    """Write to a folder with a trained model, with a part of it, or with other files."""
+    shutil.copytree(theirs, out)
+    for file in list(out.iterdir()):
+        if file.name == ".neobert_build.json" or rng.random() < 0.3:
+            file.unlink()
+    (out / rng.choice(("thesis.txt", "config.json", "model.safetensors", "modules.json"))).write_text("years of work")
+
+
+def wrong_source(rng: random.Random, theirs: Path, out: Path) -> Path | None:
+    """Give a folder that is no NeoBERT or more than one, a file, or a folder that does not exist."""
+    config = json.loads((theirs / "config.json").read_text())
+    for name, change in rng.choice(
+        (
+            [("modules.json", [])],
+            [("adapter_config.json", {"base_model_name_or_path": str(theirs.with_name("evil"))})],
+            [("config.json", config | {"model_type": rng.choice(("bert", "modernbert", "none"))})],
+            [("config.json", config | {"architectures": ["BertModel"]})],
+            [],
+        )
+    ):
+        (theirs / name).write_text(json.dumps(change))
+        return None
+    return rng.choice((theirs / "model.safetensors", theirs / "nothing", theirs.with_name("nothing"), Path("a/b/c")))
+
+
+KINDS = {
+    "foreign code in a folder to publish": (foreign_code, 5),
+    "links in a folder to publish": (link, 3),
+    "tokenizers that are not the model's": (other_tokenizer, 2),
+    "builds into other folders": (wrong_target, 3),
+    "builds from other folders": (wrong_source, 3),
+}
+FOLDERS = Family("folders", prepare, case)

@@ -1,0 +1,178 @@
+"""Folders of other people: their links, their settings, and tokenizers that are not the model's."""
+
+import json
+import os
+import shutil
+
+import pytest
+from transformers import AutoTokenizer, BertTokenizerFast, Trainer, TrainingArguments
+
+from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, contextual_sentence_transformer, sentence_transformer
+from neobert_hf.cli import embedding_model
+from neobert_hf.data.origins import check_own_code, check_source, load_tokenizer
+
+FOREIGN = {  # settings by which a loader runs code of another place, by the file that holds them
+    "config.json": {
+        "auto_map": {"AutoModel": "other/place--model.Model"},
+        "custom_pipelines": {"search": {"impl": "other/place--search.Search"}},
+        "attn_implementation": "other/kernel",
+    },
+    "tokenizer_config.json": {"auto_map": {"AutoTokenizer": [None, "other/place--tokenizer.Tokenizer"]}},
+}
+UNKNOWN = {"code_in_the_future": "other/place"}
+
+
+def add_to(file, settings):
+    file.write_text(json.dumps((json.loads(file.read_text()) if file.exists() else {}) | settings))
+
+
+@pytest.fixture
+def theirs(tiny_config, tokenizer, tmp_path):
+    """A NeoBERT with its tokenizer and all foreign settings."""
+    NeoBERTForMaskedLM(tiny_config).save_pretrained(tmp_path / "theirs")
+    tokenizer.save_pretrained(tmp_path / "theirs")
+    for name, settings in FOREIGN.items():
+        add_to(tmp_path / "theirs" / name, settings)
+    return tmp_path / "theirs"
+
+
+def assert_own(folder):
+    """The folder names no foreign code, and the tokenizer is complete."""
+    check_own_code(folder)
+    assert "other/" not in "".join(file.read_text() for file in folder.glob("*config.json"))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.tokenize("the [MASK]") == ["the", "[MASK]"] and 52 <= tokenizer.model_max_length <= 64
+    assert set(tokenizer("the fox")) == {"input_ids", "attention_mask"}
+
+
+def test_an_embedding_model_is_saved_without_foreign_settings(theirs, tmp_path):
+    pytest.importorskip("sentence_transformers")
+    add_to(theirs / "config.json", UNKNOWN)
+    add_to(theirs / "tokenizer_config.json", UNKNOWN)
+    sentence_transformer(str(theirs)).save_pretrained(str(tmp_path / "dense"))
+    assert_own(tmp_path / "dense")
+    contextual_sentence_transformer(str(theirs), context_size=4).save_pretrained(str(tmp_path / "contextual"))
+    assert_own(tmp_path / "contextual")
+
+
+def test_a_fine_tuned_model_is_saved_without_foreign_settings(theirs, tmp_path):
+    """As the scripts do: `load_tokenizer`, the model's class and a stock Trainer."""
+    add_to(theirs / "tokenizer_config.json", UNKNOWN)
+    model, arguments = (
+        NeoBERTForMaskedLM.from_pretrained(theirs),
+        TrainingArguments(str(tmp_path / "run"), use_cpu=True),
+    )
+    Trainer(model, arguments, processing_class=load_tokenizer(str(theirs))).save_model()
+    assert_own(tmp_path / "run")
+
+
+def test_settings_that_a_tokenizer_declares_are_kept(tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "Fox", "fox"]))
+    BertTokenizerFast.from_pretrained(tmp_path, do_lower_case=False).save_pretrained(tmp_path)
+    load_tokenizer(str(tmp_path)).save_pretrained(tmp_path / "again")
+    assert load_tokenizer(str(tmp_path / "again")).tokenize("Fox fox") == ["Fox", "fox"]
+
+
+def test_a_setting_that_is_not_saved_is_named(theirs, caplog):
+    load_tokenizer(str(theirs))
+    assert not caplog.text  # about keys that each save writes anew
+    add_to(theirs / "tokenizer_config.json", UNKNOWN)
+    load_tokenizer(str(theirs))
+    assert "settings that this library does not know: code_in_the_future; they are not saved" in caplog.text
+
+
+# ---------------------------------------------------------------------------------------- links
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "additional_chat_templates/a.jinja", "vocab.txt", "folder"])
+def test_a_link_that_leaves_the_folder_is_refused(theirs, tmp_path, name):
+    (tmp_path / "secret").write_text("token")
+    (theirs / name).parent.mkdir(exist_ok=True)
+    (theirs / name).symlink_to(tmp_path if name == "folder" else "../" * name.count("/") + "../secret")
+    for read in (load_tokenizer, check_source, sentence_transformer):
+        with pytest.raises(ValueError, match=rf"{name} refers to .*, outside its folder"):
+            read(str(theirs))
+
+
+def test_links_inside_a_folder_and_those_of_the_cache_are_accepted(theirs, tokenizer, tmp_path):
+    (theirs / "vocab.txt").symlink_to("tokenizer.json")
+    check_source(theirs)
+    blobs, snapshot = tmp_path / "models--org--name/blobs", tmp_path / "models--org--name/snapshots/0123"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for number, file in enumerate(theirs.iterdir()):
+        shutil.copy(file, blobs / str(number))
+        (snapshot / file.name).symlink_to(f"../../blobs/{number}")
+    assert len(load_tokenizer(str(snapshot))) == len(tokenizer)
+    (blobs / "secret").symlink_to(tmp_path)
+    (snapshot / "more.json").symlink_to("../../blobs/secret")
+    with pytest.raises(ValueError, match=r"more\.json refers to"):
+        check_source(snapshot)
+
+
+def test_a_vocabulary_file_outside_the_folder_is_refused(theirs, tmp_path):
+    """transformers 4.57 opens the file that tokenizer_config.json names, and each line of it becomes a token."""
+    (tmp_path / "secret").write_text("token")
+    add_to(theirs / "tokenizer_config.json", {"vocab_file": str(tmp_path / "secret")})
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json refers to .*secret, outside its folder"):
+        load_tokenizer(str(theirs))
+    add_to(theirs / "tokenizer_config.json", {"vocab_file": "/a/machine/that/saved/it/vocab.txt"})
+    load_tokenizer(str(theirs))
+
+
+# ---------------------------------------------------------------------------------------- tokenizers
+
+
+def test_a_folder_without_tokenizer_files_is_refused(theirs):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (theirs / name).unlink()
+    with pytest.raises(ValueError, match="theirs holds no tokenizer"):
+        load_tokenizer(str(theirs))
+    for read in (sentence_transformer, embedding_model):  # the second one is that of `neobert embed`
+        with pytest.raises(ValueError, match="has 5 special tokens and no word; its files are missing"):
+            read(str(theirs))
+
+
+@pytest.mark.parametrize("vocab_size", [40, 400])
+def test_the_tokenizer_of_another_model_is_refused(theirs, tokenizer, tiny_config, vocab_size):
+    tiny_config.vocab_size = vocab_size
+    NeoBERTForMaskedLM(tiny_config).save_pretrained(theirs)
+    for read in (load_tokenizer, sentence_transformer):
+        with pytest.raises(ValueError, match=rf"has {len(tokenizer)} tokens, but the model has {vocab_size}"):
+            read(str(theirs))
+
+
+# ---------------------------------------------------------------------------------------- other folders
+
+
+@pytest.mark.parametrize("name", ["runs/no/such", "./no_such", "../no_such", "/no/such", "src/no_such"])
+def test_a_folder_that_does_not_exist_is_named_without_a_rule_about_repositories(name, tmp_path, monkeypatch):
+    (tmp_path / "src").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for read in (load_tokenizer, sentence_transformer, contextual_sentence_transformer):
+        with pytest.raises(ValueError, match=f"^{name} does not exist; give an existing folder, or an id on the Hub"):
+            read(name)
+
+
+def test_a_config_of_bert_is_not_that_of_a_neobert():
+    with pytest.raises(ValueError, match="this is a bert, not a NeoBERT"):
+        NeoBERTConfig.from_dict({"model_type": "bert", "hidden_size": 32, "num_attention_heads": 2})
+
+
+@pytest.mark.parametrize(
+    "file, settings",
+    [
+        *((file, {key: value}) for file, settings in FOREIGN.items() for key, value in settings.items()),
+        ("processor_config.json", {"auto_map": {"AutoProcessor": "other/place--a.B"}}),
+        ("deep/config.json", {"text_config": [{"auto_map": ["other--place.a.B", None]}]}),
+        ("modules.json", {"0": {"type": "other_package.Module"}}),
+        ("adapter_config.json", {"base_model_name_or_path": "other/place"}),
+    ],
+)
+def test_code_of_another_place_is_found_in_every_file(tmp_path, file, settings):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"vocab": {"auto_map": 7, "custom_pipelines": 8, "--": 9}}))
+    check_own_code(tmp_path)
+    (tmp_path / file).write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=rf"{os.path.basename(file)} names code|holds an adapter"):
+        check_own_code(tmp_path)

@@ -1,0 +1,201 @@
+"""A build publishes one NeoBERT of its own code only, and never replaces what it did not write; verify runs no foreign code."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM
+
+from neobert_hf import NeoBERTForMaskedLM, NeoBERTForSequenceClassification, sentence_transformer
+from neobert_hf.hub.build import CARD, RECORD, BuildArguments, build
+from neobert_hf.hub.verify import verify
+
+
+@pytest.fixture
+def saved(model, tokenizer, tmp_path):
+    """The tiny masked language model as save_pretrained writes it, with a tokenizer."""
+    model.save_pretrained(tmp_path / "saved")
+    tokenizer.save_pretrained(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+@pytest.fixture
+def built(saved, tmp_path):
+    """The folder of a first build."""
+    return build(BuildArguments(model=str(saved), out=str(tmp_path / "hub")))
+
+
+def contents(folder):
+    return {file.relative_to(folder): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def assert_refused(message, **arguments):
+    """The build raises the error and changes no file in the folder of `out`."""
+    out = Path(arguments["out"])
+    before = contents(out.parent)
+    with pytest.raises(ValueError, match=message):
+        build(BuildArguments(**{name: str(value) for name, value in arguments.items()}))
+    assert contents(out.parent) == before
+
+
+# ---------------------------------------------------------------------------------------- what a build may replace
+
+
+def test_a_trained_model_is_not_replaced_if_the_arguments_are_swapped(saved, tmp_path):
+    trained = shutil.copytree(saved, tmp_path / "trained")
+    assert_refused("was not written by a build; choose another folder, or give --overwrite", model=saved, out=trained)
+
+
+def test_a_model_that_was_trained_in_the_folder_of_a_build_is_not_replaced(saved, built, model):
+    model.decoder.bias.data += 1
+    model.save_pretrained(built)
+    assert_refused("hub holds model.safetensors, which was changed after the last build", model=saved, out=built)
+    build(BuildArguments(model=str(saved), out=str(built), overwrite=True))
+    assert (built / "model.safetensors").read_bytes() == (saved / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["thesis.txt", "checkpoint-500/optimizer.pt", "config.json", "modeling_neobert.py"])
+@pytest.mark.parametrize("record", [None, "{}", "[]", "{", '{"thesis.txt": "0"}'])
+def test_a_file_that_no_build_wrote_is_not_lost(saved, tmp_path, name, record):
+    (tmp_path / "mine" / name).parent.mkdir(parents=True)
+    (tmp_path / "mine" / name).write_text("years of work")
+    (tmp_path / "mine/config.json").touch()
+    if record is not None:
+        (tmp_path / "mine" / RECORD).write_text(record)
+    assert_refused(
+        r"mine holds .*, which was (not written by a|changed after the last) build", model=saved, out=tmp_path / "mine"
+    )
+
+
+def test_a_record_of_other_people_removes_no_file_outside_the_folder(saved, built, tmp_path):
+    (tmp_path / "secret").touch()
+    record = json.loads((built / RECORD).read_text()) | {"../secret": "0", str(tmp_path / "secret"): "0"}
+    (built / RECORD).write_text(json.dumps(record))
+    build(BuildArguments(model=str(saved), out=str(built)))
+    assert (tmp_path / "secret").exists()
+
+
+def test_a_file_that_the_last_build_wrote_and_this_one_does_not_is_removed(saved, tmp_path):
+    template = saved / "chat_template.jinja"
+    template.write_text("{{ messages }}")
+    out = build(BuildArguments(model=str(saved), out=str(tmp_path / "hub")))
+    assert (out / template.name).exists()
+    template.unlink()
+    assert not (build(BuildArguments(model=str(saved), out=str(out))) / template.name).exists()
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_card_that_a_person_edited_stays(saved, built, overwrite, caplog):
+    arguments = BuildArguments(model=str(saved), out=str(built), model_id="org/other", overwrite=overwrite)
+    assert "org/other" in (build(arguments) / CARD).read_text()  # the card of a build is replaced
+    (built / CARD).write_text("my words")
+    for _ in range(2):
+        assert (build(arguments) / CARD).read_text() == "my words"
+    assert "README.md is not as a build wrote it, so it stays" in caplog.text
+
+
+def test_a_clone_of_an_empty_repository_can_be_built_into(saved, tmp_path):
+    (tmp_path / "clone/.git").mkdir(parents=True)
+    for name in (".git/HEAD", ".gitattributes", CARD):
+        (tmp_path / "clone" / name).write_text("of git")
+    out = build(BuildArguments(model=str(saved), out=str(tmp_path / "clone")))
+    assert all((out / name).read_text() == "of git" for name in (".git/HEAD", ".gitattributes", CARD))
+    assert AutoModelForMaskedLM.from_pretrained(out).num_parameters() > 0
+
+
+# ---------------------------------------------------------------------------------------- what can be published
+
+
+def test_a_model_of_sentence_transformers_is_refused_and_the_way_out_keeps_its_vectors(saved, tmp_path):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    model = sentence_transformer(str(saved), pooling="cls", normalize=True)
+    model.save_pretrained(str(tmp_path / "embeddings"))
+    assert_refused("a model of sentence-transformers", model=tmp_path / "embeddings", out=tmp_path / "hub")
+    assert_refused("embeddings holds modules.json", model=saved, out=tmp_path / "embeddings")
+    with pytest.raises(ValueError, match=r"modules\.json, which a build does not replace"):
+        build(BuildArguments(model=str(saved), out=str(tmp_path / "embeddings"), overwrite=True))
+    sentence_transformers.SentenceTransformer(str(tmp_path / "embeddings")).save_pretrained(str(tmp_path / "hub"))
+    again = sentence_transformers.SentenceTransformer(str(tmp_path / "hub"))
+    assert (again.encode(["the fox"]) == model.encode(["the fox"])).all()
+
+
+def test_an_adapter_is_refused(saved, tmp_path):
+    peft = pytest.importorskip("peft")
+    model = NeoBERTForSequenceClassification.from_pretrained(saved)
+    peft.get_peft_model(model, peft.LoraConfig(target_modules=["qkv"])).save_pretrained(saved)
+    assert_refused("saved holds an adapter; merge it into its model", model=saved, out=tmp_path / "hub")
+
+
+def test_a_folder_of_bert_is_named_as_one(saved, tmp_path):
+    shape = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    BertForMaskedLM(BertConfig(vocab_size=96, **shape)).save_pretrained(saved)
+    message = (
+        "saved holds a BertForMaskedLM of the type bert, which is no NeoBERT; choose a checkpoint of NeoBERTModel, "
+    )
+    assert_refused(message, model=saved, out=tmp_path / "hub")
+    with pytest.raises(ValueError, match="this is a bert, not a NeoBERT"):
+        NeoBERTForMaskedLM.from_pretrained(saved)
+
+
+def test_a_hub_id_is_read_from_the_cache_whose_links_are_its_own(saved, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    cache = tmp_path / "cache/models--org--name"
+    (cache / "refs").mkdir(parents=True)
+    (cache / "refs/main").write_text("0" * 40)
+    (cache / "blobs").mkdir()
+    (cache / "snapshots" / ("0" * 40)).mkdir(parents=True)
+    for file in saved.iterdir():
+        shutil.copy(file, cache / "blobs" / file.name)
+        (cache / "snapshots" / ("0" * 40) / file.name).symlink_to(f"../../blobs/{file.name}")
+    out = build(BuildArguments(model="org/name", tokenizer=str(saved), out=str(tmp_path / "hub")))
+    assert (out / "model.safetensors").read_bytes() == (saved / "model.safetensors").read_bytes()
+    (cache / "snapshots" / ("0" * 40) / "modules.json").touch()
+    assert_refused("org/name holds a model of sentence-transformers", model="org/name", out=tmp_path / "other")
+
+
+# ---------------------------------------------------------------------------------------- foreign code
+
+
+@pytest.fixture
+def evil(tmp_path):
+    """A place whose code leaves a file behind, in the form of an `auto_map` that names it."""
+    (tmp_path / "evil").mkdir()
+    (tmp_path / "evil/code.py").write_text(
+        f"open({str(tmp_path / 'ran')!r}, 'w')\nfrom transformers import PreTrainedTokenizerFast as P\nclass T(P): pass\n"
+    )
+    return f"{tmp_path / 'evil'}--code.T"
+
+
+def test_a_foreign_tokenizer_neither_runs_nor_is_published(saved, evil, tmp_path):
+    """The oracle is a clean process with the line of the card: it shows that the poisoned folder runs the foreign code."""
+    file = saved / "tokenizer_config.json"
+    settings = json.loads(file.read_text())
+    file.write_text(json.dumps(settings | {"auto_map": {"AutoTokenizer": [None, evil]}}))
+    out = build(BuildArguments(model=str(saved), out=str(tmp_path / "hub")))
+    assert verify(out)["ok"]
+    report = verify(saved)
+    assert (
+        not report["ok"] and "tokenizer_config.json names code that is not in the folder: auto_map" in report["error"]
+    )
+    script = (
+        "import os, sys\nfrom transformers import AutoTokenizer\n"
+        "for folder in sys.argv[1:]:\n"
+        "    AutoTokenizer.from_pretrained(folder, trust_remote_code=True)\n"
+        "    print(os.path.exists('ran'))"
+    )
+    command = [sys.executable, "-c", script, str(out), str(saved)]
+    run = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | {"HF_HOME": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert run.stdout.split() == ["False", "True"]
+
+
+def test_a_folder_whose_config_names_no_code_is_explained(saved):
+    config = json.loads((saved / "config.json").read_text())
+    del config["auto_map"]
+    (saved / "config.json").write_text(json.dumps(config))
+    assert "config.json names no code (auto_map); build the folder" in verify(saved)["error"]
