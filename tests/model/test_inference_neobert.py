@@ -99,7 +99,7 @@ REFUSALS = {
     "deepcopy": (lambda copied, _: copy.deepcopy(copied), "cannot be copied or pickled"),
     "a copy of the copy": (lambda copied, _: inference_copy(copied), "cannot be copied"),
     "LoRA": (lambda copied, _: get_peft_model(copied, LoraConfig(target_modules=["qkv"])), "is not supported"),
-    "export": (lambda copied, _: torch.export.export(copied, (IDS,), strict=False), "cannot be exported"),
+    "export": (lambda copied, _: torch.export.export(copied, (IDS,), strict=False), "cannot be traced or exported"),
 }
 
 

@@ -104,7 +104,8 @@ def test_a_private_name_that_torch_lacks_is_none(monkeypatch, name):
     private = {
         "FakeTensor": (torch, "_subclasses"),
         "are_functorch_transforms_active": (torch._C, "_are_functorch_transforms_active"),
-        "num_function_modes": (torch._C, "_len_torch_function_stack"),
+        "function_modes": (torch.overrides, "_get_current_function_mode_stack"),
+        "DeviceContext": (torch.utils._device, "DeviceContext"),
         "num_dispatch_modes": (torch._C, "_len_torch_dispatch_stack"),
         "has_global_hooks": (torch.nn.modules.module, "_has_any_global_hook"),
         "has_avx512_bf16": (torch.cpu, "_is_avx512_bf16_supported"),

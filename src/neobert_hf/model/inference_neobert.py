@@ -45,7 +45,7 @@ def inference_copy(model: nn.Module, int8: bool = False) -> nn.Module:
             f"inference_copy needs a model on the CPU, but it is on {', '.join(sorted(devices))}; call model.cpu() first, or use "
             "the model itself"
         )
-    if int8 and not (TORCH.onednn_int8_linear and torch.backends.mkldnn.is_available()):
+    if int8 and not (TORCH.onednn_int8_prepack and TORCH.onednn_int8_linear and torch.backends.mkldnn.is_available()):
         raise ValueError(f"torch {torch.__version__} has no int8 products on this machine; omit int8=True")
     in_blocks = {id(layer) for name, layer in model.named_modules() if "transformer_encoder" in name.split(".")}
     layers = {}

@@ -67,8 +67,10 @@ def runs_fast(x: torch.Tensor, module: nn.Module) -> bool:
 
 def _is_intercepted() -> bool:
     """Whether a transform of torch.func or a mode sees every operation; True if this torch cannot tell."""
-    checks = TORCH.are_functorch_transforms_active, TORCH.num_function_modes, TORCH.num_dispatch_modes
-    return any(check is None or check() for check in checks)
+    checks = TORCH.are_functorch_transforms_active, TORCH.num_dispatch_modes, TORCH.function_modes
+    if None in checks or TORCH.are_functorch_transforms_active() or TORCH.num_dispatch_modes():
+        return True
+    return any(type(mode) is not TORCH.DeviceContext for mode in TORCH.function_modes())  # of torch.set_default_device
 
 
 def is_hooked(*modules: nn.Module) -> bool:
@@ -150,7 +152,7 @@ class InferenceLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., in) to (..., out), in the dtype of nn.Linear; the backward pass raises an error."""
         if is_tracing(x):
-            raise ValueError(f"an inference copy cannot be exported; {COPY_WAY_OUT}")
+            raise ValueError(f"an inference copy cannot be traced or exported; {COPY_WAY_OUT}")
         rows = x.flatten(0, -2).to(self.dtype)
         out = _WithoutGradient.apply(rows, self) if len(rows) else rows.new_empty(0, self.out_features)
         dtype = torch.get_autocast_dtype("cpu") if is_autocast_on(x.device) else self.dtype
@@ -158,9 +160,8 @@ class InferenceLinear(nn.Module):
 
     def multiply(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """(T, in) to (T, out), plus the residual (T, out) if given, in one operation if the library has it."""
-        is_seen = (
-            self.weight.is_mkldnn and _is_intercepted()
-        )  # FlopCounterMode, for example, does not know oneDNN's operations
+        # FlopCounterMode, for example, does not know the operations of oneDNN.
+        is_seen = self.weight.is_mkldnn and _is_intercepted()
         if is_seen or not self.weight.is_mkldnn:
             out = F.linear(x, self.weight.to_dense() if is_seen else self.weight, self.bias)
             return out if residual is None else residual + out

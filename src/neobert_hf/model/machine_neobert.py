@@ -29,7 +29,8 @@ def find_private_names() -> SimpleNamespace:
     return SimpleNamespace(
         FakeTensor=find("_subclasses.fake_tensor.FakeTensor"),
         are_functorch_transforms_active=find("_C._are_functorch_transforms_active"),
-        num_function_modes=find("_C._len_torch_function_stack"),
+        function_modes=find("overrides._get_current_function_mode_stack"),
+        DeviceContext=find("utils._device.DeviceContext"),
         num_dispatch_modes=find("_C._len_torch_dispatch_stack"),
         has_global_hooks=find("nn.modules.module._has_any_global_hook"),
         has_avx512_bf16=find("cpu._is_avx512_bf16_supported"),
