@@ -11,7 +11,7 @@ from neobert_hf.pretraining.flops import matrix_flops_per_s, training_flops
 
 @pytest.fixture(autouse=True)
 def the_counter_changes_nothing(monkeypatch):
-    """The counter has hooks on all modules, and for hooks the last block computes all tokens, not only those that the head reads."""
+    """The counter has hooks on all modules, and for hooks the last block computes all tokens, not only those of the head."""
     monkeypatch.setattr(TORCH, "has_global_hooks", lambda: False)
 
 
