@@ -40,6 +40,9 @@ def lora_config(task: str, **options) -> LoraConfig:
         from peft import LoraConfig
     except ImportError as error:
         raise ImportError("lora_config() needs the package peft; install it: pip install -e '.[train]'") from error
-    head = [*HEAD_LAYERS[task], *(options.pop("modules_to_save", None) or ())]
+    more = options.pop("modules_to_save", None) or []
+    if isinstance(more, str):
+        raise ValueError(f"modules_to_save={more!r} must be a list of names, such as [{more!r}]")
+    head = [*HEAD_LAYERS[task], *more]
     options = {"target_modules": list(BLOCK_LAYERS), "task_type": None if task in NOT_OF_PEFT else task, **options}
     return LoraConfig(**options, modules_to_save=head or None)

@@ -136,3 +136,10 @@ def test_trusted_boundaries_are_passed_to_the_model(tokenizer):
     assert row["trust_boundaries"] is True and row["max_length_q"] == max(len(d["input_ids"]) for d in documents)
     with pytest.raises(ValueError, match="set return_flash_attn_kwargs=True as well"):
         PackedMLMCollator(tokenizer, trust_boundaries=True)
+
+
+def test_a_position_that_does_not_increase_begins_a_document(tokenizer):
+    """The rule of the model, also for rows of others whose later documents begin at another number than 0."""
+    row = {"input_ids": [2, 50, 3, 2, 60, 3], "position_ids": [0, 1, 2, 1, 2, 3]}
+    batch = PackedMLMCollator(tokenizer)([row])
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1, 2]]

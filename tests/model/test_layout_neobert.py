@@ -576,3 +576,10 @@ def test_only_a_sequence_longer_than_the_training_context_warns(tiny_config, cap
     model(random_ids(1, 80), cu_seq_lens_q=boundaries_of([40, 40]))
     model(random_ids(1, 80), attention_mask=mask)
     assert not caplog.records
+
+
+@pytest.mark.parametrize("name", ["position_ids", "seq_idx", "cu_seq_lens_q"])
+def test_marks_of_documents_that_are_no_integers_are_refused(double_model, name):
+    """Rounded, they would begin other documents."""
+    with pytest.raises(ValueError, match=f"{name} has the dtype torch.float32; its values must be integers"):
+        double_model(torch.tensor([[2, 5, 6, 3]]), **{name: torch.tensor([0.0, 0.4, 0.8, 4.0])})

@@ -72,8 +72,8 @@ class PackedMLMCollator:
 
         Args:
             documents: Dicts with `input_ids`. Tokens whose `attention_mask` is 0 are padding and are removed. A dict that also
-                has `position_ids` is a packed row, for example of `PackedStream`; each position 0 begins a document. With
-                `mask_seed`, the masks of a row depend only on this number and the row.
+                has `position_ids` is a packed row, for example of `PackedStream`; a position that does not increase begins a
+                document. With `mask_seed`, the masks of a row depend only on this number and the row.
 
         Returns:
             `input_ids`, `labels` and `position_ids` (1, T); positions begin at 0 in each document. With
@@ -131,5 +131,5 @@ def _documents_of(row):
             f"a packed row has {len(ids)} input_ids and {len(positions)} position_ids that begin with "
             f"{positions[:1].tolist()}; give one position for each token, and 0 where a document begins"
         )
-    starts = (positions == 0).nonzero().flatten().tolist()
+    starts = [0, *((positions.diff() <= 0).nonzero().flatten() + 1).tolist()]  # as the model reads them
     return list(ids.split([end - start for start, end in zip(starts, [*starts[1:], len(ids)])]))

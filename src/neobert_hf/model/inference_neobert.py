@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from transformers.utils import logging
 
-from .kernels_neobert import COPY_WAY_OUT, InferenceLinear, Int8Linear, is_hooked
+from .kernels_neobert import COPY_WAY_OUT, InferenceLinear, Int8Linear, has_own_hooks
 from .machine_neobert import TORCH
 
 logger = logging.get_logger(__name__)
@@ -18,12 +18,13 @@ def check_is_original(model: nn.Module, action: str) -> None:
         raise ValueError(f"an inference copy cannot be {action}; {COPY_WAY_OUT}")
 
 
+@torch.inference_mode(False)  # tensors that are made in inference mode could not be used outside it
 def inference_copy(model: nn.Module, int8: bool = False) -> nn.Module:
     """Return a copy of a NeoBERT for fast inference on this CPU; the model itself does not change.
 
-    The linear layers of the copy become `InferenceLinear`. Layers with hooks, adapters or quantized weights stay as they are.
-    Embeddings and norms stay parameters. To train, save, copy, export, convert or move the copy is an error. Delete the model to
-    keep its weights in memory once.
+    NeoBERT's linear layers become `InferenceLinear`. Layers with hooks, adapters or quantized weights, and those of other modules
+    stay as they are. Embeddings and norms stay parameters. To train, save, copy or export the copy is an error; convert or move
+    the model before. Delete the model to keep its weights in memory once. FlopCounterMode does not count int8 products.
 
     Args:
         model: A NeoBERT on a CPU, or a model that contains one, such as a SentenceTransformer.
@@ -34,7 +35,7 @@ def inference_copy(model: nn.Module, int8: bool = False) -> nn.Module:
         The copy, of the same class, in evaluation mode.
 
     Raises:
-        ValueError: The model contains no NeoBERT or is not on a CPU, or torch has no int8 products here.
+        ValueError: The model contains no NeoBERT or is not on a CPU; or no product would be int8, or torch has none here.
     """
     encoders = [module for module in model.modules() if hasattr(module, "is_inference_copy")]
     if not encoders:
@@ -48,12 +49,18 @@ def inference_copy(model: nn.Module, int8: bool = False) -> nn.Module:
     if int8 and not (TORCH.onednn_int8_prepack and TORCH.onednn_int8_linear and torch.backends.mkldnn.is_available()):
         raise ValueError(f"torch {torch.__version__} has no int8 products on this machine; omit int8=True")
     in_blocks = {id(layer) for name, layer in model.named_modules() if "transformer_encoder" in name.split(".")}
+    parents = [module for encoder in encoders for module in encoder.modules()]
     layers = {}
-    for layer in (each for encoder in encoders for each in encoder.modules()):
-        if type(layer) is nn.Linear and type(layer.weight) is nn.Parameter and not is_hooked(layer):
+    for layer in (child for each in parents if type(each).__module__.endswith("_neobert") for child in each.children()):
+        if type(layer) is nn.Linear and type(layer.weight) is nn.Parameter and not has_own_hooks(layer):
             is_int8 = int8 and id(layer) in in_blocks and layer.bias is None
             dtype = torch.float32 if int8 else layer.weight.dtype
             layers[id(layer)] = (Int8Linear if is_int8 else InferenceLinear)(layer, dtype)
+    if int8 and not any(isinstance(layer, Int8Linear) for layer in layers.values()):
+        raise ValueError(
+            f"no linear layer in the blocks of this {type(model).__name__} can be int8, because all have hooks, adapters or "
+            "quantized weights; merge adapters first (PEFT's merge_and_unload), or omit int8=True"
+        )
     num_packed = sum(layer.weight.is_mkldnn for layer in layers.values())
     logger.info(f"inference_copy: {num_packed} of {len(layers)} matrices are in the order of oneDNN")
     copied = copy.deepcopy(model, layers)  # takes the layers of this dict instead of copies

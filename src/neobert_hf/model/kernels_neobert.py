@@ -75,13 +75,17 @@ def _is_intercepted() -> bool:
 
 def is_hooked(*modules: nn.Module) -> bool:
     """Whether one of the modules has a hook, its own or for all modules, or a replaced `forward`, so that it must be called."""
-    return (TORCH.has_global_hooks is None or TORCH.has_global_hooks()) or any(
+    return TORCH.has_global_hooks is None or TORCH.has_global_hooks() or any(map(has_own_hooks, modules))
+
+
+def has_own_hooks(module: nn.Module) -> bool:
+    """Whether the module has a hook of its own or a replaced `forward`."""
+    return bool(
         module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
         or "forward" in module.__dict__
-        for module in modules
     )
 
 

@@ -320,6 +320,9 @@ def _check_shapes(shape, attention_mask, marks):
         raise ValueError(
             f"cu_seq_lens describes one packed row, but the input has {shape[0]} rows; flatten it to (1, T)"
         )
+    for name, values in (*marks.cu_seq_lens.items(), ("position_ids", marks.position_ids), ("seq_idx", marks.seq_idx)):
+        if values is not None and values.is_floating_point():
+            raise ValueError(f"{name} has the dtype {values.dtype}; its values must be integers: call .long()")
     for name, values in (("position_ids", marks.position_ids), ("seq_idx", marks.seq_idx)):
         if values is not None and not _broadcasts_to(values, shape[-values.ndim :] if values.ndim else ()):
             raise ValueError(

@@ -170,7 +170,8 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
                 pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
             )
         check_encoder_is_complete(model, set(info["missing_keys"]), set(info["unexpected_keys"]))
-        model.new_layers = frozenset(name.rpartition(".")[0] for name in info["missing_keys"])
+        mismatched = [name if isinstance(name, str) else name[0] for name in info["mismatched_keys"]]  # also the shapes
+        model.new_layers = frozenset(name.rpartition(".")[0] for name in [*info["missing_keys"], *mismatched])
         return (model, info) if output_loading_info else model
 
     def train(self, mode: bool = True):
