@@ -160,12 +160,18 @@ def test_every_error_keeps_its_traceback_with_neobert_traceback(monkeypatch):
         ("bm25s", r"-e '\.\[hybrid\]'"),
         ("sklearn", r"-e '\.\[train\]'"),
         ("onnx", r"-e '\.\[export\]'"),
-        ("no_extra_has_it", "no-extra-has-it"),
+        ("Stemmer", r"-e '\.\[bench\]'"),
     ],
 )
 def test_the_error_of_a_missing_package_names_the_extra_that_has_it(module, installed):
     with pytest.raises(SystemExit, match=f"No module; install it: pip install {installed}$"):
         run_command("tool", fail, ModuleNotFoundError("No module", name=module))
+
+
+def test_the_error_of_a_package_that_no_extra_has_names_no_distribution():
+    """The name of a module may be the name of somebody else's distribution."""
+    with pytest.raises(SystemExit, match=r"^tool: No module$"):
+        run_command("tool", fail, ModuleNotFoundError("No module", name="no_extra_has_it"))
 
 
 def test_ctrl_c_ends_with_status_130():

@@ -246,20 +246,28 @@ def _is_correctable(error: Exception) -> bool:
 def one_line(error: object) -> str:
     """The message of an error without line breaks, and how to install a module that is missing."""
     text = " ".join(str(error).split())
-    if isinstance(error, ModuleNotFoundError) and error.name and "pip install" not in text:
-        text += f"; install it: pip install {_installed_by(error.name)}"
+    if (
+        isinstance(error, ModuleNotFoundError)
+        and "pip install" not in text
+        and (extra := _extra_with(error.name or ""))
+    ):
+        text += f"; install it: pip install -e '.[{extra}]'"
     return text or type(error).__name__
 
 
-def _installed_by(module: str) -> str:
-    """What pip must install for a module: the first extra of this package that has it, or the distribution of its name."""
+def _extra_with(module: str) -> str | None:
+    """The first extra of this package that installs a module; None if there is none, or the package is not installed."""
     name = module.partition(".")[0]
-    name = {"sklearn": "scikit-learn", "faiss": "faiss-cpu"}.get(name, name).replace("_", "-").lower()
-    for requirement in metadata.requires("neobert_hf") or ():
+    name = {"sklearn": "scikit-learn", "faiss": "faiss-cpu", "Stemmer": "pystemmer"}.get(name, name)
+    try:
+        requirements = metadata.requires("neobert_hf") or ()
+    except metadata.PackageNotFoundError:
+        return None
+    for requirement in requirements:
         distribution, _, extra = requirement.partition("; extra == ")
-        if extra and re.match(r"[\w.-]+", distribution)[0].replace("_", "-").lower() == name:
-            return f"-e '.[{extra.strip(chr(34))}]'"
-    return name
+        if extra and re.match(r"[\w.-]+", distribution)[0].replace("_", "-").lower() == name.replace("_", "-").lower():
+            return extra.strip('"')
+    return None
 
 
 def _bounds(dataclass_type: type) -> dict[str, Bounds]:

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer, BertTokenizerFast, Trainer, TrainingArgu
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, contextual_sentence_transformer, sentence_transformer
 from neobert_hf.cli import embedding_model
-from neobert_hf.data.origins import check_own_code, check_source, load_tokenizer
+from neobert_hf.data.origins import check_links, check_own_code, check_source, load_tokenizer
 
 FOREIGN = {  # settings by which a loader runs code of another place, by the file that holds them
     "config.json": {
@@ -176,3 +176,27 @@ def test_code_of_another_place_is_found_in_every_file(tmp_path, file, settings):
     (tmp_path / file).write_text(json.dumps(settings))
     with pytest.raises(ValueError, match=rf"{os.path.basename(file)} names code|holds an adapter"):
         check_own_code(tmp_path)
+
+
+@pytest.mark.parametrize("reference", ["/elsewhere/tok.T", "org/repo--tok.T", "../tok.T", "tok.T"])
+def test_a_class_outside_the_folder_is_foreign_code(tmp_path, reference):
+    """A path without "--" names code as well; a class in a file of the folder itself is its own."""
+    (tmp_path / "own.py").write_text("class T: pass\n")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": [None, "own.T"]}}))
+    check_own_code(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": [None, reference]}}))
+    with pytest.raises(ValueError, match="names code that is not in the folder: auto_map"):
+        check_own_code(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["vocab_file", "word_shape_file", "entity_vocab_file"])
+def test_a_file_outside_the_folder_is_refused_under_any_key_of_the_tokenizer(tmp_path, key):
+    (tmp_path / "secret").write_text("token")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for value in (str(tmp_path / "secret"), "../secret"):
+        (folder / "tokenizer_config.json").write_text(json.dumps({key: value}))
+        with pytest.raises(ValueError, match="outside its folder"):
+            check_links(folder)
+    (folder / "tokenizer_config.json").write_text(json.dumps({key: "tokenizer_config.json", "pad_token": "[PAD]"}))
+    check_links(folder)

@@ -199,3 +199,16 @@ def test_a_folder_whose_config_names_no_code_is_explained(saved):
     del config["auto_map"]
     (saved / "config.json").write_text(json.dumps(config))
     assert "config.json names no code (auto_map); build the folder" in verify(saved)["error"]
+
+
+def test_a_target_that_ends_in_two_dots_is_the_folder_that_it_names(tmp_path, checkpoint, tokenizer):
+    """Its last part is no name: a build would move the files of the folder below."""
+    below = tmp_path / "project" / "below"
+    below.mkdir(parents=True)
+    (below / "thesis.txt").write_text("mine")
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    out = str(below / "..")
+    with pytest.raises(ValueError, match=r"thesis\.txt, which was not written by a build"):
+        build(BuildArguments(model=str(checkpoint), tokenizer=str(tmp_path / "tokenizer"), out=out))
+    build(BuildArguments(model=str(checkpoint), tokenizer=str(tmp_path / "tokenizer"), out=out, overwrite=True))
+    assert (below / "thesis.txt").read_text() == "mine" and (tmp_path / "project" / "config.json").is_file()

@@ -122,7 +122,7 @@ class PackedMLMCollator:
 
 def _documents_of(row):
     ids = torch.as_tensor(row["input_ids"])
-    is_real = torch.as_tensor(row["attention_mask"]).bool() if "attention_mask" in row else slice(None)
+    is_real = torch.as_tensor(row["attention_mask"]).bool() if row.get("attention_mask") is not None else slice(None)
     if "position_ids" not in row:
         return [ids[is_real]]
     ids, positions = ids[is_real], torch.as_tensor(row["position_ids"])[is_real]

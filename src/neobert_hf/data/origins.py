@@ -24,7 +24,7 @@ TOKENIZER_KEYS = {
     *("padding_side", "truncation_side", "truncation_strategy", "stride", "max_length", "pad_to_multiple_of"),
     *("model_max_length", "model_input_names", "clean_up_tokenization_spaces", "split_special_tokens"),
     *("do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space", "add_bos_token", "add_eos_token"),
-    *("backend", "is_local", "local_files_only", "name_or_path"),
+    *("backend", "is_local", "local_files_only", "name_or_path", "chat_template", "do_basic_tokenize", "never_split"),
 }
 
 
@@ -43,7 +43,10 @@ def check_source(source: str | Path) -> None:
         or ("/" in str(source) and folder.parent.is_dir())
     ):
         fault = "is not a folder" if folder.exists() else "does not exist"
-        raise ValueError(f"{source} {fault}; give an existing folder, or an id on the Hub such as org/name")
+        raise ValueError(
+            f"{source} {fault}; give an existing folder, or an id on the Hub such as org/name (in a directory without a folder "
+            "of the name org)"
+        )
 
 
 def check_links(folder: Path) -> None:
@@ -52,7 +55,7 @@ def check_links(folder: Path) -> None:
     The cache of the Hub keeps the files of a repository outside the folder of a revision; its own links are accepted.
 
     Raises:
-        ValueError: A symbolic link leaves the folder, or tokenizer_config.json names a file outside it as the vocabulary.
+        ValueError: A symbolic link leaves the folder, or tokenizer_config.json names a file outside it.
     """
     roots = [folder.resolve()]
     if roots[0].parent.name == "snapshots":
@@ -60,8 +63,8 @@ def check_links(folder: Path) -> None:
     elsewhere = {file: file for file in folder.rglob("*") if file.is_symlink()}
     settings = folder / "tokenizer_config.json"
     if settings.is_file() and isinstance(content := read_json(settings), dict):  # transformers 4 opens these files
-        named = (content.get(key) for key in ("vocab_file", "merges_file", "tokenizer_file"))
-        elsewhere |= {Path(name): settings for name in named if isinstance(name, str) and Path(name).is_file()}
+        paths = (folder / value for value in content.values() if isinstance(value, str) and 0 < len(value) < 4096)
+        elsewhere |= {path: settings for path in paths if path.is_file()}
     for target, file in elsewhere.items():
         if not any(target.resolve().is_relative_to(root) for root in roots):
             raise ValueError(
@@ -86,7 +89,7 @@ def check_own_code(folder: Path) -> None:
     for file in sorted(folder.rglob("*.json")):
         for key, value in _pairs(read_json(file)):
             is_foreign = (
-                (key == "auto_map" and "--" in json.dumps(value))
+                (key == "auto_map" and not all(_is_in_folder(each, file.parent) for each in _leaves(value)))
                 or (key == "custom_pipelines" and isinstance(value, dict))
                 or (key.endswith("attn_implementation") and "/" in str(value))
                 or (
@@ -100,6 +103,22 @@ def check_own_code(folder: Path) -> None:
                     f"{file} names code that is not in the folder: {key} is {json.dumps(value)}; remove this key, or save "
                     "the model by this library"
                 )
+
+
+def _leaves(content: Any) -> Iterator[Any]:
+    """All values of JSON content that are neither a dict nor a list."""
+    if isinstance(content, (dict, list)):
+        for value in content.values() if isinstance(content, dict) else content:
+            yield from _leaves(value)
+    else:
+        yield content
+
+
+def _is_in_folder(reference: Any, folder: Path) -> bool:
+    """Whether a value of an `auto_map` is a class in a file of the folder itself, such as "modeling_neobert.NeoBERTModel"."""
+    found = isinstance(reference, str) and re.fullmatch(r"(\w+)\.\w+", reference)
+    # A number is the id of a token of this name.
+    return not isinstance(reference, str) or bool(found and (folder / f"{found[1]}.py").is_file())
 
 
 def _pairs(content: Any) -> Iterator[tuple[str, Any]]:

@@ -32,13 +32,14 @@ from ..model.modeling_neobert import AUTO_CLASSES
 logger = logging.get_logger(__name__)
 
 CARD = "README.md"
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "model-?????-of-?????.safetensors")
 RECORD = ".neobert_build.json"  # the hash of each file that the last build wrote
 READ = ["*.json", "*.txt", "*.safetensors", "*.jinja", "*.model"]  # of a repository on the Hub; no code
 # Folders of other libraries that are more than the model in them: the file that marks each, and the way out.
 OTHERS = {
     "modules.json": (
-        "a model of sentence-transformers, which has more modules than a build would keep; SentenceTransformer(folder)"
-        ".save_pretrained(out), after `import neobert_hf`, writes all of them and the code: verify and upload that folder"
+        "a model of sentence-transformers, which has more modules than a build would keep; neobert_hf.embeddings.models"
+        ".open_embedding_model(folder).save_pretrained(out) writes all of them and the code: verify and upload that folder"
     ),
     "adapter_config.json": (
         "an adapter; merge it into its model (PEFT's merge_and_unload), save the model, and build from that folder"
@@ -78,13 +79,13 @@ def build(arguments: BuildArguments) -> Path:
             a link leaves its folder, `model_id` is not a valid id of the Hub, or a file of metrics is not JSON.
         OSError: The model or its tokenizer cannot be read, or the folder cannot be written.
     """
-    out = Path(arguments.out)
+    out = Path(arguments.out).resolve()  # of "folder/.." the name would be that of another folder
     check_target(out, arguments.overwrite)
     if arguments.model_id is not None:
         validate_repo_id(arguments.model_id)
     metrics = read_metrics(arguments.metrics)
-    model = load_model(arguments.model)
-    tokenizer = load_tokenizer(arguments.tokenizer or arguments.model, model.config.vocab_size)
+    model, folder = load_model(arguments.model)
+    tokenizer = load_tokenizer(arguments.tokenizer or folder, model.config.vocab_size)
 
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as beside:
@@ -93,7 +94,7 @@ def build(arguments: BuildArguments) -> Path:
             model.save_pretrained(built)
             tokenizer.save_pretrained(built)
             name_tokenizer_class(built)
-            write_card(model, tokenizer, built, arguments.model_id or str(out), metrics)
+            write_card(model, tokenizer, built, arguments.model_id or arguments.out, metrics)
             record = {file.relative_to(built).as_posix(): file_hash(file) for file in files_of(built)}
             earlier = read_record(out)
             if (out / CARD).exists() and file_hash(out / CARD) not in (earlier.get(CARD), record[CARD]):
@@ -106,8 +107,8 @@ def build(arguments: BuildArguments) -> Path:
     return out
 
 
-def load_model(source: str) -> PreTrainedModel:
-    """Load a checkpoint to publish, in the class and the dtype that its config names.
+def load_model(source: str) -> tuple[PreTrainedModel, str]:
+    """Load a checkpoint to publish, in the class and the dtype that its config names; return it and its folder.
 
     Raises:
         ValueError: It is not a NeoBERT, or is more than one.
@@ -128,7 +129,7 @@ def load_model(source: str) -> PreTrainedModel:
         )
     model = model_class.from_pretrained(folder, dtype="auto")
     keep_known_settings(model.config, source)
-    return model
+    return model, str(folder)
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -183,7 +184,8 @@ def move_files(source: Path, out: Path, last: str, stale: Iterable[str] = ()) ->
     files = [file.relative_to(source) for file in source.rglob("*") if file.is_file()]
     for file in sorted(files, key=lambda file: (str(file) == last, file.name.startswith("."))):
         if str(file) == last:
-            for old in [*out.glob("model*.safetensors*"), *(out / name for name in stale)]:
+            weights = [each for pattern in WEIGHTS for each in out.glob(pattern)]
+            for old in [*weights, *(out / name for name in stale)]:
                 if old.relative_to(out) not in files:
                     old.unlink(missing_ok=True)
         (out / file).parent.mkdir(parents=True, exist_ok=True)

@@ -77,7 +77,7 @@ def load_every_class(folder: str) -> dict:
             raise RuntimeError(f"{auto_class} was loaded from {module}, not from the folder")
         classes[auto_class] = name
         if auto_class == "AutoConfig":
-            published_names = sys.modules[module].PUBLISHED_ARCHITECTURES
+            published_names = getattr(sys.modules[module], "PUBLISHED_ARCHITECTURES", {})
             continue
         rows = {key: value[None] for key, value in inputs.items()} if "Multiple" in auto_class else inputs
         with torch.no_grad():

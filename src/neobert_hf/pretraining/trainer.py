@@ -344,6 +344,11 @@ class SaveOnTerminate(TrainerCallback):
             args.save_total_limit = None  # Trainer would remove this checkpoint in favour of the best one
             control.should_log = control.should_save = control.should_training_stop = True
 
+    def on_epoch_end(self, args, state, control, **kwargs):
+        """Prevent the evaluation of a part of an epoch, which could count as the best one."""
+        if self._agreed_signal:
+            control.should_evaluate = control.should_save = False
+
     def on_train_end(self, args, state, control, **kwargs):
         """Restore the previous handlers; end the process if a signal has stopped the training.
 
