@@ -19,6 +19,7 @@ from sentence_transformers.sentence_transformer.modules.tokenizer import Whitesp
 from transformers import AutoTokenizer, BertConfig, BertModel, configuration_utils
 
 from neobert_hf import (
+    MINI_MODEL_PATH,
     NeoBERTForSequenceClassification,
     NeoBERTModel,
     multi_vector_encoder,
@@ -395,3 +396,10 @@ def test_with_token_weights_flash_attention_gets_padded_rows(folder, monkeypatch
     model = SentenceTransformer(str(tmp_path))
     assert model.preprocess(TEXTS)["attention_mask"].shape[0] == len(TEXTS)
     assert model.encode(TEXTS).shape == (len(TEXTS), model.get_embedding_dimension())
+
+
+def test_modules_of_a_saved_embedding_model_are_left_out_with_a_warning(caplog):
+    """The mini model weighs its tokens after a linear map; a mean without both has other vectors."""
+    with caplog.at_level("WARNING"):
+        sentence_transformer(MINI_MODEL_PATH)
+    assert "with Dense, WordWeights, which sentence_transformer leaves out" in caplog.text

@@ -18,11 +18,14 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from ..data.files import content_hash, file_hash
 from ..data.origins import check_source, check_vocabulary, keep_known_settings
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.contextual_neobert import ContextualNeoBERTConfig
+
+logger = logging.get_logger(__name__)
 
 OF_THE_MACHINE = {"_name_or_path", "transformers_version"}  # names in a configuration that decide no embedding
 
@@ -78,6 +81,17 @@ def sentence_transformer(
     from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, WordWeights
 
     transformer = _transformer(model_name_or_path, "feature-extraction", max_seq_length, model_kwargs)
+    saved = Path(model_name_or_path, "modules.json")
+    kinds = (
+        [module["type"].rpartition(".")[2] for module in json.loads(saved.read_text("utf-8"))]
+        if saved.is_file()
+        else []
+    )
+    if left_out := [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]:
+        logger.warning(
+            f"{model_name_or_path} is an embedding model with {', '.join(left_out)}, which sentence_transformer leaves out; "
+            "SentenceTransformer opens all of its modules"
+        )
     modules, width = [transformer], transformer.get_embedding_dimension()
     if projection is not None:
         if projection.shape != (width, width):
