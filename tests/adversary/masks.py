@@ -20,9 +20,9 @@ KINDS = (
     "4-D masks",
     "inference copies",
 )
-# Relative to the largest logit; float32 rounds, and its sums have another order than the oracle's.
+# Of the norm of a document's logits; float32 rounds, and its sums have another order than the oracle's.
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5}
-INT8_TOLERANCE = 0.05  # of the largest logit; 1 % of each product's norm, in three blocks
+INT8_TOLERANCE = 0.1  # twice the largest of 5,565 documents: each of 13 products is 1 % off; median 0.019, largest 0.048
 BACKENDS = {torch.float64: ("auto", "sdpa", "eager"), torch.float32: ("auto", "cpu_tiled", "sdpa", "eager")}
 
 
@@ -67,13 +67,13 @@ def case(kind: str, _, rng: random.Random, folder: Path, shared: dict) -> str:
     for document in documents:
         expected = oracle.mlm_logits(oracle.encode(document.ids, document.positions)[2])
         found = torch.stack([outputs.logits[place] for place in document.places]).detach().double().numpy()
-        largest = max(largest, np.abs(found - expected).max() / np.abs(expected).max())
+        largest = max(largest, np.linalg.norm(found - expected) / np.linalg.norm(expected))
     if not largest <= tolerance:
         raise Failed(f"silently wrong: the relative error of the logits is {largest:.1e} with {backend} in {dtype}")
     if "labels" in inputs:
         asked = [[int(labels[place]) for place in document.places] for document in documents]
         loss = oracle.mlm_loss([d.ids for d in documents], asked) if kind not in WITH_DISTANCES else None
-        if loss is not None and not abs(float(outputs.loss) / loss - 1) <= 10 * tolerance:
+        if loss is not None and not abs(float(outputs.loss) / loss - 1) <= min(10 * tolerance, INT8_TOLERANCE):
             raise Failed(f"silently wrong: the loss is {float(outputs.loss)}, not {loss}")
     return RIGHT
 
