@@ -15,11 +15,11 @@ from typing import Annotated, ClassVar
 from transformers import Trainer, TrainingArguments, set_seed
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, PackedMLMCollator, tune_allocator
-from neobert_hf.commands import Bounds, CommandParser, run_command
 from neobert_hf.data.wordpiece import train_wordpiece
 from neobert_hf.demo.documentation import collect_documentation
 from neobert_hf.evaluation.masked_lm import masked_accuracy, unigram_accuracy
-from neobert_hf.training_arguments import PrecisionArguments
+from neobert_hf.runs.arguments import PrecisionArguments
+from neobert_hf.runs.commands import Bounds, CommandParser, run_command
 
 USE = Path(__file__).with_name("use_saved_model.py")
 

@@ -27,7 +27,6 @@ from sentence_transformers.base.sampler import BatchSamplers
 from transformers import AutoConfig, set_seed
 
 from neobert_hf import best_dtype, tune_allocator
-from neobert_hf.commands import Bounds, CommandParser, run_command
 from neobert_hf.data.origins import load_tokenizer
 from neobert_hf.data.tables import read_text_column
 from neobert_hf.embeddings.contrastive import TEMPERATURE, ContrastiveTrainingArguments, set_sampling
@@ -54,8 +53,9 @@ from neobert_hf.embeddings.training_sets import read_pairs
 from neobert_hf.evaluation.retrieval import pairs_evaluators
 from neobert_hf.pretraining.depth import check_depth, with_more_blocks
 from neobert_hf.pretraining.recipes import Recipe
-from neobert_hf.pretraining.runs import lock_run
 from neobert_hf.pretraining.trainer import build_model
+from neobert_hf.runs.commands import Bounds, CommandParser, run_command
+from neobert_hf.runs.folders import lock_run
 
 MAX_POSITIONS = 512  # of a new model; training uses the first --max_seq_length
 NUM_FITTED = 10_000  # texts to which the directions of a model without them are fitted

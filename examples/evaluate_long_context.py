@@ -19,7 +19,6 @@ import torch
 from matplotlib.figure import Figure
 
 from neobert_hf import MINI_MODEL_PATH, NeoBERTConfig, NeoBERTForMaskedLM, best_dtype, tune_allocator
-from neobert_hf.commands import Bounds, CommandParser, run_command
 from neobert_hf.data.files import write_json
 from neobert_hf.data.origins import load_tokenizer
 from neobert_hf.data.tables import read_text_column
@@ -34,6 +33,7 @@ from neobert_hf.evaluation.pseudo_perplexity import (
     unmasked_ids,
 )
 from neobert_hf.evaluation.report import long_context_table
+from neobert_hf.runs.commands import Bounds, CommandParser, run_command
 
 SCALINGS = ("none", "linear", "dynamic", "yarn")
 

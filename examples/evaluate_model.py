@@ -15,7 +15,6 @@ from tabulate import tabulate
 from transformers.utils import logging
 
 from neobert_hf import MINI_MODEL_PATH, best_dtype, tune_allocator
-from neobert_hf.commands import COUNT, Bounds, CommandParser, run_command
 from neobert_hf.data.files import write_json
 from neobert_hf.embeddings.models import hash_of_weights
 from neobert_hf.evaluation.environment import environment
@@ -24,7 +23,8 @@ from neobert_hf.evaluation.glue_runs import SHORT_RUN, SHORT_TASKS, GlueArgument
 from neobert_hf.evaluation.pseudo_perplexity import load_masked_model
 from neobert_hf.evaluation.pseudo_perplexity_runs import PseudoPerplexityArguments, evaluate_alone
 from neobert_hf.evaluation.report import Section, evaluation_sections, read_card, write_card_section, write_page
-from neobert_hf.pretraining.runs import lock_run
+from neobert_hf.runs.commands import COUNT, Bounds, CommandParser, run_command
+from neobert_hf.runs.folders import lock_run
 
 
 @dataclass

@@ -16,7 +16,6 @@ import torch
 from tabulate import tabulate
 
 import neobert_hf  # registers the model with the Auto classes
-from neobert_hf.commands import Bounds, CommandParser, run_command
 from neobert_hf.embeddings.instructions import mteb_prompts
 from neobert_hf.embeddings.models import open_embedding_model
 from neobert_hf.evaluation.cards import load_card
@@ -29,6 +28,7 @@ from neobert_hf.evaluation.mteb import (
     evaluate,
     write_model_index,
 )
+from neobert_hf.runs.commands import Bounds, CommandParser, run_command
 
 
 @dataclass

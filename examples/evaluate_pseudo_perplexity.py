@@ -10,8 +10,8 @@ summary.json has the median over the texts and the curve by length; by_length.pn
 
 import json
 
-from neobert_hf.commands import CommandParser, run_command
 from neobert_hf.evaluation.pseudo_perplexity_runs import PseudoPerplexityArguments, evaluate_alone
+from neobert_hf.runs.commands import CommandParser, run_command
 
 
 def main():

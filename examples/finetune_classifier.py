@@ -15,12 +15,12 @@ from sklearn.metrics import accuracy_score, f1_score
 from transformers import AutoModelForSequenceClassification, Trainer, set_seed
 
 from neobert_hf import MINI_MODEL_PATH, tune_allocator
-from neobert_hf.commands import CommandParser, run_command
 from neobert_hf.data.labelled import LabelledDataArguments, read_texts
 from neobert_hf.data.origins import load_tokenizer
 from neobert_hf.data.texts import check_max_length
 from neobert_hf.pretraining.trainer import SaveOnTerminate
-from neobert_hf.training_arguments import FineTuningArguments
+from neobert_hf.runs.arguments import FineTuningArguments
+from neobert_hf.runs.commands import CommandParser, run_command
 
 
 @dataclass

@@ -12,10 +12,10 @@ glue.md the table, glue.png the comparison with Table 3.
 from pathlib import Path
 
 from neobert_hf import tune_allocator
-from neobert_hf.commands import CommandParser, run_command
 from neobert_hf.evaluation.glue_report import plot, table
 from neobert_hf.evaluation.glue_runs import GlueArguments, GlueTrainingArguments, run_suite
-from neobert_hf.pretraining.runs import lock_run
+from neobert_hf.runs.commands import CommandParser, run_command
+from neobert_hf.runs.folders import lock_run
 
 
 def run(arguments: GlueArguments, training: GlueTrainingArguments):

@@ -22,12 +22,12 @@ from transformers import (
 )
 
 from neobert_hf import MINI_MODEL_PATH
-from neobert_hf.commands import CommandParser, run_command
 from neobert_hf.data.labelled import LabelledDataArguments, read_tagged_words
 from neobert_hf.data.origins import load_tokenizer
 from neobert_hf.data.texts import check_max_length
 from neobert_hf.pretraining.trainer import SaveOnTerminate
-from neobert_hf.training_arguments import FineTuningArguments
+from neobert_hf.runs.arguments import FineTuningArguments
+from neobert_hf.runs.commands import CommandParser, run_command
 
 
 @dataclass

@@ -37,7 +37,6 @@ import torch
 from transformers import AutoModelForMaskedLM, set_seed
 
 from neobert_hf import PackedMLMCollator, PackedStream, tune_allocator
-from neobert_hf.commands import CommandParser, run_command
 from neobert_hf.data.corpus import Corpus
 from neobert_hf.data.files import saving
 from neobert_hf.data.origins import load_tokenizer
@@ -46,10 +45,11 @@ from neobert_hf.data.plans import PACKING
 from neobert_hf.data.shards import MANIFEST, Shards, tokenize_corpus
 from neobert_hf.data.wordpiece import tokenizer_hash
 from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArguments
-from neobert_hf.pretraining.manifests import STILL_GOOD
 from neobert_hf.pretraining.recipes import Recipe
-from neobert_hf.pretraining.runs import begin_or_resume, check_held_out, check_start, lock_run, write_summary
 from neobert_hf.pretraining.trainer import PretrainingTrainer, SaveOnTerminate, build_model, training_rows
+from neobert_hf.runs.commands import CommandParser, run_command
+from neobert_hf.runs.folders import begin_or_resume, check_held_out, check_start, lock_run, write_summary
+from neobert_hf.runs.manifests import STILL_GOOD
 
 
 def open_corpus(data: CorpusArguments, recipe: Recipe, files: list[str] | None) -> Corpus:

@@ -25,7 +25,6 @@ from sentence_transformers.sentence_transformer.training_args import BatchSample
 from transformers import set_seed
 
 import neobert_hf
-from neobert_hf.commands import CommandParser, run_command
 from neobert_hf.embeddings.contextual import contextual_model
 from neobert_hf.embeddings.contextual_training import (
     ContextualArguments,
@@ -37,7 +36,8 @@ from neobert_hf.embeddings.contextual_training import (
 from neobert_hf.embeddings.contrastive import ContrastiveTrainer
 from neobert_hf.embeddings.training import start_files, train_and_summarize
 from neobert_hf.evaluation.retrieval import EvaluatorInContext, pairs_evaluators
-from neobert_hf.pretraining.runs import lock_run
+from neobert_hf.runs.commands import CommandParser, run_command
+from neobert_hf.runs.folders import lock_run
 
 
 def train(arguments: ContextualArguments, training: ContextualTrainingArguments):

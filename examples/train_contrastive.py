@@ -20,7 +20,6 @@ from dataclasses import asdict
 import torch
 
 from neobert_hf import sentence_transformer, tune_allocator
-from neobert_hf.commands import CommandParser, run_command
 from neobert_hf.embeddings.contrastive import (
     ContrastiveArguments,
     ContrastiveTrainer,
@@ -34,7 +33,8 @@ from neobert_hf.embeddings.contrastive import (
 from neobert_hf.embeddings.models import open_embedding_model
 from neobert_hf.embeddings.training import start_files, train_and_summarize
 from neobert_hf.evaluation.retrieval import pairs_evaluators
-from neobert_hf.pretraining.runs import lock_run
+from neobert_hf.runs.commands import CommandParser, run_command
+from neobert_hf.runs.folders import lock_run
 
 FULL_PRECISION = {"dtype": torch.float32}  # of the weights; --bf16 sets the dtype of the computation
 

@@ -248,7 +248,7 @@ def test_a_list_option_accepts_several_values_or_repeated_flags(monkeypatch, nam
 
 def test_a_closed_pipe_ends_the_command_without_a_message():
     """As `neobert documentation ... | head` closes it."""
-    script = "from neobert_hf.commands import run_command\n"
+    script = "from neobert_hf.runs.commands import run_command\n"
     script += "run_command('tool', lambda: [print(i, flush=True) for i in range(10**6)])"
     process = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -12,11 +12,11 @@ import torch
 
 import neobert_hf
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, PackedMLMCollator
-from neobert_hf.commands import CommandParser
 from neobert_hf.data import shards
-from neobert_hf.pretraining import runs
 from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArguments
 from neobert_hf.pretraining.recipes import RECIPES, Recipe
+from neobert_hf.runs import folders as runs
+from neobert_hf.runs.commands import CommandParser
 
 ROOT = Path(__file__).parents[1]
 

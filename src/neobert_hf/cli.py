@@ -20,11 +20,11 @@ import typer
 from typer.core import TyperCommand
 
 from . import MINI_MODEL_PATH, __version__
-from .commands import one_line, run_command
 from .data import wordpiece
 from .data.files import write_error, writing
 from .data.shard_reader import NUM_HELD_OUT
 from .data.shards import MOST_DOCUMENTS, MOST_TOKENS, Shards, most_processes, tokenize_corpus
+from .runs.commands import one_line, run_command
 
 MOST_TOGETHER = 65_536  # texts in a batch, results of a query, ...: a larger number is a typing error
 NEGATIVE = re.compile(r"-\d+(\.\d+)?")

@@ -12,8 +12,8 @@ from adversary.workbench import Workbench
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from neobert_hf.commands import run_command
 from neobert_hf.demo.search import DocumentationIndex
+from neobert_hf.runs.commands import run_command
 
 COUNTS = {
     "checkpoints of pretraining": 40,

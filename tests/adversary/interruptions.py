@@ -15,7 +15,7 @@ from pathlib import Path
 from adversary.machinery import RIGHT, Failed, Outcome, explained, fork_case
 from adversary.workbench import Workbench, files_of, losses_of, weights_of
 
-from neobert_hf.pretraining.runs import last_complete_checkpoint
+from neobert_hf.runs.folders import last_complete_checkpoint
 
 # The runs to interrupt and the method of the workbench that makes the command; the first four are trainings, which resume.
 COMMANDS = {

@@ -22,7 +22,9 @@ KINDS = (
 )
 # Of the norm of a document's logits; float32 rounds, and its sums have another order than the oracle's.
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5}
-INT8_TOLERANCE = 0.1  # twice the largest of 5,565 documents: each of 13 products is 1 % off; median 0.019, largest 0.048
+INT8_TOLERANCE = (
+    0.1  # twice the largest of 5,565 documents: each of 13 products is 1 % off; median 0.019, largest 0.048
+)
 BACKENDS = {torch.float64: ("auto", "sdpa", "eager"), torch.float32: ("auto", "cpu_tiled", "sdpa", "eager")}
 
 

@@ -40,7 +40,7 @@ from neobert_hf.embeddings.contrastive import (
 )
 from neobert_hf.embeddings.instructions import TRAINING_INSTRUCTIONS
 from neobert_hf.embeddings.training_sets import TRAINING_SETS, load_training_set, read_pairs
-from neobert_hf.pretraining.runs import lock_run
+from neobert_hf.runs.folders import lock_run
 
 SIZES = (6400, 1600, 100)
 

@@ -35,7 +35,7 @@ from transformers import (
 )
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTForSequenceClassification
-from neobert_hf.training_arguments import FineTuningArguments
+from neobert_hf.runs.arguments import FineTuningArguments
 
 WORDS = SENTENCE.split()
 SHAPE = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96)

@@ -17,9 +17,9 @@ from demo_documentation import DemoArguments, DemoTrainingArguments
 from distill_embeddings import DistillationArguments, DistillationTrainingArguments
 from evaluate_mteb import MTEBArguments
 
-from neobert_hf.commands import CommandParser
 from neobert_hf.embeddings.contrastive import ContrastiveArguments, ContrastiveTrainingArguments
 from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArguments
+from neobert_hf.runs.commands import CommandParser
 
 EXAMPLES = {
     pretrain_mlm: ((CorpusArguments, PretrainingArguments), []),

@@ -30,10 +30,10 @@ from neobert_hf.data.packing import MixedRows, PackedRows
 from neobert_hf.data.plans import PACKING
 from neobert_hf.data.wordpiece import train_wordpiece
 from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArguments
-from neobert_hf.pretraining.manifests import write_manifest
 from neobert_hf.pretraining.recipes import RECIPES
-from neobert_hf.pretraining.runs import begin_or_resume, last_complete_checkpoint
 from neobert_hf.pretraining.trainer import PretrainingTrainer, build_model
+from neobert_hf.runs.folders import begin_or_resume, last_complete_checkpoint
+from neobert_hf.runs.manifests import write_manifest
 
 SMALL = "hidden_size=64,num_hidden_layers=2,num_attention_heads=2,intermediate_size=96"
 

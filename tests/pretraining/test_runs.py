@@ -15,9 +15,8 @@ from safetensors import SafetensorError
 from test_pretraining import command, corpus, losses_of, run  # noqa: F401 (corpus is a fixture)
 
 from neobert_hf.data.files import sealed
-from neobert_hf.pretraining import manifests
-from neobert_hf.pretraining.manifests import MANIFEST, check_checkpoint, write_manifest
-from neobert_hf.pretraining.runs import (
+from neobert_hf.runs import manifests
+from neobert_hf.runs.folders import (
     LOCK,
     begin_or_resume,
     check_held_out,
@@ -25,6 +24,7 @@ from neobert_hf.pretraining.runs import (
     last_complete_checkpoint,
     lock_run,
 )
+from neobert_hf.runs.manifests import MANIFEST, check_checkpoint, write_manifest
 
 RUN = {"seed": 0}
 

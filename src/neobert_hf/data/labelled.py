@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value, load_dataset
 
-from ..commands import Bounds
+from ..runs.commands import Bounds
 from .tables import numbered_rows
 from .texts import check_texts
 

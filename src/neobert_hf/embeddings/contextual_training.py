@@ -23,10 +23,10 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 from transformers.utils import logging
 
-from ..commands import COUNT, Bounds
 from ..data.files import content_hash, file_hash
 from ..model.contextual_neobert import pad_texts
-from ..training_arguments import FINE_TUNING_BOUNDS
+from ..runs.arguments import FINE_TUNING_BOUNDS
+from ..runs.commands import COUNT, Bounds
 from .contextual import contextual_model
 from .contextual_batches import ORDERS, ROW, ContextualBatchSampler, PairClusters, load_or_cluster
 from .contrastive import ContrastiveTrainingArguments

@@ -22,9 +22,9 @@ from sentence_transformers.util import mine_hard_negatives
 from torch import nn
 from torch.utils.data import BatchSampler, ConcatDataset
 
-from ..commands import Bounds
-from ..pretraining.manifests import CheckedCheckpoints
-from ..training_arguments import ResumeArguments
+from ..runs.arguments import ResumeArguments
+from ..runs.commands import Bounds
+from ..runs.manifests import CheckedCheckpoints
 from .instructions import SIDES, TRAINING_INSTRUCTIONS
 from .training_sets import TRAINING_SETS, load_training_set, read_pairs
 

@@ -10,9 +10,9 @@ from sentence_transformers.sentence_transformer.evaluation import InformationRet
 
 from ..data.files import file_hash, saving, write_json
 from ..data.wordpiece import name_tokenizer_class
-from ..pretraining.manifests import STILL_GOOD
-from ..pretraining.runs import SUMMARY, begin_or_resume
 from ..pretraining.trainer import SaveOnTerminate
+from ..runs.folders import SUMMARY, begin_or_resume
+from ..runs.manifests import STILL_GOOD
 from .contrastive import ContrastiveTrainer, ContrastiveTrainingArguments
 
 # Arguments that determine the loss curve; a resumed run must have the same values.

@@ -27,11 +27,11 @@ from transformers import (
 )
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
-from ..commands import Bounds
 from ..data.files import content_hash, file_hash, write_json
 from ..data.origins import load_tokenizer
 from ..data.texts import check_max_length
-from ..training_arguments import FINE_TUNING_BOUNDS, PrecisionArguments
+from ..runs.arguments import FINE_TUNING_BOUNDS, PrecisionArguments
+from ..runs.commands import Bounds
 from .glue import AVERAGED, FROM_MNLI, GRID, PRESETS, TASKS, DivergedError, GlueTask, average, load_task, task_metrics
 
 SUMMARY, RESULT, MODEL = "glue.json", "result.json", "model"  # of a suite; of a run

@@ -16,15 +16,15 @@ from transformers import PreTrainedTokenizerBase
 
 from .. import MINI_MODEL_PATH
 from ..allocator import tune_allocator
-from ..commands import Bounds
 from ..data.files import write_json, writing
 from ..data.origins import load_tokenizer
 from ..data.tables import read_text_column
 from ..data.texts import longest_text
 from ..embeddings.models import hash_of_weights
 from ..model.machine_neobert import best_dtype
-from ..pretraining.manifests import read_json_object
-from ..pretraining.runs import lock_run
+from ..runs.commands import Bounds
+from ..runs.folders import lock_run
+from ..runs.manifests import read_json_object
 from .pseudo_perplexity import (
     MAX_TOKENS,
     MaskedText,

@@ -21,13 +21,13 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..commands import CommandParser, run_command
 from ..data.files import file_hash, saving
 from ..data.origins import check_source, keep_known_settings, load_tokenizer, read_json
 from ..data.wordpiece import name_tokenizer_class
 from ..model import modeling_neobert
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.modeling_neobert import AUTO_CLASSES
+from ..runs.commands import CommandParser, run_command
 
 logger = logging.get_logger(__name__)
 

@@ -26,7 +26,6 @@ from tqdm.auto import tqdm
 from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..allocator import tune_allocator
-from ..commands import Bounds, CommandParser, run_command
 from ..data.collators import PackedMLMCollator
 from ..data.files import file_hash, saving, write_json
 from ..data.origins import load_tokenizer
@@ -39,8 +38,9 @@ from ..evaluation.pseudo_perplexity import MaskedText, masked_losses, positions_
 from ..evaluation.retrieval import pairs_evaluator
 from ..model.machine_neobert import best_dtype
 from ..pretraining.depth import with_more_blocks
-from ..pretraining.manifests import read_json_object
-from ..pretraining.runs import RUN, SUMMARY
+from ..runs.commands import Bounds, CommandParser, run_command
+from ..runs.folders import RUN, SUMMARY
+from ..runs.manifests import read_json_object
 from .build import markdown, move_files
 
 LARGEST_MB = 24

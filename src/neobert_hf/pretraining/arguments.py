@@ -7,12 +7,12 @@ from typing import Annotated, ClassVar
 import torch
 from transformers import TrainingArguments
 
-from ..commands import COUNT, SHARE, Bounds, check_bounds
 from ..data.corpus import SAMPLES
 from ..data.shard_reader import NUM_HELD_OUT
 from ..data.shards import LONG_DOCUMENTS, most_processes
 from ..deprecations import warn_of_rename
-from ..training_arguments import BOUNDS, ResumeArguments
+from ..runs.arguments import BOUNDS, ResumeArguments
+from ..runs.commands import COUNT, SHARE, Bounds, check_bounds
 from . import recipes
 from .recipes import RECIPES, Recipe
 

@@ -7,11 +7,11 @@ the authors' code disagree, the recipe `paper` follows the paper and the recipe 
 import math
 from dataclasses import asdict, dataclass, field, fields, replace
 
-from ..commands import SHARE, Bounds, check_bounds
 from ..data import BATCH_FORMATS
 from ..deprecations import renamed_argument, warn_of_rename
-from ..training_arguments import BOUNDS as TRAINING_BOUNDS
-from ..training_arguments import STEPS
+from ..runs.arguments import BOUNDS as TRAINING_BOUNDS
+from ..runs.arguments import STEPS
+from ..runs.commands import SHARE, Bounds, check_bounds
 
 SCHEDULES = ("paper", "code", "linear", "constant")
 ARCHITECTURES = ("neobert", "roberta-prelayernorm")

@@ -34,10 +34,10 @@ from ..data.packing import MixedRows, PackedRows
 from ..data.plans import PLANS, NothingToPack, write_packing_plan
 from ..data.shard_reader import Shards, ShardsSubset
 from ..model.configuration_neobert import NeoBERTConfig
+from ..runs.folders import last_complete_checkpoint
+from ..runs.manifests import STATE, CheckedCheckpoints
 from .flops import matrix_flops_per_s, training_flops
-from .manifests import STATE, CheckedCheckpoints
 from .recipes import Recipe
-from .runs import last_complete_checkpoint
 
 METRICS = "metrics.jsonl"
 SAVING_SIGNALS = (signal.SIGTERM, signal.SIGINT)

@@ -10,8 +10,8 @@ from transformers import TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from ..model.machine_neobert import best_dtype
 from .commands import COUNT, SHARE, Bounds, check_bounds
-from .model.machine_neobert import best_dtype
 
 SEED = Bounds(0, (1 << 32) - 1)  # the range of NumPy's seeds
 STEPS = Bounds(0, 100_000_000)

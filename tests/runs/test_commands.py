@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import TrainingArguments
 
-from neobert_hf.commands import Bounds, CommandParser, run_command
+from neobert_hf.runs.commands import Bounds, CommandParser, run_command
 
 
 class Color(Enum):

@@ -10,7 +10,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
 from ..data.files import file_hash, saving, sealed, unsealed, write_json
-from ..training_arguments import numbered_checkpoints
+from .arguments import numbered_checkpoints
 
 logger = logging.get_logger(__name__)
 

@@ -15,7 +15,7 @@ from transformers.utils import logging
 
 from ..data.files import only_writer, write_json
 from ..deprecations import renamed_names
-from ..training_arguments import numbered_checkpoints
+from .arguments import numbered_checkpoints
 from .manifests import MANIFEST, STATE, STILL_GOOD, UNFINISHED, check_checkpoint, read_json_object
 
 logger = logging.get_logger(__name__)

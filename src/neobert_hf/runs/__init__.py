@@ -1,0 +1,1 @@
+"""What every training and evaluation shares: arguments, one-line errors, run folders, checkpoints, resume."""
