@@ -46,10 +46,13 @@ from neobert_hf.data.shards import MANIFEST, Shards, tokenize_corpus
 from neobert_hf.data.wordpiece import tokenizer_hash
 from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArguments
 from neobert_hf.pretraining.recipes import Recipe
-from neobert_hf.pretraining.trainer import PretrainingTrainer, SaveOnTerminate, build_model, training_rows
+from neobert_hf.pretraining.starts import check_held_out, check_start
+from neobert_hf.pretraining.summary import write_summary
+from neobert_hf.pretraining.trainer import PretrainingTrainer, build_model, training_rows
 from neobert_hf.runs.commands import CommandParser, run_command
-from neobert_hf.runs.folders import begin_or_resume, check_held_out, check_start, lock_run, write_summary
+from neobert_hf.runs.folders import begin_or_resume, lock_run
 from neobert_hf.runs.manifests import STILL_GOOD
+from neobert_hf.runs.signals import SaveOnTerminate
 
 
 def open_corpus(data: CorpusArguments, recipe: Recipe, files: list[str] | None) -> Corpus:

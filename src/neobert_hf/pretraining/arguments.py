@@ -2,18 +2,16 @@
 
 import os
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
 from transformers import TrainingArguments
 
 from ..data.corpus import SAMPLES
 from ..data.shard_reader import NUM_HELD_OUT
-from ..data.shards import LONG_DOCUMENTS, most_processes
+from ..data.shards import LONG_DOCUMENTS
 from ..deprecations import warn_of_rename
-from ..runs.arguments import BOUNDS, ResumeArguments
-from ..runs.commands import COUNT, SHARE, Bounds, check_bounds
-from . import recipes
+from ..runs.arguments import ResumeArguments
 from .recipes import RECIPES, Recipe
 
 # Values of a recipe that config_overrides and the arguments of the corpus set.
@@ -80,16 +78,16 @@ class CorpusArguments:
             "help": "Documents longer than shard_length: truncate drops the rest, as in the paper; chunk splits them."
         },
     )
-    shard_length: Annotated[int, Bounds(3, 1 << 20)] = field(
+    shard_length: int = field(
         default=4096,
         metadata={
             "help": "Maximum length in tokens of a document in the shards; max_length truncates further for a phase."
         },
     )
-    num_processes: Annotated[int, Bounds(1, most_processes())] = field(
+    num_processes: int = field(
         default=None, metadata={"help": "Number of processes that tokenize; without it, one per core."}
     )
-    num_held_out: Annotated[int, COUNT] = field(
+    num_held_out: int = field(
         default=NUM_HELD_OUT, metadata={"help": "Number of documents held out if there are no validation_files."}
     )
     streaming: bool = field(
@@ -112,16 +110,6 @@ class CorpusArguments:
 @dataclass
 class PretrainingArguments(ResumeArguments, TrainingArguments):
     """TrainingArguments whose defaults are the values of a recipe."""
-
-    BOUNDS: ClassVar = {
-        **BOUNDS,
-        **recipes.BOUNDS,
-        "phase": Bounds(1, 2),
-        "row_tokens": Bounds(3, 1 << 30),
-        "mixture": SHARE,
-        "longer_than": Bounds(1, 1 << 20),
-        "label_smoothing_factor": Bounds(0, 0),  # the paper's loss has none
-    }
 
     GROUPS: ClassVar = {
         "Run": ("recipe", "phase", "init_from", "config_overrides", "architecture", "logging_steps", "report_to"),
@@ -243,7 +231,6 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
     dataloader_pin_memory: bool = field(default=None, metadata={"help": "Pin memory; without a value, only with CUDA."})
 
     def __post_init__(self):
-        check_bounds(self, self.BOUNDS)
         self._rename_layout()
         if self.recipe not in RECIPES:
             raise ValueError(f"recipe={self.recipe!r} is not one of {', '.join(RECIPES)}")

@@ -9,24 +9,12 @@ from dataclasses import asdict, dataclass, field, fields, replace
 
 from ..data import BATCH_FORMATS
 from ..deprecations import renamed_argument, warn_of_rename
-from ..runs.arguments import BOUNDS as TRAINING_BOUNDS
-from ..runs.arguments import STEPS
-from ..runs.commands import SHARE, Bounds, check_bounds
 
 SCHEDULES = ("paper", "code", "linear", "constant")
 ARCHITECTURES = ("neobert", "roberta-prelayernorm")
 FLOOR = 0.1  # share of the peak learning rate at which the cosine ends
 TRAINING_NAMES = ("learning_rate", "warmup_steps", "max_steps", "weight_decay")
 TRAINING_NAMES += ("adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm")
-BOUNDS = {
-    **{name: TRAINING_BOUNDS[name] for name in TRAINING_NAMES},
-    "decay_until": STEPS,
-    "tokens_per_step": Bounds(3, 1 << 40),
-    "max_length": Bounds(3, 1 << 20),  # [CLS], one token to predict, [SEP]
-    "mlm_probability": Bounds(above=0, most=1),
-    "mask_replace_prob": SHARE,
-    "random_replace_prob": SHARE,
-}
 
 
 @renamed_argument("layout", "batch_format")  # up to version 0.2
@@ -100,7 +88,6 @@ class Recipe:
         ):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(choices)}")
-        check_bounds(self, BOUNDS)
         if len(self.mixture) != 3 or min(self.mixture) < 0 or not math.isclose(sum(self.mixture), 1.0):
             raise ValueError(f"mixture={self.mixture} must be three shares of at least 0 that sum to 1")
         if not 0 <= self.warmup_steps <= self.decay_until <= self.max_steps:
