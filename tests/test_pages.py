@@ -5,12 +5,11 @@ import re
 import shlex
 from pathlib import Path
 
+import neobert_hf.cli
 import pytest
 import render_tables
 from conftest import run_main
 from oracle import CONFIG, random_weights, write_checkpoint
-
-import neobert_hf.cli
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(neobert_hf.__file__).parent

@@ -5,10 +5,10 @@ import os
 import shutil
 
 import pytest
+from neobert_hf.cli import embedding_model
 from transformers import AutoTokenizer, BertTokenizerFast, Trainer, TrainingArguments
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, contextual_sentence_transformer, sentence_transformer
-from neobert_hf.cli import embedding_model
 from neobert_hf.data.origins import check_links, check_own_code, check_source, load_tokenizer
 
 FOREIGN = {  # settings by which a loader runs code of another place, by the file that holds them
