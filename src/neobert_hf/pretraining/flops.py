@@ -36,7 +36,7 @@ def training_flops(model: PreTrainedModel, num_tokens: int, num_masked: int, sum
 
 def _num_weights(module):
     """Number of weights in the linear layers of a module."""
-    return sum(each.weight.numel() for each in module.modules() if isinstance(each, nn.Linear))
+    return sum(layer.weight.numel() for layer in module.modules() if isinstance(layer, nn.Linear))
 
 
 def matrix_flops_per_s(device: torch.device, dtype: torch.dtype, seconds: float = 0.3) -> float:
