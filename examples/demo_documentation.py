@@ -10,7 +10,7 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from transformers import Trainer, TrainingArguments, set_seed
 
@@ -19,7 +19,7 @@ from neobert_hf.data.wordpiece import train_wordpiece
 from neobert_hf.demo.documentation import collect_documentation
 from neobert_hf.evaluation.masked_lm import masked_accuracy, unigram_accuracy
 from neobert_hf.runs.arguments import PrecisionArguments
-from neobert_hf.runs.commands import Bounds, CommandParser, run_command
+from neobert_hf.runs.commands import CommandParser, run_command
 
 USE = Path(__file__).with_name("use_saved_model.py")
 
@@ -28,22 +28,12 @@ USE = Path(__file__).with_name("use_saved_model.py")
 class DemoArguments:
     """Data and size of the model."""
 
-    num_held_out: Annotated[int, Bounds(1, 1 << 20)] = field(
-        default=500, metadata={"help": "Number of documents held out for evaluation."}
-    )
-    num_searched: Annotated[int, Bounds(3, 1 << 20)] = field(
-        default=4000, metadata={"help": "Number of documents to search at the end."}
-    )
-    max_length: Annotated[int, Bounds(3, 512)] = field(
-        default=128, metadata={"help": "Maximum length of a document in tokens."}
-    )
-    vocab_size: Annotated[int, Bounds(300, 1 << 17)] = field(
-        default=8192, metadata={"help": "Size of the WordPiece vocabulary."}
-    )
-    hidden_size: Annotated[int, Bounds(64, 1 << 13)] = field(
-        default=256, metadata={"help": "Width of the model, a multiple of 64."}
-    )
-    num_hidden_layers: Annotated[int, Bounds(1, 256)] = field(default=3, metadata={"help": "Number of blocks."})
+    num_held_out: int = field(default=500, metadata={"help": "Number of documents held out for evaluation."})
+    num_searched: int = field(default=4000, metadata={"help": "Number of documents to search at the end."})
+    max_length: int = field(default=128, metadata={"help": "Maximum length of a document in tokens."})
+    vocab_size: int = field(default=8192, metadata={"help": "Size of the WordPiece vocabulary."})
+    hidden_size: int = field(default=256, metadata={"help": "Width of the model, a multiple of 64."})
+    num_hidden_layers: int = field(default=3, metadata={"help": "Number of blocks."})
 
     def __post_init__(self):
         if self.hidden_size % 64:

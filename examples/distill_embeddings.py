@@ -20,7 +20,6 @@ import random
 import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated
 
 from datasets import Dataset, DatasetDict
 from sentence_transformers.base.sampler import BatchSamplers
@@ -32,7 +31,6 @@ from neobert_hf.data.tables import read_text_column
 from neobert_hf.embeddings.contrastive import TEMPERATURE, ContrastiveTrainingArguments, set_sampling
 from neobert_hf.embeddings.distillation import (
     DIRECTIONS,
-    MOST_MINED,
     TEACHER,
     DistillationLoss,
     DistillationTrainer,
@@ -54,7 +52,7 @@ from neobert_hf.evaluation.retrieval import pairs_evaluators
 from neobert_hf.pretraining.depth import check_depth, with_more_blocks
 from neobert_hf.pretraining.recipes import Recipe
 from neobert_hf.pretraining.trainer import build_model
-from neobert_hf.runs.commands import Bounds, CommandParser, run_command
+from neobert_hf.runs.commands import CommandParser, run_command
 from neobert_hf.runs.folders import lock_run
 
 MAX_POSITIONS = 512  # of a new model; training uses the first --max_seq_length
@@ -74,7 +72,7 @@ class DistillationArguments:
     config_overrides: str = field(
         default="", metadata={"help": "Shape of a new model: hidden_size=256,num_hidden_layers=3,..."}
     )
-    num_hidden_layers: Annotated[int | None, Bounds(2, 10_000)] = field(
+    num_hidden_layers: int | None = field(
         default=None,
         metadata={"help": "Number of blocks, more than --model_name_or_path has; the new ones begin without effect."},
     )
@@ -92,53 +90,43 @@ class DistillationArguments:
     pair_files: list[str] = field(
         default=None, metadata={"help": "Pairs, for the teacher's vectors of the queries and the contrastive loss."}
     )
-    max_rows: Annotated[int, Bounds(2, 1 << 40)] = field(
+    max_rows: int = field(
         default=None,
         metadata={"help": "Rows of each file, drawn at random. Default: all; the teacher embeds them once."},
     )
-    max_rows_seed: Annotated[int | None, Bounds(0, 2**32 - 1)] = field(
+    max_rows_seed: int | None = field(
         default=None,
         metadata={
             "help": "Seed of this draw. Default: --seed; one for several seeds, so that the teacher embeds only once."
         },
     )
     validation_files: list[str] = field(default=None, metadata={"help": "Pairs for the retrieval evaluation."})
-    max_seq_length: Annotated[int, Bounds(3, 1 << 20)] = field(
-        default=128, metadata={"help": "Length in tokens at which texts are truncated."}
-    )
-    teacher_max_seq_length: Annotated[int | None, Bounds(3, 1 << 20)] = field(
+    max_seq_length: int = field(default=128, metadata={"help": "Length in tokens at which texts are truncated."})
+    teacher_max_seq_length: int | None = field(
         default=None, metadata={"help": "The same for the teacher, in its tokens. Default: --max_seq_length."}
     )
-    contrastive_weight: Annotated[float, Bounds(0, 1e6)] = field(
+    contrastive_weight: float = field(
         default=0.1, metadata={"help": "Weight of the contrastive loss; the distance has weight 1."}
     )
-    temperature: Annotated[float, Bounds(1e-4, 100)] = field(
+    temperature: float = field(
         default=TEMPERATURE, metadata={"help": "Divisor of the cosines in the contrastive loss."}
     )
-    mlm_weight: Annotated[float, Bounds(0, 1e6)] = field(
-        default=0.1, metadata={"help": "Weight of the masked-language loss."}
-    )
-    tokens_per_batch: Annotated[int, Bounds(1, 1 << 30)] = field(
+    mlm_weight: float = field(default=0.1, metadata={"help": "Weight of the masked-language loss."})
+    tokens_per_batch: int = field(
         default=4096,
         metadata={"help": "Mean number of tokens in a batch; the number of rows depends on the lengths in each file."},
     )
-    muon_learning_rate: Annotated[float | None, Bounds(above=0, most=1e3)] = field(
+    muon_learning_rate: float | None = field(
         default=None,
         metadata={"help": "Learning rate of Muon for the matrices of the blocks; by default AdamW trains them too."},
     )
-    num_mined_negatives: Annotated[int, Bounds(0, MOST_MINED)] = field(
-        default=0, metadata={"help": "Hard negatives of each pair, mined by the teacher."}
-    )
-    margin: Annotated[float, Bounds(0, 1)] = field(
+    num_mined_negatives: int = field(default=0, metadata={"help": "Hard negatives of each pair, mined by the teacher."})
+    margin: float = field(
         default=0.05, metadata={"help": "A negative is at least this share of the positive's similarity below it."}
     )
-    masked_share: Annotated[float, Bounds(0, 1)] = field(
-        default=0.5, metadata={"help": "Share of the batches with masked texts."}
-    )
-    pair_share: Annotated[float, Bounds(0, 1)] = field(
-        default=0.25, metadata={"help": "Share of the batches with pairs; the rest has texts."}
-    )
-    sampling_exponent: Annotated[float, Bounds(0, 10)] = field(
+    masked_share: float = field(default=0.5, metadata={"help": "Share of the batches with masked texts."})
+    pair_share: float = field(default=0.25, metadata={"help": "Share of the batches with pairs; the rest has texts."})
+    sampling_exponent: float = field(
         default=0.5,
         metadata={"help": "Among files of a kind, one is drawn in proportion to its number of rows to this power."},
     )

@@ -13,7 +13,6 @@ import logging
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
 
 import torch
 from matplotlib.figure import Figure
@@ -33,7 +32,7 @@ from neobert_hf.evaluation.pseudo_perplexity import (
     unmasked_ids,
 )
 from neobert_hf.evaluation.report import long_context_table
-from neobert_hf.runs.commands import Bounds, CommandParser, run_command
+from neobert_hf.runs.commands import CommandParser, run_command
 
 SCALINGS = ("none", "linear", "dynamic", "yarn")
 
@@ -48,10 +47,8 @@ class LongContextArguments:
         default=str(MINI_MODEL_PATH), metadata={"help": "A NeoBERT. Default: the mini model in this package."}
     )
     text_column: str = field(default="text", metadata={"help": "Column of the texts."})
-    num_texts: Annotated[int, Bounds(1)] = field(
-        default=50, metadata={"help": "Number of texts of the longest length."}
-    )
-    trained_length: Annotated[int, Bounds(3)] = field(
+    num_texts: int = field(default=50, metadata={"help": "Number of texts of the longest length."})
+    trained_length: int = field(
         default=None,
         metadata={"help": "Length of the training in tokens. Default: max_position_embeddings of the model."},
     )
@@ -61,10 +58,8 @@ class LongContextArguments:
     scalings: list[str] = field(
         default_factory=lambda: list(SCALINGS), metadata={"help": f"Any of {', '.join(SCALINGS)}."}
     )
-    positions: Annotated[int, Bounds(2)] = field(
-        default=32, metadata={"help": "Number of positions per text and length, drawn at random."}
-    )
-    seed: Annotated[int, Bounds(0, (1 << 32) - 1)] = field(default=0, metadata={"help": "Seed of the positions."})
+    positions: int = field(default=32, metadata={"help": "Number of positions per text and length, drawn at random."})
+    seed: int = field(default=0, metadata={"help": "Seed of the positions."})
 
     def __post_init__(self):
         if unknown := [name for name in self.scalings if name not in SCALINGS]:

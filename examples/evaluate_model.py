@@ -8,7 +8,6 @@ HTML page without other files, and --card into the README.md of the model. After
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
 
 import torch
 from tabulate import tabulate
@@ -23,7 +22,7 @@ from neobert_hf.evaluation.glue_runs import SHORT_RUN, SHORT_TASKS, GlueArgument
 from neobert_hf.evaluation.pseudo_perplexity import load_masked_model
 from neobert_hf.evaluation.pseudo_perplexity_runs import PseudoPerplexityArguments, evaluate_alone
 from neobert_hf.evaluation.report import Section, evaluation_sections, read_card, write_card_section, write_page
-from neobert_hf.runs.commands import COUNT, Bounds, CommandParser, run_command
+from neobert_hf.runs.commands import CommandParser, run_command
 from neobert_hf.runs.folders import lock_run
 
 
@@ -42,20 +41,14 @@ class EvaluationArguments:
     data_dir: str = field(
         default=None, metadata={"help": "Folder with SST-2, CoLA and STS-B in their original files. Default: the Hub."}
     )
-    seeds: Annotated[int, Bounds(1, 1000)] = field(default=3, metadata={"help": "Fine-tuning runs of each task."})
-    learning_rate: Annotated[float, Bounds(above=0, most=100)] = field(
+    seeds: int = field(default=3, metadata={"help": "Fine-tuning runs of each task."})
+    learning_rate: float = field(
         default=3e-4, metadata={"help": "Of the fine-tuning; the paper's values suit larger models."}
     )
-    max_steps: Annotated[int, COUNT] = field(
-        default=SHORT_RUN["max_steps"], metadata={"help": "Steps of 32 rows of a fine-tuning run."}
-    )
-    num_texts: Annotated[int, COUNT] = field(
-        default=200, metadata={"help": "Number of texts for the pseudo-perplexity."}
-    )
-    positions: Annotated[int, Bounds(2)] = field(
-        default=64, metadata={"help": "Number of positions per text, drawn at random."}
-    )
-    max_seq_length: Annotated[int, Bounds(3, 1 << 20)] = field(
+    max_steps: int = field(default=SHORT_RUN["max_steps"], metadata={"help": "Steps of 32 rows of a fine-tuning run."})
+    num_texts: int = field(default=200, metadata={"help": "Number of texts for the pseudo-perplexity."})
+    positions: int = field(default=64, metadata={"help": "Number of positions per text, drawn at random."})
+    max_seq_length: int = field(
         default=512, metadata={"help": "Length in tokens at which the texts of the pseudo-perplexity are truncated."}
     )
     report: str = field(default=None, metadata={"help": "Folder in which to write the report, index.html."})

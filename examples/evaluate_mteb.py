@@ -10,7 +10,6 @@ the output folder. The datasets of the tasks are downloaded from the Hub and kep
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated
 
 import torch
 from tabulate import tabulate
@@ -28,7 +27,7 @@ from neobert_hf.evaluation.mteb import (
     evaluate,
     write_model_index,
 )
-from neobert_hf.runs.commands import Bounds, CommandParser, run_command
+from neobert_hf.runs.commands import CommandParser, run_command
 
 
 @dataclass
@@ -58,8 +57,8 @@ class MTEBArguments:
         },
     )
     revision: str = field(default=None, metadata={"help": "Branch, tag or commit of a model on the Hub."})
-    batch_size: Annotated[int, Bounds(1, 1 << 20)] = field(default=32, metadata={"help": "Number of texts in a batch."})
-    max_seq_length: Annotated[int, Bounds(3, 1 << 20)] = field(
+    batch_size: int = field(default=32, metadata={"help": "Number of texts in a batch."})
+    max_seq_length: int = field(
         default=None, metadata={"help": "Maximum length of a text in tokens; without it, the model's."}
     )
     card: str = field(

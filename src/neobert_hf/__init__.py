@@ -1,11 +1,7 @@
 """NeoBERT in the Hugging Face ecosystem. Importing this package registers the model with the Auto classes."""
 
-from pathlib import Path
-
 import transformers
 
-from .adapters import lora_config
-from .allocator import tune_allocator
 from .data.collators import PackedMLMCollator
 from .data.packing import PackedStream
 from .deprecations import renamed_names
@@ -32,11 +28,11 @@ from .model.modeling_neobert import (
     NeoBERTLMHead,
     NeoBERTModel,
 )
+from .runs import MINI_MODEL_PATH
+from .runs.adapters import lora_config
+from .runs.allocator import tune_allocator
 
 __version__ = "0.1.0"
-
-# Folder of the small embedding model that ships with the package; it was trained on Python's documentation.
-MINI_MODEL_PATH = str(Path(__file__).parent / "mini")
 
 for _auto_classes in (AUTO_CLASSES, CONTEXTUAL_AUTO_CLASSES):
     _config_class = _auto_classes["AutoConfig"]

@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Any
 
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value, load_dataset
 
-from ..runs.commands import Bounds
 from .tables import numbered_rows
 from .texts import check_texts
 
@@ -29,9 +28,7 @@ class LabelledDataArguments:
         metadata={"help": "Dataset of the Hub, instead of files; validation as above if it has no such split."},
     )
     dataset_config: str = field(default=None, metadata={"help": "Configuration of the dataset."})
-    max_seq_length: Annotated[int, Bounds(3, 1 << 20)] = field(
-        default=512, metadata={"help": "Length in tokens at which texts are truncated."}
-    )
+    max_seq_length: int = field(default=512, metadata={"help": "Length in tokens at which texts are truncated."})
 
     def __post_init__(self):
         if bool(self.train_file) == bool(self.dataset_name):

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,8 +25,6 @@ from transformers.utils import logging
 
 from ..data.files import content_hash, file_hash
 from ..model.contextual_neobert import pad_texts
-from ..runs.arguments import FINE_TUNING_BOUNDS
-from ..runs.commands import COUNT, Bounds
 from .contextual import contextual_model
 from .contextual_batches import ORDERS, ROW, ContextualBatchSampler, PairClusters, load_or_cluster
 from .contrastive import ContrastiveTrainingArguments
@@ -62,11 +60,11 @@ class ContextualArguments:
         default=None,
         metadata={"help": "Pairs for the retrieval evaluation; each file is a corpus with its own context."},
     )
-    context_size: Annotated[int, COUNT] = field(
+    context_size: int = field(
         default=None,
         metadata={"help": f"Documents of the context. Default: the saved model's, {CONTEXT_SIZE} for a new one."},
     )
-    context_dropout: Annotated[float, Bounds(0, 0.99)] = field(
+    context_dropout: float = field(
         default=None,
         metadata={
             "help": "Probability of dropping a context vector in training. Default: the saved model's, 0.005 for a new one."
@@ -85,7 +83,7 @@ class ContextualArguments:
         default=None,
         metadata={"help": "Folder of the clusters, which later runs read. Default: clusters in output_dir."},
     )
-    cluster_size: Annotated[int, COUNT] = field(
+    cluster_size: int = field(
         default=None, metadata={"help": "Mean number of pairs in a cluster. Default: the batch size, as in the paper."}
     )
     cluster_order: str = field(
@@ -96,13 +94,11 @@ class ContextualArguments:
         default=False,
         metadata={"help": "Use documents as negatives that the surrogate finds as similar as the query's own."},
     )
-    temperature: Annotated[float, Bounds(1e-4, 100)] = field(
-        default=TEMPERATURE, metadata={"help": "Divisor of the cosines in the loss."}
-    )
-    mini_batch_size: Annotated[int, COUNT] = field(
+    temperature: float = field(default=TEMPERATURE, metadata={"help": "Divisor of the cosines in the loss."})
+    mini_batch_size: int = field(
         default=32, metadata={"help": "Texts per forward; it determines the memory, and not the gradients."}
     )
-    max_seq_length: Annotated[int, Bounds(3, 1 << 20)] = field(
+    max_seq_length: int = field(
         default=None,
         metadata={"help": "Length in tokens at which texts are truncated. Default: the model's, at most 512."},
     )
@@ -123,8 +119,6 @@ class ContextualArguments:
 @dataclass
 class ContextualTrainingArguments(ContrastiveTrainingArguments):
     """Training arguments; epochs, batch size, learning rate, warm-up and schedule are the paper's (appendix G.2)."""
-
-    BOUNDS: ClassVar = FINE_TUNING_BOUNDS
 
     max_steps: int = -1
     num_train_epochs: float = 3

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import torch
 from datasets import DatasetDict
@@ -23,7 +22,6 @@ from torch import nn
 from torch.utils.data import BatchSampler, ConcatDataset
 
 from ..runs.arguments import ResumeArguments
-from ..runs.commands import Bounds
 from ..runs.manifests import CheckedCheckpoints
 from .instructions import SIDES, TRAINING_INSTRUCTIONS
 from .training_sets import TRAINING_SETS, load_training_set, read_pairs
@@ -131,27 +129,25 @@ class ContrastiveArguments:
     instruction_sides: str = field(
         default="both", metadata={"help": "both: all columns have the instruction; query: the first."}
     )
-    temperature: Annotated[float, Bounds(1e-4, 100)] = field(
-        default=TEMPERATURE, metadata={"help": "Divisor of the cosines in the loss."}
-    )
-    sampling_exponent: Annotated[float, Bounds(0, 10)] = field(
+    temperature: float = field(default=TEMPERATURE, metadata={"help": "Divisor of the cosines in the loss."})
+    sampling_exponent: float = field(
         default=0.5, metadata={"help": "A set is drawn in proportion to its size to this power."}
     )
-    mini_batch_size: Annotated[int, Bounds(1, 1 << 30)] = field(
+    mini_batch_size: int = field(
         default=None,
         metadata={"help": "Texts per forward with gradient caching (arXiv 2101.06983); the gradients are the same."},
     )
     gather_across_devices: bool = field(
         default=False, metadata={"help": "Use the documents of all devices as negatives."}
     )
-    num_mined_negatives: Annotated[int, Bounds(0, 1000)] = field(
+    num_mined_negatives: int = field(
         default=0, metadata={"help": "Hard negatives to mine for each pair with the initial model; 0 mines none."}
     )
     pooling: str = field(
         default=None,
         metadata={"help": "mean, as in the paper, or cls, for a bare NeoBERT; a saved embedding model keeps its own."},
     )
-    max_seq_length: Annotated[int, Bounds(3, 1 << 20)] = field(
+    max_seq_length: int = field(
         default=None,
         metadata={
             "help": "Length in tokens at which texts are truncated. Default: the model's own, at most 512 (our choice)."

@@ -10,31 +10,14 @@ from sentence_transformers.sentence_transformer.evaluation import InformationRet
 
 from ..data.files import file_hash, saving, write_json
 from ..data.wordpiece import name_tokenizer_class
-from ..pretraining.trainer import SaveOnTerminate
-from ..runs.folders import SUMMARY, begin_or_resume
+from ..runs.folders import SUMMARY, train_or_resume
 from ..runs.manifests import STILL_GOOD
 from .contrastive import ContrastiveTrainer, ContrastiveTrainingArguments
 
 # Arguments that determine the loss curve; a resumed run must have the same values.
-CURVE = (
-    *(
-        "max_steps",
-        "learning_rate",
-        "learning_rate_mapping",
-        "lr_scheduler_type",
-        "lr_scheduler_kwargs",
-        "warmup_steps",
-    ),
-    *(
-        "warmup_ratio",
-        "optim",
-        "weight_decay",
-        "max_grad_norm",
-        "per_device_train_batch_size",
-        "gradient_accumulation_steps",
-    ),
-    *("batch_sampler", "bf16", "fp16", "seed"),
-)
+CURVE = ("max_steps", "learning_rate", "learning_rate_mapping", "lr_scheduler_type", "lr_scheduler_kwargs")
+CURVE += ("warmup_steps", "warmup_ratio", "optim", "weight_decay", "max_grad_norm", "per_device_train_batch_size")
+CURVE += ("gradient_accumulation_steps", "batch_sampler", "bf16", "fp16", "seed")
 
 
 def train_and_summarize(
@@ -49,8 +32,7 @@ def train_and_summarize(
     """Train or resume, save the model, evaluate it, and write `training_summary.json`.
 
     Args:
-        make_trainer: Returns the trainer; called with the checkpoint to resume from, or None, when the folder is known to be free
-            for this run. What takes long or writes into the folder belongs here.
+        make_trainer: As for `train_or_resume`.
         training: Training arguments.
         arguments: Values that identify the run besides the training arguments.
         files: Files whose content identifies the run: data, and `start_files`.
@@ -72,11 +54,7 @@ def train_and_summarize(
         "batch_size": training.train_batch_size * training.gradient_accumulation_steps * training.world_size,
         **{name: value for name, value in training.to_dict().items() if name in CURVE},
     }
-    exactly = not training.resume_inexactly
-    checkpoint = begin_or_resume(training.output_dir, run, training.resume_from_checkpoint, exactly)
-    trainer = make_trainer(checkpoint)
-    trainer.add_callback(SaveOnTerminate())
-    trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+    trainer = train_or_resume(make_trainer, training, run)
     with saving(Path(training.output_dir), STILL_GOOD):
         trainer.save_model()
         if trainer.is_world_process_zero():

@@ -11,7 +11,6 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -30,8 +29,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from ..data.files import content_hash, file_hash, write_json
 from ..data.origins import load_tokenizer
 from ..data.texts import check_max_length
-from ..runs.arguments import FINE_TUNING_BOUNDS, PrecisionArguments
-from ..runs.commands import Bounds
+from ..runs.arguments import PrecisionArguments
 from .glue import AVERAGED, FROM_MNLI, GRID, PRESETS, TASKS, DivergedError, GlueTask, average, load_task, task_metrics
 
 SUMMARY, RESULT, MODEL = "glue.json", "result.json", "model"  # of a suite; of a run
@@ -82,13 +80,11 @@ class GlueArguments:
         metadata={"help": f"Batch size, learning rate and weight decay of Table 6: {', '.join(PRESETS)}; or none."},
     )
     grid: bool = field(default=False, metadata={"help": "Search the paper's grid of 60 settings with the first seed."})
-    seeds: Annotated[int, Bounds(1, 1000)] = field(default=1, metadata={"help": "Number of seeds of the setting."})
+    seeds: int = field(default=1, metadata={"help": "Number of seeds of the setting."})
     transfer: bool = field(
         default=True, metadata={"help": f"{', '.join(FROM_MNLI)} start from the best MNLI run, if mnli is in --tasks."}
     )
-    max_seq_length: Annotated[int, Bounds(3, 1 << 20)] = field(
-        default=512, metadata={"help": "Length in tokens at which texts are truncated."}
-    )
+    max_seq_length: int = field(default=512, metadata={"help": "Length in tokens at which texts are truncated."})
 
     def __post_init__(self):
         if unknown := [name for name in self.tasks if name not in TASKS]:
@@ -100,8 +96,6 @@ class GlueArguments:
 @dataclass
 class GlueTrainingArguments(PrecisionArguments, TrainingArguments):
     """Training arguments; the defaults are the paper's protocol."""
-
-    BOUNDS: ClassVar = FINE_TUNING_BOUNDS
 
     num_train_epochs: float = 10
     warmup_steps: float = 0.06  # share of all steps, as in the authors' code

@@ -6,7 +6,6 @@ import json
 import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
 
 import torch
 from matplotlib.figure import Figure
@@ -14,15 +13,14 @@ from scipy.stats import spearmanr
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from .. import MINI_MODEL_PATH
-from ..allocator import tune_allocator
 from ..data.files import write_json, writing
 from ..data.origins import load_tokenizer
 from ..data.tables import read_text_column
 from ..data.texts import longest_text
 from ..embeddings.models import hash_of_weights
 from ..model.machine_neobert import best_dtype
-from ..runs.commands import Bounds
+from ..runs import MINI_MODEL_PATH
+from ..runs.allocator import tune_allocator
 from ..runs.folders import lock_run
 from ..runs.manifests import read_json_object
 from .pseudo_perplexity import (
@@ -51,8 +49,8 @@ class PseudoPerplexityArguments:
         metadata={"help": "Any masked language model. Default: the mini model in this package."},
     )
     text_column: str = field(default="text", metadata={"help": "Column of the texts."})
-    num_texts: Annotated[int, Bounds(1)] = field(default=None, metadata={"help": "Number of texts. Default: all."})
-    positions: Annotated[int, Bounds(2)] = field(
+    num_texts: int = field(default=None, metadata={"help": "Number of texts. Default: all."})
+    positions: int = field(
         default=None, metadata={"help": "Number of positions per text, drawn at random. Default: all."}
     )
     include_special: bool = field(default=False, metadata={"help": "Mask the special tokens too."})
@@ -60,13 +58,13 @@ class PseudoPerplexityArguments:
         default=False,
         metadata={"help": "Also compute the losses without masks, and report how well they follow the exact ones."},
     )
-    max_seq_length: Annotated[int, Bounds(3, 1 << 20)] = field(
+    max_seq_length: int = field(
         default=None, metadata={"help": "Length in tokens at which texts are truncated. Default: not at all."}
     )
-    max_tokens: Annotated[int, Bounds(1)] = field(
+    max_tokens: int = field(
         default=MAX_TOKENS, metadata={"help": "Largest number of tokens in a batch; it bounds the memory."}
     )
-    seed: Annotated[int, Bounds(0, (1 << 32) - 1)] = field(default=0, metadata={"help": "Seed of the positions."})
+    seed: int = field(default=0, metadata={"help": "Seed of the positions."})
 
 
 def finished(file: Path) -> list[dict]:

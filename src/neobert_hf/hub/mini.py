@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import torch
@@ -25,7 +24,6 @@ from tabulate import tabulate
 from tqdm.auto import tqdm
 from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..allocator import tune_allocator
 from ..data.collators import PackedMLMCollator
 from ..data.files import file_hash, saving, write_json
 from ..data.origins import load_tokenizer
@@ -38,7 +36,8 @@ from ..evaluation.pseudo_perplexity import MaskedText, masked_losses, positions_
 from ..evaluation.retrieval import pairs_evaluator
 from ..model.machine_neobert import best_dtype
 from ..pretraining.depth import with_more_blocks
-from ..runs.commands import Bounds, CommandParser, run_command
+from ..runs.allocator import tune_allocator
+from ..runs.commands import CommandParser, run_command
 from ..runs.folders import RUN, SUMMARY
 from ..runs.manifests import read_json_object
 from .build import markdown, move_files
@@ -78,26 +77,24 @@ class MiniArguments:
         }
     )
     corpus: str = field(metadata={"help": "Folder that `neobert documentation` has written."})
-    averaged: Annotated[list[int], Bounds(1, 1000)] = field(
+    averaged: list[int] = field(
         default_factory=list,
         metadata={
             "help": "Numbers of stages, from 1, whose mean of parameters ships; one given twice counts twice. Default: the last."
         },
     )
     out: str = field(default="src/neobert_hf/mini", metadata={"help": "Folder to write."})
-    max_seq_length: Annotated[int | None, Bounds(3, 1 << 20)] = field(
+    max_seq_length: int | None = field(
         default=None,
         metadata={
             "help": "Length in tokens to which embeddings truncate texts. Default: that of the last averaged stage."
         },
     )
     teacher: str = field(default=TEACHER, metadata={"help": "Teacher of the stages, for comparison."})
-    max_length: Annotated[int, Bounds(4, 1 << 20)] = field(
+    max_length: int = field(
         default=256, metadata={"help": "Length in tokens to which held-out documents are truncated."}
     )
-    num_pseudo: Annotated[int, Bounds(1)] = field(
-        default=100, metadata={"help": "Number of documents for the pseudo-perplexity."}
-    )
+    num_pseudo: int = field(default=100, metadata={"help": "Number of documents for the pseudo-perplexity."})
 
 
 def texts_of(corpus: str, name: str, most: int | None = None) -> list[str]:

@@ -8,19 +8,21 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
-from ..allocator import tune_allocator
 from ..data.collators import PackedMLMCollator
 from ..data.files import saving
 from ..data.origins import load_tokenizer
 from ..data.plans import PACKING
 from ..data.wordpiece import tokenizer_hash
 from ..model.configuration_neobert import NeoBERTConfig
-from ..runs.folders import begin_or_resume, check_held_out, check_start, lock_run, write_summary
+from ..runs.allocator import tune_allocator
+from ..runs.folders import lock_run, train_or_resume
 from ..runs.manifests import STILL_GOOD
 from .arguments import CorpusArguments, PretrainingArguments
 from .recipes import Recipe
 from .rows import held_out_rows, open_text, training_rows
-from .trainer import PretrainingTrainer, SaveOnTerminate
+from .starts import check_held_out, check_start
+from .summary import write_summary
+from .trainer import PretrainingTrainer
 
 
 def pretrain(data: CorpusArguments, training: PretrainingArguments) -> PretrainingTrainer:
@@ -67,22 +69,21 @@ def _pretrain(data, training):
     run = identity(data, training, model, tokenizer, source)
     if training.phase == 2 and not data.streaming and not data.validation_files:
         check_held_out(training.init_from, run)
-    exactly = not training.resume_inexactly
-    checkpoint = begin_or_resume(training.output_dir, run, training.resume_from_checkpoint, exactly)
 
-    # Rows and training; packing plans are made only for a run that is not refused
-    end_token, verify = tokenizer.sep_token_id, data.verify_shards and training.process_index == 0
-    trainer = PretrainingTrainer(
-        model,
-        training,
-        recipe=recipe,
-        train_dataset=text if data.streaming else training_rows(text, training, end_token, verify),
-        eval_dataset=None if held_out is None else held_out_rows(held_out, training, end_token),
-        data_collator=collator(recipe, tokenizer),
-        processing_class=tokenizer,
-        callbacks=[SaveOnTerminate()],
-    )
-    trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+    # Rows and training
+    def make_trainer(checkpoint):  # makes packing plans, so a run that is refused makes none
+        end_token, verify = tokenizer.sep_token_id, data.verify_shards and training.process_index == 0
+        return PretrainingTrainer(
+            model,
+            training,
+            recipe=recipe,
+            train_dataset=text if data.streaming else training_rows(text, training, end_token, verify),
+            eval_dataset=None if held_out is None else held_out_rows(held_out, training, end_token),
+            data_collator=collator(recipe, tokenizer),
+            processing_class=tokenizer,
+        )
+
+    trainer = train_or_resume(make_trainer, training, run)
     finish(trainer, run)
     return trainer
 

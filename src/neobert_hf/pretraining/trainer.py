@@ -6,12 +6,8 @@ devices, precision, checkpoints and resume are Trainer's.
 
 import json
 import math
-import os
-import signal
-import sys
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -29,7 +25,6 @@ from .flops import matrix_flops_per_s, training_flops
 from .recipes import Recipe
 
 METRICS = "metrics.jsonl"
-SAVING_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class PretrainingTrainer(CheckedCheckpoints):
@@ -283,66 +278,3 @@ class LogWhereItEnds(TrainerCallback):
         """Request the log; Trainer writes it before the checkpoint."""
         if control.should_save or control.should_training_stop or state.global_step >= state.max_steps:
             control.should_log = True
-
-
-class SaveOnTerminate(TrainerCallback):
-    """On SIGTERM or Ctrl-C, save a checkpoint after the current step and end the process; a second Ctrl-C ends it at once.
-
-    Schedulers send SIGTERM before they preempt a job. All processes agree on the step. With Trainer's own
-    `enable_jit_checkpoint`, each process decides alone.
-    """
-
-    def on_train_begin(self, args, state, control, train_dataloader, **kwargs):
-        """Install the signal handlers, except for signals that this process ignores, as a job in the background does."""
-        self._signal = self._agreed_signal = 0
-        self._is_alone = args.world_size == 1
-        numbers = [number for number in SAVING_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-        self._before = {number: signal.signal(number, self._handle_signal) for number in numbers}
-        loader = getattr(train_dataloader, "base_dataloader", train_dataloader)  # accelerate wraps it
-        loader.worker_init_fn = partial(_begin_worker, loader.worker_init_fn)
-
-    def _handle_signal(self, number, frame):
-        self._signal = number
-        if number == signal.SIGINT and self._is_alone:  # launchers repeat a Ctrl-C to their processes
-            signal.signal(number, self._before[number])
-            # print is not safe in a handler
-            os.write(2, b"\nCtrl-C: saving a checkpoint after this step; a second Ctrl-C ends at once\n")
-
-    def on_step_end(self, args, state, control, **kwargs):
-        """Save and stop if any process has received a signal, unless this was the last step."""
-        number = self._signal
-        if args.world_size > 1:
-            agreed = torch.tensor(number, device=args.device)
-            torch.distributed.all_reduce(agreed, torch.distributed.ReduceOp.MAX)
-            number = int(agreed)
-        if number and state.global_step < state.max_steps:
-            self._agreed_signal = number
-            args.save_total_limit = None  # Trainer would remove this checkpoint in favour of the best one
-            control.should_log = control.should_save = control.should_training_stop = True
-
-    def on_epoch_end(self, args, state, control, **kwargs):
-        """Prevent the evaluation of a part of an epoch, which could count as the best one."""
-        if self._agreed_signal:
-            control.should_evaluate = control.should_save = False
-
-    def on_train_end(self, args, state, control, **kwargs):
-        """Restore the previous handlers; end the process if a signal has stopped the training.
-
-        Raises:
-            SystemExit: The status is that of a process that the signal ended: 143 for SIGTERM, 130 for Ctrl-C.
-        """
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        if self._agreed_signal:
-            if state.is_world_process_zero:
-                message = "the same command with --resume_from_checkpoint last resumes here"
-                print(f"stopped at step {state.global_step}; {message}", file=sys.stderr)
-            raise SystemExit(128 + self._agreed_signal)
-
-
-def _begin_worker(begin, worker):
-    """Ignore the signals, which reach all processes: a worker ends with its parent, which saves first."""
-    for number in SAVING_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    if begin is not None:
-        begin(worker)

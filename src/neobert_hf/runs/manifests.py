@@ -10,7 +10,6 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
 from ..data.files import file_hash, saving, sealed, unsealed, write_json
-from .arguments import numbered_checkpoints
 
 logger = logging.get_logger(__name__)
 
@@ -20,6 +19,16 @@ STATE = "trainer_state.json"
 STILL_GOOD = (
     "earlier checkpoints are complete; if the disk is full, free space, and resume with --resume_from_checkpoint last"
 )
+
+
+def numbered_checkpoints(folder: str | Path) -> list[tuple[int, Path]]:
+    """Return step and path of every path named checkpoint-N in a folder, highest step first."""
+    found = []
+    for path in Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+        step = path.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
+        if step.isdecimal():
+            found.append((int(step), path))
+    return sorted(found, reverse=True)
 
 
 class CheckedCheckpoints(Trainer):
@@ -106,18 +115,18 @@ def check_checkpoint(checkpoint: Path, exactly: bool = True) -> None:
         raise ValueError(f"{checkpoint} is not a folder")
     step = read_json_object(checkpoint / STATE).get("global_step")
     if type(step) is not int:
-        raise ValueError(f"{checkpoint / STATE} is damaged: its global_step is {step!r}, not a whole number")
+        raise ValueError(f"{checkpoint / STATE} is damaged: its global_step is {step!r}, not an integer")
     number = checkpoint.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
     if number.isdecimal() and int(number) != step:
         raise ValueError(f"{checkpoint} holds the state of step {step}")
     if (checkpoint / MANIFEST).exists():
         inexact = _compare(checkpoint, _read_manifest(checkpoint / MANIFEST))
     else:
-        inexact = [f"{checkpoint} has no {MANIFEST}: its save was interrupted, or an earlier version wrote it"]
+        inexact = [f"{checkpoint} has no {MANIFEST}: its save was interrupted, or another program wrote it"]
     if exactly and inexact:
         raise ValueError(f"{'; '.join(inexact)}; give --resume_inexactly to resume from it")
-    for each in inexact:
-        logger.warning(f"{each}; the resumed run will differ from an uninterrupted run")
+    for reason in inexact:
+        logger.warning(f"{reason}; the resumed run will differ from an uninterrupted run")
 
 
 def _read_manifest(file):
@@ -150,10 +159,11 @@ def _compare(checkpoint, manifest):
     inexact = [f"{checkpoint} lacks {', '.join(missing)}"] if missing else []
     if manifest.get("is_exact") is not True:
         inexact.append(f"{checkpoint} was saved without optimizer state (--save_only_model)")
-    here = int(os.environ.get("WORLD_SIZE", 1))  # every launcher sets it
-    there = manifest.get("num_processes")
-    if here != there:
-        inexact.append(f"{checkpoint} was written by {there} processes, and this run has {here}")
+    num_processes = int(os.environ.get("WORLD_SIZE", 1))  # every launcher sets it
+    if num_processes != manifest.get("num_processes"):
+        inexact.append(
+            f"{checkpoint} was written by {manifest.get('num_processes')} processes, and this run has {num_processes}"
+        )
     return inexact
 
 
