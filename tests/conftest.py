@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import getpass
 import io
+import json
 import os
 import resource
 import shutil
@@ -132,6 +133,20 @@ def tiny_config():
 def tokenizer():
     """A WordPiece tokenizer of at most 96 tokens, the vocabulary of the tiny model."""
     return train_wordpiece([SENTENCE] * 20, vocab_size=96, model_max_length=64)
+
+
+@pytest.fixture(scope="session")
+def corpus(tokenizer, tmp_path_factory):
+    """A folder with train.jsonl, held_out.jsonl and a tokenizer; each word of a text determines the next one."""
+    folder = tmp_path_factory.mktemp("corpus")
+    words, rng = SENTENCE.split(), np.random.default_rng(0)
+    for name, count in {"train": 600, "held_out": 60}.items():
+        lines = []
+        for start, length in zip(rng.integers(0, len(words), count), rng.integers(3, 60, count)):
+            lines.append(json.dumps({"text": " ".join(words[(start + i) % len(words)] for i in range(length))}))
+        (folder / f"{name}.jsonl").write_text("\n".join(lines))
+    tokenizer.save_pretrained(folder / "tokenizer")
+    return folder
 
 
 @pytest.fixture(scope="session")
