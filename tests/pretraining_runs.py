@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import fields
 from pathlib import Path
+from unittest import mock
 
 from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArguments
 from neobert_hf.pretraining.pretrain import pretrain
@@ -43,7 +44,9 @@ def run(corpus, folder, **changes):
     values = {name: _plain(value) for name, value in options_of(corpus, folder, **changes).items()}
     names = {field.name for field in fields(CorpusArguments)}
     data = CorpusArguments(**{name: value for name, value in values.items() if name in names})
-    pretrain(data, PretrainingArguments(**{name: value for name, value in values.items() if name not in names}))
+    training = PretrainingArguments(**{name: value for name, value in values.items() if name not in names})
+    with mock.patch("neobert_hf.pretraining.summary.plot_curves"):  # takes as long as the training
+        pretrain(data, training)
     return losses_of(folder)
 
 

@@ -18,6 +18,7 @@ from neobert_hf.data.wordpiece import train_wordpiece
 from neobert_hf.pretraining import rows
 from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArguments
 from neobert_hf.pretraining.starts import check_held_out, check_start
+from neobert_hf.pretraining.summary import plot_curves
 from neobert_hf.runs.manifests import read_json_object
 
 
@@ -34,12 +35,17 @@ def test_both_phases_run_and_auto_model_loads_the_result(corpus, tmp_path):
     summary = read_json_object(tmp_path / "two/training_summary.json")
     assert summary["phase"] == 2 and summary["recipe"]["mixture"] == [0.2, 0.4, 0.4]
     assert summary["steps"] == 6 and 0 < summary["eval_masked_accuracy"] <= 1
-    assert (tmp_path / "two/training_curves.png").stat().st_size > 10_000
     assert list(tmp_path.glob("one/**/events.out.tfevents*"))  # TensorBoard is the default
     model = AutoModelForMaskedLM.from_pretrained(tmp_path / "two")
     assert model.config.max_position_embeddings == 64 and not model.config.sparse_prediction
     with pytest.raises(ValueError, match="draws 40% of the steps from documents of more than 4000 tokens"):
         run(corpus, tmp_path / "three", **phase_2, max_steps=6, longer_than=[24, 4000])
+
+
+def test_the_curves_of_a_log_are_drawn(tmp_path):
+    log = [{"step": step, "loss": 1 / step, "num_tokens": 100 * step} for step in (1, 2, 3)]
+    plot_curves([*log, {"step": 3, "eval_loss": 0.5}], tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 
 def test_m3_trains_with_a_bpe_tokenizer_that_has_no_mask_token_on_text_that_was_tokenized_before(corpus, tmp_path):

@@ -62,7 +62,7 @@ def test_packed_and_padded_training_follow_the_same_curve_and_concatenation_does
     """Tolerance 1e-4 over 50 steps in fp32: packed and padded differ only by rounding."""
     curves = {}
     for batch_format in ("packed", "padded", "concatenated"):
-        trainer = trainer_of(batch_format=batch_format, max_steps=50)
+        trainer = trainer_of(batch_format=batch_format, max_steps=50, tokens_per_step=128)
         trainer.train()
         curves[batch_format] = np.array(curve(trainer))
     assert np.abs(curves["packed"] - curves["padded"]).max() < 1e-4

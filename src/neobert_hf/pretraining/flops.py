@@ -1,6 +1,7 @@
 """Floating-point operations of a training step, and the peak rate of a device in matrix products."""
 
 import time
+from functools import cache
 
 import torch
 from torch import nn
@@ -39,6 +40,7 @@ def _num_weights(module):
     return sum(layer.weight.numel() for layer in module.modules() if isinstance(layer, nn.Linear))
 
 
+@cache
 def matrix_flops_per_s(device: torch.device, dtype: torch.dtype, seconds: float = 0.3) -> float:
     """Best measured rate of square matrix products on a device, in floating-point operations per second.
 
