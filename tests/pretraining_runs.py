@@ -73,6 +73,7 @@ def _call_main(name, file, arguments, errors):
     with open(os.devnull, "wb") as nowhere, open(errors, "wb") as handle:
         os.dup2(nowhere.fileno(), 1)
         os.dup2(handle.fileno(), 2)
+    multiprocessing.set_start_method("fork", force=True)  # for workers, as in a process of its own on Linux
     signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background ignore it
     sys.argv = [file, *arguments]
     __import__(name).main()
