@@ -18,16 +18,16 @@ from neobert_hf import MINI_MODEL_PATH, tune_allocator
 from neobert_hf.data.labelled import LabelledDataArguments, read_texts
 from neobert_hf.data.origins import load_tokenizer
 from neobert_hf.data.texts import check_max_length
-from neobert_hf.pretraining.trainer import SaveOnTerminate
 from neobert_hf.runs.arguments import FineTuningArguments
 from neobert_hf.runs.commands import CommandParser, run_command
+from neobert_hf.runs.signals import SaveOnTerminate
 
 
 @dataclass
 class ClassifierArguments(LabelledDataArguments):
     """Model and data."""
 
-    model_name_or_path: str = field(default=str(MINI_MODEL_PATH), metadata={"help": "Folder or id on the Hub."})
+    model_name_or_path: str = field(default=MINI_MODEL_PATH, metadata={"help": "Folder or id on the Hub."})
     text_columns: list[str] = field(default_factory=lambda: ["text"], metadata={"help": "One or two columns of text."})
     label_column: str = field(default="label", metadata={"help": "Column of the label."})
 

@@ -25,16 +25,16 @@ from neobert_hf import MINI_MODEL_PATH
 from neobert_hf.data.labelled import LabelledDataArguments, read_tagged_words
 from neobert_hf.data.origins import load_tokenizer
 from neobert_hf.data.texts import check_max_length
-from neobert_hf.pretraining.trainer import SaveOnTerminate
 from neobert_hf.runs.arguments import FineTuningArguments
 from neobert_hf.runs.commands import CommandParser, run_command
+from neobert_hf.runs.signals import SaveOnTerminate
 
 
 @dataclass
 class TaggerArguments(LabelledDataArguments):
     """Model and data."""
 
-    model_name_or_path: str = field(default=str(MINI_MODEL_PATH), metadata={"help": "Folder or id on the Hub."})
+    model_name_or_path: str = field(default=MINI_MODEL_PATH, metadata={"help": "Folder or id on the Hub."})
     word_column: str = field(default="words", metadata={"help": "Column of the lists of words."})
     tag_column: str = field(default="tags", metadata={"help": "Column of the lists of tags."})
 

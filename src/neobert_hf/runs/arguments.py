@@ -14,6 +14,7 @@ from .manifests import STATE, numbered_checkpoints
 class PrecisionArguments:
     """Training arguments with bf16 only if it is faster on this machine. A mixin before a class of TrainingArguments."""
 
+    output_dir: str = field(default=None, metadata={"help": "Folder of the checkpoints and the trained model."})
     auto_precision: bool = field(
         default=False,
         metadata={
