@@ -13,7 +13,7 @@ Phase 2 of this run, on longer documents; it reuses the tokenized text:
 
     python examples/pretrain_mlm.py --phase 2 --init_from runs/small --output_dir runs/small-2 \\
         --train_files runs/documentation/train.jsonl --validation_files runs/documentation/held_out.jsonl \\
-        --tokenizer_name runs/documentation/tokenizer --shards_dir runs/small/shards \\
+        --tokenizer_name runs/documentation/tokenizer --shards_dir runs/small/documents \\
         --max_steps 20 --max_length 1024 --longer_than 256 512 --row_tokens 4096 --tokens_per_step 4096 \\
         --learning_rate 2e-3 --use_cpu
 
@@ -21,7 +21,7 @@ The paper, phases 1 and 2:
 
     accelerate launch --config_file examples/accelerate/ddp.yaml examples/pretrain_mlm.py --bf16
     accelerate launch --config_file examples/accelerate/ddp.yaml examples/pretrain_mlm.py --bf16 --phase 2 \\
-        --init_from runs/pretraining --output_dir runs/pretraining-4096 --shards_dir runs/pretraining/shards
+        --init_from runs/pretraining --output_dir runs/pretraining-4096 --shards_dir runs/pretraining/documents
 
 After an interruption, the same command with `--resume_from_checkpoint last` resumes exactly. `--recipe` names the values (paper,
 code, m0 to m9), and each value has an argument. `--max_steps` scales warmup and decay. Phase 2 trains at a tenth of
@@ -38,11 +38,11 @@ from transformers import AutoModelForMaskedLM, set_seed
 
 from neobert_hf import PackedMLMCollator, PackedStream, tune_allocator
 from neobert_hf.data.corpus import Corpus
+from neobert_hf.data.documents import MANIFEST, Documents
 from neobert_hf.data.files import saving
 from neobert_hf.data.origins import load_tokenizer
 from neobert_hf.data.packing import PackedRows
-from neobert_hf.data.plans import PACKING
-from neobert_hf.data.shards import MANIFEST, Shards, tokenize_corpus
+from neobert_hf.data.tokenizing import tokenize
 from neobert_hf.data.wordpiece import tokenizer_hash
 from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArguments
 from neobert_hf.pretraining.recipes import Recipe
@@ -60,27 +60,24 @@ def open_corpus(data: CorpusArguments, recipe: Recipe, files: list[str] | None) 
     return Corpus(files, name, data.dataset_config, text_column=column, sample_by=data.sample_by)
 
 
-def open_shards(data, training, tokenizer, files, folder: Path) -> Shards:
+def open_documents(data, training, tokenizer, files, folder: Path) -> Documents:
     """Find tokenized text in the folder, or tokenize into it."""
     is_finished = (folder / MANIFEST).is_file()
     if not is_finished and training.world_size > 1:
         raise ValueError(
-            f"{folder} holds no shards; tokenize before you start several processes: neobert tokenize --help"
+            f"{folder} holds no documents; tokenize before you start several processes: neobert tokenize --help"
         )
-    # One process of each machine compares finished shards with the corpus, which takes a hash of its files.
+    # One process of each machine compares finished documents with the corpus, which takes a hash of its files.
     is_compared = (files or data.dataset_name) and training.local_process_index == 0
     if not is_finished or is_compared:
         corpus = open_corpus(data, training.to_recipe(), files)
-        options = dict(
-            max_length=data.shard_length, long_documents=data.long_documents, num_processes=data.num_processes
-        )
-        tokenize_corpus(corpus, tokenizer, folder, corpus.source, **options)
-    shards = Shards(folder, verify=data.verify_shards and training.process_index == 0)
-    shards.check_tokenizer(tokenizer)
-    return shards
+        tokenize(corpus, tokenizer, folder, workers=data.num_processes)
+    documents = Documents(folder, verify=data.verify_shards and training.process_index == 0)
+    documents.check_tokenizer(tokenizer)
+    return documents
 
 
-def tokenize(row: dict, tokenizer, text_column: str, max_length: int) -> dict:
+def tokenize_row(row: dict, tokenizer, text_column: str, max_length: int) -> dict:
     """The tokens of a row of the corpus; a function of the module, since a lambda cannot be sent to other processes."""
     return tokenizer(row[text_column], truncation=True, max_length=max_length)
 
@@ -94,15 +91,6 @@ def launched_precision() -> str:
     """The precision that `accelerate launch --mixed_precision` has chosen."""
     precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     return "as launched" if precision == "no" else precision
-
-
-def check_length(shards: Shards, max_length: int):
-    """Raise ValueError if documents of the shards were cut at a smaller length than that of the training."""
-    if max_length > shards.manifest["max_length"]:
-        raise ValueError(
-            f"max_length={max_length}, but documents were cut at {shards.manifest['max_length']} tokens when they were "
-            "tokenized; give a smaller --max_length, or tokenize with a larger --shard_length into another folder"
-        )
 
 
 def open_stream(data, training, tokenizer) -> tuple[PackedStream, dict]:
@@ -119,7 +107,7 @@ def open_stream(data, training, tokenizer) -> tuple[PackedStream, dict]:
             f"dataloader_num_workers={training.dataloader_num_workers} is above num_shards={stream.num_shards}, the files of the "
             f"stream, and each worker reads files of its own; give --dataloader_num_workers {stream.num_shards} or more files"
         )
-    tokens = stream.map(partial(tokenize, **options))
+    tokens = stream.map(partial(tokenize_row, **options))
     tokens = tokens.filter(partial(has_text, num_special_tokens=tokenizer.num_special_tokens_to_add()))
     tokens = tokens.select_columns(["input_ids"]).repeat(None)
     num_rows = training.max_steps * training.rows_per_step  # a run that resumes after its last step has no row left
@@ -139,15 +127,14 @@ def train(data: CorpusArguments, training: PretrainingArguments):
 
     # 1. Tokens
     tokenizer = load_tokenizer(data.tokenizer_name or recipe.tokenizer)
-    folder = Path(data.shards_dir or Path(training.output_dir, "shards"))
+    folder = Path(data.shards_dir or Path(training.output_dir, "documents"))
     held_out = None
     if data.validation_files:
-        held_out = open_shards(
+        held_out = open_documents(
             data, training, tokenizer, data.validation_files, folder.with_name(f"{folder.name}-held_out")
         )
     if not data.streaming:
-        documents = open_shards(data, training, tokenizer, data.train_files, folder)
-        check_length(documents, training.max_length)
+        documents = open_documents(data, training, tokenizer, data.train_files, folder)
         source = {name: documents.manifest[name] for name in ("source", "num_documents", "num_tokens", "tokenizer")}
         if held_out is None:
             documents, held_out = documents.split(data.num_held_out, training.seed)
@@ -184,7 +171,7 @@ def train(data: CorpusArguments, training: PretrainingArguments):
         "precision": "bf16" if training.bf16 else "fp16" if training.fp16 else launched_precision(),
     }
     if not data.streaming:
-        run["packing"] = PACKING
+        run["long_documents"] = data.long_documents
     elif training.dataloader_num_workers:  # each packs documents of its own
         run["dataloader_num_workers"] = training.dataloader_num_workers
     run = json.loads(json.dumps(run))
@@ -196,9 +183,9 @@ def train(data: CorpusArguments, training: PretrainingArguments):
     # 3. Rows
     if not data.streaming:
         is_verified = data.verify_shards and training.process_index == 0
-        rows = training_rows(documents, training, tokenizer.sep_token_id, is_verified)
+        rows = training_rows(documents, training, data.long_documents, is_verified)
     if held_out is not None:
-        cut = dict(max_length=training.max_length, end_token=tokenizer.sep_token_id, seed=training.seed)
+        cut = dict(max_length=training.max_length, long_documents=data.long_documents, seed=training.seed)
         held_out = PackedRows(held_out, held_out.lengths, training.row_tokens, **cut)
     masking = dict(mlm_probability=recipe.mlm_probability, mask_replace_prob=recipe.mask_replace_prob)
     masking |= dict(random_replace_prob=recipe.random_replace_prob, batch_format=recipe.batch_format)

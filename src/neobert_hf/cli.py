@@ -22,8 +22,7 @@ from typer.core import TyperCommand
 from . import MINI_MODEL_PATH, __version__
 from .data import wordpiece
 from .data.files import write_error, writing
-from .data.shard_reader import NUM_HELD_OUT
-from .data.shards import MOST_DOCUMENTS, MOST_TOKENS, Shards, most_processes, tokenize_corpus
+from .data.rows import read_text_column
 from .runs.commands import one_line, run_command
 
 MOST_TOGETHER = 65_536  # texts in a batch, results of a query, ...: a larger number is a typing error
@@ -233,7 +232,8 @@ def embed(
     files: Annotated[
         list[str],
         typer.Argument(
-            metavar="FILE", help="Texts: .txt (a text in each line), .jsonl, .csv or .parquet; all of one kind."
+            metavar="FILE",
+            help="Texts: .txt (a text in each line), .jsonl, .json, .csv, .tsv or .parquet; all but the last may be compressed.",
         ),
     ],
     output: Annotated[
@@ -259,7 +259,6 @@ def embed(
     A model reads the beginning of a text: the first 128 tokens in the mini model. The result counts the texts that are longer.
     The file is written at the end, so an interrupted command keeps nothing: split files whose embedding takes long.
     """
-    from .data.corpus import Corpus
     from .embeddings.memory import batch_bytes, check_memory
     from .embeddings.models import longest_input, num_truncated
 
@@ -275,7 +274,7 @@ def embed(
     _check_writable(file)
     text_bytes = sum(Path(each).stat().st_size for each in files if Path(each).is_file())
     check_memory(text_bytes, f"reading {', '.join(files)}", "split the file")
-    texts = list(Corpus(files, text_column=text_column, sample_by="line", is_strict=True))
+    texts = [text for _, text in read_text_column(files, text_column)]
     encoder = embedding_model(model)
     vector_bytes = 2 * 4 * len(texts) * (encoder.get_embedding_dimension() or 0)  # separate vectors, then one array
     check_memory(
@@ -360,22 +359,23 @@ def embedding_model(name: str):
     epilog="""Examples:
 
     \b
-    neobert tokenize --files a.jsonl b.jsonl --tokenizer_name google-bert/bert-base-uncased --output_dir shards
+    neobert tokenize --files a.jsonl b.jsonl --tokenizer_name google-bert/bert-base-uncased --output_dir documents
     neobert tokenize --dataset_name wikimedia/wikipedia --dataset_config 20231101.en \\
-        --tokenizer_name google-bert/bert-base-uncased --long_documents chunk --output_dir shards
+        --tokenizer_name google-bert/bert-base-uncased --output_dir documents \\
+        --executor slurm --executor_options partition=cpu time=10:00:00
     """,
 )
 def tokenize(
     output_dir: Annotated[
         str,
         typer.Option(
-            "--output_dir", help="Folder of the shards; the same command again resumes after an interruption."
+            "--output_dir", help="Folder of the token ids; the same command again resumes after an interruption."
         ),
     ],
     tokenizer_name: Annotated[str, typer.Option("--tokenizer_name", help="Folder or Hub id of a fast tokenizer.")],
     files: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE...", help="Text, JSON lines, CSV or Parquet files, all of one kind."),
+        typer.Option(metavar="FILE...", help="Text, JSON lines, CSV, TSV or Parquet files, compressed or not."),
     ] = None,
     dataset_name: Annotated[
         str | None, typer.Option("--dataset_name", help="Dataset of the Hub, instead of files.")
@@ -389,121 +389,47 @@ def tokenize(
         Literal["line", "paragraph", "document"],
         typer.Option("--sample_by", help="Unit of a .txt file that is one document; blank lines separate paragraphs."),
     ] = "paragraph",
-    max_length: Annotated[
-        int,
-        typer.Option(
-            "--max_length",
-            min=1,
-            max=MOST_TOKENS,
-            help="Maximum length of a document in tokens, the special tokens included.",
-        ),
-    ] = 4096,
-    long_documents: Annotated[
-        Literal["truncate", "chunk"],
-        typer.Option(
-            "--long_documents",
-            help="Documents above --max_length: truncate drops the rest, as in the paper; chunk makes further documents of it.",
-        ),
-    ] = "truncate",
-    documents_per_shard: Annotated[
-        int,
-        typer.Option(
-            "--documents_per_shard", min=1, max=MOST_DOCUMENTS, help="Number of documents of the source in a shard."
-        ),
-    ] = 10_000,
-    num_processes: Annotated[
+    executor: Annotated[
+        Literal["local", "slurm", "ray"], typer.Option(help="What runs the tasks: an executor of datatrove.")
+    ] = "local",
+    tasks: Annotated[
         int | None,
         typer.Option(
-            "--num_processes",
             min=1,
-            max=most_processes(),
-            show_default="number of cores",
-            help="Number of processes that tokenize.",
+            show_default="one for each file, 8 to 1,000",
+            help="Parts of the corpus that are tokenized one by one; an interrupted part begins again.",
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            show_default="number of cores; with Slurm and Ray, all tasks",
+            help="Tasks that run at the same time.",
+        ),
+    ] = None,
+    executor_options: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--executor_options",
+            metavar="NAME=VALUE...",
+            help="Further arguments of datatrove's executor; Slurm requires partition and time.",
         ),
     ] = None,
 ) -> None:
-    """Tokenize text into shards for pretraining."""
+    """Tokenize text for pretraining. Documents are stored whole; training cuts long ones."""
     from .data.corpus import Corpus
     from .data.origins import load_tokenizer
+    from .data.tokenizing import tokenize, typed_options
 
     if bool(files) == bool(dataset_name):
         raise typer.BadParameter("give exactly one of them", param_hint="'--files' / '--dataset_name'")
-    tokenizer = load_tokenizer(tokenizer_name)
     corpus = Corpus(files or None, dataset_name, dataset_config, split, text_column, sample_by)
-    shards = tokenize_corpus(
-        corpus,
-        tokenizer,
-        output_dir,
-        corpus.source,
-        max_length=max_length,
-        long_documents=long_documents,
-        documents_per_shard=documents_per_shard,
-        num_processes=num_processes,
-    )
-    names = ("num_documents", "num_tokens", "num_empty", "length_histogram")
-    print(json.dumps({"folder": output_dir, **{name: shards.manifest[name] for name in names}}))
-
-
-@app.command(
-    cls=Command,
-    epilog="""Examples:
-
-    \b
-    neobert pack shards                                     (phase 1 of the paper)
-    neobert pack shards --max_length 4096 --longer_than 0 1024 2048     (phase 2)
-    neobert pack shards --num_held_out 0                    (training has --validation_files)
-    """,
-)
-def pack(
-    shards_dir: Annotated[str, typer.Argument(metavar="SHARDS_DIR", help="Folder that `neobert tokenize` wrote.")],
-    row_tokens: Annotated[
-        int, typer.Option("--row_tokens", min=3, max=1 << 30, help="Token budget of a row, as in training.")
-    ] = 8192,
-    max_length: Annotated[
-        int, typer.Option("--max_length", min=3, max=1 << 20, help="Length at which training truncates documents.")
-    ] = 1024,
-    longer_than: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--longer_than",
-            min=0,
-            max=1 << 20,
-            metavar="INT...",
-            show_default="0",
-            help="Make one plan for each number: of the documents with more tokens than it. 0 takes all documents.",
-        ),
-    ] = None,
-    num_held_out: Annotated[
-        int,
-        typer.Option(
-            "--num_held_out",
-            min=0,
-            max=10_000_000,
-            help="Number of held-out documents; 0 if training has --validation_files.",
-        ),
-    ] = NUM_HELD_OUT,
-    seed: Annotated[int, typer.Option(min=0, max=(1 << 32) - 1, help="Seed of the training.")] = 42,
-) -> None:
-    """Plan which documents share a row, before training; training finds the plan beside the shards.
-
-    Training makes a missing plan itself. This command makes it in advance, for example on a machine without a GPU. Every value
-    must equal that of the training.
-    """
-    from .data.plans import write_packing_plan
-
-    documents = Shards(shards_dir)
-    if num_held_out:
-        documents, _ = documents.split(num_held_out, seed)
-    for least in longer_than or [0]:
-        chosen = documents.longer_than(least) if least else documents
-        plan = write_packing_plan(chosen, row_tokens, max_length, seed=seed)
-        result = {
-            "folder": str(plan.folder),
-            "rows": len(plan),
-            "documents": len(plan.documents),
-            "tokens": plan.num_tokens,
-        }
-        print(json.dumps({**result, "packing_efficiency": round(plan.num_tokens / (len(plan) * row_tokens), 4)}))
+    options = typed_options(executor_options or ())
+    documents = tokenize(corpus, load_tokenizer(tokenizer_name), output_dir, executor, tasks, workers, options)
+    names = ("num_documents", "num_tokens", "length_histogram")
+    written = {name: documents.manifest[name] for name in names} if documents else {"submitted": executor}
+    print(json.dumps({"folder": output_dir, **written}))
 
 
 @app.command(

@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Any
 
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value, load_dataset
 
-from ..runs.commands import Bounds
-from .tables import numbered_rows
+from .rows import read_rows
 from .texts import check_texts
 
 Rows = Iterable[tuple[str, dict]]  # where a row stands, for error messages, and the row
@@ -20,7 +19,9 @@ Rows = Iterable[tuple[str, dict]]  # where a row stands, for error messages, and
 class LabelledDataArguments:
     """Data."""
 
-    train_file: str = field(default=None, metadata={"help": ".csv, .tsv, .jsonl or .parquet with labels."})
+    train_file: str = field(
+        default=None, metadata={"help": ".csv, .tsv, .jsonl, .json or .parquet with labels, compressed or not."}
+    )
     validation_file: str = field(
         default=None, metadata={"help": "The same for evaluation. Default: a tenth of the training rows, at random."}
     )
@@ -29,9 +30,7 @@ class LabelledDataArguments:
         metadata={"help": "Dataset of the Hub, instead of files; validation as above if it has no such split."},
     )
     dataset_config: str = field(default=None, metadata={"help": "Configuration of the dataset."})
-    max_seq_length: Annotated[int, Bounds(3, 1 << 20)] = field(
-        default=512, metadata={"help": "Length in tokens at which texts are truncated."}
-    )
+    max_seq_length: int = field(default=512, metadata={"help": "Length in tokens at which texts are truncated."})
 
     def __post_init__(self):
         if bool(self.train_file) == bool(self.dataset_name):
@@ -150,7 +149,7 @@ def _read(arguments, check: Callable[[dict], dict], label_column: str):
         splits = [_hub_rows(data[split], split, label_column, names) for split in parts]
     else:
         files = filter(None, (arguments.train_file, arguments.validation_file))
-        splits = [((f"{file}, line {number}", row) for number, row in numbered_rows(file)) for file in files]
+        splits = [read_rows(file) for file in files]
     checked = [list(_checked(rows, check)) for rows in splits]
     sources = filter(None, (arguments.train_file or arguments.dataset_name, arguments.validation_file))
     for rows, name, source in zip(checked, ("training", "validation"), itertools.cycle(sources)):
@@ -162,7 +161,7 @@ def _read(arguments, check: Callable[[dict], dict], label_column: str):
 def _hub_rows(split: Dataset, name: str, label_column: str, names: list[str] | None) -> Iterator[tuple[str, dict]]:
     def named(label):
         if isinstance(label, list):
-            return [named(each) for each in label]
+            return [named(one) for one in label]
         return names[label] if label is not None and 0 <= label < len(names) else None
 
     for number, row in enumerate(split):

@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar
 import torch
 from transformers import TrainingArguments
 
-from ..data.corpus import SAMPLES
-from ..data.shard_reader import NUM_HELD_OUT
-from ..data.shards import LONG_DOCUMENTS, most_processes
+from ..data.documents import NUM_HELD_OUT
+from ..data.plans import LONG_DOCUMENTS
+from ..data.rows import SAMPLES
 from ..deprecations import warn_of_rename
 from ..runs.arguments import BOUNDS, ResumeArguments
 from ..runs.commands import COUNT, SHARE, Bounds, check_bounds
@@ -37,7 +37,6 @@ class CorpusArguments:
         "Tokens": (
             "tokenizer_name",
             "shards_dir",
-            "shard_length",
             "long_documents",
             "num_processes",
             "streaming",
@@ -71,22 +70,16 @@ class CorpusArguments:
         default=None,
         metadata={
             "help": "Folder of the tokenized text, created if it does not exist; held-out text is stored next to it. Without it, "
-            "shards in output_dir."
+            "documents in output_dir."
         },
     )
     long_documents: str = field(
         default="truncate",
         metadata={
-            "help": "Documents longer than shard_length: truncate drops the rest, as in the paper; chunk splits them."
+            "help": "Documents longer than max_length: truncate drops the rest, as in the paper; chunk splits them."
         },
     )
-    shard_length: Annotated[int, Bounds(3, 1 << 20)] = field(
-        default=4096,
-        metadata={
-            "help": "Maximum length in tokens of a document in the shards; max_length truncates further for a phase."
-        },
-    )
-    num_processes: Annotated[int, Bounds(1, most_processes())] = field(
+    num_processes: Annotated[int, COUNT] = field(
         default=None, metadata={"help": "Number of processes that tokenize; without it, one per core."}
     )
     num_held_out: Annotated[int, COUNT] = field(
@@ -98,7 +91,9 @@ class CorpusArguments:
             "help": "Tokenize during training and store nothing; a resumed run reads the text from its start again."
         },
     )
-    verify_shards: bool = field(default=True, metadata={"help": "Verify the checksum of every shard before training."})
+    verify_shards: bool = field(
+        default=True, metadata={"help": "Verify the checksums of the tokenized text before training."}
+    )
 
     def __post_init__(self):
         if self.sample_by not in SAMPLES:

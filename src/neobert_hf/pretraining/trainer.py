@@ -29,10 +29,10 @@ from transformers import (
     TrainerState,
 )
 
+from ..data.documents import Documents, Selection
 from ..data.files import write_error, writing
 from ..data.packing import MixedRows, PackedRows
 from ..data.plans import PLANS, NothingToPack, write_packing_plan
-from ..data.shard_reader import Shards, ShardsSubset
 from ..model.configuration_neobert import NeoBERTConfig
 from ..runs.folders import last_complete_checkpoint
 from ..runs.manifests import STATE, CheckedCheckpoints
@@ -372,15 +372,17 @@ def _begin_worker(begin, number):
         begin(number)
 
 
-def training_rows(documents: Shards | ShardsSubset, args, end_token: int | None, verify: bool = False) -> Dataset:
-    """The rows of a whole run, by packing plans that are made at the first run and kept beside the shards.
+def training_rows(
+    documents: Documents | Selection, args, long_documents: str = "truncate", verify: bool = False
+) -> Dataset:
+    """The rows of a whole run, by packing plans that are made at the first run and kept beside the documents.
 
-    Where nothing can be written beside the shards, a new plan is kept in the output folder.
+    Where nothing can be written beside the documents, a new plan is kept in the output folder.
 
     Args:
         documents: Documents to train on.
         args: `PretrainingArguments`.
-        end_token: As for `PackedRows`.
+        long_documents: As for `PackingSettings`.
         verify: Compare the checksums of plans that exist.
 
     Raises:
@@ -389,7 +391,7 @@ def training_rows(documents: Shards | ShardsSubset, args, end_token: int | None,
     """
     parts = []
     options = dict(max_length=args.max_length, seed=args.seed, verify=verify, show_progress=not args.disable_tqdm)
-    options["spare_folder"] = Path(args.output_dir, PLANS)
+    options |= dict(spare_folder=Path(args.output_dir, PLANS), long_documents=long_documents)
     for share, least in zip(args.mixture, (0, *args.longer_than)):
         if not share:
             parts.append(None)
@@ -400,10 +402,10 @@ def training_rows(documents: Shards | ShardsSubset, args, end_token: int | None,
         except NothingToPack as error:
             raise ValueError(
                 f"mixture={args.mixture} draws {share:.0%} of the steps from documents of more than {least} tokens, and "
-                "there are none; change mixture or longer_than, or tokenize with a larger shard_length"
+                "there are none; change mixture or longer_than"
             ) from error
         num_rows = args.max_steps * args.rows_per_step
-        parts.append(PackedRows.from_plan(documents.shards, plan, end_token, num_rows))
+        parts.append(PackedRows.from_plan(getattr(documents, "documents", documents), plan, num_rows))
     if args.mixture[0] == 1.0:
         return parts[0]
     return MixedRows(parts, args.mixture, args.rows_per_step, args.max_steps, args.seed)
