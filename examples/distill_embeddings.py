@@ -27,7 +27,7 @@ from transformers import AutoConfig, set_seed
 
 from neobert_hf import best_dtype, tune_allocator
 from neobert_hf.data.origins import load_tokenizer
-from neobert_hf.data.tables import read_text_column
+from neobert_hf.data.rows import read_text_column
 from neobert_hf.embeddings.contrastive import TEMPERATURE, ContrastiveTrainingArguments, set_sampling
 from neobert_hf.embeddings.distillation import (
     DIRECTIONS,

@@ -13,7 +13,7 @@ Phase 2 of this run, on longer documents; it reuses the tokenized text:
 
     python examples/pretrain_mlm.py --phase 2 --init_from runs/small --output_dir runs/small-2 \\
         --train_files runs/documentation/train.jsonl --validation_files runs/documentation/held_out.jsonl \\
-        --tokenizer_name runs/documentation/tokenizer --shards_dir runs/small/shards \\
+        --tokenizer_name runs/documentation/tokenizer --documents_dir runs/small/documents \\
         --max_steps 20 --max_length 1024 --longer_than 256 512 --row_tokens 4096 --tokens_per_step 4096 \\
         --learning_rate 2e-3 --use_cpu
 
@@ -21,7 +21,7 @@ The paper, phases 1 and 2:
 
     accelerate launch --config_file examples/accelerate/ddp.yaml examples/pretrain_mlm.py --bf16
     accelerate launch --config_file examples/accelerate/ddp.yaml examples/pretrain_mlm.py --bf16 --phase 2 \\
-        --init_from runs/pretraining --output_dir runs/pretraining-4096 --shards_dir runs/pretraining/shards
+        --init_from runs/pretraining --output_dir runs/pretraining-4096 --documents_dir runs/pretraining/documents
 
 After an interruption, the same command with `--resume_from_checkpoint last` resumes exactly. `--recipe` names the values (paper,
 code, m0 to m9), and each value has an argument. `--max_steps` scales warmup and decay. Phase 2 trains at a tenth of

@@ -27,7 +27,7 @@ def options_of(corpus, folder, **changes):
         train_files=[corpus / "train.jsonl"],
         validation_files=[corpus / "held_out.jsonl"],
         tokenizer_name=corpus / "tokenizer",
-        shards_dir=corpus / "shards",
+        documents_dir=corpus / "documents",
         output_dir=folder,
         config_overrides=SMALL,
         tokens_per_step=256,

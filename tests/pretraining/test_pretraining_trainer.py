@@ -36,7 +36,7 @@ def trainer_of(tmp_path, tokenizer, documents, tiny_config):
     def make(model=None, **changes):
         options = dict(output_dir=str(tmp_path), save_strategy="no", tokens_per_step=512, **SIZES, **QUIET)
         args = PretrainingArguments(**{**options, "max_steps": 10, **changes})
-        recipe, sizes = args.to_recipe(), (args.row_tokens, args.max_length)
+        recipe, sizes = args.to_recipe(), dict(max_tokens=args.row_tokens, max_length=args.max_length)
         set_seed(0)
         tiny_config.sparse_prediction = True
         num_rows = args.max_steps * args.rows_per_step
@@ -45,8 +45,8 @@ def trainer_of(tmp_path, tokenizer, documents, tiny_config):
             model(recipe) if model else NeoBERTForMaskedLM(tiny_config),
             args,
             recipe=recipe,
-            train_dataset=PackedRows(documents, list(map(len, documents)), *sizes, num_rows=num_rows),
-            eval_dataset=PackedRows(documents[:40], list(map(len, documents[:40])), *sizes, seed=9),
+            train_dataset=PackedRows(documents, list(map(len, documents)), **sizes, num_rows=num_rows),
+            eval_dataset=PackedRows(documents[:40], list(map(len, documents[:40])), **sizes, seed=9),
             data_collator=PackedMLMCollator(tokenizer, **masking),
             processing_class=tokenizer,
         )

@@ -38,7 +38,7 @@ class CorpusArguments:
     tokenizer_name: str = HfArg(
         default=None, help="Folder or Hub id of a fast tokenizer; without it, the recipe's tokenizer."
     )
-    shards_dir: str = HfArg(
+    documents_dir: str = HfArg(
         default=None, help="Folder of the tokenized text, written if it does not exist; without it, in output_dir."
     )
     long_documents: str = HfArg(
@@ -50,7 +50,7 @@ class CorpusArguments:
         default=False,
         help="Tokenize during training and store nothing; a resumed run reads the text from its start again.",
     )
-    verify_shards: bool = HfArg(default=True, help="Verify the checksums of the tokenized text before training.")
+    verify_documents: bool = HfArg(default=True, help="Verify the checksums of the tokenized text before training.")
 
     def __post_init__(self):
         if self.train_files and self.dataset_name:

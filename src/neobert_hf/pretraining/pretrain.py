@@ -11,7 +11,6 @@ from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedModel, PreT
 from ..data.collators import PackedMLMCollator
 from ..data.files import saving
 from ..data.origins import load_tokenizer
-from ..data.plans import PACKING
 from ..data.wordpiece import tokenizer_hash
 from ..model.configuration_neobert import NeoBERTConfig
 from ..runs.allocator import tune_allocator
@@ -72,13 +71,12 @@ def _pretrain(data, training):
 
     # Rows and training
     def make_trainer(checkpoint):  # makes packing plans, so a run that is refused makes none
-        end_token, verify = tokenizer.sep_token_id, data.verify_shards and training.process_index == 0
         return PretrainingTrainer(
             model,
             training,
             recipe=recipe,
-            train_dataset=text if data.streaming else training_rows(text, training, end_token, verify),
-            eval_dataset=None if held_out is None else held_out_rows(held_out, training, end_token),
+            train_dataset=text if data.streaming else training_rows(data, training, text),
+            eval_dataset=None if held_out is None else held_out_rows(data, training, held_out),
             data_collator=collator(recipe, tokenizer),
             processing_class=tokenizer,
         )
@@ -156,7 +154,7 @@ def identity(
         "precision": "bf16" if training.bf16 else "fp16" if training.fp16 else launched,
     }
     if not data.streaming:
-        run["packing"] = PACKING
+        run["long_documents"] = data.long_documents
     elif training.dataloader_num_workers:  # each packs documents of its own
         run["dataloader_num_workers"] = training.dataloader_num_workers
     return json.loads(json.dumps(run))

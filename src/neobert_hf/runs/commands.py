@@ -48,7 +48,9 @@ class CommandParser(HfArgumentParser):
             action.metavar = METAVARS.get(action.type, action.metavar)
         self.library_names = {name for dataclass_type in types for name in _library_names(dataclass_type)}
         if self.library_names:
-            self.add_argument("--help_all", action="help", help="Show these arguments and those of the library, then exit.")
+            self.add_argument(
+                "--help_all", action="help", help="Show these arguments and those of the library, then exit."
+            )
             self.epilog = "All arguments of the library's TrainingArguments are accepted too; --help_all lists them."
 
     def parse_known_args(self, args=None, namespace=None):
