@@ -5,8 +5,8 @@
         --learning_rate 2e-4 --num_train_epochs 3 --output_dir runs/sst2
 
 The rows come from the original files in --data_dir, or from nyu-mll/glue. RTE, STS-B, MRPC and QNLI start from the best MNLI
-run, if mnli is in --tasks. After an interruption, rerun the command to resume: at most one run is lost. glue.json has all
-results, glue.md the table, glue.png the comparison with Table 3.
+run, if mnli is in --tasks. After an interruption, the same command goes on: it loses at most one run. glue.json has all results,
+glue.md the table, glue.png the comparison with Table 3.
 """
 
 from pathlib import Path

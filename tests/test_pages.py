@@ -10,7 +10,8 @@ import render_tables
 from conftest import run_main
 from oracle import CONFIG, random_weights, write_checkpoint
 
-import neobert_hf.cli
+import neobert_cli
+import neobert_hf
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(neobert_hf.__file__).parent
@@ -71,7 +72,7 @@ COMMANDS = sorted({(what, flag) for page in PAGES for what, flags in commands_of
 def test_the_flags_of_the_commands_exist(command):
     """The help of `neobert` and of each script names the flags that the pages use."""
     if command.startswith("neobert "):
-        known = run_main(neobert_hf.cli, command.split()[1], "--help")
+        known = run_main(neobert_cli, command.split()[1], "--help")
     else:
         module = importlib.import_module(Path(command).stem)
         parts = run_main(module, "--help")

@@ -23,7 +23,7 @@ from conftest import SENTENCE
 from datasets.packaged_modules.json import json as json_builder  # noqa: F401
 from safetensors import safe_open
 
-from neobert_hf import cli
+import neobert_cli
 from neobert_hf.data.wordpiece import train_wordpiece
 from neobert_hf.demo import search  # noqa: F401
 
@@ -161,7 +161,7 @@ def _call_script(file, argv):
 def _call_cli(argv):
     torch.set_num_threads(1)
     sys.argv = ["neobert", *map(str, argv)]
-    cli.main()
+    neobert_cli.main()
 
 
 # ---------------------------------------------------------------------------------------- results to compare

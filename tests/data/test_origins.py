@@ -8,8 +8,8 @@ import pytest
 from transformers import AutoTokenizer, BertTokenizerFast, Trainer, TrainingArguments
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, contextual_sentence_transformer, sentence_transformer
-from neobert_hf.cli import embedding_model
 from neobert_hf.data.origins import check_links, check_own_code, check_source, load_tokenizer
+from neobert_hf.embeddings.vector_files import open_for_inference
 
 FOREIGN = {  # settings by which a loader runs code of another place, by the file that holds them
     "config.json": {
@@ -128,7 +128,7 @@ def test_a_folder_without_tokenizer_files_is_refused(theirs):
         (theirs / name).unlink()
     with pytest.raises(ValueError, match="theirs holds no tokenizer"):
         load_tokenizer(str(theirs))
-    for read in (sentence_transformer, embedding_model):  # the second one is that of `neobert embed`
+    for read in (sentence_transformer, open_for_inference):  # the second one is that of `neobert embed`
         with pytest.raises(ValueError, match="has 5 special tokens and no word; its files are missing"):
             read(str(theirs))
 

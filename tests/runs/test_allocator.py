@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from neobert_hf import allocator, tune_allocator
+from neobert_hf import tune_allocator
+from neobert_hf.runs import allocator
 
 # Counts the page faults of repeated large tensors, before and after tuning. Loads the module without the package.
 PAGE_FAULTS = """

@@ -1,0 +1,81 @@
+"""The examples are short, use public names only (those that docs/reference.md lists), and have a short help."""
+
+import ast
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+from conftest import run_main
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+SCRIPTS = [*EXAMPLES, *sorted((ROOT / "hub_upload").glob("*.py"))]
+
+
+def public_names():
+    """Full names of the reference: `neobert_hf.sentence_transformer`, `neobert_hf.runs.folders.lock_run`, ..."""
+    page = (ROOT / "docs/reference.md").read_text("utf-8")
+    names = re.findall(r"^\.\. auto(?:class|function|data):: ([\w.]+)", page, re.MULTILINE)
+    return {name if name.startswith("neobert_hf.") else f"neobert_hf.{name}" for name in names}
+
+
+def used_names(source):
+    """Full names that a script imports from the package, also as `neobert_hf.NAME` after `import neobert_hf`."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for each in node.names:
+                if each.name.partition(".")[0] == "neobert_hf":
+                    assert each.name == "neobert_hf" and each.asname is None, f"import {each.name}: import its names"
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "neobert_hf":
+            yield from (f"{node.module}.{each.name}" for each in node.names)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "neobert_hf":
+            yield f"neobert_hf.{node.attr}"
+
+
+def private_names(source):
+    return set(used_names(source)) - public_names() - {"neobert_hf.__version__"}
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda file: file.stem)
+def test_an_example_uses_public_names_only(example):
+    assert private_names(example.read_text("utf-8")) == set()
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda file: file.stem)
+def test_an_example_has_at_most_100_lines(example):
+    assert len(example.read_text("utf-8").splitlines()) <= 100
+
+
+def test_a_private_name_is_found_however_it_is_imported():
+    source = "import neobert_hf\nfrom neobert_hf.runs.folders import lock_run, _check_run\n"
+    source += "neobert_hf.best_dtype(), neobert_hf.transformers, neobert_hf.__version__\n"
+    assert private_names(source) == {"neobert_hf.runs.folders._check_run", "neobert_hf.transformers"}
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda file: file.stem)
+def test_a_script_has_a_short_help_that_leaves_out_what_only_a_library_declares(script):
+    text = run_main(importlib.import_module(script.stem), "--help")
+    assert "usage: " in text and "None" not in text and len(text.splitlines()) < 180
+    assert "--torch_empty_cache_steps" not in text
+    assert ("--help_all" in text) == ("TrainingArguments" in text)
+
+
+@pytest.mark.parametrize(
+    ("script", "given", "words"),
+    [
+        ("train_contrastive", ["--temprature", "1"], "unknown argument --temprature; did you mean --temperature?"),
+        ("train_contrastive", ["--training_sets", "PAQ", "NOPE"], "NOPE"),
+        ("train_contrastive", ["--pooling", "max"], "max"),
+        ("finetune_classifier", ["--dataset_name", "a", "--train_file", "b"], "give exactly one of --train_file and"),
+        ("finetune_tagger", ["--train_file", "a.jsonl", "--num_train_epochs", "x"], "invalid float value: 'x'"),
+    ],
+)
+def test_an_invalid_command_line_ends_with_status_2_and_one_line(script, given, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    required = ["--model_name_or_path", "model", "--output_dir", "out", "--use_cpu"]
+    with pytest.raises(SystemExit, match="2"):
+        run_main(importlib.import_module(script), *required, *given)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{script}.py: error: ") and words in line
+    assert not list(tmp_path.iterdir())
