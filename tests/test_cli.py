@@ -18,11 +18,11 @@ pytest.importorskip(
     "sentence_transformers", reason="search embeds with sentence-transformers (pip install -e .[embed])"
 )
 
+from neobert_hf.data.shards import Shards, most_processes
 from sentence_transformers import SentenceTransformer
 
 import neobert_hf
 from neobert_hf import NeoBERTForMaskedLM, cli
-from neobert_hf.data.shards import Shards, most_processes
 from neobert_hf.embeddings import memory
 from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArguments
 from neobert_hf.pretraining.trainer import training_rows

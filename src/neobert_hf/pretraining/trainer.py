@@ -405,7 +405,7 @@ def training_rows(
                 "there are none; change mixture or longer_than"
             ) from error
         num_rows = args.max_steps * args.rows_per_step
-        parts.append(PackedRows.from_plan(getattr(documents, "documents", documents), plan, num_rows))
+        parts.append(PackedRows.from_plan(documents, plan, num_rows))
     if args.mixture[0] == 1.0:
         return parts[0]
     return MixedRows(parts, args.mixture, args.rows_per_step, args.max_steps, args.seed)
