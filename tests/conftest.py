@@ -31,6 +31,7 @@ from oracle import CONFIG, Oracle, random_weights, write_checkpoint
 from safetensors.torch import load_file
 
 import neobert_hf
+from neobert_hf.data.files import sealed
 from neobert_hf.data.wordpiece import train_wordpiece
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -87,6 +88,25 @@ def largest_file(num_bytes):
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def write_documents(folder, lengths, documents_per_task=10, special_tokens=(0, 0)):
+    """Tokenized documents in the files of datatrove, without a tokenizer: each holds its own number, repeated."""
+    from neobert_hf.data import tokenizing
+    from neobert_hf.data.documents import Documents, task_files
+
+    tasks = range(-(-len(lengths) // documents_per_task))
+    for task in tasks:
+        numbers = np.arange(len(lengths))[task * documents_per_task :][:documents_per_task]
+        block, files = np.array(lengths)[numbers], task_files(folder, task)
+        files["ids"].parent.mkdir(parents=True, exist_ok=True)
+        numbers.repeat(block).astype("<u2").tofile(files["ids"])
+        block.cumsum().astype("<u8").tofile(files["ends"])
+        tokenizing.write_record(folder, task, token_size=2)
+    settings = {"source": {}, "tokenizer": {"sha256": "", "vocab_size": 1 << 16}, "special_tokens": special_tokens}
+    (folder / tokenizing.SETTINGS).write_text(json.dumps(sealed(settings | {"num_tasks": len(tasks)})))
+    tokenizing.write_manifest(folder)
+    return Documents(folder)
 
 
 @pytest.fixture(scope="session")

@@ -51,7 +51,12 @@ def test_fewer_steps_scale_warmup_and_decay_unless_they_are_given():
 def test_the_recipe_of_the_paper_has_its_values():
     """Section 3.3 and Table 2, by hand."""
     recipe = RECIPES["paper"]
-    assert (recipe.learning_rate, recipe.warmup_steps, recipe.decay_until, recipe.max_steps) == (6e-4, 2000, 900_000, 10**6)
+    assert (recipe.learning_rate, recipe.warmup_steps, recipe.decay_until, recipe.max_steps) == (
+        6e-4,
+        2000,
+        900_000,
+        10**6,
+    )
     assert (recipe.adam_beta1, recipe.adam_beta2, recipe.adam_epsilon) == (0.9, 0.95, 1e-8)
     assert (recipe.weight_decay, recipe.max_grad_norm) == (0.1, 1.0)
     assert (recipe.max_length, recipe.tokens_per_step) == (1024, 2**21)

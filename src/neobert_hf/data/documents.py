@@ -1,7 +1,7 @@
 """Tokenized documents on disk, by number: `Documents` maps the files that `tokenize` wrote into memory.
 
-A folder of documents holds `ids/00000_unshuffled.ds` and `.ds.index` for each task of datatrove (token ids, and where each document
-ends in them), and `manifest.json`, written last: a folder without it is not finished.
+A folder of documents holds `ids/00000_unshuffled.ds` and `.ds.index` for each task of datatrove: token ids, and where each document
+ends in them. `manifest.json` is written last: a folder without it is not finished.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +30,11 @@ def task_files(folder: Path, task: int) -> dict[str, Path]:
     """Files that a task writes: token `ids`, and the `ends` of the documents in them."""
     ids = folder / "ids" / f"{task:05d}_unshuffled.ds"
     return {"ids": ids, "ends": ids.with_name(f"{ids.name}.index")}
+
+
+def _map(folder, dtype, task):
+    files = task_files(folder, task)
+    return np.memmap(files["ids"], dtype, mode="r"), np.memmap(files["ends"], ENDS_DTYPE, mode="r")
 
 
 def read_sealed(file: Path, way_out: str = "restore it, or remove the folder and tokenize again") -> dict:
@@ -54,7 +59,7 @@ class Documents(Sequence):
 
     Raises:
         FileNotFoundError: The folder holds no finished documents.
-        ValueError: A file is missing or damaged. Without `verify`, damage that leaves the size of a file unchanged is not found.
+        ValueError: A file is missing or damaged. Without `verify`, only the sizes of files are compared.
     """
 
     def __init__(self, folder: str | Path, verify: bool = False):
@@ -77,12 +82,7 @@ class Documents(Sequence):
                         f"{file} is damaged: it is not what the manifest says; restore it, or remove the folder and tokenize again"
                     )
         self._first = np.cumsum([0, *(task["documents"] for task in self._tasks)]).tolist()
-        self._map = lru_cache(MOST_MAPPED)(self._open)
-
-    def _open(self, place):
-        """Map the files of a task; `place` counts the tasks that have documents."""
-        files = task_files(self.folder, self._tasks[place]["task"])
-        return np.memmap(files["ids"], self._dtype, mode="r"), np.memmap(files["ends"], ENDS_DTYPE, mode="r")
+        self._map = lru_cache(MOST_MAPPED)(partial(_map, self.folder, self._dtype))
 
     def __reduce__(self):
         return type(self), (self.folder,)  # another process maps the files again
@@ -95,7 +95,7 @@ class Documents(Sequence):
         if not 0 <= number < len(self):
             raise IndexError(f"document {number} of {len(self)}")
         place = bisect_right(self._first, number) - 1
-        ids, ends = self._map(place)
+        ids, ends = self._map(self._tasks[place]["task"])
         number -= self._first[place]
         return np.array(ids[int(ends[number - 1]) if number else 0 : int(ends[number])])
 
@@ -103,8 +103,9 @@ class Documents(Sequence):
     def lengths(self) -> np.ndarray:
         """Number of tokens of every document, (N,) int32; all indexes are read at each use, so keep the result."""
         lengths = np.empty(len(self), np.int32)
-        for place, first in enumerate(self._first[:-1]):
-            lengths[first : self._first[place + 1]] = np.diff(self._open(place)[1], prepend=ENDS_DTYPE.type(0))
+        for task, first in zip(self._tasks, self._first):
+            ends = np.fromfile(task_files(self.folder, task["task"])["ends"], ENDS_DTYPE)
+            lengths[first : first + len(ends)] = np.diff(ends, prepend=ENDS_DTYPE.type(0))
         return lengths
 
     @cached_property

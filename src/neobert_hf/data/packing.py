@@ -14,6 +14,7 @@ from itertools import compress, islice
 import numpy as np
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from .documents import Documents, Selection
 from .permutation import Permutation
 from .plans import BestFit, PackingPlan, PackingSettings, make_packing_plan
 
@@ -281,11 +282,11 @@ class PackedRows(Dataset):
         self._begin(documents, make_packing_plan(lengths, settings), num_rows)
 
     @classmethod
-    def from_plan(cls, documents: Sequence, plan: PackingPlan, num_rows: int | None = None) -> PackedRows:
+    def from_plan(cls, documents: Documents | Selection, plan: PackingPlan, num_rows: int | None = None) -> PackedRows:
         """Rows of a plan.
 
         Args:
-            documents: Sequences of token ids, by the numbers that the plan holds; for a selection, its `documents`.
+            documents: What the plan was made for.
             plan: What `write_packing_plan` returned.
             num_rows: Number of rows in the run; None is one pass.
 
@@ -293,7 +294,7 @@ class PackedRows(Dataset):
             ValueError: `num_rows` is out of bounds.
         """
         rows = cls.__new__(cls)
-        rows._begin(documents, plan, num_rows)
+        rows._begin(documents.documents if isinstance(documents, Selection) else documents, plan, num_rows)
         return rows
 
     def _begin(self, documents, plan, num_rows):

@@ -303,6 +303,8 @@ def _write_once(folder, documents, settings, made_from, show_progress):
     with only_writer(folder, LOCK, wait=True):
         if (folder / PLAN).exists():  # of another process, meanwhile
             return
+        for file in folder.glob("*.part"):  # of a process that was killed
+            file.unlink()
         plan = make_packing_plan(documents.lengths, settings, show_progress)
         for name, file in ARRAYS.items():
             with writing(folder / file, STILL_GOOD) as handle:

@@ -108,7 +108,9 @@ def tokenize(
         try:
             _run(folder, steps, executor, tasks, workers, executor_options or {})
         except OSError as error:
-            raise write_error(error, folder, STILL_GOOD) if error.errno in (*FULL, errno.EFBIG) else error
+            if error.errno not in (*FULL, errno.EFBIG):
+                raise
+            raise write_error(error, folder, STILL_GOOD) from error
     return Documents(folder) if (folder / MANIFEST).exists() else None
 
 
@@ -122,9 +124,9 @@ def _begin(folder, settings, plain):
     """Write the settings and the tokenizer; let tasks that were damaged begin again."""
     if not (folder / SETTINGS).exists() and any(file.name != LOCK for file in folder.iterdir()):
         raise ValueError(f"{folder} is not empty and holds no documents; choose another folder")
+    write_json(folder / SETTINGS, sealed(settings), "no text was tokenized")
     with writing(folder / TOKENIZER, "no text was tokenized") as file:
         file.write(plain.to_str().encode())
-    write_json(folder / SETTINGS, sealed(settings), "no text was tokenized")
     for mark in folder.glob(f"{LOGS}/completions/*"):  # a task whose files are not what it wrote begins again
         if _record(folder, int(mark.name)) is None:
             mark.unlink()

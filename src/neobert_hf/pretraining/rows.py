@@ -128,7 +128,7 @@ def training_rows(data: CorpusArguments, training: PretrainingArguments, documen
                 f"mixture={training.mixture} draws {share:.0%} of the steps from documents of more than {length} tokens, and "
                 "there are none; change mixture or longer_than"
             ) from error
-        parts.append(PackedRows.from_plan(getattr(documents, "documents", documents), plan, num_rows))
+        parts.append(PackedRows.from_plan(documents, plan, num_rows))
     if training.mixture[0] == 1.0:
         return parts[0]
     return MixedRows(parts, training.mixture, training.rows_per_step, training.max_steps, training.seed)
