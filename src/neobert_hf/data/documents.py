@@ -1,7 +1,7 @@
 """Tokenized documents on disk, by number: `Documents` maps the files that `tokenize` wrote into memory.
 
-A folder of documents holds `ids/00000_unshuffled.ds` and `.ds.index` for each task of datatrove: token ids, and where each document
-ends in them. `manifest.json` is written last: a folder without it is not finished.
+A folder of documents holds `ids/00000_unshuffled.ds` and `.ds.index` for each task of datatrove: token ids, and where each
+document ends in them. `manifest.json` is written last: a folder without it is not finished.
 """
 
 import hashlib
