@@ -1,7 +1,6 @@
 """`neobert ...`: the output of each command; an invalid command line, a damaged file or a full disk gives a one-line error."""
 
 import errno
-import inspect
 import io
 import json
 import random
@@ -18,14 +17,11 @@ pytest.importorskip(
     "sentence_transformers", reason="search embeds with sentence-transformers (pip install -e .[embed])"
 )
 
-from neobert_hf.data.shards import Shards, most_processes
 from sentence_transformers import SentenceTransformer
 
 import neobert_hf
 from neobert_hf import NeoBERTForMaskedLM, cli
 from neobert_hf.embeddings import memory
-from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArguments
-from neobert_hf.pretraining.trainer import training_rows
 
 
 @pytest.fixture
@@ -258,31 +254,6 @@ def test_a_closed_pipe_ends_the_command_without_a_message():
     assert (process.wait(timeout=120), process.stderr.read()) == (141, "")
 
 
-@pytest.mark.parametrize("held_out", [0, 5])
-def test_pack_writes_the_plans_that_training_reads(tokenizer, tmp_path, monkeypatch, capsys, held_out):
-    """Found by training under the same settings, so that it plans nothing again."""
-    tokenizer.save_pretrained(tmp_path / "tokenizer")
-    words = ["the quick brown fox jumps over the lazy dog"] * 5
-    texts = [" ".join(" ".join(words).split()[:length]) for length in (3, 9, 20, 31, 5, 12, 40, 8, 17, 26)]
-    (tmp_path / "texts.txt").write_text("\n".join(texts))
-    where = ("--tokenizer_name", tmp_path / "tokenizer", "--output_dir", tmp_path / "shards", "--sample_by", "line")
-    run(monkeypatch, "tokenize", "--files", tmp_path / "texts.txt", *where, "--num_processes", 1)
-    capsys.readouterr()
-    shards = Shards(tmp_path / "shards")
-    options = ("--row_tokens", 64, "--max_length", 32, "--longer_than", 0, 10, "--num_held_out", held_out, "--seed", 7)
-    run(monkeypatch, "pack", tmp_path / "shards", *options)
-    written = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    arguments = PretrainingArguments(
-        str(tmp_path / "out"), phase=2, init_from="model", max_steps=2, row_tokens=64, tokens_per_step=64, max_length=32,
-        mixture=[0.5, 0.5, 0.0], longer_than=[10, 20], seed=7, use_cpu=True, report_to="none",
-    )  # fmt: skip
-    train = shards.split(held_out, 7)[0] if held_out else shards
-    parts = training_rows(train, arguments, None).parts
-    assert [str(part.plan.folder) for part in parts[:2]] == [each["folder"] for each in written]
-    assert len(list((tmp_path / "shards/plans").iterdir())) == 2
-    assert [each["documents"] for each in written] == [len(train), len(train.longer_than(10).numbers)]
-
-
 @pytest.mark.parametrize(
     ("args", "wanted"),
     [
@@ -298,29 +269,11 @@ def test_the_values_of_a_list_option_end_at_the_next_option_or_at_two_dashes(arg
     assert list(cli._repeated(args, {"--n"})) == wanted
 
 
-def test_an_argument_that_follows_a_list_of_numbers_is_named_in_the_error(monkeypatch, capsys):
-    with pytest.raises(SystemExit):
-        run(monkeypatch, "pack", "--longer_than", 0, 30, "my_shards")
-    assert (
-        "'my_shards' is not a whole number; put arguments without a name before the options" in capsys.readouterr().err
-    )
-    with pytest.raises(SystemExit):
-        run(monkeypatch, "pack", "my_shards", "--longer-than", -5, 30)
-    assert "greater than or equal to 0" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match=r"my_shards holds no manifest\.json"):
-        run(monkeypatch, "pack", "--longer_than", 0, 30, "--", "my_shards")
-
-
-def test_pack_holds_out_as_many_documents_as_training():
-    default = inspect.signature(cli.pack).parameters["num_held_out"].default
-    assert default == CorpusArguments().num_held_out == 1000
-
-
 def test_tokenize_reads_every_named_file(tokenizer, tmp_path, monkeypatch, capsys):
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     (tmp_path / "a.csv").write_text("text\nthe quick fox\n")
     (tmp_path / "b.csv").write_text("text\nold sea\nthe dog\n")
-    where = ("--tokenizer_name", tmp_path / "tokenizer", "--output_dir", tmp_path / "shards", "--num_processes", 1)
+    where = ("--tokenizer_name", tmp_path / "tokenizer", "--output_dir", tmp_path / "documents", "--workers", 1)
     run(monkeypatch, "tokenize", "--files", tmp_path / "a.csv", tmp_path / "b.csv", *where)
     assert json.loads(capsys.readouterr().out)["num_documents"] == 3
 
@@ -337,8 +290,8 @@ def test_the_command_without_arguments_shows_its_help_and_version_shows_the_vers
 @pytest.mark.parametrize(
     ("words", "candidates"),
     [
-        ("neobert ", {"search", "embed", "tokenize", "pack", "documentation"}),
-        ("neobert tokenize --long", {"--long_documents"}),
+        ("neobert ", {"search", "embed", "tokenize", "documentation"}),
+        ("neobert tokenize --executor_", {"--executor_options"}),
         ("neobert tokenize --sample_by ", {"line", "paragraph", "document"}),
     ],
 )
@@ -383,9 +336,8 @@ OPTIONS = {
             "--split",
             "--text_column",
         ),
-        *("--sample_by", "--max_length", "--long_documents", "--documents_per_shard", "--num_processes"),
+        *("--sample_by", "--executor", "--tasks", "--workers", "--executor_options"),
     ],
-    "pack": ["--row_tokens", "--max_length", "--longer_than", "--num_held_out", "--seed"],
     "documentation": [
         *("--output_dir", "--num_held_out", "--held_out_packages", "--vocab_size", "--seed", "--question_files")
     ],
@@ -394,18 +346,12 @@ BOUNDS = {
     "--top_k": (1, 65_536),
     "--num_candidates": (0, 65_536),
     "--batch_size": (1, 65_536),
-    "--max_length": (1, 2_147_483_647),
-    "--documents_per_shard": (1, 1_000_000),
-    "--num_processes": (1, most_processes()),
     "--num_held_out": (0, 10_000_000),
     "--vocab_size": (6, 1_000_000),
     "--seed": (0, 4_294_967_295),
-    "--row_tokens": (3, 1_073_741_824),
-    "--longer_than": (0, 1_048_576),
-    "pack --max_length": (3, 1_048_576),
 }
 REQUIRED = {"search": [], "embed": ["a.txt", "-o", "a.npy"], "tokenize": ["--output_dir", "a", "--tokenizer_name", "b"]}
-REQUIRED |= {"pack": ["a"], "documentation": ["--output_dir", "a"]}
+REQUIRED |= {"documentation": ["--output_dir", "a"]}
 CASES = [(command, option) for command, options in OPTIONS.items() for option in options]
 
 

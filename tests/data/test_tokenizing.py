@@ -250,7 +250,7 @@ def wait_until(claim, seconds=30):
 
 
 def long_corpus(folder):
-    return Corpus([jsonl(folder / "long.jsonl", [SENTENCE * 20] * 8000)])
+    return Corpus([jsonl(folder / "long.jsonl", [SENTENCE * 20] * 2500)])
 
 
 def is_running(process):

@@ -27,7 +27,6 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenize
 
 from neobert_hf import NeoBERTForMaskedLM, PackedMLMCollator, cli
 from neobert_hf.data.packing import MixedRows, PackedRows
-from neobert_hf.data.plans import PACKING
 from neobert_hf.data.wordpiece import train_wordpiece
 from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArguments
 from neobert_hf.pretraining.recipes import RECIPES
@@ -333,7 +332,7 @@ def test_auto_precision_follows_the_machine_unless_the_user_chooses(tmp_path, mo
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory, tokenizer):
-    """A folder with text files, a tokenizer and, after the first run, shards; all runs below use it."""
+    """A folder with text files, a tokenizer and, after the first run, documents; all runs below use it."""
     folder = tmp_path_factory.mktemp("corpus")
     words = SENTENCE.split()
     rng = np.random.default_rng(0)
@@ -351,7 +350,7 @@ def command(corpus, folder, **changes):
         train_files=corpus / "train.jsonl",
         validation_files=corpus / "held_out.jsonl",
         tokenizer_name=corpus / "tokenizer",
-        shards_dir=corpus / "shards",
+        shards_dir=corpus / "documents",
         output_dir=folder,
         config_overrides=SMALL,
         max_steps=12,
@@ -452,22 +451,22 @@ def test_more_workers_than_files_of_a_stream_are_refused(corpus, tokenizer, tmp_
     assert sum(1 for _ in rows) == training.max_steps * training.rows_per_step
 
 
-def test_one_process_of_a_machine_compares_finished_shards_with_the_corpus(corpus, tokenizer, tmp_path, monkeypatch):
+def test_one_process_of_a_machine_compares_finished_documents_with_the_corpus(corpus, tokenizer, tmp_path, monkeypatch):
     data = CorpusArguments(train_files=[str(corpus / "train.jsonl")], num_processes=1)
     recipe, opened = arguments(tmp_path).to_recipe(), []
 
-    def open_shards(process, num_processes, folder=tmp_path / "shards"):
+    def open_documents(process, num_processes, folder=tmp_path / "documents"):
         numbers = dict(world_size=num_processes, process_index=process, local_process_index=process)
         training = SimpleNamespace(**numbers, to_recipe=lambda: recipe)
-        return pretrain_mlm.open_shards(data, training, tokenizer, data.train_files, folder)
+        return pretrain_mlm.open_documents(data, training, tokenizer, data.train_files, folder)
 
-    written = open_shards(0, 1)
+    written = open_documents(0, 1)
     open_corpus = pretrain_mlm.open_corpus
     monkeypatch.setattr(pretrain_mlm, "open_corpus", lambda *args: opened.append(1) or open_corpus(*args))
-    assert [len(open_shards(process, 3)) for process in (0, 1, 2)] == [len(written)] * 3
+    assert [len(open_documents(process, 3)) for process in (0, 1, 2)] == [len(written)] * 3
     assert len(opened) == 1
-    with pytest.raises(ValueError, match="holds no shards; tokenize before"):
-        open_shards(1, 3, tmp_path / "none")
+    with pytest.raises(ValueError, match="holds no documents; tokenize before"):
+        open_documents(1, 3, tmp_path / "none")
 
 
 @pytest.mark.parametrize(
@@ -511,15 +510,17 @@ def test_both_phases_run_and_auto_model_loads_the_result(corpus, tmp_path):
 
 
 def test_phase_2_without_validation_files_holds_out_the_documents_of_phase_1_or_is_refused(corpus, tmp_path):
-    options = dict(validation_files=None, num_held_out=20, shards_dir=tmp_path / "shards", max_steps=2, warmup_steps=0)
+    options = dict(
+        validation_files=None, num_held_out=20, shards_dir=tmp_path / "documents", max_steps=2, warmup_steps=0
+    )
     run(corpus, tmp_path / "one", **options)
     options |= dict(phase=2, init_from=tmp_path / "one", warmup_steps=None, config_overrides=None, longer_than=[8, 16])
-    num_plans = len(list((tmp_path / "shards/plans").iterdir()))
+    num_plans = len(list((tmp_path / "documents/plans").iterdir()))
     with pytest.raises(
         SystemExit, match="may have trained on the documents that are held out here: seed was 42 and is 5"
     ):
         run(corpus, tmp_path / "two", **options, seed=5)
-    assert len(list((tmp_path / "shards/plans").iterdir())) == num_plans
+    assert len(list((tmp_path / "documents/plans").iterdir())) == num_plans
     run(corpus, tmp_path / "two", **options)
 
 
@@ -530,7 +531,7 @@ def test_both_phases_train_on_the_documentation_of_this_python(tmp_path, monkeyp
     monkeypatch.setattr(sysconfig, "get_paths", lambda: paths)
     options = ("--output_dir", tmp_path, "--vocab_size", "4096", "--held_out_packages", "tqdm")
     run_main(cli, "documentation", *options)
-    options = ("--output_dir", tmp_path / "shards", "--tokenizer_name", tmp_path / "tokenizer")
+    options = ("--output_dir", tmp_path / "documents", "--tokenizer_name", tmp_path / "tokenizer")
     run_main(cli, "tokenize", *options, "--files", tmp_path / "train.jsonl")
     options = dict(num_processes=None, row_tokens=4096, tokens_per_step=4096, save_steps=100, report_to=None)
     first = run(tmp_path, tmp_path / "one", max_length=1024, **options)
@@ -551,9 +552,9 @@ def test_m3_trains_with_a_bpe_tokenizer_that_has_no_mask_token(corpus, tmp_path)
     bpe.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="</s>")
     tokenizer.save_pretrained(tmp_path / "bpe")
-    options = ("--output_dir", tmp_path / "shards", "--tokenizer_name", tmp_path / "bpe")
+    options = ("--output_dir", tmp_path / "documents", "--tokenizer_name", tmp_path / "bpe")
     run_main(cli, "tokenize", *options, "--files", corpus / "train.jsonl")
-    names = dict(recipe="m3", tokenizer_name=tmp_path / "bpe", shards_dir=tmp_path / "shards")
+    names = dict(recipe="m3", tokenizer_name=tmp_path / "bpe", shards_dir=tmp_path / "documents")
     losses = run(corpus, tmp_path / "run", **names)
     assert losses[12] < losses[1] - 0.5
     saved = AutoTokenizer.from_pretrained(tmp_path / "run")
@@ -571,9 +572,9 @@ def test_a_resume_with_other_values_is_refused(corpus, tmp_path, monkeypatch):
         ({"config_overrides": SMALL.replace("=96", "=128")}, "belongs to another run: config was"),
         ({"config_overrides": "rope_theta=500"}, "config_overrides='rope_theta=500': .*; give numbers of the config"),
         ({"config_overrides": "hidden_size"}, "config_overrides='hidden_size': .*; give numbers of the config"),
-        ({"max_length": 4097}, "max_length=4097, but documents were cut at 4096 tokens when they were tokenized"),
+        ({"long_documents": "chunk"}, "belongs to another run: long_documents was truncate and is chunk"),
         ({"ignore_data_skip": True}, "ignore_data_skip begins with the first rows again after a resume"),
-        ({"tokenizer_name": tmp_path / "other"}, "shards of something else: tokenizer is"),
+        ({"tokenizer_name": tmp_path / "other"}, "documents of something else: tokenizer is"),
     ):
         with pytest.raises(ValueError, match=message):
             run(corpus, tmp_path / "run", **dict(max_steps=4, resume_from_checkpoint="last") | changes)
@@ -581,11 +582,11 @@ def test_a_resume_with_other_values_is_refused(corpus, tmp_path, monkeypatch):
         run(corpus, tmp_path / "run", max_steps=4, bogus=1)
 
 
-def test_training_stores_its_plan_next_to_the_shards_and_refuses_a_resume_with_another_order_of_rows(corpus, tmp_path):
+def test_training_stores_its_plan_next_to_the_documents_and_makes_it_again(corpus, tmp_path):
     """A stored plan and a rebuilt plan give the same losses, also in a resumed run."""
-    options = dict(shards_dir=tmp_path / "shards", max_steps=8)
+    options = dict(shards_dir=tmp_path / "documents", max_steps=8)
     losses = run(corpus, tmp_path / "one", **options)
-    (plan,) = (tmp_path / "shards/plans").glob("*/plan.json")
+    (plan,) = (tmp_path / "documents/plans").glob("*/plan.json")
     made = plan.stat().st_mtime_ns
     assert run(corpus, tmp_path / "two", **options) == losses and plan.stat().st_mtime_ns == made
     shutil.rmtree(plan.parent)
@@ -593,10 +594,4 @@ def test_training_stores_its_plan_next_to_the_shards_and_refuses_a_resume_with_a
     assert run(corpus, tmp_path / "two", **options, resume_from_checkpoint="last") == losses and plan.exists()
     with pytest.raises(SystemExit, match="no resume from this folder was requested"):
         run(corpus, tmp_path / "two", **options, seed=5)
-    assert len(list((tmp_path / "shards/plans").iterdir())) == 1  # no plan for a run that is refused
-    file = tmp_path / "two/run.json"
-    identity = json.loads(file.read_text())
-    assert identity.pop("packing") == PACKING
-    file.write_text(json.dumps(identity))
-    with pytest.raises(SystemExit, match=r"rows have another order \(packing version 1"):
-        run(corpus, tmp_path / "two", **options, resume_from_checkpoint="last")
+    assert len(list((tmp_path / "documents/plans").iterdir())) == 1  # no plan for a run that is refused

@@ -198,20 +198,8 @@ def test_last_skips_paths_that_only_look_like_checkpoints(folder):
         begin_or_resume(folder, RUN, str(folder / "checkpoint-12"))
 
 
-@pytest.mark.parametrize(("there", "version"), [({}, 1), ({"packing": 1}, 1), ({"packing": 3}, 3)])
-@pytest.mark.parametrize("exactly", [True, False])
-def test_a_checkpoint_of_a_run_with_another_order_of_rows_is_refused(folder, there, version, exactly):
-    (folder / "run.json").write_text(json.dumps(RUN | there))
-    with pytest.raises(
-        ValueError, match=rf"another order \(packing version {version}; this version of neobert_hf has 2\)"
-    ):
-        begin_or_resume(folder, RUN | {"packing": 2}, "last", exactly)
-    (folder / "run.json").write_text(json.dumps(RUN | {"packing": 2}))
-    assert begin_or_resume(folder, RUN | {"packing": 2}, "last", exactly).name == "checkpoint-8"
-
-
-def test_a_checkpoint_of_a_streaming_run_and_one_with_shards_do_not_resume_each_other(folder):
-    streaming, sharded = RUN | {"data": {"files": []}}, RUN | {"data": {"num_documents": 9}, "packing": 2}
+def test_a_checkpoint_of_a_streaming_run_and_one_with_documents_do_not_resume_each_other(folder):
+    streaming, sharded = RUN | {"data": {"files": []}}, RUN | {"data": {"num_documents": 9}}
     for there, here, words in ((streaming, sharded, "with --streaming"), (sharded, streaming, "without --streaming")):
         (folder / "run.json").write_text(json.dumps(there))
         with pytest.raises(ValueError, match=f"belongs to a run {words}, which has another order of rows"):
@@ -219,7 +207,7 @@ def test_a_checkpoint_of_a_streaming_run_and_one_with_shards_do_not_resume_each_
         assert begin_or_resume(folder, there, "last").name == "checkpoint-8"
 
 
-FIRST = {"seed": 1, "packing": 2, "data": {"num_documents": 9}, "held_out": {"files": [], "num_held_out": 4}}
+FIRST = {"seed": 1, "data": {"num_documents": 9}, "held_out": {"files": [], "num_held_out": 4}}
 
 
 @pytest.mark.parametrize("name", ["run.json", "training_summary.json"])
@@ -233,7 +221,6 @@ FIRST = {"seed": 1, "packing": 2, "data": {"num_documents": 9}, "held_out": {"fi
         ({"held_out": {"files": ["a.txt"], "num_held_out": 4}}, "it had --validation_files"),
         ({"data": {"files": []}}, "it had --streaming"),
         ({"data": {"num_documents": 8}, "seed": 2}, "seed was 2 and is 1; its training text was another"),
-        ({"packing": None}, "its packing version was 1 and is 2"),
     ],
 )
 def test_phase_2_holds_out_only_documents_that_phase_1_held_out(tmp_path, caplog, name, is_checkpoint, there, reason):

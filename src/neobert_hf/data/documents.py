@@ -79,7 +79,8 @@ class Documents(Sequence):
                     raise ValueError(f"{file} is missing; restore it, or remove the folder and tokenize again")
                 if file.stat().st_size != sizes[name] or (verify and file_hash(file) != task["sha256"][name]):
                     raise ValueError(
-                        f"{file} is damaged: it is not what the manifest says; restore it, or remove the folder and tokenize again"
+                        f"{file} is damaged: it is not what the manifest says; restore it, or remove the folder and "
+                        "tokenize again"
                     )
         self._first = np.cumsum([0, *(task["documents"] for task in self._tasks)]).tolist()
         self._map = lru_cache(MOST_MAPPED)(partial(_map, self.folder, self._dtype))

@@ -116,8 +116,8 @@ class PackedStream(IterableDataset):
         self._is_resumed, state = False, self._state
         if state.num_workers != num_workers:
             raise ValueError(
-                f"the state of a stream that {state.num_workers} workers read cannot be shared out to {num_workers} workers, each "
-                "of which packs its own documents; give the same num_workers (0 and 1 are the same)"
+                f"the state of a stream that {state.num_workers} workers read cannot be shared out to {num_workers} workers, "
+                "each of which packs its own documents; give the same num_workers (0 and 1 are the same)"
             )
         yield from self._finished_rows()
         if self._is_done():

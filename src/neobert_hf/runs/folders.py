@@ -207,9 +207,6 @@ def check_held_out(init_from: str | Path, run: dict) -> None:
     elif not isinstance(number := held_out.get("num_held_out"), int) or number < run["held_out"]["num_held_out"]:
         reasons.append(f"num_held_out was {number} and is {run['held_out']['num_held_out']}")
     else:
-        packing = there.get("packing", 1)
-        if packing != run["packing"]:
-            reasons.append(f"its packing version was {packing} and is {run['packing']}")
         if there.get("seed") != run["seed"]:
             reasons.append(f"seed was {there.get('seed')} and is {run['seed']}")
         if there.get("data") != run["data"]:
@@ -273,13 +270,6 @@ def _check_run(checkpoint, run, exactly):
         raise ValueError(
             f"{checkpoint} belongs to a run {was} --streaming, which has another order of rows; {way_out}, or give another "
             "--output_dir and begin without --resume_from_checkpoint"
-        )
-    here, packing = run.get("packing"), there.get("packing", 1 if "packing" in run else None)
-    if here is not None and packing is not None and here != packing:
-        raise ValueError(
-            f"{checkpoint} belongs to a run whose rows have another order (packing version {packing}; this version of neobert_hf "
-            f"has {here}): resumed here, it would train on some documents twice and on others not at all. Resume with the "
-            "version that wrote it, or give another --output_dir and begin without --resume_from_checkpoint"
         )
     if different := sorted(name for name in {**run, **there} if run.get(name) != there.get(name)):
         details = "; ".join(f"{name} was {there.get(name)} and is {run.get(name)}" for name in different)
