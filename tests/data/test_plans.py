@@ -208,7 +208,7 @@ def test_a_plan_that_is_partly_written_is_made_again(tmp_path, monkeypatch, numb
     (folder,) = (tmp_path / "documents/plans").iterdir()
     assert not list(folder.glob("*.part")) and not (folder / "plan.json").exists()
     (folder / "documents.bin.0.part").write_bytes(b"of a process that was killed")
-    with pytest.raises(FileNotFoundError, match="plan.json"):
+    with pytest.raises(FileNotFoundError, match=r"plan\.json"):
         read_packing_plan(folder)
     assert rows_of(plan_quietly(documents, 32, verify=True)) == wanted
     assert not list(folder.glob("*.part"))

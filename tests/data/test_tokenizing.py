@@ -235,7 +235,7 @@ def test_whichever_of_our_writes_finds_the_disk_full_the_next_run_continues(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         fsync(handle)
 
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="the disk is full: .* could not be written"):
+    with monkeypatch.context() as patch, pytest.raises(OSError, match=r"the disk is full: .* could not be written"):
         patch.setattr(files.os, "fsync", sync)  # of tokenizer, settings, eight records, and the manifest
         tokenize(corpus, tokenizer, tmp_path / "out", workers=1)
     assert not list(tmp_path.rglob("*.part")) and not (tmp_path / "out/manifest.json").exists()
@@ -250,7 +250,7 @@ def wait_until(claim, seconds=30):
 
 
 def long_corpus(folder):
-    return Corpus([jsonl(folder / "long.jsonl", [SENTENCE * 20] * 8000)])
+    return Corpus([jsonl(folder / "long.jsonl", [SENTENCE * 20] * 2500)])
 
 
 def is_running(process):
@@ -352,7 +352,7 @@ def test_options_of_an_executor_are_read_from_text_and_wrong_ones_are_named(toke
     with pytest.raises(ValueError, match="'cpu' is not of the form name=value"):
         typed_options(["cpu"])
     with pytest.raises(
-        ValueError, match="missing 2 required .*'time' and 'partition'; give the arguments of datatrove's"
+        ValueError, match=r"missing 2 required .*'time' and 'partition'; give the arguments of datatrove's"
     ):
         tokenize(corpus, tokenizer, tmp_path / "out", "slurm")
     with pytest.raises(ValueError, match="unexpected keyword argument 'partition'"):

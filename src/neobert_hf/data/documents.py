@@ -1,7 +1,7 @@
 """Tokenized documents on disk, by number: `Documents` maps the files that `tokenize` wrote into memory.
 
-A folder of documents holds `ids/00000_unshuffled.ds` and `.ds.index` for each task of datatrove: token ids, and where each document
-ends in them. `manifest.json` is written last: a folder without it is not finished.
+A folder of documents holds `ids/00000_unshuffled.ds` and `.ds.index` for each task of datatrove: token ids, and where each
+document ends in them. `manifest.json` is written last: a folder without it is not finished.
 """
 
 import hashlib
@@ -79,7 +79,8 @@ class Documents(Sequence):
                     raise ValueError(f"{file} is missing; restore it, or remove the folder and tokenize again")
                 if file.stat().st_size != sizes[name] or (verify and file_hash(file) != task["sha256"][name]):
                     raise ValueError(
-                        f"{file} is damaged: it is not what the manifest says; restore it, or remove the folder and tokenize again"
+                        f"{file} is damaged: it is not what the manifest says; restore it, or remove the folder and "
+                        "tokenize again"
                     )
         self._first = np.cumsum([0, *(task["documents"] for task in self._tasks)]).tolist()
         self._map = lru_cache(MOST_MAPPED)(partial(_map, self.folder, self._dtype))

@@ -116,8 +116,8 @@ class PackedStream(IterableDataset):
         self._is_resumed, state = False, self._state
         if state.num_workers != num_workers:
             raise ValueError(
-                f"the state of a stream that {state.num_workers} workers read cannot be shared out to {num_workers} workers, each of "
-                "which packs its own documents; give the same num_workers (0 and 1 are the same)"
+                f"the state of a stream that {state.num_workers} workers read cannot be shared out to {num_workers} workers, "
+                "each of which packs its own documents; give the same num_workers (0 and 1 are the same)"
             )
         yield from self._finished_rows()
         if self._is_done():
@@ -274,8 +274,8 @@ class PackedRows(Dataset):
         lengths = np.asarray(lengths)
         if len(lengths) != len(documents) or not lengths.min(initial=1):
             raise ValueError(
-                f"{len(documents)} documents with {len(lengths)} lengths, the least of which is {lengths.min(initial=1)}; give the "
-                "length of each document, and drop empty documents"
+                f"{len(documents)} documents with {len(lengths)} lengths, the least of which is {lengths.min(initial=1)}; give "
+                "the length of each document, and drop empty documents"
             )
         special_tokens = getattr(documents, "special_tokens", (0, 0))
         settings = PackingSettings(max_tokens, **{"special_tokens": special_tokens, **settings})

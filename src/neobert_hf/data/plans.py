@@ -1,7 +1,7 @@
 """Packing plans: which documents lie in which row. A plan is made once, kept in memory or in files, and read by every process.
 
-A plan on disk is a folder with `documents.bin` (what lies in the rows, row after row), `row_ends.bin` (where each row ends in it) and
-`plan.json`, written last: a folder without it holds no finished plan.
+A plan on disk is a folder with `documents.bin` (what lies in the rows, row after row), `row_ends.bin` (where each row ends in it)
+and `plan.json`, written last: a folder without it holds no finished plan.
 """
 
 import errno
@@ -100,8 +100,8 @@ class PackingSettings:
     Args:
         max_tokens: Token budget of a row.
         max_length: Longer documents are cut at this many tokens, special tokens included; None cuts none.
-        long_documents: Treatment of the rest of a document above `max_length`: "truncate" drops it, as in the paper, "chunk" makes
-            further pieces of it, each with the special tokens of the document.
+        long_documents: Treatment of the rest of a document above `max_length`: "truncate" drops it, as in the paper, "chunk"
+            makes further pieces of it, each with the special tokens of the document.
         special_tokens: Numbers of special tokens at the beginning and at the end of each document.
         max_open_rows: As in `BestFit`.
         seed: Seed of the order of the documents.
@@ -127,8 +127,8 @@ class PackingSettings:
             raise ValueError(f"max_tokens={self.max_tokens} and max_open_rows={self.max_open_rows} must be at least 1")
         if self.max_length is not None and self.max_length <= sum(self.special_tokens):
             raise ValueError(
-                f"max_length={self.max_length} leaves no token beside the {sum(self.special_tokens)} special tokens of a document; "
-                "raise it"
+                f"max_length={self.max_length} leaves no token beside the {sum(self.special_tokens)} special tokens of a "
+                "document; raise it"
             )
         if self.long_documents not in LONG_DOCUMENTS:
             raise ValueError(f"long_documents={self.long_documents!r} is not one of {', '.join(LONG_DOCUMENTS)}")

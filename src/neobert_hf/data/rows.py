@@ -26,8 +26,8 @@ def read_rows(file: str | Path, columns: Sequence[str] | None = None) -> Iterato
     """Yield the rows of a file, each after its place, such as "a.csv, line 3".
 
     Args:
-        file: JSON lines or one JSON list (.jsonl, .json), CSV, TSV or Parquet. All but Parquet may be compressed (.gz, .bz2, .zst).
-            The first line of CSV and TSV has the names of the columns. In TSV a quotation mark is a character like any other.
+        file: JSON lines or one JSON list (.jsonl, .json), CSV, TSV or Parquet. All but Parquet may be compressed (.gz, .bz2,
+            .zst). The first line of CSV and TSV has the names of the columns. In TSV a quotation mark is an ordinary character.
         columns: Columns to read from Parquet; None reads all.
 
     Returns:

@@ -1,9 +1,9 @@
 """Tokenizing of a corpus on datatrove: locally, on Slurm, or on Ray.
 
-datatrove divides the work into tasks, records which are complete, and writes token ids. Three things are ours, because datatrove
-0.10.1 does not have them. Its reader of JSON lines leaves out a damaged line with a warning, and a whole file with a byte that is
-not UTF-8: `CorpusReader` refuses both. `WholeDocuments` adds checksums to its tokenizer. Its local pool waits forever for a process
-that was killed, and its processes outlive a killed parent: `LocalExecutor` ends with an error, and they end with it.
+datatrove runs tasks, records which are complete, and writes token ids. Three things are ours, because datatrove 0.10.1 does not
+have them. Its reader of JSON lines leaves out a damaged line with a warning, and a whole file that is not UTF-8: `CorpusReader`
+refuses both. `WholeDocuments` adds checksums to its tokenizer. Its local pool waits forever for a process that was killed, and
+its processes outlive a killed parent: `LocalExecutor` ends with an error, and its processes end with it.
 """
 
 import errno
@@ -16,8 +16,10 @@ from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from copy import deepcopy
+from functools import cached_property
 from multiprocessing import connection
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 from datatrove.data import Document
@@ -64,8 +66,8 @@ def tokenize(
         tokenizer: A fast tokenizer; its special tokens are added.
         folder: Output folder; created if it does not exist. Slurm and Ray need a folder that all machines see.
         executor: "local", "slurm" or "ray": which executor of datatrove runs the tasks.
-        tasks: Parts of the corpus; an interrupted task begins again. If there are more tasks than files, several tasks share a file.
-            None is one for each file, at least 8 and at most 1,000; in a folder that was begun, as many as there.
+        tasks: Parts of the corpus; an interrupted task begins again. More tasks than files share the files. None is one for each
+            file, at least 8 and at most 1,000; in a folder that was begun, as many as there.
         workers: Tasks that run at the same time; None is one for each core, on Slurm and Ray all. On macOS and Windows each local
             process imports the script again, so keep the call under `if __name__ == "__main__":`. 1 starts no process.
         executor_options: Further arguments of datatrove's executor. Slurm requires `time` and `partition`.
@@ -252,6 +254,12 @@ class WholeDocuments(DocumentTokenizer):
             str(folder / "ids"), str(folder / TOKENIZER), shuffle_documents=False, save_final_metadata=False
         )
         self.folder = folder
+
+    @cached_property
+    def tokenizer(self) -> SimpleNamespace:
+        """What the base class calls of a tokenizer; `encode_batch_fast` gives no offsets and is 1.2 times as fast."""
+        tokenizer = Tokenizer.from_file(self.tokenizer_name_or_path)
+        return SimpleNamespace(encode_batch=tokenizer.encode_batch_fast, get_vocab_size=tokenizer.get_vocab_size)
 
     def run(self, data=None, rank: int = 0, world_size: int = 1):
         """Tokenize the documents of task `rank`."""
