@@ -127,7 +127,8 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefa
 
 def make_parser() -> Parser:
     """Return the parser of `neobert` with all commands."""
-    parser = Parser(prog="neobert", description="NeoBERT in the Hugging Face ecosystem.")
+    completion = 'Completion in bash and zsh: eval "$(register-python-argcomplete neobert)"'
+    parser = Parser(prog="neobert", description="NeoBERT in the Hugging Face ecosystem.", epilog=completion)
     parser.add_argument("--version", action="version", version=f"neobert_hf {metadata.version('neobert_hf')}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
     for command in COMMANDS:
@@ -142,7 +143,7 @@ def make_parser() -> Parser:
 def main() -> None:
     """Entry point of `neobert`: status 2 for a wrong command line, 1 for another error that the user can correct."""
     parser = make_parser()
-    if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions: eval "$(register-python-argcomplete neobert)"
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
         import argcomplete
 
         argcomplete.autocomplete(parser)

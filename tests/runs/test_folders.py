@@ -7,7 +7,6 @@ import signal
 
 import pytest
 
-from neobert_hf.data.files import sealed
 from neobert_hf.runs.folders import LOCK, begin_or_resume, last_complete_checkpoint, lock_run
 from neobert_hf.runs.manifests import MANIFEST, UNFINISHED, check_checkpoint, write_manifest
 
@@ -49,13 +48,6 @@ def flip(file):
     file.write_bytes(content)
 
 
-def change_manifest(file, change):
-    content = json.loads(file.read_text())
-    del content["checksum"]
-    change(content)
-    file.write_text(json.dumps(sealed(content)))
-
-
 FILES = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", MANIFEST)
 DAMAGE = {
     "flip": flip,
@@ -93,30 +85,11 @@ def test_an_inexact_resume_also_refuses_a_damaged_file(folder, name):
         begin_or_resume(folder, RUN, str(folder / "checkpoint-8"), exactly=False)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda m: m["files"].update({"../run.json": m["files"]["optimizer.pt"]}), "outside the checkpoint"),
-        (lambda m: m["files"].update({"/etc/hostname": m["files"]["optimizer.pt"]}), "outside the checkpoint"),
-        (lambda m: m.update(files=["optimizer.pt"]), "no sizes and checksums"),
-        (lambda m: m["files"].update({"optimizer.pt": "abc"}), "no sizes and checksums"),
-        (lambda m: m.pop("is_exact"), "without optimizer state"),
-        (lambda m: m.pop("num_processes"), "by None processes, and this run has 1"),
-    ],
-)
-def test_the_error_for_an_invalid_manifest_names_the_fault(folder, change, words):
-    change_manifest(folder / "checkpoint-8" / MANIFEST, change)
-    with pytest.raises(ValueError, match=words):
-        check_checkpoint(folder / "checkpoint-8")
-    assert last_complete_checkpoint(folder).name == "checkpoint-4"
-
-
-@pytest.mark.parametrize("checksum", [{}, {"checksum": None}])
-def test_a_manifest_without_a_checksum_is_refused(folder, checksum):
+def test_a_manifest_without_a_checksum_is_refused(folder):
     file = folder / "checkpoint-8" / MANIFEST
     content = json.loads(file.read_text())
     del content["checksum"]
-    file.write_text(json.dumps(content | checksum))
+    file.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"manifest\.json is damaged: it has no checksum"):
         check_checkpoint(folder / "checkpoint-8")
     assert last_complete_checkpoint(folder, exactly=False).name == "checkpoint-4"

@@ -114,15 +114,13 @@ def check_checkpoint(checkpoint: Path, exactly: bool = True) -> None:
     if not checkpoint.is_dir():
         raise ValueError(f"{checkpoint} is not a folder")
     step = read_json_object(checkpoint / STATE).get("global_step")
-    if type(step) is not int:
-        raise ValueError(f"{checkpoint / STATE} is damaged: its global_step is {step!r}, not an integer")
-    number = checkpoint.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
-    if number.isdecimal() and int(number) != step:
-        raise ValueError(f"{checkpoint} holds the state of step {step}")
     if (checkpoint / MANIFEST).exists():
         inexact = _compare(checkpoint, _read_manifest(checkpoint / MANIFEST))
     else:
         inexact = [f"{checkpoint} has no {MANIFEST}: its save was interrupted, or another program wrote it"]
+    number = checkpoint.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
+    if number.isdecimal() and int(number) != step:  # a copy under another name
+        raise ValueError(f"{checkpoint} holds the state of step {step}")
     if exactly and inexact:
         raise ValueError(f"{'; '.join(inexact)}; give --resume_inexactly to resume from it")
     for reason in inexact:
@@ -132,43 +130,29 @@ def check_checkpoint(checkpoint: Path, exactly: bool = True) -> None:
 def _read_manifest(file):
     content = read_json_object(file)
     try:
-        manifest = unsealed(content, must_be_sealed=True)
+        return unsealed(content, must_be_sealed=True)
     except ValueError as error:
         raise ValueError(f"{file} is damaged: {error}") from error
-    files = manifest.get("files")
-    if not isinstance(files, dict) or not all(map(_is_record, files.values())):
-        raise ValueError(f"{file} is damaged: it has no sizes and checksums of the files")
-    return manifest
 
 
 def _compare(checkpoint, manifest):
     """Raise ValueError for a damaged file; return the reasons why an exact resume is impossible."""
-    files = manifest["files"]
-    root, missing = checkpoint.resolve(), []
-    for name, record in files.items():
-        path = checkpoint / name
-        if not path.resolve().is_relative_to(root):
-            raise ValueError(f"{checkpoint / MANIFEST} names {name!r}, which is outside the checkpoint")
-        if not path.is_file():
-            missing.append(name)
-        elif path.stat().st_size != record["bytes"]:
+    records = {checkpoint / name: record for name, record in manifest["files"].items()}
+    found = {path: record for path, record in records.items() if path.is_file()}
+    for path, record in found.items():  # sizes first, since a checksum reads the whole file
+        if path.stat().st_size != record["bytes"]:
             raise ValueError(f"{path} is damaged: {path.stat().st_size:,} bytes, but {record['bytes']:,} were written")
-    for name, record in files.items():
-        if name not in missing and file_hash(checkpoint / name) != record["sha256"]:
-            raise ValueError(f"{checkpoint / name} is damaged: its SHA-256 differs from {MANIFEST}")
+    for path, record in found.items():
+        if file_hash(path) != record["sha256"]:
+            raise ValueError(f"{path} is damaged: its SHA-256 differs from {MANIFEST}")
+    missing = [path.relative_to(checkpoint).as_posix() for path in records if path not in found]
     inexact = [f"{checkpoint} lacks {', '.join(missing)}"] if missing else []
-    if manifest.get("is_exact") is not True:
+    if not manifest["is_exact"]:
         inexact.append(f"{checkpoint} was saved without optimizer state (--save_only_model)")
-    num_processes = int(os.environ.get("WORLD_SIZE", 1))  # every launcher sets it
-    if num_processes != manifest.get("num_processes"):
-        inexact.append(
-            f"{checkpoint} was written by {manifest.get('num_processes')} processes, and this run has {num_processes}"
-        )
+    written_by, num_processes = manifest["num_processes"], int(os.environ.get("WORLD_SIZE", 1))  # of every launcher
+    if num_processes != written_by:
+        inexact.append(f"{checkpoint} was written by {written_by} processes, and this run has {num_processes}")
     return inexact
-
-
-def _is_record(record):
-    return isinstance(record, dict) and type(record.get("bytes")) is int and isinstance(record.get("sha256"), str)
 
 
 def read_json_object(file: Path) -> dict:
