@@ -27,7 +27,8 @@ from neobert_hf.data.tokenizing import tokenize
 from neobert_hf.data.wordpiece import plain_tokenizer, train_wordpiece
 from neobert_hf.demo.documentation import collect_documentation
 from neobert_hf.pretraining.arguments import PretrainingArguments
-from neobert_hf.pretraining.trainer import PretrainingTrainer, build_model
+from neobert_hf.pretraining.pretrain import build_model
+from neobert_hf.pretraining.trainer import PretrainingTrainer
 
 
 @dataclass
