@@ -23,7 +23,8 @@ from neobert_hf.data.packing import PackedRows
 from neobert_hf.data.wordpiece import train_wordpiece
 from neobert_hf.demo.documentation import collect_documentation
 from neobert_hf.pretraining.arguments import PretrainingArguments
-from neobert_hf.pretraining.trainer import PretrainingTrainer, build_model
+from neobert_hf.pretraining.pretrain import build_model
+from neobert_hf.pretraining.trainer import PretrainingTrainer
 
 BASE = dict(hidden_size=192, num_hidden_layers=4, num_attention_heads=3, intermediate_size=768)
 UNTIED = "tie_word_embeddings=false"  # as NeoBERT

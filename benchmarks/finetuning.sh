@@ -9,7 +9,7 @@ shape=hidden_size=256,num_hidden_layers=4,num_attention_heads=4,intermediate_siz
 for recipe in m1 m0; do
     python examples/pretrain_mlm.py --recipe $recipe --config_overrides $shape --tokenizer_name src/neobert_hf/mini \
         --train_files "$corpus/train_documents.jsonl" --validation_files "$corpus/held_out.jsonl" \
-        --shards_dir runs/pretrained-shards --shard_length 128 --max_length 128 --row_tokens 4096 --tokens_per_step 8192 \
+        --documents_dir runs/pretrained-documents --max_length 128 --row_tokens 4096 --tokens_per_step 8192 \
         --max_steps 250 --learning_rate 1.5e-3 --warmup_steps 25 --use_cpu --auto_precision --report_to none \
         --output_dir runs/pretrained-$recipe
 done

@@ -1,6 +1,6 @@
 """The packing plan at scale: seconds and peak memory of planning and of reading, each in a process of its own.
 
-Documents of random length and random tokens are written in the format of the shards. One process plans the rows on disk, one
+Documents of random length and random tokens are written in the files of datatrove. One process plans the rows on disk, one
 reads rows by the plan, and one plans in memory and compares every row with the plan on disk.
 """
 
@@ -18,42 +18,49 @@ from pathlib import Path
 import numpy as np
 from tqdm.auto import tqdm
 
+from neobert_hf.data.documents import Documents, task_files
+from neobert_hf.data.files import sealed, write_json
 from neobert_hf.data.packing import PackedRows
-from neobert_hf.data.plans import make_packing_plan, read_packing_plan, write_packing_plan
-from neobert_hf.data.shards import Shards, write_manifest, write_shard
+from neobert_hf.data.plans import PackingSettings, make_packing_plan, read_packing_plan, write_packing_plan
 
 VOCAB_SIZE = 30_522
 SEED = 3
 
 
-def write_shards(folder: Path, arguments) -> None:
-    """Write random documents as shards, without a tokenizer."""
-    rng, records = np.random.default_rng(0), []
-    for first in tqdm(range(0, arguments.num_documents, arguments.documents_per_shard), unit=" shards"):
-        count = min(arguments.documents_per_shard, arguments.num_documents - first)
-        lengths = rng.integers(arguments.shortest, arguments.longest + 1, count)
-        ids = rng.integers(0, VOCAB_SIZE, lengths.sum(), np.uint16)
-        documents = np.split(ids, lengths.cumsum()[:-1])
-        record = {"texts": count, "texts_sha256": "", "empty": 0}
-        records.append(write_shard(folder, len(records), documents, np.uint16, record))
+def write_documents(folder: Path, arguments) -> None:
+    """Write random documents without a tokenizer."""
+    from neobert_hf.data.tokenizing import SETTINGS, write_manifest, write_record  # datatrove, which no part needs
+
+    (folder / "ids").mkdir()
+    rng = np.random.default_rng(0)
+    starts = range(0, arguments.num_documents, arguments.documents_per_task)
+    for task, first in enumerate(tqdm(starts, unit=" tasks")):
+        count = min(arguments.documents_per_task, arguments.num_documents - first)
+        ends = rng.integers(arguments.shortest, arguments.longest + 1, count).cumsum()
+        files = task_files(folder, task)
+        rng.integers(0, VOCAB_SIZE, ends[-1], np.uint16).tofile(files["ids"])
+        ends.astype("<u8").tofile(files["ends"])
+        write_record(folder, task, token_size=2)
     settings = {"source": {"documents": "random"}, "tokenizer": {"sha256": "", "vocab_size": VOCAB_SIZE}}
-    write_manifest(folder, settings, records)
+    settings |= {"special_tokens": [0, 0], "num_tasks": len(starts)}
+    write_json(folder / SETTINGS, sealed(settings))
+    write_manifest(folder)
 
 
 def plan(folder: Path, arguments) -> dict:
     """Plan the rows on disk."""
     started = time.perf_counter()
-    made = write_packing_plan(Shards(folder), arguments.row_tokens, seed=SEED)
+    made = write_packing_plan(Documents(folder), arguments.row_tokens, seed=SEED)
     size = sum(file.stat().st_size for file in made.folder.iterdir())
-    efficiency = made.num_tokens / (len(made) * made.max_tokens)
+    efficiency = made.num_tokens / (len(made) * made.settings.max_tokens)
     seconds = time.perf_counter() - started
     return {"plan_s": seconds, "plan_mb": size / 1e6, "num_rows": len(made), "packing_efficiency": efficiency}
 
 
 def read(folder: Path, arguments) -> dict:
-    """Open shards and plan, and read rows in the order of training."""
-    shards = Shards(folder)
-    rows = PackedRows.from_plan(shards, write_packing_plan(shards, arguments.row_tokens, seed=SEED))
+    """Open documents and plan, and read rows in the order of training."""
+    documents = Documents(folder)
+    rows = PackedRows.from_plan(documents, write_packing_plan(documents, arguments.row_tokens, seed=SEED))
     rows[0]
     first = time.time() - arguments.started
     started, num_tokens, count = time.perf_counter(), 0, min(arguments.num_read, len(rows))
@@ -70,14 +77,14 @@ def read(folder: Path, arguments) -> dict:
 
 def compare(folder: Path, arguments) -> dict:
     """Plan in memory, and compare with the plan on disk."""
-    shards = Shards(folder)
+    documents = Documents(folder)
     started = time.perf_counter()
-    in_memory = make_packing_plan(shards.lengths, arguments.row_tokens, seed=SEED)
+    in_memory = make_packing_plan(documents.lengths, PackingSettings(arguments.row_tokens, seed=SEED))
     seconds = time.perf_counter() - started
     on_disk = read_packing_plan(next(folder.glob("plans/*")), verify=True)
-    same = np.array_equal(in_memory.documents, on_disk.documents) and np.array_equal(in_memory.ends, on_disk.ends)
-    is_complete = hashlib.sha256(np.sort(in_memory.documents).tobytes()).digest()
-    wanted = hashlib.sha256(np.arange(len(shards), dtype=in_memory.documents.dtype).tobytes()).digest()
+    same = np.array_equal(in_memory.items, on_disk.items) and np.array_equal(in_memory.ends, on_disk.ends)
+    is_complete = hashlib.sha256(np.sort(in_memory.items).tobytes()).digest()
+    wanted = hashlib.sha256(np.arange(len(documents), dtype=in_memory.items.dtype).tobytes()).digest()
     return {"plan_s": seconds, "same_rows": bool(same), "every_document_once": is_complete == wanted}
 
 
@@ -114,12 +121,14 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--num_documents", type=int, default=20_000_000)
     parser.add_argument("--shortest", type=int, default=8, help="Tokens of the shortest document.")
     parser.add_argument("--longest", type=int, default=60, help="Tokens of the longest document.")
-    parser.add_argument("--documents_per_shard", type=int, default=10_000, help="As `neobert tokenize` has it.")
+    parser.add_argument("--documents_per_task", type=int, default=200_000, help="Documents in a file.")
     parser.add_argument("--row_tokens", type=int, default=8192)
     parser.add_argument("--num_read", type=int, default=20_000, help="Rows that the reading process reads.")
-    parser.add_argument("--folder", help="Folder for the shards; a temporary folder, removed at the end, by default.")
     parser.add_argument(
-        "--part", choices=PARTS, help="Run this part on the shards in the folder; for the subprocesses."
+        "--folder", help="Folder for the documents; a temporary folder, removed at the end, by default."
+    )
+    parser.add_argument(
+        "--part", choices=PARTS, help="Run this part on the documents in the folder; for the subprocesses."
     )
     parser.add_argument("--started", type=float, help="Time at which the part was started; for the subprocesses.")
     parser.add_argument("--json", help="Write the result to this file.")
@@ -127,7 +136,7 @@ def read_arguments() -> argparse.Namespace:
 
 
 def main():
-    """Write shards, run every part in a process of its own, and print a table and one line of JSON."""
+    """Write documents, run every part in a process of its own, and print a table and one line of JSON."""
     arguments = read_arguments()
     if arguments.part:
         figures = PARTS[arguments.part](Path(arguments.folder), arguments)
@@ -138,11 +147,11 @@ def main():
 
     folder = Path(tempfile.mkdtemp(prefix="packing_plan-", dir=arguments.folder))
     try:
-        write_shards(folder, arguments)
+        write_documents(folder, arguments)
         names = ("num_documents", "row_tokens", "num_read")
         options = [text for name in names for text in (f"--{name}", str(getattr(arguments, name)))]
         rows = [measure(name, folder, options) for name in PARTS]
-        corpus_mb = sum(file.stat().st_size for file in folder.glob("*.arrow")) / 1e6
+        corpus_mb = sum(file.stat().st_size for file in folder.glob("ids/*")) / 1e6
     finally:
         shutil.rmtree(folder)
     finish(
@@ -150,7 +159,7 @@ def main():
         rows,
         arguments,
         corpus_mb=corpus_mb,
-        num_shards=-(-arguments.num_documents // arguments.documents_per_shard),
+        num_tasks=-(-arguments.num_documents // arguments.documents_per_task),
     )
 
 

@@ -8,6 +8,7 @@ The bare step is that of ragged.py: collate, forward and backward under autocast
 `encode_batch_fast` on the same texts in memory, on all cores. They run in turns.
 """
 
+import json
 import os
 import tempfile
 import time
@@ -20,12 +21,14 @@ from tqdm.auto import tqdm
 from transformers import HfArgumentParser
 
 from neobert_hf import PackedMLMCollator, tune_allocator
+from neobert_hf.data.corpus import Corpus
 from neobert_hf.data.packing import PackedRows
-from neobert_hf.data.shards import plain_tokenizer, tokenize_corpus
-from neobert_hf.data.wordpiece import train_wordpiece
+from neobert_hf.data.tokenizing import tokenize
+from neobert_hf.data.wordpiece import plain_tokenizer, train_wordpiece
 from neobert_hf.demo.documentation import collect_documentation
 from neobert_hf.pretraining.arguments import PretrainingArguments
-from neobert_hf.pretraining.trainer import PretrainingTrainer, build_model
+from neobert_hf.pretraining.pretrain import build_model
+from neobert_hf.pretraining.trainer import PretrainingTrainer
 
 
 @dataclass
@@ -95,16 +98,17 @@ def training(tokenizer, documents, arguments, folder) -> dict:
 
 
 def tokenizing(tokenizer, texts, arguments) -> dict:
-    """Functions that tokenize the same texts: into our shards, and by the library in memory."""
+    """Functions that tokenize the same texts: from a file into a folder of documents, and by the library in memory."""
 
     def ours():
         with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "texts.jsonl")
+            file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
             started = time.perf_counter()
-            tokenize_corpus(texts, tokenizer, folder, num_processes=arguments.num_processes, show_progress=False)
+            tokenize(Corpus([file]), tokenizer, Path(folder, "documents"), workers=arguments.num_processes)
             return time.perf_counter() - started
 
     raw = plain_tokenizer(tokenizer)
-    raw.enable_truncation(4096)
 
     def library():
         started = time.perf_counter()

@@ -27,7 +27,7 @@ from transformers import AutoConfig, set_seed
 
 from neobert_hf import best_dtype, tune_allocator
 from neobert_hf.data.origins import load_tokenizer
-from neobert_hf.data.tables import read_text_column
+from neobert_hf.data.rows import read_text_column
 from neobert_hf.embeddings.contrastive import TEMPERATURE, ContrastiveTrainingArguments, set_sampling
 from neobert_hf.embeddings.distillation import (
     DIRECTIONS,
@@ -51,7 +51,7 @@ from neobert_hf.embeddings.training_sets import read_pairs
 from neobert_hf.evaluation.retrieval import pairs_evaluators
 from neobert_hf.pretraining.depth import check_depth, with_more_blocks
 from neobert_hf.pretraining.recipes import Recipe
-from neobert_hf.pretraining.trainer import build_model
+from neobert_hf.pretraining.pretrain import build_model
 from neobert_hf.runs.commands import CommandParser, run_command
 from neobert_hf.runs.folders import lock_run
 

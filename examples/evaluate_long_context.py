@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from neobert_hf import MINI_MODEL_PATH, NeoBERTConfig, NeoBERTForMaskedLM, best_dtype, tune_allocator
 from neobert_hf.data.files import write_json
 from neobert_hf.data.origins import load_tokenizer
-from neobert_hf.data.tables import read_text_column
+from neobert_hf.data.rows import read_text_column
 from neobert_hf.evaluation.pseudo_perplexity import (
     MAX_TOKENS,
     MaskedText,

@@ -71,82 +71,51 @@ def embed(parser: Parser) -> Run:
 
 
 def tokenize(parser: Parser) -> Run:
-    """Tokenize text into shards for pretraining.
+    """Tokenize text for pretraining. Documents are stored whole; training cuts long ones.
 
-    neobert tokenize --files a.jsonl b.jsonl --tokenizer_name google-bert/bert-base-uncased --output_dir shards
+    neobert tokenize --files a.jsonl b.jsonl --tokenizer_name google-bert/bert-base-uncased --output_dir documents
     neobert tokenize --dataset_name wikimedia/wikipedia --dataset_config 20231101.en \\
-        --tokenizer_name google-bert/bert-base-uncased --long_documents chunk --output_dir shards
+        --tokenizer_name google-bert/bert-base-uncased --output_dir documents \\
+        --executor slurm --executor_options partition=cpu time=10:00:00
 
     After an interruption, the same command continues.
     """
     add = parser.add_argument
-    add("--output_dir", required=True, metavar="FOLDER", help="Folder of the shards.")
+    add("--output_dir", required=True, metavar="FOLDER", help="Folder of the token ids.")
     add("--tokenizer_name", required=True, metavar="NAME", help="Folder or Hub id of a fast tokenizer.")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--files", nargs="+", metavar="FILE", help="Text, JSON lines, CSV or Parquet, all of one kind.")
+    source.add_argument("--files", nargs="+", metavar="FILE", help="Text, JSON lines, CSV, TSV or Parquet files.")
     source.add_argument("--dataset_name", metavar="NAME", help="Dataset of the Hub, instead of files.")
     add("--dataset_config", metavar="NAME", help="Configuration of the dataset.")
     add("--split", default="train", metavar="NAME", help="Split of the dataset.")
     add("--text_column", default="text", metavar="NAME", help="Column that holds the text.")
     text = "Unit of a .txt file that is one document; blank lines separate paragraphs."
     add("--sample_by", choices=("line", "paragraph", "document"), default="paragraph", help=text)
-    add("--max_length", type=int, default=4096, metavar="INT", help="Maximum length of a document in tokens.")
-    text = "Longer documents: truncate drops the rest, as in the paper; chunk makes further documents of it."
-    add("--long_documents", choices=("truncate", "chunk"), default="truncate", help=text)
-    add("--documents_per_shard", type=int, default=10_000, metavar="INT", help="Number of documents in a shard.")
-    add("--num_processes", type=int, metavar="INT", help="Number of processes that tokenize. Default: one for a core.")
+    text = "What runs the tasks: an executor of datatrove."
+    add("--executor", choices=("local", "slurm", "ray"), default="local", help=text)
+    text = "Parts of the corpus; an interrupted part begins again. Default: one for each file, 8 to 1,000."
+    add("--tasks", type=int, metavar="INT", help=text)
+    text = "Tasks that run at the same time. Default: one for a core; with Slurm and Ray, all."
+    add("--workers", type=int, metavar="INT", help=text)
+    text = "Further arguments of the executor; Slurm requires partition and time."
+    add("--executor_options", nargs="+", default=(), metavar="NAME=VALUE", help=text)
 
-    def run(output_dir, tokenizer_name, files, dataset_name, dataset_config, split, text_column, sample_by, **options):
+    def run(output_dir, tokenizer_name, executor, tasks, workers, executor_options, **source):
         from neobert_hf.data.corpus import Corpus
         from neobert_hf.data.origins import load_tokenizer
-        from neobert_hf.data.shards import tokenize_corpus
+        from neobert_hf.data.tokenizing import tokenize, typed_options
 
-        corpus = Corpus(files, dataset_name, dataset_config, split, text_column, sample_by)
-        shards = tokenize_corpus(corpus, load_tokenizer(tokenizer_name), output_dir, corpus.source, **options)
-        names = ("num_documents", "num_tokens", "num_empty", "length_histogram")
-        print(json.dumps({"folder": output_dir, **{name: shards.manifest[name] for name in names}}))
-
-    return run
-
-
-def pack(parser: Parser) -> Run:
-    """Plan which documents share a row, before training; training finds the plan beside the shards.
-
-    neobert pack shards                                     (phase 1 of the paper)
-    neobert pack shards --max_length 4096 --longer_than 0 1024 2048     (phase 2)
-    neobert pack shards --num_held_out 0                    (training has --validation_files)
-
-    Training makes a missing plan itself. This command makes it in advance, for example on a machine without a GPU. Every value
-    must equal that of the training.
-    """
-    add = parser.add_argument
-    add("shards_dir", metavar="SHARDS_DIR", help="Folder that `neobert tokenize` wrote.")
-    add("--row_tokens", type=int, default=8192, metavar="INT", help="Token budget of a row, as in training.")
-    add("--max_length", type=int, default=1024, metavar="INT", help="Length at which training truncates documents.")
-    text = "Make one plan for each number: of the documents with more tokens than it. 0 takes all documents."
-    add("--longer_than", type=int, nargs="+", default=[0], metavar="INT", help=text)
-    text = "Number of held-out documents; 0 if training has --validation_files."
-    add("--num_held_out", type=int, default=1000, metavar="INT", help=text)
-    add("--seed", type=int, default=42, metavar="INT", help="Seed of the training.")
-
-    def run(shards_dir, row_tokens, max_length, longer_than, num_held_out, seed):
-        from neobert_hf.data.plans import write_packing_plan
-        from neobert_hf.data.shards import Shards
-
-        documents = Shards(shards_dir)
-        if num_held_out:
-            documents, _ = documents.split(num_held_out, seed)
-        for length in longer_than:
-            chosen = documents.longer_than(length) if length else documents
-            plan = write_packing_plan(chosen, row_tokens, max_length, seed=seed)
-            result = {"folder": str(plan.folder), "rows": len(plan), "documents": len(plan.documents)}
-            efficiency = round(plan.num_tokens / (len(plan) * row_tokens), 4)
-            print(json.dumps({**result, "tokens": plan.num_tokens, "packing_efficiency": efficiency}))
+        options = typed_options(executor_options)
+        tokenizer = load_tokenizer(tokenizer_name)
+        documents = tokenize(Corpus(**source), tokenizer, output_dir, executor, tasks, workers, options)
+        names = ("num_documents", "num_tokens", "length_histogram")
+        written = {name: documents.manifest[name] for name in names} if documents else {"submitted": executor}
+        print(json.dumps({"folder": output_dir, **written}))
 
     return run
 
 
-COMMANDS = (embed, tokenize, pack)
+COMMANDS = (embed, tokenize)
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):

@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import getpass
 import io
+import json
 import os
 import resource
 import shutil
@@ -30,6 +31,7 @@ from oracle import CONFIG, Oracle, random_weights, write_checkpoint
 from safetensors.torch import load_file
 
 import neobert_hf
+from neobert_hf.data.files import sealed
 from neobert_hf.data.wordpiece import train_wordpiece
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -88,6 +90,25 @@ def largest_file(num_bytes):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+def write_documents(folder, lengths, documents_per_task=10, special_tokens=(0, 0)):
+    """Tokenized documents in the files of datatrove, without a tokenizer: each holds its own number, repeated."""
+    from neobert_hf.data import tokenizing
+    from neobert_hf.data.documents import Documents, task_files
+
+    tasks = range(-(-len(lengths) // documents_per_task))
+    for task in tasks:
+        numbers = np.arange(len(lengths))[task * documents_per_task :][:documents_per_task]
+        block, files = np.array(lengths)[numbers], task_files(folder, task)
+        files["ids"].parent.mkdir(parents=True, exist_ok=True)
+        numbers.repeat(block).astype("<u2").tofile(files["ids"])
+        block.cumsum().astype("<u8").tofile(files["ends"])
+        tokenizing.write_record(folder, task, token_size=2)
+    settings = {"source": {}, "tokenizer": {"sha256": "", "vocab_size": 1 << 16}, "special_tokens": special_tokens}
+    (folder / tokenizing.SETTINGS).write_text(json.dumps(sealed(settings | {"num_tasks": len(tasks)})))
+    tokenizing.write_manifest(folder)
+    return Documents(folder)
+
+
 @pytest.fixture(scope="session")
 def weights():
     return random_weights()
@@ -132,6 +153,20 @@ def tiny_config():
 def tokenizer():
     """A WordPiece tokenizer of at most 96 tokens, the vocabulary of the tiny model."""
     return train_wordpiece([SENTENCE] * 20, vocab_size=96, model_max_length=64)
+
+
+@pytest.fixture(scope="session")
+def corpus(tokenizer, tmp_path_factory):
+    """A folder with train.jsonl, held_out.jsonl and a tokenizer; each word of a text determines the next one."""
+    folder = tmp_path_factory.mktemp("corpus")
+    words, rng = SENTENCE.split(), np.random.default_rng(0)
+    for name, count in {"train": 600, "held_out": 60}.items():
+        lines = []
+        for start, length in zip(rng.integers(0, len(words), count), rng.integers(3, 60, count)):
+            lines.append(json.dumps({"text": " ".join(words[(start + i) % len(words)] for i in range(length))}))
+        (folder / f"{name}.jsonl").write_text("\n".join(lines))
+    tokenizer.save_pretrained(folder / "tokenizer")
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -23,10 +23,7 @@ from sentence_transformers import SentenceTransformer
 import neobert_cli
 import neobert_hf
 from neobert_hf import NeoBERTForMaskedLM
-from neobert_hf.data.shards import Shards
 from neobert_hf.embeddings import memory, vector_files
-from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArguments
-from neobert_hf.pretraining.trainer import training_rows
 
 COMMANDS = [command.__name__ for command in neobert_cli.COMMANDS]
 
@@ -131,7 +128,7 @@ def test_help_does_not_import_the_package():
     ("words", "candidates"),
     [
         ("neobert ", {*COMMANDS, "--help", "--version", "-h"}),
-        ("neobert tokenize --long", {"--long_documents"}),
+        ("neobert tokenize --exec", {"--executor", "--executor_options"}),
         ("neobert tokenize --sample_by ", {"line", "paragraph", "document"}),
     ],
 )
@@ -308,41 +305,13 @@ def test_a_disk_that_fills_during_the_write_leaves_the_earlier_file_and_no_parti
     assert (tmp_path / name).read_text() == "earlier" and not list(tmp_path.glob("*.part"))
 
 
-# --- tokenize, pack ---------------------------------------------------------------------------------------------------
+# --- tokenize ---------------------------------------------------------------------------------------------------------
 
 
 def test_tokenize_reads_every_named_file(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     (tmp_path / "a.csv").write_text("text\nthe quick fox\n")
     (tmp_path / "b.csv").write_text("text\nold sea\nthe dog\n")
-    where = ("--tokenizer_name", tmp_path / "tokenizer", "--output_dir", tmp_path / "shards", "--num_processes", 1)
+    where = ("--tokenizer_name", tmp_path / "tokenizer", "--output_dir", tmp_path / "documents", "--workers", 1)
     printed = run("tokenize", "--files", tmp_path / "a.csv", tmp_path / "b.csv", *where)
     assert json.loads(printed)["num_documents"] == 3
-
-
-@pytest.mark.parametrize("held_out", [0, 5])
-def test_pack_writes_the_plans_that_training_reads(tokenizer, tmp_path, held_out):
-    """Found by training under the same settings, so that it plans nothing again."""
-    tokenizer.save_pretrained(tmp_path / "tokenizer")
-    words = ["the quick brown fox jumps over the lazy dog"] * 5
-    texts = [" ".join(" ".join(words).split()[:length]) for length in (3, 9, 20, 31, 5, 12, 40, 8, 17, 26)]
-    (tmp_path / "texts.txt").write_text("\n".join(texts))
-    where = ("--tokenizer_name", tmp_path / "tokenizer", "--output_dir", tmp_path / "shards", "--sample_by", "line")
-    run("tokenize", "--files", tmp_path / "texts.txt", *where, "--num_processes", 1)
-    shards = Shards(tmp_path / "shards")
-    options = ("--row_tokens", 64, "--max_length", 32, "--longer_than", 0, 10, "--num_held_out", held_out, "--seed", 7)
-    written = [json.loads(line) for line in run("pack", tmp_path / "shards", *options).splitlines()]
-    arguments = PretrainingArguments(
-        str(tmp_path / "out"), phase=2, init_from="model", max_steps=2, row_tokens=64, tokens_per_step=64, max_length=32,
-        mixture=[0.5, 0.5, 0.0], longer_than=[10, 20], seed=7, use_cpu=True, report_to="none",
-    )  # fmt: skip
-    train = shards.split(held_out, 7)[0] if held_out else shards
-    parts = training_rows(train, arguments, None).parts
-    assert [str(part.plan.folder) for part in parts[:2]] == [plan["folder"] for plan in written]
-    assert len(list((tmp_path / "shards/plans").iterdir())) == 2
-    assert [plan["documents"] for plan in written] == [len(train), len(train.longer_than(10).numbers)]
-
-
-def test_pack_holds_out_as_many_documents_as_training():
-    default = neobert_cli.make_parser().parse_args(["pack", "shards"]).num_held_out
-    assert default == CorpusArguments().num_held_out == 1000

@@ -12,7 +12,6 @@ import torch
 
 import neobert_hf
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, PackedMLMCollator
-from neobert_hf.data import shards
 from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArguments
 from neobert_hf.pretraining.recipes import RECIPES, Recipe
 from neobert_hf.runs import folders as runs
@@ -36,7 +35,6 @@ def call_with_one_warning(function, old, new):
     ("module", "old", "new"),
     [
         (neobert_hf, "MINI", "MINI_MODEL_PATH"),
-        (shards, "View", "ShardsView"),
         (runs, "last_whole_checkpoint", "last_complete_checkpoint"),
     ],
     ids=lambda value: getattr(value, "__name__", value),
@@ -48,7 +46,7 @@ def test_an_old_name_of_a_module_is_the_same_object(module, old, new):
     assert warning.filename == __file__
 
 
-@pytest.mark.parametrize("module", [neobert_hf, shards, runs], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [neobert_hf, runs], ids=lambda module: module.__name__)
 def test_an_unknown_name_of_a_module_is_an_attribute_error(module):
     with pytest.raises(AttributeError, match=f"module '{module.__name__}' has no attribute 'no_such_name'"):
         module.no_such_name  # noqa: B018

@@ -157,7 +157,7 @@ def packing_plan() -> str:
     table = tabulate(rows, headers=headers, tablefmt="github", floatfmt=",.0f", disable_numparse=[1])
     return (
         f"{table}\n\n{settings['num_documents']:,} documents of {settings['shortest']} to {settings['longest']} tokens, "
-        f"{result['corpus_mb'] / 1e3:.2f} GB in {result['num_shards']:,} shards; rows of {settings['row_tokens']:,} tokens, "
+        f"{result['corpus_mb'] / 1e3:.2f} GB in {result['num_tasks']:,} files; rows of {settings['row_tokens']:,} tokens, "
         f"{on_disk['packing_efficiency']:.2%} full; the plan takes {on_disk['plan_mb']:.0f} MB. {source(result)}."
     )
 

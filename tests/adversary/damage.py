@@ -18,8 +18,8 @@ from neobert_hf.runs.commands import run_command
 COUNTS = {
     "checkpoints of pretraining": 40,
     "checkpoints of contrastive training": 25,
-    "shards and their manifest": 25,
-    "unfinished shards": 25,
+    "documents and their manifest": 25,
+    "unfinished documents": 25,
     "the cache of search": 25,
     "weights and config for the Hub": 20,
 }
@@ -35,8 +35,8 @@ def prepare(folder: Path) -> tuple[list, dict]:
     _stop_after(
         templates["checkpoints of contrastive training"] / "out", whole["contrastive training"].folder, "checkpoint-8"
     )
-    shutil.copytree(bench.folder / "shards", templates["shards and their manifest"] / "shards")
-    _interrupt_tokenizing(bench, templates["unfinished shards"] / "out")
+    shutil.copytree(bench.folder / "documents", templates["documents and their manifest"] / "documents")
+    _interrupt_tokenizing(bench, templates["unfinished documents"] / "out")
     shutil.copytree(whole["the build for the Hub"].folder, templates["weights and config for the Hub"])
     answers = bench.finish(_search(bench, templates["the cache of search"]), "search").output
     logits = bench.finish(_load(templates["weights and config for the Hub"]), "load").output
@@ -54,11 +54,11 @@ def _stop_after(folder: Path, whole: Path, last: str) -> None:
 
 
 def _interrupt_tokenizing(bench: Workbench, folder: Path) -> None:
-    """Write some of the ten shards, and no manifest."""
+    """Run some of the ten tasks, and write no manifest."""
     folder.parent.mkdir()
-    fork_case(at_event(bench.tokenize(folder, num_processes=1), folder, 30, kill(0)), folder.with_name("log"))
-    if (folder / "manifest.json").exists() or not list(folder.glob("*.arrow")):
-        raise Failed("error in this test: tokenizing did not stop between its first shard and its manifest")
+    fork_case(at_event(bench.tokenize(folder, workers=1), folder, 60, kill(0)), folder.with_name("log"))
+    if (folder / "manifest.json").exists() or not list(folder.glob("records/*.json")):
+        raise Failed("error in this test: tokenizing did not stop between its first task and its manifest")
 
 
 # ---------------------------------------------------------------------------------------- damage
@@ -135,13 +135,13 @@ def _use(name: str, bench: Workbench, copy: Path, shared: dict) -> str:
             return explained(outcome, str(out))
         check_result(run, out, shared["whole"][run])
         return RIGHT
-    if name.startswith("shards"):
-        outcome = fork_case(bench.pretrain(out, shards_dir=copy / "shards"), copy / "log")
+    if name.startswith("documents"):
+        outcome = fork_case(bench.pretrain(out, documents_dir=copy / "documents"), copy / "log")
         if outcome.status:
-            return explained(outcome, str(copy / "shards"))
+            return explained(outcome, str(copy / "documents"))
         check_result("pretraining", out, shared["whole"]["pretraining"])
         return RIGHT
-    if name == "unfinished shards":
+    if name == "unfinished documents":
         outcome = fork_case(bench.tokenize(out), copy / "log")
         if outcome.status:
             return explained(outcome, str(out))

@@ -37,7 +37,6 @@ VALUES = ("0", "-1", HUGE, "nan", "")
 # Arguments that each command requires, or that keep it on this machine's CPU.
 REQUIRED = {
     "neobert tokenize": ["--output_dir=a", "--tokenizer_name=b"],
-    "neobert pack": ["a"],
     "neobert documentation": ["--output_dir=a"],
     "neobert search": [],
     "neobert embed": ["a.txt", "--output=a.npy"],
@@ -256,7 +255,7 @@ def run_case(rng: random.Random, folder: Path, shared: dict) -> str:
     kinds = arguments_of(name, shared["parsers"])
     argument = rng.choice([argument for argument, (is_number, _, _) in kinds.items() if is_number])
     value = rng.choice(["0", "-1", "1", "3", *(["1000000000"] if argument not in LONG else [])])
-    home = {"shards_dir": folder / "shards"} if call == bench.pretrain else {}
+    home = {"documents_dir": folder / "documents"} if call == bench.pretrain else {}
     command = call(folder / "out.npy", **home | {argument: value})
 
     def with_limit():

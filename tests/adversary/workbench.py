@@ -33,13 +33,13 @@ CORPUS_TEXTS, PAIRS = 300, 120
 
 
 class Workbench:
-    """A folder with texts, pairs, a tokenizer, shards and a pretrained model; cases only read it."""
+    """A folder with texts, pairs, a tokenizer, documents and a pretrained model; cases only read it."""
 
     def __init__(self, folder: Path):
         self.folder = folder / "bench"
         self.folder.mkdir()
         self.finish(self._write_texts, "texts")
-        self.finish(self.pretrain(self.folder / "model", shards_dir=self.folder / "shards"), "model")
+        self.finish(self.pretrain(self.folder / "model", documents_dir=self.folder / "documents"), "model")
 
     def _write_texts(self):
         rng = random.Random(0)
@@ -69,7 +69,7 @@ class Workbench:
             train_files=self.folder / "train.jsonl",
             validation_files=self.folder / "held_out.jsonl",
             tokenizer_name=self.folder / "tokenizer",
-            shards_dir=self.folder / "shards",
+            documents_dir=self.folder / "documents",
             output_dir=output_dir,
             config_overrides=SHAPE,
             max_steps=12,
@@ -116,14 +116,13 @@ class Workbench:
         return script(train_contrastive.__file__, options | changes)
 
     def tokenize(self, output_dir: Path, **changes) -> Callable[[], None]:
-        """`neobert tokenize`: ten shards by two processes."""
+        """`neobert tokenize`: ten tasks by two processes."""
         options = dict(
             output_dir=output_dir,
             tokenizer_name=self.folder / "tokenizer",
             files=self.folder / "train.jsonl",
-            documents_per_shard=CORPUS_TEXTS // 10,
-            max_length=32,
-            num_processes=2,
+            tasks=10,
+            workers=2,
         )
         return partial(_call_cli, ["tokenize", *arguments(options | changes)])
 

@@ -73,8 +73,7 @@ def test_an_interrupted_stream_goes_on_exactly(lengths, max_tokens, interruption
             documents = datasets.Dataset.from_list(documents).to_iterable_dataset()
         return PackedStream(documents, max_tokens, max_open_rows=3)
 
-    uninterrupted = new_stream()
-    wanted, rows = list(uninterrupted), []
+    wanted, rows = list(new_stream()), []
     stream = new_stream()
     for num_rows in interruptions:
         rows += islice(stream, num_rows)
@@ -83,8 +82,8 @@ def test_an_interrupted_stream_goes_on_exactly(lengths, max_tokens, interruption
         stream.load_state_dict(state)
     rows += list(stream)
     assert rows == wanted
-    assert stream.num_tokens == uninterrupted.num_tokens == sum(lengths)
-    assert (stream.num_rows, stream.num_documents) == (len(wanted), len(lengths))
+    assert stream.state_dict()["num_tokens"] == sum(lengths)
+    assert (stream.num_yielded, stream.num_documents) == (len(wanted), len(lengths))
 
 
 def test_an_iteration_begins_anew_after_a_whole_one():
@@ -183,7 +182,7 @@ def test_a_state_is_not_shared_out_to_several_workers():
     next(iter(stream))
     state = stream.state_dict()
     stream.load_state_dict(state)
-    with pytest.raises(ValueError, match="one state cannot be shared out to 2 workers"):
+    with pytest.raises(ValueError, match="the state of a stream that 1 workers read cannot be shared out to 2 workers"):
         list(DataLoader(stream, batch_size=None, num_workers=2))
 
 
@@ -208,7 +207,7 @@ def test_a_resumed_trainer_goes_on_after_the_last_row_that_was_trained(tiny_conf
         return rows
 
     rows = train(2)
-    assert rows.num_rows > len(trained) == 2
+    assert rows.num_yielded > len(trained) == 2
     train(4, str(tmp_path / "checkpoint-2"))
     assert trained == [row["input_ids"] for row in islice(PackedStream(documents, 12, max_open_rows=2), 4)]
 
@@ -303,11 +302,27 @@ def test_a_row_depends_on_its_number_alone():
         rows[300]
 
 
-def test_rows_cut_documents_as_the_tokenizer_does(tokenizer):
-    texts = ["the quick brown fox jumps over the lazy dog", "a dog", "the old sea and a warm red house by it"]
-    whole, cut = tokenizer(texts)["input_ids"], tokenizer(texts, truncation=True, max_length=6)["input_ids"]
-    rows = PackedRows(whole, list(map(len, whole)), 64, max_length=6, end_token=tokenizer.sep_token_id)
-    assert sorted(documents_in(rows[0])) == sorted(cut)
+@given(
+    lengths=st.lists(st.integers(2, 60), min_size=1, max_size=40),
+    max_length=st.integers(3, 30),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_rows_cut_documents_and_keep_their_special_tokens_and_with_chunks_every_token(lengths, max_length, seed):
+    """Documents of tokens from 2 on, between 0 and 1."""
+    tokens = iter(range(2, 5000))
+    documents = [[0, *(next(tokens) for _ in range(length - 2)), 1] for length in lengths]
+    options = dict(max_length=max_length, special_tokens=(1, 1), seed=seed)
+    cut = PackedRows(documents, lengths, 30, **options)
+    pieces = [document for number in range(len(cut)) for document in documents_in(cut[number])]
+    assert sorted(pieces) == sorted([*document[: max_length - 1], 1][: len(document)] for document in documents)
+    chunked = PackedRows(documents, lengths, 30, long_documents="chunk", **options)
+    pieces = [document for number in range(len(chunked)) for document in documents_in(chunked[number])]
+    assert all(piece[0] == 0 and piece[-1] == 1 and len(piece) <= max_length for piece in pieces)
+    inner = sorted(piece[1:-1] for piece in pieces)
+    assert [token for piece in inner for token in piece] == list(range(2, next(tokens)))
+    assert sum(map(len, pieces)) == chunked.num_tokens
+    assert len(pieces) == sum(max(1, -(-(length - 2) // (max_length - 2))) for length in lengths)
 
 
 def test_rows_of_documents_are_nearly_full():
@@ -319,13 +334,19 @@ def test_rows_of_documents_are_nearly_full():
 @pytest.mark.parametrize(
     ("lengths", "options", "message"),
     [
-        ([], {}, "0 documents with 0 lengths cannot be packed"),
-        ([3, 0], {}, "documents have 0 to 3 tokens, a row takes 1 to 8; drop empty documents"),
+        ([], {}, "none of the 0 documents is left to pack"),
+        ([3, 0], {}, "2 documents with 2 lengths, the least of which is 0; .* drop empty documents"),
         (
             [3, 9],
             {},
-            r"documents have 3 to 9 tokens, a row takes 1 to 8; .* raise row_tokens \(max_tokens\) or lower max_length=None",
+            r"document 1 has 9 tokens, a row takes 1 to 8; raise row_tokens \(max_tokens\) or lower max_length=None",
         ),
+        (
+            [3, 9],
+            {"max_length": 2, "special_tokens": (1, 1)},
+            "max_length=2 leaves no token beside the 2 special tokens",
+        ),
+        ([3, 9], {"long_documents": "drop"}, "long_documents='drop' is not one of truncate, chunk"),
     ],
 )
 def test_documents_that_cannot_be_packed_are_refused(lengths, options, message):

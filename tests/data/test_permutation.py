@@ -95,7 +95,7 @@ def test_the_order_of_many_numbers_is_uniform_and_neighbours_are_independent():
 
 
 def test_the_order_is_pinned():
-    """A change here changes the rows of every run: raise `PACKING`, and old checkpoints are refused."""
+    """A change here changes the rows of every run."""
     assert Permutation(10, 0)(np.arange(10)).tolist() == [3, 6, 4, 5, 7, 1, 8, 9, 2, 0]
 
 

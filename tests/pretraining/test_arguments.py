@@ -1,4 +1,4 @@
-"""Command line of pretraining: an invalid value ends with one line and status 2."""
+"""Arguments of pretraining: a value that would be wrong in silence is refused, on the command line with one line and status 2."""
 
 import pretrain_mlm
 import pytest
@@ -10,17 +10,26 @@ from neobert_hf.pretraining.arguments import PretrainingArguments
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["--longer_than", "9", "3"], "the shorter one first"),
-        (["--mask_replace_prob", "0.9", "--random_replace_prob", "0.2"], "sum to more than 1"),
-        (["--sample_by", "page"], "page"),
-        (["--output_dir", ""], "an argument is an empty string"),
-        (["--bogus", "1"], "unknown argument --bogus"),
+        ("--recipe papr", "recipe='papr' is not one of paper, code"),
+        ("--schedule cosine", "schedule='cosine' is not one of paper, code"),
+        ("--mixture 0.5 0.5 0.5", "must sum to 1"),
+        ("--max_steps 0", "max_steps at least 1"),
+        ("--tokens_per_step 500", "tokens_per_step=500 is not a multiple of row_tokens=8192"),
+        ("--gradient_accumulation_steps 3", "contradicts tokens_per_step=2097152, which requires 256"),
+        ("--phase 2", "phase 2 requires init_from, phase 1 refuses it"),
+        ("--phase 2 --init_from model --config_overrides hidden_size=64", "config_overrides has no effect in phase 2"),
+        ("--lr_scheduler_type cosine", "lr_scheduler_type='cosine' has no effect"),
+        ("--label_smoothing_factor 0.1", "label_smoothing_factor"),
+        ("--ignore_data_skip", "ignore_data_skip repeats rows after a resume"),
+        ("--train_files a.txt --dataset_name b", "train_files and dataset_name are both given"),
+        ("--streaming --long_documents chunk", "a stream truncates long documents"),
+        ("--bogus 1", "--bogus"),
     ],
 )
-def test_an_invalid_command_line_ends_with_status_2_and_names_the_rule(given, words, tmp_path, monkeypatch, capsys):
+def test_an_invalid_command_line_ends_with_status_2_and_one_line(given, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="2"):
-        run_main(pretrain_mlm, *given)
+        run_main(pretrain_mlm, *given.split())
     (line,) = capsys.readouterr().err.splitlines()
     assert words in line
     assert not list(tmp_path.iterdir())
@@ -31,3 +40,12 @@ def test_rows_that_would_count_twice_in_an_evaluation_by_several_processes_are_r
     PretrainingArguments(output_dir=str(tmp_path), use_cpu=True)
     with pytest.raises(ValueError, match="per_device_eval_batch_size=2 with 2 processes; give 1"):
         PretrainingArguments(output_dir=str(tmp_path), use_cpu=True, per_device_eval_batch_size=2)
+
+
+@pytest.mark.parametrize("has_instructions", [False, True])
+def test_auto_precision_follows_the_machine_unless_the_user_chooses(tmp_path, monkeypatch, has_instructions):
+    monkeypatch.setenv("NEOBERT_CPU_BF16", str(int(has_instructions)))
+    options = dict(output_dir=str(tmp_path), use_cpu=True)
+    assert PretrainingArguments(**options, auto_precision=True).bf16 is has_instructions
+    assert PretrainingArguments(**options, auto_precision=True, bf16=True).bf16
+    assert not PretrainingArguments(**options).bf16

@@ -1,21 +1,15 @@
 """Training on two processes follows the curve of one process, saves one model, and ends if a process is killed."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import launch
 import pretrain_mlm
+import psutil
 import pytest
 import torch
 from accelerate import FullyShardedDataParallelPlugin
 from accelerate.utils import send_to_device
-from launch import on_two_processes
-from test_pretraining import command, corpus, losses_of, run  # noqa: F401 (corpus is a fixture)
+from pretraining_runs import command, losses_of, run, start, wait_for_steps
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -32,19 +26,22 @@ OPTIONS = dict(max_steps=20, save_steps=10)
 
 
 @pytest.fixture(scope="module")
-def alone(corpus, tmp_path_factory):  # noqa: F811
+def alone(corpus, tmp_path_factory):
     """The folder and the loss curve of a run on one process."""
     folder = tmp_path_factory.mktemp("alone")
     return folder, run(corpus, folder, **OPTIONS)
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
-def test_two_processes_follow_the_curve_of_one_process(corpus, alone, tmp_path, kind):  # noqa: F811
+def test_two_processes_follow_the_curve_of_one_process(corpus, alone, tmp_path, kind):
     """Tolerance 1e-4 in fp32 over 20 steps: only the order of sums, and so the rounding, differs."""
     folders = alone[0], tmp_path / "two"
     whole = command(corpus, folders[1], **OPTIONS)
     rest = command(corpus, tmp_path / "rest", **OPTIONS, resume_from_checkpoint=folders[1] / "checkpoint-10")
-    on_two_processes(*(["--fsdp2"] if kind == "fsdp2" else []), pretrain_mlm.__file__, *whole, "--then", *rest)
+    how = ["--fsdp2"] if kind == "fsdp2" else []
+    job = start(launch, [*how, pretrain_mlm.__file__, *whole, "--then", *rest], tmp_path / "errors")
+    job.join()
+    assert job.exitcode == 0, (tmp_path / "errors").read_text()[-4000:]
     one, two, resumed = alone[1], losses_of(folders[1]), losses_of(tmp_path / "rest")
     assert sorted(two) == sorted(one) == list(range(1, 21))
     assert max(abs(two[step] - one[step]) for step in one) < 1e-4
@@ -64,15 +61,14 @@ def test_two_processes_follow_the_curve_of_one_process(corpus, alone, tmp_path, 
     assert auto_map == other
 
 
-def test_all_processes_end_if_another_training_writes_to_the_folder(corpus, tmp_path):  # noqa: F811
-    with lock_run(tmp_path):
-        options = command(corpus, tmp_path, max_steps=100_000)
-        done = subprocess.run(
-            [sys.executable, launch.__file__, pretrain_mlm.__file__, *options], capture_output=True, text=True
-        )
-    assert done.returncode != 0
-    assert done.stderr.count(f"another process writes to {tmp_path}; wait until it has ended") == 2
-    assert not (tmp_path / "run.json").exists()
+def test_all_processes_end_if_another_training_writes_to_the_folder(corpus, tmp_path):
+    folder = tmp_path / "run"
+    with lock_run(folder):
+        job = start(launch, [pretrain_mlm.__file__, *command(corpus, folder)], tmp_path / "errors")
+        job.join()
+    assert job.exitcode == 1
+    assert (tmp_path / "errors").read_text().count(f"another process writes to {folder}; wait until it has ended") == 2
+    assert not (folder / "run.json").exists()
 
 
 @pytest.fixture
@@ -128,16 +124,11 @@ def test_the_rotary_table_moves_with_the_arguments_of_a_block():
     assert send_to_device((Rotary(torch.ones(3)),), "meta")[0].table.is_meta
 
 
-def test_a_killed_process_ends_the_job_with_an_error(corpus, alone, tmp_path):  # noqa: F811 (`alone` writes the shards)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    options = command(corpus, tmp_path, max_steps=100_000, save_steps=100_000)
-    options = [*torchrun, pretrain_mlm.__file__, *options]
-    job = subprocess.Popen(options, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 120
-    metrics = tmp_path / "metrics.jsonl"
-    while time.monotonic() < deadline and not (metrics.exists() and len(metrics.read_text().splitlines()) >= 2):
-        time.sleep(0.1)
-    children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
-    os.kill(int(children[-1]), signal.SIGKILL)
-    _, errors = job.communicate(timeout=90)
-    assert job.returncode != 0 and b"SIGKILL" in errors, errors[-2000:]
+def test_a_killed_process_ends_the_job_with_an_error(corpus, alone, tmp_path):
+    """`alone` has tokenized the text."""
+    options = command(corpus, tmp_path / "run", max_steps=100_000, save_steps=100_000)
+    job = start(launch, [pretrain_mlm.__file__, *options], tmp_path / "errors")
+    wait_for_steps(job, tmp_path / "run", 2)
+    psutil.Process(job.pid).children()[-1].kill()
+    job.join(timeout=90)
+    assert job.exitcode == 1 and "SIGKILL" in (tmp_path / "errors").read_text()

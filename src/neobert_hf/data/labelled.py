@@ -9,7 +9,7 @@ from typing import Any
 
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value, load_dataset
 
-from .tables import numbered_rows
+from .rows import read_rows
 from .texts import check_texts
 
 Rows = Iterable[tuple[str, dict]]  # where a row stands, for error messages, and the row
@@ -19,7 +19,9 @@ Rows = Iterable[tuple[str, dict]]  # where a row stands, for error messages, and
 class LabelledDataArguments:
     """Data."""
 
-    train_file: str = field(default=None, metadata={"help": ".csv, .tsv, .jsonl or .parquet with labels."})
+    train_file: str = field(
+        default=None, metadata={"help": ".csv, .tsv, .jsonl, .json or .parquet with labels, compressed or not."}
+    )
     validation_file: str = field(
         default=None, metadata={"help": "The same for evaluation. Default: a tenth of the training rows, at random."}
     )
@@ -147,7 +149,7 @@ def _read(arguments, check: Callable[[dict], dict], label_column: str):
         splits = [_hub_rows(data[split], split, label_column, names) for split in parts]
     else:
         files = filter(None, (arguments.train_file, arguments.validation_file))
-        splits = [((f"{file}, line {number}", row) for number, row in numbered_rows(file)) for file in files]
+        splits = [read_rows(file) for file in files]
     checked = [list(_checked(rows, check)) for rows in splits]
     sources = filter(None, (arguments.train_file or arguments.dataset_name, arguments.validation_file))
     for rows, name, source in zip(checked, ("training", "validation"), itertools.cycle(sources)):
@@ -159,7 +161,7 @@ def _read(arguments, check: Callable[[dict], dict], label_column: str):
 def _hub_rows(split: Dataset, name: str, label_column: str, names: list[str] | None) -> Iterator[tuple[str, dict]]:
     def named(label):
         if isinstance(label, list):
-            return [named(each) for each in label]
+            return [named(one) for one in label]
         return names[label] if label is not None and 0 <= label < len(names) else None
 
     for number, row in enumerate(split):

@@ -4,18 +4,36 @@ trl's `pack_dataset` packs each block of a `datasets.map` alone and writes the t
 number and the seed, which exact resuming needs.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field
 from itertools import compress, islice
 
 import numpy as np
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from .documents import Documents, Selection
 from .permutation import Permutation
-from .plans import BestFit, PackingPlan, make_packing_plan
+from .plans import BestFit, PackingPlan, PackingSettings, make_packing_plan
 
 LONG_DOCUMENTS = ("error", "truncate", "chunk")
 ROW_ORDER = 2  # purpose of a random order, part of its seed
-CONFIGURATION = ("max_tokens", "long_documents", "max_open_rows")
+
+
+@dataclass
+class _State:
+    """Everything that the remaining rows of a stream depend on; `num_workers` processes share the stream."""
+
+    num_documents: int = 0  # read from the stream
+    num_yielded: int = 0  # rows
+    num_tokens: int = 0  # in the rows that were yielded
+    num_truncated: int = 0
+    num_workers: int = 1
+    open_rows: list = field(default_factory=list)  # of the last `state_dict`; meanwhile they are in the packer
+    waiting: list = field(default_factory=list)  # rows that are complete and not yet yielded
+    source: dict | None = None  # the state of a stream that has one
 
 
 class PackedStream(IterableDataset):
@@ -59,59 +77,62 @@ class PackedStream(IterableDataset):
         seed: int | None = None,
         num_rows: int | None = None,
     ):
-        if num_rows is not None and num_rows < 1:
-            raise ValueError(f"num_rows={num_rows} must be at least 1; None ends with the documents")
-        if max_tokens < 1 or max_open_rows < 1:
-            raise ValueError(f"max_tokens={max_tokens} and max_open_rows={max_open_rows} must be at least 1")
+        if max_tokens < 1 or max_open_rows < 1 or (num_rows is not None and num_rows < 1):
+            raise ValueError(
+                f"max_tokens={max_tokens}, max_open_rows={max_open_rows} and num_rows={num_rows} must be at least 1"
+            )
         if long_documents not in LONG_DOCUMENTS:
             raise ValueError(f"long_documents={long_documents!r} is not one of {', '.join(LONG_DOCUMENTS)}")
-        self.documents = documents
+        self.documents, self.seed, self.num_rows, self.epoch = documents, seed, num_rows, 0
         self.max_tokens, self.long_documents, self.max_open_rows = max_tokens, long_documents, max_open_rows
-        self.seed, self.most_rows = seed, num_rows
-        self._is_later_epoch = False
-        self._resumed = False
-        self._resumed_in_worker = False
-        self._begin()
+        self._state, self._is_resumed = _State(), False
+        self._packer = BestFit(max_tokens, max_open_rows)
 
-    def _begin(self):
-        self.num_documents = 0  # read from the stream
-        self.num_rows = 0  # yielded
-        self.num_tokens = 0  # in the rows that were yielded
-        self.num_truncated = 0
-        self._open = BestFit(self.max_tokens, self.max_open_rows)
-        self._waiting = []  # rows that are complete and not yet yielded
-        self._source_state = None
+    @property
+    def num_yielded(self) -> int:
+        """Rows yielded so far."""
+        return self._state.num_yielded
+
+    @property
+    def num_documents(self) -> int:
+        """Documents read so far."""
+        return self._state.num_documents
+
+    @property
+    def num_truncated(self) -> int:
+        """Documents that were truncated."""
+        return self._state.num_truncated
 
     @property
     def packing_efficiency(self) -> float:
         """Share of the budget of the rows yielded so far that holds tokens; NaN before the first row."""
-        return self.num_tokens / (self.num_rows * self.max_tokens) if self.num_rows else float("nan")
+        return self._state.num_tokens / (self.num_yielded * self.max_tokens) if self.num_yielded else float("nan")
 
     def __iter__(self) -> Iterator[dict]:
         """Yield rows as dicts of lists: `input_ids` (T,), and `position_ids` (T,), 0 where a document begins."""
-        worker = get_worker_info()
-        if self._resumed and not self._resumed_in_worker and worker is not None and worker.num_workers > 1:
+        _, num_workers = _share()
+        if not self._is_resumed:
+            self._state, self._packer = _State(num_workers=num_workers), BestFit(self.max_tokens, self.max_open_rows)
+        self._is_resumed, state = False, self._state
+        if state.num_workers != num_workers:
             raise ValueError(
-                f"one state cannot be shared out to {worker.num_workers} workers, each of which packs its own documents; use "
-                "num_workers=0 or 1 to resume from it"
+                f"the state of a stream that {state.num_workers} workers read cannot be shared out to {num_workers} workers, "
+                "each of which packs its own documents; give the same num_workers (0 and 1 are the same)"
             )
-        if not self._resumed:
-            self._begin()
-        self._resumed = False
         yield from self._finished_rows()
         if self._is_done():
             return
         for document in self._remaining_documents():
             for piece in self._pieces(document):
-                if (row := self._open.place(piece, len(piece))) is not None:
-                    self._waiting.append(row)
-            self.num_documents += 1
+                if (row := self._packer.place(piece, len(piece))) is not None:
+                    state.waiting.append(row)
+            state.num_documents += 1
             if hasattr(self.documents, "state_dict"):
-                self._source_state = self.documents.state_dict()
+                state.source = self.documents.state_dict()
             yield from self._finished_rows()
             if self._is_done():
                 return
-        self._waiting += self._open.rest()
+        state.waiting += self._packer.rest()
         yield from self._finished_rows()
 
     def set_epoch(self, epoch: int) -> None:
@@ -119,20 +140,20 @@ class PackedStream(IterableDataset):
 
         Trainer calls this before each pass, and treats a run that is resumed at its end as a second epoch.
         """
-        self._is_later_epoch = epoch > 0
+        self.epoch = epoch
         if hasattr(self.documents, "set_epoch"):
             self.documents.set_epoch(epoch)
 
     def _remaining_documents(self):
-        worker = get_worker_info()
-        documents = iter(self.documents)
-        if worker is not None and not isinstance(self.documents, IterableDataset):
-            documents = islice(documents, worker.id, None, worker.num_workers)
-        if self._source_state is None and self.num_documents:
-            taken = sum(1 for _ in islice(documents, self.num_documents))
-            if taken < self.num_documents:
+        documents, state = iter(self.documents), self._state
+        worker, num_workers = _share()
+        if not isinstance(self.documents, IterableDataset):
+            documents = islice(documents, worker, None, num_workers)
+        if state.source is None and state.num_documents:
+            taken = sum(1 for _ in islice(documents, state.num_documents))
+            if taken < state.num_documents:
                 raise ValueError(
-                    f"the state has taken {self.num_documents} documents, but the stream ends after {taken}; "
+                    f"the state has taken {state.num_documents} documents, but the stream ends after {taken}; "
                     "it is not the stream that the state belongs to"
                 )
         return documents
@@ -153,23 +174,29 @@ class PackedStream(IterableDataset):
                 "max_tokens, or choose long_documents='truncate' or 'chunk'"
             )
         if self.long_documents == "truncate":
-            self.num_truncated += 1
+            self._state.num_truncated += 1
             return [ids[: self.max_tokens]]
         return [ids[start : start + self.max_tokens] for start in range(0, len(ids), self.max_tokens)]
 
     def _finished_rows(self):
-        while self._waiting and not self._is_done():
-            row, number = self._waiting.pop(0), self._next_number()
-            self.num_rows += 1
-            self.num_tokens += sum(map(len, row))
+        state = self._state
+        while state.waiting and not self._is_done():
+            row, number = state.waiting.pop(0), self._next_number()
+            state.num_yielded += 1
+            state.num_tokens += sum(map(len, row))
             seeds = {} if self.seed is None else {"mask_seed": _mask_seed(self.seed, number)}
             yield _packed(row) | seeds
 
     def _next_number(self):
         """The number of the next row, among those of all workers."""
-        worker = get_worker_info()
-        share, num_shares = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        return self.num_rows * num_shares + share
+        worker, num_workers = _share()
+        return self.num_yielded * num_workers + worker
+
+    def _is_done(self):
+        return self.num_rows is not None and (self.epoch > 0 or self._next_number() >= self.num_rows)
+
+    def _configuration(self):
+        return {name: getattr(self, name) for name in ("max_tokens", "long_documents", "max_open_rows")}
 
     def state_dict(self) -> dict:
         """Everything that the remaining rows depend on, in plain Python types; call it between two rows.
@@ -178,16 +205,8 @@ class PackedStream(IterableDataset):
         during training skips rows that were never trained on. Resume a Trainer with `resume_from_checkpoint`: it reads the stream
         again and skips exactly the rows that were used.
         """
-        return {
-            "configuration": {name: getattr(self, name) for name in CONFIGURATION},
-            "num_documents": self.num_documents,
-            "num_rows": self.num_rows,
-            "num_tokens": self.num_tokens,
-            "num_truncated": self.num_truncated,
-            "open_rows": [list(row) for row in self._open.rows],
-            "waiting": [list(row) for row in self._waiting],
-            "source": self._source_state,
-        }
+        self._state.open_rows = self._packer.rows
+        return {"configuration": self._configuration(), **asdict(self._state)}
 
     def load_state_dict(self, state: dict) -> None:
         """Resume: the next iteration starts where `state_dict` was called.
@@ -196,28 +215,25 @@ class PackedStream(IterableDataset):
         skipped.
 
         Raises:
-            ValueError: The state comes from another packing configuration. While iterating: several workers would resume from
-                this one state.
+            ValueError: The state comes from another packing configuration. While iterating: another number of workers wrote it.
         """
-        here = {name: getattr(self, name) for name in CONFIGURATION}
-        there = state["configuration"]
-        if here != there:
-            names = [name for name in CONFIGURATION if here[name] != there.get(name)]
-            differences = ", ".join(f"{name}={here[name]!r} here and {there.get(name)!r} there" for name in names)
+        state = deepcopy(state)
+        here, there = self._configuration(), state.pop("configuration")
+        if different := [name for name in here if here[name] != there[name]]:
+            differences = ", ".join(f"{name}={here[name]!r} here and {there[name]!r} there" for name in different)
             raise ValueError(
                 f"the state belongs to another packing: {differences}; use the same values, or read the stream from its beginning"
             )
-        for name in ("num_documents", "num_rows", "num_tokens", "num_truncated"):
-            setattr(self, name, state[name])
-        self._open = BestFit(self.max_tokens, self.max_open_rows, [list(row) for row in state["open_rows"]])
-        self._waiting = [list(row) for row in state["waiting"]]
-        self._source_state = state["source"]
-        if self._source_state is not None:
-            self.documents.load_state_dict(self._source_state)
-        self._resumed, self._resumed_in_worker = True, get_worker_info() is not None
+        self._state, self._is_resumed = _State(**state), True
+        self._packer = BestFit(self.max_tokens, self.max_open_rows, self._state.open_rows)
+        if self._state.source is not None:
+            self.documents.load_state_dict(self._state.source)
 
-    def _is_done(self):
-        return self.most_rows is not None and (self._is_later_epoch or self._next_number() >= self.most_rows)
+
+def _share() -> tuple[int, int]:
+    """Number of this worker of a DataLoader, and number of workers; (0, 1) outside of a worker."""
+    worker = get_worker_info()
+    return (0, 1) if worker is None else (worker.id, worker.num_workers)
 
 
 def _packed(documents):
@@ -244,11 +260,8 @@ class PackedRows(Dataset):
         documents: Sequences of token ids, by number.
         lengths: (N,) their numbers of tokens.
         max_tokens: Token budget of a row.
-        max_length: Longer documents are cut to this many tokens; None cuts none.
-        end_token: A document that ends with this token, `[SEP]`, keeps it when it is cut, as the tokenizer does.
         num_rows: Number of rows in the run; None is one pass.
-        seed: Seed of the order and of the masks.
-        max_open_rows: As in `PackedStream`.
+        **settings: Further fields of `PackingSettings`; `special_tokens` are those of the documents if these have the attribute.
 
     Raises:
         ValueError: There is no document, a document is empty, a document is longer than a row and not cut, or a number is out of
@@ -256,61 +269,39 @@ class PackedRows(Dataset):
     """
 
     def __init__(
-        self,
-        documents: Sequence,
-        lengths: np.ndarray,
-        max_tokens: int,
-        max_length: int | None = None,
-        end_token: int | None = None,
-        num_rows: int | None = None,
-        seed: int = 0,
-        max_open_rows: int = 32,
+        self, documents: Sequence, lengths: np.ndarray, max_tokens: int, num_rows: int | None = None, **settings
     ):
-        if max_tokens < 1 or max_open_rows < 1 or (num_rows is not None and num_rows < 1):
-            raise ValueError(
-                f"max_tokens={max_tokens}, max_open_rows={max_open_rows} and num_rows={num_rows} must be at least 1"
-            )
         lengths = np.asarray(lengths)
-        if len(lengths) != len(documents) or not len(lengths):
+        if len(lengths) != len(documents) or not lengths.min(initial=1):
             raise ValueError(
-                f"{len(documents)} documents with {len(lengths)} lengths cannot be packed; give at least one"
+                f"{len(documents)} documents with {len(lengths)} lengths, the least of which is {lengths.min(initial=1)}; give "
+                "the length of each document, and drop empty documents"
             )
-        least, most = (
-            limit if max_length is None else min(limit, max_length) for limit in (lengths.min(), lengths.max())
-        )
-        if least < 1 or most > max_tokens:
-            raise ValueError(
-                f"documents have {least} to {most} tokens, a row takes 1 to {max_tokens}; drop empty documents, "
-                f"and raise row_tokens (max_tokens) or lower max_length={max_length}"
-            )
-        self._begin(
-            documents, make_packing_plan(lengths, max_tokens, max_length, max_open_rows, seed), end_token, num_rows
-        )
+        special_tokens = getattr(documents, "special_tokens", (0, 0))
+        settings = PackingSettings(max_tokens, **{"special_tokens": special_tokens, **settings})
+        self._begin(documents, make_packing_plan(lengths, settings), num_rows)
 
     @classmethod
-    def from_plan(
-        cls, documents: Sequence, plan: PackingPlan, end_token: int | None = None, num_rows: int | None = None
-    ) -> "PackedRows":
+    def from_plan(cls, documents: Documents | Selection, plan: PackingPlan, num_rows: int | None = None) -> PackedRows:
         """Rows of a plan.
 
         Args:
-            documents: Sequences of token ids, by the numbers that the plan holds; for a subset, those of its `shards`.
+            documents: What the plan was made for.
             plan: What `write_packing_plan` returned.
-            end_token: As in the constructor.
             num_rows: Number of rows in the run; None is one pass.
 
         Raises:
             ValueError: `num_rows` is out of bounds.
         """
-        if num_rows is not None and num_rows < 1:
-            raise ValueError(f"num_rows={num_rows} must be at least 1; None is one pass")
-        rows, documents = cls.__new__(cls), getattr(documents, "shards", documents)
-        rows._begin(documents, plan, end_token, num_rows)
+        rows = cls.__new__(cls)
+        rows._begin(documents.documents if isinstance(documents, Selection) else documents, plan, num_rows)
         return rows
 
-    def _begin(self, documents, plan, end_token, num_rows):
-        self.documents, self.plan, self.end_token = documents, plan, end_token
-        self.max_tokens, self.max_length, self.seed = plan.max_tokens, plan.max_length, plan.seed
+    def _begin(self, documents, plan, num_rows):
+        if num_rows is not None and num_rows < 1:
+            raise ValueError(f"num_rows={num_rows} must be at least 1; None is one pass")
+        self.documents, self.plan = documents, plan
+        self.max_tokens, self.seed = plan.settings.max_tokens, plan.settings.seed
         self.rows_per_pass, self.num_tokens = len(plan), plan.num_tokens
         self.num_rows = self.rows_per_pass if num_rows is None else num_rows
         self._order = (None, None)  # number of a pass, and the order of the rows in it
@@ -331,16 +322,8 @@ class PackedRows(Dataset):
         if self._order[0] != number_of_pass:
             self._order = (number_of_pass, Permutation(self.rows_per_pass, self.seed, ROW_ORDER, number_of_pass))
         (row,) = self._order[1](np.array([place])).tolist()
-        documents = [self._cut(self.documents[i]) for i in self.plan.row(row)]
-        return _packed(documents) | {"mask_seed": _mask_seed(self.seed, number)}
-
-    def _cut(self, ids):
-        ids = np.asarray(ids)
-        if self.max_length is None or len(ids) <= self.max_length:
-            return ids
-        if ids[-1] == self.end_token:
-            return np.append(ids[: self.max_length - 1], ids[-1])
-        return ids[: self.max_length]
+        pieces = [self.plan.cut(self.documents[document], piece) for document, piece in self.plan.row(row)]
+        return _packed(pieces) | {"mask_seed": _mask_seed(self.seed, number)}
 
 
 class MixedRows(Dataset):

@@ -11,18 +11,6 @@ MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 SHIFT = np.uint64(32)
 
 
-def whole_number(name: str, value: object) -> int:
-    """Return an integer of any type, NumPy's included, as Python's, which neither overflows nor fails in JSON.
-
-    Raises:
-        TypeError: The value is no integer.
-    """
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name}={value!r} must be a whole number") from None
-
-
 class Permutation:
     """Random permutation of the numbers from 0 to `size` - 1, in constant memory.
 
@@ -41,7 +29,7 @@ class Permutation:
     def __init__(self, size: int, seed: int, *purpose: int):
         if not 1 <= size <= 1 << 62:
             raise ValueError(f"size={size} is out of bounds; a permutation has 1 to 2^62 elements")
-        self.size, seed = size, whole_number("seed", seed)
+        self.size, seed = size, operator.index(seed)
         bits = max((size - 1).bit_length(), LEAST_BITS)
         self._shift = np.uint64(bits // 2)
         self._low, self._high = np.uint64((1 << bits // 2) - 1), np.uint64((1 << (bits - bits // 2)) - 1)

@@ -1,18 +1,15 @@
 """Packing plans: which documents lie in which row. A plan is made once, kept in memory or in files, and read by every process.
 
-A plan on disk is a folder with `documents.bin` (numbers of documents, row after row), `row_ends.bin` (where each row ends in
-it) and `plan.json`, written last: a folder without it holds no finished plan.
+A plan on disk is a folder with `documents.bin` (what lies in the rows, row after row), `row_ends.bin` (where each row ends in it)
+and `plan.json`, written last: a folder without it holds no finished plan.
 """
 
-import hashlib
-import json
-import os
-import re
-import shutil
+import errno
+import operator
+from array import array
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
 from itertools import chain
 from pathlib import Path
 
@@ -20,22 +17,20 @@ import numpy as np
 from tqdm.auto import tqdm
 from transformers.utils import logging
 
-from .files import file_hash, only_writer, sealed, unsealed, write_json, writing
-from .permutation import Permutation, whole_number
-from .shard_reader import Shards, ShardsSubset
+from .documents import Documents, Selection, read_sealed
+from .files import content_hash, file_hash, only_writer, sealed, write_json, writing
+from .permutation import Permutation
 
 logger = logging.get_logger(__name__)
 
-PACKING = 2  # version of the order of documents and rows; 1 drew both with NumPy's permutation
 ORDER = 0  # purpose of a random order, part of its seed
-PLANS = "plans"
-PLAN = "plan.json"
-DOCUMENTS, ENDS = "documents.bin", "row_ends.bin"
-LOCK = ".plan.lock"
-CHUNK = 1 << 22  # documents whose lengths are read together, in one pass over the shards
-BLOCK = 1 << 16  # documents that are placed together, as Python numbers
+PLANS, PLAN, LOCK = "plans", "plan.json", ".plan.lock"
+ARRAYS = {"items": "documents.bin", "ends": "row_ends.bin"}
+LONG_DOCUMENTS = ("truncate", "chunk")
+BLOCK = 1 << 18  # documents that are placed together, as Python numbers
 OPEN_ORDER = 40  # bits of a row's key below its number of tokens
-STILL_GOOD = "the shards are unchanged: make room, and run the same again"
+STILL_GOOD = "the documents are unchanged: make room, and run the same again"
+READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class NothingToPack(ValueError):
@@ -56,8 +51,8 @@ class BestFit:
     """
 
     def __init__(self, max_tokens: int, max_open_rows: int, rows: Iterable[list] = ()):
-        self.max_open_rows = whole_number("max_open_rows", max_open_rows)
-        self._full = whole_number("max_tokens", max_tokens) << OPEN_ORDER
+        self.max_open_rows = max_open_rows
+        self._full = max_tokens << OPEN_ORDER
         # A key is the row's number of tokens, then a number that falls from row to row: the largest key is the fullest row,
         # and of equally full ones the first.
         self._keys, self._items, self._next = [], {}, (1 << OPEN_ORDER) - 1
@@ -99,319 +94,254 @@ class BestFit:
 
 
 @dataclass(frozen=True)
-class PackingPlan:
-    """Which documents lie in which row.
+class PackingSettings:
+    """Everything besides the documents that a plan depends on.
 
     Args:
-        documents: (M,) numbers of the documents, row after row; M documents were packed.
-        ends: (R,) where each row ends in `documents`.
-        num_tokens: Tokens in all rows together.
         max_tokens: Token budget of a row.
-        max_length: Longer documents are cut to this many tokens; None cuts none.
+        max_length: Longer documents are cut at this many tokens, special tokens included; None cuts none.
+        long_documents: Treatment of the rest of a document above `max_length`: "truncate" drops it, as in the paper, "chunk"
+            makes further pieces of it, each with the special tokens of the document.
+        special_tokens: Numbers of special tokens at the beginning and at the end of each document.
+        max_open_rows: As in `BestFit`.
         seed: Seed of the order of the documents.
+
+    Raises:
+        ValueError: A number leaves no room for a token, or `long_documents` is unknown.
+        TypeError: A number is not an integer.
+    """
+
+    max_tokens: int
+    max_length: int | None = None
+    long_documents: str = "truncate"
+    special_tokens: tuple[int, int] = (0, 0)
+    max_open_rows: int = 32
+    seed: int = 0
+
+    def __post_init__(self):
+        for name in ("max_tokens", "max_length", "max_open_rows", "seed"):  # of NumPy too; JSON takes only Python's
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, operator.index(value))
+        object.__setattr__(self, "special_tokens", tuple(self.special_tokens))
+        if self.max_tokens < 1 or self.max_open_rows < 1:
+            raise ValueError(f"max_tokens={self.max_tokens} and max_open_rows={self.max_open_rows} must be at least 1")
+        if self.max_length is not None and self.max_length <= sum(self.special_tokens):
+            raise ValueError(
+                f"max_length={self.max_length} leaves no token beside the {sum(self.special_tokens)} special tokens of a "
+                "document; raise it"
+            )
+        if self.long_documents not in LONG_DOCUMENTS:
+            raise ValueError(f"long_documents={self.long_documents!r} is not one of {', '.join(LONG_DOCUMENTS)}")
+
+
+@dataclass(frozen=True)
+class PackingPlan:
+    """Which pieces of which documents lie in which row.
+
+    Args:
+        items: (M,) what lies in the rows, row after row: number of the document x `num_pieces` + number of the piece.
+        ends: (R,) where each row ends in `items`.
+        num_pieces: Most pieces of a document; 1 unless long documents are chunked.
+        num_tokens: Tokens in all rows together.
+        settings: What the plan was made with.
         folder: Folder of the plan; None for a plan in memory.
     """
 
-    documents: np.ndarray
+    items: np.ndarray
     ends: np.ndarray
+    num_pieces: int
     num_tokens: int
-    max_tokens: int
-    max_length: int | None
-    seed: int
+    settings: PackingSettings
     folder: Path | None = None
 
     def __len__(self) -> int:
         return len(self.ends)
 
-    def row(self, number: int) -> list[int]:
-        """Numbers of the documents in a row."""
-        start = self.ends[number - 1] if number else 0
-        return self.documents[int(start) : int(self.ends[number])].tolist()
+    def row(self, number: int) -> list[tuple[int, int]]:
+        """Documents in a row, each with the number of its piece."""
+        start = int(self.ends[number - 1]) if number else 0
+        return [divmod(item, self.num_pieces) for item in self.items[start : int(self.ends[number])].tolist()]
+
+    def cut(self, ids: np.ndarray, piece: int = 0) -> np.ndarray:
+        """Return a piece of a document, as the tokenizer truncates the document or returns what overflows."""
+        ids, max_length = np.asarray(ids), self.settings.max_length
+        if max_length is None or len(ids) <= max_length:
+            return ids
+        before, after = self.settings.special_tokens
+        room, end = max_length - before - after, len(ids) - after
+        start = before + piece * room
+        return np.concatenate([ids[:before], ids[start : min(start + room, end)], ids[end:]])
 
     def __reduce__(self):
         if self.folder is not None:  # another process maps the files again instead of receiving their content
             return read_packing_plan, (self.folder,)
-        return type(self), tuple(getattr(self, name) for name in self.__dataclass_fields__)
+        return type(self), tuple(getattr(self, field.name) for field in fields(self))
 
 
-def make_packing_plan(
-    lengths: np.ndarray, max_tokens: int, max_length: int | None = None, max_open_rows: int = 32, seed: int = 0
-) -> PackingPlan:
+def make_packing_plan(lengths: np.ndarray, settings: PackingSettings, show_progress: bool = False) -> PackingPlan:
     """Plan rows in memory.
 
     Args:
         lengths: (N,) numbers of tokens of the documents; 0 leaves a document out.
-        max_tokens: Token budget of a row.
-        max_length: Longer documents are cut to this many tokens; None cuts none.
-        max_open_rows: As in `BestFit`.
-        seed: Seed of the order of the documents.
+        settings: How to cut, order and pack.
+        show_progress: Show a progress bar over documents.
 
     Raises:
-        ValueError: A document is longer than a row.
+        ValueError: A piece is longer than a row.
+        NothingToPack: There is no document (a ValueError).
     """
-    documents, ends, num_tokens, num_placed = [], [], 0, 0
-    options = _checked(max_tokens, max_length, max_open_rows, seed)
-    for numbers, sizes, tokens in _full_rows(len(lengths), lengths.__getitem__, **options):
-        documents.append(numbers)
-        ends.append((num_placed + sizes.cumsum()).astype(numbers.dtype))
-        num_placed, num_tokens = num_placed + len(numbers), num_tokens + tokens
-    del options["max_open_rows"]
-    return PackingPlan(np.concatenate(documents), np.concatenate(ends), num_tokens, **options)
+    lengths = np.asarray(lengths)
+    num_pieces = int(_num_pieces(lengths.max(initial=0), settings))
+    dtype = np.dtype("<u4" if len(lengths) * num_pieces < 1 << 32 else "<u8")
+    open_rows, items, ends = BestFit(settings.max_tokens, settings.max_open_rows), [], array("q", [0])
+    num_tokens = 0
+
+    def close(rows):
+        items.append(np.fromiter(chain.from_iterable(rows), dtype))
+        for row in rows:
+            ends.append(ends[-1] + len(row))
+
+    with tqdm(desc="planning rows", unit=" documents", unit_scale=True, disable=not show_progress) as progress:
+        for documents, pieces, sizes in _pieces_in_order(lengths, settings):
+            if sizes.max(initial=0) > settings.max_tokens:
+                raise ValueError(
+                    f"document {documents[sizes.argmax()]} has {sizes.max()} tokens, a row takes 1 to {settings.max_tokens}; "
+                    f"raise row_tokens (max_tokens) or lower max_length={settings.max_length}"
+                )
+            placed = zip((documents * num_pieces + pieces).tolist(), sizes.tolist())
+            close([row for item, size in placed if (row := open_rows.place(item, size)) is not None])
+            num_tokens += int(sizes.sum())
+            progress.update(len(sizes))
+    close(open_rows.rest())
+    if not ends[-1]:
+        raise NothingToPack(
+            f"none of the {len(lengths)} documents is left to pack; lower longer_than, or give more text"
+        )
+    return PackingPlan(np.concatenate(items), np.array(ends[1:], dtype), num_pieces, num_tokens, settings)
 
 
-def _checked(max_tokens, max_length, max_open_rows, seed):
-    """The settings as Python integers within their bounds."""
-    sizes = {"max_tokens": max_tokens, "max_length": max_length, "max_open_rows": max_open_rows}
-    sizes = {
-        name: None if name == "max_length" and size is None else whole_number(name, size)
-        for name, size in sizes.items()
-    }
-    if any(size is not None and size < 1 for size in sizes.values()):
-        raise ValueError(f"{', '.join(f'{name}={size}' for name, size in sizes.items())} must be at least 1")
-    return sizes | {"seed": whole_number("seed", seed)}
+def _num_pieces(lengths, settings):
+    """Number of pieces of documents of these lengths; 0 for a document that is left out."""
+    if settings.long_documents == "truncate" or settings.max_length is None:
+        return np.minimum(lengths, 1)
+    num_special = sum(settings.special_tokens)
+    pieces = -(-(lengths - num_special) // (settings.max_length - num_special))
+    return np.where(lengths > 0, np.maximum(pieces, 1), 0)
+
+
+def _pieces_in_order(
+    lengths: np.ndarray, settings: PackingSettings
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """All pieces in random order, a block at a time: their documents, their numbers, and their lengths."""
+    is_chunked = settings.long_documents == "chunk" and settings.max_length is not None
+    first = np.concatenate([[0], _num_pieces(lengths, settings).cumsum()]) if is_chunked else None
+    num_places = int(first[-1]) if is_chunked else len(lengths)
+    if not num_places:
+        return
+    order, room = (
+        Permutation(num_places, settings.seed, ORDER),
+        (settings.max_length or 0) - sum(settings.special_tokens),
+    )
+    for start in range(0, num_places, BLOCK):
+        documents = order(np.arange(start, min(start + BLOCK, num_places)))
+        pieces = np.zeros_like(documents)
+        if is_chunked:
+            places, documents = documents, np.searchsorted(first, documents, "right") - 1
+            pieces = places - first[documents]
+        sizes = lengths[documents] - pieces * room
+        if settings.max_length is not None:
+            sizes = np.minimum(sizes, settings.max_length)
+        is_taken = sizes > 0
+        yield documents[is_taken], pieces[is_taken], sizes[is_taken]
 
 
 def write_packing_plan(
-    documents: Shards | ShardsSubset,
+    documents: Documents | Selection,
     max_tokens: int,
-    max_length: int | None = None,
-    max_open_rows: int = 32,
-    seed: int = 0,
     folder: str | Path | None = None,
     spare_folder: str | Path | None = None,
     verify: bool = False,
     show_progress: bool = True,
+    **settings,
 ) -> PackingPlan:
-    """Plan rows in a folder beside the shards, or open the plan that is there; memory does not grow with the documents.
+    """Plan rows in a folder beside the documents, or open the plan that is there.
 
     Processes that start together make one plan: the first writes it, the others wait for it.
 
     Args:
-        documents: Shards, or documents of shards.
+        documents: What to pack.
         max_tokens: Token budget of a row.
-        max_length: Longer documents are cut to this many tokens; None cuts none.
-        max_open_rows: As in `BestFit`.
-        seed: Seed of the order of the documents.
-        folder: Folder of all plans, where each plan has a folder of its own; None is `plans` in the folder of the shards.
+        folder: Folder of all plans, where each plan has a folder of its own; None is `plans` in the folder of the documents.
         spare_folder: Folder for a new plan if nothing can be written to `folder`; None raises an error then.
         verify: Compare the checksums of an existing plan, which reads all of it once.
         show_progress: Show a progress bar over documents.
+        **settings: Further fields of `PackingSettings`; the special tokens are those of the documents.
 
     Raises:
-        ValueError: An argument is out of bounds, a document is longer than a row, or the existing plan is damaged or belongs to
-            other documents.
-        TypeError: An argument is no whole number.
+        ValueError: A number is out of bounds, a piece is longer than a row, or the existing plan is damaged.
         NothingToPack: There is no document (a ValueError).
         OSError: The plan cannot be written.
     """
-    settings = {
-        "packing": PACKING,
-        "documents": documents.identity,
-        **_checked(max_tokens, max_length, max_open_rows, seed),
-    }
-    name = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
-    folder = Path(folder or documents.shards.folder / PLANS)
-    if spare_folder and not (folder / name / PLAN).exists() and not _is_writable(folder / name):
-        logger.warning(f"nothing can be written to {folder}; the packing plan is kept in {spare_folder}")
-        folder = Path(spare_folder)
-    folder = folder / name
-    if not (folder / PLAN).exists():  # an existing plan may lie where nothing can be written
-        with only_writer(folder, LOCK, wait=True):
-            if not (folder / PLAN).exists():
-                _warn_of_others(folder, settings)
-                _write_plan(folder, documents, settings, show_progress)
-    return read_packing_plan(folder, settings, verify)
-
-
-def _is_writable(folder):
-    """Whether files can be written to a folder, which may have to be created."""
-    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
-    lock = folder / LOCK  # of another user, perhaps
-    return os.access(existing, os.W_OK) and (not lock.exists() or os.access(lock, os.W_OK))
-
-
-def _warn_of_others(folder, settings):
-    """Warn if the same documents have a plan with other settings: a plan that was made in advance is then not used."""
-    others = []
-    for file in folder.parent.glob(f"*/{PLAN}"):
+    if isinstance(documents, Documents):
+        documents = Selection(documents)
+    settings = PackingSettings(max_tokens, special_tokens=documents.documents.special_tokens, **settings)
+    made_from = {"documents": documents.identity, "settings": vars(settings)}
+    folder, name = Path(folder or documents.documents.folder / PLANS), content_hash(made_from)[:16]
+    if not (folder / name / PLAN).exists():
         try:
-            there = _flat_settings(_read_manifest(file)["settings"])
-        except (ValueError, OSError, TypeError, KeyError):  # damaged: reported when that plan is needed
-            continue
-        here = _flat_settings(settings)
-        if any(there[name] != here[name] for name in ("shards", "longer_than")):  # a part of a mixture has its own plan
-            continue
-        others.append(
-            [
-                f"{name} is {there.get(name)} there and {here[name]} here"
-                for name in here
-                if there.get(name) != here[name]
-            ]
-        )
-    if different := min(others, key=len, default=None):
-        logger.warning(
-            f"plans of these shards exist with other settings ({'; '.join(different)}); a new plan is made in {folder}"
-        )
+            _write_once(folder / name, documents, settings, made_from, show_progress)
+        except OSError as error:
+            if spare_folder is None or error.errno not in READ_ONLY:
+                raise
+            logger.warning(f"nothing can be written to {folder}; the packing plan is kept in {spare_folder}")
+            folder = Path(spare_folder)
+            _write_once(folder / name, documents, settings, made_from, show_progress)
+    return read_packing_plan(folder / name, verify)
 
 
-def _flat_settings(settings):
-    """Settings of a plan under the names of the command line."""
-    flat = {"longer_than": 0, "held_out": None, **settings["documents"], **settings}
-    flat["held-out documents"] = (flat.pop("held_out") or "none")[:12]
-    flat["row_tokens"] = flat.pop("max_tokens")
-    return {name: value for name, value in flat.items() if name != "documents"}
+def _write_once(folder, documents, settings, made_from, show_progress):
+    with only_writer(folder, LOCK, wait=True):
+        if (folder / PLAN).exists():  # of another process, meanwhile
+            return
+        for file in folder.glob("*.part"):  # of a process that was killed
+            file.unlink()
+        plan = make_packing_plan(documents.lengths, settings, show_progress)
+        for name, file in ARRAYS.items():
+            with writing(folder / file, STILL_GOOD) as handle:
+                handle.write(getattr(plan, name).data)
+        content = {
+            **made_from,
+            "dtype": plan.items.dtype.str,
+            "num_items": len(plan.items),
+            "num_rows": len(plan),
+            "num_pieces": plan.num_pieces,
+            "num_tokens": plan.num_tokens,
+            "sha256": {name: file_hash(folder / file) for name, file in ARRAYS.items()},
+        }
+        write_json(folder / PLAN, sealed(content), STILL_GOOD)
 
 
-def read_packing_plan(folder: str | Path, settings: dict | None = None, verify: bool = False) -> PackingPlan:
+def read_packing_plan(folder: str | Path, verify: bool = False) -> PackingPlan:
     """Open a plan that `write_packing_plan` wrote; its files are mapped into memory.
 
     Args:
         folder: Folder of this plan.
-        settings: What the plan must have been made from; None takes any.
         verify: Compare the checksums of the files.
 
     Raises:
         FileNotFoundError: The folder holds no finished plan.
-        ValueError: The plan is damaged, or was made from something else.
+        ValueError: The plan is damaged.
     """
     folder = Path(folder)
-    content = _read_manifest(folder / PLAN)
-    there, dtype = content["settings"], np.dtype(content["dtype"])
-    if settings is not None and there != settings:
-        different = [name for name in settings if there.get(name) != settings[name]]
-        details = "; ".join(f"{name} is {there.get(name)} there and {settings[name]} here" for name in different)
-        raise ValueError(f"{folder / PLAN} is the plan of something else: {details}; {_way_out(folder)}")
-    arrays = []
-    for name, count in ((DOCUMENTS, content["num_documents"]), (ENDS, content["num_rows"])):
-        file = folder / name
+    content = read_sealed(folder / PLAN, "remove its folder, and the next run makes the plan again")
+    dtype, arrays = np.dtype(content["dtype"]), []
+    for (name, file), count in zip(ARRAYS.items(), (content["num_items"], content["num_rows"])):
+        file = folder / file
         is_whole = file.is_file() and file.stat().st_size == count * dtype.itemsize
         if not is_whole or (verify and file_hash(file) != content["sha256"][name]):
-            raise ValueError(f"{file} is damaged: it is not what {PLAN} says; {_way_out(folder)}")
-        arrays.append(np.asarray(np.memmap(file, dtype, mode="r")))
-    options = {name: there[name] for name in ("max_tokens", "max_length", "seed")}
-    return PackingPlan(*arrays, content["num_tokens"], **options, folder=folder)
-
-
-def _read_manifest(file):
-    if not file.is_file():
-        raise FileNotFoundError(f"{file.parent} holds no {PLAN}; make the plan with write_packing_plan")
-    try:
-        content = json.loads(file.read_text("utf-8"))
-        if not isinstance(content, dict):
-            raise ValueError(f"it holds a {type(content).__name__}")
-        content = unsealed(content, must_be_sealed=True)
-        if missing := sorted({"settings", "num_documents", "num_rows", "num_tokens", "dtype", "sha256"} - set(content)):
-            raise ValueError(f"it has no {', '.join(missing)}")
-        return content
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is damaged ({error}); {_way_out(file.parent)}") from error
-
-
-def remove_plans_of_others(folder: Path, shards: str) -> None:
-    """Remove the plans in a folder of plans that were made from other shards, and unfinished ones.
-
-    Args:
-        folder: Folder of all plans.
-        shards: Checksum of the shards whose plans are kept.
-    """
-    for plan in folder.glob("*"):
-        if not re.fullmatch("[0-9a-f]{16}", plan.name) or not plan.is_dir():
-            continue
-        try:
-            is_kept = _read_manifest(plan / PLAN)["settings"]["documents"]["shards"] == shards
-        except (ValueError, OSError, TypeError, KeyError):
-            is_kept = False
-        if not is_kept:
-            shutil.rmtree(plan, ignore_errors=True)
-
-
-def _way_out(folder):
-    return f"remove {folder}, and the next run makes the plan again"
-
-
-def _write_plan(folder, documents, settings, show_progress):
-    for file in folder.glob("*.part"):  # of a process that was ended
-        file.unlink()
-    num_documents = len(documents.shards)
-    options = {name: settings[name] for name in ("max_tokens", "max_length", "max_open_rows", "seed")}
-    totals, dtype = {"num_documents": 0, "num_rows": 0, "num_tokens": 0}, _dtype(num_documents)
-    with ExitStack() as files:
-        numbers_file, ends_file = (
-            files.enter_context(writing(folder / name, STILL_GOOD)) for name in (DOCUMENTS, ENDS)
-        )
-        progress = tqdm(
-            total=num_documents, desc="planning rows", unit=" documents", unit_scale=True, disable=not show_progress
-        )
-        files.enter_context(progress)
-        for numbers, sizes, tokens in _full_rows(
-            num_documents, documents.lengths_of, **options, progress=progress.update
-        ):
-            numbers_file.write(numbers.tobytes())
-            ends_file.write((totals["num_documents"] + sizes.cumsum()).astype(dtype).tobytes())
-            for name, count in zip(totals, (len(numbers), len(sizes), tokens)):
-                totals[name] += count
-        if not totals["num_documents"]:
-            raise NothingToPack(
-                f"{documents.shards.folder} holds no document of more than {documents.num_tokens} tokens, the held-out ones "
-                "aside; lower longer_than, or tokenize with a larger max_length"
-            )
-    hashes = {name: file_hash(folder / name) for name in (DOCUMENTS, ENDS)}
-    content = {"settings": settings, **totals, "dtype": dtype.str, "sha256": hashes}
-    write_json(folder / PLAN, sealed(content), STILL_GOOD)
-
-
-def _full_rows(
-    num_documents: int,
-    lengths_of: Callable[[np.ndarray], np.ndarray],
-    max_tokens: int,
-    max_length: int | None,
-    max_open_rows: int,
-    seed: int,
-    progress: Callable[[int], object] = lambda count: None,
-) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-    """Rows as they become complete, a block of documents at a time.
-
-    Args:
-        num_documents: N, the documents and those that are left out.
-        lengths_of: Gives the lengths of numbered documents; 0 leaves a document out.
-        progress: Called with the number of documents that were passed.
-
-    Yields:
-        Numbers of the documents in the rows, number of documents in each row, and tokens that were placed.
-    """
-    order, open_rows, dtype = (
-        Permutation(num_documents, seed, ORDER),
-        BestFit(max_tokens, max_open_rows),
-        _dtype(num_documents),
-    )
-    for start in range(0, num_documents, CHUNK):
-        numbers = order(np.arange(start, min(start + CHUNK, num_documents)))
-        lengths = np.asarray(lengths_of(numbers))
-        if max_length is not None:
-            lengths = np.minimum(lengths, max_length)
-        if lengths.max() > max_tokens:
-            place = int(lengths.argmax())
             raise ValueError(
-                f"document {numbers[place]} has {lengths[place]} tokens, a row takes 1 to {max_tokens}; raise row_tokens "
-                f"(max_tokens) or lower max_length={max_length}"
+                f"{file} is damaged: it is not what {PLAN} says; remove {folder}, and the next run makes the plan again"
             )
-        for first in range(0, len(numbers), BLOCK):
-            block = slice(first, first + BLOCK)
-            chosen = lengths[block] > 0
-            placed, rows = lengths[block][chosen], []
-            for number, length in zip(numbers[block][chosen].tolist(), placed.tolist()):
-                row = open_rows.place(number, length)
-                if row is not None:
-                    rows.append(row)
-            yield *_flat(rows, dtype), int(placed.sum())
-            progress(len(chosen))
-    yield *_flat(open_rows.rest(), dtype), 0
-
-
-def _flat(rows, dtype):
-    """Items of all rows (M,), and the number of items in each row (R,)."""
-    return np.fromiter(chain.from_iterable(rows), dtype), np.fromiter(map(len, rows), np.int64, len(rows))
-
-
-def _dtype(num_documents):
-    return np.dtype("<u4" if num_documents < 1 << 32 else "<u8")
+        arrays.append(np.asarray(np.memmap(file, dtype, mode="r")))
+    settings = PackingSettings(**content["settings"])
+    return PackingPlan(*arrays, content["num_pieces"], content["num_tokens"], settings, folder)

@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 from ..data.arrays import CACHE
 from ..data.files import file_hash, only_writer, saving, write_json, writing
-from ..data.tables import numbered_rows
+from ..data.rows import read_rows
 from ..data.texts import check_texts
 from ..data.wordpiece import check_vocab_size, train_wordpiece
 from .documentation import (
@@ -99,7 +99,7 @@ def write_corpus(
         seed: Seed of the order of the entries and of the choice of sentences.
         more_packages: Download the packages of `packages.PACKAGES`, about 180 MB, and add their documentation. They replace
             installed packages of the same names. Packages that cannot be downloaded are left out, with a warning.
-        question_files: Tables with the columns `name`, of an entry, and `question`, in the formats of `numbered_rows`.
+        question_files: Tables with the columns `name`, of an entry, and `question`, in the formats of `read_rows`.
 
     Returns:
         Number of entries or texts in each file.
@@ -143,8 +143,7 @@ def read_questions(file: str | Path) -> list[tuple[str, str]]:
         OSError: The file cannot be read.
     """
     questions = []
-    for number, row in numbered_rows(file):
-        where = f"{file}, line {number}"
+    for where, row in read_rows(file):
         if missing := [column for column in ("name", "question") if not isinstance(row, dict) or column not in row]:
             raise ValueError(f"{where}: no column {missing[0]!r}; give the columns 'name', of an entry, and 'question'")
         try:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from datasets import Dataset, concatenate_datasets, load_dataset
 
-from ..data.tables import numbered_rows
+from ..data.rows import read_rows
 from ..data.texts import check_texts
 
 Texts = list[str] | None  # anchor, positive, negatives; None drops the row
@@ -255,8 +255,7 @@ def read_pairs(file: str | Path) -> Dataset:
         OSError: The file cannot be read.
     """
     rows = []
-    for number, row in numbered_rows(file):
-        where = f"{file}, line {number}"
+    for where, row in read_rows(file):
         if not isinstance(row, dict) or len(row) < 2:
             raise ValueError(
                 f"{where}: {row!r} is not an object with an anchor and a positive; give at least two columns"

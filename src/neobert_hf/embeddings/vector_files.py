@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 import torch
 
-from ..data.corpus import Corpus
 from ..data.files import write_error, writing
+from ..data.rows import read_text_column
 from ..model.machine_neobert import best_dtype
 from ..runs import MINI_MODEL_PATH
 from .memory import batch_bytes, check_memory
@@ -58,7 +58,7 @@ def embed_files(
     _check_output(Path(output), files)
     text_bytes = sum(Path(file).stat().st_size for file in files if Path(file).is_file())
     check_memory(text_bytes, f"reading {', '.join(files)}", "split the file")
-    texts = list(Corpus(list(files), text_column=text_column, sample_by="line", is_strict=True))
+    texts = [text for _, text in read_text_column(files, text_column)]
     encoder = open_for_inference(model)
     vector_bytes = 2 * 4 * len(texts) * (encoder.get_embedding_dimension() or 0)  # separate vectors, then one array
     check_memory(

@@ -12,7 +12,7 @@ from datasets import ClassLabel, Dataset, Features, Value, load_dataset
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-from ..data.tables import tab_separated
+from ..data.rows import tab_separated
 from ..data.texts import check_texts
 
 HUB_ID = "nyu-mll/glue"
@@ -228,7 +228,7 @@ def _rows(task: GlueTask, file: Path) -> Iterator[dict]:
         )
     truncated = []
     names = None if has_header else task.no_header
-    for number, row in tab_separated(file, names, truncated if task.is_damaged else None):
+    for place, row in tab_separated(file, names, truncated if task.is_damaged else None):
         try:
             texts = [row[column] for column in columns]
             check_texts(texts)
@@ -237,7 +237,7 @@ def _rows(task: GlueTask, file: Path) -> Iterator[dict]:
                 raise ValueError(f"{empty[0]!r} is empty; correct or remove this line")
             yield {**dict(zip(task.texts, texts)), "label": _label(task, row[task.file_label])}
         except ValueError as error:
-            raise ValueError(f"{file}, line {number}: {error}") from error
+            raise ValueError(f"{place}: {error}") from error
     if truncated:
         print(f"{file}: left out {len(truncated)} truncated lines: {', '.join(map(str, truncated[:20]))}", flush=True)
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..data.files import write_json, writing
 from ..data.origins import load_tokenizer
-from ..data.tables import read_text_column
+from ..data.rows import read_text_column
 from ..data.texts import longest_text
 from ..embeddings.models import hash_of_weights
 from ..model.machine_neobert import best_dtype

@@ -1,1 +1,1 @@
-"""Pretraining: recipes, arguments, trainer, runs."""
+"""Pretraining: recipes, arguments, rows, trainer, and `pretrain`, which puts them together."""

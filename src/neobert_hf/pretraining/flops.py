@@ -1,6 +1,7 @@
 """Floating-point operations of a training step, and the peak rate of a device in matrix products."""
 
 import time
+from functools import cache
 
 import torch
 from torch import nn
@@ -36,9 +37,10 @@ def training_flops(model: PreTrainedModel, num_tokens: int, num_masked: int, sum
 
 def _num_weights(module):
     """Number of weights in the linear layers of a module."""
-    return sum(each.weight.numel() for each in module.modules() if isinstance(each, nn.Linear))
+    return sum(layer.weight.numel() for layer in module.modules() if isinstance(layer, nn.Linear))
 
 
+@cache
 def matrix_flops_per_s(device: torch.device, dtype: torch.dtype, seconds: float = 0.3) -> float:
     """Best measured rate of square matrix products on a device, in floating-point operations per second.
 

@@ -33,8 +33,8 @@ def check_start(
             "phase 1"
         )
     file = _run_file(init_from)
-    there = read_json_object(file).get("tokenizer_sha256") if file else None
-    if num_tokens > model.config.vocab_size or there not in (None, tokenizer_sha256):
+    first = read_json_object(file).get("tokenizer_sha256") if file else None
+    if num_tokens > model.config.vocab_size or first not in (None, tokenizer_sha256):
         raise ValueError(
             f"the tokenizer is not that of {init_from}, which has {model.config.vocab_size} tokens (this one {num_tokens}); give "
             "the --tokenizer_name of phase 1"
@@ -58,21 +58,18 @@ def check_held_out(init_from: str | Path, run: dict) -> None:
             "--validation_files to evaluate on other text"
         )
         return
-    there, reasons = read_json_object(file), []
-    held_out = there.get("held_out") if isinstance(there.get("held_out"), dict) else {}
-    if _is_streamed(there):
+    first, reasons = read_json_object(file), []
+    held_out, num_held_out = first.get("held_out", {}), run["held_out"]["num_held_out"]
+    if "num_documents" not in first.get("data", {}):
         reasons.append("it had --streaming, which holds out no document")
     elif held_out.get("files"):
         reasons.append("it had --validation_files")
-    elif not isinstance(number := held_out.get("num_held_out"), int) or number < run["held_out"]["num_held_out"]:
-        reasons.append(f"num_held_out was {number} and is {run['held_out']['num_held_out']}")
+    elif held_out.get("num_held_out", 0) < num_held_out:
+        reasons.append(f"num_held_out was {held_out.get('num_held_out')} and is {num_held_out}")
     else:
-        packing = there.get("packing", 1)
-        if packing != run["packing"]:
-            reasons.append(f"its packing version was {packing} and is {run['packing']}")
-        if there.get("seed") != run["seed"]:
-            reasons.append(f"seed was {there.get('seed')} and is {run['seed']}")
-        if there.get("data") != run["data"]:
+        if first.get("seed") != run["seed"]:
+            reasons.append(f"seed was {first.get('seed')} and is {run['seed']}")
+        if first["data"] != run["data"]:
             reasons.append("its training text was another")
     if reasons:
         raise ValueError(
@@ -85,9 +82,4 @@ def _run_file(init_from):
     """The file that describes the run of a model or of one of its checkpoints, or None."""
     folder = Path(init_from)
     folders = [folder, folder.parent] if folder.name.startswith(PREFIX_CHECKPOINT_DIR) else [folder]
-    return next((each / name for each in folders for name in (RUN, SUMMARY) if (each / name).is_file()), None)
-
-
-def _is_streamed(run):
-    """Whether a run had --streaming: its text was not counted before."""
-    return isinstance(run.get("data"), dict) and "num_documents" not in run["data"]
+    return next((path / name for path in folders for name in (RUN, SUMMARY) if (path / name).is_file()), None)

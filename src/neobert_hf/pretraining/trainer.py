@@ -16,22 +16,11 @@ from accelerate import FullyShardedDataParallelPlugin
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset, SequentialSampler
-from transformers import (
-    AutoConfig,
-    AutoModelForMaskedLM,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    TrainerCallback,
-    TrainerState,
-)
+from transformers import TrainerCallback, TrainerState
 
-from ..data.files import write_error, writing
-from ..data.packing import MixedRows, PackedRows
-from ..data.plans import PLANS, NothingToPack, write_packing_plan
-from ..data.shard_reader import Shards, ShardsSubset
-from ..model.configuration_neobert import NeoBERTConfig
+from ..data.files import saving, writing
 from ..runs.folders import last_complete_checkpoint
-from ..runs.manifests import STATE, CheckedCheckpoints
+from ..runs.manifests import STATE, STILL_GOOD, CheckedCheckpoints
 from .flops import matrix_flops_per_s, training_flops
 from .recipes import Recipe
 
@@ -118,17 +107,12 @@ class PretrainingTrainer(CheckedCheckpoints):
         super().log(logs, start_time)
         if self.is_world_process_zero():
             metrics = Path(self.args.output_dir, METRICS)
-            try:
-                with metrics.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(self.state.log_history[-1]) + "\n")
-            except OSError as error:
-                raise write_error(
-                    error, metrics, "every checkpoint is complete; free disk space and resume from the last one"
-                ) from error
+            with saving(metrics, STILL_GOOD), metrics.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(self.state.log_history[-1]) + "\n")
 
     def evaluate(self, *args, **kwargs) -> dict[str, float]:
         """Run Trainer's evaluation; return also the loss per masked token over the whole held-out set and the masked accuracy."""
-        self.held_out = Counter(self.args.device)
+        self.held_out = TokenCounter(self.args.device)
         metrics = super().evaluate(*args, **kwargs)
         metrics |= self._held_out_figures()
         self.held_out = None
@@ -141,22 +125,18 @@ class PretrainingTrainer(CheckedCheckpoints):
 
     def _held_out_figures(self):
         counts = self.held_out.totals(self.accelerator)
-        if not counts["num_masked"]:
-            raise ValueError(
-                f"none of the {counts['num_tokens']} held-out tokens was masked, so there is no accuracy to measure; hold out "
-                "more text, or raise mlm_probability"
-            )
-        loss = counts["loss_sum"] / counts["num_masked"]
+        num_masked = counts["num_masked"] or math.nan  # there is no mean over no tokens
+        loss = counts["loss_sum"] / num_masked
         return {
             "eval_loss": loss,
             "eval_perplexity": math.exp(min(loss, 700)),
-            "eval_masked_accuracy": counts["num_correct"] / counts["num_masked"],
+            "eval_masked_accuracy": counts["num_correct"] / num_masked,
         }
 
     def _training_figures(self, loss, counts):
         now, before = time.perf_counter(), self._last_log
         self._last_log = (now, counts, self.state.global_step)
-        new = {name: counts[name] - before[1][name] for name in Counter.NAMES}
+        new = {name: counts[name] - before[1][name] for name in TokenCounter.NAMES}
         seconds, num_steps = now - before[0], self.state.global_step - before[2]
         flops = training_flops(
             self.accelerator.unwrap_model(self.model), new["num_tokens"], new["num_masked"], new["sum_of_squares"]
@@ -187,30 +167,26 @@ class PretrainingTrainer(CheckedCheckpoints):
 
     def train(self, resume_from_checkpoint: str | None = None, **kwargs):
         """Train from the start, or resume exactly from a checkpoint of the same run."""
-        before, step = dict.fromkeys(Counter.NAMES, 0), 0
-        metrics = Path(self.args.output_dir, METRICS)
+        state = TrainerState()
         if resume_from_checkpoint:
             state = TrainerState.load_from_json(str(Path(resume_from_checkpoint, STATE)))
-            before, step = state.stateful_callbacks.get("pretraining"), state.global_step
-            if before is None:
-                raise ValueError(
-                    f"{resume_from_checkpoint} was not written by PretrainingTrainer: its {STATE} has no token counts"
-                )
         if self.is_world_process_zero():
+            metrics = Path(self.args.output_dir, METRICS)
             metrics.parent.mkdir(parents=True, exist_ok=True)
-            kept = state.log_history if resume_from_checkpoint else []
             with writing(metrics) as file:
-                file.write("".join(json.dumps(entry) + "\n" for entry in kept).encode())
-        self.counter = Counter(self.args.device, before)
+                file.write("".join(json.dumps(entry) + "\n" for entry in state.log_history).encode())
+        zeros = dict.fromkeys(TokenCounter.NAMES, 0)
+        before = state.stateful_callbacks["pretraining"] if resume_from_checkpoint else zeros
+        self.counter = TokenCounter(self.args.device, before)
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.accelerator.mixed_precision, torch.float32)
         self._peak = matrix_flops_per_s(self.args.device, dtype)
-        self._last_log = (time.perf_counter(), before, step)
+        self._last_log = (time.perf_counter(), before, state.global_step)
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
     def _save_checkpoint(self, model, trial):
         counts = self.counter.totals(self.accelerator)
         self._check_finite(counts)
-        self.state.stateful_callbacks["pretraining"] = {name: counts[name] for name in Counter.NAMES}
+        self.state.stateful_callbacks["pretraining"] = {name: counts[name] for name in TokenCounter.NAMES}
         super()._save_checkpoint(model, trial)
 
 
@@ -229,7 +205,7 @@ def keep_float32(plugin: FullyShardedDataParallelPlugin) -> None:
 NEVER = 1 << 62  # a step that no run reaches
 
 
-class Counter:
+class TokenCounter:
     """Sums over batches, kept on the device to avoid synchronization."""
 
     NAMES = ("num_tokens", "num_masked", "num_correct", "sum_of_squares")
@@ -302,69 +278,3 @@ class LogWhereItEnds(TrainerCallback):
         """Request the log; Trainer writes it before the checkpoint."""
         if control.should_save or control.should_training_stop or state.global_step >= state.max_steps:
             control.should_log = True
-
-
-def training_rows(documents: Shards | ShardsSubset, args, end_token: int | None, verify: bool = False) -> Dataset:
-    """The rows of a whole run, by packing plans that are made at the first run and kept beside the shards.
-
-    Where nothing can be written beside the shards, a new plan is kept in the output folder.
-
-    Args:
-        documents: Documents to train on.
-        args: `PretrainingArguments`.
-        end_token: As for `PackedRows`.
-        verify: Compare the checksums of plans that exist.
-
-    Raises:
-        ValueError: The mixture draws from documents of a length that no document has, or a plan is damaged.
-        OSError: A plan cannot be written.
-    """
-    parts = []
-    options = dict(max_length=args.max_length, seed=args.seed, verify=verify, show_progress=not args.disable_tqdm)
-    options["spare_folder"] = Path(args.output_dir, PLANS)
-    for share, least in zip(args.mixture, (0, *args.longer_than)):
-        if not share:
-            parts.append(None)
-            continue
-        chosen = documents.longer_than(least) if least else documents
-        try:
-            plan = write_packing_plan(chosen, args.row_tokens, **options)
-        except NothingToPack as error:
-            raise ValueError(
-                f"mixture={args.mixture} draws {share:.0%} of the steps from documents of more than {least} tokens, and "
-                "there are none; change mixture or longer_than, or tokenize with a larger shard_length"
-            ) from error
-        num_rows = args.max_steps * args.rows_per_step
-        parts.append(PackedRows.from_plan(documents.shards, plan, end_token, num_rows))
-    if args.mixture[0] == 1.0:
-        return parts[0]
-    return MixedRows(parts, args.mixture, args.rows_per_step, args.max_steps, args.seed)
-
-
-def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, config_overrides: str = "") -> PreTrainedModel:
-    """Build the recipe's model with randomly initialized weights.
-
-    Args:
-        recipe: Sets architecture, shape and context length.
-        tokenizer: Sets vocabulary size and padding token.
-        config_overrides: Changes to the config, such as "hidden_size=256,num_hidden_layers=6".
-
-    Raises:
-        ValueError: An override names no field of the config, or a field that is no number.
-    """
-    values = dict(recipe.config, vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id)
-    if recipe.architecture == "neobert":
-        config = NeoBERTConfig(**values, max_position_embeddings=recipe.max_length, sparse_prediction=True)
-    else:  # its position ids start at pad_token_id + 1
-        context = recipe.max_length + tokenizer.pad_token_id + 1
-        config = AutoConfig.for_model(recipe.architecture, **values, max_position_embeddings=context)
-    if config_overrides:
-        try:
-            config.update_from_string(",".join(map(str.strip, config_overrides.split(","))))
-        except (ValueError, AttributeError, TypeError) as error:
-            raise ValueError(
-                f"config_overrides={config_overrides!r}: {error}; give numbers of the config, such as "
-                "hidden_size=256,num_hidden_layers=6"
-            ) from error
-        config = type(config).from_dict(config.to_dict())  # validates the combination
-    return AutoModelForMaskedLM.from_config(config)

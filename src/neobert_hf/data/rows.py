@@ -1,0 +1,271 @@
+"""Rows and texts of files, each with its place (file and line), so that an error can name it.
+
+The `datasets` library and pandas guess the types of columns: a column of dates becomes timestamps, a number becomes a string.
+Their errors name neither the file nor the line. So this module parses with `csv`, `json` and pyarrow.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+
+LONGEST_FIELD = (1 << 31) - 1  # characters; Python's default is 131,072, and a C long has 32 bits on Windows
+COMPRESSIONS = (".gz", ".bz2", ".zst")
+SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+SAMPLES = ("line", "paragraph", "document")
+
+
+def read_rows(file: str | Path, columns: Sequence[str] | None = None) -> Iterator[tuple[str, Any]]:
+    """Yield the rows of a file, each after its place, such as "a.csv, line 3".
+
+    Args:
+        file: JSON lines or one JSON list (.jsonl, .json), CSV, TSV or Parquet. All but Parquet may be compressed (.gz, .bz2,
+            .zst). The first line of CSV and TSV has the names of the columns. In TSV a quotation mark is an ordinary character.
+        columns: Columns to read from Parquet; None reads all.
+
+    Returns:
+        Places and rows: dicts; of JSON, whatever the line or the item of the list holds.
+
+    Raises:
+        ValueError: The file is not in the format of its suffix, the suffix is unknown, or two columns have one name.
+        OSError: The file cannot be read.
+    """
+    file, suffix = Path(file), _suffix(file)
+    if suffix == ".parquet":
+        rows = _parquet_rows(file, columns)
+    elif suffix in (".json", ".jsonl"):
+        rows = _json_rows(file)
+    elif suffix == ".csv":
+        rows = _csv_rows(file)
+    elif suffix == ".tsv":
+        rows = tab_separated(file)
+    else:
+        raise ValueError(
+            f"{file} has the suffix {file.suffix!r}; choose {', '.join(SUFFIXES)}, or .txt for a corpus; all but .parquet may be "
+            f"compressed ({', '.join(COMPRESSIONS)})"
+        )
+    return _whole(file, rows)
+
+
+def read_texts(
+    file: str | Path, column: str = "text", sample_by: str = "paragraph", is_strict: bool = False
+) -> Iterator[tuple[str, str]]:
+    """Yield the texts of a file, each after its place.
+
+    Args:
+        file: A file that `read_rows` reads, or text (.txt, which may be compressed).
+        column: Column of the text; a JSON list may also hold the texts themselves.
+        sample_by: Unit of a document in a .txt file: "line", "paragraph" (blank lines separate documents, as in BERT's own
+            format), or "document" for the whole file.
+        is_strict: Refuse a missing text and a lone surrogate (half of a surrogate pair). Otherwise a missing text is empty, and a
+            lone surrogate becomes a question mark.
+
+    Raises:
+        ValueError: As of `read_rows`; or a text is not a string, or the file has no such column.
+        OSError: The file cannot be read.
+    """
+    file = Path(file)
+    if _suffix(file) == ".txt":
+        yield from _whole(file, _text_documents(file, sample_by))
+        return
+    is_first = True
+    for place, row in read_rows(file, [column]):
+        if isinstance(row, dict):
+            if (is_first or is_strict) and column not in row:
+                raise ValueError(
+                    f"{place}: {column!r} is not a column; name the column of the texts, one of {', '.join(row)}"
+                )
+            row = row.get(column)
+        elif not (isinstance(row, str) and ", item " in place):
+            raise ValueError(
+                f"{place} has type {type(row).__name__}, not object; write one object on each line, such as "
+                f'{{"{column}": "..."}}'
+            )
+        is_first = False
+        yield place, checked_text(row, f"{place}: {column}", is_strict)
+
+
+def read_text_column(files: Iterable[str | Path], column: str) -> list[tuple[str, str]]:
+    """Return the texts of files, in .txt those of the lines, each after its place.
+
+    Raises:
+        ValueError: A row has no text in this column, or there are no rows.
+        OSError: A file cannot be read.
+    """
+    files = list(files)
+    texts = [text for file in files for text in read_texts(file, column, "line", is_strict=True)]
+    if not texts:
+        raise ValueError(f"{', '.join(map(str, files))}: no rows; give a file with at least one text")
+    return texts
+
+
+def checked_text(text: Any, place: str, is_strict: bool = False) -> str:
+    """Return a text that UTF-8 can store; the arguments are as in `read_texts`.
+
+    Raises:
+        ValueError: It is not a string; with `is_strict`, it is missing or has a lone surrogate.
+    """
+    if text is None and not is_strict:
+        return ""
+    if not isinstance(text, str):
+        raise ValueError(f"{place} is {text!r:.80}, a {type(text).__name__}; every text must be a string")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        if is_strict:
+            raise ValueError(
+                f"{place} has the lone surrogate {text[error.start]!r} at character {error.start}, which UTF-8 cannot store; "
+                "remove it"
+            ) from error
+        return text.encode("utf-8", "replace").decode()
+    return text
+
+
+def tab_separated(
+    file: str | Path, names: Sequence[str] | None = None, truncated: list[int] | None = None
+) -> Iterator[tuple[str, dict]]:
+    """Yield the rows of a file whose columns are separated by tabs, without quotes, each after its place.
+
+    Args:
+        file: The file, UTF-8 with or without a byte order mark.
+        names: Names of the columns of a file whose first line is a row, which may have further columns; they are ignored. None
+            reads the names from the first line.
+        truncated: A list that receives the numbers of lines with too few columns, which are then left out. None: such a line
+            is an error.
+
+    Raises:
+        ValueError: A line has fewer columns than there are names, or more than the first line, or the file is not UTF-8.
+        OSError: The file cannot be read.
+    """
+    has_header = names is None
+    for number, line in _lines(Path(file)):
+        values, place = line.rstrip("\r\n").split("\t"), f"{file}, line {number}"
+        if names is None:
+            names = values
+            _check_names(file, names)
+        elif has_header and len(values) > len(names):
+            raise ValueError(
+                f"{place}: {len(values)} columns, but the first line names {len(names)} ({', '.join(names)}); replace the tabs "
+                "inside the texts"
+            )
+        elif len(values) >= len(names):
+            yield place, dict(zip(names, values))
+        elif truncated is not None:
+            truncated.append(number)
+        else:
+            raise ValueError(
+                f"{place}: {len(values)} columns instead of {len(names)} ({', '.join(names)}); the line is truncated or not "
+                "separated by tabs; correct or remove it"
+            )
+
+
+def _suffix(file: str | Path) -> str:
+    file = Path(file)
+    return Path(file.stem).suffix if file.suffix in COMPRESSIONS else file.suffix
+
+
+def _lines(file: Path) -> Iterator[tuple[int, str]]:
+    """Lines with their numbers from 1; only a line feed ends a line."""
+    with io.BufferedReader(pyarrow.input_stream(str(file), compression="detect")) as stream:
+        for number, line in enumerate(stream, 1):
+            try:
+                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(
+                    f"{file}, line {number} is not UTF-8; convert the file, for example with iconv"
+                ) from error
+
+
+def _text_documents(file: Path, sample_by: str) -> Iterator[tuple[str, str]]:
+    if sample_by == "document":
+        yield f"{file}", "".join(line for _, line in _lines(file))
+        return
+    document, start = [], 1
+    for number, line in _lines(file):
+        if sample_by == "line":
+            yield f"{file}, line {number}", line.rstrip("\r\n")
+        elif line.strip("\r\n"):
+            document.append(line)
+        else:
+            if document:
+                yield f"{file}, line {start}", "".join(document)
+            document, start = [], number + 1
+    if document:
+        yield f"{file}, line {start}", "".join(document)
+
+
+def _json_rows(file: Path) -> Iterator[tuple[str, Any]]:
+    lines, is_first = _lines(file), True
+    for number, line in lines:
+        if not line.strip():
+            continue
+        place = f"{file}, line {number}"
+        if is_first and line.lstrip().startswith("["):
+            rows = _parse(line + "".join(rest for _, rest in lines), f"{file}")
+            yield from ((f"{file}, item {item}", row) for item, row in enumerate(rows, 1))
+            return
+        is_first = False
+        yield place, _parse(line, place)
+
+
+def _parse(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{place} is not JSON ({error}); write one object on each line, or one list of objects"
+        ) from error
+
+
+def _csv_rows(file: Path) -> Iterator[tuple[str, dict]]:
+    csv.field_size_limit(LONGEST_FIELD)
+    rows = csv.reader((line for _, line in _lines(file)), strict=True)
+    try:
+        names = next(rows, [])
+        _check_names(file, names)
+        for row in filter(None, rows):  # blank lines are empty rows
+            if len(row) != len(names):
+                raise ValueError(
+                    f"{file}, line {rows.line_num}: {len(row)} columns, but the first line names {len(names)}; put a text that "
+                    "contains a comma or a line break in quotation marks"
+                )
+            yield f"{file}, line {rows.line_num}", dict(zip(names, row))
+    except csv.Error as error:
+        raise ValueError(
+            f"{file}, line {rows.line_num} is not CSV ({error}); separate fields by commas, and double each quotation mark "
+            "inside a quoted field"
+        ) from error
+
+
+def _parquet_rows(file: Path, columns: Sequence[str] | None) -> Iterator[tuple[str, dict]]:
+    with pyarrow.parquet.ParquetFile(file) as stored:
+        _check_names(file, stored.schema_arrow.names)
+        number = 0
+        for batch in stored.iter_batches(batch_size=1000, columns=columns):
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{file}, row {number}", row
+
+
+def _check_names(file: str | Path, names: Sequence[str]) -> None:
+    if repeated := [name for i, name in enumerate(names) if name and name in names[:i]]:
+        raise ValueError(f"{file}: two columns have the name {repeated[0]!r}; rename one of them")
+
+
+def _whole(file: Path, rows: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """The same rows; an error of a damaged file names the file."""
+    try:
+        yield from rows
+    except (pyarrow.ArrowException, OSError) as error:
+        if getattr(error, "errno", None):  # of the operating system; pyarrow's own errors have no number
+            raise
+        raise ValueError(
+            f"{file} cannot be read; it is damaged or not of the kind that its suffix says: {error}"
+        ) from error

@@ -1,0 +1,182 @@
+"""`pretrain`: one run of a recipe, from text to a saved model, with exact resume."""
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+
+from ..data.collators import PackedMLMCollator
+from ..data.files import saving
+from ..data.origins import load_tokenizer
+from ..data.wordpiece import tokenizer_hash
+from ..model.configuration_neobert import NeoBERTConfig
+from ..runs.allocator import tune_allocator
+from ..runs.folders import lock_run, train_or_resume
+from ..runs.manifests import STILL_GOOD
+from .arguments import CorpusArguments, PretrainingArguments
+from .recipes import Recipe
+from .rows import held_out_rows, open_text, training_rows
+from .starts import check_held_out, check_start
+from .summary import write_summary
+from .trainer import PretrainingTrainer
+
+
+def pretrain(data: CorpusArguments, training: PretrainingArguments) -> PretrainingTrainer:
+    """Train a model by a recipe, evaluate it on held-out text, and save it with a summary in `training.output_dir`.
+
+    After an interruption, the same call with `resume_from_checkpoint="last"` resumes exactly. The output folder is locked against
+    other runs.
+
+    Args:
+        data: Text, tokenizer and held-out documents.
+        training: Recipe and training arguments.
+
+    Returns:
+        The trainer, which holds the trained model.
+
+    Raises:
+        ValueError: An argument is wrong, the folder belongs to another run, or another run writes to it.
+        OSError: A file cannot be read or written.
+        FloatingPointError: The loss or the gradient was not finite.
+    """
+    with lock_run(training.output_dir):
+        return _pretrain(data, training)
+
+
+def _pretrain(data, training):
+    recipe = training.to_recipe()
+    set_seed(training.seed)
+    if training.device.type == "cpu":
+        tune_allocator()
+    if training.process_index == 0:
+        print(f"recipe {training.recipe}, phase {training.phase}:\n{json.dumps(asdict(recipe), indent=1)}", flush=True)
+
+    # Text
+    tokenizer = load_tokenizer(data.tokenizer_name or recipe.tokenizer)
+    text, held_out, source = open_text(data, training, tokenizer)
+    if tokenizer.mask_token is None or tokenizer.pad_token is None:  # LLaMA's, of m3; text is tokenized without them
+        tokenizer.add_special_tokens({"mask_token": "[MASK]", "pad_token": "[PAD]"})
+
+    # Model, and the identity of the run
+    if training.phase == 1:
+        model = build_model(recipe, tokenizer, training.config_overrides)
+    else:
+        model = load_first_phase(training, recipe, tokenizer)
+    run = identity(data, training, model, tokenizer, source)
+    if training.phase == 2 and not data.streaming and not data.validation_files:
+        check_held_out(training.init_from, run)
+
+    # Rows and training
+    def make_trainer(checkpoint):  # makes packing plans, so a run that is refused makes none
+        return PretrainingTrainer(
+            model,
+            training,
+            recipe=recipe,
+            train_dataset=text if data.streaming else training_rows(data, training, text),
+            eval_dataset=None if held_out is None else held_out_rows(data, training, held_out),
+            data_collator=collator(recipe, tokenizer),
+            processing_class=tokenizer,
+        )
+
+    trainer = train_or_resume(make_trainer, training, run)
+    finish(trainer, run)
+    return trainer
+
+
+def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, config_overrides: str = "") -> PreTrainedModel:
+    """Build the recipe's model with randomly initialized weights.
+
+    Args:
+        recipe: Sets architecture, shape and context length.
+        tokenizer: Sets vocabulary size and padding token.
+        config_overrides: Changes to the config, such as "hidden_size=256,num_hidden_layers=6".
+
+    Raises:
+        ValueError: An override names no field of the config, or a field that is no number.
+    """
+    values = dict(recipe.config, vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id)
+    if recipe.architecture == "neobert":
+        config = NeoBERTConfig(**values, max_position_embeddings=recipe.max_length, sparse_prediction=True)
+    else:  # its position ids start at pad_token_id + 1
+        context = recipe.max_length + tokenizer.pad_token_id + 1
+        config = AutoConfig.for_model(recipe.architecture, **values, max_position_embeddings=context)
+    if config_overrides:
+        try:
+            config.update_from_string(config_overrides)
+        except (ValueError, AttributeError, TypeError) as error:
+            raise ValueError(f"config_overrides={config_overrides!r}: {error}") from error
+        config = type(config).from_dict(config.to_dict())  # validates the combination
+    return AutoModelForMaskedLM.from_config(config)
+
+
+def load_first_phase(
+    training: PretrainingArguments, recipe: Recipe, tokenizer: PreTrainedTokenizerBase
+) -> PreTrainedModel:
+    """Load the model of phase 1 for the longer documents of phase 2.
+
+    Raises:
+        ValueError: The model has another architecture or tokenizer than the recipe.
+    """
+    model = AutoModelForMaskedLM.from_pretrained(training.init_from, dtype=torch.float32)
+    check_start(model, training.init_from, recipe.architecture, len(tokenizer), tokenizer_hash(tokenizer))
+    if recipe.architecture == "neobert":  # others have as many positions as they were made with
+        model.config.max_position_embeddings = training.max_length
+        model.config.sparse_prediction = True
+    return model
+
+
+def identity(
+    data: CorpusArguments,
+    training: PretrainingArguments,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    source: dict,
+) -> dict:
+    """Return everything that decides the weights of a run, in plain types; a resume compares it with `run.json`."""
+    recipe, config = asdict(training.to_recipe()), model.config.to_diff_dict()
+    launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")  # by accelerate launch --mixed_precision
+    run = {
+        "recipe": {k: v for k, v in recipe.items() if k not in ("corpus", "text_column", "tokenizer")},
+        "phase": training.phase,
+        "init_from": training.init_from,
+        "config": {k: v for k, v in config.items() if k not in ("auto_map", "transformers_version")},
+        "data": source,
+        "tokenizer_sha256": tokenizer_hash(tokenizer),
+        "held_out": {
+            "files": [Path(file).name for file in data.validation_files or ()],
+            "num_held_out": data.num_held_out,
+        },
+        "row_tokens": training.row_tokens,
+        "seed": training.seed,
+        "precision": "bf16" if training.bf16 else "fp16" if training.fp16 else launched,
+    }
+    if not data.streaming:
+        run["long_documents"] = data.long_documents
+    elif training.dataloader_num_workers:  # each packs documents of its own
+        run["dataloader_num_workers"] = training.dataloader_num_workers
+    return json.loads(json.dumps(run))
+
+
+def collator(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PackedMLMCollator:
+    """Return the collator that masks by a recipe."""
+    names = ("mlm_probability", "mask_replace_prob", "random_replace_prob", "batch_format")
+    options = {name: getattr(recipe, name) for name in names}
+    if recipe.batch_format == "packed":  # the GPU does not wait for checks of positions and labels
+        options |= dict(return_flash_attn_kwargs=True, trust_boundaries=True)
+    return PackedMLMCollator(tokenizer, **options)
+
+
+def finish(trainer: PretrainingTrainer, run: dict) -> None:
+    """Evaluate, save the model and the summary, and print the summary as one line of JSON."""
+    metrics = trainer.evaluate() if trainer.eval_dataset is not None else {}
+    trainer.model.config.sparse_prediction = False
+    if trainer.is_fsdp_enabled:  # one file, even if checkpoints are sharded
+        trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
+    with saving(Path(trainer.args.output_dir), STILL_GOOD):
+        trainer.save_model()
+    if trainer.is_world_process_zero():
+        summary = write_summary(trainer, run, {k: v for k, v in metrics.items() if k.startswith("eval_")})
+        print(json.dumps({k: v for k, v in summary.items() if not isinstance(v, dict)}))

@@ -1,0 +1,140 @@
+"""From text to the rows of a run: tokenized documents or a stream, held-out documents, packed rows."""
+
+from functools import partial
+from pathlib import Path
+
+from torch.utils.data import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from ..data.corpus import Corpus
+from ..data.documents import MANIFEST, Documents, HeldOut, Selection
+from ..data.packing import MixedRows, PackedRows, PackedStream
+from ..data.plans import PLANS, NothingToPack, write_packing_plan
+from ..data.tokenizing import tokenize
+from .arguments import CorpusArguments, PretrainingArguments
+
+
+def open_text(
+    data: CorpusArguments, training: PretrainingArguments, tokenizer: PreTrainedTokenizerBase
+) -> tuple[Documents | Selection | PackedStream, Documents | HeldOut | None, dict]:
+    """Open the training text and the held-out text.
+
+    Returns:
+        The documents to train on, or a stream of rows; the held-out documents, or None; and the values that identify the text.
+    """
+    folder = Path(data.documents_dir or Path(training.output_dir, "documents"))
+    held_out = None
+    if data.validation_files:
+        beside = folder.with_name(f"{folder.name}-held_out")
+        held_out = open_documents(data, training, tokenizer, data.validation_files, beside)
+    if data.streaming:
+        stream, source = open_stream(data, training, tokenizer)
+        return stream, held_out, source
+    documents = open_documents(data, training, tokenizer, data.train_files, folder)
+    names = ("source", "num_documents", "num_tokens", "num_tasks", "tokenizer")
+    source = {name: documents.manifest[name] for name in names}
+    if held_out is None:
+        documents, held_out = documents.split(data.num_held_out, training.seed)
+    return documents, held_out, source
+
+
+def open_corpus(data: CorpusArguments, training: PretrainingArguments, files: list[str] | None) -> Corpus:
+    """Open the text of the files; without files, of the named dataset; without a name, of the recipe's dataset."""
+    recipe = training.to_recipe()
+    name = None if files else data.dataset_name or recipe.corpus
+    column = data.text_column or (recipe.text_column if name == recipe.corpus else "text")
+    return Corpus(files, name, data.dataset_config, text_column=column, sample_by=data.sample_by)
+
+
+def open_documents(
+    data: CorpusArguments,
+    training: PretrainingArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    files: list[str] | None,
+    folder: Path,
+) -> Documents:
+    """Open the tokenized text in a folder, or tokenize into it.
+
+    Raises:
+        ValueError: The folder holds other text or tokens of another tokenizer, or it is empty and several processes train.
+    """
+    is_finished = (folder / MANIFEST).is_file()
+    if not is_finished and training.world_size > 1:
+        raise ValueError(
+            f"{folder} holds no tokenized text; tokenize before you start several processes: neobert tokenize --help"
+        )
+    # The comparison of finished text with its files reads them once: one process of each machine does it.
+    is_compared = (files or data.dataset_name) and training.local_process_index == 0
+    if not is_finished or is_compared:
+        tokenize(open_corpus(data, training, files), tokenizer, folder, workers=data.num_processes)
+    documents = Documents(folder, verify=data.verify_documents and training.process_index == 0)
+    documents.check_tokenizer(tokenizer)
+    return documents
+
+
+def open_stream(
+    data: CorpusArguments, training: PretrainingArguments, tokenizer: PreTrainedTokenizerBase
+) -> tuple[PackedStream, dict]:
+    """Open the text as an endless stream that is tokenized during training; return its rows and what identifies the text.
+
+    Raises:
+        ValueError: The recipe draws documents by length, or there are more workers than files.
+    """
+    if training.mixture[0] != 1.0:
+        raise ValueError(
+            f"mixture={training.mixture} requires the lengths of all documents, unknown in a stream; leave --streaming out"
+        )
+    corpus = open_corpus(data, training, data.train_files)
+    stream = corpus.stream()
+    if training.dataloader_num_workers > stream.num_shards:  # a worker without a file would yield no rows
+        raise ValueError(
+            f"dataloader_num_workers={training.dataloader_num_workers} is above num_shards={stream.num_shards}, the files of the "
+            f"stream, and each worker reads files of its own; give --dataloader_num_workers {stream.num_shards} or more files"
+        )
+    # Not lambdas, which cannot be sent to the processes of a DataLoader.
+    encode = partial(tokenizer, truncation=True, max_length=training.max_length)
+    tokens = stream.map(encode, input_columns=corpus.text_column).select_columns("input_ids")
+    tokens = tokens.filter(partial(_has_text, tokenizer.num_special_tokens_to_add()), input_columns="input_ids")
+    num_rows = training.max_steps * training.rows_per_step  # a run that resumes after its last step has no row left
+    return PackedStream(tokens.repeat(None), training.row_tokens, seed=training.seed, num_rows=num_rows), corpus.source
+
+
+def _has_text(num_special_tokens, ids):
+    return len(ids) > num_special_tokens
+
+
+def training_rows(data: CorpusArguments, training: PretrainingArguments, documents: Documents | Selection) -> Dataset:
+    """Return the rows of a whole run, by packing plans that are made once and kept beside the documents.
+
+    Where nothing can be written beside the documents, the output folder holds the plans.
+
+    Raises:
+        ValueError: The mixture draws from documents of a length that no document has, or a plan is damaged.
+        OSError: A plan cannot be written.
+    """
+    parts, num_rows = [], training.max_steps * training.rows_per_step
+    options = dict(max_length=training.max_length, long_documents=data.long_documents, seed=training.seed)
+    options |= dict(spare_folder=Path(training.output_dir, PLANS), show_progress=not training.disable_tqdm)
+    options |= dict(verify=data.verify_documents and training.process_index == 0)
+    for share, length in zip(training.mixture, (0, *training.longer_than)):
+        if not share:
+            parts.append(None)
+            continue
+        selection = documents.longer_than(length) if length else documents
+        try:
+            plan = write_packing_plan(selection, training.row_tokens, **options)
+        except NothingToPack as error:
+            raise ValueError(
+                f"mixture={training.mixture} draws {share:.0%} of the steps from documents of more than {length} tokens, and "
+                "there are none; change mixture or longer_than"
+            ) from error
+        parts.append(PackedRows.from_plan(documents, plan, num_rows))
+    if training.mixture[0] == 1.0:
+        return parts[0]
+    return MixedRows(parts, training.mixture, training.rows_per_step, training.max_steps, training.seed)
+
+
+def held_out_rows(data: CorpusArguments, training: PretrainingArguments, documents: Documents | HeldOut) -> PackedRows:
+    """Return one pass over the held-out documents, packed as those of the training."""
+    options = dict(max_length=training.max_length, long_documents=data.long_documents, seed=training.seed)
+    return PackedRows(documents, documents.lengths, training.row_tokens, **options)

@@ -1,0 +1,204 @@
+"""`pretrain`: both phases, all kinds of text and tokenizers; documents that are held out were never trained on."""
+
+import pickle
+import shutil
+from itertools import islice
+from types import SimpleNamespace
+
+import pytest
+from conftest import SENTENCE, run_main
+from pretraining_runs import QUIET, SIZES, SMALL, run
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from torch.utils.data import DataLoader
+from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast
+
+import neobert_cli
+from neobert_hf.data.files import write_json
+from neobert_hf.data.wordpiece import train_wordpiece
+from neobert_hf.pretraining import rows
+from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArguments
+from neobert_hf.pretraining.starts import check_held_out, check_start
+from neobert_hf.pretraining.summary import plot_curves
+from neobert_hf.runs.manifests import read_json_object
+
+
+def arguments(folder, **changes):
+    return PretrainingArguments(**{**dict(output_dir=str(folder), tokens_per_step=512), **SIZES, **QUIET, **changes})
+
+
+@pytest.mark.compat
+def test_both_phases_run_and_auto_model_loads_the_result(corpus, tmp_path):
+    first = run(corpus, tmp_path / "one", eval_strategy="steps", eval_steps=6, report_to=None)
+    phase_2 = dict(phase=2, init_from=tmp_path / "one", warmup_steps=None, config_overrides=None)
+    second = run(corpus, tmp_path / "two", **phase_2, max_steps=6, max_length=64, longer_than=[24, 40])
+    assert second[1] < first[1] - 0.5  # phase 2 starts from the model of phase 1
+    summary = read_json_object(tmp_path / "two/training_summary.json")
+    assert summary["phase"] == 2 and summary["recipe"]["mixture"] == [0.2, 0.4, 0.4]
+    assert summary["steps"] == 6 and 0 < summary["eval_masked_accuracy"] <= 1
+    assert list(tmp_path.glob("one/**/events.out.tfevents*"))  # TensorBoard is the default
+    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "two")
+    assert model.config.max_position_embeddings == 64 and not model.config.sparse_prediction
+    with pytest.raises(ValueError, match="draws 40% of the steps from documents of more than 4000 tokens"):
+        run(corpus, tmp_path / "three", **phase_2, max_steps=6, longer_than=[24, 4000])
+
+
+def test_the_curves_of_a_log_are_drawn(tmp_path):
+    log = [{"step": step, "loss": 1 / step, "masked_accuracy": 0.1, "num_tokens": 100 * step} for step in (1, 2, 3)]
+    plot_curves([*log, {"step": 3, "eval_loss": 0.5}], tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+
+
+def test_m3_trains_with_a_bpe_tokenizer_that_has_no_mask_token_on_text_that_was_tokenized_before(corpus, tmp_path):
+    """LLaMA's tokenizer has no mask, padding or separator token, and adds one token at the start."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<s>", "</s>"], show_progress=False)
+    bpe.train_from_iterator([SENTENCE] * 20, trainer)
+    bpe.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="</s>")
+    tokenizer.save_pretrained(tmp_path / "bpe")
+    names = ("--output_dir", tmp_path / "documents", "--tokenizer_name", tmp_path / "bpe")
+    run_main(neobert_cli, "tokenize", *names, "--files", corpus / "train.jsonl")
+    names = dict(recipe="m3", tokenizer_name=tmp_path / "bpe", documents_dir=tmp_path / "documents")
+    losses = run(corpus, tmp_path / "run", **names)
+    assert losses[12] < losses[1] - 0.5
+    saved = AutoTokenizer.from_pretrained(tmp_path / "run")
+    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "run")
+    assert saved.mask_token == "[MASK]" and saved.pad_token == "[PAD]"
+    assert model.config.vocab_size == len(saved) and model.config.pad_token_id == saved.pad_token_id
+
+
+def test_a_resume_with_other_values_is_refused(corpus, tmp_path):
+    run(corpus, tmp_path / "run", max_steps=4)
+    train_wordpiece(["other words to learn from"] * 9, vocab_size=64).save_pretrained(tmp_path / "other")
+    for changes, message in (
+        ({"learning_rate": 1e-3}, "belongs to another run: recipe was"),
+        ({"config_overrides": SMALL.replace("=96", "=128")}, "belongs to another run: config was"),
+        ({"streaming": True}, "belongs to another run: data was"),
+        ({"tokenizer_name": tmp_path / "other"}, "tokenizer is"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run(corpus, tmp_path / "run", **dict(max_steps=4, resume_from_checkpoint="last") | changes)
+
+
+def test_a_stored_plan_and_a_new_plan_give_the_same_losses_and_a_refused_run_makes_no_plan(corpus, tmp_path):
+    options = dict(documents_dir=tmp_path / "documents", max_steps=8)
+    losses = run(corpus, tmp_path / "one", **options)
+    (plan,) = (tmp_path / "documents/plans").iterdir()
+    made = plan.stat().st_mtime_ns
+    assert run(corpus, tmp_path / "two", **options) == losses and plan.stat().st_mtime_ns == made
+    shutil.rmtree(plan)
+    shutil.rmtree(tmp_path / "two/checkpoint-8")
+    assert run(corpus, tmp_path / "two", **options, resume_from_checkpoint="last") == losses and plan.exists()
+    with pytest.raises(FileExistsError, match="no resume from this folder was requested"):
+        run(corpus, tmp_path / "two", **options, seed=5)
+    assert len(list((tmp_path / "documents/plans").iterdir())) == 1
+
+
+# A stream
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_stream_yields_all_rows_in_another_process(corpus, tokenizer, tmp_path, num_workers):
+    """A DataLoader that spawns its workers pickles the stream."""
+    data = CorpusArguments(
+        train_files=[str(corpus / f"{name}.jsonl") for name in ("train", "held_out")], streaming=True
+    )
+    training = arguments(tmp_path, dataloader_num_workers=num_workers)
+    stream, _ = rows.open_stream(data, training, tokenizer)
+    again = pickle.loads(pickle.dumps(stream))
+    assert list(islice(again, 5)) == list(islice(stream, 5))
+    loader = DataLoader(stream, batch_size=None, num_workers=num_workers)
+    assert sum(1 for _ in loader) == training.max_steps * training.rows_per_step
+
+
+def test_more_workers_than_files_of_a_stream_are_refused(corpus, tokenizer, tmp_path):
+    """`datasets` stops the workers without a file, and the run would end before its last step."""
+    data = CorpusArguments(train_files=[str(corpus / "train.jsonl")], streaming=True)
+    with pytest.raises(ValueError, match="dataloader_num_workers=3 is above num_shards=1"):
+        rows.open_stream(data, arguments(tmp_path, dataloader_num_workers=3), tokenizer)
+
+
+# Documents
+
+
+def test_one_process_of_a_machine_compares_tokenized_text_with_its_files(corpus, tokenizer, tmp_path, monkeypatch):
+    data = CorpusArguments(train_files=[str(corpus / "train.jsonl")], num_processes=1)
+    training, opened = arguments(tmp_path), []
+
+    def open_documents(process, num_processes, folder=tmp_path / "documents"):
+        numbers = dict(world_size=num_processes, process_index=process, local_process_index=process)
+        values = SimpleNamespace(**numbers, max_length=training.max_length, to_recipe=training.to_recipe)
+        return rows.open_documents(data, values, tokenizer, data.train_files, folder)
+
+    written, open_corpus = open_documents(0, 1), rows.open_corpus
+    monkeypatch.setattr(rows, "open_corpus", lambda *args: opened.append(1) or open_corpus(*args))
+    assert [len(open_documents(process, 3)) for process in (0, 1, 2)] == [len(written)] * 3
+    assert len(opened) == 1
+    with pytest.raises(ValueError, match="tokenize before you start several processes"):
+        open_documents(1, 3, tmp_path / "none")
+
+
+def test_phase_2_without_validation_files_holds_out_the_documents_of_phase_1_or_is_refused(corpus, tmp_path):
+    options = dict(
+        validation_files=None, num_held_out=20, documents_dir=tmp_path / "documents", max_steps=2, warmup_steps=0
+    )
+    run(corpus, tmp_path / "one", **options)
+    options |= dict(phase=2, init_from=tmp_path / "one", warmup_steps=None, config_overrides=None, longer_than=[8, 16])
+    with pytest.raises(
+        ValueError, match="may have trained on the documents that are held out here: seed was 42 and is"
+    ):
+        run(corpus, tmp_path / "two", **options, seed=5)
+    assert len(run(corpus, tmp_path / "two", **options)) == 2
+
+
+FIRST = {"seed": 1, "data": {"num_documents": 9}, "held_out": {"files": [], "num_held_out": 4}}
+
+
+@pytest.mark.parametrize("place", ["run.json", "training_summary.json", "checkpoint-8"])
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [
+        ({}, None),
+        ({"held_out": {"files": [], "num_held_out": 5}}, None),  # the first 4 of them
+        ({"held_out": {"files": [], "num_held_out": 3}}, "num_held_out was 3 and is 4"),
+        ({"held_out": {"files": ["a.txt"], "num_held_out": 4}}, "it had --validation_files"),
+        ({"data": {"files": []}}, "it had --streaming"),
+        ({"data": {"num_documents": 8}, "seed": 2}, "seed was 2 and is 1; its training text was another"),
+    ],
+)
+def test_phase_2_holds_out_only_documents_that_phase_1_held_out(tmp_path, caplog, place, first, reason):
+    write_json(tmp_path / ("run.json" if place == "checkpoint-8" else place), FIRST | first)
+    init_from = tmp_path / place if place == "checkpoint-8" else tmp_path
+    if reason is None:
+        check_held_out(init_from, FIRST)
+    else:
+        with pytest.raises(ValueError, match=rf"may have trained on .*: {reason}.*\. Give --validation_files, or"):
+            check_held_out(init_from, FIRST)
+    assert not caplog.records
+
+
+def test_phase_2_of_a_model_without_a_run_warns_that_held_out_documents_may_have_been_trained_on(tmp_path, caplog):
+    check_held_out(tmp_path, FIRST)
+    assert "holds no run.json: its training may have used the documents that are held out here" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "architecture, num_tokens, tokenizer, message",
+    [
+        ("roberta-prelayernorm", 30, "a", "has the architecture neobert, and the recipe roberta-prelayernorm"),
+        ("neobert", 30, "b", "the tokenizer is not that of"),
+        ("neobert", 31, "a", r"which has 30 tokens .this one 31.; give the --tokenizer_name of phase 1"),
+    ],
+)
+def test_phase_2_with_another_tokenizer_or_architecture_is_refused(
+    tmp_path, architecture, num_tokens, tokenizer, message
+):
+    model = SimpleNamespace(config=SimpleNamespace(model_type="neobert", vocab_size=30))
+    (tmp_path / "one/checkpoint-4").mkdir(parents=True)
+    write_json(tmp_path / "one/run.json", {"tokenizer_sha256": "a"})
+    for folder in (tmp_path / "one", tmp_path / "one/checkpoint-4"):
+        check_start(model, folder, "neobert", 30, "a")
+        with pytest.raises(ValueError, match=message):
+            check_start(model, folder, architecture, num_tokens, tokenizer)
+    check_start(model, "chandar-lab/NeoBERT", "neobert", 30, "a")

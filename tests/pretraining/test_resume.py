@@ -1,0 +1,203 @@
+"""A run that was killed, stopped or damaged resumes to the numbers of an uninterrupted run, bitwise, or is refused."""
+
+import errno
+import os
+import shutil
+import signal
+
+import pretrain_mlm
+import psutil
+import pytest
+from conftest import largest_file
+from pretraining_runs import command, entries_of, run, start, wait_for_steps
+from safetensors import SafetensorError
+
+from neobert_hf.pretraining.trainer import PretrainingTrainer
+from neobert_hf.runs import manifests
+from neobert_hf.runs.folders import LOCK, last_complete_checkpoint, lock_run
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_killed_run_resumes_to_the_same_losses_bitwise(corpus, tmp_path, streaming):
+    """SIGKILL after the sixth step; the folder also holds a partial checkpoint."""
+    changes = dict(streaming=streaming, max_steps=40)  # the kill comes before the last step
+    whole = run(corpus, tmp_path / "whole", **changes)
+    assert sorted(whole) == list(range(1, 41))
+    folder, errors = tmp_path / "killed", tmp_path / "errors"
+    process = start(pretrain_mlm, command(corpus, folder, **changes), errors)
+    wait_for_steps(process, folder, 6)
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL, errors.read_text()[-2000:]
+    last = last_complete_checkpoint(folder)
+    assert last is not None
+    partial = folder / "checkpoint-39"  # the state after a kill during a save
+    shutil.copytree(last, partial)
+    (partial / "trainer_state.json").unlink()
+    (partial / "model.safetensors").write_bytes(b"half")
+    assert run(corpus, folder, resume_from_checkpoint="last", **changes) == whole
+
+
+@pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_sigterm_and_ctrl_c_save_a_checkpoint_before_the_run_ends(corpus, tmp_path, number, status):
+    """Schedulers and terminals send them to the workers of the data too."""
+    folder, errors = tmp_path / "stopped", tmp_path / "errors"
+    options = dict(max_steps=100_000, save_steps=100_000, dataloader_num_workers=1)
+    process = start(pretrain_mlm, command(corpus, folder, **options), errors)
+    wait_for_steps(process, folder, 3)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    assert workers, errors.read_text()[-2000:]
+    for pid in (*(worker.pid for worker in workers), process.pid):
+        os.kill(pid, number)
+    process.join(timeout=60)
+    assert process.exitcode == status, errors.read_text()[-2000:]
+    assert "--resume_from_checkpoint last resumes here" in errors.read_text()
+    assert int(last_complete_checkpoint(folder).name.rpartition("-")[2]) >= 3
+
+
+def figures_of(folder):
+    """The log entries without the values that depend on time."""
+    times = ("tokens_per_s", "model_flops_utilization", "_runtime", "_per_second")
+    return [{name: value for name, value in entry.items() if not name.endswith(times)} for entry in entries_of(folder)]
+
+
+EIGHT = dict(max_steps=8, warmup_steps=4)
+
+
+@pytest.fixture(scope="module")
+def run_of_eight_steps(corpus, tmp_path_factory):
+    """The folder of a run with checkpoints at 4 and 8, and its figures."""
+    folder = tmp_path_factory.mktemp("eight")
+    run(corpus, folder, **EIGHT)
+    return folder, figures_of(folder)
+
+
+@pytest.fixture
+def finished(run_of_eight_steps, tmp_path):
+    """A copy of the folder, and the figures."""
+    return shutil.copytree(run_of_eight_steps[0], tmp_path / "run"), run_of_eight_steps[1]
+
+
+def resume(corpus, folder, **changes):
+    run(corpus, folder, **{**EIGHT, "resume_from_checkpoint": "last", **changes})
+    return figures_of(folder)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_run_that_resumes_after_its_last_step_only_saves_the_model(corpus, finished, tmp_path, streaming):
+    """The run was killed between its last checkpoint and the save of the model."""
+    folder, whole = finished
+    if streaming:
+        folder = tmp_path / "streaming"
+        run(corpus, folder, **EIGHT, streaming=True)
+        whole = figures_of(folder)
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").unlink()
+    assert resume(corpus, folder, streaming=streaming) == whole
+    assert (folder / "model.safetensors").read_bytes() == weights
+    assert not (folder / "checkpoint-9").exists()
+
+
+def test_a_resume_after_damage_repeats_steps_and_gives_the_same_figures(corpus, finished):
+    """The last entry is the same too: it holds no value of the steps after the resume alone."""
+    folder, whole = finished
+    content = bytearray((folder / "checkpoint-8/optimizer.pt").read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / "checkpoint-8/optimizer.pt").write_bytes(content)
+    assert resume(corpus, folder) == whole
+    assert last_complete_checkpoint(folder).name == "checkpoint-8"
+    assert not any("train_loss" in entry for entry in whole)
+
+
+def test_a_checkpoint_without_the_schedule_resumes_only_inexactly(corpus, finished):
+    folder, whole = finished
+    shutil.rmtree(folder / "checkpoint-8")
+    (folder / "checkpoint-4/scheduler.pt").unlink()
+    for checkpoint in ("last", folder / "checkpoint-4"):
+        with pytest.raises((ValueError, OSError), match=r"lacks scheduler.pt; give --resume_inexactly"):
+            resume(corpus, folder, resume_from_checkpoint=checkpoint)
+    inexact = resume(corpus, folder, resume_inexactly=True)
+    assert len(inexact) == len(whole) and inexact != whole
+
+
+def test_a_run_killed_before_its_first_manifest_may_start_again(corpus, tmp_path, monkeypatch):
+    """Trainer's state exists, as in checkpoints of a plain Trainer, which must not be overwritten."""
+
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt  # a real signal arrives later, at a place that differs from run to run
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(manifests, "write_manifest", interrupt)
+        run(corpus, tmp_path / "run", max_steps=4)
+    assert (tmp_path / "run/checkpoint-4/trainer_state.json").is_file()
+    with pytest.raises(FileNotFoundError, match="start without --resume_from_checkpoint"):
+        run(corpus, tmp_path / "run", max_steps=4, resume_from_checkpoint="last")
+    run(corpus, tmp_path / "run", max_steps=4)
+    assert {file.name for file in (tmp_path / "run/checkpoint-4").glob("manifest.*")} == {"manifest.json"}
+    assert last_complete_checkpoint(tmp_path / "run").name == "checkpoint-4"
+
+
+def test_checkpoints_without_optimizer_state_cause_a_warning_and_are_refused(corpus, tmp_path, caplog):
+    run(corpus, tmp_path, max_steps=4, save_only_model=True)
+    assert "none of them can be resumed exactly" in caplog.text
+    with pytest.raises(FileNotFoundError, match="was saved without optimizer state"):
+        run(corpus, tmp_path, max_steps=4, save_only_model=True, resume_from_checkpoint="last")
+
+
+def test_older_checkpoints_are_removed_only_when_the_new_one_is_complete(corpus, tmp_path, monkeypatch):
+    written, found = manifests.write_manifest, []
+
+    def watch(checkpoint, **options):
+        found.append(sorted(path.name for path in tmp_path.glob("checkpoint-*")))
+        written(checkpoint, **options)
+
+    monkeypatch.setattr(manifests, "write_manifest", watch)
+    run(corpus, tmp_path, max_steps=8, save_steps=2, save_total_limit=1)
+    names = [f"checkpoint-{step}" for step in (2, 4, 6, 8)]
+    assert found == [names[:1], names[:2], names[1:3], names[2:]]
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-8"]
+
+
+# A full disk
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt"])
+def test_a_checkpoint_that_cannot_be_written_is_removed_and_the_run_resumes(corpus, finished, name):
+    folder, whole = finished
+    shutil.rmtree(folder / "checkpoint-8")
+    num_bytes = (folder / "checkpoint-4" / name).stat().st_size - 1
+    message = r"checkpoint-8 could not be written; earlier checkpoints are complete"
+    with pytest.raises(OSError, match=message), largest_file(num_bytes):
+        resume(corpus, folder)
+    assert not (folder / "checkpoint-8").exists()
+    assert resume(corpus, folder) == whole
+
+
+def test_a_checkpoint_whose_manifest_cannot_be_written_is_removed(corpus, tmp_path, monkeypatch):
+    def full(checkpoint, **options):
+        assert (checkpoint / "model.safetensors").is_file()
+        raise OSError(errno.ENOSPC, "the disk is full")
+
+    monkeypatch.setattr(manifests, "write_manifest", full)
+    with pytest.raises(OSError, match="the disk is full"):
+        run(corpus, tmp_path, max_steps=4)
+    assert not (tmp_path / "checkpoint-4").exists()
+
+
+def test_the_error_for_a_full_disk_at_the_last_save_says_what_is_complete(corpus, tmp_path, monkeypatch):
+    save = PretrainingTrainer.save_model
+
+    def save_on_a_full_disk(*args):
+        with largest_file(100_000):  # larger than the code, which is saved first, and smaller than the weights
+            save(*args)
+
+    monkeypatch.setattr(PretrainingTrainer, "save_model", save_on_a_full_disk)
+    with pytest.raises(OSError, match=f"{tmp_path.name} could not be written; earlier checkpoints") as error:
+        run(corpus, tmp_path, max_steps=1, warmup_steps=0, save_strategy="no")
+    assert isinstance(error.value.__cause__, SafetensorError)
+
+
+def test_a_second_training_in_the_same_folder_is_refused(corpus, tmp_path):
+    with lock_run(tmp_path), pytest.raises(ValueError, match=r"another process writes to .* another folder$"):
+        run(corpus, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [LOCK]
