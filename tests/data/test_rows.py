@@ -131,7 +131,7 @@ def test_a_missing_text_is_empty_and_a_lone_surrogate_a_question_mark_or_both_ar
     assert [text for _, text in read_texts(tmp_path / "a.jsonl")] == ["one", "a ? b \U0001f600", "", ""]
     with pytest.raises(ValueError, match=r"a\.jsonl, line 2: text has the lone surrogate '\\ud800' at character 2"):
         read_text_column([tmp_path / "a.jsonl"], "text")
-    for value, message in (('{"text": null}', "text is None, a NoneType"), ("{}", "'text' is not a column")):
+    for value, message in (('{"text": null}', "text is None, a NoneType"), ("{}", "no column 'text'")):
         (tmp_path / "b.jsonl").write_text('{"text": "one"}\n' + value)
         with pytest.raises(ValueError, match=rf"b\.jsonl, line 2: {message}"):
             read_text_column([tmp_path / "b.jsonl"], "text")
@@ -185,7 +185,7 @@ FINE = b"text\n" + b"fine\n" * 99_999
         ("a.jsonl", b'{"text": "one"}\n' * 9000 + b'{"text": "\xff"}\n', ", line 9001 is not UTF-8"),
         ("a.json", b'[{"text": "one"}', " is not JSON"),
         ("a.json", b'[{"text": "one"}, 5]', ", item 2 has type int, not object"),
-        ("a.json", b'[{"body": "one"}]', ", item 1: 'text' is not a column; .*, one of body"),
+        ("a.json", b'[{"body": "one"}]', ", item 1: no column 'text'; .*, one of body"),
         ("a.txt", FINE + b"a\xffb\n", ", line 100001 is not UTF-8; convert the file"),
         ("a.txt", b"fine\ncut \xc3", ", line 2 is not UTF-8"),
         ("a.txt.gz", gzip.compress(FINE)[:-40], " cannot be read; it is damaged"),
@@ -194,7 +194,7 @@ FINE = b"text\n" + b"fine\n" * 99_999
         ("a.txt.zst", b"plain text", " cannot be read; it is damaged or not of the kind"),
         ("a.txt.gz", b"plain text", " cannot be read; it is damaged or not of the kind"),
         ("a.txt.bz2", b"plain text", " cannot be read; it is damaged or not of the kind"),
-        ("a.csv", b"number,body\n1,one\n", ", line 2: 'text' is not a column; .*, one of number, body"),
+        ("a.csv", b"number,body\n1,one\n", ", line 2: no column 'text'; .*, one of number, body"),
         ("a.csv", b"number,text\n1,one\n2,two, three\n", ", line 3: 3 columns, but the first line names 2"),
         ("a.csv", b"number,text\n1,one\n2\n", ", line 3: 1 columns, but the first line names 2"),
         ("a.csv", b'number,text\n1,one\n2,"two\n', r", line 3 is not CSV \(unexpected end of data"),

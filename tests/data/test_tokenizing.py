@@ -196,9 +196,12 @@ def test_settings_of_the_tokenizer_that_change_no_id_are_no_other_tokenizer(toke
 
 def test_a_folder_of_other_files_is_left_alone(tokenizer, corpus, tmp_path):
     (tmp_path / "out").mkdir()
-    (tmp_path / "out/letter.txt").write_text("dear")
+    letter = tmp_path / "out/letter.txt"
+    letter.write_text("dear")
     with pytest.raises(ValueError, match="not empty and holds no documents"):
         tokenize(corpus, tokenizer, tmp_path / "out")
+    letter.rename(tmp_path / "out/settings.json.0.part")  # of a process that was killed
+    assert len(tokenize(corpus, tokenizer, tmp_path / "out", workers=1)) == 57
 
 
 def test_of_two_that_write_to_one_folder_the_second_is_refused_by_name(tokenizer, corpus, tmp_path, monkeypatch):

@@ -260,6 +260,7 @@ class PackedRows(Dataset):
         documents: Sequences of token ids, by number.
         lengths: (N,) their numbers of tokens.
         max_tokens: Token budget of a row.
+        max_length: As in `PackingSettings`.
         num_rows: Number of rows in the run; None is one pass.
         **settings: Further fields of `PackingSettings`; `special_tokens` are those of the documents if these have the attribute.
 
@@ -269,7 +270,13 @@ class PackedRows(Dataset):
     """
 
     def __init__(
-        self, documents: Sequence, lengths: np.ndarray, max_tokens: int, num_rows: int | None = None, **settings
+        self,
+        documents: Sequence,
+        lengths: np.ndarray,
+        max_tokens: int,
+        max_length: int | None = None,
+        num_rows: int | None = None,
+        **settings,
     ):
         lengths = np.asarray(lengths)
         if len(lengths) != len(documents) or not lengths.min(initial=1):
@@ -278,7 +285,7 @@ class PackedRows(Dataset):
                 "the length of each document, and drop empty documents"
             )
         special_tokens = getattr(documents, "special_tokens", (0, 0))
-        settings = PackingSettings(max_tokens, **{"special_tokens": special_tokens, **settings})
+        settings = PackingSettings(max_tokens, max_length, **{"special_tokens": special_tokens, **settings})
         self._begin(documents, make_packing_plan(lengths, settings), num_rows)
 
     @classmethod

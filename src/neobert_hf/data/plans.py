@@ -258,6 +258,7 @@ def _pieces_in_order(
 def write_packing_plan(
     documents: Documents | Selection,
     max_tokens: int,
+    max_length: int | None = None,
     folder: str | Path | None = None,
     spare_folder: str | Path | None = None,
     verify: bool = False,
@@ -271,6 +272,7 @@ def write_packing_plan(
     Args:
         documents: What to pack.
         max_tokens: Token budget of a row.
+        max_length: As in `PackingSettings`.
         folder: Folder of all plans, where each plan has a folder of its own; None is `plans` in the folder of the documents.
         spare_folder: Folder for a new plan if nothing can be written to `folder`; None raises an error then.
         verify: Compare the checksums of an existing plan, which reads all of it once.
@@ -284,7 +286,7 @@ def write_packing_plan(
     """
     if isinstance(documents, Documents):
         documents = Selection(documents)
-    settings = PackingSettings(max_tokens, special_tokens=documents.documents.special_tokens, **settings)
+    settings = PackingSettings(max_tokens, max_length, special_tokens=documents.documents.special_tokens, **settings)
     made_from = {"documents": documents.identity, "settings": vars(settings)}
     folder, name = Path(folder or documents.documents.folder / PLANS), content_hash(made_from)[:16]
     if not (folder / name / PLAN).exists():

@@ -80,7 +80,7 @@ def read_texts(
         if isinstance(row, dict):
             if (is_first or is_strict) and column not in row:
                 raise ValueError(
-                    f"{place}: {column!r} is not a column; name the column of the texts, one of {', '.join(row)}"
+                    f"{place}: no column {column!r}; name the column of the texts, one of {', '.join(row)}"
                 )
             row = row.get(column)
         elif not (isinstance(row, str) and ", item " in place):

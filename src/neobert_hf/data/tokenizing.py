@@ -124,13 +124,15 @@ def _special_tokens(plain: Tokenizer) -> list[int]:
 
 def _begin(folder, settings, plain):
     """Write the settings and the tokenizer; let tasks that were damaged begin again."""
+    for file in folder.rglob("*.part"):  # of a process that was killed
+        file.unlink()
     if not (folder / SETTINGS).exists() and any(file.name != LOCK for file in folder.iterdir()):
         raise ValueError(f"{folder} is not empty and holds no documents; choose another folder")
     write_json(folder / SETTINGS, sealed(settings), "no text was tokenized")
     with writing(folder / TOKENIZER, "no text was tokenized") as file:
         file.write(plain.to_str().encode())
-    for mark in folder.glob(f"{LOGS}/completions/*"):  # a task whose files are not what it wrote begins again
-        if _record(folder, int(mark.name)) is None:
+    for mark in folder.glob(f"{LOGS}/completions/*"):
+        if not _is_whole(folder, int(mark.name)):
             mark.unlink()
 
 
@@ -288,14 +290,13 @@ def write_record(folder: Path, task: int, token_size: int) -> None:
     write_json(folder / RECORDS / f"{task:05d}.json", sealed(record), STILL_GOOD)
 
 
-def _record(folder, task):
-    """The record of a task, or None if there is none, or the files are not those that it describes."""
+def _is_whole(folder, task):
+    """Whether the files of a task are those of its record."""
     try:
-        record = read_sealed(folder / RECORDS / f"{task:05d}.json")
-        is_same = all(file_hash(file) == record["sha256"][name] for name, file in task_files(folder, task).items())
-        return record if is_same else None
+        hashes = read_sealed(folder / RECORDS / f"{task:05d}.json")["sha256"]
+        return all(file_hash(file) == hashes[name] for name, file in task_files(folder, task).items())
     except (ValueError, FileNotFoundError):
-        return None
+        return False
 
 
 class Manifest(PipelineStep):
