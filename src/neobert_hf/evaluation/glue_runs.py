@@ -133,14 +133,14 @@ def run_suite(arguments: GlueArguments, training: GlueTrainingArguments) -> dict
 def _run_task(task: GlueTask, start: str, arguments: GlueArguments, training: GlueTrainingArguments) -> dict:
     """The best setting of a task with all seeds."""
     data = load_task(task, arguments.data_dir)
-    identity = [task.name, _model_hash(start), {split: rows.to_dict() for split, rows in data.items()}]
+    rows = content_hash({split: rows.to_dict() for split, rows in data.items()})
+    identity = [_model_hash(start), rows, arguments.max_seq_length]
 
     def result(setting: dict, seed: int) -> dict:
         run = copy.copy(training)
         vars(run).update(setting, seed=seed)
         decisive = {name: value for name, value in run.to_dict().items() if name not in OF_THE_MACHINE}
-        key = content_hash([*identity, arguments.max_seq_length, decisive])
-        run.output_dir = str(Path(training.output_dir, task.name, key[:16]))
+        run.output_dir = str(Path(training.output_dir, task.name, content_hash([*identity, decisive])[:16]))
         file = Path(run.output_dir, "result.json")
         if not file.is_file():
             metrics = fine_tune(task, data, start, run, arguments.max_seq_length)
@@ -179,10 +179,10 @@ def _model_hash(start: str) -> str:
 
 def _settings(arguments: GlueArguments, name: str, training: GlueTrainingArguments) -> list[dict]:
     """Batch size, learning rate and weight decay of each run of the search."""
-    given = {name: getattr(training, name) for name in GRID}
+    given = {argument: getattr(training, argument) for argument in GRID}
     if not arguments.grid and name not in PRESETS.get(arguments.preset, ()):
         return [given]
-    if given != {name: type(training).__dataclass_fields__[name].default for name in GRID}:
+    if given != {argument: type(training).__dataclass_fields__[argument].default for argument in GRID}:
         raise ValueError(
             f"--grid or --preset sets {', '.join(GRID)}; remove them, or give --preset none without --grid"
         )

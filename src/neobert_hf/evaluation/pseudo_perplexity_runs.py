@@ -79,8 +79,8 @@ def evaluate_files(arguments: PseudoPerplexityArguments) -> dict:
     has another file, and the same call computes the missing lines only.
 
     Raises:
-        ValueError: A text has special tokens only or is longer than the budget or the positions of the model, or the model has
-            no head of masked language modelling.
+        ValueError: A text has special tokens only or is longer than the positions of the model, or the model has no head of
+            masked language modelling.
         OSError: A file cannot be read or written.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
