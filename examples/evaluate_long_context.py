@@ -3,7 +3,7 @@
     python examples/evaluate_long_context.py --files long.jsonl --model_name_or_path src/neobert_hf/mini --trained_length 128 \\
         --lengths 128 256 512 1024 --output_dir runs/long-context
 
-All lengths have the same texts: those that reach the longest length, truncated to each. The scalings are none, linear
+All lengths have the same texts, truncated: the texts that reach the longest length. The scalings are none, linear
 (arXiv 2306.15595), dynamic NTK and YaRN (arXiv 2309.00071). long_context.json has the values, long_context.png the curves.
 A scaling is an argument of from_pretrained: `rope_parameters={"rope_type": "yarn", "factor": 4.0}`.
 """

@@ -112,12 +112,10 @@ def test_clusters_depend_on_the_seed_only():
     assert not np.array_equal(first, cluster_pairs(queries, documents, 12, seed=2, use_faiss=False))
 
 
-@pytest.mark.parametrize("order", ["random", "travelling"])
 @pytest.mark.parametrize("num_rows, batch_size", [(240, 7), (240, 240), (65, 64), (50, 1)])
-def test_each_row_is_in_at_most_one_batch_of_exact_size(order, num_rows, batch_size):
-    _, vectors, _ = planted_pairs()
+def test_each_row_is_in_at_most_one_batch_of_exact_size(num_rows, batch_size):
     clusters = np.random.default_rng(0).integers(0, 9, num_rows)
-    batches = pack_clusters(clusters, batch_size, order, 3, vectors[:num_rows])
+    batches = pack_clusters(clusters, batch_size, 3)
     assert batches.shape == (num_rows // batch_size, batch_size)
     assert len(np.unique(batches)) == batches.size and batches.min() >= 0 and batches.max() < num_rows
 
@@ -129,7 +127,7 @@ def similarity_inside(batches, vectors):
     return (scores.sum() - len(batches) * size) / (len(batches) * size * (size - 1))
 
 
-def test_packed_clusters_have_harder_negatives_than_random_batches_and_travelling_the_hardest():
+def test_packed_clusters_have_harder_negatives_than_random_batches():
     rng = np.random.default_rng(0)
     means = rng.standard_normal((50, 2))[
         rng.integers(0, 50, 400)
@@ -139,9 +137,7 @@ def test_packed_clusters_have_harder_negatives_than_random_batches_and_travellin
     clusters = cluster_pairs(vectors.astype(np.float32), vectors.astype(np.float32), 50, use_faiss=False)
     random = rng.permutation(400).reshape(-1, 8)
     packed = pack_clusters(clusters, 8)
-    travelling = pack_clusters(clusters, 8, "travelling", vectors=vectors)
-    values = [similarity_inside(batches, vectors) for batches in (random, packed, travelling)]
-    assert values[0] + 0.1 < values[1] < values[2]
+    assert similarity_inside(random, vectors) + 0.1 < similarity_inside(packed, vectors)
 
 
 def clusters_of(sizes, seed=0):
@@ -251,15 +247,6 @@ def test_saved_training_arguments_hold_the_name_of_the_file_and_not_the_vectors(
     assert np.array_equal(pickle.loads(stored).keywords["datasets"][0].queries, pairs.queries)
     alone = PairClusters(pairs.queries, pairs.documents, pairs.clusters)
     assert np.array_equal(pickle.loads(pickle.dumps(alone)).documents, pairs.documents)
-
-
-def test_travelling_goes_to_the_nearest_direction():
-    """From (1, 0), the second cluster is nearer than the third, whose mean is longer."""
-    means = np.array([[0.9, 0.0], [0.5, 0.1], [0.75, 0.55]])
-    for seed in range(6):
-        order = [int(batch[0]) for batch in pack_clusters(np.arange(3), 1, "travelling", seed, means)]
-        if order[0] == 0:
-            assert order == [0, 1, 2]
 
 
 def test_datasets_larger_than_a_shard_are_clustered_in_shards(folder, tmp_path, monkeypatch):
@@ -735,7 +722,7 @@ def test_two_processes_train_like_one_with_two_accumulation_steps(command, tmp_p
     "changes, message",
     [
         ({"stage": "supervised"}, "give either --train_files or --stage"),
-        ({"cluster_order": "best"}, "invalid choice: 'best'"),
+        ({"batches": "sorted"}, "invalid choice: 'sorted'"),
         ({"per_device_train_batch_size": 13}, "small has 12 rows, fewer than the batch size 13; remove the file"),
     ],
 )

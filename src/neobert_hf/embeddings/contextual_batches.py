@@ -15,7 +15,6 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -118,14 +117,8 @@ def cluster_pairs(
     return np.concatenate([chunk.argmax(1) for chunk in chunks])[: len(pairs)]
 
 
-def pack_clusters(
-    clusters: np.ndarray,
-    batch_size: int,
-    order: Literal["random", "travelling"] = "random",
-    seed: int = 0,
-    vectors: np.ndarray | None = None,
-) -> np.ndarray:
-    """Pack clusters into batches of equal size: order the clusters, concatenate their rows, and cut.
+def pack_clusters(clusters: np.ndarray, batch_size: int, seed: int = 0) -> np.ndarray:
+    """Pack clusters into batches of equal size: order the clusters at random, concatenate their rows, and cut.
 
     A large cluster becomes several batches, and small ones share a batch. Each row is in at most one batch; the last rows, fewer
     than a batch, are dropped.
@@ -133,9 +126,7 @@ def pack_clusters(
     Args:
         clusters: (N,) cluster of each row.
         batch_size: Rows of a batch.
-        order: "random" or "travelling": from a random cluster always to the nearest one that is left, by the means of `vectors`.
-        seed: Seed of the order of clusters, and of the rows in each.
-        vectors: (N, D) of the rows; required by "travelling".
+        seed: Seed of the order of clusters, and of the order of rows in a cluster.
 
     Returns:
         (batches, batch_size) int64 rows.
@@ -143,24 +134,9 @@ def pack_clusters(
     rng = np.random.default_rng(seed)
     names, members = np.unique(clusters, return_inverse=True)
     rank = rng.permutation(len(names))
-    if order == "travelling":
-        sums = np.zeros((len(names), vectors.shape[1]))
-        np.add.at(sums, members, vectors)
-        means = sums / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), 1e-12)
-        rank[_travel(means, int(rank[0]))] = np.arange(len(names))
     shuffled = rng.permutation(len(clusters))
     rows = shuffled[np.argsort(rank[members[shuffled]], kind="stable")]
     return rows[: len(rows) // batch_size * batch_size].reshape(-1, batch_size)
-
-
-def _travel(means: np.ndarray, start: int) -> list[int]:
-    """Visit all unit vectors, always the nearest one that is left."""
-    left = np.ones(len(means), bool)
-    path = [start]
-    for _ in range(len(means) - 1):
-        left[path[-1]] = False
-        path.append(int(np.where(left, means @ means[path[-1]], -np.inf).argmax()))
-    return path
 
 
 class ContextualBatchSampler(DefaultBatchSampler):
@@ -176,7 +152,6 @@ class ContextualBatchSampler(DefaultBatchSampler):
         generator: Ignored: the order depends on seed and epoch only.
         seed: Seed of the order.
         datasets: Clusters by the number of a dataset's first row.
-        order: Order of the clusters, as in `pack_clusters`.
     """
 
     def __init__(
@@ -189,14 +164,13 @@ class ContextualBatchSampler(DefaultBatchSampler):
         seed: int = 0,
         *,
         datasets: dict[int, PairClusters],
-        order: str = "random",
     ) -> None:
         super().__init__(dataset, batch_size, drop_last, valid_label_columns, generator, seed)
-        self.pairs, self.order = datasets[dataset[0][ROW]], order
+        self.pairs = datasets[dataset[0][ROW]]
 
     def __iter__(self) -> Iterator[list[int]]:
-        seed, pairs = self.seed + self.epoch, self.pairs
-        batches = pack_clusters(pairs.clusters, self.batch_size, self.order, seed, pairs.documents)
+        seed = self.seed + self.epoch
+        batches = pack_clusters(self.pairs.clusters, self.batch_size, seed)
         rng = np.random.default_rng(seed)
         for batch in rng.permutation(batches):
             yield rng.permutation(batch).tolist()

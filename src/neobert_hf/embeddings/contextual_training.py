@@ -82,10 +82,6 @@ class ContextualArguments:
     cluster_size: int = field(
         default=None, metadata={"help": "Mean number of pairs in a cluster. Default: the batch size, as in the paper."}
     )
-    cluster_order: Literal["random", "travelling"] = field(
-        default="random",
-        metadata={"help": "Order of the clusters; travelling: always to the nearest one that is left."},
-    )
     keep_false_negatives: bool = field(
         default=False,
         metadata={"help": "Use documents as negatives that the surrogate finds as similar as the query's own."},
@@ -180,7 +176,7 @@ def use_clusters(
             rows[0][ROW]: load_or_cluster(folder, name, rows, surrogate, size, training.seed, load)
             for name, rows in sets.items()
         }
-    training.batch_sampler = partial(ContextualBatchSampler, datasets=datasets, order=arguments.cluster_order)
+    training.batch_sampler = partial(ContextualBatchSampler, datasets=datasets)
     return datasets
 
 

@@ -54,7 +54,7 @@ def compare_scalings(
 
     Args:
         model_name_or_path: A NeoBERT with the head of masked language modelling.
-        texts: Texts; those that reach the longest length count.
+        texts: Texts; a text below the longest length does not count.
         lengths: Lengths in tokens; by default 1, 2, 4 and 8 times the trained length.
         trained_length: Length of the training in tokens; by default `max_position_embeddings` of the model.
         scalings: Any of `SCALINGS`.
