@@ -147,7 +147,10 @@ class PlainLoss(CachedMultipleNegativesRankingLoss):
         super().__init__(model, scale=1 / TEMPERATURE, mini_batch_size=64)
         self.datasets = datasets
 
-    calculate_loss = ContextualRankingLoss.calculate_loss
+    def calculate_loss(self, reps, labels=None, *, with_backward=False):
+        """Called by the loss of sentence-transformers."""
+        return ContextualRankingLoss._ranking_loss(self, *map(torch.cat, reps), labels)
+
     _false_negatives = ContextualRankingLoss._false_negatives
 
 

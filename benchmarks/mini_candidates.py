@@ -16,12 +16,12 @@ from pathlib import Path
 import torch
 from embeddings import forms_of, open_model, read_stsb, retrieval, spearman
 from harness import finish
+from neobert_hf.cli import embedding_model
 from questions import KINDS, answered, detail_questions
 from tqdm.auto import tqdm
 from transformers import AutoModelForMaskedLM, AutoTokenizer, HfArgumentParser
 
 import neobert_hf
-from neobert_hf.cli import embedding_model
 from neobert_hf.demo.documentation import collect_documentation
 from neobert_hf.demo.search import DocumentationIndex
 from neobert_hf.embeddings.training_sets import read_pairs

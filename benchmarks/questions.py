@@ -29,11 +29,11 @@ from itertools import chain, islice
 import bm25s
 import Stemmer
 from harness import finish
+from neobert_hf.cli import embedding_model
 from sentence_transformers import SentenceTransformer
 from transformers import HfArgumentParser
 
 import neobert_hf
-from neobert_hf.cli import embedding_model
 from neobert_hf.demo import search as index_module
 from neobert_hf.demo.documentation import Entry, collect_documentation, first_sentence
 from neobert_hf.demo.ranking import ranking, words_of

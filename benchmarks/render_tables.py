@@ -46,7 +46,6 @@ TABLES = {
     "docs/embeddings.md": {"embeddings": quality.embeddings},
     "docs/contextual.md": {
         "corpus_cipher": contextual.corpus_cipher,
-        "contextual": contextual.contextual,
         "contextual_speed": contextual.contextual_speed,
     },
     "benchmarks/README.md": {
@@ -80,11 +79,6 @@ TABLES = {
     },
     "docs/evaluation.md": {
         "evaluation": quality.evaluation,
-        "evaluation_bfloat16": quality.evaluation_bfloat16,
-        "finetuning": partial(quality.finetuning, "finetuning_cpu"),
-        "finetuning_recipes": partial(quality.finetuning, "finetuning_recipes_cpu"),
-        "finetuning_recipes_float32": partial(quality.finetuning, "finetuning_recipes_cpu_float32"),
-        "long_context": quality.long_context,
     },
     "src/neobert_hf/mini/README.md": {"evaluation": quality.evaluation},
     "SECURITY.md": {"adversary": model.adversary},

@@ -6,16 +6,14 @@ The two stages of the paper, on its public data:
         --output_dir runs/stage-1
     python examples/train_contextual.py --model_name_or_path runs/stage-1 --stage supervised --bf16 --output_dir runs/stage-2
 
-A short run on pairs from the documentation inside this Python, with the small model of the package as model and surrogate:
+A short run on pairs of your own, with a small model as model and surrogate:
 
-    neobert documentation --output_dir runs/documentation
     python examples/train_contextual.py --model_name_or_path src/neobert_hf/mini --surrogate_model src/neobert_hf/mini \\
-        --train_files runs/documentation/train_pairs.jsonl --validation_files runs/documentation/held_out_pairs.jsonl \\
-        --output_dir runs/contextual --use_cpu --context_size 32 --max_seq_length 64 --max_steps 50 \\
-        --per_device_train_batch_size 64 --warmup_steps 5
+        --train_files pairs.jsonl --validation_files held_out_pairs.jsonl --output_dir runs/contextual --use_cpu \\
+        --context_size 32 --max_seq_length 64 --max_steps 50 --per_device_train_batch_size 64 --warmup_steps 5
 
-The first start embeds and clusters all pairs, and keeps the clusters in the output folder. After an interruption, the same
-command with `--resume_from_checkpoint last` resumes exactly.
+The first start embeds and clusters all pairs, and keeps the clusters in the output folder. Rerun the command with
+`--resume_from_checkpoint last` to resume exactly after an interruption.
 """
 
 from dataclasses import asdict
@@ -24,8 +22,7 @@ import torch
 from sentence_transformers.sentence_transformer.training_args import BatchSamplers
 from transformers import set_seed
 
-import neobert_hf
-from neobert_hf.embeddings.contextual import contextual_model
+from neobert_hf import contextual_sentence_transformer, tune_allocator
 from neobert_hf.embeddings.contextual_training import (
     ContextualArguments,
     ContextualRankingLoss,
@@ -43,12 +40,12 @@ from neobert_hf.runs.folders import lock_run
 def train(arguments: ContextualArguments, training: ContextualTrainingArguments):
     """Train, save, evaluate, and write a summary."""
     if training.device.type == "cpu":
-        neobert_hf.tune_allocator()
+        tune_allocator()
 
     # 1. The model: both stages start from a NeoBERT, or from the earlier stage of training. Other weights are random.
     set_seed(training.seed)
     prompts = {"query": arguments.query_prompt, "document": arguments.document_prompt}
-    model = neobert_hf.contextual_sentence_transformer(
+    model = contextual_sentence_transformer(
         arguments.model_name_or_path,
         prompts=prompts,
         max_seq_length=arguments.max_seq_length,
@@ -69,16 +66,13 @@ def train(arguments: ContextualArguments, training: ContextualTrainingArguments)
     # 3. Loss, evaluation, training.
     masked = None if arguments.keep_false_negatives else clusters
     loss = ContextualRankingLoss(model, arguments.temperature, arguments.mini_batch_size, masked)
-    files = arguments.validation_files or ()
-    evaluators = [EvaluatorInContext(each) for each in pairs_evaluators(files)]
-    values = {
-        name: value for name, value in asdict(arguments).items() if name not in ("validation_files", "clusters_dir")
-    }
-    size = contextual_model(model).config.context_size
+    evaluators = [EvaluatorInContext(plain) for plain in pairs_evaluators(arguments.validation_files or ())]
+    values = asdict(arguments) | {"context_size": loss.context_size, "max_seq_length": model.max_seq_length}
+    values = {name: value for name, value in values.items() if name not in ("validation_files", "clusters_dir")}
     train_and_summarize(
         lambda _: ContrastiveTrainer(model, training, train_dataset=sets, loss=loss, evaluator=evaluators or None),
         training,
-        values | {"max_seq_length": model.max_seq_length, "context_size": size, "epochs": training.num_train_epochs},
+        values | {"epochs": training.num_train_epochs},
         files=[*(arguments.train_files or ()), *start_files(arguments.model_name_or_path)],
         num_rows={name: len(rows) for name, rows in sets.items()},
         evaluators=evaluators,

@@ -30,28 +30,6 @@ def corpus_cipher() -> str:
     return f"{tabulate(rows, headers=headers, tablefmt='github')}\n\n{note} {source(result)}."
 
 
-def contextual() -> str:
-    """nDCG@10 of each held-out package, over the seeds."""
-    result = result_of("contextual_cpu")
-    packages = list(result["rows"][0]["runs"][0])
-    rows = []
-    for row in result["rows"]:
-        cells = []
-        for package in packages:
-            values = [run[package] for run in row["runs"]]
-            spread = f" ± {(max(values) - min(values)) / 2:.3f}" if len(values) > 1 else ""
-            cells.append(f"{statistics.mean(values):.3f}{spread}")
-        rows.append([row["model"], *cells])
-    settings = result["settings"]
-    note = (
-        f"nDCG@10; {settings['num_pairs']:,} pairs of {settings['num_packages']} packages, {settings['num_steps']} steps of "
-        f"{settings['batch_size']} pairs, context of {settings['context_size']} documents, learning rate "
-        f"{settings['learning_rate']}; {len(settings['seeds'])} seeds, mean ± half the range; one seed where no "
-        "range is given."
-    )
-    return f"{tabulate(rows, headers=['model', *packages], tablefmt='github')}\n\n{note} {source(result)}."
-
-
 def contextual_speed() -> str:
     """Times of both contenders, and the memory by batch size."""
     result = result_of("contextual_speed_cpu")

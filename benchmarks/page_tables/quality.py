@@ -5,9 +5,9 @@ from statistics import mean, stdev
 
 from tabulate import tabulate
 
-from neobert_hf.evaluation.report import evaluation_sections, long_context_table, markdown
+from neobert_hf.evaluation.report import evaluation_report
 from neobert_hf.hub.mini import masked_table
-from page_tables.results import RESULTS, ROOT, result_of, source
+from page_tables.results import ROOT, result_of, source
 
 MINI_SUMMARY = ROOT / "src/neobert_hf/mini/training_summary.json"
 
@@ -46,14 +46,7 @@ def embeddings() -> str:
 def evaluation() -> str:
     """The evaluation of the mini model by examples/evaluate_model.py."""
     result = result_of("evaluation_cpu_float32")
-    return markdown(evaluation_sections(result, RESULTS))
-
-
-def evaluation_bfloat16() -> str:
-    """GLUE of the same evaluation on a processor with AVX-512 and bf16."""
-    (glue, _) = evaluation_sections(result_of("evaluation_cpu_bfloat16"), RESULTS)
-    table = tabulate(glue.rows, headers="keys", tablefmt="github")
-    return f"{table}\n\n{glue.text}"
+    return evaluation_report(result)
 
 
 def seeds() -> str:
@@ -72,34 +65,6 @@ def seeds() -> str:
     heads = ["metric", *(row["model"] for row in runs), "mean"]
     table = tabulate(rows, headers=heads, tablefmt="github", disable_numparse=True)
     return f"{table}\n\nMeans with standard deviations. {result['settings']['dtype']}, {source(result)}."
-
-
-def finetuning(name: str) -> str:
-    """Scores of the mini model and of its peers on GLUE, under equal conditions."""
-    result = result_of(name)
-    tasks = {row["task"]: f"{row['task']}, {row['metric']}" for row in result["rows"]}
-    cells = {
-        (row["model"], row["task"]): f"{row['mean']:.1f} ± {row['standard_deviation']:.1f}" for row in result["rows"]
-    }
-    sizes = {row["model"]: f"{row['num_parameters'] / 1e6:.1f} M" for row in result["rows"]}
-    rows = [[model, size, *(cells.get((model, task)) for task in tasks)] for model, size in sizes.items()]
-    settings = result["settings"]
-    rates = " or ".join(f"{rate:g}" for rate in settings["learning_rates"])
-    table = tabulate(rows, headers=["model", "parameters", *tasks.values()], tablefmt="github", disable_numparse=True)
-    return (
-        f"{table}\n\nDevelopment sets, {settings['max_steps']} batches of 32 rows at a learning rate of {rates}, evaluated every "
-        f"200 steps, the best evaluation of each run. Means and standard deviations of {settings['seeds']} seeds. Parameters "
-        f"without the decoder. {source(result)}."
-    )
-
-
-def long_context() -> str:
-    """Pseudo-perplexity of the mini model beyond the length of its training."""
-    result = result_of("long_context_cpu")
-    return (
-        f"{long_context_table(result)}\n\n{result['texts']} texts, the same for all lengths, {result['positions']} masked "
-        f"positions in each, with 95 % intervals. Trained length: {result['trained_length']} tokens."
-    )
 
 
 QUESTIONS = "questions_cpu_float32"

@@ -126,18 +126,9 @@ def test_a_dataset_of_duplicates_is_refused_instead_of_an_endless_loop():
         list(SizeExponentBatchSampler(ConcatDataset([dataset]), [child], num_batches=2))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (dict(num_batches=0), "num_batches=0"),
-        (dict(num_batches=4, exponent=-1.0), "exponent=-1.0"),
-        (dict(num_batches=5, group=2), "not a multiple of group=2"),
-        (dict(num_batches=4, sizes=(100, 3)), "a dataset of 3 rows has fewer rows than the batch size 4"),
-    ],
-)
-def test_numbers_out_of_bounds_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        stream(**options)
+def test_a_dataset_smaller_than_a_batch_is_refused():
+    with pytest.raises(ValueError, match="a dataset of 3 rows has fewer rows than the batch size 4"):
+        stream(num_batches=4, sizes=(100, 3))
 
 
 # --- The loss -----------------------------------------------------------------------------------------------------
@@ -218,31 +209,23 @@ def test_instructions_decide_between_two_targets_of_one_question(tmp_path):
         lines = [json.dumps({"query": word, "document": answer}) for word, answer in zip(questions, answers)]
         Path(tmp_path, f"{name}.jsonl").write_text("\n".join(lines))
     Path(tmp_path, "instructions.json").write_text(json.dumps({name: name for name in targets}))
+    files = [str(tmp_path / f"{name}.jsonl") for name in targets]
+    options = dict(train_files=files, instruction_sides="query", instructions=str(tmp_path / "instructions.json"))
+    arguments = ContrastiveArguments(small_model(tmp_path / "bare", tokenizer), **options)
+    training = ContrastiveTrainingArguments(
+        str(tmp_path / "run"), max_steps=150, per_device_train_batch_size=16, learning_rate=2e-3, **QUIET
+    )
+    set_sampling(training, arguments.sampling_exponent)
+    model = sentence_transformer(arguments.model_name_or_path)
+    sets, prompts = open_training_sets(arguments)
+    training.prompts = column_prompts(sets, prompts, "query")
+    SentenceTransformerTrainer(model, training, train_dataset=sets, loss=contrastive_loss(model)).train()
 
-    def train(**changes):
-        files = [str(tmp_path / f"{name}.jsonl") for name in targets]
-        options = dict(train_files=files, instruction_sides="query", **changes)
-        arguments = ContrastiveArguments(small_model(tmp_path / "bare", tokenizer), **options)
-        training = ContrastiveTrainingArguments(
-            str(tmp_path / "run"), max_steps=150, per_device_train_batch_size=16, learning_rate=2e-3, **QUIET
-        )
-        set_sampling(training, arguments.sampling_exponent)
-        model = sentence_transformer(arguments.model_name_or_path)
-        sets, prompts = open_training_sets(arguments)
-        training.prompts = column_prompts(sets, prompts, "query")
-        SentenceTransformerTrainer(model, training, train_dataset=sets, loss=contrastive_loss(model)).train()
-        return model
-
-    def recall_at_1(model, prompt):
-        texts = [prompt.format(name) + word for name in targets for word in questions]
-        documents = targets["first"]
-        expected = [documents.index(answer) for answers in targets.values() for answer in answers]
-        found = model.encode(texts, normalize_embeddings=True) @ model.encode(documents, normalize_embeddings=True).T
-        return float(np.mean(found.argmax(1) == np.array(expected)))
-
-    assert recall_at_1(train(instructions=str(tmp_path / "instructions.json")), "{} ") >= 0.95
-    sigma = 0.5 / np.sqrt(2 * len(questions))
-    assert recall_at_1(train(), "") <= 0.5 + 3 * sigma
+    documents = targets["first"]
+    expected = [documents.index(answer) for answers in targets.values() for answer in answers]
+    texts = [f"{name} {word}" for name in targets for word in questions]
+    found = model.encode(texts, normalize_embeddings=True) @ model.encode(documents, normalize_embeddings=True).T
+    assert np.mean(found.argmax(1) == np.array(expected)) >= 0.95
 
 
 @pytest.fixture
@@ -409,29 +392,20 @@ def test_mined_negatives_have_the_same_instruction_as_the_answers(folder, monkey
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("content", "message"),
     [
-        ("a.jsonl", '{"q": "a", "d": "b"}\n{"q": "a"\n', "a.jsonl, line 2: not JSON"),
-        (
-            "a.jsonl",
-            '{"q": "a", "d": "b"}\n\n{"q": "a"}\n',
-            "line 3: .* is not an object with an anchor and a positive",
-        ),
-        ("a.jsonl", '{"q": "a", "d": "b"}\n{"q": "a", "e": "b"}\n', r"line 2: has the columns \['q', 'e'\]"),
-        ("a.jsonl", '{"q": "a", "d": null}\n', "line 1: text 1 is None"),
-        ("a.jsonl", '{"q": "a", "d": "  "}\n', "line 1: 'd' is empty"),
-        ("a.jsonl", '{"q": "a", "d": "\\ud800"}\n', "line 1: text 1 has the lone surrogate"),
-        ("a.jsonl", '["a", "b"]\n', "line 1: .* is not an object"),
-        ("a.jsonl", "", "a.jsonl is empty"),
-        ("a.csv", "q,d\na,b\na\n", "line 3: text 1 is None"),
-        ("a.csv", 'q,d\na,b\n"a,b\n', "a.csv, line"),
-        ("a.txt", "q\td\n", "has the suffix '.txt'"),
+        ('{"q": "a", "d": "b"}\n\n{"q": "a"}\n', "line 3: .* is not a row of at least two columns"),
+        ('{"q": "a", "d": "b"}\n{"q": "a", "e": "b"}\n', "line 2: .* the same in all lines"),
+        ('{"q": "a", "d": null}\n', "line 1: text 1 is None"),
+        ('{"q": "a", "d": "  "}\n', "line 1: .* has an empty text"),
+        ('["a", "b"]\n', "line 1: .* is not a row"),
+        ("", "a.jsonl is empty"),
     ],
 )
-def test_the_error_for_an_invalid_line_of_pairs_names_its_number(tmp_path, name, content, message):
-    (tmp_path / name).write_text(content)
+def test_the_error_for_an_invalid_line_of_pairs_names_its_number(tmp_path, content, message):
+    (tmp_path / "a.jsonl").write_text(content)
     with pytest.raises(ValueError, match=message):
-        read_pairs(tmp_path / name)
+        read_pairs(tmp_path / "a.jsonl")
 
 
 def test_every_kind_of_file_gives_the_same_pairs(tmp_path):
@@ -522,9 +496,9 @@ def test_labelled_texts_are_paired_within_their_class(monkeypatch):
         )
 
 
-def test_the_error_for_an_unknown_or_changed_set_names_it(monkeypatch, tmp_path):
-    with pytest.raises(ValueError, match="unknown training set 'NOPE'; the paper's sets are AGNEWS"):
-        load_training_set("NOPE")
+def test_the_error_for_an_unknown_or_changed_set_names_it(monkeypatch):
+    with pytest.raises(ValueError, match="unknown training set NOPE; the paper's sets are AGNEWS"):
+        ContrastiveArguments("model", training_sets=["NOPE"])
     monkeypatch.setattr(training_sets, "load_dataset", lambda *a, **k: Dataset.from_list([{"headline": "a"}]))
     with pytest.raises(
         ValueError,
@@ -540,16 +514,19 @@ def test_every_set_of_table_7_is_available():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(train_files=["x/a.jsonl", "y/a.jsonl"]), "not all different"),
+        (dict(train_files=["a.jsonl", "x/a.jsonl"]), "two files have the name a"),
         (dict(train_files=["a.jsonl"], training_sets=["PAQ"]), "not both"),
-        (dict(train_files=["a.jsonl"], instruction_sides="passage"), "instruction_sides='passage'"),
-        (dict(train_files=["a.jsonl"], instruction_template="x"), "does not contain"),
+        (dict(training_sets=["PAQ"], instructions="i.json"), "belongs to --train_files"),
+        (dict(train_files=["a.jsonl"], instructions="a.json", instruction_template="x"), "does not contain"),
         (dict(train_files=["a.jsonl"], instructions="i.json"), "other is not a set; the sets are a"),
     ],
 )
 def test_arguments_that_contradict_each_other_are_refused(tmp_path, monkeypatch, changes, message):
     monkeypatch.chdir(tmp_path)
-    Path("a.jsonl").write_text('{"q": "a", "d": "b"}\n')
+    Path("x").mkdir()
+    for file in ("a.jsonl", "x/a.jsonl"):
+        Path(file).write_text('{"q": "a", "d": "b"}\n')
+    Path("a.json").write_text('{"a": "Find it."}')
     Path("i.json").write_text('{"other": "Find it."}')
     with pytest.raises(ValueError, match=message):
         open_training_sets(ContrastiveArguments("model", **changes))

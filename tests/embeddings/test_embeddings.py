@@ -14,8 +14,6 @@ pytest.importorskip("sentence_transformers", reason="embeddings need sentence-tr
 
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Transformer
-from sentence_transformers.sentence_transformer.modules import Pooling, WordEmbeddings
-from sentence_transformers.sentence_transformer.modules.tokenizer import WhitespaceTokenizer
 from transformers import AutoTokenizer, BertConfig, BertModel, configuration_utils
 
 from neobert_hf import (
@@ -357,14 +355,6 @@ def test_the_fingerprint_does_not_depend_on_the_folder_or_the_version_of_transfo
     shutil.copytree(folder, tmp_path / "moved")
     monkeypatch.setattr(configuration_utils, "__version__", "5.99.0")
     assert fingerprint(sentence_transformer(str(tmp_path / "moved")), {}) == first
-
-
-def test_the_fingerprint_covers_a_tokenizer_of_words():
-    def build(*words):
-        return SentenceTransformer(modules=[WordEmbeddings(WhitespaceTokenizer(words), np.ones((2, 4))), Pooling(4)])
-
-    assert fingerprint(build("fox", "dog"), {}) == fingerprint(build("fox", "dog"), {})
-    assert fingerprint(build("fox", "dog"), {}) != fingerprint(build("fox", "cat"), {})
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])

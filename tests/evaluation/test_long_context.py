@@ -1,7 +1,6 @@
 """Long context: which model, texts and positions each scaling gets, and the direction of the effect where theory fixes it."""
 
 import json
-import logging
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ import evaluate_long_context
 from conftest import SENTENCE, run_main
 
 from neobert_hf import NeoBERTForMaskedLM
+from neobert_hf.evaluation.long_context import SCALINGS, rope_parameters
 from neobert_hf.evaluation.pseudo_perplexity import MaskedText, masked_losses, positions_to_mask
 
 
@@ -31,9 +31,6 @@ def command(weights, tokenizer, tmp_path):
 
 def test_every_value_is_that_of_the_model_loaded_with_the_scaling(command, tokenizer, tmp_path):
     run_main(evaluate_long_context, *command)
-    assert logging.getLogger("neobert_hf").isEnabledFor(
-        logging.WARNING
-    )  # the command silences warnings for itself only
     result = json.loads((tmp_path / "out/long_context.json").read_text())
     assert result["texts"] == 2  # those that reach 24 tokens
     assert [(p["scaling"], p["length"]) for p in result["points"][2:4]] == [("linear", 8), ("linear", 24)]
@@ -62,7 +59,7 @@ def test_texts_that_are_too_short_are_refused(command):
         run_main(evaluate_long_context, *command, "--lengths", "64")
 
 
-@pytest.mark.parametrize("scaling", evaluate_long_context.SCALINGS)
+@pytest.mark.parametrize("scaling", SCALINGS)
 def test_the_factor_is_one_at_the_trained_length(scaling):
-    rope = evaluate_long_context.rope_parameters(scaling, 8, 8)
+    rope = rope_parameters(scaling, 8, 8)
     assert rope.get("factor", 1.0) == 1.0

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("matplotlib", reason="the figure needs matplotlib (pip install -e .[train])")
 
 import evaluate_pseudo_perplexity
-from conftest import SENTENCE, largest_file, run_main
+from conftest import SENTENCE, run_main
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
@@ -32,11 +32,10 @@ from neobert_hf.evaluation.pseudo_perplexity import (
     load_masked_model,
     masked_losses,
     median_by_length,
-    one_pass_losses,
     positions_to_mask,
     pseudo_perplexity,
 )
-from neobert_hf.evaluation.pseudo_perplexity_runs import finished
+from neobert_hf.evaluation.pseudo_perplexity_runs import finished_lines
 
 SHAPE = dict(
     vocab_size=96, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, pad_token_id=0
@@ -121,9 +120,13 @@ def test_the_configuration_of_the_model_is_unchanged(any_model):
     assert any_model.config.to_dict() == before
 
 
-def test_a_text_longer_than_the_budget_is_refused(model):
-    with pytest.raises(ValueError, match="a text has 12 tokens, and the budget is 11"):
-        list(masked_losses(model, MASK, [MaskedText(ids, [1]) for ids in texts([10])], max_tokens=11))
+def test_a_text_longer_than_the_budget_has_batches_of_one_copy():
+    text, short = (MaskedText(ids, [1, 2]) for ids in texts([10, 1]))
+    assert [[copy for copy, _ in batch] for batch in module._batches([short, text], 6)] == [
+        [short, short],
+        [text],
+        [text],
+    ]
 
 
 def test_a_sample_of_positions_is_sorted_distinct_and_seeded():
@@ -152,14 +155,6 @@ def test_all_tokens_give_an_interval_of_width_zero_and_one_token_an_infinite_one
     assert low == high == pytest.approx(math.exp(1.5))
     assert confidence_interval([1.0], 5) == (0.0, math.inf)
     assert pseudo_perplexity([1e4]) == math.inf
-
-
-def test_one_pass_losses_are_those_of_the_unmasked_text(any_model):
-    ids = texts([9])[0]
-    with torch.no_grad():
-        log_probabilities = any_model(input_ids=torch.tensor([ids])).logits[0].double().log_softmax(-1)
-    expected = [-float(log_probabilities[i, ids[i]]) for i in (1, 5)]
-    np.testing.assert_allclose(one_pass_losses(any_model, MaskedText(ids, [1, 5])), expected, rtol=1e-5)
 
 
 def test_the_curve_has_medians_of_bins_of_equal_size():
@@ -208,118 +203,47 @@ def command(checkpoint, tokenizer, tmp_path):
 
 
 def lines(folder):
-    return [json.loads(line) for line in (folder / "out/texts.jsonl").read_text().splitlines()]
+    (file,) = (folder / "out").glob("texts-*.jsonl")
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def test_the_command_writes_a_line_per_text_a_summary_and_a_figure(command, tmp_path):
-    summary = json.loads(run_main(evaluate_pseudo_perplexity, *command, "--one_pass", "true").splitlines()[-1])
+    summary = json.loads(run_main(evaluate_pseudo_perplexity, *command).splitlines()[-1])
     written = lines(tmp_path)
     assert sorted(line["text"] for line in written) == list(range(6))
     assert all(line["low"] == line["pseudo_perplexity"] == line["high"] for line in written)
     assert summary["median"] == np.median([line["pseudo_perplexity"] for line in written])
-    assert -1 <= summary["one_pass"]["spearman_with_exact"] <= 1
+    assert summary["positions"] == sum(line["length"] - 2 for line in written)  # without [CLS] and [SEP]
     assert (tmp_path / "out/by_length.png").stat().st_size > 5_000
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_one_pass_of_other_models_is_that_of_the_unmasked_text(command, tmp_path, tokenizer, name, monkeypatch):
-    """The hook that takes one position from the encoder must not stay between two texts."""
-    monkeypatch.setenv("NEOBERT_CPU_BF16", "0")  # the expected losses are those of float32
-    torch.manual_seed(0)
-    model = OTHERS[name]()
-    model.resize_token_embeddings(len(tokenizer))
-    model.save_pretrained(tmp_path / "other")
-    tokenizer.save_pretrained(tmp_path / "other")
-    command[3] = tmp_path / "other"
-    run_main(evaluate_pseudo_perplexity, *command, "--one_pass", "true")
-    model.eval()
-    texts = [json.loads(line)["text"] for line in (tmp_path / "texts.jsonl").read_text().splitlines()]
-    for line in lines(tmp_path):
-        ids = tokenizer(texts[line["text"]], return_tensors="pt")["input_ids"]
-        with torch.no_grad():
-            logits = model(input_ids=ids).logits[0, 1:-1].double()
-        losses = torch.nn.functional.cross_entropy(logits, ids[0, 1:-1])
-        assert line["one_pass"] == pytest.approx(math.exp(losses), rel=1e-4)
-
-
-def test_the_folder_of_a_model_may_move_between_two_calls(command, tmp_path):
-    run_main(evaluate_pseudo_perplexity, *command)
-    before = lines(tmp_path)
-    command[3] = (tmp_path / "model").rename(tmp_path / "moved")
-    run_main(evaluate_pseudo_perplexity, *command)
-    assert lines(tmp_path) == before
-
-
-def test_an_interrupted_command_goes_on_and_ends_with_the_same_lines(command, tmp_path):
+def test_an_interrupted_command_resumes_and_ends_with_the_same_lines_also_from_a_folder_that_moved(command, tmp_path):
     run_main(evaluate_pseudo_perplexity, *command)
     whole = lines(tmp_path)
-    file = tmp_path / "out/texts.jsonl"
+    (file,) = (tmp_path / "out").glob("texts-*.jsonl")
     content = file.read_text().splitlines(keepends=True)
     file.write_text("".join(content[:3]) + content[3][:10])  # a part of the fourth line, as after a kill
+    command[3] = (tmp_path / "model").rename(tmp_path / "moved")
     run_main(evaluate_pseudo_perplexity, *command)
+    assert file.read_text().splitlines(keepends=True)[:3] == content[:3]
     for before, after in zip(whole, lines(tmp_path), strict=True):
-        assert before["text"] == after["text"] and after["loss"] == pytest.approx(before["loss"], rel=1e-6)
+        assert before["text"] == after["text"]
+        assert after["pseudo_perplexity"] == pytest.approx(before["pseudo_perplexity"], rel=1e-6)
 
 
-def test_finished_lines_survive_an_interruption_while_the_part_of_a_line_is_removed(tmp_path):
+def test_a_part_of_a_line_is_removed_and_whole_lines_stay(tmp_path):
     file = tmp_path / "texts.jsonl"
-    file.write_text('{"text": 1}\n{"te')
-    with pytest.raises(OSError, match="the previous content is unchanged"), largest_file(4):
-        finished(file)
-    assert file.read_text() == '{"text": 1}\n{"te'
-    assert finished(file) == [{"text": 1}] and file.read_text() == '{"text": 1}\n'
+    assert finished_lines(file) == []
+    for content in ('{"text": 1}\n{"te', '{"text": 1}\n'):
+        file.write_text(content)
+        assert finished_lines(file) == [{"text": 1}] and file.read_text() == '{"text": 1}\n'
 
 
-def test_a_separator_of_lines_inside_a_result_is_no_end_of_a_line(command, tmp_path):
-    run_main(evaluate_pseudo_perplexity, *command)
-    file = tmp_path / "out/texts.jsonl"
-    first, rest = file.read_text("utf-8").split("\n", 1)
-    first = json.dumps({**json.loads(first), "text": "a\u2028b"}, ensure_ascii=False)
-    file.write_text(f"{first}\n{rest}", "utf-8")
-    run_main(evaluate_pseudo_perplexity, *command)
-    assert file.read_text("utf-8") == f"{first}\n{rest}"
-
-
-def test_a_folder_with_files_of_something_else_is_refused_and_keeps_them(command, tmp_path):
-    (tmp_path / "texts.jsonl").write_text(
-        (tmp_path / "texts.jsonl").read_text().rstrip("\n")
-    )  # no end of the last line
-    before = (tmp_path / "texts.jsonl").read_bytes()
-    with pytest.raises(SystemExit, match=r"texts\.jsonl is in the way: without run\.json it is no result"):
-        run_main(evaluate_pseudo_perplexity, *command[:-1], tmp_path)
-    assert (tmp_path / "texts.jsonl").read_bytes() == before and not (tmp_path / "run.json").exists()
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/run.json").write_text('{"recipe": "of pretraining"}')
-    with pytest.raises(SystemExit, match=r"has results of .* another command; choose another --output_dir"):
-        run_main(evaluate_pseudo_perplexity, *command)
-    assert (tmp_path / "out/run.json").read_text() == '{"recipe": "of pretraining"}'
-
-
-def test_one_pass_is_computed_for_all_texts_or_refused(command):
-    run_main(evaluate_pseudo_perplexity, *command)
-    with pytest.raises(SystemExit, match="has results of other texts, arguments or weights"):
-        run_main(evaluate_pseudo_perplexity, *command, "--one_pass", "true")
-
-
-def test_the_value_of_all_tokens_weights_each_text_by_its_tokens(command, tmp_path):
-    summary = json.loads(run_main(evaluate_pseudo_perplexity, *command, "--positions", "2").splitlines()[-1])
-    written = lines(tmp_path)
-    means = [line["loss"] / line["positions"] for line in written]
-    expected = np.exp(np.average(means, weights=[line["num_tokens"] for line in written]))
-    assert summary["of_all_tokens"] == pytest.approx(expected, rel=1e-9)
-    assert all(line["num_tokens"] == line["length"] - 2 for line in written)  # without [CLS] and [SEP]
-
-
-def test_a_file_without_rows_is_refused(command, tmp_path):
-    (tmp_path / "texts.jsonl").write_text("")
-    with pytest.raises(SystemExit, match=r"texts\.jsonl: no rows"):
-        run_main(evaluate_pseudo_perplexity, *command)
-
-
-def test_results_of_other_texts_or_arguments_are_refused(command, tmp_path):
-    run_main(evaluate_pseudo_perplexity, *command)
-    with pytest.raises(SystemExit, match="has results of other texts, arguments or weights"):
-        run_main(evaluate_pseudo_perplexity, *command, "--positions", "2")
+def test_other_arguments_have_lines_of_their_own(command, tmp_path):
+    for more in ((), ("--positions", "2"), ("--positions", "2", "--seed", "1"), ("--num_texts", "3")):
+        summary = json.loads(run_main(evaluate_pseudo_perplexity, *command, *more).splitlines()[-1])
+    assert summary["texts"] == 3
+    assert len(list((tmp_path / "out").glob("texts-*.jsonl"))) == 4
 
 
 @pytest.mark.parametrize(
@@ -327,12 +251,11 @@ def test_results_of_other_texts_or_arguments_are_refused(command, tmp_path):
     [
         ({"other": 1}, r"line 7: no column 'text'"),
         ({"text": ""}, r"texts\.jsonl, line 7: the text has special tokens only"),
-        ({"text": " ".join(["fox"] * 40)}, r"texts\.jsonl, line 7: 42 tokens, more than 40, the budget"),
     ],
 )
-def test_a_row_without_text_or_with_too_much_is_refused(command, tmp_path, row, message):
+def test_a_row_without_text_is_refused_before_any_computation(command, tmp_path, row, message):
     with (tmp_path / "texts.jsonl").open("a") as stream:
         stream.write(json.dumps(row) + "\n")
     with pytest.raises(SystemExit, match=message):
-        run_main(evaluate_pseudo_perplexity, *command, "--max_tokens", "40")
-    assert not (tmp_path / "out/texts.jsonl").exists()  # before any computation
+        run_main(evaluate_pseudo_perplexity, *command)
+    assert not list((tmp_path / "out").glob("texts-*.jsonl"))

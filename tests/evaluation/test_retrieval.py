@@ -27,7 +27,7 @@ def test_validation_files_of_one_name_are_refused_since_their_metrics_would_have
     for file in files:
         file.parent.mkdir()
         file.write_text('{"query": "a fox", "document": "it jumps"}\n')
-    with pytest.raises(ValueError, match=r"a.dev\.jsonl and .*b.dev\.jsonl have one name"):
+    with pytest.raises(ValueError, match="two files have the name dev"):
         pairs_evaluators(map(str, files))
     assert [each.name for each in pairs_evaluators([str(files[0])])] == ["dev"]
 

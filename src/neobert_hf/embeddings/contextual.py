@@ -5,7 +5,6 @@ sentence-transformers is imported inside functions, as in `models.py`.
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save, save_file
 from torch import nn
 from transformers import AutoConfig
@@ -21,7 +20,6 @@ from transformers.utils import logging
 
 from ..data.files import writing
 from ..data.origins import check_source, load_tokenizer
-from ..data.texts import check_texts
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.contextual_neobert import ContextualNeoBERTConfig, ContextualNeoBERTModel
 from ..model.modeling_neobert import NeoBERTModel
@@ -165,7 +163,7 @@ def fit_context(
         (J, D) context vectors.
 
     Raises:
-        ValueError: The corpus is empty, a document is not a string, `num_documents` is not positive, or the model is plain.
+        ValueError: The corpus is empty or a string, or the model is plain.
     """
     contextual = contextual_model(model)
     documents = corpus if isinstance(corpus, Sequence) and not isinstance(corpus, str) else list(corpus)
@@ -173,8 +171,6 @@ def fit_context(
         raise ValueError("corpus must be a list of at least one document; a string is not a list of documents")
     trained = contextual.config.trained_context_size
     size = trained if num_documents is None else num_documents
-    if size < 1:
-        raise ValueError(f"num_documents={size} must be at least 1")
     if size != trained:
         logger.warning(
             f"The context now has {size} documents; this model was trained with {trained}. The quality with another number is "
@@ -186,11 +182,6 @@ def fit_context(
         )
     rows = np.random.default_rng(seed).choice(len(documents), size, replace=len(documents) < size)
     sample = [documents[row] for row in rows.tolist()]
-    for row, text in zip(rows.tolist(), sample):
-        try:
-            check_texts([text])
-        except ValueError as error:
-            raise ValueError(f"document {row} of the corpus: {error}") from error
     with model.truncate_embeddings(None):  # a context vector is an input of the model
         vectors = model.encode(
             sample,
@@ -214,8 +205,7 @@ def save_context(model: SentenceTransformer, file: str | Path) -> None:
     contextual = contextual_model(model)
     if not contextual.config.has_context:
         raise ValueError("the model has no context to save; call fit_context first")
-    metadata = {str(dtype): first_stage_hash(contextual, dtype) for dtype in HASHED_DTYPES}
-    metadata |= _settings(model)
+    metadata = {str(dtype): context_identity(model, dtype) for dtype in HASHED_DTYPES}
     with writing(Path(file)) as stream:
         stream.write(save({"context": contextual.context.float().cpu()}, metadata))
 
@@ -228,45 +218,25 @@ def load_context(model: SentenceTransformer, file: str | Path) -> None:
         OSError: The file cannot be read.
     """
     contextual = contextual_model(model)
-    try:
-        with safe_open(file, "pt") as stream:
-            tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118, it is no dict
-            metadata = stream.metadata() or {}
-    except SafetensorError as error:
-        raise ValueError(f"{file} cannot be read ({error}); it is damaged or no safetensors file") from error
     dtype = contextual.dtype if contextual.dtype in HASHED_DTYPES else torch.bfloat16
-    if str(dtype) not in metadata or "context" not in tensors:
-        raise ValueError(f"{file} holds no context; give a file of save_context")
-    made_by, own = metadata[str(dtype)], first_stage_hash(contextual, dtype)
-    if made_by != own:
-        raise ValueError(
-            f"the context in {file} was made by another model (the hash of its first stage is {made_by}, of this one {own}), "
-            "or in 16 bits of another kind; fit a new context with fit_context, or save it from a float32 model"
-        )
-    different = {
-        name: (metadata.get(name), value) for name, value in _settings(model).items() if metadata.get(name) != value
-    }
-    if different:
-        details = "; ".join(f"{name} is {there} there and {here} here" for name, (there, here) in different.items())
-        raise ValueError(
-            f"the context in {file} was made with other settings: {details}; fit a new context with fit_context"
-        )
-    contextual.set_context(tensors["context"])
+    with safe_open(file, "pt") as stream:
+        if (stream.metadata() or {}).get(str(dtype)) != context_identity(model, dtype):
+            raise ValueError(
+                f"{file} holds no context of this model: its first stage, its config or its document prompt differs, or the "
+                "context was made in 16 bits of another kind; fit a new context with fit_context"
+            )
+        contextual.set_context(stream.get_tensor("context"))
 
 
-def _settings(model: SentenceTransformer) -> dict[str, str]:
-    """What besides the weights decides a context vector: the values of the config, and the prompt of documents, as JSON."""
-    config = contextual_model(model).config
-    values = {name: getattr(config, name) for name in ("num_attention_heads", "norm_eps", "rope_parameters")}
+def context_identity(model: SentenceTransformer, dtype: torch.dtype) -> str:
+    """Return a hash of everything that decides a context vector; equal for a model and its rounding to `dtype`.
+
+    It covers the weights of the first stage, rounded to `dtype`, values of the config, and the prompt of documents.
+    """
+    contextual = contextual_model(model)
+    config = contextual.config
+    values = [config.num_attention_heads, config.norm_eps, config.rope_parameters, model.prompts.get("document") or ""]
     if config.rope_parameters["rope_type"] == "dynamic":  # it scales from this length
-        values["max_position_embeddings"] = config.max_position_embeddings
-    values["document_prompt"] = model.prompts.get("document") or ""
-    return {name: json.dumps(value, sort_keys=True) for name, value in values.items()}
-
-
-def first_stage_hash(model: ContextualNeoBERTModel, dtype: torch.dtype) -> str:
-    """Return a hash of all weights that make context vectors, rounded to `dtype`; equal for a model and its rounding."""
-    parts = nn.ModuleDict(
-        {"stage": model.first_stage, "projection": model.first_projection, "norm": model.context_norm}
-    )
-    return hash_of_weights(parts, dtype=dtype)
+        values.append(config.max_position_embeddings)
+    parts = nn.ModuleList((contextual.first_stage, contextual.first_projection, contextual.context_norm))
+    return hash_of_weights(parts, values, dtype)

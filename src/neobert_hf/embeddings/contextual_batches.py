@@ -11,6 +11,7 @@ Source: paper, appendix G.1; CDE (arXiv 2410.02525), section 4.1.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from datasets import Dataset
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
+from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.sampler import DefaultBatchSampler
 from sklearn.cluster import KMeans, MiniBatchKMeans
@@ -29,7 +30,6 @@ from ..data.files import writing
 
 logger = logging.get_logger(__name__)
 
-ORDERS = ("random", "travelling")
 ROW = "label"  # sentence-transformers passes this column to the loss; it holds the number of the row
 MOST_POINTS = 50_000  # up to here K-means reads all points in each iteration, beyond it reads mini-batches
 SHARD = 1_000_000  # pairs that are clustered together; a larger dataset is divided, which bounds memory and time
@@ -117,10 +117,8 @@ def cluster_pairs(
     return np.concatenate([chunk.argmax(1) for chunk in chunks])[: len(pairs)]
 
 
-def pack_clusters(
-    clusters: np.ndarray, batch_size: int, order: str = "random", seed: int = 0, vectors: np.ndarray | None = None
-) -> np.ndarray:
-    """Pack clusters into batches of equal size: order the clusters, concatenate their rows, and cut.
+def pack_clusters(clusters: np.ndarray, batch_size: int, seed: int = 0) -> np.ndarray:
+    """Pack clusters into batches of equal size: order the clusters at random, concatenate their rows, and cut.
 
     A large cluster becomes several batches, and small ones share a batch. Each row is in at most one batch; the last rows, fewer
     than a batch, are dropped.
@@ -128,44 +126,17 @@ def pack_clusters(
     Args:
         clusters: (N,) cluster of each row.
         batch_size: Rows of a batch.
-        order: "random" or "travelling": from a random cluster always to the nearest one that is left, by the means of `vectors`.
-        seed: Seed of the order of clusters, and of the rows in each.
-        vectors: (N, D) of the rows; required by "travelling".
+        seed: Seed of the order of clusters, and of the order of rows in a cluster.
 
     Returns:
         (batches, batch_size) int64 rows.
-
-    Raises:
-        ValueError: `order` is unknown, or there are fewer rows than a batch.
     """
-    if order not in ORDERS:
-        raise ValueError(f"order={order!r} is not one of {', '.join(ORDERS)}")
-    if len(clusters) < batch_size:
-        raise ValueError(
-            f"a dataset of {len(clusters)} rows has fewer rows than the batch size {batch_size}; remove the dataset, or choose a "
-            "smaller batch size"
-        )
     rng = np.random.default_rng(seed)
     names, members = np.unique(clusters, return_inverse=True)
     rank = rng.permutation(len(names))
-    if order == "travelling":
-        sums = np.zeros((len(names), vectors.shape[1]))
-        np.add.at(sums, members, vectors)
-        means = sums / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), 1e-12)
-        rank[_travel(means, int(rank[0]))] = np.arange(len(names))
     shuffled = rng.permutation(len(clusters))
     rows = shuffled[np.argsort(rank[members[shuffled]], kind="stable")]
     return rows[: len(rows) // batch_size * batch_size].reshape(-1, batch_size)
-
-
-def _travel(means: np.ndarray, start: int) -> list[int]:
-    """Visit all unit vectors, always the nearest one that is left."""
-    left = np.ones(len(means), bool)
-    path = [start]
-    for _ in range(len(means) - 1):
-        left[path[-1]] = False
-        path.append(int(np.where(left, means @ means[path[-1]], -np.inf).argmax()))
-    return path
 
 
 class ContextualBatchSampler(DefaultBatchSampler):
@@ -181,7 +152,6 @@ class ContextualBatchSampler(DefaultBatchSampler):
         generator: Ignored: the order depends on seed and epoch only.
         seed: Seed of the order.
         datasets: Clusters by the number of a dataset's first row.
-        order: Order of the clusters, as in `pack_clusters`.
     """
 
     def __init__(
@@ -194,20 +164,13 @@ class ContextualBatchSampler(DefaultBatchSampler):
         seed: int = 0,
         *,
         datasets: dict[int, PairClusters],
-        order: str = "random",
     ) -> None:
         super().__init__(dataset, batch_size, drop_last, valid_label_columns, generator, seed)
-        self.pairs, self.order = datasets[dataset[0][ROW]], order
-        if len(self.pairs) != len(dataset):
-            raise ValueError(
-                f"the clusters describe {len(self.pairs)} rows, but the dataset has {len(dataset)}; cluster this dataset"
-            )
-        self.vectors = self.pairs.documents if order == "travelling" else None
-        pack_clusters(self.pairs.clusters[:batch_size], batch_size, "random")  # raises for a dataset that is too small
+        self.pairs = datasets[dataset[0][ROW]]
 
     def __iter__(self) -> Iterator[list[int]]:
         seed = self.seed + self.epoch
-        batches = pack_clusters(self.pairs.clusters, self.batch_size, self.order, seed, self.vectors)
+        batches = pack_clusters(self.pairs.clusters, self.batch_size, seed)
         rng = np.random.default_rng(seed)
         for batch in rng.permutation(batches):
             yield rng.permutation(batch).tolist()
@@ -217,7 +180,8 @@ class ContextualBatchSampler(DefaultBatchSampler):
 
 
 def load_or_cluster(
-    file: str | Path,
+    folder: Path,
+    name: str,
     rows: Dataset,
     surrogate: str,
     cluster_size: int,
@@ -227,7 +191,8 @@ def load_or_cluster(
     """Read the clusters of a dataset from a file, or make them and write the file.
 
     Args:
-        file: safetensors file.
+        folder: Folder of the files. The name of a file has a hash of texts, surrogate, cluster size and seed.
+        name: Name of the dataset, the beginning of the file's name.
         rows: Pairs; the first two columns are query and document.
         surrogate: Name or hash of the surrogate model, which identifies the embeddings.
         cluster_size: Mean number of pairs in a cluster.
@@ -235,48 +200,29 @@ def load_or_cluster(
         load: Loads the surrogate; called only if the file does not exist.
 
     Raises:
-        ValueError: The file holds the clusters of other texts or settings, or is damaged.
         OSError: The file cannot be read or written.
     """
-    file = Path(file)
-    query, document = rows.column_names[:2]
-    texts = {"queries": list(rows[query]), "documents": list(rows[document])}
-    digest = hashlib.sha256()
-    for text in (*texts["queries"], *texts["documents"]):
+    texts = {side: list(rows[column]) for side, column in zip(("queries", "documents"), rows.column_names)}
+    digest = hashlib.sha256(f"{surrogate} {cluster_size} {seed}".encode())
+    for text in itertools.chain(*texts.values()):
         digest.update(len(text).to_bytes(8, "little") + text.encode())
-    wanted = {"texts": digest.hexdigest(), "surrogate": surrogate, "cluster_size": str(cluster_size), "seed": str(seed)}
-    if file.exists():
-        try:
-            with safe_open(file, "pt") as stream:
-                found = stream.metadata() or {}
-            pairs = _read(str(file))
-        except SafetensorError as error:
-            raise ValueError(f"{file} cannot be read ({error}); remove it, it will be made again") from error
-        for name, value in wanted.items():
-            if found.get(name) != value:
-                raise ValueError(
-                    f"{file} holds clusters of another run: {name} is {found.get(name)} there and {value} here; remove the file, "
-                    "or choose another folder"
-                )
-        return pairs
-    model = load()
-    vectors = {name: unit_vectors(side, model) for name, side in texts.items()}
-    clusters, num_made = [], 0
-    for start in range(0, len(rows), SHARD):
-        parts = [vectors[name][start : start + SHARD] for name in ("queries", "documents")]
-        num_clusters = -(-len(parts[0]) // cluster_size)
-        clusters.append(num_made + cluster_pairs(*parts, num_clusters, seed))
-        num_made += num_clusters
-    made = PairClusters(**vectors, clusters=np.concatenate(clusters).astype(np.int64))
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with writing(file) as stream:
-        stream.write(save({name: getattr(made, name) for name in ("queries", "documents", "clusters")}, wanted))
-    logger.info(f"{file}: {len(rows)} pairs in {num_made} clusters")
+    file = folder / f"{name}-{digest.hexdigest()[:16]}.safetensors"
+    if not file.is_file():
+        model = load()
+        vectors = {side: unit_vectors(part, model) for side, part in texts.items()}
+        clusters, num_made = [], 0
+        for start in range(0, len(rows), SHARD):
+            parts = [part[start : start + SHARD] for part in vectors.values()]
+            num_clusters = -(-len(parts[0]) // cluster_size)
+            clusters.append(num_made + cluster_pairs(*parts, num_clusters, seed))
+            num_made += num_clusters
+        folder.mkdir(parents=True, exist_ok=True)
+        with writing(file) as stream:
+            stream.write(save({**vectors, "clusters": np.concatenate(clusters).astype(np.int64)}))
+        logger.info(f"{file}: {len(rows)} pairs in {num_made} clusters")
     return _read(str(file))
 
 
 def _read(file: str) -> PairClusters:
     """Read a file of clusters; PyTorch maps the vectors into memory, so that only the rows that are used are read."""
-    with safe_open(file, "pt") as stream:
-        tensors = {name: stream.get_tensor(name).numpy() for name in ("queries", "documents", "clusters")}
-    return PairClusters(**tensors, file=file)
+    return PairClusters(**{name: tensor.numpy() for name, tensor in load_file(file).items()}, file=file)

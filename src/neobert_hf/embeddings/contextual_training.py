@@ -6,31 +6,30 @@ Source: paper, appendix G; CDE (arXiv 2410.02525), sections 4.1 and 4.2; gradien
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from datasets import Dataset, DatasetDict
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.losses.gradcache import RandContext, _create_minibatch, _minibatch_ranges
-from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
-from torch import distributed
+from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import get_device_states, set_device_states
 from transformers.utils import logging
 
 from ..data.files import content_hash, file_hash
 from ..model.contextual_neobert import pad_texts
 from .contextual import contextual_model
-from .contextual_batches import ORDERS, ROW, ContextualBatchSampler, PairClusters, load_or_cluster
+from .contextual_batches import ROW, ContextualBatchSampler, PairClusters, load_or_cluster
 from .contrastive import ContrastiveTrainingArguments
 from .models import open_embedding_model
 from .training import start_files
-from .training_sets import CONTEXTUAL_STAGES, load_contextual_stage, read_pairs
+from .training_sets import load_contextual_stage, read_sets_of_pairs
 
 logger = logging.get_logger(__name__)
 
@@ -49,16 +48,15 @@ class ContextualArguments:
             "help": "A NeoBERT or an embedding model on it, whose weights both stages start from, or a contextual model."
         }
     )
-    stage: str = field(
-        default=None, metadata={"help": f"Public data of a stage of the paper: {', '.join(CONTEXTUAL_STAGES)}."}
+    stage: Literal["unsupervised", "supervised"] = field(
+        default=None, metadata={"help": "Public data of a stage of the paper."}
     )
     train_files: list[str] = field(
-        default=None,
-        metadata={"help": "Pairs in .jsonl, .csv or .parquet, in place of --stage; each file is one dataset."},
+        default=None, metadata={"help": "Files of pairs, in place of --stage; each file is one dataset."}
     )
     validation_files: list[str] = field(
         default=None,
-        metadata={"help": "Pairs for the retrieval evaluation; each file is a corpus with its own context."},
+        metadata={"help": "Files of pairs for the retrieval evaluation; each is a corpus with its own context."},
     )
     context_size: int = field(
         default=None,
@@ -66,14 +64,12 @@ class ContextualArguments:
     )
     context_dropout: float = field(
         default=None,
-        metadata={
-            "help": "Probability of dropping a context vector in training. Default: the saved model's, 0.005 for a new one."
-        },
+        metadata={"help": "Probability of dropping a context vector. Default: the saved model's, 0.005 for a new one."},
     )
-    batches: str = field(
+    batches: Literal["clusters", "random"] = field(
         default="clusters",
         metadata={
-            "help": "clusters: pairs of one topic in each batch; random: any pairs of a dataset, and no surrogate model."
+            "help": "clusters: pairs of one topic in each batch; random: any pairs of a dataset, without a surrogate."
         },
     )
     surrogate_model: str = field(
@@ -85,10 +81,6 @@ class ContextualArguments:
     )
     cluster_size: int = field(
         default=None, metadata={"help": "Mean number of pairs in a cluster. Default: the batch size, as in the paper."}
-    )
-    cluster_order: str = field(
-        default="random",
-        metadata={"help": "Order in which clusters are packed into batches: random or travelling (to the nearest)."},
     )
     keep_false_negatives: bool = field(
         default=False,
@@ -108,12 +100,6 @@ class ContextualArguments:
     def __post_init__(self):
         if bool(self.stage) == bool(self.train_files):
             raise ValueError("give either --train_files or --stage")
-        if self.stage and self.stage not in CONTEXTUAL_STAGES:
-            raise ValueError(f"stage={self.stage!r} is not one of {', '.join(CONTEXTUAL_STAGES)}")
-        if self.batches not in ("clusters", "random"):
-            raise ValueError(f"batches={self.batches!r} is not one of clusters, random")
-        if self.cluster_order not in ORDERS:
-            raise ValueError(f"cluster_order={self.cluster_order!r} is not one of {', '.join(ORDERS)}")
 
 
 @dataclass
@@ -130,8 +116,6 @@ class ContextualTrainingArguments(ContrastiveTrainingArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.max_steps == 0:
-            raise ValueError("max_steps=0 would train nothing; give at least 1, or -1 for --num_train_epochs")
         if self.n_gpu > 1:
             raise ValueError(
                 f"one process with {self.n_gpu} GPUs would divide the context among them; start one process per GPU with "
@@ -147,32 +131,20 @@ def open_pairs(arguments: ContextualArguments, batch_size: int) -> DatasetDict:
     Raises:
         ValueError: Two files have the same name, a file has more than two columns or fewer rows than a batch, or is invalid.
     """
-    if arguments.stage:
-        sets = load_contextual_stage(arguments.stage)
-    else:
-        names = [Path(file).stem for file in arguments.train_files]
-        if len(set(names)) < len(names):
-            raise ValueError(
-                f"train_files: {names} are not all different; rename a file, its name identifies the dataset"
-            )
-        sets = {name: read_pairs(file) for name, file in zip(names, arguments.train_files)}
-    kept = {}
-    for name, rows in sets.items():
+    sets = load_contextual_stage(arguments.stage) if arguments.stage else read_sets_of_pairs(arguments.train_files)
+    for name, rows in list(sets.items()):
         if len(rows.column_names) != 2:
             raise ValueError(
                 f"{name} has the columns {', '.join(rows.column_names)}; give pairs, since the other documents of a batch are "
                 "the negatives"
             )
-        if len(rows) < batch_size and arguments.stage:
-            logger.warning(f"{name} has {len(rows)} rows, fewer than the batch size {batch_size}; it is left out")
-            continue
         if len(rows) < batch_size:
-            raise ValueError(
-                f"{name} has {len(rows)} rows, fewer than the batch size {batch_size}; remove the file, or choose a smaller "
-                "batch size"
-            )
-        kept[name] = rows
-    return number_rows(kept)
+            message = f"{name} has {len(rows)} rows, fewer than the batch size {batch_size}"
+            if not arguments.stage:
+                raise ValueError(f"{message}; remove the file, or choose a smaller batch size")
+            logger.warning(f"{message}; it is left out")
+            del sets[name]
+    return number_rows(sets)
 
 
 def number_rows(sets: dict[str, Dataset]) -> DatasetDict:
@@ -191,38 +163,80 @@ def use_clusters(
 
     Returns:
         Clusters by the number of a dataset's first row.
-
-    Raises:
-        ValueError: A file holds the clusters of other texts or settings.
     """
     folder = Path(arguments.clusters_dir or Path(training.output_dir, "clusters"))
     size = arguments.cluster_size or training.per_device_train_batch_size
     files = start_files(arguments.surrogate_model)  # a folder that was trained again is another surrogate
     surrogate = content_hash(list(map(file_hash, map(Path, files)))) if files else arguments.surrogate_model
-    loaded: list[SentenceTransformer] = []  # at the first dataset whose clusters do not exist
-
-    def load() -> SentenceTransformer:
-        if not loaded:
-            loaded.append(open_embedding_model(arguments.surrogate_model, device=str(training.device)))
-        return loaded[0]
-
+    load = cache(partial(open_embedding_model, arguments.surrogate_model, device=str(training.device)))
     with training.main_process_first(desc="clusters"):  # the other processes read the files
         datasets = {
-            rows[0][ROW]: load_or_cluster(folder / f"{name}.safetensors", rows, surrogate, size, training.seed, load)
+            rows[0][ROW]: load_or_cluster(folder, name, rows, surrogate, size, training.seed, load)
             for name, rows in sets.items()
         }
-    training.batch_sampler = partial(ContextualBatchSampler, datasets=datasets, order=arguments.cluster_order)
+    training.batch_sampler = partial(ContextualBatchSampler, datasets=datasets)
     return datasets
 
 
-class Vectors:
-    """Wraps the context vectors (J, D), so that they are not divided when a batch is divided into mini-batches."""
+class MiniBatches:
+    """The mini-batches of some texts, embedded without gradients first, and then again with them.
 
-    def __init__(self, tensor: torch.Tensor):
-        self.tensor = tensor
+    Args:
+        embedder: Embedding model.
+        features: Tokens of B texts: padded rows, or the packed row that sentence-transformers makes for flash attention.
+        size: Texts per forward.
+        more: Other inputs of the model.
+    """
+
+    def __init__(self, embedder: SentenceTransformer, features: Features, size: int, **more):
+        self.embedder, self.features, self.size, self.more = embedder, padded(features), size, more
+        self.states = []
+
+    def __iter__(self) -> Iterator[Features]:
+        for begin in range(0, len(self.features["input_ids"]), self.size):
+            part = {name: tensor[begin : begin + self.size] for name, tensor in self.features.items()}
+            width = int(part["attention_mask"].any(0).nonzero().max()) + 1
+            yield {**{name: tensor[:, :width] for name, tensor in part.items()}, **self.more}
+
+    @torch.no_grad()
+    def embed(self) -> torch.Tensor:
+        """Return the embeddings (B, D) without a graph, and keep the random state of each forward."""
+        vectors = []
+        for part in self:
+            self.states.append((torch.get_rng_state(), *get_device_states(part["input_ids"])))
+            vectors.append(self.embedder(part)["sentence_embedding"])
+        return torch.cat(vectors)
+
+    def backward(self, gradients: torch.Tensor) -> None:
+        """Embed again with the same random draws, and add to the gradients of all parameters.
+
+        Args:
+            gradients: (B, D), of the embeddings.
+        """
+        for part, state, gradient in zip(self, self.states, gradients.split(self.size)):
+            with torch.enable_grad(), random_state(*state):
+                vectors = self.embedder(part)["sentence_embedding"]
+            if vectors.requires_grad:  # not if all of its parameters are frozen
+                vectors.backward(gradient)
 
 
-class ContextualRankingLoss(CachedMultipleNegativesRankingLoss):
+def padded(features: Features) -> Features:
+    """Tokens and attention mask (B, L)."""
+    if "cu_seq_lens_q" in features:
+        return dict(zip(("input_ids", "attention_mask"), pad_texts(features["input_ids"], features["cu_seq_lens_q"])))
+    return {name: features[name] for name in ("input_ids", "attention_mask")}
+
+
+@contextmanager
+def random_state(cpu: torch.Tensor, devices: list, states: list) -> Iterator[None]:
+    """Draw from an earlier random state, and restore the present one afterwards."""
+    with torch.random.fork_rng(devices):
+        torch.set_rng_state(cpu)
+        set_device_states(devices, states)
+        yield
+
+
+class ContextualRankingLoss(nn.Module):
     """Softmax over cosines / temperature from a query to the documents of the batch, all embedded in one context.
 
     The context is a random sample of the batch's documents. Memory is that of one mini-batch: both stages compute all embeddings
@@ -246,10 +260,15 @@ class ContextualRankingLoss(CachedMultipleNegativesRankingLoss):
         mini_batch_size: int = 32,
         datasets: dict[int, PairClusters] | None = None,
     ) -> None:
-        super().__init__(model, scale=1 / temperature, mini_batch_size=mini_batch_size)
+        super().__init__()
         contextual_model(model).set_context(None)
+        self.model, self.temperature, self.mini_batch_size, self.datasets = (
+            model,
+            temperature,
+            mini_batch_size,
+            datasets,
+        )
         self.context_size = contextual_model(model).config.context_size
-        self.datasets = datasets
 
     def forward(self, sentence_features: Iterable[Features], labels: torch.Tensor | None = None) -> torch.Tensor:
         """Return the loss of a batch; its `backward` computes the gradients of both stages.
@@ -259,44 +278,36 @@ class ContextualRankingLoss(CachedMultipleNegativesRankingLoss):
             labels: (B,) row numbers, for the false negatives.
 
         Raises:
-            ValueError: The batch has not two columns.
+            ValueError: The batch has not two columns, or several processes train without DistributedDataParallel.
         """
-        sentence_features = list(sentence_features)
-        if len(sentence_features) != 2:
+        columns = list(sentence_features)
+        if len(columns) != 2:
             raise ValueError(
-                f"the batch has {len(sentence_features)} columns; give a query and a document, since the other documents of the "
-                "batch are the negatives"
+                f"the batch has {len(columns)} columns; give a query and a document, since the other documents of the batch are "
+                "the negatives"
             )
         if distributed.is_initialized() and torch.is_grad_enabled() and self.wrapper is None:
             raise ValueError(
                 "contextual training on several processes needs DistributedDataParallel, since its gradients are complete only "
                 "after the last mini-batch; remove FSDP or DeepSpeed from the configuration of accelerate"
             )
-        documents = self._sample_context(sentence_features[1])
-        ranges = _minibatch_ranges(documents, self.mini_batch_size)
-        parts, states = [], []
-        for begin, end in ranges:
-            with torch.no_grad():
-                part = _create_minibatch(documents, begin, end)
-                states.append(RandContext(*part.values()))
-                parts.append(self.embedder(part)["sentence_embedding"])
-        vectors = torch.cat(parts).requires_grad_(torch.is_grad_enabled())
-        shared = Vectors(vectors)
-        loss = self.forward_cached([{**each, "dataset_embeddings": shared} for each in sentence_features], labels)
-        if not loss.requires_grad:
+        size = self.mini_batch_size
+        first_stage = MiniBatches(self.embedder, self._sample_context(columns[1]), size, embeds_context=True)
+        context = first_stage.embed().requires_grad_()
+        second_stage = [MiniBatches(self.embedder, part, size, dataset_embeddings=context) for part in columns]
+        vectors = [part.embed().requires_grad_() for part in second_stage]
+        loss = self._ranking_loss(*vectors, labels)
+        if not torch.is_grad_enabled():
             return loss
 
-        def first_stage(grad_output: torch.Tensor) -> None:
-            # sentence-transformers' hook has run before and has scaled the gradients by grad_output.
-            gradients = vectors.grad.split([end - begin for begin, end in ranges])
-            for (begin, end), state, gradient in zip(ranges, states, gradients):
-                with torch.enable_grad(), state:
-                    part = self.embedder(_create_minibatch(documents, begin, end))["sentence_embedding"]
-                    if part.requires_grad:  # not if the first stage is frozen
-                        torch.sum(part * gradient).backward()
+        def backward(grad_output: torch.Tensor) -> None:
+            for part, embeddings in zip(second_stage, vectors):
+                part.backward(embeddings.grad * grad_output)
+            if context.grad is not None:
+                first_stage.backward(context.grad)
             self._average_gradients()
 
-        loss.register_hook(first_stage)
+        loss.requires_grad_().register_hook(backward)
         return loss
 
     @property
@@ -320,9 +331,7 @@ class ContextualRankingLoss(CachedMultipleNegativesRankingLoss):
 
     def _sample_context(self, documents: Features) -> Features:
         """The tokens of J random documents of the batch; with replacement if the batch has fewer."""
-        if "cu_seq_lens_q" in documents:
-            input_ids, attention_mask = pad_texts(documents["input_ids"], documents["cu_seq_lens_q"])
-            documents = {"input_ids": input_ids, "attention_mask": attention_mask}
+        documents = padded(documents)
         num_documents = len(documents["input_ids"])
         if num_documents == self.context_size:  # all of them, in any order
             rows = torch.arange(num_documents)
@@ -330,42 +339,24 @@ class ContextualRankingLoss(CachedMultipleNegativesRankingLoss):
             rows = torch.randperm(num_documents)[: self.context_size]
         else:
             rows = torch.randint(num_documents, (self.context_size,))
-        names = ("input_ids", "attention_mask")
-        return {name: documents[name][rows.to(documents[name].device)] for name in names} | {"embeds_context": True}
+        return {name: tensor[rows.to(tensor.device)] for name, tensor in documents.items()}
 
-    def embed_minibatch(
-        self,
-        sentence_feature: Features,
-        begin: int,
-        end: int,
-        with_grad: bool,
-        copy_random_state: bool,
-        random_state: RandContext | None = None,
-    ) -> tuple[torch.Tensor, RandContext | None]:
-        """As in sentence-transformers, with the context vectors."""
-        part = _create_minibatch(sentence_feature, begin, end)
-        part["dataset_embeddings"] = sentence_feature["dataset_embeddings"].tensor
-        with random_state or nullcontext(), torch.set_grad_enabled(with_grad):
-            state = RandContext(*part.values()) if copy_random_state else None
-            return self.embedder(part)["sentence_embedding"], state
-
-    def calculate_loss(
-        self, reps: list[list[torch.Tensor]], labels: torch.Tensor | None = None, *, with_backward: bool = False
+    def _ranking_loss(
+        self, queries: torch.Tensor, documents: torch.Tensor, labels: torch.Tensor | None
     ) -> torch.Tensor:
-        """The mean over queries, computed for `mini_batch_size` queries at a time; called by `forward_cached`."""
-        queries, documents = map(torch.cat, reps)
+        """The mean over queries, computed for `mini_batch_size` queries at a time, with the gradients of the embeddings."""
         is_masked = self._false_negatives(labels, queries.device)
         losses = []
         for begin in range(0, len(queries), self.mini_batch_size):
             chunk = queries[begin : begin + self.mini_batch_size]
-            scores = F.normalize(chunk, dim=-1) @ F.normalize(documents, dim=-1).T * self.scale
+            scores = F.normalize(chunk, dim=-1) @ F.normalize(documents, dim=-1).T * (1 / self.temperature)
             if is_masked is not None:
                 scores = scores.masked_fill(is_masked[begin : begin + len(chunk)], -torch.inf)
             targets = torch.arange(begin, begin + len(chunk), device=scores.device)
             loss = F.cross_entropy(scores, targets, reduction="sum") / len(queries)
-            if with_backward:
+            if torch.is_grad_enabled():
                 loss.backward()
-            losses.append(loss.detach() if with_backward else loss)
+            losses.append(loss.detach())
         return torch.stack(losses).sum()
 
     def _false_negatives(self, labels: torch.Tensor | None, device: torch.device) -> torch.Tensor | None:
@@ -383,9 +374,5 @@ class ContextualRankingLoss(CachedMultipleNegativesRankingLoss):
 
     def get_config_dict(self) -> dict[str, Any]:
         """Settings for the model card."""
-        return {
-            "temperature": self.temperature,
-            "mini_batch_size": self.mini_batch_size,
-            "context_size": self.context_size,
-            "filters_false_negatives": self.datasets is not None,
-        }
+        names = ("temperature", "mini_batch_size", "context_size")
+        return {name: getattr(self, name) for name in names} | {"filters_false_negatives": self.datasets is not None}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 from datasets import DatasetDict
@@ -21,10 +21,11 @@ from sentence_transformers.util import mine_hard_negatives
 from torch import nn
 from torch.utils.data import BatchSampler, ConcatDataset
 
+from ..data.origins import read_json
 from ..runs.arguments import ResumeArguments
 from ..runs.manifests import CheckedCheckpoints
-from .instructions import SIDES, TRAINING_INSTRUCTIONS
-from .training_sets import TRAINING_SETS, load_training_set, read_pairs
+from .instructions import TRAINING_INSTRUCTIONS, Sides, with_instruction
+from .training_sets import TRAINING_SETS, load_training_set, read_sets_of_pairs
 
 TEMPERATURE = 0.07  # paper, appendix D.2
 NEXT_PASS = 1_000_003  # added to a sampler's epoch, which seeds the row order, for each new pass over its dataset
@@ -48,7 +49,7 @@ class SizeExponentBatchSampler(MultiDatasetDefaultBatchSampler):
             devices, since consecutive batches go to different devices.
 
     Raises:
-        ValueError: A dataset has fewer rows than the batch size, or a number is out of bounds.
+        ValueError: A dataset has fewer rows than the batch size, or too many duplicates for one batch.
 
     Source: paper, appendix D.2, with a = 0.5.
     """
@@ -66,12 +67,6 @@ class SizeExponentBatchSampler(MultiDatasetDefaultBatchSampler):
         group: int = 1,
     ) -> None:
         super().__init__(dataset, batch_samplers, generator, seed)
-        if num_batches < 1 or group < 1 or exponent < 0:
-            raise ValueError(
-                f"num_batches={num_batches} and group={group} must be at least 1, and exponent={exponent} at least 0"
-            )
-        if num_batches % group:
-            raise ValueError(f"num_batches={num_batches} is not a multiple of group={group}; choose a multiple")
         for part, sampler in zip(dataset.datasets, batch_samplers):
             if not len(sampler):
                 raise ValueError(
@@ -119,14 +114,14 @@ class ContrastiveArguments:
         default=None, metadata={"help": "Names from the paper's Table 7, read from the Hub. Default: all of them."}
     )
     train_files: list[str] = field(
-        default=None, metadata={"help": "Pairs or triplets in .jsonl, .csv or .parquet, instead of the paper's sets."}
+        default=None, metadata={"help": "Files of pairs or triplets, instead of the paper's sets."}
     )
     validation_files: list[str] = field(default=None, metadata={"help": "Pairs for the retrieval evaluation."})
     instructions: str = field(
         default=None, metadata={"help": "JSON file: an object from file name without suffix to instruction."}
     )
     instruction_template: str = field(default="{instruction} ", metadata={"help": "Text before each input."})
-    instruction_sides: str = field(
+    instruction_sides: Sides = field(
         default="both", metadata={"help": "both: all columns have the instruction; query: the first."}
     )
     temperature: float = field(default=TEMPERATURE, metadata={"help": "Divisor of the cosines in the loss."})
@@ -143,7 +138,7 @@ class ContrastiveArguments:
     num_mined_negatives: int = field(
         default=0, metadata={"help": "Hard negatives to mine for each pair with the initial model; 0 mines none."}
     )
-    pooling: str = field(
+    pooling: Literal["mean", "cls"] = field(
         default=None,
         metadata={"help": "mean, as in the paper, or cls, for a bare NeoBERT; a saved embedding model keeps its own."},
     )
@@ -155,14 +150,6 @@ class ContrastiveArguments:
     )
 
     def __post_init__(self):
-        if "{instruction}" not in self.instruction_template:
-            raise ValueError(
-                f"instruction_template={self.instruction_template!r} does not contain {{instruction}}; add it"
-            )
-        if self.instruction_sides not in SIDES:
-            raise ValueError(f"instruction_sides={self.instruction_sides!r} is not one of {', '.join(SIDES)}")
-        if self.pooling not in (None, "mean", "cls"):
-            raise ValueError(f"pooling={self.pooling!r} is not one of mean, cls")
         if self.train_files and self.training_sets:
             raise ValueError("give --train_files or --training_sets, not both")
         if unknown := set(self.training_sets or ()) - set(TRAINING_SETS):
@@ -170,9 +157,7 @@ class ContrastiveArguments:
                 f"unknown training set {', '.join(sorted(unknown))}; the paper's sets are {', '.join(TRAINING_SETS)}"
             )
         if self.instructions and not self.train_files:
-            raise ValueError(
-                "--instructions needs --train_files, since the paper's sets have their own instructions; remove --instructions"
-            )
+            raise ValueError("--instructions belongs to --train_files; the paper's sets have their own instructions")
 
 
 @dataclass
@@ -191,14 +176,6 @@ class ContrastiveTrainingArguments(ResumeArguments, SentenceTransformerTrainingA
     logging_steps: int = 50
     save_steps: int = 500
 
-    def __post_init__(self):
-        super().__post_init__()
-        if self.neftune_noise_alpha is not None:
-            raise ValueError(
-                f"neftune_noise_alpha={self.neftune_noise_alpha} has no effect: sentence-transformers adds no noise to "
-                "embeddings; remove it"
-            )
-
 
 class ContrastiveTrainer(CheckedCheckpoints, SentenceTransformerTrainer):
     """sentence-transformers' trainer with a manifest in each checkpoint."""
@@ -211,34 +188,21 @@ def open_training_sets(arguments: ContrastiveArguments, seed: int = 0) -> tuple[
         ValueError: Two files have the same name, an instruction belongs to no set, or a file is invalid.
     """
     if arguments.train_files:
-        names = [Path(file).stem for file in arguments.train_files]
-        if len(set(names)) < len(names):
-            raise ValueError(f"train_files: {names} are not all different; rename a file, its name identifies the set")
-        instructions = _read_instructions(arguments.instructions) if arguments.instructions else {}
-        if unknown := set(instructions) - set(names):
+        sets = read_sets_of_pairs(arguments.train_files)
+        instructions = read_json(Path(arguments.instructions)) if arguments.instructions else {}
+        if unknown := set(instructions) - set(sets):
             raise ValueError(
-                f"{arguments.instructions}: {', '.join(sorted(unknown))} is not a set; the sets are {', '.join(names)}"
+                f"{arguments.instructions}: {', '.join(sorted(unknown))} is not a set; the sets are {', '.join(sets)}"
             )
-        sets = {name: read_pairs(file) for name, file in zip(names, arguments.train_files)}
     else:
         sets = {name: load_training_set(name, seed) for name in arguments.training_sets or TRAINING_SETS}
         instructions = {name: TRAINING_INSTRUCTIONS[name] for name in sets}
     template = arguments.instruction_template
-    return DatasetDict(sets), {name: template.replace("{instruction}", text) for name, text in instructions.items()}
-
-
-def _read_instructions(file: str) -> dict[str, str]:
-    try:
-        instructions = json.loads(Path(file).read_text("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is not JSON: {error}") from error
-    if not isinstance(instructions, dict) or not all(isinstance(text, str) for text in instructions.values()):
-        raise ValueError(f'{file} is not a JSON object of strings; write {{"name of a file": "its instruction"}}')
-    return instructions
+    return DatasetDict(sets), {name: with_instruction(template, text) for name, text in instructions.items()}
 
 
 def mine_negatives(
-    sets: DatasetDict, prompts: dict[str, str], model: SentenceTransformer, num_negatives: int, sides: str = "both"
+    sets: DatasetDict, prompts: dict[str, str], model: SentenceTransformer, num_negatives: int, sides: Sides = "both"
 ) -> DatasetDict:
     """Add to each pair the most similar other documents of its set as hard negatives.
 
@@ -272,7 +236,7 @@ def mine_negatives(
     return DatasetDict(mined)
 
 
-def column_prompts(sets: DatasetDict, prompts: dict[str, str], sides: str = "both") -> dict[str, dict[str, str]]:
+def column_prompts(sets: DatasetDict, prompts: dict[str, str], sides: Sides = "both") -> dict[str, dict[str, str]]:
     """Return the prompts by set and column, as the trainer expects them; `sides="query"` gives the first column only."""
     return {
         name: dict.fromkeys(sets[name].column_names[: 1 if sides == "query" else None], prompt)

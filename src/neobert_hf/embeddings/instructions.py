@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-SIDES = ("both", "query")
+Sides = Literal["both", "query"]
 
 # Table 7
 TRAINING_INSTRUCTIONS = {
@@ -42,14 +42,13 @@ _CQADUPSTACK = (
     "Given a question, retrieve detailed question descriptions from Stackexchange that are duplicates to the given "
     "question."
 )
-_CQADUPSTACK_FORUMS = ("Android", "English", "Gaming", "Gis", "Mathematica", "Physics", "Programmers", "Stats", "Tex")
-_CQADUPSTACK_FORUMS += ("Unix", "Webmasters", "Wordpress")
+_CQADUPSTACK_FORUMS = "Android English Gaming Gis Mathematica Physics Programmers Stats Tex Unix Webmasters Wordpress"
 RETRIEVAL_INSTRUCTIONS = {
     "ArguAna": "Given a claim, find documents that refute the claim.",
     "CQADupstackRetrieval": _CQADUPSTACK,
     **{
-        f"CQADupstack{forum}Retrieval": _CQADUPSTACK for forum in _CQADUPSTACK_FORUMS
-    },  # the tasks that mteb runs for it
+        f"CQADupstack{forum}Retrieval": _CQADUPSTACK for forum in _CQADUPSTACK_FORUMS.split()
+    },  # mteb runs it as these tasks
     "ClimateFEVER": "Given a claim about climate change, retrieve documents that support or refute the claim.",
     "DBPedia": "Given a query, retrieve relevant entity descriptions from DBPedia.",
     "FEVER": "Given a claim, retrieve documents that support or refute the claim.",
@@ -92,15 +91,7 @@ OTHER_INSTRUCTIONS = {
     "MedrxivClusteringS2S": _CLUSTERING_S2S.format("Medrxiv"),
     "RedditClustering": _CLUSTERING.format("Reddit"),
     "RedditClusteringP2P": _CLUSTERING_P2P.format("Reddit"),
-    "SICK-R": _STS,
-    "STS12": _STS,
-    "STS13": _STS,
-    "STS14": _STS,
-    "STS15": _STS,
-    "STS16": _STS,
-    "STS17": _STS,
-    "STS22": _STS,
-    "STSBenchmark": _STS,
+    **dict.fromkeys(("SICK-R", "STS12", "STS13", "STS14", "STS15", "STS16", "STS17", "STS22", "STSBenchmark"), _STS),
     "SprintDuplicateQuestions": "Retrieve duplicate questions from Sprint forum.",
     "StackExchangeClustering": _CLUSTERING.format("StackExchange"),
     "StackExchangeClusteringP2P": _CLUSTERING_P2P.format("StackExchange"),
@@ -114,7 +105,18 @@ OTHER_INSTRUCTIONS = {
 EVALUATION_INSTRUCTIONS = {**RETRIEVAL_INSTRUCTIONS, **RERANKING_INSTRUCTIONS, **OTHER_INSTRUCTIONS}
 
 
-def mteb_prompts(template: str = "{instruction} ", sides: Literal["both", "query"] = "both") -> dict[str, str]:
+def with_instruction(template: str, instruction: str) -> str:
+    """Return the text before an input.
+
+    Raises:
+        ValueError: The template does not contain `{instruction}`.
+    """
+    if "{instruction}" not in template:
+        raise ValueError(f"the template {template!r} does not contain {{instruction}}; add it")
+    return template.replace("{instruction}", instruction)
+
+
+def mteb_prompts(template: str = "{instruction} ", sides: Sides = "both") -> dict[str, str]:
     """Return prompts by the names that mteb looks up: `TASK`, or `TASK-query` and `TASK-document` for retrieval and reranking.
 
     Args:
@@ -123,13 +125,9 @@ def mteb_prompts(template: str = "{instruction} ", sides: Literal["both", "query
             only.
 
     Raises:
-        ValueError: The template does not contain `{instruction}`, or `sides` is unknown.
+        ValueError: The template does not contain `{instruction}`.
     """
-    if "{instruction}" not in template:
-        raise ValueError(f"the template {template!r} does not contain {{instruction}}; add it")
-    if sides not in SIDES:
-        raise ValueError(f"sides={sides!r} is not one of {', '.join(SIDES)}")
-    prompts = {task: template.replace("{instruction}", text) for task, text in EVALUATION_INSTRUCTIONS.items()}
+    prompts = {task: with_instruction(template, text) for task, text in EVALUATION_INSTRUCTIONS.items()}
     for task in (*RETRIEVAL_INSTRUCTIONS, *RERANKING_INSTRUCTIONS):
         prompt = prompts.pop(task)
         prompts |= {f"{task}-query": prompt, f"{task}-document": prompt if sides == "both" else ""}

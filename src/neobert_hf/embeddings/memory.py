@@ -1,4 +1,4 @@
-"""Memory checks before a large computation, so that the operating system does not kill it halfway."""
+"""Memory check before a large computation, so that the operating system does not kill it halfway."""
 
 from __future__ import annotations
 
@@ -6,30 +6,26 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transformers.utils import logging
-
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-logger = logging.get_logger(__name__)
-
-MEMINFO = Path("/proc/meminfo")
+MEMINFO, CONTROL_GROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
 def available_bytes() -> int | None:
-    """Return the number of bytes that a process can still allocate, or None if it is unknown.
+    """Return the number of bytes that a process can still allocate, or None if it is unknown, as on macOS and Windows.
 
-    It is the kernel's MemAvailable, and at most what the control group has left. A system without MemAvailable, such as macOS and
-    some containers, gives the value of psutil, which is a dependency of accelerate.
+    It is the kernel's MemAvailable, and at most what the control group has left; cached pages of files count as free.
     """
     found = re.search(r"^MemAvailable: +(\d+) kB", MEMINFO.read_text() if MEMINFO.is_file() else "", re.MULTILINE)
-    if found:
-        return min(int(found[1]) * 1024, *_control_group_bytes())
-    try:
-        import psutil
-    except ImportError:
+    if not found:
         return None
-    return min(psutil.virtual_memory().available, *_control_group_bytes())
+    available, limit = int(found[1]) * 1024, CONTROL_GROUP / "memory.max"
+    if limit.is_file() and (most := limit.read_text().strip()) != "max":
+        cached = re.search(r"^inactive_file (\d+)", (CONTROL_GROUP / "memory.stat").read_text(), re.MULTILINE)
+        used = int((CONTROL_GROUP / "memory.current").read_text()) - int(cached[1])
+        available = min(available, int(most) - used)
+    return available
 
 
 def check_memory(num_bytes: int, what: str, remedy: str) -> None:
@@ -44,9 +40,7 @@ def check_memory(num_bytes: int, what: str, remedy: str) -> None:
         ValueError: Less memory is available.
     """
     available = available_bytes()
-    if available is None:
-        logger.info("the free memory is unknown; install psutil to enable the check")
-    elif num_bytes > available:
+    if available is not None and num_bytes > available:
         raise ValueError(
             f"{what} takes {num_bytes / 1e9:.1f} GB or more, but {available / 1e9:.1f} GB of memory are free; {remedy}"
         )
@@ -63,18 +57,3 @@ def batch_bytes(model: SentenceTransformer, batch_size: int) -> int:
         return 0
     inner = getattr(config, "intermediate_size", None) or 4 * width
     return batch_size * (model.max_seq_length or 512) * (3 * width + inner) * weight.element_size()
-
-
-def _control_group_bytes() -> list[int]:
-    """Return the bytes left in the control group (version 2 or 1); cached file pages count as free."""
-    left = [1 << 62]
-    for folder, limit, used, cached in (
-        ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
-        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        files = [Path(folder, name) for name in (limit, used, "memory.stat")]
-        if all(file.is_file() for file in files):
-            most, now, stat = (file.read_text().split() for file in files)
-            if most != ["max"]:
-                left.append(int(most[0]) - int(now[0]) + int(stat[stat.index(cached) + 1]))
-    return left

@@ -9,19 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..data.files import content_hash, file_hash
 from ..data.origins import check_source, check_vocabulary, keep_known_settings
+from ..data.wordpiece import plain_tokenizer, tokenizer_hash
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.contextual_neobert import ContextualNeoBERTConfig
 
@@ -285,29 +283,17 @@ def fingerprint(model: SentenceTransformer, prompts: Mapping[str, str]) -> str:
     It covers weights, modules, configuration, tokenizer, maximum length, dimension, similarity, the model's prompts and
     `prompts`.
     """
-    from sentence_transformers import SimilarityFunction
-
     config = getattr(model[0], "config", None)  # a StaticEmbedding has none
     settings = {
         "modules": str(model),
         "config": config and {name: value for name, value in config.to_dict().items() if name not in OF_THE_MACHINE},
-        "tokenizer": _tokenizer_hash(model.tokenizer),
+        "tokenizer": tokenizer_hash(model.tokenizer),
         "length": model.max_seq_length,
         "dimension": model.truncate_dim,
-        "similarity": SimilarityFunction(model.similarity_fn_name).value,
+        "similarity": str(model.similarity_fn_name),
         "prompts": [dict(model.prompts), model.default_prompt_name, dict(prompts)],
     }
     return hash_of_weights(model, settings)
-
-
-def _tokenizer_hash(tokenizer) -> str:
-    from ..data.wordpiece import tokenizer_hash
-
-    if isinstance(getattr(tokenizer, "backend_tokenizer", tokenizer), Tokenizer):
-        return tokenizer_hash(tokenizer)
-    with tempfile.TemporaryDirectory() as folder:  # of words, or in Python
-        (getattr(tokenizer, "save_pretrained", None) or tokenizer.save)(folder)
-        return content_hash({file.name: file_hash(file) for file in Path(folder).rglob("*") if file.is_file()})
 
 
 def longest_input(model: SentenceTransformer) -> int | None:
@@ -316,23 +302,21 @@ def longest_input(model: SentenceTransformer) -> int | None:
     return None if longest is None or math.isinf(longest) else int(longest)
 
 
-def num_truncated(model: SentenceTransformer, texts: Sequence[str], prompt: str = "") -> int | None:
-    """Return how many texts are longer than `longest_input` with a prompt before them; None for a tokenizer of another kind."""
-    from ..data.wordpiece import plain_tokenizer
-
+def num_truncated(model: SentenceTransformer, texts: Sequence[str], prompt: str = "") -> int:
+    """Return how many texts are longer than `longest_input` with a prompt before them."""
     longest = longest_input(model)
     if longest is None:
         return 0
-    if not isinstance(getattr(model.tokenizer, "backend_tokenizer", model.tokenizer), Tokenizer):
-        return None
     tokenizer = plain_tokenizer(model.tokenizer)
     inputs = (prompt + text for text in texts)
-    candidates = [each for each in inputs if len(each.encode()) > longest - 2]  # a token has at least a byte
+    candidates = [text for text in inputs if len(text.encode()) > longest - 2]  # a token has at least a byte
     parts = (candidates[i : i + 1024] for i in range(0, len(candidates), 1024))
-    return sum(len(each) > longest for part in parts for each in tokenizer.encode_batch_fast(part))
+    return sum(len(tokens) > longest for part in parts for tokens in tokenizer.encode_batch_fast(part))
 
 
-def hash_of_weights(model: torch.nn.Module, settings: Mapping | None = None, dtype: torch.dtype | None = None) -> str:
+def hash_of_weights(
+    model: torch.nn.Module, settings: Mapping | Sequence | None = None, dtype: torch.dtype | None = None
+) -> str:
     """Return a hash of a module's weights, converted to `dtype`, and of settings of plain types, 16 hexadecimal digits."""
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):

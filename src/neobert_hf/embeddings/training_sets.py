@@ -6,7 +6,7 @@ MEDMCQA_CLUST, NPR, YAHOO_CLUST): for them, the id is the Hub dataset of that na
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -138,18 +138,10 @@ def load_contextual_stage(stage: str) -> dict[str, Dataset]:
     Raises:
         ValueError: The columns of the set on the Hub have changed.
     """
-    path = CONTEXTUAL_STAGES[stage]
-    try:
-        parts = {}
-        for name, rows in load_dataset(path).items():  # each split is a source
-            if stage == "supervised":  # rows have lists of positives
-                rows = rows.map(lambda row: {"document": row["pos"][0]}, desc=name)
-            parts[name] = rows.select_columns(["query", "document"])
-        return parts
-    except (KeyError, ValueError) as error:
-        raise ValueError(
-            f"{path} does not have the expected columns ({error}); the set on the Hub has changed, give --train_files"
-        ) from error
+    parts = load_dataset(CONTEXTUAL_STAGES[stage])  # each split is a source
+    if stage == "supervised":  # rows have lists of positives
+        parts = {name: rows.map(lambda row: {"document": row["pos"][0]}, desc=name) for name, rows in parts.items()}
+    return {name: rows.select_columns(["query", "document"]) for name, rows in parts.items()}
 
 
 def load_training_set(name: str, seed: int = 0) -> Dataset:
@@ -163,10 +155,8 @@ def load_training_set(name: str, seed: int = 0) -> Dataset:
         Columns `anchor`, `positive`, and `negative_1` to `negative_n`.
 
     Raises:
-        ValueError: The name is unknown, or the columns of the set on the Hub have changed.
+        ValueError: The columns of the set on the Hub have changed.
     """
-    if name not in TRAINING_SETS:
-        raise ValueError(f"unknown training set {name!r}; the paper's sets are {', '.join(TRAINING_SETS)}")
     source = TRAINING_SETS[name]
     parts = []
     for config in source.configs:
@@ -227,9 +217,7 @@ def _class_triplets(rows: Dataset, seed: int) -> Dataset:
     texts, labels = list(rows["anchor"]), np.asarray(list(rows["label"]))
     rng = np.random.default_rng(seed)
     order = np.argsort(labels, kind="stable")
-    values, starts, counts = np.unique(labels[order], return_index=True, return_counts=True)
-    if len(values) < 2:
-        raise ValueError(f"all texts belong to the class {values.tolist()}; negatives need a second class")
+    _, starts, counts = np.unique(labels[order], return_index=True, return_counts=True)
     triplets = []
     for start, count in zip(starts, counts):
         own = order[start : start + count]
@@ -242,7 +230,7 @@ def _class_triplets(rows: Dataset, seed: int) -> Dataset:
 
 
 def read_pairs(file: str | Path) -> Dataset:
-    """Read pairs or triplets from JSON lines, CSV, TSV or Parquet.
+    """Read pairs or triplets from a file of rows.
 
     The order of the columns decides: anchor, positive, then negatives. Their names are ignored.
 
@@ -250,30 +238,37 @@ def read_pairs(file: str | Path) -> Dataset:
         Columns `anchor`, `positive`, and `negative_1` to `negative_n`.
 
     Raises:
-        ValueError: A line is not a row of texts with the columns of the first line, or the kind of file is unknown; the message
-            names the line.
+        ValueError: A line has other columns than the first one, or an empty text; the message names the line.
         OSError: The file cannot be read.
     """
-    rows = []
-    for where, row in read_rows(file):
-        if not isinstance(row, dict) or len(row) < 2:
-            raise ValueError(
-                f"{where}: {row!r} is not an object with an anchor and a positive; give at least two columns"
-            )
-        if rows and list(row) != list(rows[0]):
-            raise ValueError(
-                f"{where}: has the columns {list(row)}, but the first line has {list(rows[0])}; make them equal"
-            )
+    rows: list[dict] = []
+    for place, row in read_rows(file):
         try:
+            if not isinstance(row, dict) or len(row) < 2 or (rows and list(row) != list(rows[0])):
+                raise ValueError(f"{row!r} is not a row of at least two columns, the same in all lines")
             check_texts(list(row.values()))
+            if not all(text.strip() for text in row.values()):
+                raise ValueError(
+                    f"{row!r} has an empty text, which is neither a positive nor a negative; remove this line"
+                )
         except ValueError as error:
-            raise ValueError(f"{where}: {error}") from error
-        if empty := [name for name, text in row.items() if not text.strip()]:
-            raise ValueError(
-                f"{where}: {empty[0]!r} is empty; empty text cannot be a positive or a negative; remove this line"
-            )
+            raise ValueError(f"{place}: {error}") from error
         rows.append(row)
     if not rows:
         raise ValueError(f"{file} is empty; give at least one row")
     names = _names(len(rows[0]))
     return Dataset.from_list([dict(zip(names, row.values())) for row in rows])
+
+
+def read_sets_of_pairs(files: Iterable[str | Path]) -> dict[str, Dataset]:
+    """Return `read_pairs` of each file by its name without suffix.
+
+    Raises:
+        ValueError: Two files have one name, or as of `read_pairs`.
+    """
+    sets: dict[str, Dataset] = {}
+    for file in files:
+        if (name := Path(file).stem) in sets:
+            raise ValueError(f"two files have the name {name}, which identifies the set; rename one of them")
+        sets[name] = read_pairs(file)
+    return sets

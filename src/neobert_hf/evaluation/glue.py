@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,11 +11,8 @@ from datasets import ClassLabel, Dataset, Features, Value, load_dataset
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-from ..data.rows import tab_separated
-from ..data.texts import check_texts
-
 HUB_ID = "nyu-mll/glue"
-ENTAILMENT = ("entailment", "not_entailment")
+PAIR, ENTAILMENT = ("sentence1", "sentence2"), ("entailment", "not_entailment")
 
 
 @dataclass(frozen=True)
@@ -31,12 +27,8 @@ class GlueTask:
         metrics: Names of the metrics; the score of the task is their mean.
         file_texts: Columns of the texts in the original files, if they differ.
         file_label: Column of the label there.
-        no_header: Names of the columns of a file that has no header.
+        no_header: Names of the columns of a file without a header.
         validation: Names of the validation splits on the Hub.
-        is_damaged: The original files have truncated lines, which every loader leaves out, and rows with an empty text, which
-            every loader keeps.
-        may_have_header: The files with `no_header` also exist with a header.
-        has_names: The files have names of classes, and no ids.
     """
 
     name: str
@@ -46,16 +38,13 @@ class GlueTask:
     metrics: tuple[str, ...] = ("accuracy",)
     file_texts: tuple[str, ...] | None = None
     file_label: str = "label"
-    no_header: tuple[str, ...] | None = None
+    no_header: tuple[str, ...] = ()
     validation: tuple[str, ...] = ("validation",)
-    is_damaged: bool = False
-    may_have_header: bool = False
-    has_names: bool = False
 
     @property
-    def num_labels(self) -> int:
-        """Width of the classifier."""
-        return len(self.classes or ("score",))
+    def label(self) -> ClassLabel | Value:
+        """Type of the label."""
+        return Value("float32") if self.classes is None else ClassLabel(names=list(self.classes))
 
 
 TASKS = {
@@ -74,21 +63,20 @@ TASKS = {
             "MNLI",
             ("premise", "hypothesis"),
             ("entailment", "neutral", "contradiction"),
-            file_texts=("sentence1", "sentence2"),
+            file_texts=PAIR,
             file_label="gold_label",
             validation=("validation_matched", "validation_mismatched"),
-            has_names=True,
         ),
         GlueTask(
             "mrpc",
             "MRPC",
-            ("sentence1", "sentence2"),
+            PAIR,
             ("not_equivalent", "equivalent"),
             ("accuracy", "f1"),
             file_texts=("#1 String", "#2 String"),
             file_label="Quality",
         ),
-        GlueTask("qnli", "QNLI", ("question", "sentence"), ENTAILMENT, has_names=True),
+        GlueTask("qnli", "QNLI", ("question", "sentence"), ENTAILMENT),
         GlueTask(
             "qqp",
             "QQP",
@@ -96,21 +84,19 @@ TASKS = {
             ("not_duplicate", "duplicate"),
             ("accuracy", "f1"),
             file_label="is_duplicate",
-            is_damaged=True,
         ),
-        GlueTask("rte", "RTE", ("sentence1", "sentence2"), ENTAILMENT, has_names=True),
+        GlueTask("rte", "RTE", PAIR, ENTAILMENT),
         GlueTask("sst2", "SST-2", ("sentence",), ("negative", "positive")),
         GlueTask(
             "stsb",
             "STS-B",
-            ("sentence1", "sentence2"),
+            PAIR,
             None,
             ("pearson", "spearman"),
             file_label="score",
-            no_header=("genre", "file", "year", "index", "score", "sentence1", "sentence2"),
-            may_have_header=True,
+            no_header=("genre", "file", "year", "index", "score", *PAIR),
         ),
-        GlueTask("wnli", "WNLI", ("sentence1", "sentence2"), ENTAILMENT[::-1]),
+        GlueTask("wnli", "WNLI", PAIR, ENTAILMENT[::-1]),
     )
 }
 AVERAGED = tuple(name for name in TASKS if name != "wnli")  # appendix C: WNLI is excluded
@@ -161,48 +147,26 @@ def load_task(task: GlueTask, data_dir: str | Path | None = None) -> dict[str, D
 
     Args:
         task: One of `TASKS`.
-        data_dir: Folder with the files of the task (train.tsv, dev.tsv; STS-B's also as .csv), or a folder that holds the
-            task's folder; None loads `nyu-mll/glue`.
+        data_dir: Folder with the folders of the original archives (`SST-2`, ...), which hold train.tsv and dev.tsv; None loads
+            `nyu-mll/glue`.
 
     Returns:
         `train` and each split of `task.validation`, with the columns of `task.texts` and `label`.
 
     Raises:
-        ValueError: A line is truncated, a label is not one of the task's, or a text is empty; the message names the line.
+        ValueError: A file has other columns or no rows, or a label is not one of the task's; the message names the line.
         OSError: A file is missing or cannot be read.
     """
+    splits = ("train", *task.validation)
     if data_dir is None:
         data = load_dataset(HUB_ID, task.name)
-        return {split: data[split].remove_columns("idx") for split in ("train", *task.validation)}
-    folder = _folder(task, Path(data_dir))
-    stems = ["train", *(split.replace("validation", "dev") for split in task.validation)]
-    label = Value("float32") if task.classes is None else ClassLabel(names=list(task.classes))
-    features = Features({**dict.fromkeys(task.texts, Value("string")), "label": label})
+        return {split: data[split].remove_columns("idx") for split in splits}
+    features = Features({**dict.fromkeys(task.texts, Value("string")), "label": task.label})
     data = {}
-    for split, stem in zip(("train", *task.validation), stems):
-        file = _file(folder, stem)
-        rows = list(_rows(task, file))
-        if not rows:
-            raise ValueError(f"{file}: no rows; check that the download is complete")
+    for split in splits:
+        rows = list(_rows(task, _file(Path(data_dir, task.folder), split.replace("validation", "dev"))))
         data[split] = Dataset.from_list(rows, features=features)
     return data
-
-
-def _folder(task: GlueTask, data_dir: Path) -> Path:
-    inner = [each for each in sorted(data_dir.iterdir()) if each.is_dir() and _task_of(each) == task]
-    other = _task_of(data_dir)
-    if not inner and other not in (None, task):
-        raise FileNotFoundError(
-            f"{data_dir} is the folder of {other.folder}, and {task.name} needs {task.folder}; name the folder above it, or "
-            f"choose the task {other.name}"
-        )
-    return inner[0] if inner else data_dir
-
-
-def _task_of(folder: Path) -> GlueTask | None:
-    """The task whose original folder has this name."""
-    name = folder.resolve().name.lower()
-    return next((task for task in TASKS.values() if name in (task.folder.lower(), task.name)), None)
 
 
 def _file(folder: Path, stem: str) -> Path:
@@ -210,71 +174,49 @@ def _file(folder: Path, stem: str) -> Path:
     for name in names:
         if Path(folder, name).is_file():
             return Path(folder, name)
-    raise FileNotFoundError(
-        f"{folder} has none of {', '.join(names)}; name the folder with the task's original files, or leave --data_dir out"
-    )
+    raise FileNotFoundError(f"{folder} has none of {', '.join(names)}; download the original files of this task")
 
 
 def _rows(task: GlueTask, file: Path) -> Iterator[dict]:
-    """The rows of an original file: separated by tabs, without quotes, whatever its suffix."""
-    columns = task.file_texts or task.texts
-    with file.open(encoding="utf-8-sig", errors="replace") as stream:
-        first = stream.readline().rstrip("\r\n").split("\t")
-    has_header = {*columns, task.file_label} <= set(first) and (task.no_header is None or task.may_have_header)
-    if not has_header and task.no_header is None:
+    """The rows of an original file: separated by tabs, without quotes, whatever its suffix.
+
+    QQP has truncated lines. As other loaders do, this one leaves out a line with another number of columns.
+    """
+    columns = (*(task.file_texts or task.texts), task.file_label)
+    first, *lines = file.read_text("utf-8-sig").rstrip("\n").split("\n")
+    names = first.rstrip("\r").split("\t")
+    has_header = {*columns} <= {*names}
+    if not has_header:
+        names, lines = task.no_header, [first, *lines]
+    if not {*columns} <= {*names} or not lines:
         raise ValueError(
-            f"{file}, line 1: the columns {', '.join(first)[:200]} do not include {', '.join((*columns, task.file_label))}, "
-            f"which the original files of {task.folder} have; check that this is a file of this task"
+            f"{file} has no rows with the columns {', '.join(columns)}; its first line is {first[:200]!r}; check that this is a "
+            f"complete file of {task.folder}"
         )
-    truncated = []
-    names = None if has_header else task.no_header
-    for place, row in tab_separated(file, names, truncated if task.is_damaged else None):
+    left_out = []
+    for number, line in enumerate(lines, 1 + has_header):
+        values = line.rstrip("\r").split("\t")
+        if len(values) < len(names) or (has_header and len(values) > len(names)):
+            left_out.append(number)
+            continue
+        row = dict(zip(names, values))
+        *texts, label = (row[column] for column in columns)
         try:
-            texts = [row[column] for column in columns]
-            check_texts(texts)
-            empty = [column for column, text in zip(columns, texts) if not text.strip()]
-            if empty and not task.is_damaged:
-                raise ValueError(f"{empty[0]!r} is empty; correct or remove this line")
-            yield {**dict(zip(task.texts, texts)), "label": _label(task, row[task.file_label])}
+            yield {**dict(zip(task.texts, texts)), "label": task.label.encode_example(label)}
         except ValueError as error:
-            raise ValueError(f"{place}: {error}") from error
-    if truncated:
-        print(f"{file}: left out {len(truncated)} truncated lines: {', '.join(map(str, truncated[:20]))}", flush=True)
-
-
-def _label(task: GlueTask, text: str) -> float | int:
-    if task.classes is None:
-        try:
-            score = float(text)
-        except ValueError:
-            score = math.nan
-        if not 0 <= score <= 5:
-            raise ValueError(f"the score {text!r} is not a number from 0 to 5; correct or remove this line")
-        return score
-    if text in task.classes:
-        return task.classes.index(text)
-    if not task.has_names and text in map(str, range(len(task.classes))):
-        return int(text)
-    ids = "" if task.has_names else f" or 0 to {len(task.classes) - 1}"
-    raise ValueError(f"the label {text!r} is not one of {', '.join(task.classes)}{ids}; correct or remove this line")
-
-
-def _correlation(function):
-    """0 if all predictions are equal, as scikit-learn has it for Matthews' coefficient; early in training they can be."""
-    return lambda labels, predicted: 0.0 if np.ptp(predicted) == 0 else function(predicted, labels).statistic
+            raise ValueError(f"{file}, line {number}: {error}; correct or remove this line") from error
+    if left_out:
+        print(f"{file}: left out {len(left_out)} lines with another number of columns: {left_out[:20]}", flush=True)
 
 
 METRICS = {
     "accuracy": accuracy_score,
     "f1": f1_score,
     "matthews": matthews_corrcoef,
-    "pearson": _correlation(pearsonr),
-    "spearman": _correlation(spearmanr),
+    # 0 if all predictions are equal, as scikit-learn has it for Matthews' coefficient; early in training they can be
+    "pearson": lambda labels, predicted: np.nan_to_num(pearsonr(predicted, labels).statistic),
+    "spearman": lambda labels, predicted: np.nan_to_num(spearmanr(predicted, labels).statistic),
 }
-
-
-class DivergedError(ValueError):
-    """A prediction of a model is not finite."""
 
 
 def task_metrics(task: GlueTask, logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
@@ -286,16 +228,17 @@ def task_metrics(task: GlueTask, logits: np.ndarray, labels: np.ndarray) -> dict
         labels: (N,) class ids or scores.
 
     Raises:
-        DivergedError: A prediction is not finite.
+        FloatingPointError: A prediction is not finite.
     """
     if not np.isfinite(logits).all():
-        raise DivergedError(f"{task.name}: a prediction is not finite; the model has diverged, lower the learning rate")
-    predicted = logits.squeeze(-1) if task.classes is None and logits.ndim == 2 else logits
-    predicted = predicted if task.classes is None else predicted.argmax(-1)
+        raise FloatingPointError(
+            f"{task.name}: a prediction is not finite; the model has diverged, lower the learning rate"
+        )
+    predicted = logits.reshape(len(labels)) if task.classes is None else logits.argmax(-1)
     values = {name: 100 * float(METRICS[name](labels, predicted)) for name in task.metrics}
     return {**values, "score": float(np.mean(list(values.values())))}
 
 
-def average(scores: Mapping[str, float], tasks: Sequence[str] = AVERAGED) -> float | None:
+def average(scores: Mapping[str, float]) -> float | None:
     """Return the mean over the tasks that the paper averages, or None if one of them has no score."""
-    return float(np.mean([scores[name] for name in tasks])) if all(name in scores for name in tasks) else None
+    return float(np.mean([scores[name] for name in AVERAGED])) if scores.keys() >= {*AVERAGED} else None

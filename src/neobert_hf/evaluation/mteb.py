@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import mteb
-import torch
-from huggingface_hub import EvalResult
+from huggingface_hub import EvalResult, ModelCard
 from mteb.models.abs_encoder import get_prompt_name
 from mteb.models.sentence_transformer_wrapper import SentenceTransformerEncoderWrapper
 from mteb.types import PromptType
@@ -18,7 +17,6 @@ from sentence_transformers import SentenceTransformer
 from ..embeddings.contextual import contextual_model, fit_context, is_contextual
 from ..embeddings.instructions import mteb_prompts
 from ..embeddings.models import fingerprint
-from .cards import load_card
 
 BENCHMARK = "MTEB(eng, v1)"
 # The columns of Table 4, and the task types of mteb.
@@ -31,7 +29,6 @@ CATEGORIES = {
     "STS": "STS",
     "Summ.": "Summarization",
 }
-DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 @dataclass(frozen=True)
@@ -134,14 +131,14 @@ def evaluate(
     Raises:
         ValueError: The name does not have the form organisation/name.
     """
-    check_model_name(model_name)
+    if "/" not in model_name:
+        raise ValueError(f"model_name={model_name!r} does not have the form organisation/name; give such a name")
     prompts = mteb_prompts() if prompts is None else prompts
-    context = contextual_model(model).context if is_contextual(model) and model[0].model.config.has_context else None
-    if is_contextual(model):
-        contextual_model(model).set_context(None)
-        wrapper = ContextualEncoder(model, tasks)
-    else:
-        wrapper = SentenceTransformerEncoderWrapper(model)
+    contextual = contextual_model(model) if is_contextual(model) else None
+    context = contextual.context if contextual and contextual.config.has_context else None
+    if contextual:
+        contextual.set_context(None)
+    wrapper = ContextualEncoder(model, tasks) if contextual else SentenceTransformerEncoderWrapper(model)
     wrapper.model_prompts = prompts  # the constructor drops names that mteb does not know, and warns without cause
     own = model.prompts, model.default_prompt_name
     model.prompts, model.default_prompt_name = {}, None  # otherwise they would apply to tasks without a prompt
@@ -158,24 +155,14 @@ def evaluate(
         )
     finally:
         model.prompts, model.default_prompt_name = own
-        if is_contextual(model):
-            contextual_model(model).set_context(context)
-    metadata = {task.metadata.name: task.metadata for task in tasks}
-    scores = []
-    for each in result.task_results:
-        known = metadata[each.task_name]
-        scores.append(
-            Score(known.name, known.type, known.main_score, 100 * float(each.get_score()), known.dataset["path"])
-        )
-    return scores
-
-
-def check_model_name(model_name: str) -> None:
-    """Raise ValueError if the name does not have the form organisation/name."""
-    if model_name.count("/") != 1 or not all(model_name.split("/")):
-        raise ValueError(
-            f"model_name={model_name!r} does not have the form organisation/name; give such a name, it identifies the results"
-        )
+        if contextual:
+            contextual.set_context(context)
+    known = {task.metadata.name: task.metadata for task in tasks}
+    scores = {done.task_name: 100 * float(done.get_score()) for done in result.task_results}
+    return [
+        Score(name, known[name].type, known[name].main_score, score, known[name].dataset["path"])
+        for name, score in scores.items()
+    ]
 
 
 def averages(scores: list[Score]) -> tuple[dict[str, float | None], list[str]]:
@@ -203,10 +190,9 @@ def write_model_index(card: str | Path, model_name: str, scores: list[Score]) ->
     """Write the scores into the metadata of a model card, in the Hub's format; other results on the card are kept.
 
     Raises:
-        ValueError: The YAML at its beginning is damaged.
         OSError: The card does not exist.
     """
-    loaded = load_card(card)
+    loaded = ModelCard.load(Path(card))
     loaded.data.model_name = model_name
     new = [
         EvalResult(s.type, s.dataset, f"MTEB {s.task}", s.metric, round(s.score, 4), task_name=s.type) for s in scores

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from scipy.stats import t as student
 from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..model.modeling_neobert import NeoBERTForMaskedLM
@@ -84,17 +85,14 @@ def masked_losses(
 ) -> Iterator[list[float]]:
     """Yield the cross-entropies of each text's masked tokens, in nats, where each token is masked alone.
 
-    A batch holds copies of one or more texts, each with one mask, and at most `max_tokens` tokens with padding. Logits exist at
-    masked positions only. So memory depends on the budget, and not on the lengths or the number of texts.
+    A batch holds copies of one or more texts, each with one mask: at most `max_tokens` tokens with padding, or one copy of a
+    longer text. Logits exist at masked positions only. So memory depends on the budget, and not on the number of texts.
 
     Args:
         model: A masked language model in evaluation mode.
         mask_token_id: Id of the mask token.
         texts: Texts; in order of length there is the least padding.
         max_tokens: Largest number of tokens in a batch.
-
-    Raises:
-        ValueError: A text has more tokens than the budget.
 
     Source: paper, section 5.3 and appendix E.
     """
@@ -113,10 +111,6 @@ def _batches(texts: Iterable[MaskedText], max_tokens: int) -> Iterator[list[tupl
     longest = 0
     for text in texts:
         length = len(text.input_ids)
-        if length > max_tokens:
-            raise ValueError(
-                f"a text has {length} tokens, and the budget is {max_tokens}; choose a larger budget, or truncate the texts"
-            )
         for position in text.positions:
             if batch and (len(batch) + 1) * max(longest, length) > max_tokens:
                 yield batch
@@ -129,9 +123,8 @@ def _batches(texts: Iterable[MaskedText], max_tokens: int) -> Iterator[list[tupl
 
 def _losses(model, batch, mask_token_id) -> list[float]:
     lengths = [len(text.input_ids) for text, _ in batch]
-    input_ids = torch.full((len(batch), max(lengths)), model.config.pad_token_id or 0)
-    for row, (text, _) in enumerate(batch):
-        input_ids[row, : lengths[row]] = torch.as_tensor(text.input_ids)
+    copies = [torch.as_tensor(text.input_ids) for text, _ in batch]
+    input_ids = pad_sequence(copies, batch_first=True, padding_value=model.config.pad_token_id or 0)
     rows, positions = torch.arange(len(batch)), torch.tensor([position for _, position in batch])
     labels = input_ids[rows, positions]
     input_ids[rows, positions] = mask_token_id
@@ -167,18 +160,6 @@ def _logits_at(model: PreTrainedModel, inputs: dict[str, torch.Tensor], position
         return model(**inputs, return_dict=True).logits[:, 0]
     finally:
         hook.remove()
-
-
-@torch.no_grad()
-def one_pass_losses(model: PreTrainedModel, text: MaskedText) -> list[float]:
-    """Return the cross-entropies of the tokens at the text's positions where no token is masked, from one forward.
-
-    The model sees the token that it predicts, so these values are far below those of `masked_losses`. They are an
-    approximation only as far as their order is the same; report the correlation with exact values.
-    """
-    input_ids = torch.tensor([list(text.input_ids)], device=model.device)
-    logits = model(input_ids=input_ids).logits[0, list(text.positions)].float()
-    return cross_entropy(logits, input_ids[0, list(text.positions)], reduction="none").tolist()
 
 
 def pseudo_perplexity(losses: Sequence[float]) -> float:
@@ -234,14 +215,3 @@ def median_by_length(lengths: Sequence[int], values: Sequence[float], num_bins: 
         {"up_to": lengths[part[-1]], "median": statistics.median(values[i] for i in part), "texts": len(part)}
         for part in bins
     ]
-
-
-def corpus_pseudo_perplexity(mean_losses: Sequence[float], num_tokens: Sequence[int]) -> float:
-    """Return the pseudo-perplexity of all tokens of several texts.
-
-    Args:
-        mean_losses: Mean loss of each text, over all of its tokens or a sample.
-        num_tokens: Number of tokens of each text.
-    """
-    total = sum(loss * number for loss, number in zip(mean_losses, num_tokens))
-    return pseudo_perplexity([total / sum(num_tokens)])

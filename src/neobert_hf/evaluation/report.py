@@ -1,167 +1,105 @@
-"""Reports of an evaluation: one HTML page with tables and figures inside, and a section of a model card."""
+"""Tables and figures of results, and the model cards that they go to."""
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-import jinja2
+import numpy as np
 from huggingface_hub import ModelCard
+from matplotlib.figure import Figure
 from tabulate import tabulate
 
-from .cards import load_card
-from .glue import TASKS
+from .glue import TABLE_3, TABLE_3_TASKS, TASKS
 
-PAGE = jinja2.Template(
-    """<!DOCTYPE html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{{ title }}</title>
-<style>
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
-table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto }
-th, td { border-bottom: 1px solid #ccc; padding: 0.25rem 0.75rem; text-align: left }
-img { max-width: 100% }
-</style>
-<h1>{{ title }}</h1>
-{% for section in sections %}
-<h2>{{ section.title }}</h2>
-<p>{{ section.text }}</p>
-{{ section.html_table() | safe }}
-{% if section.figure %}<img alt="{{ section.title }}" src="data:image/png;base64,{{ section.image() }}">{% endif %}
-{% endfor %}
-</html>
-""",
-    autoescape=True,
-    trim_blocks=True,
-)
-FIRST, LAST = "<!-- table:evaluation -->", "<!-- end -->"  # in a model card
+FIRST, LAST = "<!-- table:evaluation -->", "<!-- end -->"  # of the section in a model card
 
 
-@dataclass(frozen=True)
-class Section:
-    """A part of a report.
+def glue_table(summary: dict) -> str:
+    """Return a Markdown table: for each task mean, standard deviation over seeds, metrics of the best run and its setting.
 
     Args:
-        title: Its heading.
-        text: What was measured, and how.
-        rows: Rows of its table, as dicts with the same keys.
-        figure: A PNG file, which becomes part of the page.
+        summary: Result of `glue_runs.run_suite`.
     """
+    rows = []
+    for task in summary["tasks"]:
+        metrics = ", ".join(f"{name} {value:.1f}" for name, value in task["metrics"].items() if name != "score")
+        batch_size, learning_rate, weight_decay = task["setting"].values()
+        rows.append(
+            {
+                "task": task["task"],
+                "score": _mean(task),
+                "seeds": len(task["scores"]),
+                "best run": metrics,
+                "batch, lr, decay": f"{batch_size}, {learning_rate:g}, {weight_decay:g}",
+                "start": "MNLI" if task["start"] != summary["model"] else "",
+            }
+        )
+    if summary["average"] is not None:
+        rows.append({"task": "average", "score": f"{summary['average']:.1f}"})
+    return tabulate(rows, headers="keys", tablefmt="github")
 
-    title: str
-    text: str
-    rows: Sequence[dict] = ()
-    figure: Path | None = None
 
-    def html_table(self) -> str:
-        """Return the table as HTML; its cells are escaped."""
-        return tabulate(self.rows, headers="keys", tablefmt="html") if self.rows else ""
-
-    def image(self) -> str:
-        """Return the figure in base64."""
-        return base64.b64encode(self.figure.read_bytes()).decode()
+def _mean(task: dict) -> str:
+    spread = task["standard_deviation"]
+    return f"{task['mean']:.1f}" + ("" if spread is None else f" ± {spread:.1f}")
 
 
-def markdown(sections: Sequence[Section]) -> str:
-    """Return headings, tables and texts as Markdown, without the figures."""
-    parts = []
-    for section in sections:
-        table = [tabulate(section.rows, headers="keys", tablefmt="github")] if section.rows else []
-        parts += [f"### {section.title}", *table, section.text]
+def plot_glue(summary: dict) -> Figure:
+    """Return bars of the scores beside those of Table 3, for the tasks that have run."""
+    results = {task["task"]: task for task in summary["tasks"]}
+    tasks = [task for task in TABLE_3_TASKS if task in results]
+    models = {name: dict(zip(TABLE_3_TASKS, scores)) for name, scores in TABLE_3.items()}
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    axes = figure.subplots()
+    positions, width = np.arange(len(tasks)), 0.8 / (len(models) + 1)
+    for i, (name, scores) in enumerate(models.items()):
+        axes.bar(positions + i * width, [scores[task] for task in tasks], width, label=f"{name} (paper)", alpha=0.6)
+    errors = [results[task]["standard_deviation"] or 0 for task in tasks]
+    last = positions + len(models) * width
+    axes.bar(last, [results[task]["mean"] for task in tasks], width, yerr=errors, color="black", label="this run")
+    axes.set_xticks(positions + 0.4 - width / 2, tasks)
+    axes.set_ylabel("score on the development set")
+    axes.legend(ncols=3, fontsize="small", loc="lower center", bbox_to_anchor=(0.5, 1))
+    return figure
+
+
+def evaluation_report(result: dict) -> str:
+    """Return a result of examples/evaluate_model.py as Markdown: two tables, and how they were measured."""
+    perplexity = result["pseudo_perplexity"]
+    scores = [
+        (task["task"], " and ".join(TASKS[task["task"]].metrics), _mean(task), len(task["scores"]))
+        for task in result["glue"]
+    ]
+    starts = [1, *(point["up_to"] + 1 for point in perplexity["by_length"])]
+    medians = [
+        (f"{start:,} to {point['up_to']:,}", point["texts"], f"{point['median']:.1f}")
+        for start, point in zip(starts, perplexity["by_length"])
+    ]
+    machine = result["gpu"] or f"{result['cores']} cores of {result['processor']}, {result['instructions']}"
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    parts = [
+        "### GLUE",
+        tabulate(scores, ["task", "metric", "score", "seeds"], "github"),
+        f"Development sets. Fine-tuned with {result['max_steps']:,} batches of 32 rows at a learning rate of "
+        f"{result['learning_rate']:g}. Mean and standard deviation over the seeds, each with its best evaluation. "
+        f"{result['dtype']}, {machine}, {versions}.",
+        "### Pseudo-perplexity by length",
+        tabulate(medians, ["tokens", "texts", "pseudo-perplexity"], "github"),
+        f"Medians over {perplexity['texts']:,} texts of at most {perplexity['max_seq_length']:,} tokens, each with a sample of "
+        f"its positions. The median of all of them is {perplexity['median']:.1f}.",
+    ]
     return "\n\n".join(parts)
 
 
-def evaluation_sections(result: dict, figures: Path) -> list[Section]:
-    """Return the sections of a result of examples/evaluate_model.py.
-
-    Args:
-        result: Content of evaluation.json.
-        figures: Folder of the figures.
-    """
-    machine = result["gpu"] or f"{result['cores']} cores of {result['processor']}, {result['instructions']}"
-    machine = f"{result['dtype']}, {machine}"
-    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    perplexity = result["pseudo_perplexity"]
-    rows = [
-        {
-            "task": task["task"],
-            "metric": " and ".join(TASKS[task["task"]].metrics),
-            "score": f"{task['mean']:.1f}"
-            + ("" if task["standard_deviation"] is None else f" ± {task['standard_deviation']:.1f}"),
-            "seeds": len(task["scores"]),
-        }
-        for task in result["glue"]
-    ]
-    lengths = [0, *(point["up_to"] for point in perplexity["by_length"])]
-    return [
-        Section(
-            "GLUE",
-            f"Development sets. Fine-tuned with {result['max_steps']:,} batches of 32 rows at a learning rate of "
-            f"{result['learning_rate']:g}. Mean and standard deviation over the seeds, each with its best evaluation. "
-            f"{machine}, {versions}.",
-            rows,
-            figures / "glue.png",
-        ),
-        Section(
-            "Pseudo-perplexity by length",
-            f"Medians over {perplexity['texts']:,} texts of at most {perplexity['max_seq_length']:,} tokens, each with a sample "
-            f"of its positions. The median of all of them is {perplexity['median']:.1f}.",
-            [
-                {
-                    "tokens": f"{before + 1:,} to {point['up_to']:,}",
-                    "texts": point["texts"],
-                    "pseudo-perplexity": f"{point['median']:.1f}",
-                }
-                for before, point in zip(lengths, perplexity["by_length"])
-            ],
-            figures / "pseudo-perplexity" / "by_length.png",
-        ),
-    ]
-
-
-def write_page(folder: str | Path, title: str, sections: Sequence[Section]) -> Path:
-    """Write index.html, which needs no other file, and return its path.
+def write_card_section(file: str | Path, content: str) -> None:
+    """Write Markdown into a model card, between two comments; a card without them gets a section Evaluation at its end.
 
     Raises:
-        OSError: A figure cannot be read, or the page cannot be written.
+        OSError: The card does not exist.
     """
-    file = Path(folder, "index.html")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(PAGE.render(title=title, sections=sections), "utf-8")
-    return file
-
-
-def read_card(file: str | Path) -> ModelCard:
-    """Read a model card whose section a report can replace; one without section gets an empty one under a new heading at its end.
-
-    Raises:
-        ValueError: The second comment of the section is missing, or as of `load_card`.
-        OSError: As of `load_card`.
-    """
-    card = load_card(file)
+    card = ModelCard.load(Path(file))
     if FIRST not in card.text:
         card.text = f"{card.text.rstrip()}\n\n## Evaluation\n\n{FIRST}\n{LAST}\n"
-    if LAST not in card.text.partition(FIRST)[2]:
-        raise ValueError(f"{file} has {FIRST} without {LAST}; write the latter where the section ends")
-    return card
-
-
-def write_card_section(file: str | Path, sections: Sequence[Section]) -> None:
-    """Write the sections into a model card, between two comments; the errors are those of `read_card`."""
-    card = read_card(file)
     before, _, rest = card.text.partition(FIRST)
-    card.text = f"{before}{FIRST}\n{markdown(sections)}\n{LAST}{rest.partition(LAST)[2]}"
-    card.save(file)
-
-
-def long_context_table(result: dict) -> str:
-    """Return a Markdown table: a row for each scaling, a column for each length."""
-    rows = {}
-    for point in result["points"]:
-        shown = f"{point['pseudo_perplexity']:.1f} ({point['low']:.1f} to {point['high']:.1f})"
-        rows.setdefault(point["scaling"], {"scaling": point["scaling"]})[f"{point['length']:,} tokens"] = shown
-    return tabulate(list(rows.values()), headers="keys", tablefmt="github")
+    card.text = f"{before}{FIRST}\n{content}\n{LAST}{rest.partition(LAST)[2]}"
+    card.save(Path(file))

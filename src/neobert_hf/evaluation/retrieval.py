@@ -1,14 +1,13 @@
 """Retrieval evaluation on pairs of query and document, with sentence-transformers' evaluator."""
 
 from collections.abc import Iterable
-from pathlib import Path
 
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
 from ..embeddings.contextual import contextual_model, fit_context
-from ..embeddings.training_sets import read_pairs
+from ..embeddings.training_sets import read_sets_of_pairs
 
 
 def pairs_evaluator(
@@ -44,18 +43,8 @@ def pairs_evaluator(
 
 
 def pairs_evaluators(files: Iterable[str]) -> list[InformationRetrievalEvaluator]:
-    """Return an evaluator of the pairs in each file, with the name of the file.
-
-    Raises:
-        ValueError: Two files have one name, or a row is invalid.
-        OSError: A file cannot be read.
-    """
-    named: dict[str, str] = {}
-    for file in files:
-        if Path(file).stem in named:
-            raise ValueError(f"{named[Path(file).stem]} and {file} have one name, which their metrics get; rename one")
-        named[Path(file).stem] = file
-    return [pairs_evaluator(read_pairs(file), name) for name, file in named.items()]
+    """Return an evaluator of the pairs in each file, with the name of the file; the errors are those of `read_sets_of_pairs`."""
+    return [pairs_evaluator(pairs, name) for name, pairs in read_sets_of_pairs(files).items()]
 
 
 class EvaluatorInContext(InformationRetrievalEvaluator):
