@@ -1,4 +1,4 @@
-"""Masked-token accuracy of masked language models, and of baselines by n-grams."""
+"""Masked-token accuracy of a masked language model, and of a bigram model that counts tokens."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -12,41 +12,16 @@ def masked_accuracy(model: PreTrainedModel, batches: Iterable[dict]) -> float:
     """Return the share of masked tokens, between 0 and 1, that the model predicts correctly (top-1).
 
     Args:
-        model: A masked language model; its training or evaluation mode is restored.
+        model: A masked language model in evaluation mode.
         batches: Model inputs with `labels`, -100 where no token is masked.
-
-    Raises:
-        ValueError: No token of any batch is masked.
     """
-    was_training = model.training
-    model.eval()
-    right = total = 0
+    num_correct = num_masked = 0
     for batch in batches:
-        labels = batch["labels"].to(model.device)
-        is_masked = labels != -100
-        inputs = {name: value.to(model.device) if torch.is_tensor(value) else value for name, value in batch.items()}
-        logits = model(**{name: value for name, value in inputs.items() if name != "labels"}).logits
-        right += int((logits.argmax(-1) == labels)[is_masked].sum())
-        total += int(is_masked.sum())
-    model.train(was_training)
-    if not total:
-        raise ValueError("no batch holds a masked token, so the accuracy is undefined; mask at least one token")
-    return right / total
-
-
-def unigram_accuracy(training_ids: Iterable[list[int]], batches: Iterable[dict], ignored_ids: Iterable[int]) -> float:
-    """Return the masked-token accuracy of the unigram baseline, which always predicts the most frequent training token.
-
-    Args:
-        training_ids: Token ids of the training documents.
-        batches: As for `masked_accuracy`.
-        ignored_ids: Ids of special tokens, which are never masked.
-    """
-    ignored = set(ignored_ids)
-    counts = Counter(token for ids in training_ids for token in ids if token not in ignored)
-    most_frequent = counts.most_common(1)[0][0]
-    labels = torch.cat([batch["labels"][batch["labels"] != -100] for batch in batches])
-    return (labels == most_frequent).float().mean().item()
+        labels = batch["labels"]
+        logits = model(**{name: value for name, value in batch.items() if name != "labels"}).logits
+        num_correct += (logits.argmax(-1) == labels).sum().item()  # no prediction is -100
+        num_masked += (labels != -100).sum().item()
+    return num_correct / num_masked
 
 
 def bigram_accuracy(training_ids: Iterable[list[int]], batches: Iterable[dict], ignored_ids: Iterable[int]) -> float:
@@ -68,20 +43,20 @@ def bigram_accuracy(training_ids: Iterable[list[int]], batches: Iterable[dict], 
                 after[left][token] += 1
                 before[right][token] += 1
                 counts[token] += 1
-    ((most_frequent, _),) = counts.most_common(1)
+    most_frequent = counts.most_common(1)[0][0]
     predictions = [{token: _most_likely(c) for token, c in table.items()} for table in (after, before)]
-    num_correct = total = 0
+    num_correct = num_masked = 0
     for batch in batches:
         for ids, labels in zip(batch["input_ids"].tolist(), batch["labels"].tolist()):
             for place in (i for i, label in enumerate(labels) if label != -100):
                 neighbours = zip(predictions, (ids[place - 1], ids[place + 1]))
                 _, prediction = max(table.get(token, (0.0, most_frequent)) for table, token in neighbours)
                 num_correct += prediction == labels[place]
-                total += 1
-    return num_correct / total
+                num_masked += 1
+    return num_correct / num_masked
 
 
-def _most_likely(counts):
+def _most_likely(counts: Counter) -> tuple[float, int]:
     """Return the relative frequency of the most frequent token, and this token."""
     ((token, count),) = counts.most_common(1)
     return count / counts.total(), token

