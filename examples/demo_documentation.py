@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar
 
+from documentation_search.masked_accuracy import masked_accuracy
 from transformers import Trainer, TrainingArguments, set_seed
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, PackedMLMCollator, tune_allocator
 from neobert_hf.data.wordpiece import train_wordpiece
 from neobert_hf.demo.documentation import collect_documentation
-from neobert_hf.evaluation.masked_lm import masked_accuracy, unigram_accuracy
 from neobert_hf.runs.arguments import PrecisionArguments
 from neobert_hf.runs.commands import Bounds, CommandParser, run_command
 
@@ -120,7 +120,6 @@ def run(demo: DemoArguments, training: DemoTrainingArguments):
         )
     )
     accuracy = {
-        "most frequent token": unigram_accuracy(training_ids, batches, tokenizer.all_special_ids),
         "before training": masked_accuracy(model, batches),
     }
 

@@ -1,12 +1,10 @@
 """Tables of what the models predict: accuracy, retrieval, fine-tuning, pseudo-perplexity."""
 
 import json
-from statistics import mean, stdev
 
 from tabulate import tabulate
 
 from neobert_hf.evaluation.report import evaluation_sections, long_context_table, markdown
-from neobert_hf.hub.mini import masked_table
 from page_tables.results import RESULTS, ROOT, result_of, source
 
 MINI_SUMMARY = ROOT / "src/neobert_hf/mini/training_summary.json"
@@ -16,8 +14,12 @@ def mini() -> str:
     """Masked-token accuracy of the mini model, next to baselines without a model."""
     measured = json.loads(MINI_SUMMARY.read_text("utf-8"))["measured"]
     packages, entries = measured["num_held_out"], measured["num_held_out_entries"]
+    shares = measured["masked_accuracy"].items()
+    rows = [[name, share, measured["masked_accuracy_entries"][name]] for name, share in shares]
+    heads = ["model", "packages that are held out", "entries that are held out"]
+    table = tabulate(rows, headers=heads, tablefmt="github", floatfmt=".1%")
     return (
-        f"{masked_table(measured)}\n\nMasked-token accuracy on {packages:,} docstrings of pandas and networkx, of which the "
+        f"{table}\n\nMasked-token accuracy on {packages:,} docstrings of pandas and networkx, of which the "
         f"model learned nothing, and on {entries:,} held-out docstrings of the other packages, some of which the stages that had "
         f"an earlier corpus may have read. At most {measured['max_length']} tokens each. {measured['machine']}."
     )
@@ -54,24 +56,6 @@ def evaluation_bfloat16() -> str:
     (glue, _) = evaluation_sections(result_of("evaluation_cpu_bfloat16"), RESULTS)
     table = tabulate(glue.rows, headers="keys", tablefmt="github")
     return f"{table}\n\n{glue.text}"
-
-
-def seeds() -> str:
-    """Retrieval, STS-B, answers and masks of the last stage of the mini model, which was trained with several seeds."""
-    result = result_of("mini_seeds_cpu_float32")
-    runs = result["rows"]
-    rows = []
-    for metric, (key, form) in WRITTEN_QUESTIONS.items():
-        if key == "model":
-            continue
-        values = [row[key] for row in runs]
-        # a pair counts the correct answers first, and among three
-        columns = zip(*(map(int, value.split(", ")) if isinstance(value, str) else [value] for value in values))
-        spread = [f"{mean(column):{form or '.1f'}} ± {stdev(column):{form or '.1f'}}" for column in columns]
-        rows.append([metric, *(format(value, form) for value in values), ", ".join(spread)])
-    heads = ["metric", *(row["model"] for row in runs), "mean"]
-    table = tabulate(rows, headers=heads, tablefmt="github", disable_numparse=True)
-    return f"{table}\n\nMeans with standard deviations. {result['settings']['dtype']}, {source(result)}."
 
 
 def finetuning(name: str) -> str:
@@ -185,48 +169,6 @@ LATE_INTERACTION = {
     "MRR@10": ("MRR@10", ".3f"),
     "nDCG@10": ("nDCG@10", ".3f"),
     "seconds": ("seconds", ".3f"),
-}
-
-DISTILLATION_TRIALS = {
-    "trial": ("trial", ""),
-    "steps": ("steps", ""),
-    "recall@10": ("recall", ".3f"),
-    "in other words": ("recall_other_words", ".3f"),
-    "STS-B dev": ("spearman", ".3f"),
-}
-
-DISTILLATION_STAGES = {
-    "training": ("model", ""),
-    "recall@1": ("recall@1", ".3f"),
-    "recall@10": ("recall", ".3f"),
-    "STS-B dev": ("spearman", ".3f"),
-    "correct first, of 60": ("first", ""),
-    "correct among 3": ("three", ""),
-}
-
-TOKEN_WEIGHTS = {
-    "weights of the tokens": ("model", ""),
-    "recall@1": ("recall@1", ".3f"),
-    "recall@10": ("recall", ".3f"),
-    "recall@1, other words": ("recall@1 other", ".3f"),
-    "recall@10, other words": ("other", ".3f"),
-    "STS-B dev": ("spearman", ".3f"),
-    "correct first, of 60": ("first", ""),
-    "correct among 3": ("three", ""),
-}
-
-WRITTEN_QUESTIONS = {
-    "model": ("model", ""),
-    "recall@1": ("recall@1", ".3f"),
-    "recall@10": ("recall", ".3f"),
-    "recall@1, other words": ("recall@1 other", ".3f"),
-    "recall@10, other words": ("other", ".3f"),
-    "STS-B dev": ("spearman", ".3f"),
-    "everyday: 60": ("everyday", ""),
-    "everyday, later: 50": ("later", ""),
-    "details: 600": ("details", ""),
-    "masked accuracy": ("masked", ".3f"),
-    "of held-out entries": ("masked entries", ".3f"),
 }
 
 INT8 = {

@@ -14,12 +14,13 @@ from masked_accuracy import bigram_accuracy, masked_accuracy
 from sentence_transformers import SentenceTransformer
 from tabulate import tabulate
 from token_weights import inverse_document_frequencies, partial_whitening, weighted_sentence_transformer
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer
 
 from neobert_hf import NeoBERTForMaskedLM, PackedMLMCollator, best_dtype
 from neobert_hf.evaluation.retrieval import pairs_evaluator
 
 CARD = Path(__file__).with_name("mini_card.md")
+TOKENIZER = "PreTrainedTokenizerFast"
 NUM_WHITENED = 10_000  # texts; a covariance of width 256 needs no more
 NUM_MASKED = 1000  # held-out documents
 MASKED_LENGTH = 256  # tokens to which they are truncated
@@ -66,16 +67,16 @@ def write_model(mean: Path, texts: list[str], out: Path, max_seq_length: int) ->
     model = weighted_sentence_transformer(str(mean), weights, projection, max_seq_length, torch.bfloat16)
     model.save_pretrained(str(out), create_model_card=False)
     NeoBERTForMaskedLM.from_pretrained(mean, dtype=torch.bfloat16).save_pretrained(out)  # the same, with the decoder
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(out)
-    tokenizer.backend_tokenizer.no_truncation()  # that of the last call; tokenizer_config.json has the model's length
-    tokenizer.backend_tokenizer.no_padding()
-    tokenizer.save_pretrained(out)  # under a class name that every version of transformers knows
+    model.tokenizer.backend_tokenizer.no_truncation()  # that of the last call; tokenizer_config.json has max_seq_length
+    model.tokenizer.backend_tokenizer.no_padding()
+    model.tokenizer.save_pretrained(out)
     for file in out.glob("*_neobert.py"):
         file.unlink()
-    config = json.loads((out / "config.json").read_text("utf-8"))
-    config.pop("auto_map", None)
-    config["dtype"] = "float32"
-    (out / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
+    # transformers 4 does not know the name under which transformers 5 saves this class
+    for name, changes in {"config": {"dtype": "float32"}, "tokenizer_config": {"tokenizer_class": TOKENIZER}}.items():
+        settings = json.loads((out / f"{name}.json").read_text("utf-8")) | changes
+        settings.pop("auto_map", None)
+        (out / f"{name}.json").write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", "utf-8")
     return SentenceTransformer(str(out))
 
 
@@ -131,11 +132,21 @@ def texts_of(corpus: Path, name: str) -> list[str]:
 def write_card(out: Path, model: SentenceTransformer, summary: dict, sources: dict, packages: list[str]) -> None:
     """Write the model card from the measurements, the stages and the sources."""
     measured, config = summary["measured"], model[0].config
+    retrieval = [{"model": name, **scores} for name, scores in measured["retrieval"].items()]
+    packages_and_entries = {
+        "held-out packages": measured["masked_accuracy"],
+        "held-out entries": measured["masked_accuracy_entries"],
+    }
     masked = [
-        [name, share, measured["masked_accuracy_entries"][name]] for name, share in measured["masked_accuracy"].items()
+        {"model": name, **{head: shares[name] for head, shares in packages_and_entries.items()}}
+        for name in measured["masked_accuracy"]
     ]
     stages = [
-        [stage["name"], ", ".join(stage.get("mean") or [stage["start"] or "a new model"]), *map(stage.get, ON_CARD)]
+        {
+            "stage": stage["name"],
+            "begins from, or mean of": ", ".join(stage.get("mean") or [stage["start"] or "a new model"]),
+        }
+        | {name.replace("_", " "): stage.get(name) for name in ON_CARD}
         for stage in summary["stages"]
     ]
     card = ModelCard.from_template(
@@ -149,19 +160,9 @@ def write_card(out: Path, model: SentenceTransformer, summary: dict, sources: di
         shape=f"{config.num_hidden_layers} layers of width {config.hidden_size}",
         megabytes=round(sum(file.stat().st_size for file in out.rglob("*") if file.is_file()) / 1e6),
         packages=" and ".join(packages),
-        retrieval=tabulate(
-            [{"model": name, **scores} for name, scores in measured["retrieval"].items()],
-            headers="keys",
-            tablefmt="github",
-            floatfmt=".3f",
-        ),
-        masked=tabulate(
-            masked,
-            headers=["model", "packages that are held out", "entries that are held out"],
-            tablefmt="github",
-            floatfmt=".1%",
-        ),
-        stages=tabulate(stages, headers=["stage", "begins from, or mean of", *ON_CARD], tablefmt="github"),
+        retrieval_table=tabulate(retrieval, headers="keys", tablefmt="github", floatfmt=".3f"),
+        masked_table=tabulate(masked, headers="keys", tablefmt="github", floatfmt=".1%"),
+        stages_table=tabulate(stages, headers="keys", tablefmt="github"),
         num_whitened=NUM_WHITENED,
         num_sources=len(sources["sources"]),
         num_characters=sum(source["num_characters"] for source in sources["sources"]),

@@ -46,6 +46,7 @@ MAX_POSITIONS = 512  # of a new model; training uses the first max_seq_length
 NUM_FITTED = 10_000  # texts to which the directions of a model without them are fitted
 DIRECTIONS = "directions.npy"  # of the teacher's vectors, beside the student that learned them
 FINISHED = "finished.json"  # the last file of a stage
+SAVE_STEPS = 200
 
 
 @dataclass
@@ -238,7 +239,7 @@ def train_stage(
         seed=stage.seed,
         auto_precision=True,
         logging_steps=50,
-        save_steps=200,
+        save_steps=SAVE_STEPS,
         save_total_limit=2,
         report_to="none",
     )
@@ -303,6 +304,11 @@ def main() -> None:
     recipe = yaml.safe_load(Path(arguments.recipe).read_text("utf-8"))
     stages = read_stages(recipe["stages"])
     corpus, output_dir = Path(arguments.corpus), Path(arguments.output_dir)
+    if not (corpus / "tokenizer").exists():  # written last
+        from corpus import write_corpus
+
+        questions = [HERE / file for file in recipe["corpus"]["question_files"]]
+        write_corpus(corpus, **recipe["corpus"] | {"question_files": questions})
     last = train(stages, recipe["teacher"], corpus, output_dir)
     print(json.dumps(build(last, [asdict(stage) for stage in stages], recipe, corpus, output_dir / "mini")))
 

@@ -4,9 +4,7 @@ import re
 import runpy
 
 import build
-import build_mini
 import demo_documentation
-import distill_embeddings
 import evaluate_mteb
 import pretrain_mlm
 import pytest
@@ -14,7 +12,6 @@ import train_contrastive
 import use_saved_model
 import verify
 from demo_documentation import DemoArguments, DemoTrainingArguments
-from distill_embeddings import DistillationArguments, DistillationTrainingArguments
 from evaluate_mteb import MTEBArguments
 
 from neobert_hf.embeddings.contrastive import ContrastiveArguments, ContrastiveTrainingArguments
@@ -24,10 +21,6 @@ from neobert_hf.runs.commands import CommandParser
 EXAMPLES = {
     pretrain_mlm: ((CorpusArguments, PretrainingArguments), []),
     train_contrastive: ((ContrastiveArguments, ContrastiveTrainingArguments), ["--model_name_or_path", "model"]),
-    distill_embeddings: (
-        (DistillationArguments, DistillationTrainingArguments),
-        ["--model_name_or_path", "model", "--text_files", "a.jsonl"],
-    ),
     demo_documentation: ((DemoArguments, DemoTrainingArguments), []),
     evaluate_mteb: ((MTEBArguments,), ["--model", "model", "--output_dir", "out"]),
 }
@@ -110,9 +103,7 @@ def test_an_invalid_command_line_ends_with_status_2_and_names_the_rule(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "example", [*EXAMPLES, use_saved_model, build, build_mini, verify], ids=lambda module: module.__name__
-)
+@pytest.mark.parametrize("example", [*EXAMPLES, use_saved_model, build, verify], ids=lambda module: module.__name__)
 def test_every_script_has_a_short_help_and_names_the_library_class_it_accepts(example, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", [example.__file__, "--help"])
     with pytest.raises(SystemExit) as ended:
@@ -122,7 +113,6 @@ def test_every_script_has_a_short_help_and_names_the_library_class_it_accepts(ex
     library_class = {
         pretrain_mlm: "transformers.TrainingArguments",
         train_contrastive: "sentence_transformers.SentenceTransformerTrainingArguments",
-        distill_embeddings: "sentence_transformers.SentenceTransformerTrainingArguments",
         demo_documentation: "transformers.TrainingArguments",
     }.get(example)
     assert ("are accepted too" in out) == (library_class is not None)
