@@ -1,26 +1,25 @@
-"""Docstrings and signatures: introspection of the standard library, parsing of other packages.
+"""The documentation of Python as entries: `read` imports modules in a clean Python process and reads their docstrings.
 
-`documentation.py` runs this file as a script in a clean Python process (`-I -S`), so it imports the standard library only. It
-reads a job as JSON from standard input and writes rows (`Row`) as JSON to standard output.
+The clean process runs this file as a script without site-packages (`-I -S`), so the file imports the standard library only.
 """
 
 from __future__ import annotations
 
-import ast
-import functools
+import dataclasses
 import importlib
 import inspect
 import json
 import os
+import pkgutil
 import re
+import subprocess
 import sys
+import tempfile
 import textwrap
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import dataclass
 from types import CodeType, ModuleType
-
-MIN_CHARACTERS = 40  # a shorter docstring adds nothing to the name
 
 # Modules of the standard library that are skipped, with their submodules.
 LEFT_OUT = {
@@ -33,7 +32,7 @@ LEFT_OUT = {
         "sitecustomize",
         "readline",
         "rlcompleter",
-    ),  # importing them has side effects
+    ),  # have side effects
     *(
         "posix",
         "nt",
@@ -41,195 +40,215 @@ LEFT_OUT = {
         "ntpath",
         "genericpath",
         "nturl2path",
-    ),  # `os`, `os.path` and `urllib.request` document the same functions
-    *(
-        "sre_compile",
-        "sre_constants",
-        "sre_parse",
-        "opcode",
-        "pyexpat",
-        "macpath",
-    ),  # internal modules whose names have no underscore
+    ),  # `os`, `os.path`, `urllib.request` have the same
+    *("sre_compile", "sre_constants", "sre_parse", "opcode", "pyexpat", "macpath"),  # internal, without an underscore
     *("distutils", "lib2to3", "ensurepip", "msilib", "imp", "pydoc_data"),  # not meant for users
 }
+LEFT_OUT_BELOW = {"test", "tests", "testing", "idle_test"}  # at any depth
 SIGNATURE_LINE = re.compile(r"(?:\w+\.)?(\w+)(\(.*\)(?: -+> [\w ]+)?)\n")  # "copy.copy(x) -> a copy", a line by itself
 UNDERLINE = re.compile(r"^([*=~^-])\1{2,}\n", re.MULTILINE)  # below a heading of reStructuredText
-LEFT_OUT_BELOW = {"test", "tests", "testing", "idle_test"}  # at any depth
+PLAIN_DEFAULTS = (
+    type(None),
+    bool,
+    int,
+    float,
+    str,
+    bytes,
+)  # shown in a signature; others may hold an address or the environment
 
-# top-level package, name, signature, text, module to import ("" for topics), name in the module as __qualname__ ("" for a
-# module); for the standard library also the number of modules that mention it
-Row = tuple[str, str, str, str, str, str] | tuple[str, str, str, str, str, str, int]
+
+@dataclass(frozen=True)
+class Entry:
+    """One object of Python, or one topic of `help()`.
+
+    Attributes:
+        package: Top-level package or module; "builtins" for builtins and "python" for topics.
+        name: Name of the object, without "builtins", or the topic.
+        signature: Parameters of a function; often "" for other objects.
+        text: Dedented docstring; "" for a class or function without one that the `__all__` of a module lists.
+        module: Module to import; "" for topics.
+        qualname: Name inside the module, as Python's `__qualname__`; "" for a module or a topic.
+        mentions: Number of modules of the standard library whose code has every part of the name as a global, an attribute or
+            an import: os and remove for `os.remove`. For a method of a builtin class only the last part counts, since code
+            calls it without the class. 0 for topics and other packages.
+    """
+
+    package: str
+    name: str
+    signature: str
+    text: str
+    module: str = ""
+    qualname: str = ""
+    mentions: int = 0
+
+    @property
+    def full_text(self) -> str:
+        """Name, signature and docstring: the input of a model."""
+        return f"{self.name}{self.signature}\n{self.text}"
 
 
-def standard_library() -> list[Row]:
-    """Return the objects of the standard library, each once, under its public name, sorted by name.
+def words_of(text: str) -> str:
+    """Split identifiers into words: `readLine` and `read_line` become "read Line" and "read line"."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", re.sub(r"[_.]", " ", text))
+
+
+def first_sentence(text: str) -> tuple[str, str]:
+    """Split a text into its first sentence, on one line, and the rest; without a full stop, split after the first paragraph."""
+    paragraph = re.split(r"\n\s*\n", text, maxsplit=1)[0]
+    found = re.match(r".+?[.!?](?=\s|$)", paragraph, re.DOTALL)
+    end = found.end() if found else len(paragraph)
+    return " ".join(text[:end].split()), text[end:].strip()
+
+
+def views(entry: Entry) -> list[str]:
+    """Return the texts of an entry that the search embeds: name and first sentence, and name and rest if there is a rest.
+
+    An everyday question resembles the first sentence alone more than the whole text, and a question about a detail the rest.
+    """
+    name = words_of(entry.name)
+    return [f"{name}\n{part}" for part in first_sentence(entry.text) if part] or [name]
+
+
+def read(packages: tuple[str, ...] = ("python",)) -> list[Entry]:
+    """Read the documentation of packages and modules: "json", "os.path", "numpy"; "python" is the standard library.
+
+    A process of its own imports them. Of the standard library it reads all public modules, of another package those that are
+    loaded by its import.
+
+    Raises:
+        ValueError: A package has no documentation in this Python.
+        RuntimeError: The process failed.
+    """
+    command = [sys.executable, "-I", "-S", "-B", __file__]
+    entries = []
+    for package in packages:
+        job = json.dumps({"package": package, "path": sys.path})
+        with tempfile.TemporaryDirectory() as folder:  # imported modules cannot write into the caller's folder
+            done = subprocess.run(command, input=job, capture_output=True, text=True, encoding="utf-8", cwd=folder)
+        if done.returncode:
+            raise RuntimeError(f"reading {package} failed: {done.stderr.strip().splitlines()[-1:]}")
+        rows = json.loads(done.stdout)
+        if not rows:
+            raise ValueError(f"{package} has no documentation in this Python; is it installed, and spelled like this?")
+        entries += [Entry(*row) for row in rows]
+    return entries
+
+
+def standard_library() -> list[Entry]:
+    """Return the objects of the standard library, each once, with the modules that mention them."""
+    names = [name for name in sorted(sys.stdlib_module_names) if name not in LEFT_OUT and not name.startswith("_")]
+    modules = _imported([*names, "os.path"])
+    mentioned = [_names_in(code) for code in map(_code_of, modules.values()) if code]
+    counted = []
+    for entry in entries_of(modules):
+        parts = entry.name.split(".")
+        needed = set(parts[-1:] if entry.package == "builtins" else parts)
+        counted.append(dataclasses.replace(entry, mentions=sum(needed <= names for names in mentioned)))
+    return counted
+
+
+def language_topics() -> list[Entry]:
+    """Return the topics of `help()`, without the lines of punctuation under their headings."""
+    from pydoc_data.topics import topics
+
+    unique = {}
+    for topic, text in sorted(topics.items()):
+        text = re.sub(r"\n{3,}", "\n\n", textwrap.dedent(UNDERLINE.sub("", text))).strip()
+        unique.setdefault(text, topic)  # "else" and "if" are one chapter
+    return [Entry("python", topic, "", text) for text, topic in unique.items()]
+
+
+def entries_of(modules: dict[str, ModuleType]) -> list[Entry]:
+    """Return the objects that modules offer, each once, under its public name, sorted by name.
 
     A name is public if no part of it begins with an underscore and its module exports it: by `__all__`, or, without `__all__`, by
     defining it or by importing it from a submodule or a private module. Builtins have names without a module (`sorted`,
     `list.append`). If one text has several public names, the order of preference is: the object's own `__name__`, the fewest
-    parts, the shortest. Modules that cannot be imported on this machine are skipped.
-
-    A class or function without a docstring has the text "" if an `__all__` lists it, such as `csv.DictReader`, whose description
-    is not in the source. Other objects without a docstring are left out.
+    parts, the shortest.
     """
+    offered = {name: list(_offered(name, module)) for name, module in modules.items()}
+    public_classes = {id(thing) for things in offered.values() for name, thing in things if not _is_alias(thing, name)}
+    best: dict[str | int, tuple[tuple, Entry]] = {}
+    for module_name, module in modules.items():
+        top, prefix = module_name.split(".")[0], "" if module_name == "builtins" else f"{module_name}."
+        text = _own_docstring(module)
+        found = [(False, module, Entry(top, module_name, "", text, module_name))] if text else []
+        for name, thing in offered[module_name]:
+            for is_alias, qualname, each in _with_members(thing, name, public_classes):
+                signature, text = _signature(each, qualname.rpartition(".")[2], _own_docstring(each))
+                entry = Entry(top, prefix + qualname, signature, text, module_name, qualname)
+                # only what an `__all__` lists has an entry without a docstring, such as `csv.DictReader`
+                is_listed = (
+                    "__all__" in vars(module) and each is thing and (inspect.isclass(each) or inspect.isroutine(each))
+                )
+                found += [(is_alias, each, entry)] if text or is_listed else []
+        for is_alias, thing, entry in found:
+            rank = (is_alias, entry.name.count("."), len(entry.name), entry.name)
+            key = entry.text or id(thing)
+            if key not in best or rank < best[key][0]:
+                best[key] = (rank, entry)
+    return sorted((entry for _, entry in best.values()), key=lambda entry: entry.name)
+
+
+def _imported(names: list[str]) -> dict[str, ModuleType]:
+    """Import modules and their public submodules, and leave out what cannot be imported on this machine."""
     modules = {}
-    for name in _module_names():
+    for name in (pending := list(names)):
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # warnings of deprecated modules
+                warnings.simplefilter("ignore")  # of deprecated modules
                 modules[name] = importlib.import_module(name)
         except (Exception, SystemExit):  # the module is for another operating system or lacks a library
             continue
-    modules["os.path"] = os.path
-    public_classes = {
-        id(thing) for each in modules.items() for name, thing in _offered(*each) if not _is_alias(thing, name)
-    }
-    mentioned = [_names_in(code) for code in map(_code_of, modules.values()) if code]
-    best: dict[str, tuple[tuple, tuple]] = {}  # by text
-    for module_name, module in modules.items():
-        rows = [((False, module_name.count("."), len(module_name)), (module_name, "", _own_docstring(module)))]
-        for name, thing in _offered(module_name, module):
-            qualified = name if module_name == "builtins" else f"{module_name}.{name}"
-            rows += _described(thing, qualified, public_classes)
-        for rank, (name, signature, text) in rows:
-            if text and (text not in best or (*rank, name) < best[text][0]):
-                qualname = "" if name == module_name else name.removeprefix(f"{module_name}.")
-                row = (module_name.split(".")[0], name, signature, text, module_name, qualname)
-                best[text] = ((*rank, name), row)
-    rows = sorted([*(row for _, row in best.values()), *_undocumented(modules)], key=lambda row: row[1])
-    # code calls a method of a builtin class without naming the class: `.append`, not `list.append`
-    parts = [set(row[1].split(".")[-1 if row[0] == "builtins" else 0 :]) for row in rows]
-    return [(*row, sum(each <= names for names in mentioned)) for row, each in zip(rows, parts)]
+        if name != "encodings":  # has a module for each encoding
+            for _, below, _ in pkgutil.iter_modules(getattr(modules[name], "__path__", ())):
+                if not below.startswith("_") and below not in LEFT_OUT_BELOW:
+                    pending.append(f"{name}.{below}")
+    return modules
 
 
-def language_topics() -> list[Row]:
-    """Return the topics of `help()`, without the lines of punctuation under their headings."""
-    from pydoc_data.topics import topics
-
-    return [
-        ("python", topic, "", re.sub(r"\n{3,}", "\n\n", textwrap.dedent(UNDERLINE.sub("", text))).strip(), "", "")
-        for topic, text in sorted(topics.items())
-    ]
-
-
-def parsed(root: str, file: str) -> dict | None:
-    """Return the documented objects of one source or stub file, or None if this Python version cannot parse it.
-
-    Returns:
-        `rows`, and what `reexports.py` needs to find public names: `module`, `is_package`, `is_stub`, and the result of
-        `_bindings`.
-    """
+def _loaded_by(package: str) -> dict[str, ModuleType]:
+    """Import a package, and return its public modules that this import has loaded too."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escape sequences in the parsed strings
-            tree = ast.parse(Path(file).read_bytes())
-        return _rows_and_bindings(tree, root, file)
-    except (SyntaxError, ValueError, RecursionError, OSError):  # a sum of 900 terms is too deep for `ast.unparse`
-        return None
-
-
-def _rows_and_bindings(tree: ast.Module, root: str, file: str) -> dict:
-    parts = Path(file).relative_to(root).with_suffix("").parts
-    is_package = parts[-1] == "__init__"
-    module = ".".join(parts[:-1] if is_package else parts).replace("-stubs", "", 1)
-    if not module:
-        return {"rows": []}
-    rows = [
-        (module.split(".")[0], name, signature, text, module, qualname)
-        for name, signature, text, qualname in _docstrings(tree, module)
-    ]
-    bindings = _bindings(tree, module if is_package else module.rpartition(".")[0], file.endswith(".pyi"))
-    return {"rows": rows, "module": module, "is_package": is_package, "is_stub": file.endswith(".pyi"), **bindings}
-
-
-def _names_in(code: CodeType) -> set[str]:
-    """Return the globals, the attributes and the parts of imported names in code; local variables do not count."""
-    names = {part for name in code.co_names for part in name.split(".")}
-    return names.union(*(_names_in(each) for each in code.co_consts if isinstance(each, CodeType)))
-
-
-def _code_of(module: ModuleType) -> CodeType | None:
-    """Return the code of a module, from the file that Python caches; None if it is not written in Python."""
-    spec = getattr(module, "__spec__", None)
-    return spec.loader.get_code(spec.name) if spec and hasattr(spec.loader, "get_code") else None
-
-
-def _module_names() -> Iterator[str]:
-    for name in sorted(sys.stdlib_module_names):
-        if name not in LEFT_OUT and not name.startswith("_"):
-            yield name
-            yield from _submodule_names(name)
-
-
-def _submodule_names(package: str) -> Iterator[str]:
-    """Yield the public submodules of a package by listing its folder; skip `encodings`, which has a module for each encoding."""
-    folder = Path(os.__file__).parent.joinpath(*package.split("."))
-    if package == "encodings" or not folder.is_dir():
-        return
-    for file in sorted(folder.iterdir()):
-        is_module = file.suffix == ".py" or (file / "__init__.py").is_file()
-        if is_module and not file.stem.startswith("_") and file.stem not in LEFT_OUT_BELOW:
-            yield f"{package}.{file.stem}"
-            yield from _submodule_names(f"{package}.{file.stem}")
+        importlib.import_module(package)
+    except ModuleNotFoundError:
+        return {}
+    names = [name for name in sorted(sys.modules) if f"{name}.".startswith(f"{package}.")]
+    return {name: sys.modules[name] for name in names if not any(part.startswith("_") for part in name.split("."))}
 
 
 def _offered(module_name: str, module: ModuleType) -> Iterator[tuple[str, object]]:
     """Yield the public names of a module, except names of modules, with their objects."""
-    declared = getattr(module, "__all__", None)
+    declared = vars(module).get("__all__")
     for name in sorted(set(vars(module) if declared is None else declared)):
-        thing = getattr(module, name, None)
+        try:
+            thing = getattr(module, name, None)
+            owner, _ = (getattr(thing, part, None) for part in ("__module__", "__name__"))
+        except Exception:  # something that is made at first use, and cannot be made on this machine
+            continue
         if name.startswith("_") or thing is None or inspect.ismodule(thing):
             continue
-        if declared is None and module_name != "builtins":
-            owner = getattr(thing, "__module__", None) or module_name
-            if not (owner == module_name or owner.startswith((f"{module_name}.", "_"))):
-                continue
-        yield name, thing
+        is_own = owner in (None, module_name) or owner.startswith((f"{module_name}.", "_"))
+        if declared is not None or module_name == "builtins" or is_own:
+            yield name, thing
 
 
-def _undocumented(modules: dict[str, ModuleType]) -> Iterator[tuple[str, str, str, str, str, str]]:
-    """Yield the classes and functions without a docstring that an `__all__` lists, with "" as the text, each under one name."""
-    found = []
-    for module_name, module in modules.items():
-        for name, thing in _offered(module_name, module) if hasattr(module, "__all__") else ():
-            signature, text = _signature(thing, name, _own_docstring(thing))
-            if (inspect.isclass(thing) or inspect.isroutine(thing)) and not _is_description(text):
-                rank = (_is_alias(thing, name), module_name.count("."), len(f"{module_name}.{name}"))
-                found.append(((*rank, module_name, name), signature or _constructor_parameters(thing), thing))
-    found.sort(key=lambda each: each[0], reverse=True)  # the last one with an id stays, which has the smallest rank
-    best = {id(thing): (*rank[-2:], signature) for rank, signature, thing in found}
-    for module_name, name, signature in best.values():
-        yield module_name.split(".")[0], f"{module_name}.{name}", signature, "", module_name, name
-
-
-def _described(thing: object, name: str, public_classes: set[int]) -> Iterator[tuple[tuple, tuple[str, str, str]]]:
-    """Yield rank and (name, signature, text) of an object and of the public members of a class; a smaller rank is better."""
-    last_name = name.rpartition(".")[2]
-    is_alias = _is_alias(thing, last_name)
-    signature, text = _signature(thing, last_name, _own_docstring(thing))
-    if _is_description(text):
-        yield (is_alias, name.count("."), len(name)), (name, signature, text.encode("utf-8", "replace").decode())
+def _with_members(thing: object, name: str, public_classes: set[int]) -> Iterator[tuple[bool, str, object]]:
+    """Yield an object and the public members of a class, each with whether its name is an alias, and its `__qualname__`."""
+    is_alias = _is_alias(thing, name.rpartition(".")[2])
+    yield is_alias, name, thing
     if inspect.isclass(thing) and not is_alias:
         # members of bases without a public name count as members of the class: `_socket.socket` defines `socket.socket.connect`
         bases = [base for base in thing.__mro__ if base is thing or id(base) not in public_classes]
         members = {member: value for base in reversed(bases) for member, value in vars(base).items()}
         for member, value in sorted(members.items()):
-            if not member.startswith("_") and _is_member(value):
-                value = getattr(value, "__func__", value)  # unwraps class methods and static methods
-                yield from _described(value, f"{name}.{member}", public_classes)
-
-
-def _is_description(text: str) -> bool:
-    """Whether a docstring says more than one word; those of the fields of a named tuple are generated."""
-    return len(text.split()) > 1 and not text.startswith("Alias for field number")
+            is_method = inspect.isroutine(value) or isinstance(value, (classmethod, staticmethod))
+            if not member.startswith("_") and (is_method or inspect.isdatadescriptor(value)):
+                yield from _with_members(getattr(value, "__func__", value), f"{name}.{member}", public_classes)
 
 
 def _is_alias(thing: object, name: str) -> bool:
     return getattr(thing, "__name__", name) != name
-
-
-def _is_member(value: object) -> bool:
-    return inspect.isroutine(value) or inspect.isdatadescriptor(value) or isinstance(value, (classmethod, staticmethod))
 
 
 def _own_docstring(thing: object) -> str:
@@ -247,140 +266,55 @@ def _own_docstring(thing: object) -> str:
 def _signature(thing: object, name: str, text: str) -> tuple[str, str]:
     """Return the parameters of a function, and the docstring without first lines that only repeat the signature.
 
-    For a class, and for a function whose parameters neither the source nor `inspect` gives, the parameters come from the first
-    such line.
+    For a class, and for a function whose parameters `inspect` does not know, the parameters come from the first such line. The
+    text is "" if it has one word, or if it is that of the field of a named tuple, which is generated.
     """
-    signature, rest = "", text
-    while (line := SIGNATURE_LINE.match(rest)) and line[1] == name:
-        signature, rest = signature or line[2], rest[line.end() :].lstrip()
+    signature = ""
+    while (line := SIGNATURE_LINE.match(text)) and line[1] == name:
+        signature, text = signature or line[2], text[line.end() :].lstrip()
+    if len(text.split()) < 2 or text.startswith("Alias for field number"):
+        text = ""
     if not inspect.isroutine(thing):
-        return signature, rest
-    function = inspect.unwrap(thing)
-    if hasattr(function, "__code__"):
-        return _written_parameters(function) or signature, rest
+        return signature, text
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return str(inspect.signature(thing).replace(return_annotation=inspect.Signature.empty)), rest
-    except Exception:
-        # ValueError: no signature. Other errors: the text signature of C code cannot be evaluated (`curses`).
-        return signature, rest
+        found = inspect.signature(thing)
+        shown = [
+            each
+            if each.default is each.empty or type(each.default) in PLAIN_DEFAULTS
+            else each.replace(default=Ellipsis)
+            for each in found.parameters.values()
+        ]
+        found = found.replace(parameters=shown, return_annotation=found.empty)
+        return str(found).replace("Ellipsis", "..."), text
+    except (
+        Exception
+    ):  # ValueError: no signature. Others: the signature of a function in C cannot be evaluated (`curses`)
+        return signature, text
 
 
-def _constructor_parameters(thing: object) -> str:
-    """Return the parameters of a class whose `__init__` is written in Python; "" for other objects."""
-    initializer = thing.__init__
-    return _written_parameters(initializer.__get__(thing)) if inspect.isfunction(initializer) else ""
+def _names_in(code: CodeType) -> set[str]:
+    """Return the globals, the attributes and the parts of imported names in code; local variables do not count."""
+    names = {part for name in code.co_names for part in name.split(".")}
+    return names.union(*(_names_in(each) for each in code.co_consts if isinstance(each, CodeType)))
 
 
-def _written_parameters(function: object) -> str:
-    """Return the parameters as the source writes them; a default value may hold the environment (`cgi`) or vary between runs."""
-    code = function.__code__
-    if code.co_filename.startswith("<") and not code.co_filename.startswith("<frozen"):
-        return ""  # generated code
-    arguments = _arguments_in(function.__globals__.get("__file__") or code.co_filename).get(code.co_firstlineno)
-    if arguments is None:
-        return ""
-    written = ast.unparse(arguments)
-    return f"({re.sub(r'^self(, )?', '', written)})" if inspect.ismethod(function) else f"({written})"
-
-
-@functools.cache
-def _arguments_in(file: str) -> dict[int, ast.arguments]:
-    """Return the arguments of each function of a source file by its first line, which may be a decorator's."""
-    try:
-        tree = ast.parse(Path(file).read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return {}
-    found, pending = {}, [tree]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            found[min(each.lineno for each in (*node.decorator_list, node))] = node.args
-        pending += (each for each in ast.iter_child_nodes(node) if not isinstance(each, ast.expr))
-    return found
-
-
-def _docstrings(node: ast.AST, name: str, qualname: str = "") -> Iterator[tuple[str, str, str, str]]:
-    """Yield name, signature, text and `__qualname__` of each documented object at and below the node."""
-    is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-    text = ast.get_docstring(node)
-    if text and len(text) >= MIN_CHARACTERS:
-        signature = f"({ast.unparse(node.args)})" if is_function else ""
-        yield name, signature, text.encode("utf-8", "replace").decode(), qualname
-    outer = f"{qualname}.<locals>." if is_function else f"{qualname}." if qualname else ""
-    for child in node.body:
-        if isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield from _docstrings(child, f"{name}.{child.name}", f"{outer}{child.name}")
-
-
-def _bindings(tree: ast.Module, package: str, is_stub: bool) -> dict:
-    """Return the names that a module binds, as its source says.
-
-    Args:
-        tree: Source of the module.
-        package: Package that relative imports start from.
-        is_stub: Whether the file is a stub. There, and below `if TYPE_CHECKING`, an import is for annotations only, unless it is
-            `from a import *` or `from a import b as b` (PEP 484).
-
-    Returns:
-        `defined`: functions and classes. `classes`: for each class, the names of its bases and of its methods. `imported`: for
-        each name, the module and the name there. `stars`: modules of `from module import *`. `hinted_stars`: those below
-        `if TYPE_CHECKING`. `declared`: the names of `__all__`, or None if there is none or code computes it. `is_computed`:
-        whether code computes it.
-    """
-    defined, classes, imported, stars, hinted_stars, declared, is_computed = [], {}, {}, [], [], None, False
-    for node, is_typing in _statements(tree.body, is_stub):
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            defined.append(node.name)
-            if isinstance(node, ast.ClassDef):
-                bases = [ast.unparse(base) for base in node.bases if isinstance(base, (ast.Name, ast.Attribute))]
-                members = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-                classes[node.name] = (bases, [each.name for each in node.body if isinstance(each, members)])
-        elif isinstance(node, ast.ImportFrom):
-            base = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
-            source = ".".join([*base, *([node.module] if node.module else [])])
-            for alias in node.names:
-                if alias.name == "*":
-                    (hinted_stars if is_typing and not is_stub else stars).append(source)
-                elif not is_typing or alias.asname == alias.name:
-                    imported[alias.asname or alias.name] = (source, alias.name)
-        elif isinstance(node, ast.Delete):
-            for name in map(ast.unparse, node.targets):
-                imported.pop(name, None)
-        elif any(isinstance(each, ast.Name) and each.id == "__all__" for each in ast.walk(node)):
-            try:
-                declared = [*(declared or ()), *map(str, ast.literal_eval(node.value))]
-            except (AttributeError, TypeError, ValueError):
-                is_computed = True
-    found = {"defined": defined, "classes": classes, "imported": imported, "stars": stars, "hinted_stars": hinted_stars}
-    return {**found, "declared": None if is_computed else declared, "is_computed": is_computed}
-
-
-def _statements(body: list[ast.stmt], is_typing: bool) -> Iterator[tuple[ast.stmt, bool]]:
-    """Yield the statements outside functions and classes, also those below `if`, and whether only type checkers read them."""
-    for node in body:
-        if isinstance(node, (ast.If, ast.Try, ast.ExceptHandler, ast.With, ast.For)):
-            is_checked = isinstance(node, ast.If) and ast.unparse(node.test) in (
-                "TYPE_CHECKING",
-                "typing.TYPE_CHECKING",
-            )
-            yield from _statements(node.body, is_typing or is_checked)
-            for other in ("handlers", "orelse", "finalbody"):
-                yield from _statements(getattr(node, other, []), is_typing)
-        else:
-            yield node, is_typing
+def _code_of(module: ModuleType) -> CodeType | None:
+    """Return the code of a module, from the file that Python caches; None if it is not written in Python."""
+    spec = getattr(module, "__spec__", None)
+    return spec.loader.get_code(spec.name) if spec and hasattr(spec.loader, "get_code") else None
 
 
 def main() -> None:
-    """Run the job from standard input: `{"files": [[root, file], ...]}`, or `{}` for the standard library and the topics."""
+    """Read a package and the paths of the caller as JSON from standard input, and print the entries as JSON."""
     job = json.load(sys.stdin)
     output = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # discards what modules print on import
-    if job:
-        json.dump([parsed(root, file) for root, file in job["files"]], output)
+    if job["package"] == "python":
+        entries = language_topics() + standard_library()
     else:
-        json.dump(language_topics() + standard_library(), output)
+        sys.path += job["path"]
+        entries = entries_of(_loaded_by(job["package"]))
+    json.dump([dataclasses.astuple(entry) for entry in entries], output)
     output.close()
 
 
