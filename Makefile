@@ -6,17 +6,13 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 COMPAT_VERSIONS := 4.57.6 5.0.0 5.17.0 5.23.0
 export HF_HUB_OFFLINE = 1
 
-.PHONY: demo demo-train evaluate test test-avx2 test-compat test-transformers test-gpu test-adversary docs lint clean
+.PHONY: demo evaluate test test-avx2 test-compat test-transformers test-gpu test-adversary docs lint clean
 
 # Other questions: make demo QUESTIONS='"open a socket"'; make demo QUESTIONS= asks for them in the terminal.
-# The shell runs this text as a part of the command: pass untrusted questions to neobert search, not to make.
+# The shell runs this text as a part of the command: pass untrusted questions to search.py, not to make.
 QUESTIONS ?= "read a file line by line" "run a function after some seconds" "join the parts of a path"
 demo: .venv/demo
-	$(BIN)/neobert search $(QUESTIONS)
-
-# Trains a model smaller than the one in the package; four minutes on two cores.
-demo-train: .venv/dev
-	$(BIN)/python examples/demo_documentation.py --output_dir runs/demo
+	$(BIN)/python examples/documentation_search/search.py $(QUESTIONS)
 
 # Evaluates the model in the package on GLUE and by pseudo-perplexity, in float32 on the CPU, and renders the tables of the pages
 # again. GLUE=folder has the original files of SST-2, CoLA and STS-B; without it they come from the Hub. EVALUATION keeps the results
@@ -26,7 +22,7 @@ evaluate: export NEOBERT_CPU_BF16 = 0
 evaluate: export CUDA_VISIBLE_DEVICES =
 evaluate: export HF_HUB_OFFLINE = $(if $(GLUE),1,0)
 evaluate: .venv/dev
-	$(BIN)/neobert documentation --output_dir $(EVALUATION)/texts --held_out_packages pandas networkx
+	$(BIN)/python examples/documentation_search/corpus.py --output_dir $(EVALUATION)/texts --held_out_packages pandas networkx
 	$(BIN)/python examples/evaluate_model.py --files $(EVALUATION)/texts/held_out_packages.jsonl $(if $(GLUE),--data_dir $(GLUE)) \
 		--output_dir $(EVALUATION) --report $(EVALUATION)/report
 	cp $(EVALUATION)/evaluation.json benchmarks/results/evaluation_cpu_float32.json
@@ -42,7 +38,7 @@ test-avx2: export MKL_ENABLE_INSTRUCTIONS = AVX2
 test-avx2: export FBGEMM_ENABLE_INSTRUCTIONS = AVX2
 test-avx2: export NEOBERT_CPU_BF16 = 0
 test-avx2: .venv/dev
-	$(PYTEST) $(addprefix tests/, model/test_kernels_neobert.py model/test_inference_neobert.py model/test_machine_neobert.py hub/test_mini.py demo/test_search.py test_pages.py)
+	$(PYTEST) $(addprefix tests/, model/test_kernels_neobert.py model/test_inference_neobert.py model/test_machine_neobert.py hub/test_mini.py examples/documentation_search/test_search.py test_pages.py)
 
 # With the oldest torch: make test-compat COMPAT_TORCH=2.6.0. Its Linux build contains CUDA: 2.9 GB to download, 5.2 GB on disk.
 test-compat: .venv/dev
@@ -78,7 +74,7 @@ lint: .venv/dev
 	$(PYTHON) -m venv .venv
 	$(PIP) --no-compile torch
 	$(PIP) --no-compile -e ".[demo]"
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -c "import neobert_hf.demo.search"
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -c "import neobert_hf, sentence_transformers"
 	touch $@
 
 .venv/dev: .venv/demo

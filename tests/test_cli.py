@@ -15,7 +15,7 @@ import pytest
 import torch
 
 pytest.importorskip(
-    "sentence_transformers", reason="search embeds with sentence-transformers (pip install -e .[embed])"
+    "sentence_transformers", reason="`neobert embed` needs sentence-transformers (pip install -e .[embed])"
 )
 
 from sentence_transformers import SentenceTransformer
@@ -54,8 +54,6 @@ def test_work_that_exceeds_the_memory_is_refused_at_the_start(folder, tmp_path, 
     with pytest.raises(SystemExit, match=r"embedding 100 texts, 64 at once takes .* choose a smaller --batch_size"):
         run(monkeypatch, *embed)
     assert not (tmp_path / "out.npy").exists()
-    with pytest.raises(SystemExit, match=r"embedding \d+ entries, 64 at once takes .* choose fewer packages"):
-        run(monkeypatch, "search", "a", "--package", "tqdm", "--model", folder)
     monkeypatch.setattr(memory, "available_bytes", lambda: None)
     run(monkeypatch, *embed)
     assert np.load(tmp_path / "out.npy").shape[0] == 100
@@ -74,34 +72,6 @@ def run(monkeypatch, *arguments, typed=""):
     monkeypatch.setattr(sys, "argv", ["neobert", *map(str, arguments)])
     monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
     cli.main()
-
-
-def test_questions_are_read_from_the_command_line_or_from_standard_input(folder, monkeypatch, capsys):
-    run(monkeypatch, "search", "--package", "tqdm", "a bar of progress", "--model", folder, "--top_k", 2)
-    asked = capsys.readouterr().out.splitlines()
-    assert asked[1] == "a bar of progress" and asked[2].startswith("  tqdm.") and len(asked) == 2 + 2 * 3
-    assert re.fullmatch(r" {6}(import|from) tqdm.* {4}\(\d\.\d\d cosine\)", asked[4])
-    run(monkeypatch, "search", "--package", "tqdm", "--model", folder, "--top_k", 2, typed="a bar of progress\n")
-    assert capsys.readouterr().out.splitlines()[2:8] == asked[2:8]
-
-
-def test_an_answer_fits_the_terminal_and_the_hybrid_search_shows_both_ranks(folder, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "40")
-    command = ("search", "the tqdm class", "--package", "tqdm", "--model", folder, "--top_k", 30, "--hybrid")
-    run(monkeypatch, *command)
-    lines = capsys.readouterr().out.splitlines()[2:]
-    titles, scores = lines[::3], lines[2::3]
-    assert len(titles) == 30 and max(map(len, titles)) == 40 and any(title.endswith(" ...") for title in titles)
-    assert all(re.search(r" {4}\(rank \d+ by meaning, (\d+ by words|no word in common)\)$", each) for each in scores)
-
-
-def test_the_hybrid_search_without_its_library_names_the_extra_before_any_work(folder, monkeypatch):
-    monkeypatch.setitem(sys.modules, "bm25s", None)
-    monkeypatch.setattr("neobert_hf.demo.search.collect_documentation", None)
-    with pytest.raises(
-        SystemExit, match=r"search: .* needs the package bm25s; install it: pip install -e '.\[hybrid\]'$"
-    ):
-        run(monkeypatch, "search", "a", "--package", "tqdm", "--model", folder, "--hybrid")
 
 
 def test_embed_writes_a_vector_for_each_text_of_a_file(folder, tmp_path, monkeypatch):
@@ -198,10 +168,6 @@ def test_invalid_options_are_refused(folder, tmp_path, monkeypatch):
         SystemExit, match=r"--model .*nowhere cannot be opened \(.*\); give an existing folder or a Hub id"
     ):
         run(monkeypatch, "embed", tmp_path / "a.txt", "--model", tmp_path / "nowhere", "-o", tmp_path / "out.npy")
-    with pytest.raises(SystemExit, match=r"packages=\['tqdm', ''\] has no name or an empty name"):
-        run(monkeypatch, "search", "a", "--package", "tqdm,", "--model", folder)
-    with pytest.raises(SystemExit, match="no documentation found for no_such_package"):
-        run(monkeypatch, "search", "a", "--package", "no_such_package", "--model", folder)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +185,7 @@ def test_invalid_options_are_refused(folder, tmp_path, monkeypatch):
             ["tokenize", "--output_dir", "a", "--tokenizer_name", "b"],
             "neobert tokenize: error: Invalid value for '--files' / '--dataset_name': give exactly one of them",
         ),
-        (["search", "--topk", "1"], "neobert search: error: No such option: --topk"),
+        (["embed", "--topk", "1"], "neobert embed: error: No such option: --topk"),
         (["serch"], "neobert: error: No such command 'serch'"),
         (["--nope"], "neobert: error: No such option: --nope"),
     ],
@@ -234,20 +200,8 @@ def test_an_invalid_command_line_ends_with_status_2_and_one_line(monkeypatch, ca
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["--held_out_packages", "--held-out-packages"])
-@pytest.mark.parametrize("is_repeated", [True, False])
-def test_a_list_option_accepts_several_values_or_repeated_flags(monkeypatch, name, is_repeated):
-    taken = {}
-    monkeypatch.setattr("neobert_hf.demo.corpus.write_corpus", lambda *given: taken.update(given=given))
-    values = [name, "pandas", name, "networkx"] if is_repeated else [name, "pandas", "networkx"]
-    run(
-        monkeypatch, "documentation", *values, "--output-dir", "a", "--vocab_size", "6400", "--question_files", "b", "c"
-    )
-    assert taken["given"] == ("a", 1000, ["pandas", "networkx"], 6400, 0, False, ["b", "c"])
-
-
 def test_a_closed_pipe_ends_the_command_without_a_message():
-    """As `neobert documentation ... | head` closes it."""
+    """As `neobert tokenize ... | head` closes it."""
     script = "from neobert_hf.runs.commands import run_command\n"
     script += "run_command('tool', lambda: [print(i, flush=True) for i in range(10**6)])"
     process = subprocess.Popen(
@@ -337,7 +291,7 @@ def test_the_command_without_arguments_shows_its_help_and_version_shows_the_vers
 @pytest.mark.parametrize(
     ("words", "candidates"),
     [
-        ("neobert ", {"search", "embed", "tokenize", "pack", "documentation"}),
+        ("neobert ", {"embed", "tokenize", "pack"}),
         ("neobert tokenize --long", {"--long_documents"}),
         ("neobert tokenize --sample_by ", {"line", "paragraph", "document"}),
     ],
@@ -353,25 +307,26 @@ def test_a_shell_completes_commands_options_and_choices(monkeypatch, capsys, wor
 
 
 @pytest.mark.parametrize(
-    ("error", "status"), [(ValueError("bad\nvalue"), "neobert search: bad value"), (KeyboardInterrupt(), 130)]
+    ("error", "status"), [(ValueError("bad\nvalue"), "neobert embed: bad value"), (KeyboardInterrupt(), 130)]
 )
-def test_an_error_of_the_user_gives_one_line_and_ctrl_c_gives_status_130(monkeypatch, error, status):
+def test_an_error_of_the_user_gives_one_line_and_ctrl_c_gives_status_130(tmp_path, monkeypatch, error, status):
+    (tmp_path / "a.txt").write_text("a")
     monkeypatch.delenv("NEOBERT_TRACEBACK", raising=False)
     monkeypatch.setattr(cli, "embedding_model", refuse(error))
     with pytest.raises(SystemExit) as ended:
-        run(monkeypatch, "search", "a")
+        run(monkeypatch, "embed", tmp_path / "a.txt", "-o", tmp_path / "a.npy")
     assert ended.value.code == status
 
 
-def test_neobert_traceback_shows_the_traceback_of_an_error(monkeypatch):
+def test_neobert_traceback_shows_the_traceback_of_an_error(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("a")
     monkeypatch.setenv("NEOBERT_TRACEBACK", "1")
     monkeypatch.setattr(cli, "embedding_model", refuse(ValueError("bad")))
     with pytest.raises(ValueError, match="bad"):
-        run(monkeypatch, "search", "a")
+        run(monkeypatch, "embed", tmp_path / "a.txt", "-o", tmp_path / "a.npy")
 
 
 OPTIONS = {
-    "search": ["--package", "--model", "--top_k", "--num_candidates", "--batch_size", "question"],
     "embed": ["--output", "--model", "--text_column", "--prompt_name", "--batch_size", "file"],
     "tokenize": [
         *(
@@ -386,26 +341,20 @@ OPTIONS = {
         *("--sample_by", "--max_length", "--long_documents", "--documents_per_shard", "--num_processes"),
     ],
     "pack": ["--row_tokens", "--max_length", "--longer_than", "--num_held_out", "--seed"],
-    "documentation": [
-        *("--output_dir", "--num_held_out", "--held_out_packages", "--vocab_size", "--seed", "--question_files")
-    ],
 }
 BOUNDS = {
-    "--top_k": (1, 65_536),
-    "--num_candidates": (0, 65_536),
     "--batch_size": (1, 65_536),
     "--max_length": (1, 2_147_483_647),
     "--documents_per_shard": (1, 1_000_000),
     "--num_processes": (1, most_processes()),
     "--num_held_out": (0, 10_000_000),
-    "--vocab_size": (6, 1_000_000),
     "--seed": (0, 4_294_967_295),
     "--row_tokens": (3, 1_073_741_824),
     "--longer_than": (0, 1_048_576),
     "pack --max_length": (3, 1_048_576),
 }
-REQUIRED = {"search": [], "embed": ["a.txt", "-o", "a.npy"], "tokenize": ["--output_dir", "a", "--tokenizer_name", "b"]}
-REQUIRED |= {"pack": ["a"], "documentation": ["--output_dir", "a"]}
+REQUIRED = {"embed": ["a.txt", "-o", "a.npy"], "tokenize": ["--output_dir", "a", "--tokenizer_name", "b"]}
+REQUIRED |= {"pack": ["a"]}
 CASES = [(command, option) for command, options in OPTIONS.items() for option in options]
 
 
@@ -441,7 +390,7 @@ def test_the_help_of_a_command_names_every_argument_its_bounds_and_examples(monk
     text = capsys.readouterr().out
     told = " ".join(text.split())
     known = set(re.findall(r"^  (?:-\w, )?(--\w+)", text, re.MULTILINE)) - {"--help"}
-    flags = {"--normalize", "--hybrid", "--more_packages"}  # options without a value
+    flags = {"--normalize"}  # options without a value
     assert known - flags == {option for option in OPTIONS[command] if option.startswith("-")}
     for option in OPTIONS[command]:
         bounds = bounds_of(command, option)
@@ -513,5 +462,5 @@ def test_the_written_array_has_the_shape_and_dtype_of_the_model(folder, tmp_path
 
 
 def test_the_module_neobert_hf_cli_runs_as_a_command():
-    done = subprocess.run([sys.executable, "-m", "neobert_hf.cli", "search", "--help"], capture_output=True, text=True)
-    assert done.returncode == 0 and "QUESTION" in done.stdout and "--package" in done.stdout
+    done = subprocess.run([sys.executable, "-m", "neobert_hf.cli", "embed", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0 and "FILE" in done.stdout and "--output" in done.stdout

@@ -1,4 +1,4 @@
-"""Installation: the extra `demo` installs all that `neobert search` imports, and every folder of code is installed."""
+"""Installation: the extra `demo` installs all that the documentation search imports, and every folder of code is installed."""
 
 import os
 import re
@@ -43,8 +43,9 @@ def test_the_extra_demo_installs_all_that_search_imports(tmp_path):
     assert {"datasets", "accelerate", "pyarrow"} <= missing
     (tmp_path / "neobert_hf").symlink_to(Path(neobert_hf.__file__).parent)
     script = f"import sys; sys.prefix = {sys.prefix!r}; sys.path.insert(0, {str(tmp_path)!r})\n"
-    script += "from neobert_hf.cli import main; main()"
-    command = [sys.executable, "-I", "-S", "-c", script, "search", "a bar of progress", "--package", "tqdm"]
+    search = ROOT / "examples/documentation_search/search.py"
+    script += f"import runpy; sys.path.insert(0, {str(search.parent)!r}); runpy.run_path({str(search)!r}, run_name='__main__')"
+    command = [sys.executable, "-I", "-S", "-c", script, "a bar of progress", "--package", "tqdm"]
     environment = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0 and "tqdm" in done.stdout, done.stderr

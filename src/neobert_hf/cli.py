@@ -4,13 +4,10 @@ typer parses the command line. Modules that take long to import are imported ins
 completion do not wait for them.
 """
 
-import io
 import json
 import re
-import shutil
 import sys
 import tempfile
-import textwrap
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +17,6 @@ import typer
 from typer.core import TyperCommand
 
 from . import MINI_MODEL_PATH, __version__
-from .data import wordpiece
 from .data.files import write_error, writing
 from .data.shard_reader import NUM_HELD_OUT
 from .data.shards import MOST_DOCUMENTS, MOST_TOKENS, Shards, most_processes, tokenize_corpus
@@ -121,10 +117,9 @@ def start(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """NeoBERT in the Hugging Face ecosystem: search documentation, embed texts, prepare a corpus for pretraining.
+    """NeoBERT in the Hugging Face ecosystem: embed texts, prepare a corpus for pretraining.
 
     \b
-    neobert search "read a file line by line"
     neobert embed texts.txt -o vectors.npy
     neobert COMMAND --help
     """
@@ -139,84 +134,6 @@ Model = Annotated[
 BatchSize = Annotated[
     int, typer.Option("--batch_size", min=1, max=MOST_TOGETHER, help="Number of texts in a batch of the model.")
 ]
-
-
-@app.command(
-    cls=Command,
-    epilog="""Examples:
-
-    \b
-    neobert search "read a file line by line"
-    neobert search "sqlite3 connect timeout" --hybrid --top_k 5     (for questions that name what you search)
-    neobert search --package torch,numpy     (type one question after another; an empty line ends)
-    """,
-)
-def search(
-    questions: Annotated[
-        list[str] | None, typer.Argument(metavar="QUESTION", help="Questions; without any, type them.")
-    ] = None,
-    package: Annotated[
-        str,
-        typer.Option(
-            help="Packages and modules to search in, separated by commas: torch.nn,json. `python` is the standard library, "
-            "`all` is every installed package."
-        ),
-    ] = "python",
-    model: Model = MINI_MODEL_PATH,
-    top_k: Annotated[
-        int, typer.Option("--top_k", min=1, max=MOST_TOGETHER, help="Number of results for each question.")
-    ] = 3,
-    num_candidates: Annotated[
-        int,
-        typer.Option(
-            "--num_candidates",
-            min=0,
-            max=MOST_TOGETHER,
-            help="Number of nearest entries to rerank by comparing their tokens with those of the question; 0 disables "
-            "reranking. Reranking keeps the vectors of all tokens in the cache.",
-        ),
-    ] = 0,
-    hybrid: Annotated[
-        bool,
-        typer.Option(
-            "--hybrid", help="Fuse the ranking by meaning with one by words (BM25); needs the extra `hybrid`."
-        ),
-    ] = False,
-    batch_size: BatchSize = 64,
-) -> None:
-    """Search the documentation of this Python by meaning.
-
-    An answer has name and parameters, the first sentence, the import, and a score. "0.78 cosine" is the similarity of question
-    and entry: higher is better, and 1 is the most. In the standard library, "mentioned in 57 modules" are the modules whose
-    code has the parts of the name; each doubling of 1 + modules adds 0.01 to what sorts the answers. With --num_candidates,
-    "0.78 token cosine" is the similarity of each token of the question with the most similar token of the entry, on average.
-    With --hybrid, "rank 1 by meaning, 4 by words" are the places of the entry among all entries; the sum of 1 / (60 + rank)
-    sorts the answers.
-
-    The first search in a package embeds its entries; later ones read them from the cache. Private names are left out, unless
-    --package names them.
-    """
-    from .demo.search import DocumentationIndex
-
-    for stream in (sys.stdin, sys.stdout):  # a character outside the terminal's encoding must not end the answers
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
-    packages = None if package == "all" else [name.strip() for name in package.split(",")]
-    index = DocumentationIndex(embedding_model(model), packages, num_candidates, batch_size, hybrid=hybrid)
-    print(f"{len(index.entries):,} entries")
-    for question in questions or iter(_ask, ""):
-        print(question if questions else "")
-        width = shutil.get_terminal_size().columns - len("  ")
-        for hit in index.search(question, top_k):
-            print(textwrap.indent(hit.describe(width), "  "), flush=True)
-
-
-def _ask() -> str:
-    """A line that the user types; "" at the end of the input."""
-    try:
-        return input("question: ").strip()
-    except EOFError:
-        return ""
 
 
 @app.command(
@@ -504,66 +421,6 @@ def pack(
             "tokens": plan.num_tokens,
         }
         print(json.dumps({**result, "packing_efficiency": round(plan.num_tokens / (len(plan) * row_tokens), 4)}))
-
-
-@app.command(
-    cls=Command,
-    epilog="""Examples:
-
-    \b
-    neobert documentation --output_dir runs/documentation
-    neobert documentation --output_dir runs/documentation --held_out_packages pandas networkx --vocab_size 6400
-    neobert documentation --output_dir runs/documentation --question_files hub_upload/mini_questions.tsv
-    """,
-)
-def documentation(
-    output_dir: Annotated[
-        str, typer.Option("--output_dir", help="Folder for train.jsonl, held_out.jsonl, pairs and the tokenizer.")
-    ],
-    num_held_out: Annotated[
-        int,
-        typer.Option("--num_held_out", min=0, max=10_000_000, help="Number of entries written to held_out.jsonl."),
-    ] = 1000,
-    held_out_packages: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--held_out_packages",
-            metavar="PACKAGE...",
-            help="Packages whose entries are all held out, into a file of their own.",
-        ),
-    ] = None,
-    vocab_size: Annotated[
-        int,
-        typer.Option(
-            "--vocab_size",
-            min=wordpiece.LEAST_TOKENS,
-            max=wordpiece.MOST_TOKENS,
-            help="Size of the WordPiece vocabulary, trained on train.jsonl and train_english.jsonl.",
-        ),
-    ] = 8192,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the shuffle.")] = 0,
-    more_packages: Annotated[
-        bool,
-        typer.Option(
-            "--more_packages",
-            help="Download 30 well-known packages with pip, about 180 MB, and add their documentation and WordNet.",
-        ),
-    ] = False,
-    question_files: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--question_files",
-            metavar="FILE...",
-            help="Tables with columns name, of an entry, and question; written as pairs to train_questions.jsonl.",
-        ),
-    ] = None,
-) -> None:
-    """Write the documentation of this Python as a corpus."""
-    from .demo.corpus import write_corpus
-
-    held_out = held_out_packages or None
-    written = write_corpus(output_dir, num_held_out, held_out, vocab_size, seed, more_packages, question_files or ())
-    print(json.dumps(written))
 
 
 command = typer.main.get_command(app)
