@@ -80,8 +80,8 @@ def write_model(mean: Path, texts: list[str], out: Path, max_seq_length: int) ->
     return SentenceTransformer(str(out))
 
 
-def measure(model: SentenceTransformer, folder: Path, corpus: Path, teacher: dict) -> dict:
-    """Return masked-token accuracy, and retrieval beside the teacher, on what the corpus holds out.
+def measure(model: SentenceTransformer, folder: Path, corpus: Path, teachers: dict[str, SentenceTransformer]) -> dict:
+    """Return masked-token accuracy, and retrieval beside the teacher of a name, on what the corpus holds out.
 
     `masked_accuracy` is of the packages that are held out, `masked_accuracy_entries` of the held-out entries of the others.
     """
@@ -103,10 +103,9 @@ def measure(model: SentenceTransformer, folder: Path, corpus: Path, teacher: dic
 
     lines = (corpus / "held_out_packages_pairs.jsonl").read_text("utf-8").splitlines()
     evaluator = pairs_evaluator(Dataset.from_list([json.loads(line) for line in lines]), "held_out")
-    beside = open_teacher(teacher["name"], model.max_seq_length)
     retrieval = {}
-    for name, each in {"mini NeoBERT": model, f"{Path(teacher['name']).name}, its teacher": beside}.items():
-        scores = evaluator(each)
+    for name, embedder in {"mini NeoBERT": model, **teachers}.items():
+        scores = evaluator(embedder)
         metrics = ("recall@1", "recall@10", "mrr@10", "ndcg@10")
         retrieval[name] = {metric: scores[f"held_out_cosine_{metric}"] for metric in metrics}
     return {
@@ -129,17 +128,14 @@ def texts_of(corpus: Path, name: str) -> list[str]:
     return [json.loads(line)["text"] for line in (corpus / name).read_text("utf-8").splitlines()]
 
 
-def write_card(out: Path, model: SentenceTransformer, summary: dict, sources: dict, packages: list[str]) -> None:
-    """Write the model card from the measurements, the stages and the sources."""
+def write_card(out: Path, model: SentenceTransformer, summary: dict, sources: list[dict], recipe: dict) -> None:
+    """Write the model card from the measurements, the stages, the sources and the recipe."""
     measured, config = summary["measured"], model[0].config
     retrieval = [{"model": name, **scores} for name, scores in measured["retrieval"].items()]
-    packages_and_entries = {
-        "held-out packages": measured["masked_accuracy"],
-        "held-out entries": measured["masked_accuracy_entries"],
-    }
+    entries = measured["masked_accuracy_entries"]
     masked = [
-        {"model": name, **{head: shares[name] for head, shares in packages_and_entries.items()}}
-        for name in measured["masked_accuracy"]
+        {"model": name, "held-out packages": share, "held-out entries": entries[name]}
+        for name, share in measured["masked_accuracy"].items()
     ]
     stages = [
         {
@@ -159,13 +155,14 @@ def write_card(out: Path, model: SentenceTransformer, summary: dict, sources: di
         template_path=str(CARD),
         shape=f"{config.num_hidden_layers} layers of width {config.hidden_size}",
         megabytes=round(sum(file.stat().st_size for file in out.rglob("*") if file.is_file()) / 1e6),
-        packages=" and ".join(packages),
+        packages=" and ".join(recipe["corpus"]["held_out_packages"]),
+        teacher=recipe["teacher_on_card"],
         retrieval_table=tabulate(retrieval, headers="keys", tablefmt="github", floatfmt=".3f"),
         masked_table=tabulate(masked, headers="keys", tablefmt="github", floatfmt=".1%"),
         stages_table=tabulate(stages, headers="keys", tablefmt="github"),
         num_whitened=NUM_WHITENED,
-        num_sources=len(sources["sources"]),
-        num_characters=sum(source["num_characters"] for source in sources["sources"]),
+        num_sources=len(sources),
+        num_characters=sum(source["num_characters"] for source in sources),
         **measured,
     )
     card.save(out / "README.md")
@@ -186,9 +183,11 @@ def build(mean: Path, stages: list[dict], recipe: dict, corpus: Path, out: Path)
     """
     texts = [*texts_of(corpus, "train_texts.jsonl"), *texts_of(corpus, "train_documents.jsonl")]
     model = write_model(mean, texts, out, recipe["max_seq_length"])
-    summary = {"stages": stages, "measured": measure(model, out, corpus, recipe["teacher"])}
-    sources = json.loads((corpus / "sources.json").read_text("utf-8"))
+    teacher = open_teacher(recipe["teacher"]["name"], recipe["max_seq_length"])
+    teachers = {f"{recipe['teacher_on_card'].split('/')[1]}, its teacher": teacher}
+    summary = {"stages": stages, "measured": measure(model, out, corpus, teachers)}
     shutil.copy(corpus / "sources.json", out)
-    write_card(out, model, summary, sources, recipe["corpus"]["held_out_packages"])
+    sources = json.loads((out / "sources.json").read_text("utf-8"))["sources"]
+    write_card(out, model, summary, sources, recipe)
     (out / "training_summary.json").write_text(json.dumps(summary, indent=1), "utf-8")
     return summary["measured"]

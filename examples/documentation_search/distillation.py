@@ -243,7 +243,7 @@ class DistillationTrainer(ContrastiveTrainer):
         if self.optimizer is None:
             blocks = self.language_model.model.transformer_encoder
             matrices = {parameter: None for parameter in blocks.parameters() if parameter.ndim == 2}
-            others = [each for each in self.language_model.parameters() if each not in matrices]
+            others = [other for other in self.language_model.parameters() if other not in matrices]
             options = {"lr": self.args.learning_rate, "weight_decay": self.args.weight_decay}
             self.optimizer = MuonWithAdamW(matrices, others, **options, dtype=best_dtype(self.args.device))
         return self.optimizer

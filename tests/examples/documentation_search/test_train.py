@@ -13,6 +13,7 @@ import train
 import yaml
 from build_mini import build, write_mean
 from conftest import SENTENCE
+from corpus import write_corpus
 from distillation import open_student
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
@@ -85,8 +86,7 @@ def test_the_settings_of_every_stage_are_accepted(tmp_path):
 
 
 def test_the_settings_of_the_corpus_are_accepted():
-    corpus = pytest.importorskip("corpus")
-    inspect.signature(corpus.write_corpus).bind("runs/documentation", **RECIPE["corpus"])
+    inspect.signature(write_corpus).bind("runs/documentation", **RECIPE["corpus"])
     assert all((HERE / file).is_file() for file in RECIPE["corpus"]["question_files"])
 
 
@@ -111,7 +111,7 @@ def test_files_of_pairs_divide_the_share_of_pairs_by_a_power_of_their_size():
         **asdict(stage) | dict(masked_share=0.3, pair_share=0.5, pair_files=["a", "b"], sampling_exponent=0.5)
     )
     weights = stage.sampling_weights({"a": 400, "b": 100})
-    expected = {"train_texts.jsonl": 0.2, "train_documents.jsonl": 0.3, "a": 0.5 * 20 / 30, "b": 0.5 * 10 / 30}
+    expected = {"train_texts": 0.2, "train_documents": 0.3, "a": 0.5 * 20 / 30, "b": 0.5 * 10 / 30}
     assert weights == pytest.approx(expected)
 
 
