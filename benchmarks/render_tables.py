@@ -31,18 +31,6 @@ TABLES = {
     "docs/performance.md": {"headline": speed.headline, "int8": partial(rows_of, "int8_cpu", quality.INT8)},
     "docs/pretraining.md": {"packing_plan": speed.packing_plan},
     "docs/mini.md": {"questions": quality.questions, "mini": quality.mini},
-    "docs/mini_training.md": {
-        "distillation_trials": partial(rows_of, "distillation_trials_cpu", quality.DISTILLATION_TRIALS),
-        "shapes": partial(rows_of, "mini_shapes_cpu_float32", quality.WRITTEN_QUESTIONS),
-        "distillation_stages": partial(rows_of, "distillation_stages_cpu", quality.DISTILLATION_STAGES),
-        "distillation_continued": partial(rows_of, "distillation_continued_cpu", quality.DISTILLATION_TRIALS),
-        "token_weights": partial(rows_of, "token_weights_cpu_float32", quality.TOKEN_WEIGHTS),
-        "written_questions": partial(rows_of, "written_questions_cpu_float32", quality.WRITTEN_QUESTIONS),
-        "candidates": partial(rows_of, "mini_candidates_cpu", quality.WRITTEN_QUESTIONS),
-        "whitening": partial(rows_of, "mini_whitening_cpu_float32", quality.WRITTEN_QUESTIONS),
-        "wider": partial(rows_of, "mini_wider_cpu_float32", quality.WRITTEN_QUESTIONS),
-        "seeds": quality.seeds,
-    },
     "docs/embeddings.md": {"embeddings": quality.embeddings},
     "docs/contextual.md": {
         "corpus_cipher": contextual.corpus_cipher,

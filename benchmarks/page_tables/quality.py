@@ -3,10 +3,10 @@
 import json
 from statistics import mean, stdev
 
+from neobert_hf.hub.mini import masked_table
 from tabulate import tabulate
 
 from neobert_hf.evaluation.report import evaluation_report
-from neobert_hf.hub.mini import masked_table
 from page_tables.results import ROOT, result_of, source
 
 MINI_SUMMARY = ROOT / "src/neobert_hf/mini/training_summary.json"

@@ -6,13 +6,7 @@ from .data.collators import PackedMLMCollator
 from .data.packing import PackedStream
 from .deprecations import renamed_names
 from .embeddings.contextual import contextual_sentence_transformer, fit_context, load_context, save_context
-from .embeddings.models import (
-    inverse_document_frequencies,
-    multi_vector_encoder,
-    partial_whitening,
-    sentence_transformer,
-    sparse_encoder,
-)
+from .embeddings.models import multi_vector_encoder, sentence_transformer, sparse_encoder
 from .model.configuration_neobert import NeoBERTConfig
 from .model.contextual_neobert import CONTEXTUAL_AUTO_CLASSES, ContextualNeoBERTConfig, ContextualNeoBERTModel
 from .model.inference_neobert import inference_copy
@@ -66,11 +60,9 @@ __all__ = [
     "contextual_sentence_transformer",
     "fit_context",
     "inference_copy",
-    "inverse_document_frequencies",
     "load_context",
     "lora_config",
     "multi_vector_encoder",
-    "partial_whitening",
     "save_context",
     "sentence_transformer",
     "sparse_encoder",

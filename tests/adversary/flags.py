@@ -14,9 +14,7 @@ from typing import get_type_hints
 from unittest import mock
 
 import build
-import build_mini
 import demo_documentation
-import distill_embeddings
 import evaluate_long_context
 import evaluate_model
 import evaluate_mteb
@@ -54,18 +52,14 @@ REQUIRED = {
     "evaluate_long_context.py": ["--files=a.jsonl", "--output_dir=b"],
     "evaluate_model.py": ["--files=a.jsonl", "--output_dir=b"],
     "build.py": ["--model=a", "--out=b"],
-    "build_mini.py": ["--stages=a", "--corpus=b"],
-    "distill_embeddings.py": [
-        *("--use_cpu=true", "--report_to=none", "--output_dir=a", "--tokenizer_name=b", "--text_files=c"),
-    ],
 }
 SCRIPTS = {
     Path(module.__file__).name: module.__file__
     for module in (
-        *(pretrain_mlm, train_contrastive, train_contextual, distill_embeddings, demo_documentation, evaluate_mteb),
+        *(pretrain_mlm, train_contrastive, train_contextual, demo_documentation, evaluate_mteb),
         *(finetune_classifier, finetune_tagger, finetune_glue, evaluate_pseudo_perplexity, evaluate_long_context),
         evaluate_model,
-        *(build, build_mini),
+        build,
     )
 }
 # Our numeric arguments for which 0 is legal; negative numbers are illegal for all of ours. For numeric arguments of

@@ -1,7 +1,6 @@
 """sentence-transformers models give the numbers of a plain forward, and their folders load without the package."""
 
 import json
-import math
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import torch
 pytest.importorskip("sentence_transformers", reason="embeddings need sentence-transformers (pip install -e .[embed])")
 
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer
-from sentence_transformers.base.modules import Transformer
 from transformers import AutoTokenizer, BertConfig, BertModel, configuration_utils
 
 from neobert_hf import (
@@ -21,12 +19,11 @@ from neobert_hf import (
     NeoBERTForSequenceClassification,
     NeoBERTModel,
     multi_vector_encoder,
-    partial_whitening,
     sentence_transformer,
     sparse_encoder,
 )
 from neobert_hf.data.texts import check_texts
-from neobert_hf.embeddings.models import fingerprint, inverse_document_frequencies, open_embedding_model
+from neobert_hf.embeddings.models import fingerprint, open_embedding_model
 
 TEXTS = ["the quick brown fox", "jumps", "", "over lazy dog and then it sleeps in a warm red house by old sea", "fox"]
 
@@ -73,126 +70,6 @@ def test_the_mean_includes_the_prompt_unless_include_prompt_is_false(folder, sid
         model = sentence_transformer(str(folder), prompts=prompts, include_prompt=include)
         model.tokenizer.padding_side = side
         np.testing.assert_allclose(model.encode(TEXTS, prompt_name="query"), expected, atol=2e-6)
-
-
-WEIGHTS = {"fox": 3.0, "the": 0.25, "jumps": 2.0}
-
-
-def all_weights(folder):
-    return {token: WEIGHTS.get(token, 1.5) for token in AutoTokenizer.from_pretrained(folder).get_vocab()}
-
-
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_with_token_weights_an_embedding_is_their_weighted_mean(folder, side, tmp_path):
-    model = sentence_transformer(str(folder), token_weights=all_weights(folder))
-    model.tokenizer.padding_side = side
-    tokenizer, expected = AutoTokenizer.from_pretrained(folder), []
-    for text, state in zip(TEXTS, tokens_of(folder, TEXTS)):
-        weights = [WEIGHTS.get(token, 1.5) for token in tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"])]
-        expected.append(np.average(state, axis=0, weights=weights))
-    np.testing.assert_allclose(model.encode(TEXTS, batch_size=5), expected, atol=2e-6)
-    model.save_pretrained(str(tmp_path))
-    types = [module["type"] for module in json.loads((tmp_path / "modules.json").read_text())]
-    assert len(types) == 3 and all(name.startswith("sentence_transformers.") for name in types)
-    again = SentenceTransformer(str(tmp_path))
-    np.testing.assert_array_equal(again.encode(TEXTS), model.encode(TEXTS))
-    assert fingerprint(model, {}) != fingerprint(sentence_transformer(str(folder)), {})
-
-
-def test_training_reaches_the_token_weights_and_the_encoder(folder):
-    model = sentence_transformer(str(folder), token_weights=all_weights(folder))
-    model(model.preprocess(TEXTS))["sentence_embedding"].pow(2).sum().backward()
-    changed = model[1].emb_layer.weight.grad[:, 0] != 0
-    used = {i for text in TEXTS for i in model.tokenizer(text)["input_ids"]}
-    assert set(changed.nonzero()[:, 0].tolist()) <= used and changed.sum() > 5
-    assert model[0].model.layer_norm.weight.grad.abs().sum() > 0
-
-
-def random_projection(folder):
-    width = json.loads((folder / "config.json").read_text())["hidden_size"]
-    return np.random.default_rng(3).normal(size=(width, width), scale=width**-0.5)
-
-
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_with_a_projection_an_embedding_is_its_product_with_the_matrix(folder, pooling, tmp_path):
-    matrix = random_projection(folder)
-    model = sentence_transformer(str(folder), pooling=pooling, projection=matrix)
-    pooled = sentence_transformer(str(folder), pooling=pooling).encode(TEXTS)
-    np.testing.assert_allclose(model.encode(TEXTS, batch_size=5), pooled @ matrix, atol=1e-5)
-    model.save_pretrained(str(tmp_path))
-    np.testing.assert_array_equal(SentenceTransformer(str(tmp_path)).encode(TEXTS), model.encode(TEXTS))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_projection_and_token_weights_work_together_in_each_dtype(folder, dtype, tmp_path):
-    """The mean by token weights is float32 in sentence-transformers, whatever the dtype of the model."""
-    matrix, weights = random_projection(folder), all_weights(folder)
-    sentence_transformer(str(folder), token_weights=weights, projection=matrix).save_pretrained(str(tmp_path))
-    model = SentenceTransformer(str(tmp_path), model_kwargs={"dtype": dtype})
-    expected = sentence_transformer(str(folder), token_weights=weights).encode(TEXTS) @ matrix
-    found = model.encode(TEXTS)
-    error = {torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]  # bf16 rounds each activation by 2^-9
-    np.testing.assert_allclose(found, expected, atol=error * np.abs(expected).max())
-    np.testing.assert_allclose(model.encode(TEXTS[:1])[0], found[0], atol=error * np.abs(expected).max())
-
-
-def test_training_reaches_the_projection_and_the_encoder(folder):
-    model = sentence_transformer(str(folder), projection=random_projection(folder))
-    model(model.preprocess(TEXTS))["sentence_embedding"].pow(2).sum().backward()
-    assert model[1].linear.weight.grad.abs().min() > 0
-    assert model[0].model.layer_norm.weight.grad.abs().sum() > 0
-
-
-@pytest.fixture(scope="module")
-def vectors():
-    """Embeddings whose directions have variances from 1 to 1e-4, around a mean that is not 0."""
-    rng = np.random.default_rng(5)
-    rotation = np.linalg.qr(rng.normal(size=(12, 12)))[0]
-    return (rng.normal(size=(400, 12)) * np.geomspace(1, 0.01, 12)) @ rotation + 0.5
-
-
-@pytest.mark.parametrize("power", [0.0, 0.4, 1.0])
-def test_partial_whitening_takes_a_power_of_the_covariance(vectors, power):
-    matrix = partial_whitening(vectors, power).astype(np.float64)
-    np.testing.assert_allclose(matrix, matrix.T, atol=1e-6)  # a few roundings of float32
-    assert np.linalg.det(matrix) == pytest.approx(1, rel=1e-4)
-    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    before, after = (np.linalg.eigvalsh(np.cov(each.T)) for each in (unit, unit @ matrix))
-    expected = np.sort(before ** (1 - power))
-    np.testing.assert_allclose(after / after[-1], expected / expected[-1], rtol=1e-4)  # the matrix has float32
-
-
-def test_partial_whitening_does_not_depend_on_the_lengths_of_embeddings(vectors):
-    scaled = vectors * np.random.default_rng(6).uniform(0.1, 10, (len(vectors), 1))
-    np.testing.assert_allclose(partial_whitening(scaled), partial_whitening(vectors), atol=1e-5)
-
-
-@pytest.mark.parametrize("number", [0, 1, 12])
-def test_partial_whitening_of_too_few_embeddings_is_refused(vectors, number):
-    with pytest.raises(ValueError, match=f"{number} embeddings do not vary in each of 12 directions; give more and"):
-        partial_whitening(vectors[:number])
-    with pytest.raises(ValueError, match="400 embeddings do not vary"):
-        partial_whitening(np.tile(vectors[:10], (40, 1)))
-
-
-@pytest.mark.parametrize("value", [0, math.nan, math.inf])
-def test_partial_whitening_of_an_embedding_without_direction_is_refused(vectors, value):
-    changed = vectors.copy()
-    changed[7] = value
-    with pytest.raises(ValueError, match="1 of 400 embeddings are 0 or not finite"):
-        partial_whitening(changed)
-
-
-def test_inverse_document_frequencies_are_those_of_bm25(tokenizer):
-    texts = ["the fox", "the quick fox fox", "jumps", "the dog"]
-    weights = inverse_document_frequencies(tokenizer, iter(texts))
-    assert set(weights) == set(tokenizer.get_vocab())
-    for token, count in {"fox": 2, "the": 3, "jumps": 1, "sea": 0, "[CLS]": 4}.items():
-        assert weights[token] == pytest.approx(math.log((4 + 1) / (count + 0.5)), rel=5e-4)  # four digits
-    assert min(weights.values()) > 0
-    assert inverse_document_frequencies(tokenizer, texts, max_length=3)["fox"] > weights["fox"]  # [CLS] the [SEP]
-    with pytest.raises(ValueError, match="no texts to count tokens in"):
-        inverse_document_frequencies(tokenizer, [])
 
 
 def test_removing_padding_does_not_change_embeddings(folder):
@@ -317,12 +194,6 @@ def test_invalid_model_options_are_refused(folder, tokenizer, tmp_path):
         sentence_transformer(str(folder), pooling="max")
     with pytest.raises(ValueError, match="include_prompt=False"):
         sentence_transformer(str(folder), pooling="cls", include_prompt=False)
-    with pytest.raises(ValueError, match="pooling='cls' has no mean; remove one of the two"):
-        sentence_transformer(str(folder), pooling="cls", token_weights=all_weights(folder))
-    with pytest.raises(ValueError, match=r"\d+ tokens have no weight, such as '.*'; give every token a weight"):
-        sentence_transformer(str(folder), token_weights=WEIGHTS)
-    with pytest.raises(ValueError, match=r"the projection has the shape \(3, 4\), but must have"):
-        sentence_transformer(str(folder), projection=np.zeros((3, 4)))
     with pytest.raises(ValueError, match="Prompt name 'nope' not found"):
         sentence_transformer(str(folder)).encode("fox", prompt_name="nope")
     shape = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
@@ -373,19 +244,6 @@ def test_the_packed_rows_of_flash_attention_give_the_same_embeddings(folder, mon
     np.testing.assert_allclose(model.encode(TEXTS), expected, atol=2e-6)
     assert seen[0]["input_ids"].shape[0] == 1 and seen[0]["cu_seq_lens_q"].shape == (len(TEXTS) + 1,)
     assert "attention_mask" not in seen[0]
-
-
-def test_with_token_weights_flash_attention_gets_padded_rows(folder, monkeypatch, tmp_path):
-    """The weights need the attention mask, which packed rows do not have; the model removes the padding itself."""
-    from transformers import modeling_flash_attention_utils
-
-    sentence_transformer(str(folder), token_weights=all_weights(folder)).save_pretrained(str(tmp_path))
-    kernels = (None, lambda: None, None, None), None
-    monkeypatch.setattr(modeling_flash_attention_utils, "lazy_import_flash_attention", lambda *a, **k: kernels)
-    monkeypatch.setattr(Transformer, "_is_flash_attention_requested", lambda self: True)
-    model = SentenceTransformer(str(tmp_path))
-    assert model.preprocess(TEXTS)["attention_mask"].shape[0] == len(TEXTS)
-    assert model.encode(TEXTS).shape == (len(TEXTS), model.get_embedding_dimension())
 
 
 def test_modules_of_a_saved_embedding_model_are_left_out_with_a_warning(caplog):

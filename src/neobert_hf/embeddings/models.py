@@ -9,11 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
@@ -40,8 +39,6 @@ def sentence_transformer(
     include_prompt: bool = True,
     max_seq_length: int | None = None,
     model_kwargs: dict | None = None,
-    token_weights: Mapping[str, float] | None = None,
-    projection: np.ndarray | None = None,
 ) -> SentenceTransformer:
     """Build an embedding model: a NeoBERT and pooling. The model removes padding on every device before it computes.
 
@@ -53,15 +50,9 @@ def sentence_transformer(
         include_prompt: Whether the mean includes the tokens of the prompt, as in the paper's evaluation.
         max_seq_length: Length in tokens at which texts are truncated; by default the maximum of tokenizer and model.
         model_kwargs: Arguments of `from_pretrained`, such as `{"dtype": torch.bfloat16}` or `{"attn_implementation": ...}`.
-        token_weights: Weight of each token of the vocabulary in the mean, for example `inverse_document_frequencies`. They are
-            saved with the model, and training changes them as any other parameter. By default all tokens weigh the same. With
-            `include_prompt=False` the weights of the prompt still divide the sum, which changes the length of a vector only.
-        projection: Linear map of each token vector before pooling, and so of the mean, (width, width), for example
-            `partial_whitening`. It is saved with the model, and training changes it. By default there is none.
 
     Raises:
-        ValueError: `pooling` is unknown, `include_prompt` is False or `token_weights` are given with "cls", a token has no
-            weight, the projection has another shape, or the model is not a NeoBERT.
+        ValueError: `pooling` is unknown, `include_prompt` is False with "cls", or the model is not a NeoBERT.
         OSError: The folder or the Hub holds no such model.
     """
     if pooling not in ("mean", "cls"):
@@ -70,13 +61,8 @@ def sentence_transformer(
         raise ValueError(
             "include_prompt=False excludes the prompt from the mean, and pooling='cls' has no mean; remove one of the two"
         )
-    if pooling == "cls" and token_weights is not None:
-        raise ValueError(
-            "token_weights weigh the tokens of the mean, and pooling='cls' has no mean; remove one of the two"
-        )
     from sentence_transformers import SentenceTransformer
-    from sentence_transformers.base.modules import Dense
-    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, WordWeights
+    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
     transformer = _transformer(model_name_or_path, "feature-extraction", max_seq_length, model_kwargs)
     saved = Path(model_name_or_path, "modules.json")
@@ -90,85 +76,8 @@ def sentence_transformer(
             f"{model_name_or_path} is an embedding model with {', '.join(left_out)}, which sentence_transformer leaves out; "
             "SentenceTransformer opens all of its modules"
         )
-    modules, width = [transformer], transformer.get_embedding_dimension()
-    if projection is not None:
-        if projection.shape != (width, width):
-            raise ValueError(f"the projection has the shape {projection.shape}, but must have ({width}, {width})")
-        # Before the mean, which is linear too: token weights make the mean float32, and a Dense in bf16 would refuse it.
-        weight = torch.tensor(projection.T, dtype=torch.float32)
-        options = dict(activation_function=None, module_input_name="token_embeddings")
-        modules.append(Dense(width, width, False, init_weight=weight, **options))
-    if token_weights is not None:
-        vocabulary = transformer.tokenizer.convert_ids_to_tokens(range(len(transformer.tokenizer)))
-        if missing := [token for token in vocabulary if token not in token_weights]:
-            raise ValueError(f"{len(missing)} tokens have no weight, such as {missing[0]!r}; give every token a weight")
-        modules.append(WordWeights(vocabulary, dict(token_weights)))
-        transformer.unpad_inputs = False  # WordWeights reads the attention mask; the model removes padding itself
-    modules.append(Pooling(width, pooling, include_prompt))
+    modules = [transformer, Pooling(transformer.get_embedding_dimension(), pooling, include_prompt)]
     return SentenceTransformer(modules=[*modules, Normalize()] if normalize else modules, prompts=prompts)
-
-
-def inverse_document_frequencies(
-    tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], max_length: int | None = None
-) -> dict[str, float]:
-    """Return the weight of each token of the vocabulary: ln(1 + (N - n + 0.5) / (n + 0.5)), if n of N texts contain it.
-
-    It is above 0 for every token, also for those that each text has, so a text without words has a vector too. It has four
-    significant digits.
-
-    Source: Robertson and Zaragoza, "The probabilistic relevance framework: BM25 and beyond", 2009, with the 1 of Lucene.
-
-    Args:
-        tokenizer: Tokenizer of the model.
-        texts: Texts to count in, of the kind that the model will embed.
-        max_length: Length in tokens at which texts are truncated.
-
-    Raises:
-        ValueError: There are no texts.
-    """
-    texts = list(texts)
-    if not texts:
-        raise ValueError("no texts to count tokens in; give at least one")
-    counts = np.zeros(len(tokenizer), np.int64)
-    for ids in tokenizer(texts, truncation=max_length is not None, max_length=max_length)["input_ids"]:
-        counts[np.unique(ids)] += 1
-    weights = np.log1p((len(texts) - counts + 0.5) / (counts + 0.5))
-    rounded = [float(f"{weight:.4g}") for weight in weights]  # the weights are saved as text
-    return dict(zip(tokenizer.convert_ids_to_tokens(range(len(counts))), rounded))
-
-
-def partial_whitening(vectors: np.ndarray, power: float = 0.4) -> np.ndarray:
-    """Return the linear map after which the covariance C of unit-length embeddings is C^(1 - power) up to a factor.
-
-    Directions in which texts differ most lose weight, so texts of one field are told apart better. The map is linear, so
-    embeddings are not centred.
-
-    Source: whitening (Su et al., arXiv 2103.15316) in part, as Soft-ZCA (arXiv 2411.17538) does for code search, which adds a
-    constant to the variances; this takes a power of them.
-
-    Args:
-        vectors: Embeddings of texts of the kind that the model will embed, (N, width), with N above the width.
-        power: 0 changes nothing, 1 whitens.
-
-    Returns:
-        A symmetric matrix whose eigenvalues have the geometric mean 1, (width, width), float32.
-
-    Raises:
-        ValueError: The embeddings do not vary in each direction, or one of them is 0 or not finite.
-    """
-    lengths, width = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True), vectors.shape[1]
-    valid = np.isfinite(lengths) & (lengths > 0)
-    if not valid.all():
-        raise ValueError(f"{(~valid).sum()} of {len(vectors)} embeddings are 0 or not finite; remove their texts")
-    variances = np.zeros(width)
-    if len(vectors) > width:
-        variances, directions = np.linalg.eigh(np.cov(vectors / lengths, rowvar=False))
-    if variances[0] <= variances[-1] * np.finfo(np.float32).eps:
-        raise ValueError(
-            f"{len(vectors)} embeddings do not vary in each of {width} directions; give more and other texts, above {width}"
-        )
-    scales = np.exp(-power / 2 * (np.log(variances) - np.log(variances).mean()))
-    return ((directions * scales) @ directions.T).astype(np.float32)
 
 
 def sparse_encoder(

@@ -1,0 +1,193 @@
+"""Means of models, and the mini model from the last of them: token weights, partial whitening, measurements and a card."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import torch
+from datasets import Dataset
+from depth import with_more_blocks
+from distillation import open_teacher
+from huggingface_hub import ModelCard, ModelCardData
+from masked_accuracy import bigram_accuracy, masked_accuracy
+from sentence_transformers import SentenceTransformer
+from tabulate import tabulate
+from token_weights import inverse_document_frequencies, partial_whitening, weighted_sentence_transformer
+from transformers import AutoTokenizer
+
+from neobert_hf import NeoBERTForMaskedLM, PackedMLMCollator, best_dtype
+from neobert_hf.evaluation.retrieval import pairs_evaluator
+
+CARD = Path(__file__).with_name("mini_card.md")
+TOKENIZER = "PreTrainedTokenizerFast"
+NUM_WHITENED = 10_000  # texts; a covariance of width 256 needs no more
+NUM_MASKED = 1000  # held-out documents
+MASKED_LENGTH = 256  # tokens to which they are truncated
+ON_CARD = ("max_steps", "tokens_per_batch", "learning_rate", "masked_share", "pair_share", "max_seq_length", "seed")
+
+
+def write_mean(folders: list[Path], out: Path) -> None:
+    """Write a masked language model in bf16 whose parameters are the mean of those of several models.
+
+    The mean of a model and of its continuation on other data keeps most of what each has learned (arXiv 2109.01903); that of
+    several continuations is often better than each (arXiv 2203.05482). A model with fewer blocks than the others first gets
+    the blocks that it would get as the start of a deeper stage.
+    """
+    models = [NeoBERTForMaskedLM.from_pretrained(folder, dtype=torch.float32) for folder in folders]
+    depth = max(model.config.num_hidden_layers for model in models)
+    models = [model if model.config.num_hidden_layers == depth else with_more_blocks(model, depth) for model in models]
+    states = [model.state_dict() for model in models]
+    mean = {name: torch.stack([state[name] for state in states]).mean(0) for name in states[0]}
+    models[-1].load_state_dict(mean)
+    models[-1].to(torch.bfloat16).save_pretrained(out)
+    AutoTokenizer.from_pretrained(folders[-1]).save_pretrained(out)
+
+
+def write_model(mean: Path, texts: list[str], out: Path, max_seq_length: int) -> SentenceTransformer:
+    """Write the folder that ships: embedding model and decoder in bf16, without the code, which is part of the package.
+
+    The config declares float32: stock calls then load, embed and train in float32. A linear map whitens the token vectors in
+    part, and their mean weighs each token by its inverse document frequency.
+
+    Args:
+        mean: Folder of a masked language model.
+        texts: Texts to count tokens in. The map is computed from the embeddings of a sample of them.
+        out: Folder to write.
+        max_seq_length: Length in tokens at which embeddings truncate texts.
+
+    Returns:
+        The embedding model.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(mean)
+    weights = inverse_document_frequencies(tokenizer, texts, tokenizer.model_max_length)
+    sample = np.random.default_rng(0).permutation(len(texts))[:NUM_WHITENED]
+    model = weighted_sentence_transformer(str(mean), weights, None, max_seq_length, best_dtype())
+    projection = partial_whitening(model.encode([texts[i] for i in sample]))
+    model = weighted_sentence_transformer(str(mean), weights, projection, max_seq_length, torch.bfloat16)
+    model.save_pretrained(str(out), create_model_card=False)
+    NeoBERTForMaskedLM.from_pretrained(mean, dtype=torch.bfloat16).save_pretrained(out)  # the same, with the decoder
+    model.tokenizer.backend_tokenizer.no_truncation()  # that of the last call; tokenizer_config.json has max_seq_length
+    model.tokenizer.backend_tokenizer.no_padding()
+    model.tokenizer.save_pretrained(out)
+    for file in out.glob("*_neobert.py"):
+        file.unlink()
+    # transformers 4 does not know the name under which transformers 5 saves this class
+    for name, changes in {"config": {"dtype": "float32"}, "tokenizer_config": {"tokenizer_class": TOKENIZER}}.items():
+        settings = json.loads((out / f"{name}.json").read_text("utf-8")) | changes
+        settings.pop("auto_map", None)
+        (out / f"{name}.json").write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", "utf-8")
+    return SentenceTransformer(str(out))
+
+
+def measure(model: SentenceTransformer, folder: Path, corpus: Path, teachers: dict[str, SentenceTransformer]) -> dict:
+    """Return masked-token accuracy, and retrieval beside the teacher of a name, on what the corpus holds out.
+
+    `masked_accuracy` is of the packages that are held out, `masked_accuracy_entries` of the held-out entries of the others.
+    """
+    language_model = NeoBERTForMaskedLM.from_pretrained(folder, dtype=best_dtype()).eval()
+    texts = {name: texts_of(corpus, f"{name}.jsonl") for name in ("train", "held_out_packages", "held_out")}
+    options = {"truncation": True, "max_length": MASKED_LENGTH}
+    training, packages, entries = (model.tokenizer(chosen, **options)["input_ids"] for chosen in texts.values())
+
+    def accuracies(documents: list[list[int]]) -> dict[str, float]:
+        collator = PackedMLMCollator(model.tokenizer, seed=0)
+        parts = (documents[i : i + 32] for i in range(0, len(documents), 32))
+        batches = [collator([{"input_ids": ids} for ids in part]) for part in parts]
+        return {
+            "bigram model (the more confident neighbour)": bigram_accuracy(
+                training, batches, model.tokenizer.all_special_ids
+            ),
+            "mini NeoBERT": masked_accuracy(language_model, batches),
+        }
+
+    lines = (corpus / "held_out_packages_pairs.jsonl").read_text("utf-8").splitlines()
+    evaluator = pairs_evaluator(Dataset.from_list([json.loads(line) for line in lines]), "held_out")
+    retrieval = {}
+    for name, embedder in {"mini NeoBERT": model, **teachers}.items():
+        scores = evaluator(embedder)
+        metrics = ("recall@1", "recall@10", "mrr@10", "ndcg@10")
+        retrieval[name] = {metric: scores[f"held_out_cosine_{metric}"] for metric in metrics}
+    return {
+        "num_held_out": len(packages[:NUM_MASKED]),
+        "num_held_out_entries": len(entries[:NUM_MASKED]),
+        "max_length": MASKED_LENGTH,
+        "masked_accuracy": accuracies(packages[:NUM_MASKED]),
+        "masked_accuracy_entries": accuracies(entries[:NUM_MASKED]),
+        "num_pairs": len(lines),
+        "retrieval": retrieval,
+        "max_seq_length": model.max_seq_length,
+        "dtype": str(best_dtype()).removeprefix("torch."),
+        "machine": f"{torch.get_num_threads()} CPU threads, torch {torch.__version__}",
+        "num_parameters": sum(parameter.numel() for parameter in language_model.parameters()),
+    }
+
+
+def texts_of(corpus: Path, name: str) -> list[str]:
+    """Return the column `text` of a file of the corpus."""
+    return [json.loads(line)["text"] for line in (corpus / name).read_text("utf-8").splitlines()]
+
+
+def write_card(out: Path, model: SentenceTransformer, summary: dict, sources: list[dict], recipe: dict) -> None:
+    """Write the model card from the measurements, the stages, the sources and the recipe."""
+    measured, config = summary["measured"], model[0].config
+    retrieval = [{"model": name, **scores} for name, scores in measured["retrieval"].items()]
+    entries = measured["masked_accuracy_entries"]
+    masked = [
+        {"model": name, "held-out packages": share, "held-out entries": entries[name]}
+        for name, share in measured["masked_accuracy"].items()
+    ]
+    stages = [
+        {
+            "stage": stage["name"],
+            "begins from, or mean of": ", ".join(stage.get("mean") or [stage["start"] or "a new model"]),
+        }
+        | {name.replace("_", " "): stage.get(name) for name in ON_CARD}
+        for stage in summary["stages"]
+    ]
+    card = ModelCard.from_template(
+        ModelCardData(
+            license="mit",
+            library_name="sentence-transformers",
+            pipeline_tag="sentence-similarity",
+            tags=["neobert", "sentence-transformers", "fill-mask"],
+        ),
+        template_path=str(CARD),
+        shape=f"{config.num_hidden_layers} layers of width {config.hidden_size}",
+        megabytes=round(sum(file.stat().st_size for file in out.rglob("*") if file.is_file()) / 1e6),
+        packages=" and ".join(recipe["corpus"]["held_out_packages"]),
+        teacher=recipe["teacher_on_card"],
+        retrieval_table=tabulate(retrieval, headers="keys", tablefmt="github", floatfmt=".3f"),
+        masked_table=tabulate(masked, headers="keys", tablefmt="github", floatfmt=".1%"),
+        stages_table=tabulate(stages, headers="keys", tablefmt="github"),
+        num_whitened=NUM_WHITENED,
+        num_sources=len(sources),
+        num_characters=sum(source["num_characters"] for source in sources),
+        **measured,
+    )
+    card.save(out / "README.md")
+
+
+def build(mean: Path, stages: list[dict], recipe: dict, corpus: Path, out: Path) -> dict:
+    """Write the mini model with its measurements, its card and the sources of its training data.
+
+    Args:
+        mean: Folder of the last mean.
+        stages: Settings of all stages.
+        recipe: The recipe.
+        corpus: Folder of the corpus.
+        out: Folder to write.
+
+    Returns:
+        The measurements.
+    """
+    texts = [*texts_of(corpus, "train_texts.jsonl"), *texts_of(corpus, "train_documents.jsonl")]
+    model = write_model(mean, texts, out, recipe["max_seq_length"])
+    teacher = open_teacher(recipe["teacher"]["name"], recipe["max_seq_length"])
+    teachers = {f"{recipe['teacher_on_card'].split('/')[1]}, its teacher": teacher}
+    summary = {"stages": stages, "measured": measure(model, out, corpus, teachers)}
+    shutil.copy(corpus / "sources.json", out)
+    sources = json.loads((out / "sources.json").read_text("utf-8"))["sources"]
+    write_card(out, model, summary, sources, recipe)
+    (out / "training_summary.json").write_text(json.dumps(summary, indent=1), "utf-8")
+    return summary["measured"]

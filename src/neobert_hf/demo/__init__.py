@@ -1,1 +1,0 @@
-"""Demo: collects the documentation of installed packages and searches it."""

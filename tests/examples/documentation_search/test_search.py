@@ -1,0 +1,174 @@
+"""The search: ranking, the stored vectors, the form of an answer, and the rule that examples use public names only."""
+
+import ast
+import importlib
+import io
+import math
+import re
+import sys
+from pathlib import Path
+
+import evaluate
+import numpy as np
+import pytest
+import search
+from conftest import run_main
+from docstrings import Entry, read, views
+from search import DocumentationIndex, answer
+
+from neobert_hf import NeoBERTForMaskedLM, sentence_transformer
+
+ROOT = Path(__file__).parents[3]
+FOLDER = ROOT / "examples/documentation_search"
+
+
+@pytest.fixture
+def folder(checkpoint, tokenizer, tmp_path):
+    NeoBERTForMaskedLM.from_pretrained(checkpoint).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(search, "CACHE", tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+def entries_about(*texts, mentions=None):
+    return [
+        Entry("p", f"p.f{i}", "(x)", text, "p", f"f{i}", mentions[i] if mentions else 0) for i, text in enumerate(texts)
+    ]
+
+
+def test_the_nearest_entries_come_first(folder):
+    entries = read(("json",))
+    model = sentence_transformer(folder)
+    question = "the quick brown fox"
+    vector = model.encode(question, normalize_embeddings=True)
+    cosines = {each: max(model.encode(views(each), normalize_embeddings=True) @ vector) for each in entries}
+    found = DocumentationIndex(model, entries).search(question, 4)
+    assert [entry for entry, _ in found] == sorted(cosines, key=cosines.get, reverse=True)[:4]
+    np.testing.assert_allclose([score for _, score in found], [cosines[entry] for entry, _ in found], atol=1e-5)
+
+
+def test_of_two_entries_that_score_alike_the_one_that_more_modules_mention_comes_first(folder, monkeypatch):
+    """The vectors are equal, so only the mentions differ: ten doublings of 1 + mentions are a cosine of 0.1."""
+    monkeypatch.setattr(search, "views", lambda entry: ["the quick fox"])
+    entries = entries_about(*["the quick fox"] * 4, mentions=[0, 3, 1023, 1])
+    index = DocumentationIndex(sentence_transformer(folder), entries)
+    assert [entry.mentions for entry, _ in index.search("fox", 4)] == [1023, 3, 1, 0]
+    np.testing.assert_allclose(index.bonuses, [0.01 * math.log2(1 + entry.mentions) for entry in entries])
+    vectors = index.vectors.copy()
+    vectors[0] = index.model.encode("fox", normalize_embeddings=True)
+    index.vectors = vectors  # a clearly nearer entry stays first
+    assert index.search("fox", 1)[0][0].mentions == 0
+
+
+def test_the_index_reads_the_first_64_tokens_of_a_text(folder):
+    entries = entries_about("quick fox " * 10, "quick fox " * 60)
+    index = DocumentationIndex(sentence_transformer(folder, max_seq_length=100), entries)
+    reader = sentence_transformer(folder, max_seq_length=64)
+    texts = [views(entry)[0] for entry in entries]
+    np.testing.assert_allclose(index.vectors, reader.encode(texts, normalize_embeddings=True), atol=1e-5)
+
+
+def test_vectors_are_stored_for_each_model_and_each_set_of_texts(folder, cache, monkeypatch):
+    entries = entries_about("the fox", "the dog")
+    first = DocumentationIndex(sentence_transformer(folder), entries).vectors
+    other = DocumentationIndex(sentence_transformer(folder, pooling="cls"), entries).vectors
+    DocumentationIndex(sentence_transformer(folder), entries[:1])
+    assert not np.allclose(other, first) and len(list(cache.iterdir())) == 3
+    model = sentence_transformer(folder)
+    monkeypatch.setattr(model, "encode_document", None)
+    np.testing.assert_array_equal(DocumentationIndex(model, entries).vectors, first)
+
+
+def test_an_interrupted_computation_stores_nothing(cache):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        search.kept("vectors", ["key"], interrupted)
+    assert search.kept("vectors", ["key"], lambda: b"right") == b"right" and len(list(cache.iterdir())) == 1
+
+
+def test_the_standard_library_is_read_again_when_a_module_is_installed(tmp_path, monkeypatch):
+    """Debian has tkinter in a package of its own, with _tkinter in lib-dynload."""
+    (tmp_path / "lib/lib-dynload").mkdir(parents=True)
+    monkeypatch.setattr(search.sysconfig, "get_path", lambda name: str(tmp_path / "lib"))
+    reads = []
+    monkeypatch.setattr(search, "read", lambda: reads.append(1) or entries_about("a text"))
+    for new in (None, "tkinter", "lib-dynload/_tkinter.so"):
+        if new:
+            (tmp_path / "lib" / new).touch()
+        for _ in range(2):
+            assert search.read_cached(["python"]) == entries_about("a text")
+    assert len(reads) == 3
+
+
+def test_an_answer_has_title_sentence_import_and_score():
+    entry = Entry("os", "os.path.join", "(a, *p)", "Join two\nparts. Then more.", "os.path", "join", 53)
+    assert answer(entry, 0.768, 80).splitlines() == [
+        "  os.path.join(a, *p)",
+        "      Join two parts.",
+        "      from os.path import join    (0.77 cosine, mentioned in 53 modules)",
+    ]
+    short = answer(Entry("csv", "csv.DictReader", "(f)", "", "csv", "DictReader", 1), 1.0, 18).splitlines()
+    assert short[0] == "  csv.DictRead ..." and len(short[0]) == 18
+    assert short[1:] == [
+        "      (no docstring)",
+        "      from csv import DictReader    (1.00 cosine, mentioned in 1 module)",
+    ]
+
+
+def test_questions_are_read_from_the_command_line_or_typed(folder, monkeypatch):
+    options = ("--package", "json", "--model", folder, "--top_k", 2)
+    asked = run_main(search, "decode a number", *options).splitlines()
+    assert re.fullmatch(r"\d+ entries", asked[0]) and asked[1] == "decode a number" and len(asked) == 2 + 2 * 3
+    assert re.fullmatch(r" {6}(import|from) json.* {4}\(-?\d\.\d\d cosine\)", asked[4])
+    monkeypatch.setattr(sys, "stdin", io.StringIO("decode a number\n"))
+    assert run_main(search, *options).splitlines()[2:8] == asked[2:8]
+
+
+def test_the_mini_model_answers_the_first_question_of_the_readme():
+    answers = run_main(search, "join the parts of a path", "--package", "os.path,shutil", "--top_k", 1)
+    assert "os.path.join(a, *p)" in answers
+
+
+def test_the_documentation_holds_the_answers_to_the_everyday_questions():
+    names = {entry.name for entry in read()}
+    asked = evaluate.everyday_questions()
+    assert len(asked) == 110
+    assert {question for question, answers in asked.items() if not names & answers} <= {"hash of a file"}  # Python 3.10
+
+
+def test_the_counts_are_of_questions_with_a_correct_entry(monkeypatch):
+    monkeypatch.setattr(evaluate, "everyday_questions", lambda: {"a": {"x"}, "b": {"y", "z"}, "c": {"w"}})
+    found = {"a": ["x", "q", "r"], "b": ["q", "r", "z"], "c": ["q"]}
+    assert evaluate.count(found.get) == {"first": 1, "in_three": 2}
+
+
+def test_the_table_of_the_page_is_that_of_the_stored_result():
+    assert evaluate.TABLE.search((FOLDER / "README.md").read_text("utf-8"))[0] == evaluate.render()
+
+
+# Names of the root that every user imports, and those of the reference.
+def public_names() -> set[str]:
+    """The names that docs/reference.md lists, with their modules."""
+    listed = re.findall(r"\.\. auto(?:class|function|data):: (\S+)", (ROOT / "docs/reference.md").read_text("utf-8"))
+    return {name if name.startswith("neobert_hf.") else f"neobert_hf.{name}" for name in listed}
+
+
+@pytest.mark.parametrize("file", sorted(FOLDER.glob("*.py")), ids=lambda file: file.name)
+def test_the_example_imports_public_names_of_the_library_only(file):
+    imported = set()
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names if alias.name.split(".")[0] == "neobert_hf"} - {
+                "neobert_hf"
+            }
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "neobert_hf":
+            imported |= {f"{node.module}.{alias.name}" for alias in node.names}
+    assert imported <= public_names()
+    assert all(hasattr(importlib.import_module(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in imported)
