@@ -19,6 +19,7 @@ import numpy as np
 import Stemmer
 import torch
 from datasets import Dataset
+from docstrings import words_of  # examples/documentation_search
 from harness import finish
 from paraphrase import Paraphraser
 from sentence_transformers import SentenceTransformer
@@ -26,7 +27,6 @@ from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimil
 from transformers import HfArgumentParser
 
 import neobert_hf
-from neobert_hf.demo.ranking import words_of
 from neobert_hf.embeddings.distillation import TEACHER, open_teacher
 from neobert_hf.embeddings.training_sets import read_pairs
 from neobert_hf.evaluation.retrieval import pairs_evaluator

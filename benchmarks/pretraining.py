@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from docstrings import read  # examples/documentation_search
 from harness import DTYPES, finish, median_and_spread, median_ratio
 from tqdm.auto import tqdm
 from transformers import HfArgumentParser
@@ -23,7 +24,6 @@ from neobert_hf import PackedMLMCollator, tune_allocator
 from neobert_hf.data.packing import PackedRows
 from neobert_hf.data.shards import plain_tokenizer, tokenize_corpus
 from neobert_hf.data.wordpiece import train_wordpiece
-from neobert_hf.demo.documentation import collect_documentation
 from neobert_hf.pretraining.arguments import PretrainingArguments
 from neobert_hf.pretraining.trainer import PretrainingTrainer, build_model
 
@@ -122,7 +122,7 @@ def main():
     if arguments.device == "cpu":
         tune_allocator()
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
-    texts = [entry.full_text for entry in collect_documentation()]
+    texts = [entry.full_text for entry in read()]
     tokenizer = train_wordpiece(texts[::5], vocab_size=8192)
     ids = tokenizer(texts[::3], truncation=True, max_length=arguments.max_length)["input_ids"]
     rows = []

@@ -26,11 +26,11 @@ class RenderArguments:
 
 
 TABLES = {
-    "README.md": {"comparison": speed.comparison, "everyday": quality.everyday},
+    "README.md": {"comparison": speed.comparison},
     "docs/loading.md": {"auto_classes": model.auto_classes, "backends": model.backends, "agreement": model.agreement},
     "docs/performance.md": {"headline": speed.headline, "int8": partial(rows_of, "int8_cpu", quality.INT8)},
     "docs/pretraining.md": {"packing_plan": speed.packing_plan},
-    "docs/mini.md": {"questions": quality.questions, "mini": quality.mini},
+    "docs/mini.md": {"mini": quality.mini},
     "docs/mini_training.md": {
         "distillation_trials": partial(rows_of, "distillation_trials_cpu", quality.DISTILLATION_TRIALS),
         "shapes": partial(rows_of, "mini_shapes_cpu_float32", quality.WRITTEN_QUESTIONS),
@@ -38,7 +38,6 @@ TABLES = {
         "distillation_continued": partial(rows_of, "distillation_continued_cpu", quality.DISTILLATION_TRIALS),
         "token_weights": partial(rows_of, "token_weights_cpu_float32", quality.TOKEN_WEIGHTS),
         "written_questions": partial(rows_of, "written_questions_cpu_float32", quality.WRITTEN_QUESTIONS),
-        "candidates": partial(rows_of, "mini_candidates_cpu", quality.WRITTEN_QUESTIONS),
         "whitening": partial(rows_of, "mini_whitening_cpu_float32", quality.WRITTEN_QUESTIONS),
         "wider": partial(rows_of, "mini_wider_cpu_float32", quality.WRITTEN_QUESTIONS),
         "seeds": quality.seeds,
@@ -70,7 +69,6 @@ TABLES = {
         "selected_tokens": partial(rows_of, "selected_tokens_cpu_float32", speed.SELECTED_TOKENS),
         "pseudo_perplexity_avx2": partial(rows_of, "pseudo_perplexity_cpu_float32", speed.PSEUDO_PERPLEXITY),
         "pseudo_perplexity": partial(rows_of, "pseudo_perplexity_cpu", speed.PSEUDO_PERPLEXITY),
-        "late_interaction": partial(rows_of, "late_interaction_cpu", quality.LATE_INTERACTION),
         "encode": partial(rows_of, "encode_cpu", speed.ENCODE),
     },
     "benchmarks/kernels.md": {

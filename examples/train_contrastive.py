@@ -7,7 +7,7 @@ The paper's training sets:
 
 A short run on pairs from the documentation inside this Python:
 
-    neobert documentation --output_dir runs/documentation
+    python examples/documentation_search/corpus.py --output_dir runs/documentation
     python examples/train_contrastive.py --model_name_or_path runs/small --output_dir runs/small-embeddings --use_cpu \\
         --train_files runs/documentation/train_pairs.jsonl --validation_files runs/documentation/held_out_pairs.jsonl \\
         --max_seq_length 128 --max_steps 100 --per_device_train_batch_size 64 --learning_rate 5e-4 --warmup_steps 10

@@ -102,49 +102,6 @@ def long_context() -> str:
     )
 
 
-QUESTIONS = "questions_cpu_float32"
-
-
-def questions() -> str:
-    """Questions that each search answers, by kind, and the seconds."""
-    result = result_of(QUESTIONS)
-    counts = result["num_questions"]
-    rows = [
-        [
-            row["search"],
-            *(f"{row[kind]['first']}, {row[kind]['in_three']}" for kind in counts),
-            f"{row['index_s']:.0f}" if row["index_s"] is not None else "",
-            f"{row['first_question_s']:.2f}",
-            f"{row['question_s']:.3f}",
-        ]
-        for row in result["rows"]
-    ]
-    of_kinds = [f"{kind}: {count}" for kind, count in counts.items()]
-    headers = ["search", *of_kinds, "index, s", "first question, s", "each question, s"]
-    table = tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
-    note = f"{result['num_entries']:,} entries, which are read in {result['reading_s']:.0f} s. {source(result)}."
-    ends = [f"The command `neobert search`: {name}: {seconds:.0f} s." for name, seconds in result["commands_s"].items()]
-    return "\n\n".join([table, note, *ends])
-
-
-def everyday() -> str:
-    """Everyday questions that each search answers, without the seconds."""
-    result = result_of(QUESTIONS)
-    kinds = [kind for kind in result["num_questions"] if kind.startswith("everyday")]
-    total = sum(result["num_questions"][kind] for kind in kinds)
-    rows = [
-        [row["search"], *(sum(row[kind][place] for kind in kinds) for place in ("first", "in_three"))]
-        for row in result["rows"]
-        if "," not in row["search"] or row["search"] == "mini, hybrid"
-    ]
-    table = tabulate(rows, headers=["search", "correct first", "correct among 3"], tablefmt="github")
-    note = (
-        f"{total} everyday questions to the standard library, which also chose how to search and which model ships. The mini "
-        "model learned other questions to most entries that answer them."
-    )
-    return f"{table}\n\n{note} {source(result)}."
-
-
 ABLATIONS = {  # what each has that the one before in the paper's Table 2 has not
     "M0": "pre-LayerNorm BERT: learned positions, GELU, LayerNorm, dropout of 0.1",
     "M1": "RoPE, SwiGLU, RMSNorm",
@@ -176,16 +133,6 @@ def ablations() -> str:
         f"{settings['learning_rate']:g}; means of {len(settings['seeds'])} seeds ± half their range. {source(result)}."
     )
 
-
-LATE_INTERACTION = {
-    "questions": ("questions", ""),
-    "order": ("order", ""),
-    "recall@1": ("recall@1", ".3f"),
-    "recall@10": ("recall@10", ".3f"),
-    "MRR@10": ("MRR@10", ".3f"),
-    "nDCG@10": ("nDCG@10", ".3f"),
-    "seconds": ("seconds", ".3f"),
-}
 
 DISTILLATION_TRIALS = {
     "trial": ("trial", ""),

@@ -25,7 +25,7 @@ from neobert_hf.evaluation.environment import environment
 
 HERE = Path(__file__).parent
 RESULT = HERE / "everyday.json"
-TABLE = re.compile(r"(?<=<!-- table -->\n).*?(?=\n<!-- end -->)", re.DOTALL)
+TABLE = re.compile(r"(?<=<!-- table -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 
 def main() -> None:
@@ -89,7 +89,7 @@ def render() -> str:
     lines += [f"| {row['search']} | {row['first']} | {row['in_three']} |" for row in result["rows"]]
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     about = f"{len(everyday_questions())} questions, {result['num_entries']:,} entries. {result['cores']} cores of"
-    return "\n".join([*lines, "", f"{about} {result['processor']}, {result['instructions']}, {versions}, float32."])
+    return "\n".join([*lines, "", f"{about} {result['processor']}, {result['instructions']}, {versions}, float32.\n"])
 
 
 if __name__ == "__main__":

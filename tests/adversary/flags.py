@@ -15,7 +15,6 @@ from unittest import mock
 
 import build
 import build_mini
-import demo_documentation
 import distill_embeddings
 import evaluate_long_context
 import evaluate_model
@@ -38,15 +37,12 @@ VALUES = ("0", "-1", HUGE, "nan", "")
 REQUIRED = {
     "neobert tokenize": ["--output_dir=a", "--tokenizer_name=b"],
     "neobert pack": ["a"],
-    "neobert documentation": ["--output_dir=a"],
-    "neobert search": [],
     "neobert embed": ["a.txt", "--output=a.npy"],
     "pretrain_mlm.py": ["--use_cpu=true", "--report_to=none"],
     "train_contrastive.py": ["--use_cpu=true", "--report_to=none", "--output_dir=a", "--model_name_or_path=b"],
     "train_contextual.py": [
         *("--use_cpu=true", "--report_to=none", "--output_dir=a", "--model_name_or_path=b", "--train_files=c"),
     ],
-    "demo_documentation.py": ["--use_cpu=true", "--report_to=none"],
     "evaluate_mteb.py": ["--model=a", "--output_dir=b"],
     "finetune_classifier.py": ["--use_cpu=true", "--report_to=none", "--output_dir=a", "--train_file=b.csv"],
     "finetune_tagger.py": ["--use_cpu=true", "--report_to=none", "--output_dir=a", "--train_file=b.jsonl"],
@@ -63,7 +59,7 @@ REQUIRED = {
 SCRIPTS = {
     Path(module.__file__).name: module.__file__
     for module in (
-        *(pretrain_mlm, train_contrastive, train_contextual, distill_embeddings, demo_documentation, evaluate_mteb),
+        *(pretrain_mlm, train_contrastive, train_contextual, distill_embeddings, evaluate_mteb),
         *(finetune_classifier, finetune_tagger, finetune_glue, evaluate_pseudo_perplexity, evaluate_long_context),
         evaluate_model,
         *(build, build_mini),

@@ -12,10 +12,11 @@ pytest.importorskip(
 )
 
 from conftest import SENTENCE
+from corpus import retrieval_pairs, training_pairs
 from datasets import Dataset
+from docstrings import Entry
 
 from neobert_hf import NeoBERTForMaskedLM, sentence_transformer
-from neobert_hf.demo.documentation import Entry, retrieval_pairs, training_pairs
 from neobert_hf.evaluation.retrieval import pairs_evaluator, pairs_evaluators
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))

@@ -5,7 +5,6 @@ import runpy
 
 import build
 import build_mini
-import demo_documentation
 import distill_embeddings
 import evaluate_mteb
 import pretrain_mlm
@@ -13,7 +12,6 @@ import pytest
 import train_contrastive
 import use_saved_model
 import verify
-from demo_documentation import DemoArguments, DemoTrainingArguments
 from distill_embeddings import DistillationArguments, DistillationTrainingArguments
 from evaluate_mteb import MTEBArguments
 
@@ -28,7 +26,6 @@ EXAMPLES = {
         (DistillationArguments, DistillationTrainingArguments),
         ["--model_name_or_path", "model", "--text_files", "a.jsonl"],
     ),
-    demo_documentation: ((DemoArguments, DemoTrainingArguments), []),
     evaluate_mteb: ((MTEBArguments,), ["--model", "model", "--output_dir", "out"]),
 }
 HUGE = ("1" + "0" * 17, "1e300", "inf", "nan")
@@ -91,8 +88,6 @@ def test_zero_and_minus_one_are_accepted_or_refused_with_status_2(example, tmp_p
         (train_contrastive, ["--training_sets", "PAQ", "NOPE"], "unknown training set NOPE"),
         (train_contrastive, ["--pooling", "max"], "pooling='max' is not one of"),
         (train_contrastive, ["--instructions", "a.json"], "the paper's sets have their own"),
-        (demo_documentation, ["--hidden_size", "100"], "hidden_size=100 is not a multiple of 64"),
-        (demo_documentation, ["--seed", "-1"], "argument --seed: -1 is out of bounds"),
         (evaluate_mteb, ["--dtype", "int8"], "dtype='int8' is not one of"),
         (evaluate_mteb, ["--model_name", "mine"], "does not have the form organisation/name"),
         (evaluate_mteb, ["--batch_size", "0"], "argument --batch_size: 0 is out of bounds"),
@@ -123,7 +118,6 @@ def test_every_script_has_a_short_help_and_names_the_library_class_it_accepts(ex
         pretrain_mlm: "transformers.TrainingArguments",
         train_contrastive: "sentence_transformers.SentenceTransformerTrainingArguments",
         distill_embeddings: "sentence_transformers.SentenceTransformerTrainingArguments",
-        demo_documentation: "transformers.TrainingArguments",
     }.get(example)
     assert ("are accepted too" in out) == (library_class is not None)
     assert library_class is None or f"All arguments of {library_class} are accepted too" in " ".join(out.split())
