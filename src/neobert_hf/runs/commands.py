@@ -228,7 +228,7 @@ def run_command(prog: str, command: Callable[..., Any], *args: Any) -> Any:
         return command(*args)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-    except BrokenPipeError:  # the reader of the output has ended, as in `neobert search ... | head -1`
+    except BrokenPipeError:  # the reader of the output has ended, as in `neobert tokenize ... | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes the output once more at exit
         raise SystemExit(141) from None  # status of a process that SIGPIPE ends
     except Exception as error:
