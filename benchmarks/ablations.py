@@ -14,6 +14,7 @@ import tempfile
 from dataclasses import dataclass, field
 
 import numpy as np
+from docstrings import read  # examples/documentation_search
 from harness import finish
 from tqdm.auto import tqdm
 from transformers import HfArgumentParser, set_seed
@@ -21,7 +22,6 @@ from transformers import HfArgumentParser, set_seed
 from neobert_hf import PackedMLMCollator, tune_allocator
 from neobert_hf.data.packing import PackedRows
 from neobert_hf.data.wordpiece import train_wordpiece
-from neobert_hf.demo.documentation import collect_documentation
 from neobert_hf.pretraining.arguments import PretrainingArguments
 from neobert_hf.pretraining.pretrain import build_model
 from neobert_hf.pretraining.trainer import PretrainingTrainer
@@ -109,7 +109,7 @@ def main():
     (arguments,) = HfArgumentParser(AblationArguments).parse_args_into_dataclasses()
     if arguments.device == "cpu":
         tune_allocator()
-    texts = [entry.full_text for entry in collect_documentation()]
+    texts = [entry.full_text for entry in read()]
     order = np.random.default_rng(0).permutation(len(texts)).tolist()
     tokenizer = train_wordpiece([texts[i] for i in order[arguments.num_held_out :]], vocab_size=8192)
     ids = tokenizer([texts[i] for i in order], truncation=True, max_length=arguments.max_length)["input_ids"]

@@ -11,12 +11,12 @@ import time
 from dataclasses import dataclass, field
 
 import numpy as np
+from docstrings import read  # examples/documentation_search
 from harness import DTYPES, finish
 from sentence_transformers import SentenceTransformer
 from transformers import HfArgumentParser
 
 import neobert_hf
-from neobert_hf.demo.documentation import collect_documentation
 
 
 @dataclass
@@ -39,7 +39,7 @@ def main():
     """Run every measurement, print the table, and end with one line of JSON."""
     (arguments,) = HfArgumentParser(EncodeArguments).parse_args_into_dataclasses()
     neobert_hf.tune_allocator()
-    texts = [entry.full_text for entry in collect_documentation()]
+    texts = [entry.full_text for entry in read()]
     texts = random.Random(0).sample(texts, arguments.num_texts)
     rows = []
     for dtype in arguments.dtypes:

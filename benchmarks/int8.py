@@ -8,13 +8,14 @@ Queries are first sentences and documents are docstrings, of packages that were 
 from dataclasses import dataclass, field
 
 import torch
+from corpus import retrieval_pairs  # examples/documentation_search
 from datasets import Dataset
+from docstrings import read
 from harness import finish
 from sentence_transformers import SentenceTransformer
 from transformers import HfArgumentParser
 
 import neobert_hf
-from neobert_hf.demo.documentation import collect_documentation, retrieval_pairs
 from neobert_hf.evaluation.retrieval import pairs_evaluator
 
 METRICS = {"recall@1": "cosine_recall@1", "recall@10": "cosine_recall@10", "nDCG@10": "cosine_ndcg@10"}
@@ -38,7 +39,7 @@ class Int8Arguments:
 def main():
     """Run both, print the table, and end with one line of JSON."""
     (arguments,) = HfArgumentParser(Int8Arguments).parse_args_into_dataclasses()
-    pairs = retrieval_pairs(collect_documentation(packages=arguments.packages))[: arguments.num_questions]
+    pairs = retrieval_pairs(read(tuple(arguments.packages or ["python"])))[: arguments.num_questions]
     evaluator = pairs_evaluator(Dataset.from_list(pairs), "packages")
     texts = [pair["document"] for pair in pairs]
     rows, wanted = [], None

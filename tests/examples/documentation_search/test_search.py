@@ -8,7 +8,7 @@ import re
 import sys
 from pathlib import Path
 
-import evaluate
+import everyday
 import numpy as np
 import pytest
 import search
@@ -138,19 +138,19 @@ def test_the_mini_model_answers_the_first_question_of_the_readme():
 
 def test_the_documentation_holds_the_answers_to_the_everyday_questions():
     names = {entry.name for entry in read()}
-    asked = evaluate.everyday_questions()
+    asked = everyday.everyday_questions()
     assert len(asked) == 110
     assert {question for question, answers in asked.items() if not names & answers} <= {"hash of a file"}  # Python 3.10
 
 
 def test_the_counts_are_of_questions_with_a_correct_entry(monkeypatch):
-    monkeypatch.setattr(evaluate, "everyday_questions", lambda: {"a": {"x"}, "b": {"y", "z"}, "c": {"w"}})
+    monkeypatch.setattr(everyday, "everyday_questions", lambda: {"a": {"x"}, "b": {"y", "z"}, "c": {"w"}})
     found = {"a": ["x", "q", "r"], "b": ["q", "r", "z"], "c": ["q"]}
-    assert evaluate.count(found.get) == {"first": 1, "in_three": 2}
+    assert everyday.count(found.get) == {"first": 1, "in_three": 2}
 
 
 def test_the_table_of_the_page_is_that_of_the_stored_result():
-    assert evaluate.TABLE.search((FOLDER / "README.md").read_text("utf-8"))[0] == evaluate.render()
+    assert everyday.TABLE.search((FOLDER / "README.md").read_text("utf-8"))[0] == everyday.render()
 
 
 # Names of the root that every user imports, and those of the reference.

