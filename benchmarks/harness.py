@@ -4,11 +4,13 @@ import argparse
 import ast
 import gc
 import json
+import multiprocessing
 import os
 import statistics
 import sysconfig
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -184,6 +186,14 @@ def synchronize(device: str) -> None:
     """Wait until the device is idle."""
     if device == "cuda":
         torch.cuda.synchronize()
+
+
+def in_new_process(function: Callable, *arguments):
+    """Call the function in a process of its own, which has imported the package and nothing else, and return its result."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["neobert_hf"])
+    with ProcessPoolExecutor(1, mp_context=context) as process:
+        return process.submit(function, *arguments).result()
 
 
 def take_turns(

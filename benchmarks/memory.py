@@ -9,12 +9,10 @@ is the peak of allocated memory. Batches above `--max_tokens` are skipped, and s
 """
 
 import gc
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
-from harness import DTYPES, build, finish, read_arguments, synchronize
+from harness import DTYPES, build, finish, in_new_process, read_arguments, synchronize
 from ragged import log_normal_lengths, training_step
 from tqdm.auto import tqdm
 
@@ -86,8 +84,7 @@ def main():
         cases += [{**ragged, "model": model} for model in arguments.models]
     rows = []
     for case in tqdm(cases, desc="cases", unit=" cases"):
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-            rows.append(process.submit(measure, case, arguments).result())
+        rows.append(in_new_process(measure, case, arguments))
         same = {key: value for key, value in case.items() if key != "model"}
         ours = next((row for row in rows if row["model"] == "ours" and same.items() <= row.items()), None)
         if ours:

@@ -2,15 +2,13 @@
 
 import importlib
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pretraining
 import pytest
 import ragged
+import throughput
 import torch
 from conftest import run_main
 from harness import Ceiling, docstrings, median_ratio
@@ -96,6 +94,5 @@ def test_every_script_has_a_help_and_prints_json_in_its_last_line(name, tmp_path
 
 
 def test_an_unknown_model_is_refused_by_name():
-    run = [sys.executable, ROOT / "benchmarks/throughput.py", "--models", "ours", "roberta"]
-    done = subprocess.run(run, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
-    assert done.returncode != 0 and "roberta is not one of ours" in done.stderr
+    with pytest.raises(SystemExit, match="roberta is not one of ours"):
+        run_main(throughput, "--models", "ours", "roberta")
