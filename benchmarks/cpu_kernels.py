@@ -7,11 +7,10 @@ Shapes of one layer, weights in the cache where they fit; variants run in turns.
 
 import copy
 import statistics
-import time
 
 import torch
 import torch.nn.functional as F
-from harness import DTYPES, finish, read_arguments
+from harness import DTYPES, finish, read_arguments, take_turns
 from torch import nn
 from tqdm.auto import tqdm
 
@@ -120,13 +119,7 @@ def main():
     with torch.inference_mode():
         for dtype, num_tokens in tqdm(cases, desc="shapes", unit=" shapes"):
             for part, runs in variants(num_tokens, DTYPES[dtype]).items():
-                seconds = {name: [] for name in runs}
-                for number in range(arguments.num_rounds + 2):
-                    for name, run in runs.items():
-                        started = time.perf_counter()
-                        run()
-                        if number >= 2:
-                            seconds[name].append(time.perf_counter() - started)
+                seconds = take_turns(runs, arguments.num_rounds, "cpu", part)
                 first = next(iter(runs))
                 for name in runs:
                     median = statistics.median(seconds[name])

@@ -8,10 +8,10 @@ random weights and makes a tenth of the steps. Speed counts tokens of text, and 
 
 import tempfile
 import time
+from functools import partial
 
 import torch
-from harness import finish, median_and_spread, median_ratio, read_arguments
-from tqdm.auto import tqdm
+from harness import finish, median_and_spread, median_ratio, read_arguments, take_turns
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trainer, TrainingArguments
 from transformers.utils import logging
 
@@ -64,19 +64,18 @@ def main():
     rows = []
     for name in arguments.models:
         num_steps = arguments.num_steps if name != "neobert" else max(1, arguments.num_steps // 10)
-        for task in (TASKS[each] for each in arguments.tasks):
+        for task in map(TASKS.get, arguments.tasks):
             data = load_task(task, arguments.data_dir)["train"]
             data = data.shuffle(seed=0).select(range(num_steps * arguments.batch_size))
             tokens = tokenizer(*(list(data[column]) for column in task.texts), truncation=True, max_length=512)
             lengths = list(map(len, tokens["input_ids"]))
             data = data.add_column("input_ids", tokens["input_ids"]).remove_columns(list(task.texts))
             models = {"ours": load(name, task.num_labels, True), "padded": load(name, task.num_labels, False)}
-            seconds = {each: [] for each in models}
-            for turn in tqdm(range(arguments.num_rounds + 1), desc=task.name, unit=" rounds", leave=False):
-                for each, model in models.items():
-                    duration = seconds_of_training(model, data, tokenizer, num_steps, arguments.batch_size)
-                    if turn:
-                        seconds[each].append(duration)
+            runs = {
+                what: partial(seconds_of_training, model, data, tokenizer, num_steps, arguments.batch_size)
+                for what, model in models.items()
+            }
+            seconds = take_turns(runs, arguments.num_rounds, "cpu", task.name)
             median, spread = median_and_spread(seconds["ours"])
             rows.append(
                 {
@@ -88,7 +87,6 @@ def main():
                     "speed_over_padded": median_ratio(seconds["padded"], seconds["ours"]),
                 }
             )
-            print(rows[-1], flush=True)
     arguments.models = list(dict.fromkeys(row["model"] for row in rows))
     finish("finetuning_speed", rows, arguments)
 

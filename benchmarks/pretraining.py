@@ -14,8 +14,7 @@ import time
 from pathlib import Path
 
 import torch
-from harness import DTYPES, docstrings, finish, median_and_spread, median_ratio, read_arguments
-from tqdm.auto import tqdm
+from harness import DTYPES, docstrings, finish, median_and_spread, median_ratio, read_arguments, take_turns
 
 from neobert_hf import PackedMLMCollator, tune_allocator
 from neobert_hf.data.packing import PackedRows
@@ -122,17 +121,12 @@ def main():
             "training": training(tokenizer, ids, arguments, str(Path(folder, "run"))),
         }
         for what, case in cases.items():
-            seconds = {name: [] for name in case["runs"]}
-            for number in tqdm(range(arguments.num_rounds + 1), desc=what, unit=" rounds"):
-                for name, run in case["runs"].items():
-                    taken = run()
-                    if number:
-                        seconds[name].append(taken)
-            first = next(iter(seconds))
+            seconds = take_turns(case["runs"], arguments.num_rounds, arguments.device, what)
+            ours = next(iter(seconds.values()))
             for name, runs in seconds.items():
                 median, spread = median_and_spread(runs)
                 row = {"what": what, "contender": name, "per_s": case["amount"] / median, "unit": case["unit"]}
-                rows.append(row | {"spread": spread, "ours_over_it": median_ratio(runs, seconds[first])})
+                rows.append(row | {"spread": spread, "ours_over_it": median_ratio(runs, ours)})
     finish("pretraining", rows, arguments)
 
 
