@@ -69,16 +69,6 @@ COLUMNS = {
     "cosine": ("cosine with float32", ".4f"),
     "smallest cosine": ("smallest", ".4f"),
 }
-HIDDEN = {
-    "plan_mb",
-    "num_rows",
-    "packing_efficiency",
-    "rows_read",
-    "rows_per_s",
-    "same_rows",
-    "every_document_once",
-    "first",
-}
 
 
 def read(name: str) -> dict:
@@ -109,7 +99,7 @@ def grid(rows: list, headers: list[str]) -> str:
 def rows_table(result: dict) -> str:
     """The table of a list of rows, and the source."""
     rows = result["rows"]
-    keys = [key for key in dict.fromkeys(key for row in rows for key in row) if key not in HIDDEN]
+    keys = dict.fromkeys(key for row in rows for key in row)
 
     def cell(key, value):
         form = COLUMNS.get(key, ("", ".3g" if isinstance(value, float) else ""))[1]
@@ -204,11 +194,10 @@ def embeddings(result: dict) -> str:
 
 def packing_plan(result: dict) -> str:
     """Seconds and memory of each part, and the size of the task."""
-    settings = result["settings"]
-    size = (
-        f"{settings['num_documents']:,} documents of {settings['shortest']} to {settings['longest']} tokens, rows of "
-    )
-    return f"{rows_table(result)} {size}{settings['row_tokens']:,} tokens."
+    keys, settings = ("part", "process_s", "plan_s", "first_row_s", "peak_rss_mb"), result["settings"]
+    table = rows_table(result | {"rows": [{key: row.get(key) for key in keys} for row in result["rows"]]})
+    lengths = f"{settings['shortest']} to {settings['longest']} tokens"
+    return f"{table} {settings['num_documents']:,} documents of {lengths}, rows of {settings['row_tokens']:,} tokens."
 
 
 def contextual_speed(result: dict) -> str:
@@ -222,19 +211,8 @@ def evaluation(result: dict) -> str:
     return markdown(evaluation_sections(result, RESULTS))
 
 
-RENDER = {
-    function.__name__: function
-    for function in (
-        throughput,
-        cpu_kernels,
-        contextual,
-        contextual_speed,
-        corpus_cipher,
-        embeddings,
-        evaluation,
-        packing_plan,
-    )
-}
+SPECIAL = (throughput, cpu_kernels, contextual, contextual_speed, corpus_cipher, embeddings, evaluation, packing_plan)
+RENDER = {function.__name__: function for function in SPECIAL}  # other results are a list of rows
 
 
 def render(result: dict) -> str:
