@@ -132,9 +132,9 @@ def draw_moment(rng: random.Random, reference: Reference) -> tuple[int, float]:
 # ---------------------------------------------------------------------------------------- cases
 
 
-def kill_case(_, name: str, rng: random.Random, folder: Path, shared: Workbench) -> str:
+def kill_case(_, name: str, rng: random.Random, folder: Path, bench: Workbench) -> str:
     """Kill the command, check the files that remain, run the command again."""
-    bench, reference = shared, shared.references[name]
+    reference = bench.references[name]
     out = folder / "out"
     options = {"shards_dir": None} if "pretraining" in name and rng.random() < 0.3 else {}  # tokenizing first
     num_kills, kills = rng.choice((1, 1, 2)), 0
@@ -163,9 +163,9 @@ def _killed(bench, name, out, rng, reference, options):
     return fork_case(command(out, **options), out.with_name("killed"), kill_after=seconds)
 
 
-def write_case(_, name: str, rng: random.Random, folder: Path, shared: Workbench) -> str:
+def write_case(_, name: str, rng: random.Random, folder: Path, bench: Workbench) -> str:
     """Let a write fail, check the files that remain, run the command again."""
-    bench, reference = shared, shared.references[name]
+    reference = bench.references[name]
     out = folder / "out"
     if rng.random() < 0.5:
         number = rng.randint(1, reference.num_events)
