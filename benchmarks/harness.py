@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from provenance import provenance
 from published import PublishedMaskedLM, PublishedModel
-from tables import render
+from result_tables import render
 from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
 from transformers.utils import is_flash_attn_2_available

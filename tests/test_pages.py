@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-import tables
+import result_tables
 from conftest import run_main
 from oracle import CONFIG, random_weights, write_checkpoint
 from PIL import Image
@@ -83,22 +83,22 @@ def test_the_flags_of_the_commands_exist(command):
     assert not missing
 
 
-STORED = sorted(tables.RESULTS.glob("*.md"))
+STORED = sorted(result_tables.RESULTS.glob("*.md"))
 
 
 @pytest.mark.parametrize("file", STORED, ids=lambda file: file.stem)
 def test_a_table_shows_the_stored_result(file):
-    """If it fails: python benchmarks/tables.py."""
-    assert file.read_text("utf-8") == tables.render(tables.read(file.stem)) + "\n"
+    """If it fails: python benchmarks/result_tables.py."""
+    assert file.read_text("utf-8") == result_tables.render(result_tables.read(file.stem)) + "\n"
 
 
-@pytest.mark.parametrize("page", tables.BLOCKS)
+@pytest.mark.parametrize("page", result_tables.BLOCKS)
 def test_the_table_inside_a_page_shows_the_stored_result(page):
-    assert (ROOT / page).read_text("utf-8") == tables.with_block(page)
+    assert (ROOT / page).read_text("utf-8") == result_tables.with_block(page)
 
 
 def test_the_figure_shows_the_stored_results():
-    assert Image.open(tables.FIGURE).text["Source"] == tables.figure_hash()
+    assert Image.open(result_tables.FIGURE).text["Source"] == result_tables.figure_hash()
 
 
 def test_every_stored_table_is_on_a_page():

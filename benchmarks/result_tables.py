@@ -1,6 +1,6 @@
 """Tables of the stored results: NAME.md beside each NAME.json, the marked blocks of some pages, and the figure.
 
-    python benchmarks/tables.py            (after a new result, and after a change of this file)
+    python benchmarks/result_tables.py            (after a new result, and after a change of this file)
 
 Pages under docs/ include the .md files. GitHub includes nothing, so README.md, SECURITY.md and the card of the mini model hold
 their table between `<!-- table:NAME -->` and `<!-- end -->`.
