@@ -2,18 +2,18 @@
 
     python benchmarks/agreement.py --json benchmarks/results/agreement.json
 
-The weights are random, initialised as in the paper and scaled up so that attention is far from uniform. So this measures the
-code, not a checkpoint. Each row is the largest error divided by the largest value, on four documents.
+The weights are random, initialised as in the paper. `--scale` multiplies the linear weights of the blocks, so that attention is
+far from uniform. So this measures the code, not a checkpoint. An error is the largest error of the logits over their largest
+value, on documents of `--lengths` tokens.
 """
 
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from harness import finish
+from harness import finish, read_arguments
 from tqdm.auto import tqdm
-from transformers import HfArgumentParser, set_seed
+from transformers import set_seed
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
 
@@ -21,21 +21,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from oracle import Oracle
 
 
-@dataclass
-class AgreementArguments:
-    """Arguments of the benchmark."""
-
-    num_hidden_layers: int = field(default=28, metadata={"help": "Number of blocks; the published model has 28."})
-    lengths: list[int] = field(
-        default_factory=lambda: [512, 37, 128, 3], metadata={"help": "Lengths of the documents."}
-    )
-    scale: float = field(default=3.0, metadata={"help": "Factor on the linear weights of the blocks."})
-    seed: int = field(default=0, metadata={"help": "Seed of weights and documents."})
-    json: str = field(default=None, metadata={"help": "File to write the result to."})
-
-
 @torch.no_grad()
-def measure(arguments: AgreementArguments) -> list[dict]:
+def measure(arguments) -> list[dict]:
     """Return one row of errors for each dtype."""
     set_seed(arguments.seed)
     config = NeoBERTConfig(num_hidden_layers=arguments.num_hidden_layers)
@@ -81,9 +68,9 @@ def measure(arguments: AgreementArguments) -> list[dict]:
 
 def main():
     """Measure, print the table, and end with one line of JSON."""
-    (arguments,) = HfArgumentParser(AgreementArguments).parse_args_into_dataclasses()
+    arguments = read_arguments(__doc__, num_hidden_layers=28, lengths=[512, 37, 128, 3], scale=3.0, seed=0)
     rows = measure(arguments)
-    finish("agreement", rows, arguments, floatfmt=".1e")
+    finish("agreement", rows, arguments)
 
 
 if __name__ == "__main__":

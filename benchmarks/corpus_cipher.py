@@ -10,18 +10,18 @@ which each shift is equally frequent is at most 1/S, whatever its size. Training
 
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
 from datasets import Dataset
-from harness import finish
+from harness import finish, read_arguments
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from tqdm.auto import tqdm
-from transformers import HfArgumentParser, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from neobert_hf import NeoBERTConfig, NeoBERTModel, contextual_sentence_transformer, fit_context, sentence_transformer
@@ -175,20 +175,9 @@ def other_corpora() -> dict:
     return {(a, b): ((a + 2) % NUM_SHIFTS, (b + 2) % NUM_SHIFTS) for a, b in combinations(True)}
 
 
-@dataclass
-class CipherArguments:
-    """Arguments of the benchmark."""
-
-    num_steps: int = field(default=600, metadata={"help": "Steps of training."})
-    seeds: list[int] = field(
-        default_factory=lambda: [0, 1, 2], metadata={"help": "One run of each model for each seed."}
-    )
-    json: str = field(default=None, metadata={"help": "File to write the result to."})
-
-
 def main():
     """Train, evaluate, print the table, and end with one line of JSON."""
-    (arguments,) = HfArgumentParser(CipherArguments).parse_args_into_dataclasses()
+    arguments = read_arguments(__doc__, num_steps=600, seeds=[0, 1, 2])
     logging.set_verbosity_error()
     own = {pair: pair for pair in combinations(True)}
     results = {}

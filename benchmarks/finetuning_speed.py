@@ -2,38 +2,22 @@
 
     python benchmarks/finetuning_speed.py --data_dir glue --json benchmarks/results/finetuning_speed_cpu.json
 
-Both train the same model on the same batches, in turns. Speed counts tokens of text, and not padding.
+Both train the same model on the same batches, in turns. The model `neobert` is the published shape with
+random weights and makes a tenth of the steps. Speed counts tokens of text, and not padding.
 """
 
 import tempfile
 import time
-from dataclasses import dataclass, field
+from functools import partial
 
 import torch
-from harness import finish, median_and_spread, median_ratio
-from tqdm.auto import tqdm
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, HfArgumentParser, Trainer, TrainingArguments
+from harness import finish, median_and_spread, median_ratio, read_arguments, take_turns
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trainer, TrainingArguments
 from transformers.utils import logging
 
 import neobert_hf
 from neobert_hf import NeoBERTConfig, NeoBERTForSequenceClassification, best_dtype, tune_allocator
 from neobert_hf.evaluation.glue import TASKS, load_task
-
-
-@dataclass
-class FineTuningSpeedArguments:
-    """Arguments of the benchmark."""
-
-    data_dir: str = field(metadata={"help": "Folder with the tasks' original files."})
-    models: list[str] = field(
-        default_factory=lambda: [neobert_hf.MINI_MODEL_PATH, "neobert"],
-        metadata={"help": "Folders, or neobert: the published shape with random weights."},
-    )
-    tasks: list[str] = field(default_factory=lambda: ["sst2", "stsb"], metadata={"help": "Tasks of GLUE."})
-    batch_size: int = field(default=32, metadata={"help": "Rows in a batch."})
-    num_steps: int = field(default=40, metadata={"help": "Steps of a turn; the published shape makes a tenth of them."})
-    num_rounds: int = field(default=3, metadata={"help": "Turns of each."})
-    json: str = field(default=None, metadata={"help": "File to write the result to."})
 
 
 def load(name: str, num_labels: int, unpad: bool):
@@ -65,26 +49,33 @@ def seconds_of_training(model, rows, tokenizer, num_steps: int, batch_size: int)
 
 def main():
     """Measure, print the table, and end with one line of JSON."""
-    (arguments,) = HfArgumentParser(FineTuningSpeedArguments).parse_args_into_dataclasses()
+    arguments = read_arguments(
+        __doc__,
+        data_dir="glue",
+        models=[neobert_hf.MINI_MODEL_PATH, "neobert"],
+        tasks=["sst2", "stsb"],
+        batch_size=32,
+        num_steps=40,
+        num_rounds=3,
+    )
     tune_allocator()
     logging.set_verbosity_error()
     tokenizer = AutoTokenizer.from_pretrained(neobert_hf.MINI_MODEL_PATH)
     rows = []
     for name in arguments.models:
         num_steps = arguments.num_steps if name != "neobert" else max(1, arguments.num_steps // 10)
-        for task in (TASKS[each] for each in arguments.tasks):
+        for task in map(TASKS.get, arguments.tasks):
             data = load_task(task, arguments.data_dir)["train"]
             data = data.shuffle(seed=0).select(range(num_steps * arguments.batch_size))
             tokens = tokenizer(*(list(data[column]) for column in task.texts), truncation=True, max_length=512)
             lengths = list(map(len, tokens["input_ids"]))
             data = data.add_column("input_ids", tokens["input_ids"]).remove_columns(list(task.texts))
             models = {"ours": load(name, task.num_labels, True), "padded": load(name, task.num_labels, False)}
-            seconds = {each: [] for each in models}
-            for turn in tqdm(range(arguments.num_rounds + 1), desc=task.name, unit=" rounds", leave=False):
-                for each, model in models.items():
-                    duration = seconds_of_training(model, data, tokenizer, num_steps, arguments.batch_size)
-                    if turn:
-                        seconds[each].append(duration)
+            runs = {
+                what: partial(seconds_of_training, model, data, tokenizer, num_steps, arguments.batch_size)
+                for what, model in models.items()
+            }
+            seconds = take_turns(runs, arguments.num_rounds, "cpu", task.name)
             median, spread = median_and_spread(seconds["ours"])
             rows.append(
                 {
@@ -96,7 +87,6 @@ def main():
                     "speed_over_padded": median_ratio(seconds["padded"], seconds["ours"]),
                 }
             )
-            print(rows[-1], flush=True)
     arguments.models = list(dict.fromkeys(row["model"] for row in rows))
     finish("finetuning_speed", rows, arguments)
 

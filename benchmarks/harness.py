@@ -1,20 +1,27 @@
-"""Shared by the speed benchmarks: models by name, runs in turns, the ceiling, printing and writing the result."""
+"""Shared by the benchmarks: arguments, models by name, runs in turns, the ceiling, a corpus, and the result."""
 
+import argparse
+import ast
 import gc
 import json
+import multiprocessing
 import os
 import statistics
+import sysconfig
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from provenance import provenance
 from published import PublishedMaskedLM, PublishedModel
-from tabulate import tabulate
+from result_tables import render
 from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
+from transformers.utils import is_flash_attn_2_available
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel, inference_copy
 from neobert_hf.model.kernels_neobert import choose_kernels, product
@@ -38,15 +45,43 @@ MODELS = (*OURS, "published", "openvino", *OTHERS, "modernbert-base-int8")
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
 
 
-def neobert_config(max_length: int, num_layers: int | None) -> NeoBERTConfig:
-    """The published shape, with a context of any length; fewer layers make a quick run."""
+def read_arguments(description: str, **defaults) -> argparse.Namespace:
+    """Read the command line: an option for each default, of its type, and --json for the file of the result."""
+    formatter = type("Formatter", (argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter), {})
+    parser = argparse.ArgumentParser(description=description, formatter_class=formatter)
+    for name, default in defaults.items():
+        options = {"default": default, "help": " "}
+        if isinstance(default, bool):
+            options["action"] = argparse.BooleanOptionalAction
+        elif isinstance(default, list):
+            options |= {"nargs": "+", "type": type(default[0])}
+        else:
+            options["type"] = str if default is None else type(default)
+        parser.add_argument(f"--{name}", **options)
+    parser.add_argument("--json", help="file of the result; its table is written beside it")
+    return parser.parse_args()
+
+
+def docstrings(package: str | None = None) -> list[str]:
+    """The docstrings of an installed package, by default of Python's standard library: real texts of different lengths."""
+    folder = sysconfig.get_path("stdlib") if package is None else find_spec(package).submodule_search_locations[0]
+    files = Path(folder).glob("[!.]*.py") if package is None else Path(folder).rglob("*.py")
+    documented, texts = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef), []
+    for file in sorted(files):
+        nodes = (node for node in ast.walk(ast.parse(file.read_bytes())) if isinstance(node, documented))
+        texts += filter(None, map(ast.get_docstring, nodes))
+    return texts
+
+
+def neobert_config(max_length: int, num_layers: int) -> NeoBERTConfig:
+    """The published shape, with a context of any length; `num_layers` other than 0 makes a quick run."""
     config = NeoBERTConfig(max_position_embeddings=max(max_length, 4096))
     if num_layers:
         config.num_hidden_layers = num_layers
     return config
 
 
-def build(name: str, dtype: torch.dtype, device: str, max_length: int, num_layers: int | None, head: bool = False):
+def build(name: str, dtype: torch.dtype, device: str, max_length: int, num_layers: int, head: bool = False):
     """The model of a name, with random weights; every NeoBERT has the same weights.
 
     `head=True` builds the masked language model instead of the encoder. "ours-prepacked" is `inference_copy` of the
@@ -65,7 +100,7 @@ def build(name: str, dtype: torch.dtype, device: str, max_length: int, num_layer
             if hasattr(config, "layer_types"):
                 config.layer_types = config.layer_types[:num_layers]
         auto = AutoModelForMaskedLM if head else AutoModel
-        best_attention = "flash_attention_2" if _has_flash_attention(device) else "sdpa"
+        best_attention = "flash_attention_2" if device == "cuda" and is_flash_attn_2_available() else "sdpa"
         return auto.from_config(config, attn_implementation=best_attention, dtype=dtype).to(device).eval()
     torch.manual_seed(0)
     config = neobert_config(max_length, num_layers)
@@ -84,12 +119,6 @@ def build(name: str, dtype: torch.dtype, device: str, max_length: int, num_layer
             )
         model = torch.compile(model, dynamic=device != "cpu")  # on a GPU the batch doubles
     return model
-
-
-def _has_flash_attention(device):
-    from transformers.utils import is_flash_attn_2_available
-
-    return device == "cuda" and is_flash_attn_2_available()
 
 
 class OpenVINOModel:
@@ -130,7 +159,7 @@ class Ceiling:
     Attention's products count as if they ran at the speed of these.
     """
 
-    def __init__(self, dtype: torch.dtype, device: str, num_layers: int | None):
+    def __init__(self, dtype: torch.dtype, device: str, num_layers: int):
         config = neobert_config(1, num_layers)
         width, inner = config.hidden_size, config.swiglu_width
         shapes = [(width, 3 * width), (width, width), (width, 2 * inner), (inner, width)]
@@ -159,19 +188,30 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
+def in_new_process(function: Callable, *arguments):
+    """Call the function in a process of its own, which has imported the package and nothing else, and return its result."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["neobert_hf"])
+    with ProcessPoolExecutor(1, mp_context=context) as process:
+        return process.submit(function, *arguments).result()
+
+
 def take_turns(
     contenders: dict[str, Callable[[], object]], num_rounds: int, device: str, description: str
 ) -> dict[str, list[float]]:
-    """Run each contender once in each round, A B A B, after one uncounted round; returns the seconds of each run."""
+    """Run each contender once in each round, A B A B, after one uncounted round; returns the seconds of each run.
+
+    A contender that measures only a part of its work returns the seconds of that part.
+    """
     seconds = {name: [] for name in contenders}
     for number in tqdm(range(num_rounds + 1), desc=description, unit=" rounds", leave=False):
         for name, run in contenders.items():
             synchronize(device)
             started = time.perf_counter()
-            run()
+            measured = run()
             synchronize(device)
             if number:
-                seconds[name].append(time.perf_counter() - started)
+                seconds[name].append(measured if isinstance(measured, float) else time.perf_counter() - started)
     return seconds
 
 
@@ -198,18 +238,20 @@ def relative_error(states: torch.Tensor, wanted: torch.Tensor) -> float:
     return (F.mse_loss(states.double(), wanted.double()).sqrt() / wanted.double().square().mean().sqrt()).item()
 
 
-def finish(benchmark: str, rows: list[dict], arguments, floatfmt: str = ".3g", **more) -> None:
-    """Print the table and, as the last line, the result as JSON; write it to `arguments.json` if that is given."""
-    print(tabulate(rows, headers="keys", tablefmt="github", floatfmt=floatfmt))
+def finish(benchmark: str, rows: list[dict], arguments, **more) -> None:
+    """Print the result as JSON in the last line; write it and its table to `arguments.json`, if that is given."""
     settings = {name: value for name, value in vars(arguments).items() if name != "json"}
     for name, value in settings.items():
         if isinstance(value, str) and Path(value).is_absolute():
             settings[name] = Path(value).name  # the path belongs to the machine, not to the result
-    environment = {
+    variables = {
         name: value for name, value in os.environ.items() if name.startswith(("MALLOC_", "OMP_", "LD_PRELOAD"))
     }
-    result = {"benchmark": benchmark, "settings": settings, "rows": rows, **more, "environment": environment}
+    result = {"benchmark": benchmark, "settings": settings, "rows": rows, **more, "environment": variables}
     result |= provenance()
+    table = render(result)
+    print(table)
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(result, indent=2) + "\n", "utf-8")
+        Path(arguments.json).with_suffix(".md").write_text(table + "\n", "utf-8")
     print(json.dumps(result))

@@ -4,40 +4,17 @@
     python benchmarks/memory.py --num_layers 4 --lengths 512 --batches 1       (a quick run)
 
 Each case runs in its own process. On a CPU the figure is the peak of resident memory, with the default allocator; on a GPU it
-is the peak of allocated memory. `above_model_mb` subtracts the memory of the process before the case.
+is the peak of allocated memory. Batches above `--max_tokens` are skipped, and so is training with
+`--train_batch 0`. `above_model_mb` subtracts the memory of the process before the case.
 """
 
 import gc
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from harness import DTYPES, build, finish, synchronize
+from harness import DTYPES, build, finish, in_new_process, read_arguments, synchronize
 from ragged import log_normal_lengths, training_step
 from tqdm.auto import tqdm
-from transformers import HfArgumentParser
-
-
-@dataclass
-class MemoryArguments:
-    """Arguments of the benchmark."""
-
-    models: list[str] = field(
-        default_factory=lambda: ["ours", "published", "modernbert-base"], metadata={"help": "Models to measure."}
-    )
-    lengths: list[int] = field(default_factory=lambda: [512, 2048, 8192], metadata={"help": "Sequence lengths."})
-    batches: list[int] = field(default_factory=lambda: [1, 4], metadata={"help": "Sequences in a batch."})
-    max_tokens: int = field(default=8192, metadata={"help": "Skip batches with more tokens."})
-    train_batch: int = field(default=8, metadata={"help": "Sequences in the ragged training step; 0 skips it."})
-    train_length: int = field(
-        default=512, metadata={"help": "Length of the longest sequence; the mean length is a quarter."}
-    )
-    device: str = field(default="cpu", metadata={"help": "cpu or cuda."})
-    dtype: str = field(default="bfloat16", metadata={"help": f"One of {', '.join(DTYPES)}; training uses autocast."})
-    num_layers: int = field(default=None, metadata={"help": "Fewer layers in every model, for a quick run."})
-    json: str = field(default=None, metadata={"help": "File to write the result to."})
 
 
 def _resident_mb(field_name):
@@ -65,7 +42,7 @@ def peak_of(run, device: str) -> tuple[float, float]:
     return peak, peak - before
 
 
-def measure(case: dict, arguments: MemoryArguments) -> dict:
+def measure(case: dict, arguments) -> dict:
     """Build the model of a case and run it, in a new process."""
     dtype, device, name = DTYPES[arguments.dtype], arguments.device, case["model"]
     if case["what"] == "inference":
@@ -83,7 +60,18 @@ def measure(case: dict, arguments: MemoryArguments) -> dict:
 
 def main():
     """Measure, print the table, and end with one line of JSON."""
-    (arguments,) = HfArgumentParser(MemoryArguments).parse_args_into_dataclasses()
+    arguments = read_arguments(
+        __doc__,
+        models=["ours", "published", "modernbert-base"],
+        lengths=[512, 2048, 8192],
+        batches=[1, 4],
+        max_tokens=8192,
+        train_batch=8,
+        train_length=512,
+        device="cpu",
+        dtype="bfloat16",
+        num_layers=0,
+    )
     cases = [
         {"what": "inference", "length": length, "batch": batch, "model": model}
         for length in arguments.lengths
@@ -96,13 +84,12 @@ def main():
         cases += [{**ragged, "model": model} for model in arguments.models]
     rows = []
     for case in tqdm(cases, desc="cases", unit=" cases"):
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-            rows.append(process.submit(measure, case, arguments).result())
+        rows.append(in_new_process(measure, case, arguments))
         same = {key: value for key, value in case.items() if key != "model"}
         ours = next((row for row in rows if row["model"] == "ours" and same.items() <= row.items()), None)
         if ours:
             rows[-1]["ours_over_it"] = ours["peak_mb"] / rows[-1]["peak_mb"]
-    finish("memory", rows, arguments, floatfmt=".3g")
+    finish("memory", rows, arguments)
 
 
 if __name__ == "__main__":

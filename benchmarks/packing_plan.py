@@ -4,18 +4,15 @@ Documents of random length and random tokens are written in the files of datatro
 reads rows by the plan, and one plans in memory and compares every row with the plan on disk.
 """
 
-import argparse
 import hashlib
-import json
 import resource
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
+from harness import finish, in_new_process, read_arguments
 from tqdm.auto import tqdm
 
 from neobert_hf.data.documents import Documents, task_files
@@ -59,10 +56,11 @@ def plan(folder: Path, arguments) -> dict:
 
 def read(folder: Path, arguments) -> dict:
     """Open documents and plan, and read rows in the order of training."""
+    opened = time.perf_counter()
     documents = Documents(folder)
     rows = PackedRows.from_plan(documents, write_packing_plan(documents, arguments.row_tokens, seed=SEED))
     rows[0]
-    first = time.time() - arguments.started
+    first = time.perf_counter() - opened
     started, num_tokens, count = time.perf_counter(), 0, min(arguments.num_read, len(rows))
     for number in range(count):
         num_tokens += len(rows[number]["input_ids"])
@@ -88,79 +86,34 @@ def compare(folder: Path, arguments) -> dict:
     return {"plan_s": seconds, "same_rows": bool(same), "every_document_once": is_complete == wanted}
 
 
-def do_nothing(folder: Path, arguments) -> dict:
-    """Only what imports cost."""
-    return {}
+PARTS = {"imports": lambda folder, arguments: {}, "plan on disk": plan, "read": read, "plan in memory": compare}
 
 
-PARTS = {"imports": do_nothing, "plan on disk": plan, "read": read, "plan in memory": compare}
-
-
-def measure(name: str, folder: Path, options: list[str]) -> dict:
-    """Run one part in a fresh process."""
+def measure(name: str, folder: Path, arguments) -> dict:
+    """Run one part, in a fresh process."""
     started = time.perf_counter()
-    command = [
-        sys.executable,
-        __file__,
-        *options,
-        "--folder",
-        str(folder),
-        "--part",
-        name,
-        "--started",
-        str(time.time()),
-    ]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    figures = json.loads(done.stdout.splitlines()[-1])
-    return {"part": name, **figures, "process_s": time.perf_counter() - started}
-
-
-def read_arguments() -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--num_documents", type=int, default=20_000_000)
-    parser.add_argument("--shortest", type=int, default=8, help="Tokens of the shortest document.")
-    parser.add_argument("--longest", type=int, default=60, help="Tokens of the longest document.")
-    parser.add_argument("--documents_per_task", type=int, default=200_000, help="Documents in a file.")
-    parser.add_argument("--row_tokens", type=int, default=8192)
-    parser.add_argument("--num_read", type=int, default=20_000, help="Rows that the reading process reads.")
-    parser.add_argument(
-        "--folder", help="Folder for the documents; a temporary folder, removed at the end, by default."
-    )
-    parser.add_argument(
-        "--part", choices=PARTS, help="Run this part on the documents in the folder; for the subprocesses."
-    )
-    parser.add_argument("--started", type=float, help="Time at which the part was started; for the subprocesses.")
-    parser.add_argument("--json", help="Write the result to this file.")
-    return parser.parse_args()
+    figures = PARTS[name](folder, arguments)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
+    return {"part": name, **figures, "process_s": time.perf_counter() - started, "peak_rss_mb": peak}
 
 
 def main():
     """Write documents, run every part in a process of its own, and print a table and one line of JSON."""
-    arguments = read_arguments()
-    if arguments.part:
-        figures = PARTS[arguments.part](Path(arguments.folder), arguments)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
-        print(json.dumps({**figures, "peak_rss_mb": peak}))
-        return
-    from harness import finish  # it imports torch and transformers models, which no part needs
-
-    folder = Path(tempfile.mkdtemp(prefix="packing_plan-", dir=arguments.folder))
-    try:
-        write_documents(folder, arguments)
-        names = ("num_documents", "row_tokens", "num_read")
-        options = [text for name in names for text in (f"--{name}", str(getattr(arguments, name)))]
-        rows = [measure(name, folder, options) for name in PARTS]
-        corpus_mb = sum(file.stat().st_size for file in folder.glob("ids/*")) / 1e6
-    finally:
-        shutil.rmtree(folder)
-    finish(
-        "packing_plan",
-        rows,
-        arguments,
-        corpus_mb=corpus_mb,
-        num_tasks=-(-arguments.num_documents // arguments.documents_per_task),
+    arguments = read_arguments(
+        __doc__,
+        num_documents=20_000_000,
+        shortest=8,
+        longest=60,
+        documents_per_task=200_000,
+        row_tokens=8192,
+        num_read=20_000,
+        folder=None,
     )
+    with tempfile.TemporaryDirectory(prefix="packing_plan-", dir=arguments.folder) as folder:
+        write_documents(Path(folder), arguments)
+        rows = [in_new_process(measure, name, Path(folder), arguments) for name in PARTS]
+        corpus_mb = sum(file.stat().st_size for file in Path(folder).glob("ids/*")) / 1e6
+    finish("packing_plan", rows, arguments, corpus_mb=corpus_mb)
 
 
 if __name__ == "__main__":

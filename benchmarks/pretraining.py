@@ -4,7 +4,7 @@
 
 The bare step is that of ragged.py: collate, forward and backward under autocast, AdamW. Trainer runs the same rows and adds what
 `examples/pretrain_mlm.py` has: schedule, clipping, counting, a log every tenth step, a checkpoint at the end. Tokenizing is
-`neobert tokenize` on the documentation inside this Python, from a file, with checksums and manifest; `tokenizers` alone is its
+`neobert tokenize` on the docstrings of Python's standard library, from a file, with checksums and manifest; `tokenizers` alone is its
 `encode_batch_fast` on the same texts in memory, on all cores. They run in turns.
 """
 
@@ -12,14 +12,10 @@ import json
 import os
 import tempfile
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from harness import DTYPES, finish, median_and_spread, median_ratio
-from neobert_hf.demo.documentation import collect_documentation
-from tqdm.auto import tqdm
-from transformers import HfArgumentParser
+from harness import DTYPES, docstrings, finish, median_and_spread, median_ratio, read_arguments, take_turns
 
 from neobert_hf import PackedMLMCollator, tune_allocator
 from neobert_hf.data.corpus import Corpus
@@ -29,24 +25,6 @@ from neobert_hf.data.wordpiece import plain_tokenizer, train_wordpiece
 from neobert_hf.pretraining.arguments import PretrainingArguments
 from neobert_hf.pretraining.pretrain import build_model
 from neobert_hf.pretraining.trainer import PretrainingTrainer
-
-
-@dataclass
-class PretrainingBenchmarkArguments:
-    """Arguments of the benchmark."""
-
-    config: str = field(
-        default="num_hidden_layers=6", metadata={"help": "Changes to the published shape, as in --config_overrides."}
-    )
-    num_steps: int = field(default=10, metadata={"help": "Optimizer steps in a turn."})
-    num_rounds: int = field(default=3, metadata={"help": "Turns of each."})
-    row_tokens: int = field(default=2048, metadata={"help": "Tokens in a row."})
-    tokens_per_step: int = field(default=4096, metadata={"help": "Tokens in an optimizer step."})
-    max_length: int = field(default=512, metadata={"help": "Length in tokens at which documents are truncated."})
-    num_processes: int = field(default=2, metadata={"help": "Processes that tokenize."})
-    dtype: str = field(default="bfloat16", metadata={"help": f"One of {', '.join(DTYPES)}; the dtype of autocast."})
-    device: str = field(default="cpu", metadata={"help": "cpu or cuda."})
-    json: str = field(default=None, metadata={"help": "File to write the result to."})
 
 
 def training(tokenizer, documents, arguments, folder) -> dict:
@@ -122,11 +100,22 @@ def tokenizing(tokenizer, texts, arguments) -> dict:
 
 def main():
     """Measure, print the table, and end with one line of JSON."""
-    (arguments,) = HfArgumentParser(PretrainingBenchmarkArguments).parse_args_into_dataclasses()
+    arguments = read_arguments(
+        __doc__,
+        config="num_hidden_layers=6",
+        num_steps=10,
+        num_rounds=3,
+        row_tokens=2048,
+        tokens_per_step=4096,
+        max_length=512,
+        num_processes=2,
+        dtype="bfloat16",
+        device="cpu",
+    )
     if arguments.device == "cpu":
         tune_allocator()
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
-    texts = [entry.full_text for entry in collect_documentation()]
+    texts = docstrings()
     tokenizer = train_wordpiece(texts[::5], vocab_size=8192)
     ids = tokenizer(texts[::3], truncation=True, max_length=arguments.max_length)["input_ids"]
     rows = []
@@ -136,17 +125,12 @@ def main():
             "training": training(tokenizer, ids, arguments, str(Path(folder, "run"))),
         }
         for what, case in cases.items():
-            seconds = {name: [] for name in case["runs"]}
-            for number in tqdm(range(arguments.num_rounds + 1), desc=what, unit=" rounds"):
-                for name, run in case["runs"].items():
-                    taken = run()
-                    if number:
-                        seconds[name].append(taken)
-            first = next(iter(seconds))
+            seconds = take_turns(case["runs"], arguments.num_rounds, arguments.device, what)
+            ours = next(iter(seconds.values()))
             for name, runs in seconds.items():
                 median, spread = median_and_spread(runs)
                 row = {"what": what, "contender": name, "per_s": case["amount"] / median, "unit": case["unit"]}
-                rows.append(row | {"spread": spread, "ours_over_it": median_ratio(runs, seconds[first])})
+                rows.append(row | {"spread": spread, "ours_over_it": median_ratio(runs, ours)})
     finish("pretraining", rows, arguments)
 
 

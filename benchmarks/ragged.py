@@ -3,42 +3,30 @@
     python benchmarks/ragged.py --json benchmarks/results/ragged_cpu_bfloat16.json
     python benchmarks/ragged.py --num_layers 4 --models ours published              (a quick run)
 
-Two sets of lengths: log-normal with a mean of a quarter of the maximum, and those of the documentation inside this Python,
+Two sets of lengths: log-normal with a mean of a quarter of the maximum, and those of docstrings of Python's standard library,
 both truncated at the maximum. Every model gets the same padded batch with its mask. `ours, no padding given` gets the same
 documents as one packed row; `ours, equal lengths` as many tokens in documents of one length. A training step is forward,
 backward and AdamW on the masked language model: ours with PackedMLMCollator, the others with transformers' padding collator.
-Tokens/s counts real tokens. Models run in turns; medians, and ratios within a turn, are reported.
+Tokens/s counts real tokens. `--train_batch 0` skips training. Models run in turns; medians, and ratios within
+a turn, are reported.
 """
 
-from dataclasses import dataclass, field
-
 import torch
-from docstrings import read  # examples/documentation_search
-from harness import DTYPES, MODELS, build, finish, free, median_and_spread, median_ratio, take_turns
-from transformers import BertTokenizerFast, DataCollatorForLanguageModeling, HfArgumentParser
+from harness import (
+    DTYPES,
+    build,
+    docstrings,
+    finish,
+    free,
+    median_and_spread,
+    median_ratio,
+    read_arguments,
+    take_turns,
+)
+from transformers import BertTokenizerFast, DataCollatorForLanguageModeling
 
 from neobert_hf import PackedMLMCollator, tune_allocator
 from neobert_hf.data.wordpiece import train_wordpiece
-
-
-@dataclass
-class RaggedArguments:
-    """Arguments of the benchmark."""
-
-    models: list[str] = field(
-        default_factory=lambda: ["ours", "published", "modernbert-base"],
-        metadata={"help": f"Models to measure: {', '.join(m for m in MODELS if m != 'openvino')}."},
-    )
-    batch: int = field(default=32, metadata={"help": "Sequences in an inference batch."})
-    train_batch: int = field(default=8, metadata={"help": "Sequences in a training step; 0 skips training."})
-    max_length: int = field(default=512, metadata={"help": "Length of the longest sequence."})
-    device: str = field(default="cpu", metadata={"help": "cpu or cuda."})
-    dtype: str = field(default="bfloat16", metadata={"help": f"One of {', '.join(DTYPES)}; training uses autocast."})
-    num_layers: int = field(default=None, metadata={"help": "Fewer layers in every model, for a quick run."})
-    num_rounds: int = field(default=5, metadata={"help": "Turns of each model."})
-    tune_allocator: bool = field(default=True, metadata={"help": "Call tune_allocator() first, for every model."})
-    seed: int = field(default=0, metadata={"help": "Seed of the lengths."})
-    json: str = field(default=None, metadata={"help": "File to write the result to."})
 
 
 def log_normal_lengths(count: int, max_length: int, generator: torch.Generator) -> list[int]:
@@ -54,8 +42,8 @@ def log_normal_lengths(count: int, max_length: int, generator: torch.Generator) 
 
 
 def documentation_lengths(count: int, max_length: int, seed: int) -> list[int]:
-    """Lengths of documentation entries inside this Python, in tokens of a WordPiece trained on them."""
-    entries = [entry.text for entry in read()]
+    """Lengths of docstrings in tokens of a WordPiece trained on them."""
+    entries = docstrings()
     order = torch.randperm(len(entries), generator=torch.Generator().manual_seed(seed)).tolist()
     tokenizer = train_wordpiece([entries[index] for index in order[:5000]], vocab_size=8192)
     texts = [entries[index] for index in order[-count:]]
@@ -141,8 +129,19 @@ def rows_of(what, seconds, num_tokens, filled) -> list[dict]:
 
 def main():
     """Measure, print the table, and end with one line of JSON."""
-    (arguments,) = HfArgumentParser(RaggedArguments).parse_args_into_dataclasses()
-    if arguments.tune_allocator and arguments.device == "cpu":
+    arguments = read_arguments(
+        __doc__,
+        models=["ours", "published", "modernbert-base"],
+        batch=32,
+        train_batch=8,
+        max_length=512,
+        device="cpu",
+        dtype="bfloat16",
+        num_layers=0,
+        num_rounds=5,
+        seed=0,
+    )
+    if arguments.device == "cpu":
         tune_allocator()
     generator = torch.Generator().manual_seed(arguments.seed)
     rows = []

@@ -2,16 +2,17 @@
 
     python benchmarks/throughput.py --dtype bfloat16 --json benchmarks/results/throughput_cpu_bfloat16.json
     python benchmarks/throughput.py --models ours published --lengths 512 --num_layers 4           (a quick run)
-    python benchmarks/throughput.py --table_10 true                 (the models and lengths of the paper's table)
+    python benchmarks/throughput.py --table_10                      (the models and lengths of the paper's table)
 
 At each length, every model doubles its batch until memory or `--max_tokens` is reached, and keeps the fastest batch. Then the
 models run in turns, A B A B, and medians are reported; a ratio is the median of the ratios within a turn. The ceiling is the
-speed of our model's matrix products alone, measured in the same turns. Weights are random. `published` is the forward pass of
-the published code (see published.py), `ours-prepacked` `inference_copy` of our model, `openvino` our model exported.
+speed of our model's matrix products alone, measured in the same turns. Weights are random. Models:
+`published` is the forward pass of the published code (see published.py), `ours-prepacked` `inference_copy` of our model,
+`openvino` our model exported; the others are those of harness.py. A length of 16 tokens is measured with a single sequence.
+`--num_layers 0` is the whole model.
 """
 
 import time
-from dataclasses import dataclass, field
 
 import torch
 from harness import (
@@ -25,12 +26,12 @@ from harness import (
     free,
     median_and_spread,
     median_ratio,
+    read_arguments,
     relative_error,
     synchronize,
     take_turns,
 )
 from tqdm.auto import tqdm
-from transformers import HfArgumentParser
 
 from neobert_hf import tune_allocator
 
@@ -44,41 +45,6 @@ PAPER = {
     "modernbert-large": {512: 13_400, 1024: 11_400, 2048: 9_200, 4096: 6_500, 8192: 3_800},
     "published": {512: 24_500, 1024: 22_200, 2048: 20_500, 4096: 17_200, 8192: 13_000},
 }
-TABLE_10 = dict(
-    models=["ours", *PAPER],
-    lengths=[512, 1024, 2048, 4096, 8192],
-    latency=False,
-)
-
-
-@dataclass
-class ThroughputArguments:
-    """Arguments of the benchmark."""
-
-    models: list[str] = field(
-        default_factory=lambda: ["ours", "ours-prepacked", "published", "bert-base", "nomic-bert", "modernbert-base"],
-        metadata={"help": f"Models to measure: {', '.join(MODELS)}."},
-    )
-    lengths: list[int] = field(
-        default_factory=lambda: [128, 512, 2048, 4096, 8192], metadata={"help": "Sequence lengths."}
-    )
-    device: str = field(default="cpu", metadata={"help": "cpu or cuda."})
-    dtype: str = field(default="bfloat16", metadata={"help": f"One of {', '.join(DTYPES)}."})
-    num_layers: int = field(default=None, metadata={"help": "Fewer layers in every model, for a quick run."})
-    num_rounds: int = field(default=5, metadata={"help": "Turns of each model."})
-    max_tokens: int = field(
-        default=4096, metadata={"help": "Largest number of tokens in a batch of several sequences."}
-    )
-    latency: bool = field(default=True, metadata={"help": "Also time one sequence of 16 tokens."})
-    tune_allocator: bool = field(default=True, metadata={"help": "Call tune_allocator() first, for every model."})
-    table_10: bool = field(
-        default=False, metadata={"help": "The models and lengths of Table 10; BERT and RoBERTa end at 512 tokens."}
-    )
-    json: str = field(default=None, metadata={"help": "File to write the result to."})
-
-    def __post_init__(self):
-        if self.table_10:
-            vars(self).update(TABLE_10)
 
 
 class Contender:
@@ -168,11 +134,23 @@ def rounding_errors(arguments) -> list[dict]:
 
 def main():
     """Measure, print the table, and end with one line of JSON."""
-    (arguments,) = HfArgumentParser(ThroughputArguments).parse_args_into_dataclasses()
+    arguments = read_arguments(
+        __doc__,
+        models=["ours", "ours-prepacked", "published", "bert-base", "nomic-bert", "modernbert-base"],
+        lengths=[16, 128, 512, 2048, 4096, 8192],
+        device="cpu",
+        dtype="bfloat16",
+        num_layers=0,
+        num_rounds=5,
+        max_tokens=4096,
+        table_10=False,
+    )
+    if arguments.table_10:
+        arguments.models, arguments.lengths = ["ours", *PAPER], [512, 1024, 2048, 4096, 8192]
     unknown = set(arguments.models) - set(MODELS)
     if unknown:
         raise SystemExit(f"--models: {', '.join(sorted(unknown))} is not one of {', '.join(MODELS)}")
-    if arguments.tune_allocator and arguments.device == "cpu":
+    if arguments.device == "cpu":
         tune_allocator()
     dtype, longest = DTYPES[arguments.dtype], max(arguments.lengths)
     errors = rounding_errors(arguments)
@@ -183,12 +161,11 @@ def main():
         model = OpenVINOModel(model, dtype) if name == "openvino" else model
         contenders.append(Contender(name, model, arguments.device))
     ceiling = Ceiling(dtype, arguments.device, arguments.num_layers)
-    lengths = [16, *arguments.lengths] if arguments.latency else arguments.lengths
     rows = []
     with torch.inference_mode():
-        for length in tqdm(lengths, desc="lengths", unit=" lengths"):
+        for length in tqdm(arguments.lengths, desc="lengths", unit=" lengths"):
             measured = [
-                each for each in contenders if not arguments.table_10 or length in PAPER.get(each.name, [length])
+                model for model in contenders if not arguments.table_10 or length in PAPER.get(model.name, [length])
             ]
             rows += measure_length(measured, ceiling, length, arguments)
             free(arguments.device)

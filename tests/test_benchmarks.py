@@ -2,18 +2,16 @@
 
 import importlib
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import pretraining
 import pytest
 import ragged
+import throughput
 import torch
 from conftest import run_main
-from docstrings import read
-from harness import Ceiling, median_ratio
+from harness import Ceiling, docstrings, median_ratio
 from published import PublishedMaskedLM
 from ragged import log_normal_lengths
 
@@ -22,18 +20,16 @@ from neobert_hf import AUTO_CLASSES, MINI_MODEL_PATH
 ROOT = Path(__file__).parents[1]
 OPTIONS = {
     "agreement": "--num_hidden_layers 1 --lengths 9 4",
-    "throughput": "--num_layers 1 --models ours published bert-base --lengths 24 --num_rounds 1 --max_tokens 48 --latency no "
+    "throughput": "--num_layers 1 --models ours published bert-base --lengths 16 24 --num_rounds 1 --max_tokens 48 "
     "--dtype float32",
     "ragged": "--num_layers 1 --models ours published --batch 3 --train_batch 2 --max_length 40 --num_rounds 1 --dtype float32",
     "memory": "--num_layers 1 --models ours --lengths 24 --batches 1 --train_batch 2 --train_length 40 --dtype float32",
-    "fast_paths": "--num_tokens 16 --dtypes float32 --num_rounds 1",
-    "packing_plan": "--num_documents 2000 --documents_per_shard 100 --num_read 3",
-    "int8": "--packages json --num_questions 4",
+    "cpu_kernels": "--num_tokens 16 --dtypes float32 --num_rounds 1",
+    "packing_plan": "--num_documents 2000 --documents_per_task 100 --num_read 3",
+    "pretraining": "--config num_hidden_layers=1 --num_steps 1 --num_rounds 1 --row_tokens 64 --tokens_per_step 64 "
+    "--max_length 32 --dtype float32",
     "finetuning_speed": f"--data_dir glue --tasks cola --models {MINI_MODEL_PATH} --num_steps 1 --num_rounds 1 --batch_size 2",
-    "pseudo_perplexity": "--lengths 16 --positions 4 --dtypes float32 --num_rounds 1",
-    "dtypes": "--num_layers 1 --shapes 1x8 --training_shape 2x4 --num_rounds 1",
-    "selected_tokens": "--shapes mini --num_tokens 200 --num_rounds 1 --dtype float32",
-    "finetuning": "--data_dir glue --output_dir out --tasks cola --learning_rates 1e-4 --seeds 1 --max_steps 2",
+    "embeddings": "--packages tqdm --num_pairs 4 --max_lengths 16 --num_rounds 1 --stsb glue",
 }
 
 
@@ -79,20 +75,25 @@ def test_log_normal_lengths_have_the_documented_mean(count):
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_script_has_a_help_and_prints_json_in_its_last_line(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(ragged, "read", lambda: read(("json",)))
+    if name == "embeddings":
+        for needed in ("bm25s", "Stemmer"):
+            pytest.importorskip(needed, reason="benchmarks/embeddings.py compares with BM25 (pip install -e .[bench])")
+    for module in (ragged, pretraining):
+        monkeypatch.setattr(module, "docstrings", lambda: docstrings("tqdm"))
     for stem in ("train", "dev"):
         Path("glue/CoLA").mkdir(parents=True, exist_ok=True)
         Path("glue/CoLA", f"{stem}.tsv").write_text("a\t1\t\tIt sleeps.\na\t0\t*\tIt sleep.\n" * 4)
+    Path("glue/dev.csv").write_text("".join(f"a\tb\tc\td\t{i}\tIt sleeps.\tIt sleeps {i} times.\n" for i in range(4)))
     script = importlib.import_module(name)
     assert Path(script.__file__).read_text("utf-8").endswith('if __name__ == "__main__":\n    main()\n')
     assert "--json" in run_main(script, "--help")
     printed = run_main(script, *OPTIONS[name].split(), "--json", "result.json")
     last = json.loads(printed.strip().splitlines()[-1])
     assert last == json.loads((tmp_path / "result.json").read_text())
+    assert "|" in (tmp_path / "result.md").read_text() and (tmp_path / "result.md").read_text() in printed
     assert last["benchmark"] == name and last["rows"] and last["versions"]["torch"] == torch.__version__
 
 
 def test_an_unknown_model_is_refused_by_name():
-    run = [sys.executable, ROOT / "benchmarks/throughput.py", "--models", "ours", "roberta"]
-    done = subprocess.run(run, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
-    assert done.returncode != 0 and "roberta is not one of ours" in done.stderr
+    with pytest.raises(SystemExit, match="roberta is not one of ours"):
+        run_main(throughput, "--models", "ours", "roberta")

@@ -113,10 +113,10 @@ def test_every_backend_agrees_with_the_oracle_packed_padded_and_in_gradients(
 
     exact = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float64).eval()
     gradients = []
-    for each in (exact, plain, model):
-        on_device = {name: value.to(each.device) for name, value in packed.items()}
-        each(**on_device, labels=on_device["input_ids"]).loss.backward()
-        gradients.append(each.model.transformer_encoder[0].qkv.weight.grad.double().cpu())
+    for variant in (exact, plain, model):
+        on_device = {name: value.to(variant.device) for name, value in packed.items()}
+        variant(**on_device, labels=on_device["input_ids"]).loss.backward()
+        gradients.append(variant.model.transformer_encoder[0].qkv.weight.grad.double().cpu())
     floor, error = (relative_error(gradient, gradients[0]) for gradient in gradients[1:])
     report[-1]["gradient_error"] = error
     assert error <= (1e-3 if dtype == torch.float32 else 3 * floor)
@@ -126,26 +126,18 @@ def _concatenate(oracle, ids, bounds):
     return np.concatenate([oracle.encode(ids[a:b])[2] for a, b in itertools.pairwise(bounds)])
 
 
-def test_after_the_layout_the_host_never_waits_for_the_gpu(wide_checkpoint, inputs):
-    """With synchronisation forbidden after the first copy to the host, a forward still runs."""
-    from neobert_hf.model import layout_neobert
-
+def test_from_the_first_block_on_the_host_never_waits_for_the_gpu(wide_checkpoint, inputs):
+    """With synchronisation forbidden from the first block on, a forward still runs."""
     model = load(wide_checkpoint[2], "auto", torch.bfloat16)
     packed, _ = inputs
     model(**packed)  # the first call may synchronise to set up kernels
-    copy = layout_neobert._copy_to_host
-
-    def copy_then_forbid(*tensors):
-        copied = copy(*tensors)
-        torch.cuda.set_sync_debug_mode("error")
-        return copied
-
-    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr(layout_neobert, "_copy_to_host", copy_then_forbid)
-        try:
+    blocks = model.model.transformer_encoder
+    blocks[0].register_forward_pre_hook(lambda *_: torch.cuda.set_sync_debug_mode("error"))
+    try:
+        with torch.no_grad():
             model(**packed)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_with_trusted_boundaries_the_host_never_waits(wide_checkpoint, inputs):

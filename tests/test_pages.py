@@ -6,12 +6,15 @@ import shlex
 from pathlib import Path
 
 import pytest
-import render_tables
+import result_tables
 from conftest import run_main
 from oracle import CONFIG, random_weights, write_checkpoint
+from PIL import Image
 
 import neobert_cli
 import neobert_hf
+from neobert_hf.model.backends_neobert import BACKENDS
+from neobert_hf.model.modeling_neobert import AUTO_CLASSES
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(neobert_hf.__file__).parent
@@ -81,8 +84,33 @@ def test_the_flags_of_the_commands_exist(command):
     assert not missing
 
 
-def test_the_tables_are_rendered_from_the_results():
-    run_main(render_tables, "--check")
+STORED = sorted(result_tables.RESULTS.glob("*.md"))
+
+
+@pytest.mark.parametrize("file", STORED, ids=lambda file: file.stem)
+def test_a_table_shows_the_stored_result(file):
+    """If it fails: python benchmarks/result_tables.py."""
+    assert file.read_text("utf-8") == result_tables.render(result_tables.read(file.stem)) + "\n"
+
+
+@pytest.mark.parametrize("page", result_tables.BLOCKS)
+def test_the_table_inside_a_page_shows_the_stored_result(page):
+    assert (ROOT / page).read_text("utf-8") == result_tables.with_block(page)
+
+
+def test_the_figure_shows_the_stored_results():
+    assert Image.open(result_tables.FIGURE).text["Source"] == result_tables.figure_hash()
+
+
+def test_every_stored_table_is_on_a_page():
+    """A page includes it as it is, so the figures of pages are those of the results."""
+    included = re.findall(r"```\{include\} \.\./benchmarks/results/(.+)\.md", "".join(map(Path.read_text, PAGES)))
+    assert set(included) == {file.stem for file in STORED}
+
+
+def test_the_tables_of_loading_name_every_auto_class_and_every_backend():
+    rows = re.findall(r"^\| `(\w+)` ", (ROOT / "docs/loading.md").read_text("utf-8"), re.MULTILINE)
+    assert rows == [*AUTO_CLASSES, *BACKENDS]
 
 
 def test_the_readme_has_at_most_900_words_without_its_tables():

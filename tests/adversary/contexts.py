@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from adversary.machinery import EXPLAINED, RIGHT, Failed, Family
 from adversary.masks import BATCHES
+from adversary.workbench import Workbench
 from oracle import random_weights, write_checkpoint
 
 from neobert_hf import ContextualNeoBERTModel, NeoBERTModel
@@ -15,9 +16,11 @@ SIZE = 4  # context vectors of the model as it was made
 TOLERANCE = 1e-10  # float64: sums in another order
 
 
-def prepare(folder: Path) -> tuple[list, dict]:
+def prepare(bench: Workbench) -> tuple[list, dict]:
     """300 cases; they share two equal models in float64, whose two stages differ."""
-    encoder = NeoBERTModel.from_pretrained(write_checkpoint(folder / "model", random_weights()), dtype=torch.float64)
+    encoder = NeoBERTModel.from_pretrained(
+        write_checkpoint(bench.folder / "contexts", random_weights()), dtype=torch.float64
+    )
     models = [ContextualNeoBERTModel.from_encoder(encoder, context_size=SIZE).eval() for _ in range(2)]
     with torch.no_grad():
         for parameter in models[0].first_stage.parameters():

@@ -6,11 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from adversary.interruptions import at_event, check_result, kill, run_references, start_again
-from adversary.machinery import RIGHT, Failed, Family, explained, fork_case
+from adversary.interruptions import check_result, kill, start_again
+from adversary.machinery import RIGHT, Failed, Family, at_event, explained, fork_case
 from adversary.workbench import Workbench
-from neobert_hf.demo.search import DocumentationIndex
-from sentence_transformers import SentenceTransformer
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from neobert_hf.runs.commands import run_command
@@ -20,16 +18,13 @@ COUNTS = {
     "checkpoints of contrastive training": 25,
     "documents and their manifest": 25,
     "unfinished documents": 25,
-    "the cache of search": 25,
     "weights and config for the Hub": 20,
 }
-QUESTIONS = ("open a file", "decode a number")
 
 
-def prepare(folder: Path) -> tuple[list, dict]:
-    """160 cases; each damages a file in a copy of an interrupted run or of its output."""
-    bench = Workbench(folder)
-    whole = run_references(bench)
+def prepare(bench: Workbench) -> tuple[list, dict]:
+    """Cases that damage a file in a copy of an interrupted run or of its output."""
+    whole = bench.references
     templates = {name: bench.folder / f"damaged-{i}" for i, name in enumerate(COUNTS)}
     _stop_after(templates["checkpoints of pretraining"] / "out", whole["pretraining"].folder, "checkpoint-12")
     _stop_after(
@@ -38,9 +33,8 @@ def prepare(folder: Path) -> tuple[list, dict]:
     shutil.copytree(bench.folder / "documents", templates["documents and their manifest"] / "documents")
     _interrupt_tokenizing(bench, templates["unfinished documents"] / "out")
     shutil.copytree(whole["the build for the Hub"].folder, templates["weights and config for the Hub"])
-    answers = bench.finish(_search(bench, templates["the cache of search"]), "search").output
     logits = bench.finish(_load(templates["weights and config for the Hub"]), "load").output
-    shared = {"bench": bench, "whole": whole, "templates": templates, "answers": answers, "logits": logits}
+    shared = {"bench": bench, "templates": templates, "logits": logits}
     return [(f"damage to {name}", name) for name, count in COUNTS.items() for _ in range(count)], shared
 
 
@@ -133,39 +127,26 @@ def _use(name: str, bench: Workbench, copy: Path, shared: dict) -> str:
         outcome = start_again(bench, run, out)
         if outcome.status:
             return explained(outcome, str(out))
-        check_result(run, out, shared["whole"][run])
+        check_result(run, out, bench.references[run])
         return RIGHT
     if name.startswith("documents"):
         outcome = fork_case(bench.pretrain(out, documents_dir=copy / "documents"), copy / "log")
         if outcome.status:
             return explained(outcome, str(copy / "documents"))
-        check_result("pretraining", out, shared["whole"]["pretraining"])
+        check_result("pretraining", out, bench.references["pretraining"])
         return RIGHT
     if name == "unfinished documents":
         outcome = fork_case(bench.tokenize(out), copy / "log")
         if outcome.status:
             return explained(outcome, str(out))
-        check_result("tokenizing", out, shared["whole"]["tokenizing"])
+        check_result("tokenizing", out, bench.references["tokenizing"])
         return RIGHT
-    command, result = (_search(bench, copy), "answers") if "search" in name else (_load(copy), "logits")
-    outcome = fork_case(command, copy / "log")
+    outcome = fork_case(_load(copy), copy / "log")
     if outcome.status:
         return explained(outcome, str(copy))
-    if outcome.output != shared[result]:
-        raise Failed(f"silently wrong: {outcome.output!r}, not {shared[result]!r}")
+    if outcome.output != shared["logits"]:
+        raise Failed(f"silently wrong: {outcome.output!r}, not {shared['logits']!r}")
     return RIGHT
-
-
-def _search(bench: Workbench, cache: Path) -> Callable[[], None]:
-    """Print the answers of a small index."""
-
-    def run():
-        model = SentenceTransformer(str(bench.folder / "model"))
-        index = DocumentationIndex(model, ["json"], num_candidates=3, show_progress=False, cache_dir=cache)
-        for question in QUESTIONS:
-            print([(hit.entry.name, hit.entry.text, round(hit.score, 5)) for hit in index.search(question)])
-
-    return lambda: run_command("search", run)
 
 
 def _load(folder: Path) -> Callable[[], None]:

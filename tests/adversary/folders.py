@@ -15,17 +15,16 @@ from neobert_hf.hub.verify import verify
 SECRET = "a secret of this machine"
 
 
-def prepare(folder: Path) -> tuple[list, dict]:
+def prepare(bench: Workbench) -> tuple[list, Workbench]:
     """16 cases; each spoils a copy of a model, or the folder that a build would write to."""
-    bench = Workbench(folder)
-    bench.finish(bench.hub(bench.folder / "whole"), "hub")
-    return [(kind, spoil) for kind, (spoil, count) in KINDS.items() for _ in range(count)], {"bench": bench}
+    assert bench.references
+    return [(kind, spoil) for kind, (spoil, count) in KINDS.items() for _ in range(count)], bench
 
 
-def case(_, spoil: Callable, rng: random.Random, folder: Path, shared: dict) -> str:
+def case(_, spoil: Callable, rng: random.Random, folder: Path, bench: Workbench) -> str:
     """Spoil a folder, build from it, and verify what was built."""
-    bench, theirs, out, ran = shared["bench"], folder / "theirs", folder / "out", folder / "ran"
-    shutil.copytree(bench.folder / "whole", theirs)
+    theirs, out, ran = folder / "theirs", folder / "out", folder / "ran"
+    shutil.copytree(bench.references["the build for the Hub"].folder, theirs)
     (folder / "evil").mkdir()
     (folder / "evil/code.py").write_text(f"open({str(ran)!r}, 'w')\nclass Tokenizer: pass\n")
     (folder / "secret").write_text(SECRET)

@@ -1,93 +1,37 @@
-"""Interrupted runs: the moments, the checks of the files that remain, and the check that the same command then finishes."""
+"""Commands that SIGKILL or a failed write interrupts: the same command then finishes as if it had never been interrupted."""
 
 import errno
-import itertools
 import os
 import random
 import resource
+import shutil
 import signal
-import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-from adversary.machinery import RIGHT, Failed, Outcome, explained, fork_case
-from adversary.workbench import Workbench, files_of, losses_of, weights_of
+from adversary.machinery import RIGHT, Failed, Family, Outcome, at_event, explained, fork_case
+from adversary.workbench import COMMANDS, TRAININGS, Reference, Workbench, files_of, losses_of, weights_of
 
 from neobert_hf.runs.folders import last_complete_checkpoint
 
-# The runs to interrupt and the method of the workbench that makes the command; the first four are trainings, which resume.
-COMMANDS = {
-    "pretraining": "pretrain",
-    "pretraining, phase 2": "second_phase",
-    "pretraining from a stream": "streaming",
-    "contrastive training": "contrastive",
-    "tokenizing": "tokenize",
-    "the build for the Hub": "hub",
+NUM_KILLS = {
+    "pretraining": 30,
+    "pretraining, phase 2": 15,
+    "pretraining from a stream": 15,
+    "contrastive training": 20,
+    "tokenizing": 30,
+    "the build for the Hub": 10,
 }
-TRAININGS = tuple(COMMANDS)[:4]
-FILE_EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate")
-
-
-@dataclass(frozen=True)
-class Reference:
-    """An uninterrupted run: its folder, its duration, and how often it changed a file."""
-
-    folder: Path
-    seconds: float
-    num_events: int
-
-
-def run_references(bench: Workbench) -> dict[str, Reference]:
-    """Run each command without an interruption."""
-    references = {}
-    for name, method in COMMANDS.items():
-        folder = bench.folder / f"whole-{method}"
-        outcome = bench.finish(_counting(getattr(bench, method)(folder), folder), method)
-        references[name] = Reference(folder, outcome.seconds, int(outcome.output.split()[-1]))
-    return references
-
+NUM_WRITES = {
+    "pretraining": 30,
+    "pretraining from a stream": 10,
+    "contrastive training": 20,
+    "tokenizing": 25,
+    "the build for the Hub": 15,
+}
 
 # ---------------------------------------------------------------------------------------- moments
-
-
-def at_event(command: Callable[[], None], folder: Path, number: int, act: Callable[[str], None]) -> Callable[[], None]:
-    """Return a command that calls a function when it opens, renames or removes a file in its folder or next to it.
-
-    Args:
-        command: The command; its child processes count their own events.
-        folder: Folder of the command.
-        number: Number of the event, from 1.
-        act: The function to call with the name of the file.
-    """
-
-    def run():
-        numbers = itertools.count(1)
-
-        def watch(event, args):
-            if event in FILE_EVENTS and _changes(event, args, folder) and next(numbers) == number:
-                act(str(args[0]))
-
-        sys.addaudithook(watch)
-        command()
-
-    return run
-
-
-def _changes(event: str, args: tuple, folder: Path) -> bool:
-    is_read = event == "open" and not (args[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-    return not is_read and isinstance(args[0], (str, bytes, os.PathLike)) and str(folder.parent) in os.fsdecode(args[0])
-
-
-def _counting(command, folder):
-    def run():
-        count = []
-        sys.addaudithook(lambda e, args: count.append(e) if e in FILE_EVENTS and _changes(e, args, folder) else None)
-        command()
-        print(len(count))
-
-    return run
 
 
 def kill(delay: float) -> Callable[[str], None]:
@@ -187,3 +131,71 @@ def _same_weights(folder: Path, other: Path) -> bool:
 def draw_moment(rng: random.Random, reference: Reference) -> tuple[int, float]:
     """Draw the number of a file event, and the seconds after it."""
     return rng.randint(1, reference.num_events), rng.choice((0.0, 0.0, rng.uniform(0, 0.05)))
+
+
+# ---------------------------------------------------------------------------------------- cases
+
+
+def kill_case(_, name: str, rng: random.Random, folder: Path, bench: Workbench) -> str:
+    """Kill the command, check the files that remain, run the command again."""
+    reference = bench.references[name]
+    out = folder / "out"
+    options = {"shards_dir": None} if "pretraining" in name and rng.random() < 0.3 else {}  # tokenizing first
+    num_kills, kills = rng.choice((1, 1, 2)), 0
+    while kills < num_kills:
+        outcome = _killed(bench, name, out, rng, reference, options)
+        check_no_partial_file_counts_as_complete(name, out, reference)
+        if outcome.status == 0 and kills:  # the command ended before the kill
+            break
+        if outcome.status == 0:
+            shutil.rmtree(out)
+            continue
+        kills += 1
+        if outcome.status != -signal.SIGKILL:  # the signal killed a child process, and the command reported it
+            explained(outcome)
+    return finish(bench, name, out, reference, **options)
+
+
+def _killed(bench, name, out, rng, reference, options):
+    if rng.random() < 0.5:
+        number, delay = draw_moment(rng, reference)
+        return start_again(bench, name, out, lambda command: at_event(command, out, number, kill(delay)), **options)
+    seconds = rng.uniform(0.02, reference.seconds)
+    command = getattr(bench, COMMANDS[name])
+    if name in TRAININGS and any(out.glob("checkpoint-*/trainer_state.json")):
+        options = options | {"resume_from_checkpoint": "last"}
+    return fork_case(command(out, **options), out.with_name("killed"), kill_after=seconds)
+
+
+def write_case(_, name: str, rng: random.Random, folder: Path, bench: Workbench) -> str:
+    """Let a write fail, check the files that remain, run the command again."""
+    reference = bench.references[name]
+    out = folder / "out"
+    if rng.random() < 0.5:
+        number = rng.randint(1, reference.num_events)
+        outcome = start_again(bench, name, out, lambda command: at_event(command, out, number, run_out_of_space))
+    else:
+        largest = max(file.stat().st_size for file in reference.folder.rglob("*") if file.is_file())
+        limit = round(2 ** rng.uniform(14, largest.bit_length()))  # above the size of the printed output
+        outcome = start_again(bench, name, out, lambda command: with_file_limit(command, limit))
+    check_no_partial_file_counts_as_complete(name, out, reference)
+    if outcome.status == 0:  # the command did not need the write that failed
+        check_result(name, out, reference)
+        return RIGHT
+    result = explained(outcome)
+    finish(bench, name, out, reference)
+    return result
+
+
+def plan(kind: str, counts: dict[str, int]) -> Callable[[Workbench], tuple[list, Workbench]]:
+    """Return a function that makes the cases of a family, after the uninterrupted runs."""
+
+    def prepare(bench):
+        cases = [(f"{kind} {name}", name) for name in bench.references for _ in range(counts.get(name, 0))]
+        return cases, bench
+
+    return prepare
+
+
+KILLS = Family("kills", plan("kill in", NUM_KILLS), kill_case)
+WRITES = Family("writes", plan("full disk in", NUM_WRITES), write_case)

@@ -6,6 +6,7 @@ reproduce it.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -25,10 +26,10 @@ from typing import Any, NoReturn
 
 import psutil
 from provenance import provenance
-from tabulate import tabulate
 from tqdm import tqdm
 
 RIGHT, EXPLAINED, FAILED = "right", "explained", "failed"
+FILE_EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate")
 CASE_SECONDS = 300  # a case that takes longer is a hang
 ORPHAN_SECONDS = 10  # the child processes of a command must end within this time after it
 
@@ -43,14 +44,14 @@ class Family:
 
     Attributes:
         name: Selects the family in ADVERSARY_ONLY, and is a part of the seed of its cases.
-        prepare: Called with a folder before the first fork; returns the cases of a full run and data that all cases share. A
-            case is (kind, subject); the kind is its row in the table.
+        prepare: Called with the workbench before the first fork; returns the cases of a full run and data that all cases share.
+            A case is (kind, subject); the kind is its row in the table.
         case: Called with kind, subject, random numbers, an own folder and the shared data; returns RIGHT or EXPLAINED, or raises
             `Failed`.
     """
 
     name: str
-    prepare: Callable[[Path], tuple[list[tuple[str, Any]], Any]]
+    prepare: Callable[[Any], tuple[list[tuple[str, Any]], Any]]
     case: Callable[[str, Any, random.Random, Path, Any], str]
 
 
@@ -193,6 +194,46 @@ def _members(group: int) -> list[int]:
     return found
 
 
+def at_event(command: Callable[[], None], folder: Path, number: int, act: Callable[[str], None]) -> Callable[[], None]:
+    """Return a command that calls a function when it opens, renames or removes a file in its folder or next to it.
+
+    Args:
+        command: The command; its child processes count their own events.
+        folder: Folder of the command.
+        number: Number of the event, from 1.
+        act: The function to call with the name of the file.
+    """
+
+    def run():
+        numbers = itertools.count(1)
+
+        def watch(event, args):
+            if event in FILE_EVENTS and _changes(event, args, folder) and next(numbers) == number:
+                act(str(args[0]))
+
+        sys.addaudithook(watch)
+        command()
+
+    return run
+
+
+def _changes(event: str, args: tuple, folder: Path) -> bool:
+    is_read = event == "open" and not (args[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+    return not is_read and isinstance(args[0], (str, bytes, os.PathLike)) and str(folder.parent) in os.fsdecode(args[0])
+
+
+def counting_events(command: Callable[[], None], folder: Path) -> Callable[[], None]:
+    """Return the command, which prints the number of such events as its last line."""
+
+    def run():
+        count = []
+        sys.addaudithook(lambda e, args: count.append(e) if e in FILE_EVENTS and _changes(e, args, folder) else None)
+        command()
+        print(len(count))
+
+    return run
+
+
 def explained(outcome: Outcome, *names: str) -> str:
     """Return EXPLAINED if the command ended with a one-line message about an error that its user can correct.
 
@@ -223,12 +264,13 @@ def draw(seed: str, family: str, number: int) -> random.Random:
 
 
 def run_family(
-    family: Family, seed: str, folder: Path, share: float = 1.0, only: int | None = None
+    family: Family, bench: Any, seed: str, folder: Path, share: float = 1.0, only: int | None = None
 ) -> Iterator[Verdict]:
     """Run cases, one per available core at a time.
 
     Args:
         family: The family to run.
+        bench: The workbench, which all families share.
         seed: Seed of the cases.
         folder: An empty folder; the files of failed cases stay there.
         share: Share of a full run; each kind has at least one case.
@@ -237,7 +279,7 @@ def run_family(
     Yields:
         A verdict for each case; its note names files relative to `folder`, as `TMP/...`.
     """
-    plan, shared = family.prepare(folder)
+    plan, shared = family.prepare(bench)
     waiting = _choose(plan, random.Random(f"{seed} {family.name}"), share) if only is None else [only]
     running = {}
     while waiting or running:
@@ -282,34 +324,16 @@ def _judge(family: Family, rng: random.Random, home: Path, case: tuple[str, Any]
     (home / "verdict.json").write_text(json.dumps({"result": result, "note": note}))
 
 
-def table(verdicts: list[Verdict]) -> str:
-    """One row for each kind of case: the number of cases and of each result."""
-    return tabulate(rows(verdicts), headers="keys", tablefmt="github")
-
-
-def rows(verdicts: list[Verdict]) -> list[dict]:
-    """The rows of the table."""
+def report(verdicts: list[Verdict], seed: str, seconds: float) -> dict:
+    """One row for each kind of case, with the number of cases and of each result, and the failed cases."""
     counts = {}
     for verdict in verdicts:
         counts.setdefault(verdict.kind, Counter())[verdict.result] += 1
     counts["all"] = sum(counts.values(), Counter())
-    return [
-        {
-            "kind of case": kind,
-            "cases": sum(found.values()),
-            **{name: found[name] for name in (RIGHT, EXPLAINED, FAILED)},
-        }
+    rows = [
+        {"kind of case": kind, "cases": sum(found.values())}
+        | {name: found[name] for name in (RIGHT, EXPLAINED, FAILED)}
         for kind, found in counts.items()
     ]
-
-
-def failures(verdicts: list[Verdict]) -> list[str]:
-    """One line for each failed case: family, number, kind and note."""
-    return [f"{v.family} {v.number} ({v.kind}): {v.note}" for v in verdicts if v.result == FAILED]
-
-
-def to_json(verdicts: list[Verdict], seed: str, seconds: float) -> str:
-    """The rows and the failed cases as JSON, for the table in the documentation."""
     failed = [asdict(verdict) for verdict in verdicts if verdict.result == FAILED]
-    found = {"seed": seed, "seconds": round(seconds), **provenance(), "rows": rows(verdicts), "failed": failed}
-    return json.dumps(found, indent=1)
+    return {"seed": seed, "seconds": round(seconds), **provenance(), "rows": rows, "failed": failed}

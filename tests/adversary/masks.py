@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from adversary.machinery import EXPLAINED, RIGHT, Failed, Family
+from adversary.workbench import Workbench
 from oracle import CONFIG, Oracle, random_weights, write_checkpoint
 
 from neobert_hf import NeoBERTForMaskedLM, inference_copy
@@ -28,10 +29,10 @@ INT8_TOLERANCE = (
 BACKENDS = {torch.float64: ("auto", "sdpa", "eager"), torch.float32: ("auto", "cpu_tiled", "sdpa", "eager")}
 
 
-def prepare(folder: Path) -> tuple[list, dict]:
+def prepare(bench: Workbench) -> tuple[list, dict]:
     """1,000 cases; they share the tiny model in both dtypes, its inference copies and the oracle."""
     weights = random_weights()
-    checkpoint = write_checkpoint(folder / "model", weights)
+    checkpoint = write_checkpoint(bench.folder / "masks", weights)
     models = {dtype: NeoBERTForMaskedLM.from_pretrained(checkpoint, dtype=dtype).eval() for dtype in TOLERANCES}
     copies = [(inference_copy(models[torch.float32], int8), int8) for int8 in (False, True)]
     shared = {"models": models, "copies": copies, "oracle": Oracle(weights)}

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import launch
 import pretrain_mlm
-from adversary.interruptions import Reference, check_no_partial_file_counts_as_complete, check_result
+from adversary.interruptions import check_no_partial_file_counts_as_complete, check_result
 from adversary.machinery import RIGHT, Failed, Family, fork_case
-from adversary.workbench import Workbench
+from adversary.workbench import Reference, Workbench
 
 KIND = "kill of one of two processes"
 
 
-def prepare(folder: Path) -> tuple[list, dict]:
+def prepare(bench: Workbench) -> tuple[list, dict]:
     """12 cases."""
-    bench = Workbench(folder)
-    whole = bench.folder / "whole"
+    assert bench.references
+    whole = bench.folder / "whole-on-two"
     outcome = bench.finish(on_two(bench, whole), "ranks")
     return [(KIND, None)] * 12, {"bench": bench, "reference": Reference(whole, outcome.seconds, 0)}
 

@@ -9,7 +9,8 @@ import random
 import runpy
 import sys
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 
 import build
@@ -18,7 +19,7 @@ import pretrain_mlm
 import scipy.io  # noqa: F401
 import torch._dynamo
 import train_contrastive
-from adversary.machinery import Failed, Outcome, fork_case
+from adversary.machinery import Failed, Outcome, counting_events, fork_case
 from conftest import SENTENCE
 from datasets.packaged_modules.json import json as json_builder  # noqa: F401
 from safetensors import safe_open
@@ -29,16 +30,44 @@ from neobert_hf.data.wordpiece import train_wordpiece
 SHAPE = "hidden_size=32,num_hidden_layers=2,num_attention_heads=2,intermediate_size=48"
 WORDS = SENTENCE.split()
 CORPUS_TEXTS, PAIRS = 300, 120
+# The runs to interrupt and the method of the workbench that makes the command; the first four are trainings, which resume.
+COMMANDS = {
+    "pretraining": "pretrain",
+    "pretraining, phase 2": "second_phase",
+    "pretraining from a stream": "streaming",
+    "contrastive training": "contrastive",
+    "tokenizing": "tokenize",
+    "the build for the Hub": "hub",
+}
+TRAININGS = tuple(COMMANDS)[:4]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """An uninterrupted run: its folder, its duration, and how often it changed a file."""
+
+    folder: Path
+    seconds: float
+    num_events: int
 
 
 class Workbench:
-    """A folder with texts, pairs, a tokenizer, documents and a pretrained model; cases only read it."""
+    """A folder with texts, pairs, a tokenizer, documents and a pretrained model, which the first use writes; cases only read it."""
 
     def __init__(self, folder: Path):
-        self.folder = folder / "bench"
-        self.folder.mkdir()
+        self.folder = folder
+
+    @cached_property
+    def references(self) -> dict[str, Reference]:
+        """The uninterrupted run of each command; families that need the workbench ask for it before the first fork."""
         self.finish(self._write_texts, "texts")
         self.finish(self.pretrain(self.folder / "model", documents_dir=self.folder / "documents"), "model")
+        references = {}
+        for name, method in COMMANDS.items():
+            folder = self.folder / f"whole-{method}"
+            outcome = self.finish(counting_events(getattr(self, method)(folder), folder), method)
+            references[name] = Reference(folder, outcome.seconds, int(outcome.output.split()[-1]))
+        return references
 
     def _write_texts(self):
         rng = random.Random(0)

@@ -12,7 +12,7 @@ from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM
 
 from neobert_hf import NeoBERTForMaskedLM, NeoBERTForSequenceClassification, sentence_transformer
 from neobert_hf.hub.build import CARD, RECORD, BuildArguments, build
-from neobert_hf.hub.verify import verify
+from neobert_hf.hub.verify import load_every_class, verify
 
 
 @pytest.fixture
@@ -194,11 +194,15 @@ def test_a_foreign_tokenizer_neither_runs_nor_is_published(saved, evil, tmp_path
     assert run.stdout.split() == ["False", "True"]
 
 
-def test_a_folder_whose_config_names_no_code_is_explained(saved):
+def test_a_folder_whose_config_names_no_code_is_explained(saved, monkeypatch):
+    monkeypatch.setitem(
+        sys.modules, "neobert_hf", sys.modules["neobert_hf"]
+    )  # restored after the test: it becomes None
     config = json.loads((saved / "config.json").read_text())
     del config["auto_map"]
     (saved / "config.json").write_text(json.dumps(config))
-    assert "config.json names no code (auto_map); build the folder" in verify(saved)["error"]
+    with pytest.raises(RuntimeError, match=r"config\.json names no code \(auto_map\); build the folder"):
+        load_every_class(str(saved))
 
 
 def test_a_target_that_ends_in_two_dots_is_the_folder_that_it_names(tmp_path, checkpoint, tokenizer):

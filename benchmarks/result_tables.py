@@ -1,0 +1,321 @@
+"""Tables of the stored results: NAME.md beside each NAME.json, the marked blocks of some pages, and the figure.
+
+    python benchmarks/result_tables.py            (after a new result, and after a change of this file)
+
+Pages under docs/ include the .md files. GitHub includes nothing, so README.md, SECURITY.md and the card of the mini model hold
+their table between `<!-- table:NAME -->` and `<!-- end -->`.
+"""
+
+import hashlib
+import json
+import statistics
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from tabulate import tabulate
+
+from neobert_hf.evaluation.report import evaluation_sections, markdown
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks/results"
+FIGURE = RESULTS / "throughput.png"
+MAIN = ("throughput_cpu_bfloat16", "throughput_cpu_float32_avx2")  # in the README: one result for each kind of CPU
+
+# Names of models in tables and in the figure, with the parameters of the encoder.
+NAMES = {
+    "ours": "NeoBERT (222 M)",
+    "ours-prepacked": "NeoBERT, prepacked",
+    "ours-int8": "NeoBERT, int8",
+    "ours-compiled": "NeoBERT, torch.compile",
+    "ours, no padding given": "NeoBERT, one packed row",
+    "ours, equal lengths": "NeoBERT, equal lengths",
+    "published": "published NeoBERT code (222 M)",
+    "openvino": "NeoBERT in OpenVINO",
+    "modernbert-base": "ModernBERT-base (149 M)",
+    "modernbert-base-int8": "ModernBERT-base, int8",
+    "modernbert-large": "ModernBERT-large (395 M)",
+    "bert-base": "BERT-base (109 M)",
+    "bert-large": "BERT-large (335 M)",
+    "roberta-base": "RoBERTa-base (125 M)",
+    "roberta-large": "RoBERTa-large (355 M)",
+    "nomic-bert": "nomic-bert (137 M)",
+    "ceiling": "NeoBERT's matrix products alone",
+}
+
+# Heading and format of the keys of a row. Another key is its own heading, and a float has three digits.
+COLUMNS = {
+    "what": ("", ""),
+    "tokens_per_s": ("tokens/s", ",.0f"),
+    "per_s": ("per second", ",.2f"),
+    "spread": ("spread", ".1%"),
+    "ours_over_it": ("ours over it", ".2f"),
+    "real_share": ("real tokens", ".0%"),
+    "milliseconds": ("ms", ",.0f"),
+    "peak_mb": ("peak, MB", ",.0f"),
+    "above_model_mb": ("above the model, MB", ",.0f"),
+    "peak_rss_mb": ("peak memory, MB", ",.0f"),
+    "process_s": ("seconds", ".1f"),
+    "plan_s": ("of them for the plan", ".1f"),
+    "first_row_s": ("seconds to the first row", ".1f"),
+    "mean_length": ("mean length", ".1f"),
+    "max_length": ("tokens", ""),
+    "speed_over_padded": ("speed over padded", ".2f"),
+    "speed_over_float32": ("speed over float32", ".2f"),
+    "speed": ("speed over the first", ".2f"),
+    "times": ("times", ".2f"),
+    "ms": ("ms", ".1f"),
+    "compared_with": ("that of", ""),
+    "products": ("mini model", ""),
+    "cosine": ("cosine with float32", ".4f"),
+    "smallest cosine": ("smallest", ".4f"),
+}
+
+
+def read(name: str) -> dict:
+    """The stored result `name`.json."""
+    return {"benchmark": name.split("_cpu")[0]} | json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
+
+
+def source(result: dict) -> str:
+    """Machine, versions and commit of a result."""
+    # All results without instructions are older than this entry, and of one kind of machine.
+    machine = f"{result['cores']} cores of {result['processor']}, {result.get('instructions', 'AVX-512 with bf16')}"
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    return f"{machine}, {versions}, commit {result['commit']}"
+
+
+def spread(result: dict) -> str:
+    """The spread of speeds over turns, and the source."""
+    spreads = [row["spread"] for row in result["rows"]]
+    middle = statistics.median(spreads)
+    return f"Spread (half range / median): typically {middle:.1%}, at most {max(spreads):.0%}. {source(result)}."
+
+
+def grid(rows: list, headers: list[str]) -> str:
+    """A Markdown table of cells that are formatted already."""
+    return tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
+
+
+def rows_table(result: dict) -> str:
+    """The table of a list of rows, and the source."""
+    rows = result["rows"]
+    keys = dict.fromkeys(key for row in rows for key in row)
+
+    def cell(key, value):
+        form = COLUMNS.get(key, ("", ".3g" if isinstance(value, float) else ""))[1]
+        return "" if value is None else NAMES.get(value) or format(value, form)
+
+    table = grid(
+        [[cell(key, row.get(key)) for key in keys] for row in rows], [COLUMNS.get(key, [key])[0] for key in keys]
+    )
+    dtype = result.get("settings", {}).get("dtype")
+    return f"{table}\n\n{f'{dtype}, ' if dtype else ''}{source(result)}."
+
+
+def lengths_of(result: dict) -> list[int]:
+    """The sequence lengths of a throughput result."""
+    return sorted({row["length"] for row in result["rows"]})
+
+
+def throughput(result: dict) -> str:
+    """Tokens/s by model and length, in brackets NeoBERT's speed over the model's, and the error of a forward."""
+    cells = {(row["model"], row["length"]): row for row in result["rows"]}
+    errors = {row["model"]: f"{row['error']:.1e}" for row in result["errors"]}
+    rows, lengths = [], lengths_of(result)
+    for model in dict.fromkeys(row["model"] for row in result["rows"]):
+        row = [NAMES[model]]
+        for length in lengths:
+            found = cells.get((model, length), {})
+            ratio = f" ({found['ours_over_it']:.2f})" if model != "ours" and "ours_over_it" in found else ""
+            row.append(f"{found['tokens_per_s']:,.0f}{ratio}" if found else "")
+        rows.append([*row, errors.get(model, "")])
+        paper = [cells.get((model, length), {}).get("paper_a100_tokens_per_s") for length in lengths]
+        if result["settings"].get("table_10") and any(paper):
+            rows.append(
+                [f"{NAMES[model]}: paper, one A100", *("" if speed is None else f"{speed:,}" for speed in paper), ""]
+            )
+    table = grid(rows, ["tokens/s by length", *(f"{length:,}" for length in lengths), "error"])
+    settings = result["settings"]
+    note = f"{settings['dtype']}. In brackets: NeoBERT's speed over the model's. Error: of the states, against float64."
+    return f"{table}\n\n{note} {spread(result)}"
+
+
+def cpu_kernels(result: dict) -> str:
+    """Speed of each variant over the first of its part, by dtype and number of tokens."""
+    cells = {(r["part"], r["variant"], r["dtype"], r["tokens"]): r["speed_over_plain"] for r in result["rows"]}
+    cases = list(dict.fromkeys((dtype, tokens) for *_, dtype, tokens in cells))
+    rows = []
+    for part, variant in dict.fromkeys((part, variant) for part, variant, *_ in cells):
+        speeds = (cells.get((part, variant, *case)) for case in cases)
+        rows.append([part, variant, *("" if speed is None else f"{speed:.2f}" for speed in speeds)])
+    heads = [f"{dtype}, {tokens:,}" for dtype, tokens in cases]
+    return f"{grid(rows, ['part', 'variant', *heads])}\n\nSpeed over the first variant of the part. {source(result)}."
+
+
+def contextual(result: dict) -> str:
+    """nDCG@10 of each held-out package, over the seeds."""
+    packages, rows = list(result["rows"][0]["runs"][0]), []
+    for row in result["rows"]:
+        values = [[run[package] for run in row["runs"]] for package in packages]
+        rows.append([row["model"], *(mean_and_range(found, ".3f") for found in values)])
+    settings = result["settings"]
+    note = (
+        f"nDCG@10, mean ± half the range of {len(settings['seeds'])} seeds, one seed where no range is given; "
+        f"{settings['num_pairs']:,} pairs of {settings['num_packages']} packages, {settings['num_steps']} steps of "
+        f"{settings['batch_size']} pairs, context of {settings['context_size']} documents."
+    )
+    return f"{grid(rows, ['model', *packages])}\n\n{note} {source(result)}."
+
+
+def corpus_cipher(result: dict) -> str:
+    """Recall@1 with and without context, over the seeds."""
+    keys = ("own_answer", "answer_of_the_context")
+    rows = [[row["model"], *(mean_and_range(row[key], ".1%") for key in keys)] for row in result["rows"]]
+    table = grid(rows, ["model, context", "finds the answer of its corpus", "finds the answer of the other corpus"])
+    settings = result["settings"]
+    note = f"Recall@1, mean ± half the range of {len(settings['seeds'])} seeds, {settings['num_steps']} steps."
+    return f"{table}\n\n{note} {source(result)}."
+
+
+def mean_and_range(values: list[float] | None, form: str) -> str:
+    """The mean of some runs ± half their range."""
+    if not values:
+        return ""
+    half = f" ± {(max(values) - min(values)) / 2:{form}}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):{form}}{half}"
+
+
+def embeddings(result: dict) -> str:
+    """Retrieval, and STS-B."""
+    sts = [[row["model"], f"{row['spearman']:.3f}"] for row in result["sts"]]
+    sts = f"{grid(sts, ['STS-B dev', 'Spearman'])}\n\n" if sts else ""
+    return f"{sts}{rows_table(result)} {result['num_questions']:,} questions."
+
+
+def packing_plan(result: dict) -> str:
+    """Seconds and memory of each part, and the size of the task."""
+    keys, settings = ("part", "process_s", "plan_s", "first_row_s", "peak_rss_mb"), result["settings"]
+    table = rows_table(result | {"rows": [{key: row.get(key) for key in keys} for row in result["rows"]]})
+    lengths = f"{settings['shortest']} to {settings['longest']} tokens"
+    return f"{table} {settings['num_documents']:,} documents of {lengths}, rows of {settings['row_tokens']:,} tokens."
+
+
+def contextual_speed(result: dict) -> str:
+    """Times, and the memory by batch size."""
+    memory = ", ".join(f"{value:,.0f} MB for {size} pairs" for size, value in result["memory_mb"].items())
+    return f"{rows_table(result)} Memory of a training step above the model: {memory}."
+
+
+def evaluation(result: dict) -> str:
+    """The report of examples/evaluate_model.py."""
+    return markdown(evaluation_sections(result, RESULTS))
+
+
+SPECIAL = (throughput, cpu_kernels, contextual, contextual_speed, corpus_cipher, embeddings, evaluation, packing_plan)
+RENDER = {function.__name__: function for function in SPECIAL}  # other results are a list of rows
+
+
+def render(result: dict) -> str:
+    """The table of a result."""
+    return RENDER.get(result["benchmark"], rows_table)(result)
+
+
+# ---------------------------------------------------------------------------------------- pages that include nothing
+
+# What each implementation does. The published code: revision 5424c8e of chandar-lab/NeoBERT. ModernBERT: transformers 5.23.
+FEATURES = [
+    ["transformers", "4.x; NaN on 5.x", "4.48 or newer", "4.57 to 5.23"],
+    ["runs on a CPU", "no, requires xformers", "yes", "yes"],
+    ["computes nothing on padding", "no", "in FlashAttention only", "yes, on every device"],
+    ["packed documents kept apart", "on CUDA", "with FlashAttention", "yes, on every device"],
+    ["loss of masked language modelling", "no", "yes", "yes"],
+    ["heads", "2", "5", "5"],
+    ["gradient checkpointing, PEFT", "no", "yes", "yes"],
+    ["longest training sequence, tokens", "4,096", "8,192", "4,096"],
+]
+
+
+def comparison() -> str:
+    """Features and speed of the published code, ModernBERT-base and this library."""
+    rows, notes = list(FEATURES), []
+    for name in MAIN:
+        result = read(name)
+        speeds = {(row["model"], row["length"]): row["tokens_per_s"] for row in result["rows"]}
+        dtype, kind = result["settings"]["dtype"], result["instructions"].split(" ")[0]
+        for length in (128, 512, 2048):
+            found = [f"{speeds[model, length]:,.0f}" for model in ("published", "modernbert-base", "ours")]
+            rows.append([f"tokens/s at {length:,} tokens, {dtype}, {kind}", *found])
+        notes.append(spread(result))
+    table = grid(rows, ["", "published code", "ModernBERT-base", "neobert_hf"])
+    return f"{table}\n\nSpeed: inference on full-length sequences, as loaded. {' '.join(notes)}"
+
+
+BLOCKS = {
+    "README.md": ("comparison", comparison),
+    "SECURITY.md": ("adversary", lambda: render(read("adversary"))),
+    "src/neobert_hf/mini/README.md": ("evaluation", lambda: render(read("evaluation_cpu_float32"))),
+}
+
+
+def with_block(page: str) -> str:
+    """The text of a page of `BLOCKS` with its table as it is now."""
+    name, function = BLOCKS[page]
+    before, _, rest = (ROOT / page).read_text("utf-8").partition(f"<!-- table:{name} -->\n")
+    _, end, after = rest.partition("<!-- end -->")
+    assert end, f"{page} has no block <!-- table:{name} -->"
+    return f"{before}<!-- table:{name} -->\n{function()}\n{end}{after}"
+
+
+# ---------------------------------------------------------------------------------------- the figure
+
+LINES = {  # model: colour and style
+    "ours": ("C0", "-"),
+    "ours-prepacked": ("C1", "-"),
+    "ours-int8": ("C2", "-"),
+    "ceiling": ("C0", ":"),
+    "published": ("C3", "--"),
+    "modernbert-base": ("C4", "--"),
+}
+
+
+def figure_hash() -> str:
+    """Hash of what the figure shows."""
+    shown = json.dumps([LINES, {model: NAMES[model] for model in LINES}])
+    return hashlib.sha256(
+        b"".join([*((RESULTS / f"{name}.json").read_bytes() for name in MAIN), shown.encode()])
+    ).hexdigest()
+
+
+def draw() -> None:
+    """Draw tokens/s by sequence length: a panel for each kind of CPU, the same models in both."""
+    figure = Figure(figsize=(11, 5), layout="constrained")
+    for axes, result in zip(figure.subplots(1, len(MAIN)), map(read, MAIN)):
+        for model, (color, style) in LINES.items():
+            points = sorted((row["length"], row["tokens_per_s"]) for row in result["rows"] if row["model"] == model)
+            label = NAMES[model] + (" (upper limit as loaded)" if model == "ceiling" else "")
+            axes.plot(*zip(*points), style, color=color, marker="o", markersize=4, linewidth=1.8, label=label)
+        axes.set_xscale("log", base=2)
+        ticks = {length: f"{length:,}" if length > 16 else "16\none sentence" for length in lengths_of(result)}
+        axes.set_xticks(list(ticks), ticks.values())
+        axes.minorticks_off()
+        axes.set_xlabel("tokens in a sequence")
+        axes.set_title(f"{result['settings']['dtype']}, {result['instructions']}", fontsize="medium")
+        axes.grid(alpha=0.3)
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+    figure.axes[0].set_ylabel("tokens per second")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    figure.savefig(FIGURE, dpi=130, metadata={"Source": figure_hash()})
+
+
+def main() -> None:
+    """Write all tables and the figure."""
+    for file in RESULTS.glob("*.md"):
+        file.write_text(render(read(file.stem)) + "\n", "utf-8")
+    for page in BLOCKS:
+        (ROOT / page).write_text(with_block(page), "utf-8")
+    draw()
+
+
+if __name__ == "__main__":
+    main()
