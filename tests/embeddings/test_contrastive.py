@@ -411,7 +411,7 @@ def test_mined_negatives_have_the_same_instruction_as_the_answers(folder, monkey
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", '{"q": "a", "d": "b"}\n{"q": "a"\n', "a.jsonl, line 2: not JSON"),
+        ("a.jsonl", '{"q": "a", "d": "b"}\n{"q": "a"\n', "a.jsonl, line 2 is not JSON"),
         (
             "a.jsonl",
             '{"q": "a", "d": "b"}\n\n{"q": "a"}\n',
@@ -421,9 +421,9 @@ def test_mined_negatives_have_the_same_instruction_as_the_answers(folder, monkey
         ("a.jsonl", '{"q": "a", "d": null}\n', "line 1: text 1 is None"),
         ("a.jsonl", '{"q": "a", "d": "  "}\n', "line 1: 'd' is empty"),
         ("a.jsonl", '{"q": "a", "d": "\\ud800"}\n', "line 1: text 1 has the lone surrogate"),
-        ("a.jsonl", '["a", "b"]\n', "line 1: .* is not an object"),
+        ("a.jsonl", '["a", "b"]\n', "item 1: .* is not an object"),
         ("a.jsonl", "", "a.jsonl is empty"),
-        ("a.csv", "q,d\na,b\na\n", "line 3: text 1 is None"),
+        ("a.csv", "q,d\na,b\na\n", "line 3: 1 columns, but the first line names 2"),
         ("a.csv", 'q,d\na,b\n"a,b\n', "a.csv, line"),
         ("a.txt", "q\td\n", "has the suffix '.txt'"),
     ],
