@@ -4,8 +4,8 @@
 
 The bare step is that of ragged.py: collate, forward and backward under autocast, AdamW. Trainer runs the same rows and adds what
 `examples/pretrain_mlm.py` has: schedule, clipping, counting, a log every tenth step, a checkpoint at the end. Tokenizing is
-`neobert tokenize` on the docstrings of Python's standard library, from a file, with checksums and manifest; `tokenizers` alone is its
-`encode_batch_fast` on the same texts in memory, on all cores. They run in turns.
+`neobert tokenize` on the docstrings of Python's standard library, from a file, with checksums and manifest; `tokenizers` alone is
+its `encode_batch_fast` on the same texts in memory, on all cores. They run in turns.
 """
 
 import json

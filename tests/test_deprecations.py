@@ -1,17 +1,14 @@
 """Old public names work up to version 0.2 and warn once; documented names can be imported."""
 
 import json
-import pickle
 import re
 import warnings
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 import neobert_hf
-from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, PackedMLMCollator
+from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
 from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArguments
 from neobert_hf.pretraining.recipes import RECIPES, Recipe
 from neobert_hf.runs import folders as runs
@@ -69,35 +66,6 @@ def test_the_attention_blocked_is_cpu_tiled(checkpoint, tiny_config, way):
 
     model, _ = call_with_one_warning(make, OLD, NEW)
     assert model.config._attn_implementation == model.model.config._attn_implementation == "cpu_tiled"
-
-
-def test_layout_of_the_collator_is_batch_format(tokenizer):
-    old, warning = call_with_one_warning(
-        lambda: PackedMLMCollator(tokenizer, layout="padded", seed=0),
-        "PackedMLMCollator(layout=...)",
-        "PackedMLMCollator(batch_format=...)",
-    )
-    assert warning.filename == __file__
-    new = PackedMLMCollator(tokenizer, batch_format="padded", seed=0)
-    documents = [{"input_ids": [2, 7, 8, 9, 3]}, {"input_ids": [2, 7, 3]}]
-    batches = [collator(documents) for collator in (old, new)]
-    assert batches[0].keys() == batches[1].keys() == {"input_ids", "labels", "attention_mask"}
-    assert all(torch.equal(batches[0][name], batches[1][name]) for name in batches[0])
-
-
-def test_the_attribute_layout_of_the_collator_is_batch_format(tokenizer):
-    collator, names = PackedMLMCollator(tokenizer), ("PackedMLMCollator.layout", "PackedMLMCollator.batch_format")
-    assert call_with_one_warning(lambda: collator.layout, *names)[0] == "packed"
-    _, warning = call_with_one_warning(lambda: setattr(collator, "layout", "padded"), *names)
-    assert collator.batch_format == "padded" and warning.filename == __file__
-    assert replace(collator, batch_format="concatenated").batch_format == "concatenated"
-
-
-def test_a_collator_that_version_0_1_pickled_keeps_its_batch_format(tokenizer):
-    old = PackedMLMCollator(tokenizer, batch_format="padded")
-    old.__dict__["layout"] = old.__dict__.pop("batch_format")  # the state of version 0.1
-    new = pickle.loads(pickle.dumps(old))
-    assert new.batch_format == "padded" and "attention_mask" in new([{"input_ids": [2, 7, 8, 9, 3]}])
 
 
 def test_layout_of_a_recipe_is_batch_format():

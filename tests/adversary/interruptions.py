@@ -140,7 +140,7 @@ def kill_case(_, name: str, rng: random.Random, folder: Path, bench: Workbench) 
     """Kill the command, check the files that remain, run the command again."""
     reference = bench.references[name]
     out = folder / "out"
-    options = {"shards_dir": None} if "pretraining" in name and rng.random() < 0.3 else {}  # tokenizing first
+    options = {"documents_dir": None} if "pretraining" in name and rng.random() < 0.3 else {}  # tokenizing first
     num_kills, kills = rng.choice((1, 1, 2)), 0
     while kills < num_kills:
         outcome = _killed(bench, name, out, rng, reference, options)

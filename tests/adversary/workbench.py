@@ -52,7 +52,7 @@ class Reference:
 
 
 class Workbench:
-    """A folder with texts, pairs, a tokenizer, documents and a pretrained model, which the first use writes; cases only read it."""
+    """A folder with texts, pairs, tokenizer, documents and a pretrained model; the first use writes it, cases only read it."""
 
     def __init__(self, folder: Path):
         self.folder = folder
