@@ -50,8 +50,8 @@ from neobert_hf.embeddings.training import start_files, train_and_summarize
 from neobert_hf.embeddings.training_sets import read_pairs
 from neobert_hf.evaluation.retrieval import pairs_evaluators
 from neobert_hf.pretraining.depth import check_depth, with_more_blocks
-from neobert_hf.pretraining.recipes import Recipe
 from neobert_hf.pretraining.pretrain import build_model
+from neobert_hf.pretraining.recipes import Recipe
 from neobert_hf.runs.commands import CommandParser, run_command
 from neobert_hf.runs.folders import lock_run
 
