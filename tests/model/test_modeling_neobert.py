@@ -271,7 +271,7 @@ def test_requested_hidden_states_hold_all_tokens_beside_selected_ones(tiny_confi
 
 def test_selected_tokens_need_a_packed_output(model, batch):
     with pytest.raises(ValueError, match="return_packed=True"):
-        model.model(batch["packed"]["input_ids"], select_tokens=lambda layout, host_values: layout.first_tokens)
+        model.model(batch["packed"]["input_ids"], select_tokens=lambda layout: layout.first_tokens)
 
 
 # ---------------------------------------------------------------------------------------- outputs and inputs
