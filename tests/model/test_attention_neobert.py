@@ -2,24 +2,16 @@
 
 import pytest
 import torch
+from conftest import packed_plan
 from transformers import AutoModel
 from transformers.utils import logging
 
 from neobert_hf import NeoBERTConfig, NeoBERTModel
-from neobert_hf.model.attention_neobert import rotary_table
 from neobert_hf.model.backends_neobert import Situation, choose_backend
-from neobert_hf.model.kernels_neobert import split_and_rotate
-from neobert_hf.model.layout_neobert import collect_marks
 from neobert_hf.model.machine_neobert import onednn_is_best
-from neobert_hf.model.plan_neobert import make_plan
+from neobert_hf.model.rotary_neobert import rotary_table, split_and_rotate
 
 CPU = torch.device("cpu")
-
-
-def layout_of(*lengths):
-    ids = torch.full((1, sum(lengths)), 5)
-    boundaries = torch.tensor([0, *lengths]).cumsum(0)
-    return make_plan(ids, "auto", vocab_size=10, marks=collect_marks(cu_seq_lens_q=boundaries))[0].layout
 
 
 ROPE = {
@@ -44,7 +36,7 @@ def test_rotary_frequencies_equal_those_of_transformers(name):
     rope = {"rope_type": name, **ROPE[name], "rope_theta": 5000.0}
     config = NeoBERTConfig(hidden_size=128, num_attention_heads=2, max_position_embeddings=64, rope_parameters=rope)
     length = 100  # beyond max_position_embeddings, where dynamic scaling starts
-    cos, sin = rotary_table(config, layout_of(length), torch.float64).unbind(-1)
+    cos, sin = rotary_table(config, packed_plan([length]).layout, torch.float64).unbind(-1)
     if name == "default":
         frequencies, amplitude = 5000.0 ** (-torch.arange(0, 64, 2) / 64), 1.0
     else:
@@ -57,10 +49,10 @@ def test_rotary_frequencies_equal_those_of_transformers(name):
 
 def test_dynamic_scaling_of_a_document_does_not_depend_on_its_neighbours():
     config = NeoBERTConfig(max_position_embeddings=8, rope_parameters={"rope_type": "dynamic", "factor": 2.0})
-    alone = rotary_table(config, layout_of(12), torch.float32)
-    packed = rotary_table(config, layout_of(12, 40, 3), torch.float32)
+    alone = rotary_table(config, packed_plan([12]).layout, torch.float32)
+    packed = rotary_table(config, packed_plan([12, 40, 3]).layout, torch.float32)
     assert torch.equal(packed[:12], alone)
-    short = rotary_table(config, layout_of(3), torch.float32)
+    short = rotary_table(config, packed_plan([3]).layout, torch.float32)
     assert torch.equal(packed[-3:], short)
 
 
@@ -99,10 +91,11 @@ def test_no_module_holds_a_buffer(tiny_config):
 def test_auto_chooses_the_best_backend_for_this_machine(checkpoint):
     model = AutoModel.from_pretrained(checkpoint)
     assert model.config._attn_implementation == "auto"
-    packed = Situation(CPU, torch.float32, 64, is_packed=True)
+    packed = Situation(CPU, torch.bfloat16, 64, is_packed=True)
     fast = packed._replace(is_fast=True)
     assert choose_backend("auto", packed) == "sdpa"
-    assert choose_backend("auto", fast) == ("cpu_tiled" if onednn_is_best(torch.float32) else "sdpa")
+    assert choose_backend("auto", fast) == ("cpu_tiled" if onednn_is_best(torch.bfloat16) else "sdpa")
+    assert choose_backend("auto", fast._replace(dtype=torch.float32)) == "sdpa"
     assert choose_backend("auto", fast._replace(is_packed=False)) == "sdpa"
     assert choose_backend("auto", packed._replace(is_packed=False), need_weights=True) == "eager"
 

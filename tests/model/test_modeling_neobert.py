@@ -398,14 +398,40 @@ def test_a_batch_without_labels_has_loss_zero_and_gradients(model, batch):
         assert not model.decoder.weight.grad.any()
 
 
-def test_labels_at_padding_are_refused(tiny_config, batch):
-    """Trainer would count them, but padding has no prediction: the loss would be too small without any message."""
-    labels = batch["padded"]["input_ids"]
-    for model_class in (NeoBERTForMaskedLM, NeoBERTForTokenClassification):
-        with pytest.raises(
-            ValueError, match=r"labels\[0, 9\] is a label, but attention_mask\[0, 9\] is 0.* set labels to"
-        ):
-            model_class(tiny_config)(**{**batch["padded"], "labels": labels})
+@pytest.mark.parametrize("implementation", ["auto", "sdpa", "eager", "flex_attention"])
+def test_labels_at_padding_change_nothing(model, batch, implementation):
+    """On every path the loss is that of the oracle over real tokens, and the gradients are those of labels of -100."""
+    model = model.double()
+    model.set_attn_implementation(implementation)
+    documents = [document.numpy() for document in batch["documents"]]
+    wanted = Oracle(random_weights()).mlm_loss(documents, [labels.numpy() for labels in batch["document_labels"]])
+    is_padding = batch["padded"]["attention_mask"] == 0
+    padded = {**batch["padded"], "labels": batch["padded"]["labels"].masked_fill(is_padding, 7)}
+    is_flex = implementation == "flex_attention"  # it packs only, and has no backward pass on a CPU
+    for unpad in (True,) if is_flex else (True, False):
+        model.config.unpad_inputs = unpad
+        for model.config.sparse_prediction in (False, True):
+            losses = [model(**inputs).loss for inputs in (padded, batch["padded"], batch["packed"])]
+            assert all(abs(loss.item() - wanted) < 1e-10 for loss in losses)
+            if not is_flex:
+                found, clean = (loss.backward() or gradients(model) for loss in losses[:2])
+                assert all(torch.equal(found[name], clean[name]) for name in clean)
+    if not is_flex:
+        compiled = torch.compile(model, backend="eager")  # a compiled model keeps padding
+        assert abs(compiled(**padded).loss.item() - wanted) < 1e-10
+
+
+def test_labels_at_padding_change_nothing_in_token_classification(tiny_config, batch):
+    model = NeoBERTForTokenClassification(tiny_config).double().eval()
+    is_padding = batch["padded"]["attention_mask"] == 0
+    labels = batch["padded"]["labels"].clamp(max=1)
+    for model.config.unpad_inputs in (True, False):
+        logits, losses = None, []
+        for filled in (labels, labels.masked_fill(is_padding, 1)):
+            outputs = model(**{**batch["padded"], "labels": filled})
+            logits, losses = outputs.logits, [*losses, outputs.loss]
+        assert torch.equal(*losses)
+        torch.testing.assert_close(losses[0], F.cross_entropy(logits[~is_padding], labels[~is_padding]))
 
 
 def test_labels_of_the_wrong_shape_are_refused(tiny_config, batch):
@@ -505,10 +531,11 @@ def test_question_answering_excludes_padding_from_the_softmax(tiny_config, batch
         losses.append(torch.stack(rows).mean())
     torch.testing.assert_close(outputs.loss, sum(losses) / 2, **FLOAT32)
     assert (outputs.start_logits.argmax(-1) < torch.tensor(LENGTHS)).all()
-    with pytest.raises(
-        ValueError, match=r"answer in row 1 starts or ends at column 4, which is padding; .* or to -100"
-    ):
-        model(ids, mask, start_positions=torch.tensor([0, 4, 0, 0]), end_positions=ends)
+    # an answer at padding is ignored, as a truncated one
+    moved = torch.tensor([2, 0, 12, 5]), torch.tensor([4, 3, 12, 1])
+    for model.config.unpad_inputs in (True, False):
+        loss = model(ids, mask, start_positions=moved[0], end_positions=moved[1]).loss
+        torch.testing.assert_close(loss, outputs.loss, **FLOAT32)
     with pytest.raises(ValueError, match="need padded rows, but the input is packed"):
         model(**{k: v for k, v in batch["packed"].items() if k != "labels"}, start_positions=starts, end_positions=ends)
 
