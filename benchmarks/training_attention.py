@@ -12,10 +12,9 @@ import torch
 from harness import DTYPES, finish, median_and_spread, median_ratio, take_turns
 from transformers import HfArgumentParser
 
-from neobert_hf import tune_allocator
+from neobert_hf import NeoBERTConfig, tune_allocator
 from neobert_hf.model.attention_neobert import group_by_length
-from neobert_hf.model.backends_neobert import attend
-from neobert_hf.model.layout_neobert import collect_marks
+from neobert_hf.model.layout_neobert import Boundaries
 from neobert_hf.model.plan_neobert import make_plan
 
 LENGTHS = {"6 to 30": (6, 30), "30 to 128": (30, 128), "128": (128, 128), "512": (512, 512), "1,024": (1024, 1024)}
@@ -49,12 +48,13 @@ def main():
             lengths = sequence_lengths(*bounds, arguments.num_tokens)
             boundaries = torch.tensor([0, *lengths]).cumsum(0)
             ids = torch.full((1, sum(lengths)), 5)
-            plan, _ = make_plan(ids, "sdpa", vocab_size=10, marks=collect_marks(cu_seq_lens_q=boundaries))
+            config = NeoBERTConfig(vocab_size=10, attn_implementation="sdpa")
+            plan = make_plan(ids, config, Boundaries(cu_seq_lens={"cu_seq_lens_q": boundaries}))
             shape = sum(lengths), arguments.num_heads, 64
             q, k, v, grad = (torch.randn(shape, dtype=DTYPES[dtype], requires_grad=i < 3) for i in range(4))
 
             def step(mask, plan=plan, inputs=(q, k, v), grad=grad):
-                output, _ = attend(*inputs, plan._replace(mask=mask))
+                output, _ = plan._replace(mask=mask).attend(*inputs)
                 output.backward(grad)
 
             groups = group_by_length(plan.layout)

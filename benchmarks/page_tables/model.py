@@ -56,7 +56,7 @@ def _needs(backend: Backend) -> str:
         ranges.setdefault(limits, []).append(str(dtype).removeprefix("torch."))
     for (lowest, highest), dtypes in ranges.items():
         capability = f"{lowest[0]}.{lowest[1]} " + (f"to {highest[0]}.{highest[1]}" if highest[0] < 99 else "or newer")
-        parts.append(f"{', '.join(dtypes)}: capability {capability}")
+        parts.append(", ".join(dtypes) + (f": capability {capability}" if lowest > (0, 0) else ""))
     return "; ".join([*parts, *(["a model that only infers"] if backend.is_for_inference else [])])
 
 

@@ -8,15 +8,8 @@ from .adapters import lora_config
 from .allocator import tune_allocator
 from .data.collators import PackedMLMCollator
 from .data.packing import PackedStream
-from .deprecations import renamed_names
 from .embeddings.contextual import contextual_sentence_transformer, fit_context, load_context, save_context
-from .embeddings.models import (
-    inverse_document_frequencies,
-    multi_vector_encoder,
-    partial_whitening,
-    sentence_transformer,
-    sparse_encoder,
-)
+from .embeddings.models import multi_vector_encoder, sentence_transformer, sparse_encoder
 from .model.configuration_neobert import NeoBERTConfig
 from .model.contextual_neobert import CONTEXTUAL_AUTO_CLASSES, ContextualNeoBERTConfig, ContextualNeoBERTModel
 from .model.inference_neobert import inference_copy
@@ -47,8 +40,6 @@ for _auto_classes in (AUTO_CLASSES, CONTEXTUAL_AUTO_CLASSES):
     _tokenizer = {"fast_tokenizer_class": transformers.BertTokenizerFast}
     transformers.AutoTokenizer.register(_config_class, **_tokenizer, exist_ok=True)
 
-__getattr__ = renamed_names(__name__, {"MINI": ("MINI_MODEL_PATH", MINI_MODEL_PATH)})
-
 __all__ = [
     "AUTO_CLASSES",
     "MINI_MODEL_PATH",
@@ -70,11 +61,9 @@ __all__ = [
     "contextual_sentence_transformer",
     "fit_context",
     "inference_copy",
-    "inverse_document_frequencies",
     "load_context",
     "lora_config",
     "multi_vector_encoder",
-    "partial_whitening",
     "save_context",
     "sentence_transformer",
     "sparse_encoder",

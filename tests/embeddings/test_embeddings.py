@@ -23,12 +23,16 @@ from neobert_hf import (
     NeoBERTForSequenceClassification,
     NeoBERTModel,
     multi_vector_encoder,
-    partial_whitening,
     sentence_transformer,
     sparse_encoder,
 )
 from neobert_hf.data.texts import check_texts
-from neobert_hf.embeddings.models import fingerprint, inverse_document_frequencies, open_embedding_model
+from neobert_hf.embeddings.models import (
+    fingerprint,
+    inverse_document_frequencies,
+    open_embedding_model,
+    partial_whitening,
+)
 
 TEXTS = ["the quick brown fox", "jumps", "", "over lazy dog and then it sleeps in a warm red house by old sea", "fox"]
 

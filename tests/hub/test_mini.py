@@ -21,8 +21,9 @@ pytest.importorskip(
 from sentence_transformers import SentenceTransformer
 
 import neobert_hf
-from neobert_hf import NeoBERTForMaskedLM, partial_whitening, sentence_transformer
+from neobert_hf import NeoBERTForMaskedLM, sentence_transformer
 from neobert_hf.embeddings.distillation import TEACHER
+from neobert_hf.embeddings.models import partial_whitening
 from neobert_hf.hub import mini
 from neobert_hf.hub.mini import MiniArguments, check_out, write_card, write_model
 

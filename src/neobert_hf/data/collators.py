@@ -6,11 +6,9 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerBase
 
-from ..deprecations import renamed_argument
 from . import BATCH_FORMATS
 
 
-@renamed_argument("layout", "batch_format")  # up to version 0.2
 @dataclass
 class PackedMLMCollator:
     """Mask tokens and pack the documents of a batch into one row without padding.

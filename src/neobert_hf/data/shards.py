@@ -27,10 +27,9 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from ..deprecations import renamed_names
 from .files import file_hash, only_writer, sealed, write_json, writing
 from .plans import PLANS, remove_plans_of_others
-from .shard_reader import COLUMN, MANIFEST, Shards, ShardsView, read_shards_json
+from .shard_reader import COLUMN, MANIFEST, Shards, read_shards_json
 from .wordpiece import plain_tokenizer, tokenizer_hash
 
 logger = logging.get_logger(__name__)
@@ -388,6 +387,3 @@ def _histogram(lengths):
     """Numbers of documents by length: up to 16 tokens, 17 to 32, 33 to 64, and further powers of two."""
     tops = 2 ** np.maximum(np.ceil(np.log2(np.maximum(lengths, 1))), 4).astype(int)
     return {str(top): int((tops == top).sum()) for top in np.unique(tops)}
-
-
-__getattr__ = renamed_names(__name__, {"View": ("ShardsView", ShardsView)})

@@ -10,7 +10,6 @@ from transformers import TrainingArguments
 from ..data.corpus import SAMPLES
 from ..data.shard_reader import NUM_HELD_OUT
 from ..data.shards import LONG_DOCUMENTS, most_processes
-from ..deprecations import warn_of_rename
 from ..runs.arguments import BOUNDS, ResumeArguments
 from ..runs.commands import COUNT, SHARE, Bounds, check_bounds
 from . import recipes
@@ -136,7 +135,6 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
         "Masking (without a value: the recipe's)": ("mlm_probability", "mask_replace_prob", "random_replace_prob"),
         None: (
             *("gradient_accumulation_steps", "remove_unused_columns", "prediction_loss_only", "dataloader_pin_memory"),
-            "layout",
         ),
     }
 
@@ -186,7 +184,6 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
             "documents in a row, not kept apart."
         },
     )
-    layout: str = field(default=None, metadata={"help": "Old name of --batch_format."})
     mixture: list[float] = field(
         default=None,
         metadata={
@@ -244,7 +241,6 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
 
     def __post_init__(self):
         check_bounds(self, self.BOUNDS)
-        self._rename_layout()
         if self.recipe not in RECIPES:
             raise ValueError(f"recipe={self.recipe!r} is not one of {', '.join(RECIPES)}")
         if self.phase not in (1, 2) or (self.phase == 2) != bool(self.init_from):
@@ -288,17 +284,6 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
             raise ValueError(
                 "ignore_data_skip begins with the first rows again after a resume; give --resume_inexactly true too"
             )
-
-    def _rename_layout(self):
-        if self.layout is None:
-            return
-        if self.batch_format is not None:
-            raise ValueError(
-                f"layout={self.layout!r} and batch_format={self.batch_format!r} are both given; layout is the old name of "
-                "batch_format, leave it out"
-            )
-        warn_of_rename("--layout", "--batch_format", stacklevel=5)  # two methods here and the dataclass's __init__
-        self.batch_format, self.layout = self.layout, None
 
     def _set_accumulation(self):
         num_processes = int(os.environ.get("WORLD_SIZE", 1))  # set by every launcher

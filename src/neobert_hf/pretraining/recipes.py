@@ -8,7 +8,6 @@ import math
 from dataclasses import asdict, dataclass, field, fields, replace
 
 from ..data import BATCH_FORMATS
-from ..deprecations import renamed_argument, warn_of_rename
 from ..runs.arguments import BOUNDS as TRAINING_BOUNDS
 from ..runs.arguments import STEPS
 from ..runs.commands import SHARE, Bounds, check_bounds
@@ -29,7 +28,6 @@ BOUNDS = {
 }
 
 
-@renamed_argument("layout", "batch_format")  # up to version 0.2
 @dataclass(frozen=True)
 class Recipe:
     """How one model is pretrained.
@@ -134,12 +132,6 @@ class Recipe:
         scale = changes.get("max_steps", self.max_steps) / self.max_steps
         scaled = {name: round(getattr(self, name) * scale) for name in ("warmup_steps", "decay_until")}
         return replace(self, **{**scaled, **changes})
-
-    def changed(self, **changes) -> "Recipe":
-        """Old name of `replace`, which accepts the old name `layout` too."""
-        warn_of_rename("Recipe.changed", "Recipe.replace")
-        changes = {"batch_format" if name == "layout" else name: value for name, value in changes.items()}
-        return self.replace(**changes)
 
     def learning_rate_factor(self, step: int) -> float:
         """Return the share of the peak learning rate at an optimizer step, counted from 0.

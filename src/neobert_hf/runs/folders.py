@@ -14,7 +14,6 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
 from ..data.files import only_writer, write_json
-from ..deprecations import renamed_names
 from .arguments import numbered_checkpoints
 from .manifests import MANIFEST, STATE, STILL_GOOD, UNFINISHED, check_checkpoint, read_json_object
 
@@ -340,6 +339,3 @@ def plot_curves(log: list[dict], file: Path) -> None:
         if len(names) > 1:
             axes.legend()
     figure.savefig(file, dpi=120)
-
-
-__getattr__ = renamed_names(__name__, {"last_whole_checkpoint": ("last_complete_checkpoint", last_complete_checkpoint)})
