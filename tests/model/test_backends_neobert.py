@@ -23,6 +23,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import CONFIG, Oracle, random_weights, write_checkpoint
 from safetensors.torch import load_file
+from transformers import AttentionInterface, AutoModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.utils import logging
 
 from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.model import attention_neobert, backends_neobert
@@ -30,6 +33,7 @@ from neobert_hf.model.attention_neobert import to_device
 from neobert_hf.model.backends_neobert import BACKENDS, Situation, choose_backend
 from neobert_hf.model.layout_neobert import make_layout
 from neobert_hf.model.losses_neobert import find_labels
+from neobert_hf.model.machine_neobert import onednn_is_best
 
 SOURCE = Path(attention_neobert.__file__).parents[1]
 STAND_INS = Path(__file__).parents[1].joinpath("stand_ins")
@@ -129,6 +133,54 @@ def test_a_missing_backend_is_refused_with_the_installation_command(monkeypatch,
     monkeypatch.setitem(BACKENDS, name, BACKENDS[name]._replace(is_installed=lambda: False))
     with pytest.raises(ImportError, match=r"is not installed; .*(pip install|build it)"):
         choose_backend(name, Situation(AMPERE, BFLOAT16, 64, is_packed=True))
+
+
+def test_auto_chooses_the_best_backend_for_this_machine(checkpoint):
+    model = AutoModel.from_pretrained(checkpoint)
+    assert model.config._attn_implementation == "auto"
+    packed = Situation(CPU, torch.bfloat16, 64, is_packed=True)
+    fast = packed._replace(is_fast=True)
+    assert choose_backend("auto", packed) == "sdpa"
+    assert choose_backend("auto", fast) == ("cpu_tiled" if onednn_is_best(torch.bfloat16) else "sdpa")
+    assert choose_backend("auto", fast._replace(dtype=torch.float32)) == "sdpa"
+    assert choose_backend("auto", fast._replace(is_packed=False)) == "sdpa"
+    assert choose_backend("auto", packed._replace(is_packed=False), need_weights=True) == "eager"
+
+
+def test_attention_probabilities_use_eager_attention_with_a_warning(model, caplog):
+    logging.warning_once.cache_clear()  # the warning appears once, perhaps in an earlier test
+    with torch.no_grad():
+        attentions = model(torch.tensor([[5, 6, 7]]), output_attentions=True).attentions
+    assert all(torch.allclose(p.sum(-1), torch.ones(1, 4, 3)) for p in attentions)
+    assert "this forward runs 'eager' instead of 'auto'" in caplog.text
+
+
+def test_a_registered_attention_function_separates_documents_and_rows(model, expected):
+    AttentionInterface.register("my_sdpa", sdpa_attention_forward)
+    packed = {"input_ids": expected["packed.input_ids"], "cu_seq_lens_q": expected["packed.cu_seq_lens"]}
+    padded = {name: expected[name] for name in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        wanted = [model(**inputs).logits for inputs in (packed, padded)]
+        model.set_attn_implementation("my_sdpa")
+        for inputs, logits in zip((packed, padded), wanted):
+            torch.testing.assert_close(model(**inputs).logits, logits, rtol=1e-4, atol=1e-4)
+
+
+MISSING = {
+    "xformers": (ImportError, "pip install 'xformers"),
+    "flash_attention_2": (ImportError, "pip install flash-attn"),
+    "no_such_attention": (ValueError, "choose 'flash_attention_3', .*'flex_attention'; or omit it"),
+}
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_a_backend_that_is_not_installed_is_refused_on_load(checkpoint, name, monkeypatch):
+    if name == "flash_attention_2" and torch.cuda.is_available():
+        pytest.skip("flash-attn may be installed where there is a GPU")
+    monkeypatch.setattr(attention_neobert, "memory_efficient_attention", None)
+    error, message = MISSING[name]
+    with pytest.raises(error, match=message):
+        AutoModel.from_pretrained(checkpoint, attn_implementation=name)
 
 
 def test_each_choice_is_logged_once(gpus, caplog):

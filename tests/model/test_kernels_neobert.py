@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import packed_plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -27,11 +26,9 @@ from neobert_hf.model.kernels_neobert import (
     runs_fast,
     tiled_attention,
 )
-from neobert_hf.model.rotary_neobert import CHUNK_TOKENS, rotary_table, split_and_rotate, split_and_rotate_fast
 
 BFLOAT16 = torch.bfloat16
 DTYPES = [BFLOAT16, torch.float32]
-NUM_TOKENS = (1, CHUNK_TOKENS, 2 * CHUNK_TOKENS + 7)  # less than one chunk, one chunk, two chunks and a remainder
 EVALUATING = nn.Module().eval()
 
 
@@ -94,8 +91,8 @@ def wide_model():
         vocab_size=96, num_hidden_layers=2, hidden_size=256, num_attention_heads=4, intermediate_size=1024
     )
     model = NeoBERTModel(config).eval()
-    ids, mask = torch.randint(5, 90, (3, 500)), torch.ones(3, 500, dtype=torch.long)
-    mask[1, 390:], mask[2, :130] = 0, 0
+    ids, mask = torch.randint(5, 90, (3, 300)), torch.ones(3, 300, dtype=torch.long)
+    mask[1, 190:], mask[2, :130] = 0, 0
     with torch.no_grad():
         wanted = copy.deepcopy(model).double()(ids, attention_mask=mask).last_hidden_state[mask.bool()]
     return model, {"input_ids": ids, "attention_mask": mask}, wanted
@@ -314,12 +311,12 @@ def test_on_avx2_few_rows_use_onednn_and_many_do_not(monkeypatch):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Norm, SwiGLU and rotary positions
+# Norm
 # ----------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+@pytest.mark.parametrize("num_tokens", [1, 519])
 def test_norm_is_rounded_once(dtype, num_tokens):
     norm = RMSNorm(48, eps=1e-5).to(dtype).eval()
     nn.init.normal_(norm.weight)
@@ -335,21 +332,6 @@ def test_norm_is_rounded_once(dtype, num_tokens):
     times = 4 if dtype == torch.float32 else 0.5
     allowed = times * torch.finfo(dtype).eps * wanted.abs() * 1.01
     assert ((actual.double() - wanted).abs() <= allowed).all()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
-@pytest.mark.parametrize("by_head", [True, False])
-def test_the_rotation_kernel_equals_its_reference_implementation(dtype, num_tokens, by_head):
-    config = NeoBERTConfig(hidden_size=32, num_attention_heads=2, max_position_embeddings=num_tokens)
-    layout = packed_plan([num_tokens]).layout
-    table, qkv = rotary_table(config, layout, dtype), torch.randn(num_tokens, 2, 3, 16, dtype=dtype)
-    before = qkv.clone()
-    fast = split_and_rotate_fast(qkv, torch.view_as_complex(table), by_head)
-    for actual, wanted in zip(fast, split_and_rotate(qkv if by_head else qkv.float(), table)):
-        # the same fp32 arithmetic, but a product and a sum may be fused, which changes the rounding
-        torch.testing.assert_close(actual, wanted, rtol=torch.finfo(actual.dtype).eps, atol=1e-6)
-    assert torch.equal(qkv, before)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -429,7 +411,7 @@ def test_nan_stays_in_its_sequence():
 
 
 @settings(max_examples=30, deadline=None)
-@given(lengths=st.lists(st.integers(1, 450), min_size=1, max_size=6), seed=st.integers(0, 2**31), data=st.data())
+@given(lengths=st.lists(st.integers(1, 300), min_size=1, max_size=6), seed=st.integers(0, 2**31), data=st.data())
 def test_tiled_attention_never_mixes_sequences(lengths, seed, data):
     generator = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(sum(lengths), 2, 16, generator=generator).bfloat16() for _ in range(3))

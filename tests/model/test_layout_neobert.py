@@ -59,12 +59,10 @@ def test_the_default_device_of_torch_moves_no_value_that_belongs_on_the_host(dou
     """The device meta stands for a GPU: it computes nothing, so that a value there is an error."""
     ids, mask = random_ids(3, 7), torch.ones(3, 7).long()
     mask[1, 4:] = mask[2, :2] = 0
-    masked_lm = NeoBERTForMaskedLM(
-        double_model.config
-    ).eval()  # in float32, whose long sequences have their own attention
+    masked_lm = NeoBERTForMaskedLM(double_model.config).eval()
     classifier = NeoBERTForSequenceClassification(double_model.config).eval()
     marks = [{}, {"attention_mask": mask}, {"position_ids": torch.arange(7).expand(3, 7) % 4}, {"seq_idx": mask}]
-    cases = [(double_model, each) for each in marks] + [(masked_lm, {"input_ids": random_ids(2, 400)})]
+    cases = [(double_model, inputs) for inputs in marks]
     cases += [(masked_lm, {"labels": ids}), (classifier, {"labels": torch.tensor([0, 1, 0]), "num_items_in_batch": 7})]
 
     def run():

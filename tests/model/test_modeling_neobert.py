@@ -353,7 +353,7 @@ def test_embeddings_in_place_of_ids_give_the_same_logits(model, batch):
 
 
 @pytest.mark.parametrize("model_dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("length", [5, 400])  # short and long sequences have other kernels
+@pytest.mark.parametrize("length", [5, 70])  # short and long sequences have other kernels
 def test_float64_embeddings_may_feed_a_model_of_another_dtype(model, model_dtype, length):
     model = model.to(model_dtype).model
     ids = torch.randint(5, VOCAB, (2, length))
@@ -398,40 +398,51 @@ def test_a_batch_without_labels_has_loss_zero_and_gradients(model, batch):
         assert not model.decoder.weight.grad.any()
 
 
+@pytest.fixture
+def labels_everywhere(batch):
+    """The padded batch with a label at every padding."""
+    is_padding = batch["padded"]["attention_mask"] == 0
+    return {**batch["padded"], "labels": batch["padded"]["labels"].masked_fill(is_padding, 1)}
+
+
 @pytest.mark.parametrize("implementation", ["auto", "sdpa", "eager", "flex_attention"])
-def test_labels_at_padding_change_nothing(model, batch, implementation):
-    """On every path the loss is that of the oracle over real tokens, and the gradients are those of labels of -100."""
-    model = model.double()
-    model.set_attn_implementation(implementation)
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_the_loss_is_that_of_real_tokens_with_labels_at_padding(
+    checkpoint, oracle, batch, labels_everywhere, implementation, is_sparse
+):
+    model = NeoBERTForMaskedLM.from_pretrained(checkpoint, dtype=torch.float64, attn_implementation=implementation)
+    model.config.sparse_prediction = is_sparse
     documents = [document.numpy() for document in batch["documents"]]
-    wanted = Oracle(random_weights()).mlm_loss(documents, [labels.numpy() for labels in batch["document_labels"]])
-    is_padding = batch["padded"]["attention_mask"] == 0
-    padded = {**batch["padded"], "labels": batch["padded"]["labels"].masked_fill(is_padding, 7)}
-    is_flex = implementation == "flex_attention"  # it packs only, and has no backward pass on a CPU
-    for unpad in (True,) if is_flex else (True, False):
-        model.config.unpad_inputs = unpad
-        for model.config.sparse_prediction in (False, True):
-            losses = [model(**inputs).loss for inputs in (padded, batch["padded"], batch["packed"])]
-            assert all(abs(loss.item() - wanted) < 1e-10 for loss in losses)
-            if not is_flex:
-                found, clean = (loss.backward() or gradients(model) for loss in losses[:2])
-                assert all(torch.equal(found[name], clean[name]) for name in clean)
-    if not is_flex:
-        compiled = torch.compile(model, backend="eager")  # a compiled model keeps padding
-        assert abs(compiled(**padded).loss.item() - wanted) < 1e-10
+    wanted = oracle.mlm_loss(documents, [labels.numpy() for labels in batch["document_labels"]])
+    losses = [model(**inputs).loss for inputs in (labels_everywhere, batch["packed"])]
+    if implementation != "flex_attention":  # which only packs
+        losses.append(torch.compile(model, backend="eager")(**labels_everywhere).loss)  # a compiled model keeps padding
+        model.config.unpad_inputs = False
+        losses += [model(**inputs).loss for inputs in (labels_everywhere, batch["packed"])]
+    for loss in losses:
+        assert abs(loss.item() - wanted) < 1e-10
 
 
-def test_labels_at_padding_change_nothing_in_token_classification(tiny_config, batch):
+@pytest.mark.parametrize("unpad", [True, False])
+def test_labels_at_padding_change_no_gradient(model, batch, labels_everywhere, unpad):
+    model.config.unpad_inputs = unpad
+    found = []
+    for inputs in (labels_everywhere, batch["padded"]):
+        model(**inputs).loss.backward()
+        found.append(gradients(model))
+    for name, gradient in found[0].items():
+        assert torch.equal(gradient, found[1][name]), name
+
+
+@pytest.mark.parametrize("unpad", [True, False])
+def test_token_classification_ignores_labels_at_padding(tiny_config, batch, labels_everywhere, unpad):
+    tiny_config.unpad_inputs = unpad
     model = NeoBERTForTokenClassification(tiny_config).double().eval()
-    is_padding = batch["padded"]["attention_mask"] == 0
-    labels = batch["padded"]["labels"].clamp(max=1)
-    for model.config.unpad_inputs in (True, False):
-        logits, losses = None, []
-        for filled in (labels, labels.masked_fill(is_padding, 1)):
-            outputs = model(**{**batch["padded"], "labels": filled})
-            logits, losses = outputs.logits, [*losses, outputs.loss]
-        assert torch.equal(*losses)
-        torch.testing.assert_close(losses[0], F.cross_entropy(logits[~is_padding], labels[~is_padding]))
+    labels_everywhere["labels"] = labels_everywhere["labels"].clamp(max=1)
+    outputs = model(**labels_everywhere)
+    is_real = batch["padded"]["attention_mask"].bool()
+    wanted = F.cross_entropy(outputs.logits[is_real], labels_everywhere["labels"][is_real])
+    torch.testing.assert_close(outputs.loss, wanted, rtol=0, atol=1e-10)
 
 
 def test_labels_of_the_wrong_shape_are_refused(tiny_config, batch):
@@ -532,10 +543,10 @@ def test_question_answering_excludes_padding_from_the_softmax(tiny_config, batch
     torch.testing.assert_close(outputs.loss, sum(losses) / 2, **FLOAT32)
     assert (outputs.start_logits.argmax(-1) < torch.tensor(LENGTHS)).all()
     # an answer at padding is ignored, as a truncated one
-    moved = torch.tensor([2, 0, 12, 5]), torch.tensor([4, 3, 12, 1])
-    for model.config.unpad_inputs in (True, False):
-        loss = model(ids, mask, start_positions=moved[0], end_positions=moved[1]).loss
-        torch.testing.assert_close(loss, outputs.loss, **FLOAT32)
+    at_padding = dict(start_positions=torch.tensor([2, 0, 12, 5]), end_positions=torch.tensor([4, 3, 12, 1]))
+    for unpad in (True, False):
+        model.config.unpad_inputs = unpad
+        torch.testing.assert_close(model(ids, mask, **at_padding).loss, outputs.loss, **FLOAT32)
     with pytest.raises(ValueError, match="need padded rows, but the input is packed"):
         model(**{k: v for k, v in batch["packed"].items() if k != "labels"}, start_positions=starts, end_positions=ends)
 

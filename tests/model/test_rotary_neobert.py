@@ -1,15 +1,11 @@
-"""Rotary positions against the formulas of transformers, and the choice of an attention backend."""
+"""Rotary positions against the formulas of transformers, and the fast rotation against the plain one."""
 
 import pytest
 import torch
 from conftest import packed_plan
-from transformers import AutoModel
-from transformers.utils import logging
 
 from neobert_hf import NeoBERTConfig, NeoBERTModel
-from neobert_hf.model.backends_neobert import Situation, choose_backend
-from neobert_hf.model.machine_neobert import onednn_is_best
-from neobert_hf.model.rotary_neobert import rotary_table, split_and_rotate
+from neobert_hf.model.rotary_neobert import CHUNK_TOKENS, rotary_table, split_and_rotate, split_and_rotate_fast
 
 CPU = torch.device("cpu")
 
@@ -88,54 +84,17 @@ def test_no_module_holds_a_buffer(tiny_config):
     assert not list(NeoBERTModel(tiny_config).buffers())
 
 
-def test_auto_chooses_the_best_backend_for_this_machine(checkpoint):
-    model = AutoModel.from_pretrained(checkpoint)
-    assert model.config._attn_implementation == "auto"
-    packed = Situation(CPU, torch.bfloat16, 64, is_packed=True)
-    fast = packed._replace(is_fast=True)
-    assert choose_backend("auto", packed) == "sdpa"
-    assert choose_backend("auto", fast) == ("cpu_tiled" if onednn_is_best(torch.bfloat16) else "sdpa")
-    assert choose_backend("auto", fast._replace(dtype=torch.float32)) == "sdpa"
-    assert choose_backend("auto", fast._replace(is_packed=False)) == "sdpa"
-    assert choose_backend("auto", packed._replace(is_packed=False), need_weights=True) == "eager"
-
-
-def test_attention_probabilities_use_eager_attention_with_a_warning(model, caplog):
-    logging.warning_once.cache_clear()  # the warning appears once, perhaps in an earlier test
-    with torch.no_grad():
-        attentions = model(torch.tensor([[5, 6, 7]]), output_attentions=True).attentions
-    assert all(torch.allclose(p.sum(-1), torch.ones(1, 4, 3)) for p in attentions)
-    assert "this forward runs 'eager' instead of 'auto'" in caplog.text
-
-
-def test_a_registered_attention_function_separates_documents_and_rows(model, expected):
-    from transformers import AttentionInterface
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-    AttentionInterface.register("my_sdpa", sdpa_attention_forward)
-    packed = {"input_ids": expected["packed.input_ids"], "cu_seq_lens_q": expected["packed.cu_seq_lens"]}
-    padded = {name: expected[name] for name in ("input_ids", "attention_mask")}
-    with torch.no_grad():
-        wanted = [model(**inputs).logits for inputs in (packed, padded)]
-        model.set_attn_implementation("my_sdpa")
-        for inputs, logits in zip((packed, padded), wanted):
-            torch.testing.assert_close(model(**inputs).logits, logits, rtol=1e-4, atol=1e-4)
-
-
-MISSING = {
-    "xformers": (ImportError, "pip install 'xformers"),
-    "flash_attention_2": (ImportError, "pip install flash-attn"),
-    "no_such_attention": (ValueError, "choose 'flash_attention_3', .*'flex_attention'; or omit it"),
-}
-
-
-@pytest.mark.parametrize("name", MISSING)
-def test_a_backend_that_is_not_installed_is_refused_on_load(checkpoint, name, monkeypatch):
-    if name == "flash_attention_2" and torch.cuda.is_available():
-        pytest.skip("flash-attn may be installed where there is a GPU")
-    from neobert_hf.model import attention_neobert
-
-    monkeypatch.setattr(attention_neobert, "memory_efficient_attention", None)
-    error, message = MISSING[name]
-    with pytest.raises(error, match=message):
-        AutoModel.from_pretrained(checkpoint, attn_implementation=name)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+# less than one chunk, one chunk, two chunks and a remainder
+@pytest.mark.parametrize("num_tokens", [1, CHUNK_TOKENS, 2 * CHUNK_TOKENS + 7])
+@pytest.mark.parametrize("by_head", [True, False])
+def test_the_rotation_kernel_equals_its_reference_implementation(dtype, num_tokens, by_head):
+    config = NeoBERTConfig(hidden_size=32, num_attention_heads=2, max_position_embeddings=num_tokens)
+    layout = packed_plan([num_tokens]).layout
+    table, qkv = rotary_table(config, layout, dtype), torch.randn(num_tokens, 2, 3, 16, dtype=dtype)
+    before = qkv.clone()
+    fast = split_and_rotate_fast(qkv, torch.view_as_complex(table), by_head)
+    for actual, wanted in zip(fast, split_and_rotate(qkv if by_head else qkv.float(), table)):
+        # the same fp32 arithmetic, but a product and a sum may be fused, which changes the rounding
+        torch.testing.assert_close(actual, wanted, rtol=torch.finfo(actual.dtype).eps, atol=1e-6)
+    assert torch.equal(qkv, before)
