@@ -327,16 +327,6 @@ def _broadcasts_to(tensor, shape):
     return len(axes) == len(shape) and all(given == 1 or length in (None, given) for given, length in zip(axes, shape))
 
 
-class _HostValues(NamedTuple):
-    """The values of a batch that are read on the host; None if the input is not given."""
-
-    id_range: torch.Tensor
-    has_invalid_mask: torch.Tensor | None
-    is_real: torch.Tensor | None
-    position_ids: torch.Tensor | None
-    seq_idx: torch.Tensor | None
-
-
 def _read_values(tokens, vocab_size, attention_mask, boundaries):
     """Check the values and find where sequences begin and end.
 
@@ -346,7 +336,7 @@ def _read_values(tokens, vocab_size, attention_mask, boundaries):
     """
     input_ids = tokens if tokens.ndim == 2 else tokens.new_zeros(1)
     has_2d_mask = attention_mask is not None and attention_mask.ndim == 2
-    host = _copy_to_host(
+    id_range, is_invalid, is_real, position_ids, seq_idx, *cu_seq_lens = _copy_to_host(
         torch.stack(input_ids.aminmax()),
         None if attention_mask is None else _has_invalid_values(attention_mask),
         attention_mask != 0 if has_2d_mask else None,
@@ -354,26 +344,21 @@ def _read_values(tokens, vocab_size, attention_mask, boundaries):
         boundaries.seq_idx,
         *boundaries.cu_seq_lens.values(),
     )
-    values, cu_seq_lens = _HostValues(*host[:5]), dict(zip(boundaries.cu_seq_lens, host[5:]))
-    _check_ids(values.id_range, vocab_size if tokens.ndim == 2 else 1)
-    is_real = None if values.is_real is None else values.is_real.bool()
+    is_real = None if is_real is None else is_real.bool()
+    _check_ids(id_range, vocab_size if tokens.ndim == 2 else 1)
     if attention_mask is not None:
-        _check_mask(attention_mask, values.has_invalid_mask, is_real)
-    for starts in cu_seq_lens.values():
-        _check_cu_seq_lens(starts, tokens.shape[1])
-
+        _check_mask(attention_mask, is_invalid, is_real)
     num_rows, num_columns = tokens.shape[:2]
-    found = dict(cu_seq_lens)
-    if attention_mask is None:
-        end = torch.tensor([num_rows * num_columns], device="cpu")
-        for name, numbers in (("seq_idx", values.seq_idx), ("position_ids", values.position_ids)):
-            if numbers is not None:
-                found[name] = torch.cat((_find_first(name, numbers).flatten().nonzero().flatten(), end))
-    if found:
-        starts = _agreed(found)
-    else:
-        lengths = torch.full((num_rows,), num_columns, device="cpu") if is_real is None else is_real.sum(-1)
-        starts = F.pad(lengths.cumsum(0), (1, 0))
+    for starts in cu_seq_lens:
+        _check_cu_seq_lens(starts, num_columns)
+
+    found = dict(zip(boundaries.cu_seq_lens, cu_seq_lens))
+    for name, numbers in (("seq_idx", seq_idx), ("position_ids", position_ids)):
+        if numbers is not None and attention_mask is None:
+            end = torch.tensor([num_rows * num_columns], device="cpu")
+            found[name] = torch.cat((_find_first(name, numbers).flatten().nonzero().flatten(), end))
+    lengths = torch.full((num_rows,), num_columns, device="cpu") if is_real is None else is_real.sum(-1)
+    starts = _agreed(found) if found else F.pad(lengths.cumsum(0), (1, 0))
     longest, max_length = int(starts.diff().max()), boundaries.max_length
     if max_length is not None and int(max_length) < longest:
         raise ValueError(
