@@ -15,18 +15,17 @@ from torch import nn
 from tqdm.auto import tqdm
 
 from neobert_hf import tune_allocator
+from neobert_hf.model.blocks_neobert import RMSNorm
 from neobert_hf.model.kernels_neobert import (
     InferenceLinear,
     Int8Linear,
-    RMSNorm,
     choose_kernels,
     product,
     rms_norm,
-    split_and_rotate,
-    split_and_rotate_fast,
     tiled_attention,
 )
 from neobert_hf.model.machine_neobert import has_bf16_instructions
+from neobert_hf.model.rotary_neobert import split_and_rotate, split_and_rotate_fast
 
 WIDTH, HEADS, INNER = 768, 12, 2048
 FUSED = torch.ops.mkldnn._linear_pointwise
@@ -77,7 +76,7 @@ def variants(num_tokens: int, dtype: torch.dtype) -> dict[str, dict]:
         },
         "product w3 and residual": {
             "F.linear, +": lambda: x + F.linear(narrow, w3.weight),
-            "ours": lambda: product(w3, narrow, kernels, residual=x),
+            "ours": lambda: x + product(w3, narrow, kernels),
             "residual fused (addmm)": lambda: torch.addmm(x, narrow, w3.weight.t()),
             "residual fused (oneDNN)": lambda: FUSED.binary(narrow, x, w3.weight, None, "add"),
         },

@@ -121,10 +121,3 @@ class CommonModelTest(common.ModelTesterMixin, unittest.TestCase):
             check = unittest.mock.patch("neobert_hf.model.modeling_neobert.check_encoder_is_complete")
             check.start()
             self.addCleanup(check.stop)
-
-    def _prepare_for_class(self, inputs_dict, model_class, return_labels=False):
-        """The labels of the mixin, with -100 at padding, where NeoBERT refuses other labels."""
-        inputs = super()._prepare_for_class(inputs_dict, model_class, return_labels)
-        if return_labels and "labels" in inputs and inputs["labels"].shape == inputs["attention_mask"].shape:
-            inputs["labels"] = inputs["labels"].masked_fill(inputs["attention_mask"] == 0, -100)
-        return inputs

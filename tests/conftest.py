@@ -33,6 +33,8 @@ from safetensors.torch import load_file
 import neobert_hf
 from neobert_hf.data.files import sealed
 from neobert_hf.data.wordpiece import train_wordpiece
+from neobert_hf.model.layout_neobert import Boundaries
+from neobert_hf.model.plan_neobert import make_plan
 
 GOLDEN = Path(__file__).with_name("golden")
 
@@ -107,6 +109,13 @@ def write_documents(folder, lengths, documents_per_task=10, special_tokens=(0, 0
     (folder / tokenizing.SETTINGS).write_text(json.dumps(sealed(settings | {"num_tasks": len(tasks)})))
     tokenizing.write_manifest(folder)
     return Documents(folder)
+
+
+def packed_plan(lengths, implementation="auto", **options):
+    """The plan of a forward over one packed row of documents; `options` as in `make_plan`."""
+    boundaries = Boundaries(cu_seq_lens={"cu_seq_lens_q": torch.tensor([0, *lengths]).cumsum(0)})
+    config = neobert_hf.NeoBERTConfig(vocab_size=10, attn_implementation=implementation)
+    return make_plan(torch.full((1, sum(lengths)), 5), config, boundaries, **options)
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ import transformers
 
 from .data.collators import PackedMLMCollator
 from .data.packing import PackedStream
-from .deprecations import renamed_names
 from .embeddings.contextual import contextual_sentence_transformer, fit_context, load_context, save_context
 from .embeddings.models import multi_vector_encoder, sentence_transformer, sparse_encoder
 from .model.configuration_neobert import NeoBERTConfig
@@ -36,8 +35,6 @@ for _auto_classes in (AUTO_CLASSES, CONTEXTUAL_AUTO_CLASSES):
             getattr(transformers, _auto_class).register(_config_class, _model_class, exist_ok=True)
     _tokenizer = {"fast_tokenizer_class": transformers.BertTokenizerFast}
     transformers.AutoTokenizer.register(_config_class, **_tokenizer, exist_ok=True)
-
-__getattr__ = renamed_names(__name__, {"MINI": ("MINI_MODEL_PATH", MINI_MODEL_PATH)})
 
 __all__ = [
     "AUTO_CLASSES",

@@ -18,18 +18,22 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import packed_plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import CONFIG, Oracle, random_weights, write_checkpoint
 from safetensors.torch import load_file
+from transformers import AttentionInterface, AutoModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.utils import logging
 
 from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.model import attention_neobert, backends_neobert
 from neobert_hf.model.attention_neobert import to_device
-from neobert_hf.model.backends_neobert import BACKENDS, Situation, attend, choose_backend
-from neobert_hf.model.layout_neobert import collect_marks
+from neobert_hf.model.backends_neobert import BACKENDS, Situation, choose_backend
+from neobert_hf.model.layout_neobert import make_layout
 from neobert_hf.model.losses_neobert import find_labels
-from neobert_hf.model.plan_neobert import make_plan
+from neobert_hf.model.machine_neobert import onednn_is_best
 
 SOURCE = Path(attention_neobert.__file__).parents[1]
 STAND_INS = Path(__file__).parents[1].joinpath("stand_ins")
@@ -112,8 +116,8 @@ def test_without_optional_packages_auto_chooses_a_backend_of_torch(gpus, monkeyp
         ("xformers", (BLACKWELL, FLOAT32, 64, True), "at most 9.0 for torch.float32, but cuda:3 has 10.0"),
         ("xformers", (TURING, BFLOAT16, 64, True), "at least 8.0 for torch.bfloat16, but cuda:0 has 7.5"),
         ("flex_attention", (CPU, FLOAT32, 64, False), "supports packed sequences only"),
-        ("cpu_tiled", (CPU, FLOAT32, 64, True), "requires inference on a CPU"),
-        ("cpu_tiled", (CPU, FLOAT16, 64, True, True), "fast products in torch.float16"),
+        ("cpu_tiled", (CPU, BFLOAT16, 64, True), "requires inference on a CPU with fast products in torch.bfloat16"),
+        ("cpu_tiled", (CPU, FLOAT32, 64, True, True), "supports bfloat16, not torch.float32"),
         ("cpu_tiled", (AMPERE, FLOAT32, 64, True), "runs on CPU, not on cuda"),
     ],
 )
@@ -122,11 +126,61 @@ def test_a_requested_backend_that_cannot_run_is_refused_with_reason_and_solution
         choose_backend(name, Situation(*situation))
 
 
-@pytest.mark.parametrize("name", [name for name in BACKENDS if name not in ("cpu_tiled", "sdpa", "eager")])
+@pytest.mark.parametrize(
+    "name", [name for name in BACKENDS if name not in ("cpu_tiled", "sdpa", "eager", "flex_attention")]
+)
 def test_a_missing_backend_is_refused_with_the_installation_command(monkeypatch, name):
     monkeypatch.setitem(BACKENDS, name, BACKENDS[name]._replace(is_installed=lambda: False))
     with pytest.raises(ImportError, match=r"is not installed; .*(pip install|build it)"):
         choose_backend(name, Situation(AMPERE, BFLOAT16, 64, is_packed=True))
+
+
+def test_auto_chooses_the_best_backend_for_this_machine(checkpoint):
+    model = AutoModel.from_pretrained(checkpoint)
+    assert model.config._attn_implementation == "auto"
+    packed = Situation(CPU, torch.bfloat16, 64, is_packed=True)
+    fast = packed._replace(is_fast=True)
+    assert choose_backend("auto", packed) == "sdpa"
+    assert choose_backend("auto", fast) == ("cpu_tiled" if onednn_is_best(torch.bfloat16) else "sdpa")
+    assert choose_backend("auto", fast._replace(dtype=torch.float32)) == "sdpa"
+    assert choose_backend("auto", fast._replace(is_packed=False)) == "sdpa"
+    assert choose_backend("auto", packed._replace(is_packed=False), need_weights=True) == "eager"
+
+
+def test_attention_probabilities_use_eager_attention_with_a_warning(model, caplog):
+    logging.warning_once.cache_clear()  # the warning appears once, perhaps in an earlier test
+    with torch.no_grad():
+        attentions = model(torch.tensor([[5, 6, 7]]), output_attentions=True).attentions
+    assert all(torch.allclose(p.sum(-1), torch.ones(1, 4, 3)) for p in attentions)
+    assert "this forward runs 'eager' instead of 'auto'" in caplog.text
+
+
+def test_a_registered_attention_function_separates_documents_and_rows(model, expected):
+    AttentionInterface.register("my_sdpa", sdpa_attention_forward)
+    packed = {"input_ids": expected["packed.input_ids"], "cu_seq_lens_q": expected["packed.cu_seq_lens"]}
+    padded = {name: expected[name] for name in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        wanted = [model(**inputs).logits for inputs in (packed, padded)]
+        model.set_attn_implementation("my_sdpa")
+        for inputs, logits in zip((packed, padded), wanted):
+            torch.testing.assert_close(model(**inputs).logits, logits, rtol=1e-4, atol=1e-4)
+
+
+MISSING = {
+    "xformers": (ImportError, "pip install 'xformers"),
+    "flash_attention_2": (ImportError, "pip install flash-attn"),
+    "no_such_attention": (ValueError, "choose 'flash_attention_3', .*'flex_attention'; or omit it"),
+}
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_a_backend_that_is_not_installed_is_refused_on_load(checkpoint, name, monkeypatch):
+    if name == "flash_attention_2" and torch.cuda.is_available():
+        pytest.skip("flash-attn may be installed where there is a GPU")
+    monkeypatch.setattr(attention_neobert, "memory_efficient_attention", None)
+    error, message = MISSING[name]
+    with pytest.raises(error, match=message):
+        AutoModel.from_pretrained(checkpoint, attn_implementation=name)
 
 
 def test_each_choice_is_logged_once(gpus, caplog):
@@ -273,8 +327,7 @@ def test_the_xformers_mask_reuses_the_boundaries_on_the_device(monkeypatch):
     monkeypatch.setattr(attention_neobert, "BlockDiagonalMask", BlockDiagonalMask)
     monkeypatch.setattr(attention_neobert, "memory_efficient_attention", memory_efficient_attention)
     allow_on_cpu(monkeypatch, "xformers")
-    marks = collect_marks(cu_seq_lens_q=torch.tensor([0, 3, 7]))
-    plan, _ = make_plan(torch.full((1, 7), 5), "xformers", vocab_size=10, marks=marks, dtype=FLOAT32)
+    plan = packed_plan([3, 4], "xformers")
     assert plan.mask.q_seqinfo.seqstart is plan.mask.k_seqinfo.seqstart is plan.layout.cu_seq_lens
 
 
@@ -363,11 +416,8 @@ def test_grouped_sdpa_agrees_with_the_oracle(grouped, wide_checkpoint, documents
 def test_grouped_sdpa_makes_few_calls_for_many_sequences(grouped):
     lengths = torch.randint(1, 513, (300,), generator=torch.Generator().manual_seed(0)).tolist()
     q, k, v = torch.randn(3, sum(lengths), 2, 8)
-    ids = torch.full((1, sum(lengths)), 5)
-    plan, _ = make_plan(
-        ids, "sdpa", vocab_size=10, marks=collect_marks(cu_seq_lens_q=torch.tensor([0, *lengths]).cumsum(0))
-    )
-    attend(q, k, v, plan)
+    plan = packed_plan(lengths, "sdpa")
+    plan.attend(q, k, v)
     assert 1 <= len(grouped) <= 1 + math.log2(512)
     assert sum(count * length for count, length in plan.mask.shapes) < 2 * sum(lengths)
 
@@ -380,13 +430,12 @@ def test_grouped_sdpa_equals_sdpa_and_never_sees_other_documents(kernel, lengths
     generator = torch.Generator().manual_seed(sum(lengths))
     inputs = [torch.randn(sum(lengths), 2, 8, dtype=FLOAT64, generator=generator) for _ in range(3)]
     boundaries = torch.tensor([0, *lengths]).cumsum(0)
-    ids = torch.full((1, sum(lengths)), 5)
-    plan, _ = make_plan(ids, "sdpa", vocab_size=10, marks=collect_marks(cu_seq_lens_q=boundaries))
+    plan = packed_plan(lengths, "sdpa")
     results = []
     for mask in (None, attention_neobert.group_by_length(plan.layout)):
         leaves = [x.clone().requires_grad_() for x in inputs]
         with mock.patch.object(attention_neobert, "_attend_group", GROUP_KERNELS[kernel]):
-            output, _ = attend(*leaves, plan._replace(mask=mask))
+            output, _ = plan._replace(mask=mask).attend(*leaves)
         output.cos().sum().backward()
         results.append((output.detach(), *(leaf.grad for leaf in leaves)))
     for alone, grouped in zip(*results):
@@ -396,7 +445,7 @@ def test_grouped_sdpa_equals_sdpa_and_never_sees_other_documents(kernel, lengths
     for x in inputs:
         x[at] += 1
     with mock.patch.object(attention_neobert, "_attend_group", GROUP_KERNELS[kernel]):
-        other, _ = attend(*inputs, plan._replace(mask=mask))
+        other, _ = plan._replace(mask=mask).attend(*inputs)
     elsewhere = torch.ones(sum(lengths), dtype=torch.bool)
     elsewhere[at] = False
     assert torch.equal(other[elsewhere], results[1][0][elsewhere])
@@ -418,9 +467,7 @@ def test_training_on_a_cpu_has_the_gradients_of_its_formula():
     ],
 )
 def test_a_cpu_groups_sequences_where_that_is_faster(dtype, length, is_training, is_grouped):
-    ids = torch.full((1, 2 * length), 5)
-    marks = collect_marks(cu_seq_lens_q=torch.tensor([0, length, 2 * length]))
-    plan, _ = make_plan(ids, "sdpa", vocab_size=10, marks=marks, dtype=dtype, is_fast=not is_training)
+    plan = packed_plan([length, length], "sdpa", dtype=dtype, is_fast=not is_training)
     assert (plan.mask is not None) == is_grouped
 
 
@@ -484,8 +531,8 @@ def test_the_layout_makes_no_asynchronous_copy_to_an_unknown_device(monkeypatch)
     mask[0, 3:] = 0
     ids = torch.full((2, 5), 5)
     labels = ids.masked_fill(mask == 0, -100)
-    plan, host_values = make_plan(ids, "auto", vocab_size=10, attention_mask=mask, copy_to_host=labels != -100)
-    assert len(find_labels(labels, plan.layout, host_values)) == 8
+    layout = make_layout(ids, 10, attention_mask=mask)
+    assert len(find_labels(labels, layout)) == 8
     assert not asynchronous
 
 
@@ -496,10 +543,8 @@ def test_the_model_runs_without_optional_names(checkpoint, tmp_path):
     """Modules and functions that other versions may lack are removed before the first import."""
     script = """
 import sys, json, torch, transformers.modeling_layers
-from torch import compiler
-for name in ("torch.nn.attention.varlen", "torch.nn.attention.flex_attention", "xformers", "xformers.ops"):
+for name in ("torch.nn.attention.varlen", "xformers", "xformers.ops"):
     sys.modules[name] = None
-vars(compiler).pop("set_stance", None)
 for version in (2, 3, 4):
     vars(transformers.utils).pop(f"is_flash_attn_{version}_available", None)
 from neobert_hf import NeoBERTForMaskedLM
@@ -509,7 +554,7 @@ ids = torch.tensor([[5, 6, 7, 8]])
 with torch.no_grad():
     print(json.dumps(model(ids, cu_seq_lens_q=torch.tensor([0, 1, 4])).logits.double().sum().item()))
 missing = [name for name, row in backends_neobert.BACKENDS.items() if not row.is_installed()]
-assert set(missing) >= {"torch_varlen", "flex_attention", "xformers", "flash_attention_2"}, missing
+assert set(missing) >= {"torch_varlen", "xformers", "flash_attention_2"}, missing
 """
     path = os.pathsep.join(map(str, (SOURCE.parent, *Path(__file__).parents[:2])))
     process = subprocess.run(

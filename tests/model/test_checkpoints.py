@@ -42,6 +42,7 @@ CODE_FILES = {
     "machine_neobert.py",
     "modeling_neobert.py",
     "plan_neobert.py",
+    "rotary_neobert.py",
 }
 
 

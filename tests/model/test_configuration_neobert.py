@@ -1,11 +1,13 @@
 """The configuration reads the published file, writes a file that transformers 5 accepts, and refuses invalid values."""
 
+import copy
 import json
 
 import pytest
 from transformers import AutoConfig
 
 from neobert_hf import NeoBERTConfig
+from neobert_hf.model.configuration_neobert import merge_rope
 
 pytestmark = pytest.mark.compat
 
@@ -77,37 +79,47 @@ def test_overrides_are_applied_and_checked(checkpoint, tmp_path):
         AutoConfig.from_pretrained(checkpoint, hidden_size=33)
 
 
-@pytest.mark.parametrize(
-    "stored",
-    [
-        {"rope_theta": 160_000.0},
-        {"rope_theta": 160_000.0, "rope_scaling": {"type": "linear", "factor": 2.0}},
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 160_000.0}},
-        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 160_000.0}},
-        {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "rope_theta": 160_000.0}},
-    ],
-)
-@pytest.mark.parametrize("name", ["rope_parameters", "rope_scaling"])
-def test_a_scaling_keeps_the_base_of_the_model_and_replaces_its_scaling(tmp_path, stored, name):
-    content = {"model_type": "neobert", "max_length": 64, **stored}
-    (tmp_path / "config.json").write_text(json.dumps(content))
-
-    def load(**scaling):
-        return NeoBERTConfig.from_pretrained(tmp_path, **{name: scaling}).rope_parameters
-
-    assert load(rope_type="default") == {"rope_type": "default", "rope_theta": 160_000.0}
-    yarn = {"rope_type": "yarn", "factor": 4.0}
-    assert load(**yarn) == {**yarn, "rope_theta": 160_000.0, "original_max_position_embeddings": 64}
-    own = {"rope_type": "default", "rope_theta": 500.0}
-    assert load(**own) == own
-    unchanged = NeoBERTConfig.from_pretrained(tmp_path, rope_parameters=None)
-    assert unchanged.rope_parameters == NeoBERTConfig.from_pretrained(tmp_path).rope_parameters
+BASE, LENGTH = {"rope_theta": 160_000.0}, {"max_length": 64}
+LINEAR, YARN = {"rope_type": "linear", "factor": 2.0}, {"rope_type": "yarn", "factor": 4.0}
+STORED = {  # settings of RoPE in config.json, in every format
+    "base": BASE,
+    "base and scaling of transformers 4": {**BASE, "rope_scaling": {"type": "linear", "factor": 2.0}},
+    "base of transformers 5": {"rope_parameters": {"rope_type": "default", **BASE}},
+    "scaling of transformers 5": {"rope_parameters": {**LINEAR, **BASE}},
+    "all in the scaling of transformers 4": {"rope_scaling": {**LINEAR, **BASE}},
+}
+OVERRIDES = {  # a scaling, and what it becomes
+    "the base of the training": ({"rope_type": "default"}, {"rope_type": "default", **BASE}),
+    "base and length of the training": (YARN, {**YARN, **BASE, "original_max_position_embeddings": 64}),
+    "its own base": ({"rope_type": "default", "rope_theta": 500.0},) * 2,
+    "its own length": (
+        {**YARN, "original_max_position_embeddings": 32},
+        {**YARN, **BASE, "original_max_position_embeddings": 32},
+    ),
+}
 
 
-def test_a_base_that_is_given_in_one_format_holds_for_a_scaling_in_the_other(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "neobert", "rope_theta": 160_000.0}))
+@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize("keeps", OVERRIDES)
+@pytest.mark.parametrize("section", ["rope_parameters", "rope_scaling"])
+def test_a_scaling_replaces_the_stored_one_and_keeps(stored, keeps, section):
+    given, wanted = OVERRIDES[keeps]
+    content = {**LENGTH, **STORED[stored]}
+    before = copy.deepcopy((content, given))
+    assert merge_rope(content, {section: given}) == {**LENGTH, section: wanted}
+    assert NeoBERTConfig.from_dict(content, **{section: given}).rope_parameters == wanted
+    assert (content, given) == before
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_without_a_scaling_the_stored_one_stays(stored):
+    content = {**LENGTH, **STORED[stored]}
+    assert merge_rope(content, {"rope_parameters": None, "norm_eps": 0.1}) == {**content, "norm_eps": 0.1}
+
+
+def test_a_base_that_is_given_in_one_format_holds_for_a_scaling_in_the_other():
     given = dict(rope_parameters={"rope_theta": 500.0}, rope_scaling={"type": "linear", "factor": 2.0})
-    for config in (NeoBERTConfig(**given), NeoBERTConfig.from_pretrained(tmp_path, **given)):
+    for config in (NeoBERTConfig(**given), NeoBERTConfig.from_dict(dict(BASE), **given)):
         assert config.rope_parameters == {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}
 
 

@@ -250,15 +250,13 @@ def test_int8_products_run_in_every_block_and_stay_close(model, expected):
 
 
 @pytest.mark.parametrize("num_rows", [1, 17, 300])
-@pytest.mark.parametrize("has_residual", [False, True])
-def test_the_error_of_an_int8_product_is_one_percent(num_rows, has_residual):
+def test_the_error_of_an_int8_product_is_one_percent(num_rows):
     """In each row, whatever its size: the factors' rounding errors, of 7 and 8 bits, add up to about 1.1 %."""
     layer, x = nn.Linear(768, 96, bias=False), torch.randn(num_rows, 768) * torch.logspace(-2, 1, num_rows)[:, None]
-    residual = torch.randn(num_rows, 96) if has_residual else None
     with torch.inference_mode():
-        out = Int8Linear(layer, torch.float32).multiply(x, residual)
+        out = Int8Linear(layer, torch.float32).multiply(x)
         product = x.double() @ layer.weight.double().T
-        errors = (out.double() - (residual if has_residual else 0) - product).norm(dim=1) / product.norm(dim=1)
+        errors = (out.double() - product).norm(dim=1) / product.norm(dim=1)
     assert errors.max() < 0.02
 
 

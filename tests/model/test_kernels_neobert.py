@@ -16,25 +16,19 @@ from transformers.utils import logging
 import neobert_hf
 from neobert_hf import NeoBERTConfig, NeoBERTModel
 from neobert_hf.model import backends_neobert, kernels_neobert, machine_neobert
-from neobert_hf.model.attention_neobert import rotary_table
+from neobert_hf.model.blocks_neobert import RMSNorm, normalize
 from neobert_hf.model.kernels_neobert import (
-    CHUNK_TOKENS,
     SHORTEST_TILED,
     InferenceLinear,
-    RMSNorm,
     choose_kernels,
-    normalize,
     product,
     rms_norm,
     runs_fast,
-    split_and_rotate,
-    split_and_rotate_fast,
     tiled_attention,
 )
-from neobert_hf.model.plan_neobert import make_plan
 
-DTYPES = [torch.bfloat16, torch.float32]
-NUM_TOKENS = (1, CHUNK_TOKENS, 2 * CHUNK_TOKENS + 7)  # less than one chunk, one chunk, two chunks and a remainder
+BFLOAT16 = torch.bfloat16
+DTYPES = [BFLOAT16, torch.float32]
 EVALUATING = nn.Module().eval()
 
 
@@ -97,19 +91,18 @@ def wide_model():
         vocab_size=96, num_hidden_layers=2, hidden_size=256, num_attention_heads=4, intermediate_size=1024
     )
     model = NeoBERTModel(config).eval()
-    ids, mask = torch.randint(5, 90, (3, 500)), torch.ones(3, 500, dtype=torch.long)
-    mask[1, 390:], mask[2, :130] = 0, 0
+    ids, mask = torch.randint(5, 90, (3, 300)), torch.ones(3, 300, dtype=torch.long)
+    mask[1, 190:], mask[2, :130] = 0, 0
     with torch.no_grad():
         wanted = copy.deepcopy(model).double()(ids, attention_mask=mask).last_hidden_state[mask.bool()]
     return model, {"input_ids": ids, "attention_mask": mask}, wanted
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype, attention", [(torch.float32, "sdpa"), (BFLOAT16, "sdpa"), (BFLOAT16, "cpu_tiled")])
 @pytest.mark.parametrize("kernels", ["torch", "onednn", "packed"])
-@pytest.mark.parametrize("attention", ["sdpa", "cpu_tiled"])
 def test_kernels_are_as_precise_as_the_reference_implementations(wide_model, monkeypatch, dtype, kernels, attention):
     """Against float64; bf16: at most 3 times the error of the reference implementations, fp32: 1e-5."""
-    if kernels != "torch" or (attention, dtype) == ("cpu_tiled", torch.float32):
+    if kernels != "torch":
         needs_onednn(dtype)
     model, inputs, wanted = wide_model
     real = inputs["attention_mask"].bool()
@@ -254,24 +247,21 @@ def test_a_mode_counts_every_product_in_inference(wide_model, makes_copy):
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("kernels", ["plain", "torch", "onednn", "packed"])
 @pytest.mark.parametrize("num_rows", [0, 1, 17])
-def test_a_product_is_exact_to_the_dtype_with_and_without_a_residual(dtype, bias, kernels, num_rows):
+def test_a_product_is_exact_to_the_dtype(dtype, bias, kernels, num_rows):
     layer = nn.Linear(96, 40, bias=bias).to(dtype).eval()
     weights = [parameter.double() for parameter in layer.parameters()]
     if kernels in ("onednn", "packed"):
         needs_onednn(dtype)
     if kernels == "packed":
         layer = InferenceLinear(layer, dtype)
-    x, residual = torch.randn(num_rows, 96, dtype=dtype), torch.randn(num_rows, 40, dtype=dtype)
+    x = torch.randn(num_rows, 96, dtype=dtype)
     wanted = F.linear(x.double(), *weights)
-    # fp32: sums of 96 terms; bf16: the product is rounded and, if the sum is not fused, the sum as well
-    tolerance = 1e-6 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
+    # fp32: sums of 96 terms; bf16: the product is rounded
+    tolerance = 1e-6 if dtype == torch.float32 else torch.finfo(dtype).eps
     with torch.inference_mode():
-        for out, sums in (
-            (product(layer, x, kernels), wanted),
-            (product(layer, x, kernels, residual), wanted + residual.double()),
-        ):
-            assert out.shape == sums.shape and out.dtype == dtype
-            assert num_rows == 0 or largest_error(out, sums) < tolerance
+        out = product(layer, x, kernels)
+    assert out.shape == wanted.shape and out.dtype == dtype
+    assert num_rows == 0 or largest_error(out, wanted) < tolerance
 
 
 def test_a_layer_in_place_of_a_linear_is_called():
@@ -321,12 +311,12 @@ def test_on_avx2_few_rows_use_onednn_and_many_do_not(monkeypatch):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Norm, SwiGLU and rotary positions
+# Norm
 # ----------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+@pytest.mark.parametrize("num_tokens", [1, 519])
 def test_norm_is_rounded_once(dtype, num_tokens):
     norm = RMSNorm(48, eps=1e-5).to(dtype).eval()
     nn.init.normal_(norm.weight)
@@ -342,21 +332,6 @@ def test_norm_is_rounded_once(dtype, num_tokens):
     times = 4 if dtype == torch.float32 else 0.5
     allowed = times * torch.finfo(dtype).eps * wanted.abs() * 1.01
     assert ((actual.double() - wanted).abs() <= allowed).all()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
-@pytest.mark.parametrize("by_head", [True, False])
-def test_the_rotation_kernel_equals_its_reference_implementation(dtype, num_tokens, by_head):
-    config = NeoBERTConfig(hidden_size=32, num_attention_heads=2, max_position_embeddings=num_tokens)
-    layout = make_plan(torch.full((1, num_tokens), 5), "sdpa", vocab_size=10)[0].layout
-    table, qkv = rotary_table(config, layout, dtype), torch.randn(num_tokens, 2, 3, 16, dtype=dtype)
-    before = qkv.clone()
-    fast = split_and_rotate_fast(qkv, torch.view_as_complex(table), by_head)
-    for actual, wanted in zip(fast, split_and_rotate(qkv if by_head else qkv.float(), table)):
-        # the same fp32 arithmetic, but a product and a sum may be fused, which changes the rounding
-        torch.testing.assert_close(actual, wanted, rtol=torch.finfo(actual.dtype).eps, atol=1e-6)
-    assert torch.equal(qkv, before)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -382,42 +357,37 @@ LENGTHS = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", LENGTHS)
 @pytest.mark.parametrize("scale", [1.0, 4.0], ids=["flat", "peaked"])
-def test_tiled_attention_equals_softmax_attention(dtype, name, scale):
+def test_tiled_attention_equals_softmax_attention(name, scale):
     lengths = LENGTHS[name]
-    q, k, v = (torch.randn(sum(lengths), 3, 16).to(dtype) for _ in range(3))
+    q, k, v = (torch.randn(sum(lengths), 3, 16).bfloat16() for _ in range(3))
     q = q * scale
     wanted = attend_in_float64(q, k, v, lengths)
     actual = tiled_attention(q, k, v, lengths)
-    if dtype == torch.float32:
-        assert largest_error(actual, wanted) < 1e-5
-    else:
-        # To first order: a score s that is rounded to bf16 changes its weight by the factor e^(u s), u the unit roundoff; the
-        # weight, the mixed values, the sum of the weights and the quotient are rounded once each.
-        unit_roundoff = torch.finfo(dtype).eps / 2
-        largest_scores = torch.cat(
-            [
-                torch.einsum("qhk,lhk->qhl", q_n, k_n).abs().amax(-1, keepdim=True) / math.sqrt(q.shape[-1])
-                for q_n, k_n in zip(*(x.double().split(lengths) for x in (q, k)))
-            ]
-        )
-        of_weights = torch.expm1(unit_roundoff * (largest_scores + 1))
-        absolute_values = attend_in_float64(q, k, v.abs(), lengths)
-        allowed = of_weights * (absolute_values + wanted.abs()) + 3 * unit_roundoff * wanted.abs()
-        assert ((actual.double() - wanted).abs() <= allowed + 1e-6).all()
+    # To first order: a score s that is rounded to bf16 changes its weight by the factor e^(u s), u the unit roundoff; the
+    # weight, the mixed values, the sum of the weights and the quotient are rounded once each.
+    unit_roundoff = torch.finfo(BFLOAT16).eps / 2
+    largest_scores = torch.cat(
+        [
+            torch.einsum("qhk,lhk->qhl", q_n, k_n).abs().amax(-1, keepdim=True) / math.sqrt(q.shape[-1])
+            for q_n, k_n in zip(*(x.double().split(lengths) for x in (q, k)))
+        ]
+    )
+    of_weights = torch.expm1(unit_roundoff * (largest_scores + 1))
+    absolute_values = attend_in_float64(q, k, v.abs(), lengths)
+    allowed = of_weights * (absolute_values + wanted.abs()) + 3 * unit_roundoff * wanted.abs()
+    assert ((actual.double() - wanted).abs() <= allowed + 1e-6).all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shift", [-3000.0, -200.0, 200.0, 3000.0])
-def test_scores_beyond_the_range_of_the_exponential_are_shifted(dtype, shift):
+def test_scores_beyond_the_range_of_the_exponential_are_shifted(shift):
     """Only one head of one sequence is out of range; the others keep every bit."""
-    length = SHORTEST_TILED[dtype]
+    length = SHORTEST_TILED
     q, k, v = (torch.randn(2 * length, 2, 16) for _ in range(3))
-    plain_scores = [x.to(dtype) for x in (q, k, v)]
+    plain_scores = [x.bfloat16() for x in (q, k, v)]
     q[:length, 1, 0], k[:length, 1, 0] = 4 * shift / abs(shift), abs(shift)  # adds `shift` to every score
-    shifted_scores = [x.to(dtype) for x in (q, k, v)]
+    shifted_scores = [x.bfloat16() for x in (q, k, v)]
     lengths = (length, length)
     before, after = tiled_attention(*plain_scores, lengths), tiled_attention(*shifted_scores, lengths)
     assert torch.equal(before[:, 0], after[:, 0])
@@ -426,14 +396,13 @@ def test_scores_beyond_the_range_of_the_exponential_are_shifted(dtype, shift):
     assert actual.isfinite().all()
     assert actual.abs().max() <= shifted_scores[2].abs().max()  # a mean of values
     # keys and scores of the size of `shift` are rounded, and an error of a score becomes a factor of a weight
-    rounding = 4 * abs(shift) * torch.finfo(dtype).eps
+    rounding = 4 * abs(shift) * torch.finfo(BFLOAT16).eps
     assert rounding > 1 or largest_error(actual, wanted) < rounding
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_nan_stays_in_its_sequence(dtype):
-    length = SHORTEST_TILED[dtype]
-    q, k, v = (torch.randn(3 * length, 2, 16).to(dtype) for _ in range(3))
+def test_nan_stays_in_its_sequence():
+    length = SHORTEST_TILED
+    q, k, v = (torch.randn(3 * length, 2, 16).bfloat16() for _ in range(3))
     clean = tiled_attention(q, k, v, (length,) * 3)
     k[length, 0, 0] = float("nan")
     out = tiled_attention(q, k, v, (length,) * 3)
@@ -442,12 +411,10 @@ def test_nan_stays_in_its_sequence(dtype):
 
 
 @settings(max_examples=30, deadline=None)
-@given(lengths=st.lists(st.integers(1, 450), min_size=1, max_size=6), seed=st.integers(0, 2**31), data=st.data())
+@given(lengths=st.lists(st.integers(1, 300), min_size=1, max_size=6), seed=st.integers(0, 2**31), data=st.data())
 def test_tiled_attention_never_mixes_sequences(lengths, seed, data):
-    dtypes = [dtype for dtype in DTYPES if dtype == torch.bfloat16 or onednn_runs(dtype)]
     generator = torch.Generator().manual_seed(seed)
-    dtype = data.draw(st.sampled_from(dtypes))
-    q, k, v = (torch.randn(sum(lengths), 2, 16, generator=generator).to(dtype) for _ in range(3))
+    q, k, v = (torch.randn(sum(lengths), 2, 16, generator=generator).bfloat16() for _ in range(3))
     changed = data.draw(st.integers(0, len(lengths) - 1))
     start = sum(lengths[:changed])
     part = slice(start, start + lengths[changed])

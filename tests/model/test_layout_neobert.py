@@ -15,14 +15,12 @@ from transformers.utils import logging
 
 from neobert_hf import (
     NeoBERTForMaskedLM,
-    NeoBERTForQuestionAnswering,
     NeoBERTForSequenceClassification,
     NeoBERTModel,
 )
 from neobert_hf.model import attention_neobert, layout_neobert
 from neobert_hf.model.backends_neobert import BACKENDS
-from neobert_hf.model.layout_neobert import sequence_of_each_token
-from neobert_hf.model.plan_neobert import make_plan
+from neobert_hf.model.layout_neobert import make_layout, sequence_of_each_token
 
 VOCAB = CONFIG["vocab_size"]
 some_examples = settings(max_examples=60, deadline=None, derandomize=True)
@@ -61,12 +59,10 @@ def test_the_default_device_of_torch_moves_no_value_that_belongs_on_the_host(dou
     """The device meta stands for a GPU: it computes nothing, so that a value there is an error."""
     ids, mask = random_ids(3, 7), torch.ones(3, 7).long()
     mask[1, 4:] = mask[2, :2] = 0
-    masked_lm = NeoBERTForMaskedLM(
-        double_model.config
-    ).eval()  # in float32, whose long sequences have their own attention
+    masked_lm = NeoBERTForMaskedLM(double_model.config).eval()
     classifier = NeoBERTForSequenceClassification(double_model.config).eval()
     marks = [{}, {"attention_mask": mask}, {"position_ids": torch.arange(7).expand(3, 7) % 4}, {"seq_idx": mask}]
-    cases = [(double_model, each) for each in marks] + [(masked_lm, {"input_ids": random_ids(2, 400)})]
+    cases = [(double_model, inputs) for inputs in marks]
     cases += [(masked_lm, {"labels": ids}), (classifier, {"labels": torch.tensor([0, 1, 0]), "num_items_in_batch": 7})]
 
     def run():
@@ -164,8 +160,7 @@ def test_tokens_never_see_other_documents(double_model, lengths, seed, data):
 def test_flatten_and_unflatten_are_inverse_on_real_tokens(mask, fill):
     values = torch.randn(*mask.shape, 3)
     for unpad in (True, False):
-        plan, _ = make_plan(random_ids(*mask.shape), "auto", vocab_size=VOCAB, attention_mask=mask, unpad=unpad)
-        layout = plan.layout
+        layout = make_layout(random_ids(*mask.shape), VOCAB, attention_mask=mask, is_packed=unpad)
         restored = layout.unflatten(layout.flatten(values), fill=fill)
         assert torch.equal(restored[mask], values[mask])
         assert (restored[~mask] == fill).all()
@@ -326,11 +321,10 @@ class WaitsForDevice(TorchFunctionMode):
 def test_the_host_waits_once_for_the_device(model, monkeypatch, form):
     ids, mask = random_ids(3, 7), torch.ones(3, 7, dtype=torch.long)
     mask[1, 4:] = 0
-    labels = ids.masked_fill(mask == 0, -100)
     boundaries = boundaries_of([3, 4])
     positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3]])
     inputs = {
-        "padded": dict(input_ids=ids, attention_mask=mask, labels=labels),
+        "padded": dict(input_ids=ids, attention_mask=mask, labels=ids),
         # moving a batch to a device turns one shared tensor into two
         "packed by boundaries": dict(input_ids=ids[:1], cu_seq_lens_q=boundaries, cu_seq_lens_k=boundaries.clone()),
         "packed by positions": dict(input_ids=ids[:1], position_ids=positions),
@@ -342,24 +336,17 @@ def test_the_host_waits_once_for_the_device(model, monkeypatch, form):
     assert device.copies == 1 and not device.waits
 
 
-def test_question_answering_checks_its_answers_with_the_same_copy(tiny_config, monkeypatch):
-    model = NeoBERTForQuestionAnswering(tiny_config)
-    ids, mask = random_ids(3, 7), torch.ones(3, 7, dtype=torch.long)
-    mask[1, 4:] = 0
-    spans = dict(start_positions=torch.tensor([0, 2, 9]), end_positions=torch.tensor([6, 3, -1]))
-    with WaitsForDevice(monkeypatch) as device:
-        model(ids, mask, **spans).loss.backward()
-    assert device.copies == 1 and not device.waits
-
-
-def test_with_sparse_prediction_the_host_also_waits_once(model, monkeypatch):
+def test_sparse_prediction_waits_for_its_labels_before_the_last_block(model, monkeypatch):
     ids, mask = random_ids(3, 7), torch.ones(3, 7, dtype=torch.long)
     mask[1, 4:] = 0
     labels = ids.masked_fill((mask == 0) | (ids % 3 > 0), -100)
     model.train().config.sparse_prediction = True
+    at_blocks = []
     with WaitsForDevice(monkeypatch) as device:
+        for block in model.model.transformer_encoder[:-1]:
+            block.register_forward_hook(lambda *_: at_blocks.append(list(device.waits)))
         model(ids, attention_mask=mask, labels=labels).loss.backward()
-    assert device.copies == 1 and not device.waits
+    assert device.copies == 1 and at_blocks == [[], []] and device.waits == ["nonzero"]
 
 
 @pytest.fixture

@@ -17,8 +17,7 @@ from transformers import AutoModelForMaskedLM
 
 from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.model import blocks_neobert
-from neobert_hf.model.blocks_neobert import Rotary
-from neobert_hf.model.kernels_neobert import split_and_rotate
+from neobert_hf.model.rotary_neobert import Rotary, split_and_rotate
 from neobert_hf.pretraining.trainer import keep_float32
 from neobert_hf.runs.folders import lock_run
 

@@ -146,7 +146,7 @@ def _logits_at(model: PreTrainedModel, inputs: dict[str, torch.Tensor], position
             **inputs,
             return_packed=True,
             return_dict=True,
-            select_tokens=lambda layout, host_values: layout.first_tokens + positions,
+            select_tokens=lambda layout: layout.first_tokens + positions,
         )
         return model.decoder(outputs.last_hidden_state)
 

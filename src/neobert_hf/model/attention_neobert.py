@@ -1,112 +1,35 @@
-"""The plan of a forward, rotary positions, and the attention functions; `backends_neobert.py` chooses one of them.
+"""The attention functions and their masks; `backends_neobert.py` chooses one of them.
 
-Axes: `B` rows, `L` columns of the input; `T` tokens on the flat axis that the blocks see; `N` sequences; `H` heads;
-`K` head width. A token tensor is always `(T, ...)`: in a packed layout T counts real tokens only, in a dense layout
-T = B * L.
+Every function reads queries, keys, values (T, H, K) and the plan of the forward (`ForwardPlan`), and returns the output (T, H, K)
+and the probabilities or None.
+
+Axes: `B` rows, `L` columns of the input; `T` tokens on the flat axis, real tokens only in a packed layout, B * L in a dense one;
+`N` sequences; `H` heads; `K` head width.
 """
 
-import math
-from contextlib import nullcontext
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
+from torch.nn.attention.flex_attention import create_block_mask
 from transformers import AttentionInterface
 from transformers import utils as transformers_utils
 
-from .kernels_neobert import SHORTEST_TILED, tiled_attention
-from .layout_neobert import SequenceLayout, to_device
+from .kernels_neobert import tiled_attention
+from .layout_neobert import to_device
 
 try:
     from torch.nn.attention.varlen import varlen_attn
 except ImportError:  # torch < 2.10
     varlen_attn = None
 try:
-    from torch.nn.attention.flex_attention import create_block_mask
-except ImportError:  # torch < 2.5
-    create_block_mask = None
-try:
     from xformers.ops import memory_efficient_attention
     from xformers.ops.fmha.attn_bias import BlockDiagonalMask
 except ImportError:
     memory_efficient_attention = BlockDiagonalMask = None
-
-
-class ForwardPlan(NamedTuple):
-    """Layout, attention backend, mask and kernels of one forward; made once by `make_plan`, read by all blocks and heads.
-
-    Attributes:
-        layout: Where sequences start and end.
-        backend: Name of the attention backend.
-        mask: Mask of the backend: a tensor that broadcasts to (B, H, L, L), a mask object of the backend, or None.
-        kernels: Kernels outside attention: the result of `choose_kernels`, or "plain" for standard operations.
-    """
-
-    layout: SequenceLayout
-    backend: str
-    mask: Any = None
-    kernels: str = "plain"
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Rotary positions
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def rotary_table(config, layout: SequenceLayout, dtype: torch.dtype) -> torch.Tensor:
-    """Cosine and sine for every token, in fp32 (fp64 for an fp64 model), computed in each forward.
-
-    The table is not a buffer: a buffer is lost when a model is built on the meta device and loaded afterwards.
-
-    Returns:
-        (T, K / 2, 2), cosine and sine of position * theta^(-2i / K) for pair i.
-
-    Source: RoFormer (arXiv 2104.09864), equation 34. YaRN: arXiv 2309.00071, sections 3.2 to 3.4. Dynamic NTK scales the base
-        by the length of each sequence, so that a sequence does not depend on other sequences of the batch.
-    """
-    rope, width = config.rope_parameters, config.head_dim
-    theta, factor = rope["rope_theta"], rope.get("factor", 1.0)
-    dtype = torch.float64 if dtype == torch.float64 else torch.float32
-    positions = layout.position_ids.to(dtype)[:, None]
-    exponents = -torch.arange(0, width, 2, device=positions.device, dtype=dtype) / width
-    amplitude = 1.0
-    if rope["rope_type"] == "dynamic":
-        context_length = config.max_position_embeddings
-        sequence_ids = layout.sequence_ids()
-        longest = torch.zeros_like(layout.position_ids).scatter_reduce(0, sequence_ids, layout.position_ids, "amax")
-        length = (longest + 1)[sequence_ids][:, None].to(dtype).clamp(min=context_length)
-        frequencies = (theta * (factor * length / context_length - (factor - 1)) ** (width / (width - 2))) ** exponents
-    else:
-        frequencies = theta**exponents
-        if rope["rope_type"] == "linear":
-            frequencies = frequencies / factor
-        elif rope["rope_type"] == "yarn":
-            keep = _yarn_kept_share(rope, width, exponents)
-            frequencies = frequencies * (keep + (1 - keep) / factor)
-            amplitude = rope.get("attention_factor") or 0.1 * math.log(factor) + 1.0
-    angles = positions * frequencies
-    return amplitude * torch.stack((angles.cos(), angles.sin()), -1)
-
-
-def _yarn_kept_share(rope, width, like):
-    """Share of each pair's frequency that YaRN keeps: 1 for pairs that rotate many times within the original context."""
-
-    def pair_with_rotations(count):
-        context_length = rope["original_max_position_embeddings"]
-        return width * math.log(context_length / (count * 2 * math.pi)) / (2 * math.log(rope["rope_theta"]))
-
-    first = max(math.floor(pair_with_rotations(rope.get("beta_fast") or 32)), 0)
-    last = min(math.ceil(pair_with_rotations(rope.get("beta_slow") or 1)), width - 1)
-    pairs = torch.arange(width // 2, device=like.device, dtype=like.dtype)
-    return 1 - ((pairs - first) / max(last - first, 0.001)).clamp(0, 1)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Attention functions
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def _split_rows(x_THK, layout):
@@ -257,7 +180,7 @@ class _BatchedProducts(torch.autograd.Function):
         mean = (_wide(grad) * output).sum(-1, keepdim=True)
         grad_scores = _wide(torch.bmm(grad, v.mT)).sub_(mean).mul_(weights).mul_(q.shape[-1] ** -0.5).to(q.dtype)
         grads = torch.bmm(grad_scores, k), torch.bmm(grad_scores.mT, q), torch.bmm(weights.mT, grad)
-        return *(each.unflatten(0, grad_NHLK.shape[:2]) for each in grads), None
+        return *(x.unflatten(0, grad_NHLK.shape[:2]) for x in grads), None
 
 
 def _wide(x):
@@ -266,9 +189,7 @@ def _wide(x):
 
 
 def attend_cpu_tiled(q_THK, k_THK, v_THK, plan):
-    """Attention in blocks of scores, for inference on a CPU; SDPA if all sequences are short."""
-    if plan.layout.max_length < SHORTEST_TILED[q_THK.dtype]:
-        return attend_sdpa(q_THK, k_THK, v_THK, plan)
+    """Attention in blocks of scores, for inference on a CPU in bf16."""
     return tiled_attention(q_THK, k_THK, v_THK, plan.layout.lengths), None
 
 
@@ -307,19 +228,9 @@ def attend_registry(q_THK, k_THK, v_THK, plan):
         q, k, v = (_split_rows(x, plan.layout) for x in (q_THK, k_THK, v_THK))
         return attention(caller, q, k, v, mask, **options)[0].flatten(0, 1), None
     q, k, v = (x.transpose(0, 1)[None] for x in (q_THK, k_THK, v_THK))
-    output, _ = attention(
-        caller,
-        q,
-        k,
-        v,
-        plan.mask,
-        **options,
-        cu_seq_lens_q=plan.layout.cu_seq_lens,
-        cu_seq_lens_k=plan.layout.cu_seq_lens,
-        max_length_q=plan.layout.max_length,
-        max_length_k=plan.layout.max_length,
-    )
-    return output[0], None
+    boundaries, longest = plan.layout.cu_seq_lens, plan.layout.max_length
+    options |= dict(cu_seq_lens_q=boundaries, cu_seq_lens_k=boundaries, max_length_q=longest, max_length_k=longest)
+    return attention(caller, q, k, v, plan.mask, **options)[0][0], None
 
 
 def attend_flex(q_THK, k_THK, v_THK, plan):
@@ -327,8 +238,7 @@ def attend_flex(q_THK, k_THK, v_THK, plan):
     if q_THK.device.type != "cpu":
         return attend_registry(q_THK, k_THK, v_THK, plan)
     # On a CPU, compiled flex attention (torch 2.13) fails for a second sequence length. It has no backward pass there at all.
-    set_stance = getattr(torch.compiler, "set_stance", None)  # torch < 2.6
-    with set_stance("force_eager") if set_stance else nullcontext():
+    with torch.compiler.set_stance("force_eager"):
         return attend_registry(q_THK, k_THK, v_THK, plan)
 
 
@@ -353,11 +263,6 @@ def make_xformers_mask(layout, dtype, is_fast):
     return mask
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Availability
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 def has_flash_attention(version: int) -> bool:
     """Whether transformers finds this version of FlashAttention; False if transformers is too old to support it."""
     is_available = getattr(transformers_utils, f"is_flash_attn_{version}_available", None)
@@ -372,8 +277,3 @@ def has_varlen() -> bool:
 def has_xformers() -> bool:
     """Whether xformers is installed."""
     return memory_efficient_attention is not None
-
-
-def has_flex() -> bool:
-    """Whether torch has flex attention."""
-    return create_block_mask is not None

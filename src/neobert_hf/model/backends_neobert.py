@@ -1,6 +1,5 @@
-"""The table of attention backends (`BACKENDS`), `choose_backend`, which selects a backend, and `attend`, which calls it."""
+"""The table of attention backends (`BACKENDS`) and `choose_backend`, which selects one."""
 
-import warnings
 from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
@@ -9,7 +8,6 @@ import torch
 from transformers.utils import logging
 
 from .attention_neobert import (
-    ForwardPlan,
     attend_cpu_tiled,
     attend_eager,
     attend_flex,
@@ -18,7 +16,6 @@ from .attention_neobert import (
     attend_varlen,
     attend_xformers,
     has_flash_attention,
-    has_flex,
     has_varlen,
     has_xformers,
     make_flex_mask,
@@ -30,22 +27,11 @@ from .machine_neobert import onednn_is_best
 logger = logging.get_logger(__name__)
 
 
-def attend(
-    q_THK: torch.Tensor, k_THK: torch.Tensor, v_THK: torch.Tensor, plan: ForwardPlan
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attention within each sequence, in both directions: softmax(q k^T / sqrt(K)) v.
-
-    Returns:
-        (T, H, K), and the probabilities (B, H, L, L) if the backend is eager, else None.
-    """
-    return find_backend(plan.backend).attend(q_THK, k_THK, v_THK, plan)
-
-
 class Backend(NamedTuple):
     """A row of the table: function, requirements and availability of a backend. An empty field is no restriction.
 
     Attributes:
-        attend: Function from queries, keys, values (T, H, K) and a plan to the output (T, H, K) and the probabilities or None.
+        attend: A function of attention_neobert.py.
         layouts: "packed", "dense" or both.
         devices: Device types.
         capabilities: For each dtype the lowest and the highest CUDA capability; no other dtype is supported.
@@ -77,6 +63,9 @@ class Backend(NamedTuple):
     def is_from_transformers(self) -> bool:
         """Whether it is in transformers' registry, so that transformers checks its availability."""
         return self.attend is attend_registry
+
+
+ANY_CAPABILITY = ((0, 0), (99, 0))
 
 
 def _half(lowest, highest=(99, 0)):
@@ -136,32 +125,17 @@ BACKENDS = {
         remedy="pip install 'xformers>=0.0.35'",
     ),
     "cpu_tiled": Backend(
-        attend_cpu_tiled, layouts=("packed",), devices=("cpu",), is_automatic=True, is_for_inference=True
+        attend_cpu_tiled,
+        layouts=("packed",),
+        devices=("cpu",),
+        capabilities={torch.bfloat16: ANY_CAPABILITY},
+        is_automatic=True,
+        is_for_inference=True,
     ),
     "sdpa": Backend(attend_sdpa, layouts=("packed", "dense"), make_mask=make_sdpa_mask, is_automatic=True),
     "eager": Backend(attend_eager, layouts=("dense",)),
-    "flex_attention": Backend(
-        attend_flex,
-        layouts=("packed",),
-        make_mask=make_flex_mask,
-        is_installed=has_flex,
-        remedy="it needs torch>=2.5; pip install -U torch",
-    ),
+    "flex_attention": Backend(attend_flex, layouts=("packed",), make_mask=make_flex_mask),
 }
-
-
-# Old names, which work up to version 0.2.
-RENAMED = {"blocked": "cpu_tiled"}
-
-
-def current_name(implementation: str) -> str:
-    """The current name of a backend; an old name causes a FutureWarning."""
-    if implementation not in RENAMED:
-        return implementation
-    name = RENAMED[implementation]
-    message = f"attn_implementation={implementation!r} is now {name!r}; the old name works up to version 0.2"
-    warnings.warn(message, FutureWarning, stacklevel=3)
-    return name
 
 
 def find_backend(implementation: str) -> Backend:
@@ -257,15 +231,15 @@ def _unsupported_reason(implementation, *situation):
         )
     if backend.devices and device.type not in backend.devices:
         return f"runs on {', '.join(backend.devices).upper()}, not on {device.type}; choose 'sdpa'"
-    if backend.is_for_inference and not (is_fast and onednn_is_best(dtype)):
-        return (
-            f"requires inference on a CPU with fast products in {dtype}; call model.eval(), use torch.inference_mode() and "
-            "float32 or bfloat16, choose 'sdpa'"
-        )
     if backend.capabilities and dtype not in backend.capabilities:
         return (
-            f"supports {' or '.join(str(each).removeprefix('torch.') for each in backend.capabilities)}, not {dtype}; "
+            f"supports {' or '.join(str(known).removeprefix('torch.') for known in backend.capabilities)}, not {dtype}; "
             "load the model with dtype=torch.bfloat16, use autocast, choose 'sdpa'"
+        )
+    if backend.is_for_inference and not (is_fast and onednn_is_best(dtype)):
+        return (
+            f"requires inference on a CPU with fast products in {dtype}; call model.eval() and use torch.inference_mode(), "
+            "choose 'sdpa'"
         )
     if head_dim % backend.head_multiple or head_dim > (backend.max_head_width or head_dim):
         return (

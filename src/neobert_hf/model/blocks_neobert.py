@@ -5,26 +5,31 @@ Axes: `T` tokens; `S` selected tokens; `D` hidden; `H` heads; `K` head width; `F
 Source: paper, section 3.1.
 """
 
-from functools import cached_property
-
 import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from .attention_neobert import ForwardPlan
-from .backends_neobert import attend
 from .configuration_neobert import NeoBERTConfig
-from .kernels_neobert import (
-    SHORTEST_TILED,
-    RMSNorm,
-    choose_kernels,
-    is_hooked,
-    product,
-    rms_norm,
-    split_and_rotate,
-    split_and_rotate_fast,
-)
+from .kernels_neobert import choose_kernels, is_hooked, product, rms_norm
+from .plan_neobert import ForwardPlan
+from .rotary_neobert import Rotary, split_and_rotate, split_and_rotate_fast
+
+
+class RMSNorm(nn.RMSNorm):
+    """RMSNorm that returns the dtype of its weight, so that an fp32 residual stream can feed fp16 products."""
+
+    def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """x / sqrt(mean(x^2) + eps) * weight."""
+        weight = self.weight.to(x_TD.dtype)
+        return F.rms_norm(x_TD, self.normalized_shape, weight, self.eps).to(self.weight.dtype)
+
+
+def normalize(norm: nn.Module, x_TD: torch.Tensor, kernels: str) -> torch.Tensor:
+    """norm(x), by the inference kernel if it is chosen and the module has no hooks."""
+    if kernels == "plain" or type(norm) is not RMSNorm or is_hooked(norm):
+        return norm(x_TD)
+    return rms_norm(x_TD, norm)
 
 
 class SwiGLU(nn.Module):
@@ -39,26 +44,6 @@ class SwiGLU(nn.Module):
         """(T, D) to (T, D)."""
         gate_TF, up_TF = self.w12(x_TD).chunk(2, dim=-1)
         return self.w3(F.silu(gate_TF) * up_TF)
-
-
-class Rotary:
-    """Wraps the rotary table as an argument of the blocks, so that FSDP2 does not cast it.
-
-    With mixed precision FSDP2 casts every tensor in the arguments of a block, which would round cosine and sine to 8 bits. It
-    does not search this object. accelerate, which moves arguments between devices, calls `to`.
-    """
-
-    def __init__(self, table: torch.Tensor):
-        self.table = table
-
-    @cached_property
-    def turns(self) -> torch.Tensor:
-        """(T, K / 2) complex64, the table as complex numbers cosine + i sine."""
-        return torch.view_as_complex(self.table)
-
-    def to(self, *args, **kwargs) -> "Rotary":
-        """The same table on another device."""
-        return Rotary(self.table.to(*args, **kwargs))
 
 
 class NeoBERTBlock(GradientCheckpointingLayer):
@@ -87,7 +72,7 @@ class NeoBERTBlock(GradientCheckpointingLayer):
         if plan.kernels != "plain" and is_own and not is_hooked(*parts):
             return self.forward_fast(x_TD, rotary, plan, tokens_S)
         qkv_TH3K = self.qkv(self.attention_norm(x_TD)).unflatten(-1, (self.num_heads, 3, self.head_dim))
-        out_THK, weights = attend(*split_and_rotate(qkv_TH3K, rotary.table), plan)
+        out_THK, weights = plan.attend(*split_and_rotate(qkv_TH3K, rotary.table))
         if tokens_S is not None:
             x_TD, out_THK = x_TD.index_select(0, tokens_S), out_THK.index_select(0, tokens_S)
         x_TD = x_TD + self.wo(out_THK.flatten(1))
@@ -97,12 +82,11 @@ class NeoBERTBlock(GradientCheckpointingLayer):
         """`forward` in fewer operations, for inference on a CPU (see kernels_neobert.py)."""
         kernels = plan.kernels
         qkv_TD = product(self.qkv, rms_norm(x_TD, self.attention_norm), kernels)
-        by_head = plan.backend == "cpu_tiled" and plan.layout.max_length >= SHORTEST_TILED[qkv_TD.dtype]
         qkv_TH3K = qkv_TD.view(-1, self.num_heads, 3, self.head_dim)
-        out_THK, weights = attend(*split_and_rotate_fast(qkv_TH3K, rotary.turns, by_head), plan)
+        out_THK, weights = plan.attend(*split_and_rotate_fast(qkv_TH3K, rotary.turns, plan.backend == "cpu_tiled"))
         if tokens_S is not None:
             x_TD, out_THK = x_TD.index_select(0, tokens_S), out_THK.index_select(0, tokens_S)
             kernels = choose_kernels(qkv_TD.dtype, len(tokens_S))
-        x_TD = product(self.wo, out_THK.flatten(1).to(qkv_TD.dtype), kernels, residual=x_TD)
+        x_TD = x_TD + product(self.wo, out_THK.flatten(1).to(qkv_TD.dtype), kernels)
         gate_TF, up_TF = product(self.ffn.w12, rms_norm(x_TD, self.ffn_norm), kernels).chunk(2, dim=-1)
-        return product(self.ffn.w3, F.silu(gate_TF).mul_(up_TF), kernels, residual=x_TD), weights
+        return x_TD + product(self.ffn.w3, F.silu(gate_TF).mul_(up_TF), kernels), weights

@@ -152,12 +152,12 @@ def check_can_be_saved(model) -> None:
     Raises:
         ValueError: Vocabulary and config differ, or torchao's `quantize_` replaced weights that safetensors cannot store.
     """
-    for each in model.modules():
+    for part in model.modules():
         # A model of another type inside a subclass has a vocabulary of its own.
-        if isinstance(each, PreTrainedModel) and each.config.model_type == model.config.model_type:
-            ends = (each.get_input_embeddings(), each.get_output_embeddings())
+        if isinstance(part, PreTrainedModel) and part.config.model_type == model.config.model_type:
+            ends = (part.get_input_embeddings(), part.get_output_embeddings())
             layers = {name: layer for name, layer in model.named_modules() if any(layer is end for end in ends)}
-            check_vocabulary(layers, each.config.vocab_size)
+            check_vocabulary(layers, part.config.vocab_size)
     for name, parameter in model.named_parameters():
         if type(parameter).__module__.startswith("torchao.") and getattr(model, "hf_quantizer", None) is None:
             raise ValueError(

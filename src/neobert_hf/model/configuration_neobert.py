@@ -76,6 +76,40 @@ ROPE_KEYS = {
     "yarn": ({"factor"}, {"original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor"}),
 }
 
+ROPE_SECTIONS = ("rope_parameters", "rope_scaling")  # of transformers 5 and of transformers 4
+
+
+def merge_rope(stored: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """Merge the content of config.json and overrides; a scaling replaces the stored settings of RoPE in all formats.
+
+    A scaling keeps the base of the training, and YaRN scales from the context length of the training.
+
+    Args:
+        stored: Content of config.json.
+        overrides: Values by key; `rope_parameters=None` is not an override, `rope_scaling=None` removes that section.
+
+    Raises:
+        ValueError: A section of RoPE is not a dictionary.
+    """
+    for values in (stored, overrides):
+        check_values({key: values[key] for key in ROPE_SECTIONS if key in values}, RULES)
+    scalings = {key: dict(overrides[key]) for key in ROPE_SECTIONS if overrides.get(key)}
+    overrides = {key: value for key, value in overrides.items() if (key, value) != ("rope_parameters", None)}
+    if not scalings:
+        return {**stored, **overrides}
+    sources = (stored, *(stored.get(key) or {} for key in ROPE_SECTIONS))
+    trained_base = next((rope["rope_theta"] for rope in sources if rope.get("rope_theta") is not None), None)
+    trained_length = stored.get("max_position_embeddings") or stored.get("max_length")
+    has_base = any("rope_theta" in rope for rope in scalings.values())
+    for rope in scalings.values():
+        if trained_base is not None and not has_base:
+            rope["rope_theta"] = trained_base
+        if trained_length and "yarn" in (rope.get("rope_type"), rope.get("type")):
+            rope.setdefault("original_max_position_embeddings", trained_length)
+    kept = {key: value for key, value in stored.items() if key not in (*ROPE_SECTIONS, "rope_theta")}
+    return {**kept, **overrides, **scalings}
+
+
 # Keys of the published config.json that are arguments of a script, not properties of the model.
 JUNK_KEYS = ("kwargs", "trust_remote_code", "pretrained_model_name_or_path")
 # Keys of config.json by which transformers would run code of another place: a pipeline's, a kernel's.
@@ -200,30 +234,13 @@ class NeoBERTConfig(PretrainedConfig):
     @classmethod
     def from_dict(cls, config_dict, **kwargs):
         """Build a config from the content of config.json; overrides are checked like all other values."""
-        classes = [each for each in cls.__mro__ if issubclass(each, NeoBERTConfig)]
-        own = {name for each in classes for name in inspect.signature(each.__init__).parameters}
+        classes = [base for base in cls.__mro__ if issubclass(base, NeoBERTConfig)]
+        own = {name for base in classes for name in inspect.signature(base.__init__).parameters}
         overrides = {key: kwargs.pop(key) for key in list(kwargs) if key in own}
         if "max_length" in overrides:
             overrides.setdefault("max_position_embeddings", overrides.pop("max_length"))
-        ropes = ("rope_parameters", "rope_scaling")
-        check_values({key: given[key] for given in (config_dict, overrides) for key in ropes if key in given}, RULES)
-        trained_length = config_dict.get("max_position_embeddings") or config_dict.get("max_length")
-        stored = [config_dict, *(config_dict.get(key) or {} for key in ropes)]
-        trained_base = next((rope["rope_theta"] for rope in stored if rope.get("rope_theta") is not None), None)
-        if overrides.get("rope_parameters", ...) is None:  # not given
-            del overrides["rope_parameters"]
-        scalings = {key: overrides[key] for key in ropes if overrides.get(key)}
-        has_base = trained_base is None or any("rope_theta" in rope for rope in scalings.values())
-        for key, rope in scalings.items():
-            # a scaling keeps the base of the training, and YaRN scales from the context length of the training
-            inherited = {} if has_base else {"rope_theta": trained_base}
-            if trained_length and "yarn" in (rope.get("rope_type"), rope.get("type")):
-                inherited["original_max_position_embeddings"] = trained_length
-            overrides[key] = {**inherited, **rope}
-        config_dict = {key: value for key, value in config_dict.items() if key not in CODE_KEYS}
-        if scalings:  # they replace all that the file says about RoPE, in whichever format
-            config_dict = {key: value for key, value in config_dict.items() if key not in (*ropes, "rope_theta")}
-        return super().from_dict({**config_dict, **overrides}, **kwargs)
+        stored = {key: value for key, value in config_dict.items() if key not in CODE_KEYS}
+        return super().from_dict(merge_rope(stored, overrides), **kwargs)
 
     def to_dict(self):
         """Return the content of config.json, with the architectures under their published names."""

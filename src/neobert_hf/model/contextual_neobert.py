@@ -20,18 +20,19 @@ from torch import nn
 from transformers.utils import ModelOutput, can_return_tuple
 
 # The loader of transformers 4.57 copies only the files that this one imports directly, so it imports all of them.
-from .attention_neobert import ForwardPlan  # noqa: F401
+from .attention_neobert import attend_sdpa  # noqa: F401
 from .backends_neobert import BACKENDS  # noqa: F401
-from .blocks_neobert import NeoBERTBlock  # noqa: F401
+from .blocks_neobert import RMSNorm
 from .checkpoint_neobert import check_vocabulary
 from .configuration_neobert import FLAG, PROBABILITY, SIZE, NeoBERTConfig, Rule, check_values, optional
 from .inference_neobert import inference_copy  # noqa: F401
-from .kernels_neobert import RMSNorm, is_tracing
-from .layout_neobert import MARKS, check_tokens, collect_marks, make_layout
+from .kernels_neobert import runs_fast  # noqa: F401
+from .layout_neobert import Boundaries, check_tokens, make_layout
 from .losses_neobert import check_labels  # noqa: F401
-from .machine_neobert import product_dtype  # noqa: F401
+from .machine_neobert import is_tracing
 from .modeling_neobert import NeoBERTModel, NeoBERTPreTrainedModel
 from .plan_neobert import make_plan  # noqa: F401
+from .rotary_neobert import rotary_table  # noqa: F401
 
 CONTEXT_RULES = {
     "context_size": SIZE,
@@ -215,18 +216,17 @@ class ContextualNeoBERTModel(NeoBERTPreTrainedModel):
 
         Source: paper, appendix G.1.
         """
-        given = {name: value for name, value in kwargs.items() if value is not None and value is not False}
-        if unknown := [name for name in given if name not in MARKS]:
-            raise TypeError(f"{type(self).__name__} has no argument {', '.join(unknown)}; omit it")
+        boundaries = Boundaries.from_arguments(type(self).__name__, kwargs)
         encoders = {"first_stage.encoder": self.first_stage.encoder, "second_stage.encoder": self.second_stage.encoder}
         check_vocabulary(encoders, self.config.vocab_size)
-        texts = self._padded_texts(check_tokens(input_ids, None, self.config.hidden_size), attention_mask, given)
+        input_ids = check_tokens(input_ids, None, self.config.hidden_size)
+        texts = self._padded_texts(input_ids, attention_mask, boundaries)
         if embeds_context:
             return ContextualNeoBERTOutput(self._embed_context(*texts))
         return ContextualNeoBERTOutput(self._embed_texts(*texts, dataset_embeddings))
 
     def _padded_texts(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None, marks: dict
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None, boundaries: Boundaries
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Check the texts as `NeoBERTModel` does, and return ids, mask and positions of one text in each row, (B, L).
 
@@ -238,14 +238,8 @@ class ContextualNeoBERTModel(NeoBERTPreTrainedModel):
                 "input_ids"
             )
         can_read_values = not is_tracing(input_ids)
-        layout, _ = make_layout(
-            input_ids,
-            vocab_size=self.config.vocab_size,
-            attention_mask=attention_mask,
-            marks=collect_marks(**marks),
-            is_packed=can_read_values,
-            can_read_values=can_read_values,
-        )
+        vocab_size = self.config.vocab_size
+        layout = make_layout(input_ids, vocab_size, boundaries, attention_mask, can_read_values, can_read_values)
         if layout.documents is not None:
             raise ValueError(
                 "the number of packed texts is unknown while compiling; give one text in each row, with an attention_mask"

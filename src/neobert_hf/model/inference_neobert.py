@@ -49,9 +49,10 @@ def inference_copy(model: nn.Module, int8: bool = False) -> nn.Module:
     if int8 and not (TORCH.onednn_int8_prepack and TORCH.onednn_int8_linear and torch.backends.mkldnn.is_available()):
         raise ValueError(f"torch {torch.__version__} has no int8 products on this machine; omit int8=True")
     in_blocks = {id(layer) for name, layer in model.named_modules() if "transformer_encoder" in name.split(".")}
-    parents = [module for encoder in encoders for module in encoder.modules()]
+    modules = [module for encoder in encoders for module in encoder.modules()]
+    parents = [module for module in modules if type(module).__module__.endswith("_neobert")]
     layers = {}
-    for layer in (child for each in parents if type(each).__module__.endswith("_neobert") for child in each.children()):
+    for layer in (child for parent in parents for child in parent.children()):
         if type(layer) is nn.Linear and type(layer.weight) is nn.Parameter and not has_own_hooks(layer):
             is_int8 = int8 and id(layer) in in_blocks and layer.bias is None
             dtype = torch.float32 if int8 else layer.weight.dtype

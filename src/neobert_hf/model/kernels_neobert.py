@@ -2,12 +2,11 @@
 
 `runs_fast` decides once per forward whether they run. They are fast for these reasons:
 - There are few operations: for a sentence of 16 tokens, the overhead of small operations takes as long as the arithmetic.
-- Matrix products run in oneDNN, which is part of torch, if it is faster than the library behind `F.linear`, and they add the
-  residual in the same operation.
+- Matrix products run in oneDNN, which is part of torch, if it is faster than the library behind `F.linear`.
 - Temporary tensors are few and small enough for the cache, because allocation costs more than arithmetic here.
 - Arithmetic is in place, but only on tensors that the function itself made. Inputs and outputs of modules never change, so
   a hook may keep them.
-- Attention works on blocks of scores, in base 2, and divides by the sum of the weights at the end.
+- Attention in bf16 works on blocks of scores, in base 2, and divides by the sum of the weights at the end.
 
 `inference_copy` makes a model whose weights are stored for these products (inference_neobert.py).
 
@@ -22,30 +21,16 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from .machine_neobert import TORCH, is_autocast_on, onednn_is_best
+from .machine_neobert import TORCH, is_autocast_on, is_tracing, onednn_is_best
 
-CHUNK_TOKENS = 256  # tokens whose fp32 copy stays in the cache between two passes
 BLOCK_ROWS = 256  # queries in a block of scores; with fewer queries, products repack the keys too often
 BLOCK_SCORES = 1 << 20  # scores in a block for each thread: 2 MB in bf16
-# Below these lengths the products of one head are too small, and SDPA is faster.
-SHORTEST_TILED = {torch.bfloat16: 64, torch.float32: 384}
+SHORTEST_TILED = 64  # tokens; the products of one head are too small in a shorter sequence, and SDPA is faster
 COPY_WAY_OUT = "use the model that this inference copy was made from, and make a new copy afterwards"
 
 
 # making a scalar tensor takes as long as the arithmetic with it
 _scalar = lru_cache(partial(torch.tensor, device="cpu"))
-
-
-def is_tracing(tensor: torch.Tensor) -> bool:
-    """Whether tensor values cannot be read: compilation, export, torch.func, CUDA graph capture, fake and meta tensors."""
-    return (
-        torch.compiler.is_compiling()
-        or torch.jit.is_tracing()
-        or (TORCH.are_functorch_transforms_active is not None and TORCH.are_functorch_transforms_active())
-        or tensor.is_meta
-        or (TORCH.FakeTensor is not None and isinstance(tensor, TORCH.FakeTensor))
-        or (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
-    )
 
 
 def runs_fast(x: torch.Tensor, module: nn.Module) -> bool:
@@ -99,14 +84,13 @@ def choose_kernels(dtype: torch.dtype, num_tokens: int) -> str:
     return "onednn" if onednn_is_best(dtype, num_tokens) else "torch"
 
 
-def product(layer: nn.Module, x: torch.Tensor, kernels: str, residual: torch.Tensor | None = None) -> torch.Tensor:
-    """layer(x), plus the residual if given, in one operation if the kernels support it.
+def product(layer: nn.Module, x: torch.Tensor, kernels: str) -> torch.Tensor:
+    """layer(x), by the library that was chosen.
 
     Args:
         layer: nn.Linear, or a module in its place (an adapter, a quantized layer), which is then called.
         x: (T, in).
         kernels: Result of `choose_kernels`, or "plain".
-        residual: (T, out).
 
     Returns:
         (T, out).
@@ -121,21 +105,12 @@ def product(layer: nn.Module, x: torch.Tensor, kernels: str, residual: torch.Ten
         or not len(x)
         or torch.is_autocast_enabled("cpu")
     ):
-        out = layer(x)
-        return out if residual is None else residual + out
-    if residual is not None and residual.dtype != x.dtype:  # a float32 residual stream, from float32 inputs_embeds
-        return residual + product(layer, x, kernels)
+        return layer(x)
     if is_ours:
-        return layer.multiply(x, residual)
-    weight, bias = layer.weight, layer.bias
+        return layer.multiply(x)
     if kernels == "onednn":
-        if residual is None:
-            return TORCH.onednn_linear(x, weight, bias, "none", [], "")
-        return TORCH.onednn_linear.binary(x, residual, weight, bias, "add")
-    if residual is None or bias is not None:
-        out = F.linear(x, weight, bias)
-        return out if residual is None else residual + out
-    return torch.addmm(residual, x, weight.t())
+        return TORCH.onednn_linear(x, layer.weight, layer.bias, "none", [], "")
+    return F.linear(x, layer.weight, layer.bias)
 
 
 class InferenceLinear(nn.Module):
@@ -162,16 +137,13 @@ class InferenceLinear(nn.Module):
         dtype = torch.get_autocast_dtype("cpu") if is_autocast_on(x.device) else self.dtype
         return out.unflatten(0, x.shape[:-1]).to(dtype)
 
-    def multiply(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """(T, in) to (T, out), plus the residual (T, out) if given, in one operation if the library has it."""
-        # FlopCounterMode, for example, does not know the operations of oneDNN.
-        is_seen = self.weight.is_mkldnn and _is_intercepted()
-        if is_seen or not self.weight.is_mkldnn:
-            out = F.linear(x, self.weight.to_dense() if is_seen else self.weight, self.bias)
-            return out if residual is None else residual + out
-        if residual is None:
-            return TORCH.onednn_linear(x, self.weight, self.bias, "none", [], "")
-        return TORCH.onednn_linear.binary(x, residual, self.weight, self.bias, "add")
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        """(T, in) to (T, out)."""
+        if not self.weight.is_mkldnn:
+            return F.linear(x, self.weight, self.bias)
+        if _is_intercepted():  # FlopCounterMode, for example, does not know the operations of oneDNN
+            return F.linear(x, self.weight.to_dense(), self.bias)
+        return TORCH.onednn_linear(x, self.weight, self.bias, "none", [], "")
 
     def extra_repr(self) -> str:
         """Shape and dtype, and where adapters belong, which PEFT's error then shows."""
@@ -200,14 +172,14 @@ class Int8Linear(InferenceLinear):
         self.register_buffer("offset", -128 * rounded.sum(1) * self.scale)
         self.register_buffer("zero_points", torch.zeros(len(scale), dtype=torch.int64))
 
-    def multiply(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
         """As `InferenceLinear.multiply`."""
         largest = x.abs().amax(-1, keepdim=True)
         # + 0.5, because the conversion to an integer rounds down. From float32 to uint8 directly, it is several times slower.
         rows = torch.add(_scalar(128.5), x / largest, alpha=127).to(torch.int32).to(torch.uint8)
         options = self.offset, 1.0, 0, torch.float32, "none", [], ""
         out = TORCH.onednn_int8_linear(rows, 1.0, 0, self.weight, self.scale, self.zero_points, *options)
-        return out.mul_(largest) if residual is None else torch.addcmul(residual, out, largest)
+        return out.mul_(largest)
 
 
 class _WithoutGradient(torch.autograd.Function):
@@ -224,24 +196,8 @@ class _WithoutGradient(torch.autograd.Function):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Norm and rotary positions
+# Norm
 # ----------------------------------------------------------------------------------------------------------------------
-
-
-class RMSNorm(nn.RMSNorm):
-    """RMSNorm that returns the dtype of its weight, so that an fp32 residual stream can feed fp16 products."""
-
-    def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
-        """x / sqrt(mean(x^2) + eps) * weight."""
-        weight = self.weight.to(x_TD.dtype)
-        return F.rms_norm(x_TD, self.normalized_shape, weight, self.eps).to(self.weight.dtype)
-
-
-def normalize(norm: nn.Module, x_TD: torch.Tensor, kernels: str) -> torch.Tensor:
-    """norm(x), by the inference kernel if it is chosen and the module has no hooks."""
-    if kernels == "plain" or type(norm) is not RMSNorm or is_hooked(norm):
-        return norm(x_TD)
-    return rms_norm(x_TD, norm)
 
 
 def rms_norm(x_TD: torch.Tensor, norm: nn.RMSNorm) -> torch.Tensor:
@@ -251,60 +207,6 @@ def rms_norm(x_TD: torch.Tensor, norm: nn.RMSNorm) -> torch.Tensor:
     scale = torch.addcmul(_scalar(norm.eps), length, length, value=1 / x_TD.shape[-1]).rsqrt_()
     out_TD = wide_TD * scale if wide_TD is x_TD else wide_TD.mul_(scale)
     return out_TD.mul_(norm.weight.float()).to(norm.weight.dtype)
-
-
-def split_and_rotate(qkv_TH3K: torch.Tensor, rotary: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Split queries, keys and values, and rotate queries and keys by each token's angles in the dtype of the table.
-
-    RoPE rotates consecutive pairs (2i, 2i + 1) of each head.
-
-    Args:
-        qkv_TH3K: (T, H, 3, K), query, key and value of each head side by side.
-        rotary: (T, K / 2, 2), cosine and sine of each pair's angle.
-
-    Returns:
-        Queries, keys and values, (T, H, K).
-    """
-    pairs_TH2C2 = qkv_TH3K[:, :, :2].to(rotary.dtype).unflatten(-1, (-1, 2))
-    if qkv_TH3K.device.type == "cpu" and not is_tracing(
-        qkv_TH3K
-    ):  # half the time; compilers do not support complex numbers
-        turns_TC = torch.view_as_complex(rotary)
-        turned = torch.view_as_real(torch.view_as_complex(pairs_TH2C2) * turns_TC[:, None, None]).flatten(-2)
-    else:
-        (even, odd), (cos, sin) = pairs_TH2C2.unbind(-1), rotary[:, None, None].unbind(-1)
-        turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
-    return *turned.to(qkv_TH3K.dtype).unbind(2), qkv_TH3K[:, :, 2]
-
-
-def split_and_rotate_fast(
-    qkv_TH3K: torch.Tensor, turns: torch.Tensor, by_head: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`split_and_rotate` with complex multiplication.
-
-    Args:
-        qkv_TH3K: (T, H, 3, K).
-        turns: (T, K / 2) complex64, cosine + i sine of each pair's angle.
-        by_head: Return the dtype of `qkv_TH3K`, stored head by head in memory, as `tiled_attention` reads it. If False, return
-            float32, in which attention over few tokens is faster and more precise.
-
-    Returns:
-        Queries, keys and values, (T, H, K).
-    """
-    if not by_head:
-        q_k_v = qkv_TH3K.float()
-        qk_TH2C = torch.view_as_complex(q_k_v[:, :, :2].unflatten(-1, (-1, 2))) * turns[:, None, None]
-        return *torch.view_as_real(qk_TH2C).flatten(-2).unbind(2), q_k_v[:, :, 2]
-    num_tokens, num_heads, _, width = qkv_TH3K.shape
-    qkv_3HTK = qkv_TH3K.new_empty(3, num_heads, num_tokens, width)
-    for start in range(0, num_tokens, CHUNK_TOKENS):
-        chunk = slice(start, start + CHUNK_TOKENS)
-        out = qkv_3HTK[:, :, chunk]
-        qk = out.copy_(qkv_TH3K[chunk].permute(2, 1, 0, 3))[:2]
-        wide = qk.to(torch.float32, copy=True)
-        torch.view_as_complex(wide.unflatten(-1, (-1, 2))).mul_(turns[chunk])
-        qk.copy_(wide)
-    return qkv_3HTK.transpose(1, 2).unbind(0)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -322,7 +224,7 @@ def tiled_attention(
     the largest score only if the sum would otherwise leave the range of full precision.
 
     Args:
-        q_THK: (T, H, K) queries, bf16 or fp32.
+        q_THK: (T, H, K) queries, bf16.
         k_THK: (T, H, K) keys.
         v_THK: (T, H, K) values.
         lengths: Number of tokens of each sequence, T in all.
@@ -343,49 +245,36 @@ def tiled_attention(
 def _attend_batch(q_HNLK, k_HNLK, v_HNLK, out_HNLK):
     """Write the attention of N sequences of length L to `out_HNLK`."""
     num_heads, num_sequences, length, width = q_HNLK.shape
-    is_fp32 = q_HNLK.dtype == torch.float32
-    if length < SHORTEST_TILED[q_HNLK.dtype]:
+    if length < SHORTEST_TILED:
         out_HNLK.copy_(F.scaled_dot_product_attention(q_HNLK, k_HNLK, v_HNLK))
         return
     rows = min(length, BLOCK_ROWS)
     num_threads = torch.get_num_threads()
-    num_matrices = 1 if is_fp32 else max(num_threads * BLOCK_SCORES // (rows * length), num_threads)
+    num_matrices = max(num_threads * BLOCK_SCORES // (rows * length), num_threads)
     sequences = min(num_sequences, num_matrices)
     heads = min(num_heads, max(num_matrices // sequences, 1))
     scale = math.log2(math.e) / math.sqrt(width)
-    products = _products_fp32 if is_fp32 else _products_bf16
     for n in range(0, num_sequences, sequences):
         for h in range(0, num_heads, heads):
             q, k, v, out = (x[h : h + heads, n : n + sequences] for x in (q_HNLK, k_HNLK, v_HNLK, out_HNLK))
-            score, mix = products(k.flatten(0, 1), v.flatten(0, 1), scale)
+            k_BLK, v_BLK = k.flatten(0, 1), v.flatten(0, 1)
             for r in range(0, length, rows):
-                weights, total = _weights(score, q[:, :, r : r + rows].flatten(0, 1))
-                torch.div(*(x.unflatten(0, q.shape[:2]) for x in (mix(weights), total)), out=out[:, :, r : r + rows])
+                weights, total = _weights(q[:, :, r : r + rows].flatten(0, 1), k_BLK, scale)
+                mixed = torch.bmm(weights, v_BLK)
+                torch.div(*(x.unflatten(0, q.shape[:2]) for x in (mixed, total)), out=out[:, :, r : r + rows])
 
 
-def _products_bf16(k_BLK, v_BLK, scale):
-    """Functions from queries (B, M, K) to scores (B, M, L), and from weights to weighted values."""
-    empty = k_BLK.new_empty(())
-    # The product is scaled in fp32 and then rounded to bf16.
-    return lambda q: torch.baddbmm(empty, q, k_BLK.mT, beta=0, alpha=scale), lambda weights: torch.bmm(weights, v_BLK)
-
-
-def _products_fp32(k_1LK, v_1LK, scale):
-    k_LK, v_KL = k_1LK[0] * scale, v_1LK[0].T.contiguous()
-    linear = TORCH.onednn_linear
-    options = None, "none", [], ""
-    return lambda q: linear(q[0], k_LK, *options)[None], lambda weights: linear(weights[0], v_KL, *options)[None]
-
-
-def _weights(score, q_BMK):
+def _weights(q_BMK, k_BLK, scale):
     """2^score (B, M, L), and the sums over keys (B, M, 1)."""
-    weights = score(q_BMK).exp2_()
+    # The product is scaled in fp32 and then rounded to bf16.
+    score = partial(torch.baddbmm, k_BLK.new_empty(()), q_BMK, k_BLK.mT, beta=0, alpha=scale)
+    weights = score().exp2_()
     total = weights.sum(-1, keepdim=True)
     smallest, largest = total.aminmax()
     if not (smallest.item() > 2.0**-100 and largest.item() < 2.0**100):
         # Only in the matrices that need it, so that a sequence does not depend on other sequences of the batch.
         needs_shift = ~((total > 2.0**-100) & (total < 2.0**100)).flatten(1).all(1)
-        shifted = score(q_BMK)[needs_shift]
+        shifted = score()[needs_shift]
         weights[needs_shift] = shifted.sub_(shifted.amax(-1, keepdim=True)).exp2_()
         total = weights.sum(-1, keepdim=True)
     return weights, total

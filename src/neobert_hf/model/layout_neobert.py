@@ -1,13 +1,12 @@
 """`make_layout`: one checked `SequenceLayout` from an attention mask, or from the inputs that mark packed documents.
 
-A batch consists of padded rows with a mask, or of packed rows (see `DocumentMarks`). The layout is packed if tensor values can
+A batch consists of padded rows with a mask, or of packed rows (see `Boundaries`). The layout is packed if tensor values can
 be read, so that padding costs no computation. It is dense while tracing, and if the caller requests it.
 
 Axes: `B` rows, `L` columns of the input; `T` tokens on the flat axis; `N` sequences.
 """
 
-import inspect
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -70,7 +69,12 @@ class SequenceLayout(NamedTuple):
         return (rows * self.shape[1] + within_row).expand(self.shape).flatten()
 
 
-class DocumentMarks(NamedTuple):
+CU_SEQ_LENS = ("cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens")  # the last is the name in the published code
+MAX_LENGTHS = ("max_length_q", "max_length_k", "max_seqlen")
+BOUNDARIES = ("position_ids", "seq_idx", *CU_SEQ_LENS, *MAX_LENGTHS, "trust_boundaries")
+
+
+class Boundaries(NamedTuple):
     """The inputs that mark the documents of packed rows. All that are given must agree.
 
     Attributes:
@@ -78,50 +82,42 @@ class DocumentMarks(NamedTuple):
         seq_idx: (B, L), (1, L) or (L,). A document begins where the number changes.
         cu_seq_lens: For each argument that gives them, the (N + 1,) boundaries of the documents in one row.
         max_length: Length of the longest document; only checked if values are read, required otherwise.
+        is_trusted: The caller guarantees that values are valid, so they need no check.
     """
 
     position_ids: torch.Tensor | None = None
     seq_idx: torch.Tensor | None = None
     cu_seq_lens: dict[str, torch.Tensor] = {}
     max_length: int | None = None
+    is_trusted: bool = False
+
+    @classmethod
+    def from_arguments(cls, model: str, arguments: dict[str, Any]) -> "Boundaries":
+        """Collect the arguments of a forward that mark documents, with their aliases.
+
+        Args:
+            model: Class of the model, for the message.
+            arguments: Values by the names in `BOUNDARIES`. None and False are values of arguments that were not given.
+
+        Raises:
+            TypeError: Another argument is given.
+        """
+        given = {name: value for name, value in arguments.items() if value is not None and value is not False}
+        if unknown := [name for name in given if name not in BOUNDARIES]:
+            raise TypeError(f"{model} has no argument {', '.join(unknown)}; omit it, or give it to a model with a head")
+        return cls(
+            position_ids=given.get("position_ids"),
+            seq_idx=given.get("seq_idx"),
+            cu_seq_lens={name: given[name] for name in CU_SEQ_LENS if name in given},
+            max_length=next((given[name] for name in MAX_LENGTHS if name in given), None),
+            is_trusted=given.get("trust_boundaries", False),
+        )
 
 
-NO_MARKS = DocumentMarks()
+NO_BOUNDARIES = Boundaries()
 
 
-def collect_marks(
-    position_ids=None,
-    seq_idx=None,
-    cu_seq_lens_q=None,
-    cu_seq_lens_k=None,
-    cu_seqlens=None,
-    max_length_q=None,
-    max_length_k=None,
-    max_seqlen=None,
-) -> DocumentMarks:
-    """Collect the arguments of a forward that mark documents, aliases included."""
-    cu_seq_lens = dict(cu_seq_lens_q=cu_seq_lens_q, cu_seq_lens_k=cu_seq_lens_k, cu_seqlens=cu_seqlens)
-    cu_seq_lens = {name: value for name, value in cu_seq_lens.items() if value is not None}
-    max_length = next((value for value in (max_length_q, max_length_k, max_seqlen) if value is not None), None)
-    return DocumentMarks(position_ids, seq_idx, cu_seq_lens, max_length)
-
-
-MARKS = tuple(inspect.signature(collect_marks).parameters)  # names of the arguments of a forward that mark documents
-
-
-class HostValues(NamedTuple):
-    """Values that were copied to the host; both are None if no value was read.
-
-    Attributes:
-        is_real: (B, L) bool, True at tokens that are not padding; None without a padding mask.
-        requested: (B, L) bool, `copy_to_host` of the caller, or None.
-    """
-
-    is_real: torch.Tensor | None = None
-    requested: torch.Tensor | None = None
-
-
-def find_first_tokens(layout: SequenceLayout, host_values: HostValues) -> torch.Tensor:
+def find_first_tokens(layout: SequenceLayout) -> torch.Tensor:
     """(N,) int64, index on the flat axis of each sequence's first real token."""
     return layout.first_tokens
 
@@ -179,58 +175,44 @@ def check_tokens(
 
 def make_layout(
     tokens: torch.Tensor,
-    *,
     vocab_size: int,
+    boundaries: Boundaries = NO_BOUNDARIES,
     attention_mask: torch.Tensor | None = None,
-    marks: DocumentMarks = NO_MARKS,
-    copy_to_host: torch.Tensor | None = None,
     is_packed: bool = True,
-    can_read_values: bool = True,
-) -> tuple[SequenceLayout, HostValues]:
+    reads_values: bool = True,
+) -> SequenceLayout:
     """Make the layout of a batch, with at most one copy from device to host.
 
     Args:
         tokens: (B, L) input ids, or (B, L, D) embeddings.
         vocab_size: Input ids must be below this.
+        boundaries: The inputs that mark the documents of packed rows; without them every row is one sequence.
         attention_mask: (B, L) with 0 at padding, on any side or in between; or 4-D, which does not define sequences.
-        marks: The inputs that mark the documents of packed rows; without them every row is one sequence.
-        copy_to_host: (B, L) bool that the caller needs on the host; it is part of the same copy.
         is_packed: Remove padding from the computation; False keeps it.
-        can_read_values: Read values and check them. If False, a packed layout requires `marks.cu_seq_lens` and
-            `marks.max_length`.
-
-    Returns:
-        The layout, and the values that were copied to the host.
+        reads_values: Read values and check them. If False, a packed layout requires `cu_seq_lens` and `max_length`.
 
     Raises:
         ValueError: Values or shapes contradict each other; the message names both and the solution.
     """
     shape, device = tuple(tokens.shape[:2]), tokens.device
-    _check_shapes(shape, attention_mask, marks)
-    marks = marks._replace(
-        position_ids=None if marks.position_ids is None else marks.position_ids.expand(shape),
-        seq_idx=None if marks.seq_idx is None else marks.seq_idx.expand(shape),
-    )
-    is_real = attention_mask != 0 if attention_mask is not None and attention_mask.ndim == 2 else None
-    has_4d_mask = attention_mask is not None and is_real is None
-    if not can_read_values:
-        if not is_packed:
-            return _dense_layout(shape, device, has_4d_mask, is_real, marks), HostValues()
-        if marks.max_length is None:
-            raise ValueError(
-                "max_length_q is missing; while compiling and with trust_boundaries=True the values of cu_seq_lens are "
-                "not read, so give max_length_q as an integer"
-            )
-        boundaries = next(iter(marks.cu_seq_lens.values())).int()
-        return _packed_layout(shape, device, marks.position_ids, boundaries, marks.max_length), HostValues()
-
-    boundaries, host_values = _read_values(tokens, vocab_size, attention_mask, marks, copy_to_host)
+    _check_shapes(shape, attention_mask, boundaries)
+    position_ids, seq_idx = (None if x is None else x.expand(shape) for x in boundaries[:2])
+    boundaries = boundaries._replace(position_ids=position_ids, seq_idx=seq_idx)
+    starts = is_real_on_host = lengths = None
+    if reads_values:
+        starts, is_real_on_host = _read_values(tokens, vocab_size, attention_mask, boundaries)
     if not is_packed:
-        return _dense_layout(shape, device, has_4d_mask, is_real, marks, boundaries), host_values
-    lengths, boundaries = tuple(boundaries.diff().tolist()), to_device(boundaries.int(), device)
-    return _packed_layout(
-        shape, device, marks.position_ids, boundaries, max(lengths), lengths, host_values.is_real
-    ), host_values
+        return _dense_layout(shape, device, attention_mask, boundaries, starts)
+    if reads_values:
+        lengths, cu_seq_lens = tuple(starts.diff().tolist()), to_device(starts.int(), device)
+        return _packed_layout(shape, device, position_ids, cu_seq_lens, max(lengths), lengths, is_real_on_host)
+    if boundaries.max_length is None:
+        raise ValueError(
+            "max_length_q is missing; while compiling and with trust_boundaries=True the values of cu_seq_lens are "
+            "not read, so give max_length_q as an integer"
+        )
+    cu_seq_lens = next(iter(boundaries.cu_seq_lens.values())).int()
+    return _packed_layout(shape, device, position_ids, cu_seq_lens, boundaries.max_length)
 
 
 def _packed_layout(shape, device, position_ids, cu_seq_lens, max_length, lengths=None, is_real_on_host=None):
@@ -257,39 +239,39 @@ def _packed_layout(shape, device, position_ids, cu_seq_lens, max_length, lengths
     )
 
 
-def _dense_layout(shape, device, has_4d_mask, is_real, marks, boundaries=None):
+def _dense_layout(shape, device, attention_mask, boundaries, starts):
     """The layout that keeps the shape (B, L); no value of a tensor on the device is read.
 
-    `boundaries` are on the host; they are None while tracing.
+    `starts` are the boundaries of all sequences, on the host; they are None while tracing.
     """
     num_rows, num_columns = shape
     columns = torch.arange(num_columns, device=device).expand(shape)
     first_tokens = torch.arange(num_rows, device=device) * num_columns
-    position_ids, documents = marks.position_ids, None
-    if marks.cu_seq_lens:
-        cu_seq_lens = next(iter(marks.cu_seq_lens.values()))
+    position_ids, seq_idx, is_real, documents = boundaries.position_ids, boundaries.seq_idx, None, None
+    if boundaries.cu_seq_lens:
+        cu_seq_lens = next(iter(boundaries.cu_seq_lens.values()))
         documents = sequence_of_each_token(cu_seq_lens, num_columns)[None]
         first_tokens = cu_seq_lens[:-1].long()
         position_ids = columns - cu_seq_lens[documents].long() if position_ids is None else position_ids
-    elif is_real is not None:
+    elif attention_mask is not None and attention_mask.ndim == 2:
+        is_real = attention_mask != 0
         first_column = is_real.long().argmax(-1)
         first_tokens = first_tokens + first_column
         position_ids = columns - first_column[:, None] if position_ids is None else position_ids
         position_ids = position_ids.masked_fill(~is_real, 0)  # padding must not hold the largest position of its row
-    elif not has_4d_mask and (marks.seq_idx is not None or position_ids is not None):
-        name = "position_ids" if marks.seq_idx is None else "seq_idx"
-        is_first = _find_first(name, getattr(marks, name))
+    elif attention_mask is None and (seq_idx is not None or position_ids is not None):
+        is_first = _find_first("position_ids", position_ids) if seq_idx is None else _find_first("seq_idx", seq_idx)
         # While tracing, values cannot be read and may mark documents, so the document mask is always made.
-        if boundaries is None or len(boundaries) - 1 > num_rows:
+        if starts is None or len(starts) - 1 > num_rows:
             documents = is_first.long().cumsum(-1) - 1
-            first_tokens = first_tokens if boundaries is None else to_device(boundaries[:-1], device)
+            first_tokens = first_tokens if starts is None else to_device(starts[:-1], device)
         if position_ids is None:
             position_ids = columns - columns.masked_fill(~is_first, 0).cummax(-1).values
     return SequenceLayout(
         shape=shape,
         position_ids=(columns if position_ids is None else position_ids).reshape(-1),
         first_tokens=first_tokens,
-        max_length=None if boundaries is None else int(boundaries.diff().max()),
+        max_length=None if starts is None else int(starts.diff().max()),
         is_real=is_real,
         documents=documents,
     )
@@ -308,23 +290,24 @@ def _find_first(name, values):
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def _check_shapes(shape, attention_mask, marks):
+def _check_shapes(shape, attention_mask, boundaries):
     if 0 in shape:
         raise ValueError(f"input of {shape[0]} rows and {shape[1]} columns is empty; give at least one token")
-    if attention_mask is not None and (marks.cu_seq_lens or marks.seq_idx is not None):
+    if attention_mask is not None and (boundaries.cu_seq_lens or boundaries.seq_idx is not None):
         raise ValueError(
-            f"both {'cu_seq_lens' if marks.cu_seq_lens else 'seq_idx'} and attention_mask are given; packed rows have no "
+            f"both {'cu_seq_lens' if boundaries.cu_seq_lens else 'seq_idx'} and attention_mask are given; packed rows have no "
             "padding, so omit attention_mask"
         )
-    if marks.cu_seq_lens and shape[0] != 1:
+    if boundaries.cu_seq_lens and shape[0] != 1:
         raise ValueError(
             f"cu_seq_lens describes one packed row, but the input has {shape[0]} rows; flatten it to (1, T)"
         )
-    for name, values in (*marks.cu_seq_lens.items(), ("position_ids", marks.position_ids), ("seq_idx", marks.seq_idx)):
-        if values is not None and values.is_floating_point():
+    columns = {name: x for name, x in zip(("position_ids", "seq_idx"), boundaries[:2]) if x is not None}
+    for name, values in (*boundaries.cu_seq_lens.items(), *columns.items()):
+        if values.is_floating_point():
             raise ValueError(f"{name} has the dtype {values.dtype}; its values must be integers: call .long()")
-    for name, values in (("position_ids", marks.position_ids), ("seq_idx", marks.seq_idx)):
-        if values is not None and not _broadcasts_to(values, shape[-values.ndim :] if values.ndim else ()):
+    for name, values in columns.items():
+        if not _broadcasts_to(values, shape[-values.ndim :] if values.ndim else ()):
             raise ValueError(
                 f"{name} has shape {tuple(values.shape)}, but the input has shape {shape}; "
                 f"give {name} of shape {shape}, (1, {shape[1]}) or ({shape[1]},)"
@@ -344,74 +327,44 @@ def _broadcasts_to(tensor, shape):
     return len(axes) == len(shape) and all(given == 1 or length in (None, given) for given, length in zip(axes, shape))
 
 
-def _read_values(tokens, vocab_size, attention_mask, marks, copy_to_host):
-    """Check the values and find the boundaries of the sequences.
+def _read_values(tokens, vocab_size, attention_mask, boundaries):
+    """Check the values and find where sequences begin and end.
 
     Returns:
-        (N + 1,) int64 boundaries, in tokens of the packed layout, on the host; and the other values on the host.
+        (N + 1,) int64 boundaries of the sequences, in real tokens; and (B, L) bool, True at real tokens, or None without a 2-D
+        mask; both on the host.
     """
     input_ids = tokens if tokens.ndim == 2 else tokens.new_zeros(1)
-    is_4d = attention_mask is not None and attention_mask.ndim == 4
-    id_range, mask, positions, sequences, has_invalid_mask, requested, *cu_seq_lens = _copy_to_host(
+    has_2d_mask = attention_mask is not None and attention_mask.ndim == 2
+    id_range, is_invalid, is_real, position_ids, seq_idx, *cu_seq_lens = _copy_to_host(
         torch.stack(input_ids.aminmax()),
-        None if attention_mask is None or is_4d else attention_mask != 0,
-        marks.position_ids,
-        marks.seq_idx,
         None if attention_mask is None else _has_invalid_values(attention_mask),
-        copy_to_host,
-        *marks.cu_seq_lens.values(),
+        attention_mask != 0 if has_2d_mask else None,
+        boundaries.position_ids,
+        boundaries.seq_idx,
+        *boundaries.cu_seq_lens.values(),
     )
-    smallest, largest = id_range.tolist()
-    if tokens.ndim == 2 and not 0 <= smallest <= largest < vocab_size:
-        wrong = smallest if smallest < 0 else largest
-        raise ValueError(
-            f"input_ids contains {wrong}, but the ids of the vocabulary are 0 to {vocab_size - 1}; "
-            "use the tokenizer of the model, or call resize_token_embeddings"
-        )
-    if has_invalid_mask and not is_4d:
-        raise ValueError(
-            f"the 2-D attention_mask of {attention_mask.dtype} contains values other than 0 and 1; it must be 1 at tokens and "
-            "0 at padding. If it is additive, with 0 and -inf, give `attention_mask == 0`"
-        )
-    if has_invalid_mask:
-        raise ValueError(
-            f"the 4-D attention_mask of {attention_mask.dtype} contains invalid values: a bool or integer mask must be 1 where "
-            "a token may attend and 0 elsewhere; a floating-point mask is added to the scores, so it must be 0 where a token may "
-            "attend and negative elsewhere"
-        )
+    is_real = None if is_real is None else is_real.bool()
+    _check_ids(id_range, vocab_size if tokens.ndim == 2 else 1)
+    if attention_mask is not None:
+        _check_mask(attention_mask, is_invalid, is_real)
     num_rows, num_columns = tokens.shape[:2]
-    if mask is not None:
-        mask = mask.bool()
-        lengths = mask.sum(-1)
-        if not lengths.all():
-            row = int((lengths == 0).nonzero()[0])
-            raise ValueError(
-                f"row {row} of attention_mask has no real token (no 1); remove the row or give it at least one token"
-            )
-    else:
-        lengths = torch.full((num_rows,), num_columns, device="cpu")
+    for starts in cu_seq_lens:
+        _check_cu_seq_lens(starts, num_columns)
 
-    found = dict(zip(marks.cu_seq_lens, cu_seq_lens))
-    for boundaries in cu_seq_lens:
-        _check_cu_seq_lens(boundaries, num_columns)
-    if attention_mask is None:
-        end = torch.tensor([num_rows * num_columns], device="cpu")
-        for name, values in (("seq_idx", sequences), ("position_ids", positions)):
-            if values is not None:
-                found[name] = torch.cat((_find_first(name, values).flatten().nonzero().flatten(), end))
-    name, boundaries = next(iter(found.items()), ("", F.pad(lengths.cumsum(0), (1, 0))))
-    for other_name, other in found.items():
-        if not torch.equal(boundaries, other):
-            raise ValueError(
-                f"{name} starts documents at {_preview(boundaries[:-1])}, but {other_name} at {_preview(other[:-1])}; correct "
-                "one of them or omit it"
-            )
-    longest = int(boundaries.diff().max())
-    if marks.max_length is not None and int(marks.max_length) < longest:
+    found = dict(zip(boundaries.cu_seq_lens, cu_seq_lens))
+    for name, numbers in (("seq_idx", seq_idx), ("position_ids", position_ids)):
+        if numbers is not None and attention_mask is None:
+            end = torch.tensor([num_rows * num_columns], device="cpu")
+            found[name] = torch.cat((_find_first(name, numbers).flatten().nonzero().flatten(), end))
+    lengths = torch.full((num_rows,), num_columns, device="cpu") if is_real is None else is_real.sum(-1)
+    starts = _agreed(found) if found else F.pad(lengths.cumsum(0), (1, 0))
+    longest, max_length = int(starts.diff().max()), boundaries.max_length
+    if max_length is not None and int(max_length) < longest:
         raise ValueError(
-            f"max_length_q={int(marks.max_length)} is less than the longest sequence, {longest} tokens; correct it or omit it"
+            f"max_length_q={int(max_length)} is less than the longest sequence, {longest} tokens; correct it or omit it"
         )
-    return boundaries, HostValues(mask, None if requested is None else requested.bool())
+    return starts, is_real
 
 
 def _copy_to_host(*tensors):
@@ -420,6 +373,46 @@ def _copy_to_host(*tensors):
     flat = torch.cat([tensor.reshape(-1).long() for tensor in present]).cpu()
     parts = iter(flat.split([tensor.numel() for tensor in present]))
     return [None if tensor is None else next(parts).view(tensor.shape) for tensor in tensors]
+
+
+def _check_ids(id_range, vocab_size):
+    smallest, largest = id_range.tolist()
+    if not 0 <= smallest <= largest < vocab_size:
+        raise ValueError(
+            f"input_ids contains {smallest if smallest < 0 else largest}, but the ids of the vocabulary are 0 to "
+            f"{vocab_size - 1}; use the tokenizer of the model, or call resize_token_embeddings"
+        )
+
+
+def _check_mask(mask, is_invalid, is_real):
+    if is_invalid and mask.ndim == 2:
+        raise ValueError(
+            f"the 2-D attention_mask of {mask.dtype} contains values other than 0 and 1; it must be 1 at tokens and "
+            "0 at padding. If it is additive, with 0 and -inf, give `attention_mask == 0`"
+        )
+    if is_invalid:
+        raise ValueError(
+            f"the 4-D attention_mask of {mask.dtype} contains invalid values: a bool or integer mask must be 1 where "
+            "a token may attend and 0 elsewhere; a floating-point mask is added to the scores, so it must be 0 where a token may "
+            "attend and negative elsewhere"
+        )
+    if is_real is not None and not (has_token := is_real.any(-1)).all():
+        row = int((~has_token).nonzero()[0])
+        raise ValueError(
+            f"row {row} of attention_mask has no real token (no 1); remove the row or give it at least one token"
+        )
+
+
+def _agreed(found):
+    """The boundaries that all inputs give; `found` has them by the name of the input."""
+    (name, starts), *others = found.items()
+    for other_name, other in others:
+        if not torch.equal(starts, other):
+            raise ValueError(
+                f"{name} starts documents at {_preview(starts[:-1])}, but {other_name} at {_preview(other[:-1])}; correct "
+                "one of them or omit it"
+            )
+    return starts
 
 
 def _check_cu_seq_lens(boundaries, num_tokens):

@@ -2,6 +2,8 @@
 
 Trainer counts the labels of all accumulation steps and devices and passes the number as `num_items_in_batch`. Division by
 this number makes 1 x 8, 2 x 4 and 8 x 1 (batch x accumulation) the same step; a mean of means would not.
+
+Padding has no prediction, so labels at padding are ignored. Trainer counts them all the same; collators write -100 there.
 """
 
 from collections.abc import Callable
@@ -10,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from .layout_neobert import HostValues, SequenceLayout, to_device
+from .layout_neobert import SequenceLayout
 
 LOSS_CHUNK = 1024  # labels whose logits are in memory together: 125 MB in fp32 with a vocabulary of 30,522
 IGNORE_INDEX = -100  # labels with this value are ignored, as everywhere in PyTorch
@@ -99,12 +101,14 @@ def classification_loss(config, logits: torch.Tensor, labels: torch.Tensor, num_
     return mean_loss(losses, labels.numel(), num_items_in_batch)
 
 
-def span_loss(logits: tuple, positions: tuple, num_items_in_batch=None) -> torch.Tensor:
+def span_loss(logits: tuple, positions: tuple, is_real_BL: torch.Tensor, num_items_in_batch=None) -> torch.Tensor:
     """Mean of the cross-entropies of start and end position.
 
     Args:
         logits: Start and end logits, (B, L) each.
-        positions: Start and end columns, (B,) each; a column outside 0 to L - 1 marks a truncated answer and is ignored.
+        positions: Start and end columns, (B,) each; a column outside 0 to L - 1 marks a truncated answer. It is ignored, and so
+            is a column of padding.
+        is_real_BL: (B, L) bool, True at tokens that are not padding.
         num_items_in_batch: From Trainer.
 
     Raises:
@@ -114,8 +118,9 @@ def span_loss(logits: tuple, positions: tuple, num_items_in_batch=None) -> torch
     for logits_BL, columns in zip(logits, positions):
         num_rows, num_columns = logits_BL.shape
         check_labels(columns, (num_rows,), "one column for each row")
-        is_truncated = (columns < 0) | (columns >= num_columns)
-        losses.append(cross_entropy(logits_BL, columns.masked_fill(is_truncated, IGNORE_INDEX), num_items_in_batch))
+        in_row = columns.clamp(0, num_columns - 1)
+        is_answer = (columns == in_row) & is_real_BL.gather(1, in_row[:, None])[:, 0]
+        losses.append(cross_entropy(logits_BL, columns.masked_fill(~is_answer, IGNORE_INDEX), num_items_in_batch))
     return sum(losses) / 2
 
 
@@ -125,58 +130,19 @@ def check_labels(labels: torch.Tensor, shape: tuple[int, ...], meaning: str) -> 
         raise ValueError(f"labels have shape {tuple(labels.shape)}, expected {tuple(shape)}: {meaning}")
 
 
-def mark_labels(
-    labels: torch.Tensor | None, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None
-) -> torch.Tensor | None:
-    """(B, L) bool, True at labels; None without labels.
+def flatten_labels(labels_BL: torch.Tensor, layout: SequenceLayout) -> torch.Tensor:
+    """(T,) labels on the flat axis; labels at padding are removed, or ignored where the layout keeps padding.
 
     Raises:
         ValueError: The labels do not have the shape of the input.
     """
-    tokens = inputs_embeds if input_ids is None else input_ids
-    if labels is None or tokens is None:
-        return None
-    check_labels(labels, tokens.shape[:2], "one for each input token")
-    return labels != IGNORE_INDEX
+    check_labels(labels_BL, layout.shape, "one for each input token")
+    return layout.flatten(labels_BL, fill=IGNORE_INDEX)
 
 
-def mark_ends(
-    ends: tuple[torch.Tensor, torch.Tensor] | None,
-    input_ids: torch.Tensor | None,
-    inputs_embeds: torch.Tensor | None,
-) -> torch.Tensor | None:
-    """(B, L) bool, True where an answer starts or ends; None without answers, or if `span_loss` will refuse their shape."""
-    tokens = inputs_embeds if input_ids is None else input_ids
-    if ends is None or tokens is None or any(columns.shape != tokens.shape[:1] for columns in ends):
-        return None
-    columns = torch.arange(tokens.shape[1], device=tokens.device)
-    return (columns == ends[0][:, None]) | (columns == ends[1][:, None])
-
-
-def check_no_label_at_padding(host_values: HostValues, is_span: bool = False) -> None:
-    """Raise ValueError if a label, or with `is_span` the start or end of an answer, is at padding."""
-    if host_values.requested is None or host_values.is_real is None:
-        return
-    is_wrong = host_values.requested & ~host_values.is_real
-    if is_wrong.any():
-        row, column = is_wrong.nonzero()[0].tolist()
-        if is_span:
-            raise ValueError(
-                f"the answer in row {row} starts or ends at column {column}, which is padding; start_positions and "
-                f"end_positions must point to real tokens, or to {IGNORE_INDEX} to ignore the answer"
-            )
-        raise ValueError(
-            f"labels[{row}, {column}] is a label, but attention_mask[{row}, {column}] is 0, which marks padding; "
-            f"set labels to {IGNORE_INDEX} at padding"
-        )
-
-
-def find_labels(labels_BL: torch.Tensor, layout: SequenceLayout, host_values: HostValues) -> torch.Tensor:
+def find_labels(labels_BL: torch.Tensor, layout: SequenceLayout) -> torch.Tensor:
     """(S,) int64, indices of the labels on the flat axis.
 
-    Without values on the host this waits for the device; all blocks but the last are already queued by then.
+    It waits for the device; all blocks but the last are queued by then.
     """
-    if host_values.requested is None:
-        return (layout.flatten(labels_BL, fill=IGNORE_INDEX) != IGNORE_INDEX).nonzero().flatten()
-    is_label = host_values.requested.flatten() if layout.indices is None else host_values.requested[host_values.is_real]
-    return to_device(is_label.nonzero().flatten(), labels_BL.device)
+    return (flatten_labels(labels_BL, layout) != IGNORE_INDEX).nonzero().flatten()

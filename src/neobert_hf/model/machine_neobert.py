@@ -1,6 +1,6 @@
-"""Hardware capabilities: bf16 instructions, the fastest dtype and the fastest matrix products.
+"""What the machine and torch can do: bf16 instructions, the fastest dtype and matrix products, private names, tracing.
 
-All results depend on the processor and not on timing, so two runs on one machine take the same path.
+All results about the machine depend on the processor and not on timing, so two runs on one machine take the same path.
 `ATEN_CPU_CAPABILITY=avx2` hides AVX-512 from torch, and so from this file; `NEOBERT_CPU_BF16=0` or `1` overrides the
 detection of bf16 instructions, and of their speed.
 
@@ -44,6 +44,18 @@ def find_private_names() -> SimpleNamespace:
 
 
 TORCH = find_private_names()
+
+
+def is_tracing(tensor: torch.Tensor) -> bool:
+    """Whether tensor values cannot be read: compilation, export, torch.func, CUDA graph capture, fake and meta tensors."""
+    return (
+        torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or (TORCH.are_functorch_transforms_active is not None and TORCH.are_functorch_transforms_active())
+        or tensor.is_meta
+        or (TORCH.FakeTensor is not None and isinstance(tensor, TORCH.FakeTensor))
+        or (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+    )
 
 
 def has_bf16_instructions() -> bool:

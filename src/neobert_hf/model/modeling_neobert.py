@@ -7,9 +7,11 @@ Architecture, in the order of the data flow:
 - SwiGLU of two thirds of the nominal feed-forward width, gate and up fused in one matrix;
 - a final RMSNorm; for masked language modelling, an untied decoder with bias.
 
+Padding is removed before the first block and restored after the last (see `make_layout`), so all tensors in between are (T, ...),
+and (S, ...) from the last attention on. Losses are means over real tokens; labels at padding are ignored.
+
 Axes: `B` rows, `L` columns of the input; `T` tokens on the flat axis; `S` tokens that a head reads; `N` sequences; `D` hidden;
-`H` heads; `K` head width; `F` feed-forward; `V` vocabulary; `C` labels. Padding is removed before the first block and restored
-after the last (see `make_layout`), so all tensors in between are (T, ...), and (S, ...) from the last attention on.
+`H` heads; `K` head width; `F` feed-forward; `V` vocabulary; `C` labels.
 """
 
 from collections.abc import Callable
@@ -28,11 +30,12 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
     TokenClassifierOutput,
 )
-from transformers.utils import can_return_tuple, logging
+from transformers.utils import can_return_tuple
 
-from .attention_neobert import ForwardPlan, rotary_table
-from .backends_neobert import check_installed, current_name, is_own_backend, missing_backend_message
-from .blocks_neobert import NeoBERTBlock, Rotary
+# The loader of transformers 4.57 copies only the files that this one imports directly, so it imports all of them.
+from .attention_neobert import attend_sdpa  # noqa: F401
+from .backends_neobert import check_installed, is_own_backend, missing_backend_message
+from .blocks_neobert import NeoBERTBlock, RMSNorm, normalize
 from .checkpoint_neobert import (
     check_can_be_saved,
     check_encoder_is_complete,
@@ -44,31 +47,20 @@ from .checkpoint_neobert import (
 )
 from .configuration_neobert import NeoBERTConfig
 from .inference_neobert import check_is_original
-from .kernels_neobert import (
-    RMSNorm,
-    is_hooked,
-    is_tracing,
-    normalize,
-    product,
-    runs_fast,
-)
-from .layout_neobert import HostValues, SequenceLayout, check_tokens, collect_marks, find_first_tokens
+from .kernels_neobert import is_hooked, product, runs_fast
+from .layout_neobert import Boundaries, SequenceLayout, check_tokens, find_first_tokens
 from .losses_neobert import (
-    IGNORE_INDEX,
     check_labels,
-    check_no_label_at_padding,
     classification_loss,
     cross_entropy,
     cross_entropy_in_chunks,
     find_labels,
-    mark_ends,
-    mark_labels,
+    flatten_labels,
     span_loss,
 )
-from .machine_neobert import product_dtype, widen_residual
-from .plan_neobert import make_plan, warn_of_limits
-
-logger = logging.get_logger(__name__)
+from .machine_neobert import is_tracing, product_dtype, widen_residual
+from .plan_neobert import ForwardPlan, make_plan
+from .rotary_neobert import Rotary, rotary_table
 
 
 @dataclass
@@ -79,7 +71,6 @@ class NeoBERTModelOutput(BaseModelOutput):
     """
 
     plan: ForwardPlan | None = None
-    host_values: HostValues | None = None
     tokens_S: torch.Tensor | None = None
 
 
@@ -141,7 +132,6 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
         """Resolve `attn_implementation`: None is "auto"; our own backends must be installed; transformers checks the others."""
         if requested_attention is None or requested_attention == "auto":
             return "auto"
-        requested_attention = current_name(requested_attention)
         if is_own_backend(requested_attention):
             check_installed(requested_attention)
             return requested_attention
@@ -219,17 +209,8 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         token_type_ids: torch.Tensor | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
-        cu_seq_lens_q: torch.Tensor | None = None,
-        cu_seq_lens_k: torch.Tensor | None = None,
-        max_length_q: int | None = None,
-        max_length_k: int | None = None,
-        cu_seqlens: torch.Tensor | None = None,
-        max_seqlen: int | None = None,
-        seq_idx: torch.Tensor | None = None,
-        trust_boundaries: bool = False,
         return_packed: bool = False,
-        copy_to_host: torch.Tensor | None = None,
-        select_tokens: Callable[[SequenceLayout, HostValues], torch.Tensor] | None = None,
+        select_tokens: Callable[[SequenceLayout], torch.Tensor] | None = None,
         **kwargs,
     ) -> NeoBERTModelOutput:
         """Encode padded rows, or documents packed into one row.
@@ -243,22 +224,18 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             token_type_ids: Ignored, because NeoBERT has no token types; accepted, because tokenizers return it.
             output_hidden_states: Return the embeddings and the state after each block; the last state is after the final norm.
             output_attentions: Return the probabilities of each block, with eager attention.
-            cu_seq_lens_q: (N + 1,) boundaries of the documents in a packed row (1, T); `cu_seqlens` is an alias.
-            cu_seq_lens_k: The same as `cu_seq_lens_q`; keys and queries are the same tokens.
-            max_length_q: Length of the longest document; `max_seqlen` is an alias.
-            max_length_k: The same as `max_length_q`.
-            cu_seqlens: Name of `cu_seq_lens_q` in the published code.
-            max_seqlen: Name of `max_length_q` in the published code.
-            seq_idx: (B, L), (1, L) or (L,) number of each token's document in packed rows, from transformers' packing collator.
-            trust_boundaries: The caller guarantees valid ids, `cu_seq_lens_q` and `max_length_q`. Attention that reads the
-                boundaries on the device (FlashAttention, torch_varlen) then needs no synchronisation before the first block;
-                for other attention the values are still checked.
             return_packed: Return `last_hidden_state` as (T, D), real tokens only, and the plan with the layout that describes it.
-            copy_to_host: (B, L) bool that a head needs on the host; it is copied with other values and is in `host_values`.
-            select_tokens: Function from layout and host values to indices on the flat axis, (S,) int64, of the tokens that a head
-                reads; needs `return_packed`. The last block then computes its output projection and SwiGLU for these only,
-                unless `hidden_states` are returned or a hook reads its states.
-            **kwargs: Refused, unless the value is None or False.
+            select_tokens: Function from the layout to indices on the flat axis, (S,) int64, of the tokens that a head reads;
+                needs `return_packed`. The last block then computes its output projection and SwiGLU for these only, unless
+                `hidden_states` are returned or a hook reads its states.
+            **kwargs: Boundaries of packed documents. All other arguments are refused, unless the value is None or False.
+                - `cu_seq_lens_q`, `cu_seq_lens_k` or `cu_seqlens`, the name in the published code: (N + 1,) boundaries of the
+                  documents in a packed row (1, T).
+                - `max_length_q`, `max_length_k` or `max_seqlen`: length of the longest document.
+                - `seq_idx`: (B, L), (1, L) or (L,) number of each token's document in packed rows.
+                - `trust_boundaries`: The caller guarantees valid ids, `cu_seq_lens_q` and `max_length_q`. Attention that reads
+                  the boundaries on the device (FlashAttention, torch_varlen) then needs no synchronisation before the first
+                  block; for other attention the values are still checked.
 
         Returns:
             `last_hidden_state` (B, L, D), zero at padding; `hidden_states`, num_hidden_layers + 1 of the same shape;
@@ -270,92 +247,80 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
 
         Source: paper, section 3.1.
         """
-        if unknown := [name for name, value in kwargs.items() if value is not None and value is not False]:
-            raise TypeError(
-                f"{type(self).__name__} has no argument {', '.join(unknown)}; omit it, or give it to a model with a head"
-            )
+        config = self.config
+        boundaries = Boundaries.from_arguments(type(self).__name__, {"position_ids": position_ids, **kwargs})
         if select_tokens is not None and not return_packed:
             raise ValueError("select_tokens chooses tokens, which have no rows and columns; set return_packed=True")
-        config = self.config
-        output_hidden_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        output_attentions = config.output_attentions if output_attentions is None else output_attentions
+        returns_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        returns_weights = bool(config.output_attentions if output_attentions is None else output_attentions)
+
         tokens = check_tokens(input_ids, inputs_embeds, config.hidden_size)
         weight = self.encoder.weight  # an adapter may compute it
-        dtype = product_dtype(weight)
-        marks = collect_marks(
-            position_ids,
-            seq_idx,
-            cu_seq_lens_q,
-            cu_seq_lens_k,
-            cu_seqlens,
-            max_length_q,
-            max_length_k,
-            max_seqlen,
-        )
-        plan, host_values = make_plan(
-            tokens,
-            config._attn_implementation,
-            vocab_size=config.vocab_size,
-            attention_mask=attention_mask,
-            marks=marks,
-            trust_boundaries=trust_boundaries,
-            copy_to_host=copy_to_host,
-            unpad=config.unpad_inputs,
-            need_weights=bool(output_attentions),
-            dtype=dtype,
-            head_dim=config.head_dim,
-            is_fast=runs_fast(weight, self),
-        )
+        dtype, is_fast = product_dtype(weight), runs_fast(weight, self)
+        plan = make_plan(tokens, config, boundaries, attention_mask, dtype, returns_weights, is_fast)
         layout = plan.layout
-        if not is_tracing(tokens):
-            warn_of_limits(layout, config.max_position_embeddings, dtype, tokens.device)
-        if inputs_embeds is None and is_hooked(self.encoder):  # a hook, for example NEFTune's, expects (B, L, D)
-            x_TD = layout.flatten(self.encoder(tokens))
-        else:
-            x_TD = layout.flatten(tokens)
-            x_TD = self.encoder(x_TD) if inputs_embeds is None else x_TD
-        x_TD = widen_residual(x_TD)
+        x_TD = self._embed(tokens, layout)
         # float64 embeddings may feed a float32 model, whose products need a float32 table
         rotary = Rotary(rotary_table(config, layout, weight.dtype))
 
-        states, attentions = (), ()  # kept only if requested, because they need much memory
-        tokens_S, selected = None, ()
-        last = len(self.transformer_encoder) - 1
-        for number, block in enumerate(self.transformer_encoder):
-            if output_hidden_states:
+        states, attentions, tokens_S = (), (), None  # kept only if requested, because they need much memory
+        for block in self.transformer_encoder:
+            if returns_states:
                 states += (layout.unflatten(x_TD),)
                 x_TD = layout.flatten(states[-1])  # the gradient must pass through the returned state
-            # Who reads the last states in the output or through a hook expects all of them. The function may wait for the
-            # device, so it is not called before the other blocks are queued.
-            elif number == last and select_tokens is not None and not is_hooked(*block.modules(), self.layer_norm):
-                tokens_S = select_tokens(layout, host_values)
-                selected = (tokens_S,)
-            x_TD, weights = block(x_TD, rotary, plan, *selected)
-            attentions += (weights,) if output_attentions else ()
+            elif select_tokens is not None and self._is_read_by_head_only(block):
+                tokens_S = select_tokens(layout)  # it may wait for the device, so the other blocks are queued before
+            x_TD, weights = block(x_TD, rotary, plan, tokens_S)
+            attentions += (weights,) if returns_weights else ()
         x_TD = normalize(self.layer_norm, x_TD, plan.kernels)
-        x_BLD = layout.unflatten(x_TD) if output_hidden_states or not return_packed else None
-        if output_hidden_states:
-            x_TD = layout.flatten(x_BLD)
-        if select_tokens is not None and not selected:
-            tokens_S = select_tokens(layout, host_values)
-            x_TD = x_TD.index_select(0, tokens_S)
 
+        x_BLD = layout.unflatten(x_TD) if returns_states or not return_packed else None
+        if returns_states:
+            x_TD = layout.flatten(x_BLD)
+        if select_tokens is not None and tokens_S is None:
+            tokens_S = select_tokens(layout)
+            x_TD = x_TD.index_select(0, tokens_S)
         return NeoBERTModelOutput(
             last_hidden_state=x_TD if return_packed else x_BLD,
-            hidden_states=(*states, x_BLD) if output_hidden_states else None,
-            attentions=attentions if output_attentions else None,
+            hidden_states=(*states, x_BLD) if returns_states else None,
+            attentions=attentions if returns_weights else None,
             plan=plan if return_packed else None,
-            host_values=host_values if return_packed else None,
             tokens_S=tokens_S,
         )
 
+    def _embed(self, tokens: torch.Tensor, layout: SequenceLayout) -> torch.Tensor:
+        """(B, L) ids or (B, L, D) embeddings to the residual stream (T, D)."""
+        if tokens.ndim == 2 and is_hooked(self.encoder):  # a hook, for example NEFTune's, expects (B, L, D)
+            tokens = self.encoder(tokens)
+        x_T = layout.flatten(tokens)
+        return widen_residual(self.encoder(x_T) if tokens.ndim == 2 else x_T)
 
-class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
-    """The encoder with a decoder for masked language modelling, which is untied and has a bias."""
+    def _is_read_by_head_only(self, block: nn.Module) -> bool:
+        """Whether this is the last block, and no hook reads the states of all tokens behind its attention."""
+        return block is self.transformer_encoder[-1] and not is_hooked(*block.modules(), self.layer_norm)
+
+
+class _HeadModel(NeoBERTPreTrainedModel):
+    """The encoder, for a subclass that adds a head."""
 
     def __init__(self, config: NeoBERTConfig):
         super().__init__(config)
         self.model = NeoBERTModel(config)
+
+    def encode(
+        self, input_ids=None, attention_mask=None, position_ids=None, inputs_embeds=None, **kwargs
+    ) -> NeoBERTModelOutput:
+        """The states of real tokens, and the plan; arguments as in `NeoBERTModel.forward`."""
+        warn_of_frozen_layers(self)
+        inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
+        return self.model(**inputs, inputs_embeds=inputs_embeds, return_packed=True, return_dict=True, **kwargs)
+
+
+class NeoBERTForMaskedLM(_HeadModel):
+    """Encoder with an untied masked-LM decoder that has a bias."""
+
+    def __init__(self, config: NeoBERTConfig):
+        super().__init__(config)
         self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
         self.post_init()
 
@@ -379,7 +344,7 @@ class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
         """Predict masked tokens; other arguments as in `NeoBERTModel.forward`.
 
         Args:
-            labels: (B, L) token ids to predict, -100 elsewhere. A label at padding, which BERT accepts, is an error: set -100.
+            labels: (B, L) token ids to predict, -100 elsewhere. Labels at padding are ignored.
             num_items_in_batch: Number of labels in the whole optimizer step, from Trainer.
 
         Returns:
@@ -387,18 +352,15 @@ class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
             labelled positions are decoded, except while compiling: `logits` is (number of labels, V) in evaluation and None
             in training, where the loss is computed chunk by chunk.
         """
-        warn_of_frozen_layers(self)
-        inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
-        inputs |= dict(inputs_embeds=inputs_embeds, copy_to_host=mark_labels(labels, input_ids, inputs_embeds))
         check_vocabulary({"decoder": self.decoder}, self.config.vocab_size)
         is_sparse = self.config.sparse_prediction and labels is not None and not is_tracing(labels)
         select_tokens = partial(find_labels, labels) if is_sparse else None
-        outputs = self.model(**inputs, return_packed=True, return_dict=True, select_tokens=select_tokens, **kwargs)
-        check_no_label_at_padding(outputs.host_values)
+        inputs = input_ids, attention_mask, position_ids, inputs_embeds
+        outputs = self.encode(*inputs, select_tokens=select_tokens, **kwargs)
         plan, hidden_TD = outputs.plan, outputs.last_hidden_state
         loss = logits = num_correct = None
         if labels is not None:
-            labels = plan.layout.flatten(labels, fill=IGNORE_INDEX)
+            labels = flatten_labels(labels, plan.layout)
         if is_sparse:
             labels = labels[outputs.tokens_S]
         if is_sparse and self.training:
@@ -415,22 +377,20 @@ class NeoBERTForMaskedLM(NeoBERTPreTrainedModel):
         )
 
 
-class _PooledHead(NeoBERTPreTrainedModel):
+class _PooledHead(_HeadModel):
     """The encoder with a classifier on the first real token of each sequence: dropout, dense, tanh, dropout, classifier."""
 
     def __init__(self, config: NeoBERTConfig, num_outputs: int):
         super().__init__(config)
         self.num_labels = config.num_labels
-        self.model = NeoBERTModel(config)
         self.dropout = nn.Dropout(config.classifier_dropout)
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.classifier = nn.Linear(config.hidden_size, num_outputs)
         self.post_init()
 
-    def classify(self, **inputs):
-        """Return logits (N, C) and the output of the encoder."""
-        warn_of_frozen_layers(self)
-        outputs = self.model(**inputs, return_packed=True, return_dict=True, select_tokens=find_first_tokens)
+    def classify(self, *inputs, **kwargs):
+        """Return logits (N, C) and the output of the encoder; arguments as in `encode`."""
+        outputs = self.encode(*inputs, **kwargs, select_tokens=find_first_tokens)
         pooled_ND = torch.tanh(self.dense(self.dropout(outputs.last_hidden_state)))
         return self.classifier(self.dropout(pooled_ND)), outputs
 
@@ -463,8 +423,7 @@ class NeoBERTForSequenceClassification(_PooledHead):
         Returns:
             `loss` and `logits` (N, C).
         """
-        inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
-        logits, outputs = self.classify(**inputs, inputs_embeds=inputs_embeds, **kwargs)
+        logits, outputs = self.classify(input_ids, attention_mask, position_ids, inputs_embeds, **kwargs)
         return SequenceClassifierOutput(
             loss=None if labels is None else classification_loss(self.config, logits, labels, num_items_in_batch),
             logits=logits,
@@ -500,16 +459,12 @@ class NeoBERTForMultipleChoice(_PooledHead):
         Returns:
             `loss` and `logits` (B, choices).
         """
-        inputs = dict(
-            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, inputs_embeds=inputs_embeds
-        )
         tokens = check_tokens(input_ids, inputs_embeds, self.config.hidden_size, "rows, choices, columns")
         num_rows, num_choices = tokens.shape[:2]
+        inputs = input_ids, attention_mask, position_ids, inputs_embeds
         # position_ids of shape (L,) or (1, L) are the same for all rows
-        rows = {
-            key: value.flatten(0, 1) if value is not None and value.ndim > 2 else value for key, value in inputs.items()
-        }
-        logits, outputs = self.classify(**rows, **kwargs)
+        rows = (x.flatten(0, 1) if x is not None and x.ndim > 2 else x for x in inputs)
+        logits, outputs = self.classify(*rows, **kwargs)
         if len(logits) != num_rows * num_choices:
             raise ValueError(
                 f"the input has {len(logits)} sequences for {num_rows} x {num_choices} choices; give each choice as one row"
@@ -525,13 +480,12 @@ class NeoBERTForMultipleChoice(_PooledHead):
         )
 
 
-class NeoBERTForTokenClassification(NeoBERTPreTrainedModel):
+class NeoBERTForTokenClassification(_HeadModel):
     """One prediction per token: dropout, then a linear classifier."""
 
     def __init__(self, config: NeoBERTConfig):
         super().__init__(config)
         self.num_labels = config.num_labels
-        self.model = NeoBERTModel(config)
         self.dropout = nn.Dropout(config.classifier_dropout)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
@@ -550,21 +504,17 @@ class NeoBERTForTokenClassification(NeoBERTPreTrainedModel):
         """Label each token; other arguments as in `NeoBERTModel.forward`.
 
         Args:
-            labels: (B, L) class ids, -100 where there is none. A label at padding, which BERT accepts, is an error: set -100.
+            labels: (B, L) class ids, -100 where there is none. Labels at padding are ignored.
             num_items_in_batch: Number of labels in the whole optimizer step, from Trainer.
 
         Returns:
             `loss` and `logits` (B, L, C), zero at padding.
         """
-        warn_of_frozen_layers(self)
-        inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
-        inputs |= dict(inputs_embeds=inputs_embeds, copy_to_host=mark_labels(labels, input_ids, inputs_embeds))
-        outputs = self.model(**inputs, return_packed=True, return_dict=True, **kwargs)
-        check_no_label_at_padding(outputs.host_values)
+        outputs = self.encode(input_ids, attention_mask, position_ids, inputs_embeds, **kwargs)
         layout, loss = outputs.plan.layout, None
         logits_TC = self.classifier(self.dropout(outputs.last_hidden_state))
         if labels is not None:
-            loss = cross_entropy(logits_TC, layout.flatten(labels, fill=IGNORE_INDEX), num_items_in_batch)
+            loss = cross_entropy(logits_TC, flatten_labels(labels, layout), num_items_in_batch)
         return TokenClassifierOutput(
             loss=loss,
             logits=layout.unflatten(logits_TC),
@@ -573,12 +523,11 @@ class NeoBERTForTokenClassification(NeoBERTPreTrainedModel):
         )
 
 
-class NeoBERTForQuestionAnswering(NeoBERTPreTrainedModel):
+class NeoBERTForQuestionAnswering(_HeadModel):
     """Start and end of the answer in each row."""
 
     def __init__(self, config: NeoBERTConfig):
         super().__init__(config)
-        self.model = NeoBERTModel(config)
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
         self.post_init()
 
@@ -598,7 +547,7 @@ class NeoBERTForQuestionAnswering(NeoBERTPreTrainedModel):
 
         Args:
             start_positions: (B,) column of the first token of the answer. A column outside 0 to L - 1 marks a truncated
-                answer and is ignored. A column of padding, which BERT accepts, is an error; set -100 for no answer.
+                answer. It is ignored, and so is a column of padding.
             end_positions: (B,) column of the last token of the answer, by the same rules.
             num_items_in_batch: Number of answers in the whole optimizer step.
 
@@ -606,19 +555,15 @@ class NeoBERTForQuestionAnswering(NeoBERTPreTrainedModel):
             `loss`, mean of start and end; `start_logits` and `end_logits` (B, L), the lowest value of the dtype at padding,
             so that the softmax over columns ignores padding.
         """
-        ends = None if start_positions is None or end_positions is None else (start_positions, end_positions)
-        warn_of_frozen_layers(self)
-        inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
-        inputs |= dict(inputs_embeds=inputs_embeds, copy_to_host=mark_ends(ends, input_ids, inputs_embeds))
-        outputs = self.model(**inputs, return_packed=True, return_dict=True, **kwargs)
-        check_no_label_at_padding(outputs.host_values, is_span=True)
+        outputs = self.encode(input_ids, attention_mask, position_ids, inputs_embeds, **kwargs)
         layout, loss = outputs.plan.layout, None
         ends_T2 = self.qa_outputs(outputs.last_hidden_state)
         start_BL, end_BL = layout.unflatten(ends_T2, fill=torch.finfo(ends_T2.dtype).min).unbind(-1)
-        if ends is not None:
+        if start_positions is not None and end_positions is not None:
             if len(layout.first_tokens) != layout.shape[0]:
                 raise ValueError("start_positions and end_positions need padded rows, but the input is packed; pad it")
-            loss = span_loss((start_BL, end_BL), ends, num_items_in_batch)
+            is_real_BL = layout.unflatten(torch.ones_like(ends_T2[:, 0], dtype=torch.bool), fill=False)
+            loss = span_loss((start_BL, end_BL), (start_positions, end_positions), is_real_BL, num_items_in_batch)
         return QuestionAnsweringModelOutput(
             loss=loss,
             start_logits=start_BL.contiguous(),

@@ -4,33 +4,56 @@ The layout follows from the inputs (`layout_neobert.py`), the backend from the t
 kernels from the weights (`kernels_neobert.py`).
 """
 
+from typing import Any, NamedTuple
+
 import torch
 from transformers.utils import logging
 
-from .attention_neobert import ForwardPlan, make_dense_mask
+from .attention_neobert import make_dense_mask
 from .backends_neobert import Situation, choose_backend, find_backend, runs_packed
-from .kernels_neobert import choose_kernels, is_tracing
-from .layout_neobert import NO_MARKS, DocumentMarks, HostValues, SequenceLayout, make_layout
-from .machine_neobert import bf16_is_fastest
+from .configuration_neobert import NeoBERTConfig
+from .kernels_neobert import SHORTEST_TILED, choose_kernels
+from .layout_neobert import NO_BOUNDARIES, Boundaries, SequenceLayout, make_layout
+from .machine_neobert import bf16_is_fastest, is_tracing
 
 logger = logging.get_logger(__name__)
 
 
+class ForwardPlan(NamedTuple):
+    """Layout, attention backend, mask and kernels of one forward; made once, read by all blocks and heads.
+
+    Attributes:
+        layout: Where sequences start and end.
+        backend: Name of the attention backend.
+        mask: Mask of the backend: a tensor that broadcasts to (B, H, L, L), a mask object of the backend, or None.
+        kernels: Kernels outside attention: the result of `choose_kernels`, or "plain" for standard operations.
+    """
+
+    layout: SequenceLayout
+    backend: str
+    mask: Any = None
+    kernels: str = "plain"
+
+    def attend(
+        self, q_THK: torch.Tensor, k_THK: torch.Tensor, v_THK: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attention within each sequence, in both directions: softmax(q k^T / sqrt(K)) v.
+
+        Returns:
+            (T, H, K), and the probabilities (B, H, L, L) if the backend is eager, else None.
+        """
+        return find_backend(self.backend).attend(q_THK, k_THK, v_THK, self)
+
+
 def make_plan(
     tokens: torch.Tensor,
-    implementation: str,
-    *,
-    vocab_size: int,
+    config: NeoBERTConfig,
+    boundaries: Boundaries = NO_BOUNDARIES,
     attention_mask: torch.Tensor | None = None,
-    marks: DocumentMarks = NO_MARKS,
-    trust_boundaries: bool = False,
-    copy_to_host: torch.Tensor | None = None,
-    unpad: bool = True,
-    need_weights: bool = False,
     dtype: torch.dtype = torch.float32,
-    head_dim: int = 64,
+    need_weights: bool = False,
     is_fast: bool = False,
-) -> tuple[ForwardPlan, HostValues]:
+) -> ForwardPlan:
     """Choose the layout, the attention backend with its mask, and the kernels of one forward.
 
     At most one host synchronisation: none while tracing, and none for trusted boundaries if the backend reads them on the
@@ -38,61 +61,43 @@ def make_plan(
 
     Args:
         tokens: As in `make_layout`.
-        implementation: The requested attention implementation, or "auto".
-        vocab_size: As in `make_layout`.
+        config: Attention implementation, vocabulary, head width; `unpad_inputs=False` keeps padding in the computation.
+        boundaries: As in `make_layout`.
         attention_mask: As in `make_layout`; a 4-D mask broadcasts to (B, H, L, L).
-        marks: As in `make_layout`.
-        trust_boundaries: The caller guarantees valid ids and marks; their values need no check.
-        copy_to_host: As in `make_layout`.
-        unpad: False keeps padding in the computation.
-        need_weights: Attention probabilities are required; only the eager backend returns them.
         dtype: dtype of matrix products; it limits the choice of backends.
-        head_dim: Width of a head; it limits the choice of backends.
+        need_weights: Attention probabilities are required; only the eager backend returns them.
         is_fast: Result of `runs_fast` for the weights; it limits the choice of backends, masks and kernels.
-
-    Returns:
-        The plan, and the values that were copied to the host.
 
     Raises:
         ValueError: Values or shapes contradict each other; the message names both and the solution.
         ImportError: The requested backend is not installed.
     """
+    implementation, can_read_values = config._attn_implementation, not is_tracing(tokens)
     mask_4d = attention_mask if attention_mask is not None and attention_mask.ndim == 4 else None
-    can_read_values = not is_tracing(tokens)
-    can_pack = unpad and mask_4d is None and not need_weights and runs_packed(implementation)
-    situation = Situation(tokens.device, dtype, head_dim, is_packed=True, is_fast=is_fast)
-    backend = None
-    if marks.cu_seq_lens and can_pack and (trust_boundaries or not can_read_values):
-        backend = choose_backend(implementation, situation)
-        if find_backend(backend).reads_boundaries:
-            can_read_values = False
-        else:
-            backend = None
-    if backend is None:
-        can_pack = can_pack and can_read_values
-        backend = choose_backend(implementation, situation._replace(is_packed=can_pack), need_weights)
+    has_boundaries = bool(boundaries.cu_seq_lens)
+    can_pack = config.unpad_inputs and mask_4d is None and not need_weights and runs_packed(implementation)
+    can_pack = can_pack and (can_read_values or has_boundaries)
+    for is_packed in (True, False) if can_pack else (False,):
+        situation = Situation(tokens.device, dtype, config.head_dim, is_packed, is_fast)
+        backend = choose_backend(implementation, situation, need_weights)
+        reads_on_device = is_packed and has_boundaries and find_backend(backend).reads_boundaries
+        if can_read_values or reads_on_device:
+            break  # packing needs the boundaries, on the host or on the device
+    reads_values = can_read_values and not (boundaries.is_trusted and reads_on_device)
 
-    layout, host_values = make_layout(
-        tokens,
-        vocab_size=vocab_size,
-        attention_mask=attention_mask,
-        marks=marks,
-        copy_to_host=copy_to_host,
-        is_packed=can_pack,
-        can_read_values=can_read_values,
-    )
-    mask = None if layout.is_packed else make_dense_mask(layout, mask_4d)
-    if layout.is_packed and (make_mask := find_backend(backend).make_mask):
-        mask = make_mask(layout, dtype, is_fast)
-    kernels = "plain"
-    if is_fast and backend in ("sdpa", "cpu_tiled"):
-        kernels = choose_kernels(dtype, len(layout.position_ids))
-    return ForwardPlan(layout, backend, mask, kernels), host_values
+    layout = make_layout(tokens, config.vocab_size, boundaries, attention_mask, is_packed, reads_values)
+    if backend == "cpu_tiled" and layout.max_length < SHORTEST_TILED:
+        backend = "sdpa"
+    make_mask = find_backend(backend).make_mask if is_packed else None
+    mask = make_dense_mask(layout, mask_4d) if not is_packed else make_mask and make_mask(layout, dtype, is_fast)
+    is_fast = is_fast and backend in ("sdpa", "cpu_tiled")
+    kernels = choose_kernels(dtype, len(layout.position_ids)) if is_fast else "plain"
+    if can_read_values:
+        _warn_of_limits(layout, config.max_position_embeddings, dtype, tokens.device)
+    return ForwardPlan(layout, backend, mask, kernels)
 
 
-def warn_of_limits(
-    layout: SequenceLayout, max_position_embeddings: int, dtype: torch.dtype, device: torch.device
-) -> None:
+def _warn_of_limits(layout, max_position_embeddings, dtype, device):
     """Warn once about a sequence longer than the training context, and once about bf16 on a CPU where it is slow."""
     longest = layout.max_length
     if longest > max_position_embeddings:

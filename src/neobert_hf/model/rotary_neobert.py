@@ -1,0 +1,135 @@
+"""Rotary positions (RoFormer, arXiv 2104.09864): the table of angles, made once per forward, and the rotation of heads.
+
+Axes: `T` tokens on the flat axis; `H` heads; `K` head width; `C` pairs of a head, K / 2.
+"""
+
+import math
+from functools import cached_property
+
+import torch
+
+from .layout_neobert import SequenceLayout
+from .machine_neobert import is_tracing
+
+CHUNK_TOKENS = 256  # tokens whose fp32 copy stays in the cache between two passes
+
+
+def rotary_table(config, layout: SequenceLayout, dtype: torch.dtype) -> torch.Tensor:
+    """Cosine and sine for every token, in fp32 (fp64 for an fp64 model), computed in each forward.
+
+    The table is not a buffer: a buffer is lost when a model is built on the meta device and loaded afterwards.
+
+    Returns:
+        (T, K / 2, 2), cosine and sine of position * theta^(-2i / K) for pair i.
+
+    Source: RoFormer, equation 34. YaRN: arXiv 2309.00071, sections 3.2 to 3.4. Dynamic NTK scales the base by the length of each
+        sequence, so that a sequence does not depend on other sequences of the batch.
+    """
+    rope, width = config.rope_parameters, config.head_dim
+    theta, factor = rope["rope_theta"], rope.get("factor", 1.0)
+    dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    positions = layout.position_ids.to(dtype)[:, None]
+    exponents = -torch.arange(0, width, 2, device=positions.device, dtype=dtype) / width
+    amplitude = 1.0
+    if rope["rope_type"] == "dynamic":
+        context_length = config.max_position_embeddings
+        sequence_ids = layout.sequence_ids()
+        longest = torch.zeros_like(layout.position_ids).scatter_reduce(0, sequence_ids, layout.position_ids, "amax")
+        length = (longest + 1)[sequence_ids][:, None].to(dtype).clamp(min=context_length)
+        frequencies = (theta * (factor * length / context_length - (factor - 1)) ** (width / (width - 2))) ** exponents
+    else:
+        frequencies = theta**exponents
+        if rope["rope_type"] == "linear":
+            frequencies = frequencies / factor
+        elif rope["rope_type"] == "yarn":
+            keep = _yarn_kept_share(rope, width, exponents)
+            frequencies = frequencies * (keep + (1 - keep) / factor)
+            amplitude = rope.get("attention_factor") or 0.1 * math.log(factor) + 1.0
+    angles = positions * frequencies
+    return amplitude * torch.stack((angles.cos(), angles.sin()), -1)
+
+
+def _yarn_kept_share(rope, width, like):
+    """Share of each pair's frequency that YaRN keeps: 1 for pairs that rotate many times within the original context."""
+
+    def pair_with_rotations(count):
+        context_length = rope["original_max_position_embeddings"]
+        return width * math.log(context_length / (count * 2 * math.pi)) / (2 * math.log(rope["rope_theta"]))
+
+    first = max(math.floor(pair_with_rotations(rope.get("beta_fast") or 32)), 0)
+    last = min(math.ceil(pair_with_rotations(rope.get("beta_slow") or 1)), width - 1)
+    pairs = torch.arange(width // 2, device=like.device, dtype=like.dtype)
+    return 1 - ((pairs - first) / max(last - first, 0.001)).clamp(0, 1)
+
+
+class Rotary:
+    """Wraps the rotary table as an argument of the blocks, so that FSDP2 does not cast it.
+
+    With mixed precision FSDP2 casts every tensor in the arguments of a block, which would round cosine and sine to 8 bits. It
+    does not search this object. accelerate, which moves arguments between devices, calls `to`.
+    """
+
+    def __init__(self, table: torch.Tensor):
+        self.table = table
+
+    @cached_property
+    def turns(self) -> torch.Tensor:
+        """(T, C) complex64, the table as complex numbers cosine + i sine."""
+        return torch.view_as_complex(self.table)
+
+    def to(self, *args, **kwargs) -> "Rotary":
+        """The same table on another device."""
+        return Rotary(self.table.to(*args, **kwargs))
+
+
+def split_and_rotate(qkv_TH3K: torch.Tensor, rotary: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Split queries, keys and values, and rotate queries and keys by each token's angles in the dtype of the table.
+
+    RoPE rotates consecutive pairs (2i, 2i + 1) of each head.
+
+    Args:
+        qkv_TH3K: (T, H, 3, K), query, key and value of each head side by side.
+        rotary: (T, K / 2, 2), cosine and sine of each pair's angle.
+
+    Returns:
+        Queries, keys and values, (T, H, K).
+    """
+    pairs_TH2C2 = qkv_TH3K[:, :, :2].to(rotary.dtype).unflatten(-1, (-1, 2))
+    if qkv_TH3K.device.type == "cpu" and not is_tracing(qkv_TH3K):
+        # half the time of the real arithmetic; compilers do not support complex numbers
+        turns_TC = torch.view_as_complex(rotary)
+        turned = torch.view_as_real(torch.view_as_complex(pairs_TH2C2) * turns_TC[:, None, None]).flatten(-2)
+    else:
+        (even, odd), (cos, sin) = pairs_TH2C2.unbind(-1), rotary[:, None, None].unbind(-1)
+        turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
+    return *turned.to(qkv_TH3K.dtype).unbind(2), qkv_TH3K[:, :, 2]
+
+
+def split_and_rotate_fast(
+    qkv_TH3K: torch.Tensor, turns: torch.Tensor, by_head: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`split_and_rotate` for inference on a CPU, with complex multiplication.
+
+    Args:
+        qkv_TH3K: (T, H, 3, K).
+        turns: (T, C) complex64, cosine + i sine of each pair's angle.
+        by_head: Return the dtype of `qkv_TH3K`, stored head by head in memory, as `tiled_attention` reads it. If False, return
+            float32, in which attention over few tokens is faster and more precise.
+
+    Returns:
+        Queries, keys and values, (T, H, K).
+    """
+    if not by_head:
+        q_k_v = qkv_TH3K.float()
+        qk_TH2C = torch.view_as_complex(q_k_v[:, :, :2].unflatten(-1, (-1, 2))) * turns[:, None, None]
+        return *torch.view_as_real(qk_TH2C).flatten(-2).unbind(2), q_k_v[:, :, 2]
+    num_tokens, num_heads, _, width = qkv_TH3K.shape
+    qkv_3HTK = qkv_TH3K.new_empty(3, num_heads, num_tokens, width)
+    for start in range(0, num_tokens, CHUNK_TOKENS):
+        chunk = slice(start, start + CHUNK_TOKENS)
+        out = qkv_3HTK[:, :, chunk]
+        qk = out.copy_(qkv_TH3K[chunk].permute(2, 1, 0, 3))[:2]
+        wide = qk.to(torch.float32, copy=True)
+        torch.view_as_complex(wide.unflatten(-1, (-1, 2))).mul_(turns[chunk])
+        qk.copy_(wide)
+    return qkv_3HTK.transpose(1, 2).unbind(0)
