@@ -132,18 +132,40 @@ def test_every_line_of_a_file_with_the_peculiarities_of_the_real_ones_is_one_row
         ]
 
 
+STSB = "0\tn\tf\t1\t1\tn\tn\tA\tB\t"  # a row up to its score
+
+
 @pytest.mark.parametrize(
     "name, line, message",
     [
-        ("sst2", "a text\t2", r"train\.tsv, line 3: Invalid string class label 2; correct or remove"),
-        ("rte", "0\tA\tB\tneutral", r"train\.tsv, line 3: Invalid string class label neutral"),
-        ("stsb", "0\tn\tf\t1\t1\tn\tn\tA\tB\tfive", r"train\.tsv, line 3: could not convert string to float"),
+        (
+            "sst2",
+            "a text\t2",
+            r"train\.tsv, line 3: the label '2' is not one of negative, positive, 0, 1; correct or remove",
+        ),
+        ("sst2", "a text\t-1", r"train\.tsv, line 3: the label '-1' is not one of"),
+        ("rte", "0\tA\tB\tneutral", r"train\.tsv, line 3: the label 'neutral' is not one of"),
+        ("stsb", STSB + "five", r"train\.tsv, line 3: could not convert string to float"),
+        ("stsb", STSB + "5.1", r"train\.tsv, line 3: the score 5\.1 is not from 0 to 5"),
+        ("stsb", STSB + "nan", r"train\.tsv, line 3: the score nan is not from 0 to 5"),
     ],
 )
 def test_a_label_of_no_class_is_refused_with_its_file_and_number(tmp_path, name, line, message):
     write_task(tmp_path / TASKS[name].folder, name, [ORIGINALS[name][1], line])
     with pytest.raises(ValueError, match=message):
         load_task(TASKS[name], tmp_path)
+
+
+def test_files_of_wnli_are_not_read_as_rte_whose_ids_have_the_reverse_order(tmp_path):
+    write_task(tmp_path / "RTE", "wnli")
+    with pytest.raises(ValueError, match=r"line 2: the label '1' is not one of entailment, not_entailment; correct"):
+        load_task(TASKS["rte"], tmp_path)
+
+
+def test_lines_end_at_a_newline_with_or_without_a_carriage_return_and_nowhere_else(tmp_path):
+    write_task(tmp_path / "SST-2", "sst2")
+    (tmp_path / "SST-2/train.tsv").write_bytes(b"sentence\tlabel\r\nA\rB\xc2\x85C\t1\r\n")
+    assert list(load_task(TASKS["sst2"], tmp_path)["train"]) == [{"sentence": "A\rB\x85C", "label": 1}]
 
 
 def test_truncated_lines_of_qqp_are_left_out_and_named_and_empty_questions_are_kept_as_on_the_hub(tmp_path, capsys):
@@ -357,6 +379,7 @@ def test_a_task_without_mnli_starts_from_the_given_model_and_says_so(model_folde
     [
         ("--lr_scheduler_type cosine", "lr_scheduler_type is part of the paper's protocol"),
         ("--eval_strategy steps", "eval_strategy is part of the paper's protocol"),
+        ("--save_total_limit 3", "save_total_limit is part of the paper's protocol"),
         ("--save_steps 7", "save_steps is part of the paper's protocol"),
         (
             "--preset NeoBERT-1024 --learning_rate 1e-3",

@@ -190,7 +190,7 @@ def write_model_index(card: str | Path, model_name: str, scores: list[Score]) ->
     """Write the scores into the metadata of a model card, in the Hub's format; other results on the card are kept.
 
     Raises:
-        OSError: The card does not exist.
+        ValueError: The card does not exist.
     """
     loaded = ModelCard.load(Path(card))
     loaded.data.model_name = model_name
