@@ -281,7 +281,7 @@ def test_the_runs_learn_transfer_from_mnli_and_write_one_table(model_folder, dat
     more = ("--tasks", "rte", "sst2", "stsb", "mnli", "--seeds", "2", "--learning_rate", "1e-3")
     printed = run_main(finetune_glue, *command(model_folder, data, out, *more))
     summary = json.loads((out / "glue.json").read_text())
-    by_task = {each["task"]: each for each in summary["tasks"]}
+    by_task = {task["task"]: task for task in summary["tasks"]}
     assert list(by_task) == ["mnli", "rte", "sst2", "stsb"] and summary["average"] is None
     assert (
         by_task["rte"]["start"]
@@ -290,11 +290,11 @@ def test_the_runs_learn_transfer_from_mnli_and_write_one_table(model_folder, dat
         != by_task["sst2"]["start"]
         == str(model_folder)
     )
-    for each in by_task.values():
-        assert len(each["scores"]) == 2
-        assert each["mean"] == pytest.approx(np.mean(each["scores"]))
-        assert each["standard_deviation"] == pytest.approx(np.std(each["scores"], ddof=1))
-        assert [path.parent for path in (out / each["task"]).rglob("model.safetensors")] == [Path(each["model"])]
+    for task in by_task.values():
+        assert len(task["scores"]) == 2
+        assert task["mean"] == pytest.approx(np.mean(task["scores"]))
+        assert task["standard_deviation"] == pytest.approx(np.std(task["scores"], ddof=1))
+        assert [path.parent for path in (out / task["task"]).rglob("model.safetensors")] == [Path(task["model"])]
     assert (out / "glue.md").read_text().strip() in printed and "± " in printed
     assert (out / "glue.png").stat().st_size > 10_000
     classify = pipeline("text-classification", by_task["sst2"]["model"])
@@ -475,8 +475,8 @@ def test_a_classifier_of_another_task_keeps_the_layer_before_it(model_folder, da
     arguments = command(model_folder, data, tmp_path / "out", "--tasks", "mnli", "rte", "--learning_rate", "0")
     run_main(finetune_glue, *arguments)
     mnli, rte = (
-        AutoModelForSequenceClassification.from_pretrained(each["model"]).state_dict()
-        for each in json.loads((tmp_path / "out/glue.json").read_text())["tasks"]
+        AutoModelForSequenceClassification.from_pretrained(task["model"]).state_dict()
+        for task in json.loads((tmp_path / "out/glue.json").read_text())["tasks"]
     )
     assert all((rte[name] == tensor).all() for name, tensor in mnli.items() if not name.startswith("classifier"))
     assert rte["classifier.weight"].shape[0] == 2 and "rte" in FROM_MNLI
@@ -507,12 +507,12 @@ def test_rows_of_the_hub_have_the_form_of_those_from_files(name, tmp_path, monke
 
     def load_dataset(*given):
         asked.append(given)
-        rows = {split: each.add_column("idx", list(range(len(each)))) for split, each in expected.items()}
+        rows = {split: part.add_column("idx", list(range(len(part)))) for split, part in expected.items()}
         return DatasetDict({**rows, "test": rows["train"]})
 
     monkeypatch.setattr(glue, "load_dataset", load_dataset)
     found = load_task(TASKS[name])
     assert asked == [("nyu-mll/glue", name)]
-    assert {split: (each.features, each[:]) for split, each in found.items()} == {
-        split: (each.features, each[:]) for split, each in expected.items()
+    assert {split: (part.features, part[:]) for split, part in found.items()} == {
+        split: (part.features, part[:]) for split, part in expected.items()
     }
