@@ -21,6 +21,7 @@ from neobert_hf.evaluation.pseudo_perplexity import load_masked_model
 from neobert_hf.evaluation.pseudo_perplexity_runs import PseudoPerplexityArguments, evaluate_files
 from neobert_hf.evaluation.report import evaluation_report, write_card_section
 from neobert_hf.runs.commands import CommandParser, run_command
+from neobert_hf.runs.folders import lock_run
 
 
 @dataclass
@@ -49,13 +50,11 @@ def evaluate(arguments: EvaluationArguments):
     tune_allocator()
     model, folder = arguments.model_name_or_path, Path(arguments.output_dir)
 
-    # 1. Pseudo-perplexity by length.
+    # 1. Arguments of the two parts.
     options = dict(
         num_texts=arguments.num_texts, max_seq_length=arguments.max_seq_length, positions=arguments.positions
     )
-    perplexity = evaluate_files(PseudoPerplexityArguments(arguments.files, str(folder / "texts"), model, **options))
-
-    # 2. Fine-tuning.
+    texts = PseudoPerplexityArguments(arguments.files, str(folder / "texts"), model, **options)
     options = dict(data_dir=arguments.data_dir, preset="none", seeds=arguments.seeds, max_seq_length=128)
     glue = GlueArguments(model, ["sst2", "cola", "stsb"], transfer=False, **options)
     training = GlueTrainingArguments(
@@ -65,7 +64,10 @@ def evaluate(arguments: EvaluationArguments):
         eval_steps=min(200, arguments.max_steps),
         auto_precision=True,
     )
-    tasks = run_suite(glue, training)["tasks"]
+
+    # 2. Pseudo-perplexity by length, and fine-tuning.
+    with lock_run(folder):
+        perplexity, tasks = evaluate_files(texts), run_suite(glue, training)["tasks"]
 
     # 3. Results without the folders of this machine.
     result = {

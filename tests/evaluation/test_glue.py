@@ -461,14 +461,23 @@ class Recorded(glue_runs.Trainer):
         return super().training_step(*args, **kwargs)
 
 
-def test_a_run_whose_predictions_are_not_finite_has_no_metrics(model_folder, data, tmp_path, monkeypatch):
+def test_a_run_whose_predictions_are_not_finite_has_no_metrics_and_no_weights(
+    model_folder, data, tmp_path, monkeypatch
+):
+    """It diverges at the second evaluation, after a checkpoint."""
+    found = iter([{"accuracy": 50.0, "score": 50.0}])
+
     def diverged(*_):
+        if first := next(found, None):
+            return first
+        assert list((tmp_path / "out").glob("checkpoint-*"))
         raise FloatingPointError
 
     monkeypatch.setattr(glue_runs, "task_metrics", diverged)
-    training = glue_runs.GlueTrainingArguments(str(tmp_path / "out"), max_steps=1, eval_steps=1, use_cpu=True)
+    training = glue_runs.GlueTrainingArguments(str(tmp_path / "out"), max_steps=2, eval_steps=1, use_cpu=True)
     task = TASKS["sst2"]
     assert glue_runs.fine_tune(task, load_task(task, data), str(model_folder), training) is None
+    assert not list((tmp_path / "out").glob("*/*.safetensors"))
 
 
 def test_a_classifier_of_another_task_keeps_the_layer_before_it(model_folder, data, tmp_path):

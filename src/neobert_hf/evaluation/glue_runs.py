@@ -253,11 +253,12 @@ def fine_tune(
     try:
         trainer.train()
         result = trainer.evaluate()
+        trainer.save_model(str(folder / "model"))
+        return {name: result[f"eval_{name}"] for name in (*task.metrics, "score")}
     except FloatingPointError:
         return None
-    trainer.save_model(str(folder / "model"))
-    _remove_checkpoints(folder)
-    return {name: result[f"eval_{name}"] for name in (*task.metrics, "score")}
+    finally:
+        _remove_checkpoints(folder)
 
 
 def _remove_checkpoints(folder: Path) -> None:
