@@ -53,9 +53,7 @@ class PairClusters:
 
     def __reduce__(self):
         # The trainer saves its arguments, and with them the batch sampler, in each checkpoint.
-        if self.file is None:
-            return PairClusters, (self.queries, self.documents, self.clusters)
-        return _read, (self.file,)
+        return (_read, (self.file,)) if self.file else super().__reduce__()
 
     def __len__(self) -> int:
         return len(self.clusters)

@@ -1,10 +1,12 @@
 """The paper's unified contrastive learning (section 5.2.1, appendix D.2) on sentence-transformers' trainer and losses."""
 
+# ruff: noqa: RUF009  (HfArg returns a field)
+
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -20,6 +22,7 @@ from sentence_transformers.sentence_transformer.losses import (
 from sentence_transformers.util import mine_hard_negatives
 from torch import nn
 from torch.utils.data import BatchSampler, ConcatDataset
+from transformers.hf_argparser import HfArg
 
 from ..data.origins import read_json
 from ..runs.arguments import ResumeArguments
@@ -107,46 +110,33 @@ class SizeExponentBatchSampler(MultiDatasetDefaultBatchSampler):
 class ContrastiveArguments:
     """Model, data and loss of contrastive training."""
 
-    model_name_or_path: str = field(
-        metadata={"help": "A NeoBERT with its tokenizer, or an embedding model that an earlier run saved."}
+    model_name_or_path: str = HfArg(
+        help="A NeoBERT with its tokenizer, or an embedding model that an earlier run saved."
     )
-    training_sets: list[str] = field(
-        default=None, metadata={"help": "Names from the paper's Table 7, read from the Hub. Default: all of them."}
+    training_sets: list[str] = HfArg(
+        default=None, help="Names from the paper's Table 7, read from the Hub. Default: all of them."
     )
-    train_files: list[str] = field(
-        default=None, metadata={"help": "Files of pairs or triplets, instead of the paper's sets."}
+    train_files: list[str] = HfArg(default=None, help="Files of pairs or triplets, instead of the paper's sets.")
+    validation_files: list[str] = HfArg(default=None, help="Pairs for the retrieval evaluation.")
+    instructions: str = HfArg(default=None, help="JSON file: an object from file name without suffix to instruction.")
+    instruction_template: str = HfArg(default="{instruction} ", help="Text before each input.")
+    instruction_sides: Sides = HfArg(default="both", help="both: all columns have the instruction; query: the first.")
+    temperature: float = HfArg(default=TEMPERATURE, help="Divisor of the cosines in the loss.")
+    sampling_exponent: float = HfArg(default=0.5, help="A set is drawn in proportion to its size to this power.")
+    mini_batch_size: int = HfArg(
+        default=None, help="Texts per forward with gradient caching (arXiv 2101.06983); the gradients are the same."
     )
-    validation_files: list[str] = field(default=None, metadata={"help": "Pairs for the retrieval evaluation."})
-    instructions: str = field(
-        default=None, metadata={"help": "JSON file: an object from file name without suffix to instruction."}
+    gather_across_devices: bool = HfArg(default=False, help="Use the documents of all devices as negatives.")
+    num_mined_negatives: int = HfArg(
+        default=0, help="Hard negatives to mine for each pair with the initial model; 0 mines none."
     )
-    instruction_template: str = field(default="{instruction} ", metadata={"help": "Text before each input."})
-    instruction_sides: Sides = field(
-        default="both", metadata={"help": "both: all columns have the instruction; query: the first."}
-    )
-    temperature: float = field(default=TEMPERATURE, metadata={"help": "Divisor of the cosines in the loss."})
-    sampling_exponent: float = field(
-        default=0.5, metadata={"help": "A set is drawn in proportion to its size to this power."}
-    )
-    mini_batch_size: int = field(
+    pooling: Literal["mean", "cls"] = HfArg(
         default=None,
-        metadata={"help": "Texts per forward with gradient caching (arXiv 2101.06983); the gradients are the same."},
+        help="mean, as in the paper, or cls, for a bare NeoBERT; a saved embedding model keeps its own.",
     )
-    gather_across_devices: bool = field(
-        default=False, metadata={"help": "Use the documents of all devices as negatives."}
-    )
-    num_mined_negatives: int = field(
-        default=0, metadata={"help": "Hard negatives to mine for each pair with the initial model; 0 mines none."}
-    )
-    pooling: Literal["mean", "cls"] = field(
+    max_seq_length: int = HfArg(
         default=None,
-        metadata={"help": "mean, as in the paper, or cls, for a bare NeoBERT; a saved embedding model keeps its own."},
-    )
-    max_seq_length: int = field(
-        default=None,
-        metadata={
-            "help": "Length in tokens at which texts are truncated. Default: the model's own, at most 512 (our choice)."
-        },
+        help="Length in tokens at which texts are truncated. Default: the model's own, at most 512 (our choice).",
     )
 
     def __post_init__(self):

@@ -16,7 +16,7 @@ from ..data.files import write_error, writing
 from ..data.rows import read_text_column
 from ..model.machine_neobert import best_dtype
 from ..runs import MINI_MODEL_PATH
-from .memory import batch_bytes, check_memory
+from .memory import check_memory
 from .models import longest_input, num_truncated, open_embedding_model
 
 if TYPE_CHECKING:
@@ -60,9 +60,8 @@ def embed_files(
     check_memory(text_bytes, f"reading {', '.join(files)}", "split the file")
     texts = [text for _, text in read_text_column(files, text_column)]
     encoder = open_for_inference(model)
-    vector_bytes = 2 * 4 * len(texts) * (encoder.get_embedding_dimension() or 0)  # separate vectors, then one array
     check_memory(
-        vector_bytes + batch_bytes(encoder, batch_size),
+        _needed_bytes(encoder, len(texts), batch_size),
         f"embedding {len(texts):,} texts, {batch_size} at once",
         "choose a smaller batch size, or split the file",
     )
@@ -82,6 +81,17 @@ def embed_files(
         "max_seq_length": longest_input(encoder),
         "truncated": num_truncated(encoder, texts, prompt),
     }
+
+
+def _needed_bytes(encoder: SentenceTransformer, num_texts: int, batch_size: int) -> int:
+    """A lower bound: the vectors, twice, and on a CPU the states of a feed-forward layer for a batch of maximum length."""
+    vectors = 2 * 4 * num_texts * (encoder.get_embedding_dimension() or 0)  # separate vectors, then one array
+    config = getattr(encoder[0], "config", None)  # a StaticEmbedding has none
+    if not hasattr(config, "hidden_size") or encoder.device.type != "cpu":
+        return vectors
+    inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    width = 3 * config.hidden_size + inner
+    return vectors + batch_size * (encoder.max_seq_length or 512) * width * encoder.dtype.itemsize
 
 
 def open_for_inference(model: str) -> SentenceTransformer:
