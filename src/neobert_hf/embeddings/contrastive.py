@@ -38,16 +38,16 @@ class SizeExponentBatchSampler(MultiDatasetDefaultBatchSampler):
     """Batch sampler over several datasets: each batch comes from one dataset, drawn with probability n_i^a / sum_j n_j^a.
 
     An exhausted dataset starts again in a new order. The stream depends only on seed and epoch, so a resumed run, which skips
-    the batches it has seen, continues with the same batches. `functools.partial` sets the exponent a.
+    the batches it has seen, continues with the same batches.
 
     Args:
         dataset: The concatenated datasets.
         batch_samplers: One batch sampler for each dataset.
         generator: Generator that the batch samplers share; the draw of datasets uses its own generator.
         seed: Seed of the draw of datasets and of the row orders.
+        num_batches: Length of the stream: optimizer steps x devices x accumulation steps.
         exponent: The exponent a: 0 draws all datasets with equal probability, 1 in proportion to their sizes.
         weights: Probability of each dataset up to a common factor, instead of the exponent.
-        num_batches: Length of the stream: optimizer steps x devices x accumulation steps.
         group: Number of consecutive batches from one dataset. With negatives shared across devices it must be the number of
             devices, since consecutive batches go to different devices.
 
@@ -148,6 +148,7 @@ class ContrastiveArguments:
             )
         if self.instructions and not self.train_files:
             raise ValueError("--instructions belongs to --train_files; the paper's sets have their own instructions")
+        with_instruction(self.instruction_template, "")  # an error here comes before the download of the sets
 
 
 @dataclass
@@ -208,12 +209,10 @@ def mine_negatives(
     Raises:
         ValueError: A set already has negatives, which mining would discard.
     """
-    mined = {}
+    mined = DatasetDict()
     for name, rows in sets.items():
-        if len(rows.column_names) > 2:
-            raise ValueError(
-                f"{name} already has negatives ({', '.join(rows.column_names[2:])}); mine for sets of pairs only"
-            )
+        if negatives := rows.column_names[2:]:
+            raise ValueError(f"{name} already has negatives ({', '.join(negatives)}); mine for sets of pairs only")
         prompt = prompts.get(name)
         mined[name] = mine_hard_negatives(
             rows,
@@ -223,7 +222,7 @@ def mine_negatives(
             query_prompt=prompt,
             corpus_prompt=prompt if sides == "both" else None,
         )
-    return DatasetDict(mined)
+    return mined
 
 
 def column_prompts(sets: DatasetDict, prompts: dict[str, str], sides: Sides = "both") -> dict[str, dict[str, str]]:
@@ -262,7 +261,21 @@ def set_sampling(
     gather_across_devices: bool = False,
     weights: Sequence[float] | None = None,
 ) -> None:
-    """Set the trainer's batch sampler to `SizeExponentBatchSampler`, with exactly the number of batches of the run."""
+    """Set the trainer's batch sampler to `SizeExponentBatchSampler`, with exactly the number of batches of the run.
+
+    Args:
+        training: Training arguments, which are changed.
+        exponent: Power of the size of a dataset to which the probability of drawing it is proportional.
+        gather_across_devices: Whether the loss shares negatives across devices.
+        weights: Probability of each dataset up to a common factor, instead of the exponent.
+
+    Raises:
+        ValueError: `max_steps` is not positive.
+    """
+    if training.max_steps < 1:
+        raise ValueError(
+            f"max_steps={training.max_steps}, but a run over sampled datasets has no epochs; give --max_steps of at least 1"
+        )
     world = training.world_size
     training.multi_dataset_batch_sampler = partial(
         SizeExponentBatchSampler,
