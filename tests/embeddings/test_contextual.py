@@ -4,6 +4,7 @@ import json
 import logging
 import pickle
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,7 @@ from neobert_hf import (
     save_context,
     sentence_transformer,
 )
-from neobert_hf.embeddings import contextual_training, training_sets
+from neobert_hf.embeddings import training_sets
 from neobert_hf.embeddings.contextual import contextual_model
 from neobert_hf.embeddings.contextual_batches import (
     ROW,
@@ -48,6 +49,7 @@ from neobert_hf.embeddings.contextual_training import (
     open_pairs,
     use_clusters,
 )
+from neobert_hf.embeddings.contrastive import ContrastiveTrainer
 from neobert_hf.evaluation.retrieval import EvaluatorInContext, pairs_evaluator
 
 SIZE = 4  # context vectors
@@ -178,10 +180,8 @@ def test_batches_of_two_datasets_never_mix(model, tmp_path):
     training = ContextualTrainingArguments(
         str(tmp_path), num_train_epochs=2, per_device_train_batch_size=10, warmup_steps=0, use_cpu=True, report_to="none",
         save_strategy="no", disable_tqdm=True,
-        batch_sampler=contextual_training.partial(ContextualBatchSampler, datasets=datasets),
+        batch_sampler=partial(ContextualBatchSampler, datasets=datasets),
     )  # fmt: skip
-    from neobert_hf.embeddings.contrastive import ContrastiveTrainer
-
     ContrastiveTrainer(model, training, train_dataset=sets, loss=Recorder(model, datasets=datasets)).train()
     assert len(seen) == 14
     assert all(len({row >= 40 for row in batch}) == 1 for batch in seen)
@@ -242,7 +242,7 @@ def test_a_surrogate_that_was_trained_again_has_clusters_of_its_own(folder, tmp_
 
 def test_saved_training_arguments_hold_the_name_of_the_file_and_not_the_vectors(folder, tmp_path):
     pairs = make_clusters(tmp_path, folder)
-    stored = pickle.dumps(contextual_training.partial(ContextualBatchSampler, datasets={0: pairs}))
+    stored = pickle.dumps(partial(ContextualBatchSampler, datasets={0: pairs}))
     assert len(stored) < 1000
     assert np.array_equal(pickle.loads(stored).keywords["datasets"][0].queries, pairs.queries)
     alone = PairClusters(pairs.queries, pairs.documents, pairs.clusters)

@@ -81,9 +81,9 @@ class SizeExponentBatchSampler(MultiDatasetDefaultBatchSampler):
     def __iter__(self) -> Iterator[list[int]]:
         sizes = [len(part) for part in self.dataset.datasets]
         offsets = [0, *itertools.accumulate(sizes)]
-        own = torch.Generator().manual_seed(self.seed + self.epoch)
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
         weights = torch.tensor(self.weights or [size**self.exponent for size in sizes], dtype=torch.float64)
-        draws = torch.multinomial(weights, self.num_batches // self.group, replacement=True, generator=own)
+        draws = torch.multinomial(weights, self.num_batches // self.group, replacement=True, generator=generator)
         streams = [self._passes(sampler) for sampler in self.batch_samplers]
         for drawn in draws.repeat_interleave(self.group).tolist():
             yield [offsets[drawn] + row for row in next(streams[drawn])]
