@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -103,8 +103,7 @@ def sparse_encoder(
 def multi_vector_encoder(model: str | SentenceTransformer) -> MultiVectorEncoder:
     """Build a late-interaction model (ColBERT, arXiv 2004.12832): a text becomes the vectors of its tokens, of length 1.
 
-    Plain `MultiVectorEncoder(path)` adds an untrained projection; this model uses the encoder's own token vectors. They retrieve
-    better than their mean, even if only the mean was trained (measured on the mini model, benchmarks/README.md). A score is the
+    Plain `MultiVectorEncoder(path)` adds an untrained projection; this model uses the encoder's own token vectors. A score is the
     mean over the tokens of the query.
 
     Args:
@@ -155,7 +154,7 @@ def adopt(module: torch.nn.Module, source: str) -> None:
 
 
 def open_embedding_model(name: str, revision: str | None = None, **options) -> SentenceTransformer:
-    """Open a saved embedding model; `SentenceTransformer(name)` also opens other models, and embeds with plain means.
+    """Open an embedding model, or a bare NeoBERT with mean pooling, as `SentenceTransformer(name)` does, with checks.
 
     Args:
         name: Folder or id on the Hub.
@@ -202,9 +201,7 @@ def fingerprint(model: SentenceTransformer, prompts: Mapping[str, str]) -> str:
     return hash_of_weights(model, settings)
 
 
-def hash_of_weights(
-    model: torch.nn.Module, settings: Mapping | Sequence | None = None, dtype: torch.dtype | None = None
-) -> str:
+def hash_of_weights(model: torch.nn.Module, settings: Mapping | None = None, dtype: torch.dtype | None = None) -> str:
     """Return a hash of a module's weights, converted to `dtype`, and of settings of plain types, 16 hexadecimal digits."""
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):
