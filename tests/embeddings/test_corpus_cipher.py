@@ -7,7 +7,7 @@ pytest.importorskip("sentence_transformers", reason="embeddings need sentence-tr
 
 import corpus_cipher
 
-NUM_SHIFTS, GROUP, HEADERS = 4, 6, 3  # smaller corpora than those of the benchmark, which take a minute to learn
+NUM_SHIFTS, GROUP, HEADERS = 3, 4, 3  # smaller corpora than those of the benchmark, which take a minute to learn
 CHANCE = 1 / NUM_SHIFTS  # the most that any model without context can reach
 
 
@@ -18,7 +18,7 @@ def small_corpora(monkeypatch):
     monkeypatch.setattr(corpus_cipher, "CORPUS", 2 * (GROUP + HEADERS))
 
 
-def test_without_context_one_ranking_is_right_in_one_of_four_corpora():
+def test_without_context_one_ranking_is_right_in_one_of_three_corpora():
     pairs = corpus_cipher.combinations(True)
     corpora = [corpus_cipher.make_corpus(*pair) for pair in pairs]
     items = slice(0, 2 * GROUP)
@@ -30,11 +30,11 @@ def test_without_context_one_ranking_is_right_in_one_of_four_corpora():
 
 
 def test_a_trained_model_finds_the_answers_of_the_corpus_that_its_context_comes_from():
-    """On unseen corpora. Three seeds reach 0.53 to 0.92, and with the context of another corpus 0.02 to 0.05."""
-    model = corpus_cipher.new_model(contextual=True, seed=0, context_size=12)
-    corpus_cipher.train(model, num_steps=200, seed=0)
+    """On unseen corpora. Three seeds reach 0.79 to 0.96, and with the context of another corpus 0 to 0.04."""
+    model = corpus_cipher.new_model(contextual=True, seed=0, context_size=10)
+    corpus_cipher.train(model, num_steps=160, seed=0)
     own, _ = corpus_cipher.recall(model, {pair: pair for pair in corpus_cipher.combinations(True)})
     without, _ = corpus_cipher.recall(model, None)
     swapped, other = corpus_cipher.recall(model, corpus_cipher.other_corpora())
-    assert own >= CHANCE + 0.2 and other >= CHANCE + 0.2
+    assert own >= CHANCE + 0.25 and other >= CHANCE + 0.25
     assert without <= CHANCE + 0.1 and swapped <= CHANCE - 0.1
