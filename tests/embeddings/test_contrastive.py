@@ -131,6 +131,14 @@ def test_a_dataset_smaller_than_a_batch_is_refused():
         stream(num_batches=4, sizes=(100, 3))
 
 
+def test_a_number_of_epochs_is_refused(tmp_path):
+    training = ContrastiveTrainingArguments(str(tmp_path), max_steps=-1, num_train_epochs=1, use_cpu=True)
+    with pytest.raises(
+        ValueError, match="max_steps=-1, but a run over sampled datasets has no epochs; give --max_steps"
+    ):
+        set_sampling(training, 0.5)
+
+
 # --- The loss -----------------------------------------------------------------------------------------------------
 
 QUESTIONS = ["the quick", "old sea", "a house", "it sleeps"]
@@ -518,6 +526,7 @@ def test_every_set_of_table_7_is_available():
         (dict(train_files=["a.jsonl"], training_sets=["PAQ"]), "not both"),
         (dict(training_sets=["PAQ"], instructions="i.json"), "belongs to --train_files"),
         (dict(train_files=["a.jsonl"], instructions="a.json", instruction_template="x"), "does not contain"),
+        (dict(training_sets=["PAQ"], instruction_template="x"), "does not contain"),  # before anything is downloaded
         (dict(train_files=["a.jsonl"], instructions="i.json"), "other is not a set; the sets are a"),
     ],
 )

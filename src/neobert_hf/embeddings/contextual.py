@@ -5,6 +5,7 @@ sentence-transformers is imported inside functions, as in `models.py`.
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -205,7 +206,7 @@ def save_context(model: SentenceTransformer, file: str | Path) -> None:
     contextual = contextual_model(model)
     if not contextual.config.has_context:
         raise ValueError("the model has no context to save; call fit_context first")
-    metadata = {str(dtype): context_identity(model, dtype) for dtype in HASHED_DTYPES}
+    metadata = {name: value for dtype in HASHED_DTYPES for name, value in _origin(model, dtype).items()}
     with writing(Path(file)) as stream:
         stream.write(save({"context": contextual.context.float().cpu()}, metadata))
 
@@ -220,23 +221,32 @@ def load_context(model: SentenceTransformer, file: str | Path) -> None:
     contextual = contextual_model(model)
     dtype = contextual.dtype if contextual.dtype in HASHED_DTYPES else torch.bfloat16
     with safe_open(file, "pt") as stream:
-        if (stream.metadata() or {}).get(str(dtype)) != context_identity(model, dtype):
+        stored = stream.metadata() or {}
+        if different := [name for name, value in _origin(model, dtype).items() if stored.get(name) != value]:
+            names = ", ".join(different).replace(str(dtype), f"the weights of the first stage (compared in {dtype})")
             raise ValueError(
-                f"{file} holds no context of this model: its first stage, its config or its document prompt differs, or the "
-                "context was made in 16 bits of another kind; fit a new context with fit_context"
+                f"{file} holds no context of this model, which differs in {names}; fit a new context with fit_context"
             )
         contextual.set_context(stream.get_tensor("context"))
 
 
-def context_identity(model: SentenceTransformer, dtype: torch.dtype) -> str:
-    """Return a hash of everything that decides a context vector; equal for a model and its rounding to `dtype`.
+def _origin(model: SentenceTransformer, dtype: torch.dtype) -> dict[str, str]:
+    """What decides a context vector, as JSON: settings, and the hash of the first stage's weights, rounded to `dtype`.
 
-    It covers the weights of the first stage, rounded to `dtype`, values of the config, and the prompt of documents.
+    A model and its rounding to `dtype` have the same origin.
     """
     contextual = contextual_model(model)
-    config = contextual.config
-    values = [config.num_attention_heads, config.norm_eps, config.rope_parameters, model.prompts.get("document") or ""]
-    if config.rope_parameters["rope_type"] == "dynamic":  # it scales from this length
-        values.append(config.max_position_embeddings)
-    parts = nn.ModuleList((contextual.first_stage, contextual.first_projection, contextual.context_norm))
-    return hash_of_weights(parts, values, dtype)
+    names = ["num_attention_heads", "norm_eps", "rope_parameters"]
+    if contextual.config.rope_parameters["rope_type"] == "dynamic":  # it scales from this length
+        names.append("max_position_embeddings")
+    settings = {name: getattr(contextual.config, name) for name in names}
+    settings["document_prompt"] = model.prompts.get("document") or ""
+    parts = {
+        "stage": contextual.first_stage,
+        "projection": contextual.first_projection,
+        "norm": contextual.context_norm,
+    }
+    return {
+        str(dtype): hash_of_weights(nn.ModuleDict(parts), dtype=dtype),
+        **{name: json.dumps(value, sort_keys=True) for name, value in settings.items()},
+    }

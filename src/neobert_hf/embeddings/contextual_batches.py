@@ -53,9 +53,7 @@ class PairClusters:
 
     def __reduce__(self):
         # The trainer saves its arguments, and with them the batch sampler, in each checkpoint.
-        if self.file is None:
-            return PairClusters, (self.queries, self.documents, self.clusters)
-        return _read, (self.file,)
+        return (_read, (self.file,)) if self.file else super().__reduce__()
 
     def __len__(self) -> int:
         return len(self.clusters)
@@ -96,8 +94,7 @@ def cluster_pairs(
     Returns:
         (N,) int64 cluster of each pair.
     """
-    pairs = np.concatenate((queries, documents), 1)
-    points = np.concatenate((pairs, np.concatenate((documents, queries), 1))).astype(np.float32)
+    points = np.block([[queries, documents], [documents, queries]]).astype(np.float32)
     points /= np.linalg.norm(points, axis=1, keepdims=True)
     if is_faiss_available() if use_faiss is None else use_faiss:
         import faiss
@@ -113,8 +110,9 @@ def cluster_pairs(
         fitted = kind(num_clusters, n_init=3, max_iter=100, random_state=seed, **options).fit(points)
         centroids = fitted.cluster_centers_
     centroids = centroids / np.maximum(np.linalg.norm(centroids, axis=1, keepdims=True), 1e-12)
-    chunks = [points[start : start + 8192] @ centroids.T for start in range(0, len(pairs), 8192)]
-    return np.concatenate([chunk.argmax(1) for chunk in chunks])[: len(pairs)]
+    pairs = points[: len(queries)]
+    nearest = [(pairs[start : start + 8192] @ centroids.T).argmax(1) for start in range(0, len(pairs), 8192)]
+    return np.concatenate(nearest)
 
 
 def pack_clusters(clusters: np.ndarray, batch_size: int, seed: int = 0) -> np.ndarray:

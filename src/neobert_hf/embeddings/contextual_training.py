@@ -3,23 +3,24 @@
 Source: paper, appendix G; CDE (arXiv 2410.02525), sections 4.1 and 4.2; gradient caching: arXiv 2101.06983.
 """
 
+# ruff: noqa: RUF009  (HfArg returns a field)
+
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from datasets import Dataset, DatasetDict
+from datasets import DatasetDict
 from sentence_transformers import SentenceTransformer
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import get_device_states, set_device_states
+from transformers.hf_argparser import HfArg
 from transformers.utils import logging
 
 from ..data.files import content_hash, file_hash
@@ -43,59 +44,43 @@ Features = dict[str, Any]
 class ContextualArguments:
     """Model, data, batches and loss of contextual training."""
 
-    model_name_or_path: str = field(
-        metadata={
-            "help": "A NeoBERT or an embedding model on it, whose weights both stages start from, or a contextual model."
-        }
+    model_name_or_path: str = HfArg(
+        help="A NeoBERT or an embedding model on it, whose weights both stages start from, or a contextual model."
     )
-    stage: Literal["unsupervised", "supervised"] = field(
-        default=None, metadata={"help": "Public data of a stage of the paper."}
+    stage: Literal["unsupervised", "supervised"] = HfArg(default=None, help="Public data of a stage of the paper.")
+    train_files: list[str] = HfArg(default=None, help="Files of pairs, in place of --stage; each file is one dataset.")
+    validation_files: list[str] = HfArg(
+        default=None, help="Files of pairs for the retrieval evaluation; each is a corpus with its own context."
     )
-    train_files: list[str] = field(
-        default=None, metadata={"help": "Files of pairs, in place of --stage; each file is one dataset."}
+    context_size: int = HfArg(
+        default=None, help=f"Documents of the context. Default: the saved model's, {CONTEXT_SIZE} for a new one."
     )
-    validation_files: list[str] = field(
-        default=None,
-        metadata={"help": "Files of pairs for the retrieval evaluation; each is a corpus with its own context."},
+    context_dropout: float = HfArg(
+        default=None, help="Probability of dropping a context vector. Default: the saved model's, 0.005 for a new one."
     )
-    context_size: int = field(
-        default=None,
-        metadata={"help": f"Documents of the context. Default: the saved model's, {CONTEXT_SIZE} for a new one."},
-    )
-    context_dropout: float = field(
-        default=None,
-        metadata={"help": "Probability of dropping a context vector. Default: the saved model's, 0.005 for a new one."},
-    )
-    batches: Literal["clusters", "random"] = field(
+    batches: Literal["clusters", "random"] = HfArg(
         default="clusters",
-        metadata={
-            "help": "clusters: pairs of one topic in each batch; random: any pairs of a dataset, without a surrogate."
-        },
+        help="clusters: pairs of one topic in each batch; random: any pairs of a dataset, without a surrogate.",
     )
-    surrogate_model: str = field(
-        default="thenlper/gte-large", metadata={"help": "Embedding model for the clusters and for false negatives."}
+    surrogate_model: str = HfArg(
+        default="thenlper/gte-large", help="Embedding model for the clusters and for false negatives."
     )
-    clusters_dir: str = field(
-        default=None,
-        metadata={"help": "Folder of the clusters, which later runs read. Default: clusters in output_dir."},
+    clusters_dir: str = HfArg(
+        default=None, help="Folder of the clusters, which later runs read. Default: clusters in output_dir."
     )
-    cluster_size: int = field(
-        default=None, metadata={"help": "Mean number of pairs in a cluster. Default: the batch size, as in the paper."}
+    cluster_size: int = HfArg(
+        default=None, help="Mean number of pairs in a cluster. Default: the batch size, as in the paper."
     )
-    keep_false_negatives: bool = field(
-        default=False,
-        metadata={"help": "Use documents as negatives that the surrogate finds as similar as the query's own."},
+    keep_false_negatives: bool = HfArg(
+        default=False, help="Use documents as negatives that the surrogate finds as similar as the query's own."
     )
-    temperature: float = field(default=TEMPERATURE, metadata={"help": "Divisor of the cosines in the loss."})
-    mini_batch_size: int = field(
-        default=32, metadata={"help": "Texts per forward; it determines the memory, and not the gradients."}
+    temperature: float = HfArg(default=TEMPERATURE, help="Divisor of the cosines in the loss.")
+    mini_batch_size: int = HfArg(default=32, help="Texts per forward; it determines the memory, and not the gradients.")
+    max_seq_length: int = HfArg(
+        default=None, help="Length in tokens at which texts are truncated. Default: the model's, at most 512."
     )
-    max_seq_length: int = field(
-        default=None,
-        metadata={"help": "Length in tokens at which texts are truncated. Default: the model's, at most 512."},
-    )
-    query_prompt: str = field(default="search_query: ", metadata={"help": "Text before each query."})
-    document_prompt: str = field(default="search_document: ", metadata={"help": "Text before each document."})
+    query_prompt: str = HfArg(default="search_query: ", help="Text before each query.")
+    document_prompt: str = HfArg(default="search_document: ", help="Text before each document.")
 
     def __post_init__(self):
         if bool(self.stage) == bool(self.train_files):
@@ -132,7 +117,8 @@ def open_pairs(arguments: ContextualArguments, batch_size: int) -> DatasetDict:
         ValueError: Two files have the same name, a file has more than two columns or fewer rows than a batch, or is invalid.
     """
     sets = load_contextual_stage(arguments.stage) if arguments.stage else read_sets_of_pairs(arguments.train_files)
-    for name, rows in list(sets.items()):
+    first, numbered = 0, DatasetDict()
+    for name, rows in sets.items():
         if len(rows.column_names) != 2:
             raise ValueError(
                 f"{name} has the columns {', '.join(rows.column_names)}; give pairs, since the other documents of a batch are "
@@ -143,17 +129,10 @@ def open_pairs(arguments: ContextualArguments, batch_size: int) -> DatasetDict:
             if not arguments.stage:
                 raise ValueError(f"{message}; remove the file, or choose a smaller batch size")
             logger.warning(f"{message}; it is left out")
-            del sets[name]
-    return number_rows(sets)
-
-
-def number_rows(sets: dict[str, Dataset]) -> DatasetDict:
-    """Add the column `ROW`, the number of the row over all datasets."""
-    first, numbered = 0, {}
-    for name, rows in sets.items():
+            continue
         numbered[name] = rows.add_column(ROW, range(first, first + len(rows)))
         first += len(rows)
-    return DatasetDict(numbered)
+    return numbered
 
 
 def use_clusters(
@@ -183,14 +162,14 @@ class MiniBatches:
 
     Args:
         embedder: Embedding model.
-        features: Tokens of B texts: padded rows, or the packed row that sentence-transformers makes for flash attention.
+        features: Tokens and attention mask of B texts, (B, L).
         size: Texts per forward.
         more: Other inputs of the model.
     """
 
     def __init__(self, embedder: SentenceTransformer, features: Features, size: int, **more):
-        self.embedder, self.features, self.size, self.more = embedder, padded(features), size, more
-        self.states = []
+        self.embedder, self.features, self.size, self.more = embedder, features, size, more
+        self.random_states = []
 
     def __iter__(self) -> Iterator[Features]:
         for begin in range(0, len(self.features["input_ids"]), self.size):
@@ -203,7 +182,7 @@ class MiniBatches:
         """Return the embeddings (B, D) without a graph, and keep the random state of each forward."""
         vectors = []
         for part in self:
-            self.states.append((torch.get_rng_state(), *get_device_states(part["input_ids"])))
+            self.random_states.append((torch.get_rng_state(), *get_device_states(part["input_ids"])))
             vectors.append(self.embedder(part)["sentence_embedding"])
         return torch.cat(vectors)
 
@@ -213,27 +192,21 @@ class MiniBatches:
         Args:
             gradients: (B, D), of the embeddings.
         """
-        for part, state, gradient in zip(self, self.states, gradients.split(self.size)):
-            with torch.enable_grad(), random_state(*state):
+        for part, random_state, gradient in zip(self, self.random_states, gradients.split(self.size)):
+            cpu_state, devices, device_states = random_state
+            with torch.enable_grad(), torch.random.fork_rng(devices):
+                torch.set_rng_state(cpu_state)
+                set_device_states(devices, device_states)
                 vectors = self.embedder(part)["sentence_embedding"]
             if vectors.requires_grad:  # not if all of its parameters are frozen
                 vectors.backward(gradient)
 
 
 def padded(features: Features) -> Features:
-    """Tokens and attention mask (B, L)."""
+    """Tokens and attention mask (B, L), also of the packed row that sentence-transformers makes for flash attention."""
     if "cu_seq_lens_q" in features:
         return dict(zip(("input_ids", "attention_mask"), pad_texts(features["input_ids"], features["cu_seq_lens_q"])))
     return {name: features[name] for name in ("input_ids", "attention_mask")}
-
-
-@contextmanager
-def random_state(cpu: torch.Tensor, devices: list, states: list) -> Iterator[None]:
-    """Draw from an earlier random state, and restore the present one afterwards."""
-    with torch.random.fork_rng(devices):
-        torch.set_rng_state(cpu)
-        set_device_states(devices, states)
-        yield
 
 
 class ContextualRankingLoss(nn.Module):
@@ -262,12 +235,8 @@ class ContextualRankingLoss(nn.Module):
     ) -> None:
         super().__init__()
         contextual_model(model).set_context(None)
-        self.model, self.temperature, self.mini_batch_size, self.datasets = (
-            model,
-            temperature,
-            mini_batch_size,
-            datasets,
-        )
+        self.model, self.temperature = model, temperature
+        self.mini_batch_size, self.datasets = mini_batch_size, datasets
         self.context_size = contextual_model(model).config.context_size
 
     def forward(self, sentence_features: Iterable[Features], labels: torch.Tensor | None = None) -> torch.Tensor:
@@ -280,7 +249,7 @@ class ContextualRankingLoss(nn.Module):
         Raises:
             ValueError: The batch has not two columns, or several processes train without DistributedDataParallel.
         """
-        columns = list(sentence_features)
+        columns = list(map(padded, sentence_features))
         if len(columns) != 2:
             raise ValueError(
                 f"the batch has {len(columns)} columns; give a query and a document, since the other documents of the batch are "
@@ -331,7 +300,6 @@ class ContextualRankingLoss(nn.Module):
 
     def _sample_context(self, documents: Features) -> Features:
         """The tokens of J random documents of the batch; with replacement if the batch has fewer."""
-        documents = padded(documents)
         num_documents = len(documents["input_ids"])
         if num_documents == self.context_size:  # all of them, in any order
             rows = torch.arange(num_documents)
@@ -368,9 +336,8 @@ class ContextualRankingLoss(nn.Module):
                 f"the dataset has no column {ROW!r} with row numbers, which finds the false negatives; make it with open_pairs"
             )
         rows = labels.cpu().numpy()
-        starts = sorted(self.datasets)
-        start = starts[bisect.bisect_right(starts, int(rows.min())) - 1]
-        return torch.from_numpy(self.datasets[start].is_false_negative(rows - start)).to(device)
+        first = max(first for first in self.datasets if first <= rows[0])
+        return torch.from_numpy(self.datasets[first].is_false_negative(rows - first)).to(device)
 
     def get_config_dict(self) -> dict[str, Any]:
         """Settings for the model card."""

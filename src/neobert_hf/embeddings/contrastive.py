@@ -1,10 +1,12 @@
 """The paper's unified contrastive learning (section 5.2.1, appendix D.2) on sentence-transformers' trainer and losses."""
 
+# ruff: noqa: RUF009  (HfArg returns a field)
+
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -20,6 +22,7 @@ from sentence_transformers.sentence_transformer.losses import (
 from sentence_transformers.util import mine_hard_negatives
 from torch import nn
 from torch.utils.data import BatchSampler, ConcatDataset
+from transformers.hf_argparser import HfArg
 
 from ..data.origins import read_json
 from ..runs.arguments import ResumeArguments
@@ -35,16 +38,16 @@ class SizeExponentBatchSampler(MultiDatasetDefaultBatchSampler):
     """Batch sampler over several datasets: each batch comes from one dataset, drawn with probability n_i^a / sum_j n_j^a.
 
     An exhausted dataset starts again in a new order. The stream depends only on seed and epoch, so a resumed run, which skips
-    the batches it has seen, continues with the same batches. `functools.partial` sets the exponent a.
+    the batches it has seen, continues with the same batches.
 
     Args:
         dataset: The concatenated datasets.
         batch_samplers: One batch sampler for each dataset.
         generator: Generator that the batch samplers share; the draw of datasets uses its own generator.
         seed: Seed of the draw of datasets and of the row orders.
+        num_batches: Length of the stream: optimizer steps x devices x accumulation steps.
         exponent: The exponent a: 0 draws all datasets with equal probability, 1 in proportion to their sizes.
         weights: Probability of each dataset up to a common factor, instead of the exponent.
-        num_batches: Length of the stream: optimizer steps x devices x accumulation steps.
         group: Number of consecutive batches from one dataset. With negatives shared across devices it must be the number of
             devices, since consecutive batches go to different devices.
 
@@ -78,9 +81,9 @@ class SizeExponentBatchSampler(MultiDatasetDefaultBatchSampler):
     def __iter__(self) -> Iterator[list[int]]:
         sizes = [len(part) for part in self.dataset.datasets]
         offsets = [0, *itertools.accumulate(sizes)]
-        own = torch.Generator().manual_seed(self.seed + self.epoch)
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
         weights = torch.tensor(self.weights or [size**self.exponent for size in sizes], dtype=torch.float64)
-        draws = torch.multinomial(weights, self.num_batches // self.group, replacement=True, generator=own)
+        draws = torch.multinomial(weights, self.num_batches // self.group, replacement=True, generator=generator)
         streams = [self._passes(sampler) for sampler in self.batch_samplers]
         for drawn in draws.repeat_interleave(self.group).tolist():
             yield [offsets[drawn] + row for row in next(streams[drawn])]
@@ -107,46 +110,33 @@ class SizeExponentBatchSampler(MultiDatasetDefaultBatchSampler):
 class ContrastiveArguments:
     """Model, data and loss of contrastive training."""
 
-    model_name_or_path: str = field(
-        metadata={"help": "A NeoBERT with its tokenizer, or an embedding model that an earlier run saved."}
+    model_name_or_path: str = HfArg(
+        help="A NeoBERT with its tokenizer, or an embedding model that an earlier run saved."
     )
-    training_sets: list[str] = field(
-        default=None, metadata={"help": "Names from the paper's Table 7, read from the Hub. Default: all of them."}
+    training_sets: list[str] = HfArg(
+        default=None, help="Names from the paper's Table 7, read from the Hub. Default: all of them."
     )
-    train_files: list[str] = field(
-        default=None, metadata={"help": "Files of pairs or triplets, instead of the paper's sets."}
+    train_files: list[str] = HfArg(default=None, help="Files of pairs or triplets, instead of the paper's sets.")
+    validation_files: list[str] = HfArg(default=None, help="Pairs for the retrieval evaluation.")
+    instructions: str = HfArg(default=None, help="JSON file: an object from file name without suffix to instruction.")
+    instruction_template: str = HfArg(default="{instruction} ", help="Text before each input.")
+    instruction_sides: Sides = HfArg(default="both", help="both: all columns have the instruction; query: the first.")
+    temperature: float = HfArg(default=TEMPERATURE, help="Divisor of the cosines in the loss.")
+    sampling_exponent: float = HfArg(default=0.5, help="A set is drawn in proportion to its size to this power.")
+    mini_batch_size: int = HfArg(
+        default=None, help="Texts per forward with gradient caching (arXiv 2101.06983); the gradients are the same."
     )
-    validation_files: list[str] = field(default=None, metadata={"help": "Pairs for the retrieval evaluation."})
-    instructions: str = field(
-        default=None, metadata={"help": "JSON file: an object from file name without suffix to instruction."}
+    gather_across_devices: bool = HfArg(default=False, help="Use the documents of all devices as negatives.")
+    num_mined_negatives: int = HfArg(
+        default=0, help="Hard negatives to mine for each pair with the initial model; 0 mines none."
     )
-    instruction_template: str = field(default="{instruction} ", metadata={"help": "Text before each input."})
-    instruction_sides: Sides = field(
-        default="both", metadata={"help": "both: all columns have the instruction; query: the first."}
-    )
-    temperature: float = field(default=TEMPERATURE, metadata={"help": "Divisor of the cosines in the loss."})
-    sampling_exponent: float = field(
-        default=0.5, metadata={"help": "A set is drawn in proportion to its size to this power."}
-    )
-    mini_batch_size: int = field(
+    pooling: Literal["mean", "cls"] = HfArg(
         default=None,
-        metadata={"help": "Texts per forward with gradient caching (arXiv 2101.06983); the gradients are the same."},
+        help="mean, as in the paper, or cls, for a bare NeoBERT; a saved embedding model keeps its own.",
     )
-    gather_across_devices: bool = field(
-        default=False, metadata={"help": "Use the documents of all devices as negatives."}
-    )
-    num_mined_negatives: int = field(
-        default=0, metadata={"help": "Hard negatives to mine for each pair with the initial model; 0 mines none."}
-    )
-    pooling: Literal["mean", "cls"] = field(
+    max_seq_length: int = HfArg(
         default=None,
-        metadata={"help": "mean, as in the paper, or cls, for a bare NeoBERT; a saved embedding model keeps its own."},
-    )
-    max_seq_length: int = field(
-        default=None,
-        metadata={
-            "help": "Length in tokens at which texts are truncated. Default: the model's own, at most 512 (our choice)."
-        },
+        help="Length in tokens at which texts are truncated. Default: the model's own, at most 512 (our choice).",
     )
 
     def __post_init__(self):
@@ -158,6 +148,7 @@ class ContrastiveArguments:
             )
         if self.instructions and not self.train_files:
             raise ValueError("--instructions belongs to --train_files; the paper's sets have their own instructions")
+        with_instruction(self.instruction_template, "")  # an error here comes before the download of the sets
 
 
 @dataclass
@@ -218,12 +209,10 @@ def mine_negatives(
     Raises:
         ValueError: A set already has negatives, which mining would discard.
     """
-    mined = {}
+    mined = DatasetDict()
     for name, rows in sets.items():
-        if len(rows.column_names) > 2:
-            raise ValueError(
-                f"{name} already has negatives ({', '.join(rows.column_names[2:])}); mine for sets of pairs only"
-            )
+        if negatives := rows.column_names[2:]:
+            raise ValueError(f"{name} already has negatives ({', '.join(negatives)}); mine for sets of pairs only")
         prompt = prompts.get(name)
         mined[name] = mine_hard_negatives(
             rows,
@@ -233,7 +222,7 @@ def mine_negatives(
             query_prompt=prompt,
             corpus_prompt=prompt if sides == "both" else None,
         )
-    return DatasetDict(mined)
+    return mined
 
 
 def column_prompts(sets: DatasetDict, prompts: dict[str, str], sides: Sides = "both") -> dict[str, dict[str, str]]:
@@ -272,7 +261,21 @@ def set_sampling(
     gather_across_devices: bool = False,
     weights: Sequence[float] | None = None,
 ) -> None:
-    """Set the trainer's batch sampler to `SizeExponentBatchSampler`, with exactly the number of batches of the run."""
+    """Set the trainer's batch sampler to `SizeExponentBatchSampler`, with exactly the number of batches of the run.
+
+    Args:
+        training: Training arguments, which are changed.
+        exponent: Power of the size of a dataset to which the probability of drawing it is proportional.
+        gather_across_devices: Whether the loss shares negatives across devices.
+        weights: Probability of each dataset up to a common factor, instead of the exponent.
+
+    Raises:
+        ValueError: `max_steps` is not positive.
+    """
+    if training.max_steps < 1:
+        raise ValueError(
+            f"max_steps={training.max_steps}, but a run over sampled datasets has no epochs; give --max_steps of at least 1"
+        )
     world = training.world_size
     training.multi_dataset_batch_sampler = partial(
         SizeExponentBatchSampler,

@@ -1,13 +1,7 @@
 """Memory check before a large computation, so that the operating system does not kill it halfway."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
 
 MEMINFO, CONTROL_GROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
@@ -29,31 +23,15 @@ def available_bytes() -> int | None:
 
 
 def check_memory(num_bytes: int, what: str, remedy: str) -> None:
-    """Refuse work that needs more memory than is free.
+    """Raise ValueError if fewer bytes are available than a lower bound of what the work needs.
 
     Args:
-        num_bytes: Lower bound of the memory needed, in bytes.
+        num_bytes: The lower bound.
         what: Start of the message: the work.
         remedy: End of the message: the way out.
-
-    Raises:
-        ValueError: Less memory is available.
     """
     available = available_bytes()
     if available is not None and num_bytes > available:
         raise ValueError(
             f"{what} takes {num_bytes / 1e9:.1f} GB or more, but {available / 1e9:.1f} GB of memory are free; {remedy}"
         )
-
-
-def batch_bytes(model: SentenceTransformer, batch_size: int) -> int:
-    """Return a lower bound, in bytes, of the activations of a batch of maximum length: the states of a feed-forward layer.
-
-    The weights do not count, since they are loaded already. The result is 0 for a model without a transformer or on a GPU.
-    """
-    config, weight = getattr(model[0], "config", None), next(model.parameters(), None)
-    width = getattr(config, "hidden_size", None)
-    if width is None or weight is None or weight.device.type != "cpu":
-        return 0
-    inner = getattr(config, "intermediate_size", None) or 4 * width
-    return batch_size * (model.max_seq_length or 512) * (3 * width + inner) * weight.element_size()

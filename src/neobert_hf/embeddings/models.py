@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -17,14 +16,12 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..data.origins import check_source, check_vocabulary, keep_known_settings
-from ..data.wordpiece import plain_tokenizer, tokenizer_hash
+from ..data.origins import check_source, check_vocabulary, keep_known_settings, read_json
+from ..data.wordpiece import tokenizer_hash
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.contextual_neobert import ContextualNeoBERTConfig
 
 logger = logging.get_logger(__name__)
-
-OF_THE_MACHINE = {"_name_or_path", "transformers_version"}  # names in a configuration that decide no embedding
 
 if TYPE_CHECKING:
     from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
@@ -65,19 +62,19 @@ def sentence_transformer(
     from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
     transformer = _transformer(model_name_or_path, "feature-extraction", max_seq_length, model_kwargs)
-    saved = Path(model_name_or_path, "modules.json")
-    kinds = (
-        [module["type"].rpartition(".")[2] for module in json.loads(saved.read_text("utf-8"))]
-        if saved.is_file()
-        else []
-    )
-    if left_out := [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]:
-        logger.warning(
-            f"{model_name_or_path} is an embedding model with {', '.join(left_out)}, which sentence_transformer leaves out; "
-            "SentenceTransformer opens all of its modules"
-        )
+    _warn_of_other_modules(Path(model_name_or_path, "modules.json"))
     modules = [transformer, Pooling(transformer.get_embedding_dimension(), pooling, include_prompt)]
     return SentenceTransformer(modules=[*modules, Normalize()] if normalize else modules, prompts=prompts)
+
+
+def _warn_of_other_modules(saved: Path) -> None:
+    """Warn of modules of a saved embedding model that `sentence_transformer` does not make."""
+    kinds = [module["type"].rpartition(".")[2] for module in read_json(saved)] if saved.is_file() else []
+    if left_out := [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]:
+        logger.warning(
+            f"{saved.parent} is an embedding model with {', '.join(left_out)}, which sentence_transformer leaves out; "
+            "SentenceTransformer opens all of its modules"
+        )
 
 
 def sparse_encoder(
@@ -106,8 +103,7 @@ def sparse_encoder(
 def multi_vector_encoder(model: str | SentenceTransformer) -> MultiVectorEncoder:
     """Build a late-interaction model (ColBERT, arXiv 2004.12832): a text becomes the vectors of its tokens, of length 1.
 
-    Plain `MultiVectorEncoder(path)` adds an untrained projection; this model uses the encoder's own token vectors. They retrieve
-    better than their mean, even if only the mean was trained (measured on the mini model, benchmarks/README.md). A score is the
+    Plain `MultiVectorEncoder(path)` adds an untrained projection; this model uses the encoder's own token vectors. A score is the
     mean over the tokens of the query.
 
     Args:
@@ -158,7 +154,7 @@ def adopt(module: torch.nn.Module, source: str) -> None:
 
 
 def open_embedding_model(name: str, revision: str | None = None, **options) -> SentenceTransformer:
-    """Open a saved embedding model; `SentenceTransformer(name)` also opens other models, and embeds with plain means.
+    """Open an embedding model, or a bare NeoBERT with mean pooling, as `SentenceTransformer(name)` does, with checks.
 
     Args:
         name: Folder or id on the Hub.
@@ -175,7 +171,7 @@ def open_embedding_model(name: str, revision: str | None = None, **options) -> S
 
     check_source(name)
     file = load_file_path(name, "config_sentence_transformers.json", revision=revision)
-    kind = json.loads(Path(file).read_text("utf-8")).get("model_type") if file else None
+    kind = read_json(Path(file)).get("model_type") if file else None
     if kind not in (None, "SentenceTransformer"):
         raise ValueError(
             f"{name} holds a {kind}, which gives no single vector for each text; open it in Python with "
@@ -192,10 +188,10 @@ def fingerprint(model: SentenceTransformer, prompts: Mapping[str, str]) -> str:
     It covers weights, modules, configuration, tokenizer, maximum length, dimension, similarity, the model's prompts and
     `prompts`.
     """
-    config = getattr(model[0], "config", None)  # a StaticEmbedding has none
+    config = model[0].config.to_dict() if hasattr(model[0], "config") else {}  # a StaticEmbedding has none
     settings = {
         "modules": str(model),
-        "config": config and {name: value for name, value in config.to_dict().items() if name not in OF_THE_MACHINE},
+        "config": {name: config[name] for name in config.keys() - {"_name_or_path", "transformers_version"}},
         "tokenizer": tokenizer_hash(model.tokenizer),
         "length": model.max_seq_length,
         "dimension": model.truncate_dim,
@@ -205,27 +201,7 @@ def fingerprint(model: SentenceTransformer, prompts: Mapping[str, str]) -> str:
     return hash_of_weights(model, settings)
 
 
-def longest_input(model: SentenceTransformer) -> int | None:
-    """Return the number of tokens at which a model truncates a text; None if it reads all of them."""
-    longest = model.max_seq_length
-    return None if longest is None or math.isinf(longest) else int(longest)
-
-
-def num_truncated(model: SentenceTransformer, texts: Sequence[str], prompt: str = "") -> int:
-    """Return how many texts are longer than `longest_input` with a prompt before them."""
-    longest = longest_input(model)
-    if longest is None:
-        return 0
-    tokenizer = plain_tokenizer(model.tokenizer)
-    inputs = (prompt + text for text in texts)
-    candidates = [text for text in inputs if len(text.encode()) > longest - 2]  # a token has at least a byte
-    parts = (candidates[i : i + 1024] for i in range(0, len(candidates), 1024))
-    return sum(len(tokens) > longest for part in parts for tokens in tokenizer.encode_batch_fast(part))
-
-
-def hash_of_weights(
-    model: torch.nn.Module, settings: Mapping | Sequence | None = None, dtype: torch.dtype | None = None
-) -> str:
+def hash_of_weights(model: torch.nn.Module, settings: Mapping | None = None, dtype: torch.dtype | None = None) -> str:
     """Return a hash of a module's weights, converted to `dtype`, and of settings of plain types, 16 hexadecimal digits."""
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):

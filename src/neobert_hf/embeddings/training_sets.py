@@ -52,7 +52,7 @@ class TrainingSet:
         texts: Function from a row to anchor, positive and negatives, or to None to drop the row.
         configs: Configurations to concatenate; None stands for the only configuration.
         num_negatives: Number of negatives to keep; a row with fewer is dropped.
-        joined: Rows are pairs of ids; the texts are in the configurations "queries" and "corpus".
+        has_ids: Rows are pairs of ids; the texts are in the configurations "queries" and "corpus".
         class_column: Rows are labelled texts; the positive is another text of the same class, the negative a text of another
             class.
     """
@@ -61,7 +61,7 @@ class TrainingSet:
     texts: Callable[[dict], Texts]
     configs: tuple[str | None, ...] = (None,)
     num_negatives: int = 0
-    joined: bool = False
+    has_ids: bool = False
     class_column: str | None = None
 
 
@@ -72,7 +72,7 @@ TRAINING_SETS = {
     ),
     "AMAZONQA": TrainingSet("embedding-data/Amazon-QA", lambda row: [row["query"], row["pos"][0]]),
     "CONCURRENTQA": TrainingSet("stanfordnlp/concurrentqa-retrieval", _concurrentqa, num_negatives=4),
-    "FEVER": TrainingSet("mteb/fever", _columns("query", "document"), joined=True),
+    "FEVER": TrainingSet("mteb/fever", _columns("query", "document"), has_ids=True),
     "GITHUBISSUE": TrainingSet("WhereIsAI/github-issue-similarity", _columns("anchor", "positive"), ("positive",)),
     "GOOAQ": TrainingSet(
         "tomaarsen/gooaq-hard-negatives",
@@ -84,7 +84,7 @@ TRAINING_SETS = {
     "MEDMCQA_CLUST": TrainingSet(
         "openlifescienceai/medmcqa", _medmcqa_answer, num_negatives=1, class_column="subject_name"
     ),
-    "MSMARCO": TrainingSet("mteb/msmarco", _columns("query", "document"), joined=True),
+    "MSMARCO": TrainingSet("mteb/msmarco", _columns("query", "document"), has_ids=True),
     "NPR": TrainingSet("sentence-transformers/npr", _columns("title", "body")),
     "PAQ": TrainingSet("embedding-data/PAQ_pairs", lambda row: list(row["set"])),
     "PUBMEDQA": TrainingSet(
@@ -158,24 +158,25 @@ def load_training_set(name: str, seed: int = 0) -> Dataset:
         ValueError: The columns of the set on the Hub have changed.
     """
     source = TRAINING_SETS[name]
-    parts = []
-    for config in source.configs:
-        part = _join(source.path) if source.joined else load_dataset(source.path, config, split="train")
-        convert = dict(function=_convert, batched=True, remove_columns=part.column_names, desc=name)
-        parts.append(part.map(**convert, fn_kwargs={"name": name}))
-    rows = concatenate_datasets(parts)
+    if source.has_ids:
+        parts = [_join(source.path)]
+    else:
+        parts = [load_dataset(source.path, config, split="train") for config in source.configs]
+    options = dict(batched=True, fn_kwargs={"name": name}, desc=name)
+    rows = concatenate_datasets([part.map(_convert, remove_columns=part.column_names, **options) for part in parts])
     return _class_triplets(rows, seed) if source.class_column else rows
 
 
 def _convert(batch: dict[str, list], name: str) -> dict[str, list[str]]:
     """Convert a batch of Hub rows to rows of texts; drop the rows that the set excludes."""
     source, rows = TRAINING_SETS[name], []
-    width = 1 if source.class_column else 2 + source.num_negatives
+    labels = [source.class_column] if source.class_column else []
+    names = ["anchor", "label"] if labels else _names(2 + source.num_negatives)
+    width = len(names) - len(labels)
     for values in zip(*batch.values()):
         row = dict(zip(batch, values))
         try:
-            texts = source.texts(row)
-            label = row[source.class_column] if source.class_column else None
+            texts, label = source.texts(row), [row[column] for column in labels]
         except IndexError:  # the list of positives is empty
             continue
         except (KeyError, TypeError) as error:
@@ -184,8 +185,7 @@ def _convert(batch: dict[str, list], name: str) -> dict[str, list[str]]:
                 "the Hub has changed, choose other training sets"
             ) from error
         if texts is not None and len(texts) >= width and all(texts[:width]):
-            rows.append([*texts[:width], label] if source.class_column else texts[:width])
-    names = ["anchor", "label"] if source.class_column else _names(width)
+            rows.append(texts[:width] + label)
     return {column: [row[i] for row in rows] for i, column in enumerate(names)}
 
 
@@ -203,13 +203,11 @@ def _join(path: str) -> Dataset:
         for query, document, score in zip(pairs["query-id"], pairs["corpus-id"], pairs["score"])
         if score > 0 and query in query_rows and document in corpus_rows
     ]
-    return concatenate_datasets(
-        [
-            part.select([pair[side] for pair in found]).select_columns("text").rename_column("text", name)
-            for side, (part, name) in enumerate([(queries, "query"), (corpus, "document")])
-        ],
-        axis=1,
-    )
+    columns = [
+        part.select(list(rows)).select_columns("text").rename_column("text", name)
+        for name, part, rows in zip(("query", "document"), (queries, corpus), zip(*found))
+    ]
+    return concatenate_datasets(columns, axis=1)
 
 
 def _class_triplets(rows: Dataset, seed: int) -> Dataset:

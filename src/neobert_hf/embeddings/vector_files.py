@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -14,10 +15,11 @@ import torch
 
 from ..data.files import write_error, writing
 from ..data.rows import read_text_column
+from ..data.wordpiece import plain_tokenizer
 from ..model.machine_neobert import best_dtype
 from ..runs import MINI_MODEL_PATH
-from .memory import batch_bytes, check_memory
-from .models import longest_input, num_truncated, open_embedding_model
+from .memory import check_memory
+from .models import open_embedding_model
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -60,9 +62,8 @@ def embed_files(
     check_memory(text_bytes, f"reading {', '.join(files)}", "split the file")
     texts = [text for _, text in read_text_column(files, text_column)]
     encoder = open_for_inference(model)
-    vector_bytes = 2 * 4 * len(texts) * (encoder.get_embedding_dimension() or 0)  # separate vectors, then one array
     check_memory(
-        vector_bytes + batch_bytes(encoder, batch_size),
+        _needed_bytes(encoder, len(texts), batch_size),
         f"embedding {len(texts):,} texts, {batch_size} at once",
         "choose a smaller batch size, or split the file",
     )
@@ -79,9 +80,37 @@ def embed_files(
         "output": output,
         "texts": len(texts),
         "dimension": int(vectors.shape[1]),
-        "max_seq_length": longest_input(encoder),
-        "truncated": num_truncated(encoder, texts, prompt),
+        "max_seq_length": _longest_input(encoder),
+        "truncated": _num_truncated(encoder, (prompt + text for text in texts)),
     }
+
+
+def _needed_bytes(encoder: SentenceTransformer, num_texts: int, batch_size: int) -> int:
+    """A lower bound: the vectors, twice, and on a CPU the states of a feed-forward layer for a batch of maximum length."""
+    vectors = 2 * 4 * num_texts * (encoder.get_embedding_dimension() or 0)  # separate vectors, then one array
+    config = getattr(encoder[0], "config", None)  # a StaticEmbedding has none
+    if not hasattr(config, "hidden_size") or encoder.device.type != "cpu":
+        return vectors
+    inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    width = 3 * config.hidden_size + inner
+    return vectors + batch_size * (encoder.max_seq_length or 512) * width * encoder.dtype.itemsize
+
+
+def _longest_input(model: SentenceTransformer) -> int | None:
+    """The number of tokens at which a model truncates a text; None if it reads all of them."""
+    longest = model.max_seq_length
+    return None if longest is None or math.isinf(longest) else int(longest)
+
+
+def _num_truncated(model: SentenceTransformer, inputs: Iterable[str]) -> int:
+    """The number of inputs that are longer than `_longest_input`."""
+    longest = _longest_input(model)
+    if longest is None:
+        return 0
+    tokenizer = plain_tokenizer(model.tokenizer)
+    candidates = [text for text in inputs if len(text.encode()) > longest - 2]  # a token has at least a byte
+    parts = (candidates[i : i + 1024] for i in range(0, len(candidates), 1024))
+    return sum(len(tokens) > longest for part in parts for tokens in tokenizer.encode_batch_fast(part))
 
 
 def open_for_inference(model: str) -> SentenceTransformer:
