@@ -50,7 +50,7 @@ def embed_files(
 
     Returns:
         The output, the number of texts, their dimension, the length in tokens that the model reads, and how many texts are
-        longer.
+        longer (None if the tokenizer is not a fast one).
 
     Raises:
         ValueError: The output has another ending, is an input, or is a folder; a text is not valid; the model cannot be opened;
@@ -102,11 +102,13 @@ def _longest_input(model: SentenceTransformer) -> int | None:
     return None if longest is None or math.isinf(longest) else int(longest)
 
 
-def _num_truncated(model: SentenceTransformer, inputs: Iterable[str]) -> int:
-    """The number of inputs that are longer than `_longest_input`."""
+def _num_truncated(model: SentenceTransformer, inputs: Iterable[str]) -> int | None:
+    """The number of inputs that are longer than `_longest_input`; None if the tokenizer is not a fast one."""
     longest = _longest_input(model)
     if longest is None:
         return 0
+    if not getattr(model.tokenizer, "is_fast", False):
+        return None
     tokenizer = plain_tokenizer(model.tokenizer)
     candidates = [text for text in inputs if len(text.encode()) > longest - 2]  # a token has at least a byte
     parts = (candidates[i : i + 1024] for i in range(0, len(candidates), 1024))
