@@ -21,6 +21,7 @@ from transformers import HfArgumentParser, set_seed
 
 from neobert_hf import PackedMLMCollator, tune_allocator
 from neobert_hf.data.packing import PackedRows
+from neobert_hf.data.plans import PackingSettings, make_packing_plan
 from neobert_hf.data.wordpiece import train_wordpiece
 from neobert_hf.pretraining.arguments import PretrainingArguments
 from neobert_hf.pretraining.pretrain import build_model
@@ -83,15 +84,17 @@ def train(variant: str, seed: int, tokenizer, training_ids, held_out_ids, argume
     collator = PackedMLMCollator(
         tokenizer, random_replace_prob=recipe.random_replace_prob, batch_format=recipe.batch_format, **masking
     )
-    sizes = dict(max_tokens=args.row_tokens, max_length=args.max_length)
-    rows = PackedRows(
-        training_ids, list(map(len, training_ids)), **sizes, num_rows=args.max_steps * args.rows_per_step, seed=seed
-    )
+
+    def packed(documents, seed, num_rows=None):
+        settings = PackingSettings(args.row_tokens, args.max_length, seed=seed)
+        return PackedRows(documents, make_packing_plan(list(map(len, documents)), settings), num_rows)
+
+    rows = packed(training_ids, seed, args.max_steps * args.rows_per_step)
     trainer = PretrainingTrainer(model, args, recipe=recipe, train_dataset=rows, data_collator=collator)
     trainer.train()
     batch_format = "padded" if recipe.architecture != "neobert" else "packed"
     trainer.data_collator = PackedMLMCollator(tokenizer, batch_format=batch_format)  # the same masks for all
-    metrics = trainer.evaluate(PackedRows(held_out_ids, list(map(len, held_out_ids)), **sizes, seed=1234))
+    metrics = trainer.evaluate(packed(held_out_ids, seed=1234))
     figures = next(entry for entry in trainer.state.log_history if "num_tokens" in entry)
     return {
         "variant": variant,

@@ -58,7 +58,7 @@ def read(folder: Path, arguments) -> dict:
     """Open documents and plan, and read rows in the order of training."""
     opened = time.perf_counter()
     documents = Documents(folder)
-    rows = PackedRows.from_plan(documents, write_packing_plan(documents, arguments.row_tokens, seed=SEED))
+    rows = PackedRows(documents, write_packing_plan(documents, arguments.row_tokens, seed=SEED))
     rows[0]
     first = time.perf_counter() - opened
     started, num_tokens, count = time.perf_counter(), 0, min(arguments.num_read, len(rows))

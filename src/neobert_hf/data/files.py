@@ -24,10 +24,6 @@ REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, *FULL)  # the folder refuses 
 LOCK_SECONDS = 2  # the child processes of a killed process end within this time
 
 
-class ReadError(OSError):
-    """A file cannot be read; `writing` passes this error on, since another file caused it."""
-
-
 @contextmanager
 def writing(file: Path, still_good: str = UNCHANGED) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces `file` after a complete write, or is removed after an error.
@@ -38,7 +34,6 @@ def writing(file: Path, still_good: str = UNCHANGED) -> Iterator[BinaryIO]:
 
     Raises:
         OSError: The file cannot be written; the message names a full disk.
-        ReadError: Raised by the body, passed unchanged.
     """
     partial = file.with_name(f"{file.name}.{uuid.uuid4().hex}.part")
     try:
@@ -47,8 +42,6 @@ def writing(file: Path, still_good: str = UNCHANGED) -> Iterator[BinaryIO]:
             handle.flush()
             os.fsync(handle.fileno())
         os.replace(partial, file)
-    except ReadError:
-        raise
     except OSError as error:
         raise write_error(error, file, still_good) from error
     finally:
@@ -112,23 +105,34 @@ def sealed(content: dict) -> dict:
     return {**content, "checksum": content_hash(content)}
 
 
-def unsealed(content: dict, must_be_sealed: bool = False) -> dict:
-    """Verify the checksum and return a copy without it.
-
-    Args:
-        content: Result of `sealed`.
-        must_be_sealed: Refuse content without a checksum. Otherwise such content is accepted; earlier versions wrote it.
+def unsealed(content: dict) -> dict:
+    """Return a copy of what `sealed` returned, without the checksum.
 
     Raises:
-        ValueError: The checksum is wrong, or is missing although `must_be_sealed`.
+        ValueError: The checksum is missing or wrong.
     """
     content = dict(content)
     checksum = content.pop("checksum", None)
-    if checksum is None and must_be_sealed:
-        raise ValueError("it has no checksum")
-    if checksum not in (None, content_hash(content)):
-        raise ValueError("its checksum is wrong")
+    if checksum != content_hash(content):
+        raise ValueError("its checksum is wrong" if checksum else "it has no checksum")
     return content
+
+
+def read_sealed(file: Path, remedy: str) -> dict:
+    """Return the content of a JSON file that was `sealed`.
+
+    Args:
+        file: File to read.
+        remedy: End of an error message: what the user can do.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The file does not hold one JSON object with the right checksum.
+    """
+    try:
+        return unsealed(dict(json.loads(file.read_text("utf-8"))))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{file} is damaged ({error}); {remedy}") from error
 
 
 def content_hash(content: object) -> str:

@@ -45,7 +45,7 @@ def read_rows(file: str | Path, columns: Sequence[str] | None = None) -> Iterato
     elif suffix == ".csv":
         rows = _csv_rows(file)
     elif suffix == ".tsv":
-        rows = tab_separated(file)
+        rows = _tsv_rows(file)
     else:
         raise ValueError(
             f"{file} has the suffix {file.suffix!r}; choose {', '.join(SUFFIXES)}, or .txt for a corpus; all but .parquet may be "
@@ -61,11 +61,11 @@ def read_texts(
 
     Args:
         file: A file that `read_rows` reads, or text (.txt, which may be compressed).
-        column: Column of the text; a JSON list may also hold the texts themselves.
+        column: Column of the text. JSON may also hold strings instead of objects: the texts themselves.
         sample_by: Unit of a document in a .txt file: "line", "paragraph" (blank lines separate documents, as in BERT's own
             format), or "document" for the whole file.
-        is_strict: Refuse a missing text and a lone surrogate (half of a surrogate pair). Otherwise a missing text is empty, and a
-            lone surrogate becomes a question mark.
+        is_strict: Refuse a missing text and a lone surrogate (half of a surrogate pair). Otherwise a missing text is empty, except
+            that the first row must have the column, and a lone surrogate becomes a question mark.
 
     Raises:
         ValueError: As of `read_rows`; or a text is not a string, or the file has no such column.
@@ -75,20 +75,18 @@ def read_texts(
     if _suffix(file) == ".txt":
         yield from _whole(file, _text_documents(file, sample_by))
         return
-    is_first = True
-    for place, row in read_rows(file, [column]):
-        if isinstance(row, dict):
-            if (is_first or is_strict) and column not in row:
-                raise ValueError(
-                    f"{place}: no column {column!r}; name the column of the texts, one of {', '.join(row)}"
-                )
-            row = row.get(column)
-        elif not (isinstance(row, str) and ", item " in place):
+    for number, (place, row) in enumerate(read_rows(file, [column])):
+        if not isinstance(row, dict | str):
             raise ValueError(
                 f"{place} has type {type(row).__name__}, not object; write one object on each line, such as "
                 f'{{"{column}": "..."}}'
             )
-        is_first = False
+        if isinstance(row, dict):
+            if column not in row and (is_strict or number == 0):
+                raise ValueError(
+                    f"{place}: no column {column!r}; name the column of the texts, one of {', '.join(row)}"
+                )
+            row = row.get(column)
         yield place, checked_text(row, f"{place}: {column}", is_strict)
 
 
@@ -126,44 +124,6 @@ def checked_text(text: Any, place: str, is_strict: bool = False) -> str:
             ) from error
         return text.encode("utf-8", "replace").decode()
     return text
-
-
-def tab_separated(
-    file: str | Path, names: Sequence[str] | None = None, truncated: list[int] | None = None
-) -> Iterator[tuple[str, dict]]:
-    """Yield the rows of a file whose columns are separated by tabs, without quotes, each after its place.
-
-    Args:
-        file: The file, UTF-8 with or without a byte order mark.
-        names: Names of the columns of a file whose first line is a row, which may have further columns; they are ignored. None
-            reads the names from the first line.
-        truncated: A list that receives the numbers of lines with too few columns, which are then left out. None: such a line
-            is an error.
-
-    Raises:
-        ValueError: A line has fewer columns than there are names, or more than the first line, or the file is not UTF-8.
-        OSError: The file cannot be read.
-    """
-    has_header = names is None
-    for number, line in _lines(Path(file)):
-        values, place = line.rstrip("\r\n").split("\t"), f"{file}, line {number}"
-        if names is None:
-            names = values
-            _check_names(file, names)
-        elif has_header and len(values) > len(names):
-            raise ValueError(
-                f"{place}: {len(values)} columns, but the first line names {len(names)} ({', '.join(names)}); replace the tabs "
-                "inside the texts"
-            )
-        elif len(values) >= len(names):
-            yield place, dict(zip(names, values))
-        elif truncated is not None:
-            truncated.append(number)
-        else:
-            raise ValueError(
-                f"{place}: {len(values)} columns instead of {len(names)} ({', '.join(names)}); the line is truncated or not "
-                "separated by tabs; correct or remove it"
-            )
 
 
 def _suffix(file: str | Path) -> str:
@@ -242,6 +202,19 @@ def _csv_rows(file: Path) -> Iterator[tuple[str, dict]]:
             f"{file}, line {rows.line_num} is not CSV ({error}); separate fields by commas, and double each quotation mark "
             "inside a quoted field"
         ) from error
+
+
+def _tsv_rows(file: Path) -> Iterator[tuple[str, dict]]:
+    lines = ((number, line.rstrip("\r\n").split("\t")) for number, line in _lines(file))
+    _, names = next(lines, (1, []))
+    _check_names(file, names)
+    for number, values in lines:
+        if len(values) != len(names):
+            raise ValueError(
+                f"{file}, line {number}: {len(values)} columns, but the first line names {len(names)} ({', '.join(names)}); "
+                "replace the tabs inside the texts, and correct or remove a truncated line"
+            )
+        yield f"{file}, line {number}", dict(zip(names, values))
 
 
 def _parquet_rows(file: Path, columns: Sequence[str] | None) -> Iterator[tuple[str, dict]]:

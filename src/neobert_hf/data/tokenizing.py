@@ -33,15 +33,15 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerFast
 
 from .corpus import Corpus
-from .documents import ENDS_DTYPE, MANIFEST, Documents, read_sealed, task_files
-from .files import FULL, file_hash, only_writer, sealed, write_error, write_json, writing
+from .documents import ENDS_DTYPE, MANIFEST, REMEDY, Documents, task_files
+from .files import FULL, file_hash, only_writer, read_sealed, sealed, write_error, write_json, writing
 from .wordpiece import plain_tokenizer, tokenizer_hash
 
 EXECUTORS = ("local", "slurm", "ray")
 SETTINGS, TOKENIZER, RECORDS, LOGS = "settings.json", "tokenizer.json", "records", "logs"
 LOCK = ".tokenize.lock"
-LEAST_TASKS, MOST_TASKS = 8, 1000  # the default: several processes share a single file, and many files make few tasks
-STILL_GOOD = "the finished tasks are whole: make room, and run the same again to continue"
+MIN_TASKS, MAX_TASKS = 8, 1000  # the default: several processes share a single file, and many files make few tasks
+RESUME_HINT = "the finished tasks are whole: make room, and run the same again to continue"
 
 # An error reaches the caller; datatrove's log would show it a second time, with a traceback.
 logger.disable("datatrove")
@@ -87,8 +87,8 @@ def tokenize(
         raise ValueError(f"executor={executor!r} is not one of {', '.join(EXECUTORS)}")
     num_files = corpus.stream().num_shards
     folder, plain = Path(folder).resolve(), plain_tokenizer(tokenizer)
-    begun = next((read_sealed(folder / name) for name in (MANIFEST, SETTINGS) if (folder / name).exists()), {})
-    tasks = tasks or begun.get("num_tasks") or min(max(num_files, LEAST_TASKS), MOST_TASKS)
+    begun = next((read_sealed(folder / name, REMEDY) for name in (MANIFEST, SETTINGS) if (folder / name).exists()), {})
+    tasks = tasks or begun.get("num_tasks") or min(max(num_files, MIN_TASKS), MAX_TASKS)
     num_parts = -(-tasks // num_files) if corpus.files else 1
     tasks = min(tasks, num_files * num_parts)
     settings = {
@@ -112,7 +112,7 @@ def tokenize(
         except OSError as error:
             if error.errno not in (*FULL, errno.EFBIG):
                 raise
-            raise write_error(error, folder, STILL_GOOD) from error
+            raise write_error(error, folder, RESUME_HINT) from error
     return Documents(folder) if (folder / MANIFEST).exists() else None
 
 
@@ -275,9 +275,8 @@ def write_record(folder: Path, task: int, token_size: int) -> None:
     files = task_files(folder, task)
     ends = np.fromfile(files["ends"], ENDS_DTYPE)
     lengths = np.diff(ends, prepend=ENDS_DTYPE.type(0)).astype(np.int64)
-    tops, counts = np.unique(
-        2 ** np.maximum(np.ceil(np.log2(np.maximum(lengths, 1))), 4).astype(int), return_counts=True
-    )
+    powers = np.ceil(np.log2(np.maximum(lengths, 16))).astype(int)
+    tops, counts = np.unique(2**powers, return_counts=True)
     record = {
         "task": task,
         "documents": len(lengths),
@@ -287,13 +286,17 @@ def write_record(folder: Path, task: int, token_size: int) -> None:
         "length_histogram": dict(zip(map(str, tops.tolist()), counts.tolist())),
     }
     (folder / RECORDS).mkdir(exist_ok=True)
-    write_json(folder / RECORDS / f"{task:05d}.json", sealed(record), STILL_GOOD)
+    write_json(_record(folder, task), sealed(record), RESUME_HINT)
+
+
+def _record(folder, task):
+    return folder / RECORDS / f"{task:05d}.json"
 
 
 def _is_whole(folder, task):
     """Whether the files of a task are those of its record."""
     try:
-        hashes = read_sealed(folder / RECORDS / f"{task:05d}.json")["sha256"]
+        hashes = read_sealed(_record(folder, task), REMEDY)["sha256"]
         return all(file_hash(file) == hashes[name] for name, file in task_files(folder, task).items())
     except (ValueError, FileNotFoundError):
         return False
@@ -320,11 +323,11 @@ def write_manifest(folder: Path) -> None:
         RuntimeError: A task is not complete.
         ValueError: No document holds a token.
     """
-    settings = read_sealed(folder / SETTINGS)
-    records = [folder / RECORDS / f"{task:05d}.json" for task in range(settings["num_tasks"])]
+    settings = read_sealed(folder / SETTINGS, REMEDY)
+    records = [_record(folder, task) for task in range(settings["num_tasks"])]
     if num_missing := sum(not file.is_file() for file in records):
         raise RuntimeError(f"{num_missing} of {len(records)} tasks are not complete; run the same again to continue")
-    tasks, histogram = [read_sealed(file) for file in records], Counter()
+    tasks, histogram = [read_sealed(file, REMEDY) for file in records], Counter()
     for task in tasks:
         histogram.update({int(top): count for top, count in task.pop("length_histogram").items()})
     if not histogram:
@@ -336,4 +339,4 @@ def write_manifest(folder: Path) -> None:
         "length_histogram": {str(top): histogram[top] for top in sorted(histogram)},
         "tasks": tasks,
     }
-    write_json(folder / MANIFEST, sealed(manifest), STILL_GOOD)
+    write_json(folder / MANIFEST, sealed(manifest), RESUME_HINT)
