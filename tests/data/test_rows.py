@@ -4,6 +4,7 @@ import bz2
 import csv
 import gzip
 import json
+import lzma
 
 import pytest
 from hypothesis import given
@@ -25,7 +26,7 @@ def zstd(content):
     return b"".join(pyarrow.compress(part, "zstd", asbytes=True) for part in (content[:half], content[half:]))
 
 
-COMPRESS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".zst": zstd}
+COMPRESS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstd}
 
 
 def written(folder, suffix, rows=ROWS, compression="", encoding="utf-8"):
@@ -64,6 +65,8 @@ def test_parquet_gives_the_columns_that_are_asked_for(tmp_path):
     file = written(tmp_path, ".parquet")
     assert list(read_rows(file)) == [(f"{file}, row {i}", row) for i, row in enumerate(ROWS, 1)]
     assert [row for _, row in read_rows(file, ["label"])] == [{"label": row["label"]} for row in ROWS]
+    with pytest.raises(ValueError, match=r"rows\.parquet: no column 'body'; name one of text, label"):
+        list(read_texts(file, "body"))
 
 
 @given(
@@ -173,6 +176,8 @@ FINE = b"text\n" + b"fine\n" * 99_999
         ("a.txt.gz", gzip.compress(FINE)[:-40], " cannot be read; it is damaged"),
         ("a.txt.zst", zstd(FINE)[:-9], " cannot be read; it is damaged"),
         ("a.txt.bz2", bz2.compress(FINE)[:-9], " cannot be read; it is damaged"),
+        ("a.txt.xz", lzma.compress(FINE)[:-9], " cannot be read; it is damaged"),
+        ("a.txt.xz", b"plain text", " cannot be read; it is damaged or not of the kind"),
         ("a.txt.zst", b"plain text", " cannot be read; it is damaged or not of the kind"),
         ("a.txt.gz", b"plain text", " cannot be read; it is damaged or not of the kind"),
         ("a.txt.bz2", b"plain text", " cannot be read; it is damaged or not of the kind"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import lzma
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pyarrow
 import pyarrow.parquet
 
 LONGEST_FIELD = (1 << 31) - 1  # characters; Python's default is 131,072, and a C long has 32 bits on Windows
-COMPRESSIONS = (".gz", ".bz2", ".zst")
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 SAMPLES = ("line", "paragraph", "document")
 
@@ -27,7 +28,8 @@ def read_rows(file: str | Path, columns: Sequence[str] | None = None) -> Iterato
 
     Args:
         file: JSON lines or one JSON list (.jsonl, .json), CSV, TSV or Parquet. All but Parquet may be compressed (.gz, .bz2,
-            .zst). The first line of CSV and TSV has the names of the columns. In TSV a quotation mark is an ordinary character.
+            .xz, .zst). The first line of CSV and TSV has the names of the columns. In TSV a quotation mark is an ordinary
+            character.
         columns: Columns to read from Parquet; None reads all.
 
     Returns:
@@ -64,8 +66,8 @@ def read_texts(
         column: Column of the text. JSON may also hold strings instead of objects: the texts themselves.
         sample_by: Unit of a document in a .txt file: "line", "paragraph" (blank lines separate documents, as in BERT's own
             format), or "document" for the whole file.
-        is_strict: Refuse a missing text and a lone surrogate (half of a surrogate pair). Otherwise a missing text is empty, except
-            that the first row must have the column, and a lone surrogate becomes a question mark.
+        is_strict: Refuse a missing text and a lone surrogate (half of a surrogate pair). Otherwise only
+            the first row must have the column, a missing text is empty, and a lone surrogate becomes a question mark.
 
     Raises:
         ValueError: As of `read_rows`; or a text is not a string, or the file has no such column.
@@ -133,8 +135,10 @@ def _suffix(file: str | Path) -> str:
 
 def _lines(file: Path) -> Iterator[tuple[int, str]]:
     """Lines with their numbers from 1; only a line feed ends a line."""
-    with io.BufferedReader(pyarrow.input_stream(str(file), compression="detect")) as stream:
-        for number, line in enumerate(stream, 1):
+    is_xz = file.suffix == ".xz"  # which pyarrow does not read
+    stream = lzma.LZMAFile(file) if is_xz else pyarrow.input_stream(str(file), compression="detect")
+    with io.BufferedReader(stream) as lines:
+        for number, line in enumerate(lines, 1):
             try:
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
@@ -219,7 +223,10 @@ def _tsv_rows(file: Path) -> Iterator[tuple[str, dict]]:
 
 def _parquet_rows(file: Path, columns: Sequence[str] | None) -> Iterator[tuple[str, dict]]:
     with pyarrow.parquet.ParquetFile(file) as stored:
-        _check_names(file, stored.schema_arrow.names)
+        names = stored.schema_arrow.names
+        _check_names(file, names)
+        if missing := [name for name in columns or () if name not in names]:
+            raise ValueError(f"{file}: no column {missing[0]!r}; name one of {', '.join(names)}")
         number = 0
         for batch in stored.iter_batches(batch_size=1000, columns=columns):
             for row in batch.to_pylist():
@@ -236,7 +243,7 @@ def _whole(file: Path, rows: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, A
     """The same rows; an error of a damaged file names the file."""
     try:
         yield from rows
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, lzma.LZMAError, EOFError, OSError) as error:
         if getattr(error, "errno", None):  # of the operating system; pyarrow's own errors have no number
             raise
         raise ValueError(
