@@ -135,9 +135,10 @@ def _suffix(file: str | Path) -> str:
 
 def _lines(file: Path) -> Iterator[tuple[int, str]]:
     """Lines with their numbers from 1; only a line feed ends a line."""
-    is_xz = file.suffix == ".xz"  # which pyarrow does not read
-    stream = lzma.LZMAFile(file) if is_xz else pyarrow.input_stream(str(file), compression="detect")
-    with io.BufferedReader(stream) as lines:
+    open_stream = (
+        lzma.LZMAFile if file.suffix == ".xz" else pyarrow.input_stream
+    )  # which detects the other compressions
+    with io.BufferedReader(open_stream(str(file))) as lines:
         for number, line in enumerate(lines, 1):
             try:
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")

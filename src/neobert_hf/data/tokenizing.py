@@ -1,7 +1,7 @@
 """Tokenizing of a corpus on datatrove: locally, on Slurm, or on Ray.
 
 datatrove runs tasks, records which are complete, and writes token ids. Three things are ours, because datatrove 0.10.1 does not
-have them. Its reader of JSON lines leaves out a damaged line with a warning, and a whole file that is not UTF-8: `CorpusReader`
+have them. Its reader of JSON lines leaves out a damaged line with a warning, and a whole file that is not UTF-8: `read_task`
 refuses both. `WholeDocuments` adds checksums to its tokenizer. Its local pool waits forever for a process that was killed, and
 its processes outlive a killed parent: `LocalExecutor` ends with an error, and its processes end with it.
 """
@@ -12,11 +12,11 @@ import multiprocessing
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from copy import deepcopy
-from functools import cached_property
+from functools import cached_property, partial
 from multiprocessing import connection
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +24,6 @@ from types import SimpleNamespace
 import numpy as np
 from datatrove.data import Document
 from datatrove.executor import LocalPipelineExecutor, RayPipelineExecutor, SlurmPipelineExecutor
-from datatrove.pipeline.base import PipelineStep
 from datatrove.pipeline.tokens import DocumentTokenizer
 from filelock import FileLock
 from loguru import logger
@@ -106,7 +105,7 @@ def tokenize(
         return Documents(folder)
     with only_writer(folder, LOCK):
         _begin(folder, settings, plain)
-        steps = [CorpusReader(corpus, num_parts), WholeDocuments(folder)]
+        steps = [partial(read_task, corpus, num_parts), WholeDocuments(folder)]
         try:
             _run(folder, steps, executor, tasks, workers, executor_options or {})
         except OSError as error:
@@ -162,7 +161,7 @@ def _run(folder, steps, name, tasks, workers, options):
         else:
             tokenizing = SlurmPipelineExecutor(steps, **options)
             options |= {"tasks": 1, "workers": 1, "logging_dir": str(folder / LOGS / "manifest")}
-            job = SlurmPipelineExecutor([Manifest(folder)], depends=tokenizing, **options)
+            job = SlurmPipelineExecutor([partial(write_manifest, folder)], depends=tokenizing, **options)
     except TypeError as error:
         raise ValueError(
             f"executor_options={options}: {error}; give the arguments of datatrove's executor for {name}"
@@ -221,27 +220,12 @@ def _end_with_parent(parent_id):
     os._exit(1)
 
 
-class CorpusReader(PipelineStep):
-    """The texts of a corpus that belong to a task, without blank ones.
-
-    Args:
-        corpus: The texts.
-        num_parts: As in `Corpus.stream`.
-    """
-
-    name, type = "Corpus", "📖 - READER"
-
-    def __init__(self, corpus: Corpus, num_parts: int = 1):
-        super().__init__()
-        self.corpus, self.num_parts = corpus, num_parts
-
-    def run(self, data=None, rank: int = 0, world_size: int = 1):
-        """Yield the documents of task `rank`."""
-        texts = self.corpus.stream(self.num_parts).shard(num_shards=world_size, index=rank)
-        for number, row in enumerate(texts):
-            text = row[self.corpus.text_column]
-            if text and not text.isspace():
-                yield Document(text=text, id=f"{rank}/{number}")
+def read_task(corpus: Corpus, num_parts: int, data=None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
+    """Yield the texts of a corpus that belong to task `rank`, without blank ones; `num_parts` is that of `Corpus.stream`."""
+    for number, row in enumerate(corpus.stream(num_parts).shard(num_shards=world_size, index=rank)):
+        text = row[corpus.text_column]
+        if text and not text.isspace():
+            yield Document(text=text, id=f"{rank}/{number}")
 
 
 class WholeDocuments(DocumentTokenizer):
@@ -302,22 +286,10 @@ def _is_whole(folder, task):
         return False
 
 
-class Manifest(PipelineStep):
-    """The last step: `write_manifest`."""
-
-    name, type = "Manifest", "💽 - WRITER"
-
-    def __init__(self, folder: Path):
-        super().__init__()
-        self.folder = folder
-
-    def run(self, data=None, rank: int = 0, world_size: int = 1):
-        """Write the manifest."""
-        write_manifest(self.folder)
-
-
-def write_manifest(folder: Path) -> None:
+def write_manifest(folder: Path, *_) -> None:
     """Write the manifest of a folder whose tasks are complete; `length_histogram` counts documents by powers of two.
+
+    On Slurm it is the only step of a job, which gives it further arguments.
 
     Raises:
         RuntimeError: A task is not complete.
