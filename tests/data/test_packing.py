@@ -1,4 +1,4 @@
-"""The packer: every document once and whole, rows within the budget, and a resumed stream that goes on exactly."""
+"""The packer: every document once and whole, rows within the budget, and a stream that resumes exactly."""
 
 import json
 import pickle
@@ -66,7 +66,7 @@ def test_chunks_hold_every_token_and_truncation_only_first_ones(lengths, max_tok
     interruptions=st.lists(st.integers(0, 10), max_size=3),
     source=st.sampled_from(["list", "datasets"]),
 )
-def test_an_interrupted_stream_goes_on_exactly(lengths, max_tokens, interruptions, source):
+def test_an_interrupted_stream_resumes_exactly(lengths, max_tokens, interruptions, source):
     def new_stream():
         documents = documents_of(lengths)
         if source == "datasets" and documents:
@@ -186,7 +186,7 @@ def test_a_state_is_not_shared_out_to_several_workers():
         list(DataLoader(stream, batch_size=None, num_workers=2))
 
 
-def test_a_resumed_trainer_goes_on_after_the_last_row_that_was_trained(tiny_config, tmp_path):
+def test_a_resumed_trainer_continues_after_the_last_row_that_was_trained(tiny_config, tmp_path):
     """And not after the last one that was read, which is further on."""
     documents, trained = documents_of(range(3, 12)), []
 

@@ -25,12 +25,12 @@ LOCK_SECONDS = 2  # the child processes of a killed process end within this time
 
 
 @contextmanager
-def writing(file: Path, still_good: str = UNCHANGED) -> Iterator[BinaryIO]:
+def writing(file: Path, hint: str = UNCHANGED) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces `file` after a complete write, or is removed after an error.
 
     Args:
         file: Path to write.
-        still_good: End of an error message: what the user still has.
+        hint: End of an error message: what the user still has.
 
     Raises:
         OSError: The file cannot be written; the message names a full disk.
@@ -43,27 +43,27 @@ def writing(file: Path, still_good: str = UNCHANGED) -> Iterator[BinaryIO]:
             os.fsync(handle.fileno())
         os.replace(partial, file)
     except OSError as error:
-        raise write_error(error, file, still_good) from error
+        raise write_error(error, file, hint) from error
     finally:
         partial.unlink(missing_ok=True)
 
 
-def write_error(error: OSError, file: Path, still_good: str) -> OSError:
+def write_error(error: OSError, file: Path, hint: str) -> OSError:
     """Return the same error with a message that says what went wrong, which file, and what is still good."""
     reason = "the disk is full" if error.errno in FULL else error.strerror or str(error)
-    message = f"{reason}: {file.name} could not be written; {still_good}"
+    message = f"{reason}: {file.name} could not be written; {hint}"
     return OSError(error.errno or errno.EIO, message, str(file))
 
 
 @contextmanager
-def saving(target: Path, still_good: str = UNCHANGED) -> Iterator[None]:
+def saving(target: Path, hint: str = UNCHANGED) -> Iterator[None]:
     """Convert the write errors of libraries into an OSError with a readable message.
 
     safetensors, tokenizers and torch.save raise their own classes for write errors. Other errors pass unchanged.
 
     Args:
         target: File or folder that is saved, for the message.
-        still_good: End of the message: what the user still has.
+        hint: End of the message: what the user still has.
 
     Raises:
         OSError: A file cannot be written.
@@ -74,7 +74,7 @@ def saving(target: Path, still_good: str = UNCHANGED) -> Iterator[None]:
         cause = _as_os_error(error)
         if cause is None:
             raise
-        raise write_error(cause, target, still_good) from error
+        raise write_error(cause, target, hint) from error
 
 
 def _as_os_error(error):
@@ -94,9 +94,9 @@ def _is_from_torch_save(error):
     return frame.f_globals.get("__name__") == "torch.serialization"
 
 
-def write_json(file: Path, content, still_good: str = UNCHANGED) -> None:
+def write_json(file: Path, content, hint: str = UNCHANGED) -> None:
     """Write JSON atomically; arguments and errors are those of `writing`."""
-    with writing(file, still_good) as handle:
+    with writing(file, hint) as handle:
         handle.write(json.dumps(content, indent=1).encode())
 
 
