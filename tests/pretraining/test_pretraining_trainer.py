@@ -59,14 +59,14 @@ def curve(trainer, name="loss"):
 
 
 def test_packed_and_padded_training_follow_the_same_curve_and_concatenation_does_not(trainer_of):
-    """Tolerance 1e-4 over 50 steps in fp32: packed and padded differ only by rounding."""
+    """Tolerance 1e-4 over 50 steps in fp32: packed and padded differ only by rounding; ten times that is another computation."""
     curves = {}
     for batch_format in ("packed", "padded", "concatenated"):
         trainer = trainer_of(batch_format=batch_format, max_steps=50, tokens_per_step=128)
         trainer.train()
         curves[batch_format] = np.array(curve(trainer))
     assert np.abs(curves["packed"] - curves["padded"]).max() < 1e-4
-    assert np.abs(curves["packed"] - curves["concatenated"]).max() > 1e-2
+    assert np.abs(curves["packed"] - curves["concatenated"]).max() > 1e-3
     assert curves["packed"][-1] < curves["packed"][0] - 0.5  # the model learns
 
 

@@ -100,7 +100,7 @@ class PackingSettings:
         max_length: Longer documents are cut at this many tokens, special tokens included; None cuts none.
         long_documents: Treatment of the rest of a document above `max_length`: "truncate" drops it, as in the paper, "chunk"
             makes further pieces of it, each with the special tokens of the document.
-        special_tokens: Numbers of special tokens at the beginning and at the end of each document.
+        special_tokens: Numbers of special tokens at the beginning and at the end of each document, as in `Documents`.
         max_open_rows: As in `BestFit`.
         seed: Seed of the order of the documents.
 

@@ -113,9 +113,14 @@ def training_rows(data: CorpusArguments, training: PretrainingArguments, documen
         OSError: A plan cannot be written.
     """
     parts, num_rows = [], training.max_steps * training.rows_per_step
-    options = dict(max_length=training.max_length, long_documents=data.long_documents, seed=training.seed)
-    options |= dict(fallback_folder=Path(training.output_dir, PLANS), show_progress=not training.disable_tqdm)
-    options |= dict(verify=data.verify_documents and training.process_index == 0)
+    options = {
+        "max_length": training.max_length,
+        "long_documents": data.long_documents,
+        "seed": training.seed,
+        "fallback_folder": Path(training.output_dir, PLANS),
+        "verify": data.verify_documents and training.process_index == 0,
+        "show_progress": not training.disable_tqdm,
+    }
     for share, length in zip(training.mixture, (0, *training.longer_than)):
         if not share:
             parts.append(None)
