@@ -143,3 +143,9 @@ def test_a_position_that_does_not_increase_begins_a_document(tokenizer):
     row = {"input_ids": [2, 50, 3, 2, 60, 3], "position_ids": [0, 1, 2, 1, 2, 3]}
     batch = PackedMLMCollator(tokenizer)([row])
     assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1, 2]]
+
+
+def test_the_tensors_of_a_dataset_keep_their_ids(tokenizer):
+    ids = torch.arange(5, 60)
+    PackedMLMCollator(tokenizer, mlm_probability=0.9)([{"input_ids": ids, "mask_seed": 1}])
+    assert torch.equal(ids, torch.arange(5, 60))
