@@ -20,6 +20,7 @@ from harness import DTYPES, docstrings, finish, median_and_spread, median_ratio,
 from neobert_hf import PackedMLMCollator, tune_allocator
 from neobert_hf.data.corpus import Corpus
 from neobert_hf.data.packing import PackedRows
+from neobert_hf.data.plans import PackingSettings, make_packing_plan
 from neobert_hf.data.tokenizing import tokenize
 from neobert_hf.data.wordpiece import plain_tokenizer, train_wordpiece
 from neobert_hf.pretraining.arguments import PretrainingArguments
@@ -44,7 +45,8 @@ def training(tokenizer, documents, arguments, folder) -> dict:
         disable_tqdm=True,
     )
     num_rows = args.max_steps * args.rows_per_step
-    rows = PackedRows(documents, list(map(len, documents)), args.row_tokens, args.max_length, num_rows=num_rows)
+    plan = make_packing_plan(list(map(len, documents)), PackingSettings(args.row_tokens, args.max_length))
+    rows = PackedRows(documents, plan, num_rows)
     collator = PackedMLMCollator(tokenizer)
 
     def with_trainer():

@@ -95,7 +95,7 @@ def training_step(name: str, examples: list[dict], max_length: int, arguments):
     """A function that collates, runs forward and backward under autocast, and steps AdamW, as a user of `name` trains it."""
     device, dtype = arguments.device, DTYPES[arguments.dtype]
     model = build(name, torch.float32, device, max_length, arguments.num_layers, head=True).train()
-    torch.manual_seed(0)  # the same masks for every model
+    torch.manual_seed(0)  # the same masks in every run
     masking = dict(tokenizer=stock_tokenizer(), mlm_probability=0.2)
     if name == "ours":
         model.config.sparse_prediction = True

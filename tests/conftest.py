@@ -111,6 +111,15 @@ def write_documents(folder, lengths, documents_per_task=10, special_tokens=(0, 0
     return Documents(folder)
 
 
+def packed_rows(documents, max_tokens, max_length=None, num_rows=None, **settings):
+    """Rows of documents in memory."""
+    from neobert_hf.data.packing import PackedRows
+    from neobert_hf.data.plans import PackingSettings, make_packing_plan
+
+    settings = PackingSettings(max_tokens, max_length, **settings)
+    return PackedRows(documents, make_packing_plan(list(map(len, documents)), settings), num_rows)
+
+
 def packed_plan(lengths, implementation="auto", **options):
     """The plan of a forward over one packed row of documents; `options` as in `make_plan`."""
     boundaries = Boundaries(cu_seq_lens={"cu_seq_lens_q": torch.tensor([0, *lengths]).cumsum(0)})

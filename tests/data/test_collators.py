@@ -27,18 +27,16 @@ def test_the_row_holds_every_token_of_every_document_once_and_in_order(tokenizer
     assert tokenizer.pad_token_id not in row["input_ids"]
 
 
-def test_packed_masks_equal_the_masks_of_the_padded_batch(tokenizer):
+def test_masks_are_those_that_transformers_draws_for_the_flat_row(tokenizer):
     documents = [
         {"input_ids": tokenizer(text)["input_ids"]} for text in ("the quick brown fox", "jumps", "over the dog")
     ]
-    packed = PackedMLMCollator(tokenizer, seed=7)([dict(document) for document in documents])
+    packed = PackedMLMCollator(tokenizer, mlm_probability=0.5, seed=7)([dict(document) for document in documents])
     stock = DataCollatorForLanguageModeling(
-        tokenizer, mlm_probability=0.2, mask_replace_prob=1.0, random_replace_prob=0.0, seed=7
+        tokenizer, mlm_probability=0.5, mask_replace_prob=1.0, random_replace_prob=0.0, seed=7
     )
-    padded = stock([dict(document) for document in documents])
-    is_real = padded["attention_mask"].bool()
-    for name in ("input_ids", "labels"):
-        assert torch.equal(packed[name][0], padded[name][is_real])
+    flat = stock([{"input_ids": [token for document in documents for token in document["input_ids"]]}])
+    assert all(torch.equal(packed[name], flat[name]) for name in ("input_ids", "labels"))
 
 
 def test_a_fifth_of_the_ordinary_tokens_and_no_special_token_is_masked(tokenizer):
@@ -67,7 +65,9 @@ def test_rows_that_a_tokenizer_padded_give_the_batch_of_the_rows_without_padding
     def batches(names, **options):
         tokens = tokenizer(texts, **options)
         rows = [{name: tokens[name][i] for name in names} for i in range(len(texts))]
-        return [PackedMLMCollator(tokenizer, seed=0)(each) for each in (rows, list(PackedStream(rows, max_tokens=20)))]
+        return [
+            PackedMLMCollator(tokenizer, seed=0)(batch) for batch in (rows, list(PackedStream(rows, max_tokens=20)))
+        ]
 
     padded = batches(["input_ids", "attention_mask"], padding=True, padding_side=side)
     for expected, batch in zip(batches(["input_ids"]), padded):
@@ -85,7 +85,7 @@ def test_a_tokenizer_without_a_padding_token_packs_and_cannot_pad(tokenizer):
     padless = copy.deepcopy(tokenizer)
     padless.pad_token = None
     documents = [{"input_ids": [2, 5, 6, 7, 3]}, {"input_ids": [2, 8, 3]}]
-    row, expected = (PackedMLMCollator(each, mlm_probability=0.5, seed=0)(documents) for each in (padless, tokenizer))
+    row, expected = (PackedMLMCollator(t, mlm_probability=0.5, seed=0)(documents) for t in (padless, tokenizer))
     assert all(torch.equal(row[name], expected[name]) for name in expected)
     with pytest.raises(ValueError, match="no padding token; set tokenizer"):
         PackedMLMCollator(padless, batch_format="padded")
@@ -143,3 +143,9 @@ def test_a_position_that_does_not_increase_begins_a_document(tokenizer):
     row = {"input_ids": [2, 50, 3, 2, 60, 3], "position_ids": [0, 1, 2, 1, 2, 3]}
     batch = PackedMLMCollator(tokenizer)([row])
     assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1, 2]]
+
+
+def test_the_tensors_of_a_dataset_keep_their_ids(tokenizer):
+    ids = torch.arange(5, 60)
+    PackedMLMCollator(tokenizer, mlm_probability=0.9)([{"input_ids": ids, "mask_seed": 1}])
+    assert torch.equal(ids, torch.arange(5, 60))

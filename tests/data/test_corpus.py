@@ -93,6 +93,20 @@ def test_the_source_depends_on_the_content_and_not_on_the_folder_or_the_time_of_
         assert Corpus([str(file)]).source != source
 
 
+def test_files_that_together_are_within_the_limit_are_hashed_as_a_whole(tmp_path, monkeypatch):
+    """One of them has more than half of the content."""
+    monkeypatch.setattr(corpus_module, "NUM_SAMPLES", 12)
+    monkeypatch.setattr(corpus_module, "SAMPLE_BYTES", 10)
+    long, short = tmp_path / "long.txt", tmp_path / "short.txt"
+    long.write_text("x" * 100)
+    short.write_text("x" * 20)
+    sources = []
+    for place in range(100):
+        long.write_text("x" * place + "y" + "x" * (99 - place))
+        sources.append(str(Corpus([long, short]).source))
+    assert len(set(sources)) == 100
+
+
 def test_a_corpus_is_a_stream_of_the_datasets_library(files):
     assert isinstance(Corpus(files).stream(), datasets.IterableDataset)
     assert next(iter(Corpus([files[1]], text_column="body").stream())) == {"body": "six\n"}

@@ -33,7 +33,7 @@ def test_documents_are_read_in_any_order_by_any_process(tmp_path):
 
 
 def test_few_files_are_open_at_a_time_and_none_after_the_documents(tmp_path, monkeypatch):
-    monkeypatch.setattr(documents_module, "MOST_MAPPED", 3)
+    monkeypatch.setattr(documents_module, "MAX_MAPPED", 3)
     documents = write_documents(tmp_path, LENGTHS, documents_per_task=2)
     before = psutil.Process().num_fds()
     assert all(len(documents[number]) == LENGTHS[number] for number in [*range(40)] * 2)

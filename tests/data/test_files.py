@@ -41,12 +41,12 @@ def test_other_errors_pass_unchanged(tmp_path, error):
     assert found.value is error
 
 
-def test_content_without_a_checksum_is_accepted_only_if_it_need_not_be_sealed():
+def test_content_without_a_checksum_is_refused():
     content = {"a": 1}
-    assert unsealed(sealed(content), must_be_sealed=True) == unsealed(content) == content
+    assert unsealed(sealed(content)) == content
     for without in (content, content | {"checksum": None}):
         with pytest.raises(ValueError, match="it has no checksum"):
-            unsealed(without, must_be_sealed=True)
+            unsealed(without)
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC])

@@ -74,7 +74,7 @@ def test_pairs_keep_both_columns(tmp_path):
     [
         ({"text": "a"}, "line 2: no column 'label' among text"),
         ({"text": "", "label": "a"}, "line 2: 'text' is empty"),
-        ({"text": 3, "label": "a"}, "line 2: 'text': text 0 is 3, a int"),
+        ({"text": 3, "label": "a"}, "line 2: 'text' is 3, a int"),
         ({"text": "a", "label": None}, "line 2: the label None is not"),
         ({"text": "a", "label": " "}, "line 2: the label ' ' is not"),
         ({"text": "a", "label": 0.5}, "line 2: the label 0.5 is not"),
@@ -203,8 +203,9 @@ def test_a_dataset_of_the_hub_without_labels_or_training_rows_is_refused(monkeyp
         ({}, "exactly one of"),
         ({"train_file": "a", "dataset_name": "b"}, "exactly one of"),
         ({"validation_file": "a", "dataset_name": "b"}, "belongs to --train_file"),
+        ({"train_file": "a", "max_seq_length": 2}, "max_seq_length=2 leaves no token beside"),
     ],
 )
-def test_files_and_a_dataset_exclude_each_other(arguments, message):
+def test_arguments_without_effect_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         LabelledDataArguments(**arguments)

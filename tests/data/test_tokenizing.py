@@ -13,14 +13,13 @@ import time
 
 import psutil
 import pytest
-from conftest import SENTENCE, largest_file
+from conftest import SENTENCE, largest_file, packed_rows
 
 pytest.importorskip("datatrove", reason="tokenizing needs datatrove (pip install -e .[train])")
 
 from neobert_hf.data import files, tokenizing
 from neobert_hf.data.corpus import Corpus
 from neobert_hf.data.documents import Documents, task_files
-from neobert_hf.data.packing import PackedRows
 from neobert_hf.data.tokenizing import tokenize, typed_options
 from neobert_hf.data.wordpiece import train_wordpiece
 
@@ -82,7 +81,8 @@ def test_rows_cut_documents_as_the_tokenizer_truncates_and_returns_what_overflow
     tokenizer, corpus, tmp_path, long_documents
 ):
     documents = tokenize(corpus, tokenizer, tmp_path / "out", workers=1)
-    rows = PackedRows(documents, documents.lengths, 64, max_length=12, long_documents=long_documents)
+    options = dict(special_tokens=documents.special_tokens, long_documents=long_documents)
+    rows = packed_rows(documents, 64, max_length=12, **options)
     pieces = []
     for row in rows:
         starts = [i for i, position in enumerate(row["position_ids"]) if position == 0]

@@ -118,10 +118,10 @@ def test_offsets_point_to_the_characters_of_each_token_in_the_original_text(spli
     encoded = splitter(text, return_offsets_mapping=True, add_special_tokens=False)
     spans = encoded["offset_mapping"]
     for token, (start, end) in zip(splitter.convert_ids_to_tokens(encoded["input_ids"]), spans):
-        is_in_ruler = token == "-" and re.fullmatch(wordpiece.RULER, text[start : start + 4])
-        assert text[start:end].lower() == token.removeprefix("##").lower() or is_in_ruler or token == "[UNK]"
+        is_in_divider = token == "-" and re.fullmatch(wordpiece.DIVIDER, text[start : start + 4])
+        assert text[start:end].lower() == token.removeprefix("##").lower() or is_in_divider or token == "[UNK]"
     assert spans == sorted(spans)
-    shorter = re.sub(wordpiece.RULER, "", text)
+    shorter = re.sub(wordpiece.DIVIDER, "", text)
     assert "".join(text[start:end] for start, end in spans if text[start:end] not in "-=~*#^_+") == "".join(
         character for character in "".join(shorter.split()) if character not in "-=~*#^_+"
     )
@@ -131,7 +131,7 @@ def test_the_same_texts_give_the_same_tokenizer_in_every_process():
     """In each process, the trainer's hash tables have another order, which decides between equally frequent pairs."""
     script = """from neobert_hf.data.wordpiece import *
 texts = [f"{a}{b}{c} {c}{a}{b}" for a in "abcdefghij" for b in "klmnopq" for c in "rstuvw"]
-texts.append(" ".join(map(chr, range(0x4E00, 0x4E00 + 2 * MOST_CHARACTERS))))
+texts.append(" ".join(map(chr, range(0x4E00, 0x4E00 + 2 * MAX_CHARACTERS))))
 print(tokenizer_hash(train_wordpiece(texts, 600)))"""
     environment = {**os.environ, "PYTHONPATH": str(Path(wordpiece.__file__).parents[2])}
     hashes = set()
@@ -143,9 +143,9 @@ print(tokenizer_hash(train_wordpiece(texts, 600)))"""
 
 
 def test_the_alphabet_is_bounded_and_its_rarest_characters_are_unknown():
-    common = [chr(0x4E00 + i) for i in range(wordpiece.MOST_CHARACTERS)]
+    common = [chr(0x4E00 + i) for i in range(wordpiece.MAX_CHARACTERS)]
     tokenizer = train_wordpiece([" ".join(common)] * 2 + ["z"], vocab_size=1000)
-    assert len(tokenizer) == 5 + wordpiece.MOST_CHARACTERS
+    assert len(tokenizer) == 5 + wordpiece.MAX_CHARACTERS
     assert tokenizer.unk_token_id in tokenizer("z")["input_ids"]
     assert tokenizer.unk_token_id not in tokenizer("".join(common))["input_ids"]
 

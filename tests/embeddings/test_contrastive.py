@@ -404,7 +404,7 @@ def test_mined_negatives_have_the_same_instruction_as_the_answers(folder, monkey
     [
         ('{"q": "a", "d": "b"}\n\n{"q": "a"}\n', "line 3: .* is not a row of at least two columns"),
         ('{"q": "a", "d": "b"}\n{"q": "a", "e": "b"}\n', "line 2: .* the same in all lines"),
-        ('{"q": "a", "d": null}\n', "line 1: text 1 is None"),
+        ('{"q": "a", "d": null}\n', "line 1: d is None"),
         ('{"q": "a", "d": "  "}\n', "line 1: .* has an empty text"),
         ('["a", "b"]\n', "item 1: .* is not a row"),
         ("", "a.jsonl is empty"),

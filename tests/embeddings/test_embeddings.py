@@ -23,7 +23,6 @@ from neobert_hf import (
     sentence_transformer,
     sparse_encoder,
 )
-from neobert_hf.data.texts import check_texts
 from neobert_hf.embeddings.models import fingerprint, open_embedding_model
 
 TEXTS = ["the quick brown fox", "jumps", "", "over lazy dog and then it sleeps in a warm red house by old sea", "fox"]
@@ -175,21 +174,6 @@ def test_empty_texts_are_embedded_as_special_tokens_and_long_texts_are_truncated
     np.testing.assert_array_equal(empty, blank)
     np.testing.assert_allclose(long, model.encode("fox " * 14), atol=1e-6)
     assert np.isfinite(empty).all()
-
-
-@pytest.mark.parametrize(
-    ("texts", "message"),
-    [
-        (["fine", None], "text 1 is None"),
-        ([3], "text 0 is 3, a int"),
-        (["fine", "also", "half \ud800 a pair"], "text 2 has the lone surrogate '\\\\ud800' at character 5"),
-    ],
-)
-def test_the_error_names_the_text_that_cannot_be_embedded(folder, texts, message):
-    with pytest.raises(ValueError, match=message):
-        check_texts(texts)
-    with pytest.raises((ValueError, TypeError)):  # raised by sentence-transformers, without the number of the text
-        sentence_transformer(str(folder)).encode(texts)
 
 
 def test_invalid_model_options_are_refused(folder, tokenizer, tmp_path):

@@ -6,15 +6,17 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerBase
 
-from . import BATCH_FORMATS
+# How documents share the rows of a batch: packed rows keep documents apart, padded rows hold one document each, and in a
+# concatenated row tokens attend to other documents.
+BATCH_FORMATS = ("packed", "padded", "concatenated")
 
 
 @dataclass
 class PackedMLMCollator:
     """Mask tokens and pack the documents of a batch into one row without padding.
 
-    transformers' own collator draws the masks before packing: 20 % of the tokens, all replaced by `[MASK]`, never a special
-    token. A padded batch of the same documents therefore has the same masks.
+    transformers' own collator draws the masks: 20 % of the tokens, all replaced by `[MASK]`, never a special token. They do not
+    depend on the batch format.
 
     Args:
         tokenizer: Provides the mask token and the special tokens.
@@ -79,55 +81,60 @@ class PackedMLMCollator:
             `max_length_k` as integers. "concatenated": without `position_ids`. "padded": `input_ids`, `labels` and
             `attention_mask` (N, longest).
         """
-        is_seeded = bool(documents) and "mask_seed" in documents[0]
-        masked = [self._mask(rows) for rows in ([[row] for row in documents] if is_seeded else [documents])]
-        input_ids, labels = ([document for part in parts for document in part] for parts in zip(*masked))
-        if self.batch_format == "padded":
-            return {
-                "input_ids": pad_sequence(input_ids, batch_first=True, padding_value=self.tokenizer.pad_token_id),
-                "attention_mask": pad_sequence([torch.ones_like(ids) for ids in input_ids], batch_first=True),
-                "labels": pad_sequence(labels, batch_first=True, padding_value=-100),
-            }
-        row = {"input_ids": torch.cat(input_ids)[None], "labels": torch.cat(labels)[None]}
-        if self.batch_format == "concatenated":
-            return row
-        row["position_ids"] = torch.cat([torch.arange(len(ids)) for ids in input_ids])[None]
-        if self.return_flash_attn_kwargs:
-            lengths = torch.tensor([0, *map(len, input_ids)])
-            boundaries, longest = lengths.cumsum(0).int(), int(lengths.max())
-            row |= {"cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries}
-            row |= {"max_length_q": longest, "max_length_k": longest}
-            row |= {"trust_boundaries": True} if self.trust_boundaries else {}
-        return row
-
-    def _mask(self, rows):
-        """Return masked ids and labels of each document; transformers' collator draws the masks on the padded batch."""
-        documents = [document for row in rows for document in _documents_of(row)]
-        lengths = list(map(len, documents))
+        rows = [_read_row(row) for row in documents]
+        lengths = [length for _, lengths in rows for length in lengths]
         if 0 in lengths:
             raise ValueError(
                 f"document {lengths.index(0)} of the batch holds no token; drop empty documents before packing"
             )
-        if "mask_seed" in rows[0]:
-            self.stock.generator = torch.Generator().manual_seed(rows[0]["mask_seed"])
+        if "mask_seed" in documents[0]:
+            masked = [self._mask(ids, row["mask_seed"]) for (ids, _), row in zip(rows, documents)]
+            input_ids, labels = (torch.cat(parts) for parts in zip(*masked))
+        else:
+            input_ids, labels = self._mask(torch.cat([ids for ids, _ in rows]))
+        if self.batch_format == "padded":
+
+            def pad(values, fill):
+                return pad_sequence(values.split(lengths), batch_first=True, padding_value=fill)
+
+            return {
+                "input_ids": pad(input_ids, self.tokenizer.pad_token_id),
+                "attention_mask": pad(torch.ones_like(input_ids), 0),
+                "labels": pad(labels, -100),
+            }
+        row = {"input_ids": input_ids[None], "labels": labels[None]}
+        if self.batch_format == "concatenated":
+            return row
+        row["position_ids"] = torch.cat([torch.arange(length) for length in lengths])[None]
+        if self.return_flash_attn_kwargs:
+            boundaries = torch.tensor([0, *lengths]).cumsum(0).int()
+            row |= {"cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries}
+            row |= {"max_length_q": max(lengths), "max_length_k": max(lengths)}
+            row |= {"trust_boundaries": True} if self.trust_boundaries else {}
+        return row
+
+    def _mask(self, ids, mask_seed=None):
+        """Return masked ids and labels, (T,) both."""
+        if mask_seed is not None:
+            self.stock.generator = torch.Generator().manual_seed(mask_seed)
         elif self.seed is not None and self.stock.generator is None:
             self.stock.create_rng()
-        # Padding is cut off below, so it may be any special token; a tokenizer may have no padding token.
-        ids = pad_sequence(documents, batch_first=True, padding_value=self.tokenizer.mask_token_id)
-        masked, labels = self.stock.torch_mask_tokens(ids, torch.isin(ids, self.special_ids))
-        return tuple([document[:length] for document, length in zip(part, lengths)] for part in (masked, labels))
+        masked, labels = self.stock.torch_mask_tokens(ids[None].clone(), torch.isin(ids, self.special_ids)[None])
+        return masked[0], labels[0]
 
 
-def _documents_of(row):
+def _read_row(row):
+    """Return the ids of a row without padding, (T,), and the lengths of its documents."""
     ids = torch.as_tensor(row["input_ids"])
     is_real = torch.as_tensor(row["attention_mask"]).bool() if row.get("attention_mask") is not None else slice(None)
+    ids = ids[is_real]
     if "position_ids" not in row:
-        return [ids[is_real]]
-    ids, positions = ids[is_real], torch.as_tensor(row["position_ids"])[is_real]
+        return ids, [len(ids)]
+    positions = torch.as_tensor(row["position_ids"])[is_real]
     if len(positions) != len(ids) or positions[:1].tolist() != [0]:
         raise ValueError(
             f"a packed row has {len(ids)} input_ids and {len(positions)} position_ids that begin with "
             f"{positions[:1].tolist()}; give one position for each token, and 0 where a document begins"
         )
-    starts = [0, *((positions.diff() <= 0).nonzero().flatten() + 1).tolist()]  # as the model reads them
-    return list(ids.split([end - start for start, end in zip(starts, [*starts[1:], len(ids)])]))
+    starts = (positions.diff() <= 0).nonzero().flatten() + 1  # as the model reads them
+    return ids, torch.tensor([0, *starts.tolist(), len(ids)]).diff().tolist()

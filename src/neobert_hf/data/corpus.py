@@ -1,6 +1,7 @@
 """Text for pretraining: local files or a dataset on the Hub, as a stream of texts."""
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +13,7 @@ from .rows import SAMPLES, checked_text, read_texts
 
 SAMPLE_BYTES = 1 << 20
 NUM_SAMPLES = 4096  # in all files together: 4 GiB, a few seconds of work
+MIN_SAMPLES = 4  # of a file
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,8 @@ class Corpus:
         """What identifies the content, in plain types, so that a resumed run can detect other data.
 
         For files these are names, sizes and hashes; the folder and the modification time do not count. A hash covers evenly
-        spaced samples of 1 MiB, the first and the last MiB included: all of the content up to 4 GiB in all files together. A
-        dataset in a folder is identified by its files. A dataset on the Hub is identified by its name, so a change there is not
+        spaced samples of 1 MiB, the first and the last MiB included: all of the content if the files together have up to 4 GiB.
+        A dataset in a folder is identified by its files. A dataset on the Hub is identified by its name, so a change there is not
         detected.
         """
         source = {"text_column": self.text_column}
@@ -117,17 +119,18 @@ def _checked_row(row: dict, number: int, place: str, text_column: str) -> dict:
 
 def _describe(files: list[Path]) -> list[dict]:
     """Name, size and hash of each file."""
-    num_samples = max(4, NUM_SAMPLES // max(1, len(files)))
+    sizes = [file.stat().st_size for file in files]
+    share = min(1, NUM_SAMPLES * SAMPLE_BYTES / max(1, sum(sizes)))
     return [
-        {"name": file.name, "bytes": file.stat().st_size, "sha256_of_samples": _hash(file, num_samples)}
-        for file in files
+        {"name": file.name, "bytes": size, "sha256_of_samples": _hash(file, size, share)}
+        for file, size in zip(files, sizes)
     ]
 
 
-def _hash(file: Path, num_samples: int) -> str:
-    """Hash the content, or evenly spaced samples of a file that is longer than all samples together."""
-    size, digest = file.stat().st_size, hashlib.sha256()
-    starts = range(0, size, SAMPLE_BYTES)
+def _hash(file: Path, size: int, share: float) -> str:
+    """Hash this share of the content, as evenly spaced samples."""
+    digest, starts = hashlib.sha256(), range(0, size, SAMPLE_BYTES)
+    num_samples = max(MIN_SAMPLES, math.ceil(share * len(starts)))
     if len(starts) > num_samples:
         starts = [i * (size - SAMPLE_BYTES) // (num_samples - 1) for i in range(num_samples)]
     with file.open("rb") as handle:

@@ -5,7 +5,6 @@ document ends in them. `manifest.json` is written last: a folder without it is n
 """
 
 import hashlib
-import json
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,15 +14,15 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from .files import file_hash, sealed, unsealed
+from .files import content_hash, file_hash, read_sealed
 from .permutation import Permutation
 from .wordpiece import tokenizer_hash
 
 MANIFEST = "manifest.json"
-NUM_HELD_OUT = 1000  # documents that training holds out unless it is given validation files or another number
 HELD_OUT = 1  # purpose of a random order, part of its seed
-MOST_MAPPED = 256  # files at a time: each map keeps a file open, and a process may open 1,024 on many systems
+MAX_MAPPED = 256  # files at a time: each map keeps a file open, and a process may open 1,024 on many systems
 ENDS_DTYPE = np.dtype("<u8")
+REMEDY = "restore it, or remove the folder and tokenize again"
 
 
 def task_files(folder: Path, task: int) -> dict[str, Path]:
@@ -35,19 +34,6 @@ def task_files(folder: Path, task: int) -> dict[str, Path]:
 def _map(folder, dtype, task):
     files = task_files(folder, task)
     return np.memmap(files["ids"], dtype, mode="r"), np.memmap(files["ends"], ENDS_DTYPE, mode="r")
-
-
-def read_sealed(file: Path, way_out: str = "restore it, or remove the folder and tokenize again") -> dict:
-    """Content of a JSON file with a checksum.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: The file does not hold one JSON object with the right checksum.
-    """
-    try:
-        return unsealed(dict(json.loads(file.read_text("utf-8"))), must_be_sealed=True)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{file} is damaged ({error}); {way_out}") from error
 
 
 class Documents(Sequence):
@@ -68,7 +54,7 @@ class Documents(Sequence):
             raise FileNotFoundError(
                 f"{self.folder} holds no {MANIFEST}; tokenize into it first, or again if that was interrupted"
             )
-        self.manifest = read_sealed(self.folder / MANIFEST)
+        self.manifest = read_sealed(self.folder / MANIFEST, REMEDY)
         self.special_tokens = tuple(self.manifest["special_tokens"])
         self._dtype = np.dtype(self.manifest["dtype"])
         self._tasks = [task for task in self.manifest["tasks"] if task["documents"]]
@@ -76,14 +62,11 @@ class Documents(Sequence):
             sizes = {"ids": task["tokens"] * self._dtype.itemsize, "ends": task["documents"] * ENDS_DTYPE.itemsize}
             for name, file in task_files(self.folder, task["task"]).items():
                 if not file.is_file():
-                    raise ValueError(f"{file} is missing; restore it, or remove the folder and tokenize again")
+                    raise ValueError(f"{file} is missing; {REMEDY}")
                 if file.stat().st_size != sizes[name] or (verify and file_hash(file) != task["sha256"][name]):
-                    raise ValueError(
-                        f"{file} is damaged: it is not what the manifest says; restore it, or remove the folder and "
-                        "tokenize again"
-                    )
+                    raise ValueError(f"{file} is damaged: it is not what the manifest says; {REMEDY}")
         self._first = np.cumsum([0, *(task["documents"] for task in self._tasks)]).tolist()
-        self._map = lru_cache(MOST_MAPPED)(partial(_map, self.folder, self._dtype))
+        self._map = lru_cache(MAX_MAPPED)(partial(_map, self.folder, self._dtype))
 
     def __reduce__(self):
         return type(self), (self.folder,)  # another process maps the files again
@@ -112,7 +95,7 @@ class Documents(Sequence):
     @cached_property
     def identity(self) -> dict:
         """The manifest's checksum, on which a packing plan depends."""
-        return {"documents": sealed(self.manifest)["checksum"], "num_documents": len(self)}
+        return {"documents": content_hash(self.manifest), "num_documents": len(self)}
 
     def longer_than(self, num_tokens: int) -> "Selection":
         """Documents of more than `num_tokens` tokens.

@@ -24,21 +24,16 @@ REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, *FULL)  # the folder refuses 
 LOCK_SECONDS = 2  # the child processes of a killed process end within this time
 
 
-class ReadError(OSError):
-    """A file cannot be read; `writing` passes this error on, since another file caused it."""
-
-
 @contextmanager
-def writing(file: Path, still_good: str = UNCHANGED) -> Iterator[BinaryIO]:
+def writing(file: Path, hint: str = UNCHANGED) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces `file` after a complete write, or is removed after an error.
 
     Args:
         file: Path to write.
-        still_good: End of an error message: what the user still has.
+        hint: End of an error message: what the user still has.
 
     Raises:
         OSError: The file cannot be written; the message names a full disk.
-        ReadError: Raised by the body, passed unchanged.
     """
     partial = file.with_name(f"{file.name}.{uuid.uuid4().hex}.part")
     try:
@@ -47,30 +42,28 @@ def writing(file: Path, still_good: str = UNCHANGED) -> Iterator[BinaryIO]:
             handle.flush()
             os.fsync(handle.fileno())
         os.replace(partial, file)
-    except ReadError:
-        raise
     except OSError as error:
-        raise write_error(error, file, still_good) from error
+        raise write_error(error, file, hint) from error
     finally:
         partial.unlink(missing_ok=True)
 
 
-def write_error(error: OSError, file: Path, still_good: str) -> OSError:
+def write_error(error: OSError, file: Path, hint: str) -> OSError:
     """Return the same error with a message that says what went wrong, which file, and what is still good."""
     reason = "the disk is full" if error.errno in FULL else error.strerror or str(error)
-    message = f"{reason}: {file.name} could not be written; {still_good}"
+    message = f"{reason}: {file.name} could not be written; {hint}"
     return OSError(error.errno or errno.EIO, message, str(file))
 
 
 @contextmanager
-def saving(target: Path, still_good: str = UNCHANGED) -> Iterator[None]:
+def saving(target: Path, hint: str = UNCHANGED) -> Iterator[None]:
     """Convert the write errors of libraries into an OSError with a readable message.
 
     safetensors, tokenizers and torch.save raise their own classes for write errors. Other errors pass unchanged.
 
     Args:
         target: File or folder that is saved, for the message.
-        still_good: End of the message: what the user still has.
+        hint: End of the message: what the user still has.
 
     Raises:
         OSError: A file cannot be written.
@@ -81,7 +74,7 @@ def saving(target: Path, still_good: str = UNCHANGED) -> Iterator[None]:
         cause = _as_os_error(error)
         if cause is None:
             raise
-        raise write_error(cause, target, still_good) from error
+        raise write_error(cause, target, hint) from error
 
 
 def _as_os_error(error):
@@ -101,9 +94,9 @@ def _is_from_torch_save(error):
     return frame.f_globals.get("__name__") == "torch.serialization"
 
 
-def write_json(file: Path, content, still_good: str = UNCHANGED) -> None:
+def write_json(file: Path, content, hint: str = UNCHANGED) -> None:
     """Write JSON atomically; arguments and errors are those of `writing`."""
-    with writing(file, still_good) as handle:
+    with writing(file, hint) as handle:
         handle.write(json.dumps(content, indent=1).encode())
 
 
@@ -112,23 +105,34 @@ def sealed(content: dict) -> dict:
     return {**content, "checksum": content_hash(content)}
 
 
-def unsealed(content: dict, must_be_sealed: bool = False) -> dict:
-    """Verify the checksum and return a copy without it.
-
-    Args:
-        content: Result of `sealed`.
-        must_be_sealed: Refuse content without a checksum. Otherwise such content is accepted; earlier versions wrote it.
+def unsealed(content: dict) -> dict:
+    """Return a copy of what `sealed` returned, without the checksum.
 
     Raises:
-        ValueError: The checksum is wrong, or is missing although `must_be_sealed`.
+        ValueError: The checksum is missing or wrong.
     """
     content = dict(content)
     checksum = content.pop("checksum", None)
-    if checksum is None and must_be_sealed:
-        raise ValueError("it has no checksum")
-    if checksum not in (None, content_hash(content)):
-        raise ValueError("its checksum is wrong")
+    if checksum != content_hash(content):
+        raise ValueError("its checksum is wrong" if checksum else "it has no checksum")
     return content
+
+
+def read_sealed(file: Path, remedy: str) -> dict:
+    """Return the content of a JSON file that was `sealed`.
+
+    Args:
+        file: File to read.
+        remedy: End of an error message: what the user can do.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The file does not hold one JSON object with the right checksum.
+    """
+    try:
+        return unsealed(dict(json.loads(file.read_text("utf-8"))))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{file} is damaged ({error}); {remedy}") from error
 
 
 def content_hash(content: object) -> str:

@@ -9,8 +9,7 @@ from typing import Any
 
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value, load_dataset
 
-from .rows import read_rows
-from .texts import check_texts
+from .rows import checked_text, read_rows
 
 Rows = Iterable[tuple[str, dict]]  # where a row stands, for error messages, and the row
 
@@ -37,6 +36,10 @@ class LabelledDataArguments:
             raise ValueError("give exactly one of --train_file and --dataset_name")
         if self.validation_file and self.dataset_name:
             raise ValueError("--validation_file belongs to --train_file; the dataset has its own validation rows")
+        if self.max_seq_length < 3:
+            raise ValueError(
+                f"max_seq_length={self.max_seq_length} leaves no token beside [CLS] and [SEP]; give 3 or more"
+            )
 
 
 def read_texts(
@@ -113,11 +116,7 @@ def _column(row: Any, name: str) -> Any:
 
 def _check_filled(texts: dict[str, str]) -> None:
     for name, text in texts.items():
-        try:
-            check_texts([text])
-        except ValueError as error:
-            raise ValueError(f"{name!r}: {error}") from error
-        if not text.strip():
+        if not checked_text(text, repr(name), is_strict=True).strip():
             raise ValueError(f"{name!r} is empty; remove this row, or give it a text")
 
 

@@ -89,7 +89,7 @@ def check_own_code(folder: Path) -> None:
     for file in sorted(folder.rglob("*.json")):
         for key, value in _pairs(read_json(file)):
             is_foreign = (
-                (key == "auto_map" and not all(_is_in_folder(each, file.parent) for each in _leaves(value)))
+                (key == "auto_map" and not all(_is_in_folder(leaf, file.parent) for leaf in _leaves(value)))
                 or (key == "custom_pipelines" and isinstance(value, dict))
                 or (key.endswith("attn_implementation") and "/" in str(value))
                 or (
@@ -154,7 +154,7 @@ def load_tokenizer(source: str, vocab_size: int | None = None) -> PreTrainedToke
     """
     check_source(source)
     folder = Path(source)
-    if folder.is_dir() and not any(each for name in TOKENIZER_FILES for each in folder.glob(name)):
+    if folder.is_dir() and not any(found for name in TOKENIZER_FILES for found in folder.glob(name)):
         raise ValueError(f"{source} holds no tokenizer ({' or '.join(TOKENIZER_FILES)}); copy that of its model there")
     tokenizer = AutoTokenizer.from_pretrained(source)
     if vocab_size is None and (folder / "config.json").is_file():
@@ -190,7 +190,7 @@ def keep_known_settings(holder: PretrainedConfig | PreTrainedTokenizerBase, sour
         for name in unknown:
             delattr(holder, name)
     else:
-        declared = (inspect.signature(each.__init__).parameters for each in type(holder).__mro__)
+        declared = (inspect.signature(base.__init__).parameters for base in type(holder).__mro__)
         own = TOKENIZER_KEYS.union(holder.vocab_files_names, *declared)
         unknown = holder.init_kwargs.keys() - own
         holder.init_kwargs = {name: value for name, value in holder.init_kwargs.items() if name in own}

@@ -14,9 +14,9 @@ from itertools import compress, islice
 import numpy as np
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from .documents import Documents, Selection
+from .documents import Selection
 from .permutation import Permutation
-from .plans import BestFit, PackingPlan, PackingSettings, make_packing_plan
+from .plans import BestFit, PackingPlan
 
 LONG_DOCUMENTS = ("error", "truncate", "chunk")
 ROW_ORDER = 2  # purpose of a random order, part of its seed
@@ -251,72 +251,30 @@ class PackedRows(Dataset):
     """Packed rows of a run, each a pure function of its number.
 
     What a row holds and how it is masked does not depend on the progress of the run, on the number of devices, or on rows
-    that were read ahead. Documents are shuffled once and packed once. Each pass over the rows has its own order, and a row has
+    that were read ahead. Documents are shuffled and packed once. Each pass over the rows has its own order, and a row has
     another `mask_seed` in each pass. Read the rows in their own order (a sequential sampler).
 
-    This constructor plans the rows in memory; `from_plan` takes a plan that was written to disk.
-
     Args:
-        documents: Sequences of token ids, by number.
-        lengths: (N,) their numbers of tokens.
-        max_tokens: Token budget of a row.
-        max_length: As in `PackingSettings`.
+        documents: Sequences of token ids, by number; of a `Selection` its whole collection is read.
+        plan: What `write_packing_plan` or `make_packing_plan` returned for the documents.
         num_rows: Number of rows in the run; None is one pass.
-        **settings: Further fields of `PackingSettings`; `special_tokens` are those of the documents if these have the attribute.
 
     Raises:
-        ValueError: There is no document, a document is empty, a document is longer than a row and not cut, or a number is out of
-            bounds.
+        ValueError: `num_rows` is not positive.
     """
 
-    def __init__(
-        self,
-        documents: Sequence,
-        lengths: np.ndarray,
-        max_tokens: int,
-        max_length: int | None = None,
-        num_rows: int | None = None,
-        **settings,
-    ):
-        lengths = np.asarray(lengths)
-        if len(lengths) != len(documents) or not lengths.min(initial=1):
-            raise ValueError(
-                f"{len(documents)} documents with {len(lengths)} lengths, the least of which is {lengths.min(initial=1)}; give "
-                "the length of each document, and drop empty documents"
-            )
-        special_tokens = getattr(documents, "special_tokens", (0, 0))
-        settings = PackingSettings(max_tokens, max_length, **{"special_tokens": special_tokens, **settings})
-        self._begin(documents, make_packing_plan(lengths, settings), num_rows)
-
-    @classmethod
-    def from_plan(cls, documents: Documents | Selection, plan: PackingPlan, num_rows: int | None = None) -> PackedRows:
-        """Rows of a plan.
-
-        Args:
-            documents: What the plan was made for.
-            plan: What `write_packing_plan` returned.
-            num_rows: Number of rows in the run; None is one pass.
-
-        Raises:
-            ValueError: `num_rows` is out of bounds.
-        """
-        rows = cls.__new__(cls)
-        rows._begin(documents.documents if isinstance(documents, Selection) else documents, plan, num_rows)
-        return rows
-
-    def _begin(self, documents, plan, num_rows):
+    def __init__(self, documents: Sequence | Selection, plan: PackingPlan, num_rows: int | None = None):
         if num_rows is not None and num_rows < 1:
             raise ValueError(f"num_rows={num_rows} must be at least 1; None is one pass")
-        self.documents, self.plan = documents, plan
-        self.max_tokens, self.seed = plan.settings.max_tokens, plan.settings.seed
-        self.rows_per_pass, self.num_tokens = len(plan), plan.num_tokens
-        self.num_rows = self.rows_per_pass if num_rows is None else num_rows
+        self.documents = documents.documents if isinstance(documents, Selection) else documents
+        self.plan, self.rows_per_pass = plan, len(plan)
+        self.num_rows = num_rows or len(plan)
         self._order = (None, None)  # number of a pass, and the order of the rows in it
 
     @property
     def packing_efficiency(self) -> float:
         """Share of the budget of all rows that holds tokens."""
-        return self.num_tokens / (self.rows_per_pass * self.max_tokens)
+        return self.plan.num_tokens / (len(self.plan) * self.plan.settings.max_tokens)
 
     def __len__(self) -> int:
         return self.num_rows
@@ -326,11 +284,12 @@ class PackedRows(Dataset):
         if not 0 <= number < self.num_rows:
             raise IndexError(f"row {number} of {self.num_rows}")
         number_of_pass, place = divmod(number, self.rows_per_pass)
+        seed = self.plan.settings.seed
         if self._order[0] != number_of_pass:
-            self._order = (number_of_pass, Permutation(self.rows_per_pass, self.seed, ROW_ORDER, number_of_pass))
+            self._order = (number_of_pass, Permutation(self.rows_per_pass, seed, ROW_ORDER, number_of_pass))
         (row,) = self._order[1](np.array([place])).tolist()
         pieces = [self.plan.cut(self.documents[document], piece) for document, piece in self.plan.row(row)]
-        return _packed(pieces) | {"mask_seed": _mask_seed(self.seed, number)}
+        return _packed(pieces) | {"mask_seed": _mask_seed(seed, number)}
 
 
 class MixedRows(Dataset):

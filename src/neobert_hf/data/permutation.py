@@ -5,7 +5,7 @@ import operator
 import numpy as np
 
 ROUNDS = 8
-LEAST_BITS = 6  # a smaller network reaches too few of the permutations of a few numbers
+MIN_BITS = 6  # a smaller network reaches too few of the permutations of a few numbers
 BLOCK = 1 << 15  # places that are computed together: they fit into the processor's cache
 MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 SHIFT = np.uint64(32)
@@ -30,7 +30,7 @@ class Permutation:
         if not 1 <= size <= 1 << 62:
             raise ValueError(f"size={size} is out of bounds; a permutation has 1 to 2^62 elements")
         self.size, seed = size, operator.index(seed)
-        bits = max((size - 1).bit_length(), LEAST_BITS)
+        bits = max((size - 1).bit_length(), MIN_BITS)
         self._shift = np.uint64(bits // 2)
         self._low, self._high = np.uint64((1 << bits // 2) - 1), np.uint64((1 << (bits - bits // 2)) - 1)
         self._keys = np.random.SeedSequence(seed, spawn_key=purpose).generate_state(ROUNDS, np.uint64)

@@ -5,7 +5,6 @@ and `plan.json`, written last: a folder without it holds no finished plan.
 """
 
 import errno
-import operator
 from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
@@ -17,8 +16,8 @@ import numpy as np
 from tqdm.auto import tqdm
 from transformers.utils import logging
 
-from .documents import Documents, Selection, read_sealed
-from .files import content_hash, file_hash, only_writer, sealed, write_json, writing
+from .documents import Documents, Selection
+from .files import content_hash, file_hash, only_writer, read_sealed, sealed, write_json, writing
 from .permutation import Permutation
 
 logger = logging.get_logger(__name__)
@@ -29,7 +28,7 @@ ARRAYS = {"items": "documents.bin", "ends": "row_ends.bin"}
 LONG_DOCUMENTS = ("truncate", "chunk")
 BLOCK = 1 << 18  # documents that are placed together, as Python numbers
 OPEN_ORDER = 40  # bits of a row's key below its number of tokens
-STILL_GOOD = "the documents are unchanged: make room, and run the same again"
+RERUN_HINT = "the documents are unchanged: make room, and run the same again"
 READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -74,11 +73,10 @@ class BestFit:
             key = self._next
             self._next -= 1
             self._items[key] = [item]
-            key += length
         else:
             key = keys.pop(place)
             self._items[key & (1 << OPEN_ORDER) - 1].append(item)
-            key += length
+        key += length
         if key >= self._full:
             return self._items.pop(key & (1 << OPEN_ORDER) - 1)
         insort(keys, key)
@@ -102,13 +100,12 @@ class PackingSettings:
         max_length: Longer documents are cut at this many tokens, special tokens included; None cuts none.
         long_documents: Treatment of the rest of a document above `max_length`: "truncate" drops it, as in the paper, "chunk"
             makes further pieces of it, each with the special tokens of the document.
-        special_tokens: Numbers of special tokens at the beginning and at the end of each document.
+        special_tokens: Numbers of special tokens at the beginning and at the end of each document, as in `Documents`.
         max_open_rows: As in `BestFit`.
         seed: Seed of the order of the documents.
 
     Raises:
         ValueError: A number leaves no room for a token, or `long_documents` is unknown.
-        TypeError: A number is not an integer.
     """
 
     max_tokens: int
@@ -119,10 +116,6 @@ class PackingSettings:
     seed: int = 0
 
     def __post_init__(self):
-        for name in ("max_tokens", "max_length", "max_open_rows", "seed"):  # of NumPy too; JSON takes only Python's
-            if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, operator.index(value))
-        object.__setattr__(self, "special_tokens", tuple(self.special_tokens))
         if self.max_tokens < 1 or self.max_open_rows < 1:
             raise ValueError(f"max_tokens={self.max_tokens} and max_open_rows={self.max_open_rows} must be at least 1")
         if self.max_length is not None and self.max_length <= sum(self.special_tokens):
@@ -238,10 +231,8 @@ def _pieces_in_order(
     num_places = int(first[-1]) if is_chunked else len(lengths)
     if not num_places:
         return
-    order, room = (
-        Permutation(num_places, settings.seed, ORDER),
-        (settings.max_length or 0) - sum(settings.special_tokens),
-    )
+    order = Permutation(num_places, settings.seed, ORDER)
+    room = (settings.max_length or 0) - sum(settings.special_tokens)
     for start in range(0, num_places, BLOCK):
         documents = order(np.arange(start, min(start + BLOCK, num_places)))
         pieces = np.zeros_like(documents)
@@ -260,7 +251,7 @@ def write_packing_plan(
     max_tokens: int,
     max_length: int | None = None,
     folder: str | Path | None = None,
-    spare_folder: str | Path | None = None,
+    fallback_folder: str | Path | None = None,
     verify: bool = False,
     show_progress: bool = True,
     **settings,
@@ -274,7 +265,7 @@ def write_packing_plan(
         max_tokens: Token budget of a row.
         max_length: As in `PackingSettings`.
         folder: Folder of all plans, where each plan has a folder of its own; None is `plans` in the folder of the documents.
-        spare_folder: Folder for a new plan if nothing can be written to `folder`; None raises an error then.
+        fallback_folder: Folder for a new plan if nothing can be written to `folder`; None raises an error then.
         verify: Compare the checksums of an existing plan, which reads all of it once.
         show_progress: Show a progress bar over documents.
         **settings: Further fields of `PackingSettings`; the special tokens are those of the documents.
@@ -293,10 +284,10 @@ def write_packing_plan(
         try:
             _write_once(folder / name, documents, settings, made_from, show_progress)
         except OSError as error:
-            if spare_folder is None or error.errno not in READ_ONLY:
+            if fallback_folder is None or error.errno not in READ_ONLY:
                 raise
-            logger.warning(f"nothing can be written to {folder}; the packing plan is kept in {spare_folder}")
-            folder = Path(spare_folder)
+            logger.warning(f"nothing can be written to {folder}; the packing plan is kept in {fallback_folder}")
+            folder = Path(fallback_folder)
             _write_once(folder / name, documents, settings, made_from, show_progress)
     return read_packing_plan(folder / name, verify)
 
@@ -309,7 +300,7 @@ def _write_once(folder, documents, settings, made_from, show_progress):
             file.unlink()
         plan = make_packing_plan(documents.lengths, settings, show_progress)
         for name, file in ARRAYS.items():
-            with writing(folder / file, STILL_GOOD) as handle:
+            with writing(folder / file, RERUN_HINT) as handle:
                 handle.write(getattr(plan, name).data)
         content = {
             **made_from,
@@ -320,7 +311,7 @@ def _write_once(folder, documents, settings, made_from, show_progress):
             "num_tokens": plan.num_tokens,
             "sha256": {name: file_hash(folder / file) for name, file in ARRAYS.items()},
         }
-        write_json(folder / PLAN, sealed(content), STILL_GOOD)
+        write_json(folder / PLAN, sealed(content), RERUN_HINT)
 
 
 def read_packing_plan(folder: str | Path, verify: bool = False) -> PackingPlan:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import lzma
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pyarrow
 import pyarrow.parquet
 
 LONGEST_FIELD = (1 << 31) - 1  # characters; Python's default is 131,072, and a C long has 32 bits on Windows
-COMPRESSIONS = (".gz", ".bz2", ".zst")
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 SAMPLES = ("line", "paragraph", "document")
 
@@ -27,7 +28,8 @@ def read_rows(file: str | Path, columns: Sequence[str] | None = None) -> Iterato
 
     Args:
         file: JSON lines or one JSON list (.jsonl, .json), CSV, TSV or Parquet. All but Parquet may be compressed (.gz, .bz2,
-            .zst). The first line of CSV and TSV has the names of the columns. In TSV a quotation mark is an ordinary character.
+            .xz, .zst). The first line of CSV and TSV has the names of the columns. In TSV a quotation mark is an ordinary
+            character.
         columns: Columns to read from Parquet; None reads all.
 
     Returns:
@@ -45,7 +47,7 @@ def read_rows(file: str | Path, columns: Sequence[str] | None = None) -> Iterato
     elif suffix == ".csv":
         rows = _csv_rows(file)
     elif suffix == ".tsv":
-        rows = tab_separated(file)
+        rows = _tsv_rows(file)
     else:
         raise ValueError(
             f"{file} has the suffix {file.suffix!r}; choose {', '.join(SUFFIXES)}, or .txt for a corpus; all but .parquet may be "
@@ -61,11 +63,11 @@ def read_texts(
 
     Args:
         file: A file that `read_rows` reads, or text (.txt, which may be compressed).
-        column: Column of the text; a JSON list may also hold the texts themselves.
+        column: Column of the text. JSON may also hold strings instead of objects: the texts themselves.
         sample_by: Unit of a document in a .txt file: "line", "paragraph" (blank lines separate documents, as in BERT's own
             format), or "document" for the whole file.
-        is_strict: Refuse a missing text and a lone surrogate (half of a surrogate pair). Otherwise a missing text is empty, and a
-            lone surrogate becomes a question mark.
+        is_strict: Refuse a missing text and a lone surrogate (half of a surrogate pair). Otherwise only
+            the first row must have the column, a missing text is empty, and a lone surrogate becomes a question mark.
 
     Raises:
         ValueError: As of `read_rows`; or a text is not a string, or the file has no such column.
@@ -75,20 +77,18 @@ def read_texts(
     if _suffix(file) == ".txt":
         yield from _whole(file, _text_documents(file, sample_by))
         return
-    is_first = True
-    for place, row in read_rows(file, [column]):
-        if isinstance(row, dict):
-            if (is_first or is_strict) and column not in row:
-                raise ValueError(
-                    f"{place}: no column {column!r}; name the column of the texts, one of {', '.join(row)}"
-                )
-            row = row.get(column)
-        elif not (isinstance(row, str) and ", item " in place):
+    for number, (place, row) in enumerate(read_rows(file, [column])):
+        if not isinstance(row, dict | str):
             raise ValueError(
                 f"{place} has type {type(row).__name__}, not object; write one object on each line, such as "
                 f'{{"{column}": "..."}}'
             )
-        is_first = False
+        if isinstance(row, dict):
+            if column not in row and (is_strict or number == 0):
+                raise ValueError(
+                    f"{place}: no column {column!r}; name the column of the texts, one of {', '.join(row)}"
+                )
+            row = row.get(column)
         yield place, checked_text(row, f"{place}: {column}", is_strict)
 
 
@@ -128,44 +128,6 @@ def checked_text(text: Any, place: str, is_strict: bool = False) -> str:
     return text
 
 
-def tab_separated(
-    file: str | Path, names: Sequence[str] | None = None, truncated: list[int] | None = None
-) -> Iterator[tuple[str, dict]]:
-    """Yield the rows of a file whose columns are separated by tabs, without quotes, each after its place.
-
-    Args:
-        file: The file, UTF-8 with or without a byte order mark.
-        names: Names of the columns of a file whose first line is a row, which may have further columns; they are ignored. None
-            reads the names from the first line.
-        truncated: A list that receives the numbers of lines with too few columns, which are then left out. None: such a line
-            is an error.
-
-    Raises:
-        ValueError: A line has fewer columns than there are names, or more than the first line, or the file is not UTF-8.
-        OSError: The file cannot be read.
-    """
-    has_header = names is None
-    for number, line in _lines(Path(file)):
-        values, place = line.rstrip("\r\n").split("\t"), f"{file}, line {number}"
-        if names is None:
-            names = values
-            _check_names(file, names)
-        elif has_header and len(values) > len(names):
-            raise ValueError(
-                f"{place}: {len(values)} columns, but the first line names {len(names)} ({', '.join(names)}); replace the tabs "
-                "inside the texts"
-            )
-        elif len(values) >= len(names):
-            yield place, dict(zip(names, values))
-        elif truncated is not None:
-            truncated.append(number)
-        else:
-            raise ValueError(
-                f"{place}: {len(values)} columns instead of {len(names)} ({', '.join(names)}); the line is truncated or not "
-                "separated by tabs; correct or remove it"
-            )
-
-
 def _suffix(file: str | Path) -> str:
     file = Path(file)
     return Path(file.stem).suffix if file.suffix in COMPRESSIONS else file.suffix
@@ -173,8 +135,11 @@ def _suffix(file: str | Path) -> str:
 
 def _lines(file: Path) -> Iterator[tuple[int, str]]:
     """Lines with their numbers from 1; only a line feed ends a line."""
-    with io.BufferedReader(pyarrow.input_stream(str(file), compression="detect")) as stream:
-        for number, line in enumerate(stream, 1):
+    open_stream = (
+        lzma.LZMAFile if file.suffix == ".xz" else pyarrow.input_stream
+    )  # which detects the other compressions
+    with io.BufferedReader(open_stream(str(file))) as lines:
+        for number, line in enumerate(lines, 1):
             try:
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
@@ -244,9 +209,25 @@ def _csv_rows(file: Path) -> Iterator[tuple[str, dict]]:
         ) from error
 
 
+def _tsv_rows(file: Path) -> Iterator[tuple[str, dict]]:
+    lines = ((number, line.rstrip("\r\n").split("\t")) for number, line in _lines(file))
+    _, names = next(lines, (1, []))
+    _check_names(file, names)
+    for number, values in lines:
+        if len(values) != len(names):
+            raise ValueError(
+                f"{file}, line {number}: {len(values)} columns, but the first line names {len(names)} ({', '.join(names)}); "
+                "replace the tabs inside the texts, and correct or remove a truncated line"
+            )
+        yield f"{file}, line {number}", dict(zip(names, values))
+
+
 def _parquet_rows(file: Path, columns: Sequence[str] | None) -> Iterator[tuple[str, dict]]:
     with pyarrow.parquet.ParquetFile(file) as stored:
-        _check_names(file, stored.schema_arrow.names)
+        names = stored.schema_arrow.names
+        _check_names(file, names)
+        if missing := [name for name in columns or () if name not in names]:
+            raise ValueError(f"{file}: no column {missing[0]!r}; name one of {', '.join(names)}")
         number = 0
         for batch in stored.iter_batches(batch_size=1000, columns=columns):
             for row in batch.to_pylist():
@@ -263,7 +244,7 @@ def _whole(file: Path, rows: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, A
     """The same rows; an error of a damaged file names the file."""
     try:
         yield from rows
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, lzma.LZMAError, EOFError, OSError) as error:
         if getattr(error, "errno", None):  # of the operating system; pyarrow's own errors have no number
             raise
         raise ValueError(

@@ -1,7 +1,7 @@
 """Tokenizing of a corpus on datatrove: locally, on Slurm, or on Ray.
 
 datatrove runs tasks, records which are complete, and writes token ids. Three things are ours, because datatrove 0.10.1 does not
-have them. Its reader of JSON lines leaves out a damaged line with a warning, and a whole file that is not UTF-8: `CorpusReader`
+have them. Its reader of JSON lines leaves out a damaged line with a warning, and a whole file that is not UTF-8: `read_task`
 refuses both. `WholeDocuments` adds checksums to its tokenizer. Its local pool waits forever for a process that was killed, and
 its processes outlive a killed parent: `LocalExecutor` ends with an error, and its processes end with it.
 """
@@ -12,11 +12,11 @@ import multiprocessing
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from copy import deepcopy
-from functools import cached_property
+from functools import cached_property, partial
 from multiprocessing import connection
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +24,6 @@ from types import SimpleNamespace
 import numpy as np
 from datatrove.data import Document
 from datatrove.executor import LocalPipelineExecutor, RayPipelineExecutor, SlurmPipelineExecutor
-from datatrove.pipeline.base import PipelineStep
 from datatrove.pipeline.tokens import DocumentTokenizer
 from filelock import FileLock
 from loguru import logger
@@ -33,15 +32,15 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerFast
 
 from .corpus import Corpus
-from .documents import ENDS_DTYPE, MANIFEST, Documents, read_sealed, task_files
-from .files import FULL, file_hash, only_writer, sealed, write_error, write_json, writing
+from .documents import ENDS_DTYPE, MANIFEST, REMEDY, Documents, task_files
+from .files import FULL, file_hash, only_writer, read_sealed, sealed, write_error, write_json, writing
 from .wordpiece import plain_tokenizer, tokenizer_hash
 
 EXECUTORS = ("local", "slurm", "ray")
 SETTINGS, TOKENIZER, RECORDS, LOGS = "settings.json", "tokenizer.json", "records", "logs"
 LOCK = ".tokenize.lock"
-LEAST_TASKS, MOST_TASKS = 8, 1000  # the default: several processes share a single file, and many files make few tasks
-STILL_GOOD = "the finished tasks are whole: make room, and run the same again to continue"
+MIN_TASKS, MAX_TASKS = 8, 1000  # the default: several processes share a single file, and many files make few tasks
+RESUME_HINT = "the finished tasks are whole: make room, and run the same again to continue"
 
 # An error reaches the caller; datatrove's log would show it a second time, with a traceback.
 logger.disable("datatrove")
@@ -87,8 +86,8 @@ def tokenize(
         raise ValueError(f"executor={executor!r} is not one of {', '.join(EXECUTORS)}")
     num_files = corpus.stream().num_shards
     folder, plain = Path(folder).resolve(), plain_tokenizer(tokenizer)
-    begun = next((read_sealed(folder / name) for name in (MANIFEST, SETTINGS) if (folder / name).exists()), {})
-    tasks = tasks or begun.get("num_tasks") or min(max(num_files, LEAST_TASKS), MOST_TASKS)
+    begun = next((read_sealed(folder / name, REMEDY) for name in (MANIFEST, SETTINGS) if (folder / name).exists()), {})
+    tasks = tasks or begun.get("num_tasks") or min(max(num_files, MIN_TASKS), MAX_TASKS)
     num_parts = -(-tasks // num_files) if corpus.files else 1
     tasks = min(tasks, num_files * num_parts)
     settings = {
@@ -106,13 +105,13 @@ def tokenize(
         return Documents(folder)
     with only_writer(folder, LOCK):
         _begin(folder, settings, plain)
-        steps = [CorpusReader(corpus, num_parts), WholeDocuments(folder)]
+        steps = [partial(read_task, corpus, num_parts), WholeDocuments(folder)]
         try:
             _run(folder, steps, executor, tasks, workers, executor_options or {})
         except OSError as error:
             if error.errno not in (*FULL, errno.EFBIG):
                 raise
-            raise write_error(error, folder, STILL_GOOD) from error
+            raise write_error(error, folder, RESUME_HINT) from error
     return Documents(folder) if (folder / MANIFEST).exists() else None
 
 
@@ -162,7 +161,7 @@ def _run(folder, steps, name, tasks, workers, options):
         else:
             tokenizing = SlurmPipelineExecutor(steps, **options)
             options |= {"tasks": 1, "workers": 1, "logging_dir": str(folder / LOGS / "manifest")}
-            job = SlurmPipelineExecutor([Manifest(folder)], depends=tokenizing, **options)
+            job = SlurmPipelineExecutor([partial(write_manifest, folder)], depends=tokenizing, **options)
     except TypeError as error:
         raise ValueError(
             f"executor_options={options}: {error}; give the arguments of datatrove's executor for {name}"
@@ -221,27 +220,12 @@ def _end_with_parent(parent_id):
     os._exit(1)
 
 
-class CorpusReader(PipelineStep):
-    """The texts of a corpus that belong to a task, without blank ones.
-
-    Args:
-        corpus: The texts.
-        num_parts: As in `Corpus.stream`.
-    """
-
-    name, type = "Corpus", "📖 - READER"
-
-    def __init__(self, corpus: Corpus, num_parts: int = 1):
-        super().__init__()
-        self.corpus, self.num_parts = corpus, num_parts
-
-    def run(self, data=None, rank: int = 0, world_size: int = 1):
-        """Yield the documents of task `rank`."""
-        texts = self.corpus.stream(self.num_parts).shard(num_shards=world_size, index=rank)
-        for number, row in enumerate(texts):
-            text = row[self.corpus.text_column]
-            if text and not text.isspace():
-                yield Document(text=text, id=f"{rank}/{number}")
+def read_task(corpus: Corpus, num_parts: int, data=None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
+    """Yield the texts of a corpus that belong to task `rank`, without blank ones; `num_parts` is that of `Corpus.stream`."""
+    for number, row in enumerate(corpus.stream(num_parts).shard(num_shards=world_size, index=rank)):
+        text = row[corpus.text_column]
+        if text and not text.isspace():
+            yield Document(text=text, id=f"{rank}/{number}")
 
 
 class WholeDocuments(DocumentTokenizer):
@@ -275,9 +259,8 @@ def write_record(folder: Path, task: int, token_size: int) -> None:
     files = task_files(folder, task)
     ends = np.fromfile(files["ends"], ENDS_DTYPE)
     lengths = np.diff(ends, prepend=ENDS_DTYPE.type(0)).astype(np.int64)
-    tops, counts = np.unique(
-        2 ** np.maximum(np.ceil(np.log2(np.maximum(lengths, 1))), 4).astype(int), return_counts=True
-    )
+    powers = np.ceil(np.log2(np.maximum(lengths, 16))).astype(int)
+    tops, counts = np.unique(2**powers, return_counts=True)
     record = {
         "task": task,
         "documents": len(lengths),
@@ -287,44 +270,36 @@ def write_record(folder: Path, task: int, token_size: int) -> None:
         "length_histogram": dict(zip(map(str, tops.tolist()), counts.tolist())),
     }
     (folder / RECORDS).mkdir(exist_ok=True)
-    write_json(folder / RECORDS / f"{task:05d}.json", sealed(record), STILL_GOOD)
+    write_json(_record(folder, task), sealed(record), RESUME_HINT)
+
+
+def _record(folder, task):
+    return folder / RECORDS / f"{task:05d}.json"
 
 
 def _is_whole(folder, task):
     """Whether the files of a task are those of its record."""
     try:
-        hashes = read_sealed(folder / RECORDS / f"{task:05d}.json")["sha256"]
+        hashes = read_sealed(_record(folder, task), REMEDY)["sha256"]
         return all(file_hash(file) == hashes[name] for name, file in task_files(folder, task).items())
     except (ValueError, FileNotFoundError):
         return False
 
 
-class Manifest(PipelineStep):
-    """The last step: `write_manifest`."""
-
-    name, type = "Manifest", "💽 - WRITER"
-
-    def __init__(self, folder: Path):
-        super().__init__()
-        self.folder = folder
-
-    def run(self, data=None, rank: int = 0, world_size: int = 1):
-        """Write the manifest."""
-        write_manifest(self.folder)
-
-
-def write_manifest(folder: Path) -> None:
+def write_manifest(folder: Path, *_) -> None:
     """Write the manifest of a folder whose tasks are complete; `length_histogram` counts documents by powers of two.
+
+    On Slurm it is the only step of a job, which gives it further arguments.
 
     Raises:
         RuntimeError: A task is not complete.
         ValueError: No document holds a token.
     """
-    settings = read_sealed(folder / SETTINGS)
-    records = [folder / RECORDS / f"{task:05d}.json" for task in range(settings["num_tasks"])]
+    settings = read_sealed(folder / SETTINGS, REMEDY)
+    records = [_record(folder, task) for task in range(settings["num_tasks"])]
     if num_missing := sum(not file.is_file() for file in records):
         raise RuntimeError(f"{num_missing} of {len(records)} tasks are not complete; run the same again to continue")
-    tasks, histogram = [read_sealed(file) for file in records], Counter()
+    tasks, histogram = [read_sealed(file, REMEDY) for file in records], Counter()
     for task in tasks:
         histogram.update({int(top): count for top, count in task.pop("length_histogram").items()})
     if not histogram:
@@ -336,4 +311,4 @@ def write_manifest(folder: Path) -> None:
         "length_histogram": {str(top): histogram[top] for top in sorted(histogram)},
         "tasks": tasks,
     }
-    write_json(folder / MANIFEST, sealed(manifest), STILL_GOOD)
+    write_json(folder / MANIFEST, sealed(manifest), RESUME_HINT)

@@ -16,9 +16,9 @@ SPECIAL_TOKENS = {
     "sep_token": "[SEP]",
     "mask_token": "[MASK]",
 }
-LEAST_TOKENS = len(SPECIAL_TOKENS) + 1
-MOST_TOKENS = 1_000_000  # the trainer allocates memory for the whole vocabulary at the start
-MOST_CHARACTERS = 300  # size of the alphabet; texts with rarer characters get the token [UNK]
+MIN_TOKENS = len(SPECIAL_TOKENS) + 1
+MAX_TOKENS = 1_000_000  # the trainer allocates memory for the whole vocabulary at the start
+MAX_CHARACTERS = 300  # size of the alphabet; texts with rarer characters get the token [UNK]
 
 # The ends of words inside an identifier, as empty matches: IntervalArray, HTTPServer, float32, b64encode. [0-9], since \d means
 # other characters in JavaScript.
@@ -30,7 +30,7 @@ WORD_ENDS = "|".join(
         "(?<=[0-9])(?=[A-Za-z]{2})",
     ]
 )
-RULER = "[-=~*#^_+]{4,}"  # underlines of headings and borders of tables, else one token for each character
+DIVIDER = "[-=~*#^_+]{4,}"  # underlines of headings and borders of tables, else one token for each character
 
 
 class PreTrainedTokenizerFast(transformers.PreTrainedTokenizerFast):
@@ -55,7 +55,7 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, model_max_length: int
     """Train an uncased WordPiece tokenizer; `[PAD]` gets id 0, as NeoBERT expects.
 
     The tokenizer splits identifiers into words before it lowercases them: "IntervalArray" gives the tokens of "interval array",
-    and "float32" those of "float 32". A ruler, such as a row of hyphens, gives three tokens. The same texts in the same order
+    and "float32" those of "float 32". A divider, such as a row of hyphens, gives three tokens. The same texts in the same order
     give the same tokenizer.
 
     The result consists of standard parts of `tokenizers`, so that transformers 4 and 5, tokenizers and transformers.js load it
@@ -70,14 +70,15 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, model_max_length: int
     Raises:
         ValueError: An argument is out of bounds, or the characters of the text alone need more tokens than `vocab_size`.
     """
-    check_vocab_size(vocab_size)
+    if not MIN_TOKENS <= vocab_size <= MAX_TOKENS:
+        raise ValueError(f"vocab_size={vocab_size} is out of bounds; choose {MIN_TOKENS} to {MAX_TOKENS}")
     if model_max_length < 1:
         raise ValueError(f"model_max_length={model_max_length} leaves no token; choose at least 1")
     special_tokens = list(SPECIAL_TOKENS.values())
     normalizer = normalizers.Sequence(
         [
             normalizers.Replace(Regex(WORD_ENDS), " "),
-            normalizers.Replace(Regex(RULER), "---"),
+            normalizers.Replace(Regex(DIVIDER), "---"),
             normalizers.BertNormalizer(),
         ]
     )
@@ -87,7 +88,7 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, model_max_length: int
     # The trainer breaks ties between pairs by the ids of their tokens, and gives ids to the "##x" of single characters x in the
     # order of a hash table, another one in each process. So a first training finds them, and the second gets them in order.
     characters = sorted(
-        _train(texts, LEAST_TOKENS, special_tokens, alphabet, show_progress=False).keys() - {*special_tokens}
+        _train(texts, MIN_TOKENS, special_tokens, alphabet, show_progress=False).keys() - {*special_tokens}
     )
     if (num_tokens := len(special_tokens) + len(characters)) > vocab_size:
         raise ValueError(
@@ -115,7 +116,7 @@ def _alphabet(texts: list[str]) -> list[str]:
     for text in texts:
         counts.update(text)
     by_frequency = sorted((-count, character) for character, count in counts.items() if not character.isspace())
-    return sorted(character for _, character in by_frequency[:MOST_CHARACTERS])
+    return sorted(character for _, character in by_frequency[:MAX_CHARACTERS])
 
 
 def _train(texts, vocab_size, first_tokens, alphabet, show_progress) -> dict[str, int]:
@@ -131,12 +132,6 @@ def _train(texts, vocab_size, first_tokens, alphabet, show_progress) -> dict[str
     )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer.get_vocab()
-
-
-def check_vocab_size(vocab_size: int) -> None:
-    """Raise ValueError if a vocabulary cannot have this size."""
-    if not LEAST_TOKENS <= vocab_size <= MOST_TOKENS:
-        raise ValueError(f"vocab_size={vocab_size} is out of bounds; choose {LEAST_TOKENS} to {MOST_TOKENS}")
 
 
 def tokenizer_hash(tokenizer: transformers.PreTrainedTokenizerFast | Tokenizer) -> str:

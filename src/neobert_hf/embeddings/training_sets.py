@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 from datasets import Dataset, concatenate_datasets, load_dataset
 
-from ..data.rows import read_rows
-from ..data.texts import check_texts
+from ..data.rows import checked_text, read_rows
 
 Texts = list[str] | None  # anchor, positive, negatives; None drops the row
 
@@ -244,8 +243,7 @@ def read_pairs(file: str | Path) -> Dataset:
         try:
             if not isinstance(row, dict) or len(row) < 2 or (rows and list(row) != list(rows[0])):
                 raise ValueError(f"{row!r} is not a row of at least two columns, the same in all lines")
-            check_texts(list(row.values()))
-            if not all(text.strip() for text in row.values()):
+            if not all(checked_text(text, name, is_strict=True).strip() for name, text in row.items()):
                 raise ValueError(
                     f"{row!r} has an empty text, which is neither a positive nor a negative; remove this line"
                 )

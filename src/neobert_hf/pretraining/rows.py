@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from ..data.corpus import Corpus
 from ..data.documents import MANIFEST, Documents, HeldOut, Selection
 from ..data.packing import MixedRows, PackedRows, PackedStream
-from ..data.plans import PLANS, NothingToPack, write_packing_plan
+from ..data.plans import PLANS, NothingToPack, PackingSettings, make_packing_plan, write_packing_plan
 from ..data.tokenizing import tokenize
 from .arguments import CorpusArguments, PretrainingArguments
 
@@ -113,9 +113,14 @@ def training_rows(data: CorpusArguments, training: PretrainingArguments, documen
         OSError: A plan cannot be written.
     """
     parts, num_rows = [], training.max_steps * training.rows_per_step
-    options = dict(max_length=training.max_length, long_documents=data.long_documents, seed=training.seed)
-    options |= dict(spare_folder=Path(training.output_dir, PLANS), show_progress=not training.disable_tqdm)
-    options |= dict(verify=data.verify_documents and training.process_index == 0)
+    options = {
+        "max_length": training.max_length,
+        "long_documents": data.long_documents,
+        "seed": training.seed,
+        "fallback_folder": Path(training.output_dir, PLANS),
+        "verify": data.verify_documents and training.process_index == 0,
+        "show_progress": not training.disable_tqdm,
+    }
     for share, length in zip(training.mixture, (0, *training.longer_than)):
         if not share:
             parts.append(None)
@@ -128,7 +133,7 @@ def training_rows(data: CorpusArguments, training: PretrainingArguments, documen
                 f"mixture={training.mixture} draws {share:.0%} of the steps from documents of more than {length} tokens, and "
                 "there are none; change mixture or longer_than"
             ) from error
-        parts.append(PackedRows.from_plan(documents, plan, num_rows))
+        parts.append(PackedRows(documents, plan, num_rows))
     if training.mixture[0] == 1.0:
         return parts[0]
     return MixedRows(parts, training.mixture, training.rows_per_step, training.max_steps, training.seed)
@@ -136,5 +141,6 @@ def training_rows(data: CorpusArguments, training: PretrainingArguments, documen
 
 def held_out_rows(data: CorpusArguments, training: PretrainingArguments, documents: Documents | HeldOut) -> PackedRows:
     """Return one pass over the held-out documents, packed as those of the training."""
-    options = dict(max_length=training.max_length, long_documents=data.long_documents, seed=training.seed)
-    return PackedRows(documents, documents.lengths, training.row_tokens, **options)
+    special_tokens, seed = documents.special_tokens, training.seed
+    settings = PackingSettings(training.row_tokens, training.max_length, data.long_documents, special_tokens, seed=seed)
+    return PackedRows(documents, make_packing_plan(documents.lengths, settings))
