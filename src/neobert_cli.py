@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import metadata
+from itertools import takewhile
 from typing import NoReturn
 
 Run = Callable[..., None]
@@ -24,14 +25,18 @@ class Parser(argparse.ArgumentParser):
     """ArgumentParser whose errors are one line, with a suggestion for a mistyped argument."""
 
     def parse_known_args(self, args=None, namespace=None):
-        """As argparse's; an unknown argument is an error of the command that it follows."""
+        """As argparse's; an unknown argument is an error of the command that it follows, before one that is missing."""
         args = sys.argv[1:] if args is None else list(args)
         if "" in args:
             self.error("an argument is an empty string; leave it out, or give it a value")
-        namespace, unknown = super().parse_known_args(args, namespace)
+        known = [name for action in self._actions for name in action.option_strings]
+        own = args if self._subparsers is None else takewhile(lambda word: word.startswith("-"), args)
+        names = [word.partition("=")[0] for word in own if word.startswith("--")]
+        unknown = [name for name in names if not any(option.startswith(name) for option in known)]
+        if not unknown:
+            namespace, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            known = [name for action in self._actions for name in action.option_strings]
-            close = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1)
+            close = difflib.get_close_matches(unknown[0], known, n=1)
             self.error(f"unknown argument {unknown[0]}" + "".join(f"; did you mean {name}?" for name in close))
         return namespace, unknown
 
@@ -122,7 +127,7 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefa
     """Keeps the line breaks of the description, and shows the defaults that are not None or False."""
 
     def _get_help_string(self, action):
-        return action.help if action.default in (None, False) else super()._get_help_string(action)
+        return action.help if action.default in (None, False, ()) else super()._get_help_string(action)
 
 
 def make_parser() -> Parser:
