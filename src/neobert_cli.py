@@ -83,7 +83,7 @@ def tokenize(parser: Parser) -> Run:
         --tokenizer_name google-bert/bert-base-uncased --output_dir documents \\
         --executor slurm --executor_options partition=cpu time=10:00:00
 
-    After an interruption, the same command continues.
+    Rerun the command to resume after an interruption.
     """
     add = parser.add_argument
     add("--output_dir", required=True, metavar="FOLDER", help="Folder of the token ids.")

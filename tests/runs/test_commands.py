@@ -102,7 +102,7 @@ def test_help_lists_our_arguments_and_help_all_adds_the_arguments_of_the_library
     assert "Training of ours: --output_dir TEXT A folder." in out and "--own [BOOL] A switch. (default: True)" in out
     assert out.endswith("TrainingArguments are accepted too; --help_all lists them.")
     assert "--weight_decay" not in out and "--weight_decay" in everything
-    (field_of_library,) = (each for each in fields(TrainingArguments) if each.name == "learning_rate")
+    (field_of_library,) = (item for item in fields(TrainingArguments) if item.name == "learning_rate")
     help_text = " ".join(field_of_library.metadata["help"].split())
     assert f"--learning_rate FLOAT {help_text}"[:60] in out  # our field without a help text takes the library's
 

@@ -83,12 +83,12 @@ class CheckedCheckpoints(Trainer):
 
 
 def write_manifest(checkpoint: Path, is_exact: bool = True, num_processes: int = 1) -> None:
-    """Write the manifest of a checkpoint that is complete.
+    """Write the manifest of a complete checkpoint.
 
     Args:
         checkpoint: Folder of the checkpoint.
         is_exact: Whether the files hold everything that an exact resume needs.
-        num_processes: Number of training processes; the checkpoint holds the random number state of each.
+        num_processes: Number of training processes; the checkpoint holds the random state of each.
     """
     files = {
         path.relative_to(checkpoint).as_posix(): {"bytes": path.stat().st_size, "sha256": file_hash(path)}
@@ -114,10 +114,9 @@ def check_checkpoint(checkpoint: Path, exactly: bool = True) -> None:
     if not checkpoint.is_dir():
         raise ValueError(f"{checkpoint} is not a folder")
     step = read_json_object(checkpoint / STATE).get("global_step")
+    inexact = [f"{checkpoint} has no {MANIFEST}: its save was interrupted, or another program wrote it"]
     if (checkpoint / MANIFEST).exists():
         inexact = _compare(checkpoint, _read_manifest(checkpoint / MANIFEST))
-    else:
-        inexact = [f"{checkpoint} has no {MANIFEST}: its save was interrupted, or another program wrote it"]
     number = checkpoint.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
     if number.isdecimal() and int(number) != step:  # a copy under another name
         raise ValueError(f"{checkpoint} holds the state of step {step}")
@@ -137,15 +136,14 @@ def _read_manifest(file):
 
 def _compare(checkpoint, manifest):
     """Raise ValueError for a damaged file; return the reasons why an exact resume is impossible."""
-    records = {checkpoint / name: record for name, record in manifest["files"].items()}
-    found = {path: record for path, record in records.items() if path.is_file()}
+    missing = [name for name in manifest["files"] if not (checkpoint / name).is_file()]
+    found = {checkpoint / name: record for name, record in manifest["files"].items() if name not in missing}
     for path, record in found.items():  # sizes first, since a checksum reads the whole file
         if path.stat().st_size != record["bytes"]:
             raise ValueError(f"{path} is damaged: {path.stat().st_size:,} bytes, but {record['bytes']:,} were written")
     for path, record in found.items():
         if file_hash(path) != record["sha256"]:
             raise ValueError(f"{path} is damaged: its SHA-256 differs from {MANIFEST}")
-    missing = [path.relative_to(checkpoint).as_posix() for path in records if path not in found]
     inexact = [f"{checkpoint} lacks {', '.join(missing)}"] if missing else []
     if not manifest["is_exact"]:
         inexact.append(f"{checkpoint} was saved without optimizer state (--save_only_model)")
