@@ -9,6 +9,7 @@ import difflib
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from importlib import metadata
@@ -128,10 +129,17 @@ def run_command(prog: str, command: Callable[..., Any], *args: Any) -> Any:
     except BrokenPipeError:  # the reader of the output has ended, as in `neobert tokenize ... | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes the output once more at exit
         raise SystemExit(141) from None  # status of a process that SIGPIPE ends
-    except CORRECTABLE as error:
-        if os.environ.get("NEOBERT_TRACEBACK") == "1":
+    except Exception as error:
+        if os.environ.get("NEOBERT_TRACEBACK") == "1" or not _is_correctable(error):
             raise
         raise SystemExit(f"{prog}: {one_line(error)}") from error  # Python prints it and ends with status 1
+
+
+def _is_correctable(error):
+    """Whether the error is for the user: of these classes, or a RuntimeError of this package, such as a killed process."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    is_ours = frame.f_globals.get("__name__", "").startswith("neobert_hf.")
+    return isinstance(error, CORRECTABLE) or (type(error) is RuntimeError and is_ours)
 
 
 def one_line(error: object) -> str:
