@@ -89,7 +89,8 @@ def tokenize(parser: Parser) -> Run:
     add("--output_dir", required=True, metavar="FOLDER", help="Folder of the token ids.")
     add("--tokenizer_name", required=True, metavar="NAME", help="Folder or Hub id of a fast tokenizer.")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--files", nargs="+", metavar="FILE", help="Text, JSON lines, CSV, TSV or Parquet files.")
+    several = {"nargs": "+", "action": "extend"}  # in one argument or in several
+    source.add_argument("--files", **several, metavar="FILE", help="Text, JSON lines, CSV, TSV or Parquet files.")
     source.add_argument("--dataset_name", metavar="NAME", help="Dataset of the Hub, instead of files.")
     add("--dataset_config", metavar="NAME", help="Configuration of the dataset.")
     add("--split", default="train", metavar="NAME", help="Split of the dataset.")
@@ -103,14 +104,14 @@ def tokenize(parser: Parser) -> Run:
     text = "Tasks that run at the same time. Default: one for a core; with Slurm and Ray, all."
     add("--workers", type=int, metavar="INT", help=text)
     text = "Further arguments of the executor; Slurm requires partition and time."
-    add("--executor_options", nargs="+", default=(), metavar="NAME=VALUE", help=text)
+    add("--executor_options", **several, metavar="NAME=VALUE", help=text)
 
     def run(output_dir, tokenizer_name, executor, tasks, workers, executor_options, **source):
         from neobert_hf.data.corpus import Corpus
         from neobert_hf.data.origins import load_tokenizer
         from neobert_hf.data.tokenizing import tokenize, typed_options
 
-        options = typed_options(executor_options)
+        options = typed_options(executor_options or ())
         tokenizer = load_tokenizer(tokenizer_name)
         documents = tokenize(Corpus(**source), tokenizer, output_dir, executor, tasks, workers, options)
         names = ("num_documents", "num_tokens", "length_histogram")
@@ -127,7 +128,7 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefa
     """Keeps the line breaks of the description, and shows the defaults that are not None or False."""
 
     def _get_help_string(self, action):
-        return action.help if action.default in (None, False, ()) else super()._get_help_string(action)
+        return action.help if action.default in (None, False) else super()._get_help_string(action)
 
 
 def make_parser() -> Parser:

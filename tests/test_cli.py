@@ -316,5 +316,6 @@ def test_tokenize_reads_every_named_file(tokenizer, tmp_path):
     (tmp_path / "a.csv").write_text("text\nthe quick fox\n")
     (tmp_path / "b.csv").write_text("text\nold sea\nthe dog\n")
     where = ("--tokenizer_name", tmp_path / "tokenizer", "--output_dir", tmp_path / "documents", "--workers", 1)
-    printed = run("tokenize", "--files", tmp_path / "a.csv", tmp_path / "b.csv", *where)
-    assert json.loads(printed)["num_documents"] == 3
+    (tmp_path / "c.csv").write_text("text\nthe lazy dog\n")
+    files = ("--files", tmp_path / "a.csv", tmp_path / "b.csv", "--files", tmp_path / "c.csv")
+    assert json.loads(run("tokenize", *files, *where))["num_documents"] == 4
