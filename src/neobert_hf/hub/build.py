@@ -199,12 +199,7 @@ def read_metrics(files: list[str]) -> dict[str, float]:
     """
     metrics = {}
     for file in files:
-        try:
-            content = json.loads(Path(file).read_text("utf-8"))
-        except ValueError as error:
-            raise ValueError(
-                f"{file} is not JSON in UTF-8 ({error}); give a file such as training_summary.json"
-            ) from error
+        content = read_json(Path(file))
         if not isinstance(content, dict):
             raise ValueError(f"{file} holds a {type(content).__name__}; give an object from names to numbers")
         for name, value in content.items():

@@ -35,17 +35,9 @@ class CheckedCheckpoints(Trainer):
     """Trainer whose checkpoints end with a manifest: size and SHA-256 of every file, and whether a resume is exact.
 
     Use it as a mixin before another Trainer class. An older checkpoint is removed (`save_total_limit`) only when the new one is
-    complete. The last log has no `train_loss`: Trainer's value is the mean since the last resume, not the mean of the run.
+    complete. The last log has no `train_loss`: Trainer's value is the mean since the last resume, not that of the run. With
+    `save_only_model`, no checkpoint can be resumed exactly.
     """
-
-    def train(self, *args, **kwargs):
-        """Train as Trainer does; warn if its checkpoints cannot be resumed exactly."""
-        if self.args.save_only_model and self.args.save_strategy != "no" and self.is_world_process_zero():
-            logger.warning(
-                "save_only_model=True: checkpoints hold no optimizer state, so none of them can be resumed exactly; "
-                "remove this option if the run may be interrupted"
-            )
-        return super().train(*args, **kwargs)
 
     def log(self, logs: dict[str, float], *args, **kwargs) -> None:
         """Log as Trainer does, without `train_loss`."""
