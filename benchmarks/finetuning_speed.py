@@ -70,7 +70,8 @@ def main():
             tokens = tokenizer(*(list(data[column]) for column in task.texts), truncation=True, max_length=512)
             lengths = list(map(len, tokens["input_ids"]))
             data = data.add_column("input_ids", tokens["input_ids"]).remove_columns(list(task.texts))
-            models = {"ours": load(name, task.num_labels, True), "padded": load(name, task.num_labels, False)}
+            num_labels = len(task.classes or ["score"])
+            models = {"ours": load(name, num_labels, True), "padded": load(name, num_labels, False)}
             runs = {
                 what: partial(seconds_of_training, model, data, tokenizer, num_steps, arguments.batch_size)
                 for what, model in models.items()

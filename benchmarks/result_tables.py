@@ -14,7 +14,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from tabulate import tabulate
 
-from neobert_hf.evaluation.report import evaluation_sections, markdown
+from neobert_hf.evaluation.report import evaluation_report
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"
@@ -152,21 +152,6 @@ def cpu_kernels(result: dict) -> str:
     return f"{grid(rows, ['part', 'variant', *heads])}\n\nSpeed over the first variant of the part. {source(result)}."
 
 
-def contextual(result: dict) -> str:
-    """nDCG@10 of each held-out package, over the seeds."""
-    packages, rows = list(result["rows"][0]["runs"][0]), []
-    for row in result["rows"]:
-        values = [[run[package] for run in row["runs"]] for package in packages]
-        rows.append([row["model"], *(mean_and_range(found, ".3f") for found in values)])
-    settings = result["settings"]
-    note = (
-        f"nDCG@10, mean ± half the range of {len(settings['seeds'])} seeds, one seed where no range is given; "
-        f"{settings['num_pairs']:,} pairs of {settings['num_packages']} packages, {settings['num_steps']} steps of "
-        f"{settings['batch_size']} pairs, context of {settings['context_size']} documents."
-    )
-    return f"{grid(rows, ['model', *packages])}\n\n{note} {source(result)}."
-
-
 def corpus_cipher(result: dict) -> str:
     """Recall@1 with and without context, over the seeds."""
     keys = ("own_answer", "answer_of_the_context")
@@ -206,13 +191,9 @@ def contextual_speed(result: dict) -> str:
     return f"{rows_table(result)} Memory of a training step above the model: {memory}."
 
 
-def evaluation(result: dict) -> str:
-    """The report of examples/evaluate_model.py."""
-    return markdown(evaluation_sections(result, RESULTS))
-
-
-SPECIAL = (throughput, cpu_kernels, contextual, contextual_speed, corpus_cipher, embeddings, evaluation, packing_plan)
-RENDER = {function.__name__: function for function in SPECIAL}  # other results are a list of rows
+SPECIAL = (throughput, cpu_kernels, contextual_speed, corpus_cipher, embeddings, packing_plan)
+# other results are a list of rows
+RENDER = {function.__name__: function for function in SPECIAL} | {"evaluation": evaluation_report}
 
 
 def render(result: dict) -> str:

@@ -39,6 +39,10 @@ class LongContextArguments:
     positions: int = field(default=32, metadata={"help": "Number of positions per text and length, drawn at random."})
     seed: int = field(default=0, metadata={"help": "Seed of the positions."})
 
+    def __post_init__(self):
+        if unknown := [name for name in self.scalings if name not in SCALINGS]:
+            raise ValueError(f"scalings: {', '.join(unknown)} is not one of {', '.join(SCALINGS)}")
+
 
 def evaluate(arguments: LongContextArguments):
     """Compute, print the table, and write values and figure."""

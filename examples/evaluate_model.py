@@ -16,11 +16,12 @@ import torch
 from neobert_hf import best_dtype, tune_allocator
 from neobert_hf.embeddings.models import hash_of_weights
 from neobert_hf.evaluation.environment import environment
-from neobert_hf.evaluation.glue_runs import SHORT_RUN, SHORT_TASKS, GlueArguments, GlueTrainingArguments, run_suite
+from neobert_hf.evaluation.glue_runs import GlueArguments, GlueTrainingArguments, run_suite
 from neobert_hf.evaluation.pseudo_perplexity import load_masked_model
 from neobert_hf.evaluation.pseudo_perplexity_runs import PseudoPerplexityArguments, evaluate_files
 from neobert_hf.evaluation.report import evaluation_report, write_card_section
 from neobert_hf.runs.commands import CommandParser, run_command
+from neobert_hf.runs.folders import lock_run
 
 
 @dataclass
@@ -35,7 +36,7 @@ class EvaluationArguments:
     )
     seeds: int = field(default=3, metadata={"help": "Fine-tuning runs of each task."})
     learning_rate: float = field(default=3e-4, metadata={"help": "The paper's values suit larger models."})
-    max_steps: int = field(default=SHORT_RUN["max_steps"], metadata={"help": "Steps of 32 rows of a fine-tuning run."})
+    max_steps: int = field(default=400, metadata={"help": "Steps of 32 rows of a fine-tuning run."})
     num_texts: int = field(default=200, metadata={"help": "Number of texts for the pseudo-perplexity."})
     positions: int = field(default=64, metadata={"help": "Number of positions per text, drawn at random."})
     max_seq_length: int = field(default=512, metadata={"help": "Length in tokens at which these texts are truncated."})
@@ -49,23 +50,24 @@ def evaluate(arguments: EvaluationArguments):
     tune_allocator()
     model, folder = arguments.model_name_or_path, Path(arguments.output_dir)
 
-    # 1. Pseudo-perplexity by length.
+    # 1. Arguments of the two parts.
     options = dict(
         num_texts=arguments.num_texts, max_seq_length=arguments.max_seq_length, positions=arguments.positions
     )
-    perplexity = evaluate_files(PseudoPerplexityArguments(arguments.files, str(folder / "texts"), model, **options))
-
-    # 2. Fine-tuning.
+    texts = PseudoPerplexityArguments(arguments.files, str(folder / "texts"), model, **options)
     options = dict(data_dir=arguments.data_dir, preset="none", seeds=arguments.seeds, max_seq_length=128)
-    glue = GlueArguments(model, list(SHORT_TASKS), transfer=False, **options)
+    glue = GlueArguments(model, ["sst2", "cola", "stsb"], transfer=False, **options)
     training = GlueTrainingArguments(
         output_dir=str(folder / "glue"),
         learning_rate=arguments.learning_rate,
         max_steps=arguments.max_steps,
-        eval_steps=min(SHORT_RUN["eval_steps"], arguments.max_steps),
+        eval_steps=min(200, arguments.max_steps),
         auto_precision=True,
     )
-    tasks = run_suite(glue, training)["tasks"]
+
+    # 2. Pseudo-perplexity by length, and fine-tuning.
+    with lock_run(folder):
+        perplexity, tasks = evaluate_files(texts), run_suite(glue, training)["tasks"]
 
     # 3. Results without the folders of this machine.
     result = {

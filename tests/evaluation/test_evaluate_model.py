@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("sklearn", reason="GLUE needs scikit-learn (pip install -e .[train])")
 
@@ -12,6 +13,7 @@ from conftest import SENTENCE, run_main
 from test_glue import write_task
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
+from neobert_hf.evaluation import environment as module
 from neobert_hf.evaluation import glue_runs
 from neobert_hf.evaluation.glue import TASKS
 from neobert_hf.evaluation.report import evaluation_report, write_card_section
@@ -100,3 +102,25 @@ def test_a_card_keeps_everything_but_its_evaluation(tmp_path):
     content = card.read_text("utf-8")
     assert content.count("## Evaluation") == content.count("table.") == 1 and "The third table." in content
     assert content.endswith("\n## Licence\n\nMIT.\n")
+    card.write_text(content.replace("<!-- end -->", ""), "utf-8")
+    with pytest.raises(ValueError, match=r"has <!-- table:evaluation --> without <!-- end -->; write the latter where"):
+        write_card_section(card, "The fourth table.")
+    assert "MIT." in card.read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    "flags, instructions", [("avx2", "AVX2 only"), ("avx2 avx512f", "AVX2 only (its AVX-512 hidden)")]
+)
+def test_the_environment_names_the_processor_and_the_instructions_that_torch_uses(
+    tmp_path, monkeypatch, flags, instructions
+):
+    """As of a virtual machine of a cloud, whose name lacks the generation, with ATEN_CPU_CAPABILITY=avx2."""
+    file = tmp_path / "cpuinfo"
+    file.write_text(
+        f"cpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\nflags\t\t: fpu {flags}\n\nmodel name\t: B\n"
+    )
+    monkeypatch.setattr(module, "Path", lambda _: file)
+    monkeypatch.setattr(module, "has_bf16_instructions", lambda: False)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    found = module.environment()
+    assert (found["processor"], found["instructions"]) == ("AMD EPYC, fourth generation", instructions)

@@ -98,10 +98,8 @@ def test_the_classifier_learns_which_word_is_there(model_folder, tmp_path, num_t
     classify = pipeline("text-classification", str(out))
     texts = ["the fox red", "the fox old"]
     inputs = texts if num_texts == 1 else [{"text": "the dog", "text_pair": text} for text in texts]
-    assert [classify(each)[0]["label"] if num_texts == 1 else classify(each)["label"] for each in inputs] == [
-        "Rouge",
-        "Vieux",
-    ]
+    found = [classify(text)[0] if num_texts == 1 else classify(text) for text in inputs]
+    assert [label["label"] for label in found] == ["Rouge", "Vieux"]
 
 
 @pytest.mark.compat
@@ -120,7 +118,7 @@ def test_the_tagger_learns_tags_of_words_and_trains_the_first_token_of_each(mode
     assert float(evaluated(printed)["eval_accuracy"]) == 1.0
     assert set(AutoModelForTokenClassification.from_pretrained(out).config.id2label.values()) == {"ANIMAL", "O"}
     tagged = pipeline("token-classification", str(out), aggregation_strategy="first")("the quick fox")
-    assert [each["word"] for each in tagged if each["entity_group"] == "ANIMAL"] == ["fox"]
+    assert [group["word"] for group in tagged if group["entity_group"] == "ANIMAL"] == ["fox"]
 
 
 def test_an_error_in_the_data_is_one_line_that_names_file_and_line(model_folder, tmp_path):

@@ -132,18 +132,40 @@ def test_every_line_of_a_file_with_the_peculiarities_of_the_real_ones_is_one_row
         ]
 
 
+STSB = "0\tn\tf\t1\t1\tn\tn\tA\tB\t"  # a row up to its score
+
+
 @pytest.mark.parametrize(
     "name, line, message",
     [
-        ("sst2", "a text\t2", r"train\.tsv, line 3: Invalid string class label 2; correct or remove"),
-        ("rte", "0\tA\tB\tneutral", r"train\.tsv, line 3: Invalid string class label neutral"),
-        ("stsb", "0\tn\tf\t1\t1\tn\tn\tA\tB\tfive", r"train\.tsv, line 3: could not convert string to float"),
+        (
+            "sst2",
+            "a text\t2",
+            r"train\.tsv, line 3: the label '2' is not one of negative, positive, 0, 1; correct or remove",
+        ),
+        ("sst2", "a text\t-1", r"train\.tsv, line 3: the label '-1' is not one of"),
+        ("rte", "0\tA\tB\tneutral", r"train\.tsv, line 3: the label 'neutral' is not one of"),
+        ("stsb", STSB + "five", r"train\.tsv, line 3: could not convert string to float"),
+        ("stsb", STSB + "5.1", r"train\.tsv, line 3: the score 5\.1 is not from 0 to 5"),
+        ("stsb", STSB + "nan", r"train\.tsv, line 3: the score nan is not from 0 to 5"),
     ],
 )
 def test_a_label_of_no_class_is_refused_with_its_file_and_number(tmp_path, name, line, message):
     write_task(tmp_path / TASKS[name].folder, name, [ORIGINALS[name][1], line])
     with pytest.raises(ValueError, match=message):
         load_task(TASKS[name], tmp_path)
+
+
+def test_files_of_wnli_are_not_read_as_rte_whose_ids_have_the_reverse_order(tmp_path):
+    write_task(tmp_path / "RTE", "wnli")
+    with pytest.raises(ValueError, match=r"line 2: the label '1' is not one of entailment, not_entailment; correct"):
+        load_task(TASKS["rte"], tmp_path)
+
+
+def test_lines_end_at_a_newline_with_or_without_a_carriage_return_and_nowhere_else(tmp_path):
+    write_task(tmp_path / "SST-2", "sst2")
+    (tmp_path / "SST-2/train.tsv").write_bytes(b"sentence\tlabel\r\nA\rB\xc2\x85C\t1\r\n")
+    assert list(load_task(TASKS["sst2"], tmp_path)["train"]) == [{"sentence": "A\rB\x85C", "label": 1}]
 
 
 def test_truncated_lines_of_qqp_are_left_out_and_named_and_empty_questions_are_kept_as_on_the_hub(tmp_path, capsys):
@@ -259,7 +281,7 @@ def test_the_runs_learn_transfer_from_mnli_and_write_one_table(model_folder, dat
     more = ("--tasks", "rte", "sst2", "stsb", "mnli", "--seeds", "2", "--learning_rate", "1e-3")
     printed = run_main(finetune_glue, *command(model_folder, data, out, *more))
     summary = json.loads((out / "glue.json").read_text())
-    by_task = {each["task"]: each for each in summary["tasks"]}
+    by_task = {task["task"]: task for task in summary["tasks"]}
     assert list(by_task) == ["mnli", "rte", "sst2", "stsb"] and summary["average"] is None
     assert (
         by_task["rte"]["start"]
@@ -268,11 +290,11 @@ def test_the_runs_learn_transfer_from_mnli_and_write_one_table(model_folder, dat
         != by_task["sst2"]["start"]
         == str(model_folder)
     )
-    for each in by_task.values():
-        assert len(each["scores"]) == 2
-        assert each["mean"] == pytest.approx(np.mean(each["scores"]))
-        assert each["standard_deviation"] == pytest.approx(np.std(each["scores"], ddof=1))
-        assert [path.parent for path in (out / each["task"]).rglob("model.safetensors")] == [Path(each["model"])]
+    for task in by_task.values():
+        assert len(task["scores"]) == 2
+        assert task["mean"] == pytest.approx(np.mean(task["scores"]))
+        assert task["standard_deviation"] == pytest.approx(np.std(task["scores"], ddof=1))
+        assert [path.parent for path in (out / task["task"]).rglob("model.safetensors")] == [Path(task["model"])]
     assert (out / "glue.md").read_text().strip() in printed and "± " in printed
     assert (out / "glue.png").stat().st_size > 10_000
     classify = pipeline("text-classification", by_task["sst2"]["model"])
@@ -357,6 +379,7 @@ def test_a_task_without_mnli_starts_from_the_given_model_and_says_so(model_folde
     [
         ("--lr_scheduler_type cosine", "lr_scheduler_type is part of the paper's protocol"),
         ("--eval_strategy steps", "eval_strategy is part of the paper's protocol"),
+        ("--save_total_limit 3", "save_total_limit is part of the paper's protocol"),
         ("--save_steps 7", "save_steps is part of the paper's protocol"),
         (
             "--preset NeoBERT-1024 --learning_rate 1e-3",
@@ -438,22 +461,31 @@ class Recorded(glue_runs.Trainer):
         return super().training_step(*args, **kwargs)
 
 
-def test_a_run_whose_predictions_are_not_finite_has_no_metrics(model_folder, data, tmp_path, monkeypatch):
+def test_a_run_whose_predictions_are_not_finite_has_no_metrics_and_no_weights(
+    model_folder, data, tmp_path, monkeypatch
+):
+    """It diverges at the second evaluation, after a checkpoint."""
+    found = iter([{"accuracy": 50.0, "score": 50.0}])
+
     def diverged(*_):
+        if first := next(found, None):
+            return first
+        assert list((tmp_path / "out").glob("checkpoint-*"))
         raise FloatingPointError
 
     monkeypatch.setattr(glue_runs, "task_metrics", diverged)
-    training = glue_runs.GlueTrainingArguments(str(tmp_path / "out"), max_steps=1, eval_steps=1, use_cpu=True)
+    training = glue_runs.GlueTrainingArguments(str(tmp_path / "out"), max_steps=2, eval_steps=1, use_cpu=True)
     task = TASKS["sst2"]
     assert glue_runs.fine_tune(task, load_task(task, data), str(model_folder), training) is None
+    assert not list((tmp_path / "out").glob("*/*.safetensors"))
 
 
 def test_a_classifier_of_another_task_keeps_the_layer_before_it(model_folder, data, tmp_path):
     arguments = command(model_folder, data, tmp_path / "out", "--tasks", "mnli", "rte", "--learning_rate", "0")
     run_main(finetune_glue, *arguments)
     mnli, rte = (
-        AutoModelForSequenceClassification.from_pretrained(each["model"]).state_dict()
-        for each in json.loads((tmp_path / "out/glue.json").read_text())["tasks"]
+        AutoModelForSequenceClassification.from_pretrained(task["model"]).state_dict()
+        for task in json.loads((tmp_path / "out/glue.json").read_text())["tasks"]
     )
     assert all((rte[name] == tensor).all() for name, tensor in mnli.items() if not name.startswith("classifier"))
     assert rte["classifier.weight"].shape[0] == 2 and "rte" in FROM_MNLI
@@ -484,12 +516,12 @@ def test_rows_of_the_hub_have_the_form_of_those_from_files(name, tmp_path, monke
 
     def load_dataset(*given):
         asked.append(given)
-        rows = {split: each.add_column("idx", list(range(len(each)))) for split, each in expected.items()}
+        rows = {split: part.add_column("idx", list(range(len(part)))) for split, part in expected.items()}
         return DatasetDict({**rows, "test": rows["train"]})
 
     monkeypatch.setattr(glue, "load_dataset", load_dataset)
     found = load_task(TASKS[name])
     assert asked == [("nyu-mll/glue", name)]
-    assert {split: (each.features, each[:]) for split, each in found.items()} == {
-        split: (each.features, each[:]) for split, each in expected.items()
+    assert {split: (part.features, part[:]) for split, part in found.items()} == {
+        split: (part.features, part[:]) for split, part in expected.items()
     }

@@ -54,7 +54,10 @@ def test_every_value_is_that_of_the_model_loaded_with_the_scaling(command, token
     assert (tmp_path / "out/long_context.png").stat().st_size > 5_000
 
 
-def test_texts_that_are_too_short_are_refused(command):
+def test_an_unknown_scaling_and_texts_that_are_too_short_are_refused(command, capsys):
+    with pytest.raises(SystemExit):
+        run_main(evaluate_long_context, *command, "--scalings", "none", "ntk")
+    assert "scalings: ntk is not one of none, linear, dynamic, yarn" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="no text has 64 tokens; give longer texts"):
         run_main(evaluate_long_context, *command, "--lengths", "64")
 

@@ -242,7 +242,7 @@ def test_a_contextual_model_has_a_context_from_the_texts_of_each_task(task, embe
 
     for name in ("encode", "encode_query", "encode_document"):
         monkeypatch.setattr(model, name, record)
-    (score,) = evaluate(model, [task()], tmp_path / "results", "local/contextual", show_progress=False)
+    (score,) = evaluate(model, [task()], tmp_path / "results", "local/contextual")
     assert used and all(torch.equal(context, expected) for context in used)
     assert np.isfinite(score.score)
     assert torch.equal(model[0].model.context, before)  # the user's own context again
@@ -254,9 +254,7 @@ def test_the_score_of_a_contextual_model_is_that_computed_by_hand(embedder, tmp_
         "SciFact-query": "the ",
         "SciFact-document": "a ",
     }  # short: with the paper's, nothing is left of the texts
-    (score,) = evaluate(
-        model, [LocalRetrieval()], tmp_path / "results", "local/contextual", prompts, show_progress=False
-    )
+    (score,) = evaluate(model, [LocalRetrieval()], tmp_path / "results", "local/contextual", prompts)
     fit_context(model, RIGHT, prompt="a ")
     found = cosines(model, [f"the {text}" for text in LEFT], [f"a {text}" for text in RIGHT])
     ranks = (found > np.diag(found)[:, None]).sum(1)

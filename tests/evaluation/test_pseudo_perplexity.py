@@ -76,7 +76,7 @@ def texts(lengths, seed=0):
 def test_losses_equal_the_naive_computation_whatever_the_budget(any_model, max_tokens):
     documents = [MaskedText(ids, positions_to_mask(ids, SPECIAL)) for ids in texts([1, 7, 7, 12])]
     found = list(masked_losses(any_model, MASK, documents, max_tokens))
-    assert [len(each) for each in found] == [1, 7, 7, 12]
+    assert list(map(len, found)) == [1, 7, 7, 12]
     for document, losses in zip(documents, found):
         np.testing.assert_allclose(losses, naive(any_model, document.input_ids, document.positions), rtol=1e-5)
     assert not any_model.base_model._forward_hooks

@@ -1,8 +1,5 @@
 """Retrieval metrics equal those computed by hand."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -16,8 +13,6 @@ from datasets import Dataset
 from neobert_hf import NeoBERTForMaskedLM, sentence_transformer
 from neobert_hf.evaluation.retrieval import pairs_evaluator, pairs_evaluators
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
 
 def test_validation_files_of_one_name_are_refused_since_their_metrics_would_have_one_name(tmp_path):
     files = [tmp_path / name / "dev.jsonl" for name in "ab"]
@@ -26,7 +21,7 @@ def test_validation_files_of_one_name_are_refused_since_their_metrics_would_have
         file.write_text('{"query": "a fox", "document": "it jumps"}\n')
     with pytest.raises(ValueError, match="two files have the name dev"):
         pairs_evaluators(map(str, files))
-    assert [each.name for each in pairs_evaluators([str(files[0])])] == ["dev"]
+    assert [evaluator.name for evaluator in pairs_evaluators([str(files[0])])] == ["dev"]
 
 
 def test_the_metrics_equal_those_computed_from_the_ranks(checkpoint, tokenizer, tmp_path):

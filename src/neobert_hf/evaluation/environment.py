@@ -24,9 +24,12 @@ def environment() -> dict:
     if generation := EPYC_GENERATIONS.get((facts.get("cpu family"), facts.get("model"))):
         processor += f", {generation} generation" if processor == "AMD EPYC" else ""
     instructions = torch.backends.cpu.get_cpu_capability().replace("AVX512", "AVX-512")
+    instructions += " with bf16" if has_bf16_instructions() else " only"
+    if instructions == "AVX2 only" and "avx512f" in facts.get("flags", "").split():
+        instructions += " (its AVX-512 hidden)"  # by ATEN_CPU_CAPABILITY
     return {
         "processor": processor,
-        "instructions": f"{instructions} with bf16" if has_bf16_instructions() else f"{instructions} only",
+        "instructions": instructions,
         "cores": os.cpu_count(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "python": platform.python_version(),

@@ -35,12 +35,19 @@ from .glue import AVERAGED, FROM_MNLI, GRID, PRESETS, TASKS, GlueTask, average, 
 from .report import glue_table, plot_glue
 
 PATIENCE = 15  # evaluations without improvement (appendix C)
-# A short evaluation of a small model on a CPU.
-SHORT_TASKS, SHORT_RUN = ("sst2", "cola", "stsb"), {"max_steps": 400, "eval_steps": 200}
-SET_BY_PROTOCOL = ("eval_strategy", "save_strategy", "save_steps", "metric_for_best_model", "lr_scheduler_type")
-SET_BY_PROTOCOL += ("lr_scheduler_kwargs", "resume_from_checkpoint")
+# Training arguments of every run.
+PROTOCOL = {
+    "eval_strategy": IntervalStrategy.STEPS,
+    "save_strategy": SaveStrategy.STEPS,
+    "save_total_limit": 1,
+    "save_only_model": True,
+    "load_best_model_at_end": True,
+    "metric_for_best_model": "eval_score",
+    "greater_is_better": True,
+    "lr_scheduler_type": SchedulerType.WARMUP_STABLE_DECAY,
+}
 # Training arguments that do not decide a result.
-OF_THE_MACHINE = ("output_dir", "logging_dir", "run_name", "report_to", "disable_tqdm", "log_level", "save_steps")
+OF_THE_MACHINE = ("output_dir", "logging_dir", "run_name", "report_to", "disable_tqdm", "log_level")
 
 
 @dataclass
@@ -85,7 +92,7 @@ class GlueTrainingArguments(PrecisionArguments, TrainingArguments):
     report_to: str = "none"
 
     def __post_init__(self):
-        for name in SET_BY_PROTOCOL:
+        for name in (*PROTOCOL, "save_steps", "lr_scheduler_kwargs", "resume_from_checkpoint"):
             if getattr(self, name) != type(self).__dataclass_fields__[name].default:
                 raise ValueError(f"{name} is part of the paper's protocol; remove it, or use finetune_classifier.py")
         super().__post_init__()
@@ -246,11 +253,12 @@ def fine_tune(
     try:
         trainer.train()
         result = trainer.evaluate()
+        trainer.save_model(str(folder / "model"))
+        return {name: result[f"eval_{name}"] for name in (*task.metrics, "score")}
     except FloatingPointError:
         return None
-    trainer.save_model(str(folder / "model"))
-    _remove_checkpoints(folder)
-    return {name: result[f"eval_{name}"] for name in (*task.metrics, "score")}
+    finally:
+        _remove_checkpoints(folder)
 
 
 def _remove_checkpoints(folder: Path) -> None:
@@ -279,23 +287,15 @@ def _with_protocol(training: GlueTrainingArguments, num_rows: int) -> GlueTraini
     updates = math.ceil(batches / training.gradient_accumulation_steps)
     steps = training.max_steps if training.max_steps > 0 else math.ceil(updates * training.num_train_epochs)
     interval = training.eval_steps or max(1, min(500, batches // 10))
-    share = (
-        training.warmup_steps or getattr(training, "warmup_ratio", 0) or 0
-    )  # transformers 4 has shares in warmup_ratio
+    # transformers 4 has shares in warmup_ratio
+    share = training.warmup_steps or getattr(training, "warmup_ratio", 0) or 0
     warmup = math.ceil(share * steps) if share < 1 else int(share)
     training = copy.copy(training)
     vars(training).update(
+        PROTOCOL,
         warmup_steps=warmup,
-        eval_strategy=IntervalStrategy.STEPS,
         eval_steps=interval,
-        save_strategy=SaveStrategy.STEPS,
         save_steps=interval,
-        save_total_limit=1,
-        save_only_model=True,
-        load_best_model_at_end=True,
-        metric_for_best_model="eval_score",
-        greater_is_better=True,
-        lr_scheduler_type=SchedulerType.WARMUP_STABLE_DECAY,
         lr_scheduler_kwargs={"num_decay_steps": steps - warmup, "decay_type": "linear", "min_lr_ratio": 0.1},
     )
     return training

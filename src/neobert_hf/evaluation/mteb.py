@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,7 +42,7 @@ class Score:
     dataset: str
 
 
-def benchmark_tasks(names: Iterable[str] | None = None) -> list:
+def benchmark_tasks(names: Sequence[str] | None = None) -> list:
     """Return tasks of MTEB(eng, v1), English only: the named tasks, or all 56.
 
     Raises:
@@ -51,7 +51,6 @@ def benchmark_tasks(names: Iterable[str] | None = None) -> list:
     tasks = {task.metadata.name: task for task in mteb.get_benchmark(BENCHMARK).tasks}
     if names is None:
         return list(tasks.values())
-    names = list(names)
     if unknown := [name for name in names if name not in tasks]:
         raise ValueError(f"{', '.join(unknown)}: not in {BENCHMARK}; choose among {', '.join(sorted(tasks))}")
     return [tasks[name] for name in names]
@@ -112,7 +111,6 @@ def evaluate(
     model_name: str,
     prompts: dict[str, str] | None = None,
     batch_size: int = 32,
-    show_progress: bool = True,
 ) -> list[Score]:
     """Run tasks; skip tasks whose results for the same model and prompts are in `output_dir`.
 
@@ -126,7 +124,6 @@ def evaluate(
         model_name: Name of the form organisation/name.
         prompts: Prompts by the names that mteb looks up; by default the paper's. `{}` uses none, not even the model's own.
         batch_size: Number of texts per forward.
-        show_progress: Show progress bars.
 
     Raises:
         ValueError: The name does not have the form organisation/name.
@@ -151,7 +148,6 @@ def evaluate(
             cache=mteb.ResultCache(output_dir),
             encode_kwargs={"batch_size": batch_size},
             co2_tracker=False,
-            show_progress_bar=show_progress,
         )
     finally:
         model.prompts, model.default_prompt_name = own
@@ -190,7 +186,7 @@ def write_model_index(card: str | Path, model_name: str, scores: list[Score]) ->
     """Write the scores into the metadata of a model card, in the Hub's format; other results on the card are kept.
 
     Raises:
-        OSError: The card does not exist.
+        ValueError: The card does not exist.
     """
     loaded = ModelCard.load(Path(card))
     loaded.data.model_name = model_name

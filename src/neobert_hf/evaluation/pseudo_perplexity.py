@@ -185,17 +185,11 @@ def confidence_interval(losses: Sequence[float], num_tokens: int) -> tuple[float
         num_tokens: Number of tokens from which the sample was drawn.
     """
     mean, size = statistics.fmean(losses), len(losses)
-    if size == num_tokens:
-        half = 0.0
-    elif size == 1:
-        half = math.inf
+    if size == 1:
+        half = 0.0 if num_tokens == 1 else math.inf
     else:
-        half = (
-            student.ppf(0.975, size - 1)
-            * statistics.stdev(losses)
-            / math.sqrt(size)
-            * math.sqrt((num_tokens - size) / (num_tokens - 1))
-        )
+        unseen = (num_tokens - size) / (num_tokens - 1)
+        half = student.ppf(0.975, size - 1) * statistics.stdev(losses) * math.sqrt(unseen / size)
     return pseudo_perplexity([mean - half]), pseudo_perplexity([mean + half])
 
 

@@ -95,11 +95,13 @@ def write_card_section(file: str | Path, content: str) -> None:
     """Write Markdown into a model card, between two comments; a card without them gets a section Evaluation at its end.
 
     Raises:
-        OSError: The card does not exist.
+        ValueError: The card does not exist, or the second comment is missing.
     """
     card = ModelCard.load(Path(file))
     if FIRST not in card.text:
         card.text = f"{card.text.rstrip()}\n\n## Evaluation\n\n{FIRST}\n{LAST}\n"
     before, _, rest = card.text.partition(FIRST)
+    if LAST not in rest:
+        raise ValueError(f"{file} has {FIRST} without {LAST}; write the latter where the section ends")
     card.text = f"{before}{FIRST}\n{content}\n{LAST}{rest.partition(LAST)[2]}"
     card.save(Path(file))

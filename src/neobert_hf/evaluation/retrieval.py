@@ -10,9 +10,7 @@ from ..embeddings.contextual import contextual_model, fit_context
 from ..embeddings.training_sets import read_sets_of_pairs
 
 
-def pairs_evaluator(
-    pairs: Dataset, name: str, distractors: Iterable[str] = (), batch_size: int = 64
-) -> InformationRetrievalEvaluator:
+def pairs_evaluator(pairs: Dataset, name: str, distractors: Iterable[str] = ()) -> InformationRetrievalEvaluator:
     """Return an evaluator of recall@1, recall@10, MRR@10 and nDCG@10.
 
     For each query (first column), it ranks all documents (second column and distractors); the paired document is correct.
@@ -21,7 +19,6 @@ def pairs_evaluator(
         pairs: Two columns, as `training_sets.read_pairs` returns them.
         name: Prefix of each metric's name.
         distractors: Additional documents to rank.
-        batch_size: Number of texts per forward.
     """
     question, answer = pairs.column_names[:2]
     answers, questions = list(pairs[answer]), list(pairs[question])
@@ -35,7 +32,7 @@ def pairs_evaluator(
         mrr_at_k=[10],
         ndcg_at_k=[10],
         map_at_k=[10],
-        batch_size=batch_size,
+        batch_size=64,
         show_progress_bar=True,
         name=name,
         write_csv=False,
