@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import metadata
+from itertools import takewhile
 from typing import NoReturn
 
 Run = Callable[..., None]
@@ -24,14 +25,18 @@ class Parser(argparse.ArgumentParser):
     """ArgumentParser whose errors are one line, with a suggestion for a mistyped argument."""
 
     def parse_known_args(self, args=None, namespace=None):
-        """As argparse's; an unknown argument is an error of the command that it follows."""
+        """As argparse's; an unknown argument is an error of the command that it follows, before one that is missing."""
         args = sys.argv[1:] if args is None else list(args)
         if "" in args:
             self.error("an argument is an empty string; leave it out, or give it a value")
-        namespace, unknown = super().parse_known_args(args, namespace)
+        known = [name for action in self._actions for name in action.option_strings]
+        own = args if self._subparsers is None else takewhile(lambda word: word.startswith("-"), args)
+        names = [word.partition("=")[0] for word in own if word.startswith("--")]
+        unknown = [name for name in names if not any(option.startswith(name) for option in known)]
+        if not unknown:
+            namespace, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            known = [name for action in self._actions for name in action.option_strings]
-            close = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1)
+            close = difflib.get_close_matches(unknown[0], known, n=1)
             self.error(f"unknown argument {unknown[0]}" + "".join(f"; did you mean {name}?" for name in close))
         return namespace, unknown
 
@@ -78,13 +83,14 @@ def tokenize(parser: Parser) -> Run:
         --tokenizer_name google-bert/bert-base-uncased --output_dir documents \\
         --executor slurm --executor_options partition=cpu time=10:00:00
 
-    After an interruption, the same command continues.
+    Rerun the command to resume after an interruption.
     """
     add = parser.add_argument
     add("--output_dir", required=True, metavar="FOLDER", help="Folder of the token ids.")
     add("--tokenizer_name", required=True, metavar="NAME", help="Folder or Hub id of a fast tokenizer.")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--files", nargs="+", metavar="FILE", help="Text, JSON lines, CSV, TSV or Parquet files.")
+    several = {"nargs": "+", "action": "extend"}  # in one argument or in several
+    source.add_argument("--files", **several, metavar="FILE", help="Text, JSON lines, CSV, TSV or Parquet files.")
     source.add_argument("--dataset_name", metavar="NAME", help="Dataset of the Hub, instead of files.")
     add("--dataset_config", metavar="NAME", help="Configuration of the dataset.")
     add("--split", default="train", metavar="NAME", help="Split of the dataset.")
@@ -98,14 +104,14 @@ def tokenize(parser: Parser) -> Run:
     text = "Tasks that run at the same time. Default: one for a core; with Slurm and Ray, all."
     add("--workers", type=int, metavar="INT", help=text)
     text = "Further arguments of the executor; Slurm requires partition and time."
-    add("--executor_options", nargs="+", default=(), metavar="NAME=VALUE", help=text)
+    add("--executor_options", **several, metavar="NAME=VALUE", help=text)
 
     def run(output_dir, tokenizer_name, executor, tasks, workers, executor_options, **source):
         from neobert_hf.data.corpus import Corpus
         from neobert_hf.data.origins import load_tokenizer
         from neobert_hf.data.tokenizing import tokenize, typed_options
 
-        options = typed_options(executor_options)
+        options = typed_options(executor_options or ())
         tokenizer = load_tokenizer(tokenizer_name)
         documents = tokenize(Corpus(**source), tokenizer, output_dir, executor, tasks, workers, options)
         names = ("num_documents", "num_tokens", "length_histogram")

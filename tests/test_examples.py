@@ -1,4 +1,4 @@
-"""The examples are short, use public names only (those that docs/reference.md lists), and have a short help."""
+"""The examples are short, use public names only (names on the page docs/reference.md), and have a short help."""
 
 import ast
 import importlib
@@ -10,6 +10,7 @@ from conftest import run_main
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+PROJECTS = sorted((ROOT / "examples").glob("*/**/*.py"))
 SCRIPTS = [*EXAMPLES, *sorted((ROOT / "hub_upload").glob("*.py"))]
 
 
@@ -24,11 +25,11 @@ def used_names(source):
     """Full names that a script imports from the package, also as `neobert_hf.NAME` after `import neobert_hf`."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            for each in node.names:
-                if each.name.partition(".")[0] == "neobert_hf":
-                    assert each.name == "neobert_hf" and each.asname is None, f"import {each.name}: import its names"
+            for alias in node.names:
+                if alias.name.partition(".")[0] == "neobert_hf":
+                    assert alias.name == "neobert_hf" and alias.asname is None, f"import {alias.name}: import its names"
         elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "neobert_hf":
-            yield from (f"{node.module}.{each.name}" for each in node.names)
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "neobert_hf":
             yield f"neobert_hf.{node.attr}"
 
@@ -37,7 +38,7 @@ def private_names(source):
     return set(used_names(source)) - public_names() - {"neobert_hf.__version__"}
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda file: file.stem)
+@pytest.mark.parametrize("example", [*EXAMPLES, *PROJECTS], ids=lambda file: file.stem)
 def test_an_example_uses_public_names_only(example):
     assert private_names(example.read_text("utf-8")) == set()
 
@@ -45,6 +46,12 @@ def test_an_example_uses_public_names_only(example):
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda file: file.stem)
 def test_an_example_has_at_most_100_lines(example):
     assert len(example.read_text("utf-8").splitlines()) <= 100
+
+
+def test_every_public_name_exists():
+    for name in public_names():
+        module, _, attribute = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), attribute), name
 
 
 def test_a_private_name_is_found_however_it_is_imported():

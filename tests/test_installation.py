@@ -1,4 +1,4 @@
-"""Installation: an extra installs all that its command imports, every folder of code is installed, and imports go down."""
+"""Installation: an extra installs all that its commands and examples import, and every folder of code is installed."""
 
 import os
 import re
@@ -31,29 +31,45 @@ def required_by(requirements, found, extras=("",)):
     return found
 
 
-def test_the_extra_embed_installs_all_that_neobert_embed_imports(tmp_path):
+EMBED = "embed {0}/a.txt -o {0}/a.npy"
+TOKENIZE = "tokenize --files {0}/a.txt --tokenizer_name {1} --output_dir {0}/documents --workers 1"
+EXAMPLES = {
+    "embed": ("train_contrastive", "train_contextual"),
+    "train": ("pretrain_mlm", "finetune_classifier", "finetune_glue", "finetune_tagger", "evaluate_pseudo_perplexity"),
+}
+
+
+@pytest.mark.parametrize(
+    ("extra", "command", "words", "missing"),
+    [
+        ("embed", EMBED, '"texts": 1', {"mteb", "peft", "matplotlib"}),
+        ("train", TOKENIZE, '"num_documents": 1', {"mteb", "sentence_transformers", "hypothesis"}),
+    ],
+)
+def test_an_extra_installs_all_that_its_command_and_its_examples_import(tmp_path, extra, command, words, missing):
     """Python sees only a folder of links to the packages of this extra."""
     packages = tmp_path / "packages"
     packages.mkdir()
-    for name in {name for name, *_ in required_by(["neobert_hf[embed]"], set())} - {"neobert-hf"}:
+    for name in {name for name, *_ in required_by([f"neobert_hf[{extra}]"], set())} - {"neobert-hf"}:
         for file in distribution(name).files:
             top = file.parts[0]
             if top not in ("..", "__pycache__") and not (packages / top).exists():
                 (packages / top).symlink_to(distribution(name).locate_file(top))
-    missing = set(packages_distributions()) - {path.stem for path in packages.iterdir()}
-    assert {"mteb", "peft", "matplotlib"} <= missing
+    assert missing <= set(packages_distributions()) - {path.stem for path in packages.iterdir()}
     (packages / "neobert_hf").symlink_to(Path(neobert_hf.__file__).parent)
     (packages / "neobert_cli.py").symlink_to(neobert_cli.__file__)
     (packages / "neobert_hf.dist-info").mkdir()
     (packages / "neobert_hf.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: neobert_hf\nVersion: 0.0\n")
-    script = f"import sys; sys.prefix = {sys.prefix!r}; sys.path.insert(0, {str(packages)!r})\n"
-    script += "from neobert_cli import main; main()"
+    script = (
+        f"import sys; sys.prefix = {sys.prefix!r}; sys.path[:0] = [{str(packages)!r}, {str(ROOT / 'examples')!r}]\n"
+    )
+    script += f"import {', '.join(EXAMPLES[extra])}; from neobert_cli import main; main()"
     (tmp_path / "a.txt").write_text("the quick brown fox\n")
-    embed = ["embed", str(tmp_path / "a.txt"), "-o", str(tmp_path / "a.npy")]
     environment = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-I", "-S", "-c", script, *embed]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0 and '"texts": 1' in done.stdout, done.stderr
+    argv = command.format(tmp_path, neobert_hf.MINI_MODEL_PATH).split()
+    run = [sys.executable, "-I", "-S", "-c", script, *argv]
+    done = subprocess.run(run, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0 and words in done.stdout, done.stderr
 
 
 def test_every_folder_of_code_is_a_package():

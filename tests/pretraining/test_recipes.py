@@ -93,6 +93,7 @@ def test_ablations_change_only_the_values_of_table_2():
     [
         ({"schedule": "cosine"}, "schedule='cosine' is not one of paper, code"),
         ({"mixture": (0.5, 0.5, 0.5)}, "must sum to 1"),
+        ({"longer_than": (512, 1024, 2048)}, "with a share for each of longer_than"),
         ({"warmup_steps": 950_000}, "must be in ascending order"),
         ({"architecture": "roberta-prelayernorm"}, "cannot keep packed documents apart"),
     ],

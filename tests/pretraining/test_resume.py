@@ -137,9 +137,8 @@ def test_a_run_killed_before_its_first_manifest_may_start_again(corpus, tmp_path
     assert last_complete_checkpoint(tmp_path / "run").name == "checkpoint-4"
 
 
-def test_checkpoints_without_optimizer_state_cause_a_warning_and_are_refused(corpus, tmp_path, caplog):
+def test_checkpoints_without_optimizer_state_are_refused(corpus, tmp_path):
     run(corpus, tmp_path, max_steps=4, save_only_model=True)
-    assert "none of them can be resumed exactly" in caplog.text
     with pytest.raises(FileNotFoundError, match="was saved without optimizer state"):
         run(corpus, tmp_path, max_steps=4, save_only_model=True, resume_from_checkpoint="last")
 

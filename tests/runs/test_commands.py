@@ -58,7 +58,7 @@ def parse(*argv):
         (["--count", ""], "an argument is an empty string; leave it out, or give it a value"),
         (["--count", "13"], "count=13 is unlucky; take 12"),
         (["--cuont", "3"], "unknown argument --cuont; did you mean --count?"),
-        (["--cuont=3"], "unknown argument --cuont=3; did you mean --count?"),
+        (["--cuont=3"], "unknown argument --cuont; did you mean --count?"),
         (["--nothing_alike"], "unknown argument --nothing_alike; --help"),
         (["value"], "unknown argument value; --help"),
         (["--color", "green"], "argument --color: invalid choice: 'green' (choose from"),
@@ -70,6 +70,12 @@ def test_an_invalid_value_ends_with_status_2_and_one_line_that_says_why(argv, wo
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"tool: error: {words}") and line.endswith("--help lists the arguments")
+
+
+def test_a_mistyped_argument_that_is_required_gets_a_suggestion(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        CommandParser(Required, prog="tool").parse_args_into_dataclasses(["--neede_d", "a"])
+    assert "error: unknown argument --neede_d; did you mean --needed?" in capsys.readouterr().err
 
 
 def test_values_and_defaults_are_accepted():
@@ -96,7 +102,7 @@ def test_help_lists_our_arguments_and_help_all_adds_the_arguments_of_the_library
     assert "Training of ours: --output_dir TEXT A folder." in out and "--own [BOOL] A switch. (default: True)" in out
     assert out.endswith("TrainingArguments are accepted too; --help_all lists them.")
     assert "--weight_decay" not in out and "--weight_decay" in everything
-    (field_of_library,) = (each for each in fields(TrainingArguments) if each.name == "learning_rate")
+    (field_of_library,) = (item for item in fields(TrainingArguments) if item.name == "learning_rate")
     help_text = " ".join(field_of_library.metadata["help"].split())
     assert f"--learning_rate FLOAT {help_text}"[:60] in out  # our field without a help text takes the library's
 
@@ -111,11 +117,27 @@ def fail(error):
     raise error
 
 
-@pytest.mark.parametrize("error", [ValueError("a\n  b"), OSError(28, "no space", "f"), torch.OutOfMemoryError("a b")])
+CORRECTABLE = (
+    ValueError("a\n  b"),
+    OSError(28, "no space", "f"),
+    ImportError("Please install `ray`\nto use ray"),  # of a library that looks for a package itself
+    torch.OutOfMemoryError("a b"),
+)
+
+
+@pytest.mark.parametrize("error", CORRECTABLE)
 def test_an_error_that_the_user_can_correct_ends_with_one_line_and_status_1(error):
     with pytest.raises(SystemExit) as ended:
         run_command("tool", fail, error)
     assert ended.value.code.startswith("tool: ") and "\n" not in ended.value.code
+
+
+def test_a_runtime_error_of_this_package_ends_with_one_line():
+    """For instance a process that tokenizes was killed."""
+    scope = {"__name__": "neobert_hf.data.tokenizing"}
+    exec("def end():\n    raise RuntimeError('a process\\nwas ended from outside')", scope)
+    with pytest.raises(SystemExit, match=r"^tool: a process was ended from outside$"):
+        run_command("tool", scope["end"])
 
 
 @pytest.mark.parametrize("error", [KeyError("run.json"), RuntimeError("shapes"), TypeError("no"), AssertionError()])
@@ -137,7 +159,6 @@ def test_every_error_keeps_its_traceback_with_neobert_traceback(monkeypatch):
         ("sentence_transformers.util", r"-e '\.\[demo\]'"),
         ("mteb", r"-e '\.\[mteb\]'"),
         ("sklearn", r"-e '\.\[train\]'"),
-        ("onnx", r"-e '\.\[export\]'"),
     ],
 )
 def test_the_error_of_a_missing_package_names_the_extra_that_has_it(module, installed):

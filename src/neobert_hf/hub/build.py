@@ -35,7 +35,7 @@ CARD = "README.md"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "model-?????-of-?????.safetensors")
 RECORD = ".neobert_build.json"  # the hash of each file that the last build wrote
 READ = ["*.json", "*.txt", "*.safetensors", "*.jinja", "*.model"]  # of a repository on the Hub; no code
-# Folders of other libraries that are more than the model in them: the file that marks each, and the way out.
+# Folders of other libraries that hold more than a model, by the file that marks them: what they are, and what to do.
 OTHERS = {
     "modules.json": (
         "a model of sentence-transformers, which has more modules than a build would keep; neobert_hf.embeddings.models"
@@ -125,7 +125,7 @@ def load_model(source: str) -> tuple[PreTrainedModel, str]:
     if type(config) is not NeoBERTConfig or model_class not in AUTO_CLASSES.values():
         raise ValueError(
             f"{source} holds a {name} of the type {config.model_type}, which is no NeoBERT; choose a checkpoint of "
-            + ", ".join(each.__name__ for each in AUTO_CLASSES.values() if each is not NeoBERTConfig)
+            + ", ".join(other.__name__ for other in AUTO_CLASSES.values() if other is not NeoBERTConfig)
         )
     model = model_class.from_pretrained(folder, dtype="auto")
     keep_known_settings(model.config, source)
@@ -184,7 +184,7 @@ def move_files(source: Path, out: Path, last: str, stale: Iterable[str] = ()) ->
     files = [file.relative_to(source) for file in source.rglob("*") if file.is_file()]
     for file in sorted(files, key=lambda file: (str(file) == last, file.name.startswith("."))):
         if str(file) == last:
-            weights = [each for pattern in WEIGHTS for each in out.glob(pattern)]
+            weights = [old for pattern in WEIGHTS for old in out.glob(pattern)]
             for old in [*weights, *(out / name for name in stale)]:
                 if old.relative_to(out) not in files:
                     old.unlink(missing_ok=True)
@@ -199,12 +199,7 @@ def read_metrics(files: list[str]) -> dict[str, float]:
     """
     metrics = {}
     for file in files:
-        try:
-            content = json.loads(Path(file).read_text("utf-8"))
-        except ValueError as error:
-            raise ValueError(
-                f"{file} is not JSON in UTF-8 ({error}); give a file such as training_summary.json"
-            ) from error
+        content = read_json(Path(file))
         if not isinstance(content, dict):
             raise ValueError(f"{file} holds a {type(content).__name__}; give an object from names to numbers")
         for name, value in content.items():
@@ -223,7 +218,7 @@ def write_card(
 ) -> None:
     """Render the model card from the template, the config and the metrics.
 
-    Names and tokens may come from untrusted files, so the template escapes each for its context (Python string or Markdown).
+    Names and tokens may come from untrusted files, so the template escapes them, as Python strings or as Markdown.
     """
     auto_class = next(name for name, model_class in AUTO_CLASSES.items() if type(model) is model_class)
     card = ModelCard.from_template(

@@ -229,6 +229,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
                 needs `return_packed`. The last block then computes its output projection and SwiGLU for these only, unless
                 `hidden_states` are returned or a hook reads its states.
             **kwargs: Boundaries of packed documents. All other arguments are refused, unless the value is None or False.
+
                 - `cu_seq_lens_q`, `cu_seq_lens_k` or `cu_seqlens`, the name in the published code: (N + 1,) boundaries of the
                   documents in a packed row (1, T).
                 - `max_length_q`, `max_length_k` or `max_seqlen`: length of the longest document.

@@ -76,8 +76,10 @@ class Recipe:
     def __post_init__(self):
         if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule={self.schedule!r} is not one of {', '.join(SCHEDULES)}")
-        if not math.isclose(sum(self.mixture), 1):
-            raise ValueError(f"mixture={self.mixture} must sum to 1")
+        if not math.isclose(sum(self.mixture), 1) or len(self.mixture) != len(self.longer_than) + 1:
+            raise ValueError(
+                f"mixture={self.mixture} must sum to 1, with a share for each of longer_than={self.longer_than}"
+            )
         if not 0 <= self.warmup_steps <= self.decay_until <= self.max_steps or not self.max_steps:
             raise ValueError(
                 f"warmup_steps={self.warmup_steps}, decay_until={self.decay_until} and max_steps={self.max_steps} must "

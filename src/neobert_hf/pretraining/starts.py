@@ -15,17 +15,14 @@ logger = logging.get_logger(__name__)
 def check_start(
     model: PreTrainedModel, init_from: str | Path, architecture: str, num_tokens: int, tokenizer_sha256: str
 ):
-    """Check that phase 2 continues the model of phase 1 with the same tokenizer.
+    """Check that phase 2 continues the model of phase 1 with the same architecture and tokenizer.
 
     Args:
         model: The model of phase 1.
         init_from: Its folder, or the folder of one of its checkpoints, or an id on the Hub.
         architecture: Model type of the recipe of phase 2.
-        num_tokens: Size of the vocabulary of the tokenizer of phase 2.
+        num_tokens: Vocabulary size of the tokenizer of phase 2.
         tokenizer_sha256: Hash of this tokenizer.
-
-    Raises:
-        ValueError: The recipe is of another architecture, or the tokenizer is another one.
     """
     if model.config.model_type != architecture:
         raise ValueError(
@@ -51,10 +48,10 @@ def check_held_out(init_from: str | Path, run: dict) -> None:
     Raises:
         ValueError: Phase 1 may have trained on documents that are held out here.
     """
-    folder, file = Path(init_from), _run_file(init_from)
+    file = _run_file(init_from)
     if file is None:
         logger.warning(
-            f"{folder} holds no {RUN}: its training may have used the documents that are held out here; give "
+            f"{init_from} holds no {RUN}: its training may have used the documents that are held out here; give "
             "--validation_files to evaluate on other text"
         )
         return
@@ -73,13 +70,13 @@ def check_held_out(init_from: str | Path, run: dict) -> None:
             reasons.append("its training text was another")
     if reasons:
         raise ValueError(
-            f"phase 1 in {folder} may have trained on the documents that are held out here: {'; '.join(reasons)}. Give "
+            f"phase 1 in {init_from} may have trained on the documents that are held out here: {'; '.join(reasons)}. Give "
             "--validation_files, or the values of phase 1"
         )
 
 
 def _run_file(init_from):
-    """The file that describes the run of a model or of one of its checkpoints, or None."""
+    """Return the file that describes the run of a model or of one of its checkpoints, or None."""
     folder = Path(init_from)
     folders = [folder, folder.parent] if folder.name.startswith(PREFIX_CHECKPOINT_DIR) else [folder]
     return next((path / name for path in folders for name in (RUN, SUMMARY) if (path / name).is_file()), None)

@@ -176,7 +176,7 @@ class PretrainingTrainer(CheckedCheckpoints):
             with writing(metrics) as file:
                 file.write("".join(json.dumps(entry) + "\n" for entry in state.log_history).encode())
         zeros = dict.fromkeys(TokenCounter.NAMES, 0)
-        before = state.stateful_callbacks["pretraining"] if resume_from_checkpoint else zeros
+        before = state.stateful_callbacks.get("pretraining", zeros)
         self.counter = TokenCounter(self.args.device, before)
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.accelerator.mixed_precision, torch.float32)
         self._peak = matrix_flops_per_s(self.args.device, dtype)
@@ -224,9 +224,8 @@ class TokenCounter:
             lengths = inputs["attention_mask"].sum(-1)
             num_tokens, squares = lengths.sum(), lengths.square().sum()
         else:
-            num_tokens = torch.full(
-                (), labels.numel(), device=labels.device
-            )  # torch.tensor would synchronize with the device
+            # torch.tensor would wait for the device
+            num_tokens = torch.full((), labels.numel(), device=labels.device)
             positions = inputs.get("position_ids")  # for a document of n tokens: 1 + 3 + 5 + ... + (2 n - 1) = n^2
             squares = num_tokens**2 if positions is None else (2 * positions + 1).sum()
         num_correct = getattr(outputs, "num_correct", None)

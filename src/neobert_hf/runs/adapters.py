@@ -32,17 +32,12 @@ def lora_config(task: str, **options) -> LoraConfig:
 
     Raises:
         ValueError: The task is unknown.
-        ImportError: PEFT is not installed.
     """
     if task not in HEAD_LAYERS:
         raise ValueError(f"task={task!r} is not one of {', '.join(HEAD_LAYERS)}")
-    try:
-        from peft import LoraConfig
-    except ImportError as error:
-        raise ImportError("lora_config() needs the package peft; install it: pip install -e '.[train]'") from error
+    from peft import LoraConfig
+
     more = options.pop("modules_to_save", None) or []
-    if isinstance(more, str):
-        raise ValueError(f"modules_to_save={more!r} must be a list of names, such as [{more!r}]")
-    head = [*HEAD_LAYERS[task], *more]
+    saved = [*HEAD_LAYERS[task], *([more] if isinstance(more, str) else more)]
     options = {"target_modules": list(BLOCK_LAYERS), "task_type": None if task in NOT_OF_PEFT else task, **options}
-    return LoraConfig(**options, modules_to_save=head or None)
+    return LoraConfig(**options, modules_to_save=saved or None)

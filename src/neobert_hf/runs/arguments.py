@@ -1,25 +1,29 @@
 """Training arguments that every training shares: precision, resume, fine-tuning."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import transformers
 from transformers import TrainingArguments
+from transformers.hf_argparser import HfArg
 
 from ..model.machine_neobert import best_dtype
 from .manifests import STATE, numbered_checkpoints
+
+RESUME = (
+    "last, to resume from the newest complete checkpoint in output_dir; auto, to do so if output_dir has one and start "
+    "otherwise; or the folder of a checkpoint."
+)
 
 
 @dataclass
 class PrecisionArguments:
     """Training arguments with bf16 only if it is faster on this machine. A mixin before a class of TrainingArguments."""
 
-    output_dir: str = field(default=None, metadata={"help": "Folder of the checkpoints and the trained model."})
-    auto_precision: bool = field(
+    output_dir: str = HfArg(default=None, help="Folder of the checkpoints and the trained model.")
+    auto_precision: bool = HfArg(
         default=False,
-        metadata={
-            "help": "bf16 if it is faster on this machine (best_dtype), else float32; --bf16 or --fp16 overrides it."
-        },
+        help="bf16 if it is faster on this machine (best_dtype), else float32; --bf16 or --fp16 overrides it.",
     )
 
     def __post_init__(self):
@@ -45,12 +49,8 @@ class FineTuningArguments(PrecisionArguments, TrainingArguments):
     save_total_limit: int = 1
     load_best_model_at_end: bool = True
     metric_for_best_model: str = "accuracy"
-    resume_from_checkpoint: str | None = field(
-        default=None,
-        metadata={
-            "help": "last, to resume from the newest complete checkpoint in output_dir; auto, to do so if output_dir has one and "
-            "start otherwise; or the folder of a checkpoint. Give the same data and arguments: they are not compared."
-        },
+    resume_from_checkpoint: str | None = HfArg(
+        default=None, help=f"{RESUME} Give the same data and arguments: they are not compared."
     )
 
     def __post_init__(self):
@@ -74,17 +74,9 @@ class FineTuningArguments(PrecisionArguments, TrainingArguments):
 class ResumeArguments(PrecisionArguments):
     """Training arguments whose resume is exact, unless the user allows an inexact resume."""
 
-    resume_from_checkpoint: str | None = field(
-        default=None,
-        metadata={
-            "help": "last, to resume from the newest complete checkpoint in output_dir; auto, to do so if output_dir has one "
-            "and start otherwise; or the folder of a checkpoint."
-        },
-    )
-    resume_inexactly: bool = field(
+    resume_from_checkpoint: str | None = HfArg(default=None, help=RESUME)
+    resume_inexactly: bool = HfArg(
         default=False,
-        metadata={
-            "help": "Resume with a warning if the optimizer state, random states or the manifest is missing or the number of "
-            "processes differs."
-        },
+        help="Resume with a warning if the optimizer state, random states or the manifest is missing or the number of processes "
+        "differs.",
     )

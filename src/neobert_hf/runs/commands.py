@@ -9,6 +9,7 @@ import difflib
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from importlib import metadata
@@ -20,7 +21,7 @@ from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 
 # Errors that a user can correct: a value, a file, a missing package, a loss that is not finite, a device with too little memory.
-CORRECTABLE = (ValueError, OSError, ModuleNotFoundError, FloatingPointError, torch.OutOfMemoryError)
+CORRECTABLE = (ValueError, OSError, ImportError, FloatingPointError, torch.OutOfMemoryError)
 LIBRARIES = ("transformers", "sentence_transformers")  # --help_all lists their arguments
 METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", string_to_bool: "BOOL"}
 
@@ -54,7 +55,7 @@ class CommandParser(HfArgumentParser):
             self.epilog = "All arguments of the library's TrainingArguments are accepted too; --help_all lists them."
 
     def parse_known_args(self, args=None, namespace=None):
-        """As argparse's; an unknown argument is an error that suggests a known one."""
+        """As argparse's; an unknown argument is an error that suggests a known one, before one that is missing."""
         args = sys.argv[1:] if args is None else list(args)
         if "" in args:
             self.error("an argument is an empty string; leave it out, or give it a value")
@@ -62,10 +63,13 @@ class CommandParser(HfArgumentParser):
             is_opposite = action.nargs == 0 and action.const is False  # --no_NAME beside --NAME
             if is_opposite or (action.dest in self.library_names and "--help_all" not in args):
                 action.help = argparse.SUPPRESS
-        namespace, unknown = super().parse_known_args(args, namespace)
+        known = [name for action in self._actions for name in action.option_strings]
+        names = [word.partition("=")[0] for word in args if word.startswith("--")]
+        unknown = [name for name in names if not any(option.startswith(name) for option in known)]
+        if not unknown:
+            namespace, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            known = [name for action in self._actions for name in action.option_strings]
-            close = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1)
+            close = difflib.get_close_matches(unknown[0], known, n=1)
             self.error(f"unknown argument {unknown[0]}" + "".join(f"; did you mean {name}?" for name in close))
         return namespace, unknown
 
@@ -73,7 +77,7 @@ class CommandParser(HfArgumentParser):
         """As HfArgumentParser's."""
         try:
             return super().parse_args_into_dataclasses(*args, **kwargs)
-        except (ValueError, OSError, ModuleNotFoundError) as error:
+        except CORRECTABLE as error:
             if os.environ.get("NEOBERT_TRACEBACK") == "1":
                 raise
             self.error(one_line(error))
@@ -101,13 +105,13 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
 def _helps(dataclass_type: type) -> dict[str, str]:
     """Help texts by name; a field that is declared again without one keeps the text of the library."""
     bases = [base for base in reversed(dataclass_type.__mro__) if is_dataclass(base)]
-    return {each.name: each.metadata["help"] for base in bases for each in fields(base) if each.metadata.get("help")}
+    return {item.name: item.metadata["help"] for base in bases for item in fields(base) if item.metadata.get("help")}
 
 
 def _library_names(dataclass_type: type) -> set[str]:
     """Names of the fields that only a library declares."""
     ours = [base for base in dataclass_type.__mro__ if base.__module__.partition(".")[0] not in LIBRARIES]
-    return {each.name for each in fields(dataclass_type)} - {name for base in ours for name in get_annotations(base)}
+    return {item.name for item in fields(dataclass_type)} - {name for base in ours for name in get_annotations(base)}
 
 
 def run_command(prog: str, command: Callable[..., Any], *args: Any) -> Any:
@@ -125,10 +129,17 @@ def run_command(prog: str, command: Callable[..., Any], *args: Any) -> Any:
     except BrokenPipeError:  # the reader of the output has ended, as in `neobert tokenize ... | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes the output once more at exit
         raise SystemExit(141) from None  # status of a process that SIGPIPE ends
-    except CORRECTABLE as error:
-        if os.environ.get("NEOBERT_TRACEBACK") == "1":
+    except Exception as error:
+        if os.environ.get("NEOBERT_TRACEBACK") == "1" or not _is_correctable(error):
             raise
         raise SystemExit(f"{prog}: {one_line(error)}") from error  # Python prints it and ends with status 1
+
+
+def _is_correctable(error):
+    """Whether the error is for the user: of these classes, or a RuntimeError of this package, such as a killed process."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    is_ours = frame.f_globals.get("__name__", "").startswith("neobert_hf.")
+    return isinstance(error, CORRECTABLE) or (type(error) is RuntimeError and is_ours)
 
 
 def one_line(error: object) -> str:

@@ -18,8 +18,7 @@ logger = logging.get_logger(__name__)
 
 RUN = "run.json"
 SUMMARY = "training_summary.json"
-# files that a training must not replace
-REPLACED = ("model.safetensors", "model.safetensors.index.json", "README.md", SUMMARY)
+RESULTS = ("model.safetensors", "model.safetensors.index.json", "README.md", SUMMARY)  # of an earlier training
 LOCK = "_lock"  # Trainer does not upload files whose name begins with an underscore
 
 
@@ -27,8 +26,7 @@ LOCK = "_lock"  # Trainer does not upload files whose name begins with an unders
 def lock_run(folder: str | Path) -> Iterator[None]:
     """Lock a run's folder against other trainings; create the folder if it does not exist.
 
-    The operating system releases the lock when the process ends, also after a crash. The empty lock file remains; it locks
-    nothing.
+    The lock ends with the process, also after a crash. The empty lock file remains; it locks nothing.
 
     Raises:
         ValueError: Another training runs in the folder.
@@ -64,14 +62,7 @@ def last_complete_checkpoint(folder: str | Path, exactly: bool = True) -> Path |
         folder: Output folder of the run.
         exactly: Also skip checkpoints that cannot be resumed exactly.
     """
-    checkpoint, faults = _find_complete(folder, exactly)
-    _warn_of(faults)
-    return checkpoint
-
-
-def _warn_of(faults):
-    for fault in faults:
-        logger.warning(f"{fault}; skipped this checkpoint")
+    return _find_complete(folder, exactly)[0]
 
 
 def _find_complete(folder, exactly):
@@ -83,6 +74,8 @@ def _find_complete(folder, exactly):
         except ValueError as error:
             faults.append(str(error))
         else:
+            for fault in faults:
+                logger.warning(f"{fault}; skipped this checkpoint")
             return path, faults
     return None, faults
 
@@ -90,10 +83,9 @@ def _find_complete(folder, exactly):
 def begin_or_resume(
     folder: str | Path, run: dict, resume_from_checkpoint: str | None, exactly: bool = True
 ) -> Path | None:
-    """Return the checkpoint to resume from, and write the identity of the run to `run.json`.
+    """Return the checkpoint to resume from, and write the identity of the run to `run.json`, which a resume compares.
 
-    The identity prevents that another run continues from this run's checkpoints. With several processes, the first process
-    decides for all.
+    With several processes, the first process decides for all.
 
     Args:
         folder: Output folder of the run.
@@ -120,7 +112,10 @@ def _begin_or_resume(folder, run, resume_from_checkpoint, exactly):
     if resume_from_checkpoint == "auto":
         resume_from_checkpoint = "last" if written else None
     if resume_from_checkpoint == "last":
-        checkpoint = _last_or_error(folder, exactly, bool(written))
+        checkpoint, faults = _find_complete(folder, exactly)
+        if checkpoint is None:
+            remedy = "give another --output_dir" if written else "start without --resume_from_checkpoint"
+            raise FileNotFoundError("; ".join([f"{folder} holds no complete checkpoint", *faults, remedy]))
     elif resume_from_checkpoint is not None:
         checkpoint = Path(resume_from_checkpoint)
         check_checkpoint(checkpoint, exactly)
@@ -129,7 +124,7 @@ def _begin_or_resume(folder, run, resume_from_checkpoint, exactly):
             f"{folder} holds {written[0].name} and no resume from this folder was requested; give "
             "--resume_from_checkpoint last to resume from it, or another --output_dir"
         )
-    if checkpoint is None and (held := [name for name in REPLACED if Path(folder, name).exists()]):
+    if checkpoint is None and (held := [name for name in RESULTS if Path(folder, name).exists()]):
         raise FileExistsError(
             f"{folder} holds {held[0]}, which the trained model would replace; give another --output_dir, or remove the file"
         )
@@ -141,18 +136,9 @@ def _begin_or_resume(folder, run, resume_from_checkpoint, exactly):
 
 
 def _is_kept(checkpoint):
-    """Whether a new run must not overwrite the checkpoint; an interrupted save has left others."""
-    has_state = (checkpoint / STATE).is_file() and not (checkpoint / UNFINISHED).is_file()  # of a plain Trainer
-    return (checkpoint / MANIFEST).is_file() or has_state
-
-
-def _last_or_error(folder, exactly, has_checkpoints):
-    checkpoint, faults = _find_complete(folder, exactly)
-    if checkpoint is None:
-        remedy = "give another --output_dir" if has_checkpoints else "start without --resume_from_checkpoint"
-        raise FileNotFoundError("; ".join([f"{folder} holds no complete checkpoint", *faults, remedy]))
-    _warn_of(faults)
-    return checkpoint
+    """Whether a new run must not overwrite the checkpoint: it is complete, or a plain Trainer wrote it."""
+    is_of_trainer = (checkpoint / STATE).is_file() and not (checkpoint / UNFINISHED).is_file()
+    return (checkpoint / MANIFEST).is_file() or is_of_trainer
 
 
 def _check_run(checkpoint, run, exactly):

@@ -35,17 +35,9 @@ class CheckedCheckpoints(Trainer):
     """Trainer whose checkpoints end with a manifest: size and SHA-256 of every file, and whether a resume is exact.
 
     Use it as a mixin before another Trainer class. An older checkpoint is removed (`save_total_limit`) only when the new one is
-    complete. The last log has no `train_loss`: Trainer's value is the mean since the last resume, not the mean of the run.
+    complete. The last log has no `train_loss`: Trainer's value is the mean since the last resume, not that of the run. With
+    `save_only_model`, no checkpoint can be resumed exactly.
     """
-
-    def train(self, *args, **kwargs):
-        """Train as Trainer does; warn if its checkpoints cannot be resumed exactly."""
-        if self.args.save_only_model and self.args.save_strategy != "no" and self.is_world_process_zero():
-            logger.warning(
-                "save_only_model=True: checkpoints hold no optimizer state, so none of them can be resumed exactly; "
-                "remove this option if the run may be interrupted"
-            )
-        return super().train(*args, **kwargs)
 
     def log(self, logs: dict[str, float], *args, **kwargs) -> None:
         """Log as Trainer does, without `train_loss`."""
@@ -83,12 +75,12 @@ class CheckedCheckpoints(Trainer):
 
 
 def write_manifest(checkpoint: Path, is_exact: bool = True, num_processes: int = 1) -> None:
-    """Write the manifest of a checkpoint that is complete.
+    """Write the manifest of a complete checkpoint.
 
     Args:
         checkpoint: Folder of the checkpoint.
         is_exact: Whether the files hold everything that an exact resume needs.
-        num_processes: Number of training processes; the checkpoint holds the random number state of each.
+        num_processes: Number of training processes; the checkpoint holds the random state of each.
     """
     files = {
         path.relative_to(checkpoint).as_posix(): {"bytes": path.stat().st_size, "sha256": file_hash(path)}
@@ -114,10 +106,9 @@ def check_checkpoint(checkpoint: Path, exactly: bool = True) -> None:
     if not checkpoint.is_dir():
         raise ValueError(f"{checkpoint} is not a folder")
     step = read_json_object(checkpoint / STATE).get("global_step")
+    inexact = [f"{checkpoint} has no {MANIFEST}: its save was interrupted, or another program wrote it"]
     if (checkpoint / MANIFEST).exists():
         inexact = _compare(checkpoint, _read_manifest(checkpoint / MANIFEST))
-    else:
-        inexact = [f"{checkpoint} has no {MANIFEST}: its save was interrupted, or another program wrote it"]
     number = checkpoint.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
     if number.isdecimal() and int(number) != step:  # a copy under another name
         raise ValueError(f"{checkpoint} holds the state of step {step}")
@@ -137,15 +128,14 @@ def _read_manifest(file):
 
 def _compare(checkpoint, manifest):
     """Raise ValueError for a damaged file; return the reasons why an exact resume is impossible."""
-    records = {checkpoint / name: record for name, record in manifest["files"].items()}
-    found = {path: record for path, record in records.items() if path.is_file()}
+    missing = [name for name in manifest["files"] if not (checkpoint / name).is_file()]
+    found = {checkpoint / name: record for name, record in manifest["files"].items() if name not in missing}
     for path, record in found.items():  # sizes first, since a checksum reads the whole file
         if path.stat().st_size != record["bytes"]:
             raise ValueError(f"{path} is damaged: {path.stat().st_size:,} bytes, but {record['bytes']:,} were written")
     for path, record in found.items():
         if file_hash(path) != record["sha256"]:
             raise ValueError(f"{path} is damaged: its SHA-256 differs from {MANIFEST}")
-    missing = [path.relative_to(checkpoint).as_posix() for path in records if path not in found]
     inexact = [f"{checkpoint} lacks {', '.join(missing)}"] if missing else []
     if not manifest["is_exact"]:
         inexact.append(f"{checkpoint} was saved without optimizer state (--save_only_model)")
