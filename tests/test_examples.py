@@ -10,6 +10,7 @@ from conftest import run_main
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+PROJECT = sorted((ROOT / "examples/documentation_search").glob("*.py"))
 SCRIPTS = [*EXAMPLES, *sorted((ROOT / "hub_upload").glob("*.py"))]
 
 
@@ -37,7 +38,7 @@ def private_names(source):
     return set(used_names(source)) - public_names() - {"neobert_hf.__version__"}
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda file: file.stem)
+@pytest.mark.parametrize("example", [*EXAMPLES, *PROJECT], ids=lambda file: file.stem)
 def test_an_example_uses_public_names_only(example):
     assert private_names(example.read_text("utf-8")) == set()
 
