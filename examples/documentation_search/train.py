@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import yaml
-from build_mini import build, write_mean
+from build_mini import build, rows_of, write_mean
 from corpus import write_corpus
 from datasets import Dataset, DatasetDict
 from depth import with_more_blocks
@@ -159,9 +159,9 @@ def read_stages(entries: list[dict]) -> list[Stage | Mean]:
     return stages
 
 
-def read_rows(file: Path, num_rows: int, seed: int) -> Dataset:
-    """Return at most `num_rows` rows of a file of JSON lines, drawn at random."""
-    rows = Dataset.from_list([json.loads(line) for line in file.read_text("utf-8").splitlines()]).shuffle(seed)
+def draw_rows(corpus: Path, name: str, num_rows: int, seed: int) -> Dataset:
+    """Return at most `num_rows` rows of a file of the corpus, drawn at random."""
+    rows = Dataset.from_list(rows_of(corpus, name)).shuffle(seed)
     return rows.select(range(min(num_rows, len(rows))))
 
 
@@ -170,7 +170,7 @@ def read_columns(stage: Stage, corpus: Path, vectors: TeacherVectors) -> dict[st
     seed = stage.seed if stage.rows_seed is None else stage.rows_seed
     columns = {}
     for name in ["train_texts", "train_documents", *stage.pair_files]:
-        rows = read_rows(corpus / f"{name}.jsonl", stage.max_rows, seed)
+        rows = draw_rows(corpus, name, stage.max_rows, seed)
         if stage.num_mined_negatives and name in stage.pair_files:
             rows = mine_hard_negatives(
                 rows,
@@ -239,7 +239,7 @@ def open_start(
 def train_stage(
     stage: Stage, start: Path | None, corpus: Path, folder: Path, vectors: TeacherVectors, run: dict
 ) -> dict[str, float]:
-    """Train a stage, or continue it from its last checkpoint.
+    """Train a stage, or continue it from its last checkpoint; return retrieval metrics on the held-out entries.
 
     Args:
         stage: Its settings.
@@ -248,9 +248,6 @@ def train_stage(
         folder: Folder of the stage.
         vectors: The teacher's vectors.
         run: What identifies the stage; checkpoints of another stage are refused.
-
-    Returns:
-        Retrieval metrics on the held-out entries.
     """
     checkpoint = begin_or_resume(folder, run, "auto")
     columns = read_columns(stage, corpus, vectors)
@@ -274,7 +271,7 @@ def train_stage(
     )
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     trainer.save_model()
-    held_out = read_rows(corpus / "held_out_pairs.jsonl", stage.max_rows, 0)
+    held_out = draw_rows(corpus, "held_out_pairs", stage.max_rows, 0)
     return pairs_evaluator(held_out, "held_out")(student)
 
 
