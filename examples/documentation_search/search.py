@@ -39,12 +39,11 @@ CACHE = Path(HF_HOME) / "neobert_hf"
 def main() -> None:
     """Read the command line, and answer questions."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("questions", nargs="*", metavar="QUESTION", help="Questions; without any, type them.")
-    parser.add_argument("--package", default="python", help="Packages, separated by commas; python: standard library.")
-    parser.add_argument(
-        "--model", default=MINI_MODEL_PATH, help="Embedding model; default: the mini model of the package."
-    )
-    parser.add_argument("--top_k", type=int, default=3, help="Number of answers to a question.")
+    add = parser.add_argument
+    add("questions", nargs="*", metavar="QUESTION", help="Questions; without any, type them.")
+    add("--package", default="python", help="Packages or modules, separated by commas; python: standard library.")
+    add("--model", default=MINI_MODEL_PATH, help="Embedding model; default: the mini model of neobert_hf.")
+    add("--top_k", type=int, default=3, help="Number of answers to a question.")
     arguments = parser.parse_args()
 
     tune_allocator()
@@ -125,12 +124,14 @@ def read_cached(packages: list[str]) -> list[Entry]:
             continue
         root = sysconfig.get_path("stdlib")
         folders = [folder for folder in (root, f"{root}/lib-dynload") if os.path.isdir(folder)]
-        key = [sys.version, sys.platform, root, *chain.from_iterable(sorted(os.listdir(each)) for each in folders)]
+        files = chain.from_iterable(sorted(os.listdir(folder)) for folder in folders)
         source = Path(__file__).with_name("docstrings.py").read_text("utf-8")
-        rows = kept(
-            "python", [source, *key], lambda: json.dumps([dataclasses.astuple(each) for each in read()]).encode()
+        stored = kept(
+            "python",
+            [source, sys.version, sys.platform, root, *files],
+            lambda: json.dumps([dataclasses.astuple(entry) for entry in read()]).encode(),
         )
-        entries += [Entry(*row) for row in json.loads(rows)]
+        entries += [Entry(*row) for row in json.loads(stored)]
     return entries
 
 

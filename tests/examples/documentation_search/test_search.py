@@ -1,7 +1,5 @@
-"""The search: ranking, the stored vectors, the form of an answer, and the rule that examples use public names only."""
+"""The search: ranking, the stored vectors, and the form of an answer."""
 
-import ast
-import importlib
 import io
 import math
 import re
@@ -151,24 +149,3 @@ def test_the_counts_are_of_questions_with_a_correct_entry(monkeypatch):
 
 def test_the_table_of_the_page_is_that_of_the_stored_result():
     assert everyday.TABLE.search((FOLDER / "README.md").read_text("utf-8"))[0] == everyday.render()
-
-
-# Names of the root that every user imports, and those of the reference.
-def public_names() -> set[str]:
-    """The names that docs/reference.md lists, with their modules."""
-    listed = re.findall(r"\.\. auto(?:class|function|data):: (\S+)", (ROOT / "docs/reference.md").read_text("utf-8"))
-    return {name if name.startswith("neobert_hf.") else f"neobert_hf.{name}" for name in listed}
-
-
-@pytest.mark.parametrize("file", sorted(FOLDER.glob("*.py")), ids=lambda file: file.name)
-def test_the_example_imports_public_names_of_the_library_only(file):
-    imported = set()
-    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
-        if isinstance(node, ast.Import):
-            imported |= {alias.name for alias in node.names if alias.name.split(".")[0] == "neobert_hf"} - {
-                "neobert_hf"
-            }
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "neobert_hf":
-            imported |= {f"{node.module}.{alias.name}" for alias in node.names}
-    assert imported <= public_names()
-    assert all(hasattr(importlib.import_module(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in imported)

@@ -36,12 +36,13 @@ def tiny(name, **changes):
 
 
 @pytest.fixture(scope="module")
-def teacher(tokenizer, tmp_path_factory):
+def recipe(tokenizer, tmp_path_factory):
+    """The recipe with a small teacher."""
     folder = tmp_path_factory.mktemp("teacher")
     torch.manual_seed(0)
     NeoBERTModel(NeoBERTConfig(**SHAPE | {"hidden_size": 48}, vocab_size=len(tokenizer))).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return {"name": str(folder), "max_seq_length": 32}
+    return RECIPE | {"teacher": {"name": str(folder), "max_seq_length": 32}, "max_seq_length": 16}
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +64,11 @@ def corpus(tokenizer, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def finished(corpus, teacher, tmp_path_factory):
+def finished(corpus, recipe, tmp_path_factory):
     """Stages of the recipe of every kind, and means, with a tiny model."""
     stages = [tiny("distilled"), tiny("tuned", start="distilled"), tiny("deeper"), Mean("first", ["tuned", "deeper"])]
     stages += [tiny("longer"), Mean("last", ["first", "longer"])]
-    return stages, train.train(stages, teacher, corpus, tmp_path_factory.mktemp("mini"))
+    return stages, train.train(recipe, stages, corpus, tmp_path_factory.mktemp("mini"))
 
 
 # --- The recipe ---------------------------------------------------------------------------------------------------
@@ -158,19 +159,21 @@ def test_targets_stay_those_of_the_first_stage_and_are_fitted_after_a_mean(finis
     np.testing.assert_allclose(longer.T @ longer, np.eye(32), atol=1e-5)
 
 
-def test_a_finished_recipe_trains_nothing_again_and_another_recipe_is_refused(finished, corpus, teacher, monkeypatch):
+def test_a_finished_recipe_trains_nothing_again_and_another_recipe_is_refused(finished, corpus, recipe, monkeypatch):
     stages, last = finished
     monkeypatch.setattr(train, "train_stage", lambda *_: pytest.fail("a finished stage trains"))
-    assert train.train(stages, teacher, corpus, last.parent) == last
+    assert train.train(recipe, stages, corpus, last.parent) == last
     other = [Stage(**asdict(stages[0]) | {"max_steps": 5}), *stages[1:]]
     with pytest.raises(ValueError, match=r"distilled was trained by another recipe; remove it, or give another"):
-        train.train(other, teacher, corpus, last.parent)
+        train.train(recipe, other, corpus, last.parent)
+    with pytest.raises(ValueError, match="distilled was trained by another recipe"):
+        train.train(recipe | {"corpus": RECIPE["corpus"] | {"vocab_size": 99}}, stages, corpus, last.parent)
 
 
-def test_an_interrupted_stage_resumes_with_the_weights_of_an_uninterrupted_one(corpus, teacher, tmp_path, monkeypatch):
+def test_an_interrupted_stage_resumes_with_the_weights_of_an_uninterrupted_one(corpus, recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(train, "SAVE_STEPS", 4)
     stage = tiny("distilled")
-    whole = train.train([stage], teacher, corpus, tmp_path / "whole")
+    whole = train.train(recipe, [stage], corpus, tmp_path / "whole")
     part = Path(shutil.copytree(whole, tmp_path / "part/distilled"))
     shutil.rmtree(part / "checkpoint-8")
     for name in ("model.safetensors", "finished.json"):
@@ -178,7 +181,7 @@ def test_an_interrupted_stage_resumes_with_the_weights_of_an_uninterrupted_one(c
     # another LAPACK may give the directions other signs
     directions = train.main_directions
     monkeypatch.setattr(train, "main_directions", lambda *given: -directions(*given))
-    train.train([stage], teacher, corpus, tmp_path / "part")
+    train.train(recipe, [stage], corpus, tmp_path / "part")
     found, expected = (load_file(folder / "model.safetensors") for folder in (part, whole))
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, atol=0, rtol=0)
@@ -201,9 +204,8 @@ def test_the_mean_counts_a_model_as_often_as_it_is_named_and_deepens_a_shallow_o
         torch.testing.assert_close(mean[name], expected, atol=1e-9, rtol=2**-7)  # one step of bf16: two orders of a sum
 
 
-def test_the_mini_model_embeds_and_fills_masks_and_its_card_has_the_measurements(finished, corpus, teacher, tmp_path):
+def test_the_mini_model_embeds_and_fills_masks_and_its_card_has_the_measurements(finished, corpus, recipe, tmp_path):
     stages, last = finished
-    recipe = RECIPE | {"teacher": teacher, "max_seq_length": 16}
     measured = build(last, [asdict(stage) for stage in stages], recipe, corpus, tmp_path)
     model = SentenceTransformer(str(tmp_path))
     assert model.max_seq_length == 16 and model.dtype == torch.float32
