@@ -73,8 +73,8 @@ def case(kind: str, _, rng: random.Random, folder: Path, shared: dict) -> str:
     if "labels" in inputs:
         asked = [[int(labels[place]) for place in document.places] for document in documents]
         loss = oracle.mlm_loss([d.ids for d in documents], asked) if kind not in WITH_DISTANCES else None
-        if loss is not None and not abs(float(outputs.loss) / loss - 1) <= min(10 * tolerance, INT8_TOLERANCE):
-            raise Failed(f"silently wrong: the loss is {float(outputs.loss)}, not {loss}")
+        if loss is not None and not abs(outputs.loss.item() / loss - 1) <= min(10 * tolerance, INT8_TOLERANCE):
+            raise Failed(f"silently wrong: the loss is {outputs.loss.item()}, not {loss}")
     return RIGHT
 
 

@@ -360,7 +360,8 @@ def varlen(monkeypatch):
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=is_same).transpose(0, 1)
 
     monkeypatch.setattr(attention_neobert, "varlen_attn", varlen_attn)
-    changes = dict(devices=("cpu",), capabilities={}, is_installed=lambda: True)
+    # "auto" must not choose it: the choice is cached and would hold in later tests
+    changes = dict(devices=("cpu",), capabilities={}, is_installed=lambda: True, is_automatic=False)
     monkeypatch.setitem(BACKENDS, "torch_varlen", BACKENDS["torch_varlen"]._replace(**changes))
     return "torch_varlen"
 
