@@ -390,7 +390,7 @@ def test_an_invalid_text_is_refused(change, message, contextual, batch):
 @pytest.mark.parametrize(
     "num_rows, inputs, message",
     [
-        (1, {"cu_seq_lens_q": [0, 4]}, "ends with 4, but the row has 6 tokens"),
+        (1, {"cu_seq_lens_q": [0, 4]}, "from 0 to 4; it must go from 0 to 6"),
         (2, {"cu_seq_lens_q": [0, 3]}, "cu_seq_lens describes one packed row, but the input has 2 rows"),
         (1, {"cu_seq_lens_q": [0, 4, 6], "seq_idx": [[0, 0, 0, 1, 1, 1]]}, "at 0, 4, but seq_idx at 0, 3"),
         (1, {"cu_seq_lens_q": [0, 4, 6], "max_length_q": 3}, "max_length_q=3 is less than the longest sequence, 4"),

@@ -59,14 +59,6 @@ class Backend(NamedTuple):
     is_installed: Callable[[], bool] = lambda: True
     remedy: str = ""
 
-    @property
-    def is_from_transformers(self) -> bool:
-        """Whether it is in transformers' registry, so that transformers checks its availability."""
-        return self.attend is attend_registry
-
-
-ANY_CAPABILITY = ((0, 0), (99, 0))
-
 
 def _half(lowest, highest=(99, 0)):
     return dict.fromkeys((torch.float16, torch.bfloat16), (lowest, highest))
@@ -128,7 +120,7 @@ BACKENDS = {
         attend_cpu_tiled,
         layouts=("packed",),
         devices=("cpu",),
-        capabilities={torch.bfloat16: ANY_CAPABILITY},
+        capabilities={torch.bfloat16: ((0, 0), (99, 0))},
         is_automatic=True,
         is_for_inference=True,
     ),
@@ -160,8 +152,8 @@ def check_installed(implementation: str) -> None:
 
 
 def is_own_backend(implementation: str) -> bool:
-    """Whether a backend is in the table but not in transformers' registry."""
-    return implementation in BACKENDS and not find_backend(implementation).is_from_transformers
+    """Whether a backend is in the table but not in transformers' registry, so that transformers cannot check it."""
+    return implementation in BACKENDS and BACKENDS[implementation].attend is not attend_registry
 
 
 def missing_backend_message(implementation: str, error: Exception) -> str:

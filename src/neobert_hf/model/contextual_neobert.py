@@ -167,21 +167,17 @@ class ContextualNeoBERTModel(NeoBERTPreTrainedModel):
         Raises:
             ValueError: The shape is wrong, or a value is not finite.
         """
-        if vectors is None:
-            vectors = self.context.new_zeros(self.config.trained_context_size, self.config.hidden_size)
-            self._replace_context(vectors, has_context=False)
-            return
-        if vectors.ndim != 2 or vectors.shape[1] != self.config.hidden_size or not len(vectors):
+        has_context, width = vectors is not None, self.config.hidden_size
+        if not has_context:
+            vectors = self.context.new_zeros(self.config.trained_context_size, width)
+        if vectors.ndim != 2 or vectors.shape[1] != width or not len(vectors):
             raise ValueError(
-                f"context vectors have shape {tuple(vectors.shape)}; it must be (documents, {self.config.hidden_size}), the "
+                f"context vectors have shape {tuple(vectors.shape)}; it must be (documents, {width}), the "
                 "hidden_size of this model: embed the documents with this model"
             )
         vectors = vectors.detach().to(self.context.device, self.context.dtype, copy=True)
         if not vectors.isfinite().all():
             raise ValueError("context vectors contain infinite values or NaN; embed the documents again")
-        self._replace_context(vectors, has_context=True)
-
-    def _replace_context(self, vectors: torch.Tensor, has_context: bool) -> None:
         self.context = vectors
         self.config.context_size, self.config.has_context = len(vectors), has_context
 

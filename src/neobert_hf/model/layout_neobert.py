@@ -104,7 +104,8 @@ class Boundaries(NamedTuple):
         """
         given = {name: value for name, value in arguments.items() if value is not None and value is not False}
         if unknown := [name for name in given if name not in BOUNDARIES]:
-            raise TypeError(f"{model} has no argument {', '.join(unknown)}; omit it, or give it to a model with a head")
+            way_out = "load a model with a head" if "labels" in unknown else "omit it"
+            raise TypeError(f"{model} has no argument {', '.join(unknown)}; {way_out}")
         return cls(
             position_ids=given.get("position_ids"),
             seq_idx=given.get("seq_idx"),
@@ -115,11 +116,6 @@ class Boundaries(NamedTuple):
 
 
 NO_BOUNDARIES = Boundaries()
-
-
-def find_first_tokens(layout: SequenceLayout) -> torch.Tensor:
-    """(N,) int64, index on the flat axis of each sequence's first real token."""
-    return layout.first_tokens
 
 
 def sequence_of_each_token(cu_seq_lens: torch.Tensor, num_tokens: int) -> torch.Tensor:
@@ -420,18 +416,15 @@ def _check_cu_seq_lens(boundaries, num_tokens):
         raise ValueError(
             f"cu_seq_lens has shape {tuple(boundaries.shape)}; it must be 1-D: N + 1 boundaries, starting with 0"
         )
-    if boundaries[0] != 0:
-        raise ValueError(f"cu_seq_lens starts with {int(boundaries[0])}; the first boundary must be 0")
-    if boundaries[-1] != num_tokens:
+    first, last = int(boundaries[0]), int(boundaries[-1])
+    if first != 0 or last != num_tokens:
         raise ValueError(
-            f"cu_seq_lens ends with {int(boundaries[-1])}, but the row has {num_tokens} tokens; the last boundary must be "
-            "the number of tokens"
+            f"cu_seq_lens goes from {first} to {last}; it must go from 0 to {num_tokens}, the number of tokens of the row"
         )
-    if (boundaries.diff() <= 0).any():
-        place = int((boundaries.diff() <= 0).nonzero()[0])
+    if not (is_longer := boundaries.diff() > 0).all():
+        before, after = boundaries[int(is_longer.int().argmin()) :][:2].tolist()
         raise ValueError(
-            f"in cu_seq_lens {int(boundaries[place])} is followed by {int(boundaries[place + 1])}; boundaries must increase, "
-            "so remove empty sequences"
+            f"in cu_seq_lens {before} is followed by {after}; boundaries must increase, so remove empty sequences"
         )
 
 

@@ -48,7 +48,7 @@ from .checkpoint_neobert import (
 from .configuration_neobert import NeoBERTConfig
 from .inference_neobert import check_is_original
 from .kernels_neobert import is_hooked, product, runs_fast
-from .layout_neobert import Boundaries, SequenceLayout, check_tokens, find_first_tokens
+from .layout_neobert import Boundaries, SequenceLayout, check_tokens
 from .losses_neobert import (
     check_labels,
     classification_loss,
@@ -391,7 +391,7 @@ class _PooledHead(_HeadModel):
 
     def classify(self, *inputs, **kwargs):
         """Return logits (N, C) and the output of the encoder; arguments as in `encode`."""
-        outputs = self.encode(*inputs, **kwargs, select_tokens=find_first_tokens)
+        outputs = self.encode(*inputs, **kwargs, select_tokens=lambda layout: layout.first_tokens)
         pooled_ND = torch.tanh(self.dense(self.dropout(outputs.last_hidden_state)))
         return self.classifier(self.dropout(pooled_ND)), outputs
 
