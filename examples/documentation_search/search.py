@@ -97,12 +97,12 @@ class DocumentationIndex:
 
 
 def answer(entry: Entry, cosine: float, width: int) -> str:
-    """Return the lines that describe an entry: name and parameters on one line of `width`, first sentence, import and score."""
-    title = f"  {entry.name}{entry.signature}"
-    title = title if len(title) <= width else f"{title[: width - 4]} ..."
-    used = f", mentioned in {entry.mentions} module{'s' * (entry.mentions > 1)}" if entry.mentions else ""
+    """Return three lines about an entry: name and parameters, first sentence, import and score; `width` cuts the first two."""
     sentence = first_sentence(entry.text)[0] or "(no docstring)"
-    return f"{title}\n      {sentence}\n      {import_line(entry)}    ({cosine:.2f} cosine{used})"
+    lines = (f"  {entry.name}{entry.signature}", f"      {sentence}")
+    title, about = (line if len(line) <= width else f"{line[: width - 4]} ..." for line in lines)
+    used = f", mentioned in {entry.mentions} module{'s' * (entry.mentions > 1)}" if entry.mentions else ""
+    return f"{title}\n{about}\n      {import_line(entry)}    ({cosine:.2f} cosine{used})"
 
 
 def import_line(entry: Entry) -> str:

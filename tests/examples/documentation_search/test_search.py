@@ -112,8 +112,9 @@ def test_an_answer_has_title_sentence_import_and_score():
         "      Join two parts.",
         "      from os.path import join    (0.77 cosine, mentioned in 53 modules)",
     ]
-    short = answer(Entry("csv", "csv.DictReader", "(f)", "", "csv", "DictReader", 1), 1.0, 18).splitlines()
-    assert short[0] == "  csv.DictRead ..." and len(short[0]) == 18
+    assert answer(entry, 0.768, 20).splitlines()[:2] == ["  os.path.join(a ...", "      Join two p ..."]
+    short = answer(Entry("csv", "csv.DictReader", "(f)(f)", "", "csv", "DictReader", 1), 1.0, 20).splitlines()
+    assert short[0] == "  csv.DictReader ..." and len(short[0]) == 20
     assert short[1:] == [
         "      (no docstring)",
         "      from csv import DictReader    (1.00 cosine, mentioned in 1 module)",
