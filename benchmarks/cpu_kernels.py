@@ -20,7 +20,7 @@ from neobert_hf.model.kernels_neobert import (
     InferenceLinear,
     Int8Linear,
     choose_kernels,
-    product,
+    linear,
     rms_norm,
     tiled_attention,
 )
@@ -63,20 +63,20 @@ def variants(num_tokens: int, dtype: torch.dtype) -> dict[str, dict]:
     runs = {
         "product w12": {
             "F.linear": lambda: F.linear(x, w12.weight),
-            "ours": lambda: product(w12, x, kernels),
+            "ours": lambda: linear(w12, x, kernels),
             "oneDNN": lambda: FUSED(x, w12.weight, None, "none", [], ""),
-            "ours, prepacked": lambda: product(packed, x, kernels),
-            "ours, int8, a scale for each row": lambda: product(int8, wide, kernels),
+            "ours, prepacked": lambda: linear(packed, x, kernels),
+            "ours, int8, a scale for each row": lambda: linear(int8, wide, kernels),
             "int8 of torch.ao, one scale": lambda: quantized(wide),
         },
         "product w12, silu, multiply": {
             "F.linear and plain arithmetic": lambda: F.silu((y := F.linear(x, w12.weight).chunk(2, -1))[0]) * y[1],
-            "ours": lambda: F.silu((y := product(w12, x, kernels).chunk(2, -1))[0]).mul_(y[1]),
+            "ours": lambda: F.silu((y := linear(w12, x, kernels).chunk(2, -1))[0]).mul_(y[1]),
             "silu and multiply fused into two products": fused_feed_forward,
         },
         "product w3 and residual": {
             "F.linear, +": lambda: x + F.linear(narrow, w3.weight),
-            "ours": lambda: x + product(w3, narrow, kernels),
+            "ours": lambda: x + linear(w3, narrow, kernels),
             "residual fused (addmm)": lambda: torch.addmm(x, narrow, w3.weight.t()),
             "residual fused (oneDNN)": lambda: FUSED.binary(narrow, x, w3.weight, None, "add"),
         },

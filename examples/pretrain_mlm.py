@@ -23,8 +23,8 @@ The paper, phases 1 and 2:
     accelerate launch --config_file examples/accelerate/ddp.yaml examples/pretrain_mlm.py --bf16 --phase 2 \\
         --init_from runs/pretraining --output_dir runs/pretraining-4096 --documents_dir runs/pretraining/documents
 
-After an interruption, the same command with `--resume_from_checkpoint last` resumes exactly. `--recipe` names the values (paper,
-code, m0 to m9), and each value has an argument. `--max_steps` scales warmup and decay. Phase 2 trains at a tenth of
+Rerun the command with `--resume_from_checkpoint last` to resume exactly after an interruption. `--recipe` names the values
+(paper, code, m0 to m9), and each value has an argument. `--max_steps` scales warmup and decay. Phase 2 trains at a tenth of
 `--learning_rate`, where the schedule of phase 1 ends: give both phases the same value.
 """
 

@@ -11,7 +11,7 @@ Pairs of your own, in columns of .jsonl, .csv or .parquet files; a short run on 
         --train_files train_pairs.jsonl --validation_files held_out_pairs.jsonl \\
         --max_seq_length 128 --max_steps 100 --per_device_train_batch_size 64 --learning_rate 5e-4 --warmup_steps 10
 
-After an interruption, the same command with `--resume_from_checkpoint last` resumes exactly.
+Rerun the command with `--resume_from_checkpoint last` to resume exactly after an interruption.
 """
 
 from dataclasses import asdict

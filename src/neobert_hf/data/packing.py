@@ -218,9 +218,9 @@ class PackedStream(IterableDataset):
             ValueError: The state comes from another packing configuration. While iterating: another number of workers wrote it.
         """
         state = deepcopy(state)
-        here, there = self._configuration(), state.pop("configuration")
-        if different := [name for name in here if here[name] != there[name]]:
-            differences = ", ".join(f"{name}={here[name]!r} here and {there[name]!r} there" for name in different)
+        given, stored = self._configuration(), state.pop("configuration")
+        if different := [name for name in given if given[name] != stored[name]]:
+            differences = ", ".join(f"{name}={given[name]!r} here and {stored[name]!r} there" for name in different)
             raise ValueError(
                 f"the state belongs to another packing: {differences}; use the same values, or read the stream from its beginning"
             )

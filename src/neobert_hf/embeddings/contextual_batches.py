@@ -30,7 +30,7 @@ from ..data.files import writing
 
 logger = logging.get_logger(__name__)
 
-ROW = "label"  # sentence-transformers passes this column to the loss; it holds the number of the row
+ROW_COLUMN = "label"  # sentence-transformers passes this column to the loss; it holds the number of the row
 MOST_POINTS = 50_000  # up to here K-means reads all points in each iteration, beyond it reads mini-batches
 SHARD = 1_000_000  # pairs that are clustered together; a larger dataset is divided, which bounds memory and time
 
@@ -143,7 +143,7 @@ class ContextualBatchSampler(DefaultBatchSampler):
     Use it through `functools.partial(ContextualBatchSampler, datasets=...)` as `batch_sampler` of the training arguments.
 
     Args:
-        dataset: Rows with their number in the column `ROW`.
+        dataset: Rows with their number in the column `ROW_COLUMN`.
         batch_size: Rows of a batch.
         drop_last: Ignored: incomplete batches are always dropped.
         valid_label_columns: Ignored; passed by the trainer.
@@ -164,7 +164,7 @@ class ContextualBatchSampler(DefaultBatchSampler):
         datasets: dict[int, PairClusters],
     ) -> None:
         super().__init__(dataset, batch_size, drop_last, valid_label_columns, generator, seed)
-        self.pairs = datasets[dataset[0][ROW]]
+        self.pairs = datasets[dataset[0][ROW_COLUMN]]
 
     def __iter__(self) -> Iterator[list[int]]:
         seed = self.seed + self.epoch

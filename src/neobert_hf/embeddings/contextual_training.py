@@ -26,7 +26,7 @@ from transformers.utils import logging
 from ..data.files import content_hash, file_hash
 from ..model.contextual_neobert import pad_texts
 from .contextual import contextual_model
-from .contextual_batches import ROW, ContextualBatchSampler, PairClusters, load_or_cluster
+from .contextual_batches import ROW_COLUMN, ContextualBatchSampler, PairClusters, load_or_cluster
 from .contrastive import ContrastiveTrainingArguments
 from .models import open_embedding_model
 from .training import start_files
@@ -109,7 +109,7 @@ class ContextualTrainingArguments(ContrastiveTrainingArguments):
 
 
 def open_pairs(arguments: ContextualArguments, batch_size: int) -> DatasetDict:
-    """Return the datasets by name, with the columns query, document and `ROW`, the number of the row over all datasets.
+    """Return the datasets by name, with the columns query, document and `ROW_COLUMN`, the number of the row over all datasets.
 
     Sources of a public stage that have fewer rows than a batch are left out, with a warning.
 
@@ -130,7 +130,7 @@ def open_pairs(arguments: ContextualArguments, batch_size: int) -> DatasetDict:
                 raise ValueError(f"{message}; remove the file, or choose a smaller batch size")
             logger.warning(f"{message}; it is left out")
             continue
-        numbered[name] = rows.add_column(ROW, range(first, first + len(rows)))
+        numbered[name] = rows.add_column(ROW_COLUMN, range(first, first + len(rows)))
         first += len(rows)
     return numbered
 
@@ -150,7 +150,7 @@ def use_clusters(
     load = cache(partial(open_embedding_model, arguments.surrogate_model, device=str(training.device)))
     with training.main_process_first(desc="clusters"):  # the other processes read the files
         datasets = {
-            rows[0][ROW]: load_or_cluster(folder, name, rows, surrogate, size, training.seed, load)
+            rows[0][ROW_COLUMN]: load_or_cluster(folder, name, rows, surrogate, size, training.seed, load)
             for name, rows in sets.items()
         }
     training.batch_sampler = partial(ContextualBatchSampler, datasets=datasets)
@@ -333,7 +333,7 @@ class ContextualRankingLoss(nn.Module):
             return None
         if labels is None:
             raise ValueError(
-                f"the dataset has no column {ROW!r} with row numbers, which finds the false negatives; make it with open_pairs"
+                f"the dataset has no column {ROW_COLUMN!r} of row numbers, which finds false negatives; make it with open_pairs"
             )
         rows = labels.cpu().numpy()
         first = max(first for first in self.datasets if first <= rows[0])

@@ -11,7 +11,7 @@ from sentence_transformers.sentence_transformer.evaluation import InformationRet
 from ..data.files import file_hash, saving, write_json
 from ..data.wordpiece import name_tokenizer_class
 from ..runs.folders import SUMMARY, train_or_resume
-from ..runs.manifests import STILL_GOOD
+from ..runs.manifests import CHECKPOINTS_INTACT
 from .contrastive import ContrastiveTrainer, ContrastiveTrainingArguments
 
 # Arguments that determine the loss curve; a resumed run must have the same values.
@@ -55,7 +55,7 @@ def train_and_summarize(
         **{name: value for name, value in training.to_dict().items() if name in CURVE},
     }
     trainer = train_or_resume(make_trainer, training, run)
-    with saving(Path(training.output_dir), STILL_GOOD):
+    with saving(Path(training.output_dir), CHECKPOINTS_INTACT):
         trainer.save_model()
         if trainer.is_world_process_zero():
             name_tokenizer_class(training.output_dir)
@@ -68,7 +68,7 @@ def train_and_summarize(
         **{name: arguments[name] for name in shown},
         **{name: value for evaluator in evaluators for name, value in evaluator(trainer.model).items()},
     }
-    write_json(Path(training.output_dir, SUMMARY), summary, STILL_GOOD)
+    write_json(Path(training.output_dir, SUMMARY), summary, CHECKPOINTS_INTACT)
     print(json.dumps(summary))
     return summary
 

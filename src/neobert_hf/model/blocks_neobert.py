@@ -11,7 +11,7 @@ from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .configuration_neobert import NeoBERTConfig
-from .kernels_neobert import choose_kernels, is_hooked, product, rms_norm
+from .kernels_neobert import choose_kernels, is_hooked, linear, rms_norm
 from .plan_neobert import ForwardPlan
 from .rotary_neobert import Rotary, split_and_rotate, split_and_rotate_fast
 
@@ -81,12 +81,12 @@ class NeoBERTBlock(GradientCheckpointingLayer):
     def forward_fast(self, x_TD: torch.Tensor, rotary: Rotary, plan: ForwardPlan, tokens_S: torch.Tensor | None):
         """`forward` in fewer operations, for inference on a CPU (see kernels_neobert.py)."""
         kernels = plan.kernels
-        qkv_TD = product(self.qkv, rms_norm(x_TD, self.attention_norm), kernels)
+        qkv_TD = linear(self.qkv, rms_norm(x_TD, self.attention_norm), kernels)
         qkv_TH3K = qkv_TD.view(-1, self.num_heads, 3, self.head_dim)
-        out_THK, weights = plan.attend(*split_and_rotate_fast(qkv_TH3K, rotary.turns, plan.backend == "cpu_tiled"))
+        out_THK, weights = plan.attend(*split_and_rotate_fast(qkv_TH3K, rotary.rotations, plan.backend == "cpu_tiled"))
         if tokens_S is not None:
             x_TD, out_THK = x_TD.index_select(0, tokens_S), out_THK.index_select(0, tokens_S)
             kernels = choose_kernels(qkv_TD.dtype, len(tokens_S))
-        x_TD = x_TD + product(self.wo, out_THK.flatten(1).to(qkv_TD.dtype), kernels)
-        gate_TF, up_TF = product(self.ffn.w12, rms_norm(x_TD, self.ffn_norm), kernels).chunk(2, dim=-1)
-        return x_TD + product(self.ffn.w3, F.silu(gate_TF).mul_(up_TF), kernels), weights
+        x_TD = x_TD + linear(self.wo, out_THK.flatten(1).to(qkv_TD.dtype), kernels)
+        gate_TF, up_TF = linear(self.ffn.w12, rms_norm(x_TD, self.ffn_norm), kernels).chunk(2, dim=-1)
+        return x_TD + linear(self.ffn.w3, F.silu(gate_TF).mul_(up_TF), kernels), weights

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from transformers.utils import logging
 
-from .kernels_neobert import COPY_WAY_OUT, InferenceLinear, Int8Linear, has_own_hooks
+from .kernels_neobert import COPY_REMEDY, InferenceLinear, Int8Linear, has_own_hooks
 from .machine_neobert import TORCH
 
 logger = logging.get_logger(__name__)
@@ -15,7 +15,7 @@ logger = logging.get_logger(__name__)
 def check_is_original(model: nn.Module, action: str) -> None:
     """Raise ValueError if the model is an inference copy, which cannot be `action`, "saved" or "trained"."""
     if model.is_inference_copy:
-        raise ValueError(f"an inference copy cannot be {action}; {COPY_WAY_OUT}")
+        raise ValueError(f"an inference copy cannot be {action}; {COPY_REMEDY}")
 
 
 @torch.inference_mode(False)  # tensors that are made in inference mode could not be used outside it

@@ -26,7 +26,7 @@ from .machine_neobert import TORCH, is_autocast_on, is_tracing, onednn_is_best
 BLOCK_ROWS = 256  # queries in a block of scores; with fewer queries, products repack the keys too often
 BLOCK_SCORES = 1 << 20  # scores in a block for each thread: 2 MB in bf16
 SHORTEST_TILED = 64  # tokens; the products of one head are too small in a shorter sequence, and SDPA is faster
-COPY_WAY_OUT = "use the model that this inference copy was made from, and make a new copy afterwards"
+COPY_REMEDY = "use the model that this inference copy was made from, and make a new copy afterwards"
 
 
 # making a scalar tensor takes as long as the arithmetic with it
@@ -84,7 +84,7 @@ def choose_kernels(dtype: torch.dtype, num_tokens: int) -> str:
     return "onednn" if onednn_is_best(dtype, num_tokens) else "torch"
 
 
-def product(layer: nn.Module, x: torch.Tensor, kernels: str) -> torch.Tensor:
+def linear(layer: nn.Module, x: torch.Tensor, kernels: str) -> torch.Tensor:
     """layer(x), by the library that was chosen.
 
     Args:
@@ -131,7 +131,7 @@ class InferenceLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., in) to (..., out), in the dtype of nn.Linear; the backward pass raises an error."""
         if is_tracing(x):
-            raise ValueError(f"an inference copy cannot be traced or exported; {COPY_WAY_OUT}")
+            raise ValueError(f"an inference copy cannot be traced or exported; {COPY_REMEDY}")
         rows = x.flatten(0, -2).to(self.dtype)
         out = _WithoutGradient.apply(rows, self) if len(rows) else rows.new_empty(0, self.out_features)
         dtype = torch.get_autocast_dtype("cpu") if is_autocast_on(x.device) else self.dtype
@@ -147,11 +147,11 @@ class InferenceLinear(nn.Module):
 
     def extra_repr(self) -> str:
         """Shape and dtype, and where adapters belong, which PEFT's error then shows."""
-        return f"{self.in_features}, {self.out_features}, {self.dtype}; to train or adapt, {COPY_WAY_OUT}"
+        return f"{self.in_features}, {self.out_features}, {self.dtype}; to train or adapt, {COPY_REMEDY}"
 
     def __reduce_ex__(self, protocol):
         raise ValueError(
-            f"an inference copy cannot be copied or pickled, because its matrices belong to this CPU; {COPY_WAY_OUT}"
+            f"an inference copy cannot be copied or pickled, because its matrices belong to this CPU; {COPY_REMEDY}"
         )
 
 
@@ -192,7 +192,7 @@ class _WithoutGradient(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        raise ValueError(f"an inference copy has no gradients; to train, {COPY_WAY_OUT}")
+        raise ValueError(f"an inference copy has no gradients; to train, {COPY_REMEDY}")
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -104,8 +104,8 @@ class Boundaries(NamedTuple):
         """
         given = {name: value for name, value in arguments.items() if value is not None and value is not False}
         if unknown := [name for name in given if name not in BOUNDARIES]:
-            way_out = "load a model with a head" if "labels" in unknown else "omit it"
-            raise TypeError(f"{model} has no argument {', '.join(unknown)}; {way_out}")
+            remedy = "load a model with a head" if "labels" in unknown else "omit it"
+            raise TypeError(f"{model} has no argument {', '.join(unknown)}; {remedy}")
         return cls(
             position_ids=given.get("position_ids"),
             seq_idx=given.get("seq_idx"),

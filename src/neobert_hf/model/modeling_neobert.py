@@ -47,7 +47,7 @@ from .checkpoint_neobert import (
 )
 from .configuration_neobert import NeoBERTConfig
 from .inference_neobert import check_is_original
-from .kernels_neobert import is_hooked, product, runs_fast
+from .kernels_neobert import is_hooked, linear, runs_fast
 from .layout_neobert import Boundaries, SequenceLayout, check_tokens
 from .losses_neobert import (
     check_labels,
@@ -367,7 +367,7 @@ class NeoBERTForMaskedLM(_HeadModel):
         if is_sparse and self.training:
             loss, num_correct = cross_entropy_in_chunks(self.decoder, hidden_TD, labels, num_items_in_batch)
         else:
-            logits = product(self.decoder, hidden_TD, plan.kernels)
+            logits = linear(self.decoder, hidden_TD, plan.kernels)
             loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
         return NeoBERTMaskedLMOutput(
             loss=loss,

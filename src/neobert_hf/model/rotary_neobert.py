@@ -73,7 +73,7 @@ class Rotary:
         self.table = table
 
     @cached_property
-    def turns(self) -> torch.Tensor:
+    def rotations(self) -> torch.Tensor:
         """(T, C) complex64, the table as complex numbers cosine + i sine."""
         return torch.view_as_complex(self.table)
 
@@ -97,8 +97,8 @@ def split_and_rotate(qkv_TH3K: torch.Tensor, rotary: torch.Tensor) -> tuple[torc
     pairs_TH2C2 = qkv_TH3K[:, :, :2].to(rotary.dtype).unflatten(-1, (-1, 2))
     if qkv_TH3K.device.type == "cpu" and not is_tracing(qkv_TH3K):
         # half the time of the real arithmetic; compilers do not support complex numbers
-        turns_TC = torch.view_as_complex(rotary)
-        turned = torch.view_as_real(torch.view_as_complex(pairs_TH2C2) * turns_TC[:, None, None]).flatten(-2)
+        rotations_TC = torch.view_as_complex(rotary)
+        turned = torch.view_as_real(torch.view_as_complex(pairs_TH2C2) * rotations_TC[:, None, None]).flatten(-2)
     else:
         (even, odd), (cos, sin) = pairs_TH2C2.unbind(-1), rotary[:, None, None].unbind(-1)
         turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
@@ -106,13 +106,13 @@ def split_and_rotate(qkv_TH3K: torch.Tensor, rotary: torch.Tensor) -> tuple[torc
 
 
 def split_and_rotate_fast(
-    qkv_TH3K: torch.Tensor, turns: torch.Tensor, by_head: bool
+    qkv_TH3K: torch.Tensor, rotations: torch.Tensor, by_head: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`split_and_rotate` for inference on a CPU, with complex multiplication.
 
     Args:
         qkv_TH3K: (T, H, 3, K).
-        turns: (T, C) complex64, cosine + i sine of each pair's angle.
+        rotations: (T, C) complex64, cosine + i sine of each pair's angle.
         by_head: Return the dtype of `qkv_TH3K`, stored head by head in memory, as `tiled_attention` reads it. If False, return
             float32, in which attention over few tokens is faster and more precise.
 
@@ -121,7 +121,7 @@ def split_and_rotate_fast(
     """
     if not by_head:
         q_k_v = qkv_TH3K.float()
-        qk_TH2C = torch.view_as_complex(q_k_v[:, :, :2].unflatten(-1, (-1, 2))) * turns[:, None, None]
+        qk_TH2C = torch.view_as_complex(q_k_v[:, :, :2].unflatten(-1, (-1, 2))) * rotations[:, None, None]
         return *torch.view_as_real(qk_TH2C).flatten(-2).unbind(2), q_k_v[:, :, 2]
     num_tokens, num_heads, _, width = qkv_TH3K.shape
     qkv_3HTK = qkv_TH3K.new_empty(3, num_heads, num_tokens, width)
@@ -130,6 +130,6 @@ def split_and_rotate_fast(
         out = qkv_3HTK[:, :, chunk]
         qk = out.copy_(qkv_TH3K[chunk].permute(2, 1, 0, 3))[:2]
         wide = qk.to(torch.float32, copy=True)
-        torch.view_as_complex(wide.unflatten(-1, (-1, 2))).mul_(turns[chunk])
+        torch.view_as_complex(wide.unflatten(-1, (-1, 2))).mul_(rotations[chunk])
         qk.copy_(wide)
     return qkv_3HTK.transpose(1, 2).unbind(0)

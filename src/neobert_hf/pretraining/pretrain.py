@@ -15,7 +15,7 @@ from ..data.wordpiece import tokenizer_hash
 from ..model.configuration_neobert import NeoBERTConfig
 from ..runs.allocator import tune_allocator
 from ..runs.folders import lock_run, train_or_resume
-from ..runs.manifests import STILL_GOOD
+from ..runs.manifests import CHECKPOINTS_INTACT
 from .arguments import CorpusArguments, PretrainingArguments
 from .recipes import Recipe
 from .rows import held_out_rows, open_text, training_rows
@@ -175,7 +175,7 @@ def finish(trainer: PretrainingTrainer, run: dict) -> None:
     trainer.model.config.sparse_prediction = False
     if trainer.is_fsdp_enabled:  # one file, even if checkpoints are sharded
         trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
-    with saving(Path(trainer.args.output_dir), STILL_GOOD):
+    with saving(Path(trainer.args.output_dir), CHECKPOINTS_INTACT):
         trainer.save_model()
     if trainer.is_world_process_zero():
         summary = write_summary(trainer, run, {k: v for k, v in metrics.items() if k.startswith("eval_")})

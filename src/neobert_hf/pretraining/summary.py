@@ -9,7 +9,7 @@ from transformers import Trainer
 
 from ..data.files import write_json
 from ..runs.folders import SUMMARY
-from ..runs.manifests import STILL_GOOD
+from ..runs.manifests import CHECKPOINTS_INTACT
 
 
 def write_summary(trainer: Trainer, run: dict, held_out: dict) -> dict:
@@ -32,7 +32,7 @@ def write_summary(trainer: Trainer, run: dict, held_out: dict) -> dict:
         "precision": {"no": "fp32"}.get(trainer.accelerator.mixed_precision, trainer.accelerator.mixed_precision),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }
-    write_json(folder / SUMMARY, summary, STILL_GOOD)
+    write_json(folder / SUMMARY, summary, CHECKPOINTS_INTACT)
     plot_curves(log, folder / "training_curves.png")
     return summary
 

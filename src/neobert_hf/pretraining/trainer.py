@@ -20,7 +20,7 @@ from transformers import TrainerCallback, TrainerState
 
 from ..data.files import saving, writing
 from ..runs.folders import last_complete_checkpoint
-from ..runs.manifests import STATE, STILL_GOOD, CheckedCheckpoints
+from ..runs.manifests import CHECKPOINTS_INTACT, STATE, CheckedCheckpoints
 from .flops import matrix_flops_per_s, training_flops
 from .recipes import Recipe
 
@@ -107,7 +107,7 @@ class PretrainingTrainer(CheckedCheckpoints):
         super().log(logs, start_time)
         if self.is_world_process_zero():
             metrics = Path(self.args.output_dir, METRICS)
-            with saving(metrics, STILL_GOOD), metrics.open("a", encoding="utf-8") as file:
+            with saving(metrics, CHECKPOINTS_INTACT), metrics.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(self.state.log_history[-1]) + "\n")
 
     def evaluate(self, *args, **kwargs) -> dict[str, float]:

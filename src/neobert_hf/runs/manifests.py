@@ -16,7 +16,7 @@ logger = logging.get_logger(__name__)
 MANIFEST = "manifest.json"  # the last file of a checkpoint
 UNFINISHED = f"{MANIFEST}.unfinished"  # exists from the start of a save until the manifest is written
 STATE = "trainer_state.json"
-STILL_GOOD = (
+CHECKPOINTS_INTACT = (
     "earlier checkpoints are complete; if the disk is full, free space, and resume with --resume_from_checkpoint last"
 )
 
@@ -49,7 +49,7 @@ class CheckedCheckpoints(Trainer):
         # Trainer would remove older checkpoints before this one is complete.
         limit, args.save_total_limit = args.save_total_limit, None
         try:
-            with saving(folder, STILL_GOOD):
+            with saving(folder, CHECKPOINTS_INTACT):
                 if args.should_save:
                     folder.mkdir(parents=True, exist_ok=True)
                     (folder / UNFINISHED).touch()
@@ -88,7 +88,7 @@ def write_manifest(checkpoint: Path, is_exact: bool = True, num_processes: int =
         if path.is_file() and not path.name.startswith(MANIFEST)
     }
     manifest = sealed({"is_exact": is_exact, "num_processes": num_processes, "files": files})
-    write_json(checkpoint / MANIFEST, manifest, STILL_GOOD)
+    write_json(checkpoint / MANIFEST, manifest, CHECKPOINTS_INTACT)
     (checkpoint / UNFINISHED).unlink(missing_ok=True)
 
 

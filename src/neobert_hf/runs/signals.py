@@ -61,7 +61,7 @@ class SaveOnTerminate(TrainerCallback):
             signal.signal(number, handler)
         if self._agreed_signal:
             if state.is_world_process_zero:
-                message = "the same command with --resume_from_checkpoint last resumes here"
+                message = "rerun the command with --resume_from_checkpoint last to resume"
                 print(f"stopped at step {state.global_step}; {message}", file=sys.stderr)
             raise SystemExit(128 + self._agreed_signal)
 
