@@ -42,9 +42,6 @@ LOCK = ".tokenize.lock"
 MIN_TASKS, MAX_TASKS = 8, 1000  # the default: several processes share a single file, and many files make few tasks
 RESUME_HINT = "the finished tasks are whole: make room, and run the same again to continue"
 
-# An error reaches the caller; datatrove's log would show it a second time, with a traceback.
-logger.disable("datatrove")
-
 
 def tokenize(
     corpus: Corpus,
@@ -98,6 +95,7 @@ def tokenize(
     _check_same(folder, settings)
     if (folder / MANIFEST).exists():  # the folder may be read-only
         return Documents(folder)
+    _quieten_datatrove()
     with only_writer(folder, LOCK):
         _check_same(folder, settings)  # another process may have begun since
         _begin(folder, settings, plain)
@@ -222,7 +220,12 @@ class LocalExecutor(LocalPipelineExecutor):
                     raise
 
 
+def _quieten_datatrove():
+    logger.disable("datatrove")  # an error reaches the caller; the log would show it a second time, with a traceback
+
+
 def _begin_worker():
+    _quieten_datatrove()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
 
