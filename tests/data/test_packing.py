@@ -13,7 +13,7 @@ from accelerate.data_loader import prepare_data_loader
 from conftest import packed_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from transformers import Trainer, TrainingArguments
 
 from neobert_hf import NeoBERTForMaskedLM, PackedMLMCollator, PackedStream
@@ -175,6 +175,36 @@ def test_the_state_of_another_packing_or_stream_is_refused():
     shorter.load_state_dict(state)
     with pytest.raises(ValueError, match="the stream ends after 1; it is not the stream that the state belongs to"):
         list(shorter)
+
+
+def test_the_state_of_a_worker_is_loaded_by_a_worker():
+    documents = documents_of([5, 9, 3, 12, 7] * 4)
+    states = list(DataLoader(_States(documents), batch_size=None, num_workers=2))
+    with pytest.raises(ValueError, match="that 2 workers read cannot be shared out to 1 workers"):
+        PackedStream(documents, 16).load_state_dict(states[0])
+    rows = list(DataLoader(_Resumed(documents, states), batch_size=None, num_workers=2))
+    assert len(rows) + 2 == len(list(DataLoader(PackedStream(documents, 16), batch_size=None, num_workers=2)))
+
+
+class _States(IterableDataset):
+    """The state of each worker after a row."""
+
+    def __init__(self, documents):
+        self.stream = PackedStream(documents, 16)
+
+    def __iter__(self):
+        next(iter(self.stream))
+        yield self.stream.state_dict()
+
+
+class _Resumed(_States):
+    def __init__(self, documents, states):
+        super().__init__(documents)
+        self.states = states
+
+    def __iter__(self):
+        self.stream.load_state_dict(self.states[get_worker_info().id])
+        return iter(self.stream)
 
 
 def test_a_state_is_not_shared_out_to_several_workers():

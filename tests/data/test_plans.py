@@ -141,6 +141,7 @@ def test_each_of_the_settings_has_a_plan_of_its_own(tmp_path):
         plan_quietly(documents.split(4, seed=1)[0], 32),
         plan_quietly(documents.longer_than(4), 32),
     ]
+    assert others[0].settings == PackingSettings(32)
     assert len({plan.folder for plan in others}) == len(others)
     assert all(plan.folder.parent == tmp_path / "documents/plans" for plan in others)
 

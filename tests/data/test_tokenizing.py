@@ -14,6 +14,9 @@ import time
 import psutil
 import pytest
 from conftest import SENTENCE, largest_file, packed_rows
+from tokenizers import Tokenizer, models
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
 
 pytest.importorskip("datatrove", reason="tokenizing needs datatrove (pip install -e .[train])")
 
@@ -98,12 +101,13 @@ def test_the_number_of_processes_changes_no_byte(tokenizer, corpus, tmp_path):
     assert content(tmp_path / "1") == content(tmp_path / "2") == content(tmp_path / "3")
 
 
-def test_blank_texts_are_left_out_and_a_lone_surrogate_does_not_stop_a_corpus(tokenizer, tmp_path):
-    rows = ["the fox", "", "   \n", None, "a \ud800 dog"]
+def test_texts_without_a_token_are_left_out_and_a_lone_surrogate_does_not_stop_a_corpus(tokenizer, tmp_path):
+    empty = ["\u200b", "\ufeff", "\0"]  # `isspace` is False, and the tokenizer normalizes them to nothing
+    rows = ["the fox", "", "   \n", None, *empty, "a \ud800 dog"]
     documents = tokenize(Corpus([jsonl(tmp_path / "a.jsonl", rows)]), tokenizer, tmp_path / "out", workers=1)
     assert found(documents) == sorted(tokenizer(["the fox", "a ? dog"])["input_ids"])
     with pytest.raises(ValueError, match="has a token; there is nothing to train on"):
-        tokenize(Corpus([jsonl(tmp_path / "b.jsonl", ["", " "])]), tokenizer, tmp_path / "none", workers=1)
+        tokenize(Corpus([jsonl(tmp_path / "b.jsonl", ["", " ", *empty])]), tokenizer, tmp_path / "none", workers=1)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -202,6 +206,43 @@ def test_a_folder_of_other_files_is_left_alone(tokenizer, corpus, tmp_path):
         tokenize(corpus, tokenizer, tmp_path / "out")
     letter.rename(tmp_path / "out/settings.json.0.part")  # of a process that was killed
     assert len(tokenize(corpus, tokenizer, tmp_path / "out", workers=1)) == 57
+
+
+def test_a_folder_that_another_process_began_in_between_is_refused(tokenizer, corpus, tmp_path, monkeypatch):
+    other, only_writer = Corpus([jsonl(tmp_path / "other.jsonl", texts(3, seed=2))]), tokenizing.only_writer
+
+    def late(folder, lock):
+        monkeypatch.setattr(tokenizing, "only_writer", only_writer)
+        interrupt(other, tokenizer, folder)
+        return only_writer(folder, lock)
+
+    monkeypatch.setattr(tokenizing, "only_writer", late)
+    with pytest.raises(ValueError, match="holds documents of something else: source is"):
+        tokenize(corpus, tokenizer, tmp_path / "out", workers=1)
+    assert found(tokenize(other, tokenizer, tmp_path / "out", workers=1)) == wanted(other, tokenizer)
+
+
+def test_a_finished_task_is_not_written_again_and_the_record_of_a_running_one_is_kept(tokenizer, corpus, tmp_path):
+    out = tmp_path / "out"
+    interrupt(corpus, tokenizer, out)
+    ids = task_files(out, 0)["ids"]
+    written = ids.stat().st_mtime_ns
+    tokenizing.WholeDocuments(out).run(tokenizing.read_task(corpus, 4, rank=0, world_size=8), 0, 8)
+    assert ids.stat().st_mtime_ns == written
+    running = out / "records/00005.json.0.part"
+    running.touch()
+    interrupt(corpus, tokenizer, out)  # begins, and stops before task 5
+    assert running.exists()
+    assert found(tokenize(corpus, tokenizer, out, workers=1)) == wanted(corpus, tokenizer)
+    assert not running.exists()
+
+
+def test_special_tokens_are_counted_without_the_letter_a_and_without_an_unknown_token(tmp_path):
+    plain = Tokenizer(models.BPE({"C": 0, "G": 1, "[CLS]": 2, "[SEP]": 3}, []))
+    plain.post_processor = TemplateProcessing("[CLS] $A [SEP] [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    corpus = Corpus([jsonl(tmp_path / "a.jsonl", ["CG"])])
+    documents = tokenize(corpus, PreTrainedTokenizerFast(tokenizer_object=plain), tmp_path / "out", workers=1)
+    assert found(documents) == [[2, 0, 1, 3, 3]] and documents.special_tokens == (1, 2)
 
 
 def test_of_two_that_write_to_one_folder_the_second_is_refused_by_name(tokenizer, corpus, tmp_path, monkeypatch):
@@ -360,6 +401,8 @@ def test_options_of_an_executor_are_read_from_text_and_wrong_ones_are_named(toke
         tokenize(corpus, tokenizer, tmp_path / "out", "slurm")
     with pytest.raises(ValueError, match="unexpected keyword argument 'partition'"):
         tokenize(corpus, tokenizer, tmp_path / "out", executor_options={"partition": "cpu"})
+    with pytest.raises(ValueError, match="executor_options sets logging_dir, tasks; tasks and workers are arguments"):
+        tokenize(corpus, tokenizer, tmp_path / "out", executor_options={"tasks": 16, "logging_dir": "logs"})
     with pytest.raises(ValueError, match="executor='spark' is not one of local, slurm, ray"):
         tokenize(corpus, tokenizer, tmp_path / "out", "spark")
     with pytest.raises(ValueError, match="object is not a fast tokenizer"):

@@ -114,11 +114,7 @@ class PackedStream(IterableDataset):
         if not self._is_resumed:
             self._state, self._packer = _State(num_workers=num_workers), BestFit(self.max_tokens, self.max_open_rows)
         self._is_resumed, state = False, self._state
-        if state.num_workers != num_workers:
-            raise ValueError(
-                f"the state of a stream that {state.num_workers} workers read cannot be shared out to {num_workers} workers, "
-                "each of which packs its own documents; give the same num_workers (0 and 1 are the same)"
-            )
+        _check_workers(state.num_workers)
         yield from self._finished_rows()
         if self._is_done():
             return
@@ -212,12 +208,13 @@ class PackedStream(IterableDataset):
         """Resume: the next iteration starts where `state_dict` was called.
 
         A stream with a state of its own (`datasets` has them) is resumed by it; in any other the documents that were read are
-        skipped.
+        skipped. The state of a DataLoader's worker is loaded inside that worker.
 
         Raises:
-            ValueError: The state comes from another packing configuration. While iterating: another number of workers wrote it.
+            ValueError: The state comes from another packing configuration, or another number of workers wrote it.
         """
         state = deepcopy(state)
+        _check_workers(state["num_workers"])
         given, stored = self._configuration(), state.pop("configuration")
         if different := [name for name in given if given[name] != stored[name]]:
             differences = ", ".join(f"{name}={given[name]!r} here and {stored[name]!r} there" for name in different)
@@ -234,6 +231,15 @@ def _share() -> tuple[int, int]:
     """Number of this worker of a DataLoader, and number of workers; (0, 1) outside of a worker."""
     worker = get_worker_info()
     return (0, 1) if worker is None else (worker.id, worker.num_workers)
+
+
+def _check_workers(num_workers):
+    _, given = _share()
+    if num_workers != given:
+        raise ValueError(
+            f"the state of a stream that {num_workers} workers read cannot be shared out to {given} workers, each of which packs "
+            "its own documents; give the same num_workers (0 and 1 are the same), and load the state of a worker inside it"
+        )
 
 
 def _packed(documents):

@@ -336,5 +336,6 @@ def read_packing_plan(folder: str | Path, verify: bool = False) -> PackingPlan:
                 f"{file} is damaged: it is not what {PLAN} says; remove {folder}, and the next run makes the plan again"
             )
         arrays.append(np.asarray(np.memmap(file, dtype, mode="r")))
-    settings = PackingSettings(**content["settings"])
+    stored = content["settings"]
+    settings = PackingSettings(**{**stored, "special_tokens": tuple(stored["special_tokens"])})
     return PackingPlan(*arrays, content["num_pieces"], content["num_tokens"], settings, folder)

@@ -42,9 +42,6 @@ LOCK = ".tokenize.lock"
 MIN_TASKS, MAX_TASKS = 8, 1000  # the default: several processes share a single file, and many files make few tasks
 RESUME_HINT = "the finished tasks are whole: make room, and run the same again to continue"
 
-# An error reaches the caller; datatrove's log would show it a second time, with a traceback.
-logger.disable("datatrove")
-
 
 def tokenize(
     corpus: Corpus,
@@ -57,8 +54,8 @@ def tokenize(
 ) -> Documents | None:
     """Tokenize each text once, whole, and write the ids to a folder; the same call continues after an interruption.
 
-    The order of the documents depends on `tasks`, not on the number of processes. Blank texts are left out. If the folder is
-    finished, and the corpus and the settings are the same, the documents are used as they are and the texts are not read.
+    The order of the documents depends on `tasks`, not on the number of processes. Texts without a token are left out. If the
+    folder is finished, and the corpus and the settings are the same, the documents are used and the texts are not read.
 
     Args:
         corpus: Texts. A missing text is left out; a lone surrogate becomes a question mark.
@@ -86,8 +83,7 @@ def tokenize(
         raise ValueError(f"executor={executor!r} is not one of {', '.join(EXECUTORS)}")
     num_files = corpus.stream().num_shards
     folder, plain = Path(folder).resolve(), plain_tokenizer(tokenizer)
-    begun = next((read_sealed(folder / name, REMEDY) for name in (MANIFEST, SETTINGS) if (folder / name).exists()), {})
-    tasks = tasks or begun.get("num_tasks") or min(max(num_files, MIN_TASKS), MAX_TASKS)
+    tasks = tasks or _begun(folder).get("num_tasks") or min(max(num_files, MIN_TASKS), MAX_TASKS)
     num_parts = -(-tasks // num_files) if corpus.files else 1
     tasks = min(tasks, num_files * num_parts)
     settings = {
@@ -96,14 +92,12 @@ def tokenize(
         "special_tokens": _special_tokens(plain),
         "num_tasks": tasks,
     }
-    if begun and (different := sorted(name for name in settings if settings[name] != begun.get(name))):
-        details = "; ".join(f"{name} is {begun.get(name)} there and {settings[name]} here" for name in different)
-        raise ValueError(
-            f"{folder} holds documents of something else: {details}. Choose another folder, or remove this one"
-        )
+    _check_same(folder, settings)
     if (folder / MANIFEST).exists():  # the folder may be read-only
         return Documents(folder)
+    _quieten_datatrove()
     with only_writer(folder, LOCK):
+        _check_same(folder, settings)  # another process may have begun since
         _begin(folder, settings, plain)
         steps = [partial(read_task, corpus, num_parts), WholeDocuments(folder)]
         try:
@@ -115,16 +109,32 @@ def tokenize(
     return Documents(folder) if (folder / MANIFEST).exists() else None
 
 
+def _begun(folder):
+    """Manifest or settings of the folder; empty if nothing was begun."""
+    return next((read_sealed(folder / name, REMEDY) for name in (MANIFEST, SETTINGS) if (folder / name).exists()), {})
+
+
+def _check_same(folder, settings):
+    begun = _begun(folder)
+    if begun and (different := sorted(name for name in settings if settings[name] != begun.get(name))):
+        details = "; ".join(f"{name} is {begun.get(name)} there and {settings[name]} here" for name in different)
+        raise ValueError(
+            f"{folder} holds documents of something else: {details}. Choose another folder, or remove this one"
+        )
+
+
 def _special_tokens(plain: Tokenizer) -> list[int]:
     """Numbers of special tokens that the tokenizer adds before and after a text."""
-    mask = plain.encode("a").special_tokens_mask
+    masks = (plain.encode(text).special_tokens_mask for text in ("a", *plain.get_vocab()))
+    mask = next(mask for mask in masks if 0 in mask)  # a vocabulary may have no "a" and no unknown token
     return [mask.index(0), mask[::-1].index(0)]
 
 
 def _begin(folder, settings, plain):
     """Write the settings and the tokenizer; let tasks that were damaged begin again."""
-    for file in folder.rglob("*.part"):  # of a process that was killed
-        file.unlink()
+    for name in (SETTINGS, TOKENIZER):  # a running Slurm job writes other files
+        for file in folder.glob(f"{name}.*.part"):  # of a process that was killed
+            file.unlink()
     if not (folder / SETTINGS).exists() and any(file.name != LOCK for file in folder.iterdir()):
         raise ValueError(f"{folder} is not empty and holds no documents; choose another folder")
     write_json(folder / SETTINGS, sealed(settings), "no text was tokenized")
@@ -151,7 +161,13 @@ def typed_options(options: Iterable[str]) -> dict:
 
 def _run(folder, steps, name, tasks, workers, options):
     """Run the tasks, then write the manifest; on Slurm a second job, which waits for the first, writes it."""
-    options = {"tasks": tasks, "workers": workers or -1, "logging_dir": str(folder / LOGS), **options}
+    ours = {"tasks": tasks, "workers": workers or -1, "logging_dir": str(folder / LOGS)}
+    if both := sorted(ours.keys() & options.keys()):
+        raise ValueError(
+            f"executor_options sets {', '.join(both)}; tasks and workers are arguments of their own, and the logs stay in "
+            f"{folder}"
+        )
+    options = {**ours, **options}
     try:
         if name == "local":
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -204,7 +220,12 @@ class LocalExecutor(LocalPipelineExecutor):
                     raise
 
 
+def _quieten_datatrove():
+    logger.disable("datatrove")  # an error reaches the caller; the log would show it a second time, with a traceback
+
+
 def _begin_worker():
+    _quieten_datatrove()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
 
@@ -243,13 +264,25 @@ class WholeDocuments(DocumentTokenizer):
 
     @cached_property
     def tokenizer(self) -> SimpleNamespace:
-        """What the base class calls of a tokenizer; `encode_batch_fast` gives no offsets and is 1.2 times as fast."""
+        """What the base class calls of a tokenizer; `encode_batch_fast` gives no offsets and is 1.2 times as fast.
+
+        A text without a token, such as a zero-width space, is left out.
+        """
         tokenizer = Tokenizer.from_file(self.tokenizer_name_or_path)
-        return SimpleNamespace(encode_batch=tokenizer.encode_batch_fast, get_vocab_size=tokenizer.get_vocab_size)
+        num_special = tokenizer.num_special_tokens_to_add(is_pair=False)
+
+        def encode_batch(texts):
+            return [encoding for encoding in tokenizer.encode_batch_fast(texts) if len(encoding) > num_special]
+
+        return SimpleNamespace(encode_batch=encode_batch, get_vocab_size=tokenizer.get_vocab_size)
 
     def run(self, data=None, rank: int = 0, world_size: int = 1):
-        """Tokenize the documents of task `rank`."""
+        """Tokenize the documents of task `rank`, unless another process has."""
         with FileLock(self.folder / LOGS / f"{rank:05d}.lock"):  # a process whose parent was killed may still write
+            if _is_whole(self.folder, rank):
+                return
+            for file in (self.folder / RECORDS).glob(f"{rank:05d}.*.part"):  # of a process that was killed
+                file.unlink()
             super().run(data, rank, world_size)
             write_record(self.folder, rank, self.token_size)
 
