@@ -39,9 +39,10 @@ from sentence_transformers.util import mine_hard_negatives
 from transformers import AutoTokenizer, HfArgumentParser, set_seed
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, tune_allocator
+from neobert_hf.data.files import write_json
 from neobert_hf.embeddings.contrastive import ContrastiveTrainingArguments, set_sampling
 from neobert_hf.evaluation.retrieval import pairs_evaluator
-from neobert_hf.runs.folders import begin_or_resume
+from neobert_hf.runs.folders import begin_or_resume, lock_run
 
 HERE = Path(__file__).parent
 MAX_POSITIONS = 512  # of a new model; training uses the first max_seq_length
@@ -303,7 +304,7 @@ def train(recipe: dict, stages: list[Stage | Mean], corpus: Path, output_dir: Pa
                 kept = output_dir / f"teacher-{Path(teacher['name']).name}-{teacher['max_seq_length']}"
                 vectors = TeacherVectors(open_teacher(**teacher), kept)
             metrics = train_stage(stage, next(iter(paths), None), corpus, folder, vectors, run)
-        (folder / FINISHED).write_text(json.dumps({"run": run, "metrics": metrics}, indent=1), "utf-8")
+        write_json(folder / FINISHED, {"run": run, "metrics": metrics})
     return folder
 
 
@@ -319,11 +320,12 @@ def main() -> None:
     stages = read_stages(recipe["stages"])
     output_dir = Path(arguments.output_dir)
     corpus = output_dir / "corpus"
-    if not (corpus / "tokenizer").exists():  # written last
-        questions = [HERE / file for file in recipe["corpus"]["question_files"]]
-        write_corpus(corpus, **recipe["corpus"] | {"question_files": questions})
-    last = train(recipe, stages, corpus, output_dir)
-    print(json.dumps(build(last, [asdict(stage) for stage in stages], recipe, corpus, output_dir / "mini")))
+    with lock_run(output_dir):
+        if not (corpus / "tokenizer").exists():  # written last
+            questions = [HERE / file for file in recipe["corpus"]["question_files"]]
+            write_corpus(corpus, **recipe["corpus"] | {"question_files": questions})
+        last = train(recipe, stages, corpus, output_dir)
+        print(json.dumps(build(last, [asdict(stage) for stage in stages], recipe, corpus, output_dir / "mini")))
 
 
 if __name__ == "__main__":

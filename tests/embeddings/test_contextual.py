@@ -428,7 +428,7 @@ def test_training_with_the_filter_keeps_duplicates_more_similar_than_training_wi
 
 def test_clusters_without_row_numbers_are_refused(model):
     loss = ContextualRankingLoss(model, datasets={0: clusters_of((6,))[0][0]})
-    with pytest.raises(ValueError, match="the dataset has no column 'label' with row numbers"):
+    with pytest.raises(ValueError, match="the dataset has no column 'label' of row numbers"):
         loss([model.preprocess(QUERIES[:2]), model.preprocess(DOCUMENTS[:2])], None)
 
 
@@ -584,6 +584,19 @@ def test_other_files_are_no_contexts(model, tmp_path):
         load_context(model, tmp_path / "a.safetensors")
 
 
+def test_the_error_for_a_damaged_file_of_clusters_or_context_names_the_file_and_the_way_out(model, folder, tmp_path):
+    clusters = Path(make_clusters(tmp_path, folder).file)
+    clusters.write_bytes(clusters.read_bytes()[:-9])
+    with pytest.raises(OSError, match=rf"{clusters.name} cannot be read .*remove it, and it will be made again"):
+        make_clusters(tmp_path, folder)
+    fit_context(model, DOCUMENTS)
+    context = tmp_path / "context.safetensors"
+    save_context(model, context)
+    context.write_bytes(context.read_bytes()[:-9])
+    with pytest.raises(OSError, match=r"context\.safetensors cannot be read .*fit a new context with fit_context"):
+        load_context(model, context)
+
+
 def test_a_plain_model_has_no_context(folder):
     with pytest.raises(ValueError, match="runs a NeoBERTModel, which reads no context; build one with"):
         fit_context(sentence_transformer(folder), DOCUMENTS)
@@ -729,6 +742,8 @@ def test_two_processes_train_like_one_with_two_accumulation_steps(command, tmp_p
     "changes, message",
     [
         ({"stage": "supervised"}, "give either --train_files or --stage"),
+        ({"temperature": -0.02}, "temperature=-0.02 is not above 0"),
+        ({"max_seq_length": 2}, "max_seq_length=2 leaves no token"),
         ({"batches": "sorted"}, "invalid choice: 'sorted'"),
         ({"per_device_train_batch_size": 13}, "small has 12 rows, fewer than the batch size 13; remove the file"),
     ],

@@ -526,11 +526,13 @@ def test_every_set_of_table_7_is_available():
         (dict(train_files=["a.jsonl"], training_sets=["PAQ"]), "not both"),
         (dict(training_sets=["PAQ"], instructions="i.json"), "belongs to --train_files"),
         (dict(train_files=["a.jsonl"], instructions="a.json", instruction_template="x"), "does not contain"),
+        (dict(temperature=0.0), "temperature=0.0 is not above 0"),
+        (dict(max_seq_length=2), "max_seq_length=2 leaves no token"),
         (dict(training_sets=["PAQ"], instruction_template="x"), "does not contain"),  # before anything is downloaded
         (dict(train_files=["a.jsonl"], instructions="i.json"), "other is not a set; the sets are a"),
     ],
 )
-def test_arguments_that_contradict_each_other_are_refused(tmp_path, monkeypatch, changes, message):
+def test_arguments_that_contradict_each_other_or_have_no_result_are_refused(tmp_path, monkeypatch, changes, message):
     monkeypatch.chdir(tmp_path)
     Path("x").mkdir()
     for file in ("a.jsonl", "x/a.jsonl"):

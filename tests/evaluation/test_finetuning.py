@@ -239,6 +239,10 @@ def test_a_new_run_is_refused_in_the_folder_of_another_since_a_resume_could_cont
     with pytest.raises(ValueError, match="has checkpoint-1500 of an earlier run; give --resume_from_checkpoint last"):
         FineTuningArguments(output_dir=str(tmp_path), use_cpu=True)
     assert FineTuningArguments(output_dir=str(tmp_path / "other"), use_cpu=True).resume_from_checkpoint is None
+    resumed = FineTuningArguments(
+        output_dir=str(tmp_path), use_cpu=True, resume_from_checkpoint=True
+    )  # as in Trainer.train
+    assert resumed.resume_from_checkpoint == str(tmp_path / "checkpoint-1500")
     (tmp_path / "checkpoint-1500").rename(tmp_path / "checkpoint-1500-best")  # a copy of someone is none either
     FineTuningArguments(output_dir=str(tmp_path), use_cpu=True)
 

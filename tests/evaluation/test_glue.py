@@ -319,7 +319,7 @@ def ran(monkeypatch):
     return runs
 
 
-def test_only_missing_runs_are_made_whatever_was_changed(model_folder, data, tmp_path, ran):
+def test_only_missing_runs_are_made_whatever_was_changed(model_folder, data, tmp_path, ran, monkeypatch):
     out = tmp_path / "out"
 
     def made(*more, out=out):
@@ -343,6 +343,8 @@ def test_only_missing_runs_are_made_whatever_was_changed(model_folder, data, tmp
     model = NeoBERTForMaskedLM.from_pretrained(model_folder)
     model.model.encoder.weight.data[5] += 1
     model.save_pretrained(model_folder)
+    assert made("sst2") == [("sst2", 42)]
+    monkeypatch.setattr(glue_runs.GlueTrainingArguments, "world_size", 2)  # another batch size
     assert made("sst2") == [("sst2", 42)]
 
 
@@ -380,6 +382,9 @@ def test_a_task_without_mnli_starts_from_the_given_model_and_says_so(model_folde
         ("--lr_scheduler_type cosine", "lr_scheduler_type is part of the paper's protocol"),
         ("--eval_strategy steps", "eval_strategy is part of the paper's protocol"),
         ("--save_total_limit 3", "save_total_limit is part of the paper's protocol"),
+        ("--seeds 0", "seeds=0 leaves no run"),
+        ("--max_seq_length 2", "max_seq_length=2 leaves no token"),
+        ("--tasks wnli sst2 --preset NeoBERT-1024 --learning_rate 1e-3", "--grid or --preset sets"),  # before WNLI runs
         ("--save_steps 7", "save_steps is part of the paper's protocol"),
         (
             "--preset NeoBERT-1024 --learning_rate 1e-3",
@@ -391,7 +396,7 @@ def test_arguments_that_would_have_no_effect_are_refused(model_folder, data, tmp
     with pytest.raises(SystemExit) as ended:
         run_main(finetune_glue, *command(model_folder, data, tmp_path / "out", "--tasks", "sst2", *given.split()))
     assert message in f"{ended.value} {capsys.readouterr().err}"
-    assert not list(tmp_path.glob("out/sst2"))
+    assert not list(tmp_path.glob("out/[!_]*"))
 
 
 def test_a_killed_suite_loses_at_most_one_run(model_folder, data, tmp_path):

@@ -141,8 +141,9 @@ def test_models_with_one_name_do_not_share_results(model, tokenizer, embedder, t
     monkeypatch.setattr(type(embedder), "encode", None)
     (again,) = evaluate(embedder, [LocalSTS()], tmp_path / "results", "local/a")
     assert abs(again.score - first.score) < 1e-2  # mteb keeps six digits
-    with pytest.raises(ValueError, match="organisation/name"):
-        evaluate(embedder, [LocalSTS()], tmp_path / "results", "a")
+    for name in ("a", "a/", "a/b/c"):
+        with pytest.raises(ValueError, match="organisation/name"):
+            evaluate(embedder, [LocalSTS()], tmp_path / "results", name)
 
 
 def test_the_instructions_cover_every_task_and_mteb_knows_each_name():

@@ -1,5 +1,6 @@
 """Pseudo-perplexity against the naive computation, for five architectures; intervals; resume; the budget."""
 
+import copy
 import json
 import math
 
@@ -244,6 +245,19 @@ def test_other_arguments_have_lines_of_their_own(command, tmp_path):
         summary = json.loads(run_main(evaluate_pseudo_perplexity, *command, *more).splitlines()[-1])
     assert summary["texts"] == 3
     assert len(list((tmp_path / "out").glob("texts-*.jsonl"))) == 4
+
+
+def test_a_tokenizer_without_a_mask_token_and_a_number_of_texts_below_one_are_refused(
+    command, tmp_path, tokenizer, capsys
+):
+    with pytest.raises(SystemExit, match="2"):
+        run_main(evaluate_pseudo_perplexity, *command, "--num_texts", "0")
+    assert "num_texts=0 leaves no text" in capsys.readouterr().err
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.mask_token = None
+    tokenizer.save_pretrained(tmp_path / "model")
+    with pytest.raises(SystemExit, match="model has no mask token; choose a masked model"):
+        run_main(evaluate_pseudo_perplexity, *command)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value, load_dataset
 
 from .rows import checked_text, read_rows
+from .texts import check_leaves_tokens
 
 Rows = Iterable[tuple[str, dict]]  # where a row stands, for error messages, and the row
 
@@ -36,10 +37,7 @@ class LabelledDataArguments:
             raise ValueError("give exactly one of --train_file and --dataset_name")
         if self.validation_file and self.dataset_name:
             raise ValueError("--validation_file belongs to --train_file; the dataset has its own validation rows")
-        if self.max_seq_length < 3:
-            raise ValueError(
-                f"max_seq_length={self.max_seq_length} leaves no token beside [CLS] and [SEP]; give 3 or more"
-            )
+        check_leaves_tokens(self.max_seq_length)
 
 
 def read_texts(

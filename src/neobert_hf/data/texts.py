@@ -1,7 +1,13 @@
-"""The longest text that a model can take."""
+"""The shortest and the longest text that a model can take."""
 
 from torch import nn
 from transformers import PreTrainedModel
+
+
+def check_leaves_tokens(max_seq_length: int | None) -> None:
+    """Raise ValueError if a text that is truncated at this length in tokens has special tokens only; None is no limit."""
+    if max_seq_length is not None and max_seq_length < 3:
+        raise ValueError(f"max_seq_length={max_seq_length} leaves no token beside [CLS] and [SEP]; give 3 or more")
 
 
 def longest_text(model: PreTrainedModel) -> int | None:

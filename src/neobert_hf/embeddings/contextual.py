@@ -21,6 +21,7 @@ from transformers.utils import logging
 
 from ..data.files import writing
 from ..data.origins import check_source, load_tokenizer
+from ..model.checkpoint_neobert import explain_damaged_file
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.contextual_neobert import ContextualNeoBERTConfig, ContextualNeoBERTModel
 from ..model.modeling_neobert import NeoBERTModel
@@ -216,11 +217,11 @@ def load_context(model: SentenceTransformer, file: str | Path) -> None:
 
     Raises:
         ValueError: The context was made by another model or with other settings, or the file is not a context.
-        OSError: The file cannot be read.
+        OSError: The file cannot be read, or is damaged.
     """
     contextual = contextual_model(model)
     dtype = contextual.dtype if contextual.dtype in HASHED_DTYPES else torch.bfloat16
-    with safe_open(file, "pt") as stream:
+    with explain_damaged_file(file, "fit a new context with fit_context"), safe_open(file, "pt") as stream:
         stored = stream.metadata() or {}
         if different := [name for name, value in _origin(model, dtype).items() if stored.get(name) != value]:
             names = ", ".join(different).replace(str(dtype), f"the weights of the first stage (compared in {dtype})")

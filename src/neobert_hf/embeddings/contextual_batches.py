@@ -27,6 +27,7 @@ from sklearn.cluster import KMeans, MiniBatchKMeans
 from transformers.utils import is_faiss_available, logging
 
 from ..data.files import writing
+from ..model.checkpoint_neobert import explain_damaged_file
 
 logger = logging.get_logger(__name__)
 
@@ -223,4 +224,5 @@ def load_or_cluster(
 
 def _read(file: str) -> PairClusters:
     """Read a file of clusters; PyTorch maps the vectors into memory, so that only the rows that are used are read."""
-    return PairClusters(**{name: tensor.numpy() for name, tensor in load_file(file).items()}, file=file)
+    with explain_damaged_file(file, "remove it, and it will be made again"):
+        return PairClusters(**{name: tensor.numpy() for name, tensor in load_file(file).items()}, file=file)

@@ -24,10 +24,11 @@ from transformers.hf_argparser import HfArg
 from transformers.utils import logging
 
 from ..data.files import content_hash, file_hash
+from ..data.texts import check_leaves_tokens
 from ..model.contextual_neobert import pad_texts
 from .contextual import contextual_model
 from .contextual_batches import ROW_COLUMN, ContextualBatchSampler, PairClusters, load_or_cluster
-from .contrastive import ContrastiveTrainingArguments
+from .contrastive import ContrastiveTrainingArguments, check_temperature
 from .models import open_embedding_model
 from .training import start_files
 from .training_sets import load_contextual_stage, read_sets_of_pairs
@@ -85,6 +86,8 @@ class ContextualArguments:
     def __post_init__(self):
         if bool(self.stage) == bool(self.train_files):
             raise ValueError("give either --train_files or --stage")
+        check_temperature(self.temperature)
+        check_leaves_tokens(self.max_seq_length)
 
 
 @dataclass

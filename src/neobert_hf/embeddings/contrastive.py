@@ -25,6 +25,7 @@ from torch.utils.data import BatchSampler, ConcatDataset
 from transformers.hf_argparser import HfArg
 
 from ..data.origins import read_json
+from ..data.texts import check_leaves_tokens
 from ..runs.arguments import ResumeArguments
 from ..runs.manifests import CheckedCheckpoints
 from .instructions import TRAINING_INSTRUCTIONS, Sides, with_instruction
@@ -106,6 +107,12 @@ class SizeExponentBatchSampler(MultiDatasetDefaultBatchSampler):
         return self.num_batches
 
 
+def check_temperature(temperature: float) -> None:
+    """Raise ValueError if the cosines cannot be divided by it."""
+    if temperature <= 0:
+        raise ValueError(f"temperature={temperature} is not above 0; give a positive number, such as {TEMPERATURE}")
+
+
 @dataclass
 class ContrastiveArguments:
     """Model, data and loss of contrastive training."""
@@ -148,6 +155,8 @@ class ContrastiveArguments:
             )
         if self.instructions and not self.train_files:
             raise ValueError("--instructions belongs to --train_files; the paper's sets have their own instructions")
+        check_temperature(self.temperature)
+        check_leaves_tokens(self.max_seq_length)
         with_instruction(self.instruction_template, "")  # an error here comes before the download of the sets
 
 

@@ -29,7 +29,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from ..data.files import content_hash, file_hash, write_json
 from ..data.origins import load_tokenizer
-from ..data.texts import check_max_length
+from ..data.texts import check_leaves_tokens, check_max_length
 from ..runs.arguments import PrecisionArguments
 from .glue import AVERAGED, FROM_MNLI, GRID, PRESETS, TASKS, GlueTask, average, load_task, task_metrics
 from .report import glue_table, plot_glue
@@ -76,6 +76,9 @@ class GlueArguments:
     def __post_init__(self):
         if unknown := [name for name in self.tasks if name not in TASKS]:
             raise ValueError(f"tasks: {', '.join(unknown)} is not one of {', '.join(TASKS)}")
+        if self.seeds < 1:
+            raise ValueError(f"seeds={self.seeds} leaves no run; give 1 or more")
+        check_leaves_tokens(self.max_seq_length)
 
 
 @dataclass
@@ -120,10 +123,11 @@ def run_suite(arguments: GlueArguments, training: GlueTrainingArguments) -> dict
     if arguments.transfer and "mnli" not in arguments.tasks and (missing := set(arguments.tasks) & set(FROM_MNLI)):
         start = f"from {arguments.model_name_or_path}, not from the best run of mnli"
         print(f"{', '.join(sorted(missing))}: start {start}; add mnli to --tasks for the paper's protocol", flush=True)
+    settings = {name: _settings(arguments, name, training) for name in arguments.tasks}  # errors come before any run
     tasks, starts = [], {}
     for name in sorted(arguments.tasks, key=lambda name: name != "mnli"):
         start = starts.get(name, arguments.model_name_or_path)
-        tasks.append(_run_task(TASKS[name], start, arguments, training))
+        tasks.append(_run_task(TASKS[name], start, settings[name], arguments, training))
         if name == "mnli" and arguments.transfer:
             starts = dict.fromkeys(FROM_MNLI, tasks[-1]["model"])
         means = {task["task"]: task["mean"] for task in tasks}
@@ -135,7 +139,9 @@ def run_suite(arguments: GlueArguments, training: GlueTrainingArguments) -> dict
     return summary
 
 
-def _run_task(task: GlueTask, start: str, arguments: GlueArguments, training: GlueTrainingArguments) -> dict:
+def _run_task(
+    task: GlueTask, start: str, settings: list[dict], arguments: GlueArguments, training: GlueTrainingArguments
+) -> dict:
     """The best setting of a task with all seeds."""
     data = load_task(task, arguments.data_dir)
     rows = content_hash({split: rows.to_dict() for split, rows in data.items()})
@@ -145,14 +151,19 @@ def _run_task(task: GlueTask, start: str, arguments: GlueArguments, training: Gl
         run = copy.copy(training)
         vars(run).update(setting, seed=seed)
         decisive = {name: value for name, value in run.to_dict().items() if name not in OF_THE_MACHINE}
-        run.output_dir = str(Path(training.output_dir, task.name, content_hash([*identity, decisive])[:16]))
+        run.output_dir = str(
+            Path(
+                training.output_dir,
+                task.name,
+                content_hash([*identity, run.train_batch_size * run.world_size, decisive])[:16],
+            )
+        )
         file = Path(run.output_dir, "result.json")
         if not file.is_file():
             metrics = fine_tune(task, data, start, run, arguments.max_seq_length)
             write_json(file, {"setting": setting, "seed": seed, "metrics": metrics})
         return {**json.loads(file.read_text("utf-8")), "folder": run.output_dir}
 
-    settings = _settings(arguments, task.name, training)
     best, _ = _keep_best(result(setting, training.seed) for setting in settings)
     setting = best["setting"]
     best, of_seeds = _keep_best(result(setting, training.seed + i) for i in range(arguments.seeds))

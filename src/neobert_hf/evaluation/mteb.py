@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -128,7 +129,7 @@ def evaluate(
     Raises:
         ValueError: The name does not have the form organisation/name.
     """
-    if "/" not in model_name:
+    if not re.fullmatch("[^/]+/[^/]+", model_name):
         raise ValueError(f"model_name={model_name!r} does not have the form organisation/name; give such a name")
     prompts = mteb_prompts() if prompts is None else prompts
     contextual = contextual_model(model) if is_contextual(model) else None

@@ -53,6 +53,10 @@ class PseudoPerplexityArguments:
     )
     seed: int = field(default=0, metadata={"help": "Seed of the positions."})
 
+    def __post_init__(self):
+        if self.num_texts is not None and self.num_texts < 1:
+            raise ValueError(f"num_texts={self.num_texts} leaves no text; give 1 or more")
+
 
 def masked_texts(
     arguments: PseudoPerplexityArguments, tokenizer: PreTrainedTokenizerBase
@@ -80,11 +84,13 @@ def evaluate_files(arguments: PseudoPerplexityArguments) -> dict:
 
     Raises:
         ValueError: A text has special tokens only or is longer than the positions of the model, or the model has no head of
-            masked language modelling.
+            masked language modelling, or its tokenizer no mask token.
         OSError: A file cannot be read or written.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = load_tokenizer(arguments.model_name_or_path)
+    if tokenizer.mask_token is None:
+        raise ValueError(f"the tokenizer of {arguments.model_name_or_path} has no mask token; choose a masked model")
     model = load_masked_model(arguments.model_name_or_path, dtype=best_dtype(device)).to(device)
     documents = masked_texts(arguments, tokenizer)
     check_max_length(model, len(documents[-1][1].input_ids))

@@ -81,13 +81,13 @@ def _check_index(file):
 
 
 @contextmanager
-def explain_damaged_file(source: str | os.PathLike) -> Iterator[None]:
+def explain_damaged_file(source: str | os.PathLike, remedy: str = "download or copy it again") -> Iterator[None]:
     """Convert a SafetensorError into an OSError that names `source` and the solution."""
     try:
         yield
     except SafetensorError as error:
         raise OSError(
-            f"the safetensors file of {source} cannot be read ({error}); it is truncated or damaged: download or copy it again"
+            f"the safetensors file of {source} cannot be read ({error}); it is truncated or damaged: {remedy}"
         ) from error
 
 

@@ -9,6 +9,7 @@ import torch
 from transformers import TrainingArguments
 from transformers.hf_argparser import HfArg
 
+from ..data.plans import LONG_DOCUMENTS
 from ..runs.arguments import ResumeArguments
 from .recipes import RECIPES, Recipe
 
@@ -55,6 +56,8 @@ class CorpusArguments:
     def __post_init__(self):
         if self.train_files and self.dataset_name:
             raise ValueError("train_files and dataset_name are both given; give one of them")
+        if self.long_documents not in LONG_DOCUMENTS:
+            raise ValueError(f"long_documents={self.long_documents!r} is not one of {', '.join(LONG_DOCUMENTS)}")
         if self.streaming and self.long_documents != "truncate":
             raise ValueError("a stream truncates long documents; leave --streaming or --long_documents out")
 
@@ -150,10 +153,15 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
             )
 
     def _set_accumulation(self):
+        if self.row_tokens < 1 or self.per_device_train_batch_size < 1:
+            raise ValueError(
+                f"row_tokens={self.row_tokens} and per_device_train_batch_size={self.per_device_train_batch_size} must be at "
+                "least 1"
+            )
         num_processes = int(os.environ.get("WORLD_SIZE", 1))  # set by every launcher
         at_once = self.row_tokens * self.per_device_train_batch_size * num_processes
         steps, rest = divmod(self.tokens_per_step, at_once)
-        if rest or not steps:
+        if rest or steps < 1:
             raise ValueError(
                 f"tokens_per_step={self.tokens_per_step} is not a multiple of row_tokens={self.row_tokens} x "
                 f"{self.per_device_train_batch_size} rows x {num_processes} processes = {at_once}; change one of them"

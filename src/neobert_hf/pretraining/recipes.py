@@ -7,7 +7,13 @@ the authors' code disagree, the recipe `paper` follows the paper and the recipe 
 import math
 from dataclasses import dataclass, field, replace
 
-SCHEDULES = ("paper", "code", "linear", "constant")
+from ..data.collators import BATCH_FORMATS
+
+CHOICES = {
+    "schedule": ("paper", "code", "linear", "constant"),
+    "batch_format": BATCH_FORMATS,
+    "architecture": ("neobert", "roberta-prelayernorm"),
+}
 FLOOR = 0.1  # share of the peak learning rate at which the cosine ends
 
 
@@ -74,8 +80,13 @@ class Recipe:
     tokenizer: str = "google-bert/bert-base-uncased"
 
     def __post_init__(self):
-        if self.schedule not in SCHEDULES:
-            raise ValueError(f"schedule={self.schedule!r} is not one of {', '.join(SCHEDULES)}")
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(choices)}")
+        if not 0 < self.mlm_probability <= 1:
+            raise ValueError(f"mlm_probability={self.mlm_probability} is not above 0 and at most 1; the paper's is 0.2")
+        if self.max_length < 3:
+            raise ValueError(f"max_length={self.max_length} leaves no token beside [CLS] and [SEP]; give 3 or more")
         if not math.isclose(sum(self.mixture), 1) or len(self.mixture) != len(self.longer_than) + 1:
             raise ValueError(
                 f"mixture={self.mixture} must sum to 1, with a share for each of longer_than={self.longer_than}"

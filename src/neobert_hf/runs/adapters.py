@@ -32,6 +32,7 @@ def lora_config(task: str, **options) -> LoraConfig:
 
     Raises:
         ValueError: The task is unknown.
+        ImportError: PEFT is not installed.
     """
     if task not in HEAD_LAYERS:
         raise ValueError(f"task={task!r} is not one of {', '.join(HEAD_LAYERS)}")

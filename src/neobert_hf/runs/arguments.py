@@ -27,6 +27,8 @@ class PrecisionArguments:
     )
 
     def __post_init__(self):
+        if self.resume_from_checkpoint is True:  # as in Trainer.train
+            self.resume_from_checkpoint = "last"
         has_shares = int(transformers.__version__.split(".")[0]) >= 5  # older versions have them in warmup_ratio
         if 0 < self.warmup_steps < 1 and not has_shares:
             self.warmup_ratio, self.warmup_steps = self.warmup_ratio or self.warmup_steps, 0
