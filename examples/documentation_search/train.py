@@ -39,7 +39,6 @@ from sentence_transformers.util import mine_hard_negatives
 from transformers import AutoTokenizer, HfArgumentParser, set_seed
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, tune_allocator
-from neobert_hf.data.files import write_json
 from neobert_hf.embeddings.contrastive import ContrastiveTrainingArguments, set_sampling
 from neobert_hf.evaluation.retrieval import pairs_evaluator
 from neobert_hf.runs.folders import begin_or_resume, lock_run
@@ -304,7 +303,9 @@ def train(recipe: dict, stages: list[Stage | Mean], corpus: Path, output_dir: Pa
                 kept = output_dir / f"teacher-{Path(teacher['name']).name}-{teacher['max_seq_length']}"
                 vectors = TeacherVectors(open_teacher(**teacher), kept)
             metrics = train_stage(stage, next(iter(paths), None), corpus, folder, vectors, run)
-        write_json(folder / FINISHED, {"run": run, "metrics": metrics})
+        partial = folder / f"{FINISHED}.part"
+        partial.write_text(json.dumps({"run": run, "metrics": metrics}, indent=1), "utf-8")
+        partial.replace(folder / FINISHED)  # whole or not there
     return folder
 
 

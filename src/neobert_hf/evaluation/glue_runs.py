@@ -151,13 +151,8 @@ def _run_task(
         run = copy.copy(training)
         vars(run).update(setting, seed=seed)
         decisive = {name: value for name, value in run.to_dict().items() if name not in OF_THE_MACHINE}
-        run.output_dir = str(
-            Path(
-                training.output_dir,
-                task.name,
-                content_hash([*identity, run.train_batch_size * run.world_size, decisive])[:16],
-            )
-        )
+        decisive["batch_size"] = run.train_batch_size * run.world_size  # of all devices together
+        run.output_dir = str(Path(training.output_dir, task.name, content_hash([*identity, decisive])[:16]))
         file = Path(run.output_dir, "result.json")
         if not file.is_file():
             metrics = fine_tune(task, data, start, run, arguments.max_seq_length)
