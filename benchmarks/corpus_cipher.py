@@ -26,7 +26,7 @@ from transformers.utils import logging
 
 from neobert_hf import NeoBERTConfig, NeoBERTModel, contextual_sentence_transformer, fit_context, sentence_transformer
 from neobert_hf.embeddings.contextual import contextual_model
-from neobert_hf.embeddings.contextual_batches import ROW, ContextualBatchSampler, PairClusters
+from neobert_hf.embeddings.contextual_batches import ROW_COLUMN, ContextualBatchSampler, PairClusters
 from neobert_hf.embeddings.contextual_training import ContextualRankingLoss
 
 NUM_SHIFTS = 6  # S, of each group
@@ -120,7 +120,7 @@ def train(model: SentenceTransformer, num_steps: int, seed: int, learning_rate: 
         {
             "query": [text for corpus in corpora for text in corpus.queries],
             "document": [corpus.documents[answer] for corpus in corpora for answer in corpus.answers],
-            ROW: range(CORPUS * len(corpora)),
+            ROW_COLUMN: range(CORPUS * len(corpora)),
         }
     )
     unused = np.zeros((len(rows), 1), np.float32)  # no surrogate: the corpora are the clusters

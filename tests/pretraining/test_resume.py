@@ -51,7 +51,7 @@ def test_sigterm_and_ctrl_c_save_a_checkpoint_before_the_run_ends(corpus, tmp_pa
         os.kill(pid, number)
     process.join(timeout=60)
     assert process.exitcode == status, errors.read_text()[-2000:]
-    assert "--resume_from_checkpoint last resumes here" in errors.read_text()
+    assert "--resume_from_checkpoint last to resume" in errors.read_text()
     assert int(last_complete_checkpoint(folder).name.rpartition("-")[2]) >= 3
 
 
