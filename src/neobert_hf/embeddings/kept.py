@@ -122,6 +122,5 @@ class Kept:
         except (sqlite3.Error, OSError) as error:
             self.close()
             raise RuntimeError(
-                f"{self.file}, which keeps vectors, cannot be used ({error}); make room and give access, or delete it if it is "
-                "damaged"
+                f"{self.file}, which keeps vectors, cannot be used ({error}); free disk space, or delete the file"
             ) from error
