@@ -356,7 +356,7 @@ def test_a_full_disk_leaves_the_earlier_file_and_the_vectors_and_no_partial_outp
         run(*embed)
     assert (tmp_path / name).read_text() == "earlier" and not list(tmp_path.glob("*.part"))
     with monkeypatch.context() as patch:
-        patch.setattr(SentenceTransformer, "encode", None)
+        patch.setattr(SentenceTransformer, "encode", refuse(AssertionError("a text is embedded again")))
         run(*embed)
     assert {file.name for file in tmp_path.iterdir()} == {"a.txt", "model", name}
 

@@ -122,5 +122,6 @@ class Kept:
         except (sqlite3.Error, OSError) as error:
             self.close()
             raise RuntimeError(
-                f"{self.file}, which keeps vectors, cannot be used ({error}); free disk space, or delete the file"
+                f"{self.file}, which keeps vectors, cannot be used ({error}); free disk space, make the folder "
+                "writable, or delete the file"
             ) from error

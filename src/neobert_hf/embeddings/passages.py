@@ -150,56 +150,65 @@ class PassageReader:
             ImportError: Its format needs a package that is not installed.
         """
         suffix = file.suffix.lower()
-        if suffix in ROWS:
-            for place, text in read_texts(file, self.text_column):
-                line = int(re.search(r"\d+$", place)[0])
-                yield from (Passage(str(file), line, text[start:end]) for start, end in self._cuts(self.plain, text))
-            return
         splitter = self.markdown if suffix in (*MARKDOWN, *CONVERTED) else self.plain
-        with self._open(file) as handle:
-            for line, text in _blocks(file, handle):
-                counted = 0
-                for start, end in self._cuts(splitter, text):
-                    line, counted = line + text.count("\n", counted, start), start
+        blocks = _row_blocks(file, self.text_column) if suffix in ROWS else _text_blocks(file, self._open(file))
+        for block in blocks:
+            for number, start, end in self._cuts(splitter, [text for _, text in block]):
+                line, text = block[number]
+                if suffix not in ROWS:
+                    line += text.count("\n", 0, start)
+                if any(map(str.isalnum, text[start:end])):
                     yield Passage(str(file), line, text[start:end])
 
     def _open(self, file: Path) -> BinaryIO:
+        """The file, or its text as Markdown."""
         if file.suffix.lower() not in CONVERTED:
             return file.open("rb")
         key = key_of("markdown", file.suffix.lower(), file.read_bytes())
         return io.BytesIO(self.kept.once(key, lambda: _as_markdown(file).encode()))
 
-    def _cuts(self, splitter, text: str) -> list[tuple[int, int]]:
-        """Start and end of each passage of a text, in characters."""
-        if len(text.encode()) <= self.capacity:  # a token has at least a byte
-            cuts = [(len(text) - len(text.lstrip()), len(text.rstrip()))]
-        else:
+    def _cuts(self, splitter, texts: list[str]) -> list[tuple[int, int, int]]:
+        """Number of the text, start and end of each passage, in characters."""
 
-            def cut() -> bytes:
-                spans = [(start, start + len(passage)) for start, passage in splitter.chunk_indices(text)]
-                return np.array(spans, np.int64).tobytes()
+        def cut() -> bytes:
+            cuts = splitter.chunk_all_indices(texts)
+            spans = [(i, start, start + len(passage)) for i, found in enumerate(cuts) for start, passage in found]
+            return np.array(spans, np.int64).tobytes()
 
-            stored = self.kept.once(key_of("cuts", self.identity, type(splitter).__name__, text), cut)
-            cuts = np.frombuffer(stored, np.int64).reshape(-1, 2).tolist()
-        return [(start, end) for start, end in cuts if any(map(str.isalnum, text[start:end]))]
+        stored = self.kept.once(key_of("cuts", self.identity, type(splitter).__name__, *texts), cut)
+        return np.frombuffer(stored, np.int64).reshape(-1, 3).tolist()
 
 
-def _blocks(file: Path, handle: BinaryIO) -> Iterator[tuple[int, str]]:
-    """Parts of a text, of whole lines and about BLOCK characters, each after the number of its first line."""
+def _row_blocks(file: Path, text_column: str) -> Iterator[list[tuple[int, str]]]:
+    """The texts of rows in lists of about BLOCK characters, each after the number of its line or row."""
+    block, num_characters = [], 0
+    for place, text in read_texts(file, text_column):
+        block.append((int(re.search(r"\d+$", place)[0]), text))
+        num_characters += len(text)
+        if num_characters >= BLOCK:
+            yield block
+            block, num_characters = [], 0
+    if block:
+        yield block
+
+
+def _text_blocks(file: Path, handle: BinaryIO) -> Iterator[list[tuple[int, str]]]:
+    """Parts of a text, of whole lines and about BLOCK characters, each after the number of its first line, in a list."""
     line = 1
-    while lines := handle.readlines(BLOCK):
-        content = b"".join(lines)
-        try:
-            text = content.decode()
-        except UnicodeDecodeError as error:
-            place = f"{file}, line {line + content.count(LINE_FEED, 0, error.start)}"
-            raise ValueError(f"{place} is not UTF-8; convert the file, for example with iconv") from error
-        if line == 1:
-            text = text.removeprefix("\ufeff")  # byte order mark
-        for start in range(0, len(text), 2 * BLOCK):  # a line may be longer
-            part = text[start : start + 2 * BLOCK]
-            yield line, part
-            line += part.count("\n")
+    with handle:
+        while lines := handle.readlines(BLOCK):
+            content = b"".join(lines)
+            try:
+                text = content.decode()
+            except UnicodeDecodeError as error:
+                place = f"{file}, line {line + content.count(LINE_FEED, 0, error.start)}"
+                raise ValueError(f"{place} is not UTF-8; convert the file, for example with iconv") from error
+            if line == 1:
+                text = text.removeprefix("\ufeff")  # byte order mark
+            for start in range(0, len(text), 2 * BLOCK):  # a line may be longer
+                part = text[start : start + 2 * BLOCK]
+                yield [(line, part)]
+                line += part.count("\n")
 
 
 def _as_markdown(file: Path) -> str:

@@ -60,8 +60,8 @@ def embed_files(
         batch_size: Number of texts in a batch of the model.
 
     Returns:
-        The output, the number of files and of texts, their dimension, the length in tokens that the model reads, and how many
-        texts are longer (None if the tokenizer is not a fast one).
+        The output, the number of files that were read and that were skipped in folders, the number of texts, their dimension,
+        the length in tokens that the model reads, and how many texts are longer (None if the tokenizer is not a fast one).
 
     Raises:
         ValueError: The output has another ending, is an input, or is a folder; a text is not valid; the model cannot be opened;
@@ -69,7 +69,8 @@ def embed_files(
         OSError: A file cannot be read, or the output cannot be written.
         RuntimeError: The vectors cannot be kept.
     """
-    found = list(find_files(files, (".txt", *SUFFIXES))[0])
+    named, skipped = find_files(files, (".txt", *SUFFIXES))
+    found = list(named)
     _check_output(Path(output), found)
     check_memory(sum(file.stat().st_size for file in found), f"reading {', '.join(files)}", "split the file")
     texts = [text for _, text in read_text_column(found, text_column)]
@@ -102,6 +103,7 @@ def embed_files(
     return {
         "output": output,
         "files": len(found),
+        "skipped_files": skipped.total(),
         "texts": len(texts),
         "dimension": dimension,
         "max_seq_length": longest_input(encoder),
