@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -219,5 +220,5 @@ def _as_markdown(file: Path) -> str:
     try:
         return MarkItDown().convert(file).markdown
     except MarkItDownException as error:
-        reason = str(error).strip().partition("\n")[0]
+        reason = textwrap.shorten(str(error), 160, placeholder=" ...")
         raise ValueError(f"{file} cannot be converted to text ({reason}); check the file, and {INSTALL}") from error

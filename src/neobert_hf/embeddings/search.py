@@ -61,8 +61,9 @@ class DocumentSearch:
             days is removed.
 
     Raises:
-        ValueError: There is no text, a named file cannot be read, or the model cannot be opened.
-        OSError: A path does not exist, or the cache cannot be written.
+        ValueError: There is no text, a named file is not valid, or the model cannot be opened.
+        OSError: A path does not exist, or a named file cannot be read.
+        RuntimeError: The cache cannot be read or written.
         ImportError: The format of a named file needs a package that is not installed.
     """
 
@@ -97,7 +98,7 @@ class DocumentSearch:
         kept.close()
         if not self.passages:
             problems = "".join(f"; {problem}" for problem in self.problems[:1])
-            raise ValueError(f"{', '.join(paths)}: no text to search{problems}; {self.summary()}")
+            raise ValueError(f"{', '.join(paths)}: no text to search{problems}; {self.summary().splitlines()[0]}")
         self.vectors = np.frombuffer(vectors, np.float32).reshape(len(self.passages), -1)
 
     def _read(self, files: dict[Path, bool], sizes: dict[Path, int], reader: PassageReader, bar) -> Iterator[Passage]:
@@ -165,8 +166,7 @@ def search_documents(words: Sequence[str], top_k: int = 5, as_json: bool = False
         options: Of `DocumentSearch`.
 
     Raises:
-        ValueError: As of `DocumentSearch` and its `search`.
-        OSError: As of `DocumentSearch`.
+        ValueError: As of `DocumentSearch` and its `search`; its other errors are raised too.
     """
     has_question = len(words) > 1 and not os.path.lexists(words[-1])
     paths, questions = (words[:-1], [words[-1]]) if has_question else (words, iter(_ask, ""))
