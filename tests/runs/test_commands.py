@@ -156,7 +156,7 @@ def test_every_error_keeps_its_traceback_with_neobert_traceback(monkeypatch):
     "module, installed",
     [
         ("datasets", r"-e '\.\[train\]'"),
-        ("sentence_transformers.util", r"-e '\.\[demo\]'"),
+        ("sentence_transformers.util", r"-e '\.\[embed\]'"),
         ("mteb", r"-e '\.\[mteb\]'"),
         ("sklearn", r"-e '\.\[train\]'"),
     ],
