@@ -66,7 +66,7 @@ def train(arguments: FewShotArguments, training: FewExamplesTrainingArguments):
         training.choose_learning_rate(model[0].config)
         train_on_triplets(model, examples, column, training)
         add_head(model, examples[column], examples["label"], texts.names)
-        model.save_pretrained(training.output_dir)
+        model.save_pretrained(training.output_dir, create_model_card=False)  # which would be of an embedding model
     else:
         names = classes_of(model, arguments.model_name_or_path)
         texts = read_texts(arguments, training.seed, SINGLE, names)

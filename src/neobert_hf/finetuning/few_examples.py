@@ -67,7 +67,7 @@ def train_on_triplets(
         text_column: Name of the column of texts.
         training: Training arguments.
     """
-    model.model_card_data.generate_widget_examples = False  # which shows a progress bar
+    model.model_card_data.widget = [{}]  # otherwise the trainer collects texts of the examples, with a progress bar
     rows = rows.select_columns([text_column, "label"])
     SentenceTransformerTrainer(model, training, train_dataset=rows, loss=BatchAllTripletLoss(model)).train()
 

@@ -1,0 +1,56 @@
+"""Predictions in a file, as CSV, JSON lines or Parquet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+
+from ..data.files import writing
+from ..data.labelled import PREDICTION_FORMATS
+
+
+def write_predictions(file: str | Path, rows: Sequence[dict]) -> None:
+    """Write rows to a file in the format of its suffix.
+
+    Args:
+        file: File with the suffix .csv, .jsonl or .parquet; its folder is made if there is none.
+        rows: One dict for each row, a missing column is empty. In CSV, lists and dicts are written as JSON.
+
+    Raises:
+        ValueError: The suffix is another.
+        OSError: The file cannot be written.
+    """
+    file = Path(file)
+    if file.suffix not in PREDICTION_FORMATS:
+        raise ValueError(f"{file} has none of the suffixes {', '.join(PREDICTION_FORMATS)}; choose one")
+    columns = dict.fromkeys(name for row in rows for name in row)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with writing(file) as stream:
+        if file.suffix == ".parquet":
+            table = pyarrow.table({name: [row.get(name) for row in rows] for name in columns})
+            pyarrow.parquet.write_table(table, stream)
+        else:
+            text = io.TextIOWrapper(stream, "utf-8", newline="")
+            if file.suffix == ".jsonl":
+                text.writelines(_json(row) + "\n" for row in rows)
+            else:
+                writer = csv.DictWriter(text, columns)
+                writer.writeheader()
+                writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+            text.detach()
+    print(f"wrote {len(rows)} predictions to {file}", flush=True)
+
+
+def _cell(value: Any) -> Any:
+    return _json(value) if isinstance(value, list | dict) else value
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)  # Parquet has dates, which JSON lacks
