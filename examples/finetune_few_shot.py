@@ -46,7 +46,9 @@ class FewShotArguments(LabelledTextArguments):
     def __post_init__(self):
         super().__post_init__()
         if len(self.text_columns) > 1:
-            raise ValueError(f"text_columns={' '.join(self.text_columns)}: give one column; a pair has no vector of its own")
+            raise ValueError(
+                f"text_columns={' '.join(self.text_columns)}: give one column; a pair has no vector of its own"
+            )
 
 
 def train(arguments: FewShotArguments, training: FewExamplesTrainingArguments):
@@ -63,7 +65,6 @@ def train(arguments: FewShotArguments, training: FewExamplesTrainingArguments):
         examples = draw_examples(data["train"], arguments.examples_per_class, training.seed)
         print(f"{len(examples)} examples of {len(texts.names)} classes: {', '.join(texts.names)}", flush=True)
         model.max_seq_length = arguments.max_seq_length
-        training.choose_learning_rate(model[0].config)
         train_on_triplets(model, examples, column, training)
         add_head(model, examples[column], examples["label"], texts.names)
         model.save_pretrained(training.output_dir, create_model_card=False)  # which would be of an embedding model
@@ -76,7 +77,15 @@ def train(arguments: FewShotArguments, training: FewExamplesTrainingArguments):
             logits = model.encode(rows[column], batch_size=training.per_device_eval_batch_size)
             if "label" in rows.column_names:
                 print(split, label_metrics(SINGLE, rows["label"], logits))
-                print(classification_report(rows["label"], logits.argmax(-1), labels=range(len(texts.names)), target_names=texts.names, zero_division=0))
+                print(
+                    classification_report(
+                        rows["label"],
+                        logits.argmax(-1),
+                        labels=range(len(texts.names)),
+                        target_names=texts.names,
+                        zero_division=0,
+                    )
+                )
     if arguments.test_file:
         file = arguments.predictions_file or Path(training.output_dir, "predictions.csv")
         write_predictions(file, ClassificationTask(texts).prediction_rows(logits))

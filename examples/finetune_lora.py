@@ -40,7 +40,9 @@ class LoraArguments(LabelledTextArguments):
     target_modules: list[str] = field(
         default_factory=lambda: ["qkv", "wo", "w12", "w3"], metadata={"help": "Layers that get matrices."}
     )
-    merge: bool = field(default=False, metadata={"help": "Save the sum of model and adapter too, in OUTPUT_DIR/merged."})
+    merge: bool = field(
+        default=False, metadata={"help": "Save the sum of model and adapter too, in OUTPUT_DIR/merged."}
+    )
 
 
 def train(arguments: LoraArguments, training: FineTuningArguments):

@@ -3,8 +3,6 @@
 Source: SetFit, arXiv 2209.11055. The training is sentence-transformers' own, on triplets instead of pairs.
 """
 
-# ruff: noqa: RUF009  (HfArg returns a field)
-
 from __future__ import annotations
 
 from collections import Counter
@@ -18,6 +16,7 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraine
 from sentence_transformers.base.modules import Dense, Normalize
 from sentence_transformers.sentence_transformer.losses import BatchAllTripletLoss
 from sklearn.linear_model import LogisticRegression
+from transformers import PretrainedConfig
 from transformers.hf_argparser import HfArg
 
 from ..runs.arguments import FineTuningArguments
@@ -27,13 +26,18 @@ from ..runs.arguments import FineTuningArguments
 class FewExamplesTrainingArguments(FineTuningArguments, SentenceTransformerTrainingArguments):
     """Training arguments: some steps, whose number does not depend on that of the examples, without checkpoints."""
 
-    max_steps: int = HfArg(default=40, help="Steps; with -1, num_train_epochs counts.")
+    max_steps: int = HfArg(default=20, help="Steps; with -1, num_train_epochs counts.")
     warmup_steps: float = 0.1
     logging_steps: float = 0.05
     eval_strategy: str = "no"
     save_strategy: str = "no"
     load_best_model_at_end: bool = False
     batch_sampler: str = "group_by_label"
+
+    def choose_learning_rate(self, config: PretrainedConfig) -> None:
+        """Choose the rate by the size of the model, unless one was given: few steps need a larger one than many."""
+        if self.learning_rate is None:
+            self.learning_rate = 2e-4 if config.hidden_size < 768 else 5e-5
 
 
 def draw_examples(rows: Dataset, per_class: int | None, seed: int) -> Dataset:
@@ -51,7 +55,9 @@ def draw_examples(rows: Dataset, per_class: int | None, seed: int) -> Dataset:
         raise ValueError(f"examples_per_class={per_class} leaves no two texts of one class to compare; give 2 or more")
     labels = np.array(rows["label"])
     if sum(count > 1 for count in Counter(labels.tolist()).values()) < 2:
-        raise ValueError("fewer than two classes have two examples; add examples, so that texts of one class can be compared")
+        raise ValueError(
+            "fewer than two classes have two examples; add examples, so that texts of one class can be compared"
+        )
     order = np.random.default_rng(seed).permutation(len(rows))
     return rows.select(sorted(i for label in np.unique(labels) for i in order[labels[order] == label][:per_class]))
 
@@ -68,6 +74,7 @@ def train_on_triplets(
         training: Training arguments.
     """
     model.model_card_data.widget = [{}]  # otherwise the trainer collects texts of the examples, with a progress bar
+    training.choose_learning_rate(model[0].config)
     rows = rows.select_columns([text_column, "label"])
     SentenceTransformerTrainer(model, training, train_dataset=rows, loss=BatchAllTripletLoss(model)).train()
 
@@ -110,5 +117,7 @@ def classes_of(model: SentenceTransformer, source: str) -> list[str]:
     """
     names = model[0].config.id2label
     if not (isinstance(model[-1], Dense) and model[-1].out_features == len(names)):
-        raise ValueError(f"{source} has no classes; give --train_file to train them, or the folder of a trained classifier")
+        raise ValueError(
+            f"{source} has no classes; give --train_file to train them, or the folder of a trained classifier"
+        )
     return [names[i] for i in range(len(names))]

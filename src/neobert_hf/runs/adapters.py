@@ -90,10 +90,15 @@ def open_adapter(model_class: type, folder: str | Path, base: str | None = None,
     model = model_class.from_pretrained(base, problem_type=problem_type, **labels, **options)
     found = _sample(model)
     is_same = found["embedding_shape"] == record["embedding_shape"] and np.allclose(
-        found["embedding_sample"], record["embedding_sample"], rtol=0.01, atol=1e-4  # the base may be in bfloat16
+        found["embedding_sample"],
+        record["embedding_sample"],
+        rtol=0.01,
+        atol=1e-4,  # the base may be in bfloat16
     )
     if not is_same:
-        raise ValueError(f"the adapter {folder} was trained on {trained_on}, and {base} is another model; give the former")
+        raise ValueError(
+            f"the adapter {folder} was trained on {trained_on}, and {base} is another model; give the former"
+        )
     return PeftModel.from_pretrained(model, folder)
 
 
@@ -109,7 +114,9 @@ def labels_of_adapter(folder: str | Path) -> tuple[str, list[str]]:
 
 def _read_record(folder: str | Path) -> dict:
     if missing := [name for name in (BASE_FILE, "adapter_config.json") if not Path(folder, name).is_file()]:
-        raise FileNotFoundError(f"{folder} has no {missing[0]}; give the folder of an adapter that save_adapter has written")
+        raise FileNotFoundError(
+            f"{folder} has no {missing[0]}; give the folder of an adapter that save_adapter has written"
+        )
     return read_json(Path(folder, BASE_FILE))
 
 
