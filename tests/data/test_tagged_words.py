@@ -38,7 +38,7 @@ def test_tags_belong_to_words(tmp_path):
 CONLL = [[("U.N.", "B-ORG"), ("official", "O")], [("#", "O"), ("New York", "B-LOC")], [("東京", "O"), ("the", "O")]]
 
 
-@pytest.mark.parametrize("suffix", ["conll", "txt", "iob", "bio"])
+@pytest.mark.parametrize("suffix", ["conll", "txt", "iob", "bio", "tsv"])
 def test_conll_files_are_read_as_people_have_them(tmp_path, suffix):
     """Blanks or tabs, a byte order mark, Windows line ends, documents, comments, several columns and empty lines."""
     blanks = "\ufeff-DOCSTART- -X- O\n\nU.N.  NNP B-ORG\r\nofficial NN O \n\n\n# id 7 domain=en\n# X O\n"
@@ -108,6 +108,11 @@ def test_tokens_and_ner_tags_are_recognised_and_other_names_need_the_option(tmp_
 def test_a_row_with_a_fault_is_refused_with_its_line(tmp_path, row, message):
     with pytest.raises(ValueError, match=f"line 2: .*{message}"):
         read(lines(tmp_path, "train.jsonl", [ADA, row, ADA]))
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"a\.csv has the suffix '\.csv'; choose \.conll, .* for CoNLL, or \.jsonl"):
+        read(tmp_path / "a.csv")
 
 
 def test_numbers_are_not_taken_for_tags(tmp_path):
