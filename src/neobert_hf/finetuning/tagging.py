@@ -25,7 +25,7 @@ from ..data.tagged_words import TaggedWords, is_iob
 from ..data.texts import check_max_length
 
 IGNORED = -100  # label of a token that has no part in the loss
-LATER_PIECE = 0.7  # what a piece weighs that the pipeline joins to the piece before, beside 1 for any other
+LATER_PIECE = 0.7  # share of the tag in a smoothed label
 
 
 def trained_tags(source: str) -> list[str]:
@@ -101,7 +101,10 @@ class TaggingTask:
             [names.index(f"I-{name[2:]}") if name.startswith("B-") else i for i, name in enumerate(names)]
         )
         labels = np.where(_is_first(words), tags[words], inside[tags[words]])
-        return labels + len(names) * is_joined
+        kinds = np.array([names[tag][2:] for tag in tags])
+        is_begin = np.array([names[tag].startswith("B-") for tag in tags])
+        is_adjacent = is_begin & (kinds == np.array(["", *kinds[:-1]]))  # to an entity of the same kind
+        return labels + len(names) * (is_joined & is_adjacent[words])
 
     def metrics(self, predictions: EvalPrediction) -> dict[str, float]:
         """Return accuracy and F1 of the validation words, for Trainer; see `tag_metrics`."""
@@ -166,13 +169,14 @@ def piece_loss(
     """Return the cross-entropy of the pieces of words, for Trainer.
 
     The strategies "average" and "max" of the pipeline choose one tag for the pieces that they join. I- of the later pieces would
-    outvote B- of the first, and two adjacent entities of one kind would become one. So the labels of later pieces are smoothed:
-    their most probable tag stays, and its probability is lower than that of the first piece. More smoothing would also help
-    "average" with words of many pieces, but "simple" then splits words.
+    outvote B- of the first, and two adjacent entities of one kind would become one. So the labels of these later pieces are
+    smoothed: their most probable tag stays, and its probability is lower than that of the first piece. More smoothing would also
+    help "average" with words of many pieces, but "simple" then splits words.
 
     Args:
         outputs: (B, L, C) logits of a model.
-        labels: (B, L) tags; tag + C for a piece that the pipeline joins to the piece before, and -100 for no label.
+        labels: (B, L) tags; tag + C for a piece that the pipeline joins to the piece before, in a word that begins an entity
+            right after one of its kind; and -100 for no label.
         num_items_in_batch: Number of labels by which the sum is divided; None divides by those of this batch.
     """
     kept = labels != IGNORED
