@@ -29,7 +29,7 @@ def train_and_summarize(
     evaluators: Sequence[InformationRetrievalEvaluator],
     shown: Sequence[str],
 ) -> dict:
-    """Train or resume, save the model, evaluate it, and write `training_summary.json`.
+    """Evaluate the model, train or resume, save it, evaluate it again, and write `training_summary.json`.
 
     Args:
         make_trainer: As for `train_or_resume`.
@@ -37,7 +37,7 @@ def train_and_summarize(
         arguments: Values that identify the run besides the training arguments.
         files: Files whose content identifies the run: data, and `start_files`.
         num_rows: Rows of each file or training set.
-        evaluators: Evaluators whose metrics go into the summary.
+        evaluators: Evaluators of the model before and after the training; both results go into the summary.
         shown: Names in `arguments` that go into the summary.
 
     Returns:
@@ -54,7 +54,15 @@ def train_and_summarize(
         "batch_size": training.train_batch_size * training.gradient_accumulation_steps * training.world_size,
         **{name: value for name, value in training.to_dict().items() if name in CURVE},
     }
-    trainer = train_or_resume(make_trainer, training, run)
+    before = {}
+
+    def make_and_evaluate(checkpoint: Path | None) -> ContrastiveTrainer:
+        """The model still has the weights of the start: Trainer loads those of the checkpoint later."""
+        trainer = make_trainer(checkpoint)
+        before.update(_evaluate(trainer, evaluators))
+        return trainer
+
+    trainer = train_or_resume(make_and_evaluate, training, run)
     with saving(Path(training.output_dir), CHECKPOINTS_INTACT):
         trainer.save_model()
         if trainer.is_world_process_zero():
@@ -66,11 +74,20 @@ def train_and_summarize(
         **{name: run[name] for name in ("batch_size", "learning_rate", "seed")},
         "num_rows": sum(map(len, trainer.train_dataset.values())),
         **{name: arguments[name] for name in shown},
-        **{name: value for evaluator in evaluators for name, value in evaluator(trainer.model).items()},
+        "before": before,
+        "after": _evaluate(trainer, evaluators),
     }
     write_json(Path(training.output_dir, SUMMARY), summary, CHECKPOINTS_INTACT)
+    for name in (evaluator.primary_metric for evaluator in evaluators):
+        print(f"{name}: {before[name]:.4f} before the training, {summary['after'][name]:.4f} after it")
     print(json.dumps(summary))
     return summary
+
+
+def _evaluate(trainer: ContrastiveTrainer, evaluators: Sequence[InformationRetrievalEvaluator]) -> dict[str, float]:
+    """Metrics by name; none in all processes but the first."""
+    used = evaluators if trainer.is_world_process_zero() else ()
+    return {name: float(value) for evaluator in used for name, value in evaluator(trainer.model).items()}
 
 
 def start_files(folder: str) -> list[str]:
