@@ -9,7 +9,6 @@ Files are SQuAD's own JSON, or rows with question, context and answers. `answer_
 """
 
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -32,7 +31,7 @@ class QuestionArguments(LabelledDataArguments):
     """Model and data."""
 
     model_name_or_path: str = field(default=MINI_MODEL_PATH, metadata={"help": "Folder or id on the Hub."})
-    stride: int = field(default=128, metadata={"help": "Tokens that two windows of a long text share."})
+    stride: int = field(default=None, metadata={"help": "Tokens that two windows share. Default: a quarter of one."})
     max_answer_tokens: int = field(default=64, metadata={"help": "Length of the longest answer."})
 
 
@@ -45,35 +44,36 @@ def train(arguments: QuestionArguments, training: FineTuningArguments):
     # 1. Data: questions, and windows of their texts
     rows = read_questions(arguments, training.seed)
     tokenizer = load_tokenizer(name)
-    cut = partial(cut_windows, tokenizer=tokenizer, max_seq_length=arguments.max_seq_length, stride=arguments.stride)
+    if arguments.has_training:
+        tokenizer.model_max_length = arguments.max_seq_length  # it is saved with the model
+    options = {"tokenizer": tokenizer, "max_seq_length": tokenizer.model_max_length, "stride": arguments.stride}
+    options = {"fn_kwargs": options, "batched": True, "with_indices": True}
     windows = {
-        split: part.map(cut, batched=True, with_indices=True, remove_columns=part.column_names)
-        for split, part in rows.items()
+        split: part.map(cut_windows, remove_columns=part.column_names, **options) for split, part in rows.items()
     }
-    for split in rows:
-        print(f"{split}: {len(rows[split]):,} questions, {len(windows[split]):,} windows", flush=True)
+    print(*(f"{split}: {len(rows[split]):,} questions, {len(windows[split]):,} windows" for split in rows), sep="\n")
 
     def answer(split, logits):
         return best_answers(*logits, windows[split], rows[split]["context"], arguments.max_answer_tokens)
 
     def metrics(split, logits):
-        found = [row["answer"] for row in answer(split, logits)]
-        return answer_metrics(found, rows[split]["answers"])
+        return answer_metrics([row["answer"] for row in answer(split, logits)], rows[split]["answers"])
 
     # 2. Model
     options = {"dtype": torch.float32, "output_loading_info": True}
     model, loading = AutoModelForQuestionAnswering.from_pretrained(name, **options)
     if not arguments.has_training and loading["missing_keys"]:
-        raise ValueError(f"{name} was not trained to answer questions; give --train_file, or another --model_name_or_path")
-    check_max_length(model, arguments.max_seq_length)
+        raise ValueError(
+            f"{name} was not trained to answer questions; give --train_file, or another --model_name_or_path"
+        )
+    check_max_length(model, tokenizer.model_max_length)
 
     # 3. Training
     data = {"train_dataset": windows.get("train"), "eval_dataset": windows.get("validation", windows.get("test"))}
-    options = {"processing_class": tokenizer, "callbacks": [SaveOnTerminate()]}
-    options["compute_metrics"] = lambda found: metrics("validation", found.predictions)
-    training.choose_learning_rate(model.config)
-    trainer = Trainer(model, training, **data, **options)
+    options = {"processing_class": tokenizer, "compute_metrics": lambda found: metrics("validation", found.predictions)}
+    trainer = Trainer(model, training, **data, **options, callbacks=[SaveOnTerminate()])
     if arguments.has_training:
+        training.choose_learning_rate(model.config)
         trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
         trainer.save_model()
         trainer.log_metrics("eval", trainer.evaluate())
@@ -82,12 +82,12 @@ def train(arguments: QuestionArguments, training: FineTuningArguments):
     if "test" in rows:
         trainer.compute_metrics = None
         logits = trainer.predict(windows["test"]).predictions
+        if "answers" in rows["test"].column_names:
+            trainer.log_metrics("test", {f"test_{key}": value for key, value in metrics("test", logits).items()})
         questions = rows["test"].select_columns(["id", "question"])
         file = arguments.predictions_file or Path(training.output_dir, "predictions.jsonl")
-        write_predictions(file, [question | found for question, found in zip(questions, answer("test", logits))])
-        print(f"{len(questions):,} answers in {file}")
-        if "answers" in rows["test"].column_names:
-            trainer.log_metrics("test", metrics("test", logits))
+        if trainer.is_world_process_zero():
+            write_predictions(file, [row | found for row, found in zip(questions, answer("test", logits))])
 
 
 def main():

@@ -1,4 +1,4 @@
-"""A training run of an embedding model in its folder: identity, exact resume, evaluation and summary."""
+"""A training run of an embedding model or a reranker in its folder: identity, exact resume, evaluation and summary."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+from sentence_transformers.base.evaluation import BaseEvaluator
+from sentence_transformers.base.trainer import BaseTrainer
+from sentence_transformers.base.training_args import BaseTrainingArguments
 
 from ..data.files import file_hash, saving, write_json
 from ..data.wordpiece import name_tokenizer_class
 from ..runs.folders import SUMMARY, train_or_resume
 from ..runs.manifests import CHECKPOINTS_INTACT
-from .contrastive import ContrastiveTrainer, ContrastiveTrainingArguments
 
 # Arguments that determine the loss curve; a resumed run must have the same values.
 CURVE = ("max_steps", "learning_rate", "learning_rate_mapping", "lr_scheduler_type", "lr_scheduler_kwargs")
@@ -21,12 +22,12 @@ CURVE += ("gradient_accumulation_steps", "batch_sampler", "bf16", "fp16", "seed"
 
 
 def train_and_summarize(
-    make_trainer: Callable[[Path | None], ContrastiveTrainer],
-    training: ContrastiveTrainingArguments,
+    make_trainer: Callable[[Path | None], BaseTrainer],
+    training: BaseTrainingArguments,
     arguments: Mapping,
     files: Sequence[str],
     num_rows: Mapping[str, int],
-    evaluators: Sequence[InformationRetrievalEvaluator],
+    evaluators: Sequence[BaseEvaluator],
     shown: Sequence[str],
 ) -> dict:
     """Evaluate the model, train or resume, save it, evaluate it again, and write `training_summary.json`.
@@ -56,7 +57,7 @@ def train_and_summarize(
     }
     before = {}
 
-    def make_and_evaluate(checkpoint: Path | None) -> ContrastiveTrainer:
+    def make_and_evaluate(checkpoint: Path | None) -> BaseTrainer:
         """The model still has the weights of the start: Trainer loads those of the checkpoint later."""
         trainer = make_trainer(checkpoint)
         before.update(_evaluate(trainer, evaluators))
@@ -84,7 +85,7 @@ def train_and_summarize(
     return summary
 
 
-def _evaluate(trainer: ContrastiveTrainer, evaluators: Sequence[InformationRetrievalEvaluator]) -> dict[str, float]:
+def _evaluate(trainer: BaseTrainer, evaluators: Sequence[BaseEvaluator]) -> dict[str, float]:
     """Metrics by name; none in all processes but the first."""
     used = evaluators if trainer.is_world_process_zero() else ()
     return {name: float(value) for evaluator in used for name, value in evaluator(trainer.model).items()}

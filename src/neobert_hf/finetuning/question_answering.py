@@ -17,7 +17,7 @@ def cut_windows(
     indices: Sequence[int],
     tokenizer: PreTrainedTokenizerBase,
     max_seq_length: int,
-    stride: int,
+    stride: int | None = None,
 ) -> dict[str, list]:
     """Tokenize each question with its context, in several windows if both are longer than `max_seq_length`.
 
@@ -28,7 +28,7 @@ def cut_windows(
         indices: Number of each row.
         tokenizer: A fast tokenizer.
         max_seq_length: Length of a window in tokens, with the question.
-        stride: Tokens of the context that a window shares with the one before it.
+        stride: Tokens of the context that a window shares with the one before it; by default a quarter of `max_seq_length`.
 
     Returns:
         Columns with an item for each window: what the model reads; `row`, the number of the row; `offsets`, for each token of
@@ -38,6 +38,7 @@ def cut_windows(
     Raises:
         ValueError: A question leaves no place for its context, or a context has no token.
     """
+    stride = max_seq_length // 4 if stride is None else stride
     longest = max_seq_length - tokenizer.num_special_tokens_to_add(pair=True) - stride - 1
     for question, ids in zip(rows["question"], tokenizer(rows["question"], add_special_tokens=False)["input_ids"]):
         if len(ids) > longest:
@@ -99,6 +100,9 @@ def best_answers(
         For each question `answer`, `score` and `start`, where the answer begins in the context. The score is the sum of the
         logits of the span minus the sum for [CLS] in the same window, which stands for no answer. If the score is not above 0,
         the answer is empty and `start` is None.
+
+    Raises:
+        FloatingPointError: The logits are not finite.
     """
     best = [(-np.inf, 0, 0)] * len(contexts)
     columns = (windows[name] for name in ("row", "offsets", "first"))
@@ -108,7 +112,12 @@ def best_answers(
         lengths = np.arange(len(offsets)) - np.arange(len(offsets))[:, None] + 1
         scores[(lengths < 1) | (lengths > max_answer_tokens)] = -np.inf
         begin, last = np.unravel_index(scores.argmax(), scores.shape)
-        best[row] = max(best[row], (float(scores[begin, last]), offsets[begin][0], offsets[last][1]))
+        score = float(scores[begin, last])
+        if not np.isfinite(score):
+            raise FloatingPointError(
+                f"the score of an answer is {score}; the model has diverged, lower --learning_rate"
+            )
+        best[row] = max(best[row], (score, offsets[begin][0], offsets[last][1]))
     return [_answer(context, *span) for context, span in zip(contexts, best)]
 
 
@@ -158,8 +167,8 @@ def answer_questions(
     tokenizer: PreTrainedTokenizerBase,
     questions: Sequence[str],
     contexts: Sequence[str],
-    max_seq_length: int = 512,
-    stride: int = 128,
+    max_seq_length: int | None = None,
+    stride: int | None = None,
     max_answer_tokens: int = MAX_ANSWER_TOKENS,
     batch_size: int = 32,
 ) -> list[dict]:
@@ -170,7 +179,7 @@ def answer_questions(
         tokenizer: Its tokenizer.
         questions: Questions.
         contexts: A text for each question, of any length.
-        max_seq_length: As for `cut_windows`.
+        max_seq_length: As for `cut_windows`; by default the length with which the model was trained, at most 512.
         stride: As for `cut_windows`.
         max_answer_tokens: As for `best_answers`.
         batch_size: Windows in a forward.
@@ -183,6 +192,7 @@ def answer_questions(
     """
     model.eval()
     rows = {"question": list(questions), "context": list(contexts)}
+    max_seq_length = max_seq_length or min(tokenizer.model_max_length, 512)
     windows = cut_windows(rows, range(len(questions)), tokenizer, max_seq_length, stride)
     starts, ends = [], []
     for begin in range(0, len(windows["row"]), batch_size):
