@@ -108,7 +108,7 @@ def test_the_script_learns_resumes_and_saves_a_folder_that_opens_without_the_pac
     def command(output_dir, *more):
         models = ["--model_name_or_path", folder, "--embedding_model", folder]
         options = (
-            "--num_negatives 7 --num_candidates 8 --num_train_epochs 16 --learning_rate 1e-3 --save_steps 100 --use_cpu"
+            "--num_negatives 7 --num_candidates 8 --num_train_epochs 24 --learning_rate 1e-3 --save_steps 100 --use_cpu"
         )
         return ["--train_files", tmp_path / "faq.csv", "--output_dir", output_dir, *models, *options.split(), *more]
 
@@ -116,7 +116,7 @@ def test_the_script_learns_resumes_and_saves_a_folder_that_opens_without_the_pac
     summary = json.loads((tmp_path / "run/training_summary.json").read_text())
     before, after = (summary[time]["faq_ndcg@10"] for time in ("before", "after"))
     base = summary["after"]["faq_base_ndcg@10"]
-    assert after > 0.9 > max(before, base)
+    assert after > 0.7 > max(before, base)  # 0.5 is chance
     assert f"faq_ndcg@10: {before:.4f} before the training, {after:.4f} after it" in printed
     assert f"faq: nDCG@10 {base:.4f} of the embedding model alone, on" in printed
 
