@@ -15,7 +15,7 @@ from sklearn.metrics import accuracy_score, f1_score
 from transformers import AutoModelForSequenceClassification, Trainer, set_seed
 
 from neobert_hf import MINI_MODEL_PATH, tune_allocator
-from neobert_hf.data.labelled import LabelledDataArguments, read_texts
+from neobert_hf.data.labelled_texts import LabelledTextArguments, read_texts
 from neobert_hf.data.origins import load_tokenizer
 from neobert_hf.data.texts import check_max_length
 from neobert_hf.runs.arguments import FineTuningArguments
@@ -24,12 +24,10 @@ from neobert_hf.runs.signals import SaveOnTerminate
 
 
 @dataclass
-class ClassifierArguments(LabelledDataArguments):
+class ClassifierArguments(LabelledTextArguments):
     """Model and data."""
 
     model_name_or_path: str = field(default=MINI_MODEL_PATH, metadata={"help": "Folder or id on the Hub."})
-    text_columns: list[str] = field(default_factory=lambda: ["text"], metadata={"help": "One or two columns of text."})
-    label_column: str = field(default="label", metadata={"help": "Column of the label."})
 
 
 def metrics(predictions) -> dict[str, float]:
@@ -42,7 +40,7 @@ def train(arguments: ClassifierArguments, training: FineTuningArguments):
     """Train, evaluate after each epoch, and save the best model."""
     tune_allocator()
     set_seed(training.seed)
-    data = read_texts(arguments, arguments.text_columns, arguments.label_column, training.seed)
+    data = read_texts(arguments, training.seed).data
     names = dict(enumerate(data["train"].features["label"].names))
     tokenizer = load_tokenizer(arguments.model_name_or_path)
 
@@ -56,6 +54,7 @@ def train(arguments: ClassifierArguments, training: FineTuningArguments):
     options |= {"problem_type": "single_label_classification", "ignore_mismatched_sizes": True}
     model = AutoModelForSequenceClassification.from_pretrained(arguments.model_name_or_path, **options)
     check_max_length(model, arguments.max_seq_length)
+    training.choose_learning_rate(model.config)
     rows = {"train_dataset": data["train"], "eval_dataset": data["validation"]}
     options = {"processing_class": tokenizer, "compute_metrics": metrics, "callbacks": [SaveOnTerminate()]}
     trainer = Trainer(model, training, **rows, **options)

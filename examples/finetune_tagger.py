@@ -78,6 +78,7 @@ def train(arguments: TaggerArguments, training: FineTuningArguments):
     options["ignore_mismatched_sizes"] = True  # of a start with other tags
     model = AutoModelForTokenClassification.from_pretrained(arguments.model_name_or_path, **options)
     check_max_length(model, max_length)
+    training.choose_learning_rate(model.config)
     rows = {"train_dataset": data["train"], "eval_dataset": data["validation"]}
     options = {"processing_class": tokenizer, "compute_metrics": partial(metrics, names=names)}
     options["callbacks"] = [SaveOnTerminate()]

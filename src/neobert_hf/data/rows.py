@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import lzma
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,16 +22,29 @@ LONGEST_FIELD = (1 << 31) - 1  # characters; Python's default is 131,072, and a 
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 SAMPLES = ("line", "paragraph", "document")
+SEPARATORS = (",", ";", "\t")  # of CSV; spreadsheets write semicolons where the comma separates decimals
+
+Faults = list[tuple[str, str]]  # where a row stands, and what is wrong with it
 
 
-def read_rows(file: str | Path, columns: Sequence[str] | None = None) -> Iterator[tuple[str, Any]]:
+def read_rows(
+    file: str | Path,
+    columns: Sequence[str] | None = None,
+    column_names: Sequence[str] | None = None,
+    faults: Faults | None = None,
+) -> Iterator[tuple[str, Any]]:
     """Yield the rows of a file, each after its place, such as "a.csv, line 3".
+
+    The first line of a CSV file decides whether commas, semicolons or tabs separate its fields. A file with tabs is read as TSV,
+    in which a quotation mark is an ordinary character.
 
     Args:
         file: JSON lines or one JSON list (.jsonl, .json), CSV, TSV or Parquet. All but Parquet may be compressed (.gz, .bz2,
-            .xz, .zst). The first line of CSV and TSV has the names of the columns. In TSV a quotation mark is an ordinary
-            character.
+            .xz, .zst).
         columns: Columns to read from Parquet; None reads all.
+        column_names: Names of the columns of CSV or TSV without a line of names; further columns of a row are left out. None
+            takes the names from the first line.
+        faults: List to which a row that cannot be read is added instead of raising an error.
 
     Returns:
         Places and rows: dicts; of JSON, whatever the line or the item of the list holds.
@@ -43,11 +57,11 @@ def read_rows(file: str | Path, columns: Sequence[str] | None = None) -> Iterato
     if suffix == ".parquet":
         rows = _parquet_rows(file, columns)
     elif suffix in (".json", ".jsonl"):
-        rows = _json_rows(file)
+        rows = _json_rows(file, faults)
     elif suffix == ".csv":
-        rows = _csv_rows(file)
+        rows = _csv_rows(file, column_names, faults)
     elif suffix == ".tsv":
-        rows = _tsv_rows(file)
+        rows = _tsv_rows(file, _lines(file), column_names, faults)
     else:
         raise ValueError(
             f"{file} has the suffix {file.suffix!r}; choose {', '.join(SUFFIXES)}, or .txt for a corpus; all but .parquet may be "
@@ -166,60 +180,100 @@ def _text_documents(file: Path, sample_by: str) -> Iterator[tuple[str, str]]:
         yield f"{file}, line {start}", "".join(document)
 
 
-def _json_rows(file: Path) -> Iterator[tuple[str, Any]]:
+def _json_rows(file: Path, faults: Faults | None) -> Iterator[tuple[str, Any]]:
     lines, is_first = _lines(file), True
     for number, line in lines:
         if not line.strip():
             continue
         place = f"{file}, line {number}"
         if is_first and line.lstrip().startswith("["):
-            rows = _parse(line + "".join(rest for _, rest in lines), f"{file}")
+            rows = _parse(line + "".join(rest for _, rest in lines), f"{file}", None)
             yield from ((f"{file}, item {item}", row) for item, row in enumerate(rows, 1))
             return
         is_first = False
-        yield place, _parse(line, place)
+        if (row := _parse(line, place, faults)) is not FAULTY:
+            yield place, row
 
 
-def _parse(text: str, place: str) -> Any:
+FAULTY = object()  # in the place of a row that cannot be read
+
+
+def _parse(text: str, place: str, faults: Faults | None) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{place} is not JSON ({error}); write one object on each line, or one list of objects"
-        ) from error
+        reason = f"this is not JSON ({error}); write one object on each line, or one list of objects"
+        _report(place, reason, faults, error)
+        return FAULTY
 
 
-def _csv_rows(file: Path) -> Iterator[tuple[str, dict]]:
+def _report(place: str, reason: str, faults: Faults | None, cause: Exception | None = None) -> None:
+    if faults is None:
+        raise ValueError(f"{place}: {reason}") from cause
+    faults.append((place, reason))
+
+
+def _csv_rows(file: Path, names: Sequence[str] | None, faults: Faults | None) -> Iterator[tuple[str, dict]]:
     csv.field_size_limit(LONGEST_FIELD)
-    rows = csv.reader((line for _, line in _lines(file)), strict=True)
-    try:
-        names = next(rows, [])
-        _check_names(file, names)
-        for row in filter(None, rows):  # blank lines are empty rows
-            if len(row) != len(names):
-                raise ValueError(
-                    f"{file}, line {rows.line_num}: {len(row)} columns, but the first line names {len(names)}; put a text that "
-                    "contains a comma or a line break in quotation marks"
-                )
-            yield f"{file}, line {rows.line_num}", dict(zip(names, row))
-    except csv.Error as error:
-        raise ValueError(
-            f"{file}, line {rows.line_num} is not CSV ({error}); separate fields by commas, and double each quotation mark "
-            "inside a quoted field"
-        ) from error
+    lines = _lines(file)
+    start = list(itertools.islice(lines, 1))
+    separator = _separator(start[0][1] if start else "", names)
+    lines = itertools.chain(start, lines)
+    if separator == "\t":
+        yield from _tsv_rows(file, lines, names, faults)
+        return
+    rows = csv.reader((line for _, line in lines), delimiter=separator, strict=True)
+    has_header = names is None
+    while True:
+        try:
+            row = next(rows, None)
+        except csv.Error as error:
+            place = f"{file}, line {rows.line_num}"
+            reason = f"this is not CSV ({error}); double each quotation mark inside a quoted field"
+            _report(place, reason, None if names is None else faults, error)
+            continue
+        if row is None:
+            return
+        if names is None:
+            names = row
+            _check_names(file, names)
+        elif row:  # a blank line is an empty row
+            hint = f"put a text that contains {separator!r} or a line break in quotation marks"
+            yield from _named(f"{file}, line {rows.line_num}", row, names, has_header, hint, faults)
 
 
-def _tsv_rows(file: Path) -> Iterator[tuple[str, dict]]:
-    lines = ((number, line.rstrip("\r\n").split("\t")) for number, line in _lines(file))
-    _, names = next(lines, (1, []))
-    _check_names(file, names)
-    for number, values in lines:
-        if len(values) != len(names):
-            raise ValueError(
-                f"{file}, line {number}: {len(values)} columns, but the first line names {len(names)} ({', '.join(names)}); "
-                "replace the tabs inside the texts, and correct or remove a truncated line"
-            )
-        yield f"{file}, line {number}", dict(zip(names, values))
+def _separator(first: str, names: Sequence[str] | None) -> str:
+    """The separator of CSV: the first line has the most columns by it, or as many as there are names."""
+    counts = {separator: len(next(csv.reader([first], delimiter=separator), ())) for separator in SEPARATORS}
+    if names is None:
+        return max(SEPARATORS, key=counts.get)
+    return min(SEPARATORS, key=lambda separator: abs(counts[separator] - len(names)))
+
+
+def _tsv_rows(
+    file: Path, lines: Iterable[tuple[int, str]], names: Sequence[str] | None, faults: Faults | None
+) -> Iterator[tuple[str, dict]]:
+    has_header = names is None
+    for number, line in lines:
+        values = line.rstrip("\r\n").split("\t")
+        if names is None:
+            names = values
+            _check_names(file, names)
+        elif values != [""] or len(names) == 1:  # not a blank line
+            hint = "replace the tabs inside the texts, and correct or remove a truncated line"
+            yield from _named(f"{file}, line {number}", values, names, has_header, hint, faults)
+
+
+def _named(
+    place: str, values: list[str], names: Sequence[str], has_header: bool, hint: str, faults: Faults | None
+) -> Iterator[tuple[str, dict]]:
+    """The row, unless the number of its columns is wrong."""
+    if len(values) == len(names) or (len(values) > len(names) and not has_header):
+        yield place, dict(zip(names, values))
+    else:
+        named = f"the first line names {len(names)}" if has_header else f"{len(names)} names are given"
+        shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+        _report(place, f"{len(values)} columns, but {named} ({shown}); {hint}", faults)
 
 
 def _parquet_rows(file: Path, columns: Sequence[str] | None) -> Iterator[tuple[str, dict]]:

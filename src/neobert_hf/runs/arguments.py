@@ -1,10 +1,11 @@
 """Training arguments that every training shares: precision, resume, fine-tuning."""
 
+import sys
 from dataclasses import dataclass
 
 import torch
 import transformers
-from transformers import TrainingArguments
+from transformers import PretrainedConfig, TrainingArguments
 from transformers.hf_argparser import HfArg
 
 from ..model.machine_neobert import best_dtype
@@ -37,6 +38,20 @@ class PrecisionArguments:
             self.bf16 = best_dtype(device) == torch.bfloat16
             self.use_cpu |= not torch.accelerator.is_available()  # transformers refuses bf16 on a CPU without it
         super().__post_init__()
+        self.dataloader_pin_memory &= torch.accelerator.is_available()  # torch warns without one
+
+
+def default_learning_rate(config: PretrainedConfig) -> float:
+    """Return a learning rate of fine-tuning for the size of a model; small models need a larger one.
+
+    1e-5 for models of the size of BERT base or larger is the middle of the rates of NeoBERT, 5e-6 to 2e-5. 3e-4 is right for the
+    mini model of this package.
+
+    Source: appendix C, Table 6.
+    """
+    if config.hidden_size >= 768:
+        return 1e-5
+    return 1e-4 if config.hidden_size > 384 else 3e-4
 
 
 @dataclass
@@ -44,18 +59,23 @@ class FineTuningArguments(PrecisionArguments, TrainingArguments):
     """Training arguments of fine-tuning: evaluation after each epoch, and the best epoch at the end."""
 
     num_train_epochs: float = 3
-    learning_rate: float = 5e-5
+    per_device_train_batch_size: int = 16  # as in Table 6; larger batches leave few steps for a few hundred rows
+    per_device_eval_batch_size: int = 64  # without gradients
+    learning_rate: float | None = HfArg(default=None, help="Default: by the size of the model.")
     warmup_steps: float = 0.06  # share of all steps
+    logging_steps: float = 0.025  # share of all steps, rounded up: 20 to 40 lines for a run of 20 steps or more
     eval_strategy: str = "epoch"
     save_strategy: str = "epoch"
     save_total_limit: int = 1
     load_best_model_at_end: bool = True
-    metric_for_best_model: str = "accuracy"
+    metric_for_best_model: str = "f1"
     resume_from_checkpoint: str | None = HfArg(
         default=None, help=f"{RESUME} Give the same data and arguments: they are not compared."
     )
 
     def __post_init__(self):
+        if self.disable_tqdm is None:  # a bar in a file is one line for each step
+            self.disable_tqdm = not sys.stderr.isatty()
         super().__post_init__()
         # Trainer writes this file last
         complete = [path for _, path in numbered_checkpoints(self.output_dir) if (path / STATE).is_file()]
@@ -70,6 +90,12 @@ class FineTuningArguments(PrecisionArguments, TrainingArguments):
                 f"{self.output_dir} has {complete[0].name} of an earlier run; give --resume_from_checkpoint last to continue it, "
                 "or another --output_dir"
             )
+
+    def choose_learning_rate(self, config: PretrainedConfig) -> None:
+        """Take `default_learning_rate` and print it, unless a rate was given."""
+        if self.learning_rate is None:
+            self.learning_rate = default_learning_rate(config)
+            print(f"learning_rate={self.learning_rate:g} for hidden_size={config.hidden_size}", flush=True)
 
 
 @dataclass
