@@ -104,7 +104,7 @@ def commands_of(page):
             words = shlex.split(line, comments=True)
             if words[:1] == ["neobert"]:
                 yield f"neobert {words[1]}", [word for word in words if word.startswith("--")]
-            elif scripts := [i for i, word in enumerate(words) if word.endswith(".py")]:
+            elif scripts := [i for i, word in enumerate(words) if re.fullmatch(r"\w+/.*\.py", word)]:
                 yield words[scripts[0]], [word for word in words[scripts[0] :] if word.startswith("--")]
 
 
