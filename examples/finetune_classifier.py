@@ -1,23 +1,27 @@
-"""Fine-tune NeoBERT, or any other encoder, to classify texts or pairs of texts.
+"""Fine-tune NeoBERT, or any other encoder, to classify texts or pairs of texts, or to predict numbers.
 
-    python examples/finetune_classifier.py --train_file train.csv --validation_file dev.csv --text_columns review \\
-        --label_column stars --output_dir runs/classifier
+    python examples/finetune_classifier.py --train_file tickets.csv --output_dir runs/tickets
+    python examples/finetune_classifier.py --train_file train.csv --test_file test.csv --text_columns review \\
+        --label_column stars --output_dir runs/stars
     python examples/finetune_classifier.py --dataset_name nyu-mll/glue --dataset_config rte \\
         --text_columns sentence1 sentence2 --model_name_or_path chandar-lab/NeoBERT --output_dir runs/rte
+    python examples/finetune_classifier.py --model_name_or_path runs/tickets --test_file new.csv --output_dir runs/new
 
-The folder opens in `pipeline("text-classification", model="runs/classifier", trust_remote_code=True)`.
+A label is a class, a list of classes (or --label_separator, --label_columns), or a number with a fraction. Without training
+rows the last command predicts with a saved model. A saved folder opens in
+`pipeline("text-classification", model="runs/tickets", trust_remote_code=True)`.
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
-import torch
-from sklearn.metrics import accuracy_score, f1_score
-from transformers import AutoModelForSequenceClassification, Trainer, set_seed
+from transformers import Trainer, set_seed
 
 from neobert_hf import MINI_MODEL_PATH, tune_allocator
 from neobert_hf.data.labelled_texts import LabelledTextArguments, read_texts
 from neobert_hf.data.origins import load_tokenizer
-from neobert_hf.data.texts import check_max_length
+from neobert_hf.finetuning.classification import ClassificationTask, trained_labels
+from neobert_hf.finetuning.predictions import write_predictions
 from neobert_hf.runs.arguments import FineTuningArguments
 from neobert_hf.runs.commands import CommandParser, run_command
 from neobert_hf.runs.signals import SaveOnTerminate
@@ -30,37 +34,39 @@ class ClassifierArguments(LabelledTextArguments):
     model_name_or_path: str = field(default=MINI_MODEL_PATH, metadata={"help": "Folder or id on the Hub."})
 
 
-def metrics(predictions) -> dict[str, float]:
-    """Return accuracy, and the mean over the classes of F1."""
-    labels, predicted = predictions.label_ids, predictions.predictions.argmax(-1)
-    return {"accuracy": accuracy_score(labels, predicted), "f1": f1_score(labels, predicted, average="macro")}
-
-
 def train(arguments: ClassifierArguments, training: FineTuningArguments):
-    """Train, evaluate after each epoch, and save the best model."""
+    """Train and evaluate, if there are training rows; predict the labels of the test rows, if there are any."""
     tune_allocator()
     set_seed(training.seed)
-    data = read_texts(arguments, training.seed).data
-    names = dict(enumerate(data["train"].features["label"].names))
     tokenizer = load_tokenizer(arguments.model_name_or_path)
-
-    def tokenize(rows):
-        texts = [rows[column] for column in arguments.text_columns]
-        return tokenizer(*texts, truncation=True, max_length=arguments.max_seq_length)
-
-    data = data.map(tokenize, batched=True, remove_columns=arguments.text_columns)
-    options = {"id2label": names, "label2id": {name: i for i, name in names.items()}, "dtype": torch.float32}
-    # also for a start that was fine-tuned for other labels
-    options |= {"problem_type": "single_label_classification", "ignore_mismatched_sizes": True}
-    model = AutoModelForSequenceClassification.from_pretrained(arguments.model_name_or_path, **options)
-    check_max_length(model, arguments.max_seq_length)
-    training.choose_learning_rate(model.config)
-    rows = {"train_dataset": data["train"], "eval_dataset": data["validation"]}
-    options = {"processing_class": tokenizer, "compute_metrics": metrics, "callbacks": [SaveOnTerminate()]}
-    trainer = Trainer(model, training, **rows, **options)
-    trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
-    trainer.save_model()
-    trainer.log_metrics("eval", trainer.evaluate())
+    if arguments.has_training:
+        task = ClassificationTask(read_texts(arguments, training.seed))
+        tokenizer.model_max_length = arguments.max_seq_length
+    else:
+        task = ClassificationTask(read_texts(arguments, training.seed, *trained_labels(arguments.model_name_or_path)))
+    rows = task.tokenize(tokenizer, tokenizer.model_max_length)
+    model = task.load_model(arguments.model_name_or_path, tokenizer.model_max_length)
+    training.metric_for_best_model = task.best_metric(training.metric_for_best_model)
+    trainer = Trainer(
+        model,
+        training,
+        train_dataset=rows.get("train"),
+        eval_dataset=rows.get("validation", rows.get("test")),
+        processing_class=tokenizer,
+        compute_metrics=task.metrics,
+        callbacks=[SaveOnTerminate()],
+    )
+    if arguments.has_training:
+        training.choose_learning_rate(model.config)
+        trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
+        task.restore_numbers(trainer.model)
+        trainer.save_model()
+        task.evaluate(trainer, rows["validation"], "validation")
+    if arguments.test_file:
+        logits = task.evaluate(trainer, rows["test"], "test")
+        file = arguments.predictions_file or Path(training.output_dir, "predictions.csv")
+        if trainer.is_world_process_zero():
+            write_predictions(file, task.prediction_rows(logits, arguments.label_separator))
 
 
 def main():

@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
@@ -20,7 +21,7 @@ def write_predictions(file: str | Path, rows: Sequence[dict]) -> None:
 
     Args:
         file: File with the suffix .csv, .jsonl or .parquet; its folder is made if there is none.
-        rows: One dict for each row, with the same columns in all. In CSV, lists and dicts are written as JSON.
+        rows: One dict for each row, a missing column is empty. In CSV, lists and dicts are written as JSON.
 
     Raises:
         ValueError: The suffix is another.
@@ -29,24 +30,27 @@ def write_predictions(file: str | Path, rows: Sequence[dict]) -> None:
     file = Path(file)
     if file.suffix not in PREDICTION_FORMATS:
         raise ValueError(f"{file} has none of the suffixes {', '.join(PREDICTION_FORMATS)}; choose one")
+    columns = dict.fromkeys(name for row in rows for name in row)
     file.parent.mkdir(parents=True, exist_ok=True)
     with writing(file) as stream:
         if file.suffix == ".parquet":
-            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), stream)
-            return
-        with io.TextIOWrapper(stream, "utf-8", newline="") as text:
+            table = pyarrow.table({name: [row.get(name) for row in rows] for name in columns})
+            pyarrow.parquet.write_table(table, stream)
+        else:
+            text = io.TextIOWrapper(stream, "utf-8", newline="")
             if file.suffix == ".jsonl":
-                text.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+                text.writelines(_json(row) + "\n" for row in rows)
             else:
-                writer = csv.DictWriter(text, rows[0])
+                writer = csv.DictWriter(text, columns)
                 writer.writeheader()
-                writer.writerows(map(_cells, rows))
-            text.flush()
+                writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
             text.detach()
+    print(f"wrote {len(rows)} predictions to {file}", flush=True)
 
 
-def _cells(row: dict) -> dict:
-    return {
-        name: json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else value
-        for name, value in row.items()
-    }
+def _cell(value: Any) -> Any:
+    return _json(value) if isinstance(value, list | dict) else value
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)  # Parquet has dates, which JSON lacks

@@ -3,10 +3,12 @@
 import sys
 from dataclasses import dataclass
 
+import datasets
 import torch
 import transformers
 from transformers import PretrainedConfig, TrainingArguments
 from transformers.hf_argparser import HfArg
+from transformers.utils import logging
 
 from ..model.machine_neobert import best_dtype
 from .manifests import STATE, numbered_checkpoints
@@ -77,6 +79,9 @@ class FineTuningArguments(PrecisionArguments, TrainingArguments):
         if self.disable_tqdm is None:  # a bar in a file is one line for each step
             self.disable_tqdm = not sys.stderr.isatty()
         super().__post_init__()
+        if self.disable_tqdm:
+            logging.disable_progress_bar()
+            datasets.disable_progress_bars()
         # Trainer writes this file last
         complete = [path for _, path in numbered_checkpoints(self.output_dir) if (path / STATE).is_file()]
         if self.resume_from_checkpoint in ("last", "auto"):

@@ -1,0 +1,235 @@
+"""Classification of texts into one class or several, and regression: model, metrics, report and predictions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from datasets import Dataset, DatasetDict
+from matplotlib.figure import Figure
+from scipy.special import expit, softmax
+from scipy.stats import pearsonr, spearmanr
+from sklearn.metrics import (
+    ConfusionMatrixDisplay,
+    accuracy_score,
+    classification_report,
+    confusion_matrix,
+    f1_score,
+    matthews_corrcoef,
+    mean_squared_error,
+)
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    EvalPrediction,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Trainer,
+)
+
+from ..data.files import writing
+from ..data.labelled_texts import MULTI, REGRESSION, SINGLE, LabelledTexts
+from ..data.texts import check_max_length
+
+MOST_CLASSES = 40  # in a confusion matrix that a reader can read
+
+
+def trained_labels(source: str) -> tuple[str, list[str]]:
+    """Return the problem type and the names of the classes of a trained classifier.
+
+    Args:
+        source: Folder or id on the Hub.
+
+    Raises:
+        ValueError: The model is not a classifier.
+        OSError: There is no such model.
+    """
+    config = AutoConfig.from_pretrained(source)
+    if not any(name.endswith("ForSequenceClassification") for name in config.architectures or ()):
+        raise ValueError(
+            f"{source} is not a trained classifier; give the folder of one by --model_name_or_path, or rows to train by "
+            "--train_file"
+        )
+    problem_type = config.problem_type or (REGRESSION if config.num_labels == 1 else SINGLE)
+    return problem_type, [config.id2label[i] for i in range(config.num_labels)]
+
+
+def pearson(labels: np.ndarray, predicted: np.ndarray) -> float:
+    """Return Pearson's correlation, and 0 if all predictions are equal, as they can be early in training."""
+    return float(pearsonr(predicted, labels).statistic) if np.ptp(predicted) and np.ptp(labels) else 0.0
+
+
+def spearman(labels: np.ndarray, predicted: np.ndarray) -> float:
+    """Return Spearman's rank correlation, and 0 if all predictions are equal."""
+    return float(spearmanr(predicted, labels).statistic) if np.ptp(predicted) and np.ptp(labels) else 0.0
+
+
+class ClassificationTask:
+    """What the labels of texts decide in a training and in an evaluation.
+
+    Numbers are trained with mean 0 and standard deviation 1, for which the learning rates are made; `restore_numbers` then
+    changes the last layer so that the model predicts the numbers of the file.
+
+    Args:
+        texts: Texts with labels.
+    """
+
+    def __init__(self, texts: LabelledTexts):
+        self.texts = texts
+        self.mean, self.deviation = 0.0, 1.0
+        if texts.problem_type == REGRESSION and "train" in texts.data:
+            numbers = np.array(texts.data["train"]["label"], np.float64)
+            self.mean, self.deviation = float(numbers.mean()), float(numbers.std())
+
+    def load_model(self, source: str, max_length: int) -> PreTrainedModel:
+        """Load a model with a head for these labels, in float32; the head is new unless it has their number already."""
+        names = dict(enumerate(self.texts.names))
+        model = AutoModelForSequenceClassification.from_pretrained(
+            source,
+            id2label=names,
+            label2id={name: i for i, name in names.items()},
+            problem_type=self.texts.problem_type,  # also for a start that was fine-tuned for other labels
+            ignore_mismatched_sizes=True,
+            dtype=torch.float32,
+        )
+        check_max_length(model, max_length)
+        return model
+
+    def tokenize(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> DatasetDict:
+        """Return tokens and labels of all splits, the texts cut at `max_length` tokens; numbers are scaled for training."""
+        columns = [name for name in next(iter(self.texts.data.values())).column_names if name != "label"]
+
+        def tokens(rows: dict[str, list]) -> dict[str, list]:
+            found = dict(tokenizer(*(rows[name] for name in columns), truncation=True, max_length=max_length))
+            if self.deviation != 1 and "label" in rows:
+                found["label"] = [(number - self.mean) / self.deviation for number in rows["label"]]
+            return found
+
+        return self.texts.data.map(tokens, batched=True, remove_columns=columns)
+
+    def metrics(self, predictions: EvalPrediction) -> dict[str, float]:
+        """Return the metrics of this kind of labels, for Trainer.
+
+        One class: accuracy, F1 as the mean over the classes, and Matthews' coefficient for two classes. Several classes: the
+        share of rows whose classes are all right, F1 as the mean over the classes, and F1 over all decisions. Numbers: Pearson's
+        and Spearman's correlation, and the mean squared error in the unit of the file.
+        """
+        found = label_metrics(self.texts.problem_type, predictions.label_ids, predictions.predictions)
+        if self.texts.problem_type == REGRESSION:
+            found["mse"] *= self.deviation**2
+        return found
+
+    def best_metric(self, name: str) -> str:
+        """Return the metric that chooses the best epoch: the given one, or Pearson's correlation in the place of F1."""
+        return "pearson" if name == "f1" and self.texts.problem_type == REGRESSION else name
+
+    def restore_numbers(self, model: PreTrainedModel) -> None:
+        """After the training, let the last layer of a regression predict numbers in the unit of the file."""
+        if self.texts.problem_type != REGRESSION:
+            return
+        last = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
+        with torch.no_grad():
+            last.weight *= self.deviation
+            last.bias.copy_(last.bias * self.deviation + self.mean)
+
+    def evaluate(self, trainer: Trainer, rows: Dataset, split: str) -> np.ndarray:
+        """Return the logits of a split; if it has labels, write metrics, a report for each class and the confusion matrix.
+
+        Args:
+            trainer: Its model predicts numbers in the unit of the file.
+            rows: Tokens of the split.
+            split: "validation" or "test"; the files in `output_dir` have this name.
+
+        Raises:
+            FloatingPointError: A prediction is not finite.
+        """
+        texts, prefix = self.texts.data[split], {"validation": "eval"}.get(split, split)
+        output = trainer.predict(rows.select_columns([name for name in rows.column_names if name != "label"]))
+        if not np.isfinite(output.predictions).all():
+            raise FloatingPointError("a prediction is not finite; the model has diverged, lower --learning_rate")
+        if "label" not in texts.column_names:
+            print(f"the {split} rows have no labels, so there are no metrics", flush=True)
+        elif trainer.is_world_process_zero():
+            labels = np.array(texts["label"])
+            found = label_metrics(self.texts.problem_type, labels, output.predictions)
+            found = {f"{prefix}_{name}": value for name, value in found.items()}
+            trainer.log_metrics(prefix, found)
+            trainer.save_metrics(prefix, found, combined=False)
+            self._report(labels, output.predictions, Path(trainer.args.output_dir, f"confusion_matrix_{split}.png"))
+        return output.predictions
+
+    def _report(self, labels: np.ndarray, logits: np.ndarray, file: Path) -> None:
+        """Print precision, recall and F1 of each class, and draw the confusion matrix of single labels."""
+        names = self.texts.names
+        if self.texts.problem_type == REGRESSION:
+            return
+        predicted = decisions(self.texts.problem_type, logits)
+        options = {"labels": range(len(names)), "target_names": names, "zero_division": 0, "digits": 3}
+        print(classification_report(labels, predicted, **options), flush=True)
+        if self.texts.problem_type == SINGLE and len(names) <= MOST_CLASSES:
+            size = 3 + 0.4 * len(names)
+            figure = Figure(figsize=(size, size), layout="constrained")
+            matrix = confusion_matrix(labels, predicted, labels=range(len(names)))
+            display = ConfusionMatrixDisplay(matrix, display_labels=names)
+            display.plot(
+                ax=figure.subplots(), cmap="Blues", colorbar=False, xticks_rotation="vertical", values_format="d"
+            )
+            with writing(file) as stream:
+                figure.savefig(stream, format="png", dpi=120)
+
+    def prediction_rows(self, logits: np.ndarray, separator: str | None = None) -> list[dict]:
+        """Return the test rows with a prediction, and the probability of each class.
+
+        Args:
+            logits: (N, C) logits of the N test rows.
+            separator: What joins the classes of a row, if it has several; None gives lists.
+
+        Returns:
+            The columns of the file, `prediction`, and `probability_NAME` for each class. Numbers have no probability.
+        """
+        kind, names, rows = self.texts.problem_type, self.texts.names, []
+        if kind == REGRESSION:
+            return [{**row, "prediction": float(number)} for row, (number,) in zip(self.texts.test_rows, logits)]
+        probabilities = (expit if kind == MULTI else lambda x: softmax(x, -1))(logits.astype(np.float64))
+        for row, chosen, of_row in zip(self.texts.test_rows, decisions(kind, logits), probabilities):
+            if kind == MULTI:
+                labels = [name for name, is_chosen in zip(names, chosen) if is_chosen]
+                prediction = labels if separator is None else separator.join(labels)
+            else:
+                prediction = names[chosen]
+            columns = {f"probability_{name}": round(float(value), 6) for name, value in zip(names, of_row)}
+            rows.append({**row, "prediction": prediction, **columns})
+        return rows
+
+
+def decisions(problem_type: str, logits: np.ndarray) -> np.ndarray:
+    """Return the predictions of (N, C) logits: (N,) class ids, (N, C) zeros and ones for several classes, or (N,) numbers."""
+    if problem_type == REGRESSION:
+        return logits.reshape(len(logits))
+    return (logits > 0).astype(int) if problem_type == MULTI else logits.argmax(-1)
+
+
+def label_metrics(problem_type: str, labels: np.ndarray, logits: np.ndarray) -> dict[str, float]:
+    """Return the metrics that `ClassificationTask.metrics` lists.
+
+    Args:
+        problem_type: As in the config of a model.
+        labels: (N,) class ids or numbers, or (N, C) zeros and ones.
+        logits: (N, C) predictions of the model.
+    """
+    predicted = decisions(problem_type, logits)
+    if problem_type == REGRESSION:
+        return {
+            "pearson": pearson(labels, predicted),
+            "spearman": spearman(labels, predicted),
+            "mse": float(mean_squared_error(labels, predicted)),
+        }
+    found = {"accuracy": accuracy_score(labels, predicted)}
+    found["f1"] = f1_score(labels, predicted, average="macro", zero_division=0)
+    if problem_type == MULTI:
+        found["f1_micro"] = f1_score(labels, predicted, average="micro", zero_division=0)
+    elif logits.shape[-1] == 2:
+        found["matthews"] = matthews_corrcoef(labels, predicted)
+    return {name: float(value) for name, value in found.items()}
