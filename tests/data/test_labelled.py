@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("datasets", reason="labelled rows need datasets (pip install -e .[train])")
 
 import datasets
+import numpy as np
 
 from neobert_hf.data import labelled
 from neobert_hf.data.labelled import LabelledDataArguments, read_tagged_words
@@ -202,9 +203,60 @@ def test_a_dataset_of_the_hub_without_labels_or_training_rows_is_refused(monkeyp
         ({}, "give --train_file or --dataset_name to train, or --test_file alone"),
         ({"train_file": "a", "dataset_name": "b"}, "exactly one of"),
         ({"validation_file": "a", "dataset_name": "b"}, "belongs to --train_file"),
+        ({"test_file": "a", "validation_file": "b"}, "belongs to --train_file"),
+        ({"train_file": "a", "predictions_file": "b.csv"}, "belongs to --test_file"),
+        ({"test_file": "a", "predictions_file": "b.xlsx"}, "none of the suffixes .csv, .jsonl, .parquet"),
+        ({"train_file": "a", "max_train_rows": 1}, "max_train_rows=1; give 2 or more"),
         ({"train_file": "a", "max_seq_length": 2}, "max_seq_length=2 leaves no token beside"),
     ],
 )
 def test_arguments_without_effect_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         LabelledDataArguments(**arguments)
+
+
+def test_all_faulty_rows_are_in_one_message_of_one_line(tmp_path):
+    bad = [{"text": "a"}, {"text": "", "label": "a"}, ["a"], {"text": 3, "label": "b"}] * 5
+    file = lines(tmp_path, "train.jsonl", [*rows(*"abababab"), *bad])
+    with open(file, "a") as stream:
+        stream.write("{broken\n")
+    with pytest.raises(
+        ValueError, match=r"^21 of 29 rows have faults: .*line 9: no column 'label'.*line 10: 'text' is empty"
+    ) as caught:
+        read_texts(LabelledTextArguments(train_file=file), 0)
+    message = str(caught.value)
+    assert message.count("train.jsonl, line") == 10 and "\n" not in message
+    assert message.endswith("; ...; correct or remove them, or leave them out by --skip_bad_rows")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
+def test_faulty_rows_are_left_out_with_their_number_if_asked_for(tmp_path, capsys, suffix):
+    content = {
+        ".csv": 'text,label\none,a\ntwo,b,c\n"three" x,a\nfour,b\n,a\n',
+        ".tsv": "text\tlabel\none\ta\ntwo\nx\ty\tz\nfour\tb\n\ta\n",
+        ".jsonl": '{"text": "one", "label": "a"}\n{\n[1]\n{"text": "four", "label": "b"}\n{"text": "", "label": "a"}\n',
+    }[suffix]
+    (tmp_path / f"train{suffix}").write_text(content)
+    file = str(tmp_path / f"train{suffix}")
+    data = read_texts(LabelledTextArguments(file, file, skip_bad_rows=True), 0).data
+    assert data["train"]["text"] == data["validation"]["text"] == ["one", "four"]
+    assert f"left out 6 of 10 rows: {file}, line " in capsys.readouterr().out
+
+
+def test_each_class_has_its_share_of_the_held_out_rows(tmp_path):
+    labels = [*"a" * 700, *"b" * 200, *"c" * 100]
+    data = texts_of(tmp_path, rows(*np.random.default_rng(0).permutation(labels)))
+    counts = [data["validation"]["label"].count(i) for i in range(3)]
+    assert all(abs(count - expected) <= 1 for count, expected in zip(counts, (70, 20, 10)))
+
+
+def test_classes_with_few_rows_are_named(tmp_path, capsys):
+    texts_of(tmp_path, rows(*"aaaaabbbbbccccd"))
+    assert "classes with fewer than 5 training rows, hard to learn: c (4), d (1)" in capsys.readouterr().out
+
+
+def test_the_training_rows_are_drawn_from_the_whole_file(tmp_path):
+    train = rows(*"a" * 50, *"b" * 50)
+    data = texts_of(tmp_path, train, train, max_train_rows=40)
+    assert len(data["train"]) == 40 and len(data["validation"]) == 100
+    assert len(set(data["train"]["text"])) == 40 and set(data["train"]["label"]) == {0, 1}

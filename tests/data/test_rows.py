@@ -96,6 +96,30 @@ def test_fields_of_csv_keep_quotes_commas_line_breaks_and_any_length(tmp_path):
     assert [row["text"] for _, row in read_rows(tmp_path / "a.csv")] == texts
 
 
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_the_first_line_of_csv_tells_what_separates_its_fields(tmp_path, separator):
+    """As spreadsheets save it: semicolons where the comma separates decimals, a byte order mark, line breaks inside quotes."""
+    texts = ["Größe, 3; mit Komma", "漢字", "says so"] + ([] if separator == "\t" else ["two\nlines", 'a "word"'])
+    with (tmp_path / "a.csv").open("w", encoding="utf-8-sig", newline="") as stream:
+        writer = csv.writer(stream, delimiter=separator)
+        writer.writerows([["text", "label"], *([text, "1,5"] for text in texts)])
+    assert [row for _, row in read_rows(tmp_path / "a.csv")] == [{"text": text, "label": "1,5"} for text in texts]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+def test_a_file_without_a_line_of_names_takes_given_names_and_may_have_further_columns(tmp_path, suffix):
+    """The files of STS-B: tabs in spite of the suffix, ordinary quotation marks, and more columns in some lines."""
+    lines = ['a\t1.5\tsays "yes, or no, or both"\n', 'b\t2\t"open\tmore\tcolumns\n']
+    (tmp_path / f"a{suffix}").write_text("".join(lines))
+    rows = [row for _, row in read_rows(tmp_path / f"a{suffix}", column_names=["genre", "score", "text"])]
+    assert rows == [
+        {"genre": "a", "score": "1.5", "text": 'says "yes, or no, or both"'},
+        {"genre": "b", "score": "2", "text": '"open'},
+    ]
+    with pytest.raises(ValueError, match=r", line 1: 3 columns, but 4 names are given \(genre, score, text, more\)"):
+        list(read_rows(tmp_path / f"a{suffix}", column_names=["genre", "score", "text", "more"]))
+
+
 def test_texts_that_look_like_dates_or_numbers_stay_unchanged(tmp_path):
     """A column of dates only, and dates below the rows from which a reader guesses the column type."""
     texts = ["2020-01-01", "2020-01-02T03:04:05", "12", "true", "null", '{"a": 1}', "caf\u00e9 \U0001f600", " \r\n "]

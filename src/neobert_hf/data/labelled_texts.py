@@ -167,7 +167,15 @@ def _as_kind(label: Any, kind: str) -> Any:
         raise ValueError(
             f"the label {label!r:.80} is {which}; labels of one class are no lists, those of several are lists in all rows"
         )
-    return [label_text(one) for one in label] if is_list else label_text(label)
+    if not is_list:
+        return label_text(label)
+    labels = [label_text(one) for one in label]
+    if len({*labels}) < len(labels):
+        raise ValueError(
+            f"the label {label!r:.80} has a class twice; list the names of the classes of the row, or give columns of 0 and 1 by "
+            "--label_columns"
+        )
+    return labels
 
 
 def _number(label: Any) -> float:
@@ -211,6 +219,8 @@ def _kind_of(labels: Sequence, label_column: str) -> str:
     """The kind of labels without a hint: numbers of which one has a fraction are no classes."""
     if any(isinstance(label, list) for label in labels):
         return MULTI
+    if all(re.fullmatch(r"-?\d+(,\d+)?", label) for label in labels) and (commas := [x for x in labels if "," in x]):
+        raise ValueError(f"{label_column} has numbers with a decimal comma, such as {commas[0]!r}; write points")
     numbers = [float(label) for label in labels if NUMBER.fullmatch(label)]
     if len(numbers) < len(labels) or all(number.is_integer() for number in numbers):
         return SINGLE

@@ -22,7 +22,8 @@ LONGEST_FIELD = (1 << 31) - 1  # characters; Python's default is 131,072, and a 
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 SAMPLES = ("line", "paragraph", "document")
-SEPARATORS = (",", ";", "\t")  # of CSV; spreadsheets write semicolons where the comma separates decimals
+# Of CSV, the rarest inside texts first; spreadsheets write semicolons where the comma separates decimals.
+SEPARATORS = ("\t", ";", ",")
 
 Faults = list[tuple[str, str]]  # where a row stands, and what is wrong with it
 
@@ -245,9 +246,10 @@ def _csv_rows(file: Path, names: Sequence[str] | None, faults: Faults | None) ->
 def _separator(first: str, names: Sequence[str] | None) -> str:
     """The separator of CSV: the first line has the most columns by it, or as many as there are names."""
     counts = {separator: len(next(csv.reader([first], delimiter=separator), ())) for separator in SEPARATORS}
+    present = [separator for separator in SEPARATORS if counts[separator] > 1] or [","]
     if names is None:
-        return max(SEPARATORS, key=counts.get)
-    return min(SEPARATORS, key=lambda separator: abs(counts[separator] - len(names)))
+        return max(present, key=counts.get)
+    return min(present, key=lambda separator: abs(counts[separator] - len(names)))
 
 
 def _tsv_rows(

@@ -1,0 +1,208 @@
+"""Classification and regression: metrics of scikit-learn and by hand, and runs of the example that learn a rule."""
+
+import csv
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("sklearn", reason="fine-tuning needs scikit-learn (pip install -e .[train])")
+
+import finetune_classifier
+from conftest import SENTENCE, run_main
+from datasets import Dataset, DatasetDict
+from PIL import Image
+from transformers import pipeline
+
+from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTForSequenceClassification
+from neobert_hf.data.labelled_texts import MULTI, REGRESSION, SINGLE, LabelledTexts
+from neobert_hf.finetuning.classification import ClassificationTask, label_metrics, trained_labels
+
+WORDS = SENTENCE.split()
+SHAPE = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96)
+
+
+@pytest.fixture(scope="module")
+def model_folder(tokenizer, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    config = NeoBERTConfig(vocab_size=len(tokenizer), **SHAPE, embedding_init_range=0.5)
+    NeoBERTForMaskedLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def run(model_folder, out, *arguments):
+    """Run the example, and return what it prints and the metrics that it saves."""
+    options = ("--use_cpu", "true", "--learning_rate", "3e-3", "--report_to", "none", "--disable_tqdm", "true")
+    printed = run_main(
+        finetune_classifier, "--model_name_or_path", model_folder, "--output_dir", out, *options, *arguments
+    )
+    files = {file.name: json.loads(file.read_text()) for file in out.glob("*_results.json")}
+    return printed, {name: value for metrics in files.values() for name, value in metrics.items()}
+
+
+def write_csv(file, rows):
+    with file.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    return file
+
+
+def read_csv(file):
+    with file.open(newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+def texts(count, seed=0):
+    rng = random.Random(seed)
+    return [" ".join(rng.choices(WORDS[:9], k=4)) + rng.choice([" red", " old", " red old", ""]) for _ in range(count)]
+
+
+@pytest.mark.compat
+def test_several_classes_are_learned_and_a_saved_folder_says_which_words_are_there(model_folder, tmp_path):
+    def rows(count, seed):
+        return [
+            {"text": text, "label": ";".join(word for word in ("old", "red") if word in text.split()), "number": i}
+            for i, text in enumerate(texts(count, seed))
+        ]
+
+    train, test = (write_csv(tmp_path / f"{seed}.csv", rows(400, seed)) for seed in (0, 1))
+    options = ("--train_file", train, "--test_file", test, "--label_separator", ";")
+    printed, metrics = run(model_folder, tmp_path / "out", *options)
+    assert metrics["eval_f1"] == metrics["eval_f1_micro"] == metrics["test_accuracy"] == 1.0
+    assert "old      1.000     1.000     1.000" in printed  # the report for each class
+    found = read_csv(tmp_path / "out/predictions.csv")
+    assert [row["prediction"] for row in found] == [row["label"] for row in found]
+    assert [int(row["number"]) for row in found] == list(range(400))
+    for row in found:
+        assert all(
+            (float(row[f"probability_{word}"]) > 0.5) == (word in row["text"].split()) for word in ("old", "red")
+        )
+    classify = pipeline("text-classification", str(tmp_path / "out"), top_k=None)
+    (entries,) = classify(["the fox red old"])
+    scores = {entry["label"]: entry["score"] for entry in entries}
+    assert min(scores.values()) > 0.5, "probabilities of several classes do not compete"
+
+
+@pytest.mark.compat
+def test_a_regression_learns_numbers_in_the_unit_of_the_file(model_folder, tmp_path):
+    """A price of 200,000.5, more with one word and less with another. Adam would need millions of steps to reach such numbers."""
+
+    def rows(count, seed):
+        prices = [
+            (text, 200_000.5 + 100_000 * ("red" in text) - 50_000 * ("old" in text)) for text in texts(count, seed)
+        ]
+        return [{"text": text, "price": price} for text, price in prices]
+
+    train, test = (write_csv(tmp_path / f"{seed}.csv", rows(400, seed)) for seed in (0, 1))
+    options = ("--train_file", train, "--test_file", test, "--label_column", "price")
+    printed, metrics = run(model_folder, tmp_path / "out", *options, "--predictions_file", tmp_path / "found.jsonl")
+    assert "so this is a regression" in printed
+    assert metrics["test_pearson"] > 0.9 and metrics["test_spearman"] > 0.8
+    assert metrics["test_mse"] < 30_000**2, "the standard deviation of the prices is 56,000"
+    found = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text().splitlines()]
+    errors = [row["prediction"] - float(row["price"]) for row in found]
+    assert np.mean(np.square(errors)) == pytest.approx(metrics["test_mse"], rel=1e-4)  # float32 labels
+    (answer,) = pipeline("text-classification", str(tmp_path / "out"))(found[0]["text"])
+    assert answer == {"label": "price", "score": pytest.approx(found[0]["prediction"], rel=1e-5)}
+
+
+@pytest.mark.compat
+def test_a_saved_folder_predicts_without_training(model_folder, tmp_path):
+    rows = [{"text": text, "label": ("no", "yes")["red" in text]} for text in texts(200)]
+    train = write_csv(tmp_path / "train.csv", rows)
+    _, trained = run(model_folder, tmp_path / "out", "--train_file", train, "--test_file", train)
+    first = read_csv(tmp_path / "out/predictions.csv")
+    size = Image.open(tmp_path / "out/confusion_matrix_test.png").size
+    assert min(size) > 200
+
+    unlabelled = write_csv(tmp_path / "new.csv", [{"text": row["text"]} for row in rows])
+    options = ("--test_file", unlabelled, "--predictions_file", tmp_path / "new/found.csv")
+    printed, metrics = run(tmp_path / "out", tmp_path / "again", *options)
+    assert metrics == {} and "the test rows have no labels" in printed and "learning_rate" not in printed
+    again = read_csv(tmp_path / "new/found.csv")
+    for name in ("prediction", "probability_no", "probability_yes"):
+        assert [row[name] for row in again] == [row[name] for row in first]
+
+    _, metrics = run(tmp_path / "out", tmp_path / "evaluated", "--test_file", train)
+    assert metrics == {name: value for name, value in trained.items() if name.startswith("test_")}
+    assert not list((tmp_path / "evaluated").glob("*.safetensors"))
+
+
+def test_a_model_that_is_no_classifier_does_not_predict(model_folder, tmp_path):
+    test = write_csv(tmp_path / "test.csv", [{"text": "fox"}])
+    with pytest.raises(SystemExit, match="is not a trained classifier; give the folder of one by --model_name_or_path"):
+        run(model_folder, tmp_path / "out", "--test_file", test)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_labels_of_a_trained_model_are_those_of_its_config(model_folder, tmp_path):
+    names = {0: "old", 1: "new"}
+    for problem_type, labels in ((MULTI, names), (None, names), (None, {0: "price"})):
+        config = NeoBERTConfig.from_pretrained(model_folder, id2label=labels, problem_type=problem_type)
+        NeoBERTForSequenceClassification(config).save_pretrained(tmp_path)
+        assert trained_labels(str(tmp_path)) == (
+            problem_type or (SINGLE if len(labels) > 1 else REGRESSION),
+            list(labels.values()),
+        )
+
+
+def test_the_length_of_the_training_is_the_length_of_the_predictions(model_folder, tmp_path):
+    """The word that decides is the fifth; with four tokens of text the classes cannot be told apart."""
+    rows = [{"text": f"the fox the fox {word}", "label": word} for _ in range(60) for word in ("red", "old")]
+    train = write_csv(tmp_path / "train.csv", rows)
+    run(model_folder, tmp_path / "out", "--train_file", train, "--max_seq_length", "6", "--num_train_epochs", "1")
+    _, metrics = run(tmp_path / "out", tmp_path / "again", "--test_file", train)
+    assert metrics["test_accuracy"] == 0.5
+
+
+LABELS, LOGITS = np.array([0, 1, 1, 0, 1, 1]), np.array([[2, 1], [1, 2], [2, 1], [3, 1], [0, 1], [0, 2]])
+
+
+def test_metrics_of_two_classes_by_hand():
+    """Of class 0, two of three predictions are right and none is missed; of class 1, three of four rows are found."""
+    found = label_metrics(SINGLE, LABELS, LOGITS)
+    assert found["accuracy"] == 5 / 6
+    assert found["f1"] == pytest.approx((2 * (2 / 3) / (5 / 3) + 2 * (3 / 4) / (7 / 4)) / 2)
+    assert found["matthews"] == pytest.approx((3 * 2 - 1 * 0) / np.sqrt(3 * 4 * 2 * 3))
+    assert "matthews" not in label_metrics(SINGLE, LABELS, np.pad(LOGITS, ((0, 0), (0, 1))))
+
+
+def test_metrics_of_several_classes_by_hand():
+    labels, logits = np.array([[1, 0], [1, 1], [0, 0]]), np.array([[1, 1], [1, 1], [-1, -1]])
+    found = label_metrics(MULTI, labels, logits)
+    assert found == pytest.approx({"accuracy": 2 / 3, "f1": (1 + 2 / 3) / 2, "f1_micro": 2 * 3 / (4 + 3)})
+
+
+def test_metrics_of_numbers_by_hand():
+    labels, logits = np.array([1.0, 2, 3]), np.array([[2.0], [4], [12]])
+    deviations, errors = (logits[:, 0] - 6, np.array([-1, 0, 1])), np.array([1, 2, 9])
+    pearson = (deviations[0] @ deviations[1]) / np.sqrt((deviations[0] ** 2).sum() * 2)
+    assert label_metrics(REGRESSION, labels, logits) == pytest.approx(
+        {"pearson": pearson, "spearman": 1, "mse": (errors**2).mean()}
+    )
+    constant = label_metrics(REGRESSION, labels, np.ones((3, 1)))
+    assert constant["pearson"] == constant["spearman"] == 0
+
+
+def test_the_squared_error_during_the_training_has_the_unit_of_the_file(model_folder, tokenizer):
+    numbers = [10.0, 20.0, 40.0]
+    data = DatasetDict({"train": Dataset.from_dict({"text": ["fox"] * 3, "label": numbers})})
+    task = ClassificationTask(LabelledTexts(data, REGRESSION, ["price"], []))
+    scaled = np.array(task.tokenize(tokenizer, 8)["train"]["label"])
+    assert scaled.mean() == pytest.approx(0, abs=1e-6) and scaled.std() == pytest.approx(1)
+    predictions = type("Predictions", (), {"label_ids": scaled, "predictions": np.zeros((3, 1))})
+    assert task.metrics(predictions)["mse"] == pytest.approx(np.var(numbers))
+
+
+def test_a_model_that_has_diverged_is_refused():
+    data = DatasetDict({"test": Dataset.from_dict({"text": ["fox"]})})
+    task = ClassificationTask(LabelledTexts(data, SINGLE, ["a", "b"], [{}]))
+    output = type("Output", (), {"predictions": np.array([[np.nan, 0]])})
+    trainer = type("Trainer", (), {"predict": lambda self, rows: output})()
+    with pytest.raises(FloatingPointError, match="the model has diverged, lower --learning_rate"):
+        task.evaluate(trainer, Dataset.from_dict({"input_ids": [[1]]}), "test")
