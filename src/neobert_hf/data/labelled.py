@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value, load_dataset
+from datasets import ClassLabel, load_dataset
 
 from .rows import Faults, checked_text, read_rows
 from .texts import check_leaves_tokens
@@ -133,7 +133,7 @@ def read_splits(
 
     names, sources = None, {}
     if arguments.dataset_name:
-        sources, names = _hub_sources(arguments, label_columns[0])
+        sources, names = _hub_sources(arguments, label_columns)
     files = {name: getattr(arguments, f"{name}_file") for name in ("train", "validation", "test")}
     sources |= {name: (file, read or read_file) for name, file in files.items() if file}
     faults: Faults = []
@@ -183,7 +183,7 @@ def _judge_faults(faults: Faults, num_good: int, skip: bool) -> None:
 
 
 def _hub_sources(
-    arguments: LabelledDataArguments, label_column: str
+    arguments: LabelledDataArguments, label_columns: Sequence[str]
 ) -> tuple[dict[str, tuple[str, Callable]], list[str] | None]:
     """Sources of the splits of a dataset, and the names of its classes."""
     try:
@@ -197,7 +197,9 @@ def _hub_sources(
             f"{arguments.dataset_name} has the splits {', '.join(data)} and no train; save its rows as files, and give them "
             "with --train_file and --validation_file"
         )
-    feature = data["train"].features.get(label_column)
+    features = data["train"].features
+    label_column = next((name for name in label_columns if name in features), label_columns[0])
+    feature = features.get(label_column)
     feature = getattr(feature, "feature", feature)  # of a list
     names = feature.names if isinstance(feature, ClassLabel) else None
 
@@ -244,8 +246,12 @@ def label_text(value: Any) -> str:
     return str(value)
 
 
-def class_names(labels: Iterable[str]) -> list[str]:
+def class_names(labels: Iterable[str], hint: str = "to predict numbers, give --problem_type regression") -> list[str]:
     """Return the different labels, numbers before texts, in order; a line names classes with few rows.
+
+    Args:
+        labels: Labels of all training rows.
+        hint: What to do about a label for almost every row, for the message.
 
     Raises:
         ValueError: There is one label only, or more than half as many as rows.
@@ -255,7 +261,7 @@ def class_names(labels: Iterable[str]) -> list[str]:
     if len(names) > max(2, counts.total() / 2):
         raise ValueError(
             f"{len(names)} classes for {counts.total()} labels, such as {names[0]!r} and {names[-1]!r}; a class needs several "
-            "rows. To predict numbers, give --problem_type regression"
+            f"rows; {hint}"
         )
     if len(names) < 2:
         raise ValueError(f"all training rows have the label {names[0]!r}; a classifier needs at least two classes")
@@ -315,43 +321,3 @@ def with_validation(
     held_out = set(order[min(5, len(order) // 2) :: 10])
     kept = [row for i, row in enumerate(rows) if i not in held_out]
     return {**splits, "train": kept, "validation": [row for i, row in enumerate(rows) if i in held_out]}
-
-
-def read_tagged_words(arguments: LabelledDataArguments, word_column: str, tag_column: str, seed: int) -> DatasetDict:
-    """Read lists of words with one tag for each word, from JSON lines, Parquet or the Hub.
-
-    Returns:
-        `train` and `validation` with the columns `words` and `tags`, a list of ClassLabel; the names of the classes as in
-        `read_texts`.
-
-    Raises:
-        ValueError: A row has no words, or not as many tags as words, or a validation row has a tag that no training row has;
-            the message names file and line.
-        OSError: A file cannot be read.
-    """
-
-    def check(row: dict, has_labels: bool) -> dict:
-        words, tags = column(row, word_column), column(row, tag_column) if has_labels else None
-        tags = ["O"] * len(words) if tags is None and not has_labels else tags
-        if not (isinstance(words, list) and isinstance(tags, list)):
-            raise ValueError(
-                f"{word_column!r} and {tag_column!r} are {words!r:.80} and {tags!r:.80}; both must be lists"
-            )
-        if not words:
-            raise ValueError(f"{word_column!r} has no words")
-        if len(words) != len(tags):
-            raise ValueError(f"{len(words)} words and {len(tags)} tags; every word needs one tag")
-        check_filled({f"{word_column}[{i}]": word for i, word in enumerate(words)})
-        return {"words": words, "tags": [label_text(tag) for tag in tags]}
-
-    def tags_of(row: Row) -> list[str]:
-        return row.values["tags"]
-
-    splits, names = read_splits(arguments, check, [tag_column], seed)
-    names = names or class_names(tag for row in splits["train"] for tag in tags_of(row))
-    splits = with_validation(splits, tags_of, seed)
-    check_known(splits["validation"], tags_of, names)
-    features = Features({"words": List(Value("string")), "tags": List(ClassLabel(names=names))})
-    return DatasetDict(
-        {name: Dataset.from_list([row.values for row in rows], features=features) for name, rows in splits.items()}
-    )

@@ -121,6 +121,17 @@ def read_text_column(files: Iterable[str | Path], column: str) -> list[tuple[str
     return texts
 
 
+def read_lines(file: str | Path) -> Iterator[tuple[str, str]]:
+    """Yield the lines of a text file, which may be compressed, each after its place.
+
+    Raises:
+        ValueError: The file is not UTF-8.
+        OSError: The file cannot be read.
+    """
+    lines = _lines(Path(file))
+    return _whole(Path(file), ((f"{file}, line {number}", line.rstrip("\r\n")) for number, line in lines))
+
+
 def checked_text(text: Any, place: str, is_strict: bool = False) -> str:
     """Return a text that UTF-8 can store; the arguments are as in `read_texts`.
 
