@@ -50,18 +50,20 @@ def embed(parser: Parser) -> Run:
 
     neobert embed texts.txt -o vectors.npy
     neobert embed reviews.csv --text_column review --normalize -o reviews.parquet
-    neobert embed a.jsonl b.jsonl --model runs/embeddings -o vectors.jsonl
+    neobert embed folder "more/*.jsonl" --model runs/embeddings -o vectors.jsonl
 
     A model reads the beginning of a text: the first 128 tokens in the mini model. The result counts the texts that are longer.
-    The file is written at the end, so an interrupted command keeps nothing: split files whose embedding takes long.
+    After an interruption, the same command embeds what is missing: OUTPUT.vectors keeps the vectors until the output is written.
     """
     add = parser.add_argument
-    add("files", nargs="+", metavar="FILE", help="Texts: .txt (a text in each line), .jsonl, .csv or .parquet.")
+    text = "Texts: .txt (a text in each line), .jsonl, .json, .csv, .tsv or .parquet; a folder of them; or a pattern."
+    add("files", nargs="+", metavar="FILE", help=text)
     add("--output", "-o", required=True, metavar="FILE", help="File to write; see below.")
     add("--model", metavar="MODEL", help="Embedding model: folder or Hub id. Default: the mini model of this package.")
     add("--text_column", default="text", metavar="NAME", help="Column of the texts; .txt has no columns.")
     add("--prompt_name", metavar="NAME", help="Name of the model's prompt to put before each text.")
     add("--normalize", action="store_true", help="Scale each embedding to length 1.")
+    add("--max_length", type=int, metavar="INT", help="Longest text in tokens. Default: what the model reads.")
     add("--batch_size", type=int, default=64, metavar="INT", help="Number of texts in a batch of the model.")
     parser.epilog = "An output .npy holds the embeddings; .jsonl and .parquet hold the columns text and embedding."
 
@@ -71,6 +73,47 @@ def embed(parser: Parser) -> Run:
 
         tune_allocator()
         print(json.dumps(embed_files(model=model or MINI_MODEL_PATH, **options)))
+
+    return run
+
+
+def search(parser: Parser) -> Run:
+    """Search your own files by meaning.
+
+    neobert search notes "how do I renew the certificate?"
+    neobert search notes "papers/*.pdf" tickets.csv --text_column body "printer does not answer"
+    neobert search notes                                      (asks for questions; an empty line ends)
+    neobert search notes --json < questions.txt > answers.jsonl
+
+    The first search embeds the passages of the files; a later one embeds only those that are new or changed.
+    """
+    add = parser.add_argument
+    text = "Files, folders and patterns, then the question; without a question, the command asks for it."
+    add("words", nargs="+", metavar="PATH", help=text)
+    add("--top_k", type=int, default=5, metavar="INT", help="Number of answers to a question.")
+    add("--model", metavar="MODEL", help="Embedding model: folder or Hub id. Default: the mini model of this package.")
+    add(
+        "--max_length",
+        type=int,
+        metavar="INT",
+        help="Longest passage in tokens. Default: what the model reads, at most 512.",
+    )
+    text = "Column of the texts in .jsonl, .json, .csv, .tsv and .parquet."
+    add("--text_column", default="text", metavar="NAME", help=text)
+    add(
+        "--json",
+        dest="as_json",
+        action="store_true",
+        help="Print a line of JSON for each question, with whole passages.",
+    )
+    parser.usage = "neobert search PATH [PATH ...] [QUESTION] [--ARGUMENT VALUE ...]"
+
+    def run(model: str | None, **options) -> None:
+        from neobert_hf import MINI_MODEL_PATH, tune_allocator
+        from neobert_hf.embeddings.search import search_documents
+
+        tune_allocator()
+        search_documents(model=model or MINI_MODEL_PATH, **options)
 
     return run
 
@@ -121,7 +164,7 @@ def tokenize(parser: Parser) -> Run:
     return run
 
 
-COMMANDS = (embed, tokenize)
+COMMANDS = (embed, search, tokenize)
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import re
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +16,7 @@ import torch
 
 pytest.importorskip("sentence_transformers", reason="neobert embed needs it (pip install -e .[embed])")
 
-from conftest import run_main
+from conftest import largest_file, run_main
 from sentence_transformers import SentenceTransformer
 
 import neobert_cli
@@ -236,13 +235,60 @@ def test_the_error_names_a_file_that_cannot_be_read_and_nothing_is_written(folde
     assert not (tmp_path / "out.npy").exists()
 
 
-def test_an_interrupted_embed_says_that_it_keeps_nothing(folder, tmp_path, monkeypatch, capsys):
-    (tmp_path / "a.txt").write_text("the fox")
-    monkeypatch.setattr(SentenceTransformer, "encode", refuse(KeyboardInterrupt()))
+def test_an_interrupted_embed_embeds_only_what_is_missing(folder, tmp_path, monkeypatch, capsys):
+    """The output equals that of an uninterrupted command, and nothing else remains."""
+    texts = [f"the fox {number}" for number in range(10)]
+    (tmp_path / "a.txt").write_text("\n".join(texts))
+    embed = ("embed", tmp_path / "a.txt", "--model", folder, "--normalize", "-o", tmp_path / "out.npy")
+    encode, embedded = SentenceTransformer.encode, []
+
+    def interrupted(self, block, **options):
+        if len(embedded) == 6:
+            raise KeyboardInterrupt
+        embedded.extend(block)
+        return encode(self, block, **options)
+
+    monkeypatch.setattr(vector_files, "BLOCK", 3)
+    monkeypatch.setattr(SentenceTransformer, "encode", interrupted)
     with pytest.raises(SystemExit, match="130"):
-        run("embed", tmp_path / "a.txt", "--model", folder, "-o", tmp_path / "out.npy")
-    assert "out.npy is not written, and no embedding is kept" in capsys.readouterr().err
-    assert not (tmp_path / "out.npy").exists()
+        run(*embed)
+    assert "interrupted: 6 of 10 texts are embedded; the same command continues" in capsys.readouterr().err
+    assert embedded == texts[:6] and not (tmp_path / "out.npy").exists()
+    embedded.clear()
+    run(*embed)
+    assert embedded == texts[6:]
+    monkeypatch.setattr(SentenceTransformer, "encode", encode)
+    expected = SentenceTransformer(folder).encode(texts, normalize_embeddings=True)
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, atol=1e-6)  # float32, other batches
+    assert {file.name for file in tmp_path.iterdir()} == {"a.txt", "model", "out.npy"}
+
+
+def test_embed_reads_folders_and_patterns_and_truncates_at_the_given_length(folder, tmp_path):
+    data = tmp_path / "data"
+    (data / "sub").mkdir(parents=True)
+    for name, content in {
+        "b.txt": "the fox\n",
+        "sub/a.csv": "text\nold sea\n",
+        "c.jsonl": '{"text": "warm"}\n',
+    }.items():
+        (data / name).write_text(content)
+    (data / "notes.md").write_text("no texts in lines")
+    for words, expected in [
+        ((data,), ["the fox", "warm", "old sea"]),
+        ((data / "*.txt", data / "sub"), ["the fox", "old sea"]),
+    ]:
+        run("embed", *words, "-o", tmp_path / "out.jsonl", "--model", folder)
+        assert read_jsonl(tmp_path / "out.jsonl")[0] == expected
+    (tmp_path / "long.txt").write_text("the quick brown fox jumps\nthe quick lazy dog\n")
+    vectors = []
+    for length in (4, 64):  # [CLS] the quick [SEP]
+        result = run(
+            "embed", tmp_path / "long.txt", "-o", tmp_path / "a.npy", "--model", folder, "--max_length", length
+        )
+        vectors.append(np.load(tmp_path / "a.npy"))
+        assert json.loads(result)["truncated"] == (2 if length == 4 else 0)
+    (short, other), (long, _) = vectors
+    assert np.array_equal(short, other) and not np.allclose(short, long)
 
 
 def test_embed_refuses_models_and_outputs_that_it_cannot_use(folder, tmp_path):
@@ -253,6 +299,9 @@ def test_embed_refuses_models_and_outputs_that_it_cannot_use(folder, tmp_path):
     text, model, output = ("embed", tmp_path / "a.txt"), ("--model", folder), ("-o", tmp_path / "out.npy")
     for command, message in [
         ((*text, *model, *output, "--prompt_name", "nope"), "Prompt name 'nope' not found"),
+        ((*text, *model, *output, "--max_length", "2"), "max_length=2 leaves no token beside"),
+        (("embed", tmp_path / "no.txt", *model, *output), "^neobert embed: .*No such file or folder: '.*no.txt'$"),
+        (("embed", tmp_path / "*.csv", *model, *output), r"^neobert embed: .*No such file or folder: '.*\*.csv'$"),
         (
             (*text, *model, "-o", tmp_path / "nowhere/out.npy"),
             "No such file or directory: out.npy could not be written",
@@ -290,22 +339,26 @@ def test_embed_refuses_a_folder_that_cannot_be_written_at_the_start(folder, tmp_
 
 
 @pytest.mark.parametrize("name", ["out.npy", "out.jsonl", "out.parquet"])
-def test_a_disk_that_fills_during_the_write_leaves_the_earlier_file_and_no_partial_one(folder, tmp_path, name):
-    """A limit on the size of files simulates a full disk."""
+def test_a_full_disk_leaves_the_earlier_file_and_the_vectors_and_no_partial_output(folder, tmp_path, monkeypatch, name):
+    """A limit on the size of files simulates a full disk: first while texts are embedded, then while the output is written."""
     words = random.Random(0).choices(["the", "quick", "brown", "fox", "old", "sea"], k=8000)
     # rows that do not compress
     (tmp_path / "a.txt").write_text("".join(f"{' '.join(words[i : i + 8])}\n" for i in range(0, 8000, 8)))
     (tmp_path / name).write_text("earlier")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, hard))
-    try:
-        with pytest.raises(
-            SystemExit, match=f"File too large: {name} could not be written; the previous content is unchanged"
-        ):
-            run("embed", tmp_path / "a.txt", "--model", folder, "-o", tmp_path / name)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    embed = ("embed", tmp_path / "a.txt", "--model", folder, "-o", tmp_path / name)
+    with largest_file(30_000), pytest.raises(SystemExit, match=f"{name}.vectors, which keeps vectors, cannot be used"):
+        run(*embed)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="130"):
+        patch.setattr(vector_files, "writing", refuse(KeyboardInterrupt()))
+        run(*embed)
+    written = f"File too large: {name} could not be written; the previous content is unchanged"
+    with largest_file(30_000), pytest.raises(SystemExit, match=written):
+        run(*embed)
     assert (tmp_path / name).read_text() == "earlier" and not list(tmp_path.glob("*.part"))
+    with monkeypatch.context() as patch:
+        patch.setattr(SentenceTransformer, "encode", refuse(AssertionError("a text is embedded again")))
+        run(*embed)
+    assert {file.name for file in tmp_path.iterdir()} == {"a.txt", "model", name}
 
 
 # --- tokenize ---------------------------------------------------------------------------------------------------------

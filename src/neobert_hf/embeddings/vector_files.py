@@ -6,23 +6,30 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 import torch
+from tqdm.auto import tqdm
 
 from ..data.files import write_error, writing
-from ..data.rows import read_text_column
+from ..data.rows import SUFFIXES, read_text_column
+from ..data.texts import check_leaves_tokens, check_max_length
 from ..data.wordpiece import plain_tokenizer
 from ..model.machine_neobert import best_dtype
 from ..runs import MINI_MODEL_PATH
+from .kept import BLOCK, Kept
 from .memory import check_memory
-from .models import open_embedding_model
+from .models import fingerprint, open_embedding_model
+from .passages import find_files
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
+
+Blocks = Iterator[tuple[list[str], np.ndarray]]  # texts with their vectors (texts, dimension)
 
 
 def embed_files(
@@ -32,79 +39,112 @@ def embed_files(
     text_column: str = "text",
     prompt_name: str | None = None,
     normalize: bool = False,
+    max_length: int | None = None,
     batch_size: int = 64,
 ) -> dict:
     """Embed the texts of files, and write the embeddings to a file.
 
-    The file is written at the end, so an interrupted call keeps nothing: split files whose embedding takes long.
+    The vectors are kept in the file OUTPUT.vectors until the output is complete, so a call after an interruption embeds only
+    what is missing.
 
     Args:
-        files: Files of one kind: .txt (a text in each line), .jsonl, .csv or .parquet.
-        output: File to write: .npy holds the embeddings (texts, dimension); .jsonl and .parquet hold the columns text and
-            embedding.
+        files: Files, folders, and patterns such as `data/*.csv`. Texts are in .txt (a text in each line), .jsonl, .json, .csv,
+            .tsv or .parquet.
+        output: File to write: .npy holds the embeddings (texts, dimension) in float32; .jsonl and .parquet hold the columns text
+            and embedding.
         model: Embedding model, as a folder or a Hub id.
         text_column: Column of the texts; .txt has no columns.
         prompt_name: Name of the model's prompt to put before each text.
         normalize: Scale each embedding to length 1.
+        max_length: Length in tokens at which a text is truncated; by default what the model reads.
         batch_size: Number of texts in a batch of the model.
 
     Returns:
-        The output, the number of texts, their dimension, the length in tokens that the model reads, and how many texts are
-        longer (None if the tokenizer is not a fast one).
+        The output, the number of files that were read and that were skipped in folders, the number of texts, their dimension,
+        the length in tokens that the model reads, and how many texts are longer (None if the tokenizer is not a fast one).
 
     Raises:
         ValueError: The output has another ending, is an input, or is a folder; a text is not valid; the model cannot be opened;
             or the work needs more memory than is free.
         OSError: A file cannot be read, or the output cannot be written.
+        RuntimeError: The vectors cannot be kept.
     """
-    _check_output(Path(output), files)
-    text_bytes = sum(Path(file).stat().st_size for file in files if Path(file).is_file())
-    check_memory(text_bytes, f"reading {', '.join(files)}", "split the file")
-    texts = [text for _, text in read_text_column(files, text_column)]
+    named, skipped = find_files(files, (".txt", *SUFFIXES))
+    found = list(named)
+    _check_output(Path(output), found)
+    check_memory(sum(file.stat().st_size for file in found), f"reading {', '.join(files)}", "split the file")
+    texts = [text for _, text in read_text_column(found, text_column)]
     encoder = open_for_inference(model)
+    set_max_length(encoder, max_length)
     check_memory(
-        _needed_bytes(encoder, len(texts), batch_size),
+        _needed_bytes(encoder, batch_size),
         f"embedding {len(texts):,} texts, {batch_size} at once",
         "choose a smaller batch size, or split the file",
     )
     options = {"prompt_name": prompt_name, "normalize_embeddings": normalize}
-    try:
-        vectors = encoder.encode(texts, batch_size=batch_size, show_progress_bar=True, **options)
-    except KeyboardInterrupt:
-        print(f"\ninterrupted: {output} is not written, and no embedding is kept", file=sys.stderr)
-        raise
+    encode = partial(encoder.encode, batch_size=batch_size, show_progress_bar=False, **options)
+    kept = Kept(Path(f"{output}.vectors"))
+    vectors = partial(kept.vectors, encode=encode, identity=f"{fingerprint(encoder, {})} {options}")
+    blocks = [texts[start : start + BLOCK] for start in range(0, len(texts), BLOCK)]
+    with tqdm(total=len(texts), unit="text") as bar:
+        try:
+            for block in blocks:
+                dimension = vectors(block).shape[1]
+                bar.update(len(block))
+        except KeyboardInterrupt:
+            bar.write(
+                f"interrupted: {bar.n:,} of {len(texts):,} texts are embedded; the same command continues", sys.stderr
+            )
+            raise
     with writing(Path(output)) as handle:
-        WRITERS[Path(output).suffix](handle, texts, vectors)
+        WRITERS[Path(output).suffix](handle, ((block, vectors(block)) for block in blocks), (len(texts), dimension))
+    kept.delete()
     prompt = encoder.prompts.get(prompt_name or encoder.default_prompt_name, "")
     return {
         "output": output,
+        "files": len(found),
+        "skipped_files": skipped.total(),
         "texts": len(texts),
-        "dimension": int(vectors.shape[1]),
-        "max_seq_length": _longest_input(encoder),
+        "dimension": dimension,
+        "max_seq_length": longest_input(encoder),
         "truncated": _num_truncated(encoder, (prompt + text for text in texts)),
     }
 
 
-def _needed_bytes(encoder: SentenceTransformer, num_texts: int, batch_size: int) -> int:
-    """A lower bound: the vectors, twice, and on a CPU the states of a feed-forward layer for a batch of maximum length."""
-    vectors = 2 * 4 * num_texts * (encoder.get_embedding_dimension() or 0)  # separate vectors, then one array
+def _needed_bytes(encoder: SentenceTransformer, batch_size: int) -> int:
+    """A lower bound: on a CPU the states of a feed-forward layer for a batch of maximum length."""
     config = getattr(encoder[0], "config", None)  # a StaticEmbedding has none
     if not hasattr(config, "hidden_size") or encoder.device.type != "cpu":
-        return vectors
+        return 0
     inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
     width = 3 * config.hidden_size + inner
-    return vectors + batch_size * (encoder.max_seq_length or 512) * width * encoder.dtype.itemsize
+    return batch_size * (encoder.max_seq_length or 512) * width * encoder.dtype.itemsize
 
 
-def _longest_input(model: SentenceTransformer) -> int | None:
+def set_max_length(encoder: SentenceTransformer, max_length: int | None) -> None:
+    """Set the number of tokens at which a model truncates a text; None changes nothing.
+
+    Raises:
+        ValueError: The model has no positions for this length, or reads texts of any length.
+    """
+    if max_length is None:
+        return
+    check_leaves_tokens(max_length, "max_length")
+    if longest_input(encoder) is None:
+        raise ValueError(f"max_length={max_length}, but this model reads texts of any length; leave out max_length")
+    check_max_length(encoder[0].model, max_length, "max_length")
+    encoder.max_seq_length = max_length
+
+
+def longest_input(model: SentenceTransformer) -> int | None:
     """The number of tokens at which a model truncates a text; None if it reads all of them."""
     longest = model.max_seq_length
     return None if longest is None or math.isinf(longest) else int(longest)
 
 
 def _num_truncated(model: SentenceTransformer, inputs: Iterable[str]) -> int | None:
-    """The number of inputs that are longer than `_longest_input`; None if the tokenizer is not a fast one."""
-    longest = _longest_input(model)
+    """The number of inputs that are longer than `longest_input`; None if the tokenizer is not a fast one."""
+    longest = longest_input(model)
     if longest is None:
         return 0
     if not getattr(model.tokenizer, "is_fast", False):
@@ -132,11 +172,11 @@ def open_for_inference(model: str) -> SentenceTransformer:
     return encoder.to(best_dtype(encoder.device)) if encoder.dtype == torch.bfloat16 else encoder
 
 
-def _check_output(output: Path, files: Sequence[str]) -> None:
+def _check_output(output: Path, files: Sequence[Path]) -> None:
     """Raise an error before the work if the output cannot be written."""
     if output.suffix not in WRITERS:
         raise ValueError(f"output={output} ends in none of {', '.join(WRITERS)}; choose one of them")
-    if output.exists() and any(output.samefile(file) for file in files if Path(file).exists()):
+    if output.exists() and any(output.samefile(file) for file in files if file.exists()):
         raise ValueError(f"output={output} is also an input, whose other columns would be lost; name another file")
     if output.is_dir():
         raise ValueError(f"output={output} is a folder; name a file")
@@ -147,23 +187,27 @@ def _check_output(output: Path, files: Sequence[str]) -> None:
         raise write_error(error, output, "no text was embedded") from error
 
 
-def _write_npy(handle: BinaryIO, texts: list[str], vectors: np.ndarray) -> None:
-    """As np.save, which does not report that a disk is full."""
-    np.lib.format.write_array_header_1_0(handle, np.lib.format.header_data_from_array_1_0(vectors))
-    handle.write(np.ascontiguousarray(vectors).data)
+def _write_npy(handle: BinaryIO, blocks: Blocks, shape: tuple[int, int]) -> None:
+    header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(handle, header)
+    handle.writelines(np.ascontiguousarray(vectors, "<f4").data for _, vectors in blocks)
 
 
-def _write_jsonl(handle: BinaryIO, texts: list[str], vectors: np.ndarray) -> None:
-    rows = ({"text": text, "embedding": vector.tolist()} for text, vector in zip(texts, vectors))
-    handle.writelines(f"{json.dumps(row)}\n".encode() for row in rows)
+def _write_jsonl(handle: BinaryIO, blocks: Blocks, shape: tuple[int, int]) -> None:
+    for texts, vectors in blocks:
+        rows = ({"text": text, "embedding": vector.tolist()} for text, vector in zip(texts, vectors))
+        handle.writelines(f"{json.dumps(row)}\n".encode() for row in rows)
 
 
-def _write_parquet(handle: BinaryIO, texts: list[str], vectors: np.ndarray) -> None:
+def _write_parquet(handle: BinaryIO, blocks: Blocks, shape: tuple[int, int]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    embeddings = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
-    pq.write_table(pa.table({"text": pa.array(texts, pa.string()), "embedding": embeddings}), handle)
+    schema = pa.schema({"text": pa.string(), "embedding": pa.list_(pa.float32(), shape[1])})
+    with pq.ParquetWriter(handle, schema) as writer:
+        for texts, vectors in blocks:
+            embeddings = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), shape[1])
+            writer.write_table(pa.table([pa.array(texts, pa.string()), embeddings], schema=schema))
 
 
 WRITERS = {".npy": _write_npy, ".jsonl": _write_jsonl, ".parquet": _write_parquet}

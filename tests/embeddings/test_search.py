@@ -1,0 +1,410 @@
+"""`neobert search`: which files are read, where passages begin, what is embedded again, and which passages answer."""
+
+import io
+import json
+import sqlite3
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sentence_transformers", reason="neobert search needs it (pip install -e .[embed])")
+pytest.importorskip("semantic_text_splitter", reason="neobert search needs it (pip install -e .[embed])")
+
+from conftest import SENTENCE, run_main
+from sentence_transformers import SentenceTransformer
+
+import neobert_cli
+from neobert_hf import NeoBERTForMaskedLM
+from neobert_hf.embeddings import kept, passages, search
+from neobert_hf.embeddings.kept import Kept
+from neobert_hf.embeddings.passages import PassageReader, find_files
+from neobert_hf.embeddings.search import DocumentSearch
+
+WORDS = SENTENCE.split()
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint, tokenizer, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    NeoBERTForMaskedLM.from_pretrained(checkpoint).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def notes(tmp_path, monkeypatch):
+    """A folder of Markdown with umlauts, code, a byte order mark and line ends of Windows; each line is unique."""
+    monkeypatch.setattr(search, "CACHE", tmp_path / "cache.sqlite")
+    folder = tmp_path / "notes"
+    (folder / "sub").mkdir(parents=True)
+    for number in range(4):
+        lines = [f"# Übung {number}", "", *(f"Größe {number} {i} the old fox" for i in range(12)), ""]
+        lines += ["```python", f"def öffne_{number}(datei):", "    return open(datei)  # ñ 漢字", "```", ""]
+        lines += [f"## Schluss {number}", "", " ".join(f"{word}{number}" for word in WORDS), ""]
+        text = ("\r\n" if number == 1 else "\n").join(lines)
+        (folder / ("sub" if number > 1 else "") / f"{number}.md").write_bytes(
+            text.encode("utf-8-sig" if number == 2 else "utf-8")
+        )
+    return folder
+
+
+@pytest.fixture
+def embedded(monkeypatch):
+    """The texts that models embed as documents."""
+    texts, encode = [], SentenceTransformer.encode_document
+
+    def counted(self, sentences, **options):
+        texts.extend(sentences)
+        return encode(self, sentences, **options)
+
+    monkeypatch.setattr(SentenceTransformer, "encode_document", counted)
+    return texts
+
+
+def open_search(folder, model, **options):
+    return DocumentSearch([str(folder)], model=model, max_length=24, **options)
+
+
+def command(*arguments):
+    return run_main(neobert_cli, "search", *arguments)
+
+
+# --- Passages ---------------------------------------------------------------------------------------------------------
+
+
+def check_places(found):
+    """Each passage stands in its file where it says, in an independent reading of the file."""
+    for passage in found:
+        lines = Path(passage.file).read_bytes().decode("utf-8-sig").split("\n")
+        rest = "\n".join(lines[passage.line - 1 :])
+        assert passage.text in rest
+        assert rest.index(passage.text) <= len(lines[passage.line - 1])  # it begins in this line
+
+
+def test_a_passage_begins_in_the_line_that_it_names_and_fits_the_model(notes, model):
+    found = open_search(notes, model).passages
+    check_places(found)
+    tokenizer = SentenceTransformer(model).tokenizer
+    lengths = [len(tokenizer(passage.text, truncation=False)["input_ids"]) for passage in found]
+    assert max(lengths) <= 24 and np.mean(lengths) > 8
+    assert len({(passage.file, passage.line) for passage in found}) > 20
+
+
+def test_passages_cover_every_word_of_every_file(notes, model, monkeypatch):
+    """Also if a file is read in many parts, and if a line is longer than a part."""
+    (notes / "long.txt").write_text("a short line\n" + "ü longest line of all " * 40 + "\nthe end\n" * 30)
+    monkeypatch.setattr(passages, "BLOCK", 100)
+    found = open_search(notes, model).passages
+    check_places(passage for passage in found if not passage.file.endswith("long.txt"))
+    for file in find_files([str(notes)], PassageReader.SUFFIXES)[0]:
+        text = "".join(passage.text for passage in found if passage.file == str(file))
+        letters = set(file.read_text("utf-8-sig")) - {" ", "\n", "\r", "`"}
+        assert letters <= set(text)
+    assert max(passage.line for passage in found if passage.file.endswith("long.txt")) >= 30
+
+
+def test_passages_are_cut_at_headings(notes, model):
+    starts = {passage.text.splitlines()[0] for passage in open_search(notes, model).passages}
+    assert {f"{title} {number}" for title in ("# Übung", "## Schluss") for number in range(4)} <= starts
+
+
+def test_a_folder_contributes_files_of_known_suffixes_and_counts_the_others(notes):
+    (notes / ".git").mkdir()
+    (notes / ".git/a.md").write_text("hidden")
+    (notes / "a.png").write_bytes(b"\x89PNG")
+    (notes / "LICENSE").write_text("text")
+    (notes / "sub/up").symlink_to(notes)
+    files, skipped = find_files([str(notes)], PassageReader.SUFFIXES)
+    assert [str(file.relative_to(notes)) for file in files] == ["0.md", "1.md", "sub/2.md", "sub/3.md"]
+    assert skipped == {"hidden": 1, ".png": 1, "without a suffix": 1, "links to folders": 1}
+    files, skipped = find_files([str(notes / "**/*.md"), str(notes / "LICENSE")], PassageReader.SUFFIXES)
+    assert len(files) == 5 and all(files.values()) and not skipped
+
+
+def test_a_file_of_a_folder_that_cannot_be_read_is_named_and_the_others_are_searched(notes, model):
+    (notes / "old.txt").write_bytes(b"fine\nM\xfcller\n")
+    (notes / "zero.txt").symlink_to("zero.txt")
+    (notes / "package.json").write_text('{"name": "x"}')
+    documents = open_search(notes, model)
+    assert len({passage.file for passage in documents.passages}) == 4
+    problems = "\n".join(documents.problems)
+    assert len(documents.problems) == 3 and "old.txt, line 2 is not UTF-8" in problems
+    assert "no column 'text'" in problems and "symbolic links" in problems
+    assert documents.summary().count("not read: ") == 3
+
+
+def test_rows_are_passages_with_their_line(notes, model, tmp_path):
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    (rows / "a.jsonl").write_text("".join(json.dumps({"body": f"the fox {i}"}) + "\n" for i in range(3)))
+    (rows / "b.csv").write_text("id,body\n1,the old sea\n2,\n3,warm house\n")
+    found = open_search(rows, model, text_column="body").passages
+    places = [(passage.file[-7:], passage.line, passage.text) for passage in found]
+    assert places == [
+        *(("a.jsonl", i + 1, f"the fox {i}") for i in range(3)),
+        *(("s/b.csv", 2, "the old sea"), ("s/b.csv", 4, "warm house")),
+    ]
+
+
+# --- What is kept -----------------------------------------------------------------------------------------------------
+
+
+def test_only_new_and_changed_passages_are_embedded_again(notes, model, embedded):
+    first = open_search(notes, model)
+    assert sorted(embedded) == sorted({passage.text for passage in first.passages})
+    embedded.clear()
+    again = open_search(notes, model)
+    assert not embedded and np.array_equal(again.vectors, first.vectors)
+    file = notes / "0.md"
+    file.write_text(file.read_text().replace("## Schluss 0", "## Ende 0"))
+    (notes / "0.md").rename(notes / "moved.md")
+    changed = open_search(notes, model)
+    assert embedded and all("Ende 0" in text for text in embedded)
+    assert len(changed.passages) == len(first.passages)
+
+
+def test_another_length_or_model_embeds_again(notes, model, embedded, tmp_path):
+    open_search(notes, model)
+    embedded.clear()
+    DocumentSearch([str(notes)], model=model, max_length=30)
+    assert embedded
+    embedded.clear()
+    other = SentenceTransformer(model)
+    other[0].model.decoder = None
+    next(other.parameters()).data += 0.5
+    other.save_pretrained(str(tmp_path / "other"))
+    open_search(notes, str(tmp_path / "other"))
+    assert embedded
+
+
+def test_an_interrupted_search_embeds_only_what_is_missing(notes, model, embedded, monkeypatch):
+    monkeypatch.setattr(search, "BLOCK", 8)
+    encode, calls = SentenceTransformer.encode_document, []
+
+    def interrupted(self, texts, **options):
+        calls.append(texts)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return encode(self, texts, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SentenceTransformer, "encode_document", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            open_search(notes, model)
+    done = list(embedded)
+    assert len(done) == 16
+    embedded.clear()
+    documents = open_search(notes, model)
+    assert not set(done) & set(embedded)
+    assert len(done) + len(embedded) == len({passage.text for passage in documents.passages})
+
+
+def test_what_no_search_uses_is_removed_after_30_days(notes, model, embedded, monkeypatch):
+    open_search(notes, model)
+    one_file = len(embedded)
+    today = time.time()
+    for days in (20, 40):
+        monkeypatch.setattr(kept.time, "time", lambda days=days: today + days * 86400)
+        open_search(notes / "0.md", model)
+    embedded.clear()
+    open_search(notes, model)
+    assert 0 < len(embedded) < one_file and not any("Übung 0" in text for text in embedded)
+
+
+def test_a_damaged_cache_gives_one_line(notes, model):
+    search.CACHE.write_bytes(b"no database" * 1000)
+    with pytest.raises(
+        RuntimeError, match=r"cache.sqlite, which keeps vectors, cannot be used \(file is not a database\)"
+    ):
+        open_search(notes, model)
+
+
+def test_kept_values_survive_the_process_and_a_failed_write_stores_nothing(tmp_path):
+    store = Kept(tmp_path / "a.sqlite")
+    assert store.get([b"a"]) == {} and not store.file.exists()
+    store.put({b"a": b"1", b"b": b"2"})
+    with pytest.raises(RuntimeError):
+        store.put({b"c": b"3", b"d": object()})
+    store.close()
+    with sqlite3.connect(store.file) as database:
+        assert sorted(database.execute("SELECT key, value FROM kept")) == [(b"a", b"1"), (b"b", b"2")]
+
+
+# --- Answers ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_answers_are_those_of_a_search_by_hand(notes, model):
+    documents = open_search(notes, model)
+    encoder = SentenceTransformer(model)
+    vectors = np.array([encoder.encode(passage.text) for passage in documents.passages], np.float64)
+    for question in ("the old fox", "öffne datei"):
+        asked = encoder.encode(question).astype(np.float64)
+        cosines = vectors @ asked / np.linalg.norm(vectors, axis=1) / np.linalg.norm(asked)
+        answers = documents.search(question, top_k=7)
+        scores = [answer.score for answer in answers]
+        np.testing.assert_allclose(scores, np.sort(cosines)[::-1][:7], atol=1e-5)  # float32
+        by_place = {
+            (passage.file, passage.line, passage.text): cosine for passage, cosine in zip(documents.passages, cosines)
+        }
+        found = [by_place[answer.file, answer.line, answer.text] for answer in answers]
+        np.testing.assert_allclose(found, scores, atol=1e-5)
+    assert len(documents.search("fox", top_k=10_000)) == len(documents.passages)
+
+
+def test_the_mini_model_finds_the_passage_and_the_command_prints_file_line_and_passage(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(search, "CACHE", tmp_path / "cache.sqlite")
+    monkeypatch.setenv("COLUMNS", "60")
+    (tmp_path / "a.md").write_text(
+        "# Files\n\nopen(path) opens a file and returns a file object.\n\n" + "# Paint\n\nMix red and blue.\n\n" * 20
+    )
+    (tmp_path / "b.md").write_text(
+        "\n\n# Time\n\nsleep(seconds) waits for some seconds.\n\n" + "# Numbers\n\nround(x) rounds.\n\n" * 20
+    )
+    printed = command(tmp_path, "wait for a while", "--top_k", 1)
+    first, *rest = printed.splitlines()
+    assert first.startswith(f"{tmp_path}/b.md:3  (0.") and "sleep(seconds) waits" in rest[0] and len(rest) <= 3
+    assert all(len(line) <= 60 for line in rest)
+    assert "files: 2, passages: " in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", io.StringIO("wait for a while\nopen a file\n\nnot asked\n"))
+    rows = [json.loads(line) for line in command(tmp_path, "--json", "--top_k", 2).splitlines()]
+    assert [row["question"] for row in rows] == ["wait for a while", "open a file"]
+    assert rows[0]["answers"][0]["line"] == 3 and len(rows[0]["answers"]) == 2
+    assert rows[1]["answers"][0]["file"].endswith("a.md") and "opens a file" in rows[1]["answers"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere", "fox"], "No such file or folder: 'nowhere'"),
+        (["no*.md", "fox"], r"No such file or folder: 'no\*.md'"),
+        (["notes", "?!"], r"the question '\?!' has no words; ask in words"),
+        (["notes", "fox", "--top_k", "0"], "top_k=0 is less than 1"),
+        (["notes", "fox", "--max_length", "2"], "max_length=2 leaves no token"),
+        (["empty.md", "fox"], r"empty.md: no text to search; files: 0, passages: 0"),
+        (["pictures", "fox"], r"pictures: no text to search; files: 0, passages: 0; skipped: .png 1"),
+        (["old.txt", "fox"], "old.txt, line 1 is not UTF-8"),
+        (["binary", "fox"], "binary, line 1 is not UTF-8"),
+        (["loop.txt", "fox"], "Too many levels of symbolic links: 'loop.txt'"),
+        (["rows.csv", "fox"], "rows.csv, line 2: no column 'text'; name the column of the texts, one of body"),
+        (["notes", "fox", "--model", "no"], "no cannot be opened"),
+    ],
+)
+def test_bad_input_gives_one_line_before_anything_is_embedded(notes, model, embedded, monkeypatch, arguments, message):
+    monkeypatch.chdir(notes.parent)
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    for name, content in {
+        "empty.md": b"",
+        "pictures/a.png": b"x",
+        "old.txt": b"\xff\xfe",
+        "binary": b"\x7fELF\xff\x00",
+        "rows.csv": b"body\nfox\n",
+    }.items():
+        file = notes.parent / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(content)
+    (notes.parent / "loop.txt").symlink_to("loop.txt")
+    options = () if "--model" in arguments else ("--model", model)
+    with pytest.raises(SystemExit, match=f"^neobert search: .*{message}") as ended:
+        command(*arguments, *options)
+    assert "\n" not in str(ended.value) and not embedded
+
+
+# --- Other formats ----------------------------------------------------------------------------------------------------
+
+
+def write_pdf(file, text):
+    """A PDF of one page, as small as the format allows."""
+    stream = f"BT /F1 24 Tf 72 700 Td ({text}) Tj ET".encode()
+    objects = [
+        b"<< /Type /Catalog /Pages 2 0 R >>",
+        b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
+        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 4 0 R"
+        b" /Resources << /Font << /F1 << /Type /Font /Subtype /Type1 /BaseFont /Helvetica >> >> >> >>",
+        b"<< /Length %d >>\nstream\n%s\nendstream" % (len(stream), stream),
+    ]
+    content, places = b"%PDF-1.4\n", []
+    for number, body in enumerate(objects, 1):
+        places.append(len(content))
+        content += b"%d 0 obj\n%s\nendobj\n" % (number, body)
+    table = b"".join(b"%010d 00000 n \n" % place for place in places)
+    end = b"trailer\n<< /Size 5 /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF\n" % len(content)
+    file.write_bytes(content + b"xref\n0 5\n0000000000 65535 f \n" + table + end)
+
+
+def write_docx(file, text):
+    main = "http://schemas.openxmlformats.org"
+    word = f"{main}/wordprocessingml/2006/main"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(
+            "[Content_Types].xml",
+            f'<Types xmlns="{main}/package/2006/content-types"><Default Extension="rels" ContentType="application/vnd.'
+            'openxmlformats-package.relationships+xml"/><Override PartName="/word/document.xml" ContentType="application/vnd.'
+            'openxmlformats-officedocument.wordprocessingml.document.main+xml"/></Types>',
+        )
+        archive.writestr(
+            "_rels/.rels",
+            f'<Relationships xmlns="{main}/package/2006/relationships"><Relationship Id="a" Target="word/document.xml" '
+            f'Type="{main}/officeDocument/2006/relationships/officeDocument"/></Relationships>',
+        )
+        body = f"<w:p><w:r><w:t>{text}</w:t></w:r></w:p>"
+        archive.writestr("word/document.xml", f'<w:document xmlns:w="{word}"><w:body>{body}</w:body></w:document>')
+
+
+def test_html_pdf_and_docx_are_converted_once(notes, model, monkeypatch):
+    markitdown = pytest.importorskip("markitdown", reason="other formats need it (pip install 'markitdown[pdf,docx]')")
+    folder = notes.parent / "others"
+    folder.mkdir()
+    (folder / "a.html").write_text("<html><body><h1>Größe</h1><p>the quick fox, täglich</p></body></html>")
+    write_pdf(folder / "b.pdf", "the lazy dog sleeps")
+    write_pdf(folder / "scan.pdf", "")
+    write_docx(folder / "c.docx", "the warm house, über alles")
+    (folder / "broken.pdf").write_bytes((folder / "b.pdf").read_bytes()[:300])
+    (folder / "broken.docx").write_bytes((folder / "c.docx").read_bytes()[:300])
+    documents = open_search(folder, model)
+    texts = {passage.file.rpartition("/")[2]: passage.text for passage in documents.passages}
+    assert (
+        texts.keys() == {"a.html", "b.pdf", "c.docx"} and "# Größe" in texts["a.html"] and "täglich" in texts["a.html"]
+    )
+    assert "the lazy dog sleeps" in texts["b.pdf"] and "the warm house, über alles" in texts["c.docx"]
+    assert len(documents.problems) == 2 and all("cannot be converted" in problem for problem in documents.problems)
+    with pytest.raises(ValueError, match=r"scan.pdf: no text to search"):
+        open_search(folder / "scan.pdf", model)
+    monkeypatch.setattr(markitdown.MarkItDown, "convert", None)
+    assert open_search(folder / "c.docx", model).passages[0].text == texts["c.docx"]
+
+
+def test_without_markitdown_one_line_says_how_to_install_it(notes, model, monkeypatch):
+    monkeypatch.setitem(sys.modules, "markitdown", None)
+    (notes / "a.pdf").write_bytes(b"%PDF-1.4")
+    message = f"{notes}/a.pdf: .pdf is read by markitdown; install it: {passages.INSTALL}"
+    assert open_search(notes, model).problems == [message]
+    with pytest.raises(ImportError, match=r'pip install "markitdown\[pdf,docx\]"'):
+        open_search(notes / "a.pdf", model)
+
+
+def test_a_killed_embed_continues(tmp_path, model):
+    """SIGKILL in the second block: a new process embeds the rest, and the output equals that of one run."""
+    (tmp_path / "a.txt").write_text("".join(f"the fox {i}\n" for i in range(12)))
+    script = (
+        "import os, sys; from sentence_transformers import SentenceTransformer as S; from neobert_hf.embeddings import "
+        "vector_files as v; v.BLOCK, encode, calls, stop = 4, S.encode, [], int(sys.argv.pop())\n"
+        "def counted(self, texts, **options):\n"
+        "    calls.append(len(texts)); len(calls) == stop and os.kill(os.getpid(), 9); return encode(self, texts, **options)\n"
+        "S.encode = counted; import neobert_cli; neobert_cli.main(); print(calls)"
+    )
+    argv = ["embed", "a.txt", "-o", "a.npy", "--model", model]
+
+    def run(*words):
+        return subprocess.run([sys.executable, "-c", script, *words], cwd=tmp_path, capture_output=True, text=True)
+
+    assert run(*argv, "2").returncode == -9 and (tmp_path / "a.npy.vectors").exists()
+    done = run(*argv, "0")
+    assert done.returncode == 0 and done.stdout.endswith("[4, 4]\n"), done.stderr
+    expected = SentenceTransformer(model).encode((tmp_path / "a.txt").read_text().splitlines())
+    np.testing.assert_allclose(np.load(tmp_path / "a.npy"), expected, atol=1e-6)  # float32, other batches
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.npy", "a.txt"]
