@@ -32,6 +32,7 @@ from neobert_hf.embeddings.contextual_training import (
 )
 from neobert_hf.embeddings.contrastive import ContrastiveTrainer
 from neobert_hf.embeddings.training import start_files, train_and_summarize
+from neobert_hf.embeddings.training_sets import read_sets_of_pairs
 from neobert_hf.evaluation.retrieval import EvaluatorInContext, pairs_evaluators
 from neobert_hf.runs.commands import CommandParser, run_command
 from neobert_hf.runs.folders import lock_run
@@ -66,7 +67,8 @@ def train(arguments: ContextualArguments, training: ContextualTrainingArguments)
     # 3. Loss, evaluation, training.
     masked = None if arguments.keep_false_negatives else clusters
     loss = ContextualRankingLoss(model, arguments.temperature, arguments.mini_batch_size, masked)
-    evaluators = [EvaluatorInContext(plain) for plain in pairs_evaluators(arguments.validation_files or ())]
+    validation = read_sets_of_pairs(arguments.validation_files or ())
+    evaluators = [EvaluatorInContext(plain) for plain in pairs_evaluators(validation)]
     values = asdict(arguments) | {"context_size": loss.context_size, "max_seq_length": model.max_seq_length}
     values = {name: value for name, value in values.items() if name not in ("validation_files", "clusters_dir")}
     train_and_summarize(

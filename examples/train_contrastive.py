@@ -27,6 +27,7 @@ from neobert_hf.embeddings.contrastive import (
     contrastive_loss,
     mine_negatives,
     open_training_sets,
+    open_validation_sets,
     set_sampling,
 )
 from neobert_hf.embeddings.models import open_embedding_model
@@ -53,6 +54,7 @@ def train(arguments: ContrastiveArguments, training: ContrastiveTrainingArgument
     # 2. Data
     sides = arguments.instruction_sides
     sets, prompts = open_training_sets(arguments, training.seed)
+    sets, held_out = open_validation_sets(arguments, sets, training.seed)
     if arguments.num_mined_negatives:
         sets = mine_negatives(sets, prompts, model, arguments.num_mined_negatives, sides)
     training.prompts = column_prompts(sets, prompts, sides)
@@ -60,6 +62,8 @@ def train(arguments: ContrastiveArguments, training: ContrastiveTrainingArgument
     for set_name, rows in sets.items():
         columns, prompt = ", ".join(rows.column_names), prompts.get(set_name)
         print(f"{set_name}: {len(rows):,} rows of {columns}; prompt {prompt!r}", flush=True)
+    for set_name, rows in held_out.items():
+        print(f"{set_name}: {len(rows):,} pairs to evaluate on", flush=True)
     if len(prompts) == len(sets) and len(set(prompts.values())) == 1:  # the model keeps the only instruction
         (prompt,) = set(prompts.values())
         model.prompts = {"query": prompt, "document": prompt if sides == "both" else ""}
@@ -67,15 +71,13 @@ def train(arguments: ContrastiveArguments, training: ContrastiveTrainingArgument
     # 3. Training
     options = {"mini_batch_size": arguments.mini_batch_size, "gather_across_devices": arguments.gather_across_devices}
     loss = contrastive_loss(model, arguments.temperature, **options)
-    evaluators = pairs_evaluators(arguments.validation_files or ())
-    data = {"train_dataset": sets, "evaluator": evaluators or None}
+    evaluators = pairs_evaluators(held_out, prompts, sides)
     identity = {name: value for name, value in asdict(arguments).items() if name != "validation_files"}
-    instructions = [arguments.instructions] if arguments.instructions else []
     train_and_summarize(
-        lambda _: ContrastiveTrainer(model, training, loss=loss, **data),
+        lambda _: ContrastiveTrainer(model, training, train_dataset=sets, loss=loss, evaluator=evaluators or None),
         training,
         {**identity, "max_seq_length": model.max_seq_length},
-        files=[*(arguments.train_files or ()), *instructions, *start_files(name)],
+        files=[*(arguments.train_files or ()), *filter(None, [arguments.instructions]), *start_files(name)],
         num_rows={name: len(rows) for name, rows in sets.items()},
         evaluators=evaluators,
         shown=("temperature", "sampling_exponent", "max_seq_length"),

@@ -705,7 +705,7 @@ def test_training_lowers_the_loss_and_the_second_stage_of_the_recipe_starts_from
     losses = list(losses_of(tmp_path / "first").values())
     assert np.mean(losses[-8:]) < np.mean(losses[:8])
     summary = json.loads(Path(tmp_path, "first", "training_summary.json").read_text())
-    assert summary["context_size"] == 4 and 0 < summary["small_cosine_ndcg@10"] <= 1
+    assert summary["context_size"] == 4 and 0 < summary["after"]["small_cosine_ndcg@10"] <= 1
     assert "large: 40 pairs" in printed and len(list((tmp_path / "clusters").iterdir())) == 2
 
     changes = dict(model_name_or_path=tmp_path / "first", batches="random", clusters_dir=tmp_path / "none")

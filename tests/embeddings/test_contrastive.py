@@ -39,7 +39,7 @@ from neobert_hf.embeddings.contrastive import (
     set_sampling,
 )
 from neobert_hf.embeddings.instructions import TRAINING_INSTRUCTIONS
-from neobert_hf.embeddings.training_sets import TRAINING_SETS, load_training_set, read_pairs
+from neobert_hf.embeddings.training_sets import TRAINING_SETS, hold_out, load_training_set, read_pairs
 from neobert_hf.runs.folders import lock_run
 
 SIZES = (6400, 1600, 100)
@@ -295,8 +295,8 @@ def test_a_resumed_run_has_the_same_losses_as_an_uninterrupted_one(command, tmp_
             run_main(train_contrastive, *other)
     run_main(train_contrastive, *command(tmp_path / "part", resume_from_checkpoint="last"))
     assert losses_of(tmp_path / "part") == whole
-    metrics = json.loads((tmp_path / "part/training_summary.json").read_text())
-    assert 0 <= metrics["small_cosine_recall@10"] <= 1
+    summaries = [json.loads((tmp_path / name / "training_summary.json").read_text()) for name in ("part", "whole")]
+    assert summaries[0] == summaries[1] and summaries[0]["before"] != summaries[0]["after"]
     assert SentenceTransformer(str(tmp_path / "part")).encode("fox").shape == (32,)
     (tmp_path / "part/checkpoint-8/scheduler.pt").unlink()
     for step in (3, 4, 12):
@@ -307,6 +307,35 @@ def test_a_resumed_run_has_the_same_losses_as_an_uninterrupted_one(command, tmp_
         run_main(train_contrastive, *command(tmp_path / "part", resume_from_checkpoint="last"))
     with lock_run(tmp_path / "part"), pytest.raises(ValueError, match="another process writes to"):
         run_main(train_contrastive, *command(tmp_path / "part"))
+
+
+def test_without_validation_files_a_tenth_of_the_train_files_is_held_out_and_evaluated(command, tmp_path):
+    arguments = command(tmp_path / "run", max_steps=2, save_steps=2)
+    start = arguments.index("--validation_files")
+    printed = run_main(train_contrastive, *arguments[:start], *arguments[start + 2 :])
+    assert "large: 81 rows of anchor, positive" in printed and "large: 9 pairs to evaluate on" in printed
+    assert "small: 12 rows" in printed  # one row would be held out, and a ranking of one document says nothing
+    summary = json.loads((tmp_path / "run/training_summary.json").read_text())
+    assert summary["num_rows"] == 81 + 12 and summary["before"].keys() == summary["after"].keys()
+    assert {name.split("_cosine")[0] for name in summary["before"]} == {"large"}
+    before, after = (summary[time]["large_cosine_ndcg@10"] for time in ("before", "after"))
+    assert f"large_cosine_ndcg@10: {before:.4f} before the training, {after:.4f} after it" in printed
+
+
+def test_held_out_rows_are_a_share_by_the_seed_and_never_trained():
+    rows = Dataset.from_dict({"anchor": [f"question {i}" for i in range(50)], "positive": [str(i) for i in range(50)]})
+
+    def divided(seed, share=0.2):
+        training, held_out = hold_out({"set": rows}, share, seed)
+        return list(training["set"]["anchor"]), list(held_out["set"]["anchor"])
+
+    training, held_out = divided(0)
+    assert len(held_out) == 10 and sorted(training + held_out) == sorted(rows["anchor"])
+    assert divided(0) == (training, held_out) != divided(1)
+    training, held_out = hold_out({"set": rows}, 0, 0)
+    assert len(training["set"]) == 50 and not held_out
+    many = Dataset.from_dict({"anchor": ["a"] * 20_000, "positive": ["b"] * 20_000})
+    assert len(hold_out({"set": many}, 0.1, 0)[1]["set"]) == 1000
 
 
 def test_a_resume_on_changed_texts_with_the_same_names_and_counts_is_refused(command, tmp_path, monkeypatch):
@@ -526,6 +555,7 @@ def test_every_set_of_table_7_is_available():
         (dict(train_files=["a.jsonl"], training_sets=["PAQ"]), "not both"),
         (dict(training_sets=["PAQ"], instructions="i.json"), "belongs to --train_files"),
         (dict(train_files=["a.jsonl"], instructions="a.json", instruction_template="x"), "does not contain"),
+        (dict(held_out_share=1.0), "held_out_share=1.0 is not a share; give 0 for no evaluation, or a number below 1"),
         (dict(temperature=0.0), "temperature=0.0 is not above 0"),
         (dict(max_seq_length=2), "max_seq_length=2 leaves no token"),
         (dict(training_sets=["PAQ"], instruction_template="x"), "does not contain"),  # before anything is downloaded

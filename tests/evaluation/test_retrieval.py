@@ -11,6 +11,7 @@ from conftest import SENTENCE
 from datasets import Dataset
 
 from neobert_hf import NeoBERTForMaskedLM, sentence_transformer
+from neobert_hf.embeddings.training_sets import read_sets_of_pairs
 from neobert_hf.evaluation.retrieval import pairs_evaluator, pairs_evaluators
 
 
@@ -20,8 +21,8 @@ def test_validation_files_of_one_name_are_refused_since_their_metrics_would_have
         file.parent.mkdir()
         file.write_text('{"query": "a fox", "document": "it jumps"}\n')
     with pytest.raises(ValueError, match="two files have the name dev"):
-        pairs_evaluators(map(str, files))
-    assert [evaluator.name for evaluator in pairs_evaluators([str(files[0])])] == ["dev"]
+        read_sets_of_pairs(map(str, files))
+    assert [evaluator.name for evaluator in pairs_evaluators(read_sets_of_pairs([str(files[0])]))] == ["dev"]
 
 
 def test_the_metrics_equal_those_computed_from_the_ranks(checkpoint, tokenizer, tmp_path):
@@ -44,3 +45,18 @@ def test_the_metrics_equal_those_computed_from_the_ranks(checkpoint, tokenizer, 
     assert len(set(ranks)) > 10
     for name, value in expected.items():
         assert abs(found[f"some_cosine_{name}"] - value) < 1e-9, name
+
+
+def test_the_prompt_of_a_set_is_before_its_texts(checkpoint, tokenizer, tmp_path):
+    NeoBERTForMaskedLM.from_pretrained(checkpoint).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    model = sentence_transformer(str(tmp_path))
+    rng = np.random.default_rng(0)
+    questions, answers = ([" ".join(rng.choice(SENTENCE.split(), 5)) for _ in range(40)] for _ in range(2))
+    pairs = Dataset.from_dict({"anchor": questions, "positive": answers})
+    for sides in ("both", "query"):
+        (evaluator,) = pairs_evaluators({"set": pairs}, {"set": "the old house "}, sides)
+        texts = [f"the old house {text}" for text in questions]
+        documents = [f"the old house {text}" for text in answers] if sides == "both" else answers
+        expected = pairs_evaluator(Dataset.from_dict({"anchor": texts, "positive": documents}), "set")(model)
+        assert evaluator(model) == pytest.approx(expected)

@@ -40,8 +40,8 @@ def read_rows(
     in which a quotation mark is an ordinary character.
 
     Args:
-        file: JSON lines or one JSON list (.jsonl, .json), CSV, TSV or Parquet. All but Parquet may be compressed (.gz, .bz2,
-            .xz, .zst).
+        file: JSON lines or one JSON list (.jsonl, .json), one JSON object on several lines (.json), CSV, TSV or Parquet. All but
+            Parquet may be compressed (.gz, .bz2, .xz, .zst).
         columns: Columns to read from Parquet; None reads all.
         column_names: Names of the columns of CSV or TSV without a line of names; further columns of a row are left out. None
             takes the names from the first line.
@@ -198,13 +198,25 @@ def _json_rows(file: Path, faults: Faults | None) -> Iterator[tuple[str, Any]]:
         if not line.strip():
             continue
         place = f"{file}, line {number}"
-        if is_first and line.lstrip().startswith("["):
-            rows = _parse(line + "".join(rest for _, rest in lines), f"{file}", None)
+        if is_first and (line.lstrip().startswith("[") or (_suffix(file) == ".json" and _is_begun(line))):
+            content = _parse(line + "".join(rest for _, rest in lines), f"{file}", None)
+            rows = content if isinstance(content, list) else [content]
             yield from ((f"{file}, item {item}", row) for item, row in enumerate(rows, 1))
             return
         is_first = False
         if (row := _parse(line, place, faults)) is not FAULTY:
             yield place, row
+
+
+def _is_begun(line: str) -> bool:
+    """Whether JSON continues on the next line."""
+    try:
+        json.loads(line)
+    except json.JSONDecodeError as error:
+        return error.pos >= len(line.rstrip())
+    except (ValueError, RecursionError):
+        pass
+    return False
 
 
 FAULTY = object()  # in the place of a row that cannot be read

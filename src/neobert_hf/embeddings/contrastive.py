@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from datasets import DatasetDict
+from datasets import Dataset, DatasetDict
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.sampler import MultiDatasetDefaultBatchSampler
 from sentence_transformers.sentence_transformer.losses import (
@@ -29,7 +29,7 @@ from ..data.texts import check_leaves_tokens
 from ..runs.arguments import ResumeArguments
 from ..runs.manifests import CheckedCheckpoints
 from .instructions import TRAINING_INSTRUCTIONS, Sides, with_instruction
-from .training_sets import TRAINING_SETS, load_training_set, read_sets_of_pairs
+from .training_sets import MOST_HELD_OUT, TRAINING_SETS, hold_out, load_training_set, read_sets_of_pairs
 
 TEMPERATURE = 0.07  # paper, appendix D.2
 NEXT_PASS = 1_000_003  # added to a sampler's epoch, which seeds the row order, for each new pass over its dataset
@@ -124,7 +124,13 @@ class ContrastiveArguments:
         default=None, help="Names from the paper's Table 7, read from the Hub. Default: all of them."
     )
     train_files: list[str] = HfArg(default=None, help="Files of pairs or triplets, instead of the paper's sets.")
-    validation_files: list[str] = HfArg(default=None, help="Pairs for the retrieval evaluation.")
+    validation_files: list[str] = HfArg(
+        default=None, help="Pairs for the retrieval evaluation before and after. Default: rows of the train_files."
+    )
+    held_out_share: float = HfArg(
+        default=0.1,
+        help=f"Share of each of train_files to evaluate on, without validation_files; at most {MOST_HELD_OUT:,} rows.",
+    )
     instructions: str = HfArg(default=None, help="JSON file: an object from file name without suffix to instruction.")
     instruction_template: str = HfArg(default="{instruction} ", help="Text before each input.")
     instruction_sides: Sides = HfArg(default="both", help="both: all columns have the instruction; query: the first.")
@@ -155,6 +161,10 @@ class ContrastiveArguments:
             )
         if self.instructions and not self.train_files:
             raise ValueError("--instructions belongs to --train_files; the paper's sets have their own instructions")
+        if not 0 <= self.held_out_share < 1:
+            raise ValueError(
+                f"held_out_share={self.held_out_share} is not a share; give 0 for no evaluation, or a number below 1"
+            )
         check_temperature(self.temperature)
         check_leaves_tokens(self.max_seq_length)
         with_instruction(self.instruction_template, "")  # an error here comes before the download of the sets
@@ -199,6 +209,21 @@ def open_training_sets(arguments: ContrastiveArguments, seed: int = 0) -> tuple[
         instructions = {name: TRAINING_INSTRUCTIONS[name] for name in sets}
     template = arguments.instruction_template
     return DatasetDict(sets), {name: with_instruction(template, text) for name, text in instructions.items()}
+
+
+def open_validation_sets(
+    arguments: ContrastiveArguments, sets: DatasetDict, seed: int
+) -> tuple[DatasetDict, dict[str, Dataset]]:
+    """Return the sets to train on, and the sets to evaluate on: the validation files, or held-out rows of the train files.
+
+    The paper's sets are not divided.
+
+    Raises:
+        ValueError: Two files have the same name, or a file is invalid.
+    """
+    if arguments.validation_files:
+        return sets, read_sets_of_pairs(arguments.validation_files)
+    return hold_out(sets, arguments.held_out_share if arguments.train_files else 0, seed)
 
 
 def mine_negatives(

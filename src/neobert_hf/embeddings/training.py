@@ -1,4 +1,4 @@
-"""A training run of an embedding model in its folder: identity, exact resume, evaluation and summary."""
+"""A training run of an embedding model or a reranker in its folder: identity, exact resume, evaluation and summary."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+from sentence_transformers.base.evaluation import BaseEvaluator
+from sentence_transformers.base.trainer import BaseTrainer
+from sentence_transformers.base.training_args import BaseTrainingArguments
 
 from ..data.files import file_hash, saving, write_json
 from ..data.wordpiece import name_tokenizer_class
 from ..runs.folders import SUMMARY, train_or_resume
 from ..runs.manifests import CHECKPOINTS_INTACT
-from .contrastive import ContrastiveTrainer, ContrastiveTrainingArguments
 
 # Arguments that determine the loss curve; a resumed run must have the same values.
 CURVE = ("max_steps", "learning_rate", "learning_rate_mapping", "lr_scheduler_type", "lr_scheduler_kwargs")
@@ -21,15 +22,15 @@ CURVE += ("gradient_accumulation_steps", "batch_sampler", "bf16", "fp16", "seed"
 
 
 def train_and_summarize(
-    make_trainer: Callable[[Path | None], ContrastiveTrainer],
-    training: ContrastiveTrainingArguments,
+    make_trainer: Callable[[Path | None], BaseTrainer],
+    training: BaseTrainingArguments,
     arguments: Mapping,
     files: Sequence[str],
     num_rows: Mapping[str, int],
-    evaluators: Sequence[InformationRetrievalEvaluator],
+    evaluators: Sequence[BaseEvaluator],
     shown: Sequence[str],
 ) -> dict:
-    """Train or resume, save the model, evaluate it, and write `training_summary.json`.
+    """Evaluate the model, train or resume, save it, evaluate it again, and write `training_summary.json`.
 
     Args:
         make_trainer: As for `train_or_resume`.
@@ -37,7 +38,7 @@ def train_and_summarize(
         arguments: Values that identify the run besides the training arguments.
         files: Files whose content identifies the run: data, and `start_files`.
         num_rows: Rows of each file or training set.
-        evaluators: Evaluators whose metrics go into the summary.
+        evaluators: Evaluators of the model before and after the training; both results go into the summary.
         shown: Names in `arguments` that go into the summary.
 
     Returns:
@@ -54,7 +55,15 @@ def train_and_summarize(
         "batch_size": training.train_batch_size * training.gradient_accumulation_steps * training.world_size,
         **{name: value for name, value in training.to_dict().items() if name in CURVE},
     }
-    trainer = train_or_resume(make_trainer, training, run)
+    before = {}
+
+    def make_and_evaluate(checkpoint: Path | None) -> BaseTrainer:
+        """The model still has the weights of the start: Trainer loads those of the checkpoint later."""
+        trainer = make_trainer(checkpoint)
+        before.update(_evaluate(trainer, evaluators))
+        return trainer
+
+    trainer = train_or_resume(make_and_evaluate, training, run)
     with saving(Path(training.output_dir), CHECKPOINTS_INTACT):
         trainer.save_model()
         if trainer.is_world_process_zero():
@@ -66,11 +75,20 @@ def train_and_summarize(
         **{name: run[name] for name in ("batch_size", "learning_rate", "seed")},
         "num_rows": sum(map(len, trainer.train_dataset.values())),
         **{name: arguments[name] for name in shown},
-        **{name: value for evaluator in evaluators for name, value in evaluator(trainer.model).items()},
+        "before": before,
+        "after": _evaluate(trainer, evaluators),
     }
     write_json(Path(training.output_dir, SUMMARY), summary, CHECKPOINTS_INTACT)
+    for name in (evaluator.primary_metric for evaluator in evaluators):
+        print(f"{name}: {before[name]:.4f} before the training, {summary['after'][name]:.4f} after it")
     print(json.dumps(summary))
     return summary
+
+
+def _evaluate(trainer: BaseTrainer, evaluators: Sequence[BaseEvaluator]) -> dict[str, float]:
+    """Metrics by name; none in all processes but the first."""
+    used = evaluators if trainer.is_world_process_zero() else ()
+    return {name: float(value) for evaluator in used for name, value in evaluator(trainer.model).items()}
 
 
 def start_files(folder: str) -> list[str]:

@@ -6,16 +6,18 @@ MEDMCQA_CLUST, NPR, YAHOO_CLUST): for them, the id is the Hub dataset of that na
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from datasets import Dataset, concatenate_datasets, load_dataset
+from datasets import Dataset, DatasetDict, concatenate_datasets, load_dataset
 
 from ..data.rows import checked_text, read_rows
 
 Texts = list[str] | None  # anchor, positive, negatives; None drops the row
+
+MOST_HELD_OUT = 1000  # rows of a set; more rows cost time and hardly change the metrics
 
 
 def _columns(*names: str) -> Callable[[dict], Texts]:
@@ -268,3 +270,23 @@ def read_sets_of_pairs(files: Iterable[str | Path]) -> dict[str, Dataset]:
             raise ValueError(f"two files have the name {name}, which identifies the set; rename one of them")
         sets[name] = read_pairs(file)
     return sets
+
+
+def hold_out(sets: Mapping[str, Dataset], share: float, seed: int) -> tuple[DatasetDict, DatasetDict]:
+    """Divide each set at random into rows to train on and rows to evaluate on.
+
+    Args:
+        sets: Sets by name.
+        share: Share of the rows to evaluate on, at most `MOST_HELD_OUT` rows of a set. A single row is not held out, since a
+            ranking of one document says nothing.
+        seed: Seed of the choice.
+
+    Returns:
+        The sets to train on, and the held-out rows of those sets that have some.
+    """
+    training, held_out = DatasetDict(sets), DatasetDict()
+    for name, rows in sets.items():
+        if (number := min(int(share * len(rows)), MOST_HELD_OUT)) > 1:
+            parts = rows.train_test_split(number, seed=seed)
+            training[name], held_out[name] = parts["train"], parts["test"]
+    return training, held_out

@@ -1,16 +1,18 @@
 """Retrieval evaluation on pairs of query and document, with sentence-transformers' evaluator."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
 from ..embeddings.contextual import contextual_model, fit_context
-from ..embeddings.training_sets import read_sets_of_pairs
+from ..embeddings.instructions import Sides
 
 
-def pairs_evaluator(pairs: Dataset, name: str, distractors: Iterable[str] = ()) -> InformationRetrievalEvaluator:
+def pairs_evaluator(
+    pairs: Dataset, name: str, distractors: Iterable[str] = (), **prompts: str | None
+) -> InformationRetrievalEvaluator:
     """Return an evaluator of recall@1, recall@10, MRR@10 and nDCG@10.
 
     For each query (first column), it ranks all documents (second column and distractors); the paired document is correct.
@@ -19,6 +21,7 @@ def pairs_evaluator(pairs: Dataset, name: str, distractors: Iterable[str] = ()) 
         pairs: Two columns, as `training_sets.read_pairs` returns them.
         name: Prefix of each metric's name.
         distractors: Additional documents to rank.
+        prompts: `query_prompt` and `corpus_prompt`, the texts before queries and documents; by default those of the model.
     """
     question, answer = pairs.column_names[:2]
     answers, questions = list(pairs[answer]), list(pairs[question])
@@ -36,12 +39,26 @@ def pairs_evaluator(pairs: Dataset, name: str, distractors: Iterable[str] = ()) 
         show_progress_bar=True,
         name=name,
         write_csv=False,
+        **prompts,
     )
 
 
-def pairs_evaluators(files: Iterable[str]) -> list[InformationRetrievalEvaluator]:
-    """Return an evaluator of the pairs in each file, with the name of the file; the errors are those of `read_sets_of_pairs`."""
-    return [pairs_evaluator(pairs, name) for name, pairs in read_sets_of_pairs(files).items()]
+def pairs_evaluators(
+    sets: Mapping[str, Dataset], prompts: Mapping[str, str] | None = None, sides: Sides = "both"
+) -> list[InformationRetrievalEvaluator]:
+    """Return an evaluator of the pairs of each set.
+
+    Args:
+        sets: Pairs by name.
+        prompts: Texts before the inputs of a set, by name; other sets have the prompts of the model.
+        sides: "both" puts the prompt of a set before documents too, "query" before queries only.
+    """
+    evaluators = []
+    for name, pairs in sets.items():
+        prompt = (prompts or {}).get(name)
+        corpus_prompt = prompt if sides == "both" else None
+        evaluators.append(pairs_evaluator(pairs, name, query_prompt=prompt, corpus_prompt=corpus_prompt))
+    return evaluators
 
 
 class EvaluatorInContext(InformationRetrievalEvaluator):

@@ -1,0 +1,156 @@
+"""Rerankers: cross-encoders, which read a question and a document together, on sentence-transformers' trainer and losses."""
+
+# ruff: noqa: RUF009  (HfArg returns a field)
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from datasets import Dataset, DatasetDict
+from sentence_transformers import (
+    CrossEncoder,
+    CrossEncoderTrainer,
+    CrossEncoderTrainingArguments,
+    SentenceTransformer,
+)
+from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
+from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
+from sentence_transformers.util import mine_hard_negatives, semantic_search
+from transformers.hf_argparser import HfArg
+
+from ..data.origins import check_source
+from ..data.texts import check_leaves_tokens
+from ..runs import MINI_MODEL_PATH
+from ..runs.arguments import ResumeArguments
+from ..runs.manifests import CheckedCheckpoints
+from .training_sets import MOST_HELD_OUT
+
+
+@dataclass
+class RerankerArguments:
+    """Model and data."""
+
+    train_files: list[str] = HfArg(help="Files of pairs: the question in the first column, its answer in the second.")
+    validation_files: list[str] = HfArg(
+        default=None, help="Pairs for the evaluation before and after. Default: rows of the train_files."
+    )
+    held_out_share: float = HfArg(
+        default=0.1,
+        help=f"Share of each of train_files to evaluate on, without validation_files; at most {MOST_HELD_OUT:,} rows.",
+    )
+    model_name_or_path: str = HfArg(default=MINI_MODEL_PATH, help="Model to train: folder or id on the Hub.")
+    embedding_model: str = HfArg(
+        default=MINI_MODEL_PATH, help="Embedding model that finds the negatives and the candidates of the evaluation."
+    )
+    num_negatives: int = HfArg(
+        default=4, help="Wrong answers for each question: those that the embedding model ranks first."
+    )
+    num_candidates: int = HfArg(default=20, help="Documents to rerank for each question of the evaluation.")
+    max_seq_length: int = HfArg(
+        default=None, help="Length in tokens at which pairs are truncated. Default: the model's, at most 512."
+    )
+
+    def __post_init__(self):
+        for name in ("num_negatives", "num_candidates"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}; give 1 or more")
+        if not 0 <= self.held_out_share < 1:
+            raise ValueError(
+                f"held_out_share={self.held_out_share} is not a share; give 0 for no evaluation, or a number below 1"
+            )
+        check_leaves_tokens(self.max_seq_length)
+
+
+@dataclass
+class RerankerTrainingArguments(ResumeArguments, CrossEncoderTrainingArguments):
+    """Training arguments; the learning rate follows from the size of the model."""
+
+    num_train_epochs: float = 1
+    per_device_train_batch_size: int = 32
+    learning_rate: float | None = HfArg(default=None, help="Default: by the size of the model.")
+    warmup_steps: float = 0.1  # share of all steps
+    logging_steps: float = 0.05  # share of all steps
+    save_steps: float = 0.25  # share of all steps
+
+
+class RerankerTrainer(CheckedCheckpoints, CrossEncoderTrainer):
+    """sentence-transformers' trainer with a manifest in each checkpoint."""
+
+
+def open_reranker(name: str, max_seq_length: int | None = None) -> CrossEncoder:
+    """Open a model as a cross-encoder with one score, whose head may be new.
+
+    Args:
+        name: Folder or id on the Hub.
+        max_seq_length: Length in tokens at which a pair is truncated; by default that of the tokenizer, at most 512.
+
+    Raises:
+        ValueError: The folder or the id is not a model's.
+        OSError: The folder or the Hub holds no such model.
+    """
+    check_source(name)
+    options = {"dtype": torch.float32, "ignore_mismatched_sizes": True}  # of a head with several labels
+    model = CrossEncoder(name, num_labels=1, model_kwargs=options)
+    model.max_seq_length = max_seq_length or min(model.max_seq_length, 512)
+    return model
+
+
+def labelled_pairs(sets: Mapping[str, Dataset], model: SentenceTransformer, num_negatives: int) -> DatasetDict:
+    """Return each pair with label 1, and each question with the most similar other documents of its set with label 0.
+
+    Args:
+        sets: Pairs by name, as `read_sets_of_pairs` returns them.
+        model: Embedding model that ranks the documents.
+        num_negatives: Documents with label 0 for each question, fewer in a small set.
+
+    Raises:
+        ValueError: A set has negatives of its own, or no document beside the right ones.
+    """
+    labelled = DatasetDict()
+    for name, rows in sets.items():
+        if len(rows.column_names) > 2:
+            raise ValueError(
+                f"{name} has {len(rows.column_names)} columns; give pairs of question and answer, for which negatives are mined"
+            )
+        mined = mine_hard_negatives(
+            rows, model, num_negatives=num_negatives, output_format="labeled-pair", verbose=False
+        )
+        if all(mined["label"]):
+            raise ValueError(f"{name} has no document that is wrong for a question; give more pairs")
+        labelled[name] = mined
+    return labelled
+
+
+def reranking_loss(model: CrossEncoder, sets: Mapping[str, Dataset]) -> BinaryCrossEntropyLoss:
+    """Return the binary cross-entropy in which right and wrong documents have the same weight in total."""
+    labels = [label for rows in sets.values() for label in rows["label"]]
+    return BinaryCrossEntropyLoss(model, pos_weight=torch.tensor(labels.count(0) / labels.count(1)))
+
+
+def reranking_evaluator(
+    pairs: Dataset, documents: Iterable[str], model: SentenceTransformer, name: str, num_candidates: int
+) -> CrossEncoderRerankingEvaluator:
+    """Return an evaluator of nDCG@10, MRR@10 and MAP before (`base_`) and after reranking.
+
+    Args:
+        pairs: Questions and right answers, in the first two columns.
+        documents: Documents beside the answers.
+        model: Embedding model, whose first documents are reranked. A question whose answer is not among them scores 0.
+        name: Prefix of each metric's name.
+        num_candidates: Number of documents to rerank for each question.
+    """
+    question, answer = pairs.column_names[:2]
+    answers: dict[str, list[str]] = {}
+    for query, document in zip(pairs[question], pairs[answer]):
+        answers.setdefault(query, []).append(document)
+    corpus = list(dict.fromkeys([*pairs[answer], *documents]))
+    ranked = semantic_search(model.encode_query(list(answers)), model.encode_document(corpus), top_k=num_candidates)
+    samples = [
+        {"query": query, "positive": right, "documents": [corpus[hit["corpus_id"]] for hit in hits]}
+        for (query, right), hits in zip(answers.items(), ranked)
+    ]
+    return CrossEncoderRerankingEvaluator(
+        samples, always_rerank_positives=False, name=name, write_csv=False, show_progress_bar=True
+    )

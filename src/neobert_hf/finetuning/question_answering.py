@@ -1,0 +1,203 @@
+"""Answers as parts of a text: windows of long texts, the best span of all windows of a question, and its metrics."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+MAX_ANSWER_TOKENS = 64
+
+
+def cut_windows(
+    rows: Mapping[str, list],
+    indices: Sequence[int],
+    tokenizer: PreTrainedTokenizerBase,
+    max_seq_length: int,
+    stride: int | None = None,
+) -> dict[str, list]:
+    """Tokenize each question with its context, in several windows if both are longer than `max_seq_length`.
+
+    It is a function for `Dataset.map` with `batched` and `with_indices`.
+
+    Args:
+        rows: Columns `question` and `context`, and perhaps `answers`, as `read_questions` returns them.
+        indices: Number of each row.
+        tokenizer: A fast tokenizer.
+        max_seq_length: Length of a window in tokens, with the question.
+        stride: Tokens of the context that a window shares with the one before it; by default a quarter of `max_seq_length`.
+
+    Returns:
+        Columns with an item for each window: what the model reads; `row`, the number of the row; `offsets`, for each token of
+        the context its begin and end in characters; `first`, the column of the first of them. With answers, `start_positions`
+        and `end_positions` are the columns of the first answer; 0, the column of [CLS], if the window does not have all of it.
+
+    Raises:
+        ValueError: A question leaves no place for its context, or a context has no token.
+    """
+    stride = max_seq_length // 4 if stride is None else stride
+    longest = max_seq_length - tokenizer.num_special_tokens_to_add(pair=True) - stride - 1
+    for question, ids in zip(rows["question"], tokenizer(rows["question"], add_special_tokens=False)["input_ids"]):
+        if len(ids) > longest:
+            raise ValueError(
+                f"the question {question!r:.80} has {len(ids)} tokens, but max_seq_length={max_seq_length} and stride={stride} "
+                f"leave {max(longest, 0)}; shorten it, or give a larger --max_seq_length"
+            )
+    options = {"truncation": "only_second", "return_overflowing_tokens": True, "return_offsets_mapping": True}
+    tokens = tokenizer(rows["question"], rows["context"], max_length=max_seq_length, stride=stride, **options)
+    owners, all_offsets = tokens.pop("overflow_to_sample_mapping"), tokens.pop("offset_mapping")
+    windows = {**tokens, "row": [indices[owner] for owner in owners], "offsets": [], "first": []}
+    for number, (owner, offsets) in enumerate(zip(owners, all_offsets)):
+        sides = tokens.sequence_ids(number)
+        if 1 not in sides:
+            raise ValueError(f"the context {rows['context'][owner]!r:.80} has no token; remove its questions")
+        windows["offsets"].append([offset for offset, side in zip(offsets, sides) if side == 1])
+        windows["first"].append(sides.index(1))
+    if "answers" in rows:
+        before, after = [None, *owners], [*owners[1:], None]
+        spans = [
+            _columns(rows["answers"][owner], offsets, first, owner != earlier, owner != later)
+            for owner, offsets, first, earlier, later in zip(
+                owners, windows["offsets"], windows["first"], before, after
+            )
+        ]
+        windows["start_positions"], windows["end_positions"] = map(list, zip(*spans))
+    return windows
+
+
+def _columns(answers: dict, offsets: list, first: int, is_first: bool, is_last: bool) -> tuple[int, int]:
+    """Columns of the first and the last token of the first answer, or twice 0."""
+    if not answers["text"]:
+        return 0, 0
+    start = answers["answer_start"][0]
+    end = start + len(answers["text"][0])
+    # a tokenizer may drop characters at the ends of the context, which belong to the first and the last window
+    is_whole = (is_first or offsets[0][0] <= start) and (is_last or end <= offsets[-1][1])
+    inside = [number for number, (begin, stop) in enumerate(offsets) if begin < end and start < stop]
+    return (first + inside[0], first + inside[-1]) if is_whole and inside else (0, 0)
+
+
+def best_answers(
+    start_logits: Iterable[np.ndarray],
+    end_logits: Iterable[np.ndarray],
+    windows: Mapping[str, Iterable],
+    contexts: Sequence[str],
+    max_answer_tokens: int = MAX_ANSWER_TOKENS,
+) -> list[dict]:
+    """Return the best span of all windows of each question.
+
+    Args:
+        start_logits: For each window, the logits of the first token of the answer; columns behind the window are ignored.
+        end_logits: The same for the last token.
+        windows: As `cut_windows` returns them, for rows numbered from 0.
+        contexts: The context of each question.
+        max_answer_tokens: Length of the longest answer.
+
+    Returns:
+        For each question `answer`, `score` and `start`, where the answer begins in the context. The score is the sum of the
+        logits of the span minus the sum for [CLS] in the same window, which stands for no answer. If the score is not above 0,
+        the answer is empty and `start` is None.
+
+    Raises:
+        FloatingPointError: The logits are not finite.
+    """
+    best = [(-np.inf, 0, 0)] * len(contexts)
+    columns = (windows[name] for name in ("row", "offsets", "first"))
+    for row, offsets, first, start, end in zip(*columns, start_logits, end_logits):
+        own = slice(first, first + len(offsets))
+        scores = start[own][:, None] + end[own] - (start[0] + end[0])
+        lengths = np.arange(len(offsets)) - np.arange(len(offsets))[:, None] + 1
+        scores[(lengths < 1) | (lengths > max_answer_tokens)] = -np.inf
+        begin, last = np.unravel_index(scores.argmax(), scores.shape)
+        score = float(scores[begin, last])
+        if not np.isfinite(score):
+            raise FloatingPointError(
+                f"the score of an answer is {score}; the model has diverged, lower --learning_rate"
+            )
+        best[row] = max(best[row], (score, offsets[begin][0], offsets[last][1]))
+    return [_answer(context, *span) for context, span in zip(contexts, best)]
+
+
+def _answer(context: str, score: float, start: int, end: int) -> dict:
+    if score <= 0:
+        return {"answer": "", "score": score, "start": None}
+    while end < len(context) and unicodedata.category(context[end]).startswith("M"):
+        end += 1  # an accent that is a character of its own, which a tokenizer drops
+    return {"answer": context[start:end], "score": score, "start": start}
+
+
+def answer_metrics(answers: Sequence[str], expected: Sequence[Mapping]) -> dict[str, float]:
+    """Return exact match and F1 as in the evaluation of SQuAD 2.0, from 0 to 1.
+
+    torchmetrics computes them by SQuAD 1.1; the expected answer to a question without an answer is the empty text, as in 2.0.
+
+    Args:
+        answers: Predicted answers; an empty text is no answer.
+        expected: For each question a dict with `text`, the list of right answers; empty if there is none.
+
+    Returns:
+        `exact_match` and `f1`. If there are both kinds of questions, also `answerable_f1` of those with an answer, and
+        `impossible_accuracy`, the share of the others that got no answer.
+    """
+    from torchmetrics.functional.text import squad  # takes two seconds to import
+
+    def scores(rows: Sequence[int]) -> dict[str, float]:
+        found = [{"id": str(row), "prediction_text": answers[row]} for row in rows]
+        texts = {row: list(expected[row]["text"]) or [""] for row in rows}
+        right = [
+            {"id": str(row), "answers": {"text": texts[row], "answer_start": [0] * len(texts[row])}} for row in rows
+        ]
+        return {name: value.item() / 100 for name, value in squad(found, right).items()}
+
+    metrics = scores(range(len(answers)))
+    answerable = [row for row, answer in enumerate(expected) if answer["text"]]
+    impossible = [row for row, answer in enumerate(expected) if not answer["text"]]
+    if answerable and impossible:
+        metrics["answerable_f1"] = scores(answerable)["f1"]
+        metrics["impossible_accuracy"] = scores(impossible)["exact_match"]
+    return metrics
+
+
+@torch.inference_mode()
+def answer_questions(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    questions: Sequence[str],
+    contexts: Sequence[str],
+    max_seq_length: int | None = None,
+    stride: int | None = None,
+    max_answer_tokens: int = MAX_ANSWER_TOKENS,
+    batch_size: int = 32,
+) -> list[dict]:
+    """Answer questions by parts of their contexts.
+
+    Args:
+        model: A model for question answering.
+        tokenizer: Its tokenizer.
+        questions: Questions.
+        contexts: A text for each question, of any length.
+        max_seq_length: As for `cut_windows`; by default the length with which the model was trained, at most 512.
+        stride: As for `cut_windows`.
+        max_answer_tokens: As for `best_answers`.
+        batch_size: Windows in a forward.
+
+    Returns:
+        As of `best_answers`.
+
+    Raises:
+        ValueError: As of `cut_windows`.
+    """
+    model.eval()
+    rows = {"question": list(questions), "context": list(contexts)}
+    max_seq_length = max_seq_length or min(tokenizer.model_max_length, 512)
+    windows = cut_windows(rows, range(len(questions)), tokenizer, max_seq_length, stride)
+    starts, ends = [], []
+    for begin in range(0, len(windows["row"]), batch_size):
+        inputs = {name: windows[name][begin : begin + batch_size] for name in tokenizer.model_input_names}
+        outputs = model(**tokenizer.pad(inputs, return_tensors="pt").to(model.device))
+        starts += list(outputs.start_logits.float().cpu().numpy())
+        ends += list(outputs.end_logits.float().cpu().numpy())
+    return best_answers(starts, ends, windows, contexts, max_answer_tokens)
