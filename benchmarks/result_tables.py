@@ -57,6 +57,9 @@ COLUMNS = {
     "process_s": ("seconds", ".1f"),
     "plan_s": ("of them for the plan", ".1f"),
     "first_row_s": ("seconds to the first row", ".1f"),
+    "trained_weights": ("trained weights", ",d"),
+    "saved_mb": ("saved, MB", ",.1f"),
+    "times_of_all": ("speed over all weights", ".2f"),
     "mean_length": ("mean length", ".1f"),
     "max_length": ("tokens", ""),
     "speed_over_padded": ("speed over padded", ".2f"),
@@ -191,7 +194,22 @@ def contextual_speed(result: dict) -> str:
     return f"{rows_table(result)} Memory of a training step above the model: {memory}."
 
 
-SPECIAL = (throughput, cpu_kernels, contextual_speed, corpus_cipher, embeddings, packing_plan)
+def few_examples(result: dict) -> str:
+    """Accuracy of each method by number of examples, over the seeds."""
+    sizes = result["settings"]["sizes"]
+    cells = {(row["method"], row["examples"]): row for row in result["rows"]}
+    rows = []
+    for method in dict.fromkeys(row["method"] for row in result["rows"]):
+        found = [cells[method, size] for size in sizes]
+        accuracies = [mean_and_range(row["accuracy"], ".1%") for row in found]
+        rows.append([method, *accuracies, f"{statistics.mean(row['seconds'] for row in found):.0f}"])
+    table = grid(rows, ["accuracy on SST-2", *(f"{size} for each class" for size in sizes), "seconds"])
+    settings = result["settings"]
+    note = f"Mean ± half the range of {len(settings['seeds'])} seeds, {settings['num_test']:,} rows of the development set."
+    return f"{table}\n\n{note} {source(result)}."
+
+
+SPECIAL = (throughput, cpu_kernels, contextual_speed, corpus_cipher, embeddings, few_examples, packing_plan)
 # other results are a list of rows
 RENDER = {function.__name__: function for function in SPECIAL} | {"evaluation": evaluation_report}
 

@@ -22,7 +22,7 @@ from .model.modeling_neobert import (
     NeoBERTModel,
 )
 from .runs import MINI_MODEL_PATH
-from .runs.adapters import lora_config
+from .runs.adapters import lora_config, open_adapter, save_adapter
 from .runs.allocator import tune_allocator
 
 __version__ = "0.1.0"
@@ -60,6 +60,8 @@ __all__ = [
     "load_context",
     "lora_config",
     "multi_vector_encoder",
+    "open_adapter",
+    "save_adapter",
     "save_context",
     "sentence_transformer",
     "sparse_encoder",

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from peft import LoraConfig
+import numpy as np
+from transformers import PreTrainedModel
 
+from ..data.files import saving, write_json
+from ..data.origins import check_source, read_json
+
+if TYPE_CHECKING:
+    from peft import LoraConfig, PeftModel
+
+BASE_FILE = "base.json"  # beside the adapter, of which PEFT itself keeps only the name of the base model
 BLOCK_LAYERS = ("qkv", "wo", "w12", "w3")
 # The layers of the head that PEFT trains and saves whole. The checkpoint of a bare encoder lacks them; the decoder it has.
 HEAD_LAYERS = {
@@ -42,3 +50,80 @@ def lora_config(task: str, **options) -> LoraConfig:
     saved = [*HEAD_LAYERS[task], *([more] if isinstance(more, str) else more)]
     options = {"target_modules": list(BLOCK_LAYERS), "task_type": None if task in NOT_OF_PEFT else task, **options}
     return LoraConfig(**options, modules_to_save=saved or None)
+
+
+def save_adapter(model: PeftModel, folder: str | Path) -> None:
+    """Save an adapter, and what `open_adapter` needs besides: the names of the classes, and a sample of the base model.
+
+    Raises:
+        OSError: A file cannot be written.
+    """
+    base = model.get_base_model()
+    labels = {"id2label": base.config.id2label, "problem_type": base.config.problem_type}
+    with saving(Path(folder)):
+        model.save_pretrained(folder)
+    write_json(Path(folder, BASE_FILE), {**labels, **_sample(base)})
+
+
+def open_adapter(model_class: type, folder: str | Path, base: str | None = None, **options) -> PeftModel:
+    """Put an adapter of `save_adapter` on its base model, with the names of its classes.
+
+    Args:
+        model_class: Class of the base model, such as `AutoModelForSequenceClassification`.
+        folder: Folder of the adapter.
+        base: Folder or Hub id of the base model; by default that of the training.
+        options: Other arguments of `model_class.from_pretrained`.
+
+    Raises:
+        ValueError: The base model does not exist, or it is another than that of the training.
+        OSError: The folder holds no such adapter, or the base model cannot be read.
+        ImportError: PEFT is not installed.
+    """
+    from peft import PeftConfig, PeftModel
+
+    record = _read_record(folder)
+    trained_on = PeftConfig.from_pretrained(folder).base_model_name_or_path
+    base = base or trained_on
+    check_source(base)
+    problem_type, names = labels_of_adapter(folder)
+    labels = {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
+    model = model_class.from_pretrained(base, problem_type=problem_type, **labels, **options)
+    found = _sample(model)
+    is_same = found["embedding_shape"] == record["embedding_shape"] and np.allclose(
+        found["embedding_sample"],
+        record["embedding_sample"],
+        rtol=0.01,
+        atol=1e-4,  # the base may be in bfloat16
+    )
+    if not is_same:
+        raise ValueError(
+            f"the adapter {folder} was trained on {trained_on}, and {base} is another model; give the former"
+        )
+    return PeftModel.from_pretrained(model, folder)
+
+
+def labels_of_adapter(folder: str | Path) -> tuple[str, list[str]]:
+    """Return the problem type and the names of the classes of an adapter that `save_adapter` has saved.
+
+    Raises:
+        OSError: The folder holds no such adapter.
+    """
+    record = _read_record(folder)
+    return record["problem_type"], list(record["id2label"].values())
+
+
+def _read_record(folder: str | Path) -> dict:
+    if missing := [name for name in (BASE_FILE, "adapter_config.json") if not Path(folder, name).is_file()]:
+        raise FileNotFoundError(
+            f"{folder} has no {missing[0]}; give the folder of an adapter that save_adapter has written"
+        )
+    return read_json(Path(folder, BASE_FILE))
+
+
+def _sample(model: PreTrainedModel) -> dict:
+    """The shape of the embedding and 16 of its numbers, which identify a model in every dtype."""
+    layer = model.get_input_embeddings()
+    weight = getattr(layer, "original_module", layer).weight  # below the copy that an adapter trains
+    rows = np.linspace(0, len(weight) - 1, 16).astype(int)
+    numbers = [weight[row, row % weight.shape[1]].item() for row in rows]
+    return {"embedding_shape": list(weight.shape), "embedding_sample": numbers}

@@ -1,1 +1,0 @@
-"""What the fine-tuning scripts share: metrics, reports, and predictions in files."""

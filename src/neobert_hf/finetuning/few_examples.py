@@ -1,0 +1,123 @@
+"""Classification with few examples: contrastive training of an embedding model, and a logistic regression on its vectors.
+
+Source: SetFit, arXiv 2209.11055. The training is sentence-transformers' own, on triplets instead of pairs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.base.modules import Dense, Normalize
+from sentence_transformers.sentence_transformer.losses import BatchAllTripletLoss
+from sklearn.linear_model import LogisticRegression
+from transformers import PretrainedConfig
+from transformers.hf_argparser import HfArg
+
+from ..runs.arguments import FineTuningArguments
+
+
+@dataclass
+class FewExamplesTrainingArguments(FineTuningArguments, SentenceTransformerTrainingArguments):
+    """Training arguments: some steps, whose number does not depend on that of the examples, without checkpoints."""
+
+    max_steps: int = HfArg(default=20, help="Steps; with -1, num_train_epochs counts.")
+    warmup_steps: float = 0.1
+    logging_steps: float = 0.05
+    eval_strategy: str = "no"
+    save_strategy: str = "no"
+    load_best_model_at_end: bool = False
+    batch_sampler: str = "group_by_label"
+
+    def choose_learning_rate(self, config: PretrainedConfig) -> None:
+        """Choose the rate by the size of the model, unless one was given: few steps need a larger one than many."""
+        if self.learning_rate is None:
+            self.learning_rate = 2e-4 if config.hidden_size < 768 else 5e-5
+
+
+def draw_examples(rows: Dataset, per_class: int | None, seed: int) -> Dataset:
+    """Draw examples of each class at random, or all that it has.
+
+    Args:
+        rows: Rows with a `label`, the number of a class.
+        per_class: Number of examples of each class; None returns all rows.
+        seed: Seed of the draw.
+
+    Raises:
+        ValueError: `per_class` is below 2, or fewer than two classes have two rows.
+    """
+    if per_class is not None and per_class < 2:
+        raise ValueError(f"examples_per_class={per_class} leaves no two texts of one class to compare; give 2 or more")
+    labels = np.array(rows["label"])
+    if sum(count > 1 for count in Counter(labels.tolist()).values()) < 2:
+        raise ValueError(
+            "fewer than two classes have two examples; add examples, so that texts of one class can be compared"
+        )
+    order = np.random.default_rng(seed).permutation(len(rows))
+    return rows.select(sorted(i for label in np.unique(labels) for i in order[labels[order] == label][:per_class]))
+
+
+def train_on_triplets(
+    model: SentenceTransformer, rows: Dataset, text_column: str, training: FewExamplesTrainingArguments
+) -> None:
+    """Train an embedding model until texts of one class are closer to one another than to those of other classes.
+
+    Args:
+        model: The model.
+        rows: Examples, as `draw_examples` returns them.
+        text_column: Name of the column of texts.
+        training: Training arguments.
+    """
+    model.model_card_data.widget = [{}]  # otherwise the trainer collects texts of the examples, with a progress bar
+    training.choose_learning_rate(model[0].config)
+    rows = rows.select_columns([text_column, "label"])
+    SentenceTransformerTrainer(model, training, train_dataset=rows, loss=BatchAllTripletLoss(model)).train()
+
+
+def add_head(
+    model: SentenceTransformer, texts: Sequence[str], labels: Sequence[int], names: Sequence[str]
+) -> LogisticRegression:
+    """Append a logistic regression to an embedding model, as a linear layer. `encode` then returns the logits of the classes.
+
+    The model also gets a layer before it that scales vectors to length 1, and the names of the classes in its config.
+
+    Args:
+        model: The model.
+        texts: Examples.
+        labels: Number of the class of each example; every class has one.
+        names: Names of the classes.
+
+    Returns:
+        The logistic regression, on vectors of length 1.
+    """
+    model.append(Normalize())
+    regression = LogisticRegression(max_iter=1000).fit(model.encode(list(texts)), labels)
+    weight, bias = regression.coef_, regression.intercept_
+    if len(names) == 2:  # scikit-learn has the difference of the two logits
+        weight, bias = np.vstack([0 * weight, weight]), np.append(0, bias)
+    weight, bias = (torch.tensor(values, dtype=torch.float32) for values in (weight, bias))
+    layer = Dense(*weight.T.shape, activation_function=torch.nn.Identity(), init_weight=weight, init_bias=bias)
+    model.append(layer.to(model.device))
+    config = model[0].config
+    config.id2label = dict(enumerate(names))
+    config.label2id = {name: i for i, name in enumerate(names)}
+    return regression
+
+
+def classes_of(model: SentenceTransformer, source: str) -> list[str]:
+    """Return the names of the classes of a model that has a head of `add_head`.
+
+    Raises:
+        ValueError: It has none.
+    """
+    names = model[0].config.id2label
+    if not (isinstance(model[-1], Dense) and model[-1].out_features == len(names)):
+        raise ValueError(
+            f"{source} has no classes; give --train_file to train them, or the folder of a trained classifier"
+        )
+    return [names[i] for i in range(len(names))]
