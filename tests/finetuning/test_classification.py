@@ -1,8 +1,11 @@
 """Classification and regression: metrics of scikit-learn and by hand, and runs of the example that learn a rule."""
 
+import ast
 import csv
 import json
 import random
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +21,7 @@ from transformers import pipeline
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTForSequenceClassification
 from neobert_hf.data.labelled_texts import MULTI, REGRESSION, SINGLE, LabelledTexts
+from neobert_hf.evaluation.glue import TABLE_6
 from neobert_hf.finetuning.classification import ClassificationTask, label_metrics, trained_labels
 
 WORDS = SENTENCE.split()
@@ -206,3 +210,14 @@ def test_a_model_that_has_diverged_is_refused():
     trainer = type("Trainer", (), {"predict": lambda self, rows: output})()
     with pytest.raises(FloatingPointError, match="the model has diverged, lower --learning_rate"):
         task.evaluate(trainer, Dataset.from_dict({"input_ids": [[1]]}), "test")
+
+
+def test_the_table_of_learning_rates_on_the_page_is_that_of_the_paper():
+    page = (Path(__file__).parents[2] / "docs/classification.md").read_text("utf-8")
+    rows = re.findall(r"^\| ([A-Za-z\d-]+) \| .* \| (.*) \| (.*) \|$", page, re.MULTILINE)
+    found = {
+        task.lower().replace("-", ""): tuple(map(ast.literal_eval, columns))
+        for task, *columns in rows
+        if "," in columns[0]
+    }
+    assert found == TABLE_6

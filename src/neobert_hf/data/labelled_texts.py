@@ -136,7 +136,7 @@ def read_texts(
                 f"all training rows have the number {splits['train'][0].values['label']}; nothing can be learned"
             )
     else:
-        names = _spell_alike(splits, hub_names or arguments.label_columns or names)
+        names = _spell_alike(splits, names or hub_names or arguments.label_columns)
         check_known(_labelled(splits), _labels, names)
     splits = with_validation(splits, _labels, seed, keep_rare=kind != REGRESSION)
     return LabelledTexts(

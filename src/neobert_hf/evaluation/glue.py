@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 from datasets import ClassLabel, Dataset, Features, Value, load_dataset
-from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+
+from ..finetuning.classification import pearson, spearman
 
 HUB_ID = "nyu-mll/glue"
 PAIR, ENTAILMENT = ("sentence1", "sentence2"), ("entailment", "not_entailment")
@@ -204,9 +205,8 @@ METRICS = {
     "accuracy": accuracy_score,
     "f1": f1_score,
     "matthews": matthews_corrcoef,
-    # 0 if all predictions are equal, as scikit-learn has it for Matthews' coefficient; early in training they can be
-    "pearson": lambda labels, predicted: np.nan_to_num(pearsonr(predicted, labels).statistic),
-    "spearman": lambda labels, predicted: np.nan_to_num(spearmanr(predicted, labels).statistic),
+    "pearson": pearson,
+    "spearman": spearman,
 }
 
 

@@ -1,0 +1,44 @@
+"""Arguments of fine-tuning: a learning rate for the size of the model, and a loss that is logged often enough."""
+
+import pytest
+import torch
+from transformers import TrainerState
+
+pytest.importorskip("datasets", reason="training arguments need datasets (pip install -e .[train])")
+
+from neobert_hf import NeoBERTConfig
+from neobert_hf.evaluation.glue import TABLE_6
+from neobert_hf.runs.arguments import FineTuningArguments, default_learning_rate
+
+
+@pytest.fixture
+def arguments(tmp_path):
+    return FineTuningArguments(output_dir=str(tmp_path), use_cpu=True)
+
+
+@pytest.mark.compat
+def test_any_run_logs_its_loss_at_least_20_times_or_in_every_step(arguments):
+    for num_steps in range(1, 2000):
+        state = TrainerState()
+        state.compute_steps(arguments, num_steps)
+        assert min(20, num_steps) <= num_steps // state.logging_steps <= 40
+
+
+def test_the_learning_rate_is_chosen_by_the_size_of_the_model_unless_it_is_given(arguments, tmp_path, capsys):
+    small = NeoBERTConfig(hidden_size=256, num_attention_heads=4)
+    arguments.choose_learning_rate(small)
+    assert arguments.learning_rate == 3e-4
+    assert capsys.readouterr().out == "learning_rate=0.0003 for hidden_size=256\n"
+    given = FineTuningArguments(output_dir=str(tmp_path), use_cpu=True, learning_rate=1e-3)
+    given.choose_learning_rate(small)
+    assert given.learning_rate == 1e-3 and not capsys.readouterr().out
+
+
+def test_the_learning_rate_of_the_published_model_is_within_the_papers_rates():
+    rates = [rate for columns in TABLE_6.values() for _, rate, _ in columns]
+    assert min(rates) < default_learning_rate(NeoBERTConfig(hidden_size=768)) < max(rates)
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="memory is pinned for an accelerator")
+def test_a_machine_without_an_accelerator_pins_no_memory(tmp_path):
+    assert not FineTuningArguments(output_dir=str(tmp_path)).dataloader_pin_memory
