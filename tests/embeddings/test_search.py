@@ -138,17 +138,18 @@ def test_a_file_of_a_folder_that_cannot_be_read_is_named_and_the_others_are_sear
     assert documents.summary().count("not read: ") == 3
 
 
-def test_rows_are_passages_with_their_line(notes, model, tmp_path):
+def test_rows_are_passages_with_their_line(notes, model, tmp_path, monkeypatch):
+    """A long row is cut, and all of its passages name the line of the row, also if a file is read in many parts."""
+    monkeypatch.setattr(passages, "BLOCK", 50)
     rows = tmp_path / "rows"
     rows.mkdir()
-    (rows / "a.jsonl").write_text("".join(json.dumps({"body": f"the fox {i}"}) + "\n" for i in range(3)))
-    (rows / "b.csv").write_text("id,body\n1,the old sea\n2,\n3,warm house\n")
+    (rows / "a.jsonl").write_text("".join(json.dumps({"body": f"the fox {i}"}) + "\n" for i in range(9)))
+    (rows / "b.csv").write_text(f"\ufeffid;body\n1;the old sea\n2;\n3;{SENTENCE * 3}\n4;warm house\n")
     found = open_search(rows, model, text_column="body").passages
-    places = [(passage.file[-7:], passage.line, passage.text) for passage in found]
-    assert places == [
-        *(("a.jsonl", i + 1, f"the fox {i}") for i in range(3)),
-        *(("s/b.csv", 2, "the old sea"), ("s/b.csv", 4, "warm house")),
-    ]
+    assert [(passage.line, passage.text) for passage in found[:9]] == [(i + 1, f"the fox {i}") for i in range(9)]
+    first, *long, last = found[9:]
+    assert (first.line, first.text, last.line, last.text) == (2, "the old sea", 5, "warm house")
+    assert len(long) > 2 and {passage.line for passage in long} == {4} and long[0].text.startswith("the quick brown")
 
 
 # --- What is kept -----------------------------------------------------------------------------------------------------
