@@ -4,9 +4,8 @@
     python examples/train_reranker.py --train_files pairs.jsonl --model_name_or_path chandar-lab/NeoBERT \\
         --embedding_model runs/embeddings --max_seq_length 256 --bf16 --output_dir runs/reranker
 
-The first column has questions, the second their answers; an embedding model finds wrong answers that look right.
-`CrossEncoder("runs/reranker")` opens the folder. Rerun the command with `--resume_from_checkpoint last` to resume exactly after an
-interruption.
+The first column has questions, the second their answers; an embedding model finds wrong answers that look right. The folder
+opens in `CrossEncoder("runs/reranker")`. Rerun the command with `--resume_from_checkpoint last` to resume after an interruption.
 """
 
 from dataclasses import asdict

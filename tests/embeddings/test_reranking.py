@@ -1,0 +1,148 @@
+"""Rerankers: labels and candidates are those of the embedding model's ranking, and the script learns and resumes exactly."""
+
+import json
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("sentence_transformers", reason="rerankers need sentence-transformers (pip install -e .[embed])")
+
+import train_reranker
+from conftest import run_main
+from datasets import Dataset
+from sentence_transformers import CrossEncoder, SentenceTransformer
+
+from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
+from neobert_hf.data.wordpiece import train_wordpiece
+from neobert_hf.embeddings.reranking import labelled_pairs, open_reranker, reranking_evaluator, reranking_loss
+
+TOPICS = ["fox", "dog", "house", "sea", "red", "warm", "old", "lazy"]
+OTHERS = ["the", "quick", "brown", "over", "and", "then", "it", "in", "by", "a"]
+    ["fox", "dog", "house", "sea", "red", "warm", "old", "lazy"],
+    ["the", "quick", "brown", "over", "and", "then", "it", "in", "by", "a"],
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny NeoBERT whose tokenizer has a token for each word."""
+    folder = tmp_path_factory.mktemp("bare")
+    tokenizer = train_wordpiece([" ".join([*TOPICS, *OTHERS])] * 9, vocab_size=120, model_max_length=32)
+    shape = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96)
+    torch.manual_seed(0)
+    NeoBERTForMaskedLM(NeoBERTConfig(len(tokenizer), **shape, embedding_init_range=0.5)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def pairs_of(count, seed=0):
+    """Questions and answers of random words."""
+    rng = random.Random(seed)
+    texts = [" ".join(rng.choices([*TOPICS, *OTHERS], k=5)) for _ in range(2 * count)]
+    return Dataset.from_dict({"anchor": texts[:count], "positive": texts[count:]})
+
+
+def test_negatives_are_the_most_similar_other_documents(folder):
+    model, pairs = SentenceTransformer(folder), pairs_of(30)
+    labelled = labelled_pairs({"set": pairs}, model, num_negatives=3)["set"]
+    similarity = model.similarity(model.encode_query(pairs["anchor"]), model.encode_document(pairs["positive"])).numpy()
+    np.fill_diagonal(similarity, -2)
+    expected = set(zip(pairs["anchor"], pairs["positive"], [1] * 30))
+    for row, best in enumerate((-similarity).argsort()[:, :3]):
+        expected |= {(pairs["anchor"][row], pairs["positive"][int(i)], 0) for i in best}
+    assert set(zip(*(labelled[name] for name in labelled.column_names))) == expected
+    weight = reranking_loss(open_reranker(folder), {"set": labelled}).pos_weight
+    assert weight == 3  # 90 negatives for 30 positives
+    with pytest.raises(ValueError, match="set has 3 columns; give pairs of question and answer"):
+        labelled_pairs({"set": pairs.add_column("negative_1", ["fox"] * 30)}, model, 3)
+    with pytest.raises(ValueError, match="set has no document that is wrong for a question; give more pairs"):
+        labelled_pairs({"set": pairs.select([0])}, model, 3)
+
+
+def test_the_metrics_are_those_of_the_ranking_of_the_candidates(folder):
+    model, reranker = SentenceTransformer(folder), open_reranker(folder)
+    pairs, distractors = pairs_of(20), list(pairs_of(15, seed=1)["positive"])
+    found = reranking_evaluator(pairs, distractors, model, "set", num_candidates=12)(reranker)
+    documents = [*pairs["positive"], *distractors]
+    similarity = model.similarity(model.encode_query(pairs["anchor"]), model.encode_document(documents)).numpy()
+    gains = {"base_ndcg@10": [], "ndcg@10": []}
+    for row, order in enumerate((-similarity).argsort()[:, :12]):
+        candidates = [documents[i] for i in order]
+        scores = reranker.predict([(pairs["anchor"][row], document) for document in candidates])
+        for name, ranked in {"base_ndcg@10": range(12), "ndcg@10": (-scores).argsort()}.items():
+            places = [place for place, i in enumerate(list(ranked)[:10], 1) if order[i] == row]
+            gains[name].append(1 / np.log2(places[0] + 1) if places else 0)
+    for name, values in gains.items():
+        assert found[f"set_{name}"] == pytest.approx(np.mean(values), abs=1e-9), name
+
+
+def test_a_pair_is_truncated_on_its_longer_side_and_padding_changes_no_score(folder):
+    reranker = open_reranker(folder, max_seq_length=16)
+    pairs = [("the fox", "red " * 40), ("the dog " * 20, "warm"), ("a", "old")]
+    inputs = reranker.preprocess(pairs)
+    assert inputs["input_ids"].shape == (3, 16)
+    tokens = [reranker.tokenizer.convert_ids_to_tokens(row) for row in inputs["input_ids"]]
+    assert tokens[0][1:3] == ["the", "fox"] and tokens[1][-2] == "warm"
+    alone = [reranker.predict([pair])[0] for pair in pairs]
+    np.testing.assert_allclose(reranker.predict(pairs), alone, atol=2e-6)
+
+
+CLEAN = """
+import sys; sys.modules["neobert_hf"] = None
+import numpy as np
+from sentence_transformers import CrossEncoder
+model = CrossEncoder(sys.argv[1], trust_remote_code=True)
+assert type(model[0].model).__module__.startswith("transformers_modules")
+np.save(sys.argv[2], model.predict([("the fox", "a red")]))
+"""
+
+
+def test_the_script_learns_resumes_and_saves_a_folder_that_opens_without_the_package(folder, tmp_path, monkeypatch):
+    """Each of eight words in a question has its own answer."""
+    monkeypatch.setenv("NEOBERT_TRACEBACK", "1")
+    rng = random.Random(0)
+    answers = {word: " ".join(rng.sample(OTHERS, 4)) for word in TOPICS}
+    questions = [" ".join(rng.sample([word, *rng.choices(OTHERS, k=2)], 3)) for word in TOPICS * 40]
+    pairs = Dataset.from_dict({"question": questions, "answer": [answers[word] for word in TOPICS * 40]})
+    pairs.to_csv(tmp_path / "faq.csv", index=False)
+
+    def command(output_dir, *more):
+        models = ["--model_name_or_path", folder, "--embedding_model", folder, "--num_candidates", 8]
+        training = [
+            "--learning_rate",
+            "3e-3",
+            "--num_train_epochs",
+            2,
+            "--seed",
+            1,
+            "--use_cpu",
+            "--disable_tqdm",
+            "true",
+        ]
+        return ["--train_files", tmp_path / "faq.csv", "--output_dir", output_dir, *models, *training, *more]
+
+    printed = run_main(train_reranker, *command(tmp_path / "run"))
+    summary = json.loads((tmp_path / "run/training_summary.json").read_text())
+    before, after = (summary[time]["faq_ndcg@10"] for time in ("before", "after"))
+    base = summary["after"]["faq_base_ndcg@10"]
+    assert after > 0.9 > max(before, base)
+    assert f"faq_ndcg@10: {before:.4f} before the training, {after:.4f} after it" in printed
+    assert f"faq: nDCG@10 {base:.4f} of the embedding model alone, on" in printed
+
+    scores = CrossEncoder(str(tmp_path / "run")).predict([("the fox", "a red")])
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", CLEAN, str(tmp_path / "run"), str(tmp_path / "out.npy")],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), scores)
+
+    steps = max(int(path.name.split("-")[1]) for path in (tmp_path / "run").glob("checkpoint-*"))
+    (tmp_path / "run" / f"checkpoint-{steps}" / "manifest.json").unlink()
+    run_main(train_reranker, *command(tmp_path / "run", "--resume_from_checkpoint", "last"))
+    assert json.loads((tmp_path / "run/training_summary.json").read_text()) == summary
