@@ -9,7 +9,6 @@ The folder is a sentence-transformers model whose vectors are the logits of the 
 `SentenceTransformer("runs/few", trust_remote_code=True).encode(texts)`; config.json has the names of the classes.
 """
 
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -17,11 +16,12 @@ from datasets import concatenate_datasets
 from sklearn.metrics import classification_report
 from transformers import set_seed
 
-from neobert_hf import MINI_MODEL_PATH, tune_allocator
-from neobert_hf.data.labelled_texts import SINGLE, LabelledTextArguments, read_texts
+from neobert_hf import tune_allocator
+from neobert_hf.data.labelled_texts import read_texts
 from neobert_hf.embeddings.models import open_embedding_model
-from neobert_hf.finetuning.classification import ClassificationTask, label_metrics
+from neobert_hf.finetuning.classification import ClassificationTask
 from neobert_hf.finetuning.few_examples import (
+    FewExamplesArguments,
     FewExamplesTrainingArguments,
     add_head,
     classes_of,
@@ -32,26 +32,7 @@ from neobert_hf.finetuning.predictions import write_predictions
 from neobert_hf.runs.commands import CommandParser, run_command
 
 
-@dataclass
-class FewShotArguments(LabelledTextArguments):
-    """Model and data."""
-
-    model_name_or_path: str = field(
-        default=MINI_MODEL_PATH, metadata={"help": "A NeoBERT or an embedding model: folder or id on the Hub."}
-    )
-    examples_per_class: int = field(default=None, metadata={"help": "Examples drawn of each class. Default: all rows."})
-    problem_type: str = field(default=SINGLE, metadata={"help": "A row has one class."})
-    max_seq_length: int = field(default=128, metadata={"help": "Length in tokens at which texts are truncated."})
-
-    def __post_init__(self):
-        super().__post_init__()
-        if len(self.text_columns) > 1:
-            raise ValueError(
-                f"text_columns={' '.join(self.text_columns)}: give one column; a pair has no vector of its own"
-            )
-
-
-def train(arguments: FewShotArguments, training: FewExamplesTrainingArguments):
+def train(arguments: FewExamplesArguments, training: FewExamplesTrainingArguments):
     """Train, if there are training rows; evaluate on validation and test rows, and predict the labels of the latter."""
     tune_allocator()
     set_seed(training.seed)
@@ -70,22 +51,15 @@ def train(arguments: FewShotArguments, training: FewExamplesTrainingArguments):
         model.save_pretrained(training.output_dir, create_model_card=False)  # which would be of an embedding model
     else:
         names = classes_of(model, arguments.model_name_or_path)
-        texts = read_texts(arguments, training.seed, SINGLE, names)
+        texts = read_texts(arguments, training.seed, arguments.problem_type, names)
     for split in ("validation", "test"):
         if split in texts.data:
             rows = texts.data[split]
             logits = model.encode(rows[column], batch_size=training.per_device_eval_batch_size)
             if "label" in rows.column_names:
-                print(split, label_metrics(SINGLE, rows["label"], logits))
-                print(
-                    classification_report(
-                        rows["label"],
-                        logits.argmax(-1),
-                        labels=range(len(texts.names)),
-                        target_names=texts.names,
-                        zero_division=0,
-                    )
-                )
+                options = {"labels": range(len(texts.names)), "target_names": texts.names, "zero_division": 0}
+                report = classification_report(rows["label"], logits.argmax(-1), digits=3, **options)
+                print(f"{split}:\n{report}", flush=True)
     if arguments.test_file:
         file = arguments.predictions_file or Path(training.output_dir, "predictions.csv")
         write_predictions(file, ClassificationTask(texts).prediction_rows(logits))
@@ -93,7 +67,7 @@ def train(arguments: FewShotArguments, training: FewExamplesTrainingArguments):
 
 def main():
     """Read the command line, and train."""
-    parser = CommandParser((FewShotArguments, FewExamplesTrainingArguments), description=__doc__)
+    parser = CommandParser((FewExamplesArguments, FewExamplesTrainingArguments), description=__doc__)
     run_command(parser.prog, train, *parser.parse_args_into_dataclasses())
 
 

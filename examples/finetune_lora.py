@@ -9,6 +9,7 @@ Columns, kinds of labels and metrics are those of examples/finetune_classifier.p
 `neobert_hf.open_adapter(AutoModelForSequenceClassification, "runs/lora")`. With --merge, runs/lora/merged holds a whole model.
 """
 
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -90,6 +91,7 @@ def train(arguments: LoraArguments, training: FineTuningArguments):
 
 def main():
     """Read the command line, and train."""
+    warnings.filterwarnings("ignore", ".is_gradient_checkpointing. is deprecated", FutureWarning)  # PEFT asks for it
     parser = CommandParser((LoraArguments, FineTuningArguments), description=__doc__)
     run_command(parser.prog, train, *parser.parse_args_into_dataclasses())
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -19,7 +20,32 @@ from sklearn.linear_model import LogisticRegression
 from transformers import PretrainedConfig
 from transformers.hf_argparser import HfArg
 
+from ..data.labelled_texts import SINGLE, LabelledTextArguments
+from ..runs import MINI_MODEL_PATH
 from ..runs.arguments import FineTuningArguments
+
+
+@dataclass
+class FewExamplesArguments(LabelledTextArguments):
+    """Model and data."""
+
+    model_name_or_path: str = HfArg(
+        default=MINI_MODEL_PATH, help="A NeoBERT or an embedding model: folder or id on the Hub."
+    )
+    examples_per_class: int = HfArg(default=None, help="Examples drawn of each class. Default: all rows.")
+    problem_type: Literal["single_label_classification"] = HfArg(default=SINGLE, help="A row has one class.")
+    max_seq_length: int = HfArg(default=128, help="Length in tokens at which texts are truncated.")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if len(self.text_columns) > 1:
+            raise ValueError(
+                f"text_columns={' '.join(self.text_columns)}: give one column; a pair has no vector of its own"
+            )
+        if self.examples_per_class is not None and self.examples_per_class < 2:
+            raise ValueError(
+                f"examples_per_class={self.examples_per_class} leaves no two texts of one class to compare; give 2 or more"
+            )
 
 
 @dataclass
@@ -49,10 +75,8 @@ def draw_examples(rows: Dataset, per_class: int | None, seed: int) -> Dataset:
         seed: Seed of the draw.
 
     Raises:
-        ValueError: `per_class` is below 2, or fewer than two classes have two rows.
+        ValueError: Fewer than two classes have two rows.
     """
-    if per_class is not None and per_class < 2:
-        raise ValueError(f"examples_per_class={per_class} leaves no two texts of one class to compare; give 2 or more")
     labels = np.array(rows["label"])
     if sum(count > 1 for count in Counter(labels.tolist()).values()) < 2:
         raise ValueError(
@@ -74,6 +98,8 @@ def train_on_triplets(
         training: Training arguments.
     """
     model.model_card_data.widget = [{}]  # otherwise the trainer collects texts of the examples, with a progress bar
+    if _has_head(model):  # of an earlier run
+        del model[-2:]
     training.choose_learning_rate(model[0].config)
     rows = rows.select_columns([text_column, "label"])
     SentenceTransformerTrainer(model, training, train_dataset=rows, loss=BatchAllTripletLoss(model)).train()
@@ -115,9 +141,13 @@ def classes_of(model: SentenceTransformer, source: str) -> list[str]:
     Raises:
         ValueError: It has none.
     """
-    names = model[0].config.id2label
-    if not (isinstance(model[-1], Dense) and model[-1].out_features == len(names)):
+    if not _has_head(model):
         raise ValueError(
             f"{source} has no classes; give --train_file to train them, or the folder of a trained classifier"
         )
+    names = model[0].config.id2label
     return [names[i] for i in range(len(names))]
+
+
+def _has_head(model: SentenceTransformer) -> bool:
+    return isinstance(model[-1], Dense) and model[-1].out_features == len(model[0].config.id2label)

@@ -1,0 +1,156 @@
+"""Few examples: the head is scikit-learn's, the folder opens alone, and the script says what is wrong."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sentence_transformers", reason="needs sentence-transformers (pip install -e .[embed])")
+pytest.importorskip("sklearn", reason="needs scikit-learn (pip install -e .[train])")
+
+import finetune_few_shot
+import pandas
+from conftest import run_main
+from datasets import Dataset
+from scipy.special import softmax
+from sentence_transformers import SentenceTransformer
+
+from neobert_hf import NeoBERTConfig, NeoBERTModel, sentence_transformer
+from neobert_hf.finetuning.few_examples import (
+    FewExamplesTrainingArguments,
+    add_head,
+    classes_of,
+    draw_examples,
+    train_on_triplets,
+)
+
+TEXTS = [
+    "the fox red",
+    "a dog red",
+    "red sea",
+    "the fox old",
+    "a dog old",
+    "old sea",
+    "the house",
+    "a house",
+    "warm house",
+]
+LABELS = [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+
+@pytest.fixture
+def model_folder(tokenizer, tmp_path):
+    shape = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48)
+    NeoBERTModel(NeoBERTConfig(vocab_size=len(tokenizer), **shape, embedding_init_range=0.5)).save_pretrained(
+        tmp_path / "model"
+    )
+    tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize("num_classes", [2, 3])
+def test_the_head_gives_the_probabilities_of_scikit_learn_also_after_loading(model_folder, tmp_path, num_classes):
+    count, names = 3 * num_classes, ["red", "old", "house"][:num_classes]
+    model = sentence_transformer(str(model_folder))
+    vectors = model.encode(TEXTS, normalize_embeddings=True)
+    regression = add_head(model, TEXTS[:count], LABELS[:count], names)
+    model.save_pretrained(str(tmp_path / "saved"))
+    expected = regression.predict_proba(vectors)
+    for with_head in (model, SentenceTransformer(str(tmp_path / "saved"), device="cpu")):
+        # the layer is float32
+        np.testing.assert_allclose(softmax(with_head.encode(TEXTS), -1), expected, rtol=1e-5, atol=1e-6)
+        assert classes_of(with_head, "saved") == names
+    assert not [file for file in (tmp_path / "saved").rglob("*") if file.suffix in (".pkl", ".bin", ".joblib", ".pt")]
+
+
+def test_a_model_without_a_head_has_no_classes(model_folder):
+    with pytest.raises(ValueError, match="model has no classes; give --train_file to train them"):
+        classes_of(sentence_transformer(str(model_folder)), "model")
+
+
+def test_examples_are_drawn_of_each_class_and_differ_by_the_seed():
+    rows = Dataset.from_dict({"text": [f"{i}" for i in range(100)], "label": [int(i % 10 == 0) for i in range(100)]})
+    drawn = [draw_examples(rows, 12, seed) for seed in (0, 0, 1)]
+    for examples in drawn:
+        assert sum(examples["label"]) == 10 and len(examples) == 22  # all that the rare class has
+        assert all((int(text) % 10 == 0) == label for text, label in zip(examples["text"], examples["label"]))
+    assert drawn[0]["text"] == drawn[1]["text"] != drawn[2]["text"]
+    assert draw_examples(rows, None, 0)["text"] == rows["text"]
+
+
+def write(file, rows):
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def command(folder, *more):
+    return ["--use_cpu", "true", "--report_to", "none", "--output_dir", folder / "out", *more]
+
+
+def test_the_script_learns_from_eight_examples_and_predicts_again_without_training(model_folder, tmp_path):
+    words = ["fox", "dog", "sea", "house", "quick", "brown", "lazy", "warm"]
+    rows = [{"text": f"the {word} {kind}", "label": kind} for word in words for kind in ("red", "old")]
+    train = write(tmp_path / "train.jsonl", rows)
+    test = write(
+        tmp_path / "test.jsonl",
+        [{"text": f"a {word} {kind}", "label": kind} for word in words for kind in ("old", "red")],
+    )
+    start = ("--model_name_or_path", model_folder, "--learning_rate", "3e-3", "--train_file", train)
+    printed = run_main(finetune_few_shot, *command(tmp_path, *start, "--test_file", test))
+    assert "16 examples of 2 classes: old, red" in printed and re.search(r"accuracy +1\.000", printed)
+    found = pandas.read_csv(tmp_path / "out/predictions.csv")
+    assert list(found["prediction"]) == ["old", "red"] * 8
+    np.testing.assert_allclose(found["probability_old"] + found["probability_red"], 1, atol=1e-5)
+    again = ("--model_name_or_path", tmp_path / "out", "--test_file", test, "--output_dir", tmp_path / "again")
+    run_main(finetune_few_shot, *command(tmp_path, *again))
+    pandas.testing.assert_frame_equal(pandas.read_csv(tmp_path / "again/predictions.csv"), found)
+
+
+def test_a_model_with_a_head_is_a_start_without_it(model_folder, tmp_path):
+    """Three classes become two."""
+    model = sentence_transformer(str(model_folder))
+    vectors = model.encode(TEXTS)
+    add_head(model, TEXTS, LABELS, ["red", "old", "house"])
+    rows = Dataset.from_dict({"text": TEXTS[:6], "label": LABELS[:6]})
+    training = FewExamplesTrainingArguments(
+        str(tmp_path / "out"), max_steps=1, learning_rate=0.0, use_cpu=True, report_to="none"
+    )
+    train_on_triplets(model, rows, "text", training)
+    np.testing.assert_array_equal(model.encode(TEXTS), vectors)
+    add_head(model, TEXTS[:6], LABELS[:6], ["red", "old"])
+    assert model.encode(TEXTS).shape == (9, 2) and classes_of(model, "") == ["red", "old"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            [{"text": "fox", "label": "a"}, {"text": "dog", "label": "b"}, {"text": "sea", "label": "b"}],
+            "fewer than two classes have two examples",
+        ),
+        ([{"text": "fox", "label": "a"}] * 4, "a classifier needs at least two classes"),
+        ([{"text": "fox", "label": ["a", "b"]}] * 4, "labels of one class are no lists"),
+    ],
+)
+def test_examples_that_cannot_be_learned_are_one_line_and_nothing_is_written(model_folder, tmp_path, rows, message):
+    start = ("--model_name_or_path", model_folder, "--train_file", write(tmp_path / "train.jsonl", rows))
+    with pytest.raises(SystemExit, match=message) as error:
+        run_main(finetune_few_shot, *command(tmp_path, *start))
+    assert len(str(error.value).splitlines()) == 1 and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--text_columns", "a", "b"], "text_columns=a b: give one column; a pair has no vector"),
+        (
+            ["--examples_per_class", "1"],
+            "examples_per_class=1 leaves no two texts of one class to compare; give 2 or more",
+        ),
+    ],
+)
+def test_options_that_leave_nothing_to_learn_are_refused(tmp_path, capsys, options, message):
+    with pytest.raises(SystemExit, match="2"):
+        run_main(finetune_few_shot, *command(tmp_path, "--train_file", "a.csv", *options))
+    assert message in capsys.readouterr().err

@@ -1,0 +1,189 @@
+"""Adapters: they learn, change nothing else, merge, switch, and know their base model."""
+
+import json
+import os
+
+import pytest
+import torch
+
+pytest.importorskip("peft", reason="adapters need PEFT (pip install -e .[train])")
+
+import finetune_lora
+import peft
+from conftest import run_main
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification, pipeline
+
+from neobert_hf import (
+    NeoBERTConfig,
+    NeoBERTForMaskedLM,
+    NeoBERTForSequenceClassification,
+    lora_config,
+    open_adapter,
+    save_adapter,
+)
+
+IDS, LABELS = torch.arange(5, 37).reshape(8, 4), torch.tensor([0, 1] * 4)
+NAMES = {0: "no", 1: "yes"}
+
+
+@pytest.fixture
+def base(checkpoint, tmp_path):
+    """A folder with the tiny masked language model, whose classifier is new."""
+    NeoBERTForMaskedLM.from_pretrained(checkpoint).save_pretrained(tmp_path / "base")
+    return tmp_path / "base"
+
+
+def trained_adapter(base, seed, labels=LABELS, steps=20):
+    """A model with an adapter, and its losses; the seed decides the new head and the adapter."""
+    torch.manual_seed(seed)
+    model = AutoModelForSequenceClassification.from_pretrained(
+        base, id2label=NAMES, problem_type="single_label_classification"
+    )
+    model = peft.get_peft_model(model, lora_config("SEQ_CLS", r=4, lora_alpha=8))
+    optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], 1e-2)
+    losses = []
+    for _ in range(steps):
+        loss = model(input_ids=IDS, labels=labels).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return model.eval(), losses
+
+
+def logits(model):
+    with torch.no_grad():
+        return model.eval()(input_ids=IDS).logits
+
+
+def test_an_adapter_learns_and_changes_nothing_but_itself_and_the_head(base):
+    model, losses = trained_adapter(base, 1)
+    assert losses[-1] < losses[0] / 10
+    saved = load_file(base / "model.safetensors")
+    encoder = {name: weight for name, weight in model.get_base_model().model.named_parameters() if "lora_" not in name}
+    assert len(encoder) > 10
+    for name, weight in encoder.items():
+        assert torch.equal(weight, saved["model." + name.replace("base_layer.", "")]), name
+    changed = {
+        name.split(".")[-3] for name, weight in model.named_parameters() if weight.requires_grad and "lora_" not in name
+    }
+    assert changed == {"modules_to_save"}
+
+
+def test_the_merged_model_gives_the_numbers_of_model_and_adapter_and_opens_alone(base, tmp_path):
+    model, _ = trained_adapter(base, 1)
+    before = logits(model)
+    model.merge_and_unload().save_pretrained(tmp_path / "merged")
+    merged = AutoModelForSequenceClassification.from_pretrained(tmp_path / "merged")
+    # float32: the product is added to the weight or to the result
+    torch.testing.assert_close(logits(merged), before, rtol=1e-4, atol=1e-4)
+    assert merged.config.id2label == NAMES
+
+
+def test_two_adapters_of_one_model_switch_with_their_heads(base, tmp_path):
+    models = {"first": trained_adapter(base, 1)[0], "second": trained_adapter(base, 2, 1 - LABELS)[0]}
+    for name, model in models.items():
+        save_adapter(model, tmp_path / name)
+    both = open_adapter(AutoModelForSequenceClassification, tmp_path / "first")
+    both.load_adapter(tmp_path / "second", adapter_name="second")
+    for adapter, name in (("second", "second"), ("default", "first"), ("second", "second")):
+        both.set_adapter(adapter)
+        assert torch.equal(logits(both), logits(models[name]))
+
+
+def test_an_opened_adapter_knows_its_classes_in_every_dtype_of_the_base(base, tmp_path):
+    model, _ = trained_adapter(base, 1)
+    save_adapter(model, tmp_path / "adapter")
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        again = open_adapter(AutoModelForSequenceClassification, tmp_path / "adapter", dtype=dtype)
+        assert again.config.id2label == NAMES and again.config.problem_type == "single_label_classification"
+        if dtype == torch.float32:
+            assert torch.equal(logits(again), logits(model))
+
+
+def test_an_adapter_that_trains_the_embedding_is_known_by_the_embedding_below(base, tmp_path):
+    model = NeoBERTForSequenceClassification.from_pretrained(base)
+    model = peft.get_peft_model(model, lora_config("SEQ_CLS", modules_to_save=["model.encoder"]))
+    with torch.no_grad():
+        model.get_input_embeddings().weight.add_(1)
+    save_adapter(model, tmp_path / "adapter")
+    again = open_adapter(AutoModelForSequenceClassification, tmp_path / "adapter")
+    assert torch.equal(again.get_input_embeddings().weight, model.get_input_embeddings().weight)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"hidden_size": 64}, {"vocab_size": 200}], ids=["weights", "width", "vocabulary"]
+)
+def test_an_adapter_of_another_base_model_is_refused_in_one_line(base, tmp_path, changes):
+    save_adapter(trained_adapter(base, 1, steps=1)[0], tmp_path / "adapter")
+    config = NeoBERTConfig.from_pretrained(base, **changes)
+    NeoBERTForMaskedLM(config).save_pretrained(tmp_path / "other")
+    with pytest.raises(
+        ValueError, match=r"adapter was trained on .*base, and .*other is another model; give the forme"
+    ) as error:
+        open_adapter(AutoModelForSequenceClassification, tmp_path / "adapter", str(tmp_path / "other"))
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_a_base_model_that_was_moved_is_given_by_its_new_place(base, tmp_path):
+    model, _ = trained_adapter(base, 1, steps=1)
+    save_adapter(model, tmp_path / "adapter")
+    os.rename(base, tmp_path / "moved")
+    with pytest.raises(ValueError, match=r"base does not exist; give an existing folder"):
+        open_adapter(AutoModelForSequenceClassification, tmp_path / "adapter")
+    again = open_adapter(AutoModelForSequenceClassification, tmp_path / "adapter", str(tmp_path / "moved"))
+    assert torch.equal(logits(again), logits(model))
+
+
+def test_a_folder_without_the_record_of_the_base_is_refused(base, tmp_path):
+    trained_adapter(base, 1, steps=1)[0].save_pretrained(tmp_path / "adapter")
+    with pytest.raises(
+        FileNotFoundError, match=r"adapter has no base\.json; give the folder of an adapter that save_adapter"
+    ):
+        open_adapter(AutoModelForSequenceClassification, tmp_path / "adapter")
+
+
+@pytest.fixture
+def files(base, tokenizer, tmp_path):
+    """A base model, and rows whose label is whether they hold `red` or `old`."""
+    shape = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96)
+    NeoBERTForMaskedLM(NeoBERTConfig(vocab_size=len(tokenizer), **shape, embedding_init_range=0.5)).save_pretrained(
+        base
+    )
+    tokenizer.save_pretrained(base)
+    starts = ["the fox", "a dog", "it jumps", "lazy sea", "warm house"]
+    rows = [
+        {"text": f"{start} {word}", "label": name} for start in starts for word, name in (("red", "R"), ("old", "O"))
+    ]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows * 20))
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def command(files, *more):
+    return [*("--use_cpu", "true", "--report_to", "none", "--output_dir", files / "out"), *more]
+
+
+def predictions(folder):
+    return (folder / "predictions.csv").read_text("utf-8").splitlines()
+
+
+def test_the_script_trains_an_adapter_that_predicts_again_and_a_merged_model(files):
+    data = ("--train_file", files / "train.jsonl", "--test_file", files / "test.jsonl", "--num_train_epochs", "2")
+    printed = run_main(finetune_lora, *command(files, "--model_name_or_path", files / "base", *data, "--merge"))
+    assert "test_accuracy =" in printed and "open the adapter by neobert_hf.open_adapter(" in printed
+    assert [row.split(",")[2] for row in predictions(files / "out")[1:]] == ["R", "O"] * 5
+    classify = pipeline("text-classification", str(files / "out/merged"))
+    assert [found["label"] for found in classify(["the dog red", "the dog old"])] == ["R", "O"]
+    before = predictions(files / "out")
+    test = ("--test_file", files / "test.jsonl", "--output_dir", files / "again")
+    run_main(finetune_lora, *command(files, "--model_name_or_path", files / "out", *test))
+    assert predictions(files / "again") == before
+
+
+def test_the_script_predicts_with_adapters_only(files):
+    test = ("--test_file", files / "test.jsonl", "--model_name_or_path", files / "base")
+    with pytest.raises(SystemExit, match=r"finetune_lora\.py: .*base has no base\.json; give the folder of an adapter"):
+        run_main(finetune_lora, *command(files, *test))
+    assert not (files / "out").exists()
