@@ -14,7 +14,7 @@ html_title = f"neobert_hf {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 
-copybutton_selector = ":is(.highlight-bash, .highlight-python) pre"  # not beside what a command prints
+copybutton_selector = "div:not(.highlight-text) > .highlight > pre"  # not beside what a command prints
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 

@@ -71,14 +71,6 @@ def shell_blocks(page):
         yield re.sub(r"<<'(\w+)'\n.*?^\1$", "", block, flags=re.DOTALL | re.MULTILINE)
 
 
-def test_commands_fit_a_page_of_90_characters():
-    """A line is longer only if it is one option with its value."""
-    for page in [*PAGES, ROOT / "benchmarks/README.md"]:
-        for block in shell_blocks(page):
-            for line in block.splitlines():
-                assert len(line) <= 90 or len(line.split()) <= 3, f"{page.name}: {line}"
-
-
 CARDS = [*(PACKAGE / "hub").glob("*.md"), PACKAGE / "mini/README.md"]
 SOURCES = [file for name in ("src", "examples", "hub_upload", "benchmarks") for file in (ROOT / name).rglob("*.py")]
 
