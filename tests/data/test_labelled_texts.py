@@ -92,6 +92,14 @@ def test_labels_from_which_nothing_can_be_learned_are_refused(tmp_path, file, la
         read(file(tmp_path, labels), **options)
 
 
+def test_a_missing_label_of_pandas_is_missing(tmp_path):
+    pandas = pytest.importorskip("pandas", reason="datasets depends on it")
+    frame = pandas.DataFrame({"text": ["one", "two", "three"], "label": [1, None, 0]})
+    frame.to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"2 of 6 rows have faults: .*a\.parquet, row 2: the label is missing"):
+        read(str(tmp_path / "a.parquet"))
+
+
 def test_decimal_commas_and_vectors_in_the_place_of_names_are_refused(tmp_path):
     with pytest.raises(ValueError, match="label has numbers with a decimal comma, such as '0,5'; write points"):
         read(csv_file(tmp_path, ['"0,5"', "1", '"2,5"']))

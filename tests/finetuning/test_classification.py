@@ -22,7 +22,7 @@ from transformers import pipeline
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTForSequenceClassification
 from neobert_hf.data.labelled_texts import MULTI, REGRESSION, SINGLE, LabelledTexts
 from neobert_hf.evaluation.glue import TABLE_6
-from neobert_hf.finetuning.classification import ClassificationTask, label_metrics, trained_labels
+from neobert_hf.finetuning.classification import ClassificationTask, _draw, label_metrics, trained_labels
 
 WORDS = SENTENCE.split()
 SHAPE = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96)
@@ -221,3 +221,9 @@ def test_the_table_of_learning_rates_on_the_page_is_that_of_the_paper():
         if "," in columns[0]
     }
     assert found == TABLE_6
+
+
+def test_any_name_of_a_class_can_be_drawn(tmp_path, recwarn):
+    names = ["größer $5", "$x_{", "漢字", "long " * 50]
+    _draw(np.eye(4, dtype=int), names, tmp_path / "a.png")
+    assert Image.open(tmp_path / "a.png").width > 300 and not recwarn.list

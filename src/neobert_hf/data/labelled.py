@@ -239,7 +239,9 @@ def label_text(value: Any) -> str:
     Raises:
         ValueError: It is missing, or neither a string nor a number.
     """
-    if value is None or (isinstance(value, str) and not value.strip()):
+    if (
+        value is None or value != value or (isinstance(value, str) and not value.strip())
+    ):  # pandas writes NaN to Parquet
         raise ValueError("the label is missing")
     if not isinstance(value, str | int | float):
         raise ValueError(f"the label {value!r:.80} is a {type(value).__name__}, not a string or a number")

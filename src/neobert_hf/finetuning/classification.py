@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -103,7 +104,7 @@ class ClassificationTask:
 
         def tokens(rows: dict[str, list]) -> dict[str, list]:
             found = dict(tokenizer(*(rows[name] for name in columns), truncation=True, max_length=max_length))
-            if self.deviation != 1 and "label" in rows:
+            if self.texts.problem_type == REGRESSION and "label" in rows:
                 found["label"] = [(number - self.mean) / self.deviation for number in rows["label"]]
             return found
 
@@ -169,15 +170,7 @@ class ClassificationTask:
         options = {"labels": range(len(names)), "target_names": names, "zero_division": 0, "digits": 3}
         print(classification_report(labels, predicted, **options), flush=True)
         if self.texts.problem_type == SINGLE and len(names) <= MOST_CLASSES:
-            size = 3 + 0.4 * len(names)
-            figure = Figure(figsize=(size, size), layout="constrained")
-            matrix = confusion_matrix(labels, predicted, labels=range(len(names)))
-            display = ConfusionMatrixDisplay(matrix, display_labels=names)
-            display.plot(
-                ax=figure.subplots(), cmap="Blues", colorbar=False, xticks_rotation="vertical", values_format="d"
-            )
-            with writing(file) as stream:
-                figure.savefig(stream, format="png", dpi=120)
+            _draw(confusion_matrix(labels, predicted, labels=range(len(names))), names, file)
 
     def prediction_rows(self, logits: np.ndarray, separator: str | None = None) -> list[dict]:
         """Return the test rows with a prediction, and the probability of each class.
@@ -202,6 +195,17 @@ class ClassificationTask:
             columns = {f"probability_{name}": round(float(value), 6) for name, value in zip(names, of_row)}
             rows.append({**row, "prediction": prediction, **columns})
         return rows
+
+
+def _draw(matrix: np.ndarray, names: list[str], file: Path) -> None:
+    shown = [name[:30].replace("$", r"\$") for name in names]  # dollar signs begin formulas
+    size = 3 + 0.4 * len(names)
+    figure = Figure(figsize=(size, size), layout="constrained")
+    display = ConfusionMatrixDisplay(matrix, display_labels=shown)
+    display.plot(ax=figure.subplots(), cmap="Blues", colorbar=False, xticks_rotation="vertical", values_format="d")
+    with writing(file) as stream, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # the font lacks Chinese characters, for example
+        figure.savefig(stream, format="png", dpi=120)
 
 
 def decisions(problem_type: str, logits: np.ndarray) -> np.ndarray:
