@@ -6,7 +6,7 @@
         --output_dir runs/conll
     python examples/finetune_tagger.py --model_name_or_path runs/tagger --test_file new.conll --output_dir runs/new
 
-A CoNLL file (.conll, .txt, .iob, .bio) has a word and its tag on each line, and an empty line after each sentence. A row of
+A CoNLL file (.conll, .txt, .iob, .bio, .tsv) has a word and its tag on each line, and an empty line after each sentence. A row of
 JSON lines has two lists: {"words": ["Ada", "codes"], "tags": ["B-PERSON", "O"]}. Without training rows the last command predicts
 with a saved tagger. A saved folder opens in
 `pipeline("token-classification", model="runs/tagger", trust_remote_code=True, aggregation_strategy="first")`.

@@ -10,7 +10,7 @@ import datasets
 import numpy as np
 
 from neobert_hf.data import labelled
-from neobert_hf.data.labelled import LabelledDataArguments, read_tagged_words
+from neobert_hf.data.labelled import LabelledDataArguments
 from neobert_hf.data.labelled_texts import LabelledTextArguments, read_texts
 
 
@@ -109,9 +109,6 @@ def test_a_label_that_only_resembles_a_number_is_a_text(tmp_path):
 def test_numbers_to_predict_are_not_taken_for_classes(tmp_path):
     with pytest.raises(ValueError, match=r"30 classes for 30 labels, such as '1' and '30'; .* --problem_type regr"):
         texts_of(tmp_path, rows(*range(1, 31)))
-    train = [{"words": ["a", "b"], "tags": [f"{i}.5", f"{i}.25"]} for i in range(9)]
-    with pytest.raises(ValueError, match="18 classes for 18 labels"):
-        read_tagged_words(LabelledDataArguments(lines(tmp_path, "tags.jsonl", train)), "words", "tags", 0)
     texts_of(tmp_path, rows(*"aabbcccd"))  # a rare class
 
 
@@ -119,31 +116,6 @@ def test_numbers_to_predict_are_not_taken_for_classes(tmp_path):
 def test_a_column_cannot_be_text_and_label(tmp_path, names):
     with pytest.raises(ValueError, match="a column of texts cannot be that of the labels"):
         texts_of(tmp_path, [{"text": "a", "label": "a", "kind": "a"}] * 2, **names)
-
-
-def test_tags_belong_to_words(tmp_path):
-    train = [{"words": ["Ada", "codes"], "tags": ["PERSON", "O"]}, {"words": ["Hi"], "tags": ["O"]}]
-    arguments = LabelledDataArguments(*[lines(tmp_path, "train.jsonl", train)] * 2)
-    data = read_tagged_words(arguments, "words", "tags", 0)
-    names = data["train"].features["tags"].feature.names
-    assert names == ["O", "PERSON"]
-    assert [[names[tag] for tag in tags] for tags in data["train"]["tags"]] == [row["tags"] for row in train]
-
-
-@pytest.mark.parametrize(
-    "row, message",
-    [
-        ({"words": ["a", "b"], "tags": ["O"]}, "2 words and 1 tags"),
-        ({"words": "a b", "tags": ["O"]}, "both must be lists"),
-        ({"words": [], "tags": []}, "'words' has no words"),
-        ({"words": ["a", ""], "tags": ["O", "O"]}, r"'words\[1\]' is empty"),
-        ({"words": ["a"], "tags": [None]}, "the label is missing"),
-    ],
-)
-def test_words_and_tags_of_different_number_are_refused_with_their_line(tmp_path, row, message):
-    file = lines(tmp_path, "train.jsonl", [{"words": ["a"], "tags": ["O"]}, row])
-    with pytest.raises(ValueError, match=f"line 2: .*{message}"):
-        read_tagged_words(LabelledDataArguments(file), "words", "tags", 0)
 
 
 def hub(monkeypatch, splits, names):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from .labelled import (
 )
 from .rows import COMPRESSIONS, Faults, read_lines, read_rows
 
-CONLL_SUFFIXES = (".conll", ".txt", ".iob", ".bio")
+CONLL_SUFFIXES = (".conll", ".txt", ".iob", ".bio", ".tsv")
+LIST_SUFFIXES = (".jsonl", ".json", ".parquet")
 WORD_COLUMNS = ("words", "tokens")
 TAG_COLUMNS = ("tags", "ner_tags")
 # Prefixes for the last word of an entity and for one of a single word, which pipelines of transformers do not know
@@ -34,6 +36,11 @@ IOB2 = {"B": "B", "I": "I", "E": "I", "L": "I", "S": "B", "U": "B"}
 class TaggedWordArguments(LabelledDataArguments):
     """Data."""
 
+    train_file: str = field(
+        default=None,
+        metadata={"help": f"{', '.join((*CONLL_SUFFIXES, *LIST_SUFFIXES))} with words and tags, compressed or not."},
+    )
+    max_seq_length: int = field(default=512, metadata={"help": "Length in tokens of the windows of a long row."})
     word_column: str = field(
         default=None,
         metadata={
@@ -72,9 +79,8 @@ def is_iob(names: Iterable[str]) -> bool:
 def read_tagged_words(arguments: TaggedWordArguments, seed: int, names: Sequence[str] | None = None) -> TaggedWords:
     """Read lists of words with one tag for each word.
 
-    A file with one of the suffixes .conll, .txt, .iob and .bio is CoNLL: a word and its tag on each line, an empty line after
-    each sentence. If all tags are those of the scheme with E- or L- (last word) and S- or U- (single word), they become B- and
-    I-.
+    CoNLL files (.conll, .txt, .iob, .bio, .tsv) have a word and its tag on each line, and an empty line after each sentence. Tags
+    with E- or L- (last word) and S- or U- (single word) become I- and B-.
 
     Args:
         arguments: Where the rows are, and what their columns mean.
@@ -92,25 +98,8 @@ def read_tagged_words(arguments: TaggedWordArguments, seed: int, names: Sequence
     word_columns = (arguments.word_column,) if arguments.word_column else WORD_COLUMNS
     tag_columns = (arguments.tag_column,) if arguments.tag_column else TAG_COLUMNS
 
-    def check(row: dict, has_tags: bool) -> dict:
-        words = _column(row, word_columns, "--word_column")
-        if not isinstance(words, list) or not words:
-            raise ValueError(f"the words are {words!r:.80}; give a list of words")
-        check_filled({f"word {i}": word for i, word in enumerate(words, 1)})
-        if not has_tags:
-            return {"words": words}
-        tags = _column(row, tag_columns, "--tag_column")
-        if not isinstance(tags, list):
-            raise ValueError(f"the tags are {tags!r:.80}; give a list of tags")
-        if len(words) != len(tags):
-            raise ValueError(f"{len(words)} words and {len(tags)} tags; every word needs one tag")
-        return {"words": words, "tags": [label_text(tag) for tag in tags]}
-
-    def read(file: str, faults: Faults) -> Iterable[tuple[str, Any]]:
-        if not _is_conll(file):
-            return read_rows(file, faults=faults)
-        return _conll_rows(file, arguments.word_column, arguments.tag_column, (word_columns[0], tag_columns[0]), faults)
-
+    check = partial(_checked_row, word_columns=word_columns, tag_columns=tag_columns)
+    read = partial(_rows, arguments=arguments, names=(word_columns[0], tag_columns[0]))
     splits, hub_names = read_splits(arguments, check, tag_columns, seed, read)
     _use_iob2([row for rows in splits.values() for row in rows])
     if "train" in splits:
@@ -129,6 +118,37 @@ def read_tagged_words(arguments: TaggedWordArguments, seed: int, names: Sequence
         kept = Features({column: feature for column, feature in features.items() if column in rows[0].values})
         data[name] = Dataset.from_list([row.values for row in rows], features=kept)
     return TaggedWords(DatasetDict(data), list(names), [row.original for row in splits.get("test", ())])
+
+
+def _checked_row(row: dict, has_tags: bool, word_columns: Sequence[str], tag_columns: Sequence[str]) -> dict:
+    words = _column(row, word_columns, "--word_column")
+    if not isinstance(words, list) or not words:
+        raise ValueError(f"the words are {words!r:.80}; give a list of words")
+    check_filled({f"word {i}": word for i, word in enumerate(words, 1)})
+    if not has_tags:
+        return {"words": words}
+    tags = _column(row, tag_columns, "--tag_column")
+    if not isinstance(tags, list):
+        raise ValueError(f"the tags are {tags!r:.80}; give a list of tags")
+    if len(words) != len(tags):
+        raise ValueError(f"{len(words)} words and {len(tags)} tags; every word needs one tag")
+    return {"words": words, "tags": [label_text(tag) for tag in tags]}
+
+
+def _rows(
+    file: str, faults: Faults, arguments: TaggedWordArguments, names: tuple[str, str]
+) -> Iterable[tuple[str, Any]]:
+    """Rows of a file, each after its place; those of CoNLL have columns of these names."""
+    path = Path(file)
+    suffix = Path(path.stem if path.suffix in COMPRESSIONS else path).suffix
+    if suffix in CONLL_SUFFIXES:
+        return _conll_rows(file, arguments.word_column, arguments.tag_column, names, faults)
+    if suffix in LIST_SUFFIXES:
+        return read_rows(file, faults=faults)
+    raise ValueError(
+        f"{file} has the suffix {suffix!r}; choose {', '.join(CONLL_SUFFIXES)} for CoNLL, or {', '.join(LIST_SUFFIXES)}; all but "
+        f".parquet may be compressed ({', '.join(COMPRESSIONS)})"
+    )
 
 
 def _column(row: dict, names: Sequence[str], option: str) -> Any:
@@ -151,11 +171,6 @@ def _use_iob2(rows: Sequence[Row]) -> None:
         for row in rows:
             if "tags" in row.values:
                 row.values["tags"] = [tag if tag == "O" else IOB2[tag[0]] + tag[1:] for tag in _tags(row)]
-
-
-def _is_conll(file: str) -> bool:
-    path = Path(file)
-    return Path(path.stem if path.suffix in COMPRESSIONS else path).suffix in CONLL_SUFFIXES
 
 
 def _conll_rows(

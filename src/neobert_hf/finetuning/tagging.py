@@ -25,7 +25,7 @@ from ..data.tagged_words import TaggedWords, is_iob
 from ..data.texts import check_max_length
 
 IGNORED = -100  # label of a token that has no part in the loss
-LATER_PIECES = 0.8  # what the later pieces of a word weigh together, beside 1 for its first piece
+LATER_PIECE = 0.7  # share of the tag in a smoothed label
 
 
 def trained_tags(source: str) -> list[str]:
@@ -101,8 +101,10 @@ class TaggingTask:
             [names.index(f"I-{name[2:]}") if name.startswith("B-") else i for i, name in enumerate(names)]
         )
         labels = np.where(_is_first(words), tags[words], inside[tags[words]])
-        groups = (~is_joined).cumsum()
-        return labels + len(names) * is_joined * (np.bincount(groups)[groups] - 1)
+        kinds = np.array([names[tag][2:] for tag in tags])
+        is_begin = np.array([names[tag].startswith("B-") for tag in tags])
+        is_adjacent = is_begin & (kinds == np.array(["", *kinds[:-1]]))  # to an entity of the same kind
+        return labels + len(names) * (is_joined & is_adjacent[words])
 
     def metrics(self, predictions: EvalPrediction) -> dict[str, float]:
         """Return accuracy and F1 of the validation words, for Trainer; see `tag_metrics`."""
@@ -167,19 +169,20 @@ def piece_loss(
     """Return the cross-entropy of the pieces of words, for Trainer.
 
     The strategies "average" and "max" of the pipeline choose one tag for the pieces that they join. I- of the later pieces would
-    outvote B- of the first, and two adjacent entities would become one. So the labels of later pieces are smoothed: the most
-    probable tag stays, and together they weigh less than the first piece.
+    outvote B- of the first, and two adjacent entities of one kind would become one. So the labels of these later pieces are
+    smoothed: their most probable tag stays, and its probability is lower than that of the first piece. More smoothing would also
+    help "average" with words of many pieces, but "simple" then splits words.
 
     Args:
         outputs: (B, L, C) logits of a model.
-        labels: (B, L) tag + C * n of a piece that is one of n later pieces, the tag of every other piece, or -100.
+        labels: (B, L) tags; tag + C for a piece that the pipeline joins to the piece before, in a word that begins an entity
+            right after one of its kind; and -100 for no label.
         num_items_in_batch: Number of labels by which the sum is divided; None divides by those of this batch.
     """
     kept = labels != IGNORED
     scores, labels = outputs.logits[kept].float().log_softmax(-1), labels[kept]
     num_tags = scores.shape[-1]
-    num_later = labels // num_tags
-    weight = torch.where(num_later > 0, LATER_PIECES / num_later.clamp(min=1), 1.0)
+    weight = torch.where(labels < num_tags, 1.0, LATER_PIECE)
     of_tag = scores.gather(-1, (labels % num_tags)[:, None]).squeeze(-1)
     loss = -(weight * of_tag + (1 - weight) * scores.mean(-1)).sum()
     return loss / (kept.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
