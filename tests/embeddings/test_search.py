@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -106,6 +107,19 @@ def test_passages_cover_every_word_of_every_file(notes, model, monkeypatch):
         letters = set(file.read_text("utf-8-sig")) - {" ", "\n", "\r", "`"}
         assert letters <= set(text)
     assert max(passage.line for passage in found if passage.file.endswith("long.txt")) >= 30
+
+
+@pytest.mark.parametrize("line", ["the quick fox, täglich\n", "no line ends here "])
+def test_a_large_file_is_read_in_parts(tmp_path, line):
+    """Of a file with line ends, memory holds a part only; a file of one line is read once, and cut in parts."""
+    file = tmp_path / "large.txt"
+    file.write_text(line * 200_000)
+    tracemalloc.start()
+    longest = max(len(text) for [(_, text)] in passages._text_blocks(file, file.open("rb")))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert longest <= 2 * passages.BLOCK
+    assert peak < (10 * passages.BLOCK if "\n" in line else 5 * file.stat().st_size)  # bytes, lists of lines, text
 
 
 def test_passages_are_cut_at_headings(notes, model):

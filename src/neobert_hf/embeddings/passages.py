@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ def find_files(paths: Sequence[str], suffixes: Sequence[str]) -> tuple[dict[Path
         skipped, by reason.
 
     Raises:
-        OSError: A path does not exist, a pattern has no match, or a folder cannot be read.
+        OSError: A path does not exist, or a pattern has no match.
     """
     files, skipped = {}, Counter()
     for path in paths:
@@ -84,10 +85,10 @@ def _matches(pattern: Path) -> list[Path]:
 
 
 def _files_of_folder(folder: Path, suffixes: Sequence[str], skipped: Counter) -> Iterator[Path]:
-    def refuse(error: OSError) -> None:
-        raise error
+    def skip(error: OSError) -> None:
+        skipped["folders without access"] += 1
 
-    for root, folders, names in os.walk(folder, onerror=refuse):
+    for root, folders, names in os.walk(folder, onerror=skip):
         skipped["hidden"] += sum(name.startswith(".") for name in folders + names)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         skipped["links to folders"] += sum(os.path.islink(os.path.join(root, name)) for name in folders)
@@ -219,5 +220,5 @@ def _as_markdown(file: Path) -> str:
     try:
         return MarkItDown().convert(file).markdown
     except MarkItDownException as error:
-        reason = str(error).strip().partition("\n")[0]
+        reason = textwrap.shorten(str(error), 160, placeholder=" ...")
         raise ValueError(f"{file} cannot be converted to text ({reason}); check the file, and {INSTALL}") from error

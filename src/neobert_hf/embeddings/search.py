@@ -8,6 +8,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -23,9 +24,8 @@ from .models import fingerprint
 from .passages import CONVERTED, Passage, PassageReader, find_files
 from .vector_files import longest_input, open_for_inference, set_max_length
 
-LONGEST = (
-    512  # tokens of a passage, if the model reads more: one vector of a long text says little about each of its parts
-)
+# Tokens of a passage, if the model reads more: one vector of a long text says little about each of its parts.
+LONGEST = 512
 SHOWN_LINES, SHOWN_PROBLEMS = 3, 3
 
 
@@ -61,8 +61,9 @@ class DocumentSearch:
             days is removed.
 
     Raises:
-        ValueError: There is no text, a named file cannot be read, or the model cannot be opened.
-        OSError: A path does not exist, or the cache cannot be written.
+        ValueError: There is no text, a named file is not valid, or the model cannot be opened.
+        OSError: A path does not exist, or a named file cannot be read.
+        RuntimeError: The cache cannot be read or written.
         ImportError: The format of a named file needs a package that is not installed.
     """
 
@@ -83,38 +84,37 @@ class DocumentSearch:
         longest = longest_input(self.encoder)
         if longest is not None:
             set_max_length(self.encoder, max_length)
-        kept = Kept(Path(cache or CACHE))
-        reader = PassageReader(self.encoder, max_length or min(longest or LONGEST, LONGEST), kept, text_column)
-        identity = f"document {fingerprint(self.encoder, {})}"
         self.passages, vectors = [], bytearray()
-        # The bar appears after a second: a search whose vectors are all kept has none.
-        with tqdm(total=sum(sizes.values()), unit="B", unit_scale=True, desc="reading", delay=1) as bar:
-            passages = self._read(files, sizes, reader, bar)
+        with closing(Kept(Path(cache or CACHE))) as kept:
+            reader = PassageReader(self.encoder, max_length or min(longest or LONGEST, LONGEST), kept, text_column)
+            identity = f"document {fingerprint(self.encoder, {})}"
+            passages = self._read(files, sizes, reader)
             while block := list(islice(passages, BLOCK)):
                 self.passages += block
                 vectors += kept.vectors([passage.text for passage in block], self._encode, identity).tobytes()
-        kept.remove_old()
-        kept.close()
+            kept.remove_old()
         if not self.passages:
             problems = "".join(f"; {problem}" for problem in self.problems[:1])
-            raise ValueError(f"{', '.join(paths)}: no text to search{problems}; {self.summary()}")
+            raise ValueError(f"{', '.join(paths)}: no text to search{problems}; {self.summary().splitlines()[0]}")
         self.vectors = np.frombuffer(vectors, np.float32).reshape(len(self.passages), -1)
 
-    def _read(self, files: dict[Path, bool], sizes: dict[Path, int], reader: PassageReader, bar) -> Iterator[Passage]:
-        """Passages of all files; a file of a folder that cannot be read is skipped from there on."""
-        for file, is_named in files.items():
-            left = sizes.get(file, 0)
-            try:
-                for passage in reader.read(file):
-                    step = min(left, len(passage.text.encode()))
-                    left -= step
-                    bar.update(step)
-                    yield passage
-            except (ValueError, OSError, ImportError) as error:
-                if is_named:
-                    raise
-                self.problems.append(one_line(error))
-            bar.update(left)
+    def _read(self, files: dict[Path, bool], sizes: dict[Path, int], reader: PassageReader) -> Iterator[Passage]:
+        """Passages of all files, with a progress bar; a file of a folder that cannot be read is skipped from there on."""
+        # The bar appears after a second: a search whose vectors are all kept has none.
+        with tqdm(total=sum(sizes.values()), unit="B", unit_scale=True, desc="reading", delay=1) as bar:
+            for file, is_named in files.items():
+                left = sizes.get(file, 0)
+                try:
+                    for passage in reader.read(file):
+                        step = min(left, len(passage.text.encode()))
+                        left -= step
+                        bar.update(step)
+                        yield passage
+                except (ValueError, OSError, ImportError) as error:
+                    if is_named:
+                        raise
+                    self.problems.append(one_line(error))
+                bar.update(left)
 
     def _encode(self, texts: list[str]) -> np.ndarray:
         return self.encoder.encode_document(texts, batch_size=64, show_progress_bar=False)
@@ -165,8 +165,7 @@ def search_documents(words: Sequence[str], top_k: int = 5, as_json: bool = False
         options: Of `DocumentSearch`.
 
     Raises:
-        ValueError: As of `DocumentSearch` and its `search`.
-        OSError: As of `DocumentSearch`.
+        ValueError: As of `DocumentSearch` and its `search`; its other errors are raised too.
     """
     has_question = len(words) > 1 and not os.path.lexists(words[-1])
     paths, questions = (words[:-1], [words[-1]]) if has_question else (words, iter(_ask, ""))

@@ -7,6 +7,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -86,18 +87,19 @@ def embed_files(
     kept = Kept(Path(f"{output}.vectors"))
     vectors = partial(kept.vectors, encode=encode, identity=f"{fingerprint(encoder, {})} {options}")
     blocks = [texts[start : start + BLOCK] for start in range(0, len(texts), BLOCK)]
-    with tqdm(total=len(texts), unit="text") as bar:
-        try:
-            for block in blocks:
-                dimension = vectors(block).shape[1]
-                bar.update(len(block))
-        except KeyboardInterrupt:
-            bar.write(
-                f"interrupted: {bar.n:,} of {len(texts):,} texts are embedded; the same command continues", sys.stderr
-            )
-            raise
-    with writing(Path(output)) as handle:
-        WRITERS[Path(output).suffix](handle, ((block, vectors(block)) for block in blocks), (len(texts), dimension))
+    with closing(kept):
+        with tqdm(total=len(texts), unit="text") as bar:
+            try:
+                for block in blocks:
+                    dimension = vectors(block).shape[1]
+                    bar.update(len(block))
+            except KeyboardInterrupt:
+                done = f"{bar.n:,} of {len(texts):,} texts are embedded"
+                bar.write(f"interrupted: {done}; the same command continues", sys.stderr)
+                raise
+        with writing(Path(output)) as handle:
+            embedded = ((block, vectors(block)) for block in blocks)
+            WRITERS[Path(output).suffix](handle, embedded, (len(texts), dimension))
     kept.delete()
     prompt = encoder.prompts.get(prompt_name or encoder.default_prompt_name, "")
     return {
