@@ -10,6 +10,8 @@ opens in `CrossEncoder("runs/reranker")`. Rerun the command with `--resume_from_
 
 from dataclasses import asdict
 
+from transformers import set_seed
+
 from neobert_hf import tune_allocator
 from neobert_hf.embeddings.models import open_embedding_model
 from neobert_hf.embeddings.reranking import (
@@ -48,7 +50,8 @@ def train(arguments: RerankerArguments, training: RerankerTrainingArguments):
         for name, rows in held_out.items()
     ]
 
-    # 2. Model
+    # 2. Model, whose head may be new
+    set_seed(training.seed)
     model = open_reranker(arguments.model_name_or_path, arguments.max_seq_length)
     if training.learning_rate is None:
         training.learning_rate = default_learning_rate(model.config)

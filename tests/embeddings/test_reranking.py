@@ -22,16 +22,14 @@ from neobert_hf.embeddings.reranking import labelled_pairs, open_reranker, reran
 
 TOPICS = ["fox", "dog", "house", "sea", "red", "warm", "old", "lazy"]
 OTHERS = ["the", "quick", "brown", "over", "and", "then", "it", "in", "by", "a"]
-    ["fox", "dog", "house", "sea", "red", "warm", "old", "lazy"],
-    ["the", "quick", "brown", "over", "and", "then", "it", "in", "by", "a"],
-)
+ANSWERS = ["uno", "dos", "tres", "cuatro", "cinco", "seis", "siete", "ocho"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A tiny NeoBERT whose tokenizer has a token for each word."""
     folder = tmp_path_factory.mktemp("bare")
-    tokenizer = train_wordpiece([" ".join([*TOPICS, *OTHERS])] * 9, vocab_size=120, model_max_length=32)
+    tokenizer = train_wordpiece([" ".join([*TOPICS, *OTHERS, *ANSWERS])] * 9, vocab_size=120, model_max_length=32)
     shape = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96)
     torch.manual_seed(0)
     NeoBERTForMaskedLM(NeoBERTConfig(len(tokenizer), **shape, embedding_init_range=0.5)).save_pretrained(folder)
@@ -104,41 +102,27 @@ np.save(sys.argv[2], model.predict([("the fox", "a red")]))
 def test_the_script_learns_resumes_and_saves_a_folder_that_opens_without_the_package(folder, tmp_path, monkeypatch):
     """Each of eight words in a question has its own answer."""
     monkeypatch.setenv("NEOBERT_TRACEBACK", "1")
-    rng = random.Random(0)
-    answers = {word: " ".join(rng.sample(OTHERS, 4)) for word in TOPICS}
-    questions = [" ".join(rng.sample([word, *rng.choices(OTHERS, k=2)], 3)) for word in TOPICS * 40]
-    pairs = Dataset.from_dict({"question": questions, "answer": [answers[word] for word in TOPICS * 40]})
-    pairs.to_csv(tmp_path / "faq.csv", index=False)
+    rows = [{"Frage": f"{word} {other}", "Antwort": ANSWERS[i]} for other in OTHERS for i, word in enumerate(TOPICS)]
+    Dataset.from_list(rows).to_csv(tmp_path / "faq.csv", index=False)
 
     def command(output_dir, *more):
-        models = ["--model_name_or_path", folder, "--embedding_model", folder, "--num_candidates", 8]
-        training = [
-            "--learning_rate",
-            "3e-3",
-            "--num_train_epochs",
-            2,
-            "--seed",
-            1,
-            "--use_cpu",
-            "--disable_tqdm",
-            "true",
-        ]
-        return ["--train_files", tmp_path / "faq.csv", "--output_dir", output_dir, *models, *training, *more]
+        models = ["--model_name_or_path", folder, "--embedding_model", folder]
+        options = (
+            "--num_negatives 7 --num_candidates 8 --num_train_epochs 24 --learning_rate 1e-3 --save_steps 100 --use_cpu"
+        )
+        return ["--train_files", tmp_path / "faq.csv", "--output_dir", output_dir, *models, *options.split(), *more]
 
     printed = run_main(train_reranker, *command(tmp_path / "run"))
     summary = json.loads((tmp_path / "run/training_summary.json").read_text())
     before, after = (summary[time]["faq_ndcg@10"] for time in ("before", "after"))
     base = summary["after"]["faq_base_ndcg@10"]
-    assert after > 0.9 > max(before, base)
+    assert after > 0.7 > max(before, base)  # 0.5 is chance
     assert f"faq_ndcg@10: {before:.4f} before the training, {after:.4f} after it" in printed
     assert f"faq: nDCG@10 {base:.4f} of the embedding model alone, on" in printed
 
     scores = CrossEncoder(str(tmp_path / "run")).predict([("the fox", "a red")])
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", CLEAN, str(tmp_path / "run"), str(tmp_path / "out.npy")],
-        capture_output=True,
-        text=True,
-    )
+    command_line = [sys.executable, "-I", "-c", CLEAN, str(tmp_path / "run"), str(tmp_path / "out.npy")]
+    done = subprocess.run(command_line, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), scores)
 

@@ -72,7 +72,7 @@ class RerankerTrainingArguments(ResumeArguments, CrossEncoderTrainingArguments):
     learning_rate: float | None = HfArg(default=None, help="Default: by the size of the model.")
     warmup_steps: float = 0.1  # share of all steps
     logging_steps: float = 0.05  # share of all steps
-    save_steps: float = 0.25  # share of all steps
+    save_steps: float = 500
 
 
 class RerankerTrainer(CheckedCheckpoints, CrossEncoderTrainer):
