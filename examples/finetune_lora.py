@@ -1,8 +1,7 @@
 """Fine-tune NeoBERT with LoRA to classify texts or pairs of texts: small matrices beside the frozen weights, and the head.
 
     python examples/finetune_lora.py --train_file train.csv --output_dir runs/lora
-    python examples/finetune_lora.py --train_file train.csv --output_dir runs/lora --lora_rank 8 --merge \\
-        --model_name_or_path chandar-lab/NeoBERT
+    python examples/finetune_lora.py --train_file train.csv --output_dir runs/lora --model_name_or_path chandar-lab/NeoBERT
     python examples/finetune_lora.py --test_file new.csv --model_name_or_path runs/lora --output_dir runs/predictions
 
 Columns, kinds of labels and metrics are those of examples/finetune_classifier.py. The folder holds the adapter, which opens by
@@ -58,6 +57,7 @@ def train(arguments: LoraArguments, training: FineTuningArguments):
         model = get_peft_model(base, lora_config("SEQ_CLS", target_modules=arguments.target_modules, **options))
         model.print_trainable_parameters()
         training.learning_rate = training.learning_rate or 10 * default_learning_rate(base.config)
+        print(f"learning_rate={training.learning_rate:g}, rank {arguments.lora_rank}", flush=True)
         training.metric_for_best_model = task.best_metric(training.metric_for_best_model)
     else:
         task = ClassificationTask(read_texts(arguments, training.seed, *labels_of_adapter(source)))

@@ -29,6 +29,8 @@ OPTIONS = {
     "pretraining": "--config num_hidden_layers=1 --num_steps 1 --num_rounds 1 --row_tokens 64 --tokens_per_step 64 "
     "--max_length 32 --dtype float32",
     "finetuning_speed": f"--data_dir glue --tasks cola --models {MINI_MODEL_PATH} --num_steps 1 --num_rounds 1 --batch_size 2",
+    "adapters": "--shapes mini --batch 2 --length 8 --rank 2 --num_rounds 1",
+    "few_examples": "--models mini --sizes 2 --seeds 0 --num_test 4 --steps 1 --epochs 1",
     "embeddings": "--packages tqdm --num_pairs 4 --max_lengths 16 --num_rounds 1 --stsb glue",
 }
 
@@ -82,7 +84,9 @@ def test_every_script_has_a_help_and_prints_json_in_its_last_line(name, tmp_path
         monkeypatch.setattr(module, "docstrings", lambda: docstrings("tqdm"))
     for stem in ("train", "dev"):
         Path("glue/CoLA").mkdir(parents=True, exist_ok=True)
+        Path("glue/SST-2").mkdir(parents=True, exist_ok=True)
         Path("glue/CoLA", f"{stem}.tsv").write_text("a\t1\t\tIt sleeps.\na\t0\t*\tIt sleep.\n" * 4)
+        Path("glue/SST-2", f"{stem}.tsv").write_text("sentence\tlabel\n" + "good\t1\nbad\t0\n" * 4)
     Path("glue/dev.csv").write_text("".join(f"a\tb\tc\td\t{i}\tIt sleeps.\tIt sleeps {i} times.\n" for i in range(4)))
     script = importlib.import_module(name)
     assert Path(script.__file__).read_text("utf-8").endswith('if __name__ == "__main__":\n    main()\n')

@@ -92,8 +92,8 @@ def open_adapter(model_class: type, folder: str | Path, base: str | None = None,
     is_same = found["embedding_shape"] == record["embedding_shape"] and np.allclose(
         found["embedding_sample"],
         record["embedding_sample"],
-        rtol=0.01,
-        atol=1e-4,  # the base may be in bfloat16
+        rtol=0.01,  # of bfloat16
+        atol=1e-4,
     )
     if not is_same:
         raise ValueError(
@@ -109,7 +109,8 @@ def labels_of_adapter(folder: str | Path) -> tuple[str, list[str]]:
         OSError: The folder holds no such adapter.
     """
     record = _read_record(folder)
-    return record["problem_type"], list(record["id2label"].values())
+    names = [name for _, name in sorted(record["id2label"].items(), key=lambda pair: int(pair[0]))]
+    return record["problem_type"] or ("regression" if len(names) == 1 else "single_label_classification"), names
 
 
 def _read_record(folder: str | Path) -> dict:

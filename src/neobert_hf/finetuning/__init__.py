@@ -1,0 +1,1 @@
+"""What the fine-tuning scripts share: metrics, reports, and predictions in files."""
