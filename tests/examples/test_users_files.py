@@ -165,7 +165,7 @@ def test_a_folder_of_markdown_with_umlauts_and_code_is_searched(tmp_path, monkey
 
 def test_a_folder_with_texts_is_embedded_and_one_without_is_one_line(tmp_path, capsys):
     folder = notes(tmp_path / "notes")
-    assert "notes" in refusal(capsys, "embed", folder, "-o", tmp_path / "vectors.jsonl")
+    assert "no rows" in refusal(capsys, "embed", folder, "-o", tmp_path / "vectors.jsonl")
     write(folder / "Sätze.txt", "Öffnet eine Datei.\r\nWartet.\r\n", "utf-8-sig")
     run("embed", folder, "-o", tmp_path / "vectors.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "vectors.jsonl").read_text("utf-8").splitlines()]
