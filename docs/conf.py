@@ -3,13 +3,20 @@
 import importlib.metadata
 
 project = "neobert_hf"
-author = "the authors of neobert_hf"
+author = "The neobert_hf authors"
+copyright = f"2026, {author}"
 release = importlib.metadata.version("neobert_hf")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "sphinx_copybutton"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"neobert_hf {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+
+copybutton_selector = "div:not(.highlight-text) > .highlight > pre"  # not beside what a command prints
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
 
 myst_heading_anchors = 3  # links to headings work as on GitHub
 
