@@ -20,7 +20,7 @@ from neobert_hf.data.origins import load_tokenizer
 from neobert_hf.data.questions import read_questions
 from neobert_hf.data.texts import check_max_length
 from neobert_hf.finetuning.predictions import write_predictions
-from neobert_hf.finetuning.question_answering import answer_metrics, best_answers, cut_windows
+from neobert_hf.finetuning.question_answering import answer_metrics, best_answers, cut_windows, describe_windows
 from neobert_hf.runs.arguments import FineTuningArguments
 from neobert_hf.runs.commands import CommandParser, run_command
 from neobert_hf.runs.signals import SaveOnTerminate
@@ -51,7 +51,7 @@ def train(arguments: QuestionArguments, training: FineTuningArguments):
     windows = {
         split: part.map(cut_windows, remove_columns=part.column_names, **options) for split, part in rows.items()
     }
-    print(*(f"{split}: {len(rows[split]):,} questions, {len(windows[split]):,} windows" for split in rows), sep="\n")
+    print(*(describe_windows(split, rows[split], windows[split]) for split in rows), sep="\n", flush=True)
 
     def answer(split, logits):
         return best_answers(*logits, windows[split], rows[split]["context"], arguments.max_answer_tokens)

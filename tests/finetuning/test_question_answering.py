@@ -11,11 +11,18 @@ pytest.importorskip("torchmetrics", reason="metrics of answers need torchmetrics
 
 import finetune_qa
 from conftest import SENTENCE, run_main
+from datasets import Dataset
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
 from neobert_hf import MINI_MODEL_PATH, NeoBERTConfig, NeoBERTForMaskedLM
 from neobert_hf.data.origins import load_tokenizer
-from neobert_hf.finetuning.question_answering import answer_metrics, answer_questions, best_answers, cut_windows
+from neobert_hf.finetuning.question_answering import (
+    answer_metrics,
+    answer_questions,
+    best_answers,
+    cut_windows,
+    describe_windows,
+)
 
 FEET = unicodedata.normalize("NFD", "Füße")  # the accent is a character of its own
 WORDS = ["Grüße", "Köln", FEET, "東京都", "日本", "🎉", "👩\u200d👧", "float32", "parseXML", "l'été", "a"]
@@ -63,8 +70,29 @@ def test_an_answer_is_labelled_in_each_window_that_has_all_of_it_and_in_no_other
             whole[row] += 1
     assert max(windows["row"].count(row) for row in range(200)) > 3
     assert max(whole) > 1  # in the tokens that two windows share
+    rows = Dataset.from_dict(rows)
+    assert describe_windows("train", rows, Dataset.from_dict(dict(windows))).endswith(" windows")
     short = [row for row in range(200) if rows["answers"][row]["text"] and whole[row] == 0]
     assert not short  # an answer has fewer tokens than two windows share
+
+
+def test_answers_that_no_window_has_as_a_whole_are_counted(mini_tokenizer):
+    context = "a b c d e f " * 9
+    answers = [
+        {"text": [context[:n].strip()], "answer_start": [0]} if n else {"text": [], "answer_start": []}
+        for n in (80, 9, 0)
+    ]
+    rows = Dataset.from_dict({"question": ["a"] * 3, "context": [context] * 3, "answers": answers})
+    windows = rows.map(
+        cut_windows,
+        batched=True,
+        with_indices=True,
+        remove_columns=rows.column_names,
+        fn_kwargs={"tokenizer": mini_tokenizer, "max_seq_length": 32, "stride": 8},
+    )
+    assert describe_windows("train", rows, windows).endswith(
+        "; 1 of the answers are whole in no window, and are trained as none; give a larger --stride"
+    )
 
 
 def spans(start, end, first, count, longest):
