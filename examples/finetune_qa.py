@@ -44,7 +44,7 @@ def train(arguments: QuestionArguments, training: FineTuningArguments):
     # 1. Data: questions, and windows of their texts
     rows = read_questions(arguments, training.seed)
     tokenizer = load_tokenizer(name)
-    if arguments.has_training:
+    if arguments.has_training or arguments.max_seq_length < tokenizer.model_max_length:
         tokenizer.model_max_length = arguments.max_seq_length  # it is saved with the model
     options = {"tokenizer": tokenizer, "max_seq_length": tokenizer.model_max_length, "stride": arguments.stride}
     options = {"fn_kwargs": options, "batched": True, "with_indices": True}

@@ -165,8 +165,8 @@ def _tags(row: Row) -> list[str]:
 def _use_iob2(rows: Sequence[Row]) -> None:
     """Replace the tags of the scheme that marks last and single words, if all tags are of it."""
     tags = {tag for row in rows for tag in _tags(row)}
-    prefixes = {tag[0] for tag in tags if re.match("[BIELSU]-.", tag)}
-    if all(tag == "O" or re.match("[BIELSU]-.", tag) for tag in tags) and not prefixes <= {"B", "I"} and "O" in tags:
+    kinds = tags - {"O"}
+    if kinds < tags and all(re.match("[BIELSU]-.", tag) for tag in kinds) and not is_iob(kinds):
         print("the tags E- or L- become I-, and S- or U- become B-; pipelines know B- and I- only", flush=True)
         for row in rows:
             if "tags" in row.values:
