@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import unicodedata
 
 import numpy as np
@@ -202,5 +203,9 @@ def test_the_script_learns_which_word_answers_and_the_saved_model_gives_the_pred
         line for line in printed.splitlines() if "test_f1" in line
     ]
     assert (tmp_path / "a.csv").read_text().startswith("id,question,answer,score,start\n")
+    options[3] = tmp_path / "short"
+    short = run_main(finetune_qa, "--model_name_or_path", tmp_path / "out", *options, "--max_seq_length", "20")
+    lengths = [int(re.search(r"test: 30 questions, (\d+) windows", lines)[1]) for lines in (alone, short)]
+    assert lengths[0] < lengths[1]
     with pytest.raises(SystemExit, match="was not trained to answer questions; give --train_file"):
         run_main(finetune_qa, "--model_name_or_path", tmp_path / "model", *options)

@@ -27,8 +27,8 @@ LOCK = "_lock"  # Trainer does not upload files whose name begins with an unders
 def lock_run(folder: str | Path) -> Iterator[None]:
     """Lock a run's folder against other trainings; create the folder if it does not exist.
 
-    The lock ends with the process, also after a crash. The empty lock file remains; it locks nothing. A folder is removed if an
-    error ends the run before it has written a file.
+    The lock ends with the process, also after a crash. The empty lock file remains; it locks nothing. The folder is removed if an
+    error ends the run before it has written anything but its identity.
 
     Raises:
         ValueError: Another training runs in the folder.
@@ -39,7 +39,7 @@ def lock_run(folder: str | Path) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            if [file.name for file in Path(folder).glob("*")] == [LOCK]:
+            if {file.name for file in Path(folder).glob("*")} <= {LOCK, RUN}:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
 
