@@ -67,7 +67,7 @@ class RerankerArguments:
 class RerankerTrainingArguments(ResumeArguments, CrossEncoderTrainingArguments):
     """Training arguments; the learning rate follows from the size of the model."""
 
-    num_train_epochs: float = 3
+    num_train_epochs: float = 1
     per_device_train_batch_size: int = 32
     learning_rate: float | None = HfArg(default=None, help="Default: by the size of the model.")
     warmup_steps: float = 0.1  # share of all steps
