@@ -20,7 +20,7 @@ from neobert_hf.data.origins import load_tokenizer
 from neobert_hf.data.questions import read_questions
 from neobert_hf.data.texts import check_max_length
 from neobert_hf.finetuning.predictions import write_predictions
-from neobert_hf.finetuning.question_answering import answer_metrics, best_answers, cut_windows
+from neobert_hf.finetuning.question_answering import answer_metrics, best_answers, cut_windows, describe_windows
 from neobert_hf.runs.arguments import FineTuningArguments
 from neobert_hf.runs.commands import CommandParser, run_command
 from neobert_hf.runs.signals import SaveOnTerminate
@@ -44,14 +44,14 @@ def train(arguments: QuestionArguments, training: FineTuningArguments):
     # 1. Data: questions, and windows of their texts
     rows = read_questions(arguments, training.seed)
     tokenizer = load_tokenizer(name)
-    if arguments.has_training:
+    if arguments.has_training or arguments.max_seq_length < tokenizer.model_max_length:
         tokenizer.model_max_length = arguments.max_seq_length  # it is saved with the model
     options = {"tokenizer": tokenizer, "max_seq_length": tokenizer.model_max_length, "stride": arguments.stride}
     options = {"fn_kwargs": options, "batched": True, "with_indices": True}
     windows = {
         split: part.map(cut_windows, remove_columns=part.column_names, **options) for split, part in rows.items()
     }
-    print(*(f"{split}: {len(rows[split]):,} questions, {len(windows[split]):,} windows" for split in rows), sep="\n")
+    print(*(describe_windows(split, rows[split], windows[split]) for split in rows), sep="\n", flush=True)
 
     def answer(split, logits):
         return best_answers(*logits, windows[split], rows[split]["context"], arguments.max_answer_tokens)

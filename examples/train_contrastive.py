@@ -5,11 +5,10 @@ The paper's training sets:
     python examples/train_contrastive.py --model_name_or_path chandar-lab/NeoBERT --output_dir runs/embeddings --bf16 \\
         --mini_batch_size 32
 
-Pairs of your own, in columns of .jsonl, .csv or .parquet files; a short run on a CPU:
+Pairs of your own, in columns of .jsonl, .csv or .parquet files; a short run of the mini model on a CPU:
 
-    python examples/train_contrastive.py --model_name_or_path runs/small --output_dir runs/small-embeddings --use_cpu \\
-        --train_files train_pairs.jsonl --validation_files held_out_pairs.jsonl \\
-        --max_seq_length 128 --max_steps 100 --per_device_train_batch_size 64 --learning_rate 5e-4 --warmup_steps 10
+    python examples/train_contrastive.py --train_files pairs.jsonl --output_dir runs/small-embeddings \\
+        --max_steps 100 --per_device_train_batch_size 64 --learning_rate 1e-4 --warmup_steps 10
 
 Rerun the command with `--resume_from_checkpoint last` to resume exactly after an interruption.
 """

@@ -70,10 +70,10 @@ def train(arguments: RerankerArguments, training: RerankerTrainingArguments):
         shown=("num_negatives", "num_candidates", "max_seq_length", "epochs"),
     )
     for evaluator in evaluators if summary else ():
-        base = summary["after"][f"{evaluator.name}_base_ndcg@10"]
-        print(
-            f"{evaluator.name}: nDCG@10 {base:.4f} of the embedding model alone, on {len(evaluator.samples):,} questions"
-        )
+        base, found = (summary["after"][f"{evaluator.name}_{name}"] for name in ("base_ndcg@10", "ndcg@10"))
+        advice = "" if found > base else "; the reranker is not better: do not use it, or train it on more pairs"
+        count = f"{len(evaluator.samples):,} questions"
+        print(f"{evaluator.name}: nDCG@10 {base:.4f} of the embedding model alone, on {count}{advice}")
 
 
 def train_alone(arguments: RerankerArguments, training: RerankerTrainingArguments):

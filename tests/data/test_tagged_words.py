@@ -46,7 +46,9 @@ def test_conll_files_are_read_as_people_have_them(tmp_path, suffix):
     (tmp_path / f"a.{suffix}").write_text(blanks, "utf-8")
     expected = [*CONLL[:1], [("#", "O"), ("NewYork", "B-LOC")], *CONLL[2:]]
     assert pairs(read(tmp_path / f"a.{suffix}")) == expected
-    tabs = "# text = a b c\nU.N.\tB-ORG\nofficial\tO\n\n#\tO\nNew York\tB-LOC\n\t\n東京\tO\nthe\tO\n\n"
+    tabs = (
+        "-DOCSTART- O\n\n# text\n# comment\nU.N.\tB-ORG\nofficial\tO\n\n#\tO\nNew York\tB-LOC\n\t\n東京\tO\nthe\tO\n\n"
+    )
     (tmp_path / f"b.{suffix}").write_text(tabs, "utf-8")
     assert pairs(read(tmp_path / f"b.{suffix}")) == CONLL
 
@@ -59,6 +61,19 @@ def test_numbers_choose_the_columns_of_conll(tmp_path):
         read(tmp_path / "a.conll", tag_column="7")
     with pytest.raises(ValueError, match="--word_column and --tag_column of a CoNLL file are numbers"):
         read(tmp_path / "a.conll", tag_column="tags")
+
+
+def test_a_comment_in_a_file_with_tabs_may_have_as_many_words_as_there_are_columns(tmp_path):
+    (tmp_path / "a.conll").write_text("# text = Ada\n1\tAda\tPROPN\t_\n2\tcodes\tVERB\t_\n\n1\tHi\tPROPN\t_\n")
+    assert pairs(read(tmp_path / "a.conll", word_column="2", tag_column="3"))[0][0] == ("Ada", "PROPN")
+
+
+def test_a_training_file_of_one_column_is_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("Ada\ncodes\n\nHi\n")
+    with pytest.raises(
+        ValueError, match=r"a\.txt has one column; write on each line a word, a tab or a blank, and its"
+    ):
+        read(tmp_path / "a.txt")
 
 
 def test_a_line_with_another_number_of_columns_is_a_fault_with_its_line_and_can_be_skipped(tmp_path, capsys):

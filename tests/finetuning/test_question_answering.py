@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import unicodedata
 
 import numpy as np
@@ -11,11 +12,18 @@ pytest.importorskip("torchmetrics", reason="metrics of answers need torchmetrics
 
 import finetune_qa
 from conftest import SENTENCE, run_main
+from datasets import Dataset
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
 from neobert_hf import MINI_MODEL_PATH, NeoBERTConfig, NeoBERTForMaskedLM
 from neobert_hf.data.origins import load_tokenizer
-from neobert_hf.finetuning.question_answering import answer_metrics, answer_questions, best_answers, cut_windows
+from neobert_hf.finetuning.question_answering import (
+    answer_metrics,
+    answer_questions,
+    best_answers,
+    cut_windows,
+    describe_windows,
+)
 
 FEET = unicodedata.normalize("NFD", "Füße")  # the accent is a character of its own
 WORDS = ["Grüße", "Köln", FEET, "東京都", "日本", "🎉", "👩\u200d👧", "float32", "parseXML", "l'été", "a"]
@@ -63,8 +71,29 @@ def test_an_answer_is_labelled_in_each_window_that_has_all_of_it_and_in_no_other
             whole[row] += 1
     assert max(windows["row"].count(row) for row in range(200)) > 3
     assert max(whole) > 1  # in the tokens that two windows share
+    rows = Dataset.from_dict(rows)
+    assert describe_windows("train", rows, Dataset.from_dict(dict(windows))).endswith(" windows")
     short = [row for row in range(200) if rows["answers"][row]["text"] and whole[row] == 0]
     assert not short  # an answer has fewer tokens than two windows share
+
+
+def test_answers_that_no_window_has_as_a_whole_are_counted(mini_tokenizer):
+    context = "a b c d e f " * 9
+    answers = [
+        {"text": [context[:n].strip()], "answer_start": [0]} if n else {"text": [], "answer_start": []}
+        for n in (80, 9, 0)
+    ]
+    rows = Dataset.from_dict({"question": ["a"] * 3, "context": [context] * 3, "answers": answers})
+    windows = rows.map(
+        cut_windows,
+        batched=True,
+        with_indices=True,
+        remove_columns=rows.column_names,
+        fn_kwargs={"tokenizer": mini_tokenizer, "max_seq_length": 32, "stride": 8},
+    )
+    assert describe_windows("train", rows, windows).endswith(
+        "; 1 of the answers are whole in no window, and are trained as none; give a larger --stride"
+    )
 
 
 def spans(start, end, first, count, longest):
@@ -174,5 +203,9 @@ def test_the_script_learns_which_word_answers_and_the_saved_model_gives_the_pred
         line for line in printed.splitlines() if "test_f1" in line
     ]
     assert (tmp_path / "a.csv").read_text().startswith("id,question,answer,score,start\n")
+    options[3] = tmp_path / "short"
+    short = run_main(finetune_qa, "--model_name_or_path", tmp_path / "out", *options, "--max_seq_length", "20")
+    lengths = [int(re.search(r"test: 30 questions, (\d+) windows", lines)[1]) for lines in (alone, short)]
+    assert lengths[0] < lengths[1]
     with pytest.raises(SystemExit, match="was not trained to answer questions; give --train_file"):
         run_main(finetune_qa, "--model_name_or_path", tmp_path / "model", *options)

@@ -102,14 +102,14 @@ def test_every_strategy_of_the_pipeline_returns_the_words_of_the_file(tmp_path, 
     tagger = trained_pipeline(task_of(tmp_path, rows), tokenizer)
     for strategy, (text, (words, tags)) in itertools.product(STRATEGIES, zip(TEXTS, rows)):
         if strategy == "average" and words == ADJACENT and is_iob:
-            continue  # the mean over many later pieces joins adjacent entities
+            continue  # the mean over four or more pieces joins adjacent entities
         assert groups_of(tagger, text, strategy) == sought(words, tags), strategy
 
 
-def test_the_strategy_average_keeps_adjacent_entities_apart_if_they_begin_with_words_of_two_pieces(tmp_path):
-    tokenizer, words = tokenizer_named("mini"), ["the", "café", "café", "float32", "café"]
-    assert tokenizer.tokenize("café") == ["ca", "##fe"]
-    tags = ["O", "B-TYPE", "B-TYPE", "B-TYPE", "B-TYPE"]
+def test_the_strategy_average_keeps_adjacent_entities_apart_if_they_begin_with_words_of_three_pieces(tmp_path):
+    tokenizer, words = tokenizer_named("mini"), ["the", "café", "Zürich", "Lovelace", "float32", "café", "café"]
+    assert tokenizer.tokenize("Zürich") == ["z", "##ur", "##ich"]
+    tags = ["O", "B-TYPE", "B-TYPE", "B-TYPE", "B-TYPE", "B-TYPE", "I-TYPE"]
     tagger = trained_pipeline(task_of(tmp_path, [(words, tags)] * 2), tokenizer)
     assert groups_of(tagger, " ".join(words), "average") == sought(words, tags)
 
@@ -197,3 +197,25 @@ def test_a_saved_tagger_predicts_the_tags_of_a_test_file_and_trains_nothing(toke
     assert [len(row["prediction"]) for row in rows] == [len(row["probability"]) for row in rows] == [2, 101]
     assert {tag for row in rows for tag in row["prediction"]} <= {"O", "B-ANIMAL", "I-ANIMAL"}
     assert not (tmp_path / "new/model.safetensors").exists()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_pipeline_with_a_stride_returns_the_words_of_a_long_text(strategy):
+    """The model knows the tag of each token, so that only the borders of windows could cut a word."""
+    tokenizer, names = tokenizer_named("mini"), ["O", "B-PLACE", "I-PLACE"]
+    tokenizer.model_max_length = 64
+    table = torch.tensor([[0.8, 0.1, 0.1]] * len(tokenizer))
+    for first, *others in map(tokenizer.tokenize, ["Zürich", "Lovelace", "Kraków"]):
+        table[tokenizer.convert_tokens_to_ids(first)] = torch.tensor([0, 0.98, 0.02])
+        table[tokenizer.convert_tokens_to_ids(others)] = torch.tensor([0, 0.3, 0.7])
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
+    model = NeoBERTForTokenClassification(NeoBERTConfig(len(tokenizer), **shape, id2label=dict(enumerate(names))))
+    model.forward = lambda input_ids, **_: TokenClassifierOutput(logits=table[input_ids].log())
+    words = random.Random(0).choices(["Zürich", "Lovelace", "Kraków", "the", "and", "float32", ","], k=500)
+    tagger = pipeline(
+        "token-classification", model=model, tokenizer=tokenizer, stride=16, aggregation_strategy=strategy
+    )
+    found = tagger(text := " ".join(words))
+    assert [text[entity["start"] : entity["end"]] for entity in found] == [
+        w for w in words if len(w) > 5 and w.isalpha()
+    ]

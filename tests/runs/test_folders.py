@@ -214,3 +214,12 @@ def test_a_folder_admits_one_training_and_a_killed_training_releases_its_lock(tm
         pass
     with lock_run(tmp_path / "run"):
         pass
+
+
+def test_an_error_before_the_first_file_leaves_no_folder(tmp_path):
+    for files in ((), ("run.json",), ("model.safetensors",)):
+        with pytest.raises(OSError, match="unreadable"), lock_run(tmp_path / "run"):
+            for name in files:
+                (tmp_path / "run" / name).touch()
+            raise OSError("unreadable")
+        assert (tmp_path / "run").exists() == ("model.safetensors" in files)

@@ -142,7 +142,7 @@ def _rows(
     path = Path(file)
     suffix = Path(path.stem if path.suffix in COMPRESSIONS else path).suffix
     if suffix in CONLL_SUFFIXES:
-        return _conll_rows(file, arguments.word_column, arguments.tag_column, names, faults)
+        return _conll_rows(file, arguments, names, faults)
     if suffix in LIST_SUFFIXES:
         return read_rows(file, faults=faults)
     raise ValueError(
@@ -165,8 +165,8 @@ def _tags(row: Row) -> list[str]:
 def _use_iob2(rows: Sequence[Row]) -> None:
     """Replace the tags of the scheme that marks last and single words, if all tags are of it."""
     tags = {tag for row in rows for tag in _tags(row)}
-    prefixes = {tag[0] for tag in tags if re.match("[BIELSU]-.", tag)}
-    if all(tag == "O" or re.match("[BIELSU]-.", tag) for tag in tags) and not prefixes <= {"B", "I"} and "O" in tags:
+    kinds = tags - {"O"}
+    if kinds < tags and all(re.match("[BIELSU]-.", tag) for tag in kinds) and not is_iob(kinds):
         print("the tags E- or L- become I-, and S- or U- become B-; pipelines know B- and I- only", flush=True)
         for row in rows:
             if "tags" in row.values:
@@ -174,16 +174,22 @@ def _use_iob2(rows: Sequence[Row]) -> None:
 
 
 def _conll_rows(
-    file: str, word_column: str | None, tag_column: str | None, names: tuple[str, str], faults: Faults
+    file: str, arguments: TaggedWordArguments, names: tuple[str, str], faults: Faults
 ) -> Iterator[tuple[str, dict]]:
     """Rows of a CoNLL file: each sentence with the place of its first line; without tags if its lines have one column.
 
     A line that begins with "#" and has another number of columns than the lines of words is a comment.
     """
-    lines = [(place, _columns(line)) for place, line in read_lines(file)]
-    num_columns = next((len(columns) for _, columns in lines if columns and not columns[0].startswith("#")), 1)
+    lines = list(read_lines(file))
+    first = next((line for _, line in lines if line.strip() and not line.startswith(("#", "-DOCSTART-"))), "")
+    separator = "\t" if "\t" in first else " +"
+    lines = [(place, _columns(line, separator)) for place, line in lines]
+    num_columns = len(_columns(first, separator)) or 1
+    if first and num_columns == 1 and file != arguments.test_file:
+        raise ValueError(f"{file} has one column; write on each line a word, a tab or a blank, and its tag")
+    chosen = ((arguments.word_column, 0), (arguments.tag_column, -1))
     try:
-        word, tag = (int(number) - 1 if number else default for number, default in ((word_column, 0), (tag_column, -1)))
+        word, tag = (int(number) - 1 if number else default for number, default in chosen)
     except ValueError as error:
         raise ValueError(f"{file}: --word_column and --tag_column of a CoNLL file are numbers, from 1") from error
     if max(word, tag) >= num_columns:
@@ -192,7 +198,7 @@ def _conll_rows(
     for place, columns in [*lines, ("", [])]:
         if columns and columns[0].startswith("#") and len(columns) != num_columns:
             continue
-        if columns and columns[0] != "-DOCSTART-":
+        if columns and not columns[0].startswith("-DOCSTART-"):
             start = start or place
             if len(columns) != num_columns and not reason:
                 reason = f"{place}: {len(columns)} columns, but the first word has {num_columns}"
@@ -206,8 +212,6 @@ def _conll_rows(
             start, sentence, reason = "", [], ""
 
 
-def _columns(line: str) -> list[str]:
-    """Columns between tabs if there are tabs, else between blanks; none of an empty line."""
-    if not line.strip():
-        return []
-    return line.split("\t") if "\t" in line else re.split(" +", line.strip(" "))
+def _columns(line: str, separator: str) -> list[str]:
+    """Columns of a line; none of an empty one."""
+    return re.split(separator, line.strip(" ")) if line.strip() else []

@@ -130,7 +130,7 @@ def open_pairs(arguments: ContextualArguments, batch_size: int) -> DatasetDict:
         if len(rows) < batch_size:
             message = f"{name} has {len(rows)} rows, fewer than the batch size {batch_size}"
             if not arguments.stage:
-                raise ValueError(f"{message}; remove the file, or choose a smaller batch size")
+                raise ValueError(f"{message}; remove the file, or give a smaller --per_device_train_batch_size")
             logger.warning(f"{message}; it is left out")
             continue
         numbered[name] = rows.add_column(ROW_COLUMN, range(first, first + len(rows)))

@@ -26,6 +26,7 @@ from transformers.hf_argparser import HfArg
 
 from ..data.origins import read_json
 from ..data.texts import check_leaves_tokens
+from ..runs import MINI_MODEL_PATH
 from ..runs.arguments import ResumeArguments
 from ..runs.manifests import CheckedCheckpoints
 from .instructions import TRAINING_INSTRUCTIONS, Sides, with_instruction
@@ -75,7 +76,7 @@ class SizeExponentBatchSampler(MultiDatasetDefaultBatchSampler):
             if not len(sampler):
                 raise ValueError(
                     f"a dataset of {len(part)} rows has fewer rows than the batch size {sampler.batch_size}; remove the "
-                    "dataset, or choose a smaller batch size"
+                    "dataset, or give a smaller --per_device_train_batch_size"
                 )
         self.num_batches, self.exponent, self.weights, self.group = num_batches, exponent, weights, group
 
@@ -100,7 +101,7 @@ class SizeExponentBatchSampler(MultiDatasetDefaultBatchSampler):
             if batch is None:
                 raise ValueError(
                     f"a dataset of {len(sampler.dataset)} rows has no batch of {sampler.batch_size} rows without duplicate "
-                    "texts; remove the dataset, or choose a smaller batch size"
+                    "texts; remove the dataset, or give a smaller --per_device_train_batch_size"
                 )
 
     def __len__(self) -> int:
@@ -118,7 +119,7 @@ class ContrastiveArguments:
     """Model, data and loss of contrastive training."""
 
     model_name_or_path: str = HfArg(
-        help="A NeoBERT with its tokenizer, or an embedding model that an earlier run saved."
+        default=MINI_MODEL_PATH, help="A NeoBERT with its tokenizer, or an embedding model that an earlier run saved."
     )
     training_sets: list[str] = HfArg(
         default=None, help="Names from the paper's Table 7, read from the Hub. Default: all of them."

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
+from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 MAX_ANSWER_TOKENS = 64
@@ -66,6 +67,18 @@ def cut_windows(
         ]
         windows["start_positions"], windows["end_positions"] = map(list, zip(*spans))
     return windows
+
+
+def describe_windows(split: str, rows: Dataset, windows: Dataset) -> str:
+    """Return a line with the number of questions and windows, and of answers that no window has as a whole."""
+    line = f"{split}: {len(rows):,} questions, {len(windows):,} windows"
+    if "answers" not in rows.column_names:
+        return line
+    has_answer = {row for row, answers in enumerate(rows["answers"]) if answers["text"]}
+    whole = {row for row, start in zip(windows["row"], windows["start_positions"]) if start}
+    if not (lost := len(has_answer - whole)):
+        return line
+    return f"{line}; {lost:,} of the answers are whole in no window, and are trained as none; give a larger --stride"
 
 
 def _columns(answers: dict, offsets: list, first: int, is_first: bool, is_last: bool) -> tuple[int, int]:

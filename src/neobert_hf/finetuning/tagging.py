@@ -25,7 +25,7 @@ from ..data.tagged_words import TaggedWords, is_iob
 from ..data.texts import check_max_length
 
 IGNORED = -100  # label of a token that has no part in the loss
-LATER_PIECE = 0.7  # share of the tag in a smoothed label
+LATER_PIECE = 0.7  # probability of I- for a later piece whose other tag is B-
 
 
 def trained_tags(source: str) -> list[str]:
@@ -97,14 +97,12 @@ class TaggingTask:
         names = self.words.names
         if not self.is_iob:
             return tags[words]
-        inside = np.array(
-            [names.index(f"I-{name[2:]}") if name.startswith("B-") else i for i, name in enumerate(names)]
-        )
+        inside = np.array([names.index(name if name == "O" else f"I-{name[2:]}") for name in names])
         labels = np.where(_is_first(words), tags[words], inside[tags[words]])
-        kinds = np.array([names[tag][2:] for tag in tags])
-        is_begin = np.array([names[tag].startswith("B-") for tag in tags])
-        is_adjacent = is_begin & (kinds == np.array(["", *kinds[:-1]]))  # to an entity of the same kind
-        return labels + len(names) * (is_joined & is_adjacent[words])
+        # words that begin an entity right after one of the same kind
+        is_adjacent = (tags != inside[tags]) & (inside[tags] == np.concatenate([[-1], inside[tags][:-1]]))
+        distance = (tags - inside[tags]) % len(names)  # from I- to B-
+        return labels + len(names) * (distance * is_adjacent)[words] * is_joined
 
     def metrics(self, predictions: EvalPrediction) -> dict[str, float]:
         """Return accuracy and F1 of the validation words, for Trainer; see `tag_metrics`."""
@@ -168,23 +166,22 @@ def piece_loss(
 ) -> torch.Tensor:
     """Return the cross-entropy of the pieces of words, for Trainer.
 
-    The strategies "average" and "max" of the pipeline choose one tag for the pieces that they join. I- of the later pieces would
-    outvote B- of the first, and two adjacent entities of one kind would become one. So the labels of these later pieces are
-    smoothed: their most probable tag stays, and its probability is lower than that of the first piece. More smoothing would also
-    help "average" with words of many pieces, but "simple" then splits words.
+    Example: the words "New", "Yorker" are two entities of one kind, and "Yorker" has the pieces B- and I-. The strategies
+    "average" and "max" of the pipeline choose one tag for both pieces. If it is I-, the two entities become one. So the label of
+    this second piece is 0.7 I- and 0.3 B-: I- is the most probable tag, as "simple" needs, and B- of the first piece prevails.
+    Other pieces have one tag.
 
     Args:
         outputs: (B, L, C) logits of a model.
-        labels: (B, L) tags; tag + C for a piece that the pipeline joins to the piece before, in a word that begins an entity
-            right after one of its kind; and -100 for no label.
+        labels: (B, L) tags; -100 for no label; tag + C d, if the tag that is d places after it, modulo C, has a part of the
+            probability.
         num_items_in_batch: Number of labels by which the sum is divided; None divides by those of this batch.
     """
     kept = labels != IGNORED
     scores, labels = outputs.logits[kept].float().log_softmax(-1), labels[kept]
     num_tags = scores.shape[-1]
-    weight = torch.where(labels < num_tags, 1.0, LATER_PIECE)
-    of_tag = scores.gather(-1, (labels % num_tags)[:, None]).squeeze(-1)
-    loss = -(weight * of_tag + (1 - weight) * scores.mean(-1)).sum()
+    tags = torch.stack([labels, labels + labels // num_tags], -1) % num_tags  # the same tag twice if there is no other
+    loss = -(scores.gather(-1, tags) @ scores.new_tensor([LATER_PIECE, 1 - LATER_PIECE])).sum()
     return loss / (kept.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
 
 

@@ -1,5 +1,6 @@
 """The output folder of a run: lock, run identity (`run.json`), and resume from checkpoints."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -26,7 +27,8 @@ LOCK = "_lock"  # Trainer does not upload files whose name begins with an unders
 def lock_run(folder: str | Path) -> Iterator[None]:
     """Lock a run's folder against other trainings; create the folder if it does not exist.
 
-    The lock ends with the process, also after a crash. The empty lock file remains; it locks nothing.
+    The lock ends with the process, also after a crash. The empty lock file remains; it locks nothing. The folder is removed if an
+    error ends the run before it has written anything but its identity.
 
     Raises:
         ValueError: Another training runs in the folder.
@@ -34,7 +36,12 @@ def lock_run(folder: str | Path) -> Iterator[None]:
     """
     with ExitStack() as held:
         _as_first_process(held.enter_context, only_writer(Path(folder), LOCK))
-        yield
+        try:
+            yield
+        except BaseException:
+            if {file.name for file in Path(folder).glob("*")} <= {LOCK, RUN}:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
 
 
 def _as_first_process(function: Callable, *args) -> Any:
