@@ -203,13 +203,11 @@ def test_the_squared_error_during_the_training_has_the_unit_of_the_file(model_fo
     assert task.metrics(predictions)["mse"] == pytest.approx(np.var(numbers))
 
 
-def test_a_model_that_has_diverged_is_refused():
+def test_a_model_that_has_diverged_is_refused(tmp_path):
     data = DatasetDict({"test": Dataset.from_dict({"text": ["fox"]})})
     task = ClassificationTask(LabelledTexts(data, SINGLE, ["a", "b"], [{}]))
-    output = type("Output", (), {"predictions": np.array([[np.nan, 0]])})
-    trainer = type("Trainer", (), {"predict": lambda self, rows: output})()
     with pytest.raises(FloatingPointError, match="the model has diverged, lower --learning_rate"):
-        task.evaluate(trainer, Dataset.from_dict({"input_ids": [[1]]}), "test")
+        task.report(np.array([[np.nan, 0]]), "test", tmp_path)
 
 
 def test_the_table_of_learning_rates_on_the_page_is_that_of_the_paper():
