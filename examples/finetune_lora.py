@@ -56,8 +56,7 @@ def train(arguments: LoraArguments, training: FineTuningArguments):
         options = {"r": arguments.lora_rank, "lora_alpha": arguments.lora_alpha}
         model = get_peft_model(base, lora_config("SEQ_CLS", target_modules=arguments.target_modules, **options))
         model.print_trainable_parameters()
-        training.learning_rate = training.learning_rate or 10 * default_learning_rate(base.config)
-        print(f"learning_rate={training.learning_rate:g}, rank {arguments.lora_rank}", flush=True)
+        training.choose_learning_rate(base.config, 10 * default_learning_rate(base.config))
         training.choose_metric(task.texts.data["validation"].num_rows, task.best_metric)
     else:
         task = ClassificationTask(read_texts(arguments, training.seed, *labels_of_adapter(source)))

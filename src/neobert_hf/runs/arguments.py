@@ -107,10 +107,10 @@ class FineTuningArguments(PrecisionArguments, TrainingArguments):
                 "or another --output_dir"
             )
 
-    def choose_learning_rate(self, config: PretrainedConfig) -> None:
-        """Take `default_learning_rate` and print it, unless a rate was given."""
+    def choose_learning_rate(self, config: PretrainedConfig, rate: float | None = None) -> None:
+        """Take a rate, `default_learning_rate` by default, and print it, unless the user gave one."""
         if self.learning_rate is None:
-            self.learning_rate = default_learning_rate(config)
+            self.learning_rate = rate or default_learning_rate(config)
             print(f"learning_rate={self.learning_rate:g} for hidden_size={config.hidden_size}", flush=True)
 
     def choose_metric(self, num_rows: int, name: str = "f1") -> None:
