@@ -38,7 +38,7 @@ def train(arguments: FewExamplesArguments, training: FewExamplesTrainingArgument
     if arguments.has_training:
         texts = read_texts(arguments, training.seed)
         data = texts.data
-        if not arguments.validation_file:  # every example counts
+        if arguments.train_file and not arguments.validation_file:  # every example counts
             data["train"] = concatenate_datasets([data["train"], data.pop("validation")])
         examples = draw_examples(data["train"], arguments.examples_per_class, training.seed)
         print(f"{len(examples)} examples of {len(texts.names)} classes: {', '.join(texts.names)}", flush=True)
