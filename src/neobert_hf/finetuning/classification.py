@@ -58,6 +58,16 @@ def trained_labels(source: str) -> tuple[str, list[str]]:
     return problem_type, [config.id2label[i] for i in range(config.num_labels)]
 
 
+def pearson(labels: np.ndarray, predicted: np.ndarray) -> float:
+    """Return Pearson's correlation, and 0 if all predictions are equal, as they can be early in training."""
+    return float(pearsonr(predicted, labels).statistic) if np.ptp(predicted) and np.ptp(labels) else 0.0
+
+
+def spearman(labels: np.ndarray, predicted: np.ndarray) -> float:
+    """Return Spearman's rank correlation, and 0 if all predictions are equal."""
+    return float(spearmanr(predicted, labels).statistic) if np.ptp(predicted) and np.ptp(labels) else 0.0
+
+
 class ClassificationTask:
     """What the labels of texts decide in a training and in an evaluation.
 
@@ -234,9 +244,11 @@ def label_metrics(problem_type: str, labels: np.ndarray, logits: np.ndarray) -> 
     """
     predicted = decisions(problem_type, logits)
     if problem_type == REGRESSION:
-        has_both = np.ptp(predicted) and np.ptp(labels)  # all predictions can be equal early in training
-        pearson, spearman = (float(f(predicted, labels).statistic) if has_both else 0.0 for f in (pearsonr, spearmanr))
-        return {"pearson": pearson, "spearman": spearman, "mse": float(mean_squared_error(labels, predicted))}
+        return {
+            "pearson": pearson(labels, predicted),
+            "spearman": spearman(labels, predicted),
+            "mse": float(mean_squared_error(labels, predicted)),
+        }
     found = {"accuracy": accuracy_score(labels, predicted)}
     found["f1"] = f1_score(labels, predicted, average="macro", zero_division=0)
     if problem_type == MULTI:
