@@ -54,7 +54,7 @@ GROUPED = (
 @pytest.mark.compat
 @pytest.mark.parametrize("options", [GROUPED, {"dataloader_drop_last": True}])
 def test_options_by_which_trainer_reorders_or_drops_rows_of_a_prediction_are_refused(tmp_path, options):
-    with pytest.raises(ValueError, match="would give predictions to other rows; remove the option"):
+    with pytest.raises(ValueError, match="change the order or the number of predictions too; remove them"):
         FineTuningArguments(output_dir=str(tmp_path), use_cpu=True, **options)
 
 

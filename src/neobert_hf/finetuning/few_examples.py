@@ -138,7 +138,7 @@ def classes_of(model: SentenceTransformer, source: str) -> list[str]:
     """
     if not _has_head(model):
         raise ValueError(
-            f"{source} has no classes; give --train_file to train them, or the folder of a trained classifier"
+            f"{source} has no classes; give --train_file to train them, or a folder that finetune_few_shot.py has saved"
         )
     names = model[0].config.id2label
     return [names[i] for i in range(len(names))]

@@ -72,8 +72,7 @@ class FineTuningArguments(PrecisionArguments, TrainingArguments):
     save_total_limit: int = 1
     load_best_model_at_end: bool = True
     metric_for_best_model: str | None = HfArg(
-        default=None,
-        help=f"Chooses the best epoch. Default: by the job; the loss with fewer than {FEW_ROWS} validation rows.",
+        default=None, help="Chooses the best epoch. Default: by the job and the number of validation rows."
     )
     resume_from_checkpoint: str | None = HfArg(
         default=None, help=f"{RESUME} Give the same data and arguments: they are not compared."
@@ -84,8 +83,8 @@ class FineTuningArguments(PrecisionArguments, TrainingArguments):
             self.disable_tqdm = not sys.stderr.isatty()
         is_grouped = getattr(self, "group_by_length", False)  # the name before transformers 5
         if is_grouped or getattr(self, "train_sampling_strategy", "") == "group_by_length" or self.dataloader_drop_last:
-            raise ValueError(  # Trainer does so in its evaluation and prediction as well
-                "batches by length, and a last batch that is dropped, would give predictions to other rows; remove the option"
+            raise ValueError(  # Trainer evaluates and predicts with the same two options
+                "group_by_length and dataloader_drop_last change the order or the number of predictions too; remove them"
             )
         self._has_metric = self.metric_for_best_model is not None
         self.metric_for_best_model = self.metric_for_best_model or "f1"
