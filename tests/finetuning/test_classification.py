@@ -5,6 +5,7 @@ import csv
 import json
 import random
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -141,6 +142,11 @@ def test_a_model_that_is_no_classifier_does_not_predict(model_folder, tmp_path):
     test = write_csv(tmp_path / "test.csv", [{"text": "fox"}])
     with pytest.raises(SystemExit, match="is not a trained classifier; give the folder of one by --model_name_or_path"):
         run(model_folder, tmp_path / "out", "--test_file", test)
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter/adapter_config.json").write_text("{}")
+    shutil.copy(model_folder / "tokenizer.json", tmp_path / "adapter")
+    with pytest.raises(SystemExit, match=r"adapter holds an adapter; finetune_lora\.py predicts with it"):
+        run(tmp_path / "adapter", tmp_path / "out", "--test_file", test)
     assert not (tmp_path / "out").exists()
 
 

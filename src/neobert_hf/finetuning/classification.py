@@ -45,9 +45,13 @@ def trained_labels(source: str) -> tuple[str, list[str]]:
         source: Folder or id on the Hub.
 
     Raises:
-        ValueError: The model is not a classifier.
+        ValueError: The model is not a classifier, or it is an adapter.
         OSError: There is no such model.
     """
+    if Path(source, "adapter_config.json").is_file():
+        raise ValueError(
+            f"{source} holds an adapter; finetune_lora.py predicts with it, and saves a whole model by --merge"
+        )
     config = AutoConfig.from_pretrained(source)
     if not any(name.endswith("ForSequenceClassification") for name in config.architectures or ()):
         raise ValueError(
