@@ -58,8 +58,8 @@ def train(arguments: ClassifierArguments, training: FineTuningArguments):
         training.choose_learning_rate(model.config)
         trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
         task.restore_numbers(trainer.model)
+        task.evaluate(trainer, rows["validation"], "validation")  # refuses a model that has diverged
         trainer.save_model()
-        task.evaluate(trainer, rows["validation"], "validation")
     if arguments.test_file:
         logits = task.evaluate(trainer, rows["test"], "test")
         if trainer.is_world_process_zero():
