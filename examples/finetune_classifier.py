@@ -13,7 +13,6 @@ rows the last command predicts with a saved model. A saved folder opens in
 """
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from transformers import Trainer, set_seed
 
@@ -41,12 +40,11 @@ def train(arguments: ClassifierArguments, training: FineTuningArguments):
     tokenizer = load_tokenizer(arguments.model_name_or_path)
     if arguments.has_training:
         task = ClassificationTask(read_texts(arguments, training.seed))
-        tokenizer.model_max_length = arguments.max_seq_length
+        training.choose_metric(task.texts.data["validation"].num_rows, task.best_metric)
     else:
         task = ClassificationTask(read_texts(arguments, training.seed, *trained_labels(arguments.model_name_or_path)))
-    rows = task.tokenize(tokenizer, tokenizer.model_max_length)
+    rows = task.tokenize(tokenizer, arguments.max_seq_length)
     model = task.load_model(arguments.model_name_or_path, tokenizer.model_max_length)
-    training.metric_for_best_model = task.best_metric(training.metric_for_best_model)
     trainer = Trainer(
         model,
         training,
@@ -60,13 +58,13 @@ def train(arguments: ClassifierArguments, training: FineTuningArguments):
         training.choose_learning_rate(model.config)
         trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
         task.restore_numbers(trainer.model)
+        task.evaluate(trainer, rows["validation"], "validation")  # refuses a model that has diverged
         trainer.save_model()
-        task.evaluate(trainer, rows["validation"], "validation")
     if arguments.test_file:
         logits = task.evaluate(trainer, rows["test"], "test")
-        file = arguments.predictions_file or Path(training.output_dir, "predictions.csv")
         if trainer.is_world_process_zero():
-            write_predictions(file, task.prediction_rows(logits, arguments.label_separator))
+            found = task.prediction_rows(logits, arguments.label_separator)
+            write_predictions(arguments.predictions_file, found, training.output_dir)
 
 
 def main():

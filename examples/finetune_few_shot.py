@@ -9,11 +9,8 @@ The folder is a sentence-transformers model whose vectors are the logits of the 
 `SentenceTransformer("runs/few", trust_remote_code=True).encode(texts)`; config.json has the names of the classes.
 """
 
-from pathlib import Path
-
 import torch
 from datasets import concatenate_datasets
-from sklearn.metrics import classification_report
 from transformers import set_seed
 
 from neobert_hf import tune_allocator
@@ -41,7 +38,7 @@ def train(arguments: FewExamplesArguments, training: FewExamplesTrainingArgument
     if arguments.has_training:
         texts = read_texts(arguments, training.seed)
         data = texts.data
-        if not arguments.validation_file:  # every example counts
+        if arguments.train_file and not arguments.validation_file:  # every example counts
             data["train"] = concatenate_datasets([data["train"], data.pop("validation")])
         examples = draw_examples(data["train"], arguments.examples_per_class, training.seed)
         print(f"{len(examples)} examples of {len(texts.names)} classes: {', '.join(texts.names)}", flush=True)
@@ -52,17 +49,13 @@ def train(arguments: FewExamplesArguments, training: FewExamplesTrainingArgument
     else:
         names = classes_of(model, arguments.model_name_or_path)
         texts = read_texts(arguments, training.seed, arguments.problem_type, names)
+    task = ClassificationTask(texts)
     for split in ("validation", "test"):
         if split in texts.data:
-            rows = texts.data[split]
-            logits = model.encode(rows[column], batch_size=training.per_device_eval_batch_size)
-            if "label" in rows.column_names:
-                options = {"labels": range(len(texts.names)), "target_names": texts.names, "zero_division": 0}
-                report = classification_report(rows["label"], logits.argmax(-1), digits=3, **options)
-                print(f"{split}:\n{report}", flush=True)
+            logits = model.encode(texts.data[split][column], batch_size=training.per_device_eval_batch_size)
+            task.report(logits, split, training.output_dir)
     if arguments.test_file:
-        file = arguments.predictions_file or Path(training.output_dir, "predictions.csv")
-        write_predictions(file, ClassificationTask(texts).prediction_rows(logits))
+        write_predictions(arguments.predictions_file, task.prediction_rows(logits), training.output_dir)
 
 
 def main():

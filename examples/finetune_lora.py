@@ -49,21 +49,20 @@ def train(arguments: LoraArguments, training: FineTuningArguments):
     """Train and evaluate, if there are training rows; predict the labels of the test rows, if there are any."""
     tune_allocator()
     set_seed(training.seed)
-    source, folder, length = arguments.model_name_or_path, Path(training.output_dir), arguments.max_seq_length
+    source, folder = arguments.model_name_or_path, Path(training.output_dir)
     if arguments.has_training:
         task = ClassificationTask(read_texts(arguments, training.seed))
-        base = task.load_model(source, length)
+        base = task.load_model(source, arguments.max_seq_length)
         options = {"r": arguments.lora_rank, "lora_alpha": arguments.lora_alpha}
         model = get_peft_model(base, lora_config("SEQ_CLS", target_modules=arguments.target_modules, **options))
         model.print_trainable_parameters()
-        training.learning_rate = training.learning_rate or 10 * default_learning_rate(base.config)
-        print(f"learning_rate={training.learning_rate:g}, rank {arguments.lora_rank}", flush=True)
-        training.metric_for_best_model = task.best_metric(training.metric_for_best_model)
+        training.choose_learning_rate(base.config, 10 * default_learning_rate(base.config))
+        training.choose_metric(task.texts.data["validation"].num_rows, task.best_metric)
     else:
         task = ClassificationTask(read_texts(arguments, training.seed, *labels_of_adapter(source)))
         model = open_adapter(AutoModelForSequenceClassification, source, dtype=torch.float32)
     tokenizer = load_tokenizer(source, model.config.vocab_size)
-    rows = task.tokenize(tokenizer, length)
+    rows = task.tokenize(tokenizer, arguments.max_seq_length)
     trainer = Trainer(
         model,
         training,
@@ -82,8 +81,7 @@ def train(arguments: LoraArguments, training: FineTuningArguments):
         print(f"open the adapter by neobert_hf.open_adapter(AutoModelForSequenceClassification, {str(folder)!r})")
     if arguments.test_file:
         logits = task.evaluate(trainer, rows["test"], "test")
-        file = arguments.predictions_file or folder / "predictions.csv"
-        write_predictions(file, task.prediction_rows(logits, arguments.label_separator))
+        write_predictions(arguments.predictions_file, task.prediction_rows(logits, arguments.label_separator), folder)
     if arguments.has_training and arguments.merge:
         trainer.model.merge_and_unload().save_pretrained(folder / "merged")
         tokenizer.save_pretrained(folder / "merged")

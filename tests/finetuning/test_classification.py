@@ -5,6 +5,7 @@ import csv
 import json
 import random
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -141,6 +142,11 @@ def test_a_model_that_is_no_classifier_does_not_predict(model_folder, tmp_path):
     test = write_csv(tmp_path / "test.csv", [{"text": "fox"}])
     with pytest.raises(SystemExit, match="is not a trained classifier; give the folder of one by --model_name_or_path"):
         run(model_folder, tmp_path / "out", "--test_file", test)
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter/adapter_config.json").write_text("{}")
+    shutil.copy(model_folder / "tokenizer.json", tmp_path / "adapter")
+    with pytest.raises(SystemExit, match=r"adapter holds an adapter; finetune_lora\.py predicts with it"):
+        run(tmp_path / "adapter", tmp_path / "out", "--test_file", test)
     assert not (tmp_path / "out").exists()
 
 
@@ -203,13 +209,11 @@ def test_the_squared_error_during_the_training_has_the_unit_of_the_file(model_fo
     assert task.metrics(predictions)["mse"] == pytest.approx(np.var(numbers))
 
 
-def test_a_model_that_has_diverged_is_refused():
+def test_a_model_that_has_diverged_is_refused(tmp_path):
     data = DatasetDict({"test": Dataset.from_dict({"text": ["fox"]})})
     task = ClassificationTask(LabelledTexts(data, SINGLE, ["a", "b"], [{}]))
-    output = type("Output", (), {"predictions": np.array([[np.nan, 0]])})
-    trainer = type("Trainer", (), {"predict": lambda self, rows: output})()
     with pytest.raises(FloatingPointError, match="the model has diverged, lower --learning_rate"):
-        task.evaluate(trainer, Dataset.from_dict({"input_ids": [[1]]}), "test")
+        task.report(np.array([[np.nan, 0]]), "test", tmp_path)
 
 
 def test_the_table_of_learning_rates_on_the_page_is_that_of_the_paper():

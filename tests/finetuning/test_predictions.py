@@ -37,6 +37,12 @@ def test_json_lines_and_parquet_keep_lists(tmp_path):
     assert pyarrow.parquet.read_table(tmp_path / "a.parquet").to_pylist() == FULL
 
 
+def test_a_file_without_a_name_is_csv_unless_a_row_holds_a_list(tmp_path):
+    write_predictions(None, ROWS[1:] + ROWS[:1], tmp_path)
+    write_predictions(None, [{"prediction": "a"}], tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == {"predictions.jsonl", "predictions.csv"}
+
+
 def test_dates_of_parquet_become_texts_in_json_lines(tmp_path):
     write_predictions(tmp_path / "a.jsonl", [{"day": datetime.date(2026, 1, 2)}])
     assert json.loads((tmp_path / "a.jsonl").read_text("utf-8")) == {"day": "2026-01-02"}

@@ -171,9 +171,14 @@ def predictions(folder):
 
 def test_the_script_trains_an_adapter_that_predicts_again_and_a_merged_model(files):
     data = ("--train_file", files / "train.jsonl", "--test_file", files / "test.jsonl", "--num_train_epochs", "2")
-    printed = run_main(finetune_lora, *command(files, "--model_name_or_path", files / "base", *data, "--merge"))
-    assert "test_accuracy =" in printed and "open the adapter by neobert_hf.open_adapter(" in printed
+    printed = run_main(
+        finetune_lora,
+        *command(files, "--model_name_or_path", files / "base", *data, "--merge", "--max_seq_length", "16"),
+    )
+    assert "test: accuracy 1.0000" in printed and "open the adapter by neobert_hf.open_adapter(" in printed
     assert [row.split(",")[2] for row in predictions(files / "out")[1:]] == ["R", "O"] * 5
+    for folder in (files / "out", files / "out/merged"):
+        assert json.loads((folder / "tokenizer_config.json").read_text())["model_max_length"] == 16
     classify = pipeline("text-classification", str(files / "out/merged"))
     assert [found["label"] for found in classify(["the dog red", "the dog old"])] == ["R", "O"]
     before = predictions(files / "out")

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import transformers
 from transformers import TrainerState
 
 pytest.importorskip("datasets", reason="training arguments need datasets (pip install -e .[train])")
@@ -32,6 +33,29 @@ def test_the_learning_rate_is_chosen_by_the_size_of_the_model_unless_it_is_given
     given = FineTuningArguments(output_dir=str(tmp_path), use_cpu=True, learning_rate=1e-3)
     given.choose_learning_rate(small)
     assert given.learning_rate == 1e-3 and not capsys.readouterr().out
+
+
+def test_the_loss_chooses_the_best_epoch_of_few_validation_rows_unless_a_metric_is_given(arguments, tmp_path, capsys):
+    arguments.choose_metric(100, "pearson")
+    assert (arguments.metric_for_best_model, arguments.greater_is_better) == ("pearson", True)
+    arguments.choose_metric(99, "pearson")
+    assert (arguments.metric_for_best_model, arguments.greater_is_better) == ("loss", False)
+    assert capsys.readouterr().out == "the loss chooses the best epoch: 99 validation rows are too few for pearson\n"
+    given = FineTuningArguments(output_dir=str(tmp_path), use_cpu=True, metric_for_best_model="accuracy")
+    given.choose_metric(4)
+    assert given.metric_for_best_model == "accuracy" and given.greater_is_better and not capsys.readouterr().out
+
+
+GROUPED = (
+    {"train_sampling_strategy": "group_by_length"} if transformers.__version__ >= "5" else {"group_by_length": True}
+)
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("options", [GROUPED, {"dataloader_drop_last": True}])
+def test_options_by_which_trainer_reorders_or_drops_rows_of_a_prediction_are_refused(tmp_path, options):
+    with pytest.raises(ValueError, match="change the order or the number of predictions too; remove them"):
+        FineTuningArguments(output_dir=str(tmp_path), use_cpu=True, **options)
 
 
 def test_the_learning_rate_of_the_published_model_is_within_the_papers_rates():

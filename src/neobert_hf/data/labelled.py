@@ -59,8 +59,7 @@ class LabelledDataArguments:
     skip_bad_rows: bool = field(default=False, metadata={"help": "Leave out rows with a fault, and say how many."})
 
     def __post_init__(self):
-        has_training = bool(self.train_file or self.dataset_name)
-        if not has_training and not self.test_file:
+        if not self.has_training and not self.test_file:
             raise ValueError("give --train_file or --dataset_name to train, or --test_file alone to predict")
         if self.train_file and self.dataset_name:
             raise ValueError("give exactly one of --train_file and --dataset_name")

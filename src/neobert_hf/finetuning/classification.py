@@ -29,8 +29,9 @@ from transformers import (
     PreTrainedTokenizerBase,
     Trainer,
 )
+from transformers.tokenization_utils_base import LARGE_INTEGER
 
-from ..data.files import writing
+from ..data.files import write_json, writing
 from ..data.labelled_texts import MULTI, REGRESSION, SINGLE, LabelledTexts
 from ..data.texts import check_max_length
 
@@ -44,9 +45,13 @@ def trained_labels(source: str) -> tuple[str, list[str]]:
         source: Folder or id on the Hub.
 
     Raises:
-        ValueError: The model is not a classifier.
+        ValueError: The model is not a classifier, or it is an adapter.
         OSError: There is no such model.
     """
+    if Path(source, "adapter_config.json").is_file():
+        raise ValueError(
+            f"{source} holds an adapter; finetune_lora.py predicts with it, and saves a whole model by --merge"
+        )
     config = AutoConfig.from_pretrained(source)
     if not any(name.endswith("ForSequenceClassification") for name in config.architectures or ()):
         raise ValueError(
@@ -99,11 +104,18 @@ class ClassificationTask:
         return model
 
     def tokenize(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> DatasetDict:
-        """Return tokens and labels of all splits, the texts cut at `max_length` tokens; numbers are scaled for training."""
+        """Return tokens and labels of all splits; numbers are scaled for training.
+
+        Args:
+            tokenizer: In a training it gets the length, and is saved with it. Without training rows it keeps its own length.
+            max_length: Length in tokens at which texts are cut.
+        """
+        if "train" in self.texts.data or tokenizer.model_max_length > LARGE_INTEGER:
+            tokenizer.model_max_length = max_length
         columns = [name for name in next(iter(self.texts.data.values())).column_names if name != "label"]
 
         def tokens(rows: dict[str, list]) -> dict[str, list]:
-            found = dict(tokenizer(*(rows[name] for name in columns), truncation=True, max_length=max_length))
+            found = dict(tokenizer(*(rows[name] for name in columns), truncation=True))
             if self.texts.problem_type == REGRESSION and "label" in rows:
                 found["label"] = [(number - self.mean) / self.deviation for number in rows["label"]]
             return found
@@ -122,9 +134,10 @@ class ClassificationTask:
             found["mse"] *= self.deviation**2
         return found
 
-    def best_metric(self, name: str) -> str:
-        """Return the metric that chooses the best epoch: the given one, or Pearson's correlation in the place of F1."""
-        return "pearson" if name == "f1" and self.texts.problem_type == REGRESSION else name
+    @property
+    def best_metric(self) -> str:
+        """The metric that chooses the best epoch."""
+        return "pearson" if self.texts.problem_type == REGRESSION else "f1"
 
     def restore_numbers(self, model: PreTrainedModel) -> None:
         """After the training, let the last layer of a regression predict numbers in the unit of the file."""
@@ -136,41 +149,51 @@ class ClassificationTask:
             last.bias.copy_(last.bias * self.deviation + self.mean)
 
     def evaluate(self, trainer: Trainer, rows: Dataset, split: str) -> np.ndarray:
-        """Return the logits of a split; if it has labels, write metrics, a report for each class and the confusion matrix.
+        """Return the logits of a split, and report on them as `report` does.
 
         Args:
             trainer: Its model predicts numbers in the unit of the file.
             rows: Tokens of the split.
-            split: "validation" or "test"; the files in `output_dir` have this name.
+            split: "validation" or "test".
+        """
+        logits = trainer.predict(
+            rows.select_columns([name for name in rows.column_names if name != "label"])
+        ).predictions
+        if trainer.is_world_process_zero():
+            self.report(logits, split, trainer.args.output_dir)
+        return logits
+
+    def report(self, logits: np.ndarray, split: str, folder: str | Path) -> None:
+        """Print and write the metrics of a split that has labels, with a report for each class and the confusion matrix.
+
+        Args:
+            logits: (N, C) logits of the N rows of the split; numbers in the unit of the file.
+            split: "validation" or "test"; the files have this name.
+            folder: Folder of the files.
 
         Raises:
             FloatingPointError: A prediction is not finite.
         """
-        texts, prefix = self.texts.data[split], {"validation": "eval"}.get(split, split)
-        output = trainer.predict(rows.select_columns([name for name in rows.column_names if name != "label"]))
-        if not np.isfinite(output.predictions).all():
+        if not np.isfinite(logits).all():
             raise FloatingPointError("a prediction is not finite; the model has diverged, lower --learning_rate")
-        if "label" not in texts.column_names:
+        rows, kind, names = self.texts.data[split], self.texts.problem_type, self.texts.names
+        if "label" not in rows.column_names:
             print(f"the {split} rows have no labels, so there are no metrics", flush=True)
-        elif trainer.is_world_process_zero():
-            labels = np.array(texts["label"])
-            found = label_metrics(self.texts.problem_type, labels, output.predictions)
-            found = {f"{prefix}_{name}": value for name, value in found.items()}
-            trainer.log_metrics(prefix, found)
-            trainer.save_metrics(prefix, found, combined=False)
-            self._report(labels, output.predictions, Path(trainer.args.output_dir, f"confusion_matrix_{split}.png"))
-        return output.predictions
-
-    def _report(self, labels: np.ndarray, logits: np.ndarray, file: Path) -> None:
-        """Print precision, recall and F1 of each class, and draw the confusion matrix of single labels."""
-        names = self.texts.names
-        if self.texts.problem_type == REGRESSION:
             return
-        predicted = decisions(self.texts.problem_type, logits)
+        labels = np.array(rows["label"])
+        found = label_metrics(kind, labels, logits)
+        print(f"{split}: " + ", ".join(f"{name} {value:.4f}" for name, value in found.items()), flush=True)
+        prefix = {"validation": "eval"}.get(split, split)
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        write_json(Path(folder, f"{prefix}_results.json"), {f"{prefix}_{name}": found[name] for name in found})
+        if kind == REGRESSION:
+            return
+        predicted = decisions(kind, logits)
         options = {"labels": range(len(names)), "target_names": names, "zero_division": 0, "digits": 3}
         print(classification_report(labels, predicted, **options), flush=True)
-        if self.texts.problem_type == SINGLE and len(names) <= MOST_CLASSES:
-            _draw(confusion_matrix(labels, predicted, labels=range(len(names))), names, file)
+        if kind == SINGLE and len(names) <= MOST_CLASSES:
+            matrix = confusion_matrix(labels, predicted, labels=range(len(names)))
+            _draw(matrix, names, Path(folder, f"confusion_matrix_{split}.png"))
 
     def prediction_rows(self, logits: np.ndarray, separator: str | None = None) -> list[dict]:
         """Return the test rows with a prediction, and the probability of each class.

@@ -17,7 +17,6 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraine
 from sentence_transformers.base.modules import Dense, Normalize
 from sentence_transformers.sentence_transformer.losses import BatchAllTripletLoss
 from sklearn.linear_model import LogisticRegression
-from transformers import PretrainedConfig
 from transformers.hf_argparser import HfArg
 
 from ..data.labelled_texts import SINGLE, LabelledTextArguments
@@ -60,11 +59,6 @@ class FewExamplesTrainingArguments(FineTuningArguments, SentenceTransformerTrain
     load_best_model_at_end: bool = False
     batch_sampler: str = "group_by_label"
 
-    def choose_learning_rate(self, config: PretrainedConfig) -> None:
-        """Choose the rate by the size of the model, unless one was given: few steps need a larger one than many."""
-        if self.learning_rate is None:
-            self.learning_rate = 2e-4 if config.hidden_size < 768 else 5e-5
-
 
 def draw_examples(rows: Dataset, per_class: int | None, seed: int) -> Dataset:
     """Draw examples of each class at random, or all that it has.
@@ -100,7 +94,8 @@ def train_on_triplets(
     model.model_card_data.widget = [{}]  # otherwise the trainer collects texts of the examples, with a progress bar
     if _has_head(model):  # of an earlier run
         del model[-2:]
-    training.choose_learning_rate(model[0].config)
+    config = model[0].config
+    training.choose_learning_rate(config, 2e-4 if config.hidden_size < 768 else 5e-5)  # a few steps need large ones
     rows = rows.select_columns([text_column, "label"])
     SentenceTransformerTrainer(model, training, train_dataset=rows, loss=BatchAllTripletLoss(model)).train()
 
@@ -143,7 +138,7 @@ def classes_of(model: SentenceTransformer, source: str) -> list[str]:
     """
     if not _has_head(model):
         raise ValueError(
-            f"{source} has no classes; give --train_file to train them, or the folder of a trained classifier"
+            f"{source} has no classes; give --train_file to train them, or a folder that finetune_few_shot.py has saved"
         )
     names = model[0].config.id2label
     return [names[i] for i in range(len(names))]

@@ -16,18 +16,21 @@ from ..data.files import writing
 from ..data.labelled import PREDICTION_FORMATS
 
 
-def write_predictions(file: str | Path, rows: Sequence[dict]) -> None:
+def write_predictions(file: str | Path | None, rows: Sequence[dict], folder: str | Path = ".") -> None:
     """Write rows to a file in the format of its suffix.
 
     Args:
-        file: File with the suffix .csv, .jsonl or .parquet; its folder is made if there is none.
+        file: File with the suffix .csv, .jsonl or .parquet; its folder is made if there is none. None takes predictions.csv in
+            `folder`, or predictions.jsonl if a row holds a list.
         rows: One dict for each row, a missing column is empty. In CSV, lists and dicts are written as JSON.
+        folder: Where the file is if its name is not given.
 
     Raises:
         ValueError: The suffix is another.
         OSError: The file cannot be written.
     """
-    file = Path(file)
+    has_list = any(isinstance(value, list | dict) for row in rows for value in row.values())
+    file = Path(file or Path(folder, f"predictions.{'jsonl' if has_list else 'csv'}"))
     if file.suffix not in PREDICTION_FORMATS:
         raise ValueError(f"{file} has none of the suffixes {', '.join(PREDICTION_FORMATS)}; choose one")
     columns = dict.fromkeys(name for row in rows for name in row)

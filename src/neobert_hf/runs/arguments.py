@@ -13,6 +13,7 @@ from transformers.utils import logging
 from ..model.machine_neobert import best_dtype
 from .manifests import STATE, numbered_checkpoints
 
+FEW_ROWS = 100  # validation rows; with fewer, one row more or less changes F1 by a percent or more
 RESUME = (
     "last, to resume from the newest complete checkpoint in output_dir; auto, to do so if output_dir has one and start "
     "otherwise; or the folder of a checkpoint."
@@ -70,7 +71,9 @@ class FineTuningArguments(PrecisionArguments, TrainingArguments):
     save_strategy: str = "epoch"
     save_total_limit: int = 1
     load_best_model_at_end: bool = True
-    metric_for_best_model: str = "f1"
+    metric_for_best_model: str | None = HfArg(
+        default=None, help="Chooses the best epoch. Default: by the job and the number of validation rows."
+    )
     resume_from_checkpoint: str | None = HfArg(
         default=None, help=f"{RESUME} Give the same data and arguments: they are not compared."
     )
@@ -78,6 +81,13 @@ class FineTuningArguments(PrecisionArguments, TrainingArguments):
     def __post_init__(self):
         if self.disable_tqdm is None:  # a bar in a file is one line for each step
             self.disable_tqdm = not sys.stderr.isatty()
+        is_grouped = getattr(self, "group_by_length", False)  # the name before transformers 5
+        if is_grouped or getattr(self, "train_sampling_strategy", "") == "group_by_length" or self.dataloader_drop_last:
+            raise ValueError(  # Trainer evaluates and predicts with the same two options
+                "group_by_length and dataloader_drop_last change the order or the number of predictions too; remove them"
+            )
+        self._has_metric = self.metric_for_best_model is not None
+        self.metric_for_best_model = self.metric_for_best_model or "f1"
         super().__post_init__()
         if self.disable_tqdm:
             logging.disable_progress_bar()
@@ -96,11 +106,25 @@ class FineTuningArguments(PrecisionArguments, TrainingArguments):
                 "or another --output_dir"
             )
 
-    def choose_learning_rate(self, config: PretrainedConfig) -> None:
-        """Take `default_learning_rate` and print it, unless a rate was given."""
+    def choose_learning_rate(self, config: PretrainedConfig, rate: float | None = None) -> None:
+        """Take a rate, `default_learning_rate` by default, and print it, unless the user gave one."""
         if self.learning_rate is None:
-            self.learning_rate = default_learning_rate(config)
+            self.learning_rate = rate or default_learning_rate(config)
             print(f"learning_rate={self.learning_rate:g} for hidden_size={config.hidden_size}", flush=True)
+
+    def choose_metric(self, num_rows: int, name: str = "f1") -> None:
+        """Choose the metric that chooses the best epoch, unless one was given.
+
+        Args:
+            num_rows: Number of validation rows. If they are few, the loss is taken: F1 is equal after many epochs then.
+            name: The metric for enough rows; its largest value is the best.
+        """
+        if self._has_metric:
+            return
+        self.metric_for_best_model = name
+        if num_rows < FEW_ROWS:
+            self.metric_for_best_model, self.greater_is_better = "loss", False
+            print(f"the loss chooses the best epoch: {num_rows} validation rows are too few for {name}", flush=True)
 
 
 @dataclass
