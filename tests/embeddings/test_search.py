@@ -398,7 +398,7 @@ def test_without_markitdown_one_line_says_how_to_install_it(notes, model, monkey
     (notes / "a.pdf").write_bytes(b"%PDF-1.4")
     message = f"{notes}/a.pdf: .pdf is read by markitdown; install it: {passages.INSTALL}"
     assert open_search(notes, model).problems == [message]
-    with pytest.raises(ImportError, match=r'pip install "markitdown\[pdf,docx\]"'):
+    with pytest.raises(ImportError, match=r"install -e '.\[documents\]'"):
         open_search(notes / "a.pdf", model)
 
 

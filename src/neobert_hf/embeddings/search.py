@@ -195,5 +195,8 @@ def _asked() -> Iterator[str]:
     if not sys.stdin.isatty():
         yield from filter(None, map(str.strip, sys.stdin))
         return
-    while question := input("\nquestion (an empty line ends): ").strip():
+    while True:
+        print("\nquestion (an empty line ends): ", end="", file=sys.stderr, flush=True)
+        if not (question := sys.stdin.readline().strip()):
+            return
         yield question
