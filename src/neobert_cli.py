@@ -68,10 +68,10 @@ def embed(parser: Parser) -> Run:
     parser.epilog = "An output .npy holds the embeddings; .jsonl and .parquet hold the columns text and embedding."
 
     def run(model: str | None, **options) -> None:
-        from neobert_hf import MINI_MODEL_PATH, tune_allocator
+        from neobert_hf import MINI_MODEL_PATH
         from neobert_hf.embeddings.vector_files import embed_files
 
-        tune_allocator()
+        _prepare()
         print(json.dumps(embed_files(model=model or MINI_MODEL_PATH, **options)))
 
     return run
@@ -109,10 +109,10 @@ def search(parser: Parser) -> Run:
     parser.usage = "neobert search PATH [PATH ...] [QUESTION] [--ARGUMENT VALUE ...]"
 
     def run(model: str | None, **options) -> None:
-        from neobert_hf import MINI_MODEL_PATH, tune_allocator
+        from neobert_hf import MINI_MODEL_PATH
         from neobert_hf.embeddings.search import search_documents
 
-        tune_allocator()
+        _prepare()
         search_documents(model=model or MINI_MODEL_PATH, **options)
 
     return run
@@ -164,6 +164,17 @@ def tokenize(parser: Parser) -> Run:
     return run
 
 
+def _prepare() -> None:
+    """Set the memory allocator of the process; without a terminal, hide the progress bars of transformers."""
+    from transformers.utils import logging
+
+    from neobert_hf import tune_allocator
+
+    tune_allocator()
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
+
+
 COMMANDS = (embed, search, tokenize)
 
 
@@ -200,8 +211,10 @@ def main() -> None:
     command, run = options.pop("command"), options.pop("run", parser.print_help)
     if command is None:
         return run()
-    from neobert_hf.runs.commands import run_command
-
+    try:
+        from neobert_hf.runs.commands import run_command
+    except KeyboardInterrupt:  # the import takes seconds
+        raise SystemExit(130) from None
     run_command(f"neobert {command}", lambda: run(**options))
 
 

@@ -219,7 +219,7 @@ def test_embed_counts_the_texts_that_are_longer_than_the_model_reads(folder, tmp
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.txt", b"", "a.txt: no rows"),
+        ("a.txt", b"", "a.txt: no text"),
         ("a.txt", b"fine\na\xffb\n", "a.txt, line 2 is not UTF-8"),
         ("a.jsonl", b'{"text": "a"}\n{"text": null}\n', "a.jsonl, line 2: text is None"),
         ("a.jsonl", b'{"text": "a"}\n{"text": \n', "a.jsonl, line 2: this is not JSON"),

@@ -176,3 +176,4 @@ def test_every_page_is_in_the_table_of_contents():
     index = (ROOT / "docs/index.md").read_text("utf-8")
     contents = set(re.search(r"```\{toctree\}\n:hidden:\n\n(.*?)```", index, re.DOTALL)[1].split())
     assert contents == {page.stem for page in (ROOT / "docs").glob("*.md")} - {"index"}
+    assert not contents & {"search", "genindex"}  # Sphinx writes its own pages with these names over ours

@@ -154,11 +154,6 @@ class Workbench:
         )
         return partial(_call_cli, ["tokenize", *arguments(options | changes)])
 
-    def embed(self, output: Path, **changes) -> Callable[[], None]:
-        """`neobert embed` with the model of the workbench."""
-        options = dict(output=output, model=self.folder / "model", batch_size=16) | changes
-        return partial(_call_cli, ["embed", self.folder / "held_out.jsonl", *arguments(options)])
-
     def hub(self, out: Path, **changes) -> Callable[[], None]:
         """hub_upload/build.py with the model of the workbench."""
         return script(build.__file__, dict(model=self.folder / "model", out=out, model_id="org/tiny") | changes)

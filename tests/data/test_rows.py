@@ -100,10 +100,13 @@ def test_fields_of_csv_keep_quotes_commas_line_breaks_and_any_length(tmp_path):
 def test_the_first_line_of_csv_tells_what_separates_its_fields(tmp_path, separator):
     """As spreadsheets save it: semicolons where the comma separates decimals, a byte order mark, line breaks inside quotes."""
     texts = ["Größe, 3; mit Komma", "漢字", "says so"] + ([] if separator == "\t" else ["two\nlines", 'a "word"'])
-    with (tmp_path / "a.csv").open("w", encoding="utf-8-sig", newline="") as stream:
+    with (tmp_path / "A.CSV").open("w", encoding="utf-8-sig", newline="") as stream:
         writer = csv.writer(stream, delimiter=separator)
         writer.writerows([["text", "label"], *([text, "1,5"] for text in texts)])
-    assert [row for _, row in read_rows(tmp_path / "a.csv")] == [{"text": text, "label": "1,5"} for text in texts]
+    places, rows = zip(*read_rows(tmp_path / "A.CSV"))
+    assert list(rows) == [{"text": text, "label": "1,5"} for text in texts]
+    lines = [place.rpartition(" ")[2] for place in places]  # where a row begins
+    assert lines == ["2", "3", "4", "5", "7"][: len(texts)]
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv"])
@@ -208,7 +211,8 @@ FINE = b"text\n" + b"fine\n" * 99_999
         ("a.csv", b"number,body\n1,one\n", ", line 2: no column 'text'; .*, one of number, body"),
         ("a.csv", b"number,text\n1,one\n2,two, three\n", ", line 3: 3 columns, but the first line names 2"),
         ("a.csv", b"number,text\n1,one\n2\n", ", line 3: 1 columns, but the first line names 2"),
-        ("a.csv", b'number,text\n1,one\n2,"two\n', r", line 3: this is not CSV \(unexpected end of data"),
+        ("a.csv", b'number,text\n1,one\n2,"two\n3,\n', r", line 3: this is not CSV \(unexpected end of data"),
+        ("a.csv", b'number,text\n1,"one\nmore",2\n', ", line 2: 3 columns, but the first line names 2"),
         ("a.csv", b'number,text\n1,"one" two\n', r", line 2: this is not CSV \(',' expected after '\"'"),
         ("a.csv", FINE + b"caf\xe9\n", ", line 100001 is not UTF-8"),
         ("a.csv.gz", gzip.compress(FINE)[:-40], " cannot be read; it is damaged"),
@@ -226,8 +230,13 @@ def test_the_error_for_damaged_content_names_file_and_line(tmp_path, name, conte
 
 
 def test_a_file_that_does_not_exist_and_one_without_rows_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no\.csv"):
-        list(read_rows(tmp_path / "no.csv"))
-    (tmp_path / "a.jsonl").write_text("\n")
-    with pytest.raises(ValueError, match=r"a\.jsonl: no rows; give a file with at least one text"):
-        read_text_column([tmp_path / "a.jsonl"], "text")
+    for suffix in (".jsonl", ".json.gz", ".csv", ".tsv.xz", ".parquet"):
+        message = f"No such file or directory: '{tmp_path}/no{suffix}'"
+        with pytest.raises(FileNotFoundError, match=f"^.Errno 2. {message}$"):
+            list(read_rows(tmp_path / f"no{suffix}"))
+    for name, content in (("a.jsonl", "\n"), ("a.jsonl", '{"text": ""}'), ("a.txt", "\ufeff"), ("a.txt", " \n\n")):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(ValueError, match=rf"{name}: no text; give a file with at least one text"):
+            read_text_column([tmp_path / name], "text")
+    (tmp_path / "a.txt").write_text("one\n\ntwo\n")  # an empty line keeps its place
+    assert [text for _, text in read_text_column([tmp_path / "a.txt"], "text")] == ["one", "", "two"]

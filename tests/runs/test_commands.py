@@ -1,5 +1,6 @@
 """What all scripts share: a short help, and errors on one line."""
 
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, field, fields
@@ -129,7 +130,7 @@ CORRECTABLE = (
 def test_an_error_that_the_user_can_correct_ends_with_one_line_and_status_1(error):
     with pytest.raises(SystemExit) as ended:
         run_command("tool", fail, error)
-    assert ended.value.code.startswith("tool: ") and "\n" not in ended.value.code
+    assert re.match(r"tool: \w", ended.value.code) and "\n" not in ended.value.code  # nor "[Errno 28]"
 
 
 def test_a_runtime_error_of_this_package_ends_with_one_line():

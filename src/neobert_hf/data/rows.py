@@ -11,6 +11,7 @@ import io
 import itertools
 import json
 import lzma
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -111,13 +112,14 @@ def read_text_column(files: Iterable[str | Path], column: str) -> list[tuple[str
     """Return the texts of files, in .txt those of the lines, each after its place.
 
     Raises:
-        ValueError: A row has no text in this column, or there are no rows.
+        ValueError: A row has no text in this column, or all texts are white space.
         OSError: A file cannot be read.
     """
     files = list(files)
     texts = [text for file in files for text in read_texts(file, column, "line", is_strict=True)]
-    if not texts:
-        raise ValueError(f"{', '.join(map(str, files))}: no rows; give a file with at least one text")
+    if not any(text.strip() for _, text in texts):
+        others = f" and {len(files) - 1:,} other files" if len(files) > 1 else ""
+        raise ValueError(f"{files[0]}{others}: no text; give a file with at least one text")
     return texts
 
 
@@ -156,7 +158,7 @@ def checked_text(text: Any, place: str, is_strict: bool = False) -> str:
 
 def _suffix(file: str | Path) -> str:
     file = Path(file)
-    return Path(file.stem).suffix if file.suffix in COMPRESSIONS else file.suffix
+    return (Path(file.stem) if file.suffix in COMPRESSIONS else file).suffix.lower()
 
 
 def _lines(file: Path) -> Iterator[tuple[int, str]]:
@@ -249,10 +251,10 @@ def _csv_rows(file: Path, names: Sequence[str] | None, faults: Faults | None) ->
     rows = csv.reader((line for _, line in lines), delimiter=separator, strict=True)
     has_header = names is None
     while True:
+        place = f"{file}, line {rows.line_num + 1}"
         try:
             row = next(rows, None)
         except csv.Error as error:
-            place = f"{file}, line {rows.line_num}"
             reason = f"this is not CSV ({error}); double each quotation mark inside a quoted field"
             _report(place, reason, None if names is None else faults, error)
             continue
@@ -263,7 +265,7 @@ def _csv_rows(file: Path, names: Sequence[str] | None, faults: Faults | None) ->
             _check_names(file, names)
         elif row:  # a blank line is an empty row
             hint = f"put a text that contains {separator!r} or a line break in quotation marks"
-            yield from _named(f"{file}, line {rows.line_num}", row, names, has_header, hint, faults)
+            yield from _named(place, row, names, has_header, hint, faults)
 
 
 def _separator(first: str, names: Sequence[str] | None) -> str:
@@ -320,12 +322,12 @@ def _check_names(file: str | Path, names: Sequence[str]) -> None:
 
 
 def _whole(file: Path, rows: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """The same rows; an error of a damaged file names the file."""
+    """The same rows; an error names the file."""
     try:
         yield from rows
     except (pyarrow.ArrowException, lzma.LZMAError, EOFError, OSError) as error:
-        if getattr(error, "errno", None):  # of the operating system; pyarrow's own errors have no number
-            raise
+        if number := getattr(error, "errno", None):  # of the operating system, in the words of Python, not of pyarrow
+            raise OSError(number, os.strerror(number), str(file)) from error
         raise ValueError(
             f"{file} cannot be read; it is damaged or not of the kind that its suffix says: {error}"
         ) from error

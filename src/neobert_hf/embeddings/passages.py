@@ -29,7 +29,7 @@ CONVERTED = (".html", ".htm", ".pdf", ".docx")  # by markitdown, to Markdown
 LINE_FEED = b"\n"
 BLOCK = 1 << 16  # characters of a file that are cut at once; the time of the splitter grows faster than the text
 OVERLAP = 8  # neighbours share at most an eighth of a passage
-INSTALL = 'pip install "markitdown[pdf,docx]"'
+INSTALL = "pip install -e '.[documents]'"
 
 
 @dataclass(frozen=True)

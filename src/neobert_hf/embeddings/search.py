@@ -101,7 +101,7 @@ class DocumentSearch:
     def _read(self, files: dict[Path, bool], sizes: dict[Path, int], reader: PassageReader) -> Iterator[Passage]:
         """Passages of all files, with a progress bar; a file of a folder that cannot be read is skipped from there on."""
         # The bar appears after a second: a search whose vectors are all kept has none.
-        with tqdm(total=sum(sizes.values()), unit="B", unit_scale=True, desc="reading", delay=1) as bar:
+        with tqdm(total=sum(sizes.values()), unit="B", unit_scale=True, desc="reading", delay=1, disable=None) as bar:
             for file, is_named in files.items():
                 left = sizes.get(file, 0)
                 try:
@@ -168,7 +168,7 @@ def search_documents(words: Sequence[str], top_k: int = 5, as_json: bool = False
         ValueError: As of `DocumentSearch` and its `search`; its other errors are raised too.
     """
     has_question = len(words) > 1 and not os.path.lexists(words[-1])
-    paths, questions = (words[:-1], [words[-1]]) if has_question else (words, iter(_ask, ""))
+    paths, questions = (words[:-1], [words[-1]]) if has_question else (words, _asked())
     for question in questions if has_question else ():
         check_question(question, top_k)
     documents = DocumentSearch(paths, **options)
@@ -190,7 +190,13 @@ def _shown(answer: Answer) -> str:
     return f"{answer.file}:{answer.line}  ({answer.score:.2f})\n{form.fill(answer.text)}"
 
 
-def _ask() -> str:
-    """A question of the user; "" at the end."""
-    print("\nquestion (an empty line ends): " if sys.stdin.isatty() else "", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip()
+def _asked() -> Iterator[str]:
+    """Questions from the terminal until an empty line, or from all lines of the standard input that are not empty."""
+    if not sys.stdin.isatty():
+        yield from filter(None, map(str.strip, sys.stdin))
+        return
+    while True:
+        print("\nquestion (an empty line ends): ", end="", file=sys.stderr, flush=True)
+        if not (question := sys.stdin.readline().strip()):
+            return
+        yield question

@@ -70,8 +70,11 @@ def embed_files(
         OSError: A file cannot be read, or the output cannot be written.
         RuntimeError: The vectors cannot be kept.
     """
-    named, skipped = find_files(files, (".txt", *SUFFIXES))
+    suffixes = (".txt", *SUFFIXES)
+    named, skipped = find_files(files, suffixes)
     found = list(named)
+    if not found:
+        raise ValueError(f"{', '.join(files)}: no file ends in {', '.join(suffixes)}; choose files of texts")
     _check_output(Path(output), found)
     check_memory(sum(file.stat().st_size for file in found), f"reading {', '.join(files)}", "split the file")
     texts = [text for _, text in read_text_column(found, text_column)]
@@ -88,13 +91,15 @@ def embed_files(
     vectors = partial(kept.vectors, encode=encode, identity=f"{fingerprint(encoder, {})} {options}")
     blocks = [texts[start : start + BLOCK] for start in range(0, len(texts), BLOCK)]
     with closing(kept):
-        with tqdm(total=len(texts), unit="text") as bar:
+        num_done = 0
+        with tqdm(total=len(texts), unit="text", disable=None) as bar:
             try:
                 for block in blocks:
                     dimension = vectors(block).shape[1]
+                    num_done += len(block)
                     bar.update(len(block))
             except KeyboardInterrupt:
-                done = f"{bar.n:,} of {len(texts):,} texts are embedded"
+                done = f"{num_done:,} of {len(texts):,} texts are embedded"
                 bar.write(f"interrupted: {done}; the same command continues", sys.stderr)
                 raise
         with writing(Path(output)) as handle:

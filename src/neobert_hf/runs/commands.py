@@ -144,7 +144,7 @@ def _is_correctable(error):
 
 def one_line(error: object) -> str:
     """Return the message of an error without line breaks, and how to install a module that is missing."""
-    text = " ".join(str(error).split())
+    text = re.sub(r"^\[Errno \d+\] ", "", " ".join(str(error).split()))
     if isinstance(error, ModuleNotFoundError) and "pip install" not in text:
         extra = _extra_with(error.name or "")
         text += f"; install it: pip install -e '.[{extra}]'" if extra else ""
