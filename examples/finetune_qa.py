@@ -9,7 +9,6 @@ Files are SQuAD's own JSON, or rows with question, context and answers. `answer_
 """
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from transformers import AutoModelForQuestionAnswering, Trainer, set_seed
@@ -83,10 +82,11 @@ def train(arguments: QuestionArguments, training: FineTuningArguments):
         trainer.compute_metrics = None
         logits = trainer.predict(windows["test"]).predictions
         if "answers" in rows["test"].column_names:
-            trainer.log_metrics("test", {f"test_{key}": value for key, value in metrics("test", logits).items()})
+            trainer.log_metrics("test", found := {f"test_{key}": n for key, n in metrics("test", logits).items()})
+            trainer.save_metrics("test", found, combined=False)
         questions = rows["test"].select_columns(["id", "question"])
-        file = arguments.predictions_file or Path(training.output_dir, "predictions.jsonl")
         if trainer.is_world_process_zero():
+            file = arguments.predictions_file or f"{training.output_dir}/predictions.jsonl"
             write_predictions(file, [row | found for row, found in zip(questions, answer("test", logits))])
 
 

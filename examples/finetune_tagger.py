@@ -61,6 +61,7 @@ def train(arguments: TaggerArguments, training: FineTuningArguments):
     )
     if arguments.has_training:
         training.choose_learning_rate(model.config)
+        training.choose_metric(len(rows["validation"]))
         trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
         trainer.save_model()
         task.evaluate(trainer, "validation")

@@ -126,6 +126,24 @@ def test_test_rows_may_lack_labels_and_keep_all_columns(tmp_path):
         read(csv_file(tmp_path, "ababab"), test_file=str(tmp_path / "test.csv"))
 
 
+def test_test_rows_whose_labels_are_all_blank_are_rows_without_labels(tmp_path):
+    train, blank, half = (csv_file(tmp_path, labels, labels + ".csv") for labels in ("abab", "  ", "a "))
+    assert "label" not in read(train, test_file=blank).data["test"].column_names
+    with pytest.raises(ValueError, match=r"a .csv, line 3: the label is missing"):
+        read(train, test_file=half)
+
+
+def test_a_test_column_with_the_name_of_the_predictions_is_refused(tmp_path):
+    train, test = csv_file(tmp_path, "abab"), csv_file(tmp_path, ["mine"], "test.csv", "text,prediction")
+    with pytest.raises(ValueError, match="'prediction' has the name of what is predicted; rename it"):
+        read(train, test_file=test)
+
+
+def test_one_row_of_each_class_leaves_one_class_to_train(tmp_path):
+    with pytest.raises(ValueError, match="all training rows have one class when the validation rows are held out"):
+        read_texts(LabelledTextArguments(train_file=csv_file(tmp_path, "ab")), 0)
+
+
 def test_a_trained_model_gives_the_classes_if_there_are_no_training_rows(tmp_path):
     arguments = LabelledTextArguments(test_file=csv_file(tmp_path, ["b", "a"]))
     texts = read_texts(arguments, 0, SINGLE, ["b", "a"])

@@ -380,6 +380,7 @@ def test_html_pdf_and_docx_are_converted_once(notes, model, monkeypatch):
     write_pdf(folder / "scan.pdf", "")
     write_docx(folder / "c.docx", "the warm house, über alles")
     (folder / "broken.pdf").write_bytes((folder / "b.pdf").read_bytes()[:300])
+    (folder / "text.pdf").write_text("%PDF-1.4 text that is no PDF")
     (folder / "broken.docx").write_bytes((folder / "c.docx").read_bytes()[:300])
     documents = open_search(folder, model)
     texts = {passage.file.rpartition("/")[2]: passage.text for passage in documents.passages}
@@ -387,8 +388,9 @@ def test_html_pdf_and_docx_are_converted_once(notes, model, monkeypatch):
         texts.keys() == {"a.html", "b.pdf", "c.docx"} and "# Größe" in texts["a.html"] and "täglich" in texts["a.html"]
     )
     assert "the lazy dog sleeps" in texts["b.pdf"] and "the warm house, über alles" in texts["c.docx"]
-    assert len(documents.problems) == 2 and all("cannot be converted" in problem for problem in documents.problems)
-    with pytest.raises(ValueError, match=r"scan.pdf: no text to search"):
+    problems = "\n".join(documents.problems)
+    assert problems.count("cannot be converted") == 3 and problems.count("scan.pdf has no text") == 1
+    with pytest.raises(ValueError, match=r"scan.pdf has no text; if it has pictures of pages, recognize their text"):
         open_search(folder / "scan.pdf", model)
     monkeypatch.setattr(markitdown.MarkItDown, "convert", None)
     assert open_search(folder / "c.docx", model).passages[0].text == texts["c.docx"]

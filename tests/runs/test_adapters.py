@@ -126,6 +126,18 @@ def test_an_adapter_of_another_base_model_is_refused_in_one_line(base, tmp_path,
     assert len(str(error.value).splitlines()) == 1
 
 
+def test_a_base_model_that_was_trained_again_is_another_model(base, tmp_path):
+    save_adapter(trained_adapter(base, 1, steps=1)[0], tmp_path / "adapter")
+    model = AutoModelForSequenceClassification.from_pretrained(base)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "transformer_encoder" in name:
+                weight += 1e-2 * torch.randn_like(weight)
+    model.save_pretrained(tmp_path / "other")
+    with pytest.raises(ValueError, match="other is another model"):
+        open_adapter(AutoModelForSequenceClassification, tmp_path / "adapter", str(tmp_path / "other"))
+
+
 def test_a_base_model_that_was_moved_is_given_by_its_new_place(base, tmp_path):
     model, _ = trained_adapter(base, 1, steps=1)
     save_adapter(model, tmp_path / "adapter")

@@ -19,6 +19,7 @@ from .texts import check_leaves_tokens
 
 PREDICTION_FORMATS = (".csv", ".jsonl", ".parquet")
 SHOWN = 10  # rows or labels in a message
+PREDICTION_COLUMNS = ("prediction", "probability")  # which the file of the predictions gets
 FEW_ROWS = 5  # a class with fewer training rows is reported
 
 
@@ -111,8 +112,8 @@ def read_splits(
     Args:
         arguments: Where the rows are, how many of the training rows are kept, and whether bad rows are left out.
         check: Function from a row, and whether it must have labels, to the values that the job needs. Its ValueError is the
-            fault of the row, without file and line. Training and validation rows must have labels; test rows must if the first
-            one has one of the `label_columns`.
+            fault of the row, without file and line. Training and validation rows must have labels; test rows must if one of them
+            has something in one of the `label_columns`.
         label_columns: Columns of labels.
         seed: Seed of the choice of training rows.
         read: Function from a file and a list of faults to places and rows, which adds the rows that it cannot read to the
@@ -153,21 +154,27 @@ def read_splits(
 def _checked(
     source: str, read: Callable, is_test: bool, check: Callable, label_columns: Sequence[str], faults: Faults
 ) -> list[Row]:
-    rows, has_labels = [], True
-    for number, (place, row) in enumerate(read(source, faults)):
+    rows, found = [], list(read(source, faults))
+    has_labels = not is_test or any(_has_label(row, label_columns) for _, row in found)
+    for number, (place, row) in enumerate(found):
         try:
             if not isinstance(row, dict):
                 raise ValueError(
                     f"the row is a {type(row).__name__}, not an object; write one JSON object on each line"
                 )
-            if is_test and number == 0:
-                has_labels = any(name in row for name in label_columns)
+            if is_test and (taken := [name for name in PREDICTION_COLUMNS if name in row]):
+                raise MissingColumn(f"the column {taken[0]!r} has the name of what is predicted; rename it")
             rows.append(Row(place, check(row, has_labels), row))
         except ValueError as error:
             if number == 0 and isinstance(error, MissingColumn):
                 raise ValueError(f"{place}: {error}") from error
             faults.append((place, str(error)))
     return rows
+
+
+def _has_label(row: Any, columns: Sequence[str]) -> bool:
+    values = [row[name] for name in columns if name in row] if isinstance(row, dict) else []
+    return any(value is not None and str(value).strip() for value in values)
 
 
 def _judge_faults(faults: Faults, num_good: int, skip: bool) -> None:
@@ -247,7 +254,9 @@ def label_text(value: Any) -> str:
     return str(value)
 
 
-def class_names(labels: Iterable[str], hint: str = "to predict numbers, give --problem_type regression") -> list[str]:
+def class_names(
+    labels: Iterable[str], hint: str = "to predict numbers, give finetune_classifier.py --problem_type regression"
+) -> list[str]:
     """Return the different labels, numbers before texts, in order; a line names classes with few rows.
 
     Args:

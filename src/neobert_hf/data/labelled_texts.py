@@ -139,6 +139,10 @@ def read_texts(
         names = _spell_alike(splits, names or hub_names or arguments.label_columns)
         check_known(_labelled(splits), _labels, names)
     splits = with_validation(splits, _labels, seed, keep_rare=kind != REGRESSION)
+    if kind == SINGLE and "train" in splits and len({row.values["label"] for row in splits["train"]}) < 2:
+        raise ValueError(
+            "all training rows have one class when the validation rows are held out; give more rows, or --validation_file"
+        )
     return LabelledTexts(
         _encode(splits, arguments, kind, names), kind, list(names), [row.original for row in splits.get("test", ())]
     )

@@ -243,6 +243,8 @@ def _csv_rows(file: Path, names: Sequence[str] | None, faults: Faults | None) ->
     csv.field_size_limit(LONGEST_FIELD)
     lines = _lines(file)
     start = list(itertools.islice(lines, 1))
+    if start and start[0][1].lower().startswith("sep="):  # of Excel
+        start = list(itertools.islice(lines, 1))
     separator = _separator(start[0][1] if start else "", names)
     lines = itertools.chain(start, lines)
     if separator == "\t":

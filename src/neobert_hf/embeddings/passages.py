@@ -215,10 +215,17 @@ def _text_blocks(file: Path, handle: BinaryIO) -> Iterator[list[tuple[int, str]]
 def _as_markdown(file: Path) -> str:
     try:
         from markitdown import MarkItDown, MarkItDownException
+        from markitdown.converters import DocxConverter, HtmlConverter, PdfConverter
     except ImportError as error:
         raise ImportError(f"{file}: {file.suffix} is read by markitdown; install it: {INSTALL}") from error
+    converter = MarkItDown(enable_builtins=False)  # the others would read a damaged PDF as plain text
+    for kind in (DocxConverter, HtmlConverter, PdfConverter):
+        converter.register_converter(kind())
     try:
-        return MarkItDown().convert(file).markdown
+        text = converter.convert(file).markdown
     except MarkItDownException as error:
         reason = textwrap.shorten(str(error), 160, placeholder=" ...")
         raise ValueError(f"{file} cannot be converted to text ({reason}); check the file, and {INSTALL}") from error
+    if not any(map(str.isalnum, text)):
+        raise ValueError(f"{file} has no text; if it has pictures of pages, recognize their text first")
+    return text

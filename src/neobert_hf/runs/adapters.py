@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..data.files import saving, write_json
@@ -89,13 +91,11 @@ def open_adapter(model_class: type, folder: str | Path, base: str | None = None,
     labels = {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
     model = model_class.from_pretrained(base, problem_type=problem_type, **labels, **options)
     found = _sample(model)
-    is_same = found["embedding_shape"] == record["embedding_shape"] and np.allclose(
-        found["embedding_sample"],
-        record["embedding_sample"],
-        rtol=0.01,  # of bfloat16
-        atol=1e-4,
-    )
-    if not is_same:
+    compared = [name for name in found if found[name] is not None and record[name] is not None]
+    if not all(np.shape(found[name]) == np.shape(record[name]) for name in compared) or not all(
+        np.allclose(found[name], record[name], rtol=0.01, atol=1e-4)  # the rounding of bfloat16
+        for name in compared
+    ):
         raise ValueError(
             f"the adapter {folder} was trained on {trained_on}, and {base} is another model; give the former"
         )
@@ -122,9 +122,19 @@ def _read_record(folder: str | Path) -> dict:
 
 
 def _sample(model: PreTrainedModel) -> dict:
-    """The shape of the embedding and 16 of its numbers, which identify a model in every dtype."""
+    """The shape of the embedding, and 16 numbers of it and of a block, which identify a model in every dtype.
+
+    A block that is quantized has no such numbers: None.
+    """
+
+    def numbers(weight: Tensor) -> list[float] | None:
+        rows = np.linspace(0, len(weight) - 1, 16).astype(int)
+        return [weight[row, row % weight.shape[1]].item() for row in rows] if weight.is_floating_point() else None
+
     layer = model.get_input_embeddings()
-    weight = getattr(layer, "original_module", layer).weight  # below the copy that an adapter trains
-    rows = np.linspace(0, len(weight) - 1, 16).astype(int)
-    numbers = [weight[row, row % weight.shape[1]].item() for row in rows]
-    return {"embedding_shape": list(weight.shape), "embedding_sample": numbers}
+    embedding = getattr(layer, "original_module", layer).weight  # below the copy that an adapter trains
+    (block, *_) = (
+        weight for name, weight in model.named_parameters() if re.search(r"\bwo\.(base_layer\.)?weight$", name)
+    )
+    shape = list(embedding.shape)
+    return {"embedding_shape": shape, "embedding_sample": numbers(embedding), "block_sample": numbers(block)}
