@@ -96,17 +96,18 @@ def test_fields_of_csv_keep_quotes_commas_line_breaks_and_any_length(tmp_path):
     assert [row["text"] for _, row in read_rows(tmp_path / "a.csv")] == texts
 
 
-@pytest.mark.parametrize("separator", [",", ";", "\t"])
-def test_the_first_line_of_csv_tells_what_separates_its_fields(tmp_path, separator):
+@pytest.mark.parametrize("separator, first", [(",", ""), (";", ""), (";", "sep=;\n"), ("\t", "")])
+def test_the_first_line_of_csv_tells_what_separates_its_fields(tmp_path, separator, first):
     """As spreadsheets save it: semicolons where the comma separates decimals, a byte order mark, line breaks inside quotes."""
     texts = ["Größe, 3; mit Komma", "漢字", "says so"] + ([] if separator == "\t" else ["two\nlines", 'a "word"'])
     with (tmp_path / "A.CSV").open("w", encoding="utf-8-sig", newline="") as stream:
+        stream.write(first)
         writer = csv.writer(stream, delimiter=separator)
         writer.writerows([["text", "label"], *([text, "1,5"] for text in texts)])
     places, rows = zip(*read_rows(tmp_path / "A.CSV"))
     assert list(rows) == [{"text": text, "label": "1,5"} for text in texts]
     lines = [place.rpartition(" ")[2] for place in places]  # where a row begins
-    assert lines == ["2", "3", "4", "5", "7"][: len(texts)]
+    assert lines == [str(number + bool(first)) for number in (2, 3, 4, 5, 7)[: len(texts)]]
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv"])

@@ -243,7 +243,8 @@ def _csv_rows(file: Path, names: Sequence[str] | None, faults: Faults | None) ->
     csv.field_size_limit(LONGEST_FIELD)
     lines = _lines(file)
     start = list(itertools.islice(lines, 1))
-    if start and start[0][1].lower().startswith("sep="):  # of Excel
+    num_before = int(bool(start) and start[0][1].lower().startswith("sep="))  # Excel's line about the separator
+    if num_before:
         start = list(itertools.islice(lines, 1))
     separator = _separator(start[0][1] if start else "", names)
     lines = itertools.chain(start, lines)
@@ -253,7 +254,7 @@ def _csv_rows(file: Path, names: Sequence[str] | None, faults: Faults | None) ->
     rows = csv.reader((line for _, line in lines), delimiter=separator, strict=True)
     has_header = names is None
     while True:
-        place = f"{file}, line {rows.line_num + 1}"
+        place = f"{file}, line {num_before + rows.line_num + 1}"
         try:
             row = next(rows, None)
         except csv.Error as error:
