@@ -88,10 +88,9 @@ def test_the_classifier_learns_which_word_is_there(model_folder, tmp_path, num_t
             texts[-1] += (" red", " old")[i % 2]
             writer.writerow([*texts, ("Rouge", "Vieux")[i % 2]])
     out = tmp_path / "out"
-    printed = run_main(
-        finetune_classifier, *command(model_folder, tmp_path / "train.csv", out, "--text_columns", *columns)
-    )
-    assert float(evaluated(printed)["eval_accuracy"]) == 1.0 == float(evaluated(printed)["eval_f1"])
+    run_main(finetune_classifier, *command(model_folder, tmp_path / "train.csv", out, "--text_columns", *columns))
+    metrics = json.loads((out / "eval_results.json").read_text())
+    assert metrics["eval_accuracy"] == 1.0 == metrics["eval_f1"]
     classify = pipeline("text-classification", str(out))
     texts = ["the fox red", "the fox old"]
     inputs = texts if num_texts == 1 else [{"text": "the dog", "text_pair": text} for text in texts]
