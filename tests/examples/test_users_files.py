@@ -268,7 +268,7 @@ REFUSED = [
     ),
     ("finetune_tagger", ".conll", CONLL + "\nWort\n", "line 15: 1 columns"),
     ("finetune_tagger", ".conll", "".join(f"Wort{i} O\n" for i in range(9)) + "\nWort O\n\nZwei O\n", "label 'O'"),
-    ("finetune_tagger", ".conll", "\x00", "FILE.conll, line 1: "),
+    ("finetune_tagger", ".conll", "\x00", "FILE.conll has one column"),
     (
         "finetune_qa",
         ".json",
@@ -278,7 +278,7 @@ REFUSED = [
     ("finetune_qa", ".json", squad(answers=[{"text": "nie", "answer_start": 1}]), "paragraph 1, question 1: .*nowhere"),
     ("finetune_qa", ".json", squad(answers=None), "paragraph 1, question 1: 'answers' is missing"),
     ("finetune_qa", ".json", squad(question=" "), "paragraph 1, question 1: 'question' is empty"),
-    ("search", ".pdf", EMPTY_PDF, "no text to search"),
+    ("search", ".pdf", EMPTY_PDF, "FILE.pdf has no text"),
     ("search", ".png", b"\x89PNG\r\n\x1a\n\x00", "line 1 is not UTF-8"),
 ]
 
