@@ -81,7 +81,7 @@ class FineTuningArguments(PrecisionArguments, TrainingArguments):
     def __post_init__(self):
         if self.disable_tqdm is None:  # a bar in a file is one line for each step
             self.disable_tqdm = not sys.stderr.isatty()
-        is_grouped = getattr(self, "group_by_length", False)  # the name before transformers 5
+        is_grouped = getattr(self, "group_by_length", False)  # an older name
         if is_grouped or getattr(self, "train_sampling_strategy", "") == "group_by_length" or self.dataloader_drop_last:
             raise ValueError(  # Trainer evaluates and predicts with the same two options
                 "group_by_length and dataloader_drop_last change the order or the number of predictions too; remove them"
