@@ -292,10 +292,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(script, suffix, content, m
         write(tmp_path / f"FILE{suffix}", content)
     line = refusal(capsys, script, *before, f"FILE{suffix}", *after)
     assert re.search(message, line), line
-    files = {file.name for file in tmp_path.rglob("*") if file.is_file()} - {
-        "kept.sqlite",
-        "_lock",
-    }  # the lock of a run
+    files = {file.name for file in tmp_path.rglob("*") if file.is_file()} - {"kept.sqlite"}
     assert files == ({f"FILE{suffix}"} if content is not None else set())
 
 
