@@ -10,6 +10,7 @@ import resource
 import shutil
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before any import of Hugging Face libraries
@@ -29,6 +30,7 @@ import pytest
 import torch
 from oracle import CONFIG, Oracle, random_weights, write_checkpoint
 from safetensors.torch import load_file
+from tqdm import tqdm
 
 import neobert_hf
 from neobert_hf.data.files import sealed
@@ -43,6 +45,8 @@ SENTENCE = "the quick brown fox jumps over lazy dog and then it sleeps in a warm
 WORKER_GIB = 3  # memory of a worker and of the two training processes that it may start
 
 torch.manual_seed(0)  # for tensors that test modules make on import
+# The default lock of progress bars is shared with forked processes: one that a test kills could keep it for ever.
+tqdm.set_lock(threading.RLock())
 
 
 @pytest.hookimpl(tryfirst=True)
