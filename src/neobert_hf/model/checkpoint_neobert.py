@@ -55,7 +55,7 @@ def check_weight_files(
         )
     for name in files:
         if ".index." in name and name.endswith(".json"):  # the name of a variant is between ".index." and ".json"
-            _check_index(os.path.join(folder, name))
+            read_index(os.path.join(folder, name))
     config = os.path.join(folder, "config.json")
     if os.path.isfile(config):
         with open(config, "rb") as stream:
@@ -66,10 +66,16 @@ def check_weight_files(
             )
 
 
-def _check_index(file):
+def read_index(file: str | os.PathLike) -> dict[str, str]:
+    """Return the names of the weight files, by tensor, from an index of safetensors files.
+
+    Raises:
+        OSError: The index is damaged, or names a file that is not a safetensors file inside its folder.
+    """
     try:
         with open(file, encoding="utf-8") as stream:
-            shards = set(json.load(stream)["weight_map"].values())
+            weight_map = json.load(stream)["weight_map"]
+        shards = set(weight_map.values())
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise OSError(f"{file} is not a valid weight index ({error}); download or copy it again") from error
     for name in shards:
@@ -78,6 +84,7 @@ def _check_index(file):
         )
         if not is_inside or not name.endswith(".safetensors"):
             raise OSError(f"{file} names {name!r} as a weight file; only .safetensors files inside its folder are read")
+    return weight_map
 
 
 @contextmanager
