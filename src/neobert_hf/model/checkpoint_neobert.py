@@ -50,7 +50,7 @@ def check_weight_files(
     if pickles and not any(name.endswith(".safetensors") for name in files):
         raise OSError(
             f"{folder} contains {pickles[0]} and no safetensors file; a pickle can execute any code and is never loaded: "
-            f"convert it, which runs nothing of it: neobert convert {folder} DST"
+            f"convert it, which runs nothing of it: neobert convert {source} DST"
         )
     for name in files:
         if ".index." in name and name.endswith(".json"):  # the name of a variant is between ".index." and ".json"
@@ -120,8 +120,8 @@ def check_encoder_is_complete(model, missing: set[str], unexpected: set[str]) ->
         raise ValueError(f"{source} lacks {len(lost)} encoder tensors (first: {lost[0]}); {hint}")
     if len(missing & {"decoder.weight", "decoder.bias"}) == 1:
         raise ValueError(
-            f"{source} has a decoder that is tied to the embedding or has no bias, which NeoBERT's has: write both out by "
-            f"neobert convert {source} DST, and load DST"
+            f"{source} has a decoder that is tied to the embedding or has no bias, which NeoBERT's is not and has; write both "
+            f"out: neobert convert {source} DST, and load DST"
         )
     parameters = {name for name, _ in model.named_parameters()}
     for name in sorted(missing & parameters):
