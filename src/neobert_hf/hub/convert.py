@@ -65,6 +65,11 @@ def convert(
         raise ValueError(f"to={to!r} is no layout that can be written; choose {' or '.join(LAYOUTS)}")
     folder, out = resolve(source, PICKLES), Path(out)
     check_links(folder)
+    if (folder / "modules.json").exists():
+        raise ValueError(
+            f"{folder} holds more than a model, the modules of sentence-transformers; copy config, weights and tokenizer to a "
+            "folder of their own, convert that, and copy the result back"
+        )
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ValueError(f"{out} exists and is not an empty folder; choose another one")
     if out.resolve().is_relative_to(folder.resolve()):
@@ -204,10 +209,14 @@ def describe_model(checkpoint: Checkpoint, tensors: dict[str, NewTensor]) -> tup
     shapes = {f"{prefix}{name}": tuple(parameter.shape) for name, parameter in model.named_parameters()}
     if lost := sorted(shapes.keys() - tensors.keys()):
         raise ValueError(
-            f"{folder} lacks {len(lost)} tensors of a {model_class.__name__} (first: {lost[0]}); it is incomplete"
+            f"{folder} lacks {len(lost)} tensors of a {model_class.__name__} (first: {lost[0]}); it is incomplete, or its "
+            "config.json is another model's"
         )
     if unknown := sorted(name for name in tensors.keys() - shapes.keys() if not name.startswith(HEADS)):
-        raise ValueError(f"{folder} holds {len(unknown)} tensors that NeoBERT does not have (first: {unknown[0]})")
+        raise ValueError(
+            f"{folder} holds {len(unknown)} tensors that a NeoBERT of its config.json does not have (first: {unknown[0]}); it is "
+            "another model, or config.json is"
+        )
     for name, shape in shapes.items():
         if tensors[name].shape != shape:
             raise ValueError(
