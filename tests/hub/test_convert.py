@@ -16,8 +16,8 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceCl
 
 import neobert_cli
 from neobert_hf.hub import convert as module
-from neobert_hf.hub.convert import convert
-from neobert_hf.hub.layouts import read_checkpoint
+from neobert_hf.hub.convert import as_published, convert, write_weights
+from neobert_hf.hub.layouts import read_checkpoint, read_header
 from neobert_hf.hub.unpickle import read_weights
 from neobert_hf.hub.verify import verify
 
@@ -150,6 +150,15 @@ def test_bfloat16_shards_of_the_encoder_alone_keep_their_bits(checkpoint, tokeni
     assert all(torch.equal(again.get_parameter(name), value) for name, value in encoder.named_parameters())
 
 
+def test_each_tensor_begins_at_a_multiple_of_its_width(tmp_path):
+    """In the order of names, `b` would begin in the middle of a word."""
+    tensors = {"a": np.arange(3, dtype=np.float16), "b": np.arange(2, dtype=np.float32)}
+    save_file(tensors, tmp_path / "source.safetensors")
+    write_weights(as_published(read_header(tmp_path / "source.safetensors")), tmp_path / "model.safetensors")
+    assert_same_tensors(tmp_path, tensors)
+    assert read_header(tmp_path / "model.safetensors")["b"].start % 4 == 0
+
+
 def pickled(folder, layout, weights):
     """Write weights as training code saves them."""
     state = {name: torch.from_numpy(value) for name, value in weights.items()}
@@ -224,7 +233,7 @@ def assert_refused(error, message, source, out, **arguments):
 
 def test_a_pickle_that_runs_code_is_refused_with_the_way_out(base, tmp_path):
     (base / "pytorch_model.bin").write_bytes(pickle.dumps(Trap(tmp_path / "sprung"), protocol=2))
-    message = r"cannot be read without running code \(it holds objects of io.open\); if you trust it, .*state_dict.pt"
+    message = r"cannot be read with weights_only=True \(it holds objects of io.open\); download .*state_dict.pt"
     assert_refused(OSError, message, base, tmp_path / "out")
     assert not (tmp_path / "sprung").exists()
 
@@ -236,6 +245,14 @@ def test_a_pickle_without_weights_is_refused(tmp_path, content):
     file.write_bytes(content) if isinstance(content, bytes) else torch.save(content, file)
     with pytest.raises((ValueError, EOFError, pickle.UnpicklingError)):
         read_weights(str(file))
+
+
+def test_two_files_with_the_same_tensors_are_refused(base, weights, tmp_path):
+    for name in ("state_dict.pt", "pytorch_model.bin"):
+        pickled(base, "state_dict.pt of compiled replicas", weights)
+        (base / "state_dict.pt").rename(base / name)
+    pickled(base, "state_dict.pt of compiled replicas", weights)
+    assert_refused(OSError, "and another file hold .*; move one of them away", base, tmp_path / "out")
 
 
 @pytest.mark.parametrize("shards", ["rounded", "empty", "several"])
