@@ -6,15 +6,19 @@ transformers saves each unknown setting that it has read, and some of them name 
 import inspect
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
 
+# Files of a repository on the Hub that are read: no code, no pickles.
+DATA_FILES = ("*.json", "*.txt", "*.safetensors", "*.jinja", "*.model")
 TOKENIZER_FILES = ("tokenizer.json", "vocab.*", "*.model")
 # Settings besides those that the class of the config or tokenizer declares. None of them names code.
 CONFIG_KEYS = {"architectures", "dtype", "torch_dtype", "quantization_config", "_name_or_path", "transformers_version"}
@@ -47,6 +51,29 @@ def check_source(source: str | Path) -> None:
             f"{source} {fault}; give an existing folder, or an id on the Hub such as org/name (in a directory without a folder "
             "of the name org)"
         )
+
+
+def resolve(source: str | Path, more: Iterable[str] = ()) -> Path:
+    """Return a folder as it is, unchecked, or the folder of a Hub id, whose data files are downloaded.
+
+    Args:
+        source: Folder or Hub id.
+        more: Patterns of further files to download: code ("*.py") or pickles, which this library never runs or opens unasked.
+
+    Raises:
+        ValueError: It is neither a folder nor an id.
+        OSError: The repository cannot be reached.
+    """
+    if Path(source).is_dir():
+        return Path(source)
+    check_source(source)
+    try:
+        return Path(snapshot_download(str(source), allow_patterns=[*DATA_FILES, *more]))
+    except (OSError, HFValidationError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise OSError(
+            f"{source} cannot be downloaded ({reason}); check the id, the network, and your token if it is private"
+        ) from error
 
 
 def check_links(folder: Path) -> None:
@@ -141,6 +168,11 @@ def read_json(file: Path) -> Any:
         raise ValueError(f"{file} is not JSON in UTF-8 ({error}); download or copy it again") from error
 
 
+def holds_tokenizer(folder: Path) -> bool:
+    """Whether a folder holds the files of a tokenizer."""
+    return any(found for name in TOKENIZER_FILES for found in folder.glob(name))
+
+
 def load_tokenizer(source: str, vocab_size: int | None = None) -> PreTrainedTokenizerBase:
     """Load a tokenizer with the checks of this module; it is saved without settings of unknown names.
 
@@ -154,9 +186,14 @@ def load_tokenizer(source: str, vocab_size: int | None = None) -> PreTrainedToke
     """
     check_source(source)
     folder = Path(source)
-    if folder.is_dir() and not any(found for name in TOKENIZER_FILES for found in folder.glob(name)):
+    if folder.is_dir() and not holds_tokenizer(folder):
         raise ValueError(f"{source} holds no tokenizer ({' or '.join(TOKENIZER_FILES)}); copy that of its model there")
-    tokenizer = AutoTokenizer.from_pretrained(source)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    except (OSError, ImportError):
+        raise
+    except Exception as error:  # tokenizers raises this class, and json errors do not name the file
+        raise OSError(f"the tokenizer of {source} cannot be read ({error}); download or copy it again") from error
     if vocab_size is None and (folder / "config.json").is_file():
         vocab_size = read_json(folder / "config.json").get("vocab_size")
     check_vocabulary(tokenizer, source, vocab_size)
