@@ -218,6 +218,11 @@ def _render(values: dict, model: BaseModel | None) -> ModelCard:
         }
         if data.eval_results_dict:
             _, results = model_index_to_eval_results(data.format_eval_metrics()["model-index"])
+            for result in results:
+                result.metric_value = round(result.metric_value, 4)
+                result.metric_name = (
+                    re.sub("^cosine_", "", result.metric_type).replace("ndcg", "nDCG").replace("mrr", "MRR")
+                )
         if not values["is_generated"]:
             values = values | {"usage_snippet": None}
     card = ModelCard.from_template(data, template_path=str(TEMPLATE), **values | {"results": results})
@@ -241,7 +246,7 @@ def _values_of(folder: Path, facts: CardFacts) -> dict:
     config = AutoConfig.from_pretrained(base or folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     architecture = "ForSequenceClassification" if is_adapter else (config.architectures or ["Model"])[0]
-    task = next((task for end, task in TASKS.items() if architecture.endswith(end)), "feature-extraction")
+    task = next((task for end, task in TASKS.items() if architecture.endswith(end) and not kind), "feature-extraction")
     problem_type, labels = config.problem_type, []
     if is_adapter:
         problem_type, labels = labels_of_adapter(folder)
@@ -339,7 +344,7 @@ def _sentence(values: dict, metadata: dict) -> str:
         elif values["problem_type"] == "multi_label_classification":
             does = f"says which of {names} classes {texts} has"
     if values["is_contextual"]:
-        does += "; the vector depends on the corpus, of which the model reads a sample first"
+        does = "turns a text into a vector that depends on its corpus, of which the model reads a sample first"
     what = "A NeoBERT ([arXiv 2502.19587](https://arxiv.org/abs/2502.19587))"
     if not values["is_neobert"]:
         what = f"An encoder of the type {markdown(values['config'].model_type)}"
