@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 logger = logging.get_logger(__name__)
 
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
+PLACEHOLDER = "organisation/model"  # sentence-transformers does not escape the name in its example
 SHOWN = 50  # classes or files on a card
 # Tasks of the Hub by the end of an architecture's name; of other architectures it is feature-extraction.
 TASKS = {
@@ -209,7 +210,7 @@ def _render(values: dict, model: BaseModel | None) -> ModelCard:
         data.usage_examples = None  # without texts of the training data
         data.widget, data.train_datasets, data.eval_datasets = [], [], []
         data.base_model_revision, data.similarities = None, None
-        data.model_id, data.model_name = values["model_id"], values["title"]
+        data.model_id, data.model_name = PLACEHOLDER, values["title"]
         for name, value in metadata.items():
             setattr(data, name, value)
         data.eval_results_dict = {
@@ -227,8 +228,8 @@ def _render(values: dict, model: BaseModel | None) -> ModelCard:
             values = values | {"usage_snippet": None}
     card = ModelCard.from_template(data, template_path=str(TEMPLATE), **values | {"results": results})
     if values["is_generated"]:
-        found = f'("{values["model_id"]}"'
-        card.text = card.text.replace(f"{found})", f"{found}, trust_remote_code=True)")
+        call = f"({json.dumps(values['model_id'], ensure_ascii=False)}, trust_remote_code=True)"
+        card.text = card.text.replace(f'("{PLACEHOLDER}")', call)
     more = {name: values[name] for name in ("base_model_relation", "license_name", "license_link") if values[name]}
     card.data = ModelCardData(**{**card.data.to_dict(), **metadata, **more})
     if results:
