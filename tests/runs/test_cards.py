@@ -1,13 +1,14 @@
 """A card of each kind is complete, valid and short, and its example runs without the package."""
 
 import ast
+import copy
 import html
 import json
+import logging
 import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ import neobert_hf
 from neobert_hf import contextual_sentence_transformer, sentence_transformer
 from neobert_hf.embeddings.models import multi_vector_encoder, sparse_encoder
 from neobert_hf.finetuning.few_examples import add_head
-from neobert_hf.runs.card_files import CARD, check_metadata, editing_card, is_edited, keeping_card, save_card
+from neobert_hf.runs.card_files import CARD, check_metadata, editing_card, is_edited, keeping_card
 from neobert_hf.runs.cards import CardFacts, eval_results, write_card
 
 HOSTILE = 'a"); __import__("os").system("id") # `|<script>![x](y)\n```\n# title'
@@ -181,3 +182,73 @@ def test_hostile_labels_stay_text(folder):
     adapter = (folder / "adapter" / CARD).read_text("utf-8")
     (code,) = re.findall(r"^```python\n(.*?)^```$", adapter, re.DOTALL | re.MULTILINE)
     assert 'labels = ["LABEL_0", "LABEL_1"]' in code and ast.parse(code)
+
+
+def test_a_hostile_mask_token_and_a_hostile_file_stay_text(model, tokenizer, tmp_path):
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.mask_token = HOSTILE
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    file = HOSTILE.replace("/", "")
+    write_card(tmp_path / "model", CardFacts(rows={file: 3}, results=eval_results({"f1": 0.5}, file)))
+    card = ModelCard.load(tmp_path / "model" / CARD)
+    (code,) = re.findall(r"^```python\n(.*?)^```$", card.text, re.DOTALL | re.MULTILINE)
+    calls = {ast.unparse(node.func) for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)}
+    assert calls == {"pipeline", "fill_mask", "print"}
+    assert f"The capital of France is {HOSTILE}." in [
+        node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant)
+    ]
+    rendered = html.unescape(MarkdownIt().enable("table").render(card.text))
+    assert f"<td>{' '.join(file.split())}</td>" in rendered and f"<li>{' '.join(file.split())}: 3 rows</li>" in rendered
+    assert card.data.eval_results[0].dataset_name == file and rendered.count("<h1>") == 1
+
+
+def test_what_is_not_given_is_not_assumed(model, tokenizer, tmp_path):
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    write_card(tmp_path, CardFacts(source=str(tmp_path)))
+    data = ModelCard.load(tmp_path / CARD).data.to_dict()
+    assert set(data) == {"library_name", "pipeline_tag", "tags"}
+    assert "licence is not known" in (tmp_path / CARD).read_text("utf-8")
+
+
+def test_an_example_that_fails_leaves_the_card_without_output(model, tokenizer, tmp_path, monkeypatch, caplog):
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    monkeypatch.setattr("transformers.pipeline", lambda *args, **options: 1 / 0)
+    logging.getLogger("neobert_hf").propagate = True
+    assert write_card(tmp_path, CardFacts())
+    text = (tmp_path / CARD).read_text("utf-8")
+    assert "It prints" not in text and "```python" in text
+    assert "the example of the card did not run (division by zero)" in caplog.text
+
+
+@pytest.mark.parametrize("edit", [lambda text: text.replace("# ", "# My "), lambda text: "my words", lambda text: ""])
+def test_a_card_that_a_person_edited_stays(model, tokenizer, tmp_path, edit):
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    assert write_card(tmp_path, CardFacts(license="mit"))
+    assert write_card(tmp_path, CardFacts(license="apache-2.0"))  # an own card is replaced
+    with editing_card(tmp_path / CARD) as card:  # and still counts as own after an evaluation
+        card.text += "\n## Evaluation\n"
+    assert write_card(tmp_path, CardFacts())
+    (tmp_path / CARD).write_text(words := edit((tmp_path / CARD).read_text("utf-8")), "utf-8")
+    assert not write_card(tmp_path, CardFacts())
+    with keeping_card(tmp_path):
+        (tmp_path / CARD).write_text("the card of a library")
+    assert (tmp_path / CARD).read_text("utf-8") == words
+
+
+def test_an_adapter_has_no_card_of_the_library_which_names_folders(folder):
+    base = neobert_hf.NeoBERTForSequenceClassification.from_pretrained(folder / "base", num_labels=2)
+    adapter = get_peft_model(base, neobert_hf.lora_config("SEQ_CLS", r=2))
+    neobert_hf.save_adapter(adapter, folder / "again")
+    assert not (folder / "again" / CARD).exists()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"license": "MIT License"}, {"language": ["en", "English"]}, {"model_id": "a/b/c"}, {"license": ""}]
+)
+def test_metadata_that_the_hub_refuses_are_refused(wrong):
+    with pytest.raises(ValueError, match="license=|language=|Repo id"):
+        check_metadata(**wrong)

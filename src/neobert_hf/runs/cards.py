@@ -194,7 +194,7 @@ def write_card(folder: str | Path, facts: CardFacts, model: BaseModel | None = N
     output = None
     if not values["is_generated"]:  # sentence-transformers runs its own examples
         paths = {"model_id": str(folder.resolve()), "base_id": facts.source}
-        output = _output(_render(values | paths, model).text)
+        output = example_output(_render(values | paths, model).text)
     save_card(folder / CARD, _render(values | {"output": output}, model))
     return True
 
@@ -228,8 +228,8 @@ def _render(values: dict, model: BaseModel | None) -> ModelCard:
             values = values | {"usage_snippet": None}
     card = ModelCard.from_template(data, template_path=str(TEMPLATE), **values | {"results": results})
     if values["is_generated"]:
-        call = f"({json.dumps(values['model_id'], ensure_ascii=False)}, trust_remote_code=True)"
-        card.text = card.text.replace(f'("{PLACEHOLDER}")', call)
+        model_id, python = values["model_id"], values["python"]
+        card.text = card.text.replace(f'("{PLACEHOLDER}")', f"({python(model_id)}, trust_remote_code=True)")
     more = {name: values[name] for name in ("base_model_relation", "license_name", "license_link") if values[name]}
     card.data = ModelCardData(**{**card.data.to_dict(), **metadata, **more})
     if results:
@@ -378,8 +378,8 @@ def markdown(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]()#|~!])", r"\\\1", html.escape(" ".join(text.split()), quote=False))
 
 
-def _output(card: str) -> str | None:
-    """Run the example of a card, and return what it prints; None, with a warning, if it fails."""
+def example_output(card: str) -> str | None:
+    """Run the example of a card, its first block of Python, and return what it prints; None, with a warning, if it fails."""
     (code, *_) = re.findall(r"^```python\n(.*?)^```$", card, re.DOTALL | re.MULTILINE)
     printed, before = io.StringIO(), logging.get_verbosity()
     try:
