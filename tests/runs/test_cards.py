@@ -250,5 +250,5 @@ def test_an_adapter_has_no_card_of_the_library_which_names_folders(folder):
     "wrong", [{"license": "MIT License"}, {"language": ["en", "English"]}, {"model_id": "a/b/c"}, {"license": ""}]
 )
 def test_metadata_that_the_hub_refuses_are_refused(wrong):
-    with pytest.raises(ValueError, match="license=|language=|Repo id"):
+    with pytest.raises(ValueError, match=r"license=|language=|Repo id"):
         check_metadata(**wrong)
