@@ -75,12 +75,14 @@ def evaluation_report(result: dict) -> str:
         (f"{start:,} to {point['up_to']:,}", point["texts"], f"{point['median']:.1f}")
         for start, point in zip(starts, perplexity["by_length"])
     ]
+    machine = result["gpu"] or f"{result['cores']} cores of {result['processor']}, {result['instructions']}"
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     parts = [
         "### GLUE",
         tabulate(scores, ["task", "metric", "score", "seeds"], "github"),
         f"Development sets. Fine-tuned with {result['max_steps']:,} batches of 32 rows at a learning rate of "
         f"{result['learning_rate']:g}. Mean and standard deviation over the seeds, each with its best evaluation. "
-        f"{result['dtype']}.",
+        f"{result['dtype']}, {machine}, {versions}.",
         "### Pseudo-perplexity by length",
         tabulate(medians, ["tokens", "texts", "pseudo-perplexity"], "github"),
         f"Medians over {perplexity['texts']:,} texts of at most {perplexity['max_seq_length']:,} tokens, each with a sample of "
