@@ -167,9 +167,12 @@ def test_licence_language_and_scores_come_from_the_card_of_the_model_and_are_not
     build(BuildArguments(model=str(saved), out=str(tmp_path / "hub")))
     card = ModelCard.load(tmp_path / "hub" / CARD)
     assert card.data.license is None and card.data.language is None and "licence is not known" in card.text
-    (saved / CARD).write_text("---\nlicense: [1]\nlanguage: Klingon, mostly\ndatasets: 3\nbase_model: a b\n---\nwords")
-    build(BuildArguments(model=str(saved), out=str(tmp_path / "hub")))
-    assert ModelCard.load(tmp_path / "hub" / CARD).data.to_dict() == card.data.to_dict()
+    scores = "[{name: 1, results: [{task: {type: 1}, dataset: {name: 2, type: 3}, metrics: [{type: 4, value: {}}]}]}]"
+    for index in (scores, "[{name: x, results: [{task: 1, dataset: 2, metrics: 3}]}]", "7"):
+        wrong = f"license: [1]\nlanguage: Klingon, mostly\ndatasets: 3\nbase_model: a b\nmodel-index: {index}"
+        (saved / CARD).write_text(f"---\n{wrong}\n---\nwords")
+        build(BuildArguments(model=str(saved), out=str(tmp_path / "hub")))
+        assert ModelCard.load(tmp_path / "hub" / CARD).data.to_dict() == card.data.to_dict()
     (saved / CARD).unlink()
     results = eval_results({"eval_perplexity": 7.25}, "held-out documents")
     facts = CardFacts(None, license="cc-by-4.0", language=["de"], rows={"x/text.txt": 12}, results=results)

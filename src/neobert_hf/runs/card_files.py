@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import yaml
-from huggingface_hub import ModelCard, hf_hub_download
+from huggingface_hub import EvalResult, ModelCard, hf_hub_download
 from huggingface_hub.utils import validate_repo_id
 from transformers.utils import logging
 
@@ -94,27 +94,24 @@ def _without_seal(text: str) -> str:
 
 
 def read_card(source: str | None) -> str:
-    """The card of a folder or Hub id; empty, with a warning for a Hub id, if it cannot be read."""
+    """Return the card of a folder or Hub id; empty if a folder has none, and with a warning if it cannot be read."""
     if source is None:
         return ""
     try:
-        is_folder = Path(source).is_dir()
-        return (
-            Path(source, CARD).read_text("utf-8")
-            if is_folder
-            else Path(hf_hub_download(source, CARD)).read_text("utf-8")
-        )
-    except (OSError, ValueError) as error:
-        if not isinstance(error, FileNotFoundError) or not Path(source).is_dir():
-            logger.warning(f"the card of {source} cannot be read, so its licence and language are unknown; give them")
+        if Path(source).is_dir():
+            file = Path(source, CARD)
+            return file.read_text("utf-8") if file.is_file() else ""
+        return Path(hf_hub_download(source, CARD)).read_text("utf-8")
+    except (OSError, ValueError):
+        logger.warning(f"the card of {source} cannot be read, so its licence and language are unknown; give them")
         return ""
 
 
 def valid_metadata(text: str) -> dict:
-    """The valid part of the metadata of a card of other people."""
+    """Return the valid part of the metadata of a card of other people."""
     try:
         data = ModelCard(text, ignore_metadata_errors=True).data.__dict__ if text.startswith("---") else {}
-    except (ValueError, TypeError, yaml.YAMLError):
+    except (ValueError, TypeError, AttributeError, yaml.YAMLError):
         return {}
     languages = [data["language"]] if isinstance(data.get("language"), str) else data.get("language")
     bases = [data["base_model"]] if isinstance(data.get("base_model"), str) else data.get("base_model")
@@ -129,7 +126,14 @@ def valid_metadata(text: str) -> dict:
     }
     lists = ("language", "datasets")
     found = {name: values if name in lists else values[0] for name, values in found.items() if values}
-    return found | {"results": data.get("eval_results") or []}
+    return found | {"results": [result for result in data.get("eval_results") or () if _is_score(result)]}
+
+
+def _is_score(result: EvalResult) -> bool:
+    texts = result.task_type, result.dataset_type, result.dataset_name, result.metric_type
+    others = result.metric_name, result.dataset_split
+    is_text = all(isinstance(value, str) for value in (*texts, *(value for value in others if value is not None)))
+    return is_text and isinstance(result.metric_value, int | float | str)
 
 
 def _is_id(name: str) -> bool:

@@ -130,7 +130,9 @@ def write_finetuning_card(
     if not (arguments.has_training and training.should_save):
         return
     dataset, results = arguments.dataset_name, []
-    trained_on = dataset or Path(arguments.train_file).name
+    trained_on = dataset or arguments.train_file
+    if Path(trained_on).exists():  # a folder of rows is a dataset too
+        dataset, trained_on = None, Path(trained_on).name
     for prefix, split, file in (
         ("eval", "validation", arguments.validation_file),
         ("test", "test", arguments.test_file),
@@ -330,6 +332,7 @@ def _metadata_of(facts: CardFacts, values: dict, model: BaseModel | None) -> dic
         "evaluation": "",
     }
     if facts.is_copy and seal_of(text) is not None:
+        values["is_pair"] = '"text_pair"' in text
         found |= {"training_data": _section(text, "Training data"), "evaluation": _section(text, "Evaluation")}
     found["results"] = [replace(result, task_type=result.task_type or task) for result in found["results"]]
     return found | {"sentence": _sentence(values, found)}
@@ -363,8 +366,8 @@ def _training_data(facts: CardFacts) -> str:
         shown = f"[{markdown(name)}](https://huggingface.co/datasets/{name})"
         shown = shown if name in facts.datasets else markdown(Path(name).name)
         lines.append(f"- {shown}" + ("" if number is None else f": {number:,} rows"))
-    if more := len(facts.rows) - SHOWN if len(facts.rows) > SHOWN else 0:
-        lines.append(f"- and {more:,} others")
+    if len(facts.rows) > SHOWN:
+        lines.append(f"- and {len(facts.rows) - SHOWN:,} others")
     return "\n".join([*lines, "", facts.remark] if facts.remark else lines).strip()
 
 
