@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -252,3 +253,28 @@ def test_an_adapter_has_no_card_of_the_library_which_names_folders(folder):
 def test_metadata_that_the_hub_refuses_are_refused(wrong):
     with pytest.raises(ValueError, match=r"license=|language=|Repo id"):
         check_metadata(**wrong)
+
+
+MINI = Path(neobert_hf.MINI_MODEL_PATH)
+
+
+@pytest.mark.skipif(
+    "auto_map" not in (MINI / "config.json").read_text("utf-8"), reason="the folder of the mini model has no code"
+)
+def test_the_example_of_the_mini_model_runs_without_the_package_and_its_card_is_valid(tmp_path):
+    text = (MINI / CARD).read_text("utf-8")
+    card = ModelCard(text)
+    assert (card.data.license, card.data.language, card.data.pipeline_tag) == ("mit", "en", "sentence-similarity")
+    assert card.data.eval_results and len(text.encode()) < 20_000
+    code, shown = (
+        re.search(rf"^```{kind}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)[1] for kind in ("python", "text")
+    )
+    run = subprocess.run(
+        [sys.executable, "-B", "-c", f"import sys; sys.modules['neobert_hf'] = None\n{code}"],
+        cwd=MINI.parent,
+        env=os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert not run.returncode, run.stderr
+    assert [line.split()[1:] for line in run.stdout.splitlines()] == [line.split()[1:] for line in shown.splitlines()]
