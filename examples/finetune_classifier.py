@@ -22,6 +22,7 @@ from neobert_hf.data.origins import load_tokenizer
 from neobert_hf.finetuning.classification import ClassificationTask, trained_labels
 from neobert_hf.finetuning.predictions import write_predictions
 from neobert_hf.runs.arguments import FineTuningArguments
+from neobert_hf.runs.cards import write_finetuning_card
 from neobert_hf.runs.commands import CommandParser, run_command
 from neobert_hf.runs.signals import SaveOnTerminate
 
@@ -65,6 +66,7 @@ def train(arguments: ClassifierArguments, training: FineTuningArguments):
         if trainer.is_world_process_zero():
             found = task.prediction_rows(logits, arguments.label_separator)
             write_predictions(arguments.predictions_file, found, training.output_dir)
+    write_finetuning_card(arguments, training, task.texts.data)
 
 
 def main():

@@ -26,6 +26,7 @@ from neobert_hf.finetuning.few_examples import (
     train_on_triplets,
 )
 from neobert_hf.finetuning.predictions import write_predictions
+from neobert_hf.runs.cards import write_finetuning_card
 from neobert_hf.runs.commands import CommandParser, run_command
 
 
@@ -40,7 +41,7 @@ def train(arguments: FewExamplesArguments, training: FewExamplesTrainingArgument
         data = texts.data
         if arguments.train_file and not arguments.validation_file:  # every example counts
             data["train"] = concatenate_datasets([data["train"], data.pop("validation")])
-        examples = draw_examples(data["train"], arguments.examples_per_class, training.seed)
+        examples = data["train"] = draw_examples(data["train"], arguments.examples_per_class, training.seed)
         print(f"{len(examples)} examples of {len(texts.names)} classes: {', '.join(texts.names)}", flush=True)
         model.max_seq_length = arguments.max_seq_length
         train_on_triplets(model, examples, column, training)
@@ -56,6 +57,7 @@ def train(arguments: FewExamplesArguments, training: FewExamplesTrainingArgument
             task.report(logits, split, training.output_dir)
     if arguments.test_file:
         write_predictions(arguments.predictions_file, task.prediction_rows(logits), training.output_dir)
+    write_finetuning_card(arguments, training, texts.data, model)
 
 
 def main():

@@ -12,7 +12,6 @@ import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
 from peft import get_peft_model
 from transformers import AutoModelForSequenceClassification, Trainer, set_seed
 
@@ -23,6 +22,7 @@ from neobert_hf.finetuning.classification import ClassificationTask
 from neobert_hf.finetuning.predictions import write_predictions
 from neobert_hf.runs.adapters import labels_of_adapter
 from neobert_hf.runs.arguments import FineTuningArguments, default_learning_rate
+from neobert_hf.runs.cards import write_finetuning_card
 from neobert_hf.runs.commands import CommandParser, run_command
 from neobert_hf.runs.signals import SaveOnTerminate
 
@@ -60,7 +60,7 @@ def train(arguments: LoraArguments, training: FineTuningArguments):
         training.choose_metric(task.texts.data["validation"].num_rows, task.best_metric)
     else:
         task = ClassificationTask(read_texts(arguments, training.seed, *labels_of_adapter(source)))
-        model = open_adapter(AutoModelForSequenceClassification, source, dtype=torch.float32)
+        model = open_adapter(AutoModelForSequenceClassification, source, dtype="float32")
     tokenizer = load_tokenizer(source, model.config.vocab_size)
     rows = task.tokenize(tokenizer, arguments.max_seq_length)
     trainer = Trainer(
@@ -82,9 +82,11 @@ def train(arguments: LoraArguments, training: FineTuningArguments):
     if arguments.test_file:
         logits = task.evaluate(trainer, rows["test"], "test")
         write_predictions(arguments.predictions_file, task.prediction_rows(logits, arguments.label_separator), folder)
+    write_finetuning_card(arguments, training, task.texts.data)
     if arguments.has_training and arguments.merge:
         trainer.model.merge_and_unload().save_pretrained(folder / "merged")
         tokenizer.save_pretrained(folder / "merged")
+        write_finetuning_card(arguments, training, task.texts.data, folder=folder / "merged")
 
 
 def main():

@@ -10,7 +10,6 @@ Files are SQuAD's own JSON, or rows with question, context and answers. `answer_
 
 from dataclasses import dataclass, field
 
-import torch
 from transformers import AutoModelForQuestionAnswering, Trainer, set_seed
 
 from neobert_hf import MINI_MODEL_PATH, tune_allocator
@@ -21,6 +20,7 @@ from neobert_hf.data.texts import check_max_length
 from neobert_hf.finetuning.predictions import write_predictions
 from neobert_hf.finetuning.question_answering import answer_metrics, best_answers, cut_windows, describe_windows
 from neobert_hf.runs.arguments import FineTuningArguments
+from neobert_hf.runs.cards import write_finetuning_card
 from neobert_hf.runs.commands import CommandParser, run_command
 from neobert_hf.runs.signals import SaveOnTerminate
 
@@ -59,8 +59,7 @@ def train(arguments: QuestionArguments, training: FineTuningArguments):
         return answer_metrics([row["answer"] for row in answer(split, logits)], rows[split]["answers"])
 
     # 2. Model
-    options = {"dtype": torch.float32, "output_loading_info": True}
-    model, loading = AutoModelForQuestionAnswering.from_pretrained(name, **options)
+    model, loading = AutoModelForQuestionAnswering.from_pretrained(name, dtype="float32", output_loading_info=True)
     if not arguments.has_training and loading["missing_keys"]:
         raise ValueError(
             f"{name} was not trained to answer questions; give --train_file, or another --model_name_or_path"
@@ -75,7 +74,7 @@ def train(arguments: QuestionArguments, training: FineTuningArguments):
         training.choose_learning_rate(model.config)
         trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
         trainer.save_model()
-        trainer.log_metrics("eval", trainer.evaluate())
+        trainer.save_metrics("eval", trainer.evaluate(), combined=False)
 
     # 4. Answers to the test questions
     if "test" in rows:
@@ -88,6 +87,7 @@ def train(arguments: QuestionArguments, training: FineTuningArguments):
         if trainer.is_world_process_zero():
             file = arguments.predictions_file or f"{training.output_dir}/predictions.jsonl"
             write_predictions(file, [row | found for row, found in zip(questions, answer("test", logits))])
+    write_finetuning_card(arguments, training, rows)
 
 
 def main():

@@ -23,6 +23,7 @@ from neobert_hf.data.tagged_words import TaggedWordArguments, read_tagged_words
 from neobert_hf.finetuning.predictions import write_predictions
 from neobert_hf.finetuning.tagging import TaggingTask, piece_loss, trained_tags
 from neobert_hf.runs.arguments import FineTuningArguments
+from neobert_hf.runs.cards import write_finetuning_card
 from neobert_hf.runs.commands import CommandParser, run_command
 from neobert_hf.runs.signals import SaveOnTerminate
 
@@ -70,6 +71,7 @@ def train(arguments: TaggerArguments, training: FineTuningArguments):
         file = arguments.predictions_file or Path(training.output_dir, "predictions.jsonl")
         if trainer.is_world_process_zero():
             write_predictions(file, task.prediction_rows(logits))
+    write_finetuning_card(arguments, training, task.words.data)
 
 
 def main():

@@ -9,7 +9,7 @@ import torch
 from datasets import Dataset
 from depth import with_more_blocks
 from distillation import open_teacher
-from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from masked_accuracy import bigram_accuracy, masked_accuracy
 from sentence_transformers import SentenceTransformer
 from tabulate import tabulate
@@ -18,13 +18,15 @@ from transformers import AutoTokenizer
 
 from neobert_hf import NeoBERTForMaskedLM, PackedMLMCollator, best_dtype
 from neobert_hf.evaluation.retrieval import pairs_evaluator
+from neobert_hf.runs.card_files import save_card
+from neobert_hf.runs.cards import example_output
 
 CARD = Path(__file__).with_name("mini_card.md")
 TOKENIZER = "PreTrainedTokenizerFast"
 NUM_WHITENED = 10_000  # texts; a covariance of width 256 needs no more
 NUM_MASKED = 1000  # held-out documents
 MASKED_LENGTH = 256  # tokens to which they are truncated
-ON_CARD = ("max_steps", "tokens_per_batch", "learning_rate", "masked_share", "pair_share", "max_seq_length", "seed")
+ON_CARD = ("max_steps", "tokens_per_batch", "learning_rate", "masked_share", "pair_share", "max_seq_length")
 
 
 def write_mean(folders: list[Path], out: Path) -> None:
@@ -145,13 +147,26 @@ def write_card(out: Path, model: SentenceTransformer, summary: dict, sources: li
         starts = ", ".join(stage.get("mean") or [stage["start"] or "a new model"])
         settings = {name.replace("_", " "): stage.get(name) for name in ON_CARD}
         stages.append({"stage": stage["name"], "begins from, or mean of": starts, **settings})
-    library, tags = "sentence-transformers", ["neobert", "sentence-transformers", "fill-mask"]
-    card = ModelCard.from_template(
-        ModelCardData(license="mit", library_name=library, pipeline_tag="sentence-similarity", tags=tags),
-        template_path=str(CARD),
+    packages = " and ".join(recipe["corpus"]["held_out_packages"])
+    scores = {name: round(value, 4) for name, value in retrieval[0].items() if name != "model"}
+    results = [
+        EvalResult("sentence-similarity", "unknown", f"docstrings of {packages}", *each) for each in scores.items()
+    ]
+    data = ModelCardData(
+        language="en",
+        license="mit",
+        library_name="sentence-transformers",
+        pipeline_tag="sentence-similarity",
+        tags=["neobert", "sentence-transformers", "fill-mask"],
+        model_name="Mini NeoBERT",
+        eval_results=results,
+    )
+    values = dict(
         shape=f"{config.num_hidden_layers} layers of width {config.hidden_size}",
+        intermediate_size=config.intermediate_size,
+        swiglu_width=config.swiglu_width,
         megabytes=round(sum(file.stat().st_size for file in out.rglob("*") if file.is_file()) / 1e6),
-        packages=" and ".join(recipe["corpus"]["held_out_packages"]),
+        packages=packages,
         teacher=recipe["teacher_on_card"],
         retrieval_table=tabulate(retrieval, headers="keys", tablefmt="github", floatfmt=".3f"),
         masked_table=tabulate(masked, headers="keys", tablefmt="github", floatfmt=".1%"),
@@ -159,9 +174,11 @@ def write_card(out: Path, model: SentenceTransformer, summary: dict, sources: li
         num_whitened=NUM_WHITENED,
         num_sources=len(sources),
         num_characters=sum(source["num_characters"] for source in sources),
+        python=json.dumps,
         **measured,
     )
-    card.save(out / "README.md")
+    output = example_output(ModelCard.from_template(data, str(CARD), model_id=str(out), **values).text)
+    save_card(out / "README.md", ModelCard.from_template(data, str(CARD), model_id="mini", output=output, **values))
 
 
 def build(mean: Path, stages: list[dict], recipe: dict, corpus: Path, out: Path) -> dict:

@@ -18,6 +18,7 @@ pytest.importorskip(
 import train_contrastive
 from conftest import SENTENCE, largest_file, run_main
 from datasets import Dataset, DatasetDict
+from huggingface_hub import ModelCard
 from launch import on_two_processes
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers.base.sampler import DefaultBatchSampler, NoDuplicatesBatchSampler
@@ -320,6 +321,24 @@ def test_without_validation_files_a_tenth_of_the_train_files_is_held_out_and_eva
     assert {name.split("_cosine")[0] for name in summary["before"]} == {"large"}
     before, after = (summary[time]["large_cosine_ndcg@10"] for time in ("before", "after"))
     assert f"large_cosine_ndcg@10: {before:.4f} before the training, {after:.4f} after it" in printed
+
+
+def test_the_card_of_a_training_has_its_scores_and_no_texts_and_a_resume_keeps_an_edited_one(command, tmp_path):
+    run = tmp_path / "run"
+    run_main(train_contrastive, *command(run, max_steps=2, save_steps=2, license="cc-by-4.0", hub_model_id="org/name"))
+    text = (run / "README.md").read_text("utf-8")
+    data = ModelCard(text).data
+    after = json.loads((run / "training_summary.json").read_text())["after"]
+    scores = {result.metric_type: result.metric_value for result in data.eval_results}
+    assert scores["cosine_ndcg@10"] == round(after["small_cosine_ndcg@10"], 4) and data.license == "cc-by-4.0"
+    assert 'SentenceTransformer("org/name", trust_remote_code=True)' in text and "small: 12 rows" in text
+    rows = [json.loads(line) for line in (tmp_path / "large.jsonl").read_text().splitlines()]
+    assert not any(value in text for row in rows for value in row.values()) and len(text) < 20_000
+    assert str(tmp_path) not in text and not list(run.glob("checkpoint-*/README.md"))
+    (run / "README.md").write_text(f"{text}my words", "utf-8")
+    options = dict(license="cc-by-4.0", hub_model_id="org/name", resume_from_checkpoint="last")
+    run_main(train_contrastive, *command(run, max_steps=2, save_steps=2, **options))
+    assert (run / "README.md").read_text("utf-8") == f"{text}my words"
 
 
 def test_held_out_rows_are_a_share_by_the_seed_and_never_trained():

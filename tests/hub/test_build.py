@@ -8,11 +8,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from huggingface_hub import ModelCard
 from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM
 
 from neobert_hf import NeoBERTForMaskedLM, NeoBERTForSequenceClassification, sentence_transformer
-from neobert_hf.hub.build import CARD, RECORD, BuildArguments, build
+from neobert_hf.evaluation.report import write_card_section
+from neobert_hf.finetuning.few_examples import add_head
+from neobert_hf.hub.build import RECORD, BuildArguments, build
 from neobert_hf.hub.verify import load_every_class, verify
+from neobert_hf.runs.card_files import CARD
+from neobert_hf.runs.cards import CardFacts, eval_results, write_card
 
 
 @pytest.fixture
@@ -95,7 +100,7 @@ def test_a_card_that_a_person_edited_stays(saved, built, overwrite, caplog):
     (built / CARD).write_text("my words")
     for _ in range(2):
         assert (build(arguments) / CARD).read_text() == "my words"
-    assert "README.md is not as a build wrote it, so it stays" in caplog.text
+    assert "README.md is not as it was written here, so it stays" in caplog.text
 
 
 def test_a_clone_of_an_empty_repository_can_be_built_into(saved, tmp_path):
@@ -110,17 +115,86 @@ def test_a_clone_of_an_empty_repository_can_be_built_into(saved, tmp_path):
 # ---------------------------------------------------------------------------------------- what can be published
 
 
-def test_a_model_of_sentence_transformers_is_refused_and_the_way_out_keeps_its_vectors(saved, tmp_path):
+@pytest.mark.parametrize("kind", ["embedding", "classes", "reranker"])
+def test_a_model_of_sentence_transformers_is_built_with_all_modules_its_head_and_a_card(saved, tmp_path, kind):
     sentence_transformers = pytest.importorskip("sentence_transformers")
-    model = sentence_transformer(str(saved), pooling="cls", normalize=True)
-    model.save_pretrained(str(tmp_path / "embeddings"))
-    assert_refused("a model of sentence-transformers", model=tmp_path / "embeddings", out=tmp_path / "hub")
-    assert_refused("embeddings holds modules.json", model=saved, out=tmp_path / "embeddings")
-    with pytest.raises(ValueError, match=r"modules\.json, which a build does not replace"):
-        build(BuildArguments(model=str(saved), out=str(tmp_path / "embeddings"), overwrite=True))
-    sentence_transformers.SentenceTransformer(str(tmp_path / "embeddings")).save_pretrained(str(tmp_path / "hub"))
-    again = sentence_transformers.SentenceTransformer(str(tmp_path / "hub"))
-    assert (again.encode(["the fox"]) == model.encode(["the fox"])).all()
+    if kind == "reranker":
+        model = sentence_transformers.CrossEncoder(str(saved), num_labels=1)
+    else:
+        model = sentence_transformer(str(saved), pooling="cls", prompts={"query": "find: "}, normalize=True)
+    if kind == "classes":
+        add_head(model, ["the fox", "a red house"] * 2, [0, 1] * 2, ["animal", "build|ing"])
+    source = tmp_path / "source"
+    model.save_pretrained(str(source))
+    if kind == "embedding":  # one folder that embeds and fills masks, as that of the mini model
+        NeoBERTForMaskedLM.from_pretrained(saved).save_pretrained(source)
+    out = build(BuildArguments(model=str(source), out=str(tmp_path / "hub"), model_id="org/name", license="mit"))
+    assert verify(out)["ok"]
+    again = type(model)(str(out))
+    compute = model.predict if kind == "reranker" else model.encode
+    texts = [["the fox", "a house"]] if kind == "reranker" else ["the fox"]
+    assert (getattr(again, compute.__name__)(texts) == compute(texts)).all()
+    card = (out / CARD).read_text("utf-8")
+    assert '("org/name", trust_remote_code=True)' in card and "license: mit" in card and len(card) < 20_000
+    if kind == "embedding":
+        assert again.prompts["query"] == "find: "
+        head = NeoBERTForMaskedLM.from_pretrained(out).decoder.weight
+        assert head.equal(NeoBERTForMaskedLM.from_pretrained(saved).decoder.weight)
+    if kind == "classes":
+        assert "animal, build\\|ing." in card and "pipeline_tag: text-classification" in card
+    assert build(BuildArguments(model=str(source), out=str(out))) == out
+    if kind == "embedding":  # the modules of the earlier build go with it
+        assert not (build(BuildArguments(model=str(saved), out=str(out))) / "modules.json").exists()
+
+
+def test_the_modules_of_a_model_that_no_build_wrote_are_not_mixed_with_another_model(saved, tmp_path):
+    pytest.importorskip("sentence_transformers")
+    sentence_transformer(str(saved)).save_pretrained(str(tmp_path / "embeddings"))
+    for overwrite in (False, True):
+        with pytest.raises(ValueError, match=r"embeddings holds modules\.json, which a build does not replace"):
+            build(BuildArguments(model=str(saved), out=str(tmp_path / "embeddings"), overwrite=overwrite))
+
+
+def test_a_module_of_other_code_is_refused(saved, tmp_path):
+    pytest.importorskip("sentence_transformers")
+    sentence_transformer(str(saved)).save_pretrained(str(tmp_path / "embeddings"))
+    file = tmp_path / "embeddings/modules.json"
+    file.write_text(file.read_text().replace("sentence_transformers.sentence_transformer.modules", "os.path"))
+    assert_refused("has the module os.path", model=tmp_path / "embeddings", out=tmp_path / "hub")
+
+
+def test_licence_language_and_scores_come_from_the_card_of_the_model_and_are_not_assumed(saved, tmp_path):
+    build(BuildArguments(model=str(saved), out=str(tmp_path / "hub")))
+    card = ModelCard.load(tmp_path / "hub" / CARD)
+    assert card.data.license is None and card.data.language is None and "licence is not known" in card.text
+    scores = "[{name: 1, results: [{task: {type: 1}, dataset: {name: 2, type: 3}, metrics: [{type: 4, value: {}}]}]}]"
+    for index in (scores, "[{name: x, results: [{task: 1, dataset: 2, metrics: 3}]}]", "7"):
+        wrong = f"license: [1]\nlanguage: Klingon, mostly\ndatasets: 3\nbase_model: a b\nmodel-index: {index}"
+        (saved / CARD).write_text(f"---\n{wrong}\n---\nwords")
+        build(BuildArguments(model=str(saved), out=str(tmp_path / "hub")))
+        assert ModelCard.load(tmp_path / "hub" / CARD).data.to_dict() == card.data.to_dict()
+    (saved / CARD).unlink()
+    results = eval_results({"eval_perplexity": 7.25}, "held-out documents")
+    facts = CardFacts(None, license="cc-by-4.0", language=["de"], rows={"x/text.txt": 12}, results=results)
+    write_card(saved, facts)
+    write_card_section(saved / CARD, "measured")
+    build(BuildArguments(model=str(saved), out=str(tmp_path / "hub"), model_id="org/name"))
+    card = ModelCard.load(tmp_path / "hub" / CARD)
+    assert (card.data.license, card.data.language) == ("cc-by-4.0", ["de"])
+    assert card.data.eval_results[0].metric_value == 7.25
+    for words in ("text.txt: 12 rows", "| 7.25 |", "measured", 'model="org/name"'):
+        assert words in card.text
+    (saved / CARD).write_text((saved / CARD).read_text().replace("measured", "my words"))
+    assert "my words" in (build(BuildArguments(model=str(saved), out=str(tmp_path / "hub"))) / CARD).read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("license", "MIT License"), ("language", ["English"]), ("model_id", "org/na me")]
+)
+def test_metadata_that_the_hub_refuses_are_refused_before_anything_is_written(saved, tmp_path, name, value):
+    with pytest.raises(ValueError, match=f"{name}=|Repo id"):
+        build(BuildArguments(model=str(saved), out=str(tmp_path / "hub"), **{name: value}))
+    assert [file.name for file in tmp_path.iterdir()] == ["saved"]
 
 
 def test_an_adapter_is_refused(saved, tmp_path):
@@ -153,8 +227,7 @@ def test_a_hub_id_is_read_from_the_cache_whose_links_are_its_own(saved, tmp_path
         (cache / "snapshots" / ("0" * 40) / file.name).symlink_to(f"../../blobs/{file.name}")
     out = build(BuildArguments(model="org/name", tokenizer=str(saved), out=str(tmp_path / "hub")))
     assert (out / "model.safetensors").read_bytes() == (saved / "model.safetensors").read_bytes()
-    (cache / "snapshots" / ("0" * 40) / "modules.json").touch()
-    assert_refused("org/name holds a model of sentence-transformers", model="org/name", out=tmp_path / "other")
+    assert ModelCard.load(out / CARD).data.base_model == "org/name"
 
 
 # ---------------------------------------------------------------------------------------- foreign code

@@ -1,8 +1,5 @@
 """Saving, loading and publishing: published names, no silently missing tensor, no unpickling, code included."""
 
-import ast
-import copy
-import html
 import itertools
 import json
 import os
@@ -18,7 +15,6 @@ import pytest
 import torch
 import transformers
 from conftest import largest_file
-from markdown_it import MarkdownIt
 from oracle import write_checkpoint
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
@@ -26,7 +22,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelF
 
 import neobert_hf
 from neobert_hf import AUTO_CLASSES, NeoBERTForMaskedLM, NeoBERTModel
-from neobert_hf.hub.build import BuildArguments, build, move_files, write_card
+from neobert_hf.hub.build import BuildArguments, build, move_files
 from neobert_hf.hub.verify import summarize, verify
 
 CODE_FILES = {
@@ -379,9 +375,7 @@ def with_package():
 
 @pytest.fixture
 def hub_folder(saved, tmp_path):
-    metrics = tmp_path / "metrics.json"
-    metrics.write_text(json.dumps({"masked accuracy": 0.123456, "recipe": {"layout": "packed", "warmup": 7}}))
-    return build(BuildArguments(model=str(saved), out=str(tmp_path / "hub"), metrics=[str(metrics)]))
+    return build(BuildArguments(model=str(saved), out=str(tmp_path / "hub")))
 
 
 def test_the_hub_folder_verifies_and_its_code_sees_no_token(hub_folder, tmp_path, monkeypatch):
@@ -398,38 +392,6 @@ def test_the_hub_folder_verifies_and_its_code_sees_no_token(hub_folder, tmp_path
     assert environment["HF_HOME"] == environment["HOME"] != str(Path.home())
 
 
-def test_the_card_states_config_and_metrics_and_has_no_placeholder(hub_folder):
-    card = (hub_folder / "README.md").read_text()
-    for fact in (
-        "3 x 32",
-        "4 x 8",
-        "width 72",
-        "up to 64 tokens",
-        "| masked accuracy | 0.1235 |",
-        "license: mit",
-        "bibtex",
-    ):
-        assert fact in card, fact
-    for hole in ("{{", "{%", "None", "TODO", "[More Information Needed]"):
-        assert hole not in card, hole
-    assert "## Results" in card and "warmup" not in card  # a recipe is not a measurement
-
-
-def test_the_card_has_no_results_without_metrics(saved, tmp_path):
-    folder = build(BuildArguments(model=str(saved), out=str(tmp_path / "hub"), model_id="org/tiny"))
-    card = (folder / "README.md").read_text()
-    assert "Results" not in card and "# tiny" in card and 'model="org/tiny"' in card
-
-
-def test_the_snippets_of_the_card_run_in_a_clean_process(hub_folder):
-    snippets = re.findall(r"```python\n(.*?)```", (hub_folder / "README.md").read_text(), re.DOTALL)
-    assert len(snippets) == 2
-    script = "\n".join(["import sys; sys.modules['neobert_hf'] = None", *snippets])
-    run = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert "torch.Size([2, 32])" in run.stdout
-
-
 def test_the_error_names_a_model_that_does_not_exist(tmp_path):
     with pytest.raises(ValueError, match="nothing does not exist; give an existing folder, or an id on the Hub"):
         build(BuildArguments(model=str(tmp_path / "nothing"), out=str(tmp_path / "hub")))
@@ -439,50 +401,13 @@ def test_a_model_without_its_tokenizer_is_refused_before_anything_is_written(sav
     (saved / "tokenizer.json").unlink()
     with pytest.raises(ValueError, match=r"saved holds no tokenizer .*; copy that of its model there"):
         build(BuildArguments(model=str(saved), out=str(tmp_path / "hub")))
-    with pytest.raises(FileNotFoundError):
-        build(BuildArguments(model=str(saved), out=str(tmp_path / "hub"), metrics=[str(tmp_path / "none.json")]))
     assert not (tmp_path / "hub").exists()
-
-
-HOSTILE = '[MASK]😀"); __import__("os").system("id") # `|<script>![x](y)\n```\n# title'
-
-
-def python_blocks(card):
-    return re.findall(r"^```python\n(.*?)^```$", card, re.DOTALL | re.MULTILINE)
-
-
-def test_a_hostile_mask_token_stays_a_string_in_the_code_of_the_card(model, tokenizer, tmp_path):
-    tokenizer = copy.deepcopy(tokenizer)
-    tokenizer.mask_token = HOSTILE
-    write_card(model, tokenizer, tmp_path, "org/tiny", {})
-    first, *rest = python_blocks((tmp_path / "README.md").read_text("utf-8"))
-    calls = {ast.unparse(node.func) for node in ast.walk(ast.parse(first)) if isinstance(node, ast.Call)}
-    assert calls == {"pipeline", "fill_mask", "print"} and len(rest) == 1
-    strings = [node.value for node in ast.walk(ast.parse(first)) if isinstance(node, ast.Constant)]
-    assert f"The capital of France is {HOSTILE}." in strings and "org/tiny" in strings
-
-
-def test_a_hostile_metric_name_stays_text_in_its_table_cell(model, tokenizer, tmp_path):
-    write_card(model, tokenizer, tmp_path, "org/tiny", {HOSTILE: 0.5, "plain name": 1})
-    (line,) = (line for line in (tmp_path / "README.md").read_text("utf-8").splitlines() if line.endswith("| 0.5 |"))
-    assert "| plain name | 1 |" in (tmp_path / "README.md").read_text("utf-8")
-    rendered = MarkdownIt().enable("table").render(f"| a | b |\n|---|---|\n{line}")
-    cells = re.findall(r"<td>(.*?)</td>", rendered)
-    assert html.unescape(cells[0]) == " ".join(HOSTILE.split()) and cells[1] == "0.5"
 
 
 @pytest.mark.parametrize("name", ['x"), exec("', "org/na me", "../up", "a/b/c", "line\nbreak", ""])
 def test_an_invalid_model_id_is_refused(saved, tmp_path, name):
     with pytest.raises(ValueError, match="Repo id"):
         build(BuildArguments(model=str(saved), out=str(tmp_path / "hub"), model_id=name))
-    assert not (tmp_path / "hub").exists()
-
-
-@pytest.mark.parametrize("content", [b"{", b"[1]", b"\xff\xfe", b""])
-def test_a_metrics_file_that_is_not_a_json_object_is_refused_by_name(saved, tmp_path, content):
-    (tmp_path / "metrics.json").write_bytes(content)
-    with pytest.raises(ValueError, match=re.escape(str(tmp_path / "metrics.json"))):
-        build(BuildArguments(model=str(saved), out=str(tmp_path / "hub"), metrics=[str(tmp_path / "metrics.json")]))
     assert not (tmp_path / "hub").exists()
 
 

@@ -12,8 +12,11 @@ from sentence_transformers.base.training_args import BaseTrainingArguments
 
 from ..data.files import file_hash, saving, write_json
 from ..data.wordpiece import name_tokenizer_class
+from ..runs.card_files import keeping_card
+from ..runs.cards import training_facts, write_card
 from ..runs.folders import SUMMARY, train_or_resume
 from ..runs.manifests import CHECKPOINTS_INTACT
+from .training_sets import ids_on_hub
 
 # Arguments that determine the loss curve; a resumed run must have the same values.
 CURVE = ("max_steps", "learning_rate", "learning_rate_mapping", "lr_scheduler_type", "lr_scheduler_kwargs")
@@ -30,7 +33,7 @@ def train_and_summarize(
     evaluators: Sequence[BaseEvaluator],
     shown: Sequence[str],
 ) -> dict:
-    """Evaluate the model, train or resume, save it, evaluate it again, and write `training_summary.json`.
+    """Evaluate the model, train or resume, save it, evaluate it again, and write `training_summary.json` and the card.
 
     Args:
         make_trainer: As for `train_or_resume`.
@@ -64,7 +67,7 @@ def train_and_summarize(
         return trainer
 
     trainer = train_or_resume(make_and_evaluate, training, run)
-    with saving(Path(training.output_dir), CHECKPOINTS_INTACT):
+    with saving(Path(training.output_dir), CHECKPOINTS_INTACT), keeping_card(training.output_dir):
         trainer.save_model()
         if trainer.is_world_process_zero():
             name_tokenizer_class(training.output_dir)
@@ -79,6 +82,10 @@ def train_and_summarize(
         "after": _evaluate(trainer, evaluators),
     }
     write_json(Path(training.output_dir, SUMMARY), summary, CHECKPOINTS_INTACT)
+    facts = training_facts(
+        training, arguments["model_name_or_path"], rows=num_rows, datasets=ids_on_hub(arguments, num_rows)
+    )
+    write_card(training.output_dir, facts, trainer.accelerator.unwrap_model(trainer.model))
     for name in (evaluator.primary_metric for evaluator in evaluators):
         print(f"{name}: {before[name]:.4f} before the training, {summary['after'][name]:.4f} after it")
     print(json.dumps(summary))

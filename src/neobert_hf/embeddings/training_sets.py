@@ -145,6 +145,15 @@ def load_contextual_stage(stage: str) -> dict[str, Dataset]:
     return {name: rows.select_columns(["query", "document"]) for name, rows in parts.items()}
 
 
+def ids_on_hub(arguments: Mapping, names: Iterable[str]) -> list[str]:
+    """Return the ids on the Hub of the sets of a run, by its arguments and the names of its sets; none for files."""
+    if arguments.get("train_files"):
+        return []
+    if stage := arguments.get("stage"):
+        return [CONTEXTUAL_STAGES[stage]]
+    return sorted({TRAINING_SETS[name].path for name in names})
+
+
 def load_training_set(name: str, seed: int = 0) -> Dataset:
     """Load one of the paper's training sets from the Hub.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import mteb
-from huggingface_hub import EvalResult, ModelCard
+from huggingface_hub import EvalResult
 from mteb.models.abs_encoder import get_prompt_name
 from mteb.models.sentence_transformer_wrapper import SentenceTransformerEncoderWrapper
 from mteb.types import PromptType
@@ -18,6 +18,7 @@ from sentence_transformers import SentenceTransformer
 from ..embeddings.contextual import contextual_model, fit_context, is_contextual
 from ..embeddings.instructions import mteb_prompts
 from ..embeddings.models import fingerprint
+from ..runs.card_files import editing_card
 
 BENCHMARK = "MTEB(eng, v1)"
 # The columns of Table 4, and the task types of mteb.
@@ -189,12 +190,11 @@ def write_model_index(card: str | Path, model_name: str, scores: list[Score]) ->
     Raises:
         ValueError: The card does not exist.
     """
-    loaded = ModelCard.load(Path(card))
-    loaded.data.model_name = model_name
     new = [
         EvalResult(s.type, s.dataset, f"MTEB {s.task}", s.metric, round(s.score, 4), task_name=s.type) for s in scores
     ]
     replaced = {result.dataset_name for result in new}
-    kept = [result for result in loaded.data.eval_results or [] if result.dataset_name not in replaced]
-    loaded.data.eval_results = kept + new
-    loaded.save(Path(card))
+    with editing_card(card) as loaded:
+        loaded.data.model_name = model_name
+        kept = [result for result in loaded.data.eval_results or [] if result.dataset_name not in replaced]
+        loaded.data.eval_results = kept + new

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from huggingface_hub import ModelCard
 from matplotlib.figure import Figure
 from tabulate import tabulate
 
+from ..runs.card_files import editing_card
 from .glue import TABLE_3, TABLE_3_TASKS, TASKS
 
 FIRST, LAST = "<!-- table:evaluation -->", "<!-- end -->"  # of the section in a model card
@@ -97,11 +97,10 @@ def write_card_section(file: str | Path, content: str) -> None:
     Raises:
         ValueError: The card does not exist, or the second comment is missing.
     """
-    card = ModelCard.load(Path(file))
-    if FIRST not in card.text:
-        card.text = f"{card.text.rstrip()}\n\n## Evaluation\n\n{FIRST}\n{LAST}\n"
-    before, _, rest = card.text.partition(FIRST)
-    if LAST not in rest:
-        raise ValueError(f"{file} has {FIRST} without {LAST}; write the latter where the section ends")
-    card.text = f"{before}{FIRST}\n{content}\n{LAST}{rest.partition(LAST)[2]}"
-    card.save(Path(file))
+    with editing_card(file) as card:
+        if FIRST not in card.text:
+            card.text = f"{card.text.rstrip()}\n\n## Evaluation\n\n{FIRST}\n{LAST}\n"
+        before, _, rest = card.text.partition(FIRST)
+        if LAST not in rest:
+            raise ValueError(f"{file} has {FIRST} without {LAST}; write the latter where the section ends")
+        card.text = f"{before}{FIRST}\n{content}\n{LAST}{rest.partition(LAST)[2]}"

@@ -14,13 +14,14 @@ from ..data.origins import load_tokenizer
 from ..data.wordpiece import tokenizer_hash
 from ..model.configuration_neobert import NeoBERTConfig
 from ..runs.allocator import tune_allocator
+from ..runs.cards import write_card
 from ..runs.folders import lock_run, train_or_resume
 from ..runs.manifests import CHECKPOINTS_INTACT
 from .arguments import CorpusArguments, PretrainingArguments
 from .recipes import Recipe
 from .rows import held_out_rows, open_text, training_rows
 from .starts import check_held_out, check_start
-from .summary import write_summary
+from .summary import card_facts, write_summary
 from .trainer import PretrainingTrainer
 
 
@@ -179,4 +180,5 @@ def finish(trainer: PretrainingTrainer, run: dict) -> None:
         trainer.save_model()
     if trainer.is_world_process_zero():
         summary = write_summary(trainer, run, {k: v for k, v in metrics.items() if k.startswith("eval_")})
+        write_card(trainer.args.output_dir, card_facts(trainer.args, summary))
         print(json.dumps({k: v for k, v in summary.items() if not isinstance(v, dict)}))

@@ -1,4 +1,4 @@
-"""Summary of a finished pretraining: the figures of a model card, and the curves."""
+"""Summary of a finished pretraining: its figures, its curves, and what the model card says."""
 
 from pathlib import Path
 
@@ -8,8 +8,10 @@ import transformers
 from transformers import Trainer
 
 from ..data.files import write_json
+from ..runs.cards import CardFacts, eval_results, training_facts
 from ..runs.folders import SUMMARY
 from ..runs.manifests import CHECKPOINTS_INTACT
+from .arguments import PretrainingArguments
 
 
 def write_summary(trainer: Trainer, run: dict, held_out: dict) -> dict:
@@ -35,6 +37,24 @@ def write_summary(trainer: Trainer, run: dict, held_out: dict) -> dict:
     write_json(folder / SUMMARY, summary, CHECKPOINTS_INTACT)
     plot_curves(log, folder / "training_curves.png")
     return summary
+
+
+def card_facts(training: PretrainingArguments, summary: dict) -> CardFacts:
+    """Return what the card says of a pretraining with this summary: text, tokens, and the scores on the held-out documents."""
+    source = summary["data"].get("source", summary["data"])
+    dataset = source.get("dataset_name")
+    names = [file["name"] for file in source.get("files", ())] or [dataset]
+    count = summary["data"].get("num_documents") if len(names) == 1 else None
+    return training_facts(
+        training,
+        training.init_from,
+        rows=dict.fromkeys(names, count),
+        datasets=[dataset] if dataset and not Path(dataset).is_dir() else [],
+        remark=f"The training read {summary['num_tokens']:,} tokens, of which it predicted {summary['num_masked']:,}.",
+        results=eval_results(
+            {name: value for name, value in summary.items() if name.startswith("eval_")}, "held-out documents"
+        ),
+    )
 
 
 def plot_curves(log: list[dict], file: Path) -> None:

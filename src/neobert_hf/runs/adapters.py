@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from ..data.files import saving, write_json
 from ..data.origins import check_source, read_json
+from .card_files import keeping_card
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
@@ -62,7 +63,7 @@ def save_adapter(model: PeftModel, folder: str | Path) -> None:
     """
     base = model.get_base_model()
     labels = {"id2label": base.config.id2label, "problem_type": base.config.problem_type}
-    with saving(Path(folder)):
+    with saving(Path(folder)), keeping_card(folder):  # that of PEFT names folders of this machine
         model.save_pretrained(folder)
     write_json(Path(folder, BASE_FILE), {**labels, **_sample(base)})
 

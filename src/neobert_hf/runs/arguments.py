@@ -1,4 +1,6 @@
-"""Training arguments that every training shares: precision, resume, fine-tuning."""
+"""Training arguments that every training shares: precision, the card, resume, fine-tuning."""
+
+# ruff: noqa: RUF009  (HfArg returns a field)
 
 import sys
 from dataclasses import dataclass
@@ -11,6 +13,7 @@ from transformers.hf_argparser import HfArg
 from transformers.utils import logging
 
 from ..model.machine_neobert import best_dtype
+from .card_files import check_metadata
 from .manifests import STATE, numbered_checkpoints
 
 FEW_ROWS = 100  # validation rows; with fewer, one row more or less changes F1 by a percent or more
@@ -22,15 +25,23 @@ RESUME = (
 
 @dataclass
 class PrecisionArguments:
-    """Training arguments with bf16 only if it is faster on this machine. A mixin before a class of TrainingArguments."""
+    """Training arguments with bf16 only if it is faster on this machine, and with what the model's card says.
+
+    A mixin before a class of TrainingArguments.
+    """
 
     output_dir: str = HfArg(default=None, help="Folder of the checkpoints and the trained model.")
     auto_precision: bool = HfArg(
         default=False,
         help="bf16 if it is faster on this machine (best_dtype), else float32; --bf16 or --fp16 overrides it.",
     )
+    license: str = HfArg(default=None, help="Licence of the model, for its card. Default: that of its start.")
+    language: list[str] = HfArg(
+        default=None, help="Languages of the texts, for the card, such as en. Default: those of the model's start."
+    )
 
     def __post_init__(self):
+        check_metadata(self.license, self.language, self.hub_model_id)
         if self.resume_from_checkpoint is True:  # as in Trainer.train
             self.resume_from_checkpoint = "last"
         has_shares = int(transformers.__version__.split(".")[0]) >= 5  # older versions have them in warmup_ratio

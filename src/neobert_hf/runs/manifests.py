@@ -10,6 +10,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
 from ..data.files import file_hash, saving, sealed, unsealed, write_json
+from .card_files import CARD
 
 logger = logging.get_logger(__name__)
 
@@ -56,6 +57,7 @@ class CheckedCheckpoints(Trainer):
                 super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()  # each process writes its own files
             if args.should_save:
+                (folder / CARD).unlink(missing_ok=True)  # sentence-transformers shows texts of the training data
                 write_manifest(folder, is_exact=not args.save_only_model, num_processes=args.world_size)
         except OSError:
             shutil.rmtree(folder, ignore_errors=True)
