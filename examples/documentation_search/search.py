@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from docstrings import Entry, first_sentence, read, views
 from huggingface_hub.constants import HF_HOME
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import get_device_name
 
 from neobert_hf import MINI_MODEL_PATH, best_dtype, tune_allocator
