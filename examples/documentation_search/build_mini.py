@@ -46,8 +46,8 @@ def write_mean(folders: list[Path], out: Path) -> None:
 def write_model(mean: Path, texts: list[str], out: Path, max_seq_length: int) -> SentenceTransformer:
     """Write the folder that ships: embedding model, decoder and code. The network has bf16, what follows it float32.
 
-    The config declares float32: stock calls then load, embed and train in float32. The mean of the token vectors weighs each token
-    by its inverse document frequency, and a linear map whitens the mean in part.
+    The config declares float32: stock calls then load, embed and train in float32. The mean of the token vectors weighs
+    each token by its inverse document frequency, and a linear map whitens the mean in part.
 
     Args:
         mean: Folder of a masked language model.
@@ -67,9 +67,8 @@ def write_model(mean: Path, texts: list[str], out: Path, max_seq_length: int) ->
     model.tokenizer.backend_tokenizer.no_truncation()  # that of the last call; tokenizer_config.json has max_seq_length
     model.tokenizer.backend_tokenizer.no_padding()
     model.save_pretrained(str(out), create_model_card=False)
-    NeoBERTForMaskedLM.from_pretrained(mean, dtype=torch.bfloat16).save_pretrained(
-        out
-    )  # the same network, with the decoder
+    # the same network with its decoder
+    NeoBERTForMaskedLM.from_pretrained(mean, dtype=torch.bfloat16).save_pretrained(out)
     config = json.loads((out / "config.json").read_text("utf-8")) | {"dtype": "float32"}
     (out / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
     return SentenceTransformer(str(out))
