@@ -52,8 +52,8 @@ def register_tokenizers(config_class: type[transformers.PretrainedConfig]) -> No
     reads no name.
     """
     if transformers.PreTrainedTokenizerFast.__name__ != "PreTrainedTokenizerFast":  # transformers 5
-        name = type("PreTrainedTokenizer", (), {})
-        classes = {"slow_tokenizer_class": name, "fast_tokenizer_class": PreTrainedTokenizerFast}
+        alias = type("PreTrainedTokenizer", (), {})  # only its name counts: that name gives the fast class
+        classes = {"slow_tokenizer_class": alias, "fast_tokenizer_class": PreTrainedTokenizerFast}
         transformers.AutoTokenizer.register(config_class, **classes, exist_ok=True)
     # the class of a folder that names none, as the last
     transformers.AutoTokenizer.register(
