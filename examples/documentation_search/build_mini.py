@@ -22,7 +22,6 @@ from neobert_hf.runs.card_files import save_card
 from neobert_hf.runs.cards import example_output
 
 CARD = Path(__file__).with_name("mini_card.md")
-TOKENIZER = "PreTrainedTokenizerFast"
 NUM_WHITENED = 10_000  # texts; a covariance of width 256 needs no more
 NUM_MASKED = 1000  # held-out documents
 MASKED_LENGTH = 256  # tokens to which they are truncated
@@ -47,10 +46,10 @@ def write_mean(folders: list[Path], out: Path) -> None:
 
 
 def write_model(mean: Path, texts: list[str], out: Path, max_seq_length: int) -> SentenceTransformer:
-    """Write the folder that ships: embedding model and decoder in bf16, without the code, which is part of the package.
+    """Write the folder that ships: embedding model, decoder and code. The network has bf16, what follows it float32.
 
-    The config declares float32: stock calls then load, embed and train in float32. A linear map whitens the token vectors in
-    part, and their mean weighs each token by its inverse document frequency.
+    The config declares float32: stock calls then load, embed and train in float32. The mean of the token vectors weighs
+    each token by its inverse document frequency, and a linear map whitens the mean in part.
 
     Args:
         mean: Folder of a masked language model.
@@ -66,19 +65,14 @@ def write_model(mean: Path, texts: list[str], out: Path, max_seq_length: int) ->
     sample = np.random.default_rng(0).permutation(len(texts))[:NUM_WHITENED]
     model = weighted_sentence_transformer(str(mean), weights, None, max_seq_length, best_dtype())
     projection = partial_whitening(model.encode([texts[i] for i in sample]))
-    model = weighted_sentence_transformer(str(mean), weights, projection, max_seq_length, torch.bfloat16)
-    model.save_pretrained(str(out), create_model_card=False)
-    NeoBERTForMaskedLM.from_pretrained(mean, dtype=torch.bfloat16).save_pretrained(out)  # the same, with the decoder
+    model = weighted_sentence_transformer(str(mean), weights, projection, max_seq_length)
     model.tokenizer.backend_tokenizer.no_truncation()  # that of the last call; tokenizer_config.json has max_seq_length
     model.tokenizer.backend_tokenizer.no_padding()
-    model.tokenizer.save_pretrained(out)
-    for file in out.glob("*_neobert.py"):
-        file.unlink()
-    # transformers 4 does not know the name under which transformers 5 saves this class
-    for name, changes in {"config": {"dtype": "float32"}, "tokenizer_config": {"tokenizer_class": TOKENIZER}}.items():
-        settings = json.loads((out / f"{name}.json").read_text("utf-8")) | changes
-        settings.pop("auto_map", None)
-        (out / f"{name}.json").write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", "utf-8")
+    model.save_pretrained(str(out), create_model_card=False)
+    # the same network with its decoder
+    NeoBERTForMaskedLM.from_pretrained(mean, dtype=torch.bfloat16).save_pretrained(out)
+    config = json.loads((out / "config.json").read_text("utf-8")) | {"dtype": "float32"}
+    (out / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
     return SentenceTransformer(str(out))
 
 

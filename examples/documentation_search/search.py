@@ -28,6 +28,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import get_device_name
 
 from neobert_hf import MINI_MODEL_PATH, best_dtype, tune_allocator
+from neobert_hf.embeddings.models import open_embedding_model
 
 # When two entries score alike, the one that more code uses comes first: `str.startswith`, not `tkinter.Text.search`. This is
 # what each doubling of 1 + mentions adds to the cosine; 3 of 60 everyday questions gain by it.
@@ -47,7 +48,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     tune_allocator()
-    model = SentenceTransformer(arguments.model, model_kwargs={"dtype": best_dtype(get_device_name())})
+    model = open_embedding_model(arguments.model, model_kwargs={"dtype": best_dtype(get_device_name())})
     index = DocumentationIndex(model, read_cached(arguments.package.split(",")))
     print(f"{len(index.entries):,} entries")
     for question in arguments.questions or iter(ask, ""):

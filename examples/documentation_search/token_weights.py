@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense
 from sentence_transformers.sentence_transformer.modules import Pooling, WordWeights
 from transformers import PreTrainedTokenizerBase
 
 from neobert_hf import sentence_transformer
+from neobert_hf.embeddings.common_form import SentenceTransformer
 
 
 def inverse_document_frequencies(
@@ -73,22 +73,23 @@ def weighted_sentence_transformer(
     max_seq_length: int | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> SentenceTransformer:
-    """Return an embedding model whose mean weighs the tokens, after a linear map of the token vectors.
+    """Return an embedding model whose mean weighs the tokens, and a linear map of the mean.
+
+    The map stands after the mean, where every version of sentence-transformers knows it. It is linear, so the embedding is the
+    mean of the mapped token vectors too.
 
     Args:
         folder: A NeoBERT with its tokenizer.
         token_weights: Weight of each token of the vocabulary.
-        projection: Map of a token vector, (width, width), as vector @ projection; None leaves it out.
+        projection: Map of the mean, (width, width), as vector @ projection; None leaves it out.
         max_seq_length: Length in tokens at which texts are truncated; None keeps that of the folder.
         dtype: Data type of the model.
     """
     transformer = sentence_transformer(folder, max_seq_length=max_seq_length, model_kwargs={"dtype": dtype})[0]
-    transformer.unpad_inputs = False  # WordWeights reads the attention mask; the model removes padding itself
-    modules, width = [transformer], transformer.get_embedding_dimension()
-    if projection is not None:
-        # before the mean, because token weights make the mean float32, and a Dense in bf16 would refuse it
-        options = {"activation_function": None, "module_input_name": "token_embeddings"}
-        modules.append(Dense(width, width, bias=False, init_weight=torch.tensor(projection.T), **options))
+    width = transformer.get_embedding_dimension()
     vocabulary = transformer.tokenizer.convert_ids_to_tokens(range(len(transformer.tokenizer)))
-    modules += [WordWeights(vocabulary, dict(token_weights)), Pooling(width, "mean")]
+    modules = [transformer, WordWeights(vocabulary, dict(token_weights)), Pooling(width, "mean")]
+    if projection is not None:
+        weight = torch.tensor(projection.T)
+        modules.append(Dense(width, width, bias=False, activation_function=None, init_weight=weight))
     return SentenceTransformer(modules=modules)

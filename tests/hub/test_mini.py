@@ -1,6 +1,7 @@
 """The model inside the package is small and complete, and its card states the measured results."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer, pipeline
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    pipeline,
+)
 
 pytest.importorskip(
     "sentence_transformers", reason="the mini model embeds by sentence-transformers (pip install -e .[embed])"
@@ -19,6 +27,8 @@ from sentence_transformers import SentenceTransformer
 
 import neobert_hf
 from neobert_hf import sentence_transformer
+from neobert_hf.data.origins import check_own_code
+from neobert_hf.embeddings.models import open_embedding_model
 
 FOLDER = Path(neobert_hf.MINI_MODEL_PATH)
 
@@ -89,7 +99,7 @@ def test_the_card_states_the_measured_results_and_no_local_paths():
     )
     assert all(f" {value:.3f} |" in card for scores in retrieval.values() for value in scores.values())
     for text in (card, summary, (FOLDER / "config.json").read_text("utf-8")):
-        assert "auto_map" not in text and "runs/" not in text and "/home" not in text
+        assert "runs/" not in text and "/home" not in text
 
 
 @pytest.mark.parametrize(
@@ -115,8 +125,106 @@ def test_the_evaluation_on_the_card_is_that_of_the_shipped_weights():
     assert all(f"{task['mean']:.1f} ± {task['standard_deviation']:.1f}" in card for task in result["glue"])
 
 
-def test_an_installed_package_has_every_file_of_the_model(tmp_path):
-    command = [sys.executable, "setup.py", "--quiet", "build_py", "--build-lib", str(tmp_path)]
+# The first numbers of the vectors that the model had when the map stood before the mean and other names in the folder.
+VECTORS = {
+    "HTTPServer getFile": [1.965198, 0.896791, 1.521693, 0.830201, -0.126066, -2.364356],
+    "a": [-1.606033, -6.831760, -0.560785, -2.141306, -5.844484, 3.401787],
+    "": [-1.959363, -6.426899, -0.459553, -2.212546, -5.111937, 2.882796],
+    "Open a file. " * 80: [1.192623, 1.587147, 1.135969, 1.866709, -0.375566, -2.428120],
+}
+
+
+@pytest.mark.compat
+def test_the_embeddings_are_those_of_the_training():
+    found = SentenceTransformer(str(FOLDER)).encode(list(VECTORS))
+    np.testing.assert_allclose(found[:, :6], list(VECTORS.values()), atol=2e-5)  # float32; the largest number is 8
+
+
+@pytest.mark.compat
+def test_in_bf16_the_map_after_the_mean_stays_in_float32():
+    model = open_embedding_model(str(FOLDER), model_kwargs={"dtype": torch.bfloat16})
+    assert model.dtype == torch.bfloat16
+    found, expected = (each.encode(list(VECTORS)) for each in (model, SentenceTransformer(str(FOLDER))))
+    similarity = (found * expected).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(expected, axis=1)
+    assert similarity.min() > 0.999  # 6 blocks that round to 2^-9
+
+
+def test_other_tools_find_pooling_width_and_names_where_they_look():
+    read = {str(file.relative_to(FOLDER)): json.loads(file.read_text("utf-8")) for file in FOLDER.rglob("*.json")}
+    pooling = read["1_Pooling/config.json"]
+    assert [name for name, value in pooling.items() if value is True] == ["pooling_mode_mean_tokens", "include_prompt"]
+    modules = [
+        (module["path"], module["type"].removeprefix("sentence_transformers.models."))
+        for module in read["modules.json"]
+    ]
+    expected = [("", "Transformer"), ("0_WordWeights", "WordWeights"), ("1_Pooling", "Pooling"), ("2_Dense", "Dense")]
+    assert modules == expected
+    assert read["sentence_bert_config.json"] == {"max_seq_length": 128, "do_lower_case": False}
+    assert {tensor.dtype for tensor in load_file(FOLDER / "2_Dense/model.safetensors").values()} == {torch.float32}
+    width = load_file(FOLDER / "model.safetensors")["model.transformer_encoder.0.ffn.w3.weight"].shape[1]
+    assert int(2 * read["config.json"]["intermediate_size"] / 3) == width == 688
+    assert read["config.json"]["max_position_embeddings"] == 512
+
+
+def test_the_code_in_the_folder_is_that_of_the_package(tmp_path):
+    """In git there is one copy: the folder has links."""
+    AutoModel.from_pretrained(FOLDER).save_pretrained(tmp_path)
+    saved = {file.name: file.read_text("utf-8") for file in tmp_path.glob("*.py")}
+    assert saved and saved == {file.name: file.read_text("utf-8") for file in FOLDER.glob("*.py")}
+    assert json.loads((tmp_path / "config.json").read_text())["auto_map"] == AutoConfig.from_pretrained(FOLDER).auto_map
+    if (FOLDER.parents[2] / ".git").exists():
+        listed = subprocess.run(
+            ["git", "ls-files", "-s", FOLDER], cwd=FOLDER, capture_output=True, text=True, check=True
+        )
+        modes = {line.split()[0] for line in listed.stdout.splitlines() if line.endswith(".py")}
+        assert modes == {"120000"}  # of a link
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The folder of an installed package."""
+    target = tmp_path_factory.mktemp("installed")
+    command = [sys.executable, "setup.py", "--quiet", "build_py", "--build-lib", str(target)]
     subprocess.run(command, cwd=FOLDER.parents[2], check=True, capture_output=True)
-    built = {file.relative_to(tmp_path / "neobert_hf/mini") for file in (tmp_path / "neobert_hf/mini").rglob("*.*")}
-    assert built == {file.relative_to(FOLDER) for file in FOLDER.rglob("*.*")}
+    return target / "neobert_hf/mini"
+
+
+def test_an_installed_package_has_every_file_of_the_model(installed):
+    files = {file.relative_to(installed): file.read_bytes() for file in installed.rglob("*.*")}
+    assert files == {file.relative_to(FOLDER): file.read_bytes() for file in FOLDER.rglob("*.*")}
+    assert not any(file.is_symlink() for file in installed.rglob("*"))
+    check_own_code(installed)
+    check_own_code(FOLDER)
+
+
+CLEAN = """
+import sys; sys.modules["neobert_hf"] = None
+import json, numpy as np, torch
+from sentence_transformers import SentenceTransformer
+from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
+folder, texts = sys.argv[1], json.loads(sys.argv[2])
+tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+inputs = tokenizer(texts[0], return_tensors="pt")
+embedder = SentenceTransformer(folder, trust_remote_code=True)
+models = [each.from_pretrained(folder, trust_remote_code=True) for each in (AutoModel, AutoModelForMaskedLM)]
+for model in (*models, embedder[0].auto_model):
+    assert type(model).__module__.startswith("transformers_modules."), type(model)
+with torch.no_grad():
+    states, logits = (model(**inputs)[0].numpy() for model in models)
+np.savez(sys.argv[3], states=states, logits=logits, vectors=embedder.encode(texts))
+"""
+
+
+@pytest.mark.compat
+def test_an_installed_folder_loads_without_the_package(installed, tmp_path):
+    command = [sys.executable, "-c", CLEAN, str(installed), json.dumps(list(VECTORS)), str(tmp_path / "found.npz")]
+    environment = {**os.environ, "HF_HOME": str(tmp_path)}  # no code of an earlier run
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    found = np.load(tmp_path / "found.npz")
+    inputs = AutoTokenizer.from_pretrained(FOLDER)(next(iter(VECTORS)), return_tensors="pt")
+    with torch.no_grad():
+        for name, auto_class in {"states": AutoModel, "logits": AutoModelForMaskedLM}.items():
+            expected = auto_class.from_pretrained(FOLDER).eval()(**inputs)[0].numpy()
+            np.testing.assert_array_equal(found[name], expected)  # the same code on the same weights
+    np.testing.assert_allclose(found["vectors"][:, :6], list(VECTORS.values()), atol=2e-5)

@@ -19,6 +19,7 @@ logger = logging.get_logger(__name__)
 
 # Files of a repository on the Hub that are read: no code, no pickles.
 DATA_FILES = ("*.json", "*.txt", "*.safetensors", "*.jinja", "*.model")
+CODE = Path(__file__).resolve().parents[1] / "model"  # in a clone, the mini model has links to this code
 TOKENIZER_FILES = ("tokenizer.json", "vocab.*", "*.model")
 # Settings besides those that the class of the config or tokenizer declares. None of them names code.
 CONFIG_KEYS = {"architectures", "dtype", "torch_dtype", "quantization_config", "_name_or_path", "transformers_version"}
@@ -79,12 +80,13 @@ def resolve(source: str | Path, more: Iterable[str] = ()) -> Path:
 def check_links(folder: Path) -> None:
     """Refuse files of a folder that are elsewhere: what is saved after loading it, or uploaded, would contain them.
 
-    The cache of the Hub keeps the files of a repository outside the folder of a revision; its own links are accepted.
+    The cache of the Hub keeps the files of a repository outside the folder of a revision; its own links are accepted, and so are
+    links to the code of this package.
 
     Raises:
         ValueError: A symbolic link leaves the folder, or tokenizer_config.json names a file outside it.
     """
-    roots = [folder.resolve()]
+    roots = [folder.resolve(), CODE]
     if roots[0].parent.name == "snapshots":
         roots.append(roots[0].parents[1] / "blobs")
     elsewhere = {file: file for file in folder.rglob("*") if file.is_symlink()}

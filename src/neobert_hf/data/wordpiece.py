@@ -44,6 +44,23 @@ class PreTrainedTokenizerFast(transformers.PreTrainedTokenizerFast):
     can_save_slow_tokenizer = False  # there is none; with True, transformers 5 removes "Fast" from the saved name
 
 
+def register_tokenizers(config_class: type[transformers.PretrainedConfig]) -> None:
+    """Register the tokenizers of a model type with AutoTokenizer, which then saves "PreTrainedTokenizerFast" as it read it.
+
+    transformers 5 finds a class by the name in tokenizer_config.json, without "Fast", and by nothing else. So this name gets the
+    class above, whatever model the tokenizer belongs to; it differs from the stock class in the saved name only. transformers 5.0
+    reads no name.
+    """
+    if transformers.PreTrainedTokenizerFast.__name__ != "PreTrainedTokenizerFast":  # transformers 5
+        alias = type("PreTrainedTokenizer", (), {})  # only its name counts: that name gives the fast class
+        classes = {"slow_tokenizer_class": alias, "fast_tokenizer_class": PreTrainedTokenizerFast}
+        transformers.AutoTokenizer.register(config_class, **classes, exist_ok=True)
+    # the class of a folder that names none, as the last
+    transformers.AutoTokenizer.register(
+        config_class, fast_tokenizer_class=transformers.BertTokenizerFast, exist_ok=True
+    )
+
+
 def name_tokenizer_class(folder: str | Path) -> None:
     """Give a tokenizer that transformers 5 saved as "TokenizersBackend" the name of its class that transformers 4 knows too."""
     file = Path(folder, "tokenizer_config.json")

@@ -98,8 +98,9 @@ def contextual_sentence_transformer(
 
 def _host(path: str, prompts, max_seq_length: int | None, model_kwargs: dict | None) -> SentenceTransformer:
     """The model in a folder as a SentenceTransformer."""
-    from sentence_transformers import SentenceTransformer
     from sentence_transformers.base.modules import Transformer
+
+    from .common_form import SentenceTransformer
 
     transformer = Transformer(
         path, modality_config=MODALITY, module_output_name="sentence_embedding", model_kwargs=model_kwargs

@@ -58,8 +58,9 @@ def sentence_transformer(
         raise ValueError(
             "include_prompt=False excludes the prompt from the mean, and pooling='cls' has no mean; remove one of the two"
         )
-    from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+
+    from .common_form import SentenceTransformer
 
     transformer = _transformer(model_name_or_path, "feature-extraction", max_seq_length, model_kwargs)
     _warn_of_other_modules(Path(model_name_or_path, "modules.json"))
@@ -166,8 +167,9 @@ def open_embedding_model(name: str, revision: str | None = None, **options) -> S
             of sentence-transformers.
         OSError: The folder or the Hub holds no such model.
     """
-    from sentence_transformers import SentenceTransformer
     from sentence_transformers.util import load_file_path
+
+    from .common_form import SentenceTransformer
 
     check_source(name)
     file = load_file_path(name, "config_sentence_transformers.json", revision=revision)

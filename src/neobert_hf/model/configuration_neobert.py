@@ -259,8 +259,14 @@ class NeoBERTConfig(PretrainedConfig):
         return super().from_dict(merge_rope(stored, overrides), **kwargs)
 
     def to_dict(self):
-        """Return the content of config.json, with the architectures under their published names."""
+        """Return the content of config.json, with the architectures under their published names.
+
+        Some tools do not round two thirds of `intermediate_size` up to a multiple of 8, so it is saved as a size that needs no
+        rounding: 1032 in place of 1024, both for a width of 688.
+        """
         output = super().to_dict()
+        if int(2 * self.intermediate_size / 3) != self.swiglu_width:
+            output["intermediate_size"] = 3 * self.swiglu_width // 2
         if output.get("architectures"):
             output["architectures"] = [PUBLISHED_ARCHITECTURES.get(name, name) for name in output["architectures"]]
         return output

@@ -1,0 +1,103 @@
+"""Embedding models in the form that sentence-transformers 3.4 to 6.2 and other tools read, whichever call saves them.
+
+sentence-transformers 6 saves names and settings that older versions refuse, and reads the older ones without a warning. Servers
+such as text-embeddings-inference and infinity read the older ones too.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import sentence_transformers
+import torch
+from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling, WordWeights
+
+from ..data.wordpiece import name_tokenizer_class
+
+MODULES = (Transformer, WordWeights, Pooling, Dense, Normalize)
+TEXT = {
+    "transformer_task": "feature-extraction",
+    "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+    "module_output_name": "token_embeddings",
+}
+EMBEDDING = "sentence_embedding"  # what a module after the pooling reads and writes
+POOLING_MODES = {
+    "cls": "pooling_mode_cls_token",
+    "mean": "pooling_mode_mean_tokens",
+    "max": "pooling_mode_max_tokens",
+    "mean_sqrt_len_tokens": "pooling_mode_mean_sqrt_len_tokens",
+    "weightedmean": "pooling_mode_weightedmean_tokens",
+    "lasttoken": "pooling_mode_lasttoken",
+}
+
+
+class SentenceTransformer(sentence_transformers.SentenceTransformer):
+    """The class of the same name in sentence-transformers, saved in the form of this module."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        if any(isinstance(module, WordWeights) for module in self):
+            self[0].unpad_inputs = False  # the weights of the tokens need the attention mask
+            for module in self:
+                if isinstance(module, Dense):
+                    module.float()  # the weighted mean is float32, also after an encoder in bf16
+
+    def save(self, path: str, *args, **kwargs) -> None:
+        """Save the model as sentence-transformers does, then rewrite what other versions read in another form."""
+        for module in self:
+            if isinstance(module, WordWeights):  # it is loaded from these settings, not from its trained weights
+                weights = module.emb_layer.weight.detach().float()[:, 0].cpu().numpy()
+                module.word_weights = {token: float(str(weight)) for token, weight in zip(module.vocab, weights)}
+        super().save(path, *args, **kwargs)
+        name_tokenizer_class(path)
+        if has_common_form(self):
+            write_common_form(self, Path(path))
+
+
+def has_common_form(model: sentence_transformers.SentenceTransformer) -> bool:
+    """Whether older versions can compute the model: texts only, one pooling, and no newer option."""
+    first, *others = (module.get_config_dict() for module in model)
+    names = {each.get(f"module_{side}_name", EMBEDDING) for each in others for side in ("input", "output")}
+    return (
+        all(type(module) in MODULES for module in model)
+        and {name: value for name, value in first.items() if name != "unpad_inputs"} == TEXT
+        and [type(each["pooling_mode"]) for each in others if "pooling_mode" in each] == [str]
+        and not any("use_residual" in each for each in others)
+        and names == {EMBEDDING}
+    )
+
+
+def write_common_form(model: sentence_transformers.SentenceTransformer, folder: Path) -> None:
+    """Rewrite names and settings of a saved model. The pooling gets the path `1_Pooling`, which other tools read by name."""
+    saved = json.loads((folder / "modules.json").read_text("utf-8"))
+    kinds = [type(module).__name__ for module in model]
+    for index, (module, kind, entry) in enumerate(zip(model, kinds, saved)):
+        entry["type"] = f"sentence_transformers.models.{kind}"
+        if index == 0:
+            settings = {"max_seq_length": model.max_seq_length, "do_lower_case": False}
+            (folder / "sentence_bert_config.json").write_text(json.dumps(settings, indent=2), "utf-8")
+            continue
+        before, entry["path"] = entry["path"], f"{index + 1 - kinds.index('Pooling')}_{kind}"
+        if before != entry["path"]:
+            shutil.rmtree(folder / entry["path"], ignore_errors=True)  # of an earlier save
+            (folder / before).rename(folder / entry["path"])
+        if settings := older_settings(module):
+            separators = (",", ":") if kind == "WordWeights" else None  # a vocabulary is long
+            (folder / entry["path"] / "config.json").write_text(json.dumps(settings, separators=separators), "utf-8")
+    (folder / "modules.json").write_text(json.dumps(saved, indent=2), "utf-8")
+
+
+def older_settings(module: torch.nn.Module) -> dict:
+    """Return the settings of a module under the names that all versions read."""
+    settings = module.get_config_dict()
+    if isinstance(module, Pooling):
+        flags = {flag: mode == module.pooling_mode for mode, flag in POOLING_MODES.items()}
+        return {
+            "word_embedding_dimension": module.embedding_dimension,
+            **flags,
+            "include_prompt": module.include_prompt,
+        }
+    return {name: value for name, value in settings.items() if not name.startswith("module_")}

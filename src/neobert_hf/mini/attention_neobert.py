@@ -1,0 +1,1 @@
+../model/attention_neobert.py

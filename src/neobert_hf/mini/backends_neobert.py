@@ -1,0 +1,1 @@
+../model/backends_neobert.py

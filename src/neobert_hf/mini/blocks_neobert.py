@@ -1,0 +1,1 @@
+../model/blocks_neobert.py

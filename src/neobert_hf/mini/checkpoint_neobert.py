@@ -1,0 +1,1 @@
+../model/checkpoint_neobert.py

@@ -1,0 +1,1 @@
+../model/configuration_neobert.py

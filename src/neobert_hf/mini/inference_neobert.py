@@ -1,0 +1,1 @@
+../model/inference_neobert.py

@@ -1,0 +1,1 @@
+../model/kernels_neobert.py

@@ -1,0 +1,1 @@
+../model/layout_neobert.py

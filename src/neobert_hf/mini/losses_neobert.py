@@ -1,0 +1,1 @@
+../model/losses_neobert.py

@@ -1,0 +1,1 @@
+../model/machine_neobert.py

@@ -1,0 +1,1 @@
+../model/modeling_neobert.py

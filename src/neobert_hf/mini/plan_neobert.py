@@ -1,0 +1,1 @@
+../model/plan_neobert.py

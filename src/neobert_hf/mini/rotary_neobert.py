@@ -1,0 +1,1 @@
+../model/rotary_neobert.py
