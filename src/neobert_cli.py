@@ -164,6 +164,32 @@ def tokenize(parser: Parser) -> Run:
     return run
 
 
+def doctor(parser: Parser) -> Run:
+    """Find what is wrong with a checkpoint, and the command that mends it.
+
+    neobert doctor runs/classifier
+    neobert doctor org/name --base chandar-lab/NeoBERT
+    neobert doctor runs/classifier --json
+
+    Nothing is executed, unpickled or changed. Status 0: no error was found; 1: an error was found, or the checkpoint cannot be
+    reached; 2: the command line is wrong. Remarks do not change the status.
+    """
+    add = parser.add_argument
+    add("source", metavar="MODEL", help="Folder, or id on the Hub, whose files are downloaded without pickles.")
+    text = "The model from which this one was fine-tuned: finds a fine-tuning without positions."
+    add("--base", metavar="MODEL", help=text)
+    add("--json", dest="as_json", action="store_true", help="Print one JSON object.")
+
+    def run(source: str, base: str | None, as_json: bool) -> None:
+        from neobert_hf.hub.doctor import examine, report_lines
+
+        report = examine(source, base)
+        print(json.dumps(report) if as_json else "\n".join(report_lines(report)))
+        raise SystemExit(0 if report["is_clean"] else 1)
+
+    return run
+
+
 def _prepare() -> None:
     """Set the memory allocator of the process; without a terminal, hide the progress bars of transformers."""
     from transformers.utils import logging
@@ -175,7 +201,7 @@ def _prepare() -> None:
         logging.disable_progress_bar()
 
 
-COMMANDS = (embed, search, tokenize)
+COMMANDS = (embed, search, tokenize, doctor)
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):

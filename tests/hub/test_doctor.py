@@ -2,29 +2,22 @@
 
 import json
 import os
-import pickle
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import GOLDEN, run_main
+from conftest import GOLDEN
 from oracle import CONFIG, random_weights, write_checkpoint
 from safetensors.numpy import load_file, save_file
-from transformers import AutoTokenizer
 
-import neobert_cli
 import neobert_hf
 from neobert_hf import AUTO_CLASSES, NeoBERTForMaskedLM, NeoBERTForSequenceClassification
-from neobert_hf.hub.doctor import examine, report_lines
+from neobert_hf.hub.doctor import examine
 from neobert_hf.hub.stored_numbers import odd_values
 from neobert_hf.model import modeling_neobert
 
 BLOCK = "model.transformer_encoder.1"
-LARGE = "a" * 8
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +35,9 @@ def codes(report, severity="error"):
 
 def content(folder):
     """Names, bytes and times of all files."""
-    return {str(file): (file.read_bytes(), file.stat().st_mtime_ns) for file in sorted(folder.rglob("*")) if file.is_file()}
+    return {
+        str(file): (file.read_bytes(), file.stat().st_mtime_ns) for file in sorted(folder.rglob("*")) if file.is_file()
+    }
 
 
 # --- The zoo: each function breaks a copy of the good folder ------------------------------------------------------------
@@ -231,12 +226,15 @@ ZOO = {
     "a truncated file": (truncate, {"weights-damaged"}),
     "an empty file": (lambda folder: (folder / "model.safetensors").write_bytes(b""), {"weights-damaged"}),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), {"weights-missing"}),
-    "a missing shard": (index(lose_a_shard), {"weights-missing"}),
-    "an index that leaves the folder": (index(leave_the_folder), {"weights-missing"}),
+    "a missing shard": (index(lose_a_shard), {"index"}),
+    "an index that leaves the folder": (index(leave_the_folder), {"index"}),
     "a link out of the folder": (link_outside, {"link"}),
     # config
     "no config": (lambda folder: (folder / "config.json").unlink(), {"config-missing"}),
-    "half a config": (lambda folder: (folder / "config.json").write_text('{"model_type":'), {"json-damaged", "weights-missing"}),
+    "half a config": (
+        lambda folder: (folder / "config.json").write_text('{"model_type":'),
+        {"json-damaged", "weights-missing"},
+    ),
     "another model type": (lambda folder: settings(folder, model_type="bert"), {"other-model"}),
     "a wrong value": (lambda folder: settings(folder, norm_eps=-1), {"config-invalid"}),
     "another vocabulary": (lambda folder: settings(folder, vocab_size=97), {"config-mismatch"}),
@@ -279,3 +277,154 @@ def test_each_damage_is_found_and_nothing_else_and_the_folder_is_unchanged(good,
     for finding in report["findings"]:
         assert finding["where"] and len(finding["meaning"]) > 20 and len(finding["mend"]) > 10
         assert "\n" not in finding["meaning"] + finding["mend"]
+
+
+# --- Good checkpoints --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("auto_class", [name for name in AUTO_CLASSES if name != "AutoConfig"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_nothing_is_found_in_what_this_version_of_transformers_saves(
+    checkpoint, tokenizer, tmp_path, auto_class, dtype
+):
+    model = AUTO_CLASSES[auto_class].from_pretrained(checkpoint, dtype=dtype)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    report = examine(tmp_path)
+    assert report["findings"] == [] and report["is_clean"] and report["layout"] == "published"
+    assert report["num_parameters"] == sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.compat
+def test_nothing_is_found_in_the_mini_model_and_in_folders_of_sentence_transformers(good, tmp_path):
+    pytest.importorskip("sentence_transformers", reason="it saves the folder (pip install -e .[embed])")
+    neobert_hf.sentence_transformer(str(good), normalize=True).save_pretrained(str(tmp_path))
+    for folder in (tmp_path, neobert_hf.MINI_MODEL_PATH):
+        report = examine(folder)
+        assert report["is_clean"] and not codes(report, "remark") - {"tokenizer-class"}, report["findings"]
+
+
+@pytest.mark.parametrize("name", ["masked_lm", "classifier"])
+def test_the_published_layout_has_only_remarks_on_what_is_not_in_the_folder(name):
+    report = examine(GOLDEN / name)
+    assert report["is_clean"] and codes(report, "remark") == {"code-missing", "tokenizer-missing"}
+
+
+def test_nothing_is_found_in_a_build_in_shards_a_contextual_and_a_quantized_model_and_an_adapter(
+    good, checkpoint, tokenizer, tmp_path
+):
+    from neobert_hf.hub.build import BuildArguments, build
+    from neobert_hf.model.contextual_neobert import ContextualNeoBERTModel
+
+    built = build(BuildArguments(model=str(good), out=str(tmp_path / "built")))
+    NeoBERTForMaskedLM.from_pretrained(good).save_pretrained(tmp_path / "shards", max_shard_size="20kB")
+    encoder = neobert_hf.NeoBERTModel.from_pretrained(good)
+    ContextualNeoBERTModel.from_encoder(encoder, context_size=4).save_pretrained(tmp_path / "contextual")
+    shutil.copytree(good, tmp_path / "quantized")
+    settings(tmp_path / "quantized", quantization_config={"quant_method": "torchao"})
+    weights(tmp_path / "quantized", lambda t: {k: v.astype(np.int8) if "w12" in k else v for k, v in t.items()})
+    (tmp_path / "adapter").mkdir()
+    save_file(
+        {"base_model.model.model.wo.lora_A.weight": np.ones((2, 2), np.float32)},
+        tmp_path / "adapter/adapter_model.safetensors",
+    )
+    (tmp_path / "adapter/adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "org/base"}))
+    for name in ("shards", "contextual"):
+        tokenizer.save_pretrained(tmp_path / name)
+    layouts = {}
+    for folder in (built, *(tmp_path / name for name in ("shards", "contextual", "quantized", "adapter"))):
+        report = examine(folder)
+        assert report["findings"] == [], report["findings"]
+        layouts[folder.name] = report["layout"]
+    assert layouts["contextual"] == "contextual" and layouts["adapter"] == "adapter"
+
+
+def test_remarks_leave_a_folder_clean(good, tmp_path):
+    shutil.copytree(good, tmp_path / "model")
+    torch.save({}, tmp_path / "model/training_args.bin")
+    with (tmp_path / "model/modeling_neobert.py").open("a") as code:
+        code.write("# edited\n")
+    settings(tmp_path / "model", "tokenizer_config.json", tokenizer_class="TokenizersBackend")
+    weights(tmp_path / "model", lambda tensors: tensors | {"model.freqs_cis": np.ones((2, 2), np.float32)})
+    report = examine(tmp_path / "model")
+    assert report["is_clean"]
+    assert codes(report, "remark") == {"pickle", "code-differs", "tokenizer-class", "tensors-unknown"}
+
+
+# --- Numbers -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("value", "kind"), [("nan", "nan"), ("inf", "infinity"), ("-inf", "infinity"), ("-3e6", "huge"), ("9e4", None)]
+)
+@pytest.mark.parametrize(
+    "place", [0, 262_144, 300_000]
+)  # the first and the last number, and the first of the second part
+def test_one_odd_number_is_found_at_each_place_in_each_type(tmp_path, dtype, value, kind, place):
+    from safetensors.torch import save_file
+
+    from neobert_hf.hub.layouts import read_header
+
+    tensor = torch.randn(300_001).to(dtype)
+    tensor[place] = float(value)
+    if dtype == torch.float16 and abs(float(value)) > 65504:  # becomes infinity
+        kind = kind if kind == "nan" else "infinity"
+    save_file({"a": tensor, "b": torch.tensor([float("nan")])}, tmp_path / "x.safetensors")
+    assert odd_values(read_header(tmp_path / "x.safetensors")["a"]) == ({kind} if kind else set())
+
+
+def test_an_empty_tensor_and_all_odd_numbers_together(tmp_path):
+    from neobert_hf.hub.layouts import read_header
+
+    odd = np.array([np.nan, np.inf, 1e30], np.float32)
+    save_file({"a": odd, "b": np.zeros((0, 3), np.float32), "c": odd[2:]}, tmp_path / "x.safetensors")
+    header = read_header(tmp_path / "x.safetensors")
+    assert [odd_values(header[name]) for name in "abc"] == [{"nan", "infinity"}, set(), {"huge"}]
+
+
+# --- Fine-tunes with a corrupted rotary table --------------------------------------------------------------------------
+
+
+def fine_tune(base, folder, table=None, weight_decay=0.0, dtype=torch.float32):
+    """Train all weights for some steps; `table` replaces the rotary table, as memory that nobody initialised does."""
+    with pytest.MonkeyPatch.context() as patch:
+        if table is not None:
+            right = modeling_neobert.rotary_table
+            patch.setattr(modeling_neobert, "rotary_table", lambda *arguments: table(right(*arguments)))
+        model = NeoBERTForSequenceClassification.from_pretrained(base, num_labels=2)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=weight_decay)
+        for _ in range(10):
+            ids = torch.randint(5, 90, (8, 12))
+            model.train()(input_ids=ids, labels=ids[:, 0] % 2).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    model.to(dtype).save_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("garbage", "weight_decay", "dtype"),
+    [(0.0, 0.0, torch.float32), (1e-38, 0.1, torch.float32), (0.0, 0.1, torch.bfloat16)],
+)
+def test_a_fine_tune_without_positions_is_known_by_the_rows_of_q_and_k(good, tmp_path, garbage, weight_decay, dtype):
+    """A table near zero makes all scores equal, so that the gradients of q and k vanish; weight decay scales these rows."""
+    fine_tune(good, tmp_path / "damaged", lambda table: torch.full_like(table, garbage), weight_decay, dtype)
+    fine_tune(good, tmp_path / "right", None, weight_decay, dtype)
+    if weight_decay == 0:
+        files = (good / "model.safetensors", tmp_path / "damaged/model.safetensors")
+        before, after = (load_file(file)[f"{BLOCK}.qkv.weight"].reshape(4, 3, 8, 32) for file in files)
+        assert np.array_equal(before[:, :2], after[:, :2]) and not np.array_equal(before[:, 2], after[:, 2])
+    assert codes(examine(tmp_path / "damaged", base=good)) == {"corrupted-rotary"}
+    assert not codes(examine(tmp_path / "right", base=good))
+    assert not codes(examine(tmp_path / "damaged"))  # without the base model nobody can know
+    assert not codes(examine(good, base=good))
+
+
+def test_another_base_model_is_refused_in_one_line(good, tmp_path):
+    config = CONFIG | {"hidden_size": 16, "dim_head": 4}
+    other = write_checkpoint(tmp_path / "other", random_weights(config=config), config=config)
+    with pytest.raises(
+        ValueError, match=r"the base model .*other has no model\.transformer_encoder\.0\.qkv\.weight of the shape"
+    ):
+        examine(good, base=other)

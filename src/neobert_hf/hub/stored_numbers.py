@@ -16,8 +16,8 @@ FLOATS = {
     "BF16": (np.uint16, 0x7F80),
     "F16": (np.uint16, 0x7C00),
 }
-# Size of a rounding error relative to a number; a training changes numbers by more.
-ROUNDING = {"F64": 1e-9, "F32": 1e-5, "BF16": 4e-3, "F16": 5e-4}
+# Relative change of a tensor by rounding it twice, at most.
+ROUNDING = {"F64": 1e-9, "F32": 1e-6, "BF16": 3e-3, "F16": 4e-4}
 LARGEST = 1e5  # trained weights are smaller by far; one changed bit of the exponent makes 0.02 a number near 1e36
 
 
