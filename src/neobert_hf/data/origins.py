@@ -173,6 +173,11 @@ def read_json(file: Path) -> Any:
         raise ValueError(f"{file} is not JSON in UTF-8 ({error}); download or copy it again") from error
 
 
+def holds_tokenizer(folder: Path) -> bool:
+    """Whether a folder holds the files of a tokenizer."""
+    return any(found for name in TOKENIZER_FILES for found in folder.glob(name))
+
+
 def load_tokenizer(source: str, vocab_size: int | None = None) -> PreTrainedTokenizerBase:
     """Load a tokenizer with the checks of this module; it is saved without settings of unknown names.
 
@@ -186,7 +191,7 @@ def load_tokenizer(source: str, vocab_size: int | None = None) -> PreTrainedToke
     """
     check_source(source)
     folder = Path(source)
-    if folder.is_dir() and not any(found for name in TOKENIZER_FILES for found in folder.glob(name)):
+    if folder.is_dir() and not holds_tokenizer(folder):
         raise ValueError(f"{source} holds no tokenizer ({' or '.join(TOKENIZER_FILES)}); copy that of its model there")
     tokenizer = AutoTokenizer.from_pretrained(source)
     if vocab_size is None and (folder / "config.json").is_file():

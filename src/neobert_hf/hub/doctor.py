@@ -19,7 +19,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from ..data.origins import TOKENIZER_FILES, check_links, foreign_settings, read_json, resolve
+from ..data.origins import check_links, foreign_settings, holds_tokenizer, read_json, resolve
 from ..model import configuration_neobert
 from ..model.configuration_neobert import NeoBERTConfig
 from .code_reading import lost_buffers, sibling_imports
@@ -485,7 +485,7 @@ def check_tokenizer(subject: Subject) -> Iterator[Finding]:
     copy = "copy tokenizer.json and tokenizer_config.json of the model from which this one was made"
     if subject.layout == "adapter":  # the base model has it
         return
-    if not any(found for name in TOKENIZER_FILES for found in folder.glob(name)):
+    if not holds_tokenizer(folder):
         is_lost = settings.is_file()
         meaning = (
             "tokenizer_config.json is there, and the vocabulary is not"

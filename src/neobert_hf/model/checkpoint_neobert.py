@@ -50,8 +50,7 @@ def check_weight_files(
     if pickles and not any(name.endswith(".safetensors") for name in files):
         raise OSError(
             f"{folder} contains {pickles[0]} and no safetensors file; a pickle can execute any code and is never loaded: "
-            "if you trust it, convert it with safetensors.torch.save_file(torch.load(file, weights_only=True), "
-            "'model.safetensors', metadata={'format': 'pt'})"
+            f"convert it, which runs nothing of it: neobert convert {folder} DST"
         )
     for name in files:
         if ".index." in name and name.endswith(".json"):  # the name of a variant is between ".index." and ".json"
@@ -117,12 +116,12 @@ def check_encoder_is_complete(model, missing: set[str], unexpected: set[str]) ->
     if lost:
         hint = "it is not a NeoBERT checkpoint, or it is incomplete; check the path, or download it again"
         if any(".ffn.w1." in name for name in unexpected):
-            hint = "gate and up are separate tensors ffn.w1 and ffn.w2; store torch.cat((w1, w2)) as ffn.w12.weight"
+            hint = f"gate and up are separate tensors ffn.w1 and ffn.w2; fuse them: neobert convert {source} DST, and load DST"
         raise ValueError(f"{source} lacks {len(lost)} encoder tensors (first: {lost[0]}); {hint}")
-    if "decoder.weight" in missing and "decoder.bias" not in missing:
+    if len(missing & {"decoder.weight", "decoder.bias"}) == 1:
         raise ValueError(
-            f"{source} has decoder.bias but no decoder.weight, so its decoder was tied to the embedding; the decoder of "
-            "NeoBERT is untied: store a copy of model.encoder.weight as decoder.weight"
+            f"{source} has a decoder that is tied to the embedding or has no bias, which NeoBERT's has: write both out by "
+            f"neobert convert {source} DST, and load DST"
         )
     parameters = {name for name, _ in model.named_parameters()}
     for name in sorted(missing & parameters):

@@ -54,6 +54,10 @@ RULES = {
     **dict.fromkeys(("unpad_inputs", "sparse_prediction", "tie_word_embeddings"), FLAG),
     **dict.fromkeys(("output_hidden_states", "output_attentions", "return_dict"), optional(FLAG)),
     "num_labels": SIZE,
+    # Of the published training code and its forks, where other values are other models.
+    **dict.fromkeys(("rope", "rms_norm"), Rule((bool,), "true: NeoBERT is built so", bool)),
+    "ngpt": Rule((bool,), "false: that is another model", lambda value: not value),
+    "hidden_act": Rule((str,), "swiglu: NeoBERT is built so", lambda value: value.lower() == "swiglu"),
     "problem_type": Rule((str, NONE), "a name, or null"),
     "architectures": Rule((list, tuple, NONE), "a list of names, or null"),
 }
@@ -110,8 +114,20 @@ def merge_rope(stored: dict[str, Any], overrides: dict[str, Any]) -> dict[str, A
     return {**kept, **overrides, **scalings}
 
 
-# Keys of the published config.json that are arguments of a script, not properties of the model.
-JUNK_KEYS = ("kwargs", "trust_remote_code", "pretrained_model_name_or_path")
+# Keys of the published config.json, and of those that its training code writes, which change nothing in NeoBERT.
+JUNK_KEYS = (
+    *(
+        "kwargs",
+        "trust_remote_code",
+        "pretrained_model_name_or_path",
+        "rope",
+        "rms_norm",
+        "ngpt",
+        "hidden_act",
+        "base_scale",
+    ),
+    *("dropout", "dropout_prob", "flash_attention", "attn_backend", "kernel_backend"),
+)
 # Keys of config.json by which transformers would run code of another place: a pipeline's, a kernel's.
 CODE_KEYS = ("custom_pipelines", "attn_implementation", "_attn_implementation", "experts_implementation")
 
@@ -190,8 +206,8 @@ class NeoBERTConfig(PretrainedConfig):
         check_values(locals() | kwargs, RULES)
         if tie_word_embeddings:
             raise ValueError(
-                "tie_word_embeddings=True, but the decoder of NeoBERT has its own weights; store a copy of "
-                "model.encoder.weight as decoder.weight and set tie_word_embeddings=False"
+                "tie_word_embeddings=True, but the decoder of NeoBERT has its own weights; write them out by the command "
+                "neobert convert SRC DST, and load DST"
             )
         for key in JUNK_KEYS:
             kwargs.pop(key, None)

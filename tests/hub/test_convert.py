@@ -1,0 +1,378 @@
+"""A conversion changes no bit, gives the numbers of the oracle, leaves its source alone, and leaves nothing if it fails."""
+
+import json
+import os
+import pickle
+import shutil
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from conftest import largest_file, run_main
+from oracle import Oracle, write_checkpoint
+from safetensors.numpy import load_file, save_file
+from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, BertConfig
+
+import neobert_cli
+from neobert_hf.hub import convert as module
+from neobert_hf.hub.convert import convert
+from neobert_hf.hub.layouts import read_checkpoint
+from neobert_hf.hub.verify import verify
+
+# What the fork's exporter writes into config.json, besides sizes.
+FORK = {
+    **{"rms_norm": True, "rope": True, "hidden_act": "swiglu", "dropout": 0.1, "flash_attention": True},
+    **{"max_position_embeddings": 64, "auto_map": {"AutoConfig": "modeling_neobert.NeoBERTConfig"}},
+}
+IDS = torch.tensor([[5, 6, 7, 8, 9]])
+
+
+@pytest.fixture
+def saved(model, tokenizer, tmp_path):
+    """The tiny masked language model as save_pretrained writes it, with a tokenizer."""
+    model.save_pretrained(tmp_path / "saved")
+    tokenizer.save_pretrained(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+@pytest.fixture
+def base(saved):
+    """A folder with config and tokenizer, without weights."""
+    folder = saved.with_name("base")
+    shutil.copytree(saved, folder, ignore=shutil.ignore_patterns("*.safetensors", "*.py"))
+    return folder
+
+
+@pytest.fixture
+def fork(weights, tokenizer, tmp_path):
+    """A folder as the fork exports it: gate and up separate, a decoder that equals the embedding, no bias."""
+    folder = write_checkpoint(tmp_path / "fork", split(tied(weights)), drop=("decoder.bias",), **FORK)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def split(weights):
+    halves = {}
+    for name, value in weights.items():
+        if ".ffn.w12." in name:
+            halves[name.replace("w12", "w1")], halves[name.replace("w12", "w2")] = np.split(value, 2)
+        else:
+            halves[name] = value
+    return halves
+
+
+def tied(weights):
+    bias = np.zeros_like(weights["decoder.bias"])
+    return {**weights, "decoder.weight": weights["model.encoder.weight"].copy(), "decoder.bias": bias}
+
+
+def rewrite(folder, change, **settings):
+    """Change the tensors and the config of a folder."""
+    tensors = load_file(folder / "model.safetensors")
+    save_file(change(tensors), folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **settings}))
+    return folder
+
+
+def remove(name):
+    """The change that removes a tensor."""
+    return lambda tensors: {other: value for other, value in tensors.items() if other != name}
+
+
+def contents(folder):
+    return {
+        file.relative_to(folder): file.read_bytes() for file in folder.rglob("*") if file.is_file() or file.is_symlink()
+    }
+
+
+def assert_same_tensors(folder, expected):
+    found = load_file(folder / "model.safetensors")
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name].dtype == value.dtype and np.array_equal(found[name], value), name
+
+
+def assert_logits_of_the_oracle(folder, weights):
+    """float64, so that only the order of summation differs."""
+    model = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float64).eval()
+    oracle = Oracle(weights)
+    with torch.no_grad():
+        logits = model(IDS).logits[0].numpy()
+    assert np.abs(logits - oracle.mlm_logits(oracle.encode(IDS[0].numpy())[2])).max() < 1e-10
+
+
+# ---------------------------------------------------------------------------------------- from every layout
+
+
+@pytest.mark.compat
+def test_there_and_back_changes_no_bit_and_no_file(saved, tmp_path):
+    (saved / "README.md").write_text("the card")
+    printed = run_main(neobert_cli, "convert", saved, tmp_path / "split", "--to", "w1w2")
+    assert json.loads(printed) == {"folder": str(tmp_path / "split"), "from": "published", "to": "w1w2", "added": []}
+    assert_same_tensors(tmp_path / "split", split(load_file(saved / "model.safetensors")))
+    assert read_checkpoint(tmp_path / "split").layout == "w1w2"
+
+    convert(tmp_path / "split", tmp_path / "back")
+    assert contents(tmp_path / "back").keys() == contents(saved).keys()
+    changed = [str(name) for name, content in contents(tmp_path / "back").items() if content != contents(saved)[name]]
+    assert not set(changed) - {"model.safetensors"}  # whose header may have another order
+    assert_same_tensors(tmp_path / "back", load_file(saved / "model.safetensors"))
+
+
+@pytest.mark.compat
+def test_an_export_of_the_fork_gives_the_logits_of_the_oracle_with_code_of_its_own(fork, weights, tmp_path):
+    result = convert(fork, tmp_path / "out")
+    assert (result["from"], result["added"]) == ("w1w2", ["decoder.bias: zeros"])
+    assert_logits_of_the_oracle(tmp_path / "out", tied(weights))
+    assert verify(tmp_path / "out")["ok"]
+
+
+@pytest.mark.parametrize("settings", [{}, {"tie_word_embeddings": True}])
+def test_a_decoder_that_is_left_out_is_the_embedding(fork, weights, tmp_path, settings):
+    rewrite(fork, remove("decoder.weight"), **settings)
+    assert len(convert(fork, tmp_path / "out")["added"]) == 2
+    assert_logits_of_the_oracle(tmp_path / "out", tied(weights))
+
+
+def test_bfloat16_shards_of_the_encoder_alone_keep_their_bits(checkpoint, tokenizer, tmp_path):
+    encoder = AutoModel.from_pretrained(checkpoint, dtype=torch.bfloat16)
+    encoder.save_pretrained(tmp_path / "saved", max_shard_size="10kB")
+    tokenizer.save_pretrained(tmp_path / "saved")
+    assert len(list((tmp_path / "saved").glob("*.safetensors"))) > 2
+    convert(tmp_path / "saved", tmp_path / "split", to="w1w2")
+    convert(tmp_path / "split", tmp_path / "out")
+    again = AutoModel.from_pretrained(tmp_path / "out", dtype="auto")
+    assert again.dtype == torch.bfloat16
+    assert all(torch.equal(again.get_parameter(name), value) for name, value in encoder.named_parameters())
+
+
+def pickled(folder, layout, weights):
+    """Write weights as training code saves them."""
+    state = {name: torch.from_numpy(value) for name, value in weights.items()}
+    if layout == "state_dict.pt of compiled replicas":
+        torch.save(
+            OrderedDict((f"module._orig_mod.{name}", value) for name, value in state.items()), folder / "state_dict.pt"
+        )
+    elif layout == "pytorch_model.bin with a shared tensor":
+        state["decoder.weight"] = state["model.encoder.weight"]
+        torch.save(state, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    elif layout == "shards":
+        names = sorted(state)
+        torch.save({name: state[name] for name in names[:9]}, folder / "pytorch_model-00001-of-00002.bin")
+        torch.save({name: state[name] for name in names[9:]}, folder / "pytorch_model-00002-of-00002.bin")
+    elif layout == "DeepSpeed":
+        (folder / "latest").write_text("100\n")
+        (folder / "100").mkdir()
+        shapes = [OrderedDict((name, value.shape) for name, value in state.items())]
+        extra = {"param_shapes": shapes, "sparse_tensor_module_names": set(), "optimizer": None, "global_steps": 100}
+        torch.save({"module": state, **extra}, folder / "100/mp_rank_00_model_states.pt")
+
+
+@pytest.mark.parametrize(
+    "layout",
+    ["state_dict.pt of compiled replicas", "pytorch_model.bin with a shared tensor", "shards", "DeepSpeed"],
+)
+def test_pickled_weights_keep_their_bits(base, weights, tmp_path, layout):
+    weights = {name: value for name, value in weights.items() if not name.startswith(("dense", "classifier"))}
+    if "shared" in layout:
+        weights = {**weights, "decoder.weight": weights["model.encoder.weight"]}
+    pickled(base, layout, weights)
+    convert(base, tmp_path / "out")
+    assert_same_tensors(tmp_path / "out", weights)
+    assert_logits_of_the_oracle(tmp_path / "out", weights)
+
+
+@pytest.mark.compat
+def test_the_base_gives_config_and_tokenizer_to_the_weights_of_a_training(base, weights, oracle, tmp_path):
+    """The head of the weights decides the class and the number of labels."""
+    (tmp_path / "step").mkdir()
+    state = {name: torch.from_numpy(value) for name, value in weights.items() if not name.startswith("decoder")}
+    torch.save(state, tmp_path / "step/state_dict.pt")
+    run_main(neobert_cli, "convert", tmp_path / "step", tmp_path / "out", "--base", base)
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out", dtype=torch.float64).eval()
+    expected = oracle.class_logits(oracle.encode(IDS[0].numpy())[2])
+    with torch.no_grad():
+        assert np.abs(model(IDS).logits[0].numpy() - expected).max() < 1e-10
+    assert (tmp_path / "out/tokenizer.json").exists()
+
+
+# ---------------------------------------------------------------------------------------- refused
+
+
+class Trap:
+    """Unpickling an object of this class creates a file."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return (open, (self.path, "w"))
+
+
+def assert_refused(error, message, source, out, **arguments):
+    """The conversion raises the error in one line, and changes no file beside its source."""
+    before = contents(out.parent)
+    with pytest.raises(error, match=message) as caught:
+        convert(source, out, **arguments)
+    assert "\n" not in str(caught.value)
+    assert contents(out.parent) == before and not out.exists()
+
+
+def test_a_pickle_that_runs_code_is_refused_with_the_way_out(base, tmp_path):
+    (base / "pytorch_model.bin").write_bytes(pickle.dumps(Trap(tmp_path / "sprung"), protocol=2))
+    message = r"cannot be read without running code \(it holds objects of io.open\); if you trust it, .*state_dict.pt"
+    assert_refused(OSError, message, base, tmp_path / "out")
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"not a pickle", {"weights": 1}, [1], {}])
+def test_a_pickle_without_weights_is_refused(base, tmp_path, content):
+    if isinstance(content, bytes):
+        (base / "state_dict.pt").write_bytes(content)
+    else:
+        torch.save(content, base / "state_dict.pt")
+    assert_refused(OSError, r"state_dict.pt cannot be read without running code \(", base, tmp_path / "out")
+
+
+@pytest.mark.parametrize("shards", ["rounded", "empty", "several"])
+def test_shards_of_zero_are_refused_with_the_script_that_merges_them(base, weights, tmp_path, shards):
+    state = {name: torch.from_numpy(value) for name, value in weights.items()}
+    names = ["mp_rank_00_model_states.pt"]
+    if shards == "rounded":
+        state = {name: value.bfloat16() for name, value in state.items()}
+        (base / "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt").touch()
+    elif shards == "empty":
+        state = {name: value.new_empty(0) for name, value in state.items()}
+    else:
+        names = [f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt" for rank in range(2)]
+    for name in names:
+        torch.save({"module": state}, base / name)
+    assert_refused(OSError, r"python zero_to_fp32.py \. MERGED --safe_serialization", base, tmp_path / "out")
+
+
+REFUSED = {
+    "NeoDictaBERT": (ValueError, "marks a NeoDictaBERT", lambda f: rewrite(f, dict, encoder_init_range=0.02)),
+    "another model": (ValueError, "this is a bert, not", lambda f: BertConfig().save_pretrained(f)),
+    "no rotation": (ValueError, "rope=False must be true", lambda f: rewrite(f, dict, rope=False)),
+    "another activation": (ValueError, "'gelu' must be swiglu", lambda f: rewrite(f, dict, hidden_act="gelu")),
+    "a class of others": (ValueError, "no class of NeoBERT", lambda f: rewrite(f, dict, architectures=["Bert"])),
+    "no config": (ValueError, "holds no config.json.*--base", lambda f: (f / "config.json").unlink()),
+    "a damaged config": (OSError, "is not a JSON object", lambda f: (f / "config.json").write_text("{")),
+    "no tokenizer": (ValueError, "holds no tokenizer.*--base", lambda f: (f / "tokenizer.json").unlink()),
+    "no weights": (OSError, "holds no weights", lambda f: (f / "model.safetensors").unlink()),
+    "truncated": (OSError, "truncated or damaged", lambda f: os.truncate(f / "model.safetensors", 9999)),
+    "a lost tensor": (
+        ValueError,
+        "lacks 1 tensors.*incomplete",
+        lambda f: rewrite(f, remove("model.layer_norm.weight")),
+    ),
+    "a lost half": (
+        ValueError,
+        "no ffn.w2 of its shape",
+        lambda f: rewrite(f, remove("model.transformer_encoder.1.ffn.w2.weight")),
+    ),
+    "an unknown tensor": (
+        ValueError,
+        r"does not have \(first: model.position\)",
+        lambda f: rewrite(f, lambda tensors: {**tensors, "model.position": np.zeros(3, np.float32)}),
+    ),
+    "a tensor twice": (
+        ValueError,
+        "holds decoder.weight twice",
+        lambda f: rewrite(f, lambda tensors: {**tensors, "model.decoder.weight": tensors["decoder.weight"]}),
+    ),
+    "another width": (ValueError, "its config.json gives", lambda f: rewrite(f, dict, intermediate_size=300)),
+    "integers": (
+        ValueError,
+        "before it is quantized",
+        lambda f: rewrite(f, lambda tensors: {name: value.astype(np.int8) for name, value in tensors.items()}),
+    ),
+    "a decoder that is not tied": (
+        ValueError,
+        "is not the embedding",
+        lambda f: rewrite(f, lambda t: {**t, "decoder.weight": t["decoder.weight"] + 1}, tie_word_embeddings=True),
+    ),
+    "no decoder": (
+        ValueError,
+        "lacks 2 tensors",
+        lambda f: rewrite(f, remove("decoder.weight"), tie_word_embeddings=False),
+    ),
+    "an index of missing shards": (
+        OSError,
+        "names gone.safetensors, which is missing",
+        lambda f: with_index(f, "gone.safetensors"),
+    ),
+    "an index that leaves the folder": (
+        OSError,
+        "only .safetensors files inside",
+        lambda f: with_index(f, "../saved/model.safetensors"),
+    ),
+    "a link out of the folder": (
+        ValueError,
+        "outside its folder",
+        lambda f: (f / "notes.txt").symlink_to("/etc/hosts"),
+    ),
+}
+
+
+def with_index(folder, shard):
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"decoder.weight": shard}}))
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_source_that_is_wrong_is_refused_and_nothing_is_written(fork, tmp_path, case):
+    error, message, damage = REFUSED[case]
+    damage(fork)
+    assert_refused(error, message, fork, tmp_path / "out")
+
+
+def test_a_flipped_bit_in_the_header_is_refused_or_harmless(fork, weights, tmp_path):
+    file = fork / "model.safetensors"
+    whole = file.read_bytes()
+    size = 8 + int.from_bytes(whole[:8], "little")
+    for position in np.random.default_rng(0).integers(0, size, 25):
+        damaged = bytearray(whole)
+        damaged[position] ^= 4
+        file.write_bytes(damaged)
+        try:
+            convert(fork, tmp_path / "out")
+        except (OSError, ValueError):
+            assert not (tmp_path / "out").exists()
+        else:
+            assert_logits_of_the_oracle(tmp_path / "out", tied(weights))
+            shutil.rmtree(tmp_path / "out")
+
+
+def test_the_target_may_neither_hold_files_nor_lie_in_the_source(saved, tmp_path):
+    assert_refused(ValueError, "inside the source", saved, saved / "out")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="is not an empty folder"):
+        convert(saved, tmp_path / "out")
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["notes.txt"]
+
+
+def test_an_id_that_cannot_be_reached_is_one_line(tmp_path):
+    assert_refused(OSError, "^nobody/nothing cannot be downloaded", "nobody/nothing", tmp_path / "out")
+
+
+@pytest.mark.parametrize("source", ["safetensors", "pickle"])
+def test_a_full_disk_leaves_nothing(fork, tmp_path, source):
+    if source == "pickle":
+        state = {name: torch.from_numpy(value) for name, value in load_file(fork / "model.safetensors").items()}
+        torch.save(state, fork / "state_dict.pt")
+        (fork / "model.safetensors").unlink()
+    with largest_file(20_000):
+        assert_refused(OSError, "could not be (written|converted)", fork, tmp_path / "out")
+
+
+def test_an_interrupted_conversion_has_no_config(fork, tmp_path, monkeypatch):
+    def interrupt(model, folder, layout):
+        assert not (folder / "config.json").exists() and (folder / "model.safetensors").exists()
+        raise KeyboardInterrupt("stop")
+
+    monkeypatch.setattr(module, "save_config", interrupt)
+    assert_refused(KeyboardInterrupt, "^stop$", fork, tmp_path / "out")
