@@ -9,6 +9,7 @@ help. To add a command, write this function and add it to COMMANDS.
 
 import argparse
 import difflib
+import importlib.util
 import inspect
 import json
 import os
@@ -179,6 +180,7 @@ def doctor(parser: Parser) -> Run:
     text = "The model from which this one was fine-tuned: finds a fine-tuning without positions."
     add("--base", metavar="MODEL", help=text)
     add("--json", dest="as_json", action="store_true", help="Print one JSON object.")
+    parser.set_defaults(skips_torch=True)
 
     def run(source: str, base: str | None, as_json: bool) -> None:
         from neobert_hf.hub.doctor import examine, report_lines
@@ -213,6 +215,17 @@ def convert(parser: Parser) -> Run:
         print(json.dumps(convert(**options)))
 
     return run
+
+
+def _skip_torch() -> None:
+    """Import the package's modules without its `__init__`, and transformers without torch: 4 s and 300 MB less.
+
+    For a command that builds no model.
+    """
+    if "neobert_hf" not in sys.modules:
+        sys.modules["neobert_hf"] = importlib.util.module_from_spec(importlib.util.find_spec("neobert_hf"))
+        sys.modules["torch"] = None  # as if it were not installed
+        os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # of transformers, that there is no torch
 
 
 def _prepare() -> None:
@@ -263,6 +276,8 @@ def main() -> None:
     if command is None:
         return run()
     try:
+        if options.pop("skips_torch", False):
+            _skip_torch()
         from neobert_hf.runs.commands import run_command
     except KeyboardInterrupt:  # the import takes seconds
         raise SystemExit(130) from None

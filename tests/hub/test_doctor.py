@@ -82,6 +82,11 @@ def without(*names):
     return lambda folder: weights(folder, lambda tensors: {k: v for k, v in tensors.items() if k not in names})
 
 
+def add_classifier(folder, rows):
+    head = {"classifier.weight": np.ones((rows, 32), np.float32), "classifier.bias": np.ones(rows, np.float32)}
+    weights(folder, lambda tensors: tensors | head)
+
+
 def pickled(name):
     def change(folder):
         torch.save({"a": torch.zeros(2)}, folder / name)
@@ -214,8 +219,13 @@ ZOO = {
         lambda folder: weights(folder, lambda t: {k: v for k, v in t.items() if "encoder.2." not in k}),
         {"config-mismatch"},
     ),
+    "another number of classes": (
+        lambda folder: settings(folder, architectures=["NeoBERTForTokenClassification"]) or add_classifier(folder, 7),
+        {"shape"},
+    ),
     "no head": (without("decoder.weight", "decoder.bias"), {"tensors-missing"}),
     "a tensor of an odd shape": (lambda f: weights(f, lambda t: t.update({WO: t[WO][:-1].copy()})), {"shape"}),
+    "names of a wrapper": (lambda f: weights(f, lambda t: {f"module.{k}": v for k, v in t.items()}), {"prefix"}),
     "integers": (lambda f: weights(f, lambda t: t.update({WO: t[WO].astype(np.int8)})), {"dtype"}),
     # numbers
     "NaN": (put(WO, np.nan), {"nan"}),
@@ -233,7 +243,7 @@ ZOO = {
     "no config": (lambda folder: (folder / "config.json").unlink(), {"config-missing"}),
     "half a config": (
         lambda folder: (folder / "config.json").write_text('{"model_type":'),
-        {"json-damaged", "weights-missing"},
+        {"config-unreadable"},
     ),
     "another model type": (lambda folder: settings(folder, model_type="bert"), {"other-model"}),
     "a wrong value": (lambda folder: settings(folder, norm_eps=-1), {"config-invalid"}),

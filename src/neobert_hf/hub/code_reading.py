@@ -1,6 +1,9 @@
 """What Python code would do, judged by its syntax tree; nothing is executed."""
 
 import ast
+import re
+
+POSITIONS = re.compile("freq|rot|rope|cos|sin|pos")  # in the name of a tensor that depends on positions
 
 
 def sibling_imports(tree: ast.Module) -> set[str]:
@@ -9,8 +12,8 @@ def sibling_imports(tree: ast.Module) -> set[str]:
     return {node.module.partition(".")[0] for node in imports if node.module}
 
 
-def lost_buffers(tree: ast.Module) -> set[str]:
-    """Return the tensors that classes compute in `__init__`, and that `_init_weights` does not compute again.
+def lost_positions(tree: ast.Module) -> set[str]:
+    """Return the tensors of positions that classes compute in `__init__`, and `_init_weights` does not compute again.
 
     transformers 5 builds a model without data and loads the files into it: a tensor that no file holds has no values then.
     transformers itself computes `inv_freq` again if `original_inv_freq` is beside it.
@@ -26,7 +29,7 @@ def lost_buffers(tree: ast.Module) -> set[str]:
             names |= {target.attr for target in node.targets if isinstance(target, ast.Attribute)}
     if "original_inv_freq" in names:
         names -= {"inv_freq", "original_inv_freq"}
-    return {name for name in names if repr(name) not in mended}
+    return {name for name in names if POSITIONS.search(name) and repr(name) not in mended}
 
 
 def computes_frequencies(node: ast.expr) -> bool:

@@ -22,14 +22,16 @@ from tokenizers import Tokenizer
 from ..data.origins import check_links, foreign_settings, holds_tokenizer, read_json, resolve
 from ..model import configuration_neobert
 from ..model.configuration_neobert import NeoBERTConfig
-from .code_reading import lost_buffers, sibling_imports
+from .code_reading import lost_positions, sibling_imports
+from .expected_tensors import BLOCK, expected_shapes, stored_sizes
 from .layouts import INDEX, Checkpoint, StoredTensor, canonical_name, read_checkpoint, read_header
 from .stored_numbers import FLOATS, LARGEST, ROUNDING, changes_of_rows, odd_values
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
 OWN_CODE = Path(configuration_neobert.__file__).parent
+# A folder without weights is a checkpoint that lacks them if it has one of these files.
+MARKS = ("config.json", "modules.json", "adapter_config.json", "model.safetensors", INDEX)
 CONTEXTUAL = "contextual_neobert"  # the model type of ContextualNeoBERTConfig, whose module imports torch
-BLOCK = re.compile(r"model\.transformer_encoder\.(\d+)\.(.+)")
 
 
 @dataclass(frozen=True)
@@ -101,13 +103,14 @@ class Subject:
         return sorted(file for folder in folders for file in folder.glob(pattern) if file.is_file())
 
     def name(self, file: Path) -> str:
-        """Path of a file inside the folder."""
-        return os.path.relpath(file, self.folder)
+        """Path of a file inside the folder; the source for the folder itself."""
+        return self.source if file == self.folder else os.path.relpath(file, self.folder)
 
     @property
     def again(self) -> str:
         """How to get an undamaged copy."""
-        return "download or copy the checkpoint again: `hf download ORG/NAME --local-dir FOLDER`"
+        name = "ORG/NAME" if Path(self.source).is_dir() else self.source
+        return f"copy the checkpoint again, or download it: hf download {name} --local-dir NEW_FOLDER"
 
     @property
     def rebuild(self) -> str:
@@ -133,7 +136,7 @@ def examine(source: str | Path, base: str | Path | None = None) -> dict[str, Any
 
     Raises:
         ValueError: `source` or `base` is neither a folder nor an id, or `base` has no such layers.
-        OSError: The repository cannot be reached, or the base model cannot be read.
+        OSError: The repository cannot be reached, the folder holds no checkpoint, or the base model cannot be read.
     """
     subject = read_subject(str(source))
     findings = [finding for check in CHECKS for finding in check(subject)]
@@ -169,11 +172,13 @@ def read_subject(source: str) -> Subject:
         # A contextual model has the shape of its encoders. Loading accepts what is tied.
         ignored = ("model_type", "tie_word_embeddings")
         shape = NeoBERTConfig.from_dict({key: value for key, value in config.items() if key not in ignored})
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         faults["shape"] = one_line(error)
     try:
         checkpoint = read_checkpoint(main)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
+        if not any((folder / name).exists() for name in MARKS):
+            raise
         faults["checkpoint"] = one_line(error)
     return Subject(source, folder, modules, main, config, shape, checkpoint, faults)
 
@@ -204,18 +209,21 @@ def check_json(subject: Subject) -> Iterator[Finding]:
         if "is not JSON" not in str(error):  # which is found below
             yield Finding("link", subject.source, one_line(error), "replace the link by the file itself, or remove it")
     for file in subject.files("*.json"):
+        if file == subject.main / "config.json" and not subject.config:
+            continue  # `check_layout` says that it is damaged
         try:
             settings = list(foreign_settings(file))
         except (OSError, ValueError, RecursionError) as error:
-            yield Finding("json-damaged", subject.name(file), f"it cannot be read: {error}", subject.again)
+            meaning = f"it cannot be read: {one_line(error).partition(';')[0]}"
+            yield Finding("json-damaged", subject.name(file), meaning, subject.again)
             continue
         for key, value in settings:
-            where = f"{subject.name(file)}: {key} = {json.dumps(value)[:200]}"
+            where = f"{subject.name(file)}: {key}"
             if key == "auto_map" and all(re.fullmatch(r"\w+\.\w+", str(leaf)) for leaf in leaves(value)):
                 meaning = "the code that it names is not in the folder, so only an installed neobert_hf loads the model"
                 yield Finding("code-missing", where, meaning, subject.rebuild, is_error=False)
             else:
-                meaning = "trust_remote_code=True runs code of another place, which can change at any time"
+                meaning = f"code of another place runs, which can change at any time: {json.dumps(value)[:200]}"
                 yield Finding("foreign-code", where, meaning, f"remove this key, or: {subject.rebuild}")
 
 
@@ -233,7 +241,7 @@ def check_pickles(subject: Subject) -> Iterator[Finding]:
     weights = subject.checkpoint.files if subject.checkpoint else ()
     pickles = [file for file in subject.files("*") if file.suffix in PICKLES and file not in weights]
     if pickles:
-        names = ", ".join(subject.name(file) for file in pickles)
+        names = listed([subject.name(file) for file in pickles])
         meaning = "a pickle can run any code when it is loaded; a model needs none"
         yield Finding("pickle", names, meaning, "remove it before you publish; open only your own", is_error=False)
 
@@ -284,11 +292,14 @@ def check_layout(subject: Subject) -> Iterator[Finding]:
         meaning = "no tensor has a name of NeoBERT, so all weights would be random"
         yield Finding("other-tensors", first, meaning, "choose a checkpoint of NeoBERT")
     elif layout == "unreadable":
-        damaged = [error for file in subject.files("*.safetensors") for error in [header_error(file)] if error]
-        has_index = (subject.main / INDEX).is_file()
-        code = "weights-damaged" if damaged else "index" if has_index else "weights-missing"
-        mend = subject.again + (", with its pickles, which doctor does not download" if not damaged else "")
-        yield Finding(code, subject.name(subject.folder), subject.faults["checkpoint"], mend)
+        if not subject.config and (subject.main / "config.json").exists():
+            code, where = "config-unreadable", subject.main / "config.json"
+        elif any(map(header_error, subject.files("*.safetensors"))):
+            code, where = "weights-damaged", subject.main
+        else:
+            code, where = "index" if (subject.main / INDEX).is_file() else "weights-missing", subject.main
+        mend = f"{subject.again}; if its weights are pickled: {subject.convert}"
+        yield Finding(code, subject.name(where), subject.faults["checkpoint"], mend)
 
 
 def header_error(file: Path) -> str:
@@ -305,7 +316,7 @@ def check_config(subject: Subject) -> Iterator[Finding]:
     if subject.layout in ("adapter", "neodictabert"):
         return
     where = subject.name(subject.main / "config.json")
-    if not (subject.main / "config.json").is_file():
+    if not (subject.main / "config.json").exists():
         meaning = "the shape of the model is unknown, so nothing loads it"
         yield Finding("config-missing", where, meaning, "copy config.json of the same model into the folder")
     if not subject.config:
@@ -322,27 +333,11 @@ def check_config(subject: Subject) -> Iterator[Finding]:
         yield Finding("config-invalid", where, subject.faults["shape"], "correct this value in config.json")
 
 
-def stored_sizes(subject: Subject) -> dict[str, int]:
-    """Return the sizes of the model as its tensors have them, by the names in the config."""
-    tensors, sizes = subject.tensors, {}
-    embedding = tensors.get("model.encoder.weight")
-    if embedding and len(embedding.shape) == 2:
-        sizes["vocab_size"], sizes["hidden_size"] = embedding.shape
-    blocks = [BLOCK.fullmatch(name) for name in tensors]
-    sizes["num_hidden_layers"] = 1 + max((int(found[1]) for found in blocks if found), default=-1)
-    widths = [
-        tensor.shape[1] for name, tensor in tensors.items() if name.endswith(".ffn.w3.weight") and tensor.shape[1:]
-    ]
-    if widths:
-        sizes["swiglu_width"] = max(set(widths), key=widths.count)
-    return sizes
-
-
 def check_sizes(subject: Subject) -> Iterator[Finding]:
     """Sizes that differ between config and tensors."""
     if not subject.is_plain:
         return
-    for name, stored in stored_sizes(subject).items():
+    for name, stored in stored_sizes(subject.tensors).items():
         given = getattr(subject.shape, name)
         if stored != given:
             key = "intermediate_size" if name == "swiglu_width" else name
@@ -353,41 +348,12 @@ def check_sizes(subject: Subject) -> Iterator[Finding]:
             yield Finding("config-mismatch", f"config.json: {key}", meaning, mend)
 
 
-def expected_shapes(subject: Subject) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each tensor by its name, in the sizes of most tensors, with the head that the config names."""
-    config, sizes = subject.shape, stored_sizes(subject)
-    vocab, hidden = sizes.get("vocab_size", config.vocab_size), sizes.get("hidden_size", config.hidden_size)
-    width = sizes.get("swiglu_width", config.swiglu_width)
-    block = {"attention_norm": (hidden,), "qkv": (3 * hidden, hidden), "wo": (hidden, hidden), "ffn_norm": (hidden,)}
-    is_split = subject.layout == "w1w2"
-    block |= {"ffn.w1": (width, hidden), "ffn.w2": (width, hidden)} if is_split else {"ffn.w12": (2 * width, hidden)}
-    block["ffn.w3"] = (hidden, width)
-    shapes = {"model.encoder.weight": (vocab, hidden), "model.layer_norm.weight": (hidden,)}
-    for i in range(sizes["num_hidden_layers"]):
-        shapes |= {f"model.transformer_encoder.{i}.{name}.weight": shape for name, shape in block.items()}
-    for name, rows in head_layers(config, vocab, hidden).items():
-        shapes |= {f"{name}.weight": (rows, hidden), f"{name}.bias": (rows,)}
-    return shapes
-
-
-def head_layers(config: NeoBERTConfig, vocab: int, hidden: int) -> dict[str, int]:
-    """Return the layers of the head that the config names, with their numbers of outputs."""
-    architecture = (config.architectures or [""])[0]
-    if architecture in ("NeoBERTLMHead", "NeoBERTForMaskedLM"):
-        return {"decoder": vocab}
-    if architecture == "NeoBERTForQuestionAnswering":
-        return {"qa_outputs": 2}
-    rows = 1 if architecture == "NeoBERTForMultipleChoice" else config.num_labels
-    dense = {} if architecture == "NeoBERTForTokenClassification" else {"dense": hidden}
-    is_classifier = re.fullmatch(r"NeoBERTFor(Sequence|Token)Classification|NeoBERTForMultipleChoice", architecture)
-    return dense | {"classifier": rows} if is_classifier else {}
-
-
 def check_tensors(subject: Subject) -> Iterator[Finding]:
     """Tensors that are missing, of an odd shape or type, or unknown."""
     if not subject.is_plain:
         return
-    tensors, shapes = subject.tensors, expected_shapes(subject)
+    tensors, sizes = subject.tensors, stored_sizes(subject.tensors)
+    shapes = expected_shapes(subject.shape, sizes, is_split=subject.layout == "w1w2")
     missing = sorted(shapes.keys() - tensors.keys())
     is_tied = len(missing) == 1 or subject.config.get("tie_word_embeddings")
     if missing and set(missing) <= {"decoder.weight", "decoder.bias"} and is_tied:
@@ -398,13 +364,20 @@ def check_tensors(subject: Subject) -> Iterator[Finding]:
     elif missing:
         meaning = "loading is refused, or these layers get random weights"
         yield Finding("tensors-missing", listed(missing), meaning, subject.again)
-    for name in sorted(shapes.keys() & tensors.keys()):
-        if tensors[name].shape != shapes[name]:
-            meaning = f"its shape is {tensors[name].shape}, and the rest of the model requires {shapes[name]}"
-            yield Finding("shape", name, meaning, "correct num_labels in config.json, or " + subject.again)
+    if odd := sorted(name for name in shapes.keys() & tensors.keys() if tensors[name].shape != shapes[name]):
+        meaning = (
+            f"the shape of the first is {tensors[odd[0]].shape}, and config and other tensors require {shapes[odd[0]]}"
+        )
+        yield Finding(
+            "shape", listed(odd), meaning, f"correct num_labels in config.json if it is that; else {subject.again}"
+        )
     if odd := sorted(name for name, tensor in tensors.items() if tensor.dtype not in FLOATS):
         meaning = f"{tensors[odd[0]].dtype} is no type of trained weights, and config.json names no quantization"
         yield Finding("dtype", listed(odd), meaning, subject.again)
+    stored = subject.checkpoint.tensors
+    if wrapped := sorted(name for name in stored if canonical_name(name) not in (name, f"model.{name}")):
+        meaning = "a wrapper (DistributedDataParallel, torch.compile) added a prefix to the names, so the tensors are not found"
+        yield Finding("prefix", listed(wrapped), meaning, subject.convert)
     known = re.compile(r"(decoder|dense|classifier|qa_outputs)\.(weight|bias)")
     if unknown := sorted(name for name in tensors.keys() - shapes.keys() if not known.fullmatch(name)):
         meaning = "NeoBERT has no such tensors; they are ignored here, and llama.cpp refuses the file"
@@ -460,7 +433,7 @@ def check_code(subject: Subject) -> Iterator[Finding]:
             yield Finding("code-incomplete", subject.name(file), meaning, drop_in)
         if own.is_file() and own.read_bytes() == content:
             continue
-        if buffers := sorted(lost_buffers(tree) - stored):
+        if buffers := sorted(lost_positions(tree) - stored):
             meaning = (
                 f"it computes {listed(buffers)} in __init__, and no file holds it: transformers 5 leaves it uninitialised, so "
                 "outputs are NaN, or positions are lost without an error; a fine-tune made so is damaged (--base shows it)"
@@ -496,7 +469,7 @@ def check_tokenizer(subject: Subject) -> Iterator[Finding]:
             "tokenizer-missing", subject.name(file), f"{meaning}: texts cannot be read", copy, is_error=is_lost
         )
         return
-    vocab_size = stored_sizes(subject).get("vocab_size", subject.config.get("vocab_size"))
+    vocab_size = stored_sizes(subject.tensors).get("vocab_size", subject.config.get("vocab_size"))
     try:
         vocabulary = read_vocabulary(folder)
     except Exception as error:  # tokenizers raises Exception itself
@@ -587,14 +560,14 @@ CHECKS = (
 
 
 def report_lines(report: dict[str, Any]) -> Iterator[str]:
-    """Return a report of `examine` as text; names from files cannot control the terminal."""
+    """Return the lines of a report of `examine`; a name from a file cannot control the terminal."""
+    lines, severities = [], [finding["severity"] for finding in report["findings"]]
     for finding in report["findings"]:
-        yield f"{finding['severity']} {finding['code']}: {finding['where']}"
-        yield f"  {finding['meaning']}"
-        yield f"  mend: {finding['mend']}"
-    counts = [finding["severity"] for finding in report["findings"]]
-    result = (
-        ", ".join(f"{counts.count(kind)} {kind}s" for kind in ("error", "remark") if kind in counts) or "nothing found"
-    )
-    size = f"{report['num_tensors']} tensors, {report['num_parameters']:,} parameters, {', '.join(report['dtypes'])}"
-    yield f"{report['source']}: {result}; layout {report['layout']}" + (f", {size}" if report["num_tensors"] else "")
+        lines += [f"{finding['severity']} {finding['code']}: {finding['where']}", f"  {finding['meaning']}"]
+        lines += [f"  mend: {finding['mend']}"]
+    counts = {kind: severities.count(kind) for kind in ("error", "remark") if kind in severities}
+    result = ", ".join(f"{count} {kind}{'s' * (count > 1)}" for kind, count in counts.items()) or "nothing found"
+    size = f", {report['num_tensors']} tensors, {report['num_parameters']:,} numbers, {', '.join(report['dtypes'])}"
+    lines += [f"{report['source']}: {result}; layout {report['layout']}" + size * bool(report["num_tensors"])]
+    for line in lines:
+        yield "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in line)
