@@ -1,19 +1,27 @@
 """`neobert doctor` names each kind of damage, and finds nothing in good checkpoints. It runs nothing and changes nothing."""
 
+import contextlib
+import io
 import json
 import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from conftest import GOLDEN
 from oracle import CONFIG, random_weights, write_checkpoint
 from safetensors.numpy import load_file, save_file
 
+import neobert_cli
 import neobert_hf
 from neobert_hf import AUTO_CLASSES, NeoBERTForMaskedLM, NeoBERTForSequenceClassification
 from neobert_hf.hub.doctor import examine
+from neobert_hf.hub.layouts import read_header
 from neobert_hf.hub.stored_numbers import odd_values
 from neobert_hf.model import modeling_neobert
 
@@ -373,20 +381,15 @@ def test_remarks_leave_a_folder_clean(good, tmp_path):
     "place", [0, 262_144, 300_000]
 )  # the first and the last number, and the first of the second part
 def test_one_odd_number_is_found_at_each_place_in_each_type(tmp_path, dtype, value, kind, place):
-    from safetensors.torch import save_file
-
-    from neobert_hf.hub.layouts import read_header
-
     tensor = torch.randn(300_001).to(dtype)
     tensor[place] = float(value)
     if dtype == torch.float16 and abs(float(value)) > 65504:  # becomes infinity
         kind = kind if kind == "nan" else "infinity"
-    save_file({"a": tensor, "b": torch.tensor([float("nan")])}, tmp_path / "x.safetensors")
+    safetensors.torch.save_file({"a": tensor, "b": torch.tensor([float("nan")])}, tmp_path / "x.safetensors")
     assert odd_values(read_header(tmp_path / "x.safetensors")["a"]) == ({kind} if kind else set())
 
 
 def test_an_empty_tensor_and_all_odd_numbers_together(tmp_path):
-    from neobert_hf.hub.layouts import read_header
 
     odd = np.array([np.nan, np.inf, 1e30], np.float32)
     save_file({"a": odd, "b": np.zeros((0, 3), np.float32), "c": odd[2:]}, tmp_path / "x.safetensors")
@@ -438,3 +441,78 @@ def test_another_base_model_is_refused_in_one_line(good, tmp_path):
         ValueError, match=r"the base model .*other has no model\.transformer_encoder\.0\.qkv\.weight of the shape"
     ):
         examine(good, base=other)
+
+
+# --- The command -------------------------------------------------------------------------------------------------------
+
+
+def run(*arguments):
+    """Run the command in this process; returns its status or its line of error, and its output."""
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
+        patch.setattr(sys, "argv", ["neobert", "doctor", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            neobert_cli.main()
+    return ended.value.code, printed.getvalue()
+
+
+def test_the_command_prints_findings_as_text_or_json_and_its_status_says_whether_there_is_an_error(good, tmp_path):
+    shutil.copytree(good, tmp_path / "model")
+    put(WO, np.nan)(tmp_path / "model")
+    weights(tmp_path / "model", lambda tensors: tensors | {"\x1b[31mred\n": np.ones(1, np.float32)})
+    status, text = run(tmp_path / "model")
+    assert status == 1 and "\x1b" not in text  # a name cannot control the terminal
+    assert text.splitlines()[0] == f"error nan: model.safetensors: {WO}"
+    assert "remark tensors-unknown: \\x1b[31mred\\n" in text.splitlines()
+    assert text.splitlines()[-1].startswith(f"{tmp_path / 'model'}: 1 error, 1 remark; layout published, 23 tensors, ")
+    status, text = run(tmp_path / "model", "--json")
+    report = json.loads(text)
+    assert status == 1 and not report["is_clean"]
+    assert [set(finding) for finding in report["findings"]] == [{"severity", "code", "where", "meaning", "mend"}] * 2
+    status, text = run(good)
+    assert status == 0 and len(text.splitlines()) == 1 and "nothing found; layout published" in text
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ("org/nothing", "neobert doctor: org/nothing cannot be downloaded"),
+        ("../nothing", "neobert doctor: ../nothing does not exist; give an existing folder, or an id"),
+        (".", "neobert doctor: . holds no weights; give a folder with"),
+    ],
+)
+def test_a_source_that_cannot_be_read_is_an_error_in_one_line(tmp_path, monkeypatch, source, line):
+    monkeypatch.chdir(tmp_path)
+    message, text = run(source)
+    assert not text and message.startswith(line) and "\n" not in message
+
+
+SCRIPT = """
+import neobert_cli, re, sys
+sys.argv = ["neobert", "doctor", sys.argv[1]]
+try:
+    neobert_cli.main()
+finally:
+    loaded = [name for name in ("torch", "neobert_hf.embeddings") if sys.modules.get(name)]
+    print(loaded, *re.findall(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read()))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_command_examines_a_gigabyte_in_less_than_300_mb_and_without_torch(tmp_path):
+    """The last number of the file is NaN, so the whole file is read."""
+    width = 1 << 18
+    header = {"model.encoder.weight": {"dtype": "F32", "shape": [1000, width], "data_offsets": [0, 4000 * width]}}
+    header = json.dumps(header).encode()
+    with (tmp_path / "model.safetensors").open("wb") as stream:
+        stream.write(len(header).to_bytes(8, "little") + header)
+        stream.seek(4000 * width - 4, os.SEEK_CUR)  # a hole, which takes no disk
+        stream.write(np.float32("nan").tobytes())
+    (tmp_path / "config.json").write_text(
+        json.dumps(CONFIG | {"hidden_size": width, "vocab_size": 1000, "dim_head": width // 4})
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(neobert_cli.__file__).parent)}
+    options = {"env": environment, "capture_output": True, "text": True}
+    process = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], **options)
+    assert process.returncode == 1 and "error nan: " in process.stdout and not process.stderr
+    loaded, _, peak_kb = process.stdout.splitlines()[-1].rpartition(" ")
+    assert loaded == "[]" and int(peak_kb) < 300_000
