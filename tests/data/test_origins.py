@@ -8,7 +8,8 @@ import pytest
 from transformers import AutoTokenizer, BertTokenizerFast, Trainer, TrainingArguments
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, contextual_sentence_transformer, sentence_transformer
-from neobert_hf.data.origins import check_links, check_own_code, check_source, load_tokenizer
+from neobert_hf.data import origins
+from neobert_hf.data.origins import check_links, check_own_code, check_source, load_tokenizer, resolve
 from neobert_hf.embeddings.vector_files import open_for_inference
 
 FOREIGN = {  # settings by which a loader runs code of another place, by the file that holds them
@@ -200,3 +201,29 @@ def test_a_file_outside_the_folder_is_refused_under_any_key_of_the_tokenizer(tmp
             check_links(folder)
     (folder / "tokenizer_config.json").write_text(json.dumps({key: "tokenizer_config.json", "pad_token": "[PAD]"}))
     check_links(folder)
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[]", '{"model": {"type": "Nothing"}}'])
+def test_a_damaged_tokenizer_is_an_error_that_names_its_folder(theirs, content):
+    (theirs / "tokenizer.json").write_text(content)
+    with pytest.raises(OSError, match=f"the tokenizer of {theirs} cannot be read"):
+        load_tokenizer(str(theirs))
+
+
+def test_a_source_is_a_folder_as_it_is_or_the_data_files_of_an_id(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        origins, "snapshot_download", lambda name, allow_patterns: asked.append(allow_patterns) or tmp_path
+    )
+    assert resolve(tmp_path) == tmp_path and not asked
+    assert resolve("org/name") == resolve("org/name", ["*.py"]) == tmp_path
+    assert not any("py" in pattern or "bin" in pattern or pattern == "*" for pattern in asked[0])
+    assert asked[1] == [*asked[0], "*.py"]
+
+
+def test_a_source_that_cannot_be_reached_is_one_line():
+    with pytest.raises(OSError, match=r"^org/name cannot be downloaded") as caught:
+        resolve("org/name")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match="gone/folder/of/three does not exist"):
+        resolve("gone/folder/of/three")

@@ -193,7 +193,12 @@ def load_tokenizer(source: str, vocab_size: int | None = None) -> PreTrainedToke
     folder = Path(source)
     if folder.is_dir() and not holds_tokenizer(folder):
         raise ValueError(f"{source} holds no tokenizer ({' or '.join(TOKENIZER_FILES)}); copy that of its model there")
-    tokenizer = AutoTokenizer.from_pretrained(source)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    except (OSError, ImportError):
+        raise
+    except Exception as error:  # tokenizers raises this class, and json errors do not name the file
+        raise OSError(f"the tokenizer of {source} cannot be read ({error}); download or copy it again") from error
     if vocab_size is None and (folder / "config.json").is_file():
         vocab_size = read_json(folder / "config.json").get("vocab_size")
     check_vocabulary(tokenizer, source, vocab_size)

@@ -5,6 +5,7 @@ nothing, changes no bit, and needs the memory of the largest tensor.
 """
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -31,7 +32,9 @@ from .verify import PASSED_ON
 LAYOUTS = ("published", "w1w2")
 PICKLES = ("pytorch_model*.bin", "state_dict.pt")  # of a repository on the Hub, beside the data files
 HEADS = ("decoder.", "dense.", "classifier.", "qa_outputs.")
+# The widest first: in this order each tensor of a file begins at a multiple of its width, as safetensors needs it.
 DTYPES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+FROM_WEIGHTS = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")  # keys of config.json
 EMBEDDING = "model.encoder.weight"
 
 
@@ -65,6 +68,11 @@ def convert(
         raise ValueError(f"to={to!r} is no layout that can be written; choose {' or '.join(LAYOUTS)}")
     folder, out = resolve(source, PICKLES), Path(out)
     check_links(folder)
+    if (folder / "modules.json").exists():
+        raise ValueError(
+            f"{folder} holds more than a model, the modules of sentence-transformers; copy config, weights and tokenizer to a "
+            "folder of their own, convert that, and copy the result back"
+        )
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ValueError(f"{out} exists and is not an empty folder; choose another one")
     if out.resolve().is_relative_to(folder.resolve()):
@@ -114,7 +122,10 @@ def open_pickles(checkpoint: Checkpoint, out: Path) -> Checkpoint:
     """
     first = checkpoint.files[0]
     has_optimizer = any(first.parent.glob("*_optim_states.pt"))
-    remedy = "if you trust it, load it where it was trained, and save torch.save(model.state_dict(), 'state_dict.pt')"
+    remedy = (
+        "download it again; or, if you trust it, load it where it was trained, and save the weights alone: "
+        "torch.save(model.state_dict(), 'state_dict.pt')"
+    )
     if checkpoint.layout == "deepspeed":
         remedy = (
             "merge the shards by the script that DeepSpeed writes above the folder of the step: python zero_to_fp32.py . "
@@ -129,7 +140,7 @@ def open_pickles(checkpoint: Checkpoint, out: Path) -> Checkpoint:
     run = subprocess.run(command, env=environment, capture_output=True, text=True)
     reason = (run.stderr.strip().splitlines() or [f"the process that reads it ended with status {run.returncode}"])[-1]
     if run.returncode == unpickle.UNREADABLE:
-        raise OSError(f"{first} cannot be read without running code ({reason}); {remedy}")
+        raise OSError(f"{first} cannot be read with weights_only=True ({reason}); {remedy}")
     if run.returncode:
         raise OSError(f"{first} could not be converted ({reason})")
     tensors = read_header(out)
@@ -188,13 +199,14 @@ def describe_model(checkpoint: Checkpoint, tensors: dict[str, NewTensor]) -> tup
     Raises:
         ValueError: The config is of another model, or a tensor is missing, unknown or of another shape.
     """
-    stored, folder = dict(checkpoint.config), checkpoint.folder
-    if not stored:
+    folder, is_tied = checkpoint.folder, checkpoint.config.get("tie_word_embeddings")
+    if not checkpoint.config:
         raise ValueError(
             f"{folder} holds no config.json; copy that of its model there, or name a model that has it in --base"
         )
-    is_tied = stored.pop("tie_word_embeddings", None)
-    config = NeoBERTConfig.from_dict(stored)
+    config = NeoBERTConfig.from_dict(
+        {key: value for key, value in checkpoint.config.items() if key not in FROM_WEIGHTS}
+    )
     keep_known_settings(config, folder)
     model_class = find_class(config, tensors)
     added = complete_decoder(tensors, is_tied) if model_class is AUTO_CLASSES["AutoModelForMaskedLM"] else []
@@ -204,26 +216,30 @@ def describe_model(checkpoint: Checkpoint, tensors: dict[str, NewTensor]) -> tup
     shapes = {f"{prefix}{name}": tuple(parameter.shape) for name, parameter in model.named_parameters()}
     if lost := sorted(shapes.keys() - tensors.keys()):
         raise ValueError(
-            f"{folder} lacks {len(lost)} tensors of a {model_class.__name__} (first: {lost[0]}); it is incomplete"
+            f"{folder} lacks {len(lost)} tensors of a {model_class.__name__} (first: {lost[0]}); it is incomplete, or its "
+            "config.json is another model's"
         )
     if unknown := sorted(name for name in tensors.keys() - shapes.keys() if not name.startswith(HEADS)):
-        raise ValueError(f"{folder} holds {len(unknown)} tensors that NeoBERT does not have (first: {unknown[0]})")
+        raise ValueError(
+            f"{folder} holds {len(unknown)} tensors that a NeoBERT of its config.json does not have (first: {unknown[0]}); it is "
+            "another model, or config.json is"
+        )
     for name, shape in shapes.items():
         if tensors[name].shape != shape:
             raise ValueError(
                 f"{name} of {folder} has the shape {tensors[name].shape}, but its config.json gives {shape}; correct config.json"
             )
-    if (dtype := tensors[EMBEDDING].dtype) not in DTYPES:
-        raise ValueError(f"{folder} holds weights of the type {dtype}; convert the model before it is quantized")
-    config.dtype, config.architectures = DTYPES[dtype], [model_class.__name__]
+    if other := {tensor.dtype for tensor in tensors.values()} - DTYPES.keys():
+        raise ValueError(f"{folder} holds weights of the type {min(other)}; convert the model before it is quantized")
+    config.dtype, config.architectures = DTYPES[tensors[EMBEDDING].dtype], [model_class.__name__]
     return model, added
 
 
 def find_class(config: NeoBERTConfig, tensors: dict[str, NewTensor]) -> type[NeoBERTPreTrainedModel]:
     """Return the class that the config names, otherwise that of the head in the weights."""
     if config.architectures:
-        model_class = getattr(modeling_neobert, config.architectures[0], None)
-        if model_class not in AUTO_CLASSES.values():
+        model_class = getattr(modeling_neobert, str(config.architectures[0]), None)
+        if not (isinstance(model_class, type) and issubclass(model_class, NeoBERTPreTrainedModel)):
             raise ValueError(f"architectures={config.architectures} is no class of NeoBERT; correct config.json")
         return model_class
     if "classifier.weight" in tensors:
@@ -242,23 +258,21 @@ def complete_decoder(tensors: dict[str, NewTensor], is_tied: bool | None) -> lis
     Raises:
         ValueError: The config says that the decoder is tied, but it has numbers of its own.
     """
-    embedding, decoder, added = tensors.get(EMBEDDING), tensors.get("decoder.weight"), []
-    if decoder is None and embedding is not None and is_tied is not False:
+    if EMBEDDING not in tensors:
+        return []
+    embedding, decoder, added = tensors[EMBEDDING], tensors.get("decoder.weight"), []
+    if decoder is None and is_tied is not False:
         tensors["decoder.weight"] = decoder = embedding
         added.append("decoder.weight: the embedding, to which it was tied")
-    elif (
-        is_tied
-        and embedding
-        and decoder
-        and not np.array_equal(*(_read(*tensor.parts) for tensor in (embedding, decoder)))
-    ):
+    elif is_tied and not np.array_equal(_read(*embedding.parts), _read(*decoder.parts)):
         raise ValueError(
             "tie_word_embeddings=True, but decoder.weight is not the embedding; set it to false in config.json to keep the "
             "decoder, or remove decoder.weight"
         )
     if decoder is not None and "decoder.bias" not in tensors:
-        (rows, width), (part,) = decoder.shape, decoder.parts
-        tensors["decoder.bias"] = NewTensor(decoder.dtype, (rows,), ((part.end - part.start) // width,))
+        (part,), shape = decoder.parts, decoder.shape[:1]
+        num_bytes = (part.end - part.start) // math.prod(decoder.shape[1:])
+        tensors["decoder.bias"] = NewTensor(decoder.dtype, shape, (num_bytes,))
         added.append("decoder.bias: zeros")
     return added
 
@@ -266,14 +280,15 @@ def complete_decoder(tensors: dict[str, NewTensor], is_tied: bool | None) -> lis
 def write_weights(tensors: dict[str, NewTensor], file: Path) -> None:
     """Write a safetensors file, one tensor after the other; safetensors itself needs all of them in memory."""
     header, end = {"__metadata__": {"format": "pt"}}, 0
-    for name, (dtype, shape, parts) in sorted(tensors.items()):
+    ordered = sorted(tensors.items(), key=lambda item: (list(DTYPES).index(item[1].dtype), item[0]))
+    for name, (dtype, shape, parts) in ordered:
         start, end = end, end + sum(part if isinstance(part, int) else part.end - part.start for part in parts)
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": (start, end)}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # so that the numbers are aligned
     with file.open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
-        for _, tensor in sorted(tensors.items()):
+        for _, tensor in ordered:
             for part in tensor.parts:
                 stream.write(bytes(part) if isinstance(part, int) else _read(part))
     read_header(file)  # refuses a file that is too short

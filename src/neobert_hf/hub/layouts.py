@@ -125,9 +125,9 @@ def canonical_name(name: str) -> str:
 
 def _safetensors_files(folder):
     """The files that transformers reads: the single file, otherwise those of the index."""
-    if (folder / WEIGHTS).exists():
+    if (folder / WEIGHTS).is_file():
         return (folder / WEIGHTS,)
-    if not (folder / INDEX).exists():
+    if not (folder / INDEX).is_file():
         return ()
     weight_map = read_index(folder / INDEX)
     files = tuple(folder / name for name in sorted(set(weight_map.values())))

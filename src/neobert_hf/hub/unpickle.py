@@ -46,6 +46,8 @@ def main(*files: str) -> None:
             found = re.search(r"GLOBAL (\S+)", str(error))
             print(f"it holds objects of {found[1]}" if found else repr(error).partition("\\n")[0], file=sys.stderr)
             raise SystemExit(UNREADABLE) from error
+        if twice := weights.keys() & content.keys():
+            raise SystemExit(f"{file} and another file hold {min(twice)}; move one of them away")
         for name, tensor in content.items():
             storage = tensor.untyped_storage().data_ptr()
             weights[name] = tensor.clone() if storage in seen else tensor.contiguous()  # safetensors shares no memory

@@ -30,8 +30,8 @@ def check_encoder_is_complete(model, missing: set[str], unexpected: set[str]) ->
         raise ValueError(f"{source} lacks {len(lost)} encoder tensors (first: {lost[0]}); {hint}")
     if len(missing & {"decoder.weight", "decoder.bias"}) == 1:
         raise ValueError(
-            f"{source} has a decoder that is tied to the embedding or has no bias, which NeoBERT's has: write both out by "
-            f"neobert convert {source} DST, and load DST"
+            f"{source} has a decoder that is tied to the embedding or has no bias, which NeoBERT's is not and has; write both "
+            f"out: neobert convert {source} DST, and load DST"
         )
     parameters = {name for name, _ in model.named_parameters()}
     for name in sorted(missing & parameters):

@@ -206,7 +206,7 @@ class NeoBERTConfig(PretrainedConfig):
         check_values(locals() | kwargs, RULES)
         if tie_word_embeddings:
             raise ValueError(
-                "tie_word_embeddings=True, but the decoder of NeoBERT has its own weights; write them out by the command "
+                "tie_word_embeddings=True, but the decoder of NeoBERT has its own weights; write them out: "
                 "neobert convert SRC DST, and load DST"
             )
         for key in JUNK_KEYS:

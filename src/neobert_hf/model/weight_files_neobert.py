@@ -45,7 +45,7 @@ def check_weight_files(
     if pickles and not any(name.endswith(".safetensors") for name in files):
         raise OSError(
             f"{folder} contains {pickles[0]} and no safetensors file; a pickle can execute any code and is never loaded: "
-            f"convert it, which runs nothing of it: neobert convert {folder} DST"
+            f"convert it, which runs nothing of it: neobert convert {source} DST"
         )
     for name in files:
         if ".index." in name and name.endswith(".json"):  # the name of a variant is between ".index." and ".json"
