@@ -129,7 +129,7 @@ def foreign_settings(file: Path) -> Iterator[tuple[str, Any]]:
     """
     for key, value in _pairs(read_json(file)):
         if (
-            (key == "auto_map" and not all(_is_in_folder(leaf, file.parent) for leaf in _leaves(value)))
+            (key == "auto_map" and not all(_is_in_folder(leaf, file.parent) for leaf in leaves(value)))
             or (key == "custom_pipelines" and isinstance(value, dict))
             or (key.endswith("attn_implementation") and "/" in str(value))
             or (file.name == "modules.json" and key == "type" and not str(value).startswith("sentence_transformers."))
@@ -137,11 +137,11 @@ def foreign_settings(file: Path) -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
-def _leaves(content: Any) -> Iterator[Any]:
+def leaves(content: Any) -> Iterator[Any]:
     """All values of JSON content that are neither a dict nor a list."""
     if isinstance(content, (dict, list)):
         for value in content.values() if isinstance(content, dict) else content:
-            yield from _leaves(value)
+            yield from leaves(value)
     else:
         yield content
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from ..data.origins import check_links, foreign_settings, holds_tokenizer, read_json, resolve
+from ..data.origins import check_links, foreign_settings, holds_tokenizer, leaves, read_json, resolve
 from ..model import configuration_neobert
 from ..model.configuration_neobert import NeoBERTConfig
 from .code_reading import lost_positions, sibling_imports
@@ -169,7 +169,7 @@ def read_subject(source: str) -> Subject:
     config, shape, checkpoint, faults = {}, None, None, {}
     try:
         config = dict(read_json(main / "config.json"))
-        # A contextual model has the shape of its encoders. Loading accepts what is tied.
+        # A contextual model has the shape of its encoders. `check_tensors` finds a tied decoder.
         ignored = ("model_type", "tie_word_embeddings")
         shape = NeoBERTConfig.from_dict({key: value for key, value in config.items() if key not in ignored})
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -219,21 +219,12 @@ def check_json(subject: Subject) -> Iterator[Finding]:
             continue
         for key, value in settings:
             where = f"{subject.name(file)}: {key}"
-            if key == "auto_map" and all(re.fullmatch(r"\w+\.\w+", str(leaf)) for leaf in leaves(value)):
+            if key == "auto_map" and all(re.fullmatch(r"\w+\.\w+", str(leaf)) for leaf in leaves(value) if leaf):
                 meaning = "the code that it names is not in the folder, so only an installed neobert_hf loads the model"
                 yield Finding("code-missing", where, meaning, subject.rebuild, is_error=False)
             else:
                 meaning = f"code of another place runs, which can change at any time: {json.dumps(value)[:200]}"
                 yield Finding("foreign-code", where, meaning, f"remove this key, or: {subject.rebuild}")
-
-
-def leaves(content: Any) -> list[Any]:
-    """Return all values of JSON content that are neither a dict, a list nor null."""
-    if isinstance(content, (dict, list)):
-        return [
-            leaf for value in (content.values() if isinstance(content, dict) else content) for leaf in leaves(value)
-        ]
-    return [] if content is None else [content]
 
 
 def check_pickles(subject: Subject) -> Iterator[Finding]:
@@ -259,10 +250,8 @@ def check_modules(subject: Subject) -> Iterator[Finding]:
         if not (subject.folder / path).resolve().is_relative_to(subject.folder.resolve()):
             meaning = "sentence-transformers reads a module outside the folder"
             yield Finding("module-outside", f"modules.json: {path}", meaning, "copy the module into the folder")
-        elif "Transformer" not in str(module.get("type")) and not (subject.folder / path).is_dir():
-            # git keeps no empty folder, and Normalize has no file
-            if str(module.get("type")).endswith(".Normalize"):
-                continue
+        elif not (subject.folder / path).is_dir() and not str(module.get("type")).endswith(".Normalize"):
+            # Normalize has no file, and git keeps no empty folder.
             meaning = "sentence-transformers cannot load the model: the folder of this module is missing"
             yield Finding("module-missing", f"modules.json: {path}", meaning, subject.again)
 
