@@ -9,13 +9,12 @@ help. To add a command, write this function and add it to COMMANDS.
 
 import argparse
 import difflib
-import importlib.util
 import inspect
 import json
 import os
 import sys
 from collections.abc import Callable
-from importlib import metadata
+from importlib import metadata, util
 from itertools import takewhile
 from typing import NoReturn
 
@@ -223,7 +222,7 @@ def _skip_torch() -> None:
     For a command that builds no model.
     """
     if "neobert_hf" not in sys.modules:
-        sys.modules["neobert_hf"] = importlib.util.module_from_spec(importlib.util.find_spec("neobert_hf"))
+        sys.modules["neobert_hf"] = util.module_from_spec(util.find_spec("neobert_hf"))
         sys.modules["torch"] = None  # as if it were not installed
         os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # of transformers, that there is no torch
 

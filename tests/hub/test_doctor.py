@@ -434,6 +434,12 @@ def test_a_fine_tune_without_positions_is_known_by_the_rows_of_q_and_k(good, tmp
     assert not codes(examine(good, base=good))
 
 
+def test_a_comparison_that_is_not_possible_is_named(good, tmp_path):
+    shutil.copytree(good, tmp_path / "model")
+    pickled("pytorch_model.bin")(tmp_path / "model")
+    assert codes(examine(tmp_path / "model", base=good), "remark") == {"not-compared"}
+
+
 def test_another_base_model_is_refused_in_one_line(good, tmp_path):
     config = CONFIG | {"hidden_size": 16, "dim_head": 4}
     other = write_checkpoint(tmp_path / "other", random_weights(config=config), config=config)

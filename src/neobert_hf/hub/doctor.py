@@ -510,9 +510,10 @@ def check_base(subject: Subject, base: str) -> list[Finding]:
     checkpoint = read_checkpoint(resolve(base))
     tensors = {canonical_name(name): tensor for name, tensor in checkpoint.tensors.items()}
     names = [name for name in subject.tensors if name.endswith(".qkv.weight") and subject.tensors[name].dtype in FLOATS]
-    heads = subject.config.get("num_attention_heads")
-    if not names or not isinstance(heads, int):
-        return []
+    if not names or subject.shape is None:
+        meaning = f"the rows of q and k were not compared with {base}: weights or config cannot be read as they are"
+        return [Finding("not-compared", subject.source, meaning, "mend the errors first", is_error=False)]
+    heads = subject.shape.num_attention_heads
     changes, rounding = [], 0.0
     for name in names:
         own, other = subject.tensors[name], tensors.get(name)
