@@ -59,6 +59,7 @@ COLUMNS = {
     "first_row_s": ("seconds to the first row", ".1f"),
     "trained_weights": ("trained weights", ",d"),
     "saved_mb": ("saved, MB", ",.1f"),
+    "weights_mb": ("weights, MB", ",.0f"),
     "times_of_all": ("speed over all weights", ".2f"),
     "mean_length": ("mean length", ".1f"),
     "max_length": ("tokens", ""),

@@ -14,7 +14,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from importlib import metadata
+from importlib import metadata, util
 from itertools import takewhile
 from typing import NoReturn
 
@@ -164,6 +164,33 @@ def tokenize(parser: Parser) -> Run:
     return run
 
 
+def doctor(parser: Parser) -> Run:
+    """Find what is wrong with a checkpoint, and the command that mends it.
+
+    neobert doctor runs/classifier
+    neobert doctor org/name --base chandar-lab/NeoBERT
+    neobert doctor runs/classifier --json
+
+    Nothing is executed, unpickled or changed. Status 0: no error was found; 1: an error was found, or the checkpoint cannot be
+    reached; 2: the command line is wrong. Remarks do not change the status.
+    """
+    add = parser.add_argument
+    add("source", metavar="MODEL", help="Folder, or id on the Hub, whose files are downloaded without pickles.")
+    text = "The model from which this one was fine-tuned: finds a fine-tuning without positions."
+    add("--base", metavar="MODEL", help=text)
+    add("--json", dest="as_json", action="store_true", help="Print one JSON object.")
+    parser.set_defaults(skips_torch=True)
+
+    def run(source: str, base: str | None, as_json: bool) -> None:
+        from neobert_hf.hub.doctor import examine, report_lines
+
+        report = examine(source, base)
+        print(json.dumps(report) if as_json else "\n".join(report_lines(report)))
+        raise SystemExit(0 if report["is_clean"] else 1)
+
+    return run
+
+
 def convert(parser: Parser) -> Run:
     """Convert a checkpoint in another layout, or a pickle, to the published layout.
 
@@ -189,6 +216,17 @@ def convert(parser: Parser) -> Run:
     return run
 
 
+def _skip_torch() -> None:
+    """Import the package's modules without its `__init__`, and transformers without torch: 4 s and 300 MB less.
+
+    For a command that builds no model.
+    """
+    if "neobert_hf" not in sys.modules:
+        sys.modules["neobert_hf"] = util.module_from_spec(util.find_spec("neobert_hf"))
+        sys.modules["torch"] = None  # as if it were not installed
+        os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # of transformers, that there is no torch
+
+
 def _prepare() -> None:
     """Set the memory allocator of the process; without a terminal, hide the progress bars of transformers."""
     from transformers.utils import logging
@@ -200,7 +238,7 @@ def _prepare() -> None:
         logging.disable_progress_bar()
 
 
-COMMANDS = (embed, search, tokenize, convert)
+COMMANDS = (embed, search, tokenize, doctor, convert)
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
@@ -237,6 +275,8 @@ def main() -> None:
     if command is None:
         return run()
     try:
+        if options.pop("skips_torch", False):
+            _skip_torch()
         from neobert_hf.runs.commands import run_command
     except KeyboardInterrupt:  # the import takes seconds
         raise SystemExit(130) from None

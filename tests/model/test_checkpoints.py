@@ -39,6 +39,7 @@ CODE_FILES = {
     "modeling_neobert.py",
     "plan_neobert.py",
     "rotary_neobert.py",
+    "weight_files_neobert.py",
 }
 
 

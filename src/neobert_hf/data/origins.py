@@ -116,29 +116,34 @@ def check_own_code(folder: Path) -> None:
             f"{folder} holds an adapter, whose base model is elsewhere; merge the adapter and save the model"
         )
     for file in sorted(folder.rglob("*.json")):
-        for key, value in _pairs(read_json(file)):
-            is_foreign = (
-                (key == "auto_map" and not all(_is_in_folder(leaf, file.parent) for leaf in _leaves(value)))
-                or (key == "custom_pipelines" and isinstance(value, dict))
-                or (key.endswith("attn_implementation") and "/" in str(value))
-                or (
-                    file.name == "modules.json"
-                    and key == "type"
-                    and not str(value).startswith("sentence_transformers.")
-                )
+        for key, value in foreign_settings(file):
+            raise ValueError(
+                f"{file} names code that is not in the folder: {key} is {json.dumps(value)}; remove this key, or save the "
+                "model by this library"
             )
-            if is_foreign:
-                raise ValueError(
-                    f"{file} names code that is not in the folder: {key} is {json.dumps(value)}; remove this key, or save "
-                    "the model by this library"
-                )
 
 
-def _leaves(content: Any) -> Iterator[Any]:
+def foreign_settings(file: Path) -> Iterator[tuple[str, Any]]:
+    """Return the settings of a JSON file by which transformers or sentence-transformers would run code of another place.
+
+    Raises:
+        ValueError: The file is damaged.
+    """
+    for key, value in _pairs(read_json(file)):
+        if (
+            (key == "auto_map" and not all(_is_in_folder(leaf, file.parent) for leaf in leaves(value)))
+            or (key == "custom_pipelines" and isinstance(value, dict))
+            or (key.endswith("attn_implementation") and "/" in str(value))
+            or (file.name == "modules.json" and key == "type" and not str(value).startswith("sentence_transformers."))
+        ):
+            yield key, value
+
+
+def leaves(content: Any) -> Iterator[Any]:
     """All values of JSON content that are neither a dict nor a list."""
     if isinstance(content, (dict, list)):
         for value in content.values() if isinstance(content, dict) else content:
-            yield from _leaves(value)
+            yield from leaves(value)
     else:
         yield content
 

@@ -21,10 +21,10 @@ from transformers.utils import logging
 
 from ..data.files import writing
 from ..data.origins import check_source, load_tokenizer
-from ..model.checkpoint_neobert import explain_damaged_file
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.contextual_neobert import ContextualNeoBERTConfig, ContextualNeoBERTModel
 from ..model.modeling_neobert import NeoBERTModel
+from ..model.weight_files_neobert import explain_damaged_file
 from .models import adopt, hash_of_weights, open_embedding_model
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from sklearn.cluster import KMeans, MiniBatchKMeans
 from transformers.utils import is_faiss_available, logging
 
 from ..data.files import writing
-from ..model.checkpoint_neobert import explain_damaged_file
+from ..model.weight_files_neobert import explain_damaged_file
 
 logger = logging.get_logger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from safetensors import safe_open
 
-from ..model.checkpoint_neobert import explain_damaged_file, read_index
+from ..model.weight_files_neobert import explain_damaged_file, read_index
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -33,6 +33,7 @@ from .machine_neobert import is_tracing
 from .modeling_neobert import NeoBERTModel, NeoBERTPreTrainedModel
 from .plan_neobert import make_plan  # noqa: F401
 from .rotary_neobert import rotary_table  # noqa: F401
+from .weight_files_neobert import read_index  # noqa: F401
 
 CONTEXT_RULES = {
     "context_size": SIZE,

@@ -40,8 +40,6 @@ from .checkpoint_neobert import (
     check_can_be_saved,
     check_encoder_is_complete,
     check_vocabulary,
-    check_weight_files,
-    explain_damaged_file,
     set_auto_map,
     warn_of_frozen_layers,
 )
@@ -61,6 +59,7 @@ from .losses_neobert import (
 from .machine_neobert import is_tracing, product_dtype, widen_residual
 from .plan_neobert import ForwardPlan, make_plan
 from .rotary_neobert import Rotary, rotary_table
+from .weight_files_neobert import check_weight_files, explain_damaged_file
 
 
 @dataclass

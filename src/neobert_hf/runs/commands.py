@@ -16,12 +16,15 @@ from importlib import metadata
 from inspect import get_annotations
 from typing import Any, NoReturn
 
-import torch
-from transformers import HfArgumentParser
-from transformers.hf_argparser import string_to_bool
+from transformers.hf_argparser import HfArgumentParser, string_to_bool
+
+try:
+    from torch import OutOfMemoryError
+except ImportError:  # hidden by `neobert doctor`, which computes nothing
+    OutOfMemoryError = MemoryError
 
 # Errors that a user can correct: a value, a file, a missing package, a loss that is not finite, a device with too little memory.
-CORRECTABLE = (ValueError, OSError, ImportError, FloatingPointError, torch.OutOfMemoryError)
+CORRECTABLE = (ValueError, OSError, ImportError, FloatingPointError, OutOfMemoryError)
 LIBRARIES = ("transformers", "sentence_transformers")  # --help_all lists their arguments
 METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", string_to_bool: "BOOL"}
 
