@@ -1,0 +1,1 @@
+../model/weight_files_neobert.py
