@@ -71,7 +71,7 @@ class SequenceLayout(NamedTuple):
     def mean_of_sequences(self, x_TD: torch.Tensor) -> torch.Tensor:
         """(N, D), the mean of (T, D) over the real tokens of each sequence in `first_tokens`; sums are float32 or wider."""
         wide_TD = x_TD.to(torch.promote_types(x_TD.dtype, torch.float32))
-        num_sequences = len(self.first_tokens)
+        num_sequences = self.first_tokens.shape[0]  # len() would make it a constant of an exported graph
         if self.is_packed or num_sequences != self.shape[0]:  # no token is padding
             sequence_T = sequence_of_each_token(self.first_tokens, len(x_TD))
             sums_ND = wide_TD.new_zeros(num_sequences, x_TD.shape[1]).index_add(0, sequence_T, wide_TD)
