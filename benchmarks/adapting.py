@@ -4,7 +4,7 @@
 
 Three ways continue the pretraining of the mini model for the same steps: with a new vocabulary whose rows are the means of their
 old tokens, with the same vocabulary and random new rows, and with the old tokenizer. Random rows have the mean and the standard
-deviation of the old ones in each dimension. A tenth of the docstrings is held out.
+deviation of the old ones in each dimension. Some docstrings are held out.
 
 The losses of two vocabularies are comparable only per character: "bits for each character" is the loss times the tokens, over
 the characters.
@@ -90,13 +90,15 @@ def main():
         __doc__,
         package="pandas",
         vocab_size=8192,
+        num_held_out=100,
         num_steps=120,
         eval_steps=30,
-        tokens_per_step=2048,
+        tokens_per_step=1024,
         learning_rate=1e-3,
     )
     texts = list(dict.fromkeys(docstrings(arguments.package)))
-    parts = {"train": [x for i, x in enumerate(texts) if i % 10], "held_out": texts[::10]}
+    step = len(texts) // arguments.num_held_out
+    parts = {"train": [x for i, x in enumerate(texts) if i % step], "held_out": texts[::step]}
     rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
