@@ -192,14 +192,22 @@ def test_the_example_adapts_and_trains_and_the_result_opens_with_its_tokenizer(
 
 
 def test_what_cannot_be_adapted_is_refused_on_one_line_and_leaves_no_model(corpus, published, tmp_path):
-    encoder, bert = tmp_path / "encoder", tmp_path / "bert"
+    encoder, bert, adapter = (tmp_path / name for name in ("encoder", "bert", "adapter"))
     NeoBERTForMaskedLM.from_pretrained(published).model.save_pretrained(encoder)
     sizes = dict(vocab_size=96, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
     BertForMaskedLM(BertConfig(**sizes)).save_pretrained(bert)
     for folder in (encoder, bert):
         AutoTokenizer.from_pretrained(published).save_pretrained(folder)
-    for source, words in ((encoder, "has no decoder"), (bert, "this is a bert, not a NeoBERT"), (corpus, "corpus")):
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text("{}")
+    for source, words, *more in (
+        (encoder, "has no decoder"),
+        (bert, "this is a bert, not a NeoBERT"),
+        (adapter, "holds an adapter"),
+        (corpus, "corpus"),
+        (published, "vocab_size=64 has no effect on the tokenizer", "--tokenizer_name", corpus / "tokenizer"),
+    ):
         with pytest.raises(SystemExit, match=words) as caught:
-            run_main(example, *arguments(corpus, source, tmp_path / "run"))
+            run_main(example, *arguments(corpus, source, tmp_path / "run", *more))
         assert "\n" not in str(caught.value)
         assert not list(tmp_path.glob("run/**/config.json"))

@@ -109,9 +109,15 @@ def write_adapted_model(
         The folder.
 
     Raises:
-        ValueError: The model has no decoder, or `start` holds another tokenizer; or as `adapt_vocabulary`.
+        ValueError: The source is an adapter or has no decoder, or `start` holds another tokenizer; or as `adapt_vocabulary`.
         OSError: A file cannot be read or written.
     """
+    if data.tokenizer_name and vocab_size:
+        raise ValueError(
+            f"vocab_size={vocab_size} has no effect on the tokenizer {data.tokenizer_name}; give one of them"
+        )
+    if Path(source, "adapter_config.json").is_file():
+        raise ValueError(f"{source} holds an adapter; merge it, and give the folder of the whole model")
     folder, old = Path(training.output_dir, "start"), load_tokenizer(source)
     model = NeoBERTForMaskedLM.from_pretrained(source, dtype=torch.float32)
     if "decoder" in model.new_layers:
