@@ -187,8 +187,12 @@ def test_the_example_adapts_and_trains_and_the_result_opens_with_its_tokenizer(
     saved = json.loads((tmp_path / "run/start/tokenizer_config.json").read_text())
     assert saved["tokenizer_class"] == "PreTrainedTokenizerFast"
     run_main(example, *arguments(corpus, published, tmp_path / "run", "--resume_from_checkpoint", "last"))
-    with pytest.raises(SystemExit, match=r"run/start holds a model with another tokenizer; give another --output_dir"):
-        run_main(example, *arguments(corpus, published, tmp_path / "run", "--vocab_size", 60))
+    other = NeoBERTForMaskedLM.from_pretrained(published)
+    other.decoder.bias.data[9] += 1
+    other.save_pretrained(published)
+    for more in (["--vocab_size", 60], []):
+        with pytest.raises(SystemExit, match=r"run/start holds another model or tokenizer; give another --output_dir"):
+            run_main(example, *arguments(corpus, published, tmp_path / "run", *more))
 
 
 def test_what_cannot_be_adapted_is_refused_on_one_line_and_leaves_no_model(corpus, published, tmp_path):

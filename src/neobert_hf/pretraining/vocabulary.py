@@ -69,10 +69,10 @@ def old_tokens(old: PreTrainedTokenizerFast, new: PreTrainedTokenizerFast) -> li
     known, vocabulary = old.get_vocab(), new.get_vocab()
     roles = {getattr(new, role): getattr(old, role) for role in SPECIAL_TOKENS if getattr(old, role)}
     known |= {token: known[of_role] for token, of_role in roles.items() if token}
-    found = [list(range(len(old))) for _ in range(max(vocabulary.values()) + 1)]
+    everything = list(range(len(old)))
+    found = [everything] * (max(vocabulary.values()) + 1)
     for token, i in vocabulary.items():
-        ids = [known[token]] if token in known else _split(token, old, new)
-        found[i] = ids or found[i]
+        found[i] = [known[token]] if token in known else _split(token, old, new) or everything
     return found
 
 
@@ -97,7 +97,7 @@ def write_adapted_model(
     """Write a model with a new vocabulary to the folder `start` of `training.output_dir`, for `pretrain` to continue.
 
     The tokenizer is `data.tokenizer_name`, or without a name a new WordPiece tokenizer of the training text. A folder `start`
-    with the same tokenizer stays as it is, so a run can be resumed.
+    with the same content stays as it is, so a run can be resumed.
 
     Args:
         source: Folder or Hub id of a masked language model with its tokenizer.
@@ -109,7 +109,7 @@ def write_adapted_model(
         The folder.
 
     Raises:
-        ValueError: The source is an adapter or has no decoder, or `start` holds another tokenizer; or as `adapt_vocabulary`.
+        ValueError: The source is an adapter or has no decoder, or `start` holds another model; or as `adapt_vocabulary`.
         OSError: A file cannot be read or written.
     """
     if data.tokenizer_name and vocab_size:
@@ -127,11 +127,13 @@ def write_adapted_model(
     else:
         texts = open_corpus(data, training, data.train_files)
         new = train_wordpiece(texts, vocab_size or len(old), model.config.max_position_embeddings)
-    if folder.exists():
-        if tokenizer_hash(load_tokenizer(str(folder))) != tokenizer_hash(new):
-            raise ValueError(f"{folder} holds a model with another tokenizer; give another --output_dir, or remove it")
-        return str(folder)
     adapted = adapt_vocabulary(model, old, new)
+    if folder.exists():
+        kept = NeoBERTForMaskedLM.from_pretrained(folder).state_dict()
+        is_same = tokenizer_hash(load_tokenizer(str(folder))) == tokenizer_hash(new)
+        if not is_same or not all(torch.equal(kept[name], value) for name, value in adapted.state_dict().items()):
+            raise ValueError(f"{folder} holds another model or tokenizer; give another --output_dir, or remove it")
+        return str(folder)
     part = folder.with_name("start.part")
     shutil.rmtree(part, ignore_errors=True)  # of an interrupted call
     with saving(folder, "no folder was written"):
