@@ -13,6 +13,7 @@ rows the last command predicts with a saved model. A saved folder opens in
 """
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from transformers import Trainer, set_seed
 
@@ -32,6 +33,10 @@ class ClassifierArguments(LabelledTextArguments):
     """Model and data."""
 
     model_name_or_path: str = field(default=MINI_MODEL_PATH, metadata={"help": "Folder or id on the Hub."})
+    classifier_pooling: Literal["cls", "mean"] = field(
+        default=None,
+        metadata={"help": "The classifier reads the first token or the mean of all. Default: the config's."},
+    )
 
 
 def train(arguments: ClassifierArguments, training: FineTuningArguments):
@@ -45,7 +50,7 @@ def train(arguments: ClassifierArguments, training: FineTuningArguments):
     else:
         task = ClassificationTask(read_texts(arguments, training.seed, *trained_labels(arguments.model_name_or_path)))
     rows = task.tokenize(tokenizer, arguments.max_seq_length)
-    model = task.load_model(arguments.model_name_or_path, tokenizer.model_max_length)
+    model = task.load_model(arguments.model_name_or_path, tokenizer.model_max_length, arguments.classifier_pooling)
     trainer = Trainer(
         model,
         training,

@@ -86,8 +86,9 @@ class Oracle:
     def mlm_logits(self, hidden):
         return self.linear(hidden, "decoder") + self.weights["decoder.bias"]
 
-    def class_logits(self, hidden):
-        pooled = np.tanh(self.linear(hidden[0], "dense") + self.weights["dense.bias"])
+    def class_logits(self, hidden, pooling="cls"):
+        read = {"cls": hidden[0], "mean": hidden.sum(axis=0) / len(hidden)}[pooling]
+        pooled = np.tanh(self.linear(read, "dense") + self.weights["dense.bias"])
         return self.linear(pooled, "classifier") + self.weights["classifier.bias"]
 
     def mlm_loss(self, documents, labels):

@@ -31,6 +31,7 @@ OPTIONS = {
     "finetuning_speed": f"--data_dir glue --tasks cola --models {MINI_MODEL_PATH} --num_steps 1 --num_rounds 1 --batch_size 2",
     "adapters": "--shapes mini --batch 2 --length 8 --rank 2 --num_rounds 1",
     "finetuning": "--tasks cola --seeds 0 --ways tf-idf",
+    "adapting": "--package tqdm --vocab_size 300 --num_held_out 4 --num_steps 1 --eval_steps 1 --tokens_per_step 256",
     "few_examples": "--models mini --sizes 2 --seeds 0 --num_test 4 --steps 1 --epochs 1",
     "embeddings": "--packages tqdm --num_pairs 4 --max_lengths 16 --num_rounds 1 --stsb glue",
 }

@@ -306,7 +306,7 @@ def ran(monkeypatch):
     """The runs that were made, in place of training; a score follows from learning rate and seed, and one setting diverges."""
     runs = []
 
-    def fine_tune(task, data, start, training, max_seq_length):
+    def fine_tune(task, data, start, training, *options):
         runs.append((task.name, training.seed, training.learning_rate, start))
         Path(training.output_dir, "model").mkdir(parents=True)
         Path(training.output_dir, "model/config.json").write_text(training.output_dir[-16:])
@@ -331,7 +331,13 @@ def test_only_missing_runs_are_made_whatever_was_changed(model_folder, data, tmp
     assert made("sst2") == []
     assert made("sst2", "rte", "--transfer", "false") == [("rte", 42)]
     assert made("sst2", "--seeds", "2") == [("sst2", 43)]
-    for change in ("--max_steps 2", "--bf16_full_eval true", "--learning_rate 0.0010000001", "--max_seq_length 9"):
+    for change in (
+        "--max_steps 2",
+        "--bf16_full_eval true",
+        "--learning_rate 0.0010000001",
+        "--max_seq_length 9",
+        "--classifier_pooling mean",
+    ):
         assert made("sst2", *change.split()) == [("sst2", 42)]
     assert made("sst2", "--logging_steps", "3", "--seed", "20240101") == [("sst2", 20240101)]
     shutil.copytree(out, tmp_path / "copy")

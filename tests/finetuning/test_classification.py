@@ -18,12 +18,18 @@ import finetune_classifier
 from conftest import SENTENCE, run_main
 from datasets import Dataset, DatasetDict
 from PIL import Image
-from transformers import pipeline
+from transformers import BertConfig, BertForSequenceClassification, pipeline
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTForSequenceClassification
 from neobert_hf.data.labelled_texts import MULTI, REGRESSION, SINGLE, LabelledTexts
 from neobert_hf.evaluation.glue import TABLE_6
-from neobert_hf.finetuning.classification import ClassificationTask, _draw, label_metrics, trained_labels
+from neobert_hf.finetuning.classification import (
+    ClassificationTask,
+    _draw,
+    label_metrics,
+    pooling_options,
+    trained_labels,
+)
 
 WORDS = SENTENCE.split()
 SHAPE = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96)
@@ -136,6 +142,24 @@ def test_a_saved_folder_predicts_without_training(model_folder, tmp_path):
     _, metrics = run(tmp_path / "out", tmp_path / "evaluated", "--test_file", train)
     assert metrics == {name: value for name, value in trained.items() if name.startswith("test_")}
     assert not list((tmp_path / "evaluated").glob("*.safetensors"))
+
+
+def test_the_pooling_is_an_option_that_the_saved_model_keeps(model_folder, tokenizer, tmp_path):
+    rows = [{"text": text, "label": "red" if "red" in text else "none"} for text in texts(300)]
+    train = write_csv(tmp_path / "train.csv", rows)
+    _, metrics = run(model_folder, tmp_path / "mean", "--train_file", train, "--classifier_pooling", "mean")
+    assert metrics["eval_accuracy"] > 0.95  # "red" is at different places, and the mean finds it
+    saved = NeoBERTForSequenceClassification.from_pretrained(tmp_path / "mean")
+    assert saved.config.classifier_pooling == "mean"
+    test = ("--test_file", train, "--output_dir", tmp_path / "predictions")
+    assert run(tmp_path / "mean", tmp_path / "predictions", *test)[1]["test_accuracy"] > 0.95
+
+    sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
+    BertForSequenceClassification(BertConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(tmp_path / "bert")
+    tokenizer.save_pretrained(tmp_path / "bert")
+    with pytest.raises(SystemExit, match=r"^[^\n]*bert is a bert, whose config has no such choice; leave it out$"):
+        run(tmp_path / "bert", tmp_path / "out", "--train_file", train, "--classifier_pooling", "cls")
+    assert pooling_options(str(tmp_path / "bert"), None) == {}
 
 
 def test_a_model_that_is_no_classifier_does_not_predict(model_folder, tmp_path):

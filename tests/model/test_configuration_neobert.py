@@ -164,6 +164,7 @@ REFUSED = {
         dict(classifier_dropout=1.0),
         "classifier_dropout=1.0 must be a number of at least 0 and below 1",
     ),
+    "an unknown pooling": (dict(classifier_pooling="max"), "classifier_pooling='max' must be 'cls' or 'mean'"),
     "a negative range": (dict(decoder_init_range=-0.1), "decoder_init_range=-0.1 must be a number of at least 0"),
     "a tied decoder": (dict(tie_word_embeddings=True), "write them out: neobert convert SRC DST"),
     "another activation": (dict(hidden_act="gelu"), "hidden_act='gelu' must be swiglu"),
@@ -204,6 +205,7 @@ TYPES = {  # of the value of each key
     **dict.fromkeys(("rope_parameters", "rope_scaling", "id2label", "label2id"), (dict, NONE)),
     "intermediate_size": (int,),
     "classifier_dropout": (int, float),
+    "classifier_pooling": (),  # two texts only
     "rope_theta": (int, float, NONE),
     "problem_type": (str, NONE),
     "architectures": (list, NONE),

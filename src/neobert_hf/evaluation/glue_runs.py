@@ -30,6 +30,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from ..data.files import content_hash, file_hash, write_json
 from ..data.origins import load_tokenizer
 from ..data.texts import check_leaves_tokens, check_max_length
+from ..finetuning.classification import pooling_options
 from ..runs.arguments import PrecisionArguments
 from .glue import AVERAGED, FROM_MNLI, GRID, PRESETS, TASKS, GlueTask, average, load_task, task_metrics
 from .report import glue_table, plot_glue
@@ -72,6 +73,9 @@ class GlueArguments:
         default=True, metadata={"help": f"{', '.join(FROM_MNLI)} start from the best MNLI run, if mnli is in --tasks."}
     )
     max_seq_length: int = field(default=512, metadata={"help": "Length in tokens at which texts are truncated."})
+    classifier_pooling: Literal["cls", "mean"] = field(
+        default=None, metadata={"help": "What the classifier reads of a text. Default: as the model's config says."}
+    )
 
     def __post_init__(self):
         if unknown := [name for name in self.tasks if name not in TASKS]:
@@ -145,7 +149,7 @@ def _run_task(
     """The best setting of a task with all seeds."""
     data = load_task(task, arguments.data_dir)
     rows = content_hash({split: rows.to_dict() for split, rows in data.items()})
-    identity = [_model_hash(start), rows, arguments.max_seq_length]
+    identity = [_model_hash(start), rows, arguments.max_seq_length, arguments.classifier_pooling]
 
     def result(setting: dict, seed: int) -> dict:
         run = copy.copy(training)
@@ -155,7 +159,7 @@ def _run_task(
         run.output_dir = str(Path(training.output_dir, task.name, content_hash([*identity, decisive])[:16]))
         file = Path(run.output_dir, "result.json")
         if not file.is_file():
-            metrics = fine_tune(task, data, start, run, arguments.max_seq_length)
+            metrics = fine_tune(task, data, start, run, arguments.max_seq_length, arguments.classifier_pooling)
             write_json(file, {"setting": setting, "seed": seed, "metrics": metrics})
         return {**json.loads(file.read_text("utf-8")), "folder": run.output_dir}
 
@@ -217,7 +221,12 @@ def _keep_best(results: Iterable[dict]) -> tuple[dict, list[dict]]:
 
 
 def fine_tune(
-    task: GlueTask, data: dict[str, Dataset], start: str, training: GlueTrainingArguments, max_seq_length: int = 512
+    task: GlueTask,
+    data: dict[str, Dataset],
+    start: str,
+    training: GlueTrainingArguments,
+    max_seq_length: int = 512,
+    classifier_pooling: str | None = None,
 ) -> dict[str, float] | None:
     """Fine-tune a model for one task, and save the best checkpoint in the folder `model` inside `output_dir`.
 
@@ -248,7 +257,7 @@ def fine_tune(
     folder = Path(training.output_dir)
     _remove_checkpoints(folder)  # of an interrupted run
     trainer = Trainer(
-        _classifier(task, start, max_seq_length),
+        _classifier(task, start, max_seq_length, classifier_pooling),
         _with_protocol(training, len(tokens["train"])),
         train_dataset=tokens["train"],
         eval_dataset=concatenate_datasets(validation),
@@ -272,7 +281,9 @@ def _remove_checkpoints(folder: Path) -> None:
         shutil.rmtree(checkpoint)
 
 
-def _classifier(task: GlueTask, start: str, max_seq_length: int) -> AutoModelForSequenceClassification:
+def _classifier(
+    task: GlueTask, start: str, max_seq_length: int, classifier_pooling: str | None
+) -> AutoModelForSequenceClassification:
     names = dict(enumerate(task.classes or ["score"]))
     model = AutoModelForSequenceClassification.from_pretrained(
         start,
@@ -282,6 +293,7 @@ def _classifier(task: GlueTask, start: str, max_seq_length: int) -> AutoModelFor
         problem_type="regression" if task.classes is None else "single_label_classification",
         ignore_mismatched_sizes=True,
         dtype=torch.float32,
+        **pooling_options(start, classifier_pooling),
     )
     check_max_length(model, max_seq_length)
     return model

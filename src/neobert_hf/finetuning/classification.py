@@ -62,6 +62,27 @@ def trained_labels(source: str) -> tuple[str, list[str]]:
     return problem_type, [config.id2label[i] for i in range(config.num_labels)]
 
 
+def pooling_options(source: str, classifier_pooling: str | None) -> dict[str, str]:
+    """Return the options of `from_pretrained` that choose what the classifier reads; None keeps what the config says.
+
+    Args:
+        source: Folder or id on the Hub.
+        classifier_pooling: "cls" or "mean" (see `NeoBERTConfig`).
+
+    Raises:
+        ValueError: The model has no such choice.
+    """
+    if classifier_pooling is None:
+        return {}
+    config = AutoConfig.from_pretrained(source)
+    if not hasattr(config, "classifier_pooling"):
+        raise ValueError(
+            f"classifier_pooling={classifier_pooling!r}: {source} is a {config.model_type}, whose config has no such choice; "
+            "leave it out"
+        )
+    return {"classifier_pooling": classifier_pooling}
+
+
 def pearson(labels: np.ndarray, predicted: np.ndarray) -> float:
     """Return Pearson's correlation, and 0 if all predictions are equal, as they can be early in training."""
     return float(pearsonr(predicted, labels).statistic) if np.ptp(predicted) and np.ptp(labels) else 0.0
@@ -89,8 +110,14 @@ class ClassificationTask:
             numbers = np.array(texts.data["train"]["label"], np.float64)
             self.mean, self.deviation = float(numbers.mean()), float(numbers.std())
 
-    def load_model(self, source: str, max_length: int) -> PreTrainedModel:
-        """Load a model with a head for these labels, in float32; the head is new unless it has their number already."""
+    def load_model(self, source: str, max_length: int, classifier_pooling: str | None = None) -> PreTrainedModel:
+        """Load a model with a head for these labels, in float32; the head is new unless it has their number already.
+
+        Args:
+            source: Folder or id on the Hub.
+            max_length: Length of the texts in tokens; the model must have as many positions.
+            classifier_pooling: As in `pooling_options`.
+        """
         names = dict(enumerate(self.texts.names))
         model = AutoModelForSequenceClassification.from_pretrained(
             source,
@@ -99,6 +126,7 @@ class ClassificationTask:
             problem_type=self.texts.problem_type,  # also for a start that was fine-tuned for other labels
             ignore_mismatched_sizes=True,
             dtype=torch.float32,
+            **pooling_options(source, classifier_pooling),
         )
         check_max_length(model, max_length)
         return model

@@ -51,6 +51,7 @@ RULES = {
     **dict.fromkeys(("rope_parameters", "rope_scaling", "id2label", "label2id"), SECTION),
     **dict.fromkeys(("embedding_init_range", "decoder_init_range", "classifier_init_range"), RANGE),
     "classifier_dropout": PROBABILITY,
+    "classifier_pooling": Rule((str,), "'cls' or 'mean'", lambda value: value in ("cls", "mean")),
     **dict.fromkeys(("unpad_inputs", "sparse_prediction", "tie_word_embeddings"), FLAG),
     **dict.fromkeys(("output_hidden_states", "output_attentions", "return_dict"), optional(FLAG)),
     "num_labels": SIZE,
@@ -155,6 +156,8 @@ class NeoBERTConfig(PretrainedConfig):
         decoder_init_range: Bound x of the uniform initialisation of linear layers, in [-x, x].
         classifier_init_range: Standard deviation of the normal initialisation of task heads.
         classifier_dropout: Dropout probability in task heads.
+        classifier_pooling: What `NeoBERTForSequenceClassification` and `NeoBERTForMultipleChoice` read of a sequence: "cls", its
+            first real token, as published; or "mean", the mean over its real tokens. A 4-D mask marks no padding.
         pad_token_id: Id of the padding token, whose embedding stays zero.
         dim_head: Published name of the head width; only checked against `hidden_size / num_attention_heads`.
         unpad_inputs: Compute on real tokens only. False computes on the padded batch.
@@ -188,6 +191,7 @@ class NeoBERTConfig(PretrainedConfig):
         decoder_init_range=0.02,
         classifier_init_range=0.02,
         classifier_dropout=0.1,
+        classifier_pooling="cls",
         pad_token_id=0,
         dim_head=None,
         unpad_inputs=True,
@@ -224,6 +228,7 @@ class NeoBERTConfig(PretrainedConfig):
         self.decoder_init_range = decoder_init_range
         self.classifier_init_range = classifier_init_range
         self.classifier_dropout = classifier_dropout
+        self.classifier_pooling = classifier_pooling
         self.unpad_inputs = unpad_inputs
         self.sparse_prediction = sparse_prediction
         self._check_shape(pad_token_id, dim_head)

@@ -68,6 +68,25 @@ class SequenceLayout(NamedTuple):
         within_row = torch.zeros_like(rows) if self.documents is None else self.documents
         return (rows * self.shape[1] + within_row).expand(self.shape).flatten()
 
+    def mean_of_sequences(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """(N, D), the mean of (T, D) over the real tokens of each sequence in `first_tokens`; sums are float32 or wider."""
+        wide_TD = x_TD.to(torch.promote_types(x_TD.dtype, torch.float32))
+        num_sequences = self.first_tokens.shape[0]  # len() would make it a constant of an exported graph
+        if self.is_packed or num_sequences != self.shape[0]:  # no token is padding
+            sequence_T = sequence_of_each_token(self.first_tokens, len(x_TD))
+            sums_ND = wide_TD.new_zeros(num_sequences, x_TD.shape[1]).index_add(0, sequence_T, wide_TD)
+            counts_N = wide_TD.new_zeros(num_sequences).index_add(0, sequence_T, torch.ones_like(wide_TD[:, 0]))
+            return (sums_ND / counts_N[:, None]).to(x_TD.dtype)
+        # One sequence per row. While tracing, that is the first document of the row.
+        is_counted_BL = self.is_real
+        if is_counted_BL is None and self.documents is not None:
+            is_counted_BL = self.documents == self.documents[:, :1]
+        wide_BLD = wide_TD.unflatten(0, self.shape)
+        if is_counted_BL is None:
+            return wide_BLD.mean(1).to(x_TD.dtype)
+        sums_BD = wide_BLD.masked_fill(~is_counted_BL[..., None], 0).sum(1)
+        return (sums_BD / is_counted_BL.sum(1, keepdim=True)).to(x_TD.dtype)
+
 
 CU_SEQ_LENS = ("cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens")  # the last is the name in the published code
 MAX_LENGTHS = ("max_length_q", "max_length_k", "max_seqlen")

@@ -378,7 +378,7 @@ class NeoBERTForMaskedLM(_HeadModel):
 
 
 class _PooledHead(_HeadModel):
-    """The encoder with a classifier on the first real token of each sequence: dropout, dense, tanh, dropout, classifier."""
+    """The encoder, and on one vector per sequence (see `config.classifier_pooling`) dropout, dense, tanh, dropout, classifier."""
 
     def __init__(self, config: NeoBERTConfig, num_outputs: int):
         super().__init__(config)
@@ -390,8 +390,12 @@ class _PooledHead(_HeadModel):
 
     def classify(self, *inputs, **kwargs):
         """Return logits (N, C) and the output of the encoder; arguments as in `encode`."""
-        outputs = self.encode(*inputs, **kwargs, select_tokens=lambda layout: layout.first_tokens)
-        pooled_ND = torch.tanh(self.dense(self.dropout(outputs.last_hidden_state)))
+        is_mean = self.config.classifier_pooling == "mean"
+        select_tokens = None if is_mean else lambda layout: layout.first_tokens
+        outputs = self.encode(*inputs, **kwargs, select_tokens=select_tokens)
+        hidden = outputs.last_hidden_state  # (T, D) for the mean, else (N, D)
+        pooled_ND = outputs.plan.layout.mean_of_sequences(hidden) if is_mean else hidden
+        pooled_ND = torch.tanh(self.dense(self.dropout(pooled_ND)))
         return self.classifier(self.dropout(pooled_ND)), outputs
 
 

@@ -124,7 +124,7 @@ def load_first_phase(
     model = AutoModelForMaskedLM.from_pretrained(training.init_from, dtype=torch.float32)
     check_start(model, training.init_from, recipe.architecture, len(tokenizer), tokenizer_hash(tokenizer))
     if recipe.architecture == "neobert":  # others have as many positions as they were made with
-        model.config.max_position_embeddings = training.max_length
+        model.config.max_position_embeddings = max(training.max_length, model.config.max_position_embeddings)
         model.config.sparse_prediction = True
     return model
 

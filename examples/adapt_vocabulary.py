@@ -1,0 +1,65 @@
+"""Adapt NeoBERT to a domain or a language: give it a new vocabulary, and continue pretraining.
+
+    python examples/adapt_vocabulary.py --train_files domain.jsonl --validation_files held_out.jsonl \\
+        --output_dir runs/domain --max_steps 500 --learning_rate 5e-3
+    python examples/adapt_vocabulary.py --init_from chandar-lab/NeoBERT --train_files domain.jsonl --vocab_size 32768 \\
+        --output_dir runs/domain --max_steps 2000 --tokens_per_step 131072 --bf16
+    python examples/adapt_vocabulary.py --train_files domain.jsonl --tokenizer_name path/to/tokenizer --output_dir runs/domain
+
+A new WordPiece tokenizer learns the words of the text, unless --tokenizer_name gives one. A token that the model has not seen
+begins as the mean of the tokens that its old tokenizer gives for it. The folder `start` in the output folder holds the model
+before the training. Rerun the command with `--resume_from_checkpoint last` after an interruption.
+
+The learning rate is a constant tenth of --learning_rate; --schedule linear decays from all of it to zero.
+"""
+
+from dataclasses import dataclass, field
+
+from transformers.hf_argparser import HfArg
+
+from neobert_hf import MINI_MODEL_PATH
+from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArguments
+from neobert_hf.pretraining.pretrain import pretrain
+from neobert_hf.pretraining.vocabulary import write_adapted_model
+from neobert_hf.runs.commands import CommandParser, run_command
+
+
+@dataclass
+class VocabularyArguments:
+    """New vocabulary."""
+
+    vocab_size: int = HfArg(
+        default=None, help="Tokens of the new tokenizer. Default: as many as the old one; fewer for a small text."
+    )
+
+
+@dataclass
+class AdaptationArguments(PretrainingArguments):
+    """Continued pretraining."""
+
+    phase: int = HfArg(default=2, help="Always 2: the run continues a model.")
+    init_from: str = HfArg(default=MINI_MODEL_PATH, help="Folder or Hub id of the model, with its old tokenizer.")
+    max_length: int = HfArg(default=512, help="Maximum length of a document in tokens.")
+    mixture: list[float] = field(default_factory=lambda: [1.0, 0.0, 0.0])
+    max_steps: int = HfArg(default=500, help="Optimizer steps.")
+    tokens_per_step: int = HfArg(default=8192, help="Token budget of an optimizer step, on all devices together.")
+    output_dir: str = HfArg(default="runs/adapted", help="Folder of the checkpoints, the metrics and the model.")
+    report_to: str = HfArg(default="none", help="tensorboard, wandb, ... or none.")
+
+
+def adapt(vocabulary: VocabularyArguments, data: CorpusArguments, training: AdaptationArguments):
+    """Write the model with the new vocabulary, and continue its pretraining."""
+    with training.main_process_first():  # the other processes find the folder
+        start = write_adapted_model(training.init_from, data, training, vocabulary.vocab_size)
+    data.tokenizer_name = training.init_from = start
+    pretrain(data, training)
+
+
+def main():
+    """Read the command line, and adapt."""
+    parser = CommandParser((VocabularyArguments, CorpusArguments, AdaptationArguments), description=__doc__)
+    run_command(parser.prog, adapt, *parser.parse_args_into_dataclasses())
+
+
+if __name__ == "__main__":
+    main()

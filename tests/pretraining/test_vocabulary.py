@@ -1,0 +1,217 @@
+"""Another vocabulary: new rows are means of old ones, and pretraining continues."""
+
+import json
+import shutil
+
+import adapt_vocabulary as example
+import numpy as np
+import pytest
+import torch
+from conftest import SENTENCE, run_main
+from pretraining_runs import losses_of
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoModelForMaskedLM, AutoTokenizer, BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
+
+from neobert_hf import NeoBERTForMaskedLM
+from neobert_hf.data.wordpiece import train_wordpiece
+from neobert_hf.pretraining.vocabulary import adapt_vocabulary
+
+DOMAIN = "foxes jumped quickly over lazier dogs and slept the reddest seas of warmth Ξ"
+ROWS = ("model.encoder.weight", "decoder.weight", "decoder.bias")
+NAMES = {f"{role}_token": f"<{role}>" for role in ("unk", "mask", "sep", "pad", "cls")}
+
+
+@pytest.fixture(scope="module")
+def new_tokenizer():
+    return train_wordpiece([DOMAIN] * 20, vocab_size=120, model_max_length=64)
+
+
+@pytest.fixture
+def published(checkpoint, tokenizer, tmp_path):
+    """The tiny published checkpoint with its tokenizer."""
+    shutil.copytree(checkpoint, tmp_path / "published")
+    tokenizer.save_pretrained(tmp_path / "published")
+    return tmp_path / "published"
+
+
+def longest_first(token, known):
+    """The ids of a WordPiece split, by the definition of BERT's: the longest known piece first; None if there is no split."""
+    prefix, rest, ids = ("##", token[2:], []) if token.startswith("##") else ("", token, [])
+    while rest:
+        length = next((n for n in range(len(rest), 0, -1) if prefix + rest[:n] in known), None)
+        if length is None:
+            return None
+        ids.append(known[prefix + rest[:length]])
+        prefix, rest = "##", rest[length:]
+    return ids
+
+
+def test_a_new_row_is_the_mean_of_its_old_pieces_and_a_token_of_both_keeps_its_row(model, tokenizer, new_tokenizer):
+    adapted = adapt_vocabulary(model, tokenizer, new_tokenizer)
+    old, new = tokenizer.get_vocab(), new_tokenizer.get_vocab()
+    split = {token: longest_first(token, old) for token in new if token not in old}
+    assert sum(ids is not None and len(ids) > 1 for ids in split.values()) > 20
+    assert any(token.startswith("##") and len(ids or ()) > 1 for token, ids in split.items())
+    assert split["ξ"] is None and len(new.keys() & old.keys()) > 15
+    for name in ROWS:
+        before, after = model.state_dict()[name], adapted.state_dict()[name]
+        assert len(after) == len(new)
+        for token in new.keys() - {"[PAD]"}:
+            if token in old:
+                assert torch.equal(after[new[token]], before[old[token]]), token
+                continue
+            if split[token] is None:  # the old tokenizer knows it neither as a word nor as a part
+                continue
+            wanted = np.mean([before[i].double().numpy() for i in split[token]], axis=0)
+            np.testing.assert_allclose(after[new[token]].numpy(), wanted, rtol=1e-6, atol=1e-6)  # float32
+        assert torch.equal(after[new["ξ"]], before[old["[UNK]"]])
+    assert adapted.config.vocab_size == len(new) and model.config.vocab_size != len(new)
+
+
+def test_all_other_weights_stay_and_logits_of_shared_tokens_are_those_of_the_model(model, tokenizer, new_tokenizer):
+    adapted = adapt_vocabulary(model, tokenizer, new_tokenizer)
+    before, after = model.state_dict(), adapted.state_dict()
+    assert all(torch.equal(after[name], before[name]) for name in before if name not in ROWS)
+    old, new = tokenizer.get_vocab(), new_tokenizer.get_vocab()
+    shared = sorted(old.keys() & new.keys() - {"[PAD]"})
+    ids = [torch.tensor([[vocabulary[token] for token in shared]]) for vocabulary in (old, new)]
+    with torch.no_grad():
+        wanted, found = model(ids[0]).logits[..., ids[0][0]], adapted(ids[1]).logits[..., ids[1][0]]
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)  # float32: a product of another width
+
+
+def word_tokenizer(words):
+    """A WordPiece tokenizer whose special tokens have other names and other ids than ours."""
+    vocabulary = {token: i for i, token in enumerate([*words, *NAMES.values()])}
+    inner = Tokenizer(models.WordPiece(vocabulary, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=inner, **NAMES)
+
+
+def test_special_tokens_keep_their_role_and_the_padding_row_is_zero(model, tokenizer):
+    new = word_tokenizer(["fox", "houses"])
+    adapted = adapt_vocabulary(model, tokenizer, new)
+    for role in NAMES:
+        i, j = (x.convert_tokens_to_ids(getattr(x, role)) for x in (new, tokenizer))
+        for name in ROWS:
+            if (role, name) != ("pad_token", "model.encoder.weight"):
+                assert torch.equal(adapted.state_dict()[name][i], model.state_dict()[name][j]), (role, name)
+    assert adapted.config.pad_token_id == adapted.model.encoder.padding_idx == new.pad_token_id == 5
+    assert not adapted.model.encoder.weight[5].any() and adapted.model.encoder.weight[0].any()
+    ids, mask = torch.tensor([[0, 1, 5]]), torch.tensor([[1, 1, 0]])
+    assert adapted(ids, mask).logits.shape == (1, 3, 7)
+
+
+def test_a_byte_level_bpe_takes_the_rows_of_the_words_that_its_tokens_spell(model, tokenizer):
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
+    special = list(NAMES.values())
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=special, show_progress=False)
+    inner.train_from_iterator([SENTENCE] * 20, trainer)
+    new = PreTrainedTokenizerFast(tokenizer_object=inner, **NAMES)
+    adapted = adapt_vocabulary(model, tokenizer, new)
+    for word in ("the", "old", "it"):
+        i, j = new.convert_tokens_to_ids(f"Ġ{word}"), tokenizer.convert_tokens_to_ids(word)
+        assert tokenizer.convert_ids_to_tokens(j) == word and new.convert_ids_to_tokens(i) == f"Ġ{word}"
+        for name in ROWS:
+            assert torch.equal(adapted.state_dict()[name][i], model.state_dict()[name][j])
+    # the space alone has no text
+    blank = adapted.decoder.weight[new.convert_tokens_to_ids("Ġ")]
+    torch.testing.assert_close(blank, model.decoder.weight[: len(tokenizer)].mean(0), rtol=0, atol=1e-6)
+
+
+def test_a_tokenizer_without_mask_and_one_of_another_model_are_refused(model, tokenizer, new_tokenizer):
+    no_mask = word_tokenizer(["fox"])
+    no_mask.mask_token = None
+    for old, new, message in (
+        (tokenizer, no_mask, "the new tokenizer has no mask_token"),
+        (no_mask, tokenizer, "the old tokenizer has no mask_token"),
+        (new_tokenizer, tokenizer, f"the old tokenizer has {len(new_tokenizer)} tokens, but the model 96"),
+    ):
+        with pytest.raises(ValueError, match=message) as caught:
+            adapt_vocabulary(model, old, new)
+        assert "\n" not in str(caught.value)
+
+
+def arguments(corpus, source, folder, *more):
+    words = [
+        "--init_from",
+        source,
+        "--train_files",
+        corpus / "train.jsonl",
+        "--validation_files",
+        corpus / "held_out.jsonl",
+    ]
+    words += [
+        "--output_dir",
+        folder,
+        "--vocab_size",
+        64,
+        "--max_length",
+        32,
+        "--row_tokens",
+        64,
+        "--tokens_per_step",
+        256,
+    ]
+    words += [
+        "--max_steps",
+        12,
+        "--learning_rate",
+        "3e-2",
+        "--logging_steps",
+        1,
+        "--save_steps",
+        6,
+        "--num_processes",
+        1,
+    ]
+    return [*words, "--use_cpu", "--disable_tqdm", "true", *more]
+
+
+def test_the_example_adapts_and_trains_and_the_result_opens_with_its_tokenizer(
+    corpus, published, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("neobert_hf.pretraining.summary.plot_curves", lambda *_: None)  # takes as long as the training
+    run_main(example, *arguments(corpus, published, tmp_path / "run"))
+    losses = losses_of(tmp_path / "run")
+    assert losses[12] < losses[1] - 0.3
+    for folder in (tmp_path / "run", tmp_path / "run/start"):
+        model, tokenizer = AutoModelForMaskedLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+        assert type(model) is NeoBERTForMaskedLM
+        assert model.config.vocab_size == len(tokenizer) == 64 and tokenizer.mask_token == "[MASK]"
+        assert model.config.max_position_embeddings == 64  # shorter documents do not shorten the context
+        assert not model.model.encoder.weight[tokenizer.pad_token_id].any()
+        found = model(**tokenizer(["the quick fox", "over"], padding=True, return_tensors="pt")).logits
+        assert found.isfinite().all()
+    saved = json.loads((tmp_path / "run/start/tokenizer_config.json").read_text())
+    assert saved["tokenizer_class"] == "PreTrainedTokenizerFast"
+    run_main(example, *arguments(corpus, published, tmp_path / "run", "--resume_from_checkpoint", "last"))
+    other = NeoBERTForMaskedLM.from_pretrained(published)
+    other.decoder.bias.data[9] += 1
+    other.save_pretrained(published)
+    for more in (["--vocab_size", 60], []):
+        with pytest.raises(SystemExit, match=r"run/start holds another model or tokenizer; give another --output_dir"):
+            run_main(example, *arguments(corpus, published, tmp_path / "run", *more))
+
+
+def test_what_cannot_be_adapted_is_refused_on_one_line_and_leaves_no_model(corpus, published, tmp_path):
+    encoder, bert, adapter = (tmp_path / name for name in ("encoder", "bert", "adapter"))
+    NeoBERTForMaskedLM.from_pretrained(published).model.save_pretrained(encoder)
+    sizes = dict(vocab_size=96, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
+    BertForMaskedLM(BertConfig(**sizes)).save_pretrained(bert)
+    for folder in (encoder, bert):
+        AutoTokenizer.from_pretrained(published).save_pretrained(folder)
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text("{}")
+    for source, words, *more in (
+        (encoder, "has no decoder"),
+        (bert, "this is a bert, not a NeoBERT"),
+        (adapter, "holds an adapter"),
+        (corpus, "corpus"),
+        (published, "vocab_size=64 has no effect on the tokenizer", "--tokenizer_name", corpus / "tokenizer"),
+    ):
+        with pytest.raises(SystemExit, match=words) as caught:
+            run_main(example, *arguments(corpus, source, tmp_path / "run", *more))
+        assert "\n" not in str(caught.value)
+        assert not list(tmp_path.glob("run/**/config.json"))
