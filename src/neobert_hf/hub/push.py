@@ -14,6 +14,7 @@ import tempfile
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
+from huggingface_hub.utils import logging as hub_logging
 from huggingface_hub.utils import validate_repo_id
 
 from ..runs.commands import CommandParser, run_command
@@ -116,6 +117,7 @@ model = {auto_class}.from_pretrained("{repo_id}", revision="refs/pr/N", trust_re
 
 def run(arguments: argparse.Namespace) -> None:
     """Print the pull request, and send it if this is asked for."""
+    hub_logging.set_verbosity_error()  # it would tell of each repeated request
     with tempfile.TemporaryDirectory() as workspace:
         if arguments.drop_in:
             request = plan_drop_in(
