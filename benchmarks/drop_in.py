@@ -20,10 +20,10 @@ from tqdm.auto import tqdm
 
 from neobert_hf.hub.drop_in import replace_code
 
-TESTS = Path(__file__).parents[1] / "tests"
-sys.path.insert(0, str(TESTS))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from compat import environment
 
+TESTS = Path(__file__).parents[1] / "tests"
 OWN = {"AutoModelForMaskedLM": "masked_lm", "AutoModelForSequenceClassification": "classifier"}
 
 

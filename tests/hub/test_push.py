@@ -16,6 +16,7 @@ from hub_server import LocalHub
 from neobert_hf.data.files import file_hash
 from neobert_hf.hub import push
 from neobert_hf.hub.build import BuildArguments, build
+from neobert_hf.hub.drop_in import replace_code
 from neobert_hf.hub.repositories import open_pull_request
 
 ROOT = Path(__file__).parents[2]
@@ -272,3 +273,84 @@ def test_after_a_drop_in_every_auto_class_agrees_with_the_golden_tensors(hub, ki
     (fine_tune / "config.json").write_text(json.dumps(before | {"auto_map": auto_map}))
     errors = clean_run(fine_tune)
     assert len(errors) == 3 and max(errors.values()) < 1e-4, errors
+
+
+@pytest.fixture
+def copied(tokenizer, tmp_path):
+    """A folder as a drop-in has it before its change."""
+    published("masked_lm", tokenizer, tmp_path)
+    return tmp_path / "masked_lm"
+
+
+def change_json(file, **values):
+    file.write_text(json.dumps({**(json.loads(file.read_text()) if file.exists() else {}), **values}))
+
+
+def test_replaced_code_that_is_replaced_again_does_not_change(copied):
+    replace_code(copied, "org/old")
+    once = {file.name: file.read_bytes() for file in copied.iterdir()}
+    again = replace_code(copied, "org/old")
+    assert once == {file.name: file.read_bytes() for file in copied.iterdir()}
+    assert not again.aliases and not again.deleted and not again.new_classes
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kept"),
+    [
+        ("handler.py", "import numpy\nfrom rotary import precompute_freqs_cis\n", {"rotary.py"}),
+        ("words.py", "from .model import NeoBERT\n", {"model.py", "rotary.py"}),
+        ("other.json", '{"auto_map": {"AutoTokenizer": [null, "rotary.Tokenizer"]}}', {"rotary.py"}),
+        (
+            "other.json",
+            '{"auto_map": {"AutoTokenizer": ["org/old--model.Tokenizer", null]}}',
+            {"model.py", "rotary.py"},
+        ),
+        ("other.json", '{"a": "another/place--model.Tokenizer", "b": "model.safetensors"}', set()),
+    ],
+)
+def test_old_code_that_another_file_names_stays_as_it_is(copied, name, text, kept):
+    (copied / name).write_text(text)
+    replaced = replace_code(copied, "org/old")
+    same = {
+        old for old, content in OLD_CODE.items() if (copied / old).exists() and (copied / old).read_text() == content
+    }
+    assert same == kept
+    assert set(replaced.aliases) == {"model.py"} - kept and set(replaced.deleted) == {"rotary.py"} - kept
+    assert (copied / name).read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"auto_map": {"AutoModel": "model.MyOwnHead"}},
+            "names model.MyOwnHead for AutoModel, a class that this package",
+        ),
+        ({"model_type": "bert"}, "this is a bert, not a NeoBERT"),
+        ({"encoder_init_range": 0.02}, "marks a NeoDictaBERT checkpoint"),
+        (None, "org/old has no config.json at its root"),
+    ],
+)
+def test_a_repository_in_another_layout_is_refused_before_a_file_changes(copied, values, message):
+    if values is None:
+        (copied / "config.json").unlink()
+    else:
+        change_json(copied / "config.json", **values)
+    before = {file.name: file.read_bytes() for file in copied.iterdir()}
+    with pytest.raises((ValueError, OSError), match=message):
+        replace_code(copied, "org/old")
+    assert before == {file.name: file.read_bytes() for file in copied.iterdir()}
+
+
+def test_weights_that_do_not_load_are_refused_and_nothing_is_sent(hub, tokenizer, tmp_path):
+    files = published("masked_lm", tokenizer, tmp_path)
+    hub.put("org/old", files | {"model.safetensors": files["model.safetensors"][:1000]})
+    with pytest.raises(
+        SystemExit, match=r"org/old does not load with the code of this package: .*; nothing was sent"
+    ) as error:
+        run_main(push, "--drop-in", "org/old", "--push")
+    assert "\n" not in str(error.value) and {method for method, _, _ in hub.requests} <= {"GET", "HEAD"}
+    with pytest.raises(SystemExit, match="org/none: the Hub has no such repository"):
+        run_main(push, "--drop-in", "org/none")
+    with pytest.raises(SystemExit, match="org/old: the Hub has no such repository or revision"):
+        run_main(push, "--drop-in", "org/old", "--revision", "v9")
