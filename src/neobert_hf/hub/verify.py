@@ -59,17 +59,14 @@ def load_every_class(folder: str) -> dict:
 
     import transformers
 
-    modules = Path(folder, "modules.json")  # of sentence-transformers; its first module is the network
-    kinds = json.loads(modules.read_text("utf-8")) if modules.is_file() else []
-    network = Path(folder, kinds[0].get("path", "") if kinds else "")
-    if not (network / "config.json").is_file():
-        raise RuntimeError(f"{network} has no config.json; give the folder of a model")
-    config = json.loads((network / "config.json").read_text("utf-8"))
+    if not Path(folder, "config.json").is_file():  # transformers looks for code beside it, and never in a subfolder
+        raise RuntimeError(f"{folder} has no config.json; give the folder of a model, which has it at its root")
+    config = json.loads(Path(folder, "config.json").read_text("utf-8"))
     if not config.get("auto_map"):
         raise RuntimeError("config.json names no code (auto_map); build the folder with hub_upload/build.py")
     report = {"ok": True, "folder": folder, "transformers": transformers.__version__}
-    report |= load_auto_classes(str(network), config)
-    if kinds:
+    report |= load_auto_classes(folder, config)
+    if Path(folder, "modules.json").is_file():
         report["embedding"] = load_embedding_model(folder)
     return report
 
