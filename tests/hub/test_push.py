@@ -265,6 +265,10 @@ def test_after_a_drop_in_every_auto_class_agrees_with_the_golden_tensors(hub, ki
     assert "RuntimeError: this is the old code" in text and 'revision="refs/pr/N"' in text
     assert str(tmp_path) not in text and "AutoModelForTokenClassification" in text
 
+    snippet = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1].replace("refs/pr/N", "refs/pr/1")
+    run = subprocess.run([sys.executable, "-I", "-c", snippet], capture_output=True, text=True)
+    assert run.returncode == 0 and run.stdout.startswith("tensor(") and "nan" not in run.stdout, run.stderr
+
     errors = clean_run("org/old", "refs/pr/1")
     assert len(errors) == 6 and max(errors.values()) < 1e-4, errors  # float32, as in tests/model/test_golden.py
     hub.put("org/old", sent)  # the owner merges
