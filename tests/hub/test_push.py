@@ -48,7 +48,8 @@ def hub(tmp_path, monkeypatch):
     constants = huggingface_hub.constants
     monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
     template = f"{server.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    for module in (constants, huggingface_hub.file_download):  # the second in older versions
+        monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "home/hub"))
@@ -203,7 +204,7 @@ def test_a_link_out_of_the_folder_and_foreign_code_are_refused(hub, folder, tmp_
     assert not hub.requests
 
 
-@pytest.mark.parametrize("repo_id", ["a/b/c", "org/na me", "-x/..", "org/"])
+@pytest.mark.parametrize("repo_id", ["a/b/c", "org/na me", "-x/..", "org/", "small"])
 def test_an_invalid_id_is_refused(hub, folder, repo_id):
     with pytest.raises(SystemExit) as error:
         run_main(push, folder, repo_id)
@@ -211,7 +212,7 @@ def test_an_invalid_id_is_refused(hub, folder, repo_id):
 
 
 FAULTS = {
-    401: "the Hub does not accept your token; `hf auth login` saves another one; no pull request was opened",
+    401: "the Hub asks for a token that it accepts, .*; no pull request was opened",
     403: "your token may not do this; make one with write access to this repository, .*; no pull request was opened",
     404: "the Hub has no such repository or revision, or your token may not see it; no pull request was opened",
     500: "the Hub answered with status 500; try again later; see .*/discussions, whether the pull request was opened",
@@ -220,7 +221,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
-@pytest.mark.parametrize("place", ["/preupload/", "/commit/"])
+@pytest.mark.parametrize("place", ["/preupload/", "PUT /lfs/", "/commit/"])
 def test_an_error_of_the_hub_is_one_line_and_leaves_the_repository_as_it_was(
     hub, folder, unverified, place, fault, monkeypatch
 ):
@@ -233,6 +234,26 @@ def test_an_error_of_the_hub_is_one_line_and_leaves_the_repository_as_it_was(
     assert "\n" not in str(error.value) and "org/small" in str(error.value)
     assert hub.references["org/small"].keys() == {"main", before}
     without_token(str(error.value))
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_a_repository_that_cannot_be_read_is_one_line_and_nothing_is_sent(hub, folder, unverified, fault, monkeypatch):
+    hub.put("org/small", {"README.md": b"# Old\n"})
+    hub.faults["/api/models/"] = fault
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    message = FAULTS[fault].partition("; no pull request")[0].partition("; see")[0]
+    with pytest.raises(SystemExit, match=f"org/small: {message}.*; nothing was sent") as error:
+        run_main(push, folder, "org/small", "--push")
+    assert "\n" not in str(error.value) and {method for method, _, _ in hub.requests} == {"GET"}
+    without_token(str(error.value))
+
+
+def test_a_new_repository_whose_commit_fails_is_said_to_be_empty(hub, folder, unverified):
+    hub.faults["/commit/"] = 403
+    with pytest.raises(
+        SystemExit, match="org/small: your token may not do this; .*; the new repository is still empty"
+    ):
+        run_main(push, folder, "org/small", "--push", "--create", "public")
 
 
 # ---------------------------------------------------------------------------------------- drop-in
@@ -323,6 +344,16 @@ def test_old_code_that_another_file_names_stays_as_it_is(copied, name, text, kep
     assert (copied / name).read_text() == text
 
 
+def test_code_that_stays_does_not_run_unless_this_is_asked_for(hub, tokenizer, tmp_path):
+    files = published("masked_lm", tokenizer, tmp_path)
+    words = f"from transformers import BertTokenizer\nopen({str(tmp_path / 'ran')!r}, 'w')\nclass Words(BertTokenizer): pass\n"
+    settings = json.loads(files["tokenizer_config.json"]) | {"auto_map": {"AutoTokenizer": ["words.Words", None]}}
+    hub.put("org/old", files | {"words.py": words.encode(), "tokenizer_config.json": json.dumps(settings).encode()})
+    with pytest.raises(SystemExit, match=r"org/old keeps words\.py, code of its own .* add --try-old-code"):
+        run_main(push, "--drop-in", "org/old")
+    assert not (tmp_path / "ran").exists()
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -332,6 +363,7 @@ def test_old_code_that_another_file_names_stays_as_it_is(copied, name, text, kep
         ),
         ({"model_type": "bert"}, "this is a bert, not a NeoBERT"),
         ({"encoder_init_range": 0.02}, "marks a NeoDictaBERT checkpoint"),
+        ({"auto_map": ["model.NeoBERT"]}, "is not the config of a model"),
         (None, "org/old has no config.json at its root"),
     ],
 )

@@ -16,7 +16,6 @@ from typing import Any
 
 import jinja2
 from huggingface_hub import snapshot_download
-from huggingface_hub.utils import validate_repo_id
 from transformers.dynamic_module_utils import custom_object_save
 
 from ..data.origins import read_json
@@ -24,7 +23,7 @@ from ..model import modeling_neobert
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.modeling_neobert import AUTO_CLASSES, NeoBERTModel
 from .build import READ
-from .repositories import PullRequest, compare, explained, read_repository
+from .repositories import PullRequest, check_id, compare, explained, read_repository
 from .verify import verify
 
 TEXT = Path(__file__).with_name("drop_in.md")
@@ -41,6 +40,7 @@ class Replacement:
         written: Files by name: our code, config.json, and the old names.
         aliases: Those of them that list old names.
         deleted: Names of the files that are no longer needed.
+        kept: Names of other code that a JSON file of the folder names, so that loading the folder runs it.
         old_code: The text of the code that was replaced.
         new_classes: Auto classes that the folder lacked.
     """
@@ -48,6 +48,7 @@ class Replacement:
     written: dict[str, Path]
     aliases: list[str]
     deleted: list[str]
+    kept: list[str]
     old_code: str
     new_classes: list[str]
 
@@ -66,13 +67,15 @@ def plan_drop_in(
         folder: Empty folder for the copy.
         revision: Branch or commit to start from; by default main.
         measured: File with a table of errors in Markdown, for the text.
-        tries_old_code: Run the present code too, in a process without a token, and tell its result in the text.
+        tries_old_code: Let code of the repository run, in a process without a token: the present code, whose result the text
+            tells, and code that stays, such as that of a tokenizer.
 
     Raises:
-        ValueError: The repository is not in the published layout, or does not load with our code.
+        ValueError: The repository is not in the published layout, does not load with our code, or keeps code of its own that
+            may not run.
         OSError: It cannot be read.
     """
-    validate_repo_id(repo_id)
+    check_id(repo_id)
     table = Path(measured).read_text("utf-8").strip() if measured else None
     repository = read_repository(repo_id, revision)
     if repository.commit is None:
@@ -82,6 +85,11 @@ def plan_drop_in(
     shutil.copytree(snapshot, folder, dirs_exist_ok=True)  # files in the place of the cache's links
     before = verify(str(folder)) if tries_old_code else None
     replacement = replace_code(folder, repo_id)
+    if replacement.kept and not tries_old_code:
+        raise ValueError(
+            f"{repo_id} keeps {', '.join(replacement.kept)}, code of its own that would run when the result is tried; read it, "
+            "and add --try-old-code if it may run here"
+        )
     report = verify(str(folder))
     if not report["ok"]:
         raise ValueError(f"{repo_id} does not load with the code of this package: {report['error']}; nothing was sent")
@@ -92,7 +100,7 @@ def plan_drop_in(
         version=metadata.version("neobert_hf"),
         measured=table,
         replacement=replacement,
-        kept=[change.name for change in changes if change.state == "left alone" and change.name.endswith(".py")],
+        left=[change.name for change in changes if change.state == "left alone" and change.name.endswith(".py")],
         before=before,
         fault=before and before.get("error", "").replace(str(folder.resolve()), repo_id),
         report=report,
@@ -113,9 +121,12 @@ def replace_code(folder: Path, repo_id: str) -> Replacement:
     """
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{repo_id} has no config.json at its root, so it is not in the published layout")
+    config, text = read_json(folder / "config.json"), (folder / "config.json").read_text("utf-8")
+    if not isinstance(config, dict) or not isinstance(config.get("auto_map") or {}, dict):
+        raise ValueError(
+            f"config.json of {repo_id} is not the config of a model: it, or its auto_map, is not an object"
+        )
     NeoBERTConfig.from_pretrained(folder)  # refuses other models
-    text = (folder / "config.json").read_text("utf-8")
-    config = read_json(folder / "config.json")
     code = {file.name: file.read_text("utf-8", errors="replace") for file in folder.glob("*.py")}
     names = _classes_by_file(config.get("auto_map") or {}, repo_id)
     old = _reachable(names.keys() & code.keys(), code)
@@ -129,7 +140,8 @@ def replace_code(folder: Path, repo_id: str) -> Replacement:
     changed = json.dumps(config, indent=2, ensure_ascii=False) + "\n" * text.endswith("\n")
     (folder / "config.json").write_text(changed, "utf-8")
 
-    kept = _reachable((code.keys() - old) | (_named_files(folder, repo_id) & code.keys()), code)
+    named = (_named_files(folder, repo_id) & code.keys()) - ours.keys()
+    kept = _reachable((code.keys() - old) | named, code)
     aliases = sorted(names.keys() & code.keys() - kept - ours.keys())
     for name in aliases:
         (folder / name).write_text(
@@ -141,7 +153,8 @@ def replace_code(folder: Path, repo_id: str) -> Replacement:
     for name in deleted:
         (folder / name).unlink()
     written = ours | {name: folder / name for name in ("config.json", *aliases)}
-    return Replacement(written, aliases, deleted, "\n".join(code[name] for name in sorted(old)), new_classes)
+    old_code = "\n".join(code[name] for name in sorted(old))
+    return Replacement(written, aliases, deleted, sorted(named), old_code, new_classes)
 
 
 def _classes_by_file(auto_map: dict[str, Any], repo_id: str) -> dict[str, set[str]]:
@@ -170,7 +183,7 @@ def _named_files(folder: Path, repo_id: str) -> set[str]:
     """Files of code that a JSON file of the folder names, as in "module.Class"."""
     files = [file for file in folder.rglob("*.json") if not any(file.match(pattern) for pattern in DATA)]
     reference = re.compile(rf'"(?:{re.escape(repo_id)}--)?(\w+)\.[A-Z]\w*"')
-    return {f"{module}.py" for file in files for module in reference.findall(file.read_text("utf-8"))}
+    return {f"{module}.py" for file in files for module in reference.findall(file.read_text("utf-8", "replace"))}
 
 
 def _reachable(names: set[str], code: dict[str, str]) -> set[str]:

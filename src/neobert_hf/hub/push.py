@@ -15,12 +15,11 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
 from huggingface_hub.utils import logging as hub_logging
-from huggingface_hub.utils import validate_repo_id
 
 from ..runs.commands import CommandParser, run_command
 from .build import RECORD
 from .drop_in import plan_drop_in
-from .repositories import PullRequest, Repository, compare, open_pull_request, read_repository
+from .repositories import PullRequest, Repository, check_id, compare, open_pull_request, read_repository
 from .verify import verify
 
 PARTS = ("*.json", "*.safetensors", "*.py", "*.md", "*.txt", "*.model", "*.jinja", "*.onnx", "*.gguf", "*.png", "*.svg")
@@ -88,7 +87,7 @@ def plan_push(folder: Path, repo_id: str, is_needed: bool = True) -> PullRequest
         ValueError: The folder is refused by `model_files` or by `verify`.
         OSError: The folder or the repository cannot be read.
     """
-    validate_repo_id(repo_id)
+    check_id(repo_id)
     files = model_files(folder)
     report = verify(str(folder))
     if not report["ok"]:
@@ -158,7 +157,7 @@ def main(measured: str | None = None) -> None:
         metavar="FILE",
         help="With --drop-in: table of errors in Markdown, for the text.",
     )
-    add("--try-old-code", action="store_true", help="With --drop-in: run the present code too, and tell its result.")
+    add("--try-old-code", action="store_true", help="With --drop-in: let code of the repository run, too.")
     add("--push", action="store_true", help="Open the pull request. Without it nothing is sent.")
     add("--create", choices=("private", "public"), help="With --push: create the repository if it does not exist.")
     arguments = parser.parse_args()

@@ -9,6 +9,7 @@ from pathlib import Path
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 from huggingface_hub.hf_api import RepoSibling
+from huggingface_hub.utils import validate_repo_id
 from huggingface_hub.utils.sha import git_hash
 
 from ..data.files import file_hash
@@ -16,7 +17,7 @@ from ..runs.commands import one_line
 
 # What the Hub means by a status, and what to do.
 ANSWERS = {
-    401: "the Hub does not accept your token; `hf auth login` saves another one",
+    401: "the Hub asks for a token that it accepts, or has no such repository; `hf auth login` saves a token",
     403: "your token may not do this; make one with write access to this repository, and save it by `hf auth login`",
     404: "the Hub has no such repository or revision, or your token may not see it",
 }
@@ -91,6 +92,13 @@ class PullRequest:
             size = f"{change.size:,} bytes" if change.size is not None else ""
             lines.append(f"  {change.state:<12}  {change.name:<{width}}  {size:>19}  {change.sha256}".rstrip())
         return "\n".join([*lines, "", f"Pull request: {self.title}", "", self.text.strip()])
+
+
+def check_id(repo_id: str) -> None:
+    """Raise ValueError if `repo_id` is not an id of the Hub with an owner, org/name."""
+    validate_repo_id(repo_id)
+    if "/" not in repo_id:
+        raise ValueError(f"{repo_id} has no owner; give the id of a repository, such as org/{repo_id}")
 
 
 @contextmanager
