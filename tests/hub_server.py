@@ -114,8 +114,10 @@ class Handler(BaseHTTPRequestHandler):
     def model(self, parts, body):
         repo_id, action, reference = "/".join(parts[:2]), *(parts[2:3] or ["revision"]), "/".join(parts[3:]) or "main"
         query = parse_qs(urlsplit(self.path).query)
-        if action == "tree":  # of the whole repository
-            reference = reference.removesuffix("/")
+        if action == "tree":
+            known = self.server.references.get(repo_id, {})
+            if any(reference.startswith(f"{name}/") for name in known):  # of a subfolder; there are none
+                return self.missing("EntryNotFound")
         if action not in ("revision", "tree", "preupload", "commit"):
             return self.missing("EntryNotFound")
         if not (found := self.find(repo_id, reference)):
