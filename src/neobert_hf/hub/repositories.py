@@ -23,6 +23,10 @@ ANSWERS = {
 }
 
 
+# What becomes of a file; the last is said of all files if the repository was not read.
+STATES = ("new", "changed", "deleted", "unchanged", "left alone", "not compared")
+
+
 @dataclass(frozen=True)
 class Repository:
     """What a repository holds at one commit.
@@ -42,7 +46,7 @@ class Repository:
 
 @dataclass(frozen=True)
 class Change:
-    """What becomes of one file: new, changed, unchanged, deleted, left alone; or "not compared", with a repository not read."""
+    """What becomes of one file; `state` is one of `STATES`, and `source` is the file to send."""
 
     name: str
     state: str
@@ -165,11 +169,11 @@ def compare(files: Mapping[str, Path], repository: Repository, deleted: Iterable
         else:
             state = "unchanged" if there.blob_id == git_hash(file.read_bytes()) else "changed"
         changes.append(Change(name, state, file.stat().st_size, sha256, file))
-    for name in sorted(repository.files.keys() - files.keys()):
+    for name in repository.files.keys() - files.keys():
         there = repository.files[name]
         state = "deleted" if name in deleted else "left alone"
         changes.append(Change(name, state, there.size, there.lfs.sha256 if there.lfs else ""))
-    return changes
+    return sorted(changes, key=lambda change: (STATES.index(change.state), change.name))
 
 
 def open_pull_request(request: PullRequest, create: str | None = None) -> str:
