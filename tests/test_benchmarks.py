@@ -10,6 +10,7 @@ import pytest
 import ragged
 import throughput
 import torch
+import transformers
 from conftest import run_main
 from harness import Ceiling, docstrings, median_ratio
 from published import PublishedMaskedLM
@@ -33,6 +34,7 @@ OPTIONS = {
     "finetuning": "--tasks cola --seeds 0 --ways tf-idf",
     "adapting": "--package tqdm --vocab_size 300 --num_held_out 4 --num_steps 1 --eval_steps 1 --tokens_per_step 256",
     "few_examples": "--models mini --sizes 2 --seeds 0 --num_test 4 --steps 1 --epochs 1",
+    "drop_in": f"--versions {transformers.__version__}",
     "embeddings": "--packages tqdm --num_pairs 4 --max_lengths 16 --num_rounds 1 --stsb glue",
 }
 

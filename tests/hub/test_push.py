@@ -1,0 +1,392 @@
+"""Against a local Hub: a push and a drop-in open the pull request that they print, send nothing else, and show no token."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from conftest import GOLDEN, run_main
+from hub_server import LocalHub
+
+from neobert_hf.data.files import file_hash
+from neobert_hf.hub import push
+from neobert_hf.hub.build import BuildArguments, build
+from neobert_hf.hub.drop_in import replace_code
+from neobert_hf.hub.repositories import open_pull_request
+
+ROOT = Path(__file__).parents[2]
+TOKEN = "hf_" + "notARealTokenOfAnybody" * 2
+
+# The published code in small: what it computes is wrong on purpose, so that no test passes by running it.
+OLD_CODE = {
+    "model.py": """
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+from .rotary import precompute_freqs_cis
+class NeoBERTConfig(PretrainedConfig):
+    model_type = "neobert"
+class NeoBERT(PreTrainedModel):
+    config_class = NeoBERTConfig
+    def __init__(self, config):
+        raise RuntimeError("this is the old code")
+NeoBERTLMHead = NeoBERTForSequenceClassification = NeoBERT
+""",
+    "rotary.py": "def precompute_freqs_cis(*args):\n    return float('nan')\n",
+}
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A local Hub, which this process and its subprocesses use with a token; the cache is empty."""
+    server = LocalHub()
+    server.token = TOKEN
+    constants = huggingface_hub.constants
+    monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
+    template = f"{server.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    for module in (constants, huggingface_hub.file_download):  # the second in older versions
+        monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "home/hub"))
+    environment = {"HF_ENDPOINT": server.endpoint, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN}
+    for name, value in {**environment, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_TELEMETRY": "1"}.items():
+        monkeypatch.setenv(name, value)
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def folder(checkpoint, tokenizer, tmp_path_factory):
+    """A built folder; tests that change it make a copy."""
+    place = tmp_path_factory.mktemp("built")
+    tokenizer.save_pretrained(place / "tokenizer")
+    return build(BuildArguments(model=str(checkpoint), tokenizer=str(place / "tokenizer"), out=str(place / "small")))
+
+
+@pytest.fixture
+def unverified(monkeypatch):
+    """Skip the process that loads the folder, in a test of something else."""
+    report = {"ok": True, "transformers": "5", "own": "AutoModelForMaskedLM", "classes": {"AutoModel": "NeoBERTModel"}}
+    monkeypatch.setattr(push, "verify", lambda folder: report)
+
+
+def published(kind, tokenizer, place):
+    """The files of a repository as `chandar-lab/NeoBERT` has them: a golden checkpoint, a tokenizer, and the old code."""
+    shutil.copytree(GOLDEN / kind, place / kind)
+    tokenizer.save_pretrained(place / kind)
+    settings = json.loads((place / kind / "tokenizer_config.json").read_text())
+    names = ("unk_token", "sep_token", "pad_token", "cls_token", "mask_token", "model_max_length")
+    settings = {name: settings[name] for name in names} | {"tokenizer_class": "BertTokenizer", "do_lower_case": True}
+    (place / kind / "tokenizer_config.json").write_text(json.dumps(settings))
+    for name, text in {**OLD_CODE, "README.md": "---\nlicense: mit\n---\n# NeoBERT\n"}.items():
+        (place / kind / name).write_text(text)
+    return {file.name: file.read_bytes() for file in (place / kind).iterdir()}
+
+
+def clean_run(*arguments, **environment):
+    """The errors against the golden tensors in a process without the package, or the error of that process."""
+    command = [sys.executable, "-I", str(ROOT / "tests/loads_golden.py"), *map(str, arguments)]
+    run = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
+    return json.loads(run.stdout.splitlines()[-1]) if run.returncode == 0 else run.stderr
+
+
+def without_token(*texts):
+    assert not any(TOKEN in text for text in texts)
+
+
+# ---------------------------------------------------------------------------------------- push
+
+
+def test_a_dry_run_sends_nothing_and_says_what_would_change(hub, folder):
+    there = {"config.json": (folder / "config.json").read_bytes(), "README.md": b"# Old\n", "other.txt": b"mine"}
+    hub.put("org/small", there)
+    command = [sys.executable, str(ROOT / "hub_upload/push.py"), str(folder), "org/small"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0 and not run.stderr, run.stderr
+    rows = [re.split(r"\s{2,}", line.strip()) for line in run.stdout.splitlines() if line.startswith("  ")]
+    states = {name: (state, *details) for state, name, *details in rows}
+    weights = folder / "model.safetensors"
+    assert states["model.safetensors"] == ("new", f"{weights.stat().st_size:,} bytes", file_hash(weights))
+    assert (states["README.md"][0], states["config.json"][0]) == ("changed", "unchanged")
+    assert states["other.txt"] == ("left alone", "4 bytes") and ".neobert_build.json" not in run.stdout
+    assert 'AutoModelForMaskedLM.from_pretrained("org/small", revision="refs/pr/N"' in run.stdout
+    assert "nothing was sent; --push opens this pull request" in run.stdout
+    assert {method for method, _, _ in hub.requests} == {"GET"} and hub.files("org/small") == there
+    without_token(run.stdout, run.stderr)
+
+
+def test_a_push_creates_the_repository_if_asked_and_opens_a_pull_request(hub, folder, unverified, tmp_path, capfd):
+    with pytest.raises(SystemExit, match="add --create private, or --create public, to create it"):
+        run_main(push, folder, "org/small", "--push")
+    assert not hub.references
+    output = run_main(push, folder, "org/small", "--push", "--create", "private")
+    assert f"opened {hub.endpoint}/org/small/discussions/1" in output
+    wanted = json.loads(hub.sent("repos/create")[0])
+    assert wanted.get("private") or wanted["visibility"] == "private"  # two versions of huggingface_hub
+    sent = hub.files("org/small", "refs/pr/1")
+    names = {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
+    assert sent.keys() == names - {".neobert_build.json"} | {".gitattributes"}
+    assert all((folder / name).read_bytes() == sent[name] for name in sent.keys() - {".gitattributes"})
+    header = json.loads(hub.sent("/commit/")[0].splitlines()[0])["value"]
+    assert header["summary"] == "Upload small" and 'revision="refs/pr/N"' in header["description"]
+    assert header["description"].strip() in output  # what was sent is what was printed
+    assert hub.files("org/small").keys() == {".gitattributes"}  # main changes when its owner merges
+    texts = [file.read_bytes().decode(errors="replace") for file in tmp_path.rglob("*") if file.is_file()]
+    without_token(output, *capfd.readouterr(), *texts)
+
+
+def test_weights_that_the_repository_has_are_not_sent_again(hub, folder, unverified):
+    files = {file.name: file.read_bytes() for file in folder.iterdir() if file.name != ".neobert_build.json"}
+    hub.put("org/small", files)
+    assert "org/small already has these files; no pull request is needed" in run_main(
+        push, folder, "org/small", "--push"
+    )
+    hub.put("org/small", files | {"README.md": b"# Old\n"})
+    run_main(push, folder, "org/small", "--push")
+    assert not hub.sent("lfs")
+    header, *operations = map(json.loads, hub.sent("/commit/")[0].splitlines())
+    assert [operation["value"]["path"] for operation in operations] == ["README.md"]
+    assert header["value"]["parentCommit"] == hub.references["org/small"]["main"][0]
+
+
+def test_a_dry_run_without_the_hub_lists_the_files(hub, folder, unverified, monkeypatch):
+    hub.shutdown()
+    hub.server_close()
+    output = run_main(push, folder, "org/small")
+    assert "not compared with the repository: org/small: the Hub at http://127.0.0.1" in output
+    assert "not compared  model.safetensors" in output
+    with pytest.raises(SystemExit, match="cannot be reached") as error:
+        run_main(push, folder, "org/small", "--push")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fault"),
+    [
+        ("training_args.bin", b"", "is a pickle, and a pickle can execute any code"),
+        ("checkpoint-5/model.safetensors", b"", "belongs to a training, not to a model"),
+        ("optimizer.safetensors", b"", "belongs to a training"),
+        ("run.json", b"{}", "belongs to a training"),
+        (".env", b"A=1", "is not a part of a model"),
+        (".git/config", b"", "is not a part of a model"),
+        ("thesis.docx", b"", "is not a part of a model"),
+        ("notes.txt", f"token: {TOKEN}".encode(), "has a token of the Hub in it"),
+    ],
+)
+def test_a_file_that_is_no_part_of_a_model_is_refused(hub, folder, tmp_path, name, content, fault):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    (copy / name).parent.mkdir(exist_ok=True)
+    (copy / name).write_bytes(content)
+    with pytest.raises(SystemExit, match=f"copy holds {name}, which {fault}") as error:
+        run_main(push, copy, "org/small", "--push")
+    assert not hub.requests
+    without_token(str(error.value))
+
+
+def test_a_link_out_of_the_folder_and_foreign_code_are_refused(hub, folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    (tmp_path / "secret.txt").write_text("secret")
+    (copy / "notes.txt").symlink_to(tmp_path / "secret.txt")
+    with pytest.raises(SystemExit, match=r"does not pass hub_upload/verify\.py: .* outside its folder"):
+        run_main(push, copy, "org/small")
+    (copy / "notes.txt").unlink()
+    config = json.loads((copy / "config.json").read_text())
+    config["auto_map"]["AutoModel"] = "other/place--model.NeoBERT"
+    (copy / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SystemExit, match="names code that is not in the folder"):
+        run_main(push, copy, "org/small")
+    assert not hub.requests
+
+
+@pytest.mark.parametrize("repo_id", ["a/b/c", "org/na me", "-x/..", "org/", "small"])
+def test_an_invalid_id_is_refused(hub, folder, repo_id):
+    with pytest.raises(SystemExit) as error:
+        run_main(push, folder, repo_id)
+    assert "\n" not in str(error.value).strip() and not hub.requests
+
+
+FAULTS = {
+    401: "the Hub asks for a token that it accepts, .*; no pull request was opened",
+    403: "your token may not do this; make one with write access to this repository, .*; no pull request was opened",
+    404: "the Hub has no such repository or revision, or your token may not see it; no pull request was opened",
+    500: "the Hub answered with status 500; try again later; see .*/discussions, whether the pull request was opened",
+    "drop": "cannot be reached .*; see .*/discussions, whether the pull request was opened",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+@pytest.mark.parametrize("place", ["/preupload/", "PUT /lfs/", "/commit/"])
+def test_an_error_of_the_hub_is_one_line_and_leaves_the_repository_as_it_was(
+    hub, folder, unverified, place, fault, monkeypatch
+):
+    before = hub.put("org/small", {"README.md": b"# Old\n"})
+    request = push.plan_push(folder, "org/small")
+    hub.faults[place] = fault
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # huggingface_hub repeats some requests
+    with pytest.raises(OSError, match=FAULTS[fault]) as error:
+        open_pull_request(request)
+    assert "\n" not in str(error.value) and "org/small" in str(error.value)
+    assert hub.references["org/small"].keys() == {"main", before}
+    without_token(str(error.value))
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_a_repository_that_cannot_be_read_is_one_line_and_nothing_is_sent(hub, folder, unverified, fault, monkeypatch):
+    hub.put("org/small", {"README.md": b"# Old\n"})
+    hub.faults["/api/models/"] = fault
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    message = FAULTS[fault].partition("; no pull request")[0].partition("; see")[0]
+    with pytest.raises(SystemExit, match=f"org/small: .*{message}.*; nothing was sent") as error:
+        run_main(push, folder, "org/small", "--push")
+    assert "\n" not in str(error.value) and {method for method, _, _ in hub.requests} == {"GET"}
+    without_token(str(error.value))
+
+
+def test_a_new_repository_whose_commit_fails_is_said_to_be_empty(hub, folder, unverified):
+    hub.faults["/commit/"] = 403
+    with pytest.raises(
+        SystemExit, match=r"org/small: your token may not do this; .*; the new repository is still empty"
+    ):
+        run_main(push, folder, "org/small", "--push", "--create", "public")
+
+
+# ---------------------------------------------------------------------------------------- drop-in
+
+
+@pytest.fixture(scope="module", params=["masked_lm", "classifier"])
+def kind(request):
+    return request.param
+
+
+@pytest.mark.compat
+def test_after_a_drop_in_every_auto_class_agrees_with_the_golden_tensors(hub, kind, tokenizer, tmp_path):
+    """The repository is read by its id from the local Hub, as a user reads it; so is a fine-tune that names its old code."""
+    files = published(kind, tokenizer, tmp_path)
+    hub.put("org/old", files)
+    output = run_main(push, "--drop-in", "org/old", "--push", "--try-old-code")
+    assert f"opened {hub.endpoint}/org/old/discussions/1" in output
+    without_token(output)
+
+    sent = hub.files("org/old", "refs/pr/1")
+    assert not hub.sent("lfs")
+    paths = {json.loads(line)["value"].get("path") for line in hub.sent("/commit/")[0].splitlines()[1:]}
+    ours = {name for name in sent if name.endswith("_neobert.py")}
+    assert paths == {"config.json", "model.py", "rotary.py"} | ours and "modeling_neobert.py" in ours
+    assert all(sent[name] == files[name] for name in files.keys() - {"config.json", "model.py", "rotary.py"})
+    assert "rotary.py" not in sent and hub.files("org/old") == files
+    before, after = json.loads(files["config.json"]), json.loads(sent["config.json"])
+    assert list(after) == list(before) and [name for name in before if before[name] != after[name]] == ["auto_map"]
+    text = json.loads(hub.sent("/commit/")[0].splitlines()[0])["value"]["description"]
+    assert "RuntimeError: this is the old code" in text and '"refs/pr/N"' in text
+    assert str(tmp_path) not in text and "AutoModelForTokenClassification" in text
+
+    snippet = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1].replace("refs/pr/N", "refs/pr/1")
+    run = subprocess.run([sys.executable, "-I", "-c", snippet], capture_output=True, text=True)
+    assert run.returncode == 0 and run.stdout.startswith("tensor(") and "nan" not in run.stdout, run.stderr
+
+    errors = clean_run("org/old", "refs/pr/1")
+    assert len(errors) == 6 and max(errors.values()) < 1e-4, errors  # float32, as in tests/model/test_golden.py
+    hub.put("org/old", sent)  # the owner merges
+    fine_tune = shutil.copytree(GOLDEN / kind, tmp_path / "fine_tune")
+    auto_map = {name: f"org/old--{reference}" for name, reference in before["auto_map"].items()}
+    (fine_tune / "config.json").write_text(json.dumps(before | {"auto_map": auto_map}))
+    errors = clean_run(fine_tune)
+    assert len(errors) == 3 and max(errors.values()) < 1e-4, errors
+
+
+@pytest.fixture
+def copied(tokenizer, tmp_path):
+    """A folder as a drop-in has it before its change."""
+    published("masked_lm", tokenizer, tmp_path)
+    return tmp_path / "masked_lm"
+
+
+def change_json(file, **values):
+    file.write_text(json.dumps({**(json.loads(file.read_text()) if file.exists() else {}), **values}))
+
+
+def test_replaced_code_that_is_replaced_again_does_not_change(copied):
+    replace_code(copied, "org/old")
+    once = {file.name: file.read_bytes() for file in copied.iterdir()}
+    again = replace_code(copied, "org/old")
+    assert once == {file.name: file.read_bytes() for file in copied.iterdir()}
+    assert not again.aliases and not again.deleted and not again.new_classes
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kept"),
+    [
+        ("handler.py", "import numpy\nfrom rotary import precompute_freqs_cis\n", {"rotary.py"}),
+        ("words.py", "from .model import NeoBERT\n", {"model.py", "rotary.py"}),
+        ("other.json", '{"auto_map": {"AutoTokenizer": [null, "rotary.Tokenizer"]}}', {"rotary.py"}),
+        (
+            "other.json",
+            '{"auto_map": {"AutoTokenizer": ["org/old--model.Tokenizer", null]}}',
+            {"model.py", "rotary.py"},
+        ),
+        ("other.json", '{"a": "another/place--model.Tokenizer", "b": "model.safetensors"}', set()),
+    ],
+)
+def test_old_code_that_another_file_names_stays_as_it_is(copied, name, text, kept):
+    (copied / name).write_text(text)
+    replaced = replace_code(copied, "org/old")
+    same = {
+        old for old, content in OLD_CODE.items() if (copied / old).exists() and (copied / old).read_text() == content
+    }
+    assert same == kept
+    assert set(replaced.aliases) == {"model.py"} - kept and set(replaced.deleted) == {"rotary.py"} - kept
+    assert (copied / name).read_text() == text
+
+
+def test_code_that_stays_does_not_run_unless_this_is_asked_for(hub, tokenizer, tmp_path):
+    files = published("masked_lm", tokenizer, tmp_path)
+    words = f"from transformers import BertTokenizer\nopen({str(tmp_path / 'ran')!r}, 'w')\nclass Words(BertTokenizer): pass\n"
+    settings = json.loads(files["tokenizer_config.json"]) | {"auto_map": {"AutoTokenizer": ["words.Words", None]}}
+    hub.put("org/old", files | {"words.py": words.encode(), "tokenizer_config.json": json.dumps(settings).encode()})
+    with pytest.raises(SystemExit, match=r"org/old keeps words\.py, code of its own .* add --try-old-code"):
+        run_main(push, "--drop-in", "org/old")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"auto_map": {"AutoModel": "model.MyOwnHead"}},
+            "names model.MyOwnHead for AutoModel, a class that this package",
+        ),
+        ({"model_type": "bert"}, "this is a bert, not a NeoBERT"),
+        ({"encoder_init_range": 0.02}, "marks a NeoDictaBERT checkpoint"),
+        ({"auto_map": ["model.NeoBERT"]}, "is not the config of a model"),
+        (None, "org/old has no config.json at its root"),
+    ],
+)
+def test_a_repository_in_another_layout_is_refused_before_a_file_changes(copied, values, message):
+    if values is None:
+        (copied / "config.json").unlink()
+    else:
+        change_json(copied / "config.json", **values)
+    before = {file.name: file.read_bytes() for file in copied.iterdir()}
+    with pytest.raises((ValueError, OSError), match=message):
+        replace_code(copied, "org/old")
+    assert before == {file.name: file.read_bytes() for file in copied.iterdir()}
+
+
+def test_weights_that_do_not_load_are_refused_and_nothing_is_sent(hub, tokenizer, tmp_path):
+    files = published("masked_lm", tokenizer, tmp_path)
+    hub.put("org/old", files | {"model.safetensors": files["model.safetensors"][:1000]})
+    with pytest.raises(
+        SystemExit, match=r"org/old does not load with the code of this package: .*; nothing was sent"
+    ) as error:
+        run_main(push, "--drop-in", "org/old", "--push")
+    assert "\n" not in str(error.value) and {method for method, _, _ in hub.requests} <= {"GET", "HEAD"}
+    with pytest.raises(SystemExit, match="org/none: the Hub has no such repository"):
+        run_main(push, "--drop-in", "org/none")
+    with pytest.raises(SystemExit, match="org/old: the Hub has no such repository or revision"):
+        run_main(push, "--drop-in", "org/old", "--revision", "v9")

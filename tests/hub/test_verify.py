@@ -1,0 +1,91 @@
+"""Verify is right for folders of other people: without architectures, with a tokenizer of their own, with more modules."""
+
+import json
+import shutil
+
+import pytest
+
+from neobert_hf import NeoBERTForMaskedLM, NeoBERTForSequenceClassification
+from neobert_hf.hub.verify import verify
+
+
+@pytest.fixture(scope="module")
+def saved(checkpoint, classifier_checkpoint, tokenizer, tmp_path_factory):
+    """A folder with a masked language model and one with a classifier, as this library saves them."""
+    place = tmp_path_factory.mktemp("saved")
+    NeoBERTForMaskedLM.from_pretrained(checkpoint).save_pretrained(place / "masked_lm")
+    NeoBERTForSequenceClassification.from_pretrained(classifier_checkpoint).save_pretrained(place / "classifier")
+    for kind in ("masked_lm", "classifier"):
+        tokenizer.save_pretrained(place / kind)
+    return place
+
+
+def changed(folder, **values):
+    config = json.loads((folder / "config.json").read_text()) | values
+    (folder / "config.json").write_text(
+        json.dumps({name: value for name, value in config.items() if value is not None})
+    )
+    return folder
+
+
+def test_a_classifier_is_its_own_class_and_a_masked_lm_is_a_new_head_of_it(saved):
+    report = verify(saved / "classifier")
+    assert report["ok"], report
+    assert report["own"] == "AutoModelForSequenceClassification" and report["output"]["shape"] == [2, 3]
+    assert "AutoModelForMaskedLM" in report["new_heads"] and report["folder"] == str(saved / "classifier")
+
+
+def test_a_folder_without_architectures_and_without_a_base_class_is_verified_by_the_class_that_it_has(saved, tmp_path):
+    folder = shutil.copytree(saved / "classifier", tmp_path / "my.model-1.0 (copy)")
+    names = {
+        "AutoConfig": "configuration_neobert.NeoBERTConfig",
+        "AutoModelForSequenceClassification": "modeling_neobert.NeoBERTForSequenceClassification",
+        "AutoTokenizer": ["words.Words", None],
+    }
+    (folder / "words.py").write_text("from transformers import BertTokenizer\nclass Words(BertTokenizer):\n    pass\n")
+    report = verify(changed(folder, architectures=None, auto_map=names))
+    assert report["ok"], report
+    assert report["own"] == "AutoModelForSequenceClassification" and report["output"]["shape"] == [2, 3]
+
+
+def test_an_embedding_model_is_opened_by_sentence_transformers_too(saved, tmp_path):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    shutil.copytree(saved / "masked_lm", tmp_path / "model")
+    kinds = {"": "Transformer", "1_Pooling": "Pooling"}
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(kinds.items())
+    ]
+    (tmp_path / "model/modules.json").write_text(json.dumps(modules))
+    (tmp_path / "model/1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True}
+    (tmp_path / "model/1_Pooling/config.json").write_text(json.dumps(pooling))
+    report = verify(tmp_path / "model")
+    assert report["ok"], report
+    assert report["embedding"]["class"] == "SentenceTransformer" and report["embedding"]["shape"] == [2, 32]
+    model = sentence_transformers.SentenceTransformer(str(tmp_path / "model"), device="cpu", trust_remote_code=True)
+    vectors = model.encode(["one two three", "four"])
+    assert report["embedding"]["first_values"] == pytest.approx(vectors.flatten()[:8].tolist(), abs=1e-5)
+    (tmp_path / "model/1_Pooling/config.json").unlink()
+    assert not verify(tmp_path / "model")["ok"]
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (
+            {"architectures": ["NeoBERTLMHead"]},
+            "AutoModelForMaskedLM is the folder's own class, but its weights are incomplete",
+        ),
+        ({"auto_map": None}, "config.json names no code (auto_map)"),
+    ],
+)
+def test_what_is_wrong_is_one_line(saved, change, fault, tmp_path):
+    folder = changed(shutil.copytree(saved / "classifier", tmp_path / "folder"), **change)
+    report = verify(folder)
+    assert not report["ok"] and fault in report["error"] and "\n" not in report["error"]
+
+
+def test_a_folder_without_a_model_is_named(tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert "empty has no config.json; give the folder of a model" in verify(tmp_path / "empty")["error"]
