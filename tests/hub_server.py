@@ -93,6 +93,8 @@ class Handler(BaseHTTPRequestHandler):
         if path == "api/repos/create":
             wanted = json.loads(body)
             repo_id = f"{wanted['organization']}/{wanted['name']}"
+            if repo_id in hub.references:
+                return self.answer({"url": f"{hub.endpoint}/{repo_id}", "error": "You already created this repo"}, 409)
             hub.put(repo_id, {".gitattributes": b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"})
             return self.answer({"url": f"{hub.endpoint}/{repo_id}", "id": repo_id})
         if path == "api/validate-yaml":

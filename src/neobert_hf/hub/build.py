@@ -1,7 +1,6 @@
 """Build a folder for the Hub: weights, config, tokenizer, modules of sentence-transformers, model code and model card.
 
 python hub_upload/build.py --model DIR_OR_ID --out HUB_DIR [--model_id org/name] [--license ID] [--language en] [--overwrite]
-python hub_upload/verify.py HUB_DIR
 python hub_upload/push.py HUB_DIR org/name
 """
 
@@ -228,8 +227,11 @@ def move_files(source: Path, out: Path, last: str, stale: Iterable[str] = ()) ->
 def main() -> None:
     """Build the folder and print the next command."""
     parser = CommandParser(BuildArguments, prog="build.py", description=BuildArguments.__doc__)
-    folder = run_command(parser.prog, build, *parser.parse_args_into_dataclasses())
-    print(f"built {folder}; next: python hub_upload/verify.py {folder}", file=sys.stderr)
+    (arguments,) = parser.parse_args_into_dataclasses()
+    folder = run_command(parser.prog, build, arguments)
+    print(
+        f"built {folder}; next: python hub_upload/push.py {folder} {arguments.model_id or 'org/name'}", file=sys.stderr
+    )
 
 
 if __name__ == "__main__":
