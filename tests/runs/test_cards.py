@@ -49,6 +49,7 @@ HEADS = {
 }
 EMBEDDERS = ("embedding", "sparse", "multi_vector", "contextual", "few", "reranker")
 KINDS = (*HEADS, "adapter", *EMBEDDERS)
+MINI = Path(neobert_hf.MINI_MODEL_PATH)
 
 
 def embedder(kind, checkpoint):
@@ -139,14 +140,15 @@ def test_a_card_is_valid_and_short_and_says_nothing_of_this_machine(folder, kind
 
 def examples(folder):
     """The example of each card, and what the card says that it prints."""
-    for kind in KINDS:
+    for kind in (*KINDS, MINI.name):
         text = (folder / kind / CARD).read_text("utf-8")
-        (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+        code, *_ = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
         printed = re.findall(r"^```text\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
         yield kind, code, printed[0] if printed else None
 
 
 def test_the_example_of_each_card_prints_what_the_card_shows_without_the_package(folder, tmp_path):
+    (folder / MINI.name).symlink_to(MINI)
     script = """
 import contextlib, io, json, sys
 sys.modules["neobert_hf"] = None
@@ -160,7 +162,7 @@ for kind, code in json.load(sys.stdin).items():
 print(json.dumps(results))
 """
     run = subprocess.run(
-        [sys.executable, "-c", script],
+        [sys.executable, "-B", "-c", script],
         cwd=folder,
         env=os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""},
         input=json.dumps({kind: code for kind, code, _ in examples(folder)}),
@@ -175,6 +177,9 @@ print(json.dumps(results))
         if shown is None:  # sentence-transformers writes the output as comments, with the shapes
             numbers = re.findall(r"\d\.\d{3}", printed)
             assert numbers and all(number in code for number in numbers), kind
+        elif kind == MINI.name:  # its scores depend on the processor, their order does not
+            words, wanted = ([line.split()[1:] for line in text.splitlines()] for text in (printed, shown))
+            assert words == wanted
         elif "```" not in printed:
             assert printed.strip() == shown.strip(), kind
 
@@ -285,23 +290,8 @@ def test_metadata_that_the_hub_refuses_are_refused(wrong):
         check_metadata(**wrong)
 
 
-MINI = Path(neobert_hf.MINI_MODEL_PATH)
-
-
-def test_the_example_of_the_mini_model_runs_without_the_package_and_its_card_is_valid(tmp_path):
+def test_the_card_of_the_mini_model_is_valid_and_sealed():
     text = (MINI / CARD).read_text("utf-8")
     card = ModelCard(text)
     assert (card.data.license, card.data.language, card.data.pipeline_tag) == ("mit", "en", "sentence-similarity")
     assert card.data.eval_results and len(text.encode()) < 20_000 and not is_edited(MINI)
-    code, shown = (
-        re.search(rf"^```{kind}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)[1] for kind in ("python", "text")
-    )
-    run = subprocess.run(
-        [sys.executable, "-B", "-c", f"import sys; sys.modules['neobert_hf'] = None\n{code}"],
-        cwd=MINI.parent,
-        env=os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""},
-        capture_output=True,
-        text=True,
-    )
-    assert not run.returncode, run.stderr
-    assert [line.split()[1:] for line in run.stdout.splitlines()] == [line.split()[1:] for line in shown.splitlines()]

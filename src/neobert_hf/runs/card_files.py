@@ -116,19 +116,14 @@ def valid_metadata(text: str) -> dict:
         data = ModelCard(text, ignore_metadata_errors=True).data.__dict__ if text.startswith("---") else {}
     except (ValueError, TypeError, AttributeError, yaml.YAMLError):
         return {}
-    languages = [data["language"]] if isinstance(data.get("language"), str) else data.get("language")
-    bases = [data["base_model"]] if isinstance(data.get("base_model"), str) else data.get("base_model")
-    tests = {"language": (languages, LANGUAGE.fullmatch), "base_model": (bases, _is_id)}
-    tests |= {"datasets": (data.get("datasets"), _is_id), "license": ([data.get("license")], LICENSE.fullmatch)}
-    tests |= {name: ([data.get(name)], str.strip) for name in ("license_name", "license_link")}
-    tests["base_model_relation"] = ([data.get("base_model_relation")], RELATIONS.__contains__)
-    found = {
-        name: [value for value in values if isinstance(value, str) and test(value)]
-        for name, (values, test) in tests.items()
-        if isinstance(values, list)
-    }
-    lists = ("language", "datasets")
-    found = {name: values if name in lists else values[0] for name, values in found.items() if values}
+    lists = {"language": LANGUAGE.fullmatch, "datasets": _is_id}
+    texts = {"license": LICENSE.fullmatch, "base_model": _is_id, "base_model_relation": RELATIONS.__contains__}
+    texts |= {"license_name": str.strip, "license_link": str.strip}
+    found = {}
+    for name, is_valid in (lists | texts).items():
+        values = data.get(name) if isinstance(data.get(name), list) else [data.get(name)]
+        if values := [value for value in values if isinstance(value, str) and is_valid(value)]:
+            found[name] = values if name in lists else values[0]
     return found | {"results": [result for result in data.get("eval_results") or () if _is_score(result)]}
 
 
