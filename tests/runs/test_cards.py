@@ -214,24 +214,24 @@ def test_a_hostile_mask_token_and_a_hostile_file_stay_text(model, tokenizer, tmp
     assert card.data.eval_results[0].dataset_name == file and rendered.count("<h1>") == 1
 
 
-def test_what_is_not_given_is_not_assumed(model, tokenizer, tmp_path):
+def test_what_is_not_given_is_not_assumed_and_a_message_says_so(model, tokenizer, tmp_path, caplog):
+    logging.getLogger("neobert_hf").propagate = True
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     write_card(tmp_path, CardFacts(source=str(tmp_path)))
     data = ModelCard.load(tmp_path / CARD).data.to_dict()
     assert set(data) == {"library_name", "pipeline_tag", "tags"}
+    assert "names no licence: none was given, nor found at the start; give --license" in caplog.text
     assert "licence is not known" in (tmp_path / CARD).read_text("utf-8")
 
 
-def test_the_example_leaves_random_numbers_and_verbosity_as_they_were(folder, tmp_path, caplog):
+def test_the_example_leaves_random_numbers_and_verbosity_as_they_were(folder, tmp_path):
     """Of all kinds, an adapter draws the most: for the head of its base model, and for the adapter before it is loaded."""
     adapter = shutil.copytree(folder / "adapter", tmp_path / "adapter")
     before = torch.get_rng_state(), np.random.get_state()[1], random.getstate(), transformers_logging.get_verbosity()
-    logging.getLogger("neobert_hf").propagate = True
-    assert write_card(adapter, CardFacts()) and "It prints" in (adapter / CARD).read_text("utf-8")
+    assert write_card(adapter, CardFacts(str(folder / "base"))) and "It prints" in (adapter / CARD).read_text("utf-8")
     after = torch.get_rng_state(), np.random.get_state()[1], random.getstate(), transformers_logging.get_verbosity()
     assert before[0].equal(after[0]) and (before[1] == after[1]).all() and before[2:] == after[2:]
-    assert "names no licence: none was given, nor found at the start; give --license" in caplog.text
 
 
 def test_an_example_that_fails_leaves_the_card_without_output(model, tokenizer, tmp_path, monkeypatch, caplog):
