@@ -153,7 +153,7 @@ def test_files_that_the_repository_has_are_not_sent_again(hub, folder, unverifie
     ("name", "content", "fault"),
     [
         ("training_args.bin", b"", "is no part of a published model"),
-        ("checkpoint-5/model.safetensors", b"", "is no part"),
+        ("models/checkpoint-5/model.safetensors", b"", "is no part"),
         ("optimizer.safetensors", b"", "is no part"),
         ("run.json", b"{}", "is no part"),
         (".env", b"A=1", "is no part"),
@@ -164,7 +164,7 @@ def test_files_that_the_repository_has_are_not_sent_again(hub, folder, unverifie
 )
 def test_a_file_that_is_no_part_of_a_model_is_refused(hub, folder, tmp_path, name, content, fault):
     copy = shutil.copytree(folder, tmp_path / "copy")
-    (copy / name).parent.mkdir(exist_ok=True)
+    (copy / name).parent.mkdir(exist_ok=True, parents=True)
     (copy / name).write_bytes(content)
     with pytest.raises(SystemExit, match=f"copy holds {name}, which {fault}") as error:
         run_main(push, copy, "org/small", "--push")

@@ -25,7 +25,7 @@ PARTS = ["*.json", "*.safetensors", "*.py", "*.md", "*.txt", "*.model", "*.jinja
 PARTS += ["LICENSE", "LICENCE", "NOTICE"]
 # Hidden files, and what a training leaves beside a model: its state, its record with the names of your files, and its logs.
 NO_PARTS = [".*", "*/.*", "checkpoint-*", "global_step*", "optimizer*", "scheduler*", "run.json", "trainer_state.json"]
-NO_PARTS += ["runs/*", "wandb/*"]
+NO_PARTS += ["*/checkpoint-*", "runs/*", "wandb/*"]
 LARGE = (".safetensors", ".onnx", ".gguf")
 TOKEN = re.compile(rb"\bhf_[A-Za-z0-9]{30,}")
 
