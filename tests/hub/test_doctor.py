@@ -95,6 +95,12 @@ def add_classifier(folder, rows):
     weights(folder, lambda tensors: tensors | head)
 
 
+def truncate_an_adapter(folder):
+    truncate(folder)
+    (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text("{}")
+
+
 def pickled(name):
     def change(folder):
         torch.save({"a": torch.zeros(2)}, folder / name)
@@ -236,6 +242,7 @@ ZOO = {
         {"shape"},
     ),
     "no head": (without("decoder.weight", "decoder.bias"), {"tensors-missing"}),
+    "half a head": (without("decoder.weight"), {"tensors-missing"}),
     "a tensor of an odd shape": (lambda f: weights(f, lambda t: t.update({WO: t[WO][:-1].copy()})), {"shape"}),
     "names of a wrapper": (lambda f: weights(f, lambda t: {f"module.{k}": v for k, v in t.items()}), {"prefix"}),
     "integers": (lambda f: weights(f, lambda t: t.update({WO: t[WO].astype(np.int8)})), {"dtype"}),
@@ -260,6 +267,7 @@ ZOO = {
         {"config-mismatch", "tensors-missing"},
     ),
     "a truncated file": (truncate, {"weights-unreadable"}),
+    "a truncated adapter": (truncate_an_adapter, {"weights-unreadable"}),
     "an empty file": (lambda folder: (folder / "model.safetensors").write_bytes(b""), {"weights-unreadable"}),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), {"weights-unreadable"}),
     "a missing shard": (index(lose_a_shard), {"weights-unreadable"}),

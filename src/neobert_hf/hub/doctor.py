@@ -118,6 +118,8 @@ class Subject:
     @property
     def rebuild(self) -> str:
         """The command that writes the model with this library's code, config and tokenizer class."""
+        if self.layout in LAYOUTS:  # build.py refuses these
+            return self.convert
         return f"python hub_upload/build.py --model {self.source} --out NEW_FOLDER"
 
     @property
@@ -309,11 +311,9 @@ def check_sizes(subject: Subject) -> Iterator[Finding]:
     for name, stored in stored_sizes(subject.tensors).items():
         given = getattr(subject.shape, name)
         if stored != given:
-            key = "intermediate_size" if name == "swiglu_width" else name
-            hint = f"{key} = {stored * 3 // 2 if name == 'swiglu_width' else stored}"
-            what = f"a SwiGLU width of {given}" if name == "swiglu_width" else f"{name} = {given}"
-            meaning = f"the config gives {what}, and the tensors have {stored}"
-            mend = f"set {hint} in config.json if the tensors are right; else {subject.again}"
+            key, value = ("intermediate_size", stored * 3 // 2) if name == "swiglu_width" else (name, stored)
+            meaning = f"the config gives {name} = {given}, and the tensors have {stored}"
+            mend = f"set {key} = {value} in config.json if the tensors are right; else {subject.again}"
             yield Finding("config-mismatch", f"config.json: {key}", meaning, mend)
 
 
@@ -325,7 +325,7 @@ def check_tensors(subject: Subject) -> Iterator[Finding]:
     shapes = expected_shapes(subject.shape, sizes, is_split=subject.layout == "w1w2")
     missing = sorted(shapes.keys() - tensors.keys())
     is_tied = subject.config.get("tie_word_embeddings", bool(missing) and subject.layout == "w1w2")
-    if set(missing) <= {"decoder.weight", "decoder.bias"} and (is_tied or len(missing) == 1):
+    if set(missing) <= {"decoder.weight", "decoder.bias"} and (is_tied or missing == ["decoder.bias"]):
         meaning = (
             "the decoder is tied to the embedding or has no bias; the published code and llama.cpp read an own decoder"
         )
@@ -366,7 +366,7 @@ def check_values(subject: Subject) -> Iterator[Finding]:
         try:
             tensors = read_header(file)
         except OSError as error:
-            if "checkpoint" not in subject.faults:  # it is that of a module, or of an adapter
+            if "checkpoint" not in subject.faults or subject.layout == "adapter":  # otherwise `check_layout` says so
                 yield Finding("weights-unreadable", subject.name(file), one_line(error), subject.again)
             continue
         for name, tensor in tensors.items():
