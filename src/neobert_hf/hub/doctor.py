@@ -329,8 +329,11 @@ def check_tensors(subject: Subject) -> Iterator[Finding]:
         meaning = (
             "the decoder is tied to the embedding or has no bias; the published code and llama.cpp read an own decoder"
         )
-        where = listed(missing) or "config.json: tie_word_embeddings"
-        yield Finding("tied-decoder", where, meaning, subject.convert)
+        where, mend = listed(missing), subject.convert
+        if not missing:
+            where, mend = "config.json: tie_word_embeddings", "set it to false"
+            meaning = "the config says that the decoder is tied, and the file holds one: from_pretrained refuses it"
+        yield Finding("tied-decoder", where, meaning, mend)
     elif missing:
         meaning = "loading is refused, or these layers get random weights"
         yield Finding("tensors-missing", listed(missing), meaning, subject.again)
