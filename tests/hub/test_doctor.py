@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -271,6 +272,14 @@ ZOO = {
     "an empty file": (lambda folder: (folder / "model.safetensors").write_bytes(b""), {"weights-unreadable"}),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), {"weights-unreadable"}),
     "a missing shard": (index(lose_a_shard), {"weights-unreadable"}),
+    "shards without their index": (
+        lambda f: index(lambda *_: None)(f) or (f / "model.safetensors.index.json").unlink(),
+        {"weights-unreadable"},
+    ),
+    "a link to nothing": (
+        lambda f: (f / "model.safetensors").unlink() or (f / "model.safetensors").symlink_to("../blobs/lost"),
+        {"link", "weights-unreadable"},
+    ),
     "an index that leaves the folder": (index(leave_the_folder), {"weights-unreadable"}),
     "a link out of the folder": (link_outside, {"link"}),
     # config
@@ -279,7 +288,7 @@ ZOO = {
         lambda folder: (folder / "config.json").write_text('{"model_type":'),
         {"config-unreadable"},
     ),
-    "another model type": (lambda folder: settings(folder, model_type="bert"), {"other-model"}),
+    "another model type": (lambda f: settings(f, model_type="bert", hidden_size=64, dim_head=16), {"other-model"}),
     "a wrong value": (lambda folder: settings(folder, norm_eps=-1), {"config-invalid"}),
     "another vocabulary": (lambda folder: settings(folder, vocab_size=97), {"config-mismatch"}),
     "another width": (lambda folder: settings(folder, hidden_size=64, dim_head=16), {"config-mismatch"}),
@@ -501,6 +510,20 @@ def test_the_command_prints_findings_as_text_or_json_and_its_status_says_whether
     assert [set(finding) for finding in report["findings"]] == [{"severity", "code", "where", "meaning", "mend"}] * 2
     status, text = run(good)
     assert status == 0 and len(text.splitlines()) == 1 and "nothing found; layout published" in text
+
+
+def test_a_mend_can_be_pasted_into_a_shell(good, tmp_path):
+    folder = tmp_path / "my model"
+    shutil.copytree(good, folder)
+    weights(folder, split_gate_and_up)
+    (finding,) = examine(folder)["findings"]
+    assert shlex.split(finding["mend"]) == ["neobert", "convert", str(folder), "NEW_FOLDER"]
+
+
+def test_an_architecture_of_another_model_is_a_remark(good, tmp_path):
+    shutil.copytree(good, tmp_path / "model")
+    settings(tmp_path / "model", architectures=["BertModel"])
+    assert codes(examine(tmp_path / "model"), "remark") == {"architecture"}
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import shlex
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -98,7 +99,7 @@ class Subject:
     def is_plain(self) -> bool:
         """Whether the weights are those of one NeoBERT, not quantized, with a valid config: all tensors are known then."""
         is_one = self.layout in ("published", "w1w2") and "quantization_config" not in self.config
-        return is_one and self.shape is not None
+        return is_one and self.shape is not None and self.config.get("model_type") == NeoBERTConfig.model_type
 
     def files(self, pattern: str) -> list[Path]:
         """Files of the folder and of its modules."""
@@ -120,14 +121,14 @@ class Subject:
         """The command that writes the model with this library's code, config and tokenizer class."""
         if self.layout in LAYOUTS:  # build.py refuses these
             return self.convert
-        return f"python hub_upload/build.py --model {self.source} --out NEW_FOLDER"
+        return f"python hub_upload/build.py --model {shlex.quote(self.source)} --out NEW_FOLDER"
 
     @property
     def convert(self) -> str:
         """The command that writes the weights in the published layout."""
         if self.modules:
             return "copy config, weights and tokenizer to a folder FOLDER, neobert convert FOLDER NEW_FOLDER, and copy them back"
-        return f"neobert convert {self.source} NEW_FOLDER"
+        return f"neobert convert {shlex.quote(self.source)} NEW_FOLDER"
 
 
 def examine(source: str | Path, base: str | Path | None = None) -> dict[str, Any]:
@@ -186,7 +187,7 @@ def read_subject(source: str) -> Subject:
     try:
         checkpoint = read_checkpoint(main)
     except (OSError, ValueError) as error:
-        if not any((folder / name).exists() for name in MARKS):
+        if not any(os.path.lexists(folder / name) for name in MARKS):
             raise
         faults["checkpoint"] = one_line(error)
     return Subject(source, folder, modules, inside, main, config, shape, checkpoint, faults)
@@ -202,6 +203,12 @@ def check_json(subject: Subject) -> Iterator[Finding]:
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: links in a circle
         if "is not JSON" not in str(error):  # which is found below
             yield Finding("link", subject.source, one_line(error), "replace the link by the file itself, or remove it")
+    for file in sorted(subject.folder.rglob("*")):
+        if file.is_symlink() and not file.exists():
+            meaning = f"it is a link to {os.readlink(file)}, which does not exist"
+            yield Finding(
+                "link", subject.name(file), meaning, "copy the files, not their links: cp -rL FOLDER NEW_FOLDER"
+            )
     for file in subject.files("*.json"):
         if file == subject.main / "config.json" and "config" in subject.faults:
             continue  # `check_config` says that it is damaged
@@ -300,6 +307,10 @@ def check_config(subject: Subject) -> Iterator[Finding]:
     if subject.config.get("transformers_weights"):
         meaning = f"transformers_weights names other weight files: {subject.config['transformers_weights']!r}"
         yield Finding("weights-elsewhere", where, meaning, "remove this key; this library never reads such files")
+    if foreign := [name for name in subject.config.get("architectures") or () if "NeoBERT" not in str(name)]:
+        meaning = f"it names {foreign[0]}, no class of NeoBERT, so llama.cpp and hub_upload/build.py refuse the model"
+        mend = 'write "NeoBERTLMHead" for a masked language model, or the class of its head'
+        yield Finding("architecture", "config.json: architectures", meaning, mend, "remark")
     if subject.shape is None:
         yield Finding("config-invalid", where, subject.faults["shape"], "correct this value in config.json")
 
@@ -341,9 +352,9 @@ def check_tensors(subject: Subject) -> Iterator[Finding]:
         meaning = (
             f"the shape of the first is {tensors[odd[0]].shape}, and config and other tensors require {shapes[odd[0]]}"
         )
-        yield Finding(
-            "shape", listed(odd), meaning, f"correct num_labels in config.json if it is that; else {subject.again}"
-        )
+        is_head = odd[0].startswith("classifier.")
+        mend = f"correct the number of labels in config.json; else {subject.again}" if is_head else subject.again
+        yield Finding("shape", listed(odd), meaning, mend)
     if odd := sorted(name for name, tensor in tensors.items() if tensor.dtype not in FLOATS):
         meaning = f"{tensors[odd[0]].dtype} is no type of trained weights, and config.json names no quantization"
         yield Finding("dtype", listed(odd), meaning, subject.again)

@@ -75,6 +75,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     if pickles:
         return Checkpoint(folder, "pickle", config, {}, tuple(pickles))
     states = _deepspeed_files(folder)
+    if not states and (shards := sorted(file.name for file in folder.glob("*.safetensors"))):
+        raise OSError(f"{folder} holds {shards[0]}, and {INDEX}, which names the files, is missing; download it too")
     if not states:
         raise OSError(
             f"{folder} holds no weights; give a folder with {WEIGHTS}, {INDEX}, pytorch_model.bin, state_dict.pt, or the "
