@@ -23,7 +23,6 @@ from transformers.utils import logging
 
 from ..data.files import file_hash, saving
 from ..data.origins import check_source, keep_known_settings, load_tokenizer, read_json
-from ..data.wordpiece import name_tokenizer_class
 from ..model import modeling_neobert
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.contextual_neobert import ContextualNeoBERTConfig, ContextualNeoBERTModel
@@ -90,7 +89,6 @@ def build(arguments: BuildArguments) -> Path:
                 embedder.save_pretrained(str(built), create_model_card=False)
             model.save_pretrained(built)  # after the encoder of an embedding model, with the head that it may lack
             tokenizer.save_pretrained(built)
-            name_tokenizer_class(built)
             if is_local and is_edited(folder) and seal_of((folder / CARD).read_text("utf-8", "replace")):
                 logger.warning(f"{folder / CARD} was edited, so it is copied as it is")
                 shutil.copy(folder / CARD, built)
