@@ -150,8 +150,8 @@ def test_the_example_adapts_and_trains_and_the_result_opens_with_its_tokenizer(
         assert not model.model.encoder.weight[tokenizer.pad_token_id].any()
         found = model(**tokenizer(["the quick fox", "over"], padding=True, return_tensors="pt")).logits
         assert found.isfinite().all()
-    saved = json.loads((tmp_path / "run/start/tokenizer_config.json").read_text())
-    assert saved["tokenizer_class"] == "PreTrainedTokenizerFast"
+        saved = json.loads((folder / "tokenizer_config.json").read_text())
+        assert saved["tokenizer_class"] == "PreTrainedTokenizerFast"
     run_main(example, *arguments(corpus, published, tmp_path / "run", "--resume_from_checkpoint", "last"))
     other = NeoBERTForMaskedLM.from_pretrained(published)
     other.decoder.bias.data[9] += 1
