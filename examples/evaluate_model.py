@@ -85,7 +85,7 @@ def evaluate(arguments: EvaluationArguments):
     (folder / "evaluation.md").write_text(report + "\n", "utf-8")
     print(report)
     if arguments.card:
-        write_card_section(arguments.card, report)
+        write_card_section(arguments.card, evaluation_report(result, for_card=True))
 
 
 def main():

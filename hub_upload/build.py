@@ -1,8 +1,7 @@
 """Build the folder that goes to the Hub: weights, config, tokenizer, modules of sentence-transformers, model code and a card.
 
 python hub_upload/build.py --model DIR_OR_ID --out HUB_DIR [--model_id org/name] [--license ID] [--language en]
-python hub_upload/verify.py HUB_DIR
-hf upload org/name HUB_DIR
+python hub_upload/push.py HUB_DIR org/name
 """
 
 from neobert_hf.hub.build import main

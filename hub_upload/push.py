@@ -4,13 +4,10 @@
     python hub_upload/push.py FOLDER org/name --push
     python hub_upload/push.py --drop-in org/name --push
 
-Without --push nothing is sent: the command prints each file with its size and its hash, what becomes of it, and the text of the
-pull request.
+Without --push nothing is sent: the command prints each file with its size and its hash, and the text of the pull request.
 """
-
-from pathlib import Path
 
 from neobert_hf.hub.push import main
 
 if __name__ == "__main__":
-    main(measured=str(Path(__file__).parents[1] / "benchmarks/results/drop_in.md"))
+    main()

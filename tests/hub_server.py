@@ -34,6 +34,11 @@ class LocalHub(ThreadingHTTPServer):
     def files(self, repo_id, reference="main"):
         return self.references[repo_id][reference][1]
 
+    def known(self):
+        """SHA-256 of all content: the Hub asks only for large files that it lacks."""
+        commits = [files for references in self.references.values() for _, files in references.values()]
+        return {hashlib.sha256(data).hexdigest() for files in commits for data in files.values()}
+
     def sent(self, word):
         """Bodies of the requests whose path contains `word`."""
         return [body for method, path, body in self.requests if word in path and method in ("POST", "PUT")]
@@ -88,13 +93,17 @@ class Handler(BaseHTTPRequestHandler):
         if path == "api/repos/create":
             wanted = json.loads(body)
             repo_id = f"{wanted['organization']}/{wanted['name']}"
+            if repo_id in hub.references:
+                return self.answer({"url": f"{hub.endpoint}/{repo_id}", "error": "You already created this repo"}, 409)
             hub.put(repo_id, {".gitattributes": b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"})
             return self.answer({"url": f"{hub.endpoint}/{repo_id}", "id": repo_id})
         if path == "api/validate-yaml":
             return self.answer({"errors": [], "warnings": []})
         if path.endswith("info/lfs/objects/batch"):
-            actions = lambda oid: {"upload": {"href": f"{hub.endpoint}/lfs/{oid}"}}  # noqa: E731
-            objects = [{**item, "actions": actions(item["oid"])} for item in json.loads(body)["objects"]]
+            objects = json.loads(body)["objects"]
+            for item in objects:
+                if item["oid"] not in hub.known():
+                    item["actions"] = {"upload": {"href": f"{hub.endpoint}/lfs/{item['oid']}"}}
             return self.answer({"transfer": "basic", "objects": objects})
         if path.startswith("lfs/"):
             assert hashlib.sha256(body).hexdigest() == path.removeprefix("lfs/")
@@ -129,7 +138,7 @@ class Handler(BaseHTTPRequestHandler):
                     "path": file["path"],
                     "uploadMode": "lfs" if file["path"].endswith(".safetensors") else "regular",
                     "shouldIgnore": False,
-                    "oid": blob(files[file["path"]]) if file["path"] in files else None,
+                    "oid": oid(file["path"], files),
                 }
                 for file in json.loads(body)["files"]
             ]
@@ -195,6 +204,13 @@ class Handler(BaseHTTPRequestHandler):
         if data is None:
             return self.missing("EntryNotFound")
         self.answer(body=data, X_Repo_Commit=commit, ETag=f'"{hashlib.sha256(data).hexdigest()}"')
+
+
+def oid(name, files):
+    """The hash by which huggingface_hub knows that a file has not changed."""
+    if name not in files:
+        return None
+    return hashlib.sha256(files[name]).hexdigest() if name.endswith(".safetensors") else blob(files[name])
 
 
 def blob(data):

@@ -14,10 +14,10 @@ from conftest import GOLDEN, run_main
 from hub_server import LocalHub
 
 from neobert_hf.data.files import file_hash
-from neobert_hf.hub import push
+from neobert_hf.hub import drop_in, push
 from neobert_hf.hub.build import BuildArguments, build
 from neobert_hf.hub.drop_in import replace_code
-from neobert_hf.hub.repositories import open_pull_request
+from neobert_hf.hub.pull_requests import open_pull_request
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "hf_" + "notARealTokenOfAnybody" * 2
@@ -103,26 +103,21 @@ def without_token(*texts):
 # ---------------------------------------------------------------------------------------- push
 
 
-def test_a_dry_run_sends_nothing_and_says_what_would_change(hub, folder):
-    there = {"config.json": (folder / "config.json").read_bytes(), "README.md": b"# Old\n", "other.txt": b"mine"}
-    hub.put("org/small", there)
+def test_a_dry_run_prints_the_files_and_asks_nobody(hub, folder):
     command = [sys.executable, str(ROOT / "hub_upload/push.py"), str(folder), "org/small"]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0 and not run.stderr, run.stderr
     rows = [re.split(r"\s{2,}", line.strip()) for line in run.stdout.splitlines() if line.startswith("  ")]
-    states = {name: (state, *details) for state, name, *details in rows}
     weights = folder / "model.safetensors"
-    assert states["model.safetensors"] == ("new", f"{weights.stat().st_size:,} bytes", file_hash(weights))
-    assert (states["README.md"][0], states["config.json"][0]) == ("changed", "unchanged")
-    assert states["other.txt"] == ("left alone", "4 bytes") and ".neobert_build.json" not in run.stdout
+    assert ["model.safetensors", f"{weights.stat().st_size:,} bytes", file_hash(weights)] in rows
+    assert {name for name, *_ in rows} == {file.name for file in folder.iterdir()} - {".neobert_build.json"}
     assert 'AutoModelForMaskedLM.from_pretrained("org/small", revision="refs/pr/N"' in run.stdout
-    assert "nothing was sent; --push opens this pull request" in run.stdout
-    assert {method for method, _, _ in hub.requests} == {"GET"} and hub.files("org/small") == there
+    assert "nothing was sent; --push opens this pull request" in run.stdout and not hub.requests
     without_token(run.stdout, run.stderr)
 
 
 def test_a_push_creates_the_repository_if_asked_and_opens_a_pull_request(hub, folder, unverified, tmp_path, capfd):
-    with pytest.raises(SystemExit, match="add --create private, or --create public, to create it"):
+    with pytest.raises(SystemExit, match=r"has no such repository, .* --create private creates it"):
         run_main(push, folder, "org/small", "--push")
     assert not hub.references
     output = run_main(push, folder, "org/small", "--push", "--create", "private")
@@ -141,47 +136,35 @@ def test_a_push_creates_the_repository_if_asked_and_opens_a_pull_request(hub, fo
     without_token(output, *capfd.readouterr(), *texts)
 
 
-def test_weights_that_the_repository_has_are_not_sent_again(hub, folder, unverified):
+def test_files_that_the_repository_has_are_not_sent_again(hub, folder, unverified):
     files = {file.name: file.read_bytes() for file in folder.iterdir() if file.name != ".neobert_build.json"}
     hub.put("org/small", files)
-    assert "org/small already has these files; no pull request is needed" in run_main(
-        push, folder, "org/small", "--push"
-    )
+    output = run_main(push, folder, "org/small", "--push", "--create", "private")
+    assert "org/small has these files already; no pull request was opened" in output
+    assert not hub.sent("/commit/")
     hub.put("org/small", files | {"README.md": b"# Old\n"})
     run_main(push, folder, "org/small", "--push")
-    assert not hub.sent("lfs")
-    header, *operations = map(json.loads, hub.sent("/commit/")[0].splitlines())
+    _, *operations = map(json.loads, hub.sent("/commit/")[0].splitlines())
     assert [operation["value"]["path"] for operation in operations] == ["README.md"]
-    assert header["value"]["parentCommit"] == hub.references["org/small"]["main"][0]
-
-
-def test_a_dry_run_without_the_hub_lists_the_files(hub, folder, unverified, monkeypatch):
-    hub.shutdown()
-    hub.server_close()
-    output = run_main(push, folder, "org/small")
-    assert "not compared with the repository: org/small: the Hub at http://127.0.0.1" in output
-    assert "not compared  model.safetensors" in output
-    with pytest.raises(SystemExit, match="cannot be reached") as error:
-        run_main(push, folder, "org/small", "--push")
-    assert "\n" not in str(error.value)
+    assert not [path for _, path, _ in hub.requests if path.startswith("/lfs/")]
 
 
 @pytest.mark.parametrize(
     ("name", "content", "fault"),
     [
-        ("training_args.bin", b"", "is a pickle, and a pickle can execute any code"),
-        ("checkpoint-5/model.safetensors", b"", "belongs to a training, not to a model"),
-        ("optimizer.safetensors", b"", "belongs to a training"),
-        ("run.json", b"{}", "belongs to a training"),
-        (".env", b"A=1", "is not a part of a model"),
-        (".git/config", b"", "is not a part of a model"),
-        ("thesis.docx", b"", "is not a part of a model"),
+        ("training_args.bin", b"", "is no part of a published model"),
+        ("models/checkpoint-5/model.safetensors", b"", "is no part"),
+        ("optimizer.safetensors", b"", "is no part"),
+        ("run.json", b"{}", "is no part"),
+        (".env", b"A=1", "is no part"),
+        (".git/config.json", b"", "is no part"),
+        ("onnx/.secret.json", b"", "is no part"),
         ("notes.txt", f"token: {TOKEN}".encode(), "has a token of the Hub in it"),
     ],
 )
 def test_a_file_that_is_no_part_of_a_model_is_refused(hub, folder, tmp_path, name, content, fault):
     copy = shutil.copytree(folder, tmp_path / "copy")
-    (copy / name).parent.mkdir(exist_ok=True)
+    (copy / name).parent.mkdir(exist_ok=True, parents=True)
     (copy / name).write_bytes(content)
     with pytest.raises(SystemExit, match=f"copy holds {name}, which {fault}") as error:
         run_main(push, copy, "org/small", "--push")
@@ -212,11 +195,11 @@ def test_an_invalid_id_is_refused(hub, folder, repo_id):
 
 
 FAULTS = {
-    401: "the Hub asks for a token that it accepts, .*; no pull request was opened",
-    403: "your token may not do this; make one with write access to this repository, .*; no pull request was opened",
-    404: "the Hub has no such repository or revision, or your token may not see it; no pull request was opened",
-    500: "the Hub answered with status 500; try again later; see .*/discussions, whether the pull request was opened",
-    "drop": "cannot be reached .*; see .*/discussions, whether the pull request was opened",
+    401: "the Hub asks for a token that it accepts",
+    403: "your token may not do this; make one with write access to this repository",
+    404: "the Hub has no such repository, or your token may not see it",
+    500: "500",
+    "drop": "the Hub at http://127.0.0.1:.* cannot be reached",
 }
 
 
@@ -229,47 +212,28 @@ def test_an_error_of_the_hub_is_one_line_and_leaves_the_repository_as_it_was(
     request = push.plan_push(folder, "org/small")
     hub.faults[place] = fault
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # huggingface_hub repeats some requests
-    with pytest.raises(OSError, match=FAULTS[fault]) as error:
+    with pytest.raises(
+        OSError, match=rf"org/small: .*{FAULTS[fault]}.*; .*/discussions lists the pull request"
+    ) as error:
         open_pull_request(request)
-    assert "\n" not in str(error.value) and "org/small" in str(error.value)
+    assert "\n" not in str(error.value)
     assert hub.references["org/small"].keys() == {"main", before}
     without_token(str(error.value))
-
-
-@pytest.mark.parametrize("fault", FAULTS, ids=str)
-def test_a_repository_that_cannot_be_read_is_one_line_and_nothing_is_sent(hub, folder, unverified, fault, monkeypatch):
-    hub.put("org/small", {"README.md": b"# Old\n"})
-    hub.faults["/api/models/"] = fault
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    message = FAULTS[fault].partition("; no pull request")[0].partition("; see")[0]
-    with pytest.raises(SystemExit, match=f"org/small: .*{message}.*; nothing was sent") as error:
-        run_main(push, folder, "org/small", "--push")
-    assert "\n" not in str(error.value) and {method for method, _, _ in hub.requests} == {"GET"}
-    without_token(str(error.value))
-
-
-def test_a_new_repository_whose_commit_fails_is_said_to_be_empty(hub, folder, unverified):
-    hub.faults["/commit/"] = 403
-    with pytest.raises(
-        SystemExit, match=r"org/small: your token may not do this; .*; the new repository is still empty"
-    ):
-        run_main(push, folder, "org/small", "--push", "--create", "public")
 
 
 # ---------------------------------------------------------------------------------------- drop-in
 
 
-@pytest.fixture(scope="module", params=["masked_lm", "classifier"])
-def kind(request):
-    return request.param
-
-
 @pytest.mark.compat
-def test_after_a_drop_in_every_auto_class_agrees_with_the_golden_tensors(hub, kind, tokenizer, tmp_path):
+@pytest.mark.parametrize("kind", ["masked_lm", "classifier"])
+def test_after_a_drop_in_every_auto_class_agrees_with_the_golden_tensors(hub, kind, tokenizer, tmp_path, monkeypatch):
     """The repository is read by its id from the local Hub, as a user reads it; so is a fine-tune that names its old code."""
     files = published(kind, tokenizer, tmp_path)
     hub.put("org/old", files)
-    output = run_main(push, "--drop-in", "org/old", "--push", "--try-old-code")
+    if kind == "classifier":  # the trial itself is tested with the other kind
+        report = {"ok": True, "transformers": "5", "classes": ["AutoModelForTokenClassification"]}
+        monkeypatch.setattr(drop_in, "verify", lambda folder: report)
+    output = run_main(push, "--drop-in", "org/old", "--push")
     assert f"opened {hub.endpoint}/org/old/discussions/1" in output
     without_token(output)
 
@@ -283,15 +247,16 @@ def test_after_a_drop_in_every_auto_class_agrees_with_the_golden_tensors(hub, ki
     before, after = json.loads(files["config.json"]), json.loads(sent["config.json"])
     assert list(after) == list(before) and [name for name in before if before[name] != after[name]] == ["auto_map"]
     text = json.loads(hub.sent("/commit/")[0].splitlines()[0])["value"]["description"]
-    assert "RuntimeError: this is the old code" in text and '"refs/pr/N"' in text
+    assert "The rotary table is a buffer" in text and "xformers" not in text  # of which OLD_CODE has no trace
     assert str(tmp_path) not in text and "AutoModelForTokenClassification" in text
-
+    errors = clean_run("org/old", "refs/pr/1")
+    assert len(errors) == 6 and max(errors.values()) < 1e-4, errors  # float32, as in tests/model/test_golden.py
+    if kind == "classifier":
+        return
     snippet = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1].replace("refs/pr/N", "refs/pr/1")
     run = subprocess.run([sys.executable, "-I", "-c", snippet], capture_output=True, text=True)
     assert run.returncode == 0 and run.stdout.startswith("tensor(") and "nan" not in run.stdout, run.stderr
 
-    errors = clean_run("org/old", "refs/pr/1")
-    assert len(errors) == 6 and max(errors.values()) < 1e-4, errors  # float32, as in tests/model/test_golden.py
     hub.put("org/old", sent)  # the owner merges
     fine_tune = shutil.copytree(GOLDEN / kind, tmp_path / "fine_tune")
     auto_map = {name: f"org/old--{reference}" for name, reference in before["auto_map"].items()}
@@ -349,7 +314,7 @@ def test_code_that_stays_does_not_run_unless_this_is_asked_for(hub, tokenizer, t
     words = f"from transformers import BertTokenizer\nopen({str(tmp_path / 'ran')!r}, 'w')\nclass Words(BertTokenizer): pass\n"
     settings = json.loads(files["tokenizer_config.json"]) | {"auto_map": {"AutoTokenizer": ["words.Words", None]}}
     hub.put("org/old", files | {"words.py": words.encode(), "tokenizer_config.json": json.dumps(settings).encode()})
-    with pytest.raises(SystemExit, match=r"org/old keeps words\.py, code of its own .* add --try-old-code"):
+    with pytest.raises(SystemExit, match=r"org/old keeps words\.py, code of its own .* add --trust-remote-code"):
         run_main(push, "--drop-in", "org/old")
     assert not (tmp_path / "ran").exists()
 
@@ -388,5 +353,3 @@ def test_weights_that_do_not_load_are_refused_and_nothing_is_sent(hub, tokenizer
     assert "\n" not in str(error.value) and {method for method, _, _ in hub.requests} <= {"GET", "HEAD"}
     with pytest.raises(SystemExit, match="org/none: the Hub has no such repository"):
         run_main(push, "--drop-in", "org/none")
-    with pytest.raises(SystemExit, match="org/old: the Hub has no such repository or revision"):
-        run_main(push, "--drop-in", "org/old", "--revision", "v9")

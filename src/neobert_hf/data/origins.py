@@ -174,21 +174,24 @@ def read_json(file: Path) -> Any:
     """
     try:
         return json.loads(file.read_text("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON in UTF-8 ({error}); download or copy it again") from error
 
 
 def holds_tokenizer(folder: Path) -> bool:
     """Whether a folder holds the files of a tokenizer."""
-    return any(found for name in TOKENIZER_FILES for found in folder.glob(name))
+    return any(file.is_file() for name in TOKENIZER_FILES for file in folder.glob(name))
 
 
-def load_tokenizer(source: str, vocab_size: int | None = None) -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    source: str, vocab_size: int | None = None, config: PretrainedConfig | None = None
+) -> PreTrainedTokenizerBase:
     """Load a tokenizer with the checks of this module; it is saved without settings of unknown names.
 
     Args:
         source: Folder or Hub id.
         vocab_size: Vocabulary of the model; by default that of the config.json in the folder.
+        config: Config of the model, if that in the folder is not valid.
 
     Raises:
         ValueError: As of `check_source` and `check_vocabulary`, or the folder holds no tokenizer.
@@ -199,7 +202,7 @@ def load_tokenizer(source: str, vocab_size: int | None = None) -> PreTrainedToke
     if folder.is_dir() and not holds_tokenizer(folder):
         raise ValueError(f"{source} holds no tokenizer ({' or '.join(TOKENIZER_FILES)}); copy that of its model there")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer = AutoTokenizer.from_pretrained(source, config=config)
     except (OSError, ImportError):
         raise
     except Exception as error:  # tokenizers raises this class, and json errors do not name the file

@@ -63,11 +63,18 @@ def plot_glue(summary: dict) -> Figure:
     return figure
 
 
-def evaluation_report(result: dict) -> str:
-    """Return a result of examples/evaluate_model.py as Markdown: two tables, and how they were measured."""
+def evaluation_report(result: dict, for_card: bool = False) -> str:
+    """Return a result of examples/evaluate_model.py as Markdown: two tables, and how they were measured.
+
+    Args:
+        result: The result.
+        for_card: Leave out batches, number of seeds, machine and versions, which a reader of model cards does not look for.
+    """
     perplexity = result["pseudo_perplexity"]
     scores = [
-        (task["task"], " and ".join(TASKS[task["task"]].metrics), _mean(task), len(task["scores"]))
+        (task["task"], " and ".join(TASKS[task["task"]].metrics), _mean(task), len(task["scores"]))[
+            : 3 if for_card else 4
+        ]
         for task in result["glue"]
     ]
     starts = [1, *(point["up_to"] + 1 for point in perplexity["by_length"])]
@@ -77,12 +84,14 @@ def evaluation_report(result: dict) -> str:
     ]
     machine = result["gpu"] or f"{result['cores']} cores of {result['processor']}, {result['instructions']}"
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    training = f"Fine-tuned with {result['max_steps']:,} batches of 32 rows at a learning rate of {result['learning_rate']:g}. "
+    place = f", each with its best evaluation. {result['dtype']}, {machine}, {versions}"
+    if for_card:
+        training, place = "", ""
     parts = [
         "### GLUE",
-        tabulate(scores, ["task", "metric", "score", "seeds"], "github"),
-        f"Development sets. Fine-tuned with {result['max_steps']:,} batches of 32 rows at a learning rate of "
-        f"{result['learning_rate']:g}. Mean and standard deviation over the seeds, each with its best evaluation. "
-        f"{result['dtype']}, {machine}, {versions}.",
+        tabulate(scores, ["task", "metric", "score", "seeds"][: 3 if for_card else 4], "github"),
+        f"Development sets. {training}Mean and standard deviation over the seeds{place}.",
         "### Pseudo-perplexity by length",
         tabulate(medians, ["tokens", "texts", "pseudo-perplexity"], "github"),
         f"Medians over {perplexity['texts']:,} texts of at most {perplexity['max_seq_length']:,} tokens, each with a sample of "

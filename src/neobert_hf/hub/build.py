@@ -1,8 +1,7 @@
 """Build a folder for the Hub: weights, config, tokenizer, modules of sentence-transformers, model code and model card.
 
 python hub_upload/build.py --model DIR_OR_ID --out HUB_DIR [--model_id org/name] [--license ID] [--language en] [--overwrite]
-python hub_upload/verify.py HUB_DIR
-hf upload org/name HUB_DIR
+python hub_upload/push.py HUB_DIR org/name
 """
 
 from __future__ import annotations
@@ -17,12 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from huggingface_hub import snapshot_download
 from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import logging
 
 from ..data.files import file_hash, saving
-from ..data.origins import check_source, keep_known_settings, load_tokenizer, read_json
+from ..data.origins import check_source, keep_known_settings, load_tokenizer, read_json, resolve
 from ..model import modeling_neobert
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.contextual_neobert import ContextualNeoBERTConfig, ContextualNeoBERTModel
@@ -38,7 +36,6 @@ logger = logging.get_logger(__name__)
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "model-?????-of-?????.safetensors")
 RECORD = ".neobert_build.json"  # the hash of each file that the last build wrote
-READ = ["*.json", "*.txt", "*.safetensors", "*.jinja", "*.model"]  # of a repository on the Hub; no code
 OTHERS = ("modules.json", "adapter_config.json")  # files that make a folder of weights more than a model
 KINDS = ("SentenceTransformer", "SparseEncoder", "MultiVectorEncoder", "CrossEncoder")
 
@@ -73,8 +70,7 @@ def build(arguments: BuildArguments) -> Path:
     check_target(out, arguments.overwrite)
     check_metadata(arguments.license, arguments.language, arguments.model_id)
     check_source(arguments.model)
-    is_local = Path(arguments.model).is_dir()
-    folder = Path(arguments.model if is_local else snapshot_download(arguments.model, allow_patterns=READ))
+    folder = resolve(arguments.model)
     model, embedder = load_model(folder, arguments.model), load_embedder(folder, arguments.model)
     tokenizer = load_tokenizer(arguments.tokenizer or str(folder), model.config.vocab_size)
     facts = CardFacts(
@@ -87,9 +83,10 @@ def build(arguments: BuildArguments) -> Path:
         with saving(out):
             if embedder is not None:
                 embedder.save_pretrained(str(built), create_model_card=False)
-            model.save_pretrained(built)  # after the encoder of an embedding model, with the head that it may lack
+            if embedder is None or type(embedder[0].model) is not type(model):  # it lacks the head of a masked model
+                model.save_pretrained(built)
             tokenizer.save_pretrained(built)
-            if is_local and is_edited(folder) and seal_of((folder / CARD).read_text("utf-8", "replace")):
+            if is_edited(folder) and seal_of((folder / CARD).read_text("utf-8", "replace")):
                 logger.warning(f"{folder / CARD} was edited, so it is copied as it is")
                 shutil.copy(folder / CARD, built)
             else:
@@ -228,8 +225,11 @@ def move_files(source: Path, out: Path, last: str, stale: Iterable[str] = ()) ->
 def main() -> None:
     """Build the folder and print the next command."""
     parser = CommandParser(BuildArguments, prog="build.py", description=BuildArguments.__doc__)
-    folder = run_command(parser.prog, build, *parser.parse_args_into_dataclasses())
-    print(f"built {folder}; next: python hub_upload/verify.py {folder}", file=sys.stderr)
+    (arguments,) = parser.parse_args_into_dataclasses()
+    folder = run_command(parser.prog, build, arguments)
+    print(
+        f"built {folder}; next: python hub_upload/push.py {folder} {arguments.model_id or 'org/name'}", file=sys.stderr
+    )
 
 
 if __name__ == "__main__":

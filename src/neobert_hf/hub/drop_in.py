@@ -18,18 +18,18 @@ import jinja2
 from huggingface_hub import snapshot_download
 from transformers.dynamic_module_utils import custom_object_save
 
-from ..data.origins import read_json
+from ..data.origins import DATA_FILES, read_json
 from ..model import modeling_neobert
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.modeling_neobert import AUTO_CLASSES, NeoBERTModel
-from .build import READ
-from .repositories import PullRequest, check_id, compare, explained, read_repository
+from .pull_requests import PullRequest, check_id, explained
 from .verify import verify
 
 TEXT = Path(__file__).with_name("drop_in.md")
+MEASURED = Path(__file__).parents[3] / "benchmarks/results/drop_in.md"  # in a clone of this repository
 TITLE = "Model code that works with transformers 5"
 IMPORT = re.compile(r"^\s*(?:from|import)\s+\.*(\w+)", re.MULTILINE)
-DATA = ("tokenizer.json", "vocab.json", "*.index.json")  # they name no code, and may hold any word
+NOT_NAMING = ("tokenizer.json", "vocab.json", "*.index.json")  # they name no code, and may hold any word
 
 
 @dataclass(frozen=True)
@@ -53,22 +53,13 @@ class Replacement:
     new_classes: list[str]
 
 
-def plan_drop_in(
-    repo_id: str,
-    folder: Path,
-    revision: str | None = None,
-    measured: str | None = None,
-    tries_old_code: bool = False,
-) -> PullRequest:
+def plan_drop_in(repo_id: str, folder: Path, trust_remote_code: bool = False) -> PullRequest:
     """Replace the code in a copy of a repository, try it on the weights, and plan the pull request.
 
     Args:
         repo_id: The repository.
         folder: Empty folder for the copy.
-        revision: Branch or commit to start from; by default main.
-        measured: File with a table of errors in Markdown, for the text.
-        tries_old_code: Let code of the repository run, in a process without a token: the present code, whose result the text
-            tells, and code that stays, such as that of a tokenizer.
+        trust_remote_code: Run code that the repository keeps, such as that of a tokenizer, in the trial.
 
     Raises:
         ValueError: The repository is not in the published layout, does not load with our code, or keeps code of its own that
@@ -76,36 +67,28 @@ def plan_drop_in(
         OSError: It cannot be read.
     """
     check_id(repo_id)
-    table = Path(measured).read_text("utf-8").strip() if measured else None
-    repository = read_repository(repo_id, revision)
-    if repository.commit is None:
-        raise OSError(f"{repo_id}: {repository.fault}; nothing was sent")
     with explained(repo_id):
-        snapshot = snapshot_download(repo_id, revision=repository.commit, allow_patterns=[*READ, "*.py"])
+        snapshot = Path(snapshot_download(repo_id, allow_patterns=[*DATA_FILES, "*.py"]))
     shutil.copytree(snapshot, folder, dirs_exist_ok=True)  # files in the place of the cache's links
-    before = verify(str(folder)) if tries_old_code else None
     replacement = replace_code(folder, repo_id)
-    if replacement.kept and not tries_old_code:
+    if replacement.kept and not trust_remote_code:
         raise ValueError(
             f"{repo_id} keeps {', '.join(replacement.kept)}, code of its own that would run when the result is tried; read it, "
-            "and add --try-old-code if it may run here"
+            "and add --trust-remote-code if it may run here"
         )
     report = verify(str(folder))
     if not report["ok"]:
         raise ValueError(f"{repo_id} does not load with the code of this package: {report['error']}; nothing was sent")
-    changes = compare(replacement.written, repository, replacement.deleted)
     text = jinja2.Template(TEXT.read_text("utf-8"), trim_blocks=True, undefined=jinja2.StrictUndefined).render(
         repo_id=repo_id,
-        commit=repository.commit,
+        commit=snapshot.name,
         version=metadata.version("neobert_hf"),
-        measured=table,
+        measured=MEASURED.read_text("utf-8").strip() if MEASURED.is_file() else None,
         replacement=replacement,
-        left=[change.name for change in changes if change.state == "left alone" and change.name.endswith(".py")],
-        before=before,
-        fault=before and before.get("error", "").replace(str(folder.resolve()), repo_id),
+        left=sorted(file.name for file in folder.glob("*.py") if file.name not in replacement.written),
         report=report,
     )
-    return PullRequest(repository, changes, TITLE, text)
+    return PullRequest(repo_id, TITLE, text, replacement.written, replacement.deleted, snapshot.name)
 
 
 def replace_code(folder: Path, repo_id: str) -> Replacement:
@@ -128,15 +111,15 @@ def replace_code(folder: Path, repo_id: str) -> Replacement:
         )
     NeoBERTConfig.from_pretrained(folder)  # refuses other models
     code = {file.name: file.read_text("utf-8", errors="replace") for file in folder.glob("*.py")}
-    names = _classes_by_file(config.get("auto_map") or {}, repo_id)
+    old_map = config.get("auto_map") or {}
+    names = _classes_by_file(old_map, repo_id)
     old = _reachable(names.keys() & code.keys(), code)
 
     ours = {Path(file).name: Path(file) for file in custom_object_save(NeoBERTModel, folder)}
     auto_map = {
         name: f"{loaded.__module__.rpartition('.')[2]}.{loaded.__name__}" for name, loaded in AUTO_CLASSES.items()
     }
-    new_classes = [name for name in auto_map if name not in (config.get("auto_map") or {})]
-    config["auto_map"] = (config.get("auto_map") or {}) | auto_map
+    config["auto_map"] = old_map | auto_map
     changed = json.dumps(config, indent=2, ensure_ascii=False) + "\n" * text.endswith("\n")
     (folder / "config.json").write_text(changed, "utf-8")
 
@@ -154,6 +137,7 @@ def replace_code(folder: Path, repo_id: str) -> Replacement:
         (folder / name).unlink()
     written = ours | {name: folder / name for name in ("config.json", *aliases)}
     old_code = "\n".join(code[name] for name in sorted(old))
+    new_classes = [name for name in auto_map if name not in old_map]
     return Replacement(written, aliases, deleted, sorted(named), old_code, new_classes)
 
 
@@ -181,7 +165,7 @@ def _classes_by_file(auto_map: dict[str, Any], repo_id: str) -> dict[str, set[st
 
 def _named_files(folder: Path, repo_id: str) -> set[str]:
     """Files of code that a JSON file of the folder names, as in "module.Class"."""
-    files = [file for file in folder.rglob("*.json") if not any(file.match(pattern) for pattern in DATA)]
+    files = [file for file in folder.rglob("*.json") if not any(file.match(pattern) for pattern in NOT_NAMING)]
     reference = re.compile(rf'"(?:{re.escape(repo_id)}--)?(\w+)\.[A-Z]\w*"')
     return {f"{module}.py" for file in files for module in reference.findall(file.read_text("utf-8", "replace"))}
 

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.repocard_data import model_index_to_eval_results
 from safetensors import safe_open
@@ -198,6 +199,8 @@ def write_card(folder: str | Path, facts: CardFacts, model: BaseModel | None = N
         paths = {"model_id": str(folder.resolve()), "base_id": facts.source}
         output = example_output(_render(values | paths, model).text)
     save_card(folder / CARD, _render(values | {"output": output}, model))
+    if not values["license"]:
+        logger.warning(f"{folder / CARD} names no licence: none was given, nor found at the start; give --license")
     return True
 
 
@@ -382,12 +385,20 @@ def markdown(text: str) -> str:
 
 
 def example_output(card: str) -> str | None:
-    """Run the example of a card, its first block of Python, and return what it prints; None, with a warning, if it fails."""
+    """Run the example of a card, its first block of Python, and return what it prints; None, with a warning, if it fails.
+
+    It runs in this process, so it needs the memory of one more model, and no second import of the libraries. Verbosity and random
+    numbers stay as they were. On a GPU without that much memory it fails, and the training keeps its model and a card.
+    """
     (code, *_) = re.findall(r"^```python\n(.*?)^```$", card, re.DOTALL | re.MULTILINE)
     printed, before = io.StringIO(), logging.get_verbosity()
     try:
         logging.set_verbosity_error()
-        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
+        with (
+            contextlib.redirect_stdout(printed),
+            contextlib.redirect_stderr(io.StringIO()),
+            torch.random.fork_rng(devices=()),  # new layers below an adapter are initialized on the CPU
+        ):
             exec(compile(code, CARD, "exec"), {})
     except Exception as error:  # a card without the output is better than a training without a card
         logger.warning(f"the example of the card did not run ({error}), so the card does not show what it prints")
