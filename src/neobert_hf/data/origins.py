@@ -10,10 +10,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import transformers
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
+
+from .wordpiece import PreTrainedTokenizerFast
 
 logger = logging.get_logger(__name__)
 
@@ -59,7 +62,7 @@ def resolve(source: str | Path, more: Iterable[str] = ()) -> Path:
 
     Args:
         source: Folder or Hub id.
-        more: Patterns of further files to download: code ("*.py") or pickles, which this library never runs or opens unasked.
+        more: Patterns of further files to download: code (`*.py`) or pickles, which this library never runs or opens unasked.
 
     Raises:
         ValueError: It is neither a folder nor an id.
@@ -231,7 +234,10 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, source: str | Path, voc
 
 
 def keep_known_settings(holder: PretrainedConfig | PreTrainedTokenizerBase, source: str | Path) -> None:
-    """Remove settings of unknown names from a config or a tokenizer, and name them in a warning."""
+    """Remove settings of unknown names from a config or a tokenizer, and name them in a warning.
+
+    A tokenizer of the stock class is then saved under a name that transformers 4 and 5 load.
+    """
     if isinstance(holder, PretrainedConfig):
         unknown = holder.to_dict().keys() - type(holder)().to_dict().keys() - CONFIG_KEYS
         for name in unknown:
@@ -242,6 +248,8 @@ def keep_known_settings(holder: PretrainedConfig | PreTrainedTokenizerBase, sour
         unknown = holder.init_kwargs.keys() - own
         holder.init_kwargs = {name: value for name, value in holder.init_kwargs.items() if name in own}
         holder._processor_class = None
+        if type(holder) is transformers.PreTrainedTokenizerFast:
+            holder.__class__ = PreTrainedTokenizerFast
     if unknown := sorted(unknown - {"auto_map"}):  # each save writes its own
         logger.warning(
             f"{source} has settings that this library does not know: {', '.join(unknown)}; they are not saved"

@@ -21,7 +21,6 @@ from transformers.utils import logging
 
 from ..data.files import file_hash, saving
 from ..data.origins import check_source, keep_known_settings, load_tokenizer, read_json, resolve
-from ..data.wordpiece import name_tokenizer_class
 from ..model import modeling_neobert
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.contextual_neobert import ContextualNeoBERTConfig, ContextualNeoBERTModel
@@ -87,7 +86,6 @@ def build(arguments: BuildArguments) -> Path:
             if embedder is None or type(embedder[0].model) is not type(model):  # it lacks the head of a masked model
                 model.save_pretrained(built)
             tokenizer.save_pretrained(built)
-            name_tokenizer_class(built)
             if is_edited(folder) and seal_of((folder / CARD).read_text("utf-8", "replace")):
                 logger.warning(f"{folder / CARD} was edited, so it is copied as it is")
                 shutil.copy(folder / CARD, built)

@@ -20,7 +20,6 @@ from transformers.dynamic_module_utils import custom_object_save
 
 from ..data.files import saving
 from ..data.origins import check_links, holds_tokenizer, keep_known_settings, load_tokenizer, resolve
-from ..data.wordpiece import name_tokenizer_class
 from ..model import modeling_neobert
 from ..model.checkpoint_neobert import set_auto_map
 from ..model.configuration_neobert import NeoBERTConfig
@@ -95,7 +94,6 @@ def convert(
             built.mkdir()
             write_weights(as_w1w2(tensors) if to == "w1w2" else tensors, built / WEIGHTS)
             tokenizer.save_pretrained(built)
-            name_tokenizer_class(built)
             if (folder / "README.md").is_file():
                 shutil.copy(folder / "README.md", built)
             save_config(model, built, to)  # last: without it, no tool takes the folder for a model

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ..data.files import saving
 from ..data.origins import load_tokenizer
-from ..data.wordpiece import SPECIAL_TOKENS, name_tokenizer_class, tokenizer_hash, train_wordpiece
+from ..data.wordpiece import SPECIAL_TOKENS, tokenizer_hash, train_wordpiece
 from ..model.modeling_neobert import NeoBERTForMaskedLM
 from .arguments import CorpusArguments, PretrainingArguments
 from .rows import open_corpus
@@ -139,6 +139,5 @@ def write_adapted_model(
     with saving(folder, "no folder was written"):
         adapted.save_pretrained(part)
         new.save_pretrained(part)
-        name_tokenizer_class(part)
         os.replace(part, folder)
     return str(folder)
