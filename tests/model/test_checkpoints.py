@@ -457,7 +457,7 @@ def test_an_interrupted_build_leaves_nothing_that_loads(saved, tmp_path, monkeyp
         moves = itertools.count()
 
         def fail(source, target, number=number, moves=moves):
-            if next(moves) == number:
+            if Path(target).is_relative_to(out) and next(moves) == number:
                 raise OSError(28, "No space left on device")
             move(source, target)
 
