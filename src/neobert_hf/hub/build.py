@@ -76,8 +76,6 @@ def build(arguments: BuildArguments) -> Path:
     folder = resolve(arguments.model)
     model, dtype = load_model(folder, arguments.model), AutoConfig.from_pretrained(folder).dtype
     embedder = load_embedder(folder, arguments.model)
-    if embedder is not None:
-        embedder[0].to(model.dtype)  # other modules stay in float32, since a rounded weight of a word is another one
     tokenizer = load_tokenizer(arguments.tokenizer or str(folder), model.config.vocab_size)
     facts = CardFacts(
         arguments.model, arguments.model_id or out.name, arguments.license, arguments.language, is_copy=True
@@ -88,7 +86,9 @@ def build(arguments: BuildArguments) -> Path:
         built = Path(beside, out.name)
         with saving(out):
             if embedder is not None:
+                embedder[0].to(model.dtype)  # other modules stay in float32: their stored numbers may need it
                 embedder.save_pretrained(str(built), create_model_card=False)
+                embedder[0].float()  # for the example of the card
             if embedder is None or type(embedder[0].model) is not type(model):  # it lacks the head of a masked model
                 model.save_pretrained(built)
             tokenizer.save_pretrained(built)
