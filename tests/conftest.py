@@ -177,6 +177,15 @@ def tokenizer():
     return train_wordpiece([SENTENCE] * 20, vocab_size=96, model_max_length=64)
 
 
+@pytest.fixture(autouse=True)
+def shared_tokenizer_keeps_its_settings(request):
+    """Name the test that changes the tokenizer, and so the folders that later tests save."""
+    tokenizer = request.getfixturevalue("tokenizer") if "tokenizer" in request.fixturenames else None
+    before = repr(tokenizer)  # with lengths, sides and tokens
+    yield
+    assert repr(tokenizer) == before, "later tests use this tokenizer too; change a copy"
+
+
 @pytest.fixture(scope="session")
 def corpus(tokenizer, tmp_path_factory):
     """A folder with train.jsonl, held_out.jsonl and a tokenizer; each word of a text determines the next one."""

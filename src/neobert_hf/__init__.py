@@ -4,7 +4,6 @@ import transformers
 
 from .data.collators import PackedMLMCollator
 from .data.packing import PackedStream
-from .data.wordpiece import register_tokenizers
 from .embeddings.contextual import contextual_sentence_transformer, fit_context, load_context, save_context
 from .embeddings.models import multi_vector_encoder, sentence_transformer, sparse_encoder
 from .model.configuration_neobert import NeoBERTConfig
@@ -34,7 +33,10 @@ for _auto_classes in (AUTO_CLASSES, CONTEXTUAL_AUTO_CLASSES):
     for _auto_class, _model_class in _auto_classes.items():
         if _auto_class != "AutoConfig":
             getattr(transformers, _auto_class).register(_config_class, _model_class, exist_ok=True)
-    register_tokenizers(_config_class)
+    # the tokenizer of a folder that names no class
+    transformers.AutoTokenizer.register(
+        _config_class, fast_tokenizer_class=transformers.BertTokenizerFast, exist_ok=True
+    )
 
 __all__ = [
     "AUTO_CLASSES",

@@ -35,18 +35,6 @@ IDENTIFIERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name, expected", [("TokenizersBackend", "PreTrainedTokenizerFast"), ("BertTokenizer", "BertTokenizer")]
-)
-def test_a_class_of_transformers_5_only_gets_the_name_that_transformers_4_knows(tokenizer, tmp_path, name, expected):
-    tokenizer.save_pretrained(tmp_path)
-    file = tmp_path / "tokenizer_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"tokenizer_class": name}))
-    wordpiece.name_tokenizer_class(tmp_path)
-    assert json.loads(file.read_text())["tokenizer_class"] == expected
-    assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).to_str() == tokenizer.backend_tokenizer.to_str()
-
-
 def test_padding_has_id_zero_and_special_tokens_surround_the_text(tokenizer):
     assert tokenizer.pad_token_id == 0
     ids = tokenizer("the Fox")["input_ids"]

@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +17,17 @@ from transformers import AutoTokenizer
 pytest.importorskip("sentence_transformers", reason="embeddings need sentence-transformers (pip install -e .[embed])")
 
 import sentence_transformers
-from sentence_transformers import CrossEncoder, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.modules import Dense
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.sentence_transformer.modules import Pooling, WordWeights
 
 import neobert_hf
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel
+from neobert_hf.data.origins import load_tokenizer
 from neobert_hf.embeddings.common_form import SentenceTransformer
 from neobert_hf.embeddings.models import open_embedding_model
+from neobert_hf.embeddings.reranking import open_reranker
 
 ROOT = Path(__file__).parents[2]
 TEXTS = ["the quick brown fox", "jumps", "over lazy dog and then it sleeps in a warm red house by old sea"]
@@ -38,10 +42,6 @@ OLDEST = {
         *("pooling_mode_weightedmean_tokens", "pooling_mode_lasttoken"),
     },
 }
-# transformers 5.0 gives each tokenizer of a model type that it does not know its own class, whatever name the file has
-names_tokenizers = pytest.mark.skipif(
-    transformers.__version__.startswith("5.0."), reason="transformers 5.0 reads no name of a tokenizer's class"
-)
 
 
 def read(file):
@@ -152,21 +152,48 @@ def test_a_model_that_older_versions_cannot_compute_keeps_the_names_of_the_new_o
 
 
 @pytest.mark.compat
-@names_tokenizers
-def test_plain_calls_save_the_tokenizer_under_the_name_that_transformers_4_knows(folder, tmp_path):
-    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "tokenizer")
-    neobert_hf.sentence_transformer(folder).save_pretrained(str(tmp_path / "ours"))
-    sentence_transformers.SentenceTransformer(str(tmp_path / "ours")).save_pretrained(str(tmp_path / "plain"))
-    for name in ("tokenizer", "ours", "plain"):
+@pytest.mark.parametrize("saved", ["TokenizersBackend", "PreTrainedTokenizerFast"])
+def test_all_that_is_opened_here_saves_the_tokenizer_under_the_name_that_transformers_4_knows(folder, tmp_path, saved):
+    (tmp_path / "start").mkdir()
+    for file in Path(folder).iterdir():
+        shutil.copy(file, tmp_path / "start")
+    start, tokenizer = str(tmp_path / "start"), load_tokenizer(folder)
+    if transformers.__version__.startswith("5."):  # transformers 4 refuses the first name
+        settings = read(tmp_path / "start/tokenizer_config.json") | {"tokenizer_class": saved}
+        (tmp_path / "start/tokenizer_config.json").write_text(json.dumps(settings))
+    opened = {
+        "tokenizer": load_tokenizer(start),
+        "dense": open_embedding_model(start),
+        "sparse": neobert_hf.sparse_encoder(start),
+        "multi_vector": neobert_hf.multi_vector_encoder(start),
+        "contextual": neobert_hf.contextual_sentence_transformer(start, context_size=8),
+        "reranker": open_reranker(start),
+    }
+    for name, model in opened.items():
+        model.save_pretrained(str(tmp_path / name))
         assert read(tmp_path / name / "tokenizer_config.json")["tokenizer_class"] == "PreTrainedTokenizerFast", name
+        again = load_tokenizer(str(tmp_path / name))
+        assert again.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
 
 
-@pytest.mark.compat
-def test_our_models_rename_the_class_that_other_calls_saved(folder, tmp_path):
-    model = neobert_hf.sentence_transformer(folder)
-    model.tokenizer.__class__ = transformers.PreTrainedTokenizerFast  # in transformers 5, saved as TokenizersBackend
-    model.save_pretrained(str(tmp_path))
-    assert read(tmp_path / "tokenizer_config.json")["tokenizer_class"] == "PreTrainedTokenizerFast"
+PLAIN = """
+import sys
+if sys.argv[2] == "with": import neobert_hf
+from transformers import AutoTokenizer
+print(type(AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=True)))
+"""
+
+
+def test_the_package_does_not_change_how_the_tokenizers_of_other_models_load(tokenizer, tmp_path):
+    """One with code of its own, saved under the name of the stock class."""
+    (tmp_path / "code.py").write_text("import transformers\nclass Own(transformers.PreTrainedTokenizerFast): pass\n")
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    tokenizer.save_pretrained(tmp_path)
+    settings = read(tmp_path / "tokenizer_config.json") | {"auto_map": {"AutoTokenizer": [None, "code.Own"]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    command = [sys.executable, "-c", PLAIN, str(tmp_path)]
+    found = [subprocess.run([*command, how], capture_output=True, text=True).stdout for how in ("without", "with")]
+    assert found[0] == found[1] and "code.Own" in found[0]
 
 
 # ---------------------------------------------------------------------------- the width for readers that do not round
@@ -214,7 +241,6 @@ def other_python():
 
 
 @pytest.mark.compat
-@names_tokenizers
 def test_what_one_version_of_transformers_saves_another_one_loads(folder, weighted, tmp_path):
     if not (python := other_python()):
         pytest.skip("this clone has one version of transformers (make test-compat installs others)")
@@ -223,12 +249,10 @@ def test_what_one_version_of_transformers_saves_another_one_loads(folder, weight
         "weighted": weighted,
         "contextual": neobert_hf.contextual_sentence_transformer(folder, max_seq_length=16, context_size=8),
         "SparseEncoder": neobert_hf.sparse_encoder(folder),
-        "CrossEncoder": CrossEncoder(folder, num_labels=1),
+        "CrossEncoder": open_reranker(folder),
     }
     for name, model in models.items():
         model.save_pretrained(str(tmp_path / name))
-    models["plain"] = sentence_transformers.SentenceTransformer(str(tmp_path / "ours"))
-    models["plain"].save_pretrained(str(tmp_path / "plain"))
     pairs = [(text, text) for text in TEXTS]
     command = [str(python), "-c", OTHER, str(tmp_path), json.dumps(TEXTS), *models]
     environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": ""}

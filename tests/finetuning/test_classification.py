@@ -1,6 +1,7 @@
 """Classification and regression: metrics of scikit-learn and by hand, and runs of the example that learn a rule."""
 
 import ast
+import copy
 import csv
 import json
 import random
@@ -227,7 +228,7 @@ def test_the_squared_error_during_the_training_has_the_unit_of_the_file(model_fo
     numbers = [10.0, 20.0, 40.0]
     data = DatasetDict({"train": Dataset.from_dict({"text": ["fox"] * 3, "label": numbers})})
     task = ClassificationTask(LabelledTexts(data, REGRESSION, ["price"], []))
-    scaled = np.array(task.tokenize(tokenizer, 8)["train"]["label"])
+    scaled = np.array(task.tokenize(copy.deepcopy(tokenizer), 8)["train"]["label"])
     assert scaled.mean() == pytest.approx(0, abs=1e-6) and scaled.std() == pytest.approx(1)
     predictions = type("Predictions", (), {"label_ids": scaled, "predictions": np.zeros((3, 1))})
     assert task.metrics(predictions)["mse"] == pytest.approx(np.var(numbers))

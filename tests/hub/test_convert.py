@@ -138,6 +138,12 @@ def test_a_decoder_that_is_left_out_is_the_embedding(fork, weights, tmp_path, se
     assert_logits_of_the_oracle(tmp_path / "out", tied(weights))
 
 
+def test_a_decoder_that_the_published_layout_lost_is_not_made_from_the_embedding(saved, tmp_path):
+    """Only the code of the fork ties the decoder when the config does not say so."""
+    rewrite(saved, remove("decoder.weight"), tie_word_embeddings=None)
+    assert_refused(ValueError, "lacks 1 tensors .*decoder.weight", saved, tmp_path / "out")
+
+
 def test_bfloat16_shards_of_the_encoder_alone_keep_their_bits(checkpoint, tokenizer, tmp_path):
     encoder = AutoModel.from_pretrained(checkpoint, dtype=torch.bfloat16)
     encoder.save_pretrained(tmp_path / "saved", max_shard_size="10kB")
@@ -278,11 +284,17 @@ REFUSED = {
     "another activation": (ValueError, "'gelu' must be swiglu", lambda f: rewrite(f, dict, hidden_act="gelu")),
     "a class of others": (ValueError, "no class of NeoBERT", lambda f: rewrite(f, dict, architectures=["Bert"])),
     "no config": (ValueError, "holds no config.json.*--base", lambda f: (f / "config.json").unlink()),
-    "a damaged config": (OSError, "is not a JSON object", lambda f: (f / "config.json").write_text("{")),
+    "a damaged config": (ValueError, "is not JSON in UTF-8", lambda f: (f / "config.json").write_text("{")),
     "no tokenizer": (ValueError, "holds no tokenizer.*--base", lambda f: (f / "tokenizer.json").unlink()),
     "more than a model": (ValueError, "modules of sentence", lambda f: (f / "modules.json").write_text("[]")),
     "a damaged tokenizer": (OSError, "tokenizer of .* cannot", lambda f: (f / "tokenizer.json").write_text("{")),
     "no weights": (OSError, "holds no weights", lambda f: (f / "model.safetensors").unlink()),
+    "a list in the place of a config": (
+        ValueError,
+        "is not a JSON object",
+        lambda f: (f / "config.json").write_text("[]"),
+    ),
+    "blocks without end": (ValueError, "weights have 3 layers", lambda f: rewrite(f, dict, num_hidden_layers=10**9)),
     "truncated": (OSError, "truncated or damaged", lambda f: os.truncate(f / "model.safetensors", 9999)),
     "a lost tensor": (
         ValueError,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -180,16 +181,10 @@ def test_the_code_in_the_folder_is_that_of_the_package(tmp_path):
         assert modes == {"120000"}  # of a link
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """The folder of an installed package."""
-    target = tmp_path_factory.mktemp("installed")
-    command = [sys.executable, "setup.py", "--quiet", "build_py", "--build-lib", str(target)]
+def test_an_installed_package_has_every_file_of_the_model(tmp_path):
+    command = [sys.executable, "setup.py", "--quiet", "build_py", "--build-lib", str(tmp_path)]
     subprocess.run(command, cwd=FOLDER.parents[2], check=True, capture_output=True)
-    return target / "neobert_hf/mini"
-
-
-def test_an_installed_package_has_every_file_of_the_model(installed):
+    installed = tmp_path / "neobert_hf/mini"
     files = {file.relative_to(installed): file.read_bytes() for file in installed.rglob("*.*")}
     assert files == {file.relative_to(FOLDER): file.read_bytes() for file in FOLDER.rglob("*.*")}
     assert not any(file.is_symlink() for file in installed.rglob("*"))
@@ -216,9 +211,10 @@ np.savez(sys.argv[3], states=states, logits=logits, vectors=embedder.encode(text
 
 
 @pytest.mark.compat
-def test_an_installed_folder_loads_without_the_package(installed, tmp_path):
-    command = [sys.executable, "-c", CLEAN, str(installed), json.dumps(list(VECTORS)), str(tmp_path / "found.npz")]
-    environment = {**os.environ, "HF_HOME": str(tmp_path)}  # no code of an earlier run
+def test_a_copy_loads_without_the_package(tmp_path):
+    copy = shutil.copytree(FOLDER, tmp_path / "copy")
+    command = [sys.executable, "-c", CLEAN, str(copy), json.dumps(list(VECTORS)), str(tmp_path / "found.npz")]
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "home")}  # no code of an earlier run
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     found = np.load(tmp_path / "found.npz")

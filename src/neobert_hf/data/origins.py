@@ -10,10 +10,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import transformers
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
+
+from .wordpiece import PreTrainedTokenizerFast
 
 logger = logging.get_logger(__name__)
 
@@ -59,7 +62,7 @@ def resolve(source: str | Path, more: Iterable[str] = ()) -> Path:
 
     Args:
         source: Folder or Hub id.
-        more: Patterns of further files to download: code ("*.py") or pickles, which this library never runs or opens unasked.
+        more: Patterns of further files to download: code (`*.py`) or pickles, which this library never runs or opens unasked.
 
     Raises:
         ValueError: It is neither a folder nor an id.
@@ -171,21 +174,24 @@ def read_json(file: Path) -> Any:
     """
     try:
         return json.loads(file.read_text("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON in UTF-8 ({error}); download or copy it again") from error
 
 
 def holds_tokenizer(folder: Path) -> bool:
     """Whether a folder holds the files of a tokenizer."""
-    return any(found for name in TOKENIZER_FILES for found in folder.glob(name))
+    return any(file.is_file() for name in TOKENIZER_FILES for file in folder.glob(name))
 
 
-def load_tokenizer(source: str, vocab_size: int | None = None) -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    source: str, vocab_size: int | None = None, config: PretrainedConfig | None = None
+) -> PreTrainedTokenizerBase:
     """Load a tokenizer with the checks of this module; it is saved without settings of unknown names.
 
     Args:
         source: Folder or Hub id.
         vocab_size: Vocabulary of the model; by default that of the config.json in the folder.
+        config: Config of the model, if that in the folder is not valid.
 
     Raises:
         ValueError: As of `check_source` and `check_vocabulary`, or the folder holds no tokenizer.
@@ -196,7 +202,7 @@ def load_tokenizer(source: str, vocab_size: int | None = None) -> PreTrainedToke
     if folder.is_dir() and not holds_tokenizer(folder):
         raise ValueError(f"{source} holds no tokenizer ({' or '.join(TOKENIZER_FILES)}); copy that of its model there")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer = AutoTokenizer.from_pretrained(source, config=config)
     except (OSError, ImportError):
         raise
     except Exception as error:  # tokenizers raises this class, and json errors do not name the file
@@ -228,7 +234,10 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, source: str | Path, voc
 
 
 def keep_known_settings(holder: PretrainedConfig | PreTrainedTokenizerBase, source: str | Path) -> None:
-    """Remove settings of unknown names from a config or a tokenizer, and name them in a warning."""
+    """Remove settings of unknown names from a config or a tokenizer, and name them in a warning.
+
+    A tokenizer of the stock class is then saved under a name that transformers 4 and 5 load.
+    """
     if isinstance(holder, PretrainedConfig):
         unknown = holder.to_dict().keys() - type(holder)().to_dict().keys() - CONFIG_KEYS
         for name in unknown:
@@ -239,6 +248,8 @@ def keep_known_settings(holder: PretrainedConfig | PreTrainedTokenizerBase, sour
         unknown = holder.init_kwargs.keys() - own
         holder.init_kwargs = {name: value for name, value in holder.init_kwargs.items() if name in own}
         holder._processor_class = None
+        if type(holder) is transformers.PreTrainedTokenizerFast:
+            holder.__class__ = PreTrainedTokenizerFast
     if unknown := sorted(unknown - {"auto_map"}):  # each save writes its own
         logger.warning(
             f"{source} has settings that this library does not know: {', '.join(unknown)}; they are not saved"

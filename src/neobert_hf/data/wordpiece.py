@@ -1,10 +1,8 @@
 """Training of an uncased WordPiece tokenizer with the `tokenizers` library, and the hash that identifies a tokenizer."""
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 
 import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -37,35 +35,9 @@ class PreTrainedTokenizerFast(transformers.PreTrainedTokenizerFast):
     """The class of the same name in transformers, saved under this name.
 
     transformers 5 saves its own class as "TokenizersBackend", which transformers 4 refuses. Both load "PreTrainedTokenizerFast".
-    `PreTrainedTokenizerFast.from_pretrained(folder).save_pretrained(folder)` renames the class in a folder that something else
-    saved.
     """
 
     can_save_slow_tokenizer = False  # there is none; with True, transformers 5 removes "Fast" from the saved name
-
-
-def register_tokenizers(config_class: type[transformers.PretrainedConfig]) -> None:
-    """Register the tokenizers of a model type with AutoTokenizer, which then saves "PreTrainedTokenizerFast" as it read it.
-
-    transformers 5 finds a class by the name in tokenizer_config.json, without "Fast", and by nothing else. So this name gets the
-    class above, whatever model the tokenizer belongs to; it differs from the stock class in the saved name only. transformers 5.0
-    reads no name.
-    """
-    if transformers.PreTrainedTokenizerFast.__name__ != "PreTrainedTokenizerFast":  # transformers 5
-        alias = type("PreTrainedTokenizer", (), {})  # only its name counts: that name gives the fast class
-        classes = {"slow_tokenizer_class": alias, "fast_tokenizer_class": PreTrainedTokenizerFast}
-        transformers.AutoTokenizer.register(config_class, **classes, exist_ok=True)
-    # the class of a folder that names none, as the last
-    transformers.AutoTokenizer.register(
-        config_class, fast_tokenizer_class=transformers.BertTokenizerFast, exist_ok=True
-    )
-
-
-def name_tokenizer_class(folder: str | Path) -> None:
-    """Give a tokenizer that transformers 5 saved as "TokenizersBackend" the name of its class that transformers 4 knows too."""
-    file = Path(folder, "tokenizer_config.json")
-    if file.is_file() and json.loads(file.read_text("utf-8")).get("tokenizer_class") == "TokenizersBackend":
-        PreTrainedTokenizerFast.from_pretrained(folder).save_pretrained(folder)
 
 
 def train_wordpiece(texts: Iterable[str], vocab_size: int, model_max_length: int = 4096) -> PreTrainedTokenizerFast:

@@ -15,8 +15,6 @@ import torch
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling, WordWeights
 
-from ..data.wordpiece import name_tokenizer_class
-
 MODULES = (Transformer, WordWeights, Pooling, Dense, Normalize)
 TEXT = {
     "transformer_task": "feature-extraction",
@@ -52,7 +50,6 @@ class SentenceTransformer(sentence_transformers.SentenceTransformer):
                 weights = module.emb_layer.weight.detach().float()[:, 0].cpu().numpy()
                 module.word_weights = {token: float(str(weight)) for token, weight in zip(module.vocab, weights)}
         super().save(path, *args, **kwargs)
-        name_tokenizer_class(path)
         if has_common_form(self):
             write_common_form(self, Path(path))
 

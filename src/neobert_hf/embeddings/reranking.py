@@ -20,7 +20,7 @@ from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
 from sentence_transformers.util import mine_hard_negatives, semantic_search
 from transformers.hf_argparser import HfArg
 
-from ..data.origins import check_source
+from ..data.origins import check_source, keep_known_settings
 from ..data.texts import check_leaves_tokens
 from ..runs import MINI_MODEL_PATH
 from ..runs.arguments import ResumeArguments
@@ -93,6 +93,7 @@ def open_reranker(name: str, max_seq_length: int | None = None) -> CrossEncoder:
     check_source(name)
     options = {"dtype": torch.float32, "ignore_mismatched_sizes": True}  # of a head with several labels
     model = CrossEncoder(name, num_labels=1, model_kwargs=options)
+    keep_known_settings(model.tokenizer, name)
     model.max_seq_length = max_seq_length or min(model.max_seq_length, 512)
     return model
 

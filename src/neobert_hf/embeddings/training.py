@@ -11,7 +11,6 @@ from sentence_transformers.base.trainer import BaseTrainer
 from sentence_transformers.base.training_args import BaseTrainingArguments
 
 from ..data.files import file_hash, saving, write_json
-from ..data.wordpiece import name_tokenizer_class
 from ..runs.card_files import keeping_card
 from ..runs.cards import training_facts, write_card
 from ..runs.folders import SUMMARY, train_or_resume
@@ -69,8 +68,6 @@ def train_and_summarize(
     trainer = train_or_resume(make_and_evaluate, training, run)
     with saving(Path(training.output_dir), CHECKPOINTS_INTACT), keeping_card(training.output_dir):
         trainer.save_model()
-        if trainer.is_world_process_zero():
-            name_tokenizer_class(training.output_dir)
     if not trainer.is_world_process_zero():
         return {}
     summary = {

@@ -79,7 +79,7 @@ class TaggingTask:
         """Return windows of at most `max_length` tokens of all splits.
 
         `labels` of training windows are those of `piece_loss`. In the other windows the first piece of a word has its tag (0 if
-        there are no tags), in one window only, and `row` is the number of the row.
+        there are no tags), in one window only, and `row` is the number of the row. The tokenizer then pads on the right.
         """
         tokenizer.padding_side = "right"  # so the logits of a window begin at its first token
 

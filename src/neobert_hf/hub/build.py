@@ -21,7 +21,6 @@ from transformers.utils import logging
 
 from ..data.files import file_hash, saving, write_json
 from ..data.origins import check_source, keep_known_settings, load_tokenizer, read_json, resolve
-from ..data.wordpiece import name_tokenizer_class
 from ..model import modeling_neobert
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.contextual_neobert import ContextualNeoBERTConfig, ContextualNeoBERTModel
@@ -92,7 +91,6 @@ def build(arguments: BuildArguments) -> Path:
             if embedder is None or type(embedder[0].model) is not type(model):  # it lacks the head of a masked model
                 model.save_pretrained(built)
             tokenizer.save_pretrained(built)
-            name_tokenizer_class(built)
             if dtype not in (None, model.dtype):  # in which it is loaded, which may be another than the stored one
                 config = read_json(built / "config.json") | {"dtype": str(dtype).removeprefix("torch.")}
                 write_json(built / "config.json", config)

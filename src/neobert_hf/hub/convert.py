@@ -20,12 +20,12 @@ from transformers.dynamic_module_utils import custom_object_save
 
 from ..data.files import saving
 from ..data.origins import check_links, holds_tokenizer, keep_known_settings, load_tokenizer, resolve
-from ..data.wordpiece import name_tokenizer_class
 from ..model import modeling_neobert
 from ..model.checkpoint_neobert import set_auto_map
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.modeling_neobert import AUTO_CLASSES, NeoBERTModel, NeoBERTPreTrainedModel
 from . import unpickle
+from .expected_tensors import stored_sizes
 from .layouts import WEIGHTS, Checkpoint, StoredTensor, canonical_name, read_checkpoint, read_config, read_header
 from .verify import PASSED_ON
 
@@ -89,12 +89,11 @@ def convert(
             checkpoint = checkpoint._replace(config={**read_config(base), "architectures": None})
         tensors = as_published(checkpoint.tensors)
         model, added = describe_model(checkpoint, tensors)
-        tokenizer = load_tokenizer(str(tokenizer_folder), model.config.vocab_size)
+        tokenizer = load_tokenizer(str(tokenizer_folder), model.config.vocab_size, model.config)
         with saving(out, "nothing is left of it"):
             built.mkdir()
             write_weights(as_w1w2(tensors) if to == "w1w2" else tensors, built / WEIGHTS)
             tokenizer.save_pretrained(built)
-            name_tokenizer_class(built)
             if (folder / "README.md").is_file():
                 shutil.copy(folder / "README.md", built)
             save_config(model, built, to)  # last: without it, no tool takes the folder for a model
@@ -200,6 +199,9 @@ def describe_model(checkpoint: Checkpoint, tensors: dict[str, NewTensor]) -> tup
         ValueError: The config is of another model, or a tensor is missing, unknown or of another shape.
     """
     folder, is_tied = checkpoint.folder, checkpoint.config.get("tie_word_embeddings")
+    if is_tied is None and "decoder.weight" not in tensors:
+        # The code of the fork ties by default, and transformers 4 does not write this default.
+        is_tied = any(".ffn.w1." in name for name in checkpoint.tensors)
     if not checkpoint.config:
         raise ValueError(
             f"{folder} holds no config.json; copy that of its model there, or name a model that has it in --base"
@@ -208,6 +210,11 @@ def describe_model(checkpoint: Checkpoint, tensors: dict[str, NewTensor]) -> tup
         {key: value for key, value in checkpoint.config.items() if key not in FROM_WEIGHTS}
     )
     keep_known_settings(config, folder)
+    if config.num_hidden_layers != (found := stored_sizes(tensors)["num_hidden_layers"]):
+        raise ValueError(
+            f"config.json of {folder} gives num_hidden_layers={config.num_hidden_layers}, but its weights have {found} layers; "
+            "correct config.json, or download the checkpoint again"
+        )
     model_class = find_class(config, tensors)
     added = complete_decoder(tensors, is_tied) if model_class is AUTO_CLASSES["AutoModelForMaskedLM"] else []
     with torch.device("meta"):
@@ -253,7 +260,7 @@ def complete_decoder(tensors: dict[str, NewTensor], is_tied: bool | None) -> lis
 
     Args:
         tensors: Tensors by published name; changed.
-        is_tied: `tie_word_embeddings` of the config. None means what transformers takes it for: tied, if there is no decoder.
+        is_tied: Whether the decoder is the embedding; None if it is not known, and the decoder is there.
 
     Raises:
         ValueError: The config says that the decoder is tied, but it has numbers of its own.
@@ -261,7 +268,7 @@ def complete_decoder(tensors: dict[str, NewTensor], is_tied: bool | None) -> lis
     if EMBEDDING not in tensors:
         return []
     embedding, decoder, added = tensors[EMBEDDING], tensors.get("decoder.weight"), []
-    if decoder is None and is_tied is not False:
+    if decoder is None and is_tied:
         tensors["decoder.weight"] = decoder = embedding
         added.append("decoder.weight: the embedding, to which it was tied")
     elif is_tied and not np.array_equal(_read(*embedding.parts), _read(*decoder.parts)):

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import shlex
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -22,9 +23,10 @@ from tokenizers import Tokenizer
 from ..data.origins import check_links, foreign_settings, holds_tokenizer, leaves, read_json, resolve
 from ..model import configuration_neobert
 from ..model.configuration_neobert import NeoBERTConfig
+from ..runs.commands import one_line
 from .code_reading import lost_positions, sibling_imports
-from .expected_tensors import BLOCK, expected_shapes, stored_sizes
-from .layouts import INDEX, Checkpoint, StoredTensor, canonical_name, read_checkpoint, read_header
+from .expected_tensors import expected_shapes, stored_sizes
+from .layouts import INDEX, Checkpoint, StoredTensor, canonical_name, read_checkpoint, read_config, read_header
 from .stored_numbers import FLOATS, LARGEST, ROUNDING, changes_of_rows, odd_values
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
@@ -43,14 +45,14 @@ class Finding:
         where: File, tensor or setting.
         meaning: What follows from it.
         mend: The command or step that mends it.
-        is_error: The model is not usable or wrong, or loading it runs code of others. Otherwise it is a remark.
+        severity: "error" if the model is not usable or wrong, or loading it runs code of others; otherwise "remark".
     """
 
     code: str
     where: str
     meaning: str
     mend: str
-    is_error: bool = True
+    severity: str = "error"
 
 
 @dataclass(frozen=True)
@@ -60,17 +62,19 @@ class Subject:
     Attributes:
         source: Folder or id as the user gave it.
         folder: The folder.
-        modules: Folders of the modules of sentence-transformers; else the folder itself.
+        modules: Types of the modules of sentence-transformers, by their folders.
+        inside: Those of these folders that are inside the folder, links followed.
         main: Folder of the encoder.
         config: Content of config.json; empty if it is missing or damaged.
         shape: The checked config; None if it is missing or refused.
         checkpoint: Its weights; None if they cannot be read.
-        faults: Why `shape` or `checkpoint` is None.
+        faults: Why modules.json, the config, the shape or the weights cannot be read.
     """
 
     source: str
     folder: Path
-    modules: tuple[Path, ...]
+    modules: dict[Path, str]
+    inside: list[Path]
     main: Path
     config: dict[str, Any]
     shape: NeoBERTConfig | None
@@ -95,11 +99,11 @@ class Subject:
     def is_plain(self) -> bool:
         """Whether the weights are those of one NeoBERT, not quantized, with a valid config: all tensors are known then."""
         is_one = self.layout in ("published", "w1w2") and "quantization_config" not in self.config
-        return is_one and self.shape is not None
+        return is_one and self.shape is not None and self.config.get("model_type") == NeoBERTConfig.model_type
 
     def files(self, pattern: str) -> list[Path]:
         """Files of the folder and of its modules."""
-        folders = dict.fromkeys((self.folder, *self.modules))
+        folders = {self.folder, *self.inside}
         return sorted(file for folder in folders for file in folder.glob(pattern) if file.is_file())
 
     def name(self, file: Path) -> str:
@@ -115,12 +119,16 @@ class Subject:
     @property
     def rebuild(self) -> str:
         """The command that writes the model with this library's code, config and tokenizer class."""
-        return f"python hub_upload/build.py --model {self.source} --out NEW_FOLDER"
+        if self.layout in LAYOUTS:  # build.py refuses these
+            return self.convert
+        return f"python hub_upload/build.py --model {shlex.quote(self.source)} --out NEW_FOLDER"
 
     @property
     def convert(self) -> str:
         """The command that writes the weights in the published layout."""
-        return f"neobert convert {self.source} NEW_FOLDER"
+        if self.modules:
+            return "copy config, weights and tokenizer to a folder FOLDER, neobert convert FOLDER NEW_FOLDER, and copy them back"
+        return f"neobert convert {shlex.quote(self.source)} NEW_FOLDER"
 
 
 def examine(source: str | Path, base: str | Path | None = None) -> dict[str, Any]:
@@ -131,8 +139,8 @@ def examine(source: str | Path, base: str | Path | None = None) -> dict[str, Any
         base: The model from which it was trained: its q and k rows are compared (see `check_base`).
 
     Returns:
-        `source`, `layout`, `num_tensors`, `num_parameters`, `dtypes`, `is_clean` and `findings`, each with the fields of Finding
-        in place of `is_error` a `severity`: "error" or "remark". It is clean if no finding is an error.
+        `source`, `layout`, `num_tensors`, `num_parameters`, `dtypes`, `is_clean` and `findings`, each with the fields of Finding.
+        It is clean if no finding is an error.
 
     Raises:
         ValueError: `source` or `base` is neither a folder nor an id, or `base` has no such layers.
@@ -142,7 +150,7 @@ def examine(source: str | Path, base: str | Path | None = None) -> dict[str, Any
     findings = [finding for check in CHECKS for finding in check(subject)]
     if base is not None:
         findings += check_base(subject, str(base))
-    findings.sort(key=lambda finding: not finding.is_error)
+    findings.sort(key=lambda finding: finding.severity)
     tensors = subject.tensors.values()
     return {
         "source": str(source),
@@ -150,52 +158,39 @@ def examine(source: str | Path, base: str | Path | None = None) -> dict[str, Any
         "num_tensors": len(tensors),
         "num_parameters": sum(math.prod(tensor.shape) for tensor in tensors),
         "dtypes": sorted({tensor.dtype for tensor in tensors}),
-        "is_clean": not any(finding.is_error for finding in findings),
-        "findings": [describe(finding) for finding in findings],
+        "is_clean": all(finding.severity != "error" for finding in findings),
+        "findings": [asdict(finding) for finding in findings],
     }
-
-
-def describe(finding: Finding) -> dict[str, str]:
-    """Return the fields of a finding for JSON."""
-    fields = asdict(finding)
-    return {"severity": "error" if fields.pop("is_error") else "remark", **fields}
 
 
 def read_subject(source: str) -> Subject:
     """Read what the checks need: names of files, config, headers of weights."""
     folder = resolve(source, more=("*.py",))
-    modules = module_folders(folder)
-    main = next((module for module in modules if (module / "config.json").is_file()), folder)
-    config, shape, checkpoint, faults = {}, None, None, {}
+    config, shape, checkpoint, modules, faults = {}, None, None, {}, {}
     try:
-        config = dict(read_json(main / "config.json"))
+        if (folder / "modules.json").is_file():
+            named = map(dict, read_json(folder / "modules.json"))
+            modules = {folder / str(module.get("path", "")): str(module.get("type")) for module in named}
+    except (ValueError, TypeError) as error:
+        faults["modules"] = one_line(error)
+    root = folder.resolve()
+    inside = [module for module in modules if module.resolve().is_relative_to(root)]
+    main = next((module for module in inside if (module / "config.json").is_file()), folder)
+    try:
+        config = read_config(main)
         # A contextual model has the shape of its encoders. `check_tensors` finds a tied decoder.
         ignored = ("model_type", "tie_word_embeddings")
-        shape = NeoBERTConfig.from_dict({key: value for key, value in config.items() if key not in ignored})
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        faults["shape"] = one_line(error)
+        if config:
+            shape = NeoBERTConfig.from_dict({key: value for key, value in config.items() if key not in ignored})
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        faults["shape" if config else "config"] = one_line(error)
     try:
         checkpoint = read_checkpoint(main)
-    except (OSError, ValueError, RecursionError) as error:
-        if not any((folder / name).exists() for name in MARKS):
+    except (OSError, ValueError) as error:
+        if not any(os.path.lexists(folder / name) for name in MARKS):
             raise
         faults["checkpoint"] = one_line(error)
-    return Subject(source, folder, modules, main, config, shape, checkpoint, faults)
-
-
-def one_line(error: Exception) -> str:
-    """Return the message of an error without line breaks."""
-    return " ".join(str(error).split())
-
-
-def module_folders(folder: Path) -> tuple[Path, ...]:
-    """Return the folders that modules.json of sentence-transformers names, without those outside; else the folder itself."""
-    try:
-        paths = [folder / str(module.get("path", "")) for module in read_json(folder / "modules.json")]
-    except (OSError, ValueError, TypeError, AttributeError):
-        return (folder,)
-    inside = (path for path in paths if path.is_dir() and path.resolve().is_relative_to(folder.resolve()))
-    return tuple(inside) or (folder,)
+    return Subject(source, folder, modules, inside, main, config, shape, checkpoint, faults)
 
 
 # --- The folder -------------------------------------------------------------------------------------------------------
@@ -208,12 +203,18 @@ def check_json(subject: Subject) -> Iterator[Finding]:
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: links in a circle
         if "is not JSON" not in str(error):  # which is found below
             yield Finding("link", subject.source, one_line(error), "replace the link by the file itself, or remove it")
+    for file in sorted(subject.folder.rglob("*")):
+        if file.is_symlink() and not file.exists():
+            meaning = f"it is a link to {os.readlink(file)}, which does not exist"
+            yield Finding(
+                "link", subject.name(file), meaning, "copy the files, not their links: cp -rL FOLDER NEW_FOLDER"
+            )
     for file in subject.files("*.json"):
-        if file == subject.main / "config.json" and not subject.config:
-            continue  # `check_layout` says that it is damaged
+        if file == subject.main / "config.json" and "config" in subject.faults:
+            continue  # `check_config` says that it is damaged
         try:
             settings = list(foreign_settings(file))
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             meaning = f"it cannot be read: {one_line(error).partition(';')[0]}"
             yield Finding("json-damaged", subject.name(file), meaning, subject.again)
             continue
@@ -221,10 +222,13 @@ def check_json(subject: Subject) -> Iterator[Finding]:
             where = f"{subject.name(file)}: {key}"
             if key == "auto_map" and all(re.fullmatch(r"\w+\.\w+", str(leaf)) for leaf in leaves(value) if leaf):
                 meaning = "the code that it names is not in the folder, so only an installed neobert_hf loads the model"
-                yield Finding("code-missing", where, meaning, subject.rebuild, is_error=False)
+                yield Finding("code-missing", where, meaning, subject.rebuild, "remark")
             else:
                 meaning = f"code of another place runs, which can change at any time: {json.dumps(value)[:200]}"
-                yield Finding("foreign-code", where, meaning, f"remove this key, or: {subject.rebuild}")
+                mend = f"remove this key, or: {subject.rebuild}"
+                if file.name == "modules.json":
+                    mend = "read that code; without it, save the model again with modules of sentence-transformers only"
+                yield Finding("foreign-code", where, meaning, mend)
 
 
 def check_pickles(subject: Subject) -> Iterator[Finding]:
@@ -234,26 +238,22 @@ def check_pickles(subject: Subject) -> Iterator[Finding]:
     if pickles:
         names = listed([subject.name(file) for file in pickles])
         meaning = "a pickle can run any code when it is loaded; a model needs none"
-        yield Finding("pickle", names, meaning, "remove it before you publish; open only your own", is_error=False)
+        yield Finding("pickle", names, meaning, "remove it before you publish; open only your own", "remark")
 
 
 def check_modules(subject: Subject) -> Iterator[Finding]:
     """Modules of sentence-transformers that are missing or outside the folder."""
-    file = subject.folder / "modules.json"
-    try:
-        modules = [dict(module) for module in read_json(file)] if file.is_file() else []
-    except (ValueError, TypeError) as error:
-        yield Finding("modules", "modules.json", f"it is not a list of modules ({error})", subject.again)
-        return
-    for module in modules:
-        path = str(module.get("path", ""))
-        if not (subject.folder / path).resolve().is_relative_to(subject.folder.resolve()):
+    if "modules" in subject.faults:
+        meaning = f"it is not a list of modules ({subject.faults['modules']})"
+        yield Finding("modules", "modules.json", meaning, subject.again)
+    for path, kind in subject.modules.items():
+        where = f"modules.json: {os.path.relpath(path, subject.folder)}"
+        if path not in subject.inside:
             meaning = "sentence-transformers reads a module outside the folder"
-            yield Finding("module-outside", f"modules.json: {path}", meaning, "copy the module into the folder")
-        elif not (subject.folder / path).is_dir() and not str(module.get("type")).endswith(".Normalize"):
-            # Normalize has no file, and git keeps no empty folder.
+            yield Finding("module-outside", where, meaning, "copy the module into the folder")
+        elif not path.is_dir() and not kind.endswith(".Normalize"):  # it has no file, and git keeps no empty folder
             meaning = "sentence-transformers cannot load the model: the folder of this module is missing"
-            yield Finding("module-missing", f"modules.json: {path}", meaning, subject.again)
+            yield Finding("module-missing", where, meaning, subject.again)
 
 
 # --- Weights ----------------------------------------------------------------------------------------------------------
@@ -280,24 +280,11 @@ def check_layout(subject: Subject) -> Iterator[Finding]:
         first = ", ".join(list(subject.tensors)[:3]) or "no tensor"
         meaning = "no tensor has a name of NeoBERT, so all weights would be random"
         yield Finding("other-tensors", first, meaning, "choose a checkpoint of NeoBERT")
-    elif layout == "unreadable":
-        if not subject.config and (subject.main / "config.json").exists():
-            code, where = "config-unreadable", subject.main / "config.json"
-        elif any(map(header_error, subject.files("*.safetensors"))):
-            code, where = "weights-damaged", subject.main
-        else:
-            code, where = "index" if (subject.main / INDEX).is_file() else "weights-missing", subject.main
-        mend = f"{subject.again}; if its weights are pickled: {subject.convert}"
-        yield Finding(code, subject.name(where), subject.faults["checkpoint"], mend)
-
-
-def header_error(file: Path) -> str:
-    """Return why a safetensors file cannot be read, or an empty string."""
-    try:
-        read_header(file)
-    except (OSError, ValueError) as error:
-        return str(error)
-    return ""
+    elif layout == "unreadable" and "config" not in subject.faults:
+        mend = subject.again
+        if not Path(subject.source).is_dir():  # pickles are not downloaded
+            mend += f"; if its weights are pickled: {subject.convert}"
+        yield Finding("weights-unreadable", subject.name(subject.main), subject.faults["checkpoint"], mend)
 
 
 def check_config(subject: Subject) -> Iterator[Finding]:
@@ -305,10 +292,12 @@ def check_config(subject: Subject) -> Iterator[Finding]:
     if subject.layout in ("adapter", "neodictabert"):
         return
     where = subject.name(subject.main / "config.json")
-    if not (subject.main / "config.json").exists():
+    if "config" in subject.faults:
+        yield Finding("config-unreadable", where, subject.faults["config"], subject.again)
+        return
+    if not subject.config:
         meaning = "the shape of the model is unknown, so nothing loads it"
         yield Finding("config-missing", where, meaning, "copy config.json of the same model into the folder")
-    if not subject.config:
         return
     kind = subject.config.get("model_type")
     if kind not in (NeoBERTConfig.model_type, CONTEXTUAL):
@@ -318,6 +307,10 @@ def check_config(subject: Subject) -> Iterator[Finding]:
     if subject.config.get("transformers_weights"):
         meaning = f"transformers_weights names other weight files: {subject.config['transformers_weights']!r}"
         yield Finding("weights-elsewhere", where, meaning, "remove this key; this library never reads such files")
+    if foreign := [name for name in subject.config.get("architectures") or () if "NeoBERT" not in str(name)]:
+        meaning = f"it names {foreign[0]}, no class of NeoBERT, so llama.cpp and hub_upload/build.py refuse the model"
+        mend = 'write "NeoBERTLMHead" for a masked language model, or the class of its head'
+        yield Finding("architecture", "config.json: architectures", meaning, mend, "remark")
     if subject.shape is None:
         yield Finding("config-invalid", where, subject.faults["shape"], "correct this value in config.json")
 
@@ -329,11 +322,9 @@ def check_sizes(subject: Subject) -> Iterator[Finding]:
     for name, stored in stored_sizes(subject.tensors).items():
         given = getattr(subject.shape, name)
         if stored != given:
-            key = "intermediate_size" if name == "swiglu_width" else name
-            hint = f"{key} = {stored * 3 // 2 if name == 'swiglu_width' else stored}"
-            what = f"a SwiGLU width of {given}" if name == "swiglu_width" else f"{name} = {given}"
-            meaning = f"the config gives {what}, and the tensors have {stored}"
-            mend = f"set {hint} in config.json if the tensors are right; else {subject.again}"
+            key, value = ("intermediate_size", stored * 3 // 2) if name == "swiglu_width" else (name, stored)
+            meaning = f"the config gives {name} = {given}, and the tensors have {stored}"
+            mend = f"set {key} = {value} in config.json if the tensors are right; else {subject.again}"
             yield Finding("config-mismatch", f"config.json: {key}", meaning, mend)
 
 
@@ -344,12 +335,16 @@ def check_tensors(subject: Subject) -> Iterator[Finding]:
     tensors, sizes = subject.tensors, stored_sizes(subject.tensors)
     shapes = expected_shapes(subject.shape, sizes, is_split=subject.layout == "w1w2")
     missing = sorted(shapes.keys() - tensors.keys())
-    is_tied = len(missing) == 1 or subject.config.get("tie_word_embeddings")
-    if missing and set(missing) <= {"decoder.weight", "decoder.bias"} and is_tied:
+    is_tied = subject.config.get("tie_word_embeddings", bool(missing) and subject.layout == "w1w2")
+    if set(missing) <= {"decoder.weight", "decoder.bias"} and (is_tied or missing == ["decoder.bias"]):
         meaning = (
             "the decoder is tied to the embedding or has no bias; the published code and llama.cpp read an own decoder"
         )
-        yield Finding("tied-decoder", listed(missing), meaning, subject.convert)
+        where, mend = listed(missing), subject.convert
+        if not missing:
+            where, mend = "config.json: tie_word_embeddings", "set it to false"
+            meaning = "the config says that the decoder is tied, and the file holds one: from_pretrained refuses it"
+        yield Finding("tied-decoder", where, meaning, mend)
     elif missing:
         meaning = "loading is refused, or these layers get random weights"
         yield Finding("tensors-missing", listed(missing), meaning, subject.again)
@@ -357,9 +352,9 @@ def check_tensors(subject: Subject) -> Iterator[Finding]:
         meaning = (
             f"the shape of the first is {tensors[odd[0]].shape}, and config and other tensors require {shapes[odd[0]]}"
         )
-        yield Finding(
-            "shape", listed(odd), meaning, f"correct num_labels in config.json if it is that; else {subject.again}"
-        )
+        is_head = odd[0].startswith("classifier.")
+        mend = f"correct the number of labels in config.json; else {subject.again}" if is_head else subject.again
+        yield Finding("shape", listed(odd), meaning, mend)
     if odd := sorted(name for name, tensor in tensors.items() if tensor.dtype not in FLOATS):
         meaning = f"{tensors[odd[0]].dtype} is no type of trained weights, and config.json names no quantization"
         yield Finding("dtype", listed(odd), meaning, subject.again)
@@ -370,7 +365,7 @@ def check_tensors(subject: Subject) -> Iterator[Finding]:
     known = re.compile(r"(decoder|dense|classifier|qa_outputs)\.(weight|bias)")
     if unknown := sorted(name for name in tensors.keys() - shapes.keys() if not known.fullmatch(name)):
         meaning = "NeoBERT has no such tensors; they are ignored here, and llama.cpp refuses the file"
-        yield Finding("tensors-unknown", listed(unknown), meaning, subject.rebuild, is_error=False)
+        yield Finding("tensors-unknown", listed(unknown), meaning, subject.rebuild, "remark")
 
 
 def listed(names: list[str]) -> str:
@@ -379,23 +374,22 @@ def listed(names: list[str]) -> str:
 
 
 def check_values(subject: Subject) -> Iterator[Finding]:
-    """NaN, infinity, numbers that no training gives, and zeros in place of weights, in all safetensors files."""
+    """NaN, infinity and numbers that no training gives, in all safetensors files."""
     found = defaultdict(list)
     for file in subject.files("*.safetensors"):
-        if header_error(file):
-            if (subject.checkpoint and file not in subject.checkpoint.files) or subject.layout == "adapter":
-                yield Finding("weights-damaged", subject.name(file), header_error(file), subject.again)
+        try:
+            tensors = read_header(file)
+        except OSError as error:
+            if "checkpoint" not in subject.faults or subject.layout == "adapter":  # otherwise `check_layout` says so
+                yield Finding("weights-unreadable", subject.name(file), one_line(error), subject.again)
             continue
-        for name, tensor in read_header(file).items():
+        for name, tensor in tensors.items():
             for kind in odd_values(tensor):
-                is_weight = BLOCK.match(canonical_name(name)) or name.endswith("encoder.weight")
-                if kind != "zeros" or (is_weight and subject.is_plain):
-                    found[kind].append(f"{subject.name(file)}: {name}")
+                found[kind].append(f"{subject.name(file)}: {name}")
     meanings = {
         "nan": "every output that depends on these tensors is NaN",
         "infinity": "outputs become infinite or NaN",
         "huge": f"numbers above {LARGEST:.0e} are no trained weights; a bit of the file is damaged, or the training diverged",
-        "zeros": "a stretch of zeros is in place of weights, as an interrupted download or a full disk leaves it",
     }
     for kind, names in found.items():
         mend = f"{subject.again}; if your training wrote it, take an earlier checkpoint"
@@ -434,7 +428,7 @@ def check_code(subject: Subject) -> Iterator[Finding]:
         meaning = (
             "this code is not that of the installed neobert_hf: another version, or code of somebody else, to be read"
         )
-        yield Finding("code-differs", listed(other), meaning, drop_in, is_error=False)
+        yield Finding("code-differs", listed(other), meaning, drop_in, "remark")
 
 
 # --- Tokenizer --------------------------------------------------------------------------------------------------------
@@ -448,15 +442,10 @@ def check_tokenizer(subject: Subject) -> Iterator[Finding]:
     if subject.layout == "adapter":  # the base model has it
         return
     if not holds_tokenizer(folder):
-        is_lost = settings.is_file()
-        meaning = (
-            "tokenizer_config.json is there, and the vocabulary is not"
-            if is_lost
-            else "no file of a tokenizer is there"
-        )
-        yield Finding(
-            "tokenizer-missing", subject.name(file), f"{meaning}: texts cannot be read", copy, is_error=is_lost
-        )
+        meaning, severity = "no file of a tokenizer is there: texts cannot be read", "remark"
+        if settings.is_file():
+            meaning, severity = "tokenizer_config.json is there, and the vocabulary is not", "error"
+        yield Finding("tokenizer-missing", subject.name(file), meaning, copy, severity)
         return
     vocab_size = stored_sizes(subject.tensors).get("vocab_size", subject.config.get("vocab_size"))
     try:
@@ -471,10 +460,6 @@ def check_tokenizer(subject: Subject) -> Iterator[Finding]:
             meaning = f"it has {count} tokens, the last with id {last}, and the model has {vocab_size} embeddings"
             mend = f"{copy}; for new tokens, call resize_token_embeddings and save the model"
             yield Finding("tokenizer-vocabulary", subject.name(file), meaning, mend)
-        pad = vocabulary.get("[PAD]")
-        if pad is not None and subject.config.get("pad_token_id", 0) not in (pad, None):
-            meaning = f"[PAD] has id {pad} and pad_token_id is {subject.config['pad_token_id']}: it may be that of another model"
-            yield Finding("tokenizer-pad", "config.json: pad_token_id", meaning, f"set pad_token_id = {pad}, or {copy}")
     try:
         name = read_json(settings).get("tokenizer_class") if settings.is_file() else None
     except (ValueError, AttributeError):  # `check_json` says so
@@ -482,7 +467,7 @@ def check_tokenizer(subject: Subject) -> Iterator[Finding]:
     if name == "TokenizersBackend":
         meaning = "this name of transformers 5 is unknown to transformers 4, which refuses the tokenizer"
         mend = f'write "PreTrainedTokenizerFast" in its place, or: {subject.rebuild}'
-        yield Finding("tokenizer-class", f"{subject.name(settings)}: tokenizer_class", meaning, mend, is_error=False)
+        yield Finding("tokenizer-class", f"{subject.name(settings)}: tokenizer_class", meaning, mend, "remark")
 
 
 def read_vocabulary(folder: Path) -> dict[str, int]:
@@ -512,7 +497,7 @@ def check_base(subject: Subject, base: str) -> list[Finding]:
     names = [name for name in subject.tensors if name.endswith(".qkv.weight") and subject.tensors[name].dtype in FLOATS]
     if not names or subject.shape is None:
         meaning = f"the rows of q and k were not compared with {base}: weights or config cannot be read as they are"
-        return [Finding("not-compared", subject.source, meaning, "mend the errors first", is_error=False)]
+        return [Finding("not-compared", subject.source, meaning, "mend the errors first", "remark")]
     heads = subject.shape.num_attention_heads
     changes, rounding = [], 0.0
     for name in names:

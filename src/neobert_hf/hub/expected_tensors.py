@@ -15,7 +15,8 @@ def stored_sizes(tensors: dict[str, StoredTensor]) -> dict[str, int]:
     if embedding and len(embedding.shape) == 2:
         sizes["vocab_size"], sizes["hidden_size"] = embedding.shape
     blocks = [BLOCK.fullmatch(name) for name in tensors]
-    sizes["num_hidden_layers"] = 1 + max((int(found[1]) for found in blocks if found), default=-1)
+    last = max((int(found[1]) for found in blocks if found), default=-1)
+    sizes["num_hidden_layers"] = min(1 + last, len(tensors))  # the number in a name may be any
     widths = [
         tensor.shape[1] for name, tensor in tensors.items() if name.endswith(".ffn.w3.weight") and tensor.shape[1:]
     ]

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from safetensors import safe_open
 
+from ..data.origins import read_json
 from ..model.weight_files_neobert import explain_damaged_file, read_index
 
 WEIGHTS = "model.safetensors"
@@ -58,6 +59,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     """Describe a folder of weights.
 
     Raises:
+        ValueError: Its config.json is damaged.
         OSError: It holds no weights, a file is damaged, or an index names a file that is missing or outside the folder.
     """
     config = read_config(folder)
@@ -73,6 +75,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     if pickles:
         return Checkpoint(folder, "pickle", config, {}, tuple(pickles))
     states = _deepspeed_files(folder)
+    if not states and (shards := sorted(file.name for file in folder.glob("*.safetensors"))):
+        raise OSError(f"{folder} holds {shards[0]}, and {INDEX}, which names the files, is missing; download it too")
     if not states:
         raise OSError(
             f"{folder} holds no weights; give a folder with {WEIGHTS}, {INDEX}, pytorch_model.bin, state_dict.pt, or the "
@@ -85,15 +89,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Return the content of config.json, empty if there is none.
 
     Raises:
-        OSError: It is damaged.
+        ValueError: It is damaged.
     """
     file = folder / "config.json"
-    if not file.exists():
-        return {}
-    try:
-        return dict(json.loads(file.read_text("utf-8")))
-    except (ValueError, TypeError) as error:
-        raise OSError(f"{file} is not a JSON object in UTF-8 ({error}); download or copy it again") from error
+    config = read_json(file) if file.is_file() else {}
+    if not isinstance(config, dict):
+        raise ValueError(f"{file} is not a JSON object; download or copy it again")
+    return config
 
 
 def read_header(file: Path) -> dict[str, StoredTensor]:

@@ -22,7 +22,7 @@ LARGEST = 1e5  # trained weights are smaller by far; one changed bit of the expo
 
 
 def odd_values(tensor: StoredTensor) -> set[str]:
-    """Return which of nan, infinity, huge and zeros a tensor of floats holds.
+    """Return which of nan, infinity and huge a tensor of floats holds.
 
     The bits of a float without its sign, read as an integer, have the order of the sizes; infinity is the last, then NaN.
     """
@@ -33,8 +33,6 @@ def odd_values(tensor: StoredTensor) -> set[str]:
     for part in parts(tensor):
         part &= integer(np.iinfo(integer).max >> 1)
         top = int(part.max())
-        if top == 0 and (part.size == PART or part.size * part.itemsize == tensor.end - tensor.start):
-            kinds.add("zeros")
         if top > infinity:
             kinds.add("nan")
             top = int(part[part <= infinity].max(initial=0))  # the largest one beside NaN

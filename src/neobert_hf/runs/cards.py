@@ -160,7 +160,7 @@ def eval_results(scores: Mapping[str, float], name: str, dataset_type: str = "un
     """Return those of a run's metrics that a card shows.
 
     Args:
-        scores: Metrics by name, which may begin with eval_ or test_.
+        scores: Metrics by name, which may begin with `eval_` or `test_`.
         name: Name of the dataset.
         dataset_type: Id of the dataset on the Hub.
         options: Other arguments of `EvalResult`.
