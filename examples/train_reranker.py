@@ -65,7 +65,7 @@ def train(arguments: RerankerArguments, training: RerankerTrainingArguments):
         training,
         {**values, "max_seq_length": model.max_seq_length, "epochs": training.num_train_epochs},
         files=[*arguments.train_files, *starts],
-        num_rows={name: len(rows) for name, rows in sets.items()},
+        num_rows={name: sum(rows["label"]) for name, rows in sets.items()},
         evaluators=evaluators,
         shown=("num_negatives", "num_candidates", "max_seq_length", "epochs"),
     )

@@ -331,7 +331,7 @@ def test_the_card_of_a_training_has_its_scores_and_no_texts_and_a_resume_keeps_a
     after = json.loads((run / "training_summary.json").read_text())["after"]
     scores = {result.metric_type: result.metric_value for result in data.eval_results}
     assert scores["cosine_ndcg@10"] == round(after["small_cosine_ndcg@10"], 4) and data.license == "cc-by-4.0"
-    assert 'SentenceTransformer("org/name", trust_remote_code=True)' in text and "small: 12 rows" in text
+    assert 'SentenceTransformer("org/name", trust_remote_code=True)' in text and "- small.jsonl: 12 rows" in text
     rows = [json.loads(line) for line in (tmp_path / "large.jsonl").read_text().splitlines()]
     assert not any(value in text for row in rows for value in row.values()) and len(text) < 20_000
     assert str(tmp_path) not in text and not list(run.glob("checkpoint-*/README.md"))

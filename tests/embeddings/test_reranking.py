@@ -120,6 +120,8 @@ def test_the_script_learns_resumes_and_saves_a_folder_that_opens_without_the_pac
     assert f"faq_ndcg@10: {before:.4f} before the training, {after:.4f} after it" in printed
     assert f"faq: nDCG@10 {base:.4f} of the embedding model alone, on" in printed
 
+    card, num_trained = (tmp_path / "run/README.md").read_text("utf-8"), summary["num_rows"] // 8  # 7 negatives each
+    assert f"- faq.csv: {num_trained} rows\n" in card and f"found {7 * num_trained} wrong answers" in card
     scores = CrossEncoder(str(tmp_path / "run")).predict([("the fox", "a red")])
     command_line = [sys.executable, "-I", "-c", CLEAN, str(tmp_path / "run"), str(tmp_path / "out.npy")]
     done = subprocess.run(command_line, capture_output=True, text=True)

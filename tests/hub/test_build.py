@@ -11,12 +11,12 @@ import pytest
 from huggingface_hub import ModelCard
 from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM, PreTrainedModel
 
-from neobert_hf import NeoBERTForMaskedLM, NeoBERTForSequenceClassification, sentence_transformer
+from neobert_hf import MINI_MODEL_PATH, NeoBERTForMaskedLM, NeoBERTForSequenceClassification, sentence_transformer
 from neobert_hf.evaluation.report import write_card_section
 from neobert_hf.finetuning.few_examples import add_head
 from neobert_hf.hub.build import RECORD, BuildArguments, build
 from neobert_hf.hub.verify import load_every_class, verify
-from neobert_hf.runs.card_files import CARD
+from neobert_hf.runs.card_files import CARD, is_edited
 from neobert_hf.runs.cards import CardFacts, eval_results, write_card
 
 
@@ -196,6 +196,36 @@ def test_licence_language_and_scores_come_from_the_card_of_the_model_and_are_not
         assert words in card.text
     (saved / CARD).write_text((saved / CARD).read_text().replace("measured", "my words"))
     assert "my words" in (build(BuildArguments(model=str(saved), out=str(tmp_path / "hub"))) / CARD).read_text()
+
+
+def changed_lines(before, after):
+    """Pairs of lines that differ in two cards of equal length, without the seal."""
+    lines = [(folder / CARD).read_text("utf-8").splitlines()[:-1] for folder in (before, after)]
+    return [pair for pair in zip(*lines, strict=True) if pair[0] != pair[1]]
+
+
+def test_what_the_card_says_of_the_start_of_the_training_stays(saved, tmp_path):
+    (tmp_path / "start").mkdir()
+    (tmp_path / "start" / CARD).write_text("---\nlicense: mit\nlanguage: de\n---\n# The start\n")
+    write_card(saved, CardFacts(str(tmp_path / "start"), model_id="org/name"))
+    out = build(BuildArguments(model=str(saved), out=str(tmp_path / "hub"), model_id="org/name"))
+    assert "trained from The start." in (out / CARD).read_text() and not changed_lines(saved, out)
+
+
+def test_a_build_of_the_mini_model_has_its_bytes_its_card_and_the_files_that_the_card_names(tmp_path):
+    pytest.importorskip("sentence_transformers")
+    mini = Path(MINI_MODEL_PATH)
+    out = build(BuildArguments(model=str(mini), out=str(tmp_path / "hub"), model_id="org/name"))
+    before, after = ({str(name): text for name, text in contents(folder).items()} for folder in (mini, out))
+    same = [name for name in before if name.endswith(("safetensors", "sources.json", "summary.json"))]
+    assert len(same) == 5 and all(before[name] == after[name] for name in same)
+    assert (
+        json.loads(after["config.json"])["dtype"] == "float32"
+    )  # with bf16, numpy() would refuse what the model returns
+    assert [new for _, new in changed_lines(mini, out)] == [
+        line.replace('"mini"', '"org/name"') for line, _ in changed_lines(mini, out)
+    ]
+    assert not is_edited(out) and b'"mini"' not in after[CARD]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import SENTENCE, run_main
+from huggingface_hub import ModelCard
 from pretraining_runs import losses_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForMaskedLM, AutoTokenizer, BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
@@ -139,7 +140,13 @@ def test_the_example_adapts_and_trains_and_the_result_opens_with_its_tokenizer(
     corpus, published, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("neobert_hf.pretraining.summary.plot_curves", lambda *_: None)  # takes as long as the training
+    (published / "README.md").write_text(
+        "---\nlicense: cc-by-4.0\nlanguage: de\nbase_model: org/name\n---\n# A title\n"
+    )
     run_main(example, *arguments(corpus, published, tmp_path / "run"))
+    card = ModelCard.load(tmp_path / "run/README.md")
+    assert (card.data.license, card.data.language, card.data.base_model) == ("cc-by-4.0", ["de"], "org/name")
+    assert "It was trained from A title with a new vocabulary, whose base model is [org/name]" in card.text
     losses = losses_of(tmp_path / "run")
     assert losses[12] < losses[1] - 0.3
     for folder in (tmp_path / "run", tmp_path / "run/start"):

@@ -42,7 +42,10 @@ HEADS = {
         {"num_labels": 60, "problem_type": "multi_label_classification"},
     ),
     "number": ("NeoBERTForSequenceClassification", {"num_labels": 1, "problem_type": "regression"}),
-    "pairs": ("NeoBERTForSequenceClassification", {"id2label": {0: "yes", 1: "no"}}),
+    "pairs": (
+        "NeoBERTForSequenceClassification",
+        {"id2label": {0: "yes", 1: "no"}, "classifier_pooling": "mean"},
+    ),
     "tagger": ("NeoBERTForTokenClassification", {"id2label": {0: "O", 1: "B-PER", 2: "I-PER"}}),
     "answers": ("NeoBERTForQuestionAnswering", {}),
     "choice": ("NeoBERTForMultipleChoice", {}),
@@ -136,6 +139,31 @@ def test_a_card_is_valid_and_short_and_says_nothing_of_this_machine(folder, kind
     assert "train.csv: 1,234 rows" in text and "huggingface.co/datasets/org/set" in text
     assert "| train.csv | F1 | 0.5 |" in text and "samples" not in text and "runtime" not in text
     assert "SwiGLU of width" in text and not is_edited(folder / kind)
+    assert "It was trained from base, whose base model is [org/ancestor](https://huggingface.co/org/ancestor)." in text
+    for words in ("Languages of its texts: de", "The licence is cc-by-4.0"):
+        assert f"{words}, as on the card of the model that the training started from." in text
+    assert ("| embedding |" in text) == (kind in ("embedding", "sparse", "multi_vector", "contextual"))
+    assert ("| classifier | reads the mean over all tokens |" in text) == (kind == "pairs")
+
+
+def test_the_card_of_an_adapter_says_before_the_example_what_it_needs(folder):
+    before, _, _ = (folder / "adapter" / CARD).read_text("utf-8").partition("```python")
+    assert "The repository holds an adapter and its tokenizer, and no model" in before
+    assert re.search(
+        r"The base model is base, .* which is not on the Hub: give the path of its folder\s+in the", before
+    )
+
+
+def test_a_card_names_the_mini_model_and_a_hostile_title_as_text(model, tokenizer, tmp_path):
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    write_card(tmp_path / "model", CardFacts(str(MINI), language=["de"]))
+    card = (tmp_path / "model" / CARD).read_text("utf-8")
+    assert "It was trained from the mini model of neobert\\_hf." in card and "Languages of its texts: de." in card
+    (tmp_path / CARD).write_text("---\n# a comment\nlicense: mit\n---\n\n# <script>![x](y) & z\\_z\n")
+    write_card(tmp_path / "model", CardFacts(str(tmp_path)))
+    rendered = MarkdownIt().render(ModelCard.load(tmp_path / "model" / CARD).text)
+    assert "It was trained from &lt;script&gt;![x](y) &amp; z_z.</p>" in rendered
 
 
 def examples(folder):

@@ -39,7 +39,7 @@ def train_and_summarize(
         training: Training arguments.
         arguments: Values that identify the run besides the training arguments.
         files: Files whose content identifies the run: data, and `start_files`.
-        num_rows: Rows of each file or training set.
+        num_rows: Rows of each file or training set, without wrong answers that were added as rows of their own.
         evaluators: Evaluators of the model before and after the training; both results go into the summary.
         shown: Names in `arguments` that go into the summary.
 
@@ -79,8 +79,14 @@ def train_and_summarize(
         "after": _evaluate(trainer, evaluators),
     }
     write_json(Path(training.output_dir, SUMMARY), summary, CHECKPOINTS_INTACT)
+    names = {Path(file).stem: Path(file).name for file in arguments.get("train_files") or ()}
+    num_wrong = summary["num_rows"] - sum(num_rows.values())
     facts = training_facts(
-        training, arguments["model_name_or_path"], rows=num_rows, datasets=ids_on_hub(arguments, num_rows)
+        training,
+        arguments["model_name_or_path"],
+        rows={names.get(name, name): number for name, number in num_rows.items()},
+        remark=f"An embedding model found {num_wrong:,} wrong answers to the questions." if num_wrong else "",
+        datasets=ids_on_hub(arguments, num_rows),
     )
     write_card(training.output_dir, facts, trainer.accelerator.unwrap_model(trainer.model))
     for name in (evaluator.primary_metric for evaluator in evaluators):

@@ -19,15 +19,16 @@ from typing import TYPE_CHECKING
 from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import logging
 
-from ..data.files import file_hash, saving
+from ..data.files import file_hash, saving, write_json
 from ..data.origins import check_source, keep_known_settings, load_tokenizer, read_json, resolve
 from ..model import modeling_neobert
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.contextual_neobert import ContextualNeoBERTConfig, ContextualNeoBERTModel
 from ..model.modeling_neobert import AUTO_CLASSES
-from ..runs.card_files import CARD, check_metadata, is_edited, seal_of
+from ..runs.card_files import CARD, check_metadata, editing_card, is_edited, read_card, seal_of
 from ..runs.cards import CardFacts, write_card
 from ..runs.commands import CommandParser, run_command
+from ..runs.folders import SUMMARY
 
 if TYPE_CHECKING:
     from sentence_transformers.base.model import BaseModel
@@ -37,6 +38,7 @@ logger = logging.get_logger(__name__)
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "model-?????-of-?????.safetensors")
 RECORD = ".neobert_build.json"  # the hash of each file that the last build wrote
 OTHERS = ("modules.json", "adapter_config.json")  # files that make a folder of weights more than a model
+USAGE = "\n## How to use\n"  # a section of each card of `write_card`
 KINDS = ("SentenceTransformer", "SparseEncoder", "MultiVectorEncoder", "CrossEncoder")
 
 
@@ -71,7 +73,8 @@ def build(arguments: BuildArguments) -> Path:
     check_metadata(arguments.license, arguments.language, arguments.model_id)
     check_source(arguments.model)
     folder = resolve(arguments.model)
-    model, embedder = load_model(folder, arguments.model), load_embedder(folder, arguments.model)
+    model, dtype = load_model(folder, arguments.model), AutoConfig.from_pretrained(folder).dtype
+    embedder = load_embedder(folder, arguments.model)
     tokenizer = load_tokenizer(arguments.tokenizer or str(folder), model.config.vocab_size)
     facts = CardFacts(
         arguments.model, arguments.model_id or out.name, arguments.license, arguments.language, is_copy=True
@@ -82,14 +85,16 @@ def build(arguments: BuildArguments) -> Path:
         built = Path(beside, out.name)
         with saving(out):
             if embedder is not None:
+                embedder[0].to(model.dtype)  # other modules stay in float32: their stored numbers may need it
                 embedder.save_pretrained(str(built), create_model_card=False)
+                embedder[0].float()  # for the example of the card
             if embedder is None or type(embedder[0].model) is not type(model):  # it lacks the head of a masked model
                 model.save_pretrained(built)
             tokenizer.save_pretrained(built)
-            if is_edited(folder) and seal_of((folder / CARD).read_text("utf-8", "replace")):
-                logger.warning(f"{folder / CARD} was edited, so it is copied as it is")
-                shutil.copy(folder / CARD, built)
-            else:
+            if dtype not in (None, model.dtype):  # in which it is loaded, which may be another than the stored one
+                config = read_json(built / "config.json") | {"dtype": str(dtype).removeprefix("torch.")}
+                write_json(built / "config.json", config)
+            if not copy_card(folder, built, arguments):
                 write_card(built, facts, embedder)
             if is_edited(out):
                 logger.warning(
@@ -103,8 +108,33 @@ def build(arguments: BuildArguments) -> Path:
     return out
 
 
+def copy_card(folder: Path, built: Path, arguments: BuildArguments) -> bool:
+    """Copy a card of ours that a person edited, or that has other sections than `write_card` gives it, as that of the mini model.
+
+    The latter gets the name, the licence and the language of the build, and keeps its seal. Files that it names come with it.
+
+    Returns:
+        False if the model has no such card.
+    """
+    text = read_card(str(folder))
+    if seal_of(text) is None or (not is_edited(folder) and USAGE in text):
+        return False
+    shutil.copy(folder / CARD, built)
+    if is_edited(folder):
+        logger.warning(f"{folder / CARD} was edited, so it is copied as it is")
+        return True
+    for name in ("sources.json", SUMMARY):
+        if (folder / name).is_file():
+            shutil.copy(folder / name, built)
+    with editing_card(built / CARD) as card:
+        card.text = card.text.replace(f'"{folder.name}"', json.dumps(arguments.model_id or Path(arguments.out).name))
+        for name in ("license", "language"):
+            setattr(card.data, name, getattr(arguments, name) or getattr(card.data, name))
+    return True
+
+
 def load_model(folder: Path, source: str) -> PreTrainedModel:
-    """Load a checkpoint to publish, in the class and the dtype that its config names.
+    """Load a checkpoint to publish, in the class that its config names and the dtype in which it is stored.
 
     Args:
         folder: Its folder.
@@ -129,13 +159,14 @@ def load_model(folder: Path, source: str) -> PreTrainedModel:
             f"{source} holds a {name} of the type {config.model_type}, which is no NeoBERT; choose a checkpoint of "
             + ", ".join(other.__name__ for other in AUTO_CLASSES.values() if other is not NeoBERTConfig)
         )
-    model = model_class.from_pretrained(folder, dtype="auto")
+    config.dtype = None  # so that "auto" is the dtype of the file
+    model = model_class.from_pretrained(folder, config=config, dtype="auto")
     keep_known_settings(model.config, source)
     return model
 
 
 def load_embedder(folder: Path, source: str) -> BaseModel | None:
-    """Load a model of sentence-transformers with all of its modules; None if the folder holds a model alone.
+    """Load a model of sentence-transformers in float32 with all of its modules; None if the folder holds a model alone.
 
     Raises:
         ValueError: A module is not one of sentence-transformers, or the tokenizer is not that of the model.
@@ -152,7 +183,7 @@ def load_embedder(folder: Path, source: str) -> BaseModel | None:
             raise ValueError(f"{source} has the module {module['type']}, which is not one of sentence-transformers")
     settings = folder / "config_sentence_transformers.json"
     kind = read_json(settings).get("model_type") if settings.is_file() else None
-    options = {"model_kwargs": {"dtype": "auto"}}
+    options = {"model_kwargs": {"dtype": "float32"}}
     if kind in (None, "SentenceTransformer"):
         return open_embedding_model(str(folder), **options)
     if kind not in KINDS:
@@ -226,6 +257,7 @@ def main() -> None:
     """Build the folder and print the next command."""
     parser = CommandParser(BuildArguments, prog="build.py", description=BuildArguments.__doc__)
     (arguments,) = parser.parse_args_into_dataclasses()
+    logging.disable_progress_bar()
     folder = run_command(parser.prog, build, arguments)
     print(
         f"built {folder}; next: python hub_upload/push.py {folder} {arguments.model_id or 'org/name'}", file=sys.stderr

@@ -50,7 +50,8 @@ def card_facts(training: PretrainingArguments, summary: dict) -> CardFacts:
         training.init_from,
         rows=dict.fromkeys(names, count),
         datasets=[dataset] if dataset and not Path(dataset).is_dir() else [],
-        remark=f"The training read {summary['num_tokens']:,} tokens, of which it predicted {summary['num_masked']:,}.",
+        remark=f"The {'continued ' if training.init_from else ''}training read {summary['num_tokens']:,} tokens, "
+        f"of which it predicted {summary['num_masked']:,}.",
         results=eval_results(
             {name: value for name, value in summary.items() if name.startswith("eval_")}, "held-out documents"
         ),

@@ -14,6 +14,7 @@ from ..data.files import saving
 from ..data.origins import load_tokenizer
 from ..data.wordpiece import SPECIAL_TOKENS, tokenizer_hash, train_wordpiece
 from ..model.modeling_neobert import NeoBERTForMaskedLM
+from ..runs.cards import write_start_card
 from .arguments import CorpusArguments, PretrainingArguments
 from .rows import open_corpus
 
@@ -139,5 +140,6 @@ def write_adapted_model(
     with saving(folder, "no folder was written"):
         adapted.save_pretrained(part)
         new.save_pretrained(part)
+        write_start_card(part, source, "with a new vocabulary")
         os.replace(part, folder)
     return str(folder)

@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoTokenizer, TrainingArguments
 from transformers.utils import logging
 
 from ..data.origins import read_json
+from . import MINI_MODEL_PATH
 from .adapters import labels_of_adapter
 from .card_files import CARD, is_edited, read_card, save_card, seal_of, valid_metadata
 
@@ -35,6 +36,7 @@ logger = logging.get_logger(__name__)
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
 PLACEHOLDER = "organisation/model"  # sentence-transformers does not escape the name in its example
 SHOWN = 50  # classes or files on a card
+AS_OF_START = ", as on the card of the model that the training started from"
 # Tasks of the Hub by the end of an architecture's name; of other architectures it is feature-extraction.
 TASKS = {
     "ForMaskedLM": "fill-mask",
@@ -312,6 +314,8 @@ def _metadata_of(facts: CardFacts, values: dict, model: BaseModel | None) -> dic
     base, relation = facts.source if is_hub_id else known.get("base_model"), "finetune"
     if facts.is_copy:
         base, relation = known.get("base_model") or base, known.get("base_model_relation")
+    own_name = "" if is_hub_id or facts.is_copy else _name_of_start(facts.source, text)
+    link = f"[{markdown(base)}](https://huggingface.co/{base})" if base and relation else ""
     task = values["task"]
     library, tags = "peft" if values["is_adapter"] else "transformers", [task]
     if values["kind"]:
@@ -331,11 +335,17 @@ def _metadata_of(facts: CardFacts, values: dict, model: BaseModel | None) -> dic
         "base_model_relation": ("adapter" if values["is_adapter"] else relation) if base else None,
         "datasets": [*facts.datasets, *(known.get("datasets", ()) if facts.is_copy else ())] or None,
         "results": facts.results or (known.get("results", ()) if facts.is_copy else ()),
+        "start": ", whose base model is ".join(filter(None, [own_name, link])),
         "training_data": _training_data(facts),
         "evaluation": "",
     }
+    for name, section in (("license", "Licence"), ("language", "Limits")):
+        is_of_start = not getattr(facts, name) and (not facts.is_copy or AS_OF_START in _section(text, section))
+        found[f"{name}_origin"] = AS_OF_START if is_of_start else ""
     if facts.is_copy and seal_of(text) is not None:
         values["is_pair"] = '"text_pair"' in text
+        if start := re.search(r" It was trained from (.*)\.$", text, re.MULTILINE):
+            found["start"] = start[1]
         found |= {"training_data": _section(text, "Training data"), "evaluation": _section(text, "Evaluation")}
     found["results"] = [replace(result, task_type=result.task_type or task) for result in found["results"]]
     return found | {"sentence": _sentence(values, found)}
@@ -358,9 +368,37 @@ def _sentence(values: dict, metadata: dict) -> str:
     if values["is_adapter"]:
         what = f"An adapter (LoRA) for {what[0].lower()}{what[1:]}"
     sentence = f"{what} that {does}."
-    if (base := metadata["base_model"]) and metadata["base_model_relation"]:
-        sentence += f" It was trained from [{markdown(base)}](https://huggingface.co/{base})."
-    return sentence
+    return f"{sentence} It was trained from {metadata['start']}." if metadata["start"] else sentence
+
+
+def _name_of_start(source: str | None, text: str) -> str:
+    """How a card names a start, in Markdown: by its id on the Hub, or by the title of its card, `text`; empty without a title."""
+    if source is None or not Path(source).is_dir():
+        return markdown(source or "")
+    if Path(source).resolve() == Path(MINI_MODEL_PATH).resolve():
+        return markdown("the mini model of neobert_hf")
+    title = re.match(r"(?:---\n.*?\n---\s+)?# ([^\n]+)", text, re.DOTALL)
+    return markdown(html.unescape(title[1].replace("\\", ""))) if title else ""
+
+
+def write_start_card(folder: str | Path, source: str, change: str) -> None:
+    """Write a short card for a model that was changed before its training, whose card takes the origin from it.
+
+    Args:
+        folder: Folder of the changed model.
+        source: Folder or Hub id of the model that was changed.
+        change: What its name on the card ends with, such as "with a new vocabulary".
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    text = read_card(source)
+    known = valid_metadata(text)
+    base = known.get("base_model") if Path(source).is_dir() else source
+    names = ("license", "license_name", "license_link", "language")
+    data = ModelCardData(base_model=base, **{name: known.get(name) for name in names})
+    name = _name_of_start(source, text) or "a model"
+    ModelCard(f"---\n{data.to_yaml()}\n---\n\n# {name} {change}\n").save(Path(folder, CARD))
 
 
 def _training_data(facts: CardFacts) -> str:
