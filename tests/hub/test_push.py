@@ -56,7 +56,11 @@ def hub(tmp_path, monkeypatch):
     environment = {"HF_ENDPOINT": server.endpoint, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN}
     for name, value in {**environment, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_TELEMETRY": "1"}.items():
         monkeypatch.setenv(name, value)
+    # A session that was opened offline stays offline.
+    close = getattr(huggingface_hub.utils, "reset_sessions", None) or huggingface_hub.close_session
+    close()
     yield server
+    close()
     server.shutdown()
     server.server_close()
 
