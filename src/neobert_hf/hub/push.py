@@ -86,7 +86,7 @@ from transformers import {auto_class}
 model = {auto_class}.from_pretrained("{repo_id}", revision="refs/pr/N", trust_remote_code=True)
 ```
 """
-    return PullRequest(repo_id, f"Upload {folder.resolve().name}", text, files)
+    return PullRequest(repo_id, f"Upload {Path(repo_id).name}", text, files)
 
 
 def run(arguments: argparse.Namespace) -> None:
