@@ -232,7 +232,8 @@ def test_a_checkpoint_with_split_gate_and_up_is_refused_with_the_solution(weight
 @pytest.mark.parametrize("lost", ["decoder.weight", "decoder.bias"])
 def test_a_checkpoint_with_a_decoder_that_is_tied_or_has_no_bias_is_refused_with_the_solution(weights, tmp_path, lost):
     write_checkpoint(tmp_path, weights, drop=(lost,))
-    with pytest.raises(ValueError, match=f"tied to the embedding or has no bias.*out: neobert convert {tmp_path} DST"):
+    fault = {"decoder.weight": "is tied to the embedding", "decoder.bias": "without a bias"}[lost]
+    with pytest.raises(ValueError, match=f"{fault}.* by neobert convert {tmp_path} DST"):
         AutoModelForMaskedLM.from_pretrained(tmp_path)
     AutoModel.from_pretrained(tmp_path)  # needs no decoder
 

@@ -28,10 +28,15 @@ def check_encoder_is_complete(model, missing: set[str], unexpected: set[str]) ->
         if any(".ffn.w1." in name for name in unexpected):
             hint = f"gate and up are separate tensors ffn.w1 and ffn.w2; fuse them: neobert convert {source} DST, and load DST"
         raise ValueError(f"{source} lacks {len(lost)} encoder tensors (first: {lost[0]}); {hint}")
-    if len(missing & {"decoder.weight", "decoder.bias"}) == 1:
+    no_decoder = missing & {"decoder.weight", "decoder.bias"}
+    if no_decoder == {"decoder.bias"}:
         raise ValueError(
-            f"{source} has a decoder that is tied to the embedding or has no bias, which NeoBERT's is not and has; write both "
-            f"out: neobert convert {source} DST, and load DST"
+            f"{source} has a decoder without a bias; write zeros for it by neobert convert {source} DST, and load DST"
+        )
+    if no_decoder == {"decoder.weight"}:
+        raise ValueError(
+            f"{source} has no decoder.weight: if its decoder is tied to the embedding, set tie_word_embeddings=true in "
+            f"config.json, write it out by neobert convert {source} DST, and load DST; otherwise download it again"
         )
     parameters = {name for name, _ in model.named_parameters()}
     for name in sorted(missing & parameters):
