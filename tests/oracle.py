@@ -129,6 +129,17 @@ def random_weights(seed=0, config=CONFIG, num_labels=3):
     return weights
 
 
+def split_gate_and_up(weights):
+    """The weights in the layout w1w2, as in pszemraj/NeoBERT: gate and up in tensors of their own."""
+    split = {}
+    for name, value in weights.items():
+        if ".ffn.w12." in name:
+            split[name.replace("w12", "w1")], split[name.replace("w12", "w2")] = np.split(value, 2)
+        else:
+            split[name] = value
+    return split
+
+
 def write_checkpoint(folder, weights, architecture="NeoBERTLMHead", config=CONFIG, drop=(), **extra):
     """Write config.json and model.safetensors as published; `drop` are prefixes of tensors to leave out."""
     folder = Path(folder)

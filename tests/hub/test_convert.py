@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import largest_file, run_main
-from oracle import Oracle, write_checkpoint
+from oracle import Oracle, split_gate_and_up, write_checkpoint
 from safetensors.numpy import load_file, save_file
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, BertConfig
 
@@ -48,19 +48,9 @@ def base(saved):
 @pytest.fixture
 def fork(weights, tokenizer, tmp_path):
     """A folder as the fork exports it: gate and up separate, a decoder that equals the embedding, no bias."""
-    folder = write_checkpoint(tmp_path / "fork", split(tied(weights)), drop=("decoder.bias",), **FORK)
+    folder = write_checkpoint(tmp_path / "fork", split_gate_and_up(tied(weights)), drop=("decoder.bias",), **FORK)
     tokenizer.save_pretrained(folder)
     return folder
-
-
-def split(weights):
-    halves = {}
-    for name, value in weights.items():
-        if ".ffn.w12." in name:
-            halves[name.replace("w12", "w1")], halves[name.replace("w12", "w2")] = np.split(value, 2)
-        else:
-            halves[name] = value
-    return halves
 
 
 def tied(weights):
@@ -112,7 +102,7 @@ def test_there_and_back_changes_no_bit_and_no_file(saved, tmp_path):
     (saved / "README.md").write_text("the card")
     printed = run_main(neobert_cli, "convert", saved, tmp_path / "split", "--to", "w1w2")
     assert json.loads(printed) == {"folder": str(tmp_path / "split"), "from": "published", "to": "w1w2", "added": []}
-    assert_same_tensors(tmp_path / "split", split(load_file(saved / "model.safetensors")))
+    assert_same_tensors(tmp_path / "split", split_gate_and_up(load_file(saved / "model.safetensors")))
     assert read_checkpoint(tmp_path / "split").layout == "w1w2"
 
     convert(tmp_path / "split", tmp_path / "back")

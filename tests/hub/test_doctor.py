@@ -15,7 +15,7 @@ import pytest
 import safetensors.torch
 import torch
 from conftest import GOLDEN
-from oracle import CONFIG, random_weights, write_checkpoint
+from oracle import CONFIG, random_weights, split_gate_and_up, write_checkpoint
 from safetensors.numpy import load_file, save_file
 
 import neobert_cli
@@ -69,16 +69,6 @@ def put(name, value):
         tensors[name].flat[7] = value
 
     return lambda folder: weights(folder, change)
-
-
-def split_gate_and_up(tensors):
-    split = {}
-    for name, value in tensors.items():
-        if ".w12." in name:
-            split[name.replace("w12", "w1")], split[name.replace("w12", "w2")] = np.split(value, 2)
-        else:
-            split[name] = value
-    return split
 
 
 def tie(folder):

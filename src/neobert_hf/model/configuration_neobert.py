@@ -117,16 +117,8 @@ def merge_rope(stored: dict[str, Any], overrides: dict[str, Any]) -> dict[str, A
 
 # Keys of the published config.json, and of those that its training code writes, which change nothing in NeoBERT.
 JUNK_KEYS = (
-    *(
-        "kwargs",
-        "trust_remote_code",
-        "pretrained_model_name_or_path",
-        "rope",
-        "rms_norm",
-        "ngpt",
-        "hidden_act",
-        "base_scale",
-    ),
+    *("kwargs", "trust_remote_code", "pretrained_model_name_or_path"),
+    *("rope", "rms_norm", "ngpt", "hidden_act", "base_scale"),
     *("dropout", "dropout_prob", "flash_attention", "attn_backend", "kernel_backend"),
 )
 # Keys of config.json by which transformers would run code of another place: a pipeline's, a kernel's.
