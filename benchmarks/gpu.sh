@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
 RESULTS=${RESULTS:-benchmarks/results}
-export PYTHONPATH=src HF_HUB_OFFLINE=1
+export PYTHONPATH="src${PYTHONPATH:+:$PYTHONPATH}" HF_HUB_OFFLINE=1
 mkdir -p "$RESULTS"
 timeout 240 "$PYTHON" benchmarks/throughput.py --device cuda --dtype bfloat16 --max_tokens 131072 \
     --models ours published bert-base modernbert-base --lengths 512 1024 2048 4096 8192 \

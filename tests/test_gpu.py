@@ -11,10 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import SENTENCE, packed_rows
 from oracle import CONFIG, Oracle, random_weights, write_checkpoint
-from transformers import AutoModelForMaskedLM
+from pretraining_runs import QUIET, SIZES
+from safetensors.torch import load_file
+from torch._dynamo.utils import counters
+from transformers import AutoModelForMaskedLM, set_seed
 
+from neobert_hf import MINI_MODEL_PATH, NeoBERTConfig, NeoBERTForMaskedLM, PackedMLMCollator
+from neobert_hf.embeddings.models import open_embedding_model
 from neobert_hf.model.backends_neobert import Situation, choose_backend
+from neobert_hf.pretraining.arguments import PretrainingArguments
+from neobert_hf.pretraining.trainer import PretrainingTrainer
 
 pytestmark = [
     pytest.mark.gpu,
@@ -180,3 +188,76 @@ def test_compiled_packed_rows_run_in_one_graph(wide_checkpoint, inputs):
         compiled = torch.compile(model, fullgraph=True)(**packed, max_length_q=longest).logits
     # bf16: eight bits, and fused operations in another order
     torch.testing.assert_close(plain, compiled, rtol=0.05, atol=0.05 * plain.abs().max().item())
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_the_golden_checkpoint_agrees_on_the_gpu(backend):
+    folder = Path(__file__).with_name("golden")
+    expected = load_file(folder / "expected.safetensors")
+    real = expected["attention_mask"].bool()
+    model = AutoModelForMaskedLM.from_pretrained(folder / "masked_lm", attn_implementation=backend).cuda().eval()
+    with torch.no_grad():
+        logits = model(**{name: expected[name].cuda() for name in ("input_ids", "attention_mask")}).logits
+    assert relative_error(logits.cpu()[real], expected["mlm_logits"][real].double()) <= 1e-5
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03)])
+def test_embeddings_of_the_gpu_equal_those_of_the_cpu(dtype, bound):
+    """bf16 has eight bits; 0.03 is three times the error of bf16 on a CPU."""
+    texts = [SENTENCE[: 5 * length] for length in (1, 3, 20, 7, 60)]
+    options = {"normalize_embeddings": True, "batch_size": 2}
+    wanted = open_embedding_model(MINI_MODEL_PATH, device="cpu").encode(texts, **options)
+    model = open_embedding_model(MINI_MODEL_PATH, device="cuda", model_kwargs={"dtype": dtype})
+    vectors = model.encode(texts, **options)
+    assert np.linalg.norm(vectors - wanted, axis=1).max() <= bound
+
+
+def test_a_training_on_the_gpu_follows_that_of_the_cpu(tokenizer, tmp_path):
+    """fp32, 10 steps of packed rows under Trainer; the sums of a GPU are in another order, 1e-3 is ten times what they change."""
+    tokens = tokenizer(SENTENCE, add_special_tokens=False)["input_ids"]
+    documents = [[tokenizer.cls_token_id, *tokens[: 3 + i % 20], tokenizer.sep_token_id] for i in range(400)]
+    curves = []
+    for use_cpu in (True, False):
+        options = dict(output_dir=str(tmp_path), save_strategy="no", tokens_per_step=512, bf16=False, tf32=False)
+        args = PretrainingArguments(**{**SIZES, **QUIET, **options, "max_steps": 10, "use_cpu": use_cpu})
+        set_seed(0)
+        config = NeoBERTConfig(**{**CONFIG, "vocab_size": len(tokenizer), "sparse_prediction": True})
+        rows = packed_rows(
+            documents,
+            max_tokens=args.row_tokens,
+            max_length=args.max_length,
+            num_rows=args.max_steps * args.rows_per_step,
+        )
+        trainer = PretrainingTrainer(
+            NeoBERTForMaskedLM(config),
+            args,
+            recipe=args.to_recipe(),
+            train_dataset=rows,
+            data_collator=PackedMLMCollator(tokenizer),
+            processing_class=tokenizer,
+        )
+        trainer.train()
+        curves.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+    assert len(curves[0]) == 10 and curves[0][-1] < curves[0][0]
+    assert np.abs(np.subtract(*curves)).max() <= 1e-3
+
+
+def test_compiled_training_on_packed_rows_compiles_once_for_all_batches(wide_checkpoint):
+    """With `max_length_q` and boundaries of one shape, 6 batches of other documents reuse the first graph."""
+    model = load(wide_checkpoint[2], "torch_varlen", torch.bfloat16).train()
+    compiled = torch.compile(model, fullgraph=True)
+    counters.clear()
+    losses = []
+    for seed in range(6):
+        generator = torch.Generator().manual_seed(seed)
+        cuts = torch.randperm(250, generator=generator)[:7].sort().values + 1
+        bounds = torch.cat([torch.tensor([0]), cuts, torch.tensor([256])]).int().cuda()
+        ids = torch.randint(5, CONFIG["vocab_size"], (1, 256), generator=generator).cuda()
+        row = dict(input_ids=ids, labels=ids, cu_seq_lens_q=bounds, max_length_q=256, trust_boundaries=True)
+        loss = compiled(**row).loss
+        loss.backward()
+        with torch.no_grad():
+            losses.append((loss.item(), model(**row).loss.item()))
+    for loss, plain in losses:
+        assert loss == pytest.approx(plain, rel=0.02)  # bf16, fused operations in another order
+    assert counters["stats"]["unique_graphs"] == 1
