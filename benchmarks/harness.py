@@ -174,7 +174,9 @@ class Ceiling:
         kernels = choose_kernels(weight.dtype, num_tokens) if weight.device.type == "cpu" else "plain"
         for layer in self.layers:
             if layer.in_features not in inputs:
-                inputs[layer.in_features] = torch.ones(num_tokens, layer.in_features).to(weight)
+                inputs[layer.in_features] = torch.ones(
+                    num_tokens, layer.in_features, dtype=weight.dtype, device=weight.device
+                )
             linear(layer, inputs[layer.in_features], kernels)
 
     def tokens_per_s(self, num_tokens: int, seconds: float, length: float) -> float:
@@ -190,7 +192,7 @@ def synchronize(device: str) -> None:
 
 def in_new_process(function: Callable, *arguments):
     """Call the function in a process of its own, which has imported the package and nothing else, and return its result."""
-    context = multiprocessing.get_context("forkserver")
+    context = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "forkserver")  # CUDA does not fork
     context.set_forkserver_preload(["neobert_hf"])
     with ProcessPoolExecutor(1, mp_context=context) as process:
         return process.submit(function, *arguments).result()

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -177,7 +178,7 @@ MISSING = {
 def test_a_backend_that_is_not_installed_is_refused_on_load(checkpoint, name, monkeypatch):
     if name == "flash_attention_2" and torch.cuda.is_available():
         pytest.skip("flash-attn may be installed where there is a GPU")
-    monkeypatch.setattr(attention_neobert, "memory_efficient_attention", None)
+    monkeypatch.setattr(backends_neobert, "find_xformers", lambda: None)
     error, message = MISSING[name]
     with pytest.raises(error, match=message):
         AutoModel.from_pretrained(checkpoint, attn_implementation=name)
@@ -315,17 +316,30 @@ def memory_efficient_attention(query, key, value, attn_bias=None, p=0.0, scale=N
     return plain_varlen(query[0], key[0], value[0], info.seqstart, attn_bias.k_seqinfo.seqstart, longest, longest)[None]
 
 
+XFORMERS = SimpleNamespace(
+    memory_efficient_attention=memory_efficient_attention, fmha=SimpleNamespace(BlockDiagonalMask=BlockDiagonalMask)
+)
+
+
+def test_an_xformers_whose_kernels_do_not_load_counts_as_not_installed(monkeypatch):
+    """xformers 0.0.35 beside torch 2.11: it imports with a warning, and no kernel of it runs."""
+    for has_kernels in (False, True):
+        package, ops = ModuleType("xformers"), ModuleType("xformers.ops")
+        package.ops, package._has_cpp_library = ops, has_kernels
+        monkeypatch.setitem(sys.modules, "xformers", package)
+        monkeypatch.setitem(sys.modules, "xformers.ops", ops)
+        assert attention_neobert.find_xformers.__wrapped__() is (ops if has_kernels else None)
+
+
 def test_xformers_agrees_with_the_oracle(wide_checkpoint, documents, inputs, monkeypatch):
-    monkeypatch.setattr(attention_neobert, "memory_efficient_attention", memory_efficient_attention)
-    monkeypatch.setattr(attention_neobert, "BlockDiagonalMask", BlockDiagonalMask)
+    monkeypatch.setattr(attention_neobert, "find_xformers", lambda: XFORMERS)
     allow_on_cpu(monkeypatch, "xformers")
     model = NeoBERTForMaskedLM.from_pretrained(wide_checkpoint[1], dtype=FLOAT64, attn_implementation="xformers").eval()
     check(run(model, inputs), wide_checkpoint, documents, inputs)
 
 
 def test_the_xformers_mask_reuses_the_boundaries_on_the_device(monkeypatch):
-    monkeypatch.setattr(attention_neobert, "BlockDiagonalMask", BlockDiagonalMask)
-    monkeypatch.setattr(attention_neobert, "memory_efficient_attention", memory_efficient_attention)
+    monkeypatch.setattr(attention_neobert, "find_xformers", lambda: XFORMERS)
     allow_on_cpu(monkeypatch, "xformers")
     plan = packed_plan([3, 4], "xformers")
     assert plan.mask.q_seqinfo.seqstart is plan.mask.k_seqinfo.seqstart is plan.layout.cu_seq_lens

@@ -8,6 +8,7 @@ Axes: `B` rows, `L` columns of the input; `T` tokens on the flat axis, real toke
 """
 
 from functools import lru_cache, partial
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -25,11 +26,6 @@ try:
     from torch.nn.attention.varlen import varlen_attn
 except ImportError:  # torch < 2.10
     varlen_attn = None
-try:
-    from xformers.ops import memory_efficient_attention
-    from xformers.ops.fmha.attn_bias import BlockDiagonalMask
-except ImportError:
-    memory_efficient_attention = BlockDiagonalMask = None
 
 
 def _split_rows(x_THK, layout):
@@ -201,7 +197,9 @@ def attend_varlen(q_THK, k_THK, v_THK, plan):
 
 def attend_xformers(q_THK, k_THK, v_THK, plan):
     """Memory-efficient attention of xformers with a block-diagonal mask."""
-    return memory_efficient_attention(q_THK[None], k_THK[None], v_THK[None], attn_bias=plan.mask)[0], None
+    return find_xformers().memory_efficient_attention(q_THK[None], k_THK[None], v_THK[None], attn_bias=plan.mask)[
+        0
+    ], None
 
 
 class _Caller(nn.Module):
@@ -258,7 +256,7 @@ def make_flex_mask(layout, dtype, is_fast):
 
 def make_xformers_mask(layout, dtype, is_fast):
     """Block-diagonal mask, made on the host: xformers' copy to the device would wait, and the boundaries are there already."""
-    mask = BlockDiagonalMask.from_seqlens(layout.lengths, device=torch.device("cpu"))
+    mask = find_xformers().fmha.BlockDiagonalMask.from_seqlens(layout.lengths, device=torch.device("cpu"))
     mask.q_seqinfo.seqstart = mask.k_seqinfo.seqstart = layout.cu_seq_lens
     return mask
 
@@ -274,6 +272,14 @@ def has_varlen() -> bool:
     return varlen_attn is not None
 
 
-def has_xformers() -> bool:
-    """Whether xformers is installed."""
-    return memory_efficient_attention is not None
+@lru_cache
+def find_xformers() -> ModuleType | None:
+    """`xformers.ops`, or None if xformers is missing or its kernels do not load: they run with one build of torch only.
+
+    It is imported when a forward asks for it: the import initialises CUDA, and a process that has done so cannot fork.
+    """
+    try:
+        import xformers.ops
+    except ImportError:
+        return None
+    return xformers.ops if xformers._has_cpp_library else None

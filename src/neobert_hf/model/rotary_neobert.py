@@ -95,8 +95,8 @@ def split_and_rotate(qkv_TH3K: torch.Tensor, rotary: torch.Tensor) -> tuple[torc
         Queries, keys and values, (T, H, K).
     """
     pairs_TH2C2 = qkv_TH3K[:, :, :2].to(rotary.dtype).unflatten(-1, (-1, 2))
-    if qkv_TH3K.device.type == "cpu" and not is_tracing(qkv_TH3K):
-        # half the time of the real arithmetic; compilers do not support complex numbers
+    if qkv_TH3K.device.type in ("cpu", "cuda") and not is_tracing(qkv_TH3K):
+        # a half of the time of the real arithmetic on a CPU; compilers do not support complex numbers
         rotations_TC = torch.view_as_complex(rotary)
         turned = torch.view_as_real(torch.view_as_complex(pairs_TH2C2) * rotations_TC[:, None, None]).flatten(-2)
     else:
