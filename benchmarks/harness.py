@@ -192,7 +192,7 @@ def synchronize(device: str) -> None:
 
 def in_new_process(function: Callable, *arguments):
     """Call the function in a process of its own, which has imported the package and nothing else, and return its result."""
-    context = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "forkserver")  # CUDA does not fork
+    context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["neobert_hf"])
     with ProcessPoolExecutor(1, mp_context=context) as process:
         return process.submit(function, *arguments).result()

@@ -84,6 +84,8 @@ def source(result: dict) -> str:
     """Machine, versions and commit of a result."""
     # All results without instructions are older than this entry, and of one kind of machine.
     machine = f"{result['cores']} cores of {result['processor']}, {result.get('instructions', 'AVX-512 with bf16')}"
+    if result.get("settings", {}).get("device") == "cuda":
+        machine = f"One {result['gpu']}"
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     return f"{machine}, {versions}, commit {result['commit']}"
 

@@ -74,7 +74,7 @@ def make_plan(
     """
     implementation, can_read_values = config._attn_implementation, not is_tracing(tokens)
     mask_4d = attention_mask if attention_mask is not None and attention_mask.ndim == 4 else None
-    has_boundaries = bool(boundaries.cu_seq_lens)
+    has_boundaries = len(boundaries.cu_seq_lens) > 0  # torch 2.11 cannot compile bool(a dict)
     can_pack = config.unpad_inputs and mask_4d is None and not need_weights and runs_packed(implementation)
     can_pack = can_pack and (can_read_values or has_boundaries)
     for is_packed in (True, False) if can_pack else (False,):
