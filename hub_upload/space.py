@@ -37,7 +37,10 @@ from search import INDEXED_TOKENS, DocumentationIndex, import_line, read_cached 
 
 PACKAGES = {"onnxruntime-web": "1.30.0", "@huggingface/tokenizers": "0.2.0"}
 VENDOR = {
-    "onnxruntime-web": {"ort.wasm.bundle.min.mjs": "vendor/ort.mjs", "ort-wasm-simd-threaded.wasm": "files/runtime.wasm"},
+    "onnxruntime-web": {
+        "ort.wasm.bundle.min.mjs": "vendor/ort.mjs",
+        "ort-wasm-simd-threaded.wasm": "files/runtime.wasm",
+    },
     "@huggingface/tokenizers": {"tokenizers.min.mjs": "vendor/tokenizers.mjs"},
 }
 
@@ -64,7 +67,9 @@ def main() -> None:
     """Read the command line, and assemble the folder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, metavar="OUT", help="Folder to write, new or empty.")
-    parser.add_argument("--package", default="python", help="Packages or modules, separated by commas; python: standard library.")
+    parser.add_argument(
+        "--package", default="python", help="Packages or modules, separated by commas; python: standard library."
+    )
     arguments = parser.parse_args()
     try:
         files = assemble(arguments.out, arguments.package.split(","))
@@ -91,7 +96,10 @@ def assemble(out: Path, packages: list[str]) -> dict[str, int]:
     if not shutil.which("npm"):
         raise OSError("npm is not installed; install Node.js 20 or later")
     out.parent.mkdir(parents=True, exist_ok=True)
-    with saving(out, "nothing is left of it"), tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as beside:
+    with (
+        saving(out, "nothing is left of it"),
+        tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as beside,
+    ):
         folder = shutil.copytree(PAGE, Path(beside, "space"))
         write_vendor(folder)
         model = open_embedding_model(MINI_MODEL_PATH, device="cpu", model_kwargs={"dtype": torch.float32}).eval()
@@ -159,7 +167,9 @@ def write_list(folder: Path) -> None:
         file.unlink()
         files.append({"path": f"files/{file.name}.gz", "bytes": len(packed), "hash": _hash(packed)})
     (folder / "files.json").write_text(json.dumps(files, indent=1), "utf-8")
-    version = _hash(b"".join(file.read_bytes() for file in sorted(folder.rglob("*")) if file.suffix != ".gz" and file.is_file()))
+    version = _hash(
+        b"".join(file.read_bytes() for file in sorted(folder.rglob("*")) if file.suffix != ".gz" and file.is_file())
+    )
     worker = folder / "sw.js"
     worker.write_text(worker.read_text("utf-8").replace('"development"', f'"{version}"'), "utf-8")
 

@@ -183,7 +183,7 @@ function element(name, content = "", attributes = {}) {
 
 function answerItem({ entry: [name, signature, sentence, rest, usage], cosine }) {
   const facts = [element("code", usage), element("span", `cosine ${cosine.toFixed(2)}`)];
-  const parts = [element("h3", [name, element("span", signature)]), element("p", sentence || "(no docstring)")];
+  const parts = [element("h2", [name, element("span", signature)]), element("p", sentence || "(no docstring)")];
   parts.push(element("p", facts, { className: "facts" }));
   if (rest) parts.push(element("details", [element("summary", `More about ${name}`), element("pre", rest, { tabIndex: 0 })]));
   return element("li", parts);
@@ -195,7 +195,8 @@ async function showAnswers(question) {
   byId("answers").replaceChildren(...found.map(answerItem));
   const cut = isCut ? ` Only the first ${index.question_tokens} tokens of your question count.` : "";
   const took = `${Math.round(performance.now() - started)} ms`;
-  return `The best ${found.length} of ${index.entries.length.toLocaleString("en")} entries, in ${took}. First: ${found[0].entry[0]}.${cut}`;
+  const total = index.entries.length.toLocaleString("en");
+  return `The nearest of ${total} entries, in ${took}. First: ${found[0].entry[0]}.${cut}`;
 }
 
 function wordList(words, title) {
@@ -204,7 +205,7 @@ function wordList(words, title) {
     bar.style.setProperty("--share", `${100 * probability}%`);
     return element("li", [token.replace(/^##/, "…"), bar, element("span", `${(100 * probability).toFixed(1)} %`)]);
   });
-  return element("section", [element("h3", title), element("ol", items)]);
+  return element("section", [element("h2", title), element("ol", items)]);
 }
 
 /** The parts of a text with the best word in the place of each mask; a token that begins with ## continues the word before it. */
@@ -223,8 +224,9 @@ async function showWords(text) {
   byId("filled").replaceChildren(...filledIn(text, masks));
   const title = (i) => (masks.length > 1 ? `Mask ${i + 1} of ${masks.length}` : "Likeliest words");
   byId("words").replaceChildren(...masks.map((words, i) => wordList(words, title(i))));
-  const each = masks.length > 1 ? " Each word is predicted while the others are still masked." : "";
-  return `${byId("filled").textContent} Found in ${Math.round(performance.now() - started)} ms.${each}`;
+  const each = masks.length > 1 ? " Each is predicted while the others are still masked." : "";
+  const best = masks.map(([{ token }]) => token.replace(/^##/, "…")).join(", ");
+  return `Likeliest: ${best}. ${Math.round(performance.now() - started)} ms.${each}`;
 }
 
 function checkQuestion(question) {
@@ -311,7 +313,7 @@ async function begin() {
     byId("python").textContent = ` ${index.python}`;
     byId("state").textContent = "Ready.";
     byId("loading").hidden = true;
-    if ((await isStored) && (await offline)) byId("state").textContent = "Ready. From now on the page also works offline.";
+    if ((await isStored) && (await offline)) byId("state").textContent = "Ready. The page now works offline too.";
   } catch (error) {
     byId("loading").hidden = true;
     byId("problem").hidden = false;
