@@ -4,20 +4,22 @@
     python -m http.server --directory runs/space            # http://localhost:8000
     hf upload ORG/NAME runs/space --repo-type space
 
-Needs `pip install -e ".[demo,onnx]"` and npm, which downloads two packages. The large files are compressed with gzip, whose checksum
-the page uses to recognize a damaged download.
+Needs `pip install -e ".[demo,onnx]"` and npm, which downloads two packages. The large files are compressed with gzip, whose
+checksum shows the page a damaged download.
 """
 
 import argparse
 import gzip
 import hashlib
 import json
+import logging
 import platform
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -71,10 +73,14 @@ def main() -> None:
         "--package", default="python", help="Packages or modules, separated by commas; python: standard library."
     )
     arguments = parser.parse_args()
+    logging.disable(logging.WARNING)  # exporters warn of their own code
+    warnings.simplefilter("ignore")
     try:
         files = assemble(arguments.out, arguments.package.split(","))
     except (ValueError, OSError, RuntimeError) as error:
         parser.error(" ".join(str(error).split()))
+    except ImportError as error:
+        parser.error(f"{error}; install: pip install -e '.[demo,onnx]'")
     print(f"{arguments.out}: {sum(files.values()) / 1e6:.1f} MB, of which")
     for name, size in files.items():
         print(f"{size / 1e6:8.2f} MB  {name}")

@@ -2,43 +2,23 @@
 // FOLDER is what hub_upload/space.py wrote, WANTED a JSON file with questions and the names and cosines that PyTorch finds.
 import assert from "node:assert/strict";
 import fs from "node:fs";
-import http from "node:http";
-import path from "node:path";
 import { after, afterEach, before, test } from "node:test";
-import { chromium } from "playwright-core";
+import { launch, serve } from "./server.mjs";
 
 const FOLDER = process.env.FOLDER;
-const TYPES = { ".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".mjs": "text/javascript", ".svg": "image/svg+xml" };
-const FLAGS = "--no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-component-update --disable-sync";
 const AXE = fs.readFileSync(new URL("node_modules/axe-core/axe.min.js", import.meta.url), "utf8");
 const QUESTION = "split a path into its folder and its file";
 
-let browser, server, origin;
-const faults = new Map(); // from a path to "missing", "cut" or "damaged", or to a promise that the answer waits for
-
-async function serve(request, response) {
-  const name = new URL(request.url, "http://localhost").pathname.replace(/^\/$/, "/index.html");
-  const fault = faults.get(name);
-  await (fault instanceof Promise ? fault : undefined);
-  const file = path.join(FOLDER, name);
-  if (fault === "missing" || !fs.existsSync(file)) return response.writeHead(404).end();
-  let content = fs.readFileSync(file);
-  if (fault === "damaged") content = Buffer.concat([content.subarray(0, 5000), Buffer.alloc(100), content.subarray(5100)]);
-  response.writeHead(200, { "content-type": TYPES[path.extname(file)] ?? "application/octet-stream", "content-length": content.length });
-  if (fault !== "cut") return response.end(content);
-  response.write(content.subarray(0, content.length / 2), () => response.destroy());
-}
+const faults = new Map();
+let browser, server;
 
 before(async () => {
-  server = http.createServer(serve).listen(0, "127.0.0.1");
-  await new Promise((listening) => server.on("listening", listening));
-  origin = `http://127.0.0.1:${server.address().port}`;
-  browser = await chromium.launch({ executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium", args: FLAGS.split(" ") });
+  server = await serve(FOLDER, faults);
+  browser = await launch();
 });
 
 after(async () => {
   await browser?.close();
-  server.closeAllConnections();
   server.close();
 });
 
@@ -53,8 +33,8 @@ async function visit(steps, { profile = {}, prepare, mayLog = false } = {}) {
   if (prepare) await page.addInitScript(prepare);
   page.on("pageerror", (error) => problems.push(error.message));
   page.on("console", (message) => mayLog || problems.push(message.text()));
-  context.on("request", (request) => request.url().startsWith(`${origin}/`) || problems.push(request.url()));
-  await page.goto(origin);
+  context.on("request", (request) => request.url().startsWith(`${server.origin}/`) || problems.push(request.url()));
+  await page.goto(server.origin);
   try {
     await steps(page, context);
   } finally {
