@@ -154,7 +154,7 @@ export async function search(question) {
   return { found: found.sort((a, b) => b.score - a.score).slice(0, NUM_ANSWERS), isCut };
 }
 
-/** Return for each mask of a text its likeliest tokens, best first, as {token, probability}. */
+/** Return for each mask of a text its most likely tokens, best first, as {token, probability}. */
 export async function fill(text) {
   const { ids } = tokenizer.encode(text);
   if (ids.length > index.max_tokens) {
@@ -222,11 +222,11 @@ async function showWords(text) {
   const started = performance.now();
   const masks = await fill(text);
   byId("filled").replaceChildren(...filledIn(text, masks));
-  const title = (i) => (masks.length > 1 ? `Mask ${i + 1} of ${masks.length}` : "Likeliest words");
+  const title = (i) => (masks.length > 1 ? `Mask ${i + 1} of ${masks.length}` : "Most likely words");
   byId("words").replaceChildren(...masks.map((words, i) => wordList(words, title(i))));
   const each = masks.length > 1 ? " Each is predicted while the others are still masked." : "";
   const best = masks.map(([{ token }]) => token.replace(/^##/, "…")).join(", ");
-  return `Likeliest: ${best}. ${Math.round(performance.now() - started)} ms.${each}`;
+  return `Most likely: ${best}. ${Math.round(performance.now() - started)} ms.${each}`;
 }
 
 function checkQuestion(question) {
@@ -239,20 +239,20 @@ function checkSentence(text) {
 }
 
 /** Answer when a form is submitted: check the text, wait for the model, show the results, and say so in the status line. */
-function connect(form, field, status, results, check, show, ready) {
+function connect(form, field, status, results, check, show, loaded) {
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     const text = field.value.replace(/\[mask\]/gi, MASK);
     const wrong = check(text);
-    field.toggleAttribute("aria-invalid", Boolean(wrong));
+    field.setAttribute("aria-invalid", String(Boolean(wrong)));
     results.forEach((part) => part.replaceChildren());
     status.textContent = wrong ?? "The model is not ready yet. The answer will appear here.";
     if (wrong) return field.focus();
-    await ready;
     try {
+      await loaded;
       status.textContent = await show(text);
     } catch (error) {
-      status.textContent = error instanceof Problem ? error.message : `This did not work: ${error.message}`;
+      status.textContent = error.message;
     }
   });
 }
@@ -299,17 +299,15 @@ function connectButtons() {
 }
 
 async function begin() {
-  let isReady;
-  const ready = new Promise((resolve) => (isReady = resolve)); // never, if loading fails: the page then shows the problem
-  connect(byId("search-form"), byId("question"), byId("search-status"), [byId("answers")], checkQuestion, showAnswers, ready);
-  const filled = [byId("filled"), byId("words")];
-  connect(byId("fill-form"), byId("sentence"), byId("fill-status"), filled, checkSentence, showWords, ready);
+  const loaded = load();
+  const [filled, words] = [byId("filled"), byId("words")];
+  connect(byId("search-form"), byId("question"), byId("search-status"), [byId("answers")], checkQuestion, showAnswers, loaded);
+  connect(byId("fill-form"), byId("sentence"), byId("fill-status"), [filled, words], checkSentence, showWords, loaded);
   connectTabs([byId("search-tab"), byId("fill-tab")]);
   connectButtons();
   const offline = registerWorker();
   try {
-    const isStored = await load();
-    isReady();
+    const isStored = await loaded;
     byId("python").textContent = ` ${index.python}`;
     byId("state").textContent = "Ready.";
     byId("loading").hidden = true;
@@ -317,7 +315,7 @@ async function begin() {
   } catch (error) {
     byId("loading").hidden = true;
     byId("problem").hidden = false;
-    byId("problem-text").textContent = error instanceof Problem ? error.message : `The page could not start: ${error.message}`;
+    byId("problem-text").textContent = error.message;
     byId("retry").hidden = error.canRetry === false;
   }
 }
