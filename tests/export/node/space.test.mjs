@@ -109,6 +109,15 @@ test("the page works without the server once it is loaded", () =>
     { mayLog: true }, // the browser looks for a new service worker, and finds none
   ));
 
+test("where the browser stores nothing, the page works and does not promise to work offline", () =>
+  visit(
+    async (page) => {
+      await search(page, QUESTION);
+      assert.equal(await page.textContent("#state"), "Ready.");
+    },
+    { prepare: () => delete globalThis.caches },
+  ));
+
 test("the keyboard alone reaches both tools, and the focus is visible", () =>
   visit(async (page) => {
     const focused = () => page.evaluate(() => [document.activeElement.id, getComputedStyle(document.activeElement).outlineStyle]);
