@@ -40,10 +40,13 @@ from search import INDEXED_TOKENS, DocumentationIndex, import_line, read_cached 
 PACKAGES = {"onnxruntime-web": "1.30.0", "@huggingface/tokenizers": "0.2.0"}
 VENDOR = {
     "onnxruntime-web": {
-        "ort.wasm.bundle.min.mjs": "vendor/ort.mjs",
-        "ort-wasm-simd-threaded.wasm": "files/runtime.wasm",
+        "dist/ort.wasm.bundle.min.mjs": "vendor/ort.mjs",
+        "dist/ort-wasm-simd-threaded.wasm": "files/runtime.wasm",
     },
-    "@huggingface/tokenizers": {"tokenizers.min.mjs": "vendor/tokenizers.mjs"},
+    "@huggingface/tokenizers": {
+        "dist/tokenizers.min.mjs": "vendor/tokenizers.mjs",
+        "LICENSE": "vendor/tokenizers_LICENSE",
+    },
 }
 
 
@@ -131,7 +134,7 @@ def write_vendor(folder: Path) -> None:
                 raise OSError(f"npm cannot download {package}@{version}: {reason[-1]}")
             with tarfile.open(Path(packed, done.stdout.split()[-1])) as archive:
                 for name, target in VENDOR[package].items():
-                    content = archive.extractfile(f"package/dist/{name}").read()
+                    content = archive.extractfile(f"package/{name}").read()
                     # the map is not there, and a browser with open tools would ask for it
                     (folder / target).write_bytes(content.split(b"\n//# sourceMappingURL=")[0])
 
