@@ -341,7 +341,7 @@ BAD_SOURCES = {
     other_type: "bert",
     multiple_choice: "MultipleChoice",
     sparse: "SparseEncoder",
-    contextual: "neobert_contextual",
+    contextual: "contextual_neobert",
     foreign_module: "Dropout",
     prompt_behind_dense: "include_prompt",
     no_config: "config.json",
