@@ -6,13 +6,17 @@ import shutil
 import numpy as np
 import pytest
 from oracle import CONFIG, write_checkpoint
-from tokenizers import Tokenizer, normalizers, pre_tokenizers
+from sentence_transformers.base.modules import Dense
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
+from neobert_hf.embeddings.models import sentence_transformer
 from neobert_hf.export.gguf import write_gguf
+from neobert_hf.export.graphs import EmbeddingGraph, open_graph
 
 gguf = pytest.importorskip("gguf")
 
 LABELS = ["bad", "good", "so so"]
+WHOLE_WORDS = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(str, range(91))])}
 BLOCK_TENSORS = {
     "qkv": "attn_qkv",
     "wo": "attn_output",
@@ -48,23 +52,15 @@ def write_classifier(folder, weights, tokenizer, names=LABELS, **config):
     return folder
 
 
-def add_modules(folder, *kinds, **pooling):
-    """Make an embedding model of a folder, in the form of older versions of sentence-transformers."""
-    entries = [{"type": f"sentence_transformers.models.{kind}", "path": f"{i}_{kind}"} for i, kind in enumerate(kinds)]
-    (folder / "modules.json").write_text(json.dumps(entries))
-    (folder / "1_Pooling").mkdir(exist_ok=True)
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+def export(folder, file, *options, task=None):
+    """Write the encoder of a masked language model, otherwise what was saved."""
+    is_masked_lm = "NeoBERTLMHead" in (folder / "config.json").read_text()
+    write_gguf(open_graph(folder, task or ("feature-extraction" if is_masked_lm else None)), file, *options)
 
 
 def change_config(folder, **values):
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
-
-
-def change_tokenizer(folder, change):
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    change(tokenizer)
-    tokenizer.save(str(folder / "tokenizer.json"))
 
 
 def read_back(file):
@@ -90,7 +86,7 @@ def expected_tensors(weights):
 
 
 def test_f32_file_holds_the_numbers_of_the_checkpoint(tmp_path, weights, tokenizer):
-    write_gguf(write_classifier(tmp_path / "model", weights, tokenizer), tmp_path / "model.gguf")
+    export(write_classifier(tmp_path / "model", weights, tokenizer), tmp_path / "model.gguf")
     _, tensors, _ = read_back(tmp_path / "model.gguf")
     expected = expected_tensors(weights)
     assert tensors.keys() == expected.keys()
@@ -100,7 +96,7 @@ def test_f32_file_holds_the_numbers_of_the_checkpoint(tmp_path, weights, tokeniz
 
 def test_file_describes_the_model(tmp_path, encoder):
     change_config(encoder, rope_theta=5000.0)
-    write_gguf(encoder, tmp_path / "model.gguf")
+    export(encoder, tmp_path / "model.gguf")
     settings, tensors, _ = read_back(tmp_path / "model.gguf")
     assert not any(name.startswith("cls") for name in tensors)
     assert settings["general.architecture"] == "neo-bert"
@@ -124,7 +120,7 @@ def test_file_describes_the_model(tmp_path, encoder):
 # Largest error by the largest number: half a step of f16; half of 1/127, and the rounding of the scale, which is f16.
 @pytest.mark.parametrize("number_type, step", [("f16", 2**-11), ("q8_0", 1 / 254 + 2**-11)])
 def test_smaller_types_round_the_matrices_only(tmp_path, weights, tokenizer, number_type, step):
-    write_gguf(write_classifier(tmp_path / "model", weights, tokenizer), tmp_path / "model.gguf", number_type)
+    export(write_classifier(tmp_path / "model", weights, tokenizer), tmp_path / "model.gguf", number_type)
     _, tensors, types = read_back(tmp_path / "model.gguf")
     for name, values in expected_tensors(weights).items():
         is_matrix, is_narrow = values.ndim == 2, values.shape[-1] % 32 != 0  # of blk.*.ffn_down: 72 numbers
@@ -134,7 +130,7 @@ def test_smaller_types_round_the_matrices_only(tmp_path, weights, tokenizer, num
 
 
 def test_vocabulary_marks_the_beginnings_of_words(tmp_path, encoder, tokenizer):
-    write_gguf(encoder, tmp_path / "model.gguf")
+    export(encoder, tmp_path / "model.gguf")
     settings = {
         name.removeprefix("tokenizer.ggml."): value for name, value in read_back(tmp_path / "model.gguf")[0].items()
     }
@@ -157,23 +153,17 @@ def test_embeddings_without_a_token_are_unused(tmp_path, encoder, tokenizer):
     content = json.loads(file.read_text())
     del content["model"]["vocab"][last]
     file.write_text(json.dumps(content))
-    write_gguf(encoder, tmp_path / "model.gguf")
+    export(encoder, tmp_path / "model.gguf")
     settings, tensors, _ = read_back(tmp_path / "model.gguf")
     assert len(settings["tokenizer.ggml.tokens"]) == len(tensors["token_embd.weight"]) == CONFIG["vocab_size"]
     assert settings["tokenizer.ggml.token_type"][-1] == gguf.TokenType.UNUSED
 
 
-@pytest.mark.parametrize(
-    "pooling, expected",
-    [
-        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, "MEAN"),
-        ({"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}, "CLS"),
-        ({"pooling_mode": "lasttoken"}, "LAST"),
-    ],
-)
+@pytest.mark.parametrize("pooling, expected", [("mean", "MEAN"), ("cls", "CLS"), ("lasttoken", "LAST")])
 def test_file_pools_as_the_embedding_model(tmp_path, encoder, pooling, expected):
-    add_modules(encoder, "Transformer", "Pooling", "Normalize", **pooling)
-    write_gguf(encoder, tmp_path / "model.gguf")
+    model = sentence_transformer(str(encoder), normalize=True)
+    model[1].pooling_mode = pooling
+    write_gguf(EmbeddingGraph(model), tmp_path / "model.gguf")
     assert read_back(tmp_path / "model.gguf")[0]["neo-bert.pooling_type"] == gguf.PoolingType[expected]
 
 
@@ -181,7 +171,7 @@ def test_file_pools_as_the_embedding_model(tmp_path, encoder, pooling, expected)
 @pytest.mark.parametrize("names", [["LABEL_0"], ["LABEL_0", "LABEL_1"], LABELS])
 def test_classifier_keeps_its_labels_and_its_pooling(tmp_path, weights, tokenizer, names, pooling):
     folder = write_classifier(tmp_path / "model", weights, tokenizer, names, classifier_pooling=pooling)
-    write_gguf(folder, tmp_path / "model.gguf")
+    export(folder, tmp_path / "model.gguf")
     settings, tensors, _ = read_back(tmp_path / "model.gguf")
     assert settings["neo-bert.pooling_type"] == gguf.PoolingType.RANK
     assert settings["neo-bert.classifier.pooling_type"] == gguf.PoolingType[pooling.upper()]
@@ -189,55 +179,63 @@ def test_classifier_keeps_its_labels_and_its_pooling(tmp_path, weights, tokenize
     assert tensors["cls.output.weight"].shape == (len(names), CONFIG["hidden_size"])
 
 
-def cased(tokenizer):
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
+def with_dense(folder):
+    model = sentence_transformer(str(folder))
+    return EmbeddingGraph(model.append(Dense(CONFIG["hidden_size"], 8)))
 
 
-def without_chinese(tokenizer):
-    tokenizer.normalizer = normalizers.BertNormalizer(handle_chinese_chars=False)
+def with_max_pooling(folder):
+    model = sentence_transformer(str(folder))
+    model[1].pooling_mode = "max"
+    return EmbeddingGraph(model)
 
 
-def by_spaces(tokenizer):
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+def with_scaled_rope(folder):
+    change_config(folder, rope_scaling={"rope_type": "linear", "factor": 2.0})
+    return open_graph(folder, "feature-extraction")
+
+
+def with_tokenizer(**parts):
+    def change(folder):
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        for name, part in parts.items():
+            setattr(tokenizer, name, part)
+        tokenizer.save(str(folder / "tokenizer.json"))
+        return open_graph(folder, "feature-extraction")
+
+    return change
+
+
+def without_tokenizer(folder):
+    (folder / "tokenizer.json").unlink()
+    return open_graph(folder, "feature-extraction")
 
 
 @pytest.mark.parametrize(
-    "change, fault",
+    "opened, fault",
     [
-        (
-            lambda folder: change_config(folder, architectures=["NeoBERTForTokenClassification"]),
-            "no head for NeoBERTForTokenC",
-        ),
-        (
-            lambda folder: change_config(folder, architectures=["NeoBERTForQuestionAnswering"]),
-            "no head for NeoBERTForQuestionA",
-        ),
-        (
-            lambda folder: change_config(folder, rope_scaling={"rope_type": "linear", "factor": 2.0}),
-            "rope_type='linear'",
-        ),
-        (lambda folder: add_modules(folder, "Transformer", "Pooling", "Dense"), "modules Transformer, Pooling, Dense"),
-        (
-            lambda folder: add_modules(folder, "Transformer", "WordWeights", "Pooling"),
-            "modules Transformer, WordWeights",
-        ),
-        (lambda folder: add_modules(folder, "Transformer", "Pooling", pooling_mode="max"), "pools by max"),
-        (
-            lambda folder: add_modules(folder, "Transformer", "Pooling", pooling_mode=["cls", "mean"]),
-            "pools by .'cls', 'mean'",
-        ),
-        (
-            lambda folder: add_modules(folder, "Transformer", "Pooling", pooling_mode="mean", include_prompt=False),
-            "without the prompt",
-        ),
-        (lambda folder: change_tokenizer(folder, by_spaces), "is not the one that llama.cpp has"),
-        (lambda folder: change_tokenizer(folder, without_chinese), "is not the one that llama.cpp has"),
-        (lambda folder: (folder / "tokenizer.json").unlink(), "holds no tokenizer"),
+        (open_graph, "no head for fill-mask"),
+        (with_dense, "lacks the module Dense"),
+        (with_max_pooling, "and this model by max"),
+        (with_scaled_rope, "rope_type='linear'"),
+        (with_tokenizer(pre_tokenizer=pre_tokenizers.WhitespaceSplit()), "not the one that llama.cpp has"),
+        (with_tokenizer(normalizer=normalizers.BertNormalizer(handle_chinese_chars=False)), "not the one that"),
+        (with_tokenizer(model=models.WordLevel(WHOLE_WORDS, "[UNK]")), "not the one that"),
+        (without_tokenizer, "this folder has none"),
     ],
 )
-def test_what_llama_cpp_does_not_compute_is_refused_before_anything_is_written(tmp_path, encoder, change, fault):
-    change(encoder)
+def test_what_llama_cpp_does_not_compute_is_refused_before_anything_is_written(tmp_path, encoder, opened, fault):
+    graph = opened(encoder)
     with pytest.raises(ValueError, match=fault) as error:
-        write_gguf(encoder, tmp_path / "model.gguf")
+        write_gguf(graph, tmp_path / "model.gguf")
     assert "\n" not in str(error.value)
     assert not (tmp_path / "model.gguf").exists()
+
+
+def test_normalizers_that_llama_cpp_lacks_are_named(tmp_path, encoder, caplog):
+    export(encoder, tmp_path / "model.gguf")
+    assert "lacks normalizers of this tokenizer (Replace, Replace)" in caplog.text
+    with_tokenizer(normalizer=normalizers.BertNormalizer())(encoder)
+    caplog.clear()
+    export(encoder, tmp_path / "model.gguf")
+    assert not caplog.text

@@ -6,33 +6,27 @@ all queries, all keys, all values. So this module writes the file itself.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import re
 from pathlib import Path
 
 import gguf
 import numpy as np
-import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..data.files import saving
-from ..data.origins import load_tokenizer, read_json
 from ..model.configuration_neobert import NeoBERTConfig
-from ..model.modeling_neobert import NeoBERTForSequenceClassification, NeoBERTModel
+from .graphs import EmbeddingGraph, Graph
+from .parity import LONG, Arrays, Run
 
 logger = logging.get_logger(__name__)
 
 FILE_TYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0"}  # dtype, and its name in llama.cpp
 BLOCK = 32  # numbers that share a scale in q8_0
-ENCODERS = ("NeoBERT", "NeoBERTModel")
-MASKED_LMS = ("NeoBERTLMHead", "NeoBERTForMaskedLM")
-CLASSIFIER = "NeoBERTForSequenceClassification"
-# Settings of sentence-transformers' pooling, in the older form and in the newer one, and the name in llama.cpp.
-POOLINGS = {
-    **{"pooling_mode_mean_tokens": "MEAN", "pooling_mode_cls_token": "CLS", "pooling_mode_lasttoken": "LAST"},
-    **{"mean": "MEAN", "cls": "CLS", "lasttoken": "LAST"},
-}
+POOLINGS = {"mean": "MEAN", "cls": "CLS", "lasttoken": "LAST"}  # of sentence-transformers, and of llama.cpp
 # Names of layers, here and in llama.cpp.
 LAYERS = {
     "encoder": "token_embd",
@@ -48,34 +42,28 @@ LAYERS = {
 }
 
 
-def write_gguf(folder: Path, file: Path, dtype: str = "f32") -> None:
-    """Write an encoder or a sequence classifier, with its tokenizer, as GGUF.
+def write_gguf(graph: Graph, file: Path, dtype: str = "f32") -> None:
+    """Write an encoder, an embedding model or a sequence classifier as GGUF, with its tokenizer.
 
-    The file says how llama.cpp pools the token states: as the modules of an embedding model say; by the mean if there are no
-    modules; by the head ("rank") for a classifier. llama.cpp has no masked-LM head, so this head is left out, with a warning.
+    The file says how llama.cpp pools the token states: as the embedding model does, by the mean for an encoder, and by the head
+    ("rank") for a classifier. llama.cpp scales a vector to length 1 if its user asks for it.
 
     Args:
-        folder: A NeoBERT with its tokenizer; as an embedding model, one of Transformer, Pooling and Normalize.
+        graph: The model.
         file: File to write.
         dtype: Type of the matrices: "f32", "f16", or "q8_0", 8-bit numbers with a scale for 32 of them. In q8_0, a matrix whose
             rows are no multiple of 32 wide is f16.
 
     Raises:
-        ValueError: llama.cpp does not compute this model, or has not its tokenizer. Nothing is written.
-        OSError: The folder cannot be read, or the file cannot be written.
+        ValueError: llama.cpp does not compute this model, or lacks its tokenizer. Nothing is written.
+        OSError: The file cannot be written.
     """
-    if dtype not in FILE_TYPES:
-        raise ValueError(f"dtype={dtype!r} is not one of {', '.join(FILE_TYPES)}")
-    config = NeoBERTConfig.from_pretrained(folder)
-    pooling = _pooling(folder, config)
-    tokenizer = load_tokenizer(str(folder))
-    _check_tokenizer(tokenizer)
-    model_class = NeoBERTForSequenceClassification if pooling == "RANK" else NeoBERTModel
-
+    config, pooling = graph.model.config, _pooling(graph)
+    _check_tokenizer(graph.tokenizer)
     writer = gguf.GGUFWriter(file, "neo-bert")
-    _add_tokenizer(writer, tokenizer, config.vocab_size)
+    _add_tokenizer(writer, graph.tokenizer, config.vocab_size)
     _add_settings(writer, config, pooling, dtype)
-    for name, tensor in model_class.from_pretrained(folder, dtype=torch.float32).state_dict().items():
+    for name, tensor in graph.model.state_dict().items():
         name, array = _as_in_llama_cpp(name.removeprefix("model."), tensor.numpy(), config.num_attention_heads)
         stored = "f32" if array.ndim == 1 else "f16" if dtype == "q8_0" and array.shape[1] % BLOCK else dtype
         kind = gguf.GGMLQuantizationType[stored.upper()]
@@ -87,41 +75,79 @@ def write_gguf(folder: Path, file: Path, dtype: str = "f32") -> None:
         writer.close()
 
 
-def _pooling(folder: Path, config: NeoBERTConfig) -> str:
+def llama_cpp_runner(file: Path, graph: Graph) -> Run:
+    """Return a function that computes the outputs of the graph with llama.cpp, by the package llama-cpp-python."""
+    import llama_cpp
+    from llama_cpp.llama_tokenizer import BaseLlamaTokenizer
+
+    class Ids(BaseLlamaTokenizer):
+        """Reads token ids written as a text, since the comparison is one of the model alone."""
+
+        def tokenize(self, text, *options):
+            return [int(number) for number in text.split()]
+
+        def detokenize(self, *options):
+            raise NotImplementedError
+
+    longest = min(LONG, graph.longest)
+    options = {"n_ctx": longest, "n_batch": longest, "n_ubatch": longest, "tokenizer": Ids(), "verbose": False}
+    token_states, by_file = llama_cpp.LLAMA_POOLING_TYPE_NONE, llama_cpp.LLAMA_POOLING_TYPE_UNSPECIFIED
+    poolings = {name: token_states if name == "last_hidden_state" else by_file for name in graph.outputs}
+    with contextlib.redirect_stderr(io.StringIO()):  # it warns of a pooling that is not that of the file
+        models = {
+            name: llama_cpp.Llama(str(file), embedding=True, pooling_type=pooling, **options)
+            for name, pooling in poolings.items()
+        }
+
+    def run(batch: Arrays) -> list[np.ndarray]:
+        is_real_BL, outputs = batch["attention_mask"] != 0, []
+        texts = [" ".join(map(str, ids[is_real])) for ids, is_real in zip(batch["input_ids"], is_real_BL)]
+        for name, model in models.items():
+            normalize = name == "sentence_embedding" and graph.ends_normalized
+            # One text at a time: in a list, llama-cpp-python 0.3.36 returns wrong token states from the second text on.
+            found = [np.array(model.embed(text, normalize=normalize), np.float32) for text in texts]
+            if name == "last_hidden_state":
+                output = np.zeros((*is_real_BL.shape, found[0].shape[-1]), np.float32)
+                output[is_real_BL] = np.concatenate(found)
+            else:  # it returns as many numbers as the hidden size; behind the logits they mean nothing
+                num_values = graph.model.config.num_labels if name == "logits" else None
+                output = np.stack(found)[:, :num_values]
+            outputs.append(output)
+        return outputs
+
+    return run
+
+
+def _pooling(graph: Graph) -> str:
     """Return llama.cpp's name of the pooling, or refuse a model that llama.cpp does not compute."""
-    architecture = (config.architectures or ENCODERS)[0]
-    if architecture not in (*ENCODERS, *MASKED_LMS, CLASSIFIER):
-        raise ValueError(f"llama.cpp has no head for {architecture}, the model in {folder}; export it to ONNX")
-    if (rope_type := config.rope_parameters["rope_type"]) != "default":
+    if (rope_type := graph.model.config.rope_parameters["rope_type"]) != "default":
         raise ValueError(
-            f"rope_type={rope_type!r} in {folder}: llama.cpp scales RoPE otherwise; export to ONNX, or remove the scaling from "
-            "config.json"
+            f"rope_type={rope_type!r}: llama.cpp scales RoPE otherwise; export to ONNX, or remove the scaling from config.json"
         )
-    modules = read_json(folder / "modules.json") if (folder / "modules.json").is_file() else []
-    kinds = [module["type"].rpartition(".")[2] for module in modules]
-    if architecture == CLASSIFIER and kinds in ([], ["Transformer"]):  # the second is a cross-encoder
+    if graph.task == "text-classification":
         return "RANK"
-    if kinds not in ([], ["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        raise ValueError(
-            f"{folder} has the modules {', '.join(kinds)}, and llama.cpp computes Transformer and Pooling only; export it to "
-            "ONNX, or save its encoder alone, AutoModel and AutoTokenizer, and export that"
-        )
-    if architecture in MASKED_LMS:
-        logger.warning("llama.cpp has no masked-LM head: the GGUF file holds the encoder alone.")
-    if not kinds:
+    if graph.task == "feature-extraction":
         return "MEAN"
-    settings = read_json(folder / modules[1]["path"] / "config.json")
-    modes = [name for name in settings if name.startswith("pooling_mode_") and settings[name]]
-    mode = settings["pooling_mode"] if "pooling_mode" in settings else "+".join(modes)
+    if not isinstance(graph, EmbeddingGraph):
+        raise ValueError(
+            f"llama.cpp has no head for {graph.task}; export to ONNX, or the encoder alone: --task feature-extraction"
+        )
+    kinds = [type(module).__name__ for module in (*graph.before, *graph.after)]
+    if others := [kind for kind in kinds if kind != "Normalize"]:
+        raise ValueError(
+            f"llama.cpp lacks the module {others[0]} of this embedding model, so embeddings would differ; export to ONNX, or the "
+            "encoder alone: --task feature-extraction"
+        )
+    mode = graph.pooling.pooling_mode
     if str(mode) not in POOLINGS:
-        raise ValueError(f"{folder} pools by {mode}, and llama.cpp by mean, cls or lasttoken; export it to ONNX")
-    if not settings.get("include_prompt", True):
-        raise ValueError(f"{folder} pools without the prompt, and llama.cpp pools all tokens; export it to ONNX")
+        raise ValueError(f"llama.cpp pools by {', '.join(POOLINGS)}, and this model by {mode}; export to ONNX")
     return POOLINGS[mode]
 
 
-def _check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a tokenizer that llama.cpp does not have, and warn of normalizers that llama.cpp leaves out."""
+def _check_tokenizer(tokenizer: PreTrainedTokenizerBase | None) -> None:
+    """Refuse a tokenizer that llama.cpp does not have, and warn of normalizers that llama.cpp lacks."""
+    if tokenizer is None:
+        raise ValueError("a GGUF file holds the tokenizer, and this folder has none; copy that of its model there")
     parts = json.loads(tokenizer.backend_tokenizer.to_str())
     *others, last = _normalizers(tokenizer)
     is_bert = (
