@@ -5,16 +5,25 @@ Axes: `B` rows, `L` columns; `D` hidden, or the dimension of an embedding.
 
 from __future__ import annotations
 
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
+from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
+from transformers.utils import logging as transformers_logging
 
 from ..data.origins import check_links, holds_tokenizer, load_tokenizer, read_json
 from ..model import modeling_neobert
 from ..model.modeling_neobert import AUTO_CLASSES, NeoBERTPreTrainedModel
+
+logger = transformers_logging.get_logger(__name__)
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -60,8 +69,8 @@ class Graph(nn.Module):
     @property
     def longest(self) -> int:
         """Length in tokens at which texts are truncated."""
-        trained = self.model.config.max_position_embeddings
-        return trained if self.tokenizer is None else min(trained, self.tokenizer.model_max_length)
+        limit = VERY_LARGE_INTEGER if self.tokenizer is None else self.tokenizer.model_max_length
+        return limit if limit < VERY_LARGE_INTEGER else self.model.config.max_position_embeddings
 
 
 class EmbeddingGraph(Graph):
@@ -128,6 +137,19 @@ class EmbeddingGraph(Graph):
         return states, self.whole({"input_ids": input_ids, "attention_mask": attention_mask})["sentence_embedding"]
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hide what libraries print and warn of while they load and export a model; errors pass."""
+    before = logging.root.manager.disable
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(before)
+
+
 def open_graph(folder: Path, task: str | None = None) -> Graph:
     """Open a model for the export, in float32 and on the CPU.
 
@@ -150,7 +172,8 @@ def open_graph(folder: Path, task: str | None = None) -> Graph:
     task = task or _saved_task(folder)
     if task == EMBEDDING:
         return EmbeddingGraph(_open_chain(folder))
-    model = AUTO_CLASSES[TASKS[task][0]].from_pretrained(folder, dtype=torch.float32).eval()
+    with quiet():  # transformers reports a head that is missing, and so does the error below
+        model = AUTO_CLASSES[TASKS[task][0]].from_pretrained(folder, dtype=torch.float32).eval()
     if model.new_layers:
         raise ValueError(
             f"{folder} lacks {' and '.join(sorted(model.new_layers))}, the head for {task}; train the model for this task first, "
@@ -211,8 +234,13 @@ def check_chain(model: SentenceTransformer, folder: Path) -> SentenceTransformer
     if other := (set(kinds[1:where]) - BEFORE_POOLING) | (set(kinds[where + 1 :]) - AFTER_POOLING):
         raise ValueError(f"{folder} has the module {min(other)}, which cannot be exported; train the model without it")
     if not model[where].include_prompt and any(model.prompts.values()):
-        raise ValueError(
-            f"{folder} excludes the prompt from the mean (include_prompt=False), and a graph does not know the prompt; "
-            "train the model with include_prompt=True, or remove the prompts"
+        if set(kinds) != {"Transformer", "Pooling", "Normalize"} and kinds != ["Transformer", "Pooling"]:
+            raise ValueError(
+                f"{folder} has include_prompt=False, and a graph of {', '.join(kinds[1:])} does not know the prompt's tokens; "
+                "train the model with include_prompt=True, or remove the prompts"
+            )
+        logger.warning(
+            f"{folder} has include_prompt=False: OnnxModel and sentence-transformers exclude the prompt from the mean, and other "
+            "runtimes do not."
         )
     return model
