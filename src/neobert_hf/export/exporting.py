@@ -69,7 +69,7 @@ def export_model(
     ):
         built = Path(beside, out.name)
         built.mkdir()
-        files = _write_gguf(folder, built, dtype) if "gguf" in formats else {}
+        files = _write_gguf(graph, built, dtype) if "gguf" in formats else {}
         if formats != ["gguf"]:
             with quiet():
                 files |= _write_graphs(graph, built, formats, int8, fp16)
@@ -101,13 +101,17 @@ def _check_formats(to: Iterable[str], int8: bool, fp16: bool, dtype: str) -> lis
     return formats
 
 
-def _write_gguf(folder: Path, built: Path, dtype: str) -> dict[str, dict]:
-    """Write the GGUF file, and return its entry of the report."""
-    from .gguf import write_gguf
+def _write_gguf(graph: Graph, built: Path, dtype: str) -> dict[str, dict]:
+    """Write the GGUF file, compare it with torch if llama-cpp-python is there, and return its entry of the report."""
+    from .gguf import llama_cpp_runner, write_gguf
 
     file = built / f"model-{dtype}.gguf"
-    write_gguf(folder, file, dtype)
-    return {file.name: {"bytes": file.stat().st_size}}
+    write_gguf(graph, file, dtype)
+    report = {"bytes": file.stat().st_size}
+    if importlib.util.find_spec("llama_cpp") is None:
+        return {file.name: {**report, "not_compared": "llama-cpp-python is not installed"}}
+    kind = {"f32": "float32", "f16": "float16", "q8_0": "int8"}[dtype]
+    return {file.name: {**report, **Reference(graph).check(file, llama_cpp_runner(file, graph), kind)}}
 
 
 def _write_graphs(graph: Graph, built: Path, formats: list[str], int8: bool, fp16: bool) -> dict[str, dict]:
@@ -124,7 +128,6 @@ def _write_graphs(graph: Graph, built: Path, formats: list[str], int8: bool, fp1
     onnx, openvino = "onnx" in formats, "openvino" in formats
     files = [
         (onnx and int8, "onnx/model_quantized.onnx", write_int8, onnx_runner, "int8"),
-        (onnx and fp16, "onnx/model_fp16.onnx", write_fp16, onnx_runner, "float16"),
         (openvino, "openvino/openvino_model.xml", write_openvino, openvino_runner, "float32"),
         (
             openvino and int8,
@@ -133,6 +136,7 @@ def _write_graphs(graph: Graph, built: Path, formats: list[str], int8: bool, fp1
             openvino_runner,
             "int8",
         ),
+        (fp16, "onnx/model_fp16.onnx", lambda _, file: write_fp16(graph, file), onnx_runner, "float16"),
     ]
     report = {"onnx/model.onnx": _describe(whole, onnx_runner, reference, "float32")}
     for is_wanted, name, write, runner, kind in files:
