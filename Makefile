@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 COMPAT_VERSIONS := 4.57.6 5.0.0 5.17.0 5.23.0
 export HF_HUB_OFFLINE = 1
 
-.PHONY: demo test test-avx2 test-compat test-transformers test-gpu test-adversary docs lint clean
+.PHONY: demo test test-avx2 test-compat test-transformers test-gpu test-adversary test-runtimes docs lint clean
 
 # Other questions: make demo QUESTIONS='"open a socket"'; make demo QUESTIONS= asks for them in the terminal.
 # The shell runs this text as a part of the command: pass untrusted questions to the script, not to make.
@@ -42,6 +42,14 @@ test-gpu:
 test-adversary: export OMP_NUM_THREADS = 1
 test-adversary: .venv/dev
 	$(BIN)/python -m pytest -m adversary tests/adversary
+
+# transformers.js, the page in Chromium, llama.cpp, Ray. Needs Node.js 20 or later, and a C++ compiler. Without Chromium, which root
+# installs here on Debian, the tests of the page are skipped.
+test-runtimes: .venv/dev
+	command -v chromium || test `id -u` != 0 || apt-get install -qq --yes chromium
+	ONNXRUNTIME_NODE_INSTALL=skip npm install --prefix tests/export/node --no-package-lock --no-audit --no-fund --silent
+	$(PIP) "llama-cpp-python[server]" "ray[data]"
+	$(BIN)/python -m pytest -m runtime tests/export tests/examples
 
 docs: .venv/dev
 	$(BIN)/python -m sphinx -W --keep-going --quiet -b html docs docs/_build

@@ -1,0 +1,217 @@
+"""transformers.js under Node reads the exported folders, and answers as PyTorch does. `make test-runtimes` installs it."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import GOLDEN, SENTENCE
+from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
+from transformers import AutoTokenizer, pipeline
+
+from neobert_hf import (
+    MINI_MODEL_PATH,
+    NeoBERTForMaskedLM,
+    NeoBERTForQuestionAnswering,
+    NeoBERTForSequenceClassification,
+    NeoBERTForTokenClassification,
+    sentence_transformer,
+)
+from neobert_hf.export import export_model
+from neobert_hf.export.graphs import TASKS
+from neobert_hf.export.parity import random_batches
+from neobert_hf.model.modeling_neobert import AUTO_CLASSES
+
+HERE = Path(__file__).parent / "node"
+FP32 = 1e-5  # of the largest value: another order of summation
+INT8 = 0.995  # smallest cosine
+
+# Lengths from 3 tokens to more than the 64 of the tiny models, other scripts, punctuation, names in camel case.
+TEXTS = [
+    "x",
+    "Open a file.",
+    "naïve café — λ, ∑; `np.ndarray` readLine",
+    f"Return the mean of an array. {SENTENCE} {SENTENCE}",
+]
+TINY_TEXTS = [SENTENCE, "the fox sleeps", "dog", "a warm red house by the sea and a lazy dog"]
+HEADS = {
+    "text-classification": NeoBERTForSequenceClassification,
+    "token-classification": NeoBERTForTokenClassification,
+    "question-answering": NeoBERTForQuestionAnswering,
+}
+# Models by name, and what is exported of them. The chain of the model "mini" is compared in a test of its own.
+TASK_OF = {
+    "mini-mlm": "fill-mask",
+    "plain": "feature-extraction",
+    **{task: task for task in HEADS},
+    "golden-masked_lm": "fill-mask",
+    "golden-classifier": "text-classification",
+}
+
+pytestmark = [
+    pytest.mark.runtime,
+    pytest.mark.skipif(not (HERE / "node_modules").exists(), reason="needs npm packages: make test-runtimes"),
+]
+
+
+@pytest.fixture(scope="module")
+def sources(checkpoint, tokenizer, tmp_path_factory):
+    """Folders of models in PyTorch, by name."""
+    folder = tmp_path_factory.mktemp("sources")
+    torch.manual_seed(0)
+    for task, model_class in HEADS.items():
+        labels = {} if task == "question-answering" else {"id2label": dict(enumerate("ABC"))}
+        model = model_class.from_pretrained(checkpoint, **labels)
+        for name, parameter in model.named_parameters():
+            if name in model.new_layers or name.split(".")[0] in model.new_layers:
+                torch.nn.init.normal_(parameter, std=0.5)  # so that an error moves the scores
+        model.save_pretrained(folder / task)
+        tokenizer.save_pretrained(folder / task)
+    NeoBERTForMaskedLM.from_pretrained(checkpoint).save_pretrained(folder / "lm")
+    tokenizer.save_pretrained(folder / "lm")
+    sentence_transformer(str(folder / "lm"), prompts={}).save_pretrained(str(folder / "plain"))
+    ours = {name: folder / name for name in [*HEADS, "plain"]}
+    golden = {f"golden-{name}": GOLDEN / name for name in ("masked_lm", "classifier")}
+    return {"mini": Path(MINI_MODEL_PATH), "mini-mlm": Path(MINI_MODEL_PATH), **ours, **golden}
+
+
+@pytest.fixture(scope="module")
+def exported(sources, tmp_path_factory):
+    """The folder of the exported folders; the mini model has files in int8 too."""
+    folder = tmp_path_factory.mktemp("exported")
+    for name, source in sources.items():
+        task = "fill-mask" if name == "mini-mlm" else None
+        export_model(source, folder / name, int8=name.startswith("mini"), task=task)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ask(exported):
+    """A function from jobs for answers.mjs to its answers."""
+
+    def answers(*jobs):
+        command = ["node", "answers.mjs", f"{exported}/"]
+        done = subprocess.run(command, cwd=HERE, input=json.dumps(jobs), capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return answers
+
+
+def relative_error(found, wanted):
+    return np.abs(np.asarray(found) - np.asarray(wanted)).max() / np.abs(wanted).max()
+
+
+def cosines(found, wanted):
+    found, wanted = np.asarray(found), np.asarray(wanted)
+    return (found * wanted).sum(-1) / np.linalg.norm(found, axis=-1) / np.linalg.norm(wanted, axis=-1)
+
+
+@pytest.mark.parametrize(("name", "texts"), [("mini", TEXTS), ("plain", TINY_TEXTS)])
+def test_token_ids_equal_those_of_python(name, texts, sources, ask):
+    wanted = AutoTokenizer.from_pretrained(sources[name])(texts, padding=True, truncation=True)
+    (found,) = ask({"model": name, "auto": "AutoTokenizer", "inputs": texts})
+    assert found["input_ids"] == wanted["input_ids"] and found["attention_mask"] == wanted["attention_mask"]
+
+
+@pytest.mark.parametrize(("name", "texts"), [("mini", TEXTS), ("plain", TINY_TEXTS)])
+def test_feature_extraction_with_a_mean_gives_the_embeddings(name, texts, sources, ask):
+    """transformers.js pools `last_hidden_state` itself; the words of mini have weights, and a matrix follows its mean."""
+    wanted = SentenceTransformer(str(sources[name]), device="cpu").encode(texts, normalize_embeddings=True)
+    dtypes = ["fp32", "q8"] if name == "mini" else ["fp32"]
+    options = {"pooling": "mean", "normalize": True}
+    jobs = [{"task": "feature-extraction", "model": name, "dtype": dtype, "options": options} for dtype in dtypes]
+    batched, *int8 = ask(*({**job, "inputs": [texts]} for job in jobs))
+    alone = ask(*({**jobs[0], "inputs": [[text]]} for text in texts))
+    assert relative_error(batched, wanted) < FP32
+    assert relative_error(np.concatenate(alone), wanted) < FP32
+    assert all(cosines(found, wanted).min() > INT8 for found in int8)
+
+
+@pytest.mark.parametrize("name", TASK_OF)
+def test_every_batch_gives_the_outputs_of_torch(name, sources, ask):
+    """Padding on either side, one row, one token. What stands at padding means nothing."""
+    task = TASK_OF[name]
+    auto_class, outputs = TASKS[task]
+    model = AUTO_CLASSES[auto_class].from_pretrained(sources[name], dtype=torch.float32).eval()
+    batches = random_batches(model.config.vocab_size, 0, 64).values()
+    jobs = [{"model": name, "auto": auto_class, "dtype": "fp32", "inputs": rows_of(batch)} for batch in batches]
+    for batch, found in zip(batches, ask(*jobs)):
+        with torch.inference_mode():
+            wanted = model(**{key: torch.from_numpy(values.copy()) for key, values in batch.items()})
+        real = slice(None) if task == "text-classification" else batch["attention_mask"] != 0
+        for output in outputs:
+            assert relative_error(np.asarray(found[output])[real], wanted[output].numpy()[real]) < FP32
+
+
+def rows_of(batch):
+    return {name: values.tolist() for name, values in batch.items()}
+
+
+def test_the_golden_checkpoints_give_the_golden_logits(ask):
+    """The expected values are those of another implementation, in float64."""
+    golden = load_file(GOLDEN / "expected.safetensors")
+    inputs = {name: golden[name].tolist() for name in ("input_ids", "attention_mask")}
+    masked, classes = ask(
+        {"model": "golden-masked_lm", "auto": "AutoModelForMaskedLM", "dtype": "fp32", "inputs": inputs},
+        {"model": "golden-classifier", "auto": "AutoModelForSequenceClassification", "dtype": "fp32", "inputs": inputs},
+    )
+    real = golden["attention_mask"].bool()
+    assert relative_error(np.asarray(masked["logits"])[real], golden["mlm_logits"][real].numpy()) < FP32
+    assert relative_error(classes["logits"], golden["classifier_logits"].numpy()) < FP32
+
+
+def test_fill_mask_gives_the_words_and_their_probabilities(sources, ask):
+    text = "Raise an error if the file does not [MASK]."
+    model = NeoBERTForMaskedLM.from_pretrained(MINI_MODEL_PATH, dtype=torch.float32)
+    wanted = pipeline("fill-mask", model=model, tokenizer=AutoTokenizer.from_pretrained(MINI_MODEL_PATH))(text)
+    job = {"task": "fill-mask", "model": "mini-mlm", "inputs": [text], "options": {}}
+    found, int8 = ask({**job, "dtype": "fp32"}, {**job, "dtype": "q8"})
+    assert [(word["token"], word["sequence"]) for word in found] == [
+        (word["token"], word["sequence"]) for word in wanted
+    ]
+    np.testing.assert_allclose([word["score"] for word in found], [word["score"] for word in wanted], atol=FP32)
+    assert int8[0]["token"] == wanted[0]["token"]
+
+
+def test_the_logits_of_int8_have_the_direction_of_torch(ask):
+    tokenizer = AutoTokenizer.from_pretrained(MINI_MODEL_PATH)
+    model = NeoBERTForMaskedLM.from_pretrained(MINI_MODEL_PATH, dtype=torch.float32).eval()
+    for text in TEXTS[1:]:
+        inputs = tokenizer(text, return_tensors="pt")
+        with torch.inference_mode():
+            wanted = model(**inputs).logits.numpy()
+        (found,) = ask({"model": "mini-mlm", "auto": "AutoModelForMaskedLM", "dtype": "q8", "inputs": rows_of(inputs)})
+        assert cosines(np.ravel(found["logits"]), wanted.ravel()) > INT8
+
+
+def test_classifiers_and_taggers_give_labels_and_scores(sources, ask):
+    text = TINY_TEXTS[0]
+    for task, options in (("text-classification", {"top_k": None}), ("token-classification", {"ignore_labels": []})):
+        wanted = pipeline(task, model=str(sources[task]), device="cpu")(text, **options)
+        options = {name: 3 if value is None else value for name, value in options.items()}  # null is the default there
+        (found,) = ask({"task": task, "model": task, "dtype": "fp32", "inputs": [text], "options": options})
+        label = "label" if task == "text-classification" else "entity"
+        assert [answer[label] for answer in found] == [answer[label] for answer in wanted]
+        np.testing.assert_allclose([a["score"] for a in found], [a["score"] for a in wanted], atol=FP32)
+
+
+def test_question_answering_gives_the_span_and_its_score(sources, ask):
+    question, context = "what sleeps", "the quick fox and the lazy dog"
+    task = "question-answering"
+    model = NeoBERTForQuestionAnswering.from_pretrained(sources[task]).eval()
+    tokenizer = AutoTokenizer.from_pretrained(sources[task])
+    inputs = tokenizer(question, context, return_tensors="pt")
+    with torch.inference_mode():
+        output = model(**{name: inputs[name] for name in ("input_ids", "attention_mask")})
+    first = inputs.sequence_ids().index(1)
+    last = first + inputs.sequence_ids().count(1)
+    spans = output.start_logits[0].softmax(0)[first:last, None] * output.end_logits[0].softmax(0)[None, first:last]
+    start, end = divmod(spans.triu().argmax().item(), last - first)
+    words = tokenizer.decode(inputs["input_ids"][0, first + start : first + end + 1])
+    (found,) = ask({"task": task, "model": task, "dtype": "fp32", "inputs": [question, context], "options": {}})
+    assert found["answer"] == words
+    print(found["score"], spans[start, end])
