@@ -58,7 +58,6 @@ class OnnxModel:
         settings = self._read_json("config_sentence_transformers.json", optional=True)
         self.prompts: dict[str, str] = settings.get("prompts", {})
         self.default_prompt_name: str | None = settings.get("default_prompt_name")
-        self._pools_prompt: bool = self._read_json("1_Pooling/config.json", optional=True).get("include_prompt", True)
         self.tokenizer = self._open_tokenizer()
         self.output_names, self._run = START[runtime](graph, dtype, num_threads)
 
@@ -86,9 +85,7 @@ class OnnxModel:
         with _reading(file):
             tokenizer = Tokenizer.from_file(str(file))
         settings = self._read_json("tokenizer_config.json")
-        own = self._read_json("sentence_bert_config.json", optional=True).get("max_seq_length")
-        limits = (settings.get("model_max_length"), self.config.get("max_position_embeddings"))
-        self.max_length: int = own or min(filter(None, limits))
+        self.max_length: int = settings["model_max_length"]
         self.mask_token = _content(settings.get("mask_token"))
         pad_token = _content(settings["pad_token"])
         tokenizer.enable_truncation(self.max_length, direction=settings.get("truncation_side", "right"))
@@ -160,10 +157,6 @@ class OnnxModel:
             if name not in self.prompts:
                 raise ValueError(f"the model has no prompt {name!r}; choose from {', '.join(self.prompts) or '(none)'}")
             prompt = self.prompts[name]
-        if prompt and not self._pools_prompt:
-            raise ValueError(
-                f"{self.folder} leaves prompts out of the mean, which the graph cannot; use SentenceTransformer"
-            )
         return prompt or ""
 
     def predict(self, texts: Text | Sequence[Text], top_k: int | None = None, batch_size: int = 32) -> Any:
