@@ -1,14 +1,16 @@
-"""Other runtimes: one module for each format, and a class that runs an exported folder without torch."""
+"""A model in other runtimes: `export_model` writes the files, `OnnxModel` runs them.
 
-from importlib import import_module
+Both are imported on first use: `OnnxModel` needs no torch.
+"""
+
+import importlib
+
+_MODULES = {"export_model": "exporting", "OnnxModel": "onnx_model"}
 
 __all__ = ["OnnxModel", "export_model"]
 
-_MODULES = {"OnnxModel": "onnx_model", "export_model": "exporting"}
-
 
 def __getattr__(name: str):
-    """Import a public name when it is used: `OnnxModel` runs where torch is not installed."""
     if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_MODULES[name]}", __name__), name)
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
