@@ -2,8 +2,8 @@
 """
 # Fine-tune a classifier
 
-Forty invented support tickets teach the model which of four teams answers a ticket. On a CPU this takes less than a minute with the
-small model of the package. With a GPU (*Runtime, Change runtime type*) the notebook trains the published model instead.
+Forty invented support tickets teach the model which of four teams answers a ticket. On a CPU this takes less than a minute with
+the small model of the package. With a GPU (*Runtime, Change runtime type*) the notebook trains the published model instead.
 """
 
 # %%

@@ -7,7 +7,7 @@ masks, and compares texts by their embeddings. It runs on a CPU in about two min
 """
 
 # %%
-# %pip install -q "neobert_hf[embed]"
+# %pip install -q "neobert_hf[embed]" matplotlib
 
 # %%
 import matplotlib.pyplot as plt

@@ -2,12 +2,12 @@
 """
 # Export a model to ONNX
 
-An exported folder runs without PyTorch: in ONNX Runtime, in a browser, in servers. This notebook exports the small embedding model
-of the package, also with 8-bit weights, and compares answers and speed. It runs on a CPU in about two minutes.
+An exported folder runs without PyTorch: in ONNX Runtime, in a browser, in servers. This notebook exports the small embedding
+model of the package, also with 8-bit weights, and compares answers and speed. It runs on a CPU in about two minutes.
 """
 
 # %%
-# %pip install -q "neobert_hf[embed,onnx]"
+# %pip install -q "neobert_hf[embed,onnx]" matplotlib
 
 # %%
 import statistics
@@ -25,7 +25,7 @@ from neobert_hf.export import OnnxModel, export_model
 ## Export
 
 For a model of your own, give its folder or its name on the Hub. The export compares every file with PyTorch, and fails if they
-differ too much. `exported` must be new or empty.
+differ too much. The folder `exported` must be new or empty.
 """
 
 # %%
@@ -71,5 +71,6 @@ times = {
 figure, axes = plt.subplots(figsize=(6, 1.8))
 axes.bar_label(axes.barh(list(times), list(times.values())), fmt="%.1f", padding=3)
 axes.margins(x=0.15)
+axes.invert_yaxis()
 axes.set_title("Milliseconds for one sentence")
 figure.tight_layout()

@@ -1,7 +1,6 @@
 """Embedding a corpus on Ray Data: no row is lost or repeated when a worker or the whole run is killed."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -107,7 +106,7 @@ def test_a_run_after_an_interruption_computes_what_is_missing(corpus, tmp_path):
         (["--files", "empty.parquet"], "no rows with the columns"),
         (["--files", "missing"], "missing"),
         (["--output_dir", "full"], "has files of another run; choose a new folder"),
-        (["--dtype", "int9"], "int9"),
+        (["--dtype", "int9"], "dtype"),
     ],
 )
 def test_bad_input_ends_with_one_line(arguments, words, corpus, tmp_path):

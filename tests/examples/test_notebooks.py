@@ -1,7 +1,5 @@
 """The notebooks run from top to bottom without a warning, and the files that Colab opens are made from the scripts."""
 
-import os
-import re
 from pathlib import Path
 
 import jupytext
@@ -33,7 +31,7 @@ def test_a_notebook_runs_without_a_warning(script, tokenizer, tmp_path, monkeypa
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda file: file.stem)
 def test_the_file_that_colab_opens_is_made_from_the_script(script):
-    """If it fails: jupytext --to ipynb examples/notebooks/*.py."""
+    """If it fails: jupytext --to ipynb --update examples/notebooks/*.py."""
     made, stored = jupytext.read(script), nbformat.read(script.with_suffix(".ipynb"), as_version=4)
     assert [(cell.cell_type, cell.source) for cell in stored.cells] == [
         (cell.cell_type, cell.source) for cell in made.cells
