@@ -38,8 +38,9 @@ def start(corpus, output, *more):
     return subprocess.Popen(list(map(str, command)), cwd=output.parent, env=environment, **pipes)
 
 
-def wait_for_files(run, output):
-    while not list(output.glob("*.parquet")):
+def wait_for_a_block(run, output):
+    """Wait until a block is written, and recorded as such beside the output."""
+    while not [file for file in output.parent.glob("vectors.*/*.parquet") if ".pending" not in file.name]:
         assert run.poll() is None, run.stdout.read()
         time.sleep(0.1)
 
@@ -69,7 +70,7 @@ def check_rows(output, texts):
 def test_every_row_has_its_vector_once_although_a_worker_is_killed(corpus, tmp_path):
     folder, texts = corpus
     run = start(folder, tmp_path / "vectors")
-    wait_for_files(run, tmp_path / "vectors")
+    wait_for_a_block(run, tmp_path / "vectors")
     first = workers(run)
     first[0].kill()
     first[0].wait()
@@ -84,18 +85,17 @@ def test_a_run_after_an_interruption_computes_what_is_missing(corpus, tmp_path):
     folder, texts = corpus
     output = tmp_path / "vectors"
     run = start(folder, output)
-    wait_for_files(run, output)
+    wait_for_a_block(run, output)
     processes = psutil.Process(run.pid).children(recursive=True)
     for process in (psutil.Process(run.pid), *processes):  # as at a power failure
         process.kill()
     run.communicate()
     psutil.wait_procs(processes)
-    done = {file: file.stat().st_mtime_ns for file in output.iterdir()}
+    before = {file: file.stat().st_mtime_ns for file in output.iterdir()}
     run = start(folder, output)
     printed, _ = run.communicate()
     assert run.returncode == 0, printed
-    kept = [file for file, changed in done.items() if file.exists() and file.stat().st_mtime_ns == changed]
-    assert kept
+    assert [file for file, written in before.items() if file.exists() and file.stat().st_mtime_ns == written]
     check_rows(output, texts)
 
 
