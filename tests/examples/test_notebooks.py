@@ -11,9 +11,13 @@ from oracle import CONFIG, random_weights, write_checkpoint
 NOTEBOOKS = Path(__file__).parents[2] / "examples/notebooks"
 SCRIPTS = sorted(NOTEBOOKS.glob("*.py"))
 PAGE = Path(__file__).parents[2] / "docs/notebooks.md"
+RUNS = [  # an export takes half a minute
+    pytest.param(script, id=script.stem, marks=[pytest.mark.runtime] if script.stem == "export" else [])
+    for script in SCRIPTS
+]
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda file: file.stem)
+@pytest.mark.parametrize("script", RUNS)
 def test_a_notebook_runs_without_a_warning(script, tokenizer, tmp_path, monkeypatch):
     """In a kernel of its own; a tiny checkpoint replaces the published one, and pip installs nothing."""
     published = write_checkpoint(tmp_path / "NeoBERT", random_weights(), vocab_size=CONFIG["vocab_size"])
@@ -24,7 +28,8 @@ def test_a_notebook_runs_without_a_warning(script, tokenizer, tmp_path, monkeypa
         cell.source = cell.source.replace("chandar-lab/NeoBERT", str(published))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PYTHONWARNINGS", "ignore:IProgress not found")  # Colab has the widgets of progress bars
-    NotebookClient(notebook, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+    options = {"kernel_name": "python3", "startup_timeout": 600, "resources": {"metadata": {"path": str(tmp_path)}}}
+    NotebookClient(notebook, **options).execute()
     printed = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ()))
     assert "Warning" not in printed
 
