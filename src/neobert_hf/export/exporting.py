@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-import io
-import logging
 import os
 import shutil
 import tempfile
-import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from ..data.files import saving, write_json, writing
 from ..data.origins import keep_known_settings, resolve
-from .graphs import EmbeddingGraph, Graph, open_graph
+from .graphs import EmbeddingGraph, Graph, open_graph, quiet
 from .onnx import onnx_runner, write_fp16, write_int8, write_onnx
 from .openvino import openvino_runner, write_openvino, write_openvino_int8
 from .parity import Reference, Run
@@ -65,22 +61,22 @@ def export_model(
         raise ValueError(f"{out} exists and is not an empty folder; choose another one")
     if out.resolve().is_relative_to(folder.resolve()):
         raise ValueError(f"{out} is inside the model's folder, which is never changed; choose another folder")
-    with _quiet():
-        graph = open_graph(folder, task)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            saving(out, "nothing is left of it"),
-            tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as beside,
-        ):
-            built = Path(beside, out.name)
-            built.mkdir()
-            files = _write_gguf(folder, built, dtype) if "gguf" in formats else {}
-            if len(formats) > ("gguf" in formats):
+    graph = open_graph(folder, task)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        saving(out, "nothing is left of it"),
+        tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as beside,
+    ):
+        built = Path(beside, out.name)
+        built.mkdir()
+        files = _write_gguf(graph, built, dtype) if "gguf" in formats else {}
+        if formats != ["gguf"]:
+            with quiet():
                 files |= _write_graphs(graph, built, formats, int8, fp16)
-            write_settings(graph, built)
-            if out.exists():
-                out.rmdir()
-            os.replace(built, out)
+        write_settings(graph, built)
+        if out.exists():
+            out.rmdir()
+        os.replace(built, out)
     return {"folder": str(out), "task": graph.task, "files": files}
 
 
@@ -105,26 +101,17 @@ def _check_formats(to: Iterable[str], int8: bool, fp16: bool, dtype: str) -> lis
     return formats
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide what exporters and runtimes print and warn of, which concerns their own code."""
-    before = logging.root.manager.disable
-    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)
-        try:
-            yield
-        finally:
-            logging.disable(before)
-
-
-def _write_gguf(folder: Path, built: Path, dtype: str) -> dict[str, dict]:
-    """Write the GGUF file, and return its entry of the report."""
-    from .gguf import write_gguf
+def _write_gguf(graph: Graph, built: Path, dtype: str) -> dict[str, dict]:
+    """Write the GGUF file, compare it with torch if llama-cpp-python is there, and return its entry of the report."""
+    from .gguf import llama_cpp_runner, write_gguf
 
     file = built / f"model-{dtype}.gguf"
-    write_gguf(folder, file, dtype)
-    return {file.name: {"bytes": file.stat().st_size}}
+    write_gguf(graph, file, dtype)
+    report = {"bytes": file.stat().st_size}
+    if importlib.util.find_spec("llama_cpp") is None:
+        return {file.name: {**report, "not_compared": "llama-cpp-python is not installed"}}
+    kind = {"f32": "float32", "f16": "float16", "q8_0": "int8"}[dtype]
+    return {file.name: {**report, **Reference(graph).check(file, llama_cpp_runner(file, graph), kind)}}
 
 
 def _write_graphs(graph: Graph, built: Path, formats: list[str], int8: bool, fp16: bool) -> dict[str, dict]:
@@ -141,7 +128,6 @@ def _write_graphs(graph: Graph, built: Path, formats: list[str], int8: bool, fp1
     onnx, openvino = "onnx" in formats, "openvino" in formats
     files = [
         (onnx and int8, "onnx/model_quantized.onnx", write_int8, onnx_runner, "int8"),
-        (onnx and fp16, "onnx/model_fp16.onnx", write_fp16, onnx_runner, "float16"),
         (openvino, "openvino/openvino_model.xml", write_openvino, openvino_runner, "float32"),
         (
             openvino and int8,
@@ -150,6 +136,7 @@ def _write_graphs(graph: Graph, built: Path, formats: list[str], int8: bool, fp1
             openvino_runner,
             "int8",
         ),
+        (fp16, "onnx/model_fp16.onnx", lambda _, file: write_fp16(graph, file), onnx_runner, "float16"),
     ]
     report = {"onnx/model.onnx": _describe(whole, onnx_runner, reference, "float32")}
     for is_wanted, name, write, runner, kind in files:
@@ -204,7 +191,7 @@ def _write_modules(graph: EmbeddingGraph, folder: Path) -> None:
     write_json(folder / "modules.json", modules)
     flags = {flag: mode == graph.pooling_mode for mode, flag in POOLING_MODES.items()}
     (folder / "1_Pooling").mkdir()
-    pooling = {"word_embedding_dimension": graph.dimension, **flags, "include_prompt": True}
+    pooling = {"word_embedding_dimension": graph.dimension, **flags, "include_prompt": graph.pooling.include_prompt}
     write_json(folder / "1_Pooling" / "config.json", pooling)
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": graph.longest, "do_lower_case": False})
     settings = {

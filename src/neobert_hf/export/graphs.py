@@ -5,16 +5,25 @@ Axes: `B` rows, `L` columns; `D` hidden, or the dimension of an embedding.
 
 from __future__ import annotations
 
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
+from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
+from transformers.utils import logging as transformers_logging
 
 from ..data.origins import check_links, holds_tokenizer, load_tokenizer, read_json
 from ..model import modeling_neobert
 from ..model.modeling_neobert import AUTO_CLASSES, NeoBERTPreTrainedModel
+
+logger = transformers_logging.get_logger(__name__)
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -51,7 +60,7 @@ class Graph(nn.Module):
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the outputs in the order of `outputs`; the inputs are (B, L)."""
         found = self.model(input_ids=input_ids, attention_mask=attention_mask)
-        return tuple(found[name] for name in self.outputs)
+        return tuple(found[name].float() for name in self.outputs)
 
     def reference(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The same as users of torch get it."""
@@ -60,8 +69,8 @@ class Graph(nn.Module):
     @property
     def longest(self) -> int:
         """Length in tokens at which texts are truncated."""
-        trained = self.model.config.max_position_embeddings
-        return trained if self.tokenizer is None else min(trained, self.tokenizer.model_max_length)
+        limit = VERY_LARGE_INTEGER if self.tokenizer is None else self.tokenizer.model_max_length
+        return limit if limit < VERY_LARGE_INTEGER else self.model.config.max_position_embeddings
 
 
 class EmbeddingGraph(Graph):
@@ -105,7 +114,7 @@ class EmbeddingGraph(Graph):
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the states of the tokens (B, L, D) and the embeddings (B, D); the inputs are (B, L)."""
         features = {"input_ids": input_ids, "attention_mask": attention_mask}
-        features["token_embeddings"] = self.model(**features).last_hidden_state
+        features["token_embeddings"] = self.model(**features).last_hidden_state.float()
         for module in self.before:
             features = module(features)
         states = features["token_embeddings"]
@@ -126,6 +135,19 @@ class EmbeddingGraph(Graph):
         """The states of the graph, and the embedding of sentence-transformers."""
         states, _ = self(input_ids, attention_mask)
         return states, self.whole({"input_ids": input_ids, "attention_mask": attention_mask})["sentence_embedding"]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hide what libraries print and warn of while they load and export a model; errors pass."""
+    before = logging.root.manager.disable
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(before)
 
 
 def open_graph(folder: Path, task: str | None = None) -> Graph:
@@ -150,7 +172,8 @@ def open_graph(folder: Path, task: str | None = None) -> Graph:
     task = task or _saved_task(folder)
     if task == EMBEDDING:
         return EmbeddingGraph(_open_chain(folder))
-    model = AUTO_CLASSES[TASKS[task][0]].from_pretrained(folder, dtype=torch.float32).eval()
+    with quiet():  # transformers reports a head that is missing, and so does the error below
+        model = AUTO_CLASSES[TASKS[task][0]].from_pretrained(folder, dtype=torch.float32).eval()
     if model.new_layers:
         raise ValueError(
             f"{folder} lacks {' and '.join(sorted(model.new_layers))}, the head for {task}; train the model for this task first, "
@@ -200,9 +223,10 @@ def check_chain(model: SentenceTransformer, folder: Path) -> SentenceTransformer
     Raises:
         ValueError: A module cannot be exported; the message names it.
     """
-    if getattr(getattr(model[0], "config", None), "model_type", None) != "neobert":
+    kind = getattr(getattr(model[0], "config", None), "model_type", type(model[0]).__name__)
+    if kind != "neobert":
         raise ValueError(
-            f"{folder} computes with more or other than a NeoBERT, which cannot be exported; choose a NeoBERT"
+            f"{folder} begins with a model of the type {kind}, which cannot be exported; choose an embedding model on a NeoBERT"
         )
     kinds = [type(module).__name__ for module in model]
     if kinds.count("Pooling") != 1:
@@ -211,8 +235,13 @@ def check_chain(model: SentenceTransformer, folder: Path) -> SentenceTransformer
     if other := (set(kinds[1:where]) - BEFORE_POOLING) | (set(kinds[where + 1 :]) - AFTER_POOLING):
         raise ValueError(f"{folder} has the module {min(other)}, which cannot be exported; train the model without it")
     if not model[where].include_prompt and any(model.prompts.values()):
-        raise ValueError(
-            f"{folder} excludes the prompt from the mean (include_prompt=False), and a graph does not know the prompt; "
-            "train the model with include_prompt=True, or remove the prompts"
+        if set(kinds) != {"Transformer", "Pooling", "Normalize"} and kinds != ["Transformer", "Pooling"]:
+            raise ValueError(
+                f"{folder} has include_prompt=False, and a graph of {', '.join(kinds[1:])} does not know the prompt's tokens; "
+                "train the model with include_prompt=True, or remove the prompts"
+            )
+        logger.warning(
+            f"{folder} has include_prompt=False: OnnxModel and sentence-transformers exclude the prompt from the mean, and other "
+            "runtimes do not."
         )
     return model

@@ -65,14 +65,14 @@ class Reference:
             if not cosine >= SMALLEST_COSINE:  # also if it is not a number
                 raise ValueError(
                     f"{file.name} has a cosine of {cosine:.4f} with torch on real texts, less than {SMALLEST_COSINE}; export "
-                    "without --int8"
+                    "in float32"
                 )
             return {"smallest_cosine": round(cosine, 5)}
         errors = {name: self._error(run(batch), batch, wanted) for name, (batch, wanted) in self.batches.items()}
         for name, error in errors.items():
             limit = LIMITS[kind][self.batches[name][0]["input_ids"].shape[1] >= LONG]
             if not error <= limit:
-                remedy = "export without --fp16" if kind == "float16" else "update torch and the runtime"
+                remedy = "export in float32" if kind == "float16" else "update torch and the runtime"
                 raise ValueError(
                     f"{file.name} differs from torch by {error:.1e} of the largest value in the batch '{name}', more than "
                     f"{limit}; {remedy}"

@@ -1,0 +1,241 @@
+"""The GGUF file against the checkpoint, and llama.cpp's results against the oracle's."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from oracle import CONFIG, write_checkpoint
+from sentence_transformers.base.modules import Dense
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+from neobert_hf.embeddings.models import sentence_transformer
+from neobert_hf.export.gguf import write_gguf
+from neobert_hf.export.graphs import EmbeddingGraph, open_graph
+
+gguf = pytest.importorskip("gguf")
+
+LABELS = ["bad", "good", "so so"]
+WHOLE_WORDS = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(str, range(91))])}
+BLOCK_TENSORS = {
+    "qkv": "attn_qkv",
+    "wo": "attn_output",
+    "ffn.w12": "ffn_up",
+    "ffn.w3": "ffn_down",
+    "attention_norm": "attn_norm",
+    "ffn_norm": "ffn_norm",
+}
+OTHER_TENSORS = {
+    "model.encoder.weight": "token_embd.weight",
+    "model.layer_norm.weight": "enc.output_norm.weight",
+    "dense.weight": "cls.weight",
+    "dense.bias": "cls.bias",
+    "classifier.weight": "cls.output.weight",
+    "classifier.bias": "cls.output.bias",
+}
+
+
+@pytest.fixture
+def encoder(tmp_path, checkpoint, tokenizer):
+    """The tiny masked language model with its tokenizer."""
+    shutil.copytree(checkpoint, tmp_path / "encoder")
+    tokenizer.save_pretrained(tmp_path / "encoder")
+    return tmp_path / "encoder"
+
+
+def write_classifier(folder, weights, tokenizer, names=LABELS, **config):
+    """A classifier with the first labels of the random weights."""
+    head = {name: weights[name][: len(names)] for name in ("classifier.weight", "classifier.bias")}
+    labels = {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
+    write_checkpoint(folder, weights | head, "NeoBERTForSequenceClassification", **labels, **config)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def export(folder, file, *options, task=None):
+    """Write the encoder of a masked language model, otherwise what was saved."""
+    is_masked_lm = "NeoBERTLMHead" in (folder / "config.json").read_text()
+    write_gguf(open_graph(folder, task or ("feature-extraction" if is_masked_lm else None)), file, *options)
+
+
+def change_config(folder, **values):
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def read_back(file):
+    """Settings; tensors, with quantized numbers times their scales; and the types of the tensors."""
+    reader = gguf.GGUFReader(file)
+    settings = {name: field.contents() for name, field in reader.fields.items()}
+    tensors = {tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type) for tensor in reader.tensors}
+    return settings, tensors, {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
+
+
+def expected_tensors(weights):
+    """The tensors of a classifier as llama.cpp reads them: all queries first, then all keys, then all values."""
+    heads, width = CONFIG["num_attention_heads"], CONFIG["hidden_size"] // CONFIG["num_attention_heads"]
+    expected = {name: weights[ours] for ours, name in OTHER_TENSORS.items()}
+    for i in range(CONFIG["num_hidden_layers"]):
+        for ours, name in BLOCK_TENSORS.items():
+            values = weights[f"model.transformer_encoder.{i}.{ours}.weight"]
+            if ours == "qkv":
+                parts = [[3 * head + part for head in range(heads)] for part in range(3)]
+                values = np.concatenate([values[width * k : width * (k + 1)] for part in parts for k in part])
+            expected[f"blk.{i}.{name}.weight"] = values
+    return expected
+
+
+def test_f32_file_holds_the_numbers_of_the_checkpoint(tmp_path, weights, tokenizer):
+    export(write_classifier(tmp_path / "model", weights, tokenizer), tmp_path / "model.gguf")
+    _, tensors, _ = read_back(tmp_path / "model.gguf")
+    expected = expected_tensors(weights)
+    assert tensors.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(tensors[name], values, err_msg=name)
+
+
+def test_file_describes_the_model(tmp_path, encoder):
+    change_config(encoder, rope_theta=5000.0)
+    export(encoder, tmp_path / "model.gguf")
+    settings, tensors, _ = read_back(tmp_path / "model.gguf")
+    assert not any(name.startswith("cls") for name in tensors)
+    assert settings["general.architecture"] == "neo-bert"
+    described = {
+        name.removeprefix("neo-bert."): value for name, value in settings.items() if name.startswith("neo-bert.")
+    }
+    assert described == {
+        "block_count": 3,
+        "context_length": 64,
+        "embedding_length": 32,
+        "feed_forward_length": 72,  # not 66, two thirds of intermediate_size
+        "attention.head_count": 4,
+        "attention.layer_norm_rms_epsilon": pytest.approx(1e-5),
+        "attention.causal": False,
+        "rope.freq_base": 5000.0,
+        "rope.scaling.type": "none",
+        "pooling_type": gguf.PoolingType.MEAN,
+    }
+
+
+# Largest error by the largest number: half a step of f16; half of 1/127, and the rounding of the scale, which is f16.
+@pytest.mark.parametrize("number_type, step", [("f16", 2**-11), ("q8_0", 1 / 254 + 2**-11)])
+def test_smaller_types_round_the_matrices_only(tmp_path, weights, tokenizer, number_type, step):
+    export(write_classifier(tmp_path / "model", weights, tokenizer), tmp_path / "model.gguf", number_type)
+    _, tensors, types = read_back(tmp_path / "model.gguf")
+    for name, values in expected_tensors(weights).items():
+        is_matrix, is_narrow = values.ndim == 2, values.shape[-1] % 32 != 0  # of blk.*.ffn_down: 72 numbers
+        assert types[name] == ("F32" if not is_matrix else "F16" if is_narrow else number_type.upper())
+        bound = np.abs(values).max() * step if is_matrix else 0
+        np.testing.assert_allclose(tensors[name], values, rtol=0, atol=bound, err_msg=name)
+
+
+def test_vocabulary_marks_the_beginnings_of_words(tmp_path, encoder, tokenizer):
+    export(encoder, tmp_path / "model.gguf")
+    settings = {
+        name.removeprefix("tokenizer.ggml."): value for name, value in read_back(tmp_path / "model.gguf")[0].items()
+    }
+    texts, vocab = settings["tokens"], tokenizer.get_vocab()
+    assert settings["model"] == "bert"
+    assert len(texts) == len(set(texts)) == CONFIG["vocab_size"]  # llama.cpp ends its process at a repeated token
+    assert texts[vocab["fox"]] == "\u2581fox" and texts[vocab["##ox"]] == "ox" and texts[vocab["[CLS]"]] == "[CLS]"
+    special = {id for id, kind in enumerate(settings["token_type"]) if kind == gguf.TokenType.CONTROL}
+    assert special == {vocab[f"[{name}]"] for name in ("PAD", "UNK", "CLS", "SEP", "MASK")}
+    ids = ("padding", "unknown", "bos", "eos", "seperator", "mask")  # the spelling of the format
+    names = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[SEP]", "[MASK]")
+    assert [settings[f"{name}_token_id"] for name in ids] == [vocab[name] for name in names]
+    assert (settings["normalizer.lowercase"], settings["normalizer.strip_accents"]) == (True, True)
+
+
+def test_embeddings_without_a_token_are_unused(tmp_path, encoder, tokenizer):
+    vocab = tokenizer.get_vocab()
+    last = max(vocab, key=vocab.get)
+    file = encoder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    del content["model"]["vocab"][last]
+    file.write_text(json.dumps(content))
+    export(encoder, tmp_path / "model.gguf")
+    settings, tensors, _ = read_back(tmp_path / "model.gguf")
+    assert len(settings["tokenizer.ggml.tokens"]) == len(tensors["token_embd.weight"]) == CONFIG["vocab_size"]
+    assert settings["tokenizer.ggml.token_type"][-1] == gguf.TokenType.UNUSED
+
+
+@pytest.mark.parametrize("pooling, expected", [("mean", "MEAN"), ("cls", "CLS"), ("lasttoken", "LAST")])
+def test_file_pools_as_the_embedding_model(tmp_path, encoder, pooling, expected):
+    model = sentence_transformer(str(encoder), normalize=True)
+    model[1].pooling_mode = pooling
+    write_gguf(EmbeddingGraph(model), tmp_path / "model.gguf")
+    assert read_back(tmp_path / "model.gguf")[0]["neo-bert.pooling_type"] == gguf.PoolingType[expected]
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize("names", [["LABEL_0"], ["LABEL_0", "LABEL_1"], LABELS])
+def test_classifier_keeps_its_labels_and_its_pooling(tmp_path, weights, tokenizer, names, pooling):
+    folder = write_classifier(tmp_path / "model", weights, tokenizer, names, classifier_pooling=pooling)
+    export(folder, tmp_path / "model.gguf")
+    settings, tensors, _ = read_back(tmp_path / "model.gguf")
+    assert settings["neo-bert.pooling_type"] == gguf.PoolingType.RANK
+    assert settings["neo-bert.classifier.pooling_type"] == gguf.PoolingType[pooling.upper()]
+    assert settings["neo-bert.classifier.output_labels"] == names
+    assert tensors["cls.output.weight"].shape == (len(names), CONFIG["hidden_size"])
+
+
+def with_dense(folder):
+    model = sentence_transformer(str(folder))
+    return EmbeddingGraph(model.append(Dense(CONFIG["hidden_size"], 8)))
+
+
+def with_max_pooling(folder):
+    model = sentence_transformer(str(folder))
+    model[1].pooling_mode = "max"
+    return EmbeddingGraph(model)
+
+
+def with_scaled_rope(folder):
+    change_config(folder, rope_scaling={"rope_type": "linear", "factor": 2.0})
+    return open_graph(folder, "feature-extraction")
+
+
+def with_tokenizer(**parts):
+    def change(folder):
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        for name, part in parts.items():
+            setattr(tokenizer, name, part)
+        tokenizer.save(str(folder / "tokenizer.json"))
+        return open_graph(folder, "feature-extraction")
+
+    return change
+
+
+def without_tokenizer(folder):
+    (folder / "tokenizer.json").unlink()
+    return open_graph(folder, "feature-extraction")
+
+
+@pytest.mark.parametrize(
+    "opened, fault",
+    [
+        (open_graph, "no head for fill-mask"),
+        (with_dense, "lacks the module Dense"),
+        (with_max_pooling, "and this model by max"),
+        (with_scaled_rope, "rope_type='linear'"),
+        (with_tokenizer(pre_tokenizer=pre_tokenizers.WhitespaceSplit()), "not the one that llama.cpp has"),
+        (with_tokenizer(normalizer=normalizers.BertNormalizer(handle_chinese_chars=False)), "not the one that"),
+        (with_tokenizer(model=models.WordLevel(WHOLE_WORDS, "[UNK]")), "not the one that"),
+        (without_tokenizer, "this folder has none"),
+    ],
+)
+def test_what_llama_cpp_does_not_compute_is_refused_before_anything_is_written(tmp_path, encoder, opened, fault):
+    graph = opened(encoder)
+    with pytest.raises(ValueError, match=fault) as error:
+        write_gguf(graph, tmp_path / "model.gguf")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "model.gguf").exists()
+
+
+def test_normalizers_that_llama_cpp_lacks_are_named(tmp_path, encoder, caplog):
+    export(encoder, tmp_path / "model.gguf")
+    assert "lacks normalizers of this tokenizer (Replace, Replace)" in caplog.text
+    with_tokenizer(normalizer=normalizers.BertNormalizer())(encoder)
+    caplog.clear()
+    export(encoder, tmp_path / "model.gguf")
+    assert not caplog.text

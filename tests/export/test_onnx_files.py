@@ -1,0 +1,438 @@
+"""An exported ONNX file computes what the oracle, sentence-transformers and torch compute; a failed export leaves nothing."""
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from conftest import GOLDEN, largest_file, run_main
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoTokenizer, BertConfig
+
+pytest.importorskip("onnxruntime", reason="the export needs pip install -e '.[onnx,embed]'")
+
+import onnx
+import onnxruntime
+from sentence_transformers.base.modules import Dense, Normalize
+from sentence_transformers.sentence_transformer.modules import Dropout, Pooling, WordWeights
+
+import neobert_cli
+import neobert_hf
+from neobert_hf.embeddings.common_form import SentenceTransformer
+from neobert_hf.export import export_model, exporting
+from neobert_hf.export.graphs import EmbeddingGraph, open_graph
+from neobert_hf.export.parity import Reference, random_batches
+
+INPUTS = ("input_ids", "attention_mask")
+FP32 = 1e-5  # largest error over largest value: float32 sums in another order
+TEXTS = ["the quick brown fox", "jumps", "over lazy dog and then it sleeps in a warm red house by old sea"]
+
+
+def runner(file):
+    """Run an ONNX file: tensors or arrays by name to outputs by name."""
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return lambda inputs: dict(zip(names, session.run(names, {key: np.asarray(inputs[key]) for key in INPUTS})))
+
+
+def error(found, wanted, where=...):
+    """Largest error over largest value."""
+    found, wanted = np.asarray(found, np.float64)[where], np.asarray(wanted, np.float64)[where]
+    return np.abs(found - wanted).max() / np.abs(wanted).max()
+
+
+def tiny(model_class, folder, tokenizer=None, **config):
+    """Save a model of one block with random weights and visible heads."""
+    sizes = dict(vocab_size=96, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=96)
+    model = model_class(neobert_hf.NeoBERTConfig(**{**sizes, "max_position_embeddings": 64, **config})).eval()
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2:
+            torch.nn.init.normal_(parameter, std=1 if name.endswith("encoder.weight") else 0.3)
+    model.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    return model
+
+
+def embedding_model(tmp_path, tokenizer, *kinds, mode="mean", activation=None, **options):
+    """An embedding model whose modules follow a NeoBERT of one block."""
+    tiny(neobert_hf.NeoBERTModel, tmp_path / "network", tokenizer)
+    network = neobert_hf.sentence_transformer(str(tmp_path / "network"))[0]
+    weights = np.random.default_rng(0).uniform(0.5, 2, len(tokenizer)).round(3).tolist()
+    words = [word for word, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])]
+    modes = 2 if isinstance(mode, tuple) else 1
+    make = {
+        "WordWeights": lambda: WordWeights(words, dict(zip(words, weights))),
+        "Pooling": lambda: Pooling(32, mode, include_prompt=options.pop("include_prompt", True)),
+        "Dense": lambda: Dense(32 * modes, 24, activation_function=activation or torch.nn.Identity()),
+        "Normalize": Normalize,
+        "Dropout": Dropout,
+    }
+    model = SentenceTransformer(modules=[network, *(make[kind]() for kind in kinds)], device="cpu", **options)
+    model.save_pretrained(str(tmp_path / "embedder"))
+    return model
+
+
+def pooled(states, mask, mode):
+    """The pooling of a runtime that pools by itself."""
+    states, mask = torch.as_tensor(states), torch.as_tensor(mask)
+    if mode == "mean":
+        return (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+    if mode == "max":
+        return states.masked_fill(mask[..., None] == 0, -torch.inf).amax(1)
+    return states[torch.arange(len(states)), mask.argmax(1)]  # cls
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory):
+    """The golden masked language model and classifier, exported, the latter also in float16."""
+    folder = tmp_path_factory.mktemp("golden")
+    for name in ("masked_lm", "classifier"):
+        export_model(GOLDEN / name, folder / name, fp16=name == "classifier")
+    return folder
+
+
+def test_a_masked_language_model_agrees_with_the_golden_tensors(golden):
+    expected = load_file(GOLDEN / "expected.safetensors")
+    found = runner(golden / "masked_lm/onnx/model.onnx")(expected)
+    assert list(found) == ["logits"]
+    assert error(found["logits"], expected["mlm_logits"], expected["attention_mask"].bool().numpy()) < FP32
+
+
+def test_a_classifier_agrees_with_the_golden_tensors(golden):
+    expected = load_file(GOLDEN / "expected.safetensors")
+    found = runner(golden / "classifier/onnx/model.onnx")(expected)
+    assert error(found["logits"], expected["classifier_logits"]) < FP32
+
+
+def test_a_float16_file_agrees_and_takes_float32(golden):
+    expected = load_file(GOLDEN / "expected.safetensors")
+    found = runner(golden / "classifier/onnx/model_fp16.onnx")(expected)["logits"]
+    assert found.dtype == np.float32
+    assert error(found, expected["classifier_logits"]) < 1e-2  # 11 bits, through three blocks
+
+
+def test_a_float16_file_rounds_no_position(golden):
+    """Positions in float16 are wrong by 0.1 radian at 200 tokens."""
+    whole, half = (runner(golden / f"classifier/onnx/{name}.onnx") for name in ("model", "model_fp16"))
+    batch = {
+        "input_ids": np.random.default_rng(0).integers(0, 512, (1, 2000)),
+        "attention_mask": np.ones((1, 2000), int),
+    }
+    assert error(half(batch)["logits"], whole(batch)["logits"]) < 1e-2
+
+
+def test_a_file_is_one_file_in_opset_20_with_free_rows_and_columns(golden):
+    file = golden / "masked_lm/onnx/model.onnx"
+    assert [path.name for path in file.parent.iterdir()] == ["model.onnx"]
+    graph = onnx.load(file)
+    assert {opset.domain: opset.version for opset in graph.opset_import} == {"": 20}
+    shapes = {value.name: value.type.tensor_type.shape.dim for value in (*graph.graph.input, *graph.graph.output)}
+    assert all(dim.dim_param and not dim.dim_value for shape in shapes.values() for dim in shape[:2])
+    assert list(shapes) == ["input_ids", "attention_mask", "logits"]
+
+
+def test_the_folder_of_a_model_without_tokenizer_holds_config_and_graph_only(golden):
+    folder = golden / "masked_lm"
+    assert {path.name for path in folder.iterdir()} == {"config.json", "onnx"}
+    config = json.loads((folder / "config.json").read_text())
+    assert config["model_type"] == "neobert" and config["architectures"] == ["NeoBERTLMHead"]
+    assert config["max_position_embeddings"] == 128
+    assert "auto_map" not in config  # the code is not in the folder
+    assert AutoConfig.from_pretrained(folder).num_hidden_layers == 3
+
+
+HEADS = {
+    "token-classification": ("NeoBERTForTokenClassification", {"num_labels": 5}),
+    "question-answering": ("NeoBERTForQuestionAnswering", {}),
+    "text-classification": ("NeoBERTForSequenceClassification", {"num_labels": 1, "classifier_pooling": "mean"}),
+    "feature-extraction": (
+        "NeoBERTModel",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}, "max_position_embeddings": 16},
+    ),
+}
+
+
+@pytest.mark.parametrize("task", HEADS)
+def test_a_head_agrees_with_torch_at_lengths_and_paddings_that_the_exporter_has_not_seen(task, tokenizer, tmp_path):
+    name, config = HEADS[task]
+    model = tiny(getattr(neobert_hf, name), tmp_path / "model", tokenizer, **config)
+    assert export_model(tmp_path / "model", tmp_path / "out")["task"] == task
+    run = runner(tmp_path / "out/onnx/model.onnx")
+    for batch in random_batches(96, 0, 60).values():
+        with torch.inference_mode():
+            wanted = model(**{key: torch.from_numpy(value) for key, value in batch.items()})
+        for output, values in run(batch).items():
+            is_real = batch["attention_mask"] != 0 if values.shape[:2] == batch["attention_mask"].shape else ...
+            assert error(values, wanted[output], is_real) < FP32
+
+
+@pytest.fixture(scope="module")
+def embedder(tokenizer, tmp_path_factory):
+    """An embedding model with weights of words, Dense and prompts, and the exported folder."""
+    folder = tmp_path_factory.mktemp("embedder")
+    kinds = ("WordWeights", "Pooling", "Dense", "Normalize")
+    torch.manual_seed(0)
+    model = embedding_model(folder, tokenizer, *kinds, prompts={"query": "fox ", "document": ""})
+    model.max_seq_length = 40
+    model.save_pretrained(str(folder / "embedder"))
+    report = export_model(folder / "embedder", folder / "out", int8=True)
+    return model, folder / "out", report
+
+
+def tokenized(folder, texts=TEXTS):
+    return AutoTokenizer.from_pretrained(folder)(texts, padding=True, return_tensors="np")
+
+
+def test_an_embedding_model_is_one_graph_that_agrees_with_sentence_transformers(embedder):
+    model, out, _ = embedder
+    found = runner(out / "onnx/model.onnx")(tokenized(out))
+    assert list(found) == ["last_hidden_state", "sentence_embedding"]
+    assert error(found["sentence_embedding"], model.encode(TEXTS)) < FP32
+
+
+def test_the_mean_of_the_token_states_is_the_embedding(embedder):
+    model, out, _ = embedder
+    batch = tokenized(out)
+    mean = pooled(runner(out / "onnx/model.onnx")(batch)["last_hidden_state"], batch["attention_mask"], "mean")
+    assert error(torch.nn.functional.normalize(mean), model.encode(TEXTS)) < FP32
+
+
+def test_an_int8_file_is_smaller_and_close(embedder):
+    model, out, report = embedder
+    found = runner(out / "onnx/model_quantized.onnx")(tokenized(out))["sentence_embedding"]
+    cosine = (found * model.encode(TEXTS)).sum(1) / np.linalg.norm(found, axis=1)
+    assert cosine.min() > 0.99
+    sizes = {name: entry["bytes"] for name, entry in report["files"].items()}
+    assert sizes == {name: (out / name).stat().st_size for name in sizes}
+    assert sizes["onnx/model_quantized.onnx"] < sizes["onnx/model.onnx"]
+    assert report["files"]["onnx/model_quantized.onnx"]["smallest_cosine"] >= 0.995
+    assert len(report["files"]["onnx/model.onnx"]["errors"]) == 8
+
+
+def test_the_folder_of_an_embedding_model_has_what_other_tools_read(embedder):
+    _, out, _ = embedder
+    names = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
+    assert names == {
+        *("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+        *("modules.json", "1_Pooling/config.json", "sentence_bert_config.json", "config_sentence_transformers.json"),
+        *("onnx/model.onnx", "onnx/model_quantized.onnx"),
+    }
+
+    def read(name):
+        return json.loads((out / name).read_text())
+
+    assert [(entry["path"], entry["type"].rpartition(".")[2]) for entry in read("modules.json")] == [
+        ("", "Transformer"),
+        ("1_Pooling", "Pooling"),
+        ("2_Normalize", "Normalize"),
+    ]
+    pooling = read("1_Pooling/config.json")
+    assert pooling["pooling_mode_mean_tokens"] and pooling["word_embedding_dimension"] == 24  # behind Dense
+    assert read("config_sentence_transformers.json")["prompts"] == {"query": "fox ", "document": ""}
+    assert read("sentence_bert_config.json")["max_seq_length"] == 40
+    assert read("tokenizer_config.json")["model_max_length"] == 40
+    tokenizer = read("tokenizer.json")
+    assert tokenizer["truncation"] is None and tokenizer["padding"] is None  # a runtime sets its own
+
+
+CHAINS = {
+    "mean": ("Pooling",),
+    "cls": ("Pooling", "Normalize"),
+    "max": ("Pooling", "Normalize"),
+    "mean, Dense with tanh": ("Pooling", "Dense"),
+    "cls, Dense with tanh": ("Pooling", "Dense", "Normalize"),
+    "max, Dense": ("Pooling", "Dense"),
+    "mean, weights": ("WordWeights", "Pooling", "Dense", "Dense2"),
+    "mean and max": ("Pooling", "Dense", "Normalize"),
+    "mean, Normalize before Dense": ("Pooling", "Normalize", "Dense"),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_whoever_pools_the_token_states_as_the_folder_says_gets_the_embedding(name, tokenizer, tmp_path):
+    mode = ("mean", "max") if name == "mean and max" else name.partition(",")[0]
+    activation = torch.nn.Tanh() if "tanh" in name else None
+    kinds = [kind for kind in CHAINS[name] if kind != "Dense2"]
+    model = embedding_model(tmp_path, tokenizer, *kinds, mode=mode, activation=activation)
+    graph = open_graph(tmp_path / "embedder")
+    batch = {key: torch.from_numpy(value) for key, value in random_batches(96, 0, 60)["5 ragged, padding left"].items()}
+    with torch.inference_mode():
+        states, embedding = graph(**batch)
+        wanted = model(dict(batch))["sentence_embedding"]
+    assert error(embedding, wanted) < FP32
+    assert states.shape == (*batch["input_ids"].shape, graph.dimension)
+    found = pooled(states, batch["attention_mask"], graph.pooling_mode)
+    if graph.ends_normalized:
+        found = torch.nn.functional.normalize(found)
+    assert error(found, wanted) < FP32
+
+
+def test_a_bare_model_becomes_an_embedding_model_with_the_mean_of_the_paper(tokenizer, tmp_path):
+    tiny(neobert_hf.NeoBERTForMaskedLM, tmp_path / "model", tokenizer)
+    graph = open_graph(tmp_path / "model", "sentence-similarity")
+    assert isinstance(graph, EmbeddingGraph) and graph.pooling_mode == "mean"
+    assert open_graph(tmp_path / "model").task == "fill-mask"
+
+
+def test_a_reranker_is_a_text_classifier(tokenizer, tmp_path):
+    from neobert_hf.embeddings.reranking import open_reranker
+
+    tiny(neobert_hf.NeoBERTModel, tmp_path / "model", tokenizer)
+    open_reranker(str(tmp_path / "model")).save_pretrained(str(tmp_path / "reranker"))
+    assert open_graph(tmp_path / "reranker").task == "text-classification"
+
+
+@pytest.fixture
+def saved(tokenizer, tmp_path):
+    """A masked language model of one block."""
+    tiny(neobert_hf.NeoBERTForMaskedLM, tmp_path / "saved", tokenizer)
+    return tmp_path / "saved"
+
+
+def adapter(folder, tokenizer):
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text("{}")
+
+
+def other_type(folder, tokenizer):
+    BertConfig().save_pretrained(folder)
+
+
+def multiple_choice(folder, tokenizer):
+    tiny(neobert_hf.NeoBERTForMultipleChoice, folder, tokenizer)
+
+
+def sparse(folder, tokenizer):
+    neobert_hf.sparse_encoder(str(folder)).save_pretrained(str(folder))
+
+
+def contextual(folder, tokenizer):
+    options = {"context_size": 8, "num_soft_prompt_tokens": 2}
+    neobert_hf.contextual_sentence_transformer(str(folder), **options).save_pretrained(str(folder))
+
+
+def foreign_module(folder, tokenizer):
+    embedding_model(folder.parent, tokenizer, "Pooling", "Dropout")
+    shutil.rmtree(folder)
+    (folder.parent / "embedder").rename(folder)
+
+
+def prompt_behind_dense(folder, tokenizer):
+    options = {"include_prompt": False, "prompts": {"query": "fox "}}
+    embedding_model(folder.parent, tokenizer, "Pooling", "Dense", **options)
+    shutil.rmtree(folder)
+    (folder.parent / "embedder").rename(folder)
+
+
+def no_config(folder, tokenizer):
+    (folder / "config.json").unlink()
+
+
+def no_weights(folder, tokenizer):
+    (folder / "model.safetensors").unlink()
+
+
+BAD_SOURCES = {
+    adapter: "merge",
+    other_type: "bert",
+    multiple_choice: "MultipleChoice",
+    sparse: "SparseEncoder",
+    contextual: "contextual_neobert",
+    foreign_module: "Dropout",
+    prompt_behind_dense: "include_prompt",
+    no_config: "config.json",
+    no_weights: "safetensors",
+}
+
+
+@pytest.mark.parametrize("spoil", BAD_SOURCES, ids=lambda spoil: spoil.__name__)
+def test_a_model_that_cannot_be_exported_is_refused_before_anything_is_written(spoil, saved, tokenizer, tmp_path):
+    spoil(saved, tokenizer)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises((ValueError, OSError), match=BAD_SOURCES[spoil]):
+        export_model(saved, tmp_path / "out")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"task": "text-classification"}, "lacks classifier and dense"),
+        ({"task": "translation"}, "not one of"),
+        ({"to": ["tflite"]}, "tflite"),
+        ({"to": []}, "no format"),
+        ({"to": ["gguf"], "int8": True}, "q8_0"),
+        ({"to": ["openvino"], "fp16": True}, "fp16"),
+        ({"dtype": "q8_0"}, "gguf"),
+        ({"to": ["gguf"], "dtype": "q4"}, "q4"),
+    ],
+)
+def test_an_option_that_cannot_be_met_is_refused_before_anything_is_written(options, words, saved, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        export_model(saved, tmp_path / "out", **options)
+    assert os.listdir(tmp_path) == ["saved"]
+
+
+def test_a_folder_with_files_and_one_inside_the_model_are_refused(saved, tmp_path):
+    for out in (tmp_path, saved / "out"):
+        with pytest.raises(ValueError, match="choose another"):
+            export_model(saved, out)
+
+
+def test_a_missing_runtime_is_named_with_its_extra(saved, tmp_path, monkeypatch):
+    monkeypatch.setattr(exporting.importlib.util, "find_spec", lambda name: None if name == "nncf" else True)
+    with pytest.raises(ImportError, match=r"nncf.*pip install 'neobert_hf\[openvino\]'"):
+        export_model(saved, tmp_path / "out", to=["onnx", "openvino"])
+
+
+def test_an_interrupted_export_leaves_nothing_and_has_no_config_before_its_end(saved, tmp_path, monkeypatch):
+    def interrupt(graph, file):
+        file.write_bytes(b"half of a graph")
+        assert not [path for path in tmp_path.rglob("config.json") if path.parent != saved]  # of a killed process
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(exporting, "write_onnx", interrupt)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        export_model(saved, tmp_path / "out")
+    assert sorted(os.listdir(tmp_path)) == ["out", "saved"] and not os.listdir(tmp_path / "out")
+
+
+def test_a_full_disk_is_one_error_and_leaves_nothing(saved, tmp_path, monkeypatch):
+    monkeypatch.setattr(exporting, "write_onnx", lambda graph, file: file.write_bytes(bytes(1 << 20)))
+    with largest_file(1 << 19), pytest.raises(OSError, match="could not be written; nothing is left"):
+        export_model(saved, tmp_path / "out")
+    assert os.listdir(tmp_path) == ["saved"]
+
+
+@pytest.mark.parametrize("factor", [1 + 1e-4, np.nan])
+def test_a_file_that_differs_from_torch_is_refused_and_nothing_is_left(factor, saved, tmp_path, monkeypatch):
+    graph = open_graph(saved)
+
+    def wrong(file, outputs):
+        return lambda inputs: [output.numpy() * factor for output in graph(*map(torch.from_numpy, inputs.values()))]
+
+    monkeypatch.setattr(exporting, "write_onnx", lambda graph, file: file.touch())
+    monkeypatch.setattr(exporting, "onnx_runner", lambda *args: torch.no_grad()(wrong(*args)))
+    with pytest.raises(ValueError, match=r"model\.onnx differs from torch"):
+        export_model(saved, tmp_path / "out")
+    assert os.listdir(tmp_path) == ["saved"]
+
+
+def test_the_int8_limit_is_a_cosine_for_each_text(saved):
+    reference = Reference(open_graph(saved))
+    tilted = [wanted[0].copy() for _, wanted in reference.texts]
+    tilted[-1][0] = -tilted[-1][0]  # of one text
+    answers = iter(tilted)
+    with pytest.raises(ValueError, match="cosine"):
+        reference.check(saved / "model_quantized.onnx", lambda batch: [next(answers)], "int8")
+
+
+def test_the_command_prints_the_report(saved, tmp_path):
+    printed = run_main(neobert_cli, "export", saved, tmp_path / "out", "--task", "feature-extraction")
+    report = json.loads(printed)
+    assert report["task"] == "feature-extraction" and list(report["files"]) == ["onnx/model.onnx"]
