@@ -243,7 +243,7 @@ class OnnxModel:
                 filled = self.tokenizer.decode(
                     [*ids[:place], token, *ids[place + 1 :]], skip_special_tokens=len(masks) == 1
                 )
-                word = self.tokenizer.decode([token])
+                word = self.tokenizer.decode([token], skip_special_tokens=False)
                 results[-1].append(
                     {"score": float(scores[token]), "token": token, "token_str": word, "sequence": filled}
                 )
