@@ -42,7 +42,7 @@ def make_app(model: OnnxModel) -> FastAPI:
         for number, encoding in enumerate(encodings):
             if encoding.overflowing:
                 raise HTTPException(400, f"input[{number}] has more than {model.max_length} tokens; split the text")
-        vectors = model.encode(texts)
+        vectors = model.encode(texts, normalize_embeddings=True)  # as OpenAI's
         if request.encoding_format == "base64":
             vectors = [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
         else:
@@ -79,6 +79,7 @@ def main() -> None:
     options = parser.parse_args()
     try:
         model = OnnxModel(options.folder, options.dtype, num_threads=options.num_threads)
+        model.encode("")  # an error if it is no embedding model
     except (ValueError, OSError, ImportError) as error:
         parser.error(str(error))
     uvicorn.run(make_app(model), host=options.host, port=options.port, log_level="warning")

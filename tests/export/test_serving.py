@@ -16,7 +16,7 @@ import pytest
 from conftest import run_main
 
 import neobert_hf
-from neobert_hf.export import OnnxModel
+from neobert_hf.export import OnnxModel, onnx_model
 
 EXAMPLE = Path(__file__).parents[2] / "examples/serve_embeddings.py"
 TEXTS = [f"Wait for {number} seconds and return the value. " * (1 + number % 4) for number in range(32)]
@@ -60,29 +60,33 @@ def model(exported_mini):
     return OnnxModel(exported_mini)
 
 
-def test_the_client_of_openai_gets_the_vectors_of_encode(url, model):
+def vectors_of(model, texts):
+    return model.encode(texts, normalize_embeddings=True)  # OpenAI's have length 1
+
+
+def test_the_client_of_openai_gets_the_vectors_of_encode_with_length_1(url, model):
     """The client asks for base64 by default, which holds every bit."""
     openai = pytest.importorskip("openai", reason="the client of OpenAI is not installed (pip install openai)")
     client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
     answer = client.embeddings.create(input=TEXTS, model="mini")
-    np.testing.assert_array_equal([row.embedding for row in answer.data], model.encode(TEXTS))
+    np.testing.assert_array_equal([row.embedding for row in answer.data], vectors_of(model, TEXTS))
     assert [row.index for row in answer.data] == list(range(32)) and answer.model == "mini"
     assert answer.usage.prompt_tokens == sum(len(model.tokenizer.encode(text).ids) for text in TEXTS)
     one = client.embeddings.create(input=TEXTS[0], model="mini", encoding_format="float").data[0].embedding
-    np.testing.assert_allclose(one, model.encode(TEXTS[0]), rtol=1e-6)
+    np.testing.assert_allclose(one, vectors_of(model, TEXTS[0]), rtol=1e-5, atol=1e-7)
     with pytest.raises(openai.BadRequestError, match="input is empty; give a text, or a list of texts"):
         client.embeddings.create(input=[], model="mini")
 
 
 def test_32_clients_at_once_get_their_own_vectors(url, model):
-    wanted = [model.encode(text) for text in TEXTS]
+    wanted = [vectors_of(model, text) for text in TEXTS]
 
     def ask(text):
         return httpx.post(f"{url}/embeddings", json={"input": text, "model": "mini"}, timeout=300).json()
 
     with ThreadPoolExecutor(32) as clients:
         for answer, vector in zip(clients.map(ask, TEXTS * 5), wanted * 5):
-            np.testing.assert_allclose(answer["data"][0]["embedding"], vector, rtol=1e-6)
+            np.testing.assert_allclose(answer["data"][0]["embedding"], vector, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +124,9 @@ def test_a_killed_server_starts_again_on_its_port(exported_mini):
     assert answers[0] == answers[1]
 
 
-def test_a_folder_that_is_no_export_ends_the_command_with_one_line(tmp_path, capsys):
+def test_a_folder_without_an_embedding_model_ends_the_command_with_one_line(
+    exported_mini, tmp_path, capsys, monkeypatch
+):
     import serve_embeddings
 
     with pytest.raises(SystemExit, match="2"):
@@ -130,3 +136,8 @@ def test_a_folder_that_is_no_export_ends_the_command_with_one_line(tmp_path, cap
         last.startswith("serve_embeddings.py: error: ")
         and "has no file onnx/model.onnx; write it: neobert export" in last
     )
+    start = onnx_model.START["onnxruntime"]
+    monkeypatch.setitem(onnx_model.START, "onnxruntime", lambda *options: (["logits"], start(*options)[1]))
+    with pytest.raises(SystemExit, match="2"):
+        run_main(serve_embeddings, exported_mini)
+    assert "is no embedding model, its outputs are logits" in capsys.readouterr().err.splitlines()[-1]
