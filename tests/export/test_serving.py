@@ -57,7 +57,7 @@ def url(exported_mini):
 
 @pytest.fixture(scope="module")
 def model(exported_mini):
-    return OnnxModel(exported_mini)
+    return OnnxModel(exported_mini, num_threads=1)
 
 
 def vectors_of(model, texts):
