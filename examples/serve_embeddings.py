@@ -8,10 +8,11 @@ import base64
 from typing import Literal
 
 import uvicorn
-from fastapi import FastAPI, HTTPException
+from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
+from starlette.exceptions import HTTPException
 
 from neobert_hf.export import OnnxModel
 
@@ -34,11 +35,14 @@ def make_app(model: OnnxModel) -> FastAPI:
         texts = [request.input] if isinstance(request.input, str) else request.input
         if not texts or "" in texts:
             raise HTTPException(400, "input is empty; give a text, or a list of texts")
-        encodings = model.tokenizer.encode_batch(texts)
+        try:
+            encodings = model.tokenizer.encode_batch(texts)
+        except TypeError as error:  # half of a pair of surrogates
+            raise HTTPException(400, "input is no valid Unicode") from error
         for number, encoding in enumerate(encodings):
             if encoding.overflowing:
                 raise HTTPException(400, f"input[{number}] has more than {model.max_length} tokens; split the text")
-        vectors = model.encode(texts)
+        vectors = model.encode(texts, normalize_embeddings=True)  # as OpenAI's
         if request.encoding_format == "base64":
             vectors = [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
         else:
@@ -56,7 +60,7 @@ def make_app(model: OnnxModel) -> FastAPI:
             status, message = error.status_code, error.detail
         else:
             status, first = 400, error.errors()[0]
-            message = f"{'.'.join(map(str, first['loc'][1:]))}: {first['msg']}"
+            message = f"{'.'.join(map(str, first['loc'][1:])) or 'body'}: {first['msg']}"
         return JSONResponse({"error": {"message": message, "type": "invalid_request_error"}}, status)
 
     return app
@@ -75,6 +79,7 @@ def main() -> None:
     options = parser.parse_args()
     try:
         model = OnnxModel(options.folder, options.dtype, num_threads=options.num_threads)
+        model.encode("")  # an error if it is no embedding model
     except (ValueError, OSError, ImportError) as error:
         parser.error(str(error))
     uvicorn.run(make_app(model), host=options.host, port=options.port, log_level="warning")

@@ -192,18 +192,18 @@ class OnnxModel:
                 results[number] = read(given[number], encoding, logits, top_k)
         return results[0] if is_one else [results[number] for number in range(len(given))]
 
-    def _labels(self, _: Text, __: Encoding, logits: np.ndarray, top_k: int | None) -> dict | list[dict]:
+    def _labels(self, text: Text, encoding: Encoding, logits: np.ndarray, top_k: int | None) -> dict | list[dict]:
         names, problem = self.config["id2label"], self.config.get("problem_type")
         if problem == "regression":
             scores = logits
         elif problem == "multi_label_classification" or len(logits) == 1:
-            scores = 1 / (1 + np.exp(-logits))
+            scores = (1 + np.tanh(logits / 2)) / 2  # the sigmoid, without overflow
         else:
             scores = _softmax(logits)
         best = [{"label": names[str(index)], "score": float(scores[index])} for index in np.argsort(-scores)[:top_k]]
         return best[0] if top_k is None else best
 
-    def _entities(self, text: str, encoding: Encoding, logits: np.ndarray, _: int | None) -> list[dict]:
+    def _entities(self, text: str, encoding: Encoding, logits: np.ndarray, top_k: int | None) -> list[dict]:
         """Join adjacent words of one tag; a word has the tag of its first token."""
         scores, entities, last_word, last_kind = _softmax(logits), [], None, "O"
         for token, word in enumerate(encoding.word_ids):
@@ -233,7 +233,7 @@ class OnnxModel:
         masks = [place for place, number in enumerate(ids) if number == self.tokenizer.token_to_id(self.mask_token)]
         if not masks:
             raise ValueError(
-                f"{text!r} has no {self.mask_token} in its first {self.max_length} tokens; put it in place of a word"
+                f"{text[:60]!r} has no {self.mask_token} in its first {self.max_length} tokens; put it in place of a word"
             )
         results = []
         for place in masks:
@@ -243,7 +243,7 @@ class OnnxModel:
                 filled = self.tokenizer.decode(
                     [*ids[:place], token, *ids[place + 1 :]], skip_special_tokens=len(masks) == 1
                 )
-                word = self.tokenizer.decode([token])
+                word = self.tokenizer.decode([token], skip_special_tokens=False)
                 results[-1].append(
                     {"score": float(scores[token]), "token": token, "token_str": word, "sequence": filled}
                 )
