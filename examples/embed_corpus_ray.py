@@ -71,10 +71,10 @@ def embed(arguments: CorpusArguments):
     ray.data.DataContext.get_current().checkpoint_config = CheckpointConfig(arguments.id_column, str(done))
     kind, share = ("GPU", arguments.gpus) if arguments.gpus else ("CPU", 1)
     pool = ray.data.ActorPoolStrategy(size=int(ray.cluster_resources().get(kind, 0) / share))
-    cores = 0 if arguments.gpus else 0.5  # the other half reads and writes
     rows = ray.data.read_parquet(arguments.files, num_cpus=0).select_columns(columns)
     rows = rows.repartition(target_num_rows_per_block=ROWS)
-    options = {"fn_constructor_args": [arguments], "num_cpus": cores, "num_gpus": arguments.gpus, "compute": pool}
+    # Ray counts no core for a model: its own tasks, which read, resume and write, would wait for one for ever.
+    options = {"fn_constructor_args": [arguments], "num_cpus": 0, "num_gpus": arguments.gpus, "compute": pool}
     rows = rows.map_batches(Embedder, batch_size=ROWS, batch_format="pyarrow", **options)
     rows.write_parquet(str(output), ray_remote_args={"num_cpus": 0})
 
