@@ -201,6 +201,16 @@ def corpus(tokenizer, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def exported_mini(tmp_path_factory):
+    """The mini model as an embedding model in ONNX and OpenVINO, in float32 and int8."""
+    from neobert_hf.export import export_model
+
+    folder = tmp_path_factory.mktemp("exported") / "mini"
+    export_model(neobert_hf.MINI_MODEL_PATH, folder, to=("onnx", "openvino"), int8=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def expected(oracle):
     """A padded batch (no padding, right, left, three tokens) and the oracle's results, with NaN at padding."""
     rng = np.random.default_rng(1)

@@ -36,6 +36,7 @@ OPTIONS = {
     "few_examples": "--models mini --sizes 2 --seeds 0 --num_test 4 --steps 1 --epochs 1",
     "drop_in": f"--versions {transformers.__version__}",
     "embeddings": "--packages tqdm --num_pairs 4 --max_lengths 16 --num_rounds 1 --stsb glue",
+    "serving": "--num_clients 2 --num_requests 4 --num_rounds 1",
 }
 
 
@@ -79,8 +80,10 @@ def test_log_normal_lengths_have_the_documented_mean(count):
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_every_script_has_a_help_and_prints_json_in_its_last_line(name, tmp_path, monkeypatch):
+def test_every_script_has_a_help_and_prints_json_in_its_last_line(name, tmp_path, monkeypatch, request):
     monkeypatch.chdir(tmp_path)
+    if name == "serving":
+        Path("exported").symlink_to(request.getfixturevalue("exported_mini"))
     if name == "embeddings":
         for needed in ("bm25s", "Stemmer"):
             pytest.importorskip(needed, reason="benchmarks/embeddings.py compares with BM25 (pip install -e .[bench])")

@@ -1,42 +1,11 @@
-"""NeoBERT in the Hugging Face ecosystem. Importing this package registers the model with the Auto classes."""
+"""NeoBERT in the Hugging Face ecosystem. Importing this package registers the model with the Auto classes.
 
-import transformers
+Where torch is not installed, only `neobert_hf.export.OnnxModel` and `__version__` exist.
+"""
 
-from .data.collators import PackedMLMCollator
-from .data.packing import PackedStream
-from .embeddings.contextual import contextual_sentence_transformer, fit_context, load_context, save_context
-from .embeddings.models import multi_vector_encoder, sentence_transformer, sparse_encoder
-from .model.configuration_neobert import NeoBERTConfig
-from .model.contextual_neobert import CONTEXTUAL_AUTO_CLASSES, ContextualNeoBERTConfig, ContextualNeoBERTModel
-from .model.inference_neobert import inference_copy
-from .model.machine_neobert import best_dtype
-from .model.modeling_neobert import (
-    AUTO_CLASSES,
-    NeoBERT,
-    NeoBERTForMaskedLM,
-    NeoBERTForMultipleChoice,
-    NeoBERTForQuestionAnswering,
-    NeoBERTForSequenceClassification,
-    NeoBERTForTokenClassification,
-    NeoBERTLMHead,
-    NeoBERTModel,
-)
-from .runs import MINI_MODEL_PATH
-from .runs.adapters import lora_config, open_adapter, save_adapter
-from .runs.allocator import tune_allocator
+from importlib.util import find_spec
 
 __version__ = "0.1.0"
-
-for _auto_classes in (AUTO_CLASSES, CONTEXTUAL_AUTO_CLASSES):
-    _config_class = _auto_classes["AutoConfig"]
-    transformers.AutoConfig.register(_config_class.model_type, _config_class, exist_ok=True)
-    for _auto_class, _model_class in _auto_classes.items():
-        if _auto_class != "AutoConfig":
-            getattr(transformers, _auto_class).register(_config_class, _model_class, exist_ok=True)
-    # the tokenizer of a folder that names no class
-    transformers.AutoTokenizer.register(
-        _config_class, fast_tokenizer_class=transformers.BertTokenizerFast, exist_ok=True
-    )
 
 __all__ = [
     "AUTO_CLASSES",
@@ -69,3 +38,47 @@ __all__ = [
     "sparse_encoder",
     "tune_allocator",
 ]
+
+if find_spec("torch") is None:
+
+    def __getattr__(name: str):
+        if name in __all__:
+            raise ImportError(f"neobert_hf.{name} needs torch; pip install torch", name="torch")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+else:
+    import transformers
+
+    from .data.collators import PackedMLMCollator
+    from .data.packing import PackedStream
+    from .embeddings.contextual import contextual_sentence_transformer, fit_context, load_context, save_context
+    from .embeddings.models import multi_vector_encoder, sentence_transformer, sparse_encoder
+    from .model.configuration_neobert import NeoBERTConfig
+    from .model.contextual_neobert import CONTEXTUAL_AUTO_CLASSES, ContextualNeoBERTConfig, ContextualNeoBERTModel
+    from .model.inference_neobert import inference_copy
+    from .model.machine_neobert import best_dtype
+    from .model.modeling_neobert import (
+        AUTO_CLASSES,
+        NeoBERT,
+        NeoBERTForMaskedLM,
+        NeoBERTForMultipleChoice,
+        NeoBERTForQuestionAnswering,
+        NeoBERTForSequenceClassification,
+        NeoBERTForTokenClassification,
+        NeoBERTLMHead,
+        NeoBERTModel,
+    )
+    from .runs import MINI_MODEL_PATH
+    from .runs.adapters import lora_config, open_adapter, save_adapter
+    from .runs.allocator import tune_allocator
+
+    for _auto_classes in (AUTO_CLASSES, CONTEXTUAL_AUTO_CLASSES):
+        _config_class = _auto_classes["AutoConfig"]
+        transformers.AutoConfig.register(_config_class.model_type, _config_class, exist_ok=True)
+        for _auto_class, _model_class in _auto_classes.items():
+            if _auto_class != "AutoConfig":
+                getattr(transformers, _auto_class).register(_config_class, _model_class, exist_ok=True)
+        # the tokenizer of a folder that names no class
+        transformers.AutoTokenizer.register(
+            _config_class, fast_tokenizer_class=transformers.BertTokenizerFast, exist_ok=True
+        )

@@ -1,0 +1,306 @@
+"""An exported folder on ONNX Runtime or OpenVINO, without torch and transformers.
+
+`encode` is that of sentence-transformers; `predict` gives the results of the pipelines of transformers.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Encoding, Tokenizer
+
+Text = str | tuple[str, str]
+Run = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
+
+# The file of each runtime and dtype. OpenVINO computes the file of float32 in bfloat16 where it is asked to.
+FILES = {
+    "onnxruntime": {
+        "fp32": "onnx/model.onnx",
+        "fp16": "onnx/model_fp16.onnx",
+        "int8": "onnx/model_quantized.onnx",
+    },
+    "openvino": {
+        "fp32": "openvino/openvino_model.xml",
+        "bf16": "openvino/openvino_model.xml",
+        "int8": "openvino/openvino_model_qint8_quantized.xml",
+    },
+}
+TARGETS = {"onnxruntime": "onnx", "openvino": "openvino"}  # of `neobert export --to`
+
+
+class OnnxModel:
+    """A folder that `neobert export` wrote, on the CPU. Several threads may use one object at the same time.
+
+    A text longer than `max_length` tokens is cut, as sentence-transformers cuts it. In int8, the result of a text depends a
+    little on the other texts of its batch.
+
+    Args:
+        folder: The exported folder.
+        dtype: "fp32" or "int8"; ONNX Runtime also has "fp16", OpenVINO "bf16".
+        runtime: "onnxruntime" or "openvino".
+        num_threads: Number of threads that compute one batch. Default: one for each core.
+
+    Raises:
+        ValueError: The runtime has no such dtype, or a file is damaged.
+        FileNotFoundError: The folder lacks a file.
+        ImportError: The runtime is not installed.
+    """
+
+    def __init__(
+        self, folder: str | Path, dtype: str = "fp32", runtime: str = "onnxruntime", num_threads: int | None = None
+    ):
+        self.folder = Path(folder)
+        graph = self._find_graph(runtime, dtype)
+        self.config = self._read_json("config.json")
+        settings = self._read_json("config_sentence_transformers.json", optional=True)
+        self.prompts: dict[str, str] = settings.get("prompts", {})
+        self.default_prompt_name: str | None = settings.get("default_prompt_name")
+        self.tokenizer = self._open_tokenizer()
+        self.output_names, self._run = START[runtime](graph, dtype, num_threads)
+
+    def _find_graph(self, runtime: str, dtype: str) -> Path:
+        if dtype not in FILES.get(runtime, {}):
+            choices = "; ".join(f"{each} has {', '.join(files)}" for each, files in FILES.items())
+            raise ValueError(f"runtime={runtime!r} has no dtype={dtype!r}; {choices}")
+        name = FILES[runtime][dtype]
+        if not (self.folder / name).is_file():
+            option = f" --{dtype}" if dtype in ("fp16", "int8") else ""
+            command = f"neobert export MODEL OUT --to {TARGETS[runtime]}{option}"
+            raise FileNotFoundError(f"{self.folder} has no file {name}; write it: {command}")
+        return self.folder / name
+
+    def _read_json(self, name: str, optional: bool = False) -> dict:
+        file = self.folder / name
+        if optional and not file.exists():
+            return {}
+        with _reading(file):
+            return json.loads(file.read_text("utf-8"))
+
+    def _open_tokenizer(self) -> Tokenizer:
+        """Return the tokenizer, which cuts and pads as the settings of the folder say."""
+        file = self.folder / "tokenizer.json"
+        with _reading(file):
+            tokenizer = Tokenizer.from_file(str(file))
+        settings = self._read_json("tokenizer_config.json")
+        self.max_length: int = settings["model_max_length"]
+        self.mask_token = _content(settings.get("mask_token"))
+        pad_token = _content(settings["pad_token"])
+        tokenizer.enable_truncation(self.max_length, direction=settings.get("truncation_side", "right"))
+        side = settings.get("padding_side", "right")
+        tokenizer.enable_padding(direction=side, pad_id=tokenizer.token_to_id(pad_token), pad_token=pad_token)
+        return tokenizer
+
+    def __call__(self, texts: Sequence[Text]) -> dict[str, np.ndarray]:
+        """Return the outputs of the graph by name, of one batch of texts or pairs of texts, padded to one length."""
+        return self._compute(list(texts))[1]
+
+    def _compute(self, texts: list[Text]) -> tuple[list[Encoding], dict[str, np.ndarray]]:
+        encodings = self.tokenizer.encode_batch(texts)
+        ids = np.array([encoding.ids for encoding in encodings], dtype=np.int64)
+        mask = np.array([encoding.attention_mask for encoding in encodings], dtype=np.int64)
+        return encodings, self._run({"input_ids": ids, "attention_mask": mask})
+
+    def _batches(self, texts: list[Text], batch_size: int) -> Iterator[tuple]:
+        """Yield the numbers of the texts of a batch, their encodings and the outputs; texts of one length are together."""
+        for number, text in enumerate(texts):
+            if not all(isinstance(part, str) for part in (text if isinstance(text, tuple) else [text])):
+                raise ValueError(f"texts[{number}] is {text!r}, which is no text; give str")
+        order = sorted(range(len(texts)), key=lambda number: -len("".join(texts[number])))
+        for start in range(0, len(order), batch_size):
+            numbers = order[start : start + batch_size]
+            yield numbers, *self._compute([texts[number] for number in numbers])
+
+    def encode(
+        self,
+        texts: str | Sequence[str],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int = 32,
+        normalize_embeddings: bool = False,
+    ) -> np.ndarray:
+        """Return the embeddings of texts, as `SentenceTransformer.encode` does.
+
+        Args:
+            texts: A text, or several.
+            prompt_name: Name of the model's prompt that is put before each text; `prompts` has the names.
+            prompt: A prompt, instead of a name.
+            batch_size: Number of texts in a batch of the model.
+            normalize_embeddings: Scale each embedding to length 1.
+
+        Returns:
+            (D,) for one text, otherwise (number of texts, D), float32.
+
+        Raises:
+            ValueError: The graph has no embeddings, the model has no such prompt, or an element is no text.
+        """
+        if "sentence_embedding" not in self.output_names:
+            outputs = ", ".join(self.output_names)
+            raise ValueError(
+                f"{self.folder} is no embedding model, its outputs are {outputs}; use predict, or export an embedding model"
+            )
+        prompt = self._find_prompt(prompt, prompt_name)
+        texts_list = [texts] if isinstance(texts, str) else list(texts)
+        prompted = [prompt + text if isinstance(text, str) else text for text in texts_list]
+        rows: dict[int, np.ndarray] = {}
+        for numbers, _, outputs in self._batches(prompted or [""], batch_size):
+            rows.update(zip(numbers, outputs["sentence_embedding"]))
+        vectors = np.stack([rows[number] for number in range(len(rows))])
+        if normalize_embeddings:
+            vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        return vectors[0] if isinstance(texts, str) else vectors[: len(texts_list)]
+
+    def _find_prompt(self, prompt: str | None, name: str | None) -> str:
+        if prompt is None and (name := name or self.default_prompt_name) is not None:
+            if name not in self.prompts:
+                raise ValueError(f"the model has no prompt {name!r}; choose from {', '.join(self.prompts) or '(none)'}")
+            prompt = self.prompts[name]
+        return prompt or ""
+
+    def predict(self, texts: Text | Sequence[Text], top_k: int | None = None, batch_size: int = 32) -> Any:
+        """Return what the model says of texts, as the pipelines of transformers do.
+
+        Args:
+            texts: A text, or several. A pair of texts is a tuple.
+            top_k: Number of the best labels of a text (by default only the best, and no list) or tokens for a mask (default 5).
+            batch_size: Number of texts in a batch of the model.
+
+        Returns:
+            A result for one text, otherwise a list of results. Of a classifier: `label` and `score`. Of a tagger: a list of
+            entities, joined as by the pipeline's aggregation strategy "first". Of a masked language model: as of the pipeline
+            "fill-mask".
+
+        Raises:
+            ValueError: The model is of another kind, a text has no mask, or an element is no text.
+        """
+        architecture = self.config["architectures"][0]
+        heads = {"SequenceClassification": self._labels, "TokenClassification": self._entities}
+        heads |= {"MaskedLM": self._fillings, "LMHead": self._fillings}
+        read = next((heads[name] for name in heads if architecture.endswith(name)), None)
+        if read is None or "logits" not in self.output_names:
+            outputs = ", ".join(self.output_names)
+            raise ValueError(
+                f"{self.folder} has the outputs {outputs}, which predict does not read; call the model itself"
+            )
+        is_one = isinstance(texts, str | tuple)
+        given = [texts] if is_one else list(texts)
+        results = {}
+        for numbers, encodings, outputs in self._batches(given, batch_size):
+            for number, encoding, logits in zip(numbers, encodings, outputs["logits"]):
+                results[number] = read(given[number], encoding, logits, top_k)
+        return results[0] if is_one else [results[number] for number in range(len(given))]
+
+    def _labels(self, text: Text, encoding: Encoding, logits: np.ndarray, top_k: int | None) -> dict | list[dict]:
+        names, problem = self.config["id2label"], self.config.get("problem_type")
+        if problem == "regression":
+            scores = logits
+        elif problem == "multi_label_classification" or len(logits) == 1:
+            scores = (1 + np.tanh(logits / 2)) / 2  # the sigmoid, without overflow
+        else:
+            scores = _softmax(logits)
+        best = [{"label": names[str(index)], "score": float(scores[index])} for index in np.argsort(-scores)[:top_k]]
+        return best[0] if top_k is None else best
+
+    def _entities(self, text: str, encoding: Encoding, logits: np.ndarray, top_k: int | None) -> list[dict]:
+        """Join adjacent words of one tag; a word has the tag of its first token."""
+        scores, entities, last_word, last_kind = _softmax(logits), [], None, "O"
+        for token, word in enumerate(encoding.word_ids):
+            if word is None:  # a special token or padding
+                continue
+            start, end = encoding.offsets[token]
+            if word == last_word:
+                if last_kind != "O":
+                    entities[-1]["end"] = end
+                continue
+            tag = self.config["id2label"][str(scores[token].argmax())]
+            kind = tag[2:] if tag.startswith(("B-", "I-")) else tag
+            if kind != "O":
+                if kind != last_kind or tag.startswith("B-"):
+                    entities.append({"entity_group": kind, "score": [], "start": start})
+                entities[-1]["score"].append(scores[token].max())
+                entities[-1]["end"] = end
+            last_word, last_kind = word, kind
+        return [
+            entity | {"score": float(np.mean(entity["score"])), "word": text[entity["start"] : entity["end"]]}
+            for entity in entities
+        ]
+
+    def _fillings(self, text: str, encoding: Encoding, logits: np.ndarray, top_k: int | None) -> list:
+        ids = [number for number, is_real in zip(encoding.ids, encoding.attention_mask) if is_real]
+        first = encoding.attention_mask.index(1)  # padding may be on the left
+        masks = [place for place, number in enumerate(ids) if number == self.tokenizer.token_to_id(self.mask_token)]
+        if not masks:
+            raise ValueError(
+                f"{text[:60]!r} has no {self.mask_token} in its first {self.max_length} tokens; put it in place of a word"
+            )
+        results = []
+        for place in masks:
+            scores = _softmax(logits[first + place])
+            results.append([])
+            for token in np.argsort(-scores)[: top_k or 5].tolist():
+                filled = self.tokenizer.decode(
+                    [*ids[:place], token, *ids[place + 1 :]], skip_special_tokens=len(masks) == 1
+                )
+                word = self.tokenizer.decode([token], skip_special_tokens=False)
+                results[-1].append(
+                    {"score": float(scores[token]), "token": token, "token_str": word, "sequence": filled}
+                )
+        return results[0] if len(masks) == 1 else results
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return exponentials / exponentials.sum(axis=-1, keepdims=True)
+
+
+def _content(token: str | dict | None) -> str | None:
+    """The text of a special token, which tokenizer_config.json may describe by a dict."""
+    return token["content"] if isinstance(token, dict) else token
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """Name the file in an error of a library that reads it; tokenizers and the runtimes have no class for a damaged file."""
+    if not file.is_file():
+        raise FileNotFoundError(f"{file.parent} has no file {file.name}; export the model again")
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"{file} cannot be read ({' '.join(str(error).split())}); export the model again") from error
+
+
+def _start_onnxruntime(file: Path, dtype: str, num_threads: int | None) -> tuple[list[str], Run]:
+    try:
+        import onnxruntime
+    except ModuleNotFoundError as error:
+        raise ImportError("onnxruntime is not installed; pip install onnxruntime", name="onnxruntime") from error
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = num_threads or 0
+    with _reading(file):
+        session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return names, lambda inputs: dict(zip(names, session.run(None, inputs)))
+
+
+def _start_openvino(file: Path, dtype: str, num_threads: int | None) -> tuple[list[str], Run]:
+    try:
+        import openvino
+    except ModuleNotFoundError as error:
+        raise ImportError("openvino is not installed; pip install openvino", name="openvino") from error
+    options = {"INFERENCE_PRECISION_HINT": "bf16" if dtype == "bf16" else "f32"}
+    if num_threads:
+        options["INFERENCE_NUM_THREADS"] = num_threads
+    with _reading(file):
+        compiled = openvino.Core().compile_model(file, "CPU", options)
+    names = [output.get_any_name() for output in compiled.outputs]
+
+    def run(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        results = compiled.create_infer_request().infer(inputs)  # a request belongs to one thread
+        return {name: results[name] for name in names}
+
+    return names, run
+
+
+START = {"onnxruntime": _start_onnxruntime, "openvino": _start_openvino}

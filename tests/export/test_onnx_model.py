@@ -1,0 +1,230 @@
+"""OnnxModel: the results of sentence-transformers and of pipelines, without torch; one-line errors; many threads."""
+
+import json
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from conftest import SENTENCE
+from transformers import pipeline
+
+import neobert_hf
+from neobert_hf.embeddings.models import open_embedding_model
+from neobert_hf.export import OnnxModel, export_model
+
+TEXTS = [
+    *(line for line in Path(json.__file__).read_text("utf-8").splitlines() if len(line) > 40),
+    "",
+    "x",
+    "naïve café — λ, ∑; `np.ndarray` 🤗 camelCase",
+    "A text that is longer than the model reads. " * 30,
+]
+RUNTIMES = [("onnxruntime", "fp32"), ("openvino", "fp32")]
+
+
+@pytest.fixture(scope="module")
+def sentence_transformer():
+    return open_embedding_model(neobert_hf.MINI_MODEL_PATH, device="cpu")
+
+
+@pytest.mark.parametrize(("runtime", "dtype"), RUNTIMES)
+def test_encode_gives_the_embeddings_of_sentence_transformers(exported_mini, sentence_transformer, runtime, dtype):
+    """Within 1e-5, the error of float32 products in another order; the largest coordinate is 7."""
+    model = OnnxModel(exported_mini, dtype, runtime, num_threads=1)
+    sentence_transformer.prompts = model.prompts = {"query": "Which function returns ", "document": ""}
+    for options in ({}, {"normalize_embeddings": True}, {"prompt_name": "query"}, {"prompt": "a: ", "batch_size": 7}):
+        found, wanted = (each.encode(TEXTS, **options) for each in (model, sentence_transformer))
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5, err_msg=str(options))
+    assert model.encode("x").shape == (256,) and model.encode([]).shape == (0, 256)
+    with pytest.raises(ValueError, match=r"has no prompt 'passage'; choose from query, document"):
+        model.encode("x", prompt_name="passage")
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+def test_int8_embeddings_have_nearly_the_direction_of_float32(exported_mini, sentence_transformer, runtime):
+    """0.995 is what the export promises; the texts contain the empty one, whose words have the smallest weights."""
+    found = OnnxModel(exported_mini, "int8", runtime).encode(TEXTS, normalize_embeddings=True)
+    wanted = sentence_transformer.encode(TEXTS, normalize_embeddings=True)
+    assert (found * wanted).sum(1).min() > 0.995
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+def test_threads_that_share_a_model_get_their_own_results(exported_mini, runtime):
+    model = OnnxModel(exported_mini, runtime=runtime, num_threads=1)
+    wanted = [model.encode(text) for text in TEXTS]
+    with ThreadPoolExecutor(32) as threads:
+        for found, vector in zip(threads.map(model.encode, TEXTS * 4), wanted * 4):
+            np.testing.assert_array_equal(found, vector)
+
+
+def exported(model_class, config, tokenizer, folder, **options):
+    """A model with random weights that are large enough to show errors, and the exported folder."""
+    for name, value in options.items():
+        setattr(config, name, value)
+    torch.manual_seed(0)
+    model = model_class(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    export_model(folder / "model", folder / "exported")
+    return model, OnnxModel(folder / "exported")
+
+
+def assert_equal_results(found, wanted):
+    """Equal but for scores, within 1e-5, and `word`, which the pipeline takes from the tokens and we from the text."""
+    if isinstance(wanted, list):
+        assert len(found) == len(wanted)
+        for a, b in zip(found, wanted):
+            assert_equal_results(a, b)
+    else:
+        assert found.keys() == wanted.keys()
+        assert found["score"] == pytest.approx(wanted["score"], abs=1e-5)
+        for name in wanted.keys() - {"score", "word"}:
+            assert found[name] == wanted[name]
+        assert found.get("word", "").lower().replace(" ", "") == wanted.get("word", "").replace(" ", "")
+
+
+SENTENCES = [SENTENCE, "The fox", "a quick dog, and then unknowns: %", "sleeps"]
+
+
+def test_predict_classifies_as_the_pipeline_does(tiny_config, tokenizer, tmp_path):
+    model, onnx = exported(neobert_hf.NeoBERTForSequenceClassification, tiny_config, tokenizer, tmp_path, num_labels=3)
+    for kind in (None, "multi_label_classification", "regression"):
+        model.config.problem_type = onnx.config["problem_type"] = kind
+        classify = pipeline("text-classification", model=model, tokenizer=tokenizer)
+        assert_equal_results(onnx.predict(SENTENCES), classify(SENTENCES))
+        assert_equal_results(onnx.predict(SENTENCES, top_k=2), classify(SENTENCES, top_k=2))
+        pair = classify({"text": SENTENCE, "text_pair": "The fox"})
+        assert_equal_results(onnx.predict((SENTENCE, "The fox")), pair)
+
+
+def test_predict_finds_the_entities_of_the_pipeline(tiny_config, tokenizer, tmp_path):
+    labels = {0: "O", 1: "B-PLACE", 2: "I-PLACE", 3: "NOUN"}
+    model, onnx = exported(
+        neobert_hf.NeoBERTForTokenClassification, tiny_config, tokenizer, tmp_path, num_labels=4, id2label=labels
+    )
+    tag = pipeline("token-classification", model=model, tokenizer=tokenizer, aggregation_strategy="first")
+    wanted = tag(SENTENCES)
+    assert {entity["entity_group"] for entities in wanted for entity in entities} == {"PLACE", "NOUN"}
+    assert_equal_results(onnx.predict(SENTENCES), wanted)
+    assert_equal_results(onnx.predict(SENTENCE), wanted[0])
+
+
+def test_predict_fills_the_masks_of_the_pipeline(tiny_config, tokenizer, tmp_path):
+    model, onnx = exported(neobert_hf.NeoBERTForMaskedLM, tiny_config, tokenizer, tmp_path)
+    settings = tmp_path / "exported/tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"padding_side": "left"}))
+    fill = pipeline("fill-mask", model=model, tokenizer=tokenizer)
+    texts = ["the [MASK] fox jumps over the lazy dog", "[MASK] [MASK]", "the fox [MASK]"]
+    for each in (onnx, OnnxModel(tmp_path / "exported")):
+        for text, found in zip(texts, each.predict(texts)):
+            assert_equal_results(found, fill(text))
+    assert len(onnx.predict(texts[2], top_k=3)) == 3
+    with pytest.raises(
+        ValueError, match=r"'the fox' has no \[MASK\] in its first 64 tokens; put it in place of a word"
+    ):
+        onnx.predict(["a [MASK]", "the fox"])
+    with pytest.raises(ValueError, match=r"is no embedding model, its outputs are logits; use predict, or export"):
+        onnx.encode("the fox")
+
+
+def test_a_call_gives_the_outputs_of_a_head_that_has_no_method(tiny_config, tokenizer, tmp_path):
+    model, onnx = exported(neobert_hf.NeoBERTForQuestionAnswering, tiny_config, tokenizer, tmp_path)
+    pairs = [("the fox", SENTENCE), ("a dog", "jumps over")]
+    with torch.inference_mode():
+        wanted = model(**tokenizer(*zip(*pairs), padding=True, return_tensors="pt"))
+    outputs = onnx(pairs)
+    assert outputs.keys() == {"start_logits", "end_logits"}
+    real = np.isfinite(wanted.start_logits.numpy())
+    np.testing.assert_allclose(outputs["start_logits"][real], wanted.start_logits.numpy()[real], rtol=1e-5, atol=1e-4)
+    with pytest.raises(ValueError, match=r"has the outputs start_logits, end_logits, which predict does not read"):
+        onnx.predict("the fox")
+
+
+@pytest.mark.parametrize(
+    ("break_it", "options", "error", "words"),
+    [
+        (
+            lambda folder: shutil.rmtree(folder),
+            {},
+            FileNotFoundError,
+            "has no file onnx/model.onnx; write it: neobert export",
+        ),
+        (lambda folder: None, {"dtype": "fp16"}, FileNotFoundError, "neobert export MODEL OUT --to onnx --fp16"),
+        (
+            lambda folder: None,
+            {"dtype": "f32"},
+            ValueError,
+            "has no dtype='f32'; onnxruntime has fp32, fp16, int8; openvino",
+        ),
+        (lambda folder: None, {"runtime": "tensorrt"}, ValueError, "runtime='tensorrt' has no dtype='fp32'"),
+        (
+            lambda folder: (folder / "tokenizer.json").unlink(),
+            {},
+            FileNotFoundError,
+            "has no file tokenizer.json; export",
+        ),
+        (lambda folder: (folder / "config.json").write_text("{"), {}, ValueError, "config.json cannot be read"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{}"), {}, ValueError, "tokenizer.json cannot be read"),
+        (lambda folder: (folder / "onnx/model.onnx").write_bytes(b"a"), {}, ValueError, "model.onnx cannot be read"),
+        (
+            lambda folder: (folder / "openvino/openvino_model.xml").write_text("<"),
+            {"runtime": "openvino"},
+            ValueError,
+            "openvino_model.xml cannot be read",
+        ),
+    ],
+)
+def test_a_folder_that_cannot_run_is_refused_in_one_line(exported_mini, tmp_path, break_it, options, error, words):
+    folder = shutil.copytree(exported_mini, tmp_path / "folder")
+    break_it(folder)
+    with pytest.raises(error) as raised:
+        OnnxModel(folder, **options)
+    assert words in str(raised.value) and len(str(raised.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+def test_a_missing_runtime_is_named_with_its_command(exported_mini, monkeypatch, runtime):
+    monkeypatch.setitem(sys.modules, runtime, None)
+    with pytest.raises(ImportError, match=f"^{runtime} is not installed; pip install {runtime}$"):
+        OnnxModel(exported_mini, runtime=runtime)
+
+
+def test_an_element_that_is_no_text_is_named_with_its_number(exported_mini):
+    with pytest.raises(ValueError, match=r"^texts\[1\] is nan, which is no text; give str$"):
+        OnnxModel(exported_mini).encode(["a", float("nan")])
+
+
+def test_the_package_runs_an_exported_folder_where_torch_and_transformers_are_not_installed(exported_mini):
+    script = f"""
+import sys
+sys.modules.update(torch=None, transformers=None)
+import neobert_hf
+from neobert_hf.export import OnnxModel
+print(neobert_hf.__version__, OnnxModel({str(exported_mini)!r}).encode("Open a file.")[:3].tolist())
+assert not hasattr(neobert_hf, "nothing")
+try:
+    from neobert_hf import NeoBERTModel
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    version, _, vector = first.partition(" ")
+    assert version == neobert_hf.__version__
+    np.testing.assert_array_equal(json.loads(vector), OnnxModel(exported_mini).encode("Open a file.")[:3].tolist())
+    assert second == "neobert_hf.NeoBERTModel needs torch; pip install torch"
+
+
+def test_every_public_name_exists_where_torch_is_installed():
+    assert all(hasattr(neobert_hf, name) for name in neobert_hf.__all__)
+    assert transformers.AutoConfig.for_model("neobert").model_type == "neobert"

@@ -1,0 +1,143 @@
+"""The server of examples/serve_embeddings.py: a real process, real HTTP, the client of OpenAI."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from conftest import run_main
+
+import neobert_hf
+from neobert_hf.export import OnnxModel, onnx_model
+
+EXAMPLE = Path(__file__).parents[2] / "examples/serve_embeddings.py"
+TEXTS = [f"Wait for {number} seconds and return the value. " * (1 + number % 4) for number in range(32)]
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@contextmanager
+def serving(folder, port, *options):
+    """A server process that answers; it is killed at the end."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(neobert_hf.__file__).parents[1])}
+    command = [sys.executable, str(EXAMPLE), str(folder), "--port", str(port), *options]
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    try:
+        while True:
+            assert process.poll() is None, process.stderr.read()
+            try:
+                httpx.get(f"http://127.0.0.1:{port}/docs")
+                break
+            except httpx.ConnectError:
+                time.sleep(0.1)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def url(exported_mini):
+    port = free_port()
+    with serving(exported_mini, port):
+        yield f"http://127.0.0.1:{port}/v1"
+
+
+@pytest.fixture(scope="module")
+def model(exported_mini):
+    return OnnxModel(exported_mini, num_threads=1)
+
+
+def vectors_of(model, texts):
+    return model.encode(texts, normalize_embeddings=True)  # OpenAI's have length 1
+
+
+def test_the_client_of_openai_gets_the_vectors_of_encode_with_length_1(url, model):
+    """The client asks for base64 by default, which holds every bit."""
+    openai = pytest.importorskip("openai", reason="the client of OpenAI is not installed (pip install openai)")
+    client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+    answer = client.embeddings.create(input=TEXTS, model="mini")
+    np.testing.assert_array_equal([row.embedding for row in answer.data], vectors_of(model, TEXTS))
+    assert [row.index for row in answer.data] == list(range(32)) and answer.model == "mini"
+    assert answer.usage.prompt_tokens == sum(len(model.tokenizer.encode(text).ids) for text in TEXTS)
+    one = client.embeddings.create(input=TEXTS[0], model="mini", encoding_format="float").data[0].embedding
+    np.testing.assert_allclose(one, vectors_of(model, TEXTS[0]), rtol=1e-5, atol=1e-7)
+    with pytest.raises(openai.BadRequestError, match="input is empty; give a text, or a list of texts"):
+        client.embeddings.create(input=[], model="mini")
+
+
+def test_32_clients_at_once_get_their_own_vectors(url, model):
+    wanted = [vectors_of(model, text) for text in TEXTS]
+
+    def ask(text):
+        return httpx.post(f"{url}/embeddings", json={"input": text, "model": "mini"}, timeout=300).json()
+
+    with ThreadPoolExecutor(32) as clients:
+        for answer, vector in zip(clients.map(ask, TEXTS * 5), wanted * 5):
+            np.testing.assert_allclose(answer["data"][0]["embedding"], vector, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b'{"input": [], "model": "mini"}', "input is empty"),
+        (b'{"input": ["a", ""], "model": "mini"}', "input is empty"),
+        (b'{"input": ["a", "%s"], "model": "mini"}' % (b"word " * 200), "input[1] has more than 128 tokens"),
+        (b'{"input": [[101, 2003]], "model": "mini"}', "input.str: Input should be a valid string"),
+        (b'{"input": "a"}', "model: Field required"),
+        (b'{"input": "a", "model": "mini", "dimensions": 64}', "dimensions: Extra inputs are not permitted"),
+        (b'{"input": "a", "model": "mini", "encoding_format": "int8"}', "encoding_format: Input should be 'float' or"),
+        (b'{"input": "\\ud800", "model": "mini"}', "input is no valid Unicode"),
+        (b'{"input": "a', "JSON decode error"),
+        (b"", "body: Field required"),
+    ],
+)
+def test_a_request_without_an_answer_gets_the_error_form_of_openai(url, body, words):
+    answer = httpx.post(f"{url}/embeddings", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["type"] == "invalid_request_error" and words in error["message"]
+    assert len(error["message"].splitlines()) == 1
+
+
+def test_a_killed_server_starts_again_on_its_port(exported_mini):
+    port = free_port()
+    answers = []
+    for _ in range(2):
+        with serving(exported_mini, port, "--dtype", "int8") as process:
+            body = {"input": "Open a file.", "model": "mini"}
+            answers.append(httpx.post(f"http://127.0.0.1:{port}/v1/embeddings", json=body).json())
+            process.send_signal(signal.SIGKILL)
+            assert process.wait() == -signal.SIGKILL
+    assert answers[0] == answers[1]
+
+
+def test_a_folder_without_an_embedding_model_ends_the_command_with_one_line(
+    exported_mini, tmp_path, capsys, monkeypatch
+):
+    import serve_embeddings
+
+    with pytest.raises(SystemExit, match="2"):
+        run_main(serve_embeddings, tmp_path)
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert (
+        last.startswith("serve_embeddings.py: error: ")
+        and "has no file onnx/model.onnx; write it: neobert export" in last
+    )
+    start = onnx_model.START["onnxruntime"]
+    monkeypatch.setitem(onnx_model.START, "onnxruntime", lambda *options: (["logits"], start(*options)[1]))
+    with pytest.raises(SystemExit, match="2"):
+        run_main(serve_embeddings, exported_mini)
+    assert "is no embedding model, its outputs are logits" in capsys.readouterr().err.splitlines()[-1]
