@@ -15,7 +15,7 @@ demo: .venv/demo
 	$(BIN)/python examples/documentation_search/search.py $(QUESTIONS)
 
 test: .venv/dev
-	$(PYTEST) -m "not gpu and not adversary"
+	$(PYTEST) -m "not gpu and not adversary and not runtime"
 
 # The tests that depend on the processor, with the instructions of a processor without AVX-512.
 test-avx2: export ATEN_CPU_CAPABILITY = avx2
