@@ -216,6 +216,37 @@ def convert(parser: Parser) -> Run:
     return run
 
 
+def export(parser: Parser) -> Run:
+    """Write a model for other runtimes: ONNX, OpenVINO, GGUF.
+
+    neobert export runs/embeddings exported
+    neobert export chandar-lab/NeoBERT exported --task feature-extraction --int8
+    neobert export runs/classifier exported --to onnx openvino gguf --dtype q8_0
+
+    Each ONNX and OpenVINO file is compared with torch. The folder appears only if all files agree.
+    """
+    add = parser.add_argument
+    add("source", metavar="SRC", help="Model with or without a head, or embedding model: folder or Hub id.")
+    add("out", metavar="OUT", help="Folder to write, new or empty.")
+    text = "Formats to write."
+    add("--to", nargs="+", choices=("onnx", "openvino", "gguf"), default=["onnx"], help=text)
+    add("--int8", action="store_true", help="Also write ONNX and OpenVINO files in int8.")
+    add("--fp16", action="store_true", help="Also write an ONNX file in float16.")
+    text = "Numbers of the GGUF file."
+    add("--dtype", choices=("f32", "f16", "q8_0"), default="f32", help=text)
+    text = "What to export: feature-extraction, fill-mask, text-classification, token-classification, question-answering or "
+    text += "sentence-similarity. Default: that for which the model was saved."
+    add("--task", metavar="TASK", help=text)
+
+    def run(**options) -> None:
+        from neobert_hf.export import export_model
+
+        _prepare()
+        print(json.dumps(export_model(**options)))
+
+    return run
+
+
 def _skip_torch() -> None:
     """Import the package's modules without its `__init__`, and transformers without torch: 4 s and 300 MB less.
 
@@ -238,7 +269,7 @@ def _prepare() -> None:
         logging.disable_progress_bar()
 
 
-COMMANDS = (embed, search, tokenize, doctor, convert)
+COMMANDS = (embed, search, tokenize, doctor, convert, export)
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):

@@ -1,0 +1,217 @@
+"""`export_model`: one folder with a model for other runtimes, compared with torch before it appears."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import logging
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from ..data.files import saving, write_json, writing
+from ..data.origins import keep_known_settings, resolve
+from .graphs import EmbeddingGraph, Graph, open_graph
+from .onnx import onnx_runner, write_fp16, write_int8, write_onnx
+from .openvino import openvino_runner, write_openvino, write_openvino_int8
+from .parity import Reference, Run
+
+# Packages of each format; an extra has its name.
+PACKAGES = {
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "openvino": ("onnx", "onnxscript", "onnxruntime", "openvino", "nncf"),
+    "gguf": ("gguf",),
+}
+DTYPES = ("f32", "f16", "q8_0")
+LARGEST_FILE = 2**31 - 2**20  # bytes of an ONNX file: protobuf's limit, less the graph itself
+
+
+def export_model(
+    source: str | Path,
+    out: str | Path,
+    to: Iterable[str] = ("onnx",),
+    int8: bool = False,
+    fp16: bool = False,
+    dtype: str = "f32",
+    task: str | None = None,
+) -> dict[str, Any]:
+    """Write a folder that other runtimes read: ONNX, OpenVINO or GGUF files, config and tokenizer.
+
+    Args:
+        source: Folder or Hub id of a NeoBERT, with or without a head, or of an embedding model.
+        out: Folder to write, new or empty. It appears when it is complete and agrees with torch.
+        to: Formats: "onnx", "openvino", "gguf".
+        int8: Also write ONNX and OpenVINO files in int8.
+        fp16: Also write an ONNX file in float16.
+        dtype: Numbers of the GGUF file: "f32", "f16" or "q8_0".
+        task: What to export, such as "fill-mask" or "feature-extraction"; by default that for which the model was saved.
+
+    Returns:
+        The folder, its task, and for each file its size in bytes and its largest errors.
+
+    Raises:
+        ValueError: The model cannot be exported, a file differs from torch more than its limit, or an argument is wrong.
+        OSError: A file cannot be read or written.
+        ImportError: A package is missing.
+    """
+    formats = _check_formats(to, int8, fp16, dtype)
+    folder, out = resolve(source), Path(out)
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ValueError(f"{out} exists and is not an empty folder; choose another one")
+    if out.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(f"{out} is inside the model's folder, which is never changed; choose another folder")
+    with _quiet():
+        graph = open_graph(folder, task)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            saving(out, "nothing is left of it"),
+            tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as beside,
+        ):
+            built = Path(beside, out.name)
+            built.mkdir()
+            files = _write_gguf(folder, built, dtype) if "gguf" in formats else {}
+            if len(formats) > ("gguf" in formats):
+                files |= _write_graphs(graph, built, formats, int8, fp16)
+            write_settings(graph, built)
+            if out.exists():
+                out.rmdir()
+            os.replace(built, out)
+    return {"folder": str(out), "task": graph.task, "files": files}
+
+
+def _check_formats(to: Iterable[str], int8: bool, fp16: bool, dtype: str) -> list[str]:
+    """Return the formats as a list, after a check of the arguments and of the packages that they need."""
+    formats = [to] if isinstance(to, str) else list(to)
+    if not formats or (unknown := [name for name in formats if name not in PACKAGES]):
+        raise ValueError(f"to={unknown[0] if formats else formats!r} is no format; choose from {', '.join(PACKAGES)}")
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}")
+    if dtype != "f32" and "gguf" not in formats:
+        raise ValueError(
+            f"dtype={dtype!r} is of GGUF files; add gguf to the formats, or choose int8 or fp16 for the others"
+        )
+    if int8 and formats == ["gguf"]:
+        raise ValueError("int8 is of ONNX and OpenVINO files; for GGUF choose dtype q8_0")
+    if fp16 and "onnx" not in formats:
+        raise ValueError("fp16 is of ONNX files; add onnx to the formats, or leave it out")
+    for name in formats:
+        if missing := [package for package in PACKAGES[name] if importlib.util.find_spec(package) is None]:
+            raise ImportError(f"{' and '.join(missing)} not installed; install: pip install 'neobert_hf[{name}]'")
+    return formats
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide what exporters and runtimes print and warn of, which concerns their own code."""
+    before = logging.root.manager.disable
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(before)
+
+
+def _write_gguf(folder: Path, built: Path, dtype: str) -> dict[str, dict]:
+    """Write the GGUF file, and return its entry of the report."""
+    from .gguf import write_gguf
+
+    file = built / f"model-{dtype}.gguf"
+    write_gguf(folder, file, dtype)
+    return {file.name: {"bytes": file.stat().st_size}}
+
+
+def _write_graphs(graph: Graph, built: Path, formats: list[str], int8: bool, fp16: bool) -> dict[str, dict]:
+    """Write the ONNX and OpenVINO files, compare them with torch, and return their entries of the report."""
+    num_bytes = sum(4 * parameter.numel() for parameter in graph.parameters())
+    if num_bytes > LARGEST_FILE:
+        raise ValueError(
+            f"the model takes {num_bytes / 1e9:.1f} GB, and an ONNX file holds at most 2 GB; choose a smaller model"
+        )
+    reference = Reference(graph)
+    whole = built / "onnx" / "model.onnx"
+    whole.parent.mkdir()
+    write_onnx(graph, whole)
+    onnx, openvino = "onnx" in formats, "openvino" in formats
+    files = [
+        (onnx and int8, "onnx/model_quantized.onnx", write_int8, onnx_runner, "int8"),
+        (onnx and fp16, "onnx/model_fp16.onnx", write_fp16, onnx_runner, "float16"),
+        (openvino, "openvino/openvino_model.xml", write_openvino, openvino_runner, "float32"),
+        (
+            openvino and int8,
+            "openvino/openvino_model_qint8_quantized.xml",
+            write_openvino_int8,
+            openvino_runner,
+            "int8",
+        ),
+    ]
+    report = {"onnx/model.onnx": _describe(whole, onnx_runner, reference, "float32")}
+    for is_wanted, name, write, runner, kind in files:
+        if is_wanted:
+            file = built / name
+            file.parent.mkdir(exist_ok=True)
+            write(whole, file)
+            report[name] = _describe(file, runner, reference, kind)
+    if not onnx:
+        shutil.rmtree(whole.parent)
+        del report["onnx/model.onnx"]
+    return report
+
+
+def _describe(file: Path, runner: Callable[..., Run], reference: Reference, kind: str) -> dict:
+    """The size of a file in bytes, and its differences from torch."""
+    num_bytes = sum(part.stat().st_size for part in (file, file.with_suffix(".bin")) if part.exists())
+    return {"bytes": num_bytes, **reference.check(file, runner(file, reference.outputs), kind)}
+
+
+def write_settings(graph: Graph, folder: Path) -> None:
+    """Write config, tokenizer, and the modules of an embedding model; config.json last, without which no tool loads a folder."""
+    config, tokenizer = graph.model.config, graph.tokenizer
+    if tokenizer is not None:
+        tokenizer.model_max_length = graph.longest
+        tokenizer.backend_tokenizer.no_truncation()  # the settings of the last call
+        tokenizer.backend_tokenizer.no_padding()
+        tokenizer.save_pretrained(folder)
+        write_json(folder / "special_tokens_map.json", tokenizer.special_tokens_map)  # fastembed reads it
+    if isinstance(graph, EmbeddingGraph):
+        _write_modules(graph, folder)
+    config.architectures = [type(graph.model).__name__]
+    keep_known_settings(config, folder)
+    with writing(folder / "config.json") as file:  # save_pretrained of the config would add code
+        file.write(config.to_json_string().encode())
+
+
+def _write_modules(graph: EmbeddingGraph, folder: Path) -> None:
+    """Write what sentence-transformers 3.4 to 6.2 and servers read beside a graph; weights and Dense are in the graph."""
+    import sentence_transformers
+
+    from ..embeddings.common_form import POOLING_MODES
+
+    model = graph.whole
+    kinds = {"": "Transformer", "1_Pooling": "Pooling"} | (
+        {"2_Normalize": "Normalize"} if graph.ends_normalized else {}
+    )
+    modules = [
+        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for index, (path, kind) in enumerate(kinds.items())
+    ]
+    write_json(folder / "modules.json", modules)
+    flags = {flag: mode == graph.pooling_mode for mode, flag in POOLING_MODES.items()}
+    (folder / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": graph.dimension, **flags, "include_prompt": True}
+    write_json(folder / "1_Pooling" / "config.json", pooling)
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": graph.longest, "do_lower_case": False})
+    settings = {
+        "__version__": {"sentence_transformers": sentence_transformers.__version__},
+        "model_type": "SentenceTransformer",
+        "prompts": model.prompts,
+        "default_prompt_name": model.default_prompt_name,
+        "similarity_fn_name": model.similarity_fn_name,
+    }
+    write_json(folder / "config_sentence_transformers.json", settings)

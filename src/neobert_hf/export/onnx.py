@@ -1,0 +1,70 @@
+"""ONNX files of a graph: float32 by torch's exporter, int8 and float16 by the tools of ONNX Runtime.
+
+The files are in opset 20, the default of torch 2.13. `transformers.exporters` writes the same graph, but always two files, and
+transformers.js and fastembed read the weights of one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch.export import Dim
+
+from .graphs import Graph
+
+OPSET = 20
+INPUTS = ("input_ids", "attention_mask")
+
+
+def write_onnx(graph: Graph, file: Path) -> None:
+    """Write the graph in float32 as one file, with free numbers of rows and columns.
+
+    Args:
+        graph: What to export.
+        file: The file; its folder exists.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    # No size of the example equals another one, and none is 1: the exporter would take it for a constant.
+    input_ids = torch.full((3, 7), 5)
+    attention_mask = torch.ones_like(input_ids)
+    attention_mask[1, 5:], attention_mask[2, :2] = 0, 0
+    program = torch.onnx.export(
+        graph.eval(),
+        kwargs={"input_ids": input_ids, "attention_mask": attention_mask},
+        dynamo=True,
+        input_names=INPUTS,
+        output_names=graph.outputs,
+        dynamic_shapes={name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in INPUTS},
+        opset_version=OPSET,
+        external_data=False,
+        verbose=False,
+    )
+    program.save(file)
+
+
+def write_int8(source: Path, file: Path) -> None:
+    """Write an ONNX file with weights in int8, a scale for each channel; activations are rounded when the model runs."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    quantize_dynamic(
+        source, file, op_types_to_quantize=["MatMul", "Gather"], per_channel=True, weight_type=QuantType.QInt8
+    )
+
+
+def write_fp16(source: Path, file: Path) -> None:
+    """Write an ONNX file with float16 inside; inputs and outputs stay float32."""
+    import onnx
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    onnx.save(convert_float_to_float16(onnx.load(source), keep_io_types=True), file)
+
+
+def onnx_runner(file: Path, outputs: tuple[str, ...]):
+    """Return a function that runs an ONNX file in ONNX Runtime on the CPU: inputs by name to a list of outputs."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    return lambda inputs: session.run(outputs, inputs)

@@ -1,0 +1,153 @@
+"""The comparison of an exported file with torch, before the file is handed over.
+
+Float files are compared on eight batches of random tokens: padding on either side, one row, one column, and lengths that the
+exporter has not seen. Files in int8 are compared on real texts: random tokens say little about rounding.
+
+Axes: `B` rows, `L` columns.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from .graphs import Graph
+
+Arrays = dict[str, np.ndarray]
+Run = Callable[[Arrays], Sequence[np.ndarray]]  # inputs by name to the outputs of the graph, in its order
+
+LONG = 512  # tokens; runtimes differ more in sums over so many
+# Largest error over largest value: in batches shorter than LONG, and in the others.
+LIMITS = {"float32": (1e-5, 1e-4), "float16": (1e-2, 1e-2)}
+SMALLEST_COSINE = 0.995  # of an int8 file
+NUM_TEXTS, TEXT_TOKENS = 64, 128
+
+
+class Reference:
+    """Inputs of the comparison, and what torch computes for them.
+
+    Args:
+        graph: The graph that is exported.
+    """
+
+    def __init__(self, graph: Graph):
+        self.outputs, self.task = graph.outputs, graph.task
+        config = graph.model.config
+        inputs = random_batches(config.vocab_size, config.pad_token_id or 0, min(LONG, graph.longest))
+        self.batches = {name: (batch, self._compute(graph, batch)) for name, batch in inputs.items()}
+        by_output = zip(*(wanted for _, wanted in self.batches.values()))
+        # Over all batches, because the logits of one may be near zero.
+        self.scales = [max(np.abs(values).max() for values in output) for output in by_output]
+        texts = text_batches(graph.tokenizer, graph.longest) if graph.tokenizer else inputs.values()
+        self.texts = [(batch, self._compute(graph, batch)) for batch in texts]
+
+    def check(self, file: Path, run: Run, kind: str) -> dict:
+        """Compare a file with torch.
+
+        Args:
+            file: The file, for the message.
+            run: Computes the outputs of the file.
+            kind: "float32", "float16" or "int8".
+
+        Returns:
+            `errors`, the largest error over the largest value by batch; for int8 `smallest_cosine`.
+
+        Raises:
+            ValueError: The file differs more than its limit.
+        """
+        if kind == "int8":
+            cosine = self._smallest_cosine(run)
+            if not cosine >= SMALLEST_COSINE:  # also if it is not a number
+                raise ValueError(
+                    f"{file.name} has a cosine of {cosine:.4f} with torch on real texts, less than {SMALLEST_COSINE}; export "
+                    "without --int8"
+                )
+            return {"smallest_cosine": round(cosine, 5)}
+        errors = {name: self._error(run(batch), batch, wanted) for name, (batch, wanted) in self.batches.items()}
+        for name, error in errors.items():
+            limit = LIMITS[kind][self.batches[name][0]["input_ids"].shape[1] >= LONG]
+            if not error <= limit:
+                remedy = "export without --fp16" if kind == "float16" else "update torch and the runtime"
+                raise ValueError(
+                    f"{file.name} differs from torch by {error:.1e} of the largest value in the batch '{name}', more than "
+                    f"{limit}; {remedy}"
+                )
+        return {"errors": {name: float(f"{error:.2g}") for name, error in errors.items()}}
+
+    def _compute(self, graph: Graph, batch: Arrays) -> list[np.ndarray]:
+        with torch.inference_mode():
+            found = graph.reference(**{name: torch.from_numpy(values) for name, values in batch.items()})
+        return self._without_padding(batch, [output.numpy() for output in found])
+
+    def _without_padding(self, batch: Arrays, found: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The outputs with zeros at padding, whose values mean nothing."""
+        is_real_BL = batch["attention_mask"] != 0
+        return [
+            np.where(is_real_BL.reshape(*is_real_BL.shape, *[1] * (values.ndim - 2)), values, 0)
+            if values.ndim == 3 or name in ("start_logits", "end_logits")
+            else values
+            for name, values in zip(self.outputs, found)
+        ]
+
+    def _error(self, found: Sequence[np.ndarray], batch: Arrays, wanted: Sequence[np.ndarray]) -> float:
+        triples = zip(self._without_padding(batch, found), wanted, self.scales)
+        return max(float(np.abs(a - b).max() / scale) for a, b, scale in triples)
+
+    def _smallest_cosine(self, run: Run) -> float:
+        """The smallest cosine of an output for a text; for the few logits of a classifier, that over all texts."""
+        found = [self._without_padding(batch, run(batch)) for batch, _ in self.texts]
+        cosines = []
+        for index in range(len(self.outputs)):
+            rows = [
+                (a.reshape(len(a), -1), b.reshape(len(b), -1))
+                for a, b in ((outputs[index], wanted[index]) for outputs, (_, wanted) in zip(found, self.texts))
+            ]
+            if self.task == "text-classification":
+                rows = [tuple(np.concatenate(side).reshape(1, -1) for side in zip(*rows))]
+            cosines += [(a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1) for a, b in rows]
+        return float(np.concatenate(cosines).min())
+
+
+def random_batches(vocab_size: int, pad_id: int, longest: int) -> dict[str, Arrays]:
+    """Return eight batches of random tokens by name; none has the shape of the exporter's example.
+
+    Args:
+        vocab_size: Ids are below this.
+        pad_id: Id of padding.
+        longest: Length in tokens of the longest sequence.
+    """
+    shapes = {
+        "5 ragged, padding right": ([3, 17, 40, 9, 1], False),
+        "5 ragged, padding left": ([3, 17, 40, 9, 1], True),
+        "2 long, padding left": ([200, 37], True),
+        "7 x 33": ([33] * 7, False),
+        "1 x 1": ([1], False),
+        "1 x 64": ([64], False),
+        "6 x 1": ([1] * 6, False),
+        f"1 x {longest}": ([longest], False),
+    }
+    generator = np.random.default_rng(0)
+    batches = {}
+    for name, (lengths, pads_left) in shapes.items():
+        lengths = np.minimum(lengths, longest)
+        columns = np.arange(lengths.max())
+        is_real = columns < lengths[:, None]
+        is_real = is_real[:, ::-1] if pads_left else is_real
+        ids = np.where(is_real, generator.integers(0, vocab_size, is_real.shape), pad_id)
+        batches[name] = {"input_ids": ids.astype(np.int64), "attention_mask": is_real.astype(np.int64)}
+    return batches
+
+
+def text_batches(tokenizer: PreTrainedTokenizerBase, longest: int) -> list[Arrays]:
+    """Return batches of eight real texts, the documentation of Python's built-in names, which every machine has."""
+    texts = [value.__doc__ for _, value in sorted(vars(builtins).items()) if getattr(value, "__doc__", None)][
+        :NUM_TEXTS
+    ]
+    options = {"padding": True, "truncation": True, "max_length": min(TEXT_TOKENS, longest), "return_tensors": "np"}
+    batches = [tokenizer(texts[start : start + 8], **options) for start in range(0, len(texts), 8)]
+    return [{name: batch[name].astype(np.int64) for name in ("input_ids", "attention_mask")} for batch in batches]
