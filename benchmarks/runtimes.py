@@ -27,6 +27,7 @@ from harness import docstrings, finish, median_and_spread, neobert_config, read_
 from ragged import stock_tokenizer
 from tqdm.auto import tqdm
 from transformers import AutoModel, AutoTokenizer
+from transformers.utils import logging
 
 import neobert_hf
 from neobert_hf.export import export_model
@@ -277,8 +278,11 @@ def main():
         raise SystemExit(f"--paths: {', '.join(sorted(unknown))} is not one of {', '.join(PATHS)}")
     packages = {PATHS[name].package for name in arguments.paths}
     if missing := [package for package in packages if not find_spec(package)]:
-        raise SystemExit(f"{', '.join(missing)} is not installed; install it, or leave its paths out of --paths")
+        raise SystemExit(
+            f"{', '.join(missing)} is not installed; install it (llama_cpp: llama-cpp-python), or choose other --paths"
+        )
     torch.set_num_threads(arguments.num_threads)
+    logging.disable_progress_bar()  # of loading weights
     neobert_hf.tune_allocator()
     folder, batches = Path(arguments.folder), make_batches()
     make_files(arguments, folder)
