@@ -218,7 +218,7 @@ def runtimes(result: dict) -> str:
     for path in result["paths"]:
         measured = [cells[path["path"], batch] for batch in batches]
         speeds = [
-            f"{row['milliseconds']:,.0f}" if row["sequences"] == 1 else f"{row['tokens_per_s']:,.0f}"
+            f"{row['milliseconds']:,.1f}" if row["sequences"] == 1 else f"{row['tokens_per_s']:,.0f}"
             for row in measured
         ]
         accuracy = [f"{path['error']:.1e}", f"{path['cosine']:.4f}"]

@@ -265,8 +265,8 @@ def compare(run: Run, batches: dict[str, Batch], wanted: dict[str, torch.Tensor]
 
 
 def timed(run: Run, batch: Batch) -> float:
-    """Seconds of a batch, when the threads of the runtime before this one sleep: they wait for work by spinning, for some ms."""
-    time.sleep(0.03)
+    """Seconds of a batch, after a pause: the threads of the runtime before this one spin for some time before they sleep."""
+    time.sleep(0.1)
     started = time.perf_counter()
     run(batch)
     return time.perf_counter() - started
