@@ -228,7 +228,8 @@ def runtimes(result: dict) -> str:
     ragged = next((row for row in batches.values() if row["real_share"] < 1), None)
     padding = f"; of the padded batch, {ragged['real_share']:.0%} are tokens" if ragged else ""
     note = f"{result['settings']['num_threads']} threads; smallest cosine of a token{padding}"
-    return f"{table}\n\n{note}. {spread(result)}"
+    versions = "".join(f", {name} {version}" for name, version in result["runtimes"].items())
+    return f"{table}\n\n{note}. {spread(result)[:-1]}{versions}."
 
 
 SPECIAL = (throughput, cpu_kernels, contextual_speed, corpus_cipher, embeddings, few_examples, packing_plan, runtimes)

@@ -17,6 +17,7 @@ import atexit
 import os
 import time
 from collections.abc import Callable
+from importlib.metadata import packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -306,6 +307,8 @@ def main():
         with torch.inference_mode():
             errors = compare(runs[path.label], batches, wanted)
         paths.append({"path": path.label, "command": path.command, "mb": size_mb(folder / path.file), **errors})
+    names = packages_distributions()
+    runtimes = {name: version(name) for name in sorted(names[package][0] for package in packages - {"torch"})}
     for name, batch in batches.items():
         size, num_tokens = len(batch["input_ids"]), int(batch["attention_mask"].sum())
         turns = {label: lambda run=run, batch=batch: timed(run, batch) for label, run in runs.items()}
@@ -316,7 +319,7 @@ def main():
             speed = {"milliseconds": median * 1000, "tokens_per_s": num_tokens / median, "spread": spread}
             filled = {"sequences": size, "tokens": num_tokens, "real_share": num_tokens / batch["input_ids"].numel()}
             rows.append({"path": label, "batch": name, **filled, **speed})
-        finish("runtimes", rows, arguments, paths=paths)
+        finish("runtimes", rows, arguments, paths=paths, runtimes=runtimes)
 
 
 if __name__ == "__main__":
