@@ -215,7 +215,29 @@ def few_examples(result: dict) -> str:
     return f"{table}\n\n{note} {source(result)}."
 
 
-SPECIAL = (throughput, cpu_kernels, contextual_speed, corpus_cipher, embeddings, few_examples, packing_plan)
+def runtimes(result: dict) -> str:
+    """Error, size and speed of each runtime: milliseconds of one sentence, tokens/s of a batch, and the command."""
+    cells = {(row["path"], row["batch"]): row for row in result["rows"]}
+    batches = {row["batch"]: row for row in result["rows"]}
+    rows = []
+    for path in result["paths"]:
+        measured = [cells[path["path"], batch] for batch in batches]
+        speeds = [
+            f"{row['milliseconds']:,.1f}" if row["sequences"] == 1 else f"{row['tokens_per_s']:,.0f}"
+            for row in measured
+        ]
+        accuracy = [f"{path['error']:.1e}", f"{path['cosine']:.4f}"]
+        rows.append([path["path"], *accuracy, f"{path['mb']:,.0f}", *speeds, f"`{path['command']}`"])
+    units = [f"{name}: {'ms' if row['sequences'] == 1 else 'tokens/s'}" for name, row in batches.items()]
+    table = grid(rows, ["path", "error", "cosine", "MB", *units, "command"])
+    ragged = next((row for row in batches.values() if row["real_share"] < 1), None)
+    padding = f"; of the padded batch, {ragged['real_share']:.0%} are tokens" if ragged else ""
+    note = f"{result['settings']['num_threads']} threads; smallest cosine of a token{padding}"
+    versions = "".join(f", {name} {version}" for name, version in result["runtimes"].items())
+    return f"{table}\n\n{note}. {spread(result)[:-1]}{versions}."
+
+
+SPECIAL = (throughput, cpu_kernels, contextual_speed, corpus_cipher, embeddings, few_examples, packing_plan, runtimes)
 # other results are a list of rows
 RENDER = {function.__name__: function for function in SPECIAL} | {"evaluation": evaluation_report}
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pretraining
 import pytest
 import ragged
+import runtimes
 import throughput
 import torch
 import transformers
@@ -35,6 +36,8 @@ OPTIONS = {
     "adapting": "--package tqdm --vocab_size 300 --num_held_out 4 --num_steps 1 --eval_steps 1 --tokens_per_step 256",
     "few_examples": "--models mini --sizes 2 --seeds 0 --num_test 4 --steps 1 --epochs 1",
     "drop_in": f"--versions {transformers.__version__}",
+    "runtimes": f"--folder files --model {MINI_MODEL_PATH} --num_rounds 1 "
+    f"--num_threads {torch.get_num_threads()} --paths sdpa packed copy-int8 exported onnx onnx-int8",
     "embeddings": "--packages tqdm --num_pairs 4 --max_lengths 16 --num_rounds 1 --stsb glue",
     "serving": "--num_clients 2 --num_requests 4 --num_rounds 1",
 }
@@ -79,6 +82,24 @@ def test_log_normal_lengths_have_the_documented_mean(count):
     assert sum(lengths) / count == pytest.approx(128, rel=0.02)
 
 
+def test_packing_gives_each_real_token_its_states(tmp_path):
+    (tmp_path / "model").symlink_to(MINI_MODEL_PATH)
+    mask = torch.tensor([[1, 1, 1, 0], [0, 0, 1, 1], [0, 1, 0, 0]])
+    batches = {"": {"input_ids": torch.arange(5, 17).view(3, 4), "attention_mask": mask}}
+    with torch.inference_mode():
+        wanted = {"": runtimes.in_torch(runtimes.load(tmp_path, dtype=torch.float64))(batches[""])}
+        compared = runtimes.compare(runtimes.packed(tmp_path), batches, wanted)
+    assert compared["error"] < 1e-5 and compared["cosine"] > 1 - 1e-9  # float32
+
+
+def test_the_error_of_a_runtime_is_that_of_its_worst_real_token():
+    batch = {"attention_mask": torch.tensor([[1, 1], [1, 0]])}
+    wanted = torch.tensor([[[3.0, 4.0], [0.0, 8.0]], [[1.0, 0.0], [5.0, 5.0]]]).double()
+    states = torch.tensor([[[3.0, 4.0], [0.0, 6.0]], [[1.0, 1.0], [-99.0, 0.0]]])  # the last one is padding
+    compared = runtimes.compare(lambda batch: states, {"": batch}, {"": wanted})
+    assert compared == pytest.approx({"error": 2 / 8, "cosine": 0.5**0.5})
+
+
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_script_has_a_help_and_prints_json_in_its_last_line(name, tmp_path, monkeypatch, request):
     monkeypatch.chdir(tmp_path)
@@ -87,7 +108,7 @@ def test_every_script_has_a_help_and_prints_json_in_its_last_line(name, tmp_path
     if name == "embeddings":
         for needed in ("bm25s", "Stemmer"):
             pytest.importorskip(needed, reason="benchmarks/embeddings.py compares with BM25 (pip install -e .[bench])")
-    for module in (ragged, pretraining):
+    for module in (ragged, pretraining, runtimes):
         monkeypatch.setattr(module, "docstrings", lambda: docstrings("tqdm"))
     for stem in ("train", "dev"):
         Path("glue/CoLA").mkdir(parents=True, exist_ok=True)
@@ -108,3 +129,12 @@ def test_every_script_has_a_help_and_prints_json_in_its_last_line(name, tmp_path
 def test_an_unknown_model_is_refused_by_name():
     with pytest.raises(SystemExit, match="roberta is not one of ours"):
         run_main(throughput, "--models", "ours", "roberta")
+    with pytest.raises(SystemExit, match="tensorflow is not one of sdpa"):
+        run_main(runtimes, "--paths", "sdpa", "tensorflow")
+
+
+def test_a_runtime_that_is_not_installed_is_named_before_a_file_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(runtimes, "find_spec", lambda package: package == "torch")
+    with pytest.raises(SystemExit, match="openvino is not installed"):
+        run_main(runtimes, "--paths", "sdpa", "openvino", "--folder", str(tmp_path / "files"))
+    assert not any(tmp_path.iterdir())
