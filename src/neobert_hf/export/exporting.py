@@ -128,7 +128,6 @@ def _write_graphs(graph: Graph, built: Path, formats: list[str], int8: bool, fp1
     onnx, openvino = "onnx" in formats, "openvino" in formats
     files = [
         (onnx and int8, "onnx/model_quantized.onnx", write_int8, onnx_runner, "int8"),
-        (onnx and fp16, "onnx/model_fp16.onnx", write_fp16, onnx_runner, "float16"),
         (openvino, "openvino/openvino_model.xml", write_openvino, openvino_runner, "float32"),
         (
             openvino and int8,
@@ -137,6 +136,7 @@ def _write_graphs(graph: Graph, built: Path, formats: list[str], int8: bool, fp1
             openvino_runner,
             "int8",
         ),
+        (fp16, "onnx/model_fp16.onnx", lambda _, file: write_fp16(graph, file), onnx_runner, "float16"),
     ]
     report = {"onnx/model.onnx": _describe(whole, onnx_runner, reference, "float32")}
     for is_wanted, name, write, runner, kind in files:

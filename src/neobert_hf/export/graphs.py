@@ -60,7 +60,7 @@ class Graph(nn.Module):
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the outputs in the order of `outputs`; the inputs are (B, L)."""
         found = self.model(input_ids=input_ids, attention_mask=attention_mask)
-        return tuple(found[name] for name in self.outputs)
+        return tuple(found[name].float() for name in self.outputs)
 
     def reference(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The same as users of torch get it."""
@@ -114,7 +114,7 @@ class EmbeddingGraph(Graph):
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the states of the tokens (B, L, D) and the embeddings (B, D); the inputs are (B, L)."""
         features = {"input_ids": input_ids, "attention_mask": attention_mask}
-        features["token_embeddings"] = self.model(**features).last_hidden_state
+        features["token_embeddings"] = self.model(**features).last_hidden_state.float()
         for module in self.before:
             features = module(features)
         states = features["token_embeddings"]
@@ -223,9 +223,10 @@ def check_chain(model: SentenceTransformer, folder: Path) -> SentenceTransformer
     Raises:
         ValueError: A module cannot be exported; the message names it.
     """
-    if getattr(getattr(model[0], "config", None), "model_type", None) != "neobert":
+    kind = getattr(getattr(model[0], "config", None), "model_type", type(model[0]).__name__)
+    if kind != "neobert":
         raise ValueError(
-            f"{folder} computes with more or other than a NeoBERT, which cannot be exported; choose a NeoBERT"
+            f"{folder} begins with a model of the type {kind}, which cannot be exported; choose an embedding model on a NeoBERT"
         )
     kinds = [type(module).__name__ for module in model]
     if kinds.count("Pooling") != 1:

@@ -54,12 +54,14 @@ def write_int8(source: Path, file: Path) -> None:
     )
 
 
-def write_fp16(source: Path, file: Path) -> None:
-    """Write an ONNX file with float16 inside; inputs and outputs stay float32."""
-    import onnx
-    from onnxruntime.transformers.float16 import convert_float_to_float16
+def write_fp16(graph: Graph, file: Path) -> None:
+    """Write the graph with its network in float16, which stays so; inputs and outputs are those of `write_onnx`.
 
-    onnx.save(convert_float_to_float16(onnx.load(source), keep_io_types=True), file)
+    A converter of finished graphs also rounds the angles of positions, an error of a tenth of a radian at 200 tokens. The model
+    computes them, and its norms, in float32.
+    """
+    graph.model.half()
+    write_onnx(graph, file)
 
 
 def onnx_runner(file: Path, outputs: tuple[str, ...]):
