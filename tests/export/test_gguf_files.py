@@ -61,7 +61,7 @@ def write_classifier(folder, weights, tokenizer, names=LABELS, **config):
 
 def export(folder, file, *options, task=None):
     """Write the encoder of a masked language model, otherwise what was saved."""
-    is_masked_lm = "NeoBERTLMHead" in (folder / "config.json").read_text()
+    is_masked_lm = json.loads((folder / "config.json").read_text())["architectures"] == ["NeoBERTLMHead"]
     write_gguf(open_graph(folder, task or ("feature-extraction" if is_masked_lm else None)), file, *options)
 
 
