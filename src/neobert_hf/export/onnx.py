@@ -1,7 +1,7 @@
-"""ONNX files of a graph: float32 by torch's exporter, int8 and float16 by the tools of ONNX Runtime.
+"""ONNX files of a graph: float32 and float16 by torch's exporter, int8 by the tool of ONNX Runtime.
 
-The files are in opset 20, the default of torch 2.13. `transformers.exporters` writes the same graph, but always two files, and
-transformers.js and fastembed read the weights of one.
+The files are in opset 20, the default of torch 2.13. `transformers.exporters` calls the same exporter, but writes the weights to
+a second file, which transformers.js and fastembed do not read.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 from torch.export import Dim
+from torch.onnx.errors import OnnxExporterError
 
 from .graphs import Graph
 
@@ -18,30 +19,34 @@ INPUTS = ("input_ids", "attention_mask")
 
 
 def write_onnx(graph: Graph, file: Path) -> None:
-    """Write the graph in float32 as one file, with free numbers of rows and columns.
+    """Write the graph as one file, with free numbers of rows and columns.
 
     Args:
         graph: What to export.
         file: The file; its folder exists.
 
     Raises:
+        ValueError: The exporter of this version of torch fails.
         OSError: The file cannot be written.
     """
     # No size of the example equals another one, and none is 1: the exporter would take it for a constant.
     input_ids = torch.full((3, 7), 5)
     attention_mask = torch.ones_like(input_ids)
     attention_mask[1, 5:], attention_mask[2, :2] = 0, 0
-    program = torch.onnx.export(
-        graph.eval(),
-        kwargs={"input_ids": input_ids, "attention_mask": attention_mask},
-        dynamo=True,
-        input_names=INPUTS,
-        output_names=graph.outputs,
-        dynamic_shapes={name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in INPUTS},
-        opset_version=OPSET,
-        external_data=False,
-        verbose=False,
-    )
+    try:
+        program = torch.onnx.export(
+            graph.eval(),
+            kwargs={"input_ids": input_ids, "attention_mask": attention_mask},
+            dynamo=True,
+            input_names=INPUTS,
+            output_names=graph.outputs,
+            dynamic_shapes={name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in INPUTS},
+            opset_version=OPSET,
+            external_data=False,
+            verbose=False,
+        )
+    except OnnxExporterError as error:
+        raise ValueError(f"torch {torch.__version__} cannot export this model; install torch 2.13 or newer") from error
     program.save(file)
 
 
