@@ -10,8 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from oracle import CONFIG, write_checkpoint
-from sentence_transformers.base.modules import Dense
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+pytest.importorskip("gguf", reason="the export needs pip install -e '.[gguf,embed]'")
+
+import gguf
+from sentence_transformers.base.modules import Dense
 
 from neobert_hf import MINI_MODEL_PATH
 from neobert_hf.data.wordpiece import plain_tokenizer
@@ -19,8 +23,6 @@ from neobert_hf.embeddings.models import sentence_transformer
 from neobert_hf.export import export_model
 from neobert_hf.export.gguf import write_gguf
 from neobert_hf.export.graphs import EmbeddingGraph, open_graph
-
-gguf = pytest.importorskip("gguf")
 
 LABELS = ["bad", "good", "so so"]
 WHOLE_WORDS = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(str, range(91))])}
@@ -68,6 +70,16 @@ def export(folder, file, *options, task=None):
 def change_config(folder, **values):
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def change_last_token(folder, token):
+    """Replace the last token of the vocabulary, or remove it."""
+    content = json.loads((folder / "tokenizer.json").read_text())
+    vocab = content["model"]["vocab"]
+    last = max(vocab, key=vocab.get)
+    vocab.update({token: vocab[last]} if token else {})
+    del vocab[last]
+    (folder / "tokenizer.json").write_text(json.dumps(content))
 
 
 def read_back(file):
@@ -153,16 +165,19 @@ def test_vocabulary_marks_the_beginnings_of_words(tmp_path, encoder, tokenizer):
     assert (settings["normalizer.lowercase"], settings["normalizer.strip_accents"]) == (True, True)
 
 
-def test_embeddings_without_a_token_are_unused(tmp_path, encoder, tokenizer):
-    vocab = tokenizer.get_vocab()
-    last = max(vocab, key=vocab.get)
-    file = encoder / "tokenizer.json"
-    content = json.loads(file.read_text())
-    del content["model"]["vocab"][last]
-    file.write_text(json.dumps(content))
+def test_embeddings_without_a_token_are_unused(tmp_path, encoder):
+    change_last_token(encoder, None)
     export(encoder, tmp_path / "model.gguf")
     settings, tensors, _ = read_back(tmp_path / "model.gguf")
     assert len(settings["tokenizer.ggml.tokens"]) == len(tensors["token_embd.weight"]) == CONFIG["vocab_size"]
+    assert settings["tokenizer.ggml.token_type"][-1] == gguf.TokenType.UNUSED
+
+
+def test_a_token_that_llama_cpp_cannot_tell_from_a_word_is_unused(tmp_path, encoder):
+    change_last_token(encoder, "##\u2581fox")
+    export(encoder, tmp_path / "model.gguf")
+    settings, _, _ = read_back(tmp_path / "model.gguf")
+    assert settings["tokenizer.ggml.tokens"].count("\u2581fox") == 1
     assert settings["tokenizer.ggml.token_type"][-1] == gguf.TokenType.UNUSED
 
 
