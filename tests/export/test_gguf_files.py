@@ -1,19 +1,28 @@
 """The GGUF file against the checkpoint, and llama.cpp's results against the oracle's."""
 
+import ast
+import builtins
 import json
+import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 from oracle import CONFIG, write_checkpoint
-from sentence_transformers.base.modules import Dense
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
+pytest.importorskip("gguf", reason="the export needs pip install -e '.[gguf,embed]'")
+
+import gguf
+from sentence_transformers.base.modules import Dense
+
+from neobert_hf import MINI_MODEL_PATH
+from neobert_hf.data.wordpiece import plain_tokenizer
 from neobert_hf.embeddings.models import sentence_transformer
+from neobert_hf.export import export_model
 from neobert_hf.export.gguf import write_gguf
 from neobert_hf.export.graphs import EmbeddingGraph, open_graph
-
-gguf = pytest.importorskip("gguf")
 
 LABELS = ["bad", "good", "so so"]
 WHOLE_WORDS = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(str, range(91))])}
@@ -54,13 +63,23 @@ def write_classifier(folder, weights, tokenizer, names=LABELS, **config):
 
 def export(folder, file, *options, task=None):
     """Write the encoder of a masked language model, otherwise what was saved."""
-    is_masked_lm = "NeoBERTLMHead" in (folder / "config.json").read_text()
+    is_masked_lm = json.loads((folder / "config.json").read_text())["architectures"] == ["NeoBERTLMHead"]
     write_gguf(open_graph(folder, task or ("feature-extraction" if is_masked_lm else None)), file, *options)
 
 
 def change_config(folder, **values):
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def change_last_token(folder, token):
+    """Replace the last token of the vocabulary, or remove it."""
+    content = json.loads((folder / "tokenizer.json").read_text())
+    vocab = content["model"]["vocab"]
+    last = max(vocab, key=vocab.get)
+    vocab.update({token: vocab[last]} if token else {})
+    del vocab[last]
+    (folder / "tokenizer.json").write_text(json.dumps(content))
 
 
 def read_back(file):
@@ -146,16 +165,19 @@ def test_vocabulary_marks_the_beginnings_of_words(tmp_path, encoder, tokenizer):
     assert (settings["normalizer.lowercase"], settings["normalizer.strip_accents"]) == (True, True)
 
 
-def test_embeddings_without_a_token_are_unused(tmp_path, encoder, tokenizer):
-    vocab = tokenizer.get_vocab()
-    last = max(vocab, key=vocab.get)
-    file = encoder / "tokenizer.json"
-    content = json.loads(file.read_text())
-    del content["model"]["vocab"][last]
-    file.write_text(json.dumps(content))
+def test_embeddings_without_a_token_are_unused(tmp_path, encoder):
+    change_last_token(encoder, None)
     export(encoder, tmp_path / "model.gguf")
     settings, tensors, _ = read_back(tmp_path / "model.gguf")
     assert len(settings["tokenizer.ggml.tokens"]) == len(tensors["token_embd.weight"]) == CONFIG["vocab_size"]
+    assert settings["tokenizer.ggml.token_type"][-1] == gguf.TokenType.UNUSED
+
+
+def test_a_token_that_llama_cpp_cannot_tell_from_a_word_is_unused(tmp_path, encoder):
+    change_last_token(encoder, "##\u2581fox")
+    export(encoder, tmp_path / "model.gguf")
+    settings, _, _ = read_back(tmp_path / "model.gguf")
+    assert settings["tokenizer.ggml.tokens"].count("\u2581fox") == 1
     assert settings["tokenizer.ggml.token_type"][-1] == gguf.TokenType.UNUSED
 
 
@@ -239,3 +261,151 @@ def test_normalizers_that_llama_cpp_lacks_are_named(tmp_path, encoder, caplog):
     caplog.clear()
     export(encoder, tmp_path / "model.gguf")
     assert not caplog.text
+
+
+def in_llama_cpp(file, rows, pooling="UNSPECIFIED", num_values=None):
+    """llama.cpp's numbers for rows of token ids: in one packed call, and one by one for token states."""
+    import llama_cpp
+    from llama_cpp.llama_tokenizer import BaseLlamaTokenizer
+
+    class Ids(BaseLlamaTokenizer):
+        def tokenize(self, text, *options):
+            return [int(number) for number in text.split()]
+
+        def detokenize(self, *options):
+            raise NotImplementedError
+
+    kind = getattr(llama_cpp, f"LLAMA_POOLING_TYPE_{pooling}")
+    model = llama_cpp.Llama(str(file), embedding=True, pooling_type=kind, tokenizer=Ids(), verbose=False)
+    texts = [" ".join(map(str, row)) for row in rows]
+    found = [model.embed(text) for text in texts] if pooling == "NONE" else model.embed(texts)
+    model.close()
+    return [np.array(values)[..., :num_values] for values in found]
+
+
+def largest_difference(found, expected):
+    return max(np.abs(a - b).max() for a, b in zip(found, expected, strict=True))
+
+
+def rows_of(reference, name):
+    """Token ids and expected numbers of the rows of a padded batch, without padding."""
+    keep = reference["attention_mask"].bool()
+    ids = [row[real].tolist() for row, real in zip(reference["input_ids"], keep)]
+    return ids, [values[real].numpy() for values, real in zip(reference[name], keep)]
+
+
+def with_vocabulary(folder, target, tokenizer):
+    """A copy of a checkpoint, with the tokenizer and as many words more as the model has embeddings."""
+    shutil.copytree(folder, target)
+    tokenizer.save_pretrained(target)
+    content = json.loads((target / "tokenizer.json").read_text())
+    vocab, size = content["model"]["vocab"], json.loads((target / "config.json").read_text())["vocab_size"]
+    vocab |= {f"more{i}": i for i in range(len(vocab), size)}
+    (target / "tokenizer.json").write_text(json.dumps(content))
+    return target
+
+
+# 1e-5 by the largest number: float32 sums in another order.
+@pytest.mark.runtime
+def test_llama_cpp_computes_token_states_and_vectors(tmp_path, reference, tokenizer):
+    folder, _, expected = reference
+    export(with_vocabulary(folder, tmp_path / "model", tokenizer), tmp_path / "model.gguf")
+    ids, states = rows_of(expected, "last_hidden_state")
+    limit = 1e-5 * max(np.abs(each).max() for each in states)
+    assert largest_difference(in_llama_cpp(tmp_path / "model.gguf", ids, "NONE"), states) < limit
+    pooled = {
+        "UNSPECIFIED": lambda state: state.mean(0),
+        "CLS": lambda state: state[0],
+        "LAST": lambda state: state[-1],
+    }
+    for name, pool in pooled.items():
+        found = in_llama_cpp(tmp_path / "model.gguf", ids, name)
+        assert largest_difference(found, [pool(each) for each in states]) < limit
+
+
+@pytest.mark.runtime
+def test_llama_cpp_computes_the_logits_of_the_golden_classifier(tmp_path, reference, tokenizer):
+    _, folder, expected = reference
+    export(with_vocabulary(folder, tmp_path / "model", tokenizer), tmp_path / "model.gguf")
+    ids, _ = rows_of(expected, "last_hidden_state")
+    logits = expected["classifier_logits"].numpy()
+    found = in_llama_cpp(tmp_path / "model.gguf", ids, num_values=3)
+    assert largest_difference(found, logits) < 1e-5 * np.abs(logits).max()
+
+
+@pytest.mark.runtime
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize("names", [["LABEL_0"], ["LABEL_0", "LABEL_1"], LABELS])
+def test_llama_cpp_computes_the_logits_of_any_number_of_labels(tmp_path, weights, oracle, tokenizer, names, pooling):
+    folder = write_classifier(tmp_path / "model", weights, tokenizer, names, classifier_pooling=pooling)
+    export(folder, tmp_path / "model.gguf")
+    rows = [[7], [2, 9, 3], list(range(64))]
+    logits = [oracle.class_logits(oracle.encode(row)[2], pooling)[: len(names)] for row in rows]
+    found = in_llama_cpp(tmp_path / "model.gguf", rows, num_values=len(names))
+    assert largest_difference(found, logits) < 1e-5 * max(np.abs(each).max() for each in logits)
+
+
+@pytest.mark.runtime
+def test_llama_cpp_reads_the_token_ids_of_real_texts(tmp_path):
+    graph = open_graph(Path(MINI_MODEL_PATH), "feature-extraction")
+    write_gguf(graph, tmp_path / "model.gguf", "q8_0")
+    import llama_cpp
+
+    model = llama_cpp.Llama(str(tmp_path / "model.gguf"), vocab_only=True, verbose=False)
+    inner = plain_tokenizer(graph.tokenizer)
+    texts = [value.__doc__ for value in vars(builtins).values() if getattr(value, "__doc__", None)]
+    texts += [
+        "naïve café",
+        "Straße İstanbul",
+        "中文句子",
+        "Привет, Ёлка",
+        "Việt Nam",
+        "a\tb\r\nc",
+        "IntervalArray float32 ======",
+    ]
+    for text in texts:
+        assert model.tokenize(inner.normalizer.normalize_str(text).encode(), special=False) == inner.encode(text).ids
+    assert model.tokenize(b"IntervalArray", special=False) != inner.encode("IntervalArray").ids  # as the warning says
+
+
+@pytest.mark.runtime
+def test_llama_cpp_joins_question_and_document_as_the_tokenizer(tmp_path, weights, tokenizer):
+    export(write_classifier(tmp_path / "model", weights, tokenizer, ["score"]), tmp_path / "model.gguf")
+    import llama_cpp
+
+    model = llama_cpp.Llama(str(tmp_path / "model.gguf"), vocab_only=True, verbose=False)
+    vocab = llama_cpp.llama_model_get_vocab(model.model)
+    adds = [getattr(llama_cpp, f"llama_vocab_get_add_{name}")(vocab) for name in ("bos", "eos", "sep")]
+    assert adds == [True, True, False]  # by which its server builds [CLS] question [SEP] document [SEP]
+    bare = [model.tokenize(text, add_bos=False, special=False) for text in (b"the quick fox", b"a warm house")]
+    cls, sep = llama_cpp.llama_vocab_bos(vocab), llama_cpp.llama_vocab_eos(vocab)
+    assert [cls, *bare[0], sep, *bare[1], sep] == tokenizer("the quick fox", "a warm house")["input_ids"]
+
+
+@pytest.mark.runtime
+@pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0"])
+def test_export_reports_how_far_llama_cpp_is_from_torch(tmp_path, dtype):
+    report = export_model(MINI_MODEL_PATH, tmp_path / "out", ["gguf"], dtype=dtype, task="feature-extraction")
+    entry = report["files"][f"model-{dtype}.gguf"]
+    assert entry["bytes"] == (tmp_path / "out" / f"model-{dtype}.gguf").stat().st_size
+    if dtype == "q8_0":
+        assert entry["smallest_cosine"] > 0.999
+    else:
+        assert max(entry["errors"].values()) < {"f32": 1e-5, "f16": 1e-2}[dtype]
+
+
+@pytest.mark.runtime
+def test_the_python_code_of_the_page_runs(tmp_path, monkeypatch, capsys, encoder, weights, tokenizer):
+    page = Path(__file__).parents[2] / "docs" / "llama_cpp.md"
+    embed, classify = re.findall(r"python - <<'END'\n(.*?)END\n", page.read_text("utf-8"), re.DOTALL)
+    for name, folder in {
+        "exported": encoder,
+        "classifier": write_classifier(tmp_path / "model", weights, tokenizer),
+    }.items():
+        (tmp_path / name).mkdir()
+        export(folder, tmp_path / name / "model-f32.gguf")
+    monkeypatch.chdir(tmp_path)
+    exec(embed, {})
+    assert capsys.readouterr().out == f"2 {CONFIG['hidden_size']}\n"
+    exec(classify, {})
+    assert list(ast.literal_eval(capsys.readouterr().out)) == LABELS

@@ -178,8 +178,12 @@ def _normalizers(tokenizer: PreTrainedTokenizerBase) -> list[dict]:
 def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:
     """Add the vocabulary, in which llama.cpp marks the tokens that begin a word, and WordPiece those that continue it."""
     tokens = [(f"[PAD{i}]", gguf.TokenType.UNUSED) for i in range(vocab_size)]  # for embeddings without a token
-    for token, i in tokenizer.get_vocab().items():
-        tokens[i] = (token[2:] if token.startswith("##") else f"\u2581{token}", gguf.TokenType.NORMAL)
+    words = {f"\u2581{token}": i for token, i in tokenizer.get_vocab().items() if not token.startswith("##")}
+    pieces = {token[2:]: i for token, i in tokenizer.get_vocab().items() if token.startswith("##")}
+    for text, i in (
+        pieces | words
+    ).items():  # llama.cpp ends its process at a text of two tokens, as of the word and ##\u2581word
+        tokens[i] = (text, gguf.TokenType.NORMAL)
     for i, token in tokenizer.added_tokens_decoder.items():
         tokens[i] = (token.content, gguf.TokenType.CONTROL if token.special else gguf.TokenType.USER_DEFINED)
     texts, kinds = zip(*tokens)
