@@ -172,6 +172,7 @@ def open_graph(folder: Path, task: str | None = None) -> Graph:
     task = task or _saved_task(folder)
     if task == EMBEDDING:
         return EmbeddingGraph(_open_chain(folder))
+    _read_config(folder)
     with quiet():  # transformers reports a head that is missing, and so does the error below
         model = AUTO_CLASSES[TASKS[task][0]].from_pretrained(folder, dtype=torch.float32).eval()
     if model.new_layers:
@@ -190,11 +191,7 @@ def _saved_task(folder: Path) -> str:
     is_chain = (folder / "modules.json").is_file()
     if is_chain and not (chain.is_file() and read_json(chain).get("model_type") == "CrossEncoder"):
         return EMBEDDING
-    if not (folder / "config.json").is_file():
-        raise FileNotFoundError(f"{folder} has no config.json; give the folder of a saved model, or a Hub id")
-    config = read_json(folder / "config.json")
-    if config.get("model_type") != "neobert":
-        raise ValueError(f"{folder} has the model type {config.get('model_type')}, not neobert; choose a NeoBERT")
+    config = _read_config(folder)
     names = config.get("architectures") or [None]
     model_class = getattr(modeling_neobert, str(names[0]), None)
     for task, (auto_class, _) in TASKS.items():
@@ -203,6 +200,16 @@ def _saved_task(folder: Path) -> str:
     raise ValueError(
         f"architectures={names} in config.json of {folder} cannot be exported; give --task, one of {', '.join(TASKS)}"
     )
+
+
+def _read_config(folder: Path) -> dict:
+    """Return the content of config.json, which is that of a NeoBERT."""
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"{folder} has no config.json; give the folder of a saved model, or a Hub id")
+    config = read_json(folder / "config.json")
+    if config.get("model_type") != "neobert":
+        raise ValueError(f"{folder} has the model type {config.get('model_type')}, not neobert; choose a NeoBERT")
+    return config
 
 
 def _open_chain(folder: Path) -> SentenceTransformer:
