@@ -165,18 +165,13 @@ def test_vocabulary_marks_the_beginnings_of_words(tmp_path, encoder, tokenizer):
     assert (settings["normalizer.lowercase"], settings["normalizer.strip_accents"]) == (True, True)
 
 
-def test_embeddings_without_a_token_are_unused(tmp_path, encoder):
-    change_last_token(encoder, None)
+@pytest.mark.parametrize("token", [None, "##\u2581fox"])
+def test_an_embedding_without_a_token_of_its_own_in_llama_cpp_is_unused(tmp_path, encoder, token):
+    """It cannot tell `##\u2581fox` from the word `fox`."""
+    change_last_token(encoder, token)
     export(encoder, tmp_path / "model.gguf")
     settings, tensors, _ = read_back(tmp_path / "model.gguf")
     assert len(settings["tokenizer.ggml.tokens"]) == len(tensors["token_embd.weight"]) == CONFIG["vocab_size"]
-    assert settings["tokenizer.ggml.token_type"][-1] == gguf.TokenType.UNUSED
-
-
-def test_a_token_that_llama_cpp_cannot_tell_from_a_word_is_unused(tmp_path, encoder):
-    change_last_token(encoder, "##\u2581fox")
-    export(encoder, tmp_path / "model.gguf")
-    settings, _, _ = read_back(tmp_path / "model.gguf")
     assert settings["tokenizer.ggml.tokens"].count("\u2581fox") == 1
     assert settings["tokenizer.ggml.token_type"][-1] == gguf.TokenType.UNUSED
 

@@ -30,18 +30,19 @@ def free_port():
 
 @contextmanager
 def serving(folder, port, *options):
-    """A server process that answers; it is killed at the end."""
+    """A server process that answers, which it does within minutes on any machine; it is killed at the end."""
     environment = {**os.environ, "PYTHONPATH": str(Path(neobert_hf.__file__).parents[1])}
     command = [sys.executable, str(EXAMPLE), str(folder), "--port", str(port), *options]
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     try:
-        while True:
+        for _ in range(3000):
             assert process.poll() is None, process.stderr.read()
-            try:
-                httpx.get(f"http://127.0.0.1:{port}/docs")
-                break
-            except httpx.ConnectError:
-                time.sleep(0.1)
+            with socket.socket() as client:
+                if client.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.1)
+        else:
+            pytest.fail("the server did not start")
         yield process
     finally:
         process.kill()
@@ -74,7 +75,7 @@ def test_the_client_of_openai_gets_the_vectors_of_encode_with_length_1(url, mode
     assert answer.usage.prompt_tokens == sum(len(model.tokenizer.encode(text).ids) for text in TEXTS)
     one = client.embeddings.create(input=TEXTS[0], model="mini", encoding_format="float").data[0].embedding
     np.testing.assert_allclose(one, vectors_of(model, TEXTS[0]), rtol=1e-5, atol=1e-7)
-    with pytest.raises(openai.BadRequestError, match="input is empty; give a text, or a list of texts"):
+    with pytest.raises(openai.BadRequestError, match="input: List should have at least 1 item"):
         client.embeddings.create(input=[], model="mini")
 
 
@@ -92,14 +93,14 @@ def test_32_clients_at_once_get_their_own_vectors(url, model):
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b'{"input": [], "model": "mini"}', "input is empty"),
-        (b'{"input": ["a", ""], "model": "mini"}', "input is empty"),
-        (b'{"input": ["a", "%s"], "model": "mini"}' % (b"word " * 200), "input[1] has more than 128 tokens"),
-        (b'{"input": [[101, 2003]], "model": "mini"}', "input.str: Input should be a valid string"),
+        (b'{"input": [], "model": "mini"}', "input: List should have at least 1 item"),
+        (b'{"input": "", "model": "mini"}', "input.0: String should have at least 1 character"),
+        (b'{"input": ["a", "%s"], "model": "mini"}' % (b"word " * 200), "input.1: The text has more than 128 tokens"),
+        (b'{"input": [[101, 2003]], "model": "mini"}', "input.0: Input should be a valid string"),
         (b'{"input": "a"}', "model: Field required"),
         (b'{"input": "a", "model": "mini", "dimensions": 64}', "dimensions: Extra inputs are not permitted"),
         (b'{"input": "a", "model": "mini", "encoding_format": "int8"}', "encoding_format: Input should be 'float' or"),
-        (b'{"input": "\\ud800", "model": "mini"}', "input is no valid Unicode"),
+        (b'{"input": "\\ud800", "model": "mini"}', "input.0: Input should be a valid string, unable to parse"),
         (b'{"input": "a', "JSON decode error"),
         (b"", "body: Field required"),
     ],
