@@ -13,7 +13,9 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+import serve_embeddings
 from conftest import run_main
+from fastapi.testclient import TestClient
 
 import neobert_hf
 from neobert_hf.export import OnnxModel, onnx_model
@@ -113,6 +115,17 @@ def test_a_request_without_an_answer_gets_the_error_form_of_openai(url, body, wo
     assert len(error["message"].splitlines()) == 1
 
 
+def test_a_default_prompt_is_part_of_the_text(exported_mini):
+    model = OnnxModel(exported_mini)
+    model.prompts, model.default_prompt_name = {"query": "word " * 100}, "query"
+    client = TestClient(serve_embeddings.make_app(model))
+    answer = client.post("/v1/embeddings", json={"input": "a", "model": "mini"}).json()
+    wanted = vectors_of(model, "a")
+    np.testing.assert_allclose(answer["data"][0]["embedding"], wanted, rtol=1e-5, atol=1e-7)
+    assert answer["usage"]["prompt_tokens"] == len(model.tokenizer.encode("word " * 100 + "a").ids)
+    assert client.post("/v1/embeddings", json={"input": "word " * 50, "model": "mini"}).status_code == 400
+
+
 def test_a_killed_server_starts_again_on_its_port(exported_mini):
     port = free_port()
     answers = []
@@ -128,8 +141,6 @@ def test_a_killed_server_starts_again_on_its_port(exported_mini):
 def test_a_folder_without_an_embedding_model_ends_the_command_with_one_line(
     exported_mini, tmp_path, capsys, monkeypatch
 ):
-    import serve_embeddings
-
     with pytest.raises(SystemExit, match="2"):
         run_main(serve_embeddings, tmp_path)
     last = capsys.readouterr().err.splitlines()[-1]
