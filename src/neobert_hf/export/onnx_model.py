@@ -88,7 +88,7 @@ class OnnxModel:
         self.max_length: int = settings["model_max_length"]
         self.mask_token = self._read_json("special_tokens_map.json", optional=True).get("mask_token")
         tokenizer.enable_truncation(self.max_length, direction=settings.get("truncation_side", "right"))
-        # The mask hides the id of padding, so a tokenizer without such a token has one too.
+        # The mask hides padding, so any id serves a tokenizer without such a token.
         pad_id = self.config.get("pad_token_id") or 0
         tokenizer.enable_padding(direction=settings.get("padding_side", "right"), pad_id=pad_id)
         return tokenizer
@@ -148,7 +148,7 @@ class OnnxModel:
         prompt = self._find_prompt(prompt, prompt_name)
         texts_list = [texts] if isinstance(texts, str) else list(texts)
         prompted = [prompt + text if isinstance(text, str) else text for text in texts_list]
-        # A batch of no texts has no width.
+        # The empty text gives the width of an empty result.
         rows = self._read_output("sentence_embedding", lambda text, encoding, row: row, prompted or [""], batch_size)
         vectors = np.stack(rows)
         if normalize_embeddings:
