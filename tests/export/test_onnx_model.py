@@ -228,18 +228,20 @@ import neobert_hf
 from neobert_hf.export import OnnxModel
 print(neobert_hf.__version__, OnnxModel({str(exported_mini)!r}).encode("Open a file.")[:3].tolist())
 assert not hasattr(neobert_hf, "nothing")
-try:
-    from neobert_hf import NeoBERTModel
-except ImportError as error:
-    print(error)
+for line in ("from neobert_hf import NeoBERTModel", "from neobert_hf.export import export_model"):
+    try:
+        exec(line)
+    except ImportError as error:
+        print(error)
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    first, second = done.stdout.splitlines()
+    first, *errors = done.stdout.splitlines()
     version, _, vector = first.partition(" ")
     assert version == neobert_hf.__version__
     np.testing.assert_array_equal(json.loads(vector), OnnxModel(exported_mini).encode("Open a file.")[:3].tolist())
-    assert second == "neobert_hf.NeoBERTModel needs torch; pip install torch"
+    names = ("neobert_hf.NeoBERTModel", "neobert_hf.export.export_model")
+    assert errors == [f"{name} needs torch; install the package with its dependencies" for name in names]
 
 
 def test_every_public_name_exists_where_torch_is_installed():
