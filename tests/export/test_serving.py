@@ -1,4 +1,4 @@
-"""The server of examples/serve_embeddings.py: a real process, real HTTP, the client of OpenAI."""
+"""The server of examples/serve_embeddings.py: a real process without torch, real HTTP, the client of OpenAI."""
 
 import os
 import signal
@@ -21,6 +21,12 @@ import neobert_hf
 from neobert_hf.export import OnnxModel, onnx_model
 
 EXAMPLE = Path(__file__).parents[2] / "examples/serve_embeddings.py"
+WITHOUT_TORCH = """
+import runpy, sys
+sys.modules.update(torch=None, transformers=None)
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 TEXTS = [f"Wait for {number} seconds and return the value. " * (1 + number % 4) for number in range(32)]
 
 
@@ -34,7 +40,7 @@ def free_port():
 def serving(folder, port, *options):
     """A server process that answers, which it does within minutes on any machine; it is killed at the end."""
     environment = {**os.environ, "PYTHONPATH": str(Path(neobert_hf.__file__).parents[1])}
-    command = [sys.executable, str(EXAMPLE), str(folder), "--port", str(port), *options]
+    command = [sys.executable, "-c", WITHOUT_TORCH, str(EXAMPLE), str(folder), "--port", str(port), *options]
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     try:
         for _ in range(3000):
