@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from pathlib import Path
 
 import httpx
@@ -45,8 +46,8 @@ def run_clients(ask: Callable[[str], object], texts: list[str], num_clients: int
     with ThreadPoolExecutor(num_clients) as clients:
         list(clients.map(ask, texts[:num_clients]))  # connections, and first calls
         started = time.perf_counter()
-        each = list(clients.map(client, range(num_clients)))
-        return time.perf_counter() - started, [seconds for some in each for seconds in some]
+        by_client = list(clients.map(client, range(num_clients)))
+        return time.perf_counter() - started, list(chain(*by_client))
 
 
 def server(url: str) -> Callable[[str], list[float]]:
@@ -121,8 +122,8 @@ def main() -> None:
     rows = []
     for name, measured in runs.items():
         speed, spread = median_and_spread([len(texts) / seconds for seconds, _ in measured])
-        each = 1e3 * np.array([seconds for _, every in measured for seconds in every])
-        p50, p99 = (float(np.percentile(each, share)) for share in (50, 99))
+        requests = [seconds for _, some in measured for seconds in some]
+        p50, p99 = (1e3 * float(np.percentile(requests, share)) for share in (50, 99))
         rows.append({"server": name, "requests_per_s": speed, "spread": spread, "p50_ms": p50, "p99_ms": p99})
     arguments.servers = list(named)
     finish("serving", rows, arguments)

@@ -9,6 +9,7 @@ import pretraining
 import pytest
 import ragged
 import runtimes
+import serving
 import throughput
 import torch
 import transformers
@@ -108,7 +109,7 @@ def test_every_script_has_a_help_and_prints_json_in_its_last_line(name, tmp_path
     if name == "embeddings":
         for needed in ("bm25s", "Stemmer"):
             pytest.importorskip(needed, reason="benchmarks/embeddings.py compares with BM25 (pip install -e .[bench])")
-    for module in (ragged, pretraining, runtimes):
+    for module in (ragged, pretraining, runtimes, serving):
         monkeypatch.setattr(module, "docstrings", lambda: docstrings("tqdm"))
     for stem in ("train", "dev"):
         Path("glue/CoLA").mkdir(parents=True, exist_ok=True)

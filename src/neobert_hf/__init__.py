@@ -43,7 +43,7 @@ if find_spec("torch") is None:
 
     def __getattr__(name: str):
         if name in __all__:
-            raise ImportError(f"neobert_hf.{name} needs torch; pip install torch", name="torch")
+            raise ImportError(f"neobert_hf.{name} needs torch; install the package with its dependencies", name="torch")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 else:

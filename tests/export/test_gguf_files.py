@@ -61,10 +61,11 @@ def write_classifier(folder, weights, tokenizer, names=LABELS, **config):
     return folder
 
 
-def export(folder, file, *options, task=None):
-    """Write the encoder of a masked language model, otherwise what was saved."""
+def export(folder, dtype="f32"):
+    """Write the encoder of a masked language model, otherwise what was saved, and return the file."""
     is_masked_lm = json.loads((folder / "config.json").read_text())["architectures"] == ["NeoBERTLMHead"]
-    write_gguf(open_graph(folder, task or ("feature-extraction" if is_masked_lm else None)), file, *options)
+    write_gguf(open_graph(folder, "feature-extraction" if is_masked_lm else None), folder / "model.gguf", dtype)
+    return folder / "model.gguf"
 
 
 def change_config(folder, **values):
@@ -105,8 +106,7 @@ def expected_tensors(weights):
 
 
 def test_f32_file_holds_the_numbers_of_the_checkpoint(tmp_path, weights, tokenizer):
-    export(write_classifier(tmp_path / "model", weights, tokenizer), tmp_path / "model.gguf")
-    _, tensors, _ = read_back(tmp_path / "model.gguf")
+    _, tensors, _ = read_back(export(write_classifier(tmp_path / "model", weights, tokenizer)))
     expected = expected_tensors(weights)
     assert tensors.keys() == expected.keys()
     for name, values in expected.items():
@@ -115,8 +115,7 @@ def test_f32_file_holds_the_numbers_of_the_checkpoint(tmp_path, weights, tokeniz
 
 def test_file_describes_the_model(tmp_path, encoder):
     change_config(encoder, rope_theta=5000.0)
-    export(encoder, tmp_path / "model.gguf")
-    settings, tensors, _ = read_back(tmp_path / "model.gguf")
+    settings, tensors, _ = read_back(export(encoder))
     assert not any(name.startswith("cls") for name in tensors)
     assert settings["general.architecture"] == "neo-bert"
     described = {
@@ -139,8 +138,7 @@ def test_file_describes_the_model(tmp_path, encoder):
 # Largest error by the largest number: half a step of f16; half of 1/127, and the rounding of the scale, which is f16.
 @pytest.mark.parametrize("number_type, step", [("f16", 2**-11), ("q8_0", 1 / 254 + 2**-11)])
 def test_smaller_types_round_the_matrices_only(tmp_path, weights, tokenizer, number_type, step):
-    export(write_classifier(tmp_path / "model", weights, tokenizer), tmp_path / "model.gguf", number_type)
-    _, tensors, types = read_back(tmp_path / "model.gguf")
+    _, tensors, types = read_back(export(write_classifier(tmp_path / "model", weights, tokenizer), number_type))
     for name, values in expected_tensors(weights).items():
         is_matrix, is_narrow = values.ndim == 2, values.shape[-1] % 32 != 0  # of blk.*.ffn_down: 72 numbers
         assert types[name] == ("F32" if not is_matrix else "F16" if is_narrow else number_type.upper())
@@ -149,10 +147,7 @@ def test_smaller_types_round_the_matrices_only(tmp_path, weights, tokenizer, num
 
 
 def test_vocabulary_marks_the_beginnings_of_words(tmp_path, encoder, tokenizer):
-    export(encoder, tmp_path / "model.gguf")
-    settings = {
-        name.removeprefix("tokenizer.ggml."): value for name, value in read_back(tmp_path / "model.gguf")[0].items()
-    }
+    settings = {name.removeprefix("tokenizer.ggml."): value for name, value in read_back(export(encoder))[0].items()}
     texts, vocab = settings["tokens"], tokenizer.get_vocab()
     assert settings["model"] == "bert"
     assert len(texts) == len(set(texts)) == CONFIG["vocab_size"]  # llama.cpp ends its process at a repeated token
@@ -165,18 +160,12 @@ def test_vocabulary_marks_the_beginnings_of_words(tmp_path, encoder, tokenizer):
     assert (settings["normalizer.lowercase"], settings["normalizer.strip_accents"]) == (True, True)
 
 
-def test_embeddings_without_a_token_are_unused(tmp_path, encoder):
-    change_last_token(encoder, None)
-    export(encoder, tmp_path / "model.gguf")
-    settings, tensors, _ = read_back(tmp_path / "model.gguf")
+@pytest.mark.parametrize("token", [None, "##\u2581fox"])
+def test_an_embedding_without_a_token_of_its_own_in_llama_cpp_is_unused(tmp_path, encoder, token):
+    """It cannot tell `##\u2581fox` from the word `fox`."""
+    change_last_token(encoder, token)
+    settings, tensors, _ = read_back(export(encoder))
     assert len(settings["tokenizer.ggml.tokens"]) == len(tensors["token_embd.weight"]) == CONFIG["vocab_size"]
-    assert settings["tokenizer.ggml.token_type"][-1] == gguf.TokenType.UNUSED
-
-
-def test_a_token_that_llama_cpp_cannot_tell_from_a_word_is_unused(tmp_path, encoder):
-    change_last_token(encoder, "##\u2581fox")
-    export(encoder, tmp_path / "model.gguf")
-    settings, _, _ = read_back(tmp_path / "model.gguf")
     assert settings["tokenizer.ggml.tokens"].count("\u2581fox") == 1
     assert settings["tokenizer.ggml.token_type"][-1] == gguf.TokenType.UNUSED
 
@@ -193,8 +182,7 @@ def test_file_pools_as_the_embedding_model(tmp_path, encoder, pooling, expected)
 @pytest.mark.parametrize("names", [["LABEL_0"], ["LABEL_0", "LABEL_1"], LABELS])
 def test_classifier_keeps_its_labels_and_its_pooling(tmp_path, weights, tokenizer, names, pooling):
     folder = write_classifier(tmp_path / "model", weights, tokenizer, names, classifier_pooling=pooling)
-    export(folder, tmp_path / "model.gguf")
-    settings, tensors, _ = read_back(tmp_path / "model.gguf")
+    settings, tensors, _ = read_back(export(folder))
     assert settings["neo-bert.pooling_type"] == gguf.PoolingType.RANK
     assert settings["neo-bert.classifier.pooling_type"] == gguf.PoolingType[pooling.upper()]
     assert settings["neo-bert.classifier.output_labels"] == names
@@ -255,11 +243,11 @@ def test_what_llama_cpp_does_not_compute_is_refused_before_anything_is_written(t
 
 
 def test_normalizers_that_llama_cpp_lacks_are_named(tmp_path, encoder, caplog):
-    export(encoder, tmp_path / "model.gguf")
+    export(encoder)
     assert "lacks normalizers of this tokenizer (Replace, Replace)" in caplog.text
     with_tokenizer(normalizer=normalizers.BertNormalizer())(encoder)
     caplog.clear()
-    export(encoder, tmp_path / "model.gguf")
+    export(encoder)
     assert not caplog.text
 
 
@@ -309,27 +297,27 @@ def with_vocabulary(folder, target, tokenizer):
 @pytest.mark.runtime
 def test_llama_cpp_computes_token_states_and_vectors(tmp_path, reference, tokenizer):
     folder, _, expected = reference
-    export(with_vocabulary(folder, tmp_path / "model", tokenizer), tmp_path / "model.gguf")
+    file = export(with_vocabulary(folder, tmp_path / "model", tokenizer))
     ids, states = rows_of(expected, "last_hidden_state")
-    limit = 1e-5 * max(np.abs(each).max() for each in states)
-    assert largest_difference(in_llama_cpp(tmp_path / "model.gguf", ids, "NONE"), states) < limit
+    limit = 1e-5 * max(np.abs(state).max() for state in states)
+    assert largest_difference(in_llama_cpp(file, ids, "NONE"), states) < limit
     pooled = {
         "UNSPECIFIED": lambda state: state.mean(0),
         "CLS": lambda state: state[0],
         "LAST": lambda state: state[-1],
     }
     for name, pool in pooled.items():
-        found = in_llama_cpp(tmp_path / "model.gguf", ids, name)
-        assert largest_difference(found, [pool(each) for each in states]) < limit
+        found = in_llama_cpp(file, ids, name)
+        assert largest_difference(found, [pool(state) for state in states]) < limit
 
 
 @pytest.mark.runtime
 def test_llama_cpp_computes_the_logits_of_the_golden_classifier(tmp_path, reference, tokenizer):
     _, folder, expected = reference
-    export(with_vocabulary(folder, tmp_path / "model", tokenizer), tmp_path / "model.gguf")
+    file = export(with_vocabulary(folder, tmp_path / "model", tokenizer))
     ids, _ = rows_of(expected, "last_hidden_state")
     logits = expected["classifier_logits"].numpy()
-    found = in_llama_cpp(tmp_path / "model.gguf", ids, num_values=3)
+    found = in_llama_cpp(file, ids, num_values=3)
     assert largest_difference(found, logits) < 1e-5 * np.abs(logits).max()
 
 
@@ -338,11 +326,11 @@ def test_llama_cpp_computes_the_logits_of_the_golden_classifier(tmp_path, refere
 @pytest.mark.parametrize("names", [["LABEL_0"], ["LABEL_0", "LABEL_1"], LABELS])
 def test_llama_cpp_computes_the_logits_of_any_number_of_labels(tmp_path, weights, oracle, tokenizer, names, pooling):
     folder = write_classifier(tmp_path / "model", weights, tokenizer, names, classifier_pooling=pooling)
-    export(folder, tmp_path / "model.gguf")
+    file = export(folder)
     rows = [[7], [2, 9, 3], list(range(64))]
     logits = [oracle.class_logits(oracle.encode(row)[2], pooling)[: len(names)] for row in rows]
-    found = in_llama_cpp(tmp_path / "model.gguf", rows, num_values=len(names))
-    assert largest_difference(found, logits) < 1e-5 * max(np.abs(each).max() for each in logits)
+    found = in_llama_cpp(file, rows, num_values=len(names))
+    assert largest_difference(found, logits) < 1e-5 * max(np.abs(row).max() for row in logits)
 
 
 @pytest.mark.runtime
@@ -370,10 +358,10 @@ def test_llama_cpp_reads_the_token_ids_of_real_texts(tmp_path):
 
 @pytest.mark.runtime
 def test_llama_cpp_joins_question_and_document_as_the_tokenizer(tmp_path, weights, tokenizer):
-    export(write_classifier(tmp_path / "model", weights, tokenizer, ["score"]), tmp_path / "model.gguf")
+    file = export(write_classifier(tmp_path / "model", weights, tokenizer, ["score"]))
     import llama_cpp
 
-    model = llama_cpp.Llama(str(tmp_path / "model.gguf"), vocab_only=True, verbose=False)
+    model = llama_cpp.Llama(str(file), vocab_only=True, verbose=False)
     vocab = llama_cpp.llama_model_get_vocab(model.model)
     adds = [getattr(llama_cpp, f"llama_vocab_get_add_{name}")(vocab) for name in ("bos", "eos", "sep")]
     assert adds == [True, True, False]  # by which its server builds [CLS] question [SEP] document [SEP]
@@ -403,7 +391,7 @@ def test_the_python_code_of_the_page_runs(tmp_path, monkeypatch, capsys, encoder
         "classifier": write_classifier(tmp_path / "model", weights, tokenizer),
     }.items():
         (tmp_path / name).mkdir()
-        export(folder, tmp_path / name / "model-f32.gguf")
+        export(folder).rename(tmp_path / name / "model-f32.gguf")
     monkeypatch.chdir(tmp_path)
     exec(embed, {})
     assert capsys.readouterr().out == f"2 {CONFIG['hidden_size']}\n"

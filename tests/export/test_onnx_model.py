@@ -1,6 +1,7 @@
 """OnnxModel: the results of sentence-transformers and of pipelines, without torch; one-line errors; many threads."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import transformers
@@ -19,13 +21,26 @@ from neobert_hf.embeddings.models import open_embedding_model
 from neobert_hf.export import OnnxModel, export_model
 
 TEXTS = [
-    *(line for line in Path(json.__file__).read_text("utf-8").splitlines() if len(line) > 40),
+    *[line for line in Path(json.__file__).read_text("utf-8").splitlines() if len(line) > 40][:40],
     "",
     "x",
     "naïve café — λ, ∑; `np.ndarray` 🤗 camelCase",
     "A text that is longer than the model reads. " * 30,
 ]
-RUNTIMES = [("onnxruntime", "fp32"), ("openvino", "fp32")]
+
+in_both_runtimes = pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+
+
+def linked(source, folder):
+    """A copy of a folder whose files are links, since the graphs are large."""
+    return shutil.copytree(source, folder, copy_function=os.symlink)
+
+
+def replace(file, content):
+    """Write a file in place of a link, or of none; None deletes it."""
+    file.unlink(missing_ok=True)
+    if content is not None:
+        file.write_text(content)
 
 
 @pytest.fixture(scope="module")
@@ -33,21 +48,25 @@ def sentence_transformer():
     return open_embedding_model(neobert_hf.MINI_MODEL_PATH, device="cpu")
 
 
-@pytest.mark.parametrize(("runtime", "dtype"), RUNTIMES)
-def test_encode_gives_the_embeddings_of_sentence_transformers(exported_mini, sentence_transformer, runtime, dtype):
+@in_both_runtimes
+def test_encode_gives_the_embeddings_of_sentence_transformers(exported_mini, sentence_transformer, runtime):
     """Within 1e-5, the error of float32 products in another order; the largest coordinate is 7."""
-    model = OnnxModel(exported_mini, dtype, runtime, num_threads=1)
+    model = OnnxModel(exported_mini, runtime=runtime, num_threads=1)
     sentence_transformer.prompts = model.prompts = {"query": "Which function returns ", "document": ""}
     for options in ({}, {"normalize_embeddings": True}, {"prompt_name": "query"}, {"prompt": "a: ", "batch_size": 7}):
-        found, wanted = (each.encode(TEXTS, **options) for each in (model, sentence_transformer))
+        found, wanted = model.encode(TEXTS, **options), sentence_transformer.encode(TEXTS, **options)
         assert found.dtype == np.float32
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5, err_msg=str(options))
     assert model.encode("x").shape == (256,) and model.encode([]).shape == (0, 256)
     with pytest.raises(ValueError, match=r"has no prompt 'passage'; choose from query, document"):
         model.encode("x", prompt_name="passage")
+    with pytest.raises(
+        ValueError, match=r"has the outputs last_hidden_state, sentence_embedding, which predict does not"
+    ):
+        model.predict("x")
 
 
-@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+@in_both_runtimes
 def test_int8_embeddings_have_nearly_the_direction_of_float32(exported_mini, sentence_transformer, runtime):
     """0.995 is what the export promises; the texts contain the empty one, whose words have the smallest weights."""
     found = OnnxModel(exported_mini, "int8", runtime).encode(TEXTS, normalize_embeddings=True)
@@ -55,18 +74,35 @@ def test_int8_embeddings_have_nearly_the_direction_of_float32(exported_mini, sen
     assert (found * wanted).sum(1).min() > 0.995
 
 
-@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+@in_both_runtimes
 def test_threads_that_share_a_model_get_their_own_results(exported_mini, runtime):
     model = OnnxModel(exported_mini, runtime=runtime, num_threads=1)
-    wanted = [model.encode(text) for text in TEXTS]
+    texts = TEXTS[-12:-1]
+    wanted = [model.encode(text) for text in texts]
     with ThreadPoolExecutor(32) as threads:
-        for found, vector in zip(threads.map(model.encode, TEXTS * 4), wanted * 4):
+        for found, vector in zip(threads.map(model.encode, texts * 10), wanted * 10):
             np.testing.assert_array_equal(found, vector)
+
+
+def test_texts_come_in_any_container_and_other_elements_are_named(exported_mini):
+    model = OnnxModel(exported_mini)
+    wanted = model.encode(TEXTS[:3])
+    for texts in (tuple(TEXTS[:3]), iter(TEXTS[:3]), np.array(TEXTS[:3]), pd.Series(TEXTS[:3], index=[2, 0, 1])):
+        np.testing.assert_array_equal(model.encode(texts), wanted)
+    with pytest.raises(ValueError, match=r"^texts\[1\] is nan, which is no text; give str, or a tuple of two$"):
+        model.encode(["a", float("nan")])
+
+
+def test_a_tokenizer_without_a_token_for_padding_gives_the_same_embeddings(exported_mini, tmp_path):
+    folder = linked(exported_mini, tmp_path / "folder")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    replace(folder / "tokenizer_config.json", json.dumps({k: v for k, v in settings.items() if k != "pad_token"}))
+    np.testing.assert_array_equal(OnnxModel(folder).encode(TEXTS[:9]), OnnxModel(exported_mini).encode(TEXTS[:9]))
 
 
 def exported(model_class, config, tokenizer, folder, **options):
     """A model with random weights that are large enough to show errors, and the exported folder."""
-    for name, value in options.items():
+    for name, value in {"num_hidden_layers": 1, **options}.items():
         setattr(config, name, value)
     torch.manual_seed(0)
     model = model_class(config).eval()
@@ -95,7 +131,7 @@ def assert_equal_results(found, wanted):
 SENTENCES = [SENTENCE, "The fox", "a quick dog, and then unknowns: %", "sleeps"]
 
 
-def test_predict_classifies_as_the_pipeline_does(tiny_config, tokenizer, tmp_path):
+def test_predict_classifies_as_the_pipeline_does_and_a_call_gives_the_logits(tiny_config, tokenizer, tmp_path):
     model, onnx = exported(neobert_hf.NeoBERTForSequenceClassification, tiny_config, tokenizer, tmp_path, num_labels=3)
     for kind in (None, "multi_label_classification", "regression"):
         model.config.problem_type = onnx.config["problem_type"] = kind
@@ -104,6 +140,12 @@ def test_predict_classifies_as_the_pipeline_does(tiny_config, tokenizer, tmp_pat
         assert_equal_results(onnx.predict(SENTENCES, top_k=2), classify(SENTENCES, top_k=2))
         pair = classify({"text": SENTENCE, "text_pair": "The fox"})
         assert_equal_results(onnx.predict((SENTENCE, "The fox")), pair)
+    pairs = [(SENTENCE, "The fox"), ("a dog", "jumps over")]
+    with torch.inference_mode():
+        wanted = model(**tokenizer(*zip(*pairs), padding=True, return_tensors="pt")).logits
+    np.testing.assert_allclose(onnx(pairs)["logits"], wanted.numpy(), rtol=1e-5, atol=1e-4)
+    with pytest.raises(ValueError, match=r"^texts\[0\] is {'text': 'a'}, which is no text; give str, or a tuple"):
+        onnx.predict({"text": "a"})
 
 
 def test_predict_finds_the_entities_of_the_pipeline(tiny_config, tokenizer, tmp_path):
@@ -116,6 +158,8 @@ def test_predict_finds_the_entities_of_the_pipeline(tiny_config, tokenizer, tmp_
     assert {entity["entity_group"] for entities in wanted for entity in entities} == {"PLACE", "NOUN"}
     assert_equal_results(onnx.predict(SENTENCES), wanted)
     assert_equal_results(onnx.predict(SENTENCE), wanted[0])
+    with pytest.raises(ValueError, match=r"^\('a', 'b'\) is a pair, and a tagger reads one text; give a text"):
+        onnx.predict(("a", "b"))
 
 
 def test_predict_fills_the_masks_of_the_pipeline(tiny_config, tokenizer, tmp_path):
@@ -123,84 +167,53 @@ def test_predict_fills_the_masks_of_the_pipeline(tiny_config, tokenizer, tmp_pat
     settings = tmp_path / "exported/tokenizer_config.json"
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"padding_side": "left"}))
     fill = pipeline("fill-mask", model=model, tokenizer=tokenizer)
-    texts = ["the [MASK] fox jumps over the lazy dog", "[MASK] [MASK]", "the fox [MASK]"]
-    for each in (onnx, OnnxModel(tmp_path / "exported")):
-        for text, found in zip(texts, each.predict(texts)):
+    texts = ["the [MASK] fox jumps over the lazy dog", "[MASK]", "the fox [MASK]"]
+    for opened in (onnx, OnnxModel(tmp_path / "exported")):
+        for text, found in zip(texts, opened.predict(texts)):
             assert_equal_results(found, fill(text))
     assert len(onnx.predict(texts[2], top_k=3)) == 3
-    with pytest.raises(
-        ValueError, match=r"'the fox' has no \[MASK\] in its first 64 tokens; put it in place of a word"
-    ):
-        onnx.predict(["a [MASK]", "the fox"])
+    for text, count in {"the fox": 0, "[MASK] [MASK]": 2}.items():
+        with pytest.raises(ValueError, match=rf"has {count} \[MASK\] in its first 64 tokens; put one in place"):
+            onnx.predict(["a [MASK]", text])
     with pytest.raises(ValueError, match=r"is no embedding model, its outputs are logits; use predict, or export"):
         onnx.encode("the fox")
 
 
-def test_a_call_gives_the_outputs_of_a_head_that_has_no_method(tiny_config, tokenizer, tmp_path):
-    model, onnx = exported(neobert_hf.NeoBERTForQuestionAnswering, tiny_config, tokenizer, tmp_path)
-    pairs = [("the fox", SENTENCE), ("a dog", "jumps over")]
-    with torch.inference_mode():
-        wanted = model(**tokenizer(*zip(*pairs), padding=True, return_tensors="pt"))
-    outputs = onnx(pairs)
-    assert outputs.keys() == {"start_logits", "end_logits"}
-    real = np.isfinite(wanted.start_logits.numpy())
-    np.testing.assert_allclose(outputs["start_logits"][real], wanted.start_logits.numpy()[real], rtol=1e-5, atol=1e-4)
-    with pytest.raises(ValueError, match=r"has the outputs start_logits, end_logits, which predict does not read"):
-        onnx.predict("the fox")
-
-
 @pytest.mark.parametrize(
-    ("break_it", "options", "error", "words"),
+    ("name", "content", "runtime", "words"),
     [
-        (
-            lambda folder: shutil.rmtree(folder),
-            {},
-            FileNotFoundError,
-            "has no file onnx/model.onnx; write it: neobert export",
-        ),
-        (lambda folder: None, {"dtype": "fp16"}, FileNotFoundError, "neobert export MODEL OUT --to onnx --fp16"),
-        (
-            lambda folder: None,
-            {"dtype": "f32"},
-            ValueError,
-            "has no dtype='f32'; onnxruntime has fp32, fp16, int8; openvino",
-        ),
-        (lambda folder: None, {"runtime": "tensorrt"}, ValueError, "runtime='tensorrt' has no dtype='fp32'"),
-        (
-            lambda folder: (folder / "tokenizer.json").unlink(),
-            {},
-            FileNotFoundError,
-            "has no file tokenizer.json; export",
-        ),
-        (lambda folder: (folder / "config.json").write_text("{"), {}, ValueError, "config.json cannot be read"),
-        (lambda folder: (folder / "tokenizer.json").write_text("{}"), {}, ValueError, "tokenizer.json cannot be read"),
-        (lambda folder: (folder / "onnx/model.onnx").write_bytes(b"a"), {}, ValueError, "model.onnx cannot be read"),
-        (
-            lambda folder: (folder / "openvino/openvino_model.xml").write_text("<"),
-            {"runtime": "openvino"},
-            ValueError,
-            "openvino_model.xml cannot be read",
-        ),
+        ("onnx/model.onnx", None, "onnxruntime", "model.onnx; write it: neobert export MODEL OUT --to onnx"),
+        ("tokenizer.json", None, "onnxruntime", "has no file tokenizer.json; export the model again, with its"),
+        ("config.json", "{", "onnxruntime", "config.json cannot be read"),
+        ("tokenizer.json", "{}", "onnxruntime", "tokenizer.json cannot be read"),
+        ("onnx/model.onnx", "a", "onnxruntime", "model.onnx cannot be read"),
+        ("openvino/openvino_model.xml", "<", "openvino", "openvino_model.xml cannot be read"),
     ],
 )
-def test_a_folder_that_cannot_run_is_refused_in_one_line(exported_mini, tmp_path, break_it, options, error, words):
-    folder = shutil.copytree(exported_mini, tmp_path / "folder")
-    break_it(folder)
-    with pytest.raises(error) as raised:
-        OnnxModel(folder, **options)
+def test_a_folder_that_cannot_run_is_refused_in_one_line(exported_mini, tmp_path, name, content, runtime, words):
+    folder = linked(exported_mini, tmp_path / "folder")
+    replace(folder / name, content)
+    with pytest.raises(FileNotFoundError if content is None else ValueError) as raised:
+        OnnxModel(folder, runtime=runtime)
     assert words in str(raised.value) and len(str(raised.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+def test_a_runtime_or_a_dtype_that_the_folder_lacks_is_refused_with_the_choices(exported_mini):
+    with pytest.raises(
+        ValueError, match="has no dtype='f32'; onnxruntime has fp32, fp16, int8; openvino has fp32, bf16"
+    ):
+        OnnxModel(exported_mini, "f32")
+    with pytest.raises(ValueError, match="runtime='tensorrt' has no dtype='fp32'; onnxruntime has"):
+        OnnxModel(exported_mini, runtime="tensorrt")
+    with pytest.raises(FileNotFoundError, match="neobert export MODEL OUT --to onnx --fp16"):
+        OnnxModel(exported_mini, "fp16")
+
+
+@in_both_runtimes
 def test_a_missing_runtime_is_named_with_its_command(exported_mini, monkeypatch, runtime):
     monkeypatch.setitem(sys.modules, runtime, None)
     with pytest.raises(ImportError, match=f"^{runtime} is not installed; pip install {runtime}$"):
         OnnxModel(exported_mini, runtime=runtime)
-
-
-def test_an_element_that_is_no_text_is_named_with_its_number(exported_mini):
-    with pytest.raises(ValueError, match=r"^texts\[1\] is nan, which is no text; give str$"):
-        OnnxModel(exported_mini).encode(["a", float("nan")])
 
 
 def test_the_package_runs_an_exported_folder_where_torch_and_transformers_are_not_installed(exported_mini):
@@ -211,18 +224,20 @@ import neobert_hf
 from neobert_hf.export import OnnxModel
 print(neobert_hf.__version__, OnnxModel({str(exported_mini)!r}).encode("Open a file.")[:3].tolist())
 assert not hasattr(neobert_hf, "nothing")
-try:
-    from neobert_hf import NeoBERTModel
-except ImportError as error:
-    print(error)
+for line in ("from neobert_hf import NeoBERTModel", "from neobert_hf.export import export_model"):
+    try:
+        exec(line)
+    except ImportError as error:
+        print(error)
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    first, second = done.stdout.splitlines()
+    first, *errors = done.stdout.splitlines()
     version, _, vector = first.partition(" ")
     assert version == neobert_hf.__version__
     np.testing.assert_array_equal(json.loads(vector), OnnxModel(exported_mini).encode("Open a file.")[:3].tolist())
-    assert second == "neobert_hf.NeoBERTModel needs torch; pip install torch"
+    names = ("neobert_hf.NeoBERTModel", "neobert_hf.export.export_model")
+    assert errors == [f"{name} needs torch; install the package with its dependencies" for name in names]
 
 
 def test_every_public_name_exists_where_torch_is_installed():

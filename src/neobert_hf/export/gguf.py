@@ -180,9 +180,8 @@ def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: PreTrainedTokenizerBase, 
     tokens = [(f"[PAD{i}]", gguf.TokenType.UNUSED) for i in range(vocab_size)]  # for embeddings without a token
     words = {f"\u2581{token}": i for token, i in tokenizer.get_vocab().items() if not token.startswith("##")}
     pieces = {token[2:]: i for token, i in tokenizer.get_vocab().items() if token.startswith("##")}
-    for text, i in (
-        pieces | words
-    ).items():  # llama.cpp ends its process at a text of two tokens, as of the word and ##\u2581word
+    # Two tokens of one text, as of `word` and `##\u2581word`, would end llama.cpp's process: the word keeps it.
+    for text, i in {**pieces, **words}.items():
         tokens[i] = (text, gguf.TokenType.NORMAL)
     for i, token in tokenizer.added_tokens_decoder.items():
         tokens[i] = (token.content, gguf.TokenType.CONTROL if token.special else gguf.TokenType.USER_DEFINED)

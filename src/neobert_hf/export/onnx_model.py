@@ -4,8 +4,9 @@
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +29,13 @@ FILES = {
         "int8": "openvino/openvino_model_qint8_quantized.xml",
     },
 }
-TARGETS = {"onnxruntime": "onnx", "openvino": "openvino"}  # of `neobert export --to`
 
 
 class OnnxModel:
     """A folder that `neobert export` wrote, on the CPU. Several threads may use one object at the same time.
 
-    A text longer than `max_length` tokens is cut, as sentence-transformers cuts it. In int8, the result of a text depends a
-    little on the other texts of its batch.
+    All methods cut a text that is longer than `max_length` tokens, as sentence-transformers does. In int8, ONNX Runtime rounds a
+    batch by one scale, so the result of a text depends a little on the other texts of its batch.
 
     Args:
         folder: The exported folder.
@@ -63,12 +63,12 @@ class OnnxModel:
 
     def _find_graph(self, runtime: str, dtype: str) -> Path:
         if dtype not in FILES.get(runtime, {}):
-            choices = "; ".join(f"{each} has {', '.join(files)}" for each, files in FILES.items())
+            choices = "; ".join(f"{name} has {', '.join(files)}" for name, files in FILES.items())
             raise ValueError(f"runtime={runtime!r} has no dtype={dtype!r}; {choices}")
         name = FILES[runtime][dtype]
         if not (self.folder / name).is_file():
             option = f" --{dtype}" if dtype in ("fp16", "int8") else ""
-            command = f"neobert export MODEL OUT --to {TARGETS[runtime]}{option}"
+            command = f"neobert export MODEL OUT --to {name.partition('/')[0]}{option}"
             raise FileNotFoundError(f"{self.folder} has no file {name}; write it: {command}")
         return self.folder / name
 
@@ -86,14 +86,14 @@ class OnnxModel:
             tokenizer = Tokenizer.from_file(str(file))
         settings = self._read_json("tokenizer_config.json")
         self.max_length: int = settings["model_max_length"]
-        self.mask_token = _content(settings.get("mask_token"))
-        pad_token = _content(settings["pad_token"])
+        self.mask_token = self._read_json("special_tokens_map.json", optional=True).get("mask_token")
         tokenizer.enable_truncation(self.max_length, direction=settings.get("truncation_side", "right"))
-        side = settings.get("padding_side", "right")
-        tokenizer.enable_padding(direction=side, pad_id=tokenizer.token_to_id(pad_token), pad_token=pad_token)
+        # The mask hides padding, so any id serves a tokenizer without such a token.
+        pad_id = self.config.get("pad_token_id") or 0
+        tokenizer.enable_padding(direction=settings.get("padding_side", "right"), pad_id=pad_id)
         return tokenizer
 
-    def __call__(self, texts: Sequence[Text]) -> dict[str, np.ndarray]:
+    def __call__(self, texts: Iterable[Text]) -> dict[str, np.ndarray]:
         """Return the outputs of the graph by name, of one batch of texts or pairs of texts, padded to one length."""
         return self._compute(list(texts))[1]
 
@@ -103,19 +103,23 @@ class OnnxModel:
         mask = np.array([encoding.attention_mask for encoding in encodings], dtype=np.int64)
         return encodings, self._run({"input_ids": ids, "attention_mask": mask})
 
-    def _batches(self, texts: list[Text], batch_size: int) -> Iterator[tuple]:
-        """Yield the numbers of the texts of a batch, their encodings and the outputs; texts of one length are together."""
+    def _read_output(self, name: str, read: Callable[..., Any], texts: list[Text], batch_size: int) -> list:
+        """Return `read(text, its encoding, its row of the output)` for each text; texts of similar length share a batch."""
         for number, text in enumerate(texts):
             if not all(isinstance(part, str) for part in (text if isinstance(text, tuple) else [text])):
-                raise ValueError(f"texts[{number}] is {text!r}, which is no text; give str")
+                raise ValueError(f"texts[{number}] is {text!r}, which is no text; give str, or a tuple of two")
         order = sorted(range(len(texts)), key=lambda number: -len("".join(texts[number])))
+        results = {}
         for start in range(0, len(order), batch_size):
             numbers = order[start : start + batch_size]
-            yield numbers, *self._compute([texts[number] for number in numbers])
+            encodings, outputs = self._compute([texts[number] for number in numbers])
+            for number, encoding, row in zip(numbers, encodings, outputs[name]):
+                results[number] = read(texts[number], encoding, row)
+        return [results[number] for number in range(len(texts))]
 
     def encode(
         self,
-        texts: str | Sequence[str],
+        texts: str | Iterable[str],
         prompt_name: str | None = None,
         prompt: str | None = None,
         batch_size: int = 32,
@@ -124,7 +128,7 @@ class OnnxModel:
         """Return the embeddings of texts, as `SentenceTransformer.encode` does.
 
         Args:
-            texts: A text, or several.
+            texts: A text, or several: a list, an array, a column of a table.
             prompt_name: Name of the model's prompt that is put before each text; `prompts` has the names.
             prompt: A prompt, instead of a name.
             batch_size: Number of texts in a batch of the model.
@@ -144,10 +148,9 @@ class OnnxModel:
         prompt = self._find_prompt(prompt, prompt_name)
         texts_list = [texts] if isinstance(texts, str) else list(texts)
         prompted = [prompt + text if isinstance(text, str) else text for text in texts_list]
-        rows: dict[int, np.ndarray] = {}
-        for numbers, _, outputs in self._batches(prompted or [""], batch_size):
-            rows.update(zip(numbers, outputs["sentence_embedding"]))
-        vectors = np.stack([rows[number] for number in range(len(rows))])
+        # The empty text gives the width of an empty result.
+        rows = self._read_output("sentence_embedding", lambda text, encoding, row: row, prompted or [""], batch_size)
+        vectors = np.stack(rows)
         if normalize_embeddings:
             vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         return vectors[0] if isinstance(texts, str) else vectors[: len(texts_list)]
@@ -159,7 +162,7 @@ class OnnxModel:
             prompt = self.prompts[name]
         return prompt or ""
 
-    def predict(self, texts: Text | Sequence[Text], top_k: int | None = None, batch_size: int = 32) -> Any:
+    def predict(self, texts: Text | Iterable[Text], top_k: int | None = None, batch_size: int = 32) -> Any:
         """Return what the model says of texts, as the pipelines of transformers do.
 
         Args:
@@ -173,26 +176,26 @@ class OnnxModel:
             "fill-mask".
 
         Raises:
-            ValueError: The model is of another kind, a text has no mask, or an element is no text.
+            ValueError: The model is of another kind, a text has not one mask, or an element is no text.
         """
+        heads = {
+            "ForSequenceClassification": partial(self._labels, top_k),
+            "ForTokenClassification": self._entities,
+            "ForMaskedLM": partial(self._fillings, top_k),
+            "LMHead": partial(self._fillings, top_k),
+        }
         architecture = self.config["architectures"][0]
-        heads = {"SequenceClassification": self._labels, "TokenClassification": self._entities}
-        heads |= {"MaskedLM": self._fillings, "LMHead": self._fillings}
         read = next((heads[name] for name in heads if architecture.endswith(name)), None)
-        if read is None or "logits" not in self.output_names:
+        if read is None:
             outputs = ", ".join(self.output_names)
             raise ValueError(
                 f"{self.folder} has the outputs {outputs}, which predict does not read; call the model itself"
             )
-        is_one = isinstance(texts, str | tuple)
-        given = [texts] if is_one else list(texts)
-        results = {}
-        for numbers, encodings, outputs in self._batches(given, batch_size):
-            for number, encoding, logits in zip(numbers, encodings, outputs["logits"]):
-                results[number] = read(given[number], encoding, logits, top_k)
-        return results[0] if is_one else [results[number] for number in range(len(given))]
+        is_one = isinstance(texts, str | tuple | dict)  # a dict, as of the pipelines, is refused as one element
+        results = self._read_output("logits", read, [texts] if is_one else list(texts), batch_size)
+        return results[0] if is_one else results
 
-    def _labels(self, text: Text, encoding: Encoding, logits: np.ndarray, top_k: int | None) -> dict | list[dict]:
+    def _labels(self, top_k: int | None, text: Text, encoding: Encoding, logits: np.ndarray) -> dict | list[dict]:
         names, problem = self.config["id2label"], self.config.get("problem_type")
         if problem == "regression":
             scores = logits
@@ -203,17 +206,15 @@ class OnnxModel:
         best = [{"label": names[str(index)], "score": float(scores[index])} for index in np.argsort(-scores)[:top_k]]
         return best[0] if top_k is None else best
 
-    def _entities(self, text: str, encoding: Encoding, logits: np.ndarray, top_k: int | None) -> list[dict]:
+    def _entities(self, text: Text, encoding: Encoding, logits: np.ndarray) -> list[dict]:
         """Join adjacent words of one tag; a word has the tag of its first token."""
-        scores, entities, last_word, last_kind = _softmax(logits), [], None, "O"
-        for token, word in enumerate(encoding.word_ids):
+        if not isinstance(text, str):
+            raise ValueError(f"{text!r} is a pair, and a tagger reads one text; give a text, or a list of texts")
+        scores, entities, last_kind = _softmax(logits), [], "O"
+        for word in dict.fromkeys(encoding.word_ids):
             if word is None:  # a special token or padding
                 continue
-            start, end = encoding.offsets[token]
-            if word == last_word:
-                if last_kind != "O":
-                    entities[-1]["end"] = end
-                continue
+            token, (start, end) = encoding.word_to_tokens(word)[0], encoding.word_to_chars(word)
             tag = self.config["id2label"][str(scores[token].argmax())]
             kind = tag[2:] if tag.startswith(("B-", "I-")) else tag
             if kind != "O":
@@ -221,33 +222,26 @@ class OnnxModel:
                     entities.append({"entity_group": kind, "score": [], "start": start})
                 entities[-1]["score"].append(scores[token].max())
                 entities[-1]["end"] = end
-            last_word, last_kind = word, kind
+            last_kind = kind
         return [
             entity | {"score": float(np.mean(entity["score"])), "word": text[entity["start"] : entity["end"]]}
             for entity in entities
         ]
 
-    def _fillings(self, text: str, encoding: Encoding, logits: np.ndarray, top_k: int | None) -> list:
-        ids = [number for number, is_real in zip(encoding.ids, encoding.attention_mask) if is_real]
-        first = encoding.attention_mask.index(1)  # padding may be on the left
-        masks = [place for place, number in enumerate(ids) if number == self.tokenizer.token_to_id(self.mask_token)]
-        if not masks:
+    def _fillings(self, top_k: int | None, text: Text, encoding: Encoding, logits: np.ndarray) -> list[dict]:
+        tokens, mask_id = list(encoding.ids), self.tokenizer.token_to_id(self.mask_token)
+        places = [place for place, token in enumerate(tokens) if token == mask_id]
+        if len(places) != 1:
             raise ValueError(
-                f"{text[:60]!r} has no {self.mask_token} in its first {self.max_length} tokens; put it in place of a word"
+                f"{text[:60]!r} has {len(places)} {self.mask_token} in its first {self.max_length} tokens; put one in place of a "
+                "word"
             )
-        results = []
-        for place in masks:
-            scores = _softmax(logits[first + place])
-            results.append([])
-            for token in np.argsort(-scores)[: top_k or 5].tolist():
-                filled = self.tokenizer.decode(
-                    [*ids[:place], token, *ids[place + 1 :]], skip_special_tokens=len(masks) == 1
-                )
-                word = self.tokenizer.decode([token], skip_special_tokens=False)
-                results[-1].append(
-                    {"score": float(scores[token]), "token": token, "token_str": word, "sequence": filled}
-                )
-        return results[0] if len(masks) == 1 else results
+        scores, fillings = _softmax(logits[places[0]]), []
+        for token in np.argsort(-scores)[: top_k or 5].tolist():
+            tokens[places[0]] = token
+            word, filled = self.tokenizer.decode([token], skip_special_tokens=False), self.tokenizer.decode(tokens)
+            fillings.append({"score": float(scores[token]), "token": token, "token_str": word, "sequence": filled})
+        return fillings
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:
@@ -255,16 +249,11 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
     return exponentials / exponentials.sum(axis=-1, keepdims=True)
 
 
-def _content(token: str | dict | None) -> str | None:
-    """The text of a special token, which tokenizer_config.json may describe by a dict."""
-    return token["content"] if isinstance(token, dict) else token
-
-
 @contextmanager
 def _reading(file: Path) -> Iterator[None]:
     """Name the file in an error of a library that reads it; tokenizers and the runtimes have no class for a damaged file."""
     if not file.is_file():
-        raise FileNotFoundError(f"{file.parent} has no file {file.name}; export the model again")
+        raise FileNotFoundError(f"{file.parent} has no file {file.name}; export the model again, with its tokenizer")
     try:
         yield
     except Exception as error:
