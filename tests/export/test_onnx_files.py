@@ -400,10 +400,20 @@ def test_an_interrupted_export_leaves_nothing_and_has_no_config_before_its_end(s
     assert sorted(os.listdir(tmp_path)) == ["out", "saved"] and not os.listdir(tmp_path / "out")
 
 
-def test_a_full_disk_is_one_error_and_leaves_nothing(saved, tmp_path, monkeypatch):
-    monkeypatch.setattr(exporting, "write_onnx", lambda graph, file: file.write_bytes(bytes(1 << 20)))
-    with largest_file(1 << 19), pytest.raises(OSError, match="could not be written; nothing is left"):
+def write_too_much(source, file):
+    file.write_bytes(bytes(1 << 20))
+
+
+def fail_as_openvino(source, file):
+    raise RuntimeError("Exception from serialize.cpp:1\nCan't open bin file")
+
+
+@pytest.mark.parametrize("write", [write_too_much, fail_as_openvino])
+def test_a_full_disk_is_one_error_and_leaves_nothing(write, saved, tmp_path, monkeypatch):
+    monkeypatch.setattr(exporting, "write_onnx", write)
+    with largest_file(1 << 19), pytest.raises(OSError, match="could not be written; nothing is left") as caught:
         export_model(saved, tmp_path / "out")
+    assert "\n" not in str(caught.value)
     assert os.listdir(tmp_path) == ["saved"]
 
 

@@ -141,9 +141,11 @@ def _write_graphs(
             file.parent.mkdir(exist_ok=True)
             try:
                 write(whole, file)
-            except RuntimeError as error:  # onnx and OpenVINO have no class for a full disk
-                raise OSError(f"{file.name}: {' '.join(str(error).split())}") from error
-            report[name] = _describe(file, runner, reference, kind)
+                report[name] = _describe(file, runner, reference, kind)
+            except (ValueError, OSError, ImportError, MemoryError):
+                raise
+            except Exception as error:  # onnx, ONNX Runtime and OpenVINO have no class for a full disk
+                raise OSError(f"{name} is damaged ({' '.join(str(error).split())}; is the disk full?)") from error
     if not onnx:
         shutil.rmtree(whole.parent)
         del report["onnx/model.onnx"]
