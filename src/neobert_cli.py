@@ -241,7 +241,7 @@ def export(parser: Parser) -> Run:
     def run(**options) -> None:
         from neobert_hf.export import export_model
 
-        _prepare()
+        _hide_progress_bars()  # a tuned allocator would keep the memory of every step
         print(json.dumps(export_model(**options)))
 
     return run
@@ -258,12 +258,17 @@ def _skip_torch() -> None:
 
 
 def _prepare() -> None:
-    """Set the memory allocator of the process; without a terminal, hide the progress bars of transformers."""
-    from transformers.utils import logging
-
+    """Set the memory allocator of the process, and hide progress bars."""
     from neobert_hf import tune_allocator
 
     tune_allocator()
+    _hide_progress_bars()
+
+
+def _hide_progress_bars() -> None:
+    """Hide the progress bars of transformers if there is no terminal."""
+    from transformers.utils import logging
+
     if not sys.stderr.isatty():
         logging.disable_progress_bar()
 

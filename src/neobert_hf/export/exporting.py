@@ -69,10 +69,11 @@ def export_model(
     ):
         built = Path(beside, out.name)
         built.mkdir()
-        files = _write_gguf(graph, built, dtype) if "gguf" in formats else {}
+        reference = Reference(graph)
+        files = _write_gguf(graph, reference, built, dtype) if "gguf" in formats else {}
         if formats != ["gguf"]:
             with quiet():
-                files |= _write_graphs(graph, built, formats, int8, fp16)
+                files |= _write_graphs(graph, reference, built, formats, int8, fp16)
         write_settings(graph, built)
         if out.exists():
             out.rmdir()
@@ -82,7 +83,7 @@ def export_model(
 
 def _check_formats(to: Iterable[str], int8: bool, fp16: bool, dtype: str) -> list[str]:
     """Return the formats as a list, after a check of the arguments and of the packages that they need."""
-    formats = [to] if isinstance(to, str) else list(to)
+    formats = [to] if isinstance(to, str) else list(dict.fromkeys(to))
     if not formats or (unknown := [name for name in formats if name not in PACKAGES]):
         raise ValueError(f"to={unknown[0] if formats else formats!r} is no format; choose from {', '.join(PACKAGES)}")
     if dtype not in DTYPES:
@@ -101,7 +102,7 @@ def _check_formats(to: Iterable[str], int8: bool, fp16: bool, dtype: str) -> lis
     return formats
 
 
-def _write_gguf(graph: Graph, built: Path, dtype: str) -> dict[str, dict]:
+def _write_gguf(graph: Graph, reference: Reference, built: Path, dtype: str) -> dict[str, dict]:
     """Write the GGUF file, compare it with torch if llama-cpp-python is there, and return its entry of the report."""
     from .gguf import llama_cpp_runner, write_gguf
 
@@ -111,40 +112,40 @@ def _write_gguf(graph: Graph, built: Path, dtype: str) -> dict[str, dict]:
     if importlib.util.find_spec("llama_cpp") is None:
         return {file.name: {**report, "not_compared": "llama-cpp-python is not installed"}}
     kind = {"f32": "float32", "f16": "float16", "q8_0": "int8"}[dtype]
-    return {file.name: {**report, **Reference(graph).check(file, llama_cpp_runner(file, graph), kind)}}
+    return {file.name: {**report, **reference.check(file, llama_cpp_runner(file, graph), kind)}}
 
 
-def _write_graphs(graph: Graph, built: Path, formats: list[str], int8: bool, fp16: bool) -> dict[str, dict]:
+def _write_graphs(
+    graph: Graph, reference: Reference, built: Path, formats: list[str], int8: bool, fp16: bool
+) -> dict[str, dict]:
     """Write the ONNX and OpenVINO files, compare them with torch, and return their entries of the report."""
     num_bytes = sum(4 * parameter.numel() for parameter in graph.parameters())
     if num_bytes > LARGEST_FILE:
         raise ValueError(
             f"the model takes {num_bytes / 1e9:.1f} GB, and an ONNX file holds at most 2 GB; choose a smaller model"
         )
-    reference = Reference(graph)
-    whole = built / "onnx" / "model.onnx"
-    whole.parent.mkdir()
-    write_onnx(graph, whole)
+    whole, small_openvino = built / "onnx/model.onnx", "openvino/openvino_model_qint8_quantized.xml"
     onnx, openvino = "onnx" in formats, "openvino" in formats
     files = [
+        (True, "onnx/model.onnx", lambda _, file: write_onnx(graph, file), onnx_runner, "float32"),
         (onnx and int8, "onnx/model_quantized.onnx", write_int8, onnx_runner, "int8"),
         (openvino, "openvino/openvino_model.xml", write_openvino, openvino_runner, "float32"),
-        (
-            openvino and int8,
-            "openvino/openvino_model_qint8_quantized.xml",
-            write_openvino_int8,
-            openvino_runner,
-            "int8",
-        ),
+        (openvino and int8, small_openvino, write_openvino_int8, openvino_runner, "int8"),
+        # the last one, because it rounds the graph itself
         (fp16, "onnx/model_fp16.onnx", lambda _, file: write_fp16(graph, file), onnx_runner, "float16"),
     ]
-    report = {"onnx/model.onnx": _describe(whole, onnx_runner, reference, "float32")}
+    report = {}
     for is_wanted, name, write, runner, kind in files:
         if is_wanted:
             file = built / name
             file.parent.mkdir(exist_ok=True)
-            write(whole, file)
-            report[name] = _describe(file, runner, reference, kind)
+            try:
+                write(whole, file)
+                report[name] = _describe(file, runner, reference, kind)
+            except (ValueError, OSError, ImportError, MemoryError):
+                raise
+            except Exception as error:  # onnx, ONNX Runtime and OpenVINO have no class for a full disk
+                raise OSError(f"{name} is damaged ({' '.join(str(error).split())}; is the disk full?)") from error
     if not onnx:
         shutil.rmtree(whole.parent)
         del report["onnx/model.onnx"]
@@ -154,7 +155,7 @@ def _write_graphs(graph: Graph, built: Path, formats: list[str], int8: bool, fp1
 def _describe(file: Path, runner: Callable[..., Run], reference: Reference, kind: str) -> dict:
     """The size of a file in bytes, and its differences from torch."""
     num_bytes = sum(part.stat().st_size for part in (file, file.with_suffix(".bin")) if part.exists())
-    return {"bytes": num_bytes, **reference.check(file, runner(file, reference.outputs), kind)}
+    return {"bytes": num_bytes, **reference.check(file, runner(file, reference.graph.outputs), kind)}
 
 
 def write_settings(graph: Graph, folder: Path) -> None:

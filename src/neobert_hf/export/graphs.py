@@ -17,13 +17,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
-from transformers.utils import logging as transformers_logging
 
 from ..data.origins import check_links, holds_tokenizer, load_tokenizer, read_json
 from ..model import modeling_neobert
 from ..model.modeling_neobert import AUTO_CLASSES, NeoBERTPreTrainedModel
-
-logger = transformers_logging.get_logger(__name__)
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -90,10 +87,10 @@ class EmbeddingGraph(Graph):
         where, self.ends_normalized = kinds.index("Pooling"), kinds[-1] == "Normalize"
         self.whole, self.pooling = model, model[where]
         self.before, self.after = (nn.ModuleList(part) for part in (list(model)[1:where], list(model)[where + 1 :]))
-        later = list(self.after)[: -1 if self.ends_normalized else None]
-        mode, is_dense = self.pooling.pooling_mode, all(type(module).__name__ == "Dense" for module in later)
-        is_affine = is_dense and all(isinstance(module.activation_function, nn.Identity) for module in later)
-        follows = not later or (is_dense and mode in ("cls", "lasttoken")) or (is_affine and mode == "mean")
+        self.between = self.after[: -1 if self.ends_normalized else None]  # pooling and normalization
+        mode, is_dense = self.pooling.pooling_mode, all(type(module).__name__ == "Dense" for module in self.between)
+        is_affine = is_dense and all(isinstance(module.activation_function, nn.Identity) for module in self.between)
+        follows = not self.between or (is_dense and mode in ("cls", "lasttoken")) or (is_affine and mode == "mean")
         self.keeps_tokens = follows and isinstance(mode, str)
 
     @property
@@ -127,7 +124,7 @@ class EmbeddingGraph(Graph):
             embedding = module({"sentence_embedding": embedding})["sentence_embedding"]
         if not self.keeps_tokens:
             return embedding[:, None].expand(-1, input_ids.shape[1], -1), embedding
-        for module in list(self.after)[: -1 if self.ends_normalized else None]:
+        for module in self.between:
             states = module({"sentence_embedding": states})["sentence_embedding"]
         return states, embedding
 
@@ -221,15 +218,12 @@ def _open_chain(folder: Path) -> SentenceTransformer:
         model = open_embedding_model(str(folder), device="cpu", **options)
     else:
         model = sentence_transformer(str(folder), **options).to("cpu")
-    return check_chain(model, folder).float().eval()
+    _check_chain(model, folder)
+    return model.float().eval()
 
 
-def check_chain(model: SentenceTransformer, folder: Path) -> SentenceTransformer:
-    """Return an embedding model if a graph can hold all of its modules.
-
-    Raises:
-        ValueError: A module cannot be exported; the message names it.
-    """
+def _check_chain(model: SentenceTransformer, folder: Path) -> None:
+    """Refuse an embedding model with a module that a graph cannot hold."""
     kind = getattr(getattr(model[0], "config", None), "model_type", type(model[0]).__name__)
     if kind != "neobert":
         raise ValueError(
@@ -242,13 +236,7 @@ def check_chain(model: SentenceTransformer, folder: Path) -> SentenceTransformer
     if other := (set(kinds[1:where]) - BEFORE_POOLING) | (set(kinds[where + 1 :]) - AFTER_POOLING):
         raise ValueError(f"{folder} has the module {min(other)}, which cannot be exported; train the model without it")
     if not model[where].include_prompt and any(model.prompts.values()):
-        if set(kinds) != {"Transformer", "Pooling", "Normalize"} and kinds != ["Transformer", "Pooling"]:
-            raise ValueError(
-                f"{folder} has include_prompt=False, and a graph of {', '.join(kinds[1:])} does not know the prompt's tokens; "
-                "train the model with include_prompt=True, or remove the prompts"
-            )
-        logger.warning(
-            f"{folder} has include_prompt=False: OnnxModel and sentence-transformers exclude the prompt from the mean, and other "
-            "runtimes do not."
+        raise ValueError(
+            f"{folder} has include_prompt=False, and a graph does not know which tokens are of the prompt; train the model with "
+            "include_prompt=True, or remove the prompts"
         )
-    return model

@@ -52,20 +52,28 @@ def write_onnx(graph: Graph, file: Path) -> None:
 
 def write_int8(source: Path, file: Path) -> None:
     """Write an ONNX file with weights in int8, a scale for each channel; activations are rounded when the model runs."""
-    import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    graph = onnx.load(source).graph
-    # One scale for the weights of all words would round the smallest to 0, and a text of such words would have the vector 0.
-    columns = {tensor.name for tensor in graph.initializer if tensor.dims[-1:] == [1]}
     quantize_dynamic(
         source,
         file,
         op_types_to_quantize=["MatMul", "Gather"],
-        nodes_to_exclude=[node.name for node in graph.node if node.op_type == "Gather" and node.input[0] in columns],
+        nodes_to_exclude=_lookups_of_words(source),
         per_channel=True,
         weight_type=QuantType.QInt8,
     )
+
+
+def _lookups_of_words(source: Path) -> list[str]:
+    """Names of the nodes that look up one number for a token, its weight.
+
+    One scale for the weights of all words would round the smallest to 0, and a text of such words would have the vector 0.
+    """
+    import onnx
+
+    graph = onnx.load(source).graph
+    columns = {tensor.name for tensor in graph.initializer if tensor.dims[-1:] == [1]}
+    return [node.name for node in graph.node if node.op_type == "Gather" and node.input[0] in columns]
 
 
 def write_fp16(graph: Graph, file: Path) -> None:
