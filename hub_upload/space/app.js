@@ -222,9 +222,9 @@ async function showWords(text) {
   byId("filled").replaceChildren(...filledIn(text, masks));
   const title = (i) => (masks.length > 1 ? `Mask ${i + 1} of ${masks.length}` : "Most likely words");
   byId("words").replaceChildren(...masks.map((words, i) => wordList(words, title(i))));
-  const each = masks.length > 1 ? " Each is predicted while the others are still masked." : "";
+  const note = masks.length > 1 ? " Each is predicted while the others are still masked." : "";
   const best = masks.map(([{ token }]) => token.replace(/^##/, "…")).join(", ");
-  return `Most likely: ${best}. ${Math.round(performance.now() - started)} ms.${each}`;
+  return `Most likely: ${best}. ${Math.round(performance.now() - started)} ms.${note}`;
 }
 
 function checkQuestion(question) {

@@ -177,17 +177,6 @@ def test_fill_mask_gives_the_words_and_their_probabilities(sources, ask):
     assert int8[0]["token"] == wanted[0]["token"]
 
 
-def test_the_logits_of_int8_have_the_direction_of_torch(ask):
-    tokenizer = AutoTokenizer.from_pretrained(MINI_MODEL_PATH)
-    model = NeoBERTForMaskedLM.from_pretrained(MINI_MODEL_PATH, dtype=torch.float32).eval()
-    for text in TEXTS[1:]:
-        inputs = tokenizer(text, return_tensors="pt")
-        with torch.inference_mode():
-            wanted = model(**inputs).logits.numpy()
-        (found,) = ask({"model": "mini-mlm", "auto": "AutoModelForMaskedLM", "dtype": "q8", "inputs": rows_of(inputs)})
-        assert cosines(np.ravel(found["logits"]), wanted.ravel()) > INT8
-
-
 def test_classifiers_and_taggers_give_labels_and_scores(sources, ask):
     text = TINY_TEXTS[0]
     for task, options in (("text-classification", {"top_k": None}), ("token-classification", {"ignore_labels": []})):
@@ -214,4 +203,4 @@ def test_question_answering_gives_the_span_and_its_score(sources, ask):
     words = tokenizer.decode(inputs["input_ids"][0, first + start : first + end + 1])
     (found,) = ask({"task": task, "model": task, "dtype": "fp32", "inputs": [question, context], "options": {}})
     assert found["answer"] == words
-    print(found["score"], spans[start, end])
+    np.testing.assert_allclose(found["score"], spans[start, end].item(), atol=FP32)
