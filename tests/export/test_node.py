@@ -198,7 +198,9 @@ def test_question_answering_gives_the_span_and_its_score(sources, ask):
         output = model(**{name: inputs[name] for name in ("input_ids", "attention_mask")})
     first = inputs.sequence_ids().index(1)
     last = first + inputs.sequence_ids().count(1)
-    spans = output.start_logits[0].softmax(0)[first:last, None] * output.end_logits[0].softmax(0)[None, first:last]
+    answers = [0, *range(first, last)]  # transformers.js compares the context with [CLS], which stands for no answer
+    starts, ends = (logits[0, answers].softmax(0)[1:] for logits in (output.start_logits, output.end_logits))
+    spans = starts[:, None] * ends
     start, end = divmod(spans.triu().argmax().item(), last - first)
     words = tokenizer.decode(inputs["input_ids"][0, first + start : first + end + 1])
     (found,) = ask({"task": task, "model": task, "dtype": "fp32", "inputs": [question, context], "options": {}})
