@@ -106,6 +106,6 @@ def test_bad_input_ends_with_one_line(files, output, dtype, words, corpus, tmp_p
     (tmp_path / "full/notes.txt").touch()
     run = start(corpus[0] if files == "corpus" else files, tmp_path / output, dtype=dtype)
     printed, _ = run.communicate()
-    lines = [line for line in printed.splitlines() if "Loading weights" not in line]
+    lines = [line for line in printed.splitlines() if line and "Loading weights" not in line]
     assert run.returncode == 1 and len(lines) == 1 and words in lines[0], printed
     assert not (tmp_path / "vectors").exists()
