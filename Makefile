@@ -8,8 +8,7 @@ export HF_HUB_OFFLINE = 1
 
 .PHONY: demo test test-avx2 test-compat test-transformers test-gpu test-adversary test-runtimes docs lint clean
 
-# Other questions: make demo QUESTIONS='"open a socket"'; make demo QUESTIONS= asks for them in the terminal.
-# The shell runs this text as a part of the command: pass untrusted questions to the script, not to make.
+# Other questions: make demo QUESTIONS='"open a socket"'; make demo QUESTIONS= asks for them. The shell runs what is given here.
 QUESTIONS ?= "read a file line by line" "run a function after some seconds" "join the parts of a path"
 demo: .venv/demo
 	$(BIN)/python examples/documentation_search/search.py $(QUESTIONS)
@@ -43,12 +42,11 @@ test-adversary: export OMP_NUM_THREADS = 1
 test-adversary: .venv/dev
 	$(BIN)/python -m pytest -m adversary tests/adversary
 
-# transformers.js, the page in Chromium, llama.cpp, Ray. Needs Node.js 20 or later, and a C++ compiler. Without Chromium, which root
-# installs here on Debian, the tests of the page are skipped.
+# transformers.js, the page in Chromium, llama.cpp, Ray. Needs Node.js 20, npm and a C++ compiler; as root, installs Chromium on Debian.
 test-runtimes: .venv/dev
-	command -v chromium || test `id -u` != 0 || apt-get install -qq --yes chromium
+	command -v chromium || test `id -u` != 0 || (apt-get update -qq && apt-get install -qq --yes chromium)
 	ONNXRUNTIME_NODE_INSTALL=skip npm install --prefix tests/export/node --no-package-lock --no-audit --no-fund --silent
-	$(PIP) "llama-cpp-python[server]" "ray[data]"
+	$(PIP) "llama-cpp-python[server]" -e ".[ray]"
 	$(BIN)/python -m pytest -m runtime tests/export tests/examples
 
 docs: .venv/dev

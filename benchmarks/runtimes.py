@@ -10,12 +10,15 @@ docstrings, use `--num_threads` threads, and return the states of all tokens. Ba
 8 x 64 tokens, and 8 docstrings of different lengths up to 128 tokens. PyTorch without compiling and llama.cpp compute no
 padding, the others do. Runtimes run in turns, A B A B, in one process. Errors are those of the states of real tokens over all
 batches, against our reference in float64: the largest difference over the largest value, and the smallest cosine. With `--json`
-the result is written after each batch, so an interrupted run leaves what it has measured. `--paths` chooses runtimes by name;
-`compiled` is no default, because torch.compile takes minutes for each new shape of 28 layers.
+the result is written after each batch, so an interrupted run leaves what it has measured. `--paths` chooses runtimes by name.
+No defaults are `compiled`, because torch.compile takes minutes for each new shape of 28 layers, and `node` and `node-int8`, which
+need what `make test-runtimes` installs.
 """
 
 import atexit
+import json
 import os
+import subprocess
 import time
 from collections.abc import Callable
 from importlib.metadata import packages_distributions, version
@@ -37,6 +40,7 @@ from neobert_hf.export import export_model
 
 Batch = dict[str, torch.Tensor]  # (B, L) ids and mask, int64
 Run = Callable[[Batch], torch.Tensor]  # returns the states (B, L, D)
+NODE = Path(__file__).parents[1] / "tests/export/node"
 PROGRAM, PACKAGE = "exported_program.pt2", "aot_inductor.pt2"
 SHAPES = ((1, 16), (1, 128), (8, 64))
 EXPORTS = {
@@ -126,6 +130,23 @@ def in_llama_cpp(file: Path) -> Run:
     return run
 
 
+def in_node(folder: Path, dtype: str) -> Run:
+    """A graph in transformers.js under Node, a process of its own; ids and states go through pipes."""
+    command = ["node", "states.mjs", str(folder.resolve()), dtype, str(torch.get_num_threads())]
+    node = subprocess.Popen(command, cwd=NODE, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    atexit.register(node.kill)
+    width = json.loads((folder / "config.json").read_text("utf-8"))["hidden_size"]
+
+    def run(batch):
+        rows = {name: value.tolist() for name, value in batch.items()}
+        node.stdin.write(json.dumps(rows).encode() + b"\n")
+        node.stdin.flush()
+        states = node.stdout.read(4 * batch["input_ids"].numel() * width)
+        return torch.frombuffer(bytearray(states), dtype=torch.float32).view(*batch["input_ids"].shape, width)
+
+    return run
+
+
 def padded(row: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
     """Give the states of a packed row (T, D) the places of their tokens; `real` is (B, L)."""
     return row.new_zeros(*real.shape, row.shape[-1]).masked_scatter(real[..., None], row)
@@ -156,6 +177,12 @@ def openvino_file(label: str, file: str, options: str = "", precision: str = "f3
     """A path of OpenVINO."""
     file, command = f"openvino/openvino/{file}", f"neobert export MODEL OUT --to openvino{options}"
     return RuntimePath(label, command, file, lambda folder: in_openvino(folder / file, precision), "openvino")
+
+
+def node_file(label: str, file: str, dtype: str) -> RuntimePath:
+    """A path of transformers.js."""
+    command = f'await AutoModel.from_pretrained(OUT, {{ dtype: "{dtype}" }})'
+    return RuntimePath(label, command, f"onnx/onnx/{file}", lambda folder: in_node(folder / "onnx", dtype))
 
 
 def gguf_file(label: str, file: str, options: str = "") -> RuntimePath:
@@ -208,6 +235,8 @@ PATHS = {
     "openvino": openvino_file("OpenVINO", "openvino_model.xml"),
     "openvino-bf16": openvino_file("OpenVINO, bfloat16 products", "openvino_model.xml", precision="bf16"),
     "openvino-int8": openvino_file("OpenVINO, int8 weights", "openvino_model_qint8_quantized.xml", " --int8"),
+    "node": node_file("transformers.js, Node", "model.onnx", "fp32"),
+    "node-int8": node_file("transformers.js, Node, int8", "model_quantized.onnx", "q8"),
     "gguf": gguf_file("llama.cpp", "gguf/model-f32.gguf"),
     "gguf-q8_0": gguf_file("llama.cpp, q8_0", "gguf_q8_0/model-q8_0.gguf", " --dtype q8_0"),
 }
@@ -280,7 +309,7 @@ def main():
         __doc__,
         folder="build/runtimes",
         model=None,
-        paths=[name for name in PATHS if name != "compiled"],
+        paths=[name for name in PATHS if name not in ("compiled", "node", "node-int8")],
         num_layers=0,
         num_rounds=5,
         num_threads=os.cpu_count(),

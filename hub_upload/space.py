@@ -172,14 +172,14 @@ def write_list(folder: Path) -> None:
     files = []
     for file in sorted((folder / "files").iterdir()):
         packed = gzip.compress(file.read_bytes(), mtime=0)
-        file.with_name(f"{file.name}.gz").write_bytes(packed)
-        file.unlink()
-        files.append({"path": f"files/{file.name}.gz", "bytes": len(packed), "hash": _hash(packed)})
+        # With the hash in its name, a file of one version is never taken for that of another.
+        path = file.rename(file.with_name(f"{file.stem}-{_hash(packed)}{file.suffix}.gz"))
+        path.write_bytes(packed)
+        files.append({"name": file.name, "path": f"files/{path.name}", "bytes": len(packed)})
     (folder / "files.json").write_text(json.dumps(files, indent=1), "utf-8")
-    version = _hash(
-        b"".join(file.read_bytes() for file in sorted(folder.rglob("*")) if file.suffix != ".gz" and file.is_file())
-    )
+    small = [file for file in sorted(folder.rglob("*")) if file.suffix != ".gz" and file.is_file()]
     worker = folder / "sw.js"
+    version = _hash(b"".join(file.read_bytes() for file in small))
     worker.write_text(worker.read_text("utf-8").replace('"development"', f'"{version}"'), "utf-8")
 
 

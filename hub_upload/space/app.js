@@ -3,7 +3,7 @@
 
 const NUM_ANSWERS = 5;
 const MASK = "[MASK]";
-const STORE = "neobert-files"; // large files by path and hash; sw.js has the small ones
+const STORE = "neobert-files"; // the large files, whose names have a hash; sw.js has the small ones
 const byId = (id) => document.getElementById(id);
 const megabytes = (bytes) => (bytes / 1e6).toFixed(1);
 
@@ -18,11 +18,10 @@ class Problem extends Error {
 // 1. Download
 
 /** Return the content of a file; what was stored on this device is not downloaded again. */
-async function download({ path, hash }, store, report) {
-  const url = `${path}?${hash}`;
-  const stored = await store?.match(url);
-  const response = stored ?? (await fetched(url));
-  const kept = stored ?? store?.put(url, response.clone());
+async function download({ path, name }, store, report) {
+  const stored = await store?.match(path);
+  const response = stored ?? (await fetched(path));
+  const kept = stored ?? store?.put(path, response.clone());
   const counted = new TransformStream({
     transform(part, next) {
       report(part.length);
@@ -34,14 +33,13 @@ async function download({ path, hash }, store, report) {
     return { content: await new Response(unpacked).arrayBuffer(), kept: Promise.resolve(kept) };
   } catch {
     await Promise.resolve(kept).catch(() => {});
-    await store?.delete(url);
-    throw new Problem(`The download of ${path} broke off, or the file is damaged.`);
+    await store?.delete(path);
+    throw new Problem(`The download of ${name} broke off, or the file is damaged.`);
   }
 }
 
-async function fetched(url) {
-  const path = url.split("?")[0];
-  const response = await fetch(url).catch(() => {
+async function fetched(path) {
+  const response = await fetch(path).catch(() => {
     throw new Problem(`${path} cannot be loaded: there is no connection to the server.`);
   });
   if (!response.ok) throw new Problem(`${path} is missing on the server (status ${response.status}).`);
@@ -75,7 +73,7 @@ async function downloadAll(files) {
   report(0);
   const store = await openStore();
   const results = await Promise.all(files.map((file) => download(file, store, report)));
-  const contents = Object.fromEntries(files.map(({ path }, i) => [path.split("/").at(-1), results[i].content]));
+  const contents = Object.fromEntries(files.map(({ name }, i) => [name, results[i].content]));
   const isStored = Promise.all(results.map(({ kept }) => kept)).then(
     () => removeOld(store, files),
     () => false, // the disk is full
@@ -84,7 +82,7 @@ async function downloadAll(files) {
 }
 
 async function removeOld(store, files) {
-  const current = new Set(files.map(({ path, hash }) => new URL(`${path}?${hash}`, location.href).href));
+  const current = new Set(files.map(({ path }) => new URL(path, location.href).href));
   const keys = (await store?.keys()) ?? [];
   await Promise.all(keys.filter(({ url }) => !current.has(url)).map((key) => store.delete(key)));
   return Boolean(store);
@@ -106,17 +104,17 @@ async function load() {
   await new Promise((painted) => setTimeout(painted)); // the next step holds the thread
   const json = (name) => JSON.parse(new TextDecoder().decode(contents[name]));
   ort = runtime;
-  ort.env.wasm.wasmBinary = contents["runtime.wasm.gz"];
+  ort.env.wasm.wasmBinary = contents["runtime.wasm"];
   ort.env.wasm.numThreads = 1; // a static Space is not isolated from other origins, which threads need
-  session = await ort.InferenceSession.create(new Uint8Array(contents["model.onnx.gz"])).catch((error) => {
+  session = await ort.InferenceSession.create(new Uint8Array(contents["model.onnx"])).catch((error) => {
     throw new Problem(`The model could not be started: ${error.message ?? error}`);
   });
-  const { tokenizer: rules, tokenizer_config: config } = json("tokenizer.json.gz");
+  const { tokenizer: rules, tokenizer_config: config } = json("tokenizer.json");
   tokenizer = new Tokenizer(rules, config);
-  index = json("entries.json.gz");
+  index = json("entries.json");
   const numVectors = index.starts.at(-1);
-  scales = new Float32Array(contents["vectors.bin.gz"], 0, numVectors);
-  vectors = new Int8Array(contents["vectors.bin.gz"], 4 * numVectors);
+  scales = new Float32Array(contents["vectors.bin"], 0, numVectors);
+  vectors = new Int8Array(contents["vectors.bin"], 4 * numVectors);
   return isStored;
 }
 
@@ -224,9 +222,9 @@ async function showWords(text) {
   byId("filled").replaceChildren(...filledIn(text, masks));
   const title = (i) => (masks.length > 1 ? `Mask ${i + 1} of ${masks.length}` : "Most likely words");
   byId("words").replaceChildren(...masks.map((words, i) => wordList(words, title(i))));
-  const each = masks.length > 1 ? " Each is predicted while the others are still masked." : "";
+  const note = masks.length > 1 ? " Each is predicted while the others are still masked." : "";
   const best = masks.map(([{ token }]) => token.replace(/^##/, "…")).join(", ");
-  return `Most likely: ${best}. ${Math.round(performance.now() - started)} ms.${each}`;
+  return `Most likely: ${best}. ${Math.round(performance.now() - started)} ms.${note}`;
 }
 
 function checkQuestion(question) {
@@ -295,7 +293,12 @@ function connectButtons() {
     event.preventDefault();
     byId("sentence").form.requestSubmit();
   });
-  byId("retry").addEventListener("click", () => location.reload());
+  const fields = [byId("question"), byId("sentence")];
+  for (const [i, field] of fields.entries()) field.value ||= history.state?.[i] ?? "";
+  byId("retry").addEventListener("click", () => {
+    history.replaceState(fields.map((field) => field.value), ""); // what was typed, for the page after the reload
+    location.reload(); // a browser does not try a failed import twice
+  });
 }
 
 async function begin() {

@@ -1,10 +1,12 @@
 // Makes the page work offline. Small files are stored here at installation; the large ones are stored by app.js as it loads them.
-// A new version waits until all windows of the old one are closed, so that no window mixes the two.
+// A new version replaces the old one at once: an open window has loaded all that it needs, and a window that is just loading
+// finds no large file of another version, because their names have a hash.
 const VERSION = "development"; // space.py writes a hash of the folder
 const SHELL = `neobert-shell-${VERSION}`;
 const SMALL = ["./", "app.js", "style.css", "icon.svg", "files.json", "vendor/ort.mjs", "vendor/tokenizers.mjs"];
 
 self.addEventListener("install", (event) => {
+  self.skipWaiting();
   const fresh = SMALL.map((path) => new Request(path, { cache: "reload" }));
   event.waitUntil(caches.open(SHELL).then((cache) => cache.addAll(fresh)));
 });

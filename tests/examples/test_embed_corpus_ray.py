@@ -9,10 +9,15 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from sentence_transformers import SentenceTransformer
+
+from neobert_hf import MINI_MODEL_PATH
 
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("ray", reason="ray is not installed (make test-runtimes)")
 pytestmark = pytest.mark.runtime
+
+from pyarrow import parquet  # noqa: E402
 
 SCRIPT = Path(__file__).parents[2] / "examples/embed_corpus_ray.py"
 NUM_ROWS = 4 * 1024 + 100  # five blocks, on two workers
@@ -20,8 +25,6 @@ NUM_ROWS = 4 * 1024 + 100  # five blocks, on two workers
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    from pyarrow import parquet
-
     folder = tmp_path_factory.mktemp("corpus")
     texts = [None if i == 7 else f"Return item {i} of list {i * 7}." for i in range(NUM_ROWS)]
     for part in range(3):
@@ -31,8 +34,8 @@ def corpus(tmp_path_factory):
     return folder, texts
 
 
-def start(corpus, output, *more):
-    command = [sys.executable, SCRIPT, "--files", corpus, "--output_dir", output, *more]
+def start(corpus, output, model=MINI_MODEL_PATH, dtype="float32"):
+    command = [sys.executable, SCRIPT, corpus, output, "--model", model, "--dtype", dtype]
     environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[1] / "src")}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(list(map(str, command)), cwd=output.parent, env=environment, **pipes)
@@ -45,39 +48,28 @@ def wait_for_a_block(run, output):
         time.sleep(0.1)
 
 
-def workers(run):
-    """The processes that hold a model."""
-    processes = psutil.Process(run.pid).children(recursive=True)
-    return [process for process in processes if "Embedder" in " ".join(process.cmdline())]
-
-
-def check_rows(output, texts):
+def check_rows(output, texts, tolerance):
     """Every row once, with the vector that one process computes."""
-    from pyarrow import parquet
-    from sentence_transformers import SentenceTransformer
-
-    import neobert_hf
-
     table = parquet.read_table(output).sort_by("id").to_pydict()
     assert list(table) == ["id", "text", "embedding"]
     assert table["id"] == list(range(NUM_ROWS)) and table["text"] == texts
-    assert table["embedding"][7] is None
-    found = np.array([vector for vector in table["embedding"] if vector is not None])
-    wanted = SentenceTransformer(neobert_hf.MINI_MODEL_PATH).encode([text for text in texts if text is not None])
-    np.testing.assert_allclose(found, wanted, atol=1e-6)  # other batches: the last bits differ
+    wanted = SentenceTransformer(MINI_MODEL_PATH).encode([text or "" for text in texts])
+    np.testing.assert_allclose(table["embedding"], wanted, atol=tolerance * np.abs(wanted).max())
 
 
-def test_every_row_has_its_vector_once_although_a_worker_is_killed(corpus, tmp_path):
+def test_every_row_has_its_vector_once_although_a_worker_is_killed(corpus, exported_mini, tmp_path):
     folder, texts = corpus
-    run = start(folder, tmp_path / "vectors")
-    wait_for_a_block(run, tmp_path / "vectors")
-    first = workers(run)
-    first[0].kill()
-    first[0].wait()
+    output = tmp_path / "vectors"
+    run = start(folder, output, exported_mini, "fp32")
+    wait_for_a_block(run, output)
+    processes = psutil.Process(run.pid).children(recursive=True)
+    models = [process for process in processes if "Embedder" in " ".join(process.cmdline())]
+    models[0].kill()
+    models[0].wait()
     printed, _ = run.communicate()
     assert run.returncode == 0, printed
-    assert len(first) == 2
-    check_rows(tmp_path / "vectors", texts)
+    assert len(models) > 1
+    check_rows(output, texts, 1e-5)  # the limit of an export
     assert [entry.name for entry in tmp_path.iterdir()] == ["vectors"]  # the record of what is done is gone
 
 
@@ -96,27 +88,24 @@ def test_a_run_after_an_interruption_computes_what_is_missing(corpus, tmp_path):
     printed, _ = run.communicate()
     assert run.returncode == 0, printed
     assert [file for file, written in before.items() if file.exists() and file.stat().st_mtime_ns == written]
-    check_rows(output, texts)
+    check_rows(output, texts, 1e-6)  # other batches: the last bits differ
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("files", "output", "dtype", "words"),
     [
-        (["--text_column", "body"], "no rows with the columns ['id', 'body'], but with ['id', 'other', 'text']"),
-        (["--files", "empty.parquet"], "no rows with the columns"),
-        (["--files", "missing"], "missing"),
-        (["--output_dir", "full"], "has files of another run; choose a new folder"),
-        (["--dtype", "int9"], "dtype"),
+        ("no_texts.parquet", "vectors", "float32", "text"),
+        ("missing", "vectors", "float32", "missing"),
+        ("corpus", "full", "float32", "has files of another run; choose a new folder"),
+        ("corpus", "vectors", "int9", "dtype"),
     ],
 )
-def test_bad_input_ends_with_one_line(arguments, words, corpus, tmp_path):
-    from pyarrow import parquet
-
-    parquet.write_table(pa.table({"id": pa.array([], pa.int64()), "text": []}), tmp_path / "empty.parquet")
+def test_bad_input_ends_with_one_line(files, output, dtype, words, corpus, tmp_path):
+    parquet.write_table(pa.table({"id": [1], "body": ["x"]}), tmp_path / "no_texts.parquet")
     (tmp_path / "full").mkdir()
     (tmp_path / "full/notes.txt").touch()
-    run = start(corpus[0], tmp_path / "vectors", *arguments)
+    run = start(corpus[0] if files == "corpus" else files, tmp_path / output, dtype=dtype)
     printed, _ = run.communicate()
-    lines = [line for line in printed.splitlines() if "Loading weights" not in line]
+    lines = [line for line in printed.splitlines() if line and "Loading weights" not in line]
     assert run.returncode == 1 and len(lines) == 1 and words in lines[0], printed
     assert not (tmp_path / "vectors").exists()

@@ -9,6 +9,8 @@ const FOLDER = process.env.FOLDER;
 const AXE = fs.readFileSync(new URL("node_modules/axe-core/axe.min.js", import.meta.url), "utf8");
 const QUESTION = "split a path into its folder and its file";
 
+const pathOf = (name) => JSON.parse(fs.readFileSync(`${FOLDER}/files.json`)).find((file) => file.name === name).path;
+const MODEL = pathOf("model.onnx");
 const faults = new Map();
 let browser, server;
 
@@ -165,7 +167,7 @@ test("texts that cannot be answered give a sentence that says why", () =>
 
 test("a question that is asked while the model loads is answered when it is ready", () => {
   let release;
-  faults.set("/files/model.onnx.gz", new Promise((resolve) => (release = resolve)));
+  faults.set(`/${MODEL}`, new Promise((resolve) => (release = resolve)));
   return visit(async (page) => {
     const bar = page.getByRole("progressbar", { name: "Loading the model" });
     await bar.waitFor();
@@ -182,13 +184,13 @@ test("a question that is asked while the model loads is answered when it is read
 });
 
 for (const [fault, file, message] of [
-  ["missing", "/files/model.onnx.gz", "files/model.onnx.gz is missing on the server (status 404)."],
-  ["missing", "/vendor/ort.mjs", "vendor/ort.mjs is missing on the server, or the download broke off."],
-  ["cut", "/files/model.onnx.gz", "The download of files/model.onnx.gz broke off, or the file is damaged."],
-  ["damaged", "/files/vectors.bin.gz", "The download of files/vectors.bin.gz broke off, or the file is damaged."],
+  ["missing", MODEL, `${MODEL} is missing on the server (status 404).`],
+  ["missing", "vendor/ort.mjs", "vendor/ort.mjs is missing on the server, or the download broke off."],
+  ["cut", MODEL, "The download of model.onnx broke off, or the file is damaged."],
+  ["damaged", pathOf("vectors.bin"), "The download of vectors.bin broke off, or the file is damaged."],
 ]) {
   test(`a file that is ${fault} is named, and a second try works: ${file}`, async () => {
-    faults.set(file, fault);
+    faults.set(`/${file}`, fault);
     await visit(
       async (page) => {
         await page.getByRole("alert").getByText(message).waitFor();
@@ -198,6 +200,8 @@ for (const [fault, file, message] of [
         await said(page, "search-status", message);
         faults.clear();
         await page.getByRole("button", { name: "Try again" }).click();
+        await page.getByRole("alert").waitFor({ state: "hidden" });
+        assert.equal(await page.inputValue("#question"), QUESTION); // what was typed is still there
         await search(page, QUESTION);
         assert.ok(await page.getByRole("alert").isHidden());
       },
