@@ -38,7 +38,7 @@ def make_app(model: OnnxModel) -> FastAPI:
         for number, encoding in enumerate(encodings):
             if encoding.overflowing:
                 message = f"The text has more than {model.max_length} tokens; split it"
-                raise RequestValidationError([{"loc": ("body", "input", number), "msg": message}])
+                raise RequestValidationError([{"type": "too_long", "loc": ("body", "input", number), "msg": message}])
         vectors = model.encode(texts, prompt="", normalize_embeddings=True)  # of length 1, as OpenAI's
         is_base64 = request.encoding_format == "base64"
         rows = [base64.b64encode(vector.astype("<f4")).decode() if is_base64 else vector.tolist() for vector in vectors]
@@ -51,7 +51,12 @@ def make_app(model: OnnxModel) -> FastAPI:
     def answer_error(_, error: RequestValidationError) -> JSONResponse:
         """In the form of OpenAI, which its clients read."""
         first = error.errors()[0]
-        message = f"{'.'.join(map(str, first['loc'][1:])) or 'body'}: {first['msg']}"
+        place, message = ".".join(map(str, first["loc"][1:])) or "body", first["msg"]
+        if first["type"] == "json_invalid":
+            place, message = "body is no JSON", f"{first['ctx']['error']} at character {place}"
+        elif place.startswith("input") and first["type"] in ("list_type", "string_type"):
+            message = "give a text or a list of texts; token ids are not accepted"
+        message = f"{place}: {message}"
         return JSONResponse({"error": {"message": message, "type": "invalid_request_error"}}, 400)
 
     return app

@@ -315,6 +315,9 @@ def main() -> None:
         from neobert_hf.runs.commands import run_command
     except KeyboardInterrupt:  # the import takes seconds
         raise SystemExit(130) from None
+    except ModuleNotFoundError as error:  # an environment of `pip install --no-deps`
+        message = f"{error}; the command needs torch and transformers: install the package with its dependencies"
+        raise SystemExit(f"neobert {command}: {message}") from error
     run_command(f"neobert {command}", lambda: run(**options))
 
 

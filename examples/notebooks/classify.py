@@ -7,7 +7,8 @@ the small model of the package. With a GPU (*Runtime, Change runtime type*) the 
 """
 
 # %%
-# %pip install -q "neobert_hf[train]"
+# Write the owner of the repository on GitHub in the place of OWNER.
+# %pip install -q "neobert_hf[train] @ git+https://github.com/OWNER/neobert_hf"
 
 # %%
 import io

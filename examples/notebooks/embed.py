@@ -7,7 +7,8 @@ masks, and compares texts by their embeddings. It runs on a CPU in about two min
 """
 
 # %%
-# %pip install -q "neobert_hf[embed]" matplotlib
+# Write the owner of the repository on GitHub in the place of OWNER.
+# %pip install -q "neobert_hf[embed] @ git+https://github.com/OWNER/neobert_hf" matplotlib
 
 # %%
 import matplotlib.pyplot as plt

@@ -7,7 +7,8 @@ model of the package, also with 8-bit weights, and compares answers and speed. I
 """
 
 # %%
-# %pip install -q "neobert_hf[embed,onnx]" matplotlib
+# Write the owner of the repository on GitHub in the place of OWNER.
+# %pip install -q "neobert_hf[embed,onnx] @ git+https://github.com/OWNER/neobert_hf" matplotlib
 
 # %%
 import statistics

@@ -7,7 +7,8 @@ model of the package; no text leaves this machine.
 """
 
 # %%
-# %pip install -q "neobert_hf[embed]"
+# Write the owner of the repository on GitHub in the place of OWNER.
+# %pip install -q "neobert_hf[embed] @ git+https://github.com/OWNER/neobert_hf"
 
 # %%
 import importlib
@@ -27,7 +28,7 @@ pd.set_option("display.max_colwidth", 100)
 
 As an example, this cell writes the documentation of some modules of Python into Markdown files, one for each module. For your own
 files, upload a folder and give its name below instead of `notes`. The search reads Markdown and other text, CSV, JSON lines and
-Parquet; with `pip install "neobert_hf[documents]"` also PDF, Word and HTML.
+Parquet; with the extra `documents` in the first cell also PDF, Word and HTML.
 """
 
 # %%

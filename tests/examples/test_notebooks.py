@@ -40,4 +40,5 @@ def test_the_file_that_colab_opens_is_made_from_the_script(script):
         (cell.cell_type, cell.source) for cell in made.cells
     ]
     assert not any(cell.get("outputs") for cell in stored.cells)
+    assert '] @ git+https://github.com/OWNER/neobert_hf"' in stored.cells[1].source  # it is not on PyPI
     assert f"examples/notebooks/{script.stem}.ipynb" in PAGE.read_text("utf-8")

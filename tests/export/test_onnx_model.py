@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -84,13 +85,32 @@ def test_threads_that_share_a_model_get_their_own_results(exported_mini, runtime
             np.testing.assert_array_equal(found, vector)
 
 
-def test_texts_come_in_any_container_and_other_elements_are_named(exported_mini):
+def test_texts_come_in_any_container_and_other_values_are_refused(exported_mini):
     model = OnnxModel(exported_mini)
     wanted = model.encode(TEXTS[:3])
     for texts in (tuple(TEXTS[:3]), iter(TEXTS[:3]), np.array(TEXTS[:3]), pd.Series(TEXTS[:3], index=[2, 0, 1])):
         np.testing.assert_array_equal(model.encode(texts), wanted)
-    with pytest.raises(ValueError, match=r"^texts\[1\] is nan, which is no text; give str, or a tuple of two$"):
-        model.encode(["a", float("nan")])
+    for run in (model, model.encode):
+        with pytest.raises(
+            ValueError, match=r"^texts\[1\] is nan; give a text \(str\), a pair \(a tuple of two str\), or a list"
+        ):
+            run(["a", float("nan")])
+        with pytest.raises(ValueError, match=r"^texts\[0\] is {'text': 'a'}; give a text"):
+            run({"text": "a"})
+    for size in (0, -1):
+        with pytest.raises(ValueError, match=f"^batch_size={size} is no number of texts; choose 1 or more$"):
+            model.encode("a", batch_size=size)
+
+
+def test_a_prompt_that_the_pooling_leaves_out_is_refused(exported_mini, tmp_path):
+    """The graph pools all tokens; sentence-transformers would leave out those of the prompt."""
+    folder = linked(exported_mini, tmp_path / "folder")
+    pooling = json.loads((folder / "1_Pooling/config.json").read_text())
+    replace(folder / "1_Pooling/config.json", json.dumps(pooling | {"include_prompt": False}))
+    model = OnnxModel(folder)
+    np.testing.assert_array_equal(model.encode("x"), OnnxModel(exported_mini).encode("x"))
+    with pytest.raises(ValueError, match=r"include_prompt=False, and the graph cannot leave out the prompt 'a: '"):
+        model.encode("x", prompt="a: ")
 
 
 def test_a_tokenizer_without_a_token_for_padding_gives_the_same_embeddings(exported_mini, tmp_path):
@@ -144,8 +164,12 @@ def test_predict_classifies_as_the_pipeline_does_and_a_call_gives_the_logits(tin
     with torch.inference_mode():
         wanted = model(**tokenizer(*zip(*pairs), padding=True, return_tensors="pt")).logits
     np.testing.assert_allclose(onnx(pairs)["logits"], wanted.numpy(), rtol=1e-5, atol=1e-4)
-    with pytest.raises(ValueError, match=r"^texts\[0\] is {'text': 'a'}, which is no text; give str, or a tuple"):
-        onnx.predict({"text": "a"})
+    np.testing.assert_allclose(onnx(pairs[0])["logits"], wanted[:1].numpy(), rtol=1e-5, atol=1e-4)
+    np.testing.assert_array_equal(onnx("The fox")["logits"], onnx(["The fox"])["logits"])
+    for value in ({"text": "a"}, ("a", "b", "c")):
+        for run in (onnx, onnx.predict):
+            with pytest.raises(ValueError, match=rf"^texts\[0\] is {re.escape(repr(value))}; give a text"):
+                run(value)
 
 
 def test_predict_finds_the_entities_of_the_pipeline(tiny_config, tokenizer, tmp_path):
@@ -229,15 +253,25 @@ for line in ("from neobert_hf import NeoBERTModel", "from neobert_hf.export impo
         exec(line)
     except ImportError as error:
         print(error)
+import neobert_cli
+for line in ("export model out", "doctor model"):
+    sys.argv = ["neobert", *line.split()]
+    try:
+        neobert_cli.main()
+    except SystemExit as error:
+        print(error)
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    first, *errors = done.stdout.splitlines()
+    first, *errors, export, doctor = done.stdout.splitlines()
     version, _, vector = first.partition(" ")
     assert version == neobert_hf.__version__
     np.testing.assert_array_equal(json.loads(vector), OnnxModel(exported_mini).encode("Open a file.")[:3].tolist())
     names = ("neobert_hf.NeoBERTModel", "neobert_hf.export.export_model")
     assert errors == [f"{name} needs torch; install the package with its dependencies" for name in names]
+    for command, line in (("export", export), ("doctor", doctor)):
+        assert line.startswith(f"neobert {command}: No module named 'transformers")
+        assert line.endswith("; the command needs torch and transformers: install the package with its dependencies")
 
 
 def test_every_public_name_exists_where_torch_is_installed():

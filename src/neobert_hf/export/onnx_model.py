@@ -58,6 +58,7 @@ class OnnxModel:
         settings = self._read_json("config_sentence_transformers.json", optional=True)
         self.prompts: dict[str, str] = settings.get("prompts", {})
         self.default_prompt_name: str | None = settings.get("default_prompt_name")
+        self.include_prompt: bool = self._read_json("1_Pooling/config.json", optional=True).get("include_prompt", True)
         self.tokenizer = self._open_tokenizer()
         self.output_names, self._run = START[runtime](graph, dtype, num_threads)
 
@@ -93,9 +94,16 @@ class OnnxModel:
         tokenizer.enable_padding(direction=settings.get("padding_side", "right"), pad_id=pad_id)
         return tokenizer
 
-    def __call__(self, texts: Iterable[Text]) -> dict[str, np.ndarray]:
-        """Return the outputs of the graph by name, of one batch of texts or pairs of texts, padded to one length."""
-        return self._compute(list(texts))[1]
+    def __call__(self, texts: Text | Iterable[Text]) -> dict[str, np.ndarray]:
+        """Return the outputs of the graph by name, of one batch of texts, padded to one length.
+
+        Args:
+            texts: A text, which is a batch of one, or several. A pair of texts is a tuple.
+
+        Raises:
+            ValueError: An element is no text.
+        """
+        return self._compute(_as_list(texts))[1]
 
     def _compute(self, texts: list[Text]) -> tuple[list[Encoding], dict[str, np.ndarray]]:
         encodings = self.tokenizer.encode_batch(texts)
@@ -105,9 +113,8 @@ class OnnxModel:
 
     def _read_output(self, name: str, read: Callable[..., Any], texts: list[Text], batch_size: int) -> list:
         """Return `read(text, its encoding, its row of the output)` for each text; texts of similar length share a batch."""
-        for number, text in enumerate(texts):
-            if not all(isinstance(part, str) for part in (text if isinstance(text, tuple) else [text])):
-                raise ValueError(f"texts[{number}] is {text!r}, which is no text; give str, or a tuple of two")
+        if batch_size < 1:
+            raise ValueError(f"batch_size={batch_size} is no number of texts; choose 1 or more")
         order = sorted(range(len(texts)), key=lambda number: -len("".join(texts[number])))
         results = {}
         for start in range(0, len(order), batch_size):
@@ -138,7 +145,8 @@ class OnnxModel:
             (D,) for one text, otherwise (number of texts, D), float32.
 
         Raises:
-            ValueError: The graph has no embeddings, the model has no such prompt, or an element is no text.
+            ValueError: The graph has no embeddings, the model has no such prompt or takes none, `batch_size` is below 1, or an
+                element is no text.
         """
         if "sentence_embedding" not in self.output_names:
             outputs = ", ".join(self.output_names)
@@ -146,7 +154,7 @@ class OnnxModel:
                 f"{self.folder} is no embedding model, its outputs are {outputs}; use predict, or export an embedding model"
             )
         prompt = self._find_prompt(prompt, prompt_name)
-        texts_list = [texts] if isinstance(texts, str) else list(texts)
+        texts_list = _as_list(list(texts) if isinstance(texts, tuple) else texts)
         prompted = [prompt + text if isinstance(text, str) else text for text in texts_list]
         # The empty text gives the width of an empty result.
         rows = self._read_output("sentence_embedding", lambda text, encoding, row: row, prompted or [""], batch_size)
@@ -160,6 +168,10 @@ class OnnxModel:
             if name not in self.prompts:
                 raise ValueError(f"the model has no prompt {name!r}; choose from {', '.join(self.prompts) or '(none)'}")
             prompt = self.prompts[name]
+        if prompt and not self.include_prompt:
+            raise ValueError(
+                f"the model has include_prompt=False, and the graph cannot leave out the prompt {prompt!r}; give none"
+            )
         return prompt or ""
 
     def predict(self, texts: Text | Iterable[Text], top_k: int | None = None, batch_size: int = 32) -> Any:
@@ -176,7 +188,8 @@ class OnnxModel:
             "fill-mask".
 
         Raises:
-            ValueError: The model is of another kind, a text has not one mask, or an element is no text.
+            ValueError: The model is of another kind, a text has not one mask, `batch_size` is below 1, or an element is no
+                text.
         """
         heads = {
             "ForSequenceClassification": partial(self._labels, top_k),
@@ -191,9 +204,8 @@ class OnnxModel:
             raise ValueError(
                 f"{self.folder} has the outputs {outputs}, which predict does not read; call the model itself"
             )
-        is_one = isinstance(texts, str | tuple | dict)  # a dict, as of the pipelines, is refused as one element
-        results = self._read_output("logits", read, [texts] if is_one else list(texts), batch_size)
-        return results[0] if is_one else results
+        results = self._read_output("logits", read, _as_list(texts), batch_size)
+        return results[0] if isinstance(texts, str | tuple) else results
 
     def _labels(self, top_k: int | None, text: Text, encoding: Encoding, logits: np.ndarray) -> dict | list[dict]:
         names, problem = self.config["id2label"], self.config.get("problem_type")
@@ -242,6 +254,18 @@ class OnnxModel:
             word, filled = self.tokenizer.decode([token], skip_special_tokens=False), self.tokenizer.decode(tokens)
             fillings.append({"score": float(scores[token]), "token": token, "token_str": word, "sequence": filled})
         return fillings
+
+
+def _as_list(texts: Text | Iterable[Text]) -> list[Text]:
+    """Return a text, a pair, or several of them as a list; a dict, as of the pipelines, is refused as one element."""
+    texts_list = [texts] if isinstance(texts, str | tuple | dict) else list(texts)
+    for number, text in enumerate(texts_list):
+        parts = text if isinstance(text, tuple) and len(text) == 2 else [text]
+        if not all(isinstance(part, str) for part in parts):
+            raise ValueError(
+                f"texts[{number}] is {text!r}; give a text (str), a pair (a tuple of two str), or a list of them"
+            )
+    return texts_list
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:
