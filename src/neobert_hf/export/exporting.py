@@ -75,7 +75,6 @@ def export_model(
         built = Path(beside, target.name)
         built.mkdir()
         reference = Reference(graph)
-        reference.batches  # torch computes them, or refuses NaN, before a file is written
         files = _write_gguf(graph, reference, built, dtype) if "gguf" in formats else {}
         if formats != ["gguf"]:
             with quiet():

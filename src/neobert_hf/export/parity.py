@@ -35,20 +35,22 @@ NUM_TEXTS, TEXT_TOKENS = 32, 64  # the logits of a masked language model are 250
 class Reference:
     """What torch computes for the inputs of the comparison, while the network of the graph is in float32.
 
+    Attributes:
+        batches: The random batches by name.
+
     Args:
         graph: The graph that is exported.
+
+    Raises:
+        ValueError: The outputs hold NaN or infinity.
     """
 
     def __init__(self, graph: Graph):
         self.graph = graph
-        self.longest = min(LONG, graph.longest, graph.model.config.max_position_embeddings)
-
-    @cached_property
-    def batches(self) -> dict[str, Answers]:
-        """The random batches by name."""
-        config = self.graph.model.config
+        config = graph.model.config
+        self.longest = min(LONG, graph.longest, config.max_position_embeddings)
         inputs = random_batches(config.vocab_size, config.pad_token_id or 0, self.longest)
-        return {name: (batch, self._compute(batch)) for name, batch in inputs.items()}
+        self.batches = {name: (batch, self._compute(batch)) for name, batch in inputs.items()}
 
     @cached_property
     def texts(self) -> list[Answers]:
