@@ -206,9 +206,8 @@ def _check_weights(folder: Path, task: str) -> None:
 
     subject = read_subject(str(folder))
     for finding in (*check_sizes(subject), *check_tensors(subject)):
-        is_used = (
-            finding.where.startswith(("config.json", "model.")) or TASKS[task][0] != "AutoModel"
-        )  # or a head left out
+        # A bare encoder leaves the head out, whatever its shape.
+        is_used = finding.where.startswith(("config.json", "model.")) or TASKS[task][0] != "AutoModel"
         if finding.code in ("config-mismatch", "shape") and is_used:
             raise ValueError(f"{finding.where}: {finding.meaning}; {finding.mend}")
 
