@@ -20,7 +20,7 @@ from sentence_transformers.base.modules import Dense
 from neobert_hf import MINI_MODEL_PATH
 from neobert_hf.data.wordpiece import plain_tokenizer
 from neobert_hf.embeddings.models import sentence_transformer
-from neobert_hf.export import export_model
+from neobert_hf.export import export_model, exporting
 from neobert_hf.export.gguf import write_gguf
 from neobert_hf.export.graphs import EmbeddingGraph, open_graph
 
@@ -216,6 +216,12 @@ def with_tokenizer(**parts):
     return change
 
 
+def with_many_labels(folder):
+    graph = open_graph(folder, "feature-extraction")
+    graph.task, graph.model.config.num_labels = "text-classification", CONFIG["hidden_size"] + 1
+    return graph
+
+
 def without_tokenizer(folder):
     (folder / "tokenizer.json").unlink()
     return open_graph(folder, "feature-extraction")
@@ -231,6 +237,7 @@ def without_tokenizer(folder):
         (with_tokenizer(pre_tokenizer=pre_tokenizers.WhitespaceSplit()), "not the one that llama.cpp has"),
         (with_tokenizer(normalizer=normalizers.BertNormalizer(handle_chinese_chars=False)), "not the one that"),
         (with_tokenizer(model=models.WordLevel(WHOLE_WORDS, "[UNK]")), "not the one that"),
+        (with_many_labels, "33 labels"),
         (without_tokenizer, "this folder has none"),
     ],
 )
@@ -249,6 +256,14 @@ def test_normalizers_that_llama_cpp_lacks_are_named(tmp_path, encoder, caplog):
     caplog.clear()
     export(encoder)
     assert not caplog.text
+
+
+def test_a_file_that_was_not_compared_is_reported_with_a_warning(tmp_path, encoder, caplog, monkeypatch):
+    find = exporting.importlib.util.find_spec
+    monkeypatch.setattr(exporting.importlib.util, "find_spec", lambda name: None if name == "llama_cpp" else find(name))
+    report = export_model(encoder, tmp_path / "out", ["gguf"], task="feature-extraction")
+    assert report["files"]["model-f32.gguf"]["not_compared"] == "llama-cpp-python is not installed"
+    assert "model-f32.gguf was not compared with torch; to compare it: pip install llama-cpp-python" in caplog.text
 
 
 def in_llama_cpp(file, rows, pooling="UNSPECIFIED", num_values=None):

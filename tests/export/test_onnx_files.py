@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import GOLDEN, largest_file, run_main
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoTokenizer, BertConfig
 
 pytest.importorskip("onnxruntime", reason="the export needs pip install -e '.[onnx,embed]'")
@@ -326,6 +326,31 @@ def prompt_outside_mean(folder, tokenizer):
     (folder.parent / "embedder").rename(folder)
 
 
+def change_config(folder, **values):
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def too_few_layers(folder, tokenizer):
+    tiny(neobert_hf.NeoBERTForMaskedLM, folder, tokenizer, num_hidden_layers=2)
+    change_config(folder, num_hidden_layers=1)
+
+
+def wrong_width(folder, tokenizer):
+    change_config(folder, hidden_size=64)
+
+
+def wrong_number_of_labels(folder, tokenizer):
+    tiny(neobert_hf.NeoBERTForSequenceClassification, folder, tokenizer, num_labels=3)
+    change_config(folder, id2label={i: str(i) for i in range(5)}, label2id={str(i): i for i in range(5)})
+
+
+def nan_in_the_weights(folder, tokenizer):
+    weights = load_file(folder / "model.safetensors")
+    weights["model.transformer_encoder.0.wo.weight"][0, 0] = torch.nan
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 def no_config(folder, tokenizer):
     (folder / "config.json").unlink()
 
@@ -342,6 +367,10 @@ BAD_SOURCES = {
     contextual: "contextual_neobert",
     foreign_module: "Dropout",
     prompt_outside_mean: "include_prompt",
+    too_few_layers: "num_hidden_layers = 1, and the tensors have 2",
+    wrong_width: "hidden_size = 64, and the tensors have 32",
+    wrong_number_of_labels: r"classifier.bias, classifier.weight.*\(3,\).*\(5,\)",
+    nan_in_the_weights: "NaN or infinity.*neobert doctor",
     no_config: "config.json",
     no_weights: "safetensors",
 }
@@ -351,8 +380,9 @@ BAD_SOURCES = {
 def test_a_model_that_cannot_be_exported_is_refused_before_anything_is_written(spoil, saved, tokenizer, tmp_path):
     spoil(saved, tokenizer)
     before = sorted(tmp_path.iterdir())
-    with pytest.raises((ValueError, OSError), match=BAD_SOURCES[spoil]):
+    with pytest.raises((ValueError, OSError), match=BAD_SOURCES[spoil]) as caught:
         export_model(saved, tmp_path / "out")
+    assert "\n" not in str(caught.value)
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -381,9 +411,22 @@ def test_a_folder_with_files_and_one_inside_the_model_are_refused(saved, tmp_pat
             export_model(saved, out)
 
 
+def test_the_working_folder_and_the_target_of_a_link_are_filled(saved, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "target").mkdir()
+    (tmp_path / "link").symlink_to("target")
+    monkeypatch.chdir(tmp_path / "here")
+    for out in (".", tmp_path / "link"):
+        export_model(saved, out)
+    assert os.path.samefile(".", tmp_path / "here") and (tmp_path / "link").is_symlink()
+    for folder in ("here", "target"):
+        assert {"config.json", "tokenizer.json", "onnx"} <= set(os.listdir(tmp_path / folder))
+    assert sorted(os.listdir(tmp_path)) == ["here", "link", "saved", "target"]
+
+
 def test_a_missing_runtime_is_named_with_its_extra(saved, tmp_path, monkeypatch):
     monkeypatch.setattr(exporting.importlib.util, "find_spec", lambda name: None if name == "nncf" else True)
-    with pytest.raises(ImportError, match=r"nncf.*pip install 'neobert_hf\[openvino\]'"):
+    with pytest.raises(ImportError, match=r"nncf.*pip install -e '\.\[openvino\]'"):
         export_model(saved, tmp_path / "out", to=["onnx", "openvino"])
 
 

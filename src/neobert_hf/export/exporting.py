@@ -10,12 +10,16 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from transformers.utils import logging
+
 from ..data.files import saving, write_json, writing
 from ..data.origins import keep_known_settings, resolve
 from .graphs import EmbeddingGraph, Graph, open_graph, quiet
 from .onnx import onnx_runner, write_fp16, write_int8, write_onnx
 from .openvino import openvino_runner, write_openvino, write_openvino_int8
 from .parity import Reference, Run
+
+logger = logging.get_logger(__name__)
 
 # Packages of each format; an extra has its name.
 PACKAGES = {
@@ -62,12 +66,13 @@ def export_model(
     if out.resolve().is_relative_to(folder.resolve()):
         raise ValueError(f"{out} is inside the model's folder, which is never changed; choose another folder")
     graph = open_graph(folder, task)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    target = out.resolve()  # of a link, and of "."
+    target.parent.mkdir(parents=True, exist_ok=True)
     with (
         saving(out, "nothing is left of it"),
-        tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as beside,
+        tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as beside,
     ):
-        built = Path(beside, out.name)
+        built = Path(beside, target.name)
         built.mkdir()
         reference = Reference(graph)
         files = _write_gguf(graph, reference, built, dtype) if "gguf" in formats else {}
@@ -75,9 +80,11 @@ def export_model(
             with quiet():
                 files |= _write_graphs(graph, reference, built, formats, int8, fp16)
         write_settings(graph, built)
-        if out.exists():
-            out.rmdir()
-        os.replace(built, out)
+        if target.exists():  # the working folder of a shell must stay the same one
+            for part in sorted(built.iterdir(), key=lambda part: part.name == "config.json"):
+                shutil.move(part, target)
+        else:
+            os.replace(built, target)
     return {"folder": str(out), "task": graph.task, "files": files}
 
 
@@ -98,7 +105,7 @@ def _check_formats(to: Iterable[str], int8: bool, fp16: bool, dtype: str) -> lis
         raise ValueError("fp16 is of ONNX files; add onnx to the formats, or leave it out")
     for name in formats:
         if missing := [package for package in PACKAGES[name] if importlib.util.find_spec(package) is None]:
-            raise ImportError(f"{' and '.join(missing)} not installed; install: pip install 'neobert_hf[{name}]'")
+            raise ImportError(f"{' and '.join(missing)} not installed; install: pip install -e '.[{name}]'")
     return formats
 
 
@@ -110,6 +117,9 @@ def _write_gguf(graph: Graph, reference: Reference, built: Path, dtype: str) -> 
     write_gguf(graph, file, dtype)
     report = {"bytes": file.stat().st_size}
     if importlib.util.find_spec("llama_cpp") is None:
+        logger.warning(
+            f"{file.name} was not compared with torch; to compare it: pip install llama-cpp-python, and export again"
+        )
         return {file.name: {**report, "not_compared": "llama-cpp-python is not installed"}}
     kind = {"f32": "float32", "f16": "float16", "q8_0": "int8"}[dtype]
     return {file.name: {**report, **reference.check(file, llama_cpp_runner(file, graph), kind)}}

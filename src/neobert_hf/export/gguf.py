@@ -125,6 +125,11 @@ def _pooling(graph: Graph) -> str:
             f"rope_type={rope_type!r}: llama.cpp scales RoPE otherwise; export to ONNX, or remove the scaling from config.json"
         )
     if graph.task == "text-classification":
+        if (num_labels := graph.model.config.num_labels) > (width := graph.model.config.hidden_size):
+            raise ValueError(
+                f"the model has {num_labels} labels, and llama.cpp returns only as many numbers as hidden_size={width}; "
+                "export to ONNX"
+            )
         return "RANK"
     if graph.task == "feature-extraction":
         return "MEAN"

@@ -167,6 +167,7 @@ def open_graph(folder: Path, task: str | None = None) -> Graph:
             "open_adapter(MODEL_CLASS, FOLDER).merge_and_unload().save_pretrained(OUT)"
         )
     task = task or _saved_task(folder)
+    _check_weights(folder, task)
     if task == EMBEDDING:
         return EmbeddingGraph(_open_chain(folder))
     _read_config(folder)
@@ -197,6 +198,18 @@ def _saved_task(folder: Path) -> str:
     raise ValueError(
         f"architectures={names} in config.json of {folder} cannot be exported; give --task, one of {', '.join(TASKS)}"
     )
+
+
+def _check_weights(folder: Path, task: str) -> None:
+    """Refuse weights of other sizes than config.json has: loading leaves out further blocks, and reports others in many lines."""
+    from ..hub.doctor import check_sizes, check_tensors, read_subject
+
+    subject = read_subject(str(folder))
+    for finding in (*check_sizes(subject), *check_tensors(subject)):
+        # A bare encoder leaves the head out, whatever its shape.
+        is_used = finding.where.startswith(("config.json", "model.")) or TASKS[task][0] != "AutoModel"
+        if finding.code in ("config-mismatch", "shape") and is_used:
+            raise ValueError(f"{finding.where}: {finding.meaning}; {finding.mend}")
 
 
 def _read_config(folder: Path) -> dict:

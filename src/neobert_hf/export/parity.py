@@ -35,26 +35,29 @@ NUM_TEXTS, TEXT_TOKENS = 32, 64  # the logits of a masked language model are 250
 class Reference:
     """What torch computes for the inputs of the comparison, while the network of the graph is in float32.
 
+    Attributes:
+        batches: The random batches by name.
+
     Args:
         graph: The graph that is exported.
+
+    Raises:
+        ValueError: The outputs hold NaN or infinity.
     """
 
     def __init__(self, graph: Graph):
         self.graph = graph
-
-    @cached_property
-    def batches(self) -> dict[str, Answers]:
-        """The random batches by name."""
-        config = self.graph.model.config
-        inputs = random_batches(config.vocab_size, config.pad_token_id or 0, min(LONG, self.graph.longest))
-        return {name: (batch, self._compute(batch)) for name, batch in inputs.items()}
+        config = graph.model.config
+        self.longest = min(LONG, graph.longest, config.max_position_embeddings)
+        inputs = random_batches(config.vocab_size, config.pad_token_id or 0, self.longest)
+        self.batches = {name: (batch, self._compute(batch)) for name, batch in inputs.items()}
 
     @cached_property
     def texts(self) -> list[Answers]:
         """Real texts, or the random batches if the model has no tokenizer."""
         if self.graph.tokenizer is None:
             return list(self.batches.values())
-        return [(batch, self._compute(batch)) for batch in text_batches(self.graph.tokenizer, self.graph.longest)]
+        return [(batch, self._compute(batch)) for batch in text_batches(self.graph.tokenizer, self.longest)]
 
     def check(self, file: Path, run: Run, kind: str) -> dict:
         """Compare a file with torch.
@@ -93,7 +96,13 @@ class Reference:
     def _compute(self, batch: Arrays) -> list[np.ndarray]:
         with torch.inference_mode():
             found = self.graph.reference(**{name: torch.from_numpy(values) for name, values in batch.items()})
-        return self._without_padding(batch, [output.numpy() for output in found])
+        wanted = self._without_padding(batch, [output.numpy() for output in found])
+        if not all(np.isfinite(values).all() for values in wanted):
+            source = self.graph.model.config.name_or_path
+            raise ValueError(
+                f"the outputs of torch hold NaN or infinity, so the weights may too; examine them: neobert doctor {source}"
+            )
+        return wanted
 
     def _without_padding(self, batch: Arrays, found: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The outputs with zeros at padding, whose values mean nothing."""
