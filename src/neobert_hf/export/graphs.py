@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from ..data.origins import check_links, holds_tokenizer, load_tokenizer, read_json
+from ..hub.doctor import check_sizes, check_tensors, read_subject
 from ..model import modeling_neobert
 from ..model.modeling_neobert import AUTO_CLASSES, NeoBERTPreTrainedModel
 
@@ -202,8 +203,6 @@ def _saved_task(folder: Path) -> str:
 
 def _check_weights(folder: Path, task: str) -> None:
     """Refuse weights of other sizes than config.json has: loading leaves out further blocks, and reports others in many lines."""
-    from ..hub.doctor import check_sizes, check_tensors, read_subject
-
     subject = read_subject(str(folder))
     for finding in (*check_sizes(subject), *check_tensors(subject)):
         # A bare encoder leaves the head out, whatever its shape.
