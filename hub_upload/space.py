@@ -12,14 +12,12 @@ import argparse
 import gzip
 import hashlib
 import json
-import logging
 import platform
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +28,7 @@ from torch import nn
 from neobert_hf import MINI_MODEL_PATH, NeoBERTForMaskedLM
 from neobert_hf.data.files import saving
 from neobert_hf.embeddings.models import open_embedding_model
+from neobert_hf.export.graphs import quiet
 from neobert_hf.export.onnx import write_int8, write_onnx
 
 PAGE = Path(__file__).with_name("space")
@@ -76,10 +75,9 @@ def main() -> None:
         "--package", default="python", help="Packages or modules, separated by commas; python: standard library."
     )
     arguments = parser.parse_args()
-    logging.disable(logging.WARNING)  # exporters warn of their own code
-    warnings.simplefilter("ignore")
     try:
-        files = assemble(arguments.out, arguments.package.split(","))
+        with quiet():
+            files = assemble(arguments.out, arguments.package.split(","))
     except (ValueError, OSError, RuntimeError) as error:
         parser.error(" ".join(str(error).split()))
     except ImportError as error:
