@@ -79,7 +79,7 @@ def export_model(
         if formats != ["gguf"]:
             with quiet():
                 files |= _write_graphs(graph, reference, built, formats, int8, fp16)
-        write_settings(graph, built)
+        _write_settings(graph, built)
         if target.exists():  # the working folder of a shell must stay the same one
             for part in sorted(built.iterdir(), key=lambda part: part.name == "config.json"):
                 shutil.move(part, target)
@@ -97,12 +97,12 @@ def _check_formats(to: Iterable[str], int8: bool, fp16: bool, dtype: str) -> lis
         raise ValueError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}")
     if dtype != "f32" and "gguf" not in formats:
         raise ValueError(
-            f"dtype={dtype!r} is of GGUF files; add gguf to the formats, or choose int8 or fp16 for the others"
+            f"dtype={dtype!r} is for GGUF files; add gguf to the formats, or choose int8 or fp16 for the others"
         )
     if int8 and formats == ["gguf"]:
-        raise ValueError("int8 is of ONNX and OpenVINO files; for GGUF choose dtype q8_0")
+        raise ValueError("int8 is for ONNX and OpenVINO files; for GGUF choose dtype q8_0")
     if fp16 and "onnx" not in formats:
-        raise ValueError("fp16 is of ONNX files; add onnx to the formats, or leave it out")
+        raise ValueError("fp16 is for ONNX files; add onnx to the formats, or leave it out")
     for name in formats:
         if missing := [package for package in PACKAGES[name] if importlib.util.find_spec(package) is None]:
             raise ImportError(f"{' and '.join(missing)} not installed; install: pip install -e '.[{name}]'")
@@ -168,7 +168,7 @@ def _describe(file: Path, runner: Callable[..., Run], reference: Reference, kind
     return {"bytes": num_bytes, **reference.check(file, runner(file, reference.graph.outputs), kind)}
 
 
-def write_settings(graph: Graph, folder: Path) -> None:
+def _write_settings(graph: Graph, folder: Path) -> None:
     """Write config, tokenizer, and the modules of an embedding model; config.json last, without which no tool loads a folder."""
     config, tokenizer = graph.model.config, graph.tokenizer
     if tokenizer is not None:

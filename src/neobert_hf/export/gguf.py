@@ -78,16 +78,12 @@ def write_gguf(graph: Graph, file: Path, dtype: str = "f32") -> None:
 def llama_cpp_runner(file: Path, graph: Graph) -> Run:
     """Return a function that computes the outputs of the graph with llama.cpp, by the package llama-cpp-python."""
     import llama_cpp
-    from llama_cpp.llama_tokenizer import BaseLlamaTokenizer
 
-    class Ids(BaseLlamaTokenizer):
+    class Ids:
         """Reads token ids written as a text, since the comparison is one of the model alone."""
 
         def tokenize(self, text, *options):
             return [int(number) for number in text.split()]
-
-        def detokenize(self, *options):
-            raise NotImplementedError
 
     longest = min(LONG, graph.longest)
     options = {"n_ctx": longest, "n_batch": longest, "n_ubatch": longest, "tokenizer": Ids(), "verbose": False}
