@@ -1,12 +1,14 @@
-# Everything runs in .venv. The first target that needs it creates it: .venv/demo installs the demo, .venv/dev all extras.
+# Everything runs in .venv; the first target that needs it creates it: .venv/demo installs the demo, .venv/dev all extras. What needs the
+# CUDA build of torch runs in .venv-cuda.
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+CUDA_PIP := .venv-cuda/bin/pip install --quiet --disable-pip-version-check --no-compile
 COMPAT_VERSIONS := 4.57.6 5.0.0 5.17.0 5.23.0
 export HF_HUB_OFFLINE = 1
 
-.PHONY: demo test test-avx2 test-compat test-transformers test-gpu test-adversary test-runtimes docs lint clean
+.PHONY: demo test test-avx2 test-compat test-transformers test-gpu rehearse-gpu test-adversary test-runtimes docs lint clean
 
 # Other questions: make demo QUESTIONS='"open a socket"'; make demo QUESTIONS= asks for them. The shell runs what is given here.
 QUESTIONS ?= "read a file line by line" "run a function after some seconds" "join the parts of a path"
@@ -14,7 +16,7 @@ demo: .venv/demo
 	$(BIN)/python examples/documentation_search/search.py $(QUESTIONS)
 
 test: .venv/dev
-	$(PYTEST) -m "not gpu and not adversary and not runtime"
+	$(PYTEST) -m "not gpu and not adversary and not runtime and not rehearsal"
 
 # The tests that depend on the processor, with the instructions of a processor without AVX-512.
 test-avx2: export ATEN_CPU_CAPABILITY = avx2
@@ -36,6 +38,10 @@ test-transformers: .venv/dev
 # Needs CUDA; uses the torch of PYTHON, not .venv.
 test-gpu:
 	$(PYTHON) -m pytest -m gpu tests/test_gpu.py
+
+# What can be known of CUDA without a GPU: fake tensors, Triton's interpreter, the sources of other packages.
+rehearse-gpu: .venv-cuda/installed
+	.venv-cuda/bin/python -m pytest -m rehearsal tests/rehearsal
 
 # Random cases; tests/adversary/test_adversary.py has the options: ADVERSARY_SHARE=0.1 runs a tenth of them.
 test-adversary: export OMP_NUM_THREADS = 1
@@ -70,5 +76,19 @@ lint: .venv/dev
 	$(PIP) -e ".[dev]"
 	touch $@
 
+# The Linux build of torch contains CUDA and Triton.
+.venv-cuda/torch:
+	@test `uname` = Linux || { echo "the CUDA build of torch exists for Linux only, and this is `uname`"; exit 1; }
+	@free=`df -Pk . | awk 'NR == 2 {print int($$4 / 1048576)}'`; \
+	echo ".venv-cuda needs 9 GB, 3 to download and 6 installed; $$free GB are free in `pwd`"; test $$free -ge 9
+	$(PYTHON) -m venv .venv-cuda
+	$(CUDA_PIP) torch==2.14.1
+	touch $@
+
+.venv-cuda/installed: .venv-cuda/torch pyproject.toml constraints.txt
+	grep -v '^torch==' constraints.txt > .venv-cuda/constraints.txt
+	$(CUDA_PIP) --constraint .venv-cuda/constraints.txt -e ".[train,demo]" hypothesis pytest pytest-timeout
+	touch $@
+
 clean:
-	rm -rf .venv .venv-compat .transformers-tests docs/_build build dist src/*.egg-info
+	rm -rf .venv .venv-compat .venv-cuda .transformers-tests docs/_build build dist src/*.egg-info
