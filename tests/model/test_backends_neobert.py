@@ -10,7 +10,6 @@ import math
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from unittest import mock
@@ -24,6 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import CONFIG, Oracle, random_weights, write_checkpoint
 from safetensors.torch import load_file
+from stand_ins.xformers import ops as xformers_ops
 from transformers import AttentionInterface, AutoModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.utils import logging
@@ -287,59 +287,18 @@ def test_torch_varlen_agrees_with_the_oracle(wide_checkpoint, documents, inputs,
     ).eval()
     check(run(model, inputs), wide_checkpoint, documents, inputs)
     assert len(calls) == 2 * model.config.num_hidden_layers
-
-
-@dataclass
-class SeqLenInfo:
-    seqstart: torch.Tensor
-    max_seqlen: int
-    seqstart_py: list
-
-
-@dataclass
-class BlockDiagonalMask:
-    q_seqinfo: SeqLenInfo
-    k_seqinfo: SeqLenInfo
-
-    @classmethod
-    def from_seqlens(cls, q_seqlen, kv_seqlen=None, *, device=None):
-        assert device == CPU, "a mask that is made on a device makes the host wait"
-        starts = [0, *np.cumsum(q_seqlen).tolist()]
-        info = SeqLenInfo(torch.tensor(starts, dtype=torch.int32), max(q_seqlen), starts)
-        return cls(info, info)
-
-
-def memory_efficient_attention(query, key, value, attn_bias=None, p=0.0, scale=None, *, op=None, output_dtype=None):
-    assert all(x.ndim == 4 and len(x) == 1 for x in (query, key, value)) and scale is None
-    info = attn_bias.q_seqinfo
-    longest = info.max_seqlen
-    return plain_varlen(query[0], key[0], value[0], info.seqstart, attn_bias.k_seqinfo.seqstart, longest, longest)[None]
-
-
-XFORMERS = SimpleNamespace(
-    memory_efficient_attention=memory_efficient_attention, fmha=SimpleNamespace(BlockDiagonalMask=BlockDiagonalMask)
-)
-
-
-def test_an_xformers_whose_kernels_do_not_load_counts_as_not_installed(monkeypatch):
-    """xformers 0.0.35 beside torch 2.11: it imports with a warning, and no kernel of it runs."""
-    for has_kernels in (False, True):
-        package, ops = ModuleType("xformers"), ModuleType("xformers.ops")
-        package.ops, package._has_cpp_library = ops, has_kernels
-        monkeypatch.setitem(sys.modules, "xformers", package)
-        monkeypatch.setitem(sys.modules, "xformers.ops", ops)
-        assert attention_neobert.find_xformers.__wrapped__() is (ops if has_kernels else None)
+    assert all(list(call) == ["query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k"] for call in calls)
 
 
 def test_xformers_agrees_with_the_oracle(wide_checkpoint, documents, inputs, monkeypatch):
-    monkeypatch.setattr(attention_neobert, "find_xformers", lambda: XFORMERS)
+    monkeypatch.setattr(attention_neobert, "find_xformers", lambda: xformers_ops)
     allow_on_cpu(monkeypatch, "xformers")
     model = NeoBERTForMaskedLM.from_pretrained(wide_checkpoint[1], dtype=FLOAT64, attn_implementation="xformers").eval()
     check(run(model, inputs), wide_checkpoint, documents, inputs)
 
 
 def test_the_xformers_mask_reuses_the_boundaries_on_the_device(monkeypatch):
-    monkeypatch.setattr(attention_neobert, "find_xformers", lambda: XFORMERS)
+    monkeypatch.setattr(attention_neobert, "find_xformers", lambda: xformers_ops)
     allow_on_cpu(monkeypatch, "xformers")
     plan = packed_plan([3, 4], "xformers")
     assert plan.mask.q_seqinfo.seqstart is plan.mask.k_seqinfo.seqstart is plan.layout.cu_seq_lens

@@ -1,4 +1,4 @@
-"""Stand-in for FlashAttention 3 (folder hopper): its signatures, implemented in PyTorch."""
+"""Stand-in for FlashAttention 3 beta (folder hopper): its signatures, implemented in PyTorch."""
 
 from flash_attn import attend_packed
 
@@ -28,7 +28,6 @@ def flash_attn_varlen_func(
     pack_gqa=None,
     deterministic=False,
     sm_margin=0,
-    return_attn_probs=False,
 ):
     """FlashAttention 3, which has no dropout."""
     global num_calls
@@ -36,7 +35,7 @@ def flash_attn_varlen_func(
     return attend_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal)
 
 
-def flash_attn_func(q, k, v, softmax_scale=None, causal=False, **options):
+def flash_attn_func(*args, **kwargs):
     """Never called: the layout is packed."""
     raise AssertionError("a packed layout needs the function for variable lengths")
 

@@ -7,6 +7,8 @@ Axes: `B` rows, `L` columns of the input; `T` tokens on the flat axis, real toke
 `N` sequences; `H` heads; `K` head width.
 """
 
+import importlib
+import sys
 from functools import lru_cache, partial
 from types import ModuleType
 from typing import NamedTuple
@@ -18,6 +20,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.attention.flex_attention import create_block_mask
 from transformers import AttentionInterface
 from transformers import utils as transformers_utils
+from transformers.utils import logging
 
 from .kernels_neobert import tiled_attention
 from .layout_neobert import to_device
@@ -26,6 +29,16 @@ try:
     from torch.nn.attention.varlen import varlen_attn
 except ImportError:  # torch < 2.10
     varlen_attn = None
+
+logger = logging.get_logger(__name__)
+
+# The module with the kernels of a backend, if they come in a package of their own.
+KERNELS = {
+    "flash_attention_2": "flash_attn",
+    "flash_attention_3": "flash_attn_interface",
+    "flash_attention_4": "flash_attn.cute",
+    "xformers": "xformers.ops",
+}
 
 
 def _split_rows(x_THK, layout):
@@ -262,9 +275,11 @@ def make_xformers_mask(layout, dtype, is_fast):
 
 
 def has_flash_attention(version: int) -> bool:
-    """Whether transformers finds this version of FlashAttention; False if transformers is too old to support it."""
-    is_available = getattr(transformers_utils, f"is_flash_attn_{version}_available", None)
-    return is_available is not None and is_available()
+    """Whether transformers finds this version of FlashAttention, and its kernels load."""
+    is_available = getattr(
+        transformers_utils, f"is_flash_attn_{version}_available", None
+    )  # an old transformers lacks some
+    return is_available is not None and is_available() and not loading_error(f"flash_attention_{version}")
 
 
 def has_varlen() -> bool:
@@ -272,14 +287,30 @@ def has_varlen() -> bool:
     return varlen_attn is not None
 
 
-@lru_cache
 def find_xformers() -> ModuleType | None:
-    """`xformers.ops`, or None if xformers is missing or its kernels do not load: they run with one build of torch only.
+    """`xformers.ops`, or None if it does not load."""
+    return None if loading_error("xformers") else importlib.import_module("xformers.ops")
 
-    It is imported when a forward asks for it: the import initialises CUDA, and a process that has done so cannot fork.
+
+@lru_cache
+def loading_error(backend: str) -> str:
+    """Why the package with the kernels of a backend does not load; an empty string if it does. A damaged package is logged once.
+
+    Kernels run only with the torch and the CUDA that they were built for. The package is imported when a forward on its devices
+    asks for it: the import of xformers takes seconds and initialises CUDA, and a process that has done so cannot fork.
     """
+    package = KERNELS[backend].partition(".")[0]
     try:
-        import xformers.ops
-    except ImportError:
-        return None
-    return xformers.ops if xformers._has_cpp_library else None
+        importlib.import_module(KERNELS[backend])
+        if backend == "xformers" and not sys.modules[package]._has_cpp_library:  # it keeps the error of its kernels
+            raise sys.modules[package]._cpp_lib._cpp_library_load_exception
+        return ""
+    except Exception as error:  # an initialisation that fails raises any class
+        if isinstance(error, ModuleNotFoundError) and error.name == package:
+            return "is not installed"
+        while error.__cause__:
+            error = error.__cause__
+        reason = " ".join(str(error).split()) or type(error).__name__
+    message = f"is installed, but does not load beside torch {torch.__version__}: {reason}; uninstall it"
+    logger.warning(f"The package of attn_implementation={backend!r} {message}. 'auto' uses another backend.")
+    return message

@@ -1,13 +1,16 @@
 """The table of attention backends (`BACKENDS`) and `choose_backend`, which selects one."""
 
+import os
 from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
 import torch
+import transformers
 from transformers.utils import logging
 
 from .attention_neobert import (
+    KERNELS,
     attend_cpu_tiled,
     attend_eager,
     attend_flex,
@@ -18,6 +21,7 @@ from .attention_neobert import (
     find_xformers,
     has_flash_attention,
     has_varlen,
+    loading_error,
     make_flex_mask,
     make_sdpa_mask,
     make_xformers_mask,
@@ -66,8 +70,9 @@ def _half(lowest, highest=(99, 0)):
 
 _flash = dict(attend=attend_registry, layouts=("packed",), reads_boundaries=True, head_multiple=8, max_head_width=256)
 
-# In the order of preference of "auto". The limits are those of FlashAttention 2.8, 3 beta and 4.0 beta, of torch 2.13
-# (torch_varlen) and of xformers 0.0.35, whose fp32 kernels support GPUs up to Hopper.
+# In the order of preference of "auto". The limits are those of FlashAttention 2.8, 3 beta and 4.0 beta (wider heads run on Hopper
+# only), of torch 2.13 (torch_varlen) and of xformers 0.0.35, whose wheel has kernels for Turing or newer, in fp32 up to Hopper.
+# tests/rehearsal/test_contracts.py compares them with these packages.
 BACKENDS = {
     "flash_attention_3": Backend(
         **_flash,
@@ -86,9 +91,9 @@ BACKENDS = {
         remedy="pip install flash-attn --no-build-isolation",
     ),
     "flash_attention_4": Backend(
-        **_flash,
+        **{**_flash, "max_head_width": 128},
         devices=("cuda",),
-        capabilities=_half((9, 0)),
+        capabilities=_half((9, 0), (12, 9)),
         is_installed=lambda: has_flash_attention(4),
         remedy="pip install --pre flash-attn-4",
     ),
@@ -105,8 +110,8 @@ BACKENDS = {
         layouts=("packed",),
         devices=("cuda",),
         capabilities={
-            torch.float32: ((6, 0), (9, 0)),
-            torch.float16: ((6, 0), (99, 0)),
+            torch.float32: ((7, 5), (9, 0)),
+            torch.float16: ((7, 5), (99, 0)),
             torch.bfloat16: ((8, 0), (99, 0)),
         },
         head_multiple=8,
@@ -114,7 +119,7 @@ BACKENDS = {
         make_mask=make_xformers_mask,
         is_automatic=True,
         is_installed=lambda: find_xformers() is not None,
-        remedy="pip install 'xformers>=0.0.35', in the version that was built for your torch: its kernels load beside no other",
+        remedy="pip install 'xformers>=0.0.35' beside a torch>=2.10 for CUDA 12, because its kernels need libcudart.so.12",
     ),
     "cpu_tiled": Backend(
         attend_cpu_tiled,
@@ -148,7 +153,9 @@ def check_installed(implementation: str) -> None:
     """Raise ImportError with the installation command if a backend of the table is not installed."""
     backend = find_backend(implementation)
     if not backend.is_installed():
-        raise ImportError(f"attn_implementation={implementation!r} is not installed; {backend.remedy}")
+        error = loading_error(implementation) if implementation in KERNELS else "is not installed"
+        error = error or f"is not supported by transformers {transformers.__version__} here"
+        raise ImportError(f"attn_implementation={implementation!r} {error}; {backend.remedy}")
 
 
 def is_own_backend(implementation: str) -> bool:
@@ -158,9 +165,10 @@ def is_own_backend(implementation: str) -> bool:
 
 def missing_backend_message(implementation: str, error: Exception) -> str:
     """The message for an implementation that transformers cannot load: its error, and what to do."""
-    remedy = find_backend(implementation).remedy or "install the package that the error names"
+    backend = find_backend(implementation)
+    remedy = backend.remedy or "install the package that the error names"
     return (
-        f"attn_implementation={implementation!r} cannot run here: {error} Solution: {remedy}; choose "
+        f"attn_implementation={implementation!r} cannot run here{_missing_gpu(backend)}: {error} Solution: {remedy}; choose "
         f"{', '.join(map(repr, BACKENDS))}; or omit it to use the best backend that is installed"
     )
 
@@ -169,11 +177,12 @@ class Situation(NamedTuple):
     """The conditions of a forward that determine which backends can run.
 
     Attributes:
-        device: Device of attention.
+        device: Device of attention in the first block.
         dtype: dtype of attention.
         head_dim: Width of a head.
         is_packed: Whether the layout is packed.
         is_fast: Result of `runs_fast`.
+        other_devices: Devices of attention in other blocks, if `device_map` has put them on several.
     """
 
     device: torch.device
@@ -181,6 +190,12 @@ class Situation(NamedTuple):
     head_dim: int
     is_packed: bool
     is_fast: bool = False
+    other_devices: tuple[torch.device, ...] = ()
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """All devices of attention."""
+        return list(dict.fromkeys((self.device, *self.other_devices)))
 
 
 def choose_backend(implementation: str, situation: Situation, need_weights: bool = False) -> str:
@@ -213,16 +228,17 @@ def choose_backend(implementation: str, situation: Situation, need_weights: bool
 @torch.compiler.assume_constant_result  # the compiler must not trace this function
 def _unsupported_reason(implementation, *situation):
     """Why a backend cannot run in a situation, and what to do; an empty string if it can run."""
-    backend, (device, dtype, head_dim, is_packed, is_fast) = find_backend(implementation), situation
-    if not backend.is_installed():
-        return f"is not installed; {backend.remedy}"
+    backend, situation = find_backend(implementation), Situation(*situation)
+    _, dtype, head_dim, is_packed, is_fast, _ = situation
     if ("packed" if is_packed else "dense") not in backend.layouts:
         return (
             "supports packed sequences only; for a 4-D mask, unpad_inputs=False, or a padding mask while compiling, choose "
             "'sdpa' or 'eager'"
         )
-    if backend.devices and device.type not in backend.devices:
-        return f"runs on {', '.join(backend.devices).upper()}, not on {device.type}; choose 'sdpa'"
+    kinds = {device.type for device in situation.devices}
+    if backend.devices and not kinds.issubset(backend.devices):
+        found = ", ".join(sorted(kinds)) + _missing_gpu(backend)
+        return f"runs on {', '.join(backend.devices).upper()}, not on {found}; choose 'sdpa'"
     if backend.capabilities and dtype not in backend.capabilities:
         return (
             f"supports {' or '.join(str(known).removeprefix('torch.') for known in backend.capabilities)}, not {dtype}; "
@@ -238,18 +254,29 @@ def _unsupported_reason(implementation, *situation):
             f"requires a head width that is a multiple of {backend.head_multiple} and at most {backend.max_head_width}, not "
             f"{head_dim}; choose 'sdpa'"
         )
-    if backend.capabilities and device.type == "cuda":
+    if not backend.is_installed():
+        return f"is not installed; {backend.remedy}"
+    if backend.capabilities and "cuda" in kinds:
         lowest, highest = backend.capabilities[dtype]
-        capability = torch.cuda.get_device_capability(device)
-        if not lowest <= capability <= highest:
+        found = {gpu: torch.cuda.get_device_capability(gpu) for gpu in situation.devices if gpu.type == "cuda"}
+        if not lowest <= min(found.values()) <= max(found.values()) <= highest:
             limit = (
-                f"at most {highest[0]}.{highest[1]}" if capability > highest else f"at least {lowest[0]}.{lowest[1]}"
+                "at least {}.{}".format(*lowest) if min(found.values()) < lowest else "at most {}.{}".format(*highest)
             )
-            return (
-                f"requires a CUDA capability of {limit} for {dtype}, but {device} has {'.'.join(map(str, capability))}; "
-                "choose 'sdpa'"
-            )
+            known = " and ".join(f"{gpu} has {major}.{minor}" for gpu, (major, minor) in found.items())
+            return f"requires a CUDA capability of {limit} for {dtype}, but {known}; choose 'sdpa'"
     return ""
+
+
+def _missing_gpu(backend):
+    """What to say of a machine without any device of a backend; an empty string if it has one."""
+    modules = [getattr(torch, kind, None) for kind in backend.devices]  # torch has no module for some of them
+    if not backend.devices or any(module is not None and module.is_available() for module in modules):
+        return ""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return f", and torch {torch.__version__} finds no GPU" + (
+        f" (CUDA_VISIBLE_DEVICES={visible!r})" if visible is not None else ""
+    )
 
 
 @torch.compiler.assume_constant_result
@@ -263,8 +290,9 @@ def _find_best_backend(*situation):
     name = next(
         name for name, row in BACKENDS.items() if row.is_automatic and not _unsupported_reason(name, *situation)
     )
-    device, dtype, _, is_packed, is_fast = situation
-    layout = "packed" if is_packed else "padded"
-    kernels = "CPU inference" if is_fast else "standard"
-    logger.info(f"NeoBERT on {device} in {dtype}, {layout} layout: {name} attention, {kernels} kernels")
+    situation = Situation(*situation)
+    layout = "packed" if situation.is_packed else "padded"
+    kernels = "CPU inference" if situation.is_fast else "standard"
+    devices = ", ".join(map(str, situation.devices))
+    logger.info(f"NeoBERT on {devices} in {situation.dtype}, {layout} layout: {name} attention, {kernels} kernels")
     return name

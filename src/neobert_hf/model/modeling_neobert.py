@@ -56,7 +56,7 @@ from .losses_neobert import (
     flatten_labels,
     span_loss,
 )
-from .machine_neobert import is_tracing, product_dtype, widen_residual
+from .machine_neobert import is_tracing, placed_devices, product_dtype, widen_residual
 from .plan_neobert import ForwardPlan, make_plan
 from .rotary_neobert import Rotary, rotary_table
 from .weight_files_neobert import check_weight_files, explain_damaged_file
@@ -135,9 +135,11 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
             check_installed(requested_attention)
             return requested_attention
         try:
-            return super().get_correct_attn_implementation(requested_attention, is_init_check)
+            implementation = super().get_correct_attn_implementation(requested_attention, is_init_check)
         except (ImportError, ValueError) as error:
             raise type(error)(missing_backend_message(requested_attention, error)) from error
+        check_installed(implementation)  # transformers finds a package whose kernels do not load
+        return implementation
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *args, output_loading_info=False, **kwargs):
@@ -257,7 +259,8 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         tokens = check_tokens(input_ids, inputs_embeds, config.hidden_size)
         weight = self.encoder.weight  # an adapter may compute it
         dtype, is_fast = product_dtype(weight), runs_fast(weight, self)
-        plan = make_plan(tokens, config, boundaries, attention_mask, dtype, returns_weights, is_fast)
+        devices = placed_devices(self.transformer_encoder)
+        plan = make_plan(tokens, config, boundaries, attention_mask, dtype, returns_weights, is_fast, devices)
         layout = plan.layout
         x_TD = self._embed(tokens, layout)
         # float64 embeddings may feed a float32 model, whose products need a float32 table

@@ -53,6 +53,7 @@ def make_plan(
     dtype: torch.dtype = torch.float32,
     need_weights: bool = False,
     is_fast: bool = False,
+    other_devices: tuple[torch.device, ...] = (),
 ) -> ForwardPlan:
     """Choose the layout, the attention backend with its mask, and the kernels of one forward.
 
@@ -67,6 +68,7 @@ def make_plan(
         dtype: dtype of matrix products; it limits the choice of backends.
         need_weights: Attention probabilities are required; only the eager backend returns them.
         is_fast: Result of `runs_fast` for the weights; it limits the choice of backends, masks and kernels.
+        other_devices: Result of `placed_devices` for the blocks; the backend must run on all of them.
 
     Raises:
         ValueError: Values or shapes contradict each other; the message names both and the solution.
@@ -78,7 +80,7 @@ def make_plan(
     can_pack = config.unpad_inputs and mask_4d is None and not need_weights and runs_packed(implementation)
     can_pack = can_pack and (can_read_values or has_boundaries)
     for is_packed in (True, False) if can_pack else (False,):
-        situation = Situation(tokens.device, dtype, config.head_dim, is_packed, is_fast)
+        situation = Situation(tokens.device, dtype, config.head_dim, is_packed, is_fast, other_devices)
         backend = choose_backend(implementation, situation, need_weights)
         reads_on_device = is_packed and has_boundaries and find_backend(backend).reads_boundaries
         if can_read_values or reads_on_device:

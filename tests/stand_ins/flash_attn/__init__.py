@@ -43,7 +43,7 @@ def flash_attn_varlen_func(
     return attend_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal)
 
 
-def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, **options):
+def flash_attn_func(*args, **kwargs):
     """Never called: the layout is packed."""
     raise AssertionError("a packed layout needs the function for variable lengths")
 

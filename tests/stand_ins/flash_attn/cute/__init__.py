@@ -17,6 +17,7 @@ def flash_attn_varlen_func(
     min_seqlen_k=None,
     seqused_q=None,
     seqused_k=None,
+    gather_kv_indices=None,
     page_table=None,
     softmax_scale=None,
     causal=False,
@@ -26,7 +27,18 @@ def flash_attn_varlen_func(
     num_splits=1,
     pack_gqa=None,
     deterministic=False,
+    score_mod=None,
+    score_mod_bwd=None,
+    mask_mod=None,
+    block_sparse_tensors=None,
+    aux_tensors=None,
+    aux_scalars=None,
     return_lse=False,
+    scheduler_metadata=None,
+    seqlen_k_per_split=None,
+    disable_scheduler_metadata=False,
+    gather_bwd_recompute_p=False,
+    gather_bwd_token_chunk=None,
 ):
     """FlashAttention 4; returns the output in a tuple, as some versions do."""
     global num_calls
@@ -35,6 +47,6 @@ def flash_attn_varlen_func(
     return out, None
 
 
-def flash_attn_func(q, k, v, softmax_scale=None, causal=False, **options):
+def flash_attn_func(*args, **kwargs):
     """Never called: the layout is packed."""
     raise AssertionError("a packed layout needs the function for variable lengths")
