@@ -11,13 +11,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from conftest import packed_plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,16 +30,18 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.utils import logging
 
 from neobert_hf import NeoBERTForMaskedLM
-from neobert_hf.model import attention_neobert, backends_neobert
+from neobert_hf.model import attention_neobert, backends_neobert, modeling_neobert
 from neobert_hf.model.attention_neobert import to_device
 from neobert_hf.model.backends_neobert import BACKENDS, Situation, choose_backend
 from neobert_hf.model.layout_neobert import make_layout
 from neobert_hf.model.losses_neobert import find_labels
-from neobert_hf.model.machine_neobert import onednn_is_best
+from neobert_hf.model.machine_neobert import onednn_is_best, placed_devices
 
 SOURCE = Path(attention_neobert.__file__).parents[1]
 STAND_INS = Path(__file__).parents[1].joinpath("stand_ins")
 FLASH = ("flash_attention_2", "flash_attention_3", "flash_attention_4")
+# transformers 4 and 5.0 do not support FlashAttention 4
+SUPPORTED_FLASH = [name for name in FLASH if hasattr(transformers.utils, f"is_flash_attn_{name[-1]}_available")]
 CAPABILITIES = {0: (7, 5), 1: (8, 0), 2: (9, 0), 3: (10, 0)}  # Turing, Ampere, Hopper, Blackwell
 TURING, AMPERE, HOPPER, BLACKWELL = (torch.device("cuda", index) for index in CAPABILITIES)
 CPU, MPS = torch.device("cpu"), torch.device("mps")
@@ -46,14 +49,22 @@ FLOAT16, BFLOAT16, FLOAT32, FLOAT64 = torch.float16, torch.bfloat16, torch.float
 
 
 @pytest.fixture
-def gpus(monkeypatch):
+def no_choice_yet():
+    """Forget cached choices before a test and after it."""
+    cached = attention_neobert.loading_error, backends_neobert._find_best_backend
+    for function in cached:
+        function.cache_clear()
+    yield
+    for function in cached:
+        function.cache_clear()
+
+
+@pytest.fixture
+def gpus(no_choice_yet, monkeypatch):
     """Simulate four GPUs of different generations, with every backend installed."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: CAPABILITIES[device.index])
     for name, backend in BACKENDS.items():
         monkeypatch.setitem(BACKENDS, name, backend._replace(is_installed=lambda: True))
-    backends_neobert._find_best_backend.cache_clear()
-    yield
-    backends_neobert._find_best_backend.cache_clear()
 
 
 # ---------------------------------------------------------------------------------------- choice of a backend
@@ -168,7 +179,8 @@ def test_a_registered_attention_function_separates_documents_and_rows(model, exp
 
 
 MISSING = {
-    "xformers": (ImportError, "pip install 'xformers"),
+    "xformers": (ImportError, "'xformers' is not installed; pip install 'xformers"),
+    "torch_varlen": (ImportError, r"needs torch>=2\.10, but torch \S+ is installed; pip install -U torch"),
     "flash_attention_2": (ImportError, "pip install flash-attn"),
     "no_such_attention": (ValueError, "choose 'flash_attention_3', .*'flex_attention'; or omit it"),
 }
@@ -179,9 +191,111 @@ def test_a_backend_that_is_not_installed_is_refused_on_load(checkpoint, name, mo
     if name == "flash_attention_2" and torch.cuda.is_available():
         pytest.skip("flash-attn may be installed where there is a GPU")
     monkeypatch.setattr(backends_neobert, "find_xformers", lambda: None)
+    monkeypatch.setattr(backends_neobert, "loading_error", lambda name: "is not installed")
+    monkeypatch.setattr(attention_neobert, "varlen_attn", None)  # as in torch 2.9
     error, message = MISSING[name]
     with pytest.raises(error, match=message):
         AutoModel.from_pretrained(checkpoint, attn_implementation=name)
+
+
+FLASH_2 = """raise ImportError("flash_attn_2_cuda.so: undefined symbol: _ZN3c105Error")"""
+FLASH_3 = """raise OSError("libcudart.so.12: cannot open shared object file")"""
+XFORMERS = """
+_has_cpp_library = False
+class _cpp_lib:
+    _cpp_library_load_exception = Exception("built for:\\n  another torch")
+    _cpp_library_load_exception.__cause__ = OSError("libcudart.so.12: cannot open shared object file")
+"""
+DAMAGED = {
+    "flash_attention_2": ("flash_attn", FLASH_2, "flash_attn_2_cuda.so: undefined symbol: _ZN3c105Error"),
+    "flash_attention_3": ("flash_attn_interface", FLASH_3, "libcudart.so.12: cannot open shared object file"),
+    "xformers": ("xformers", XFORMERS, "libcudart.so.12: cannot open shared object file"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_package_that_was_built_for_another_torch_is_refused_if_named_and_passed_over_by_auto(
+    name, tmp_path, no_choice_yet, monkeypatch, caplog
+):
+    package, code, reason = DAMAGED[name]
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").write_text(code)
+    (tmp_path / package / "ops.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    for module in ("xformers", "xformers.ops"):
+        monkeypatch.setitem(sys.modules, module, None)  # undone after the test
+        del sys.modules[module]
+    for version in (2, 3, 4):
+        found = lambda version=version: name == f"flash_attention_{version}"  # noqa: E731
+        monkeypatch.setattr(transformers.utils, f"is_flash_attn_{version}_available", found, raising=False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    best = "torch_varlen" if attention_neobert.has_varlen() else "sdpa"
+    situation = Situation(HOPPER, BFLOAT16, 64, is_packed=True)
+    for head_dim in (64, 128):
+        assert choose_backend("auto", situation._replace(head_dim=head_dim)) == best
+    remedy = BACKENDS[name].remedy
+    message = f"does not load beside torch {torch.__version__}: {reason}; uninstall it"
+    with pytest.raises(ImportError) as refused:
+        choose_backend(name, situation)
+    assert str(refused.value) == f"attn_implementation={name!r} is installed, but {message}; {remedy}"
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == [
+        f"The package of attn_implementation={name!r} is installed, but {message}. 'auto' uses another backend."
+    ]
+
+
+def test_on_a_cpu_auto_imports_no_package_of_kernels(no_choice_yet, monkeypatch):
+    """The import of xformers takes seconds and initialises CUDA, after which a process cannot fork."""
+    monkeypatch.setattr(attention_neobert, "loading_error", lambda name: pytest.fail(name))
+    for is_packed in (True, False):
+        assert choose_backend("auto", Situation(CPU, FLOAT32, 64, is_packed)) == "sdpa"
+
+
+@pytest.mark.parametrize("visible", [None, "", "-1"])
+def test_without_a_gpu_the_error_says_that_torch_finds_none(checkpoint, visible, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    found = f"and torch {torch.__version__} finds no GPU"
+    found += f" (CUDA_VISIBLE_DEVICES={visible!r})" if visible is not None else ""
+    monkeypatch.setitem(BACKENDS, "torch_varlen", BACKENDS["torch_varlen"]._replace(is_installed=lambda: True))
+    model = AutoModel.from_pretrained(checkpoint, attn_implementation="torch_varlen", dtype=BFLOAT16)
+    with pytest.raises(ValueError) as refused:
+        model(torch.tensor([[5, 6, 7]]))
+    assert f"runs on CUDA, not on cpu, {found}; choose 'sdpa'" in str(refused.value)
+    with pytest.raises(ImportError) as refused:
+        AutoModel.from_pretrained(checkpoint, attn_implementation="flash_attention_2", dtype=BFLOAT16)
+    assert f"cannot run here, {found}: " in str(refused.value)
+
+
+def test_a_model_on_unlike_gpus_uses_a_backend_that_runs_on_all_of_them(gpus):
+    def best(*devices):
+        return choose_backend("auto", Situation(devices[0], FLOAT16, 64, is_packed=True, other_devices=devices))
+
+    assert [best(device) for device in (TURING, AMPERE, HOPPER)] == [
+        "xformers",
+        "flash_attention_2",
+        "flash_attention_3",
+    ]
+    assert best(HOPPER, AMPERE) == best(AMPERE, HOPPER) == "flash_attention_2"
+    assert best(HOPPER, TURING, AMPERE) == "xformers"
+
+
+def test_a_named_backend_is_refused_before_the_first_block_if_one_gpu_cannot_run_it(gpus, model, monkeypatch):
+    """Two GPUs stand for the devices of the blocks, which `device_map` has placed."""
+    place = lambda device: SimpleNamespace(_hf_hook=None, parameters=lambda: iter([SimpleNamespace(device=device)]))  # noqa: E731
+    devices = placed_devices([place(device) for device in (HOPPER, HOPPER, torch.device("meta"), TURING)])
+    assert devices == (HOPPER, TURING) and placed_devices(model.model.transformer_encoder) == ()
+    monkeypatch.setattr(modeling_neobert, "placed_devices", lambda blocks: devices)
+    monkeypatch.setitem(
+        BACKENDS, "torch_varlen", BACKENDS["torch_varlen"]._replace(devices=("cpu", "cuda"), head_multiple=1)
+    )
+    model = model.half()
+    model.set_attn_implementation("torch_varlen")
+    model.model.transformer_encoder[0].register_forward_pre_hook(lambda *_: pytest.fail("a block runs"))
+    with pytest.raises(ValueError, match=r"at least 8\.0 for torch\.float16, but cuda:2 has 9\.0 and cuda:0 has 7\.5"):
+        model(torch.tensor([[5, 6, 7]]))
 
 
 def test_each_choice_is_logged_once(gpus, caplog):
@@ -307,6 +421,7 @@ def test_the_xformers_mask_reuses_the_boundaries_on_the_device(monkeypatch):
 FLASH_SCRIPT = """
 import sys, torch
 torch.cuda.is_available = lambda: True               # else transformers does not search for FlashAttention
+torch.version.cuda = torch.version.cuda or "13.0"    # transformers 4 asks for it
 torch.cuda.get_device_capability = lambda device=None: (9, 0)
 from safetensors.torch import load_file, save_file
 from neobert_hf import NeoBERTForMaskedLM
@@ -344,16 +459,25 @@ def flash_results(wide_checkpoint, inputs, tmp_path_factory):
     save_file({**tensors, "padded": inputs["padded"]["input_ids"]}, folder / "inputs.safetensors")
     path = os.pathsep.join(map(str, (STAND_INS, SOURCE.parent, *Path(__file__).parents[:2])))
     process = subprocess.run(
-        [sys.executable, "-c", FLASH_SCRIPT, wide_checkpoint[1], folder / "inputs.safetensors", folder, *FLASH],
+        [
+            sys.executable,
+            "-c",
+            FLASH_SCRIPT,
+            wide_checkpoint[1],
+            folder / "inputs.safetensors",
+            folder,
+            *SUPPORTED_FLASH,
+        ],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": path},
     )
     assert process.returncode == 0, process.stderr[-3000:]
-    return {name: load_file(folder / f"{name}.safetensors") for name in FLASH}
+    return {name: load_file(folder / f"{name}.safetensors") for name in SUPPORTED_FLASH}
 
 
-@pytest.mark.parametrize("name", FLASH)
+@pytest.mark.compat
+@pytest.mark.parametrize("name", SUPPORTED_FLASH)
 def test_flash_attention_agrees_with_the_oracle_through_transformers(
     flash_results, wide_checkpoint, documents, inputs, name
 ):
