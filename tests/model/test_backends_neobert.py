@@ -484,6 +484,26 @@ def test_flash_attention_agrees_with_the_oracle_through_transformers(
     check(flash_results[name], wide_checkpoint, documents, inputs)
 
 
+# ---------------------------------------------------------------------------------------- interfaces of transformers and torch
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("name", [*SUPPORTED_FLASH, "flex_attention", "sdpa"])
+def test_the_registry_of_transformers_has_the_functions_and_the_arguments_of_our_call(name):
+    parameters = inspect.signature(AttentionInterface()[name]).parameters
+    assert list(parameters)[:5] == ["module", "query", "key", "value", "attention_mask"]
+    assert "scaling" in parameters and list(parameters.values())[-1].kind == inspect.Parameter.VAR_KEYWORD
+    if name in FLASH:  # the boundaries pass through
+        passed = inspect.signature(sys.modules["transformers.modeling_flash_attention_utils"]._flash_attention_forward)
+        assert {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "is_causal"} <= set(passed.parameters)
+
+
+def test_flex_attention_of_torch_has_the_arguments_of_our_call():
+    signature = inspect.signature(attention_neobert.create_block_mask)
+    bound = signature.bind(print, 1, None, 8, 8, device="cpu", _compile=False).arguments
+    assert list(bound) == ["mask_mod", "B", "H", "Q_LEN", "KV_LEN", "device", "_compile"]
+
+
 # ---------------------------------------------------------------------------------------- SDPA in length groups
 
 
