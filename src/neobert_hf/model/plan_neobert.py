@@ -59,7 +59,7 @@ def arguments_of(implementation: str) -> tuple[str, ...]:
 
 @torch.compiler.assume_constant_result
 def _is_masked(backend):
-    """Whether attention reads a mask; as in transformers, a registered function without a mask function, like vLLM's, does not."""
+    """Whether attention reads a mask; as in transformers, a registered function without a mask function, such as vLLM's, not."""
     return find_backend(backend).attend is not None or backend in AttentionMaskInterface()
 
 
@@ -129,7 +129,7 @@ def make_plan(
 
 def indices_of_states(requested: bool | int | list[int] | None, num_states: int) -> range | set[int]:
     """Indices of the hidden states to return: none, all, or those of `requested`, which may count from the end."""
-    if requested is None or isinstance(requested, bool):
+    if not requested or requested is True:
         return range(num_states if requested else 0)
     indices = [requested] if isinstance(requested, int) else requested
     return {index % num_states for index in indices if -num_states <= index < num_states}
