@@ -25,8 +25,9 @@ from hypothesis import strategies as st
 from oracle import CONFIG, Oracle, random_weights, write_checkpoint
 from safetensors.torch import load_file
 from stand_ins.xformers import ops as xformers_ops
-from transformers import AttentionInterface, AutoModel
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 from transformers.utils import logging
 
 from neobert_hf import NeoBERTForMaskedLM
@@ -169,6 +170,7 @@ def test_attention_probabilities_use_eager_attention_with_a_warning(model, caplo
 
 def test_a_registered_attention_function_separates_documents_and_rows(model, expected):
     AttentionInterface.register("my_sdpa", sdpa_attention_forward)
+    AttentionMaskInterface.register("my_sdpa", sdpa_mask)
     packed = {"input_ids": expected["packed.input_ids"], "cu_seq_lens_q": expected["packed.cu_seq_lens"]}
     padded = {name: expected[name] for name in ("input_ids", "attention_mask")}
     with torch.no_grad():

@@ -41,22 +41,22 @@ KERNELS = {
 }
 
 
-def _split_rows(x_THK, layout):
+def split_rows(x_THK, layout):
     """(T, H, K) to (B, H, L, K) in a dense layout."""
     return x_THK.unflatten(0, layout.shape).transpose(1, 2)
 
 
 def attend_eager(q_THK, k_THK, v_THK, plan):
     """Attention in standard operations on a dense layout, with the probabilities."""
-    q, k, v = (_split_rows(x, plan.layout) for x in (q_THK, k_THK, v_THK))
+    q, k, v = (split_rows(x, plan.layout) for x in (q_THK, k_THK, v_THK))
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
     if plan.mask is not None:
-        scores = scores + _additive(plan.mask, scores.dtype)
+        scores = scores + additive(plan.mask, scores.dtype)
     weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
     return (weights @ v).transpose(1, 2).flatten(0, 1), weights
 
 
-def _additive(mask, dtype):
+def additive(mask, dtype):
     """The mask as finite numbers to add to the scores; a row without any key then does not become NaN."""
     lowest = torch.finfo(dtype).min
     if mask.dtype == torch.bool:
@@ -69,7 +69,7 @@ def attend_sdpa(q_THK, k_THK, v_THK, plan):
     if not plan.layout.is_packed:
         mask = plan.mask
         mask = mask if mask is None or mask.dtype == torch.bool else mask.to(q_THK.dtype)
-        q, k, v = (_split_rows(x, plan.layout) for x in (q_THK, k_THK, v_THK))
+        q, k, v = (split_rows(x, plan.layout) for x in (q_THK, k_THK, v_THK))
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(0, 1), None
     if plan.mask is not None:
         return _attend_groups(q_THK, k_THK, v_THK, plan.mask), None
@@ -231,13 +231,9 @@ _caller = lru_cache(_Caller)
 
 
 def attend_registry(q_THK, k_THK, v_THK, plan):
-    """Functions of transformers' registry: FlashAttention, flex attention and Hub kernels packed, those of users dense."""
+    """Functions of transformers' registry on a packed layout: FlashAttention, flex attention and Hub kernels."""
     caller, attention = _caller(plan.backend), AttentionInterface()[plan.backend]
     options = dict(scaling=q_THK.shape[-1] ** -0.5, dropout=0.0, is_causal=False)
-    if not plan.layout.is_packed:
-        mask = None if plan.mask is None else _additive(plan.mask, q_THK.dtype)
-        q, k, v = (_split_rows(x, plan.layout) for x in (q_THK, k_THK, v_THK))
-        return attention(caller, q, k, v, mask, **options)[0].flatten(0, 1), None
     q, k, v = (x.transpose(0, 1)[None] for x in (q_THK, k_THK, v_THK))
     boundaries, longest = plan.layout.cu_seq_lens, plan.layout.max_length
     options |= dict(cu_seq_lens_q=boundaries, cu_seq_lens_k=boundaries, max_length_q=longest, max_length_k=longest)

@@ -35,7 +35,7 @@ class Backend(NamedTuple):
     """A row of the table: function, requirements and availability of a backend. An empty field is no restriction.
 
     Attributes:
-        attend: A function of attention_neobert.py.
+        attend: A function of attention_neobert.py; None for a function of the user, which `NeoBERTAttention` calls.
         layouts: "packed", "dense" or both.
         devices: Device types.
         capabilities: For each dtype the lowest and the highest CUDA capability; no other dtype is supported.
@@ -50,7 +50,7 @@ class Backend(NamedTuple):
         remedy: What to do if it is not installed.
     """
 
-    attend: Callable
+    attend: Callable | None
     layouts: tuple[str, ...]
     devices: tuple[str, ...] = ()
     capabilities: dict[torch.dtype, tuple[tuple[int, int], tuple[int, int]]] = {}
@@ -141,7 +141,7 @@ def find_backend(implementation: str) -> Backend:
         return BACKENDS[implementation]
     if "flash" in implementation:
         return Backend(attend_registry, layouts=("packed",), capabilities=_half((0, 0)), reads_boundaries=True)
-    return Backend(attend_registry, layouts=("dense",))
+    return Backend(None, layouts=("dense",))
 
 
 def runs_packed(implementation: str) -> bool:

@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from .attention_neobert import split_rows
 from .configuration_neobert import NeoBERTConfig
 from .kernels_neobert import choose_kernels, is_hooked, linear, rms_norm
 from .plan_neobert import ForwardPlan
@@ -46,14 +48,41 @@ class SwiGLU(nn.Module):
         return self.w3(F.silu(gate_TF) * up_TF)
 
 
+class NeoBERTAttention(nn.Module):
+    """Attention within each sequence, by a backend of this package or by a function that the user registered.
+
+    A registered function reads the attributes of the module that calls it. vLLM's backend for transformers searches for a module
+    whose forward calls one function of `ALL_ATTENTION_FUNCTIONS`, and finds its own layer of attention by `layer_idx`.
+    """
+
+    is_causal = False
+    num_key_value_groups = 1
+
+    def __init__(self, config: NeoBERTConfig, layer_idx: int):
+        super().__init__()
+        self.config, self.layer_idx, self.scaling = config, layer_idx, config.head_dim**-0.5
+
+    def forward(
+        self, q_THK: torch.Tensor, k_THK: torch.Tensor, v_THK: torch.Tensor, plan: ForwardPlan
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As `ForwardPlan.attend`; a registered function gets (B, H, L, K), as in transformers' own models."""
+        if plan.options is None:
+            return plan.attend(q_THK, k_THK, v_THK)
+        q, k, v = (split_rows(x, plan.layout) for x in (q_THK, k_THK, v_THK))
+        attend = ALL_ATTENTION_FUNCTIONS[plan.backend]
+        out, _ = attend(self, q, k, v, plan.mask, dropout=0.0, scaling=self.scaling, **plan.options)
+        return out.reshape(q_THK.shape), None  # vLLM returns (T, H * K)
+
+
 class NeoBERTBlock(GradientCheckpointingLayer):
     """One pre-normalised block: attention, then SwiGLU, each added to the residual stream."""
 
-    def __init__(self, config: NeoBERTConfig):
+    def __init__(self, config: NeoBERTConfig, layer_idx: int):
         super().__init__()
         self.num_heads, self.head_dim = config.num_attention_heads, config.head_dim
         self.attention_norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=False)
+        self.attention = NeoBERTAttention(config, layer_idx)
         self.wo = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
         self.ffn_norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.ffn = SwiGLU(config)
@@ -72,7 +101,7 @@ class NeoBERTBlock(GradientCheckpointingLayer):
         if plan.kernels != "plain" and is_own and not is_hooked(*parts):
             return self.forward_fast(x_TD, rotary, plan, tokens_S)
         qkv_TH3K = self.qkv(self.attention_norm(x_TD)).unflatten(-1, (self.num_heads, 3, self.head_dim))
-        out_THK, weights = plan.attend(*split_and_rotate(qkv_TH3K, rotary.table))
+        out_THK, weights = self.attention(*split_and_rotate(qkv_TH3K, rotary.table), plan)
         if tokens_S is not None:
             x_TD, out_THK = x_TD.index_select(0, tokens_S), out_THK.index_select(0, tokens_S)
         x_TD = x_TD + self.wo(out_THK.flatten(1))
@@ -83,7 +112,8 @@ class NeoBERTBlock(GradientCheckpointingLayer):
         kernels = plan.kernels
         qkv_TD = linear(self.qkv, rms_norm(x_TD, self.attention_norm), kernels)
         qkv_TH3K = qkv_TD.view(-1, self.num_heads, 3, self.head_dim)
-        out_THK, weights = plan.attend(*split_and_rotate_fast(qkv_TH3K, rotary.rotations, plan.backend == "cpu_tiled"))
+        parts_THK = split_and_rotate_fast(qkv_TH3K, rotary.rotations, plan.backend == "cpu_tiled")
+        out_THK, weights = self.attention(*parts_THK, plan)
         if tokens_S is not None:
             x_TD, out_THK = x_TD.index_select(0, tokens_S), out_THK.index_select(0, tokens_S)
             kernels = choose_kernels(qkv_TD.dtype, len(tokens_S))

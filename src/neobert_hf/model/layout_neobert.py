@@ -6,6 +6,7 @@ be read, so that padding costs no computation. It is dense while tracing, and if
 Axes: `B` rows, `L` columns of the input; `T` tokens on the flat axis; `N` sequences.
 """
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -111,18 +112,19 @@ class Boundaries(NamedTuple):
     is_trusted: bool = False
 
     @classmethod
-    def from_arguments(cls, model: str, arguments: dict[str, Any]) -> "Boundaries":
+    def from_arguments(cls, model: str, arguments: dict[str, Any], others: Iterable[str] = ()) -> "Boundaries":
         """Collect the arguments of a forward that mark documents, with their aliases.
 
         Args:
             model: Class of the model, for the message.
             arguments: Values by the names in `BOUNDARIES`. None and False are values of arguments that were not given.
+            others: Names of arguments that have another purpose.
 
         Raises:
             TypeError: Another argument is given.
         """
         given = {name: value for name, value in arguments.items() if value is not None and value is not False}
-        if unknown := [name for name in given if name not in BOUNDARIES]:
+        if unknown := [name for name in given if name not in BOUNDARIES and name not in others]:
             remedy = "load a model with a head" if "labels" in unknown else "omit it"
             raise TypeError(f"{model} has no argument {', '.join(unknown)}; {remedy}")
         return cls(

@@ -57,7 +57,7 @@ from .losses_neobert import (
     span_loss,
 )
 from .machine_neobert import is_tracing, placed_devices, product_dtype, widen_residual
-from .plan_neobert import ForwardPlan, make_plan
+from .plan_neobert import ForwardPlan, arguments_of, indices_of_states, make_plan
 from .rotary_neobert import Rotary, rotary_table
 from .weight_files_neobert import check_weight_files, explain_damaged_file
 
@@ -91,6 +91,7 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
     _supports_flash_attn = True
     _supports_flex_attn = True
     _supports_attention_backend = True
+    _can_compile_fullgraph = True
     # Every class loads from every NeoBERT checkpoint and ignores the weights of other heads without a warning.
     _keys_to_ignore_on_load_unexpected = [r"^(decoder|dense|classifier|qa_outputs)\."]
     is_inference_copy = False  # set by `inference_copy`
@@ -149,12 +150,8 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
             ValueError: The checkpoint lacks tensors of the encoder, or the weight or the bias of a head layer.
             OSError: The folder has no safetensors weights, or a file is damaged.
         """
-        check_weight_files(
-            pretrained_model_name_or_path,
-            kwargs.get("subfolder"),
-            kwargs.get("use_safetensors"),
-            kwargs.get("weights_only", True),
-        )
+        options = kwargs.get("subfolder"), kwargs.get("use_safetensors"), kwargs.get("weights_only", True)
+        check_weight_files(pretrained_model_name_or_path, *options)
         kwargs["use_safetensors"] = True
         with explain_damaged_file(pretrained_model_name_or_path):
             model, info = super().from_pretrained(
@@ -196,7 +193,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
     def __init__(self, config: NeoBERTConfig):
         super().__init__(config)
         self.encoder = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
-        self.transformer_encoder = nn.ModuleList(NeoBERTBlock(config) for _ in range(config.num_hidden_layers))
+        self.transformer_encoder = nn.ModuleList(NeoBERTBlock(config, i) for i in range(config.num_hidden_layers))
         self.layer_norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.post_init()
 
@@ -208,7 +205,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         token_type_ids: torch.Tensor | None = None,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: bool | int | list[int] | None = None,
         output_attentions: bool | None = None,
         return_packed: bool = False,
         select_tokens: Callable[[SequenceLayout], torch.Tensor] | None = None,
@@ -224,12 +221,14 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             inputs_embeds: (B, L, D) embeddings in place of `input_ids`.
             token_type_ids: Ignored, because NeoBERT has no token types; accepted, because tokenizers return it.
             output_hidden_states: Return the embeddings and the state after each block; the last state is after the final norm.
+                Indices, which may be negative, return these states, and None in the place of the others.
             output_attentions: Return the probabilities of each block, with eager attention.
             return_packed: Return `last_hidden_state` as (T, D), real tokens only, and the plan with the layout that describes it.
             select_tokens: Function from the layout to indices on the flat axis, (S,) int64, of the tokens that a head reads;
                 needs `return_packed`. The last block then computes its output projection and SwiGLU for these only, unless
                 `hidden_states` are returned or a hook reads its states.
-            **kwargs: Boundaries of packed documents. All other arguments are refused, unless the value is None or False.
+            **kwargs: Boundaries of packed documents, and arguments of a registered attention function. All others are refused,
+                unless the value is None or False.
 
                 - `cu_seq_lens_q`, `cu_seq_lens_k` or `cu_seqlens`, the name in the published code: (N + 1,) boundaries of the
                   documents in a packed row (1, T).
@@ -250,42 +249,43 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         Source: paper, section 3.1.
         """
         config = self.config
-        boundaries = Boundaries.from_arguments(type(self).__name__, {"position_ids": position_ids, **kwargs})
+        options = {name: kwargs[name] for name in arguments_of(config._attn_implementation) if name in kwargs}
+        boundaries = Boundaries.from_arguments(type(self).__name__, {"position_ids": position_ids, **kwargs}, options)
         if select_tokens is not None and not return_packed:
             raise ValueError("select_tokens chooses tokens, which have no rows and columns; set return_packed=True")
-        returns_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        requested = config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        returned = indices_of_states(requested, len(self.transformer_encoder) + 1)
         returns_weights = bool(config.output_attentions if output_attentions is None else output_attentions)
 
         tokens = check_tokens(input_ids, inputs_embeds, config.hidden_size)
         weight = self.encoder.weight  # an adapter may compute it
         dtype, is_fast = product_dtype(weight), runs_fast(weight, self)
         devices = placed_devices(self.transformer_encoder)
-        plan = make_plan(tokens, config, boundaries, attention_mask, dtype, returns_weights, is_fast, devices)
-        layout = plan.layout
-        x_TD = self._embed(tokens, layout)
+        plan = make_plan(tokens, config, boundaries, attention_mask, dtype, returns_weights, is_fast, devices, options)
+        layout, x_TD = plan.layout, self._embed(tokens, plan.layout)
         # float64 embeddings may feed a float32 model, whose products need a float32 table
         rotary = Rotary(rotary_table(config, layout, weight.dtype))
 
         states, attentions, tokens_S = (), (), None  # kept only if requested, because they need much memory
-        for block in self.transformer_encoder:
-            if returns_states:
-                states += (layout.unflatten(x_TD),)
-                x_TD = layout.flatten(states[-1])  # the gradient must pass through the returned state
+        for index, block in enumerate(self.transformer_encoder):
+            if returned:
+                states += (layout.unflatten(x_TD) if index in returned else None,)
+                x_TD = x_TD if states[-1] is None else layout.flatten(states[-1])  # the gradient must pass through it
             elif select_tokens is not None and self._is_read_by_head_only(block):
                 tokens_S = select_tokens(layout)  # it may wait for the device, so the other blocks are queued before
             x_TD, weights = block(x_TD, rotary, plan, tokens_S)
             attentions += (weights,) if returns_weights else ()
         x_TD = normalize(self.layer_norm, x_TD, plan.kernels)
 
-        x_BLD = layout.unflatten(x_TD) if returns_states or not return_packed else None
-        if returns_states:
+        x_BLD = layout.unflatten(x_TD) if returned or not return_packed else None
+        if returned:
             x_TD = layout.flatten(x_BLD)
         if select_tokens is not None and tokens_S is None:
             tokens_S = select_tokens(layout)
             x_TD = x_TD.index_select(0, tokens_S)
         return NeoBERTModelOutput(
             last_hidden_state=x_TD if return_packed else x_BLD,
-            hidden_states=(*states, x_BLD) if returns_states else None,
+            hidden_states=(*states, x_BLD if len(states) in returned else None) if returned else None,
             attentions=attentions if returns_weights else None,
             plan=plan if return_packed else None,
             tokens_S=tokens_S,

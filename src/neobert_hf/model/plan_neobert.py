@@ -4,12 +4,14 @@ The layout follows from the inputs (`layout_neobert.py`), the backend from the t
 kernels from the weights (`kernels_neobert.py`).
 """
 
+import inspect
 from typing import Any, NamedTuple
 
 import torch
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.utils import logging
 
-from .attention_neobert import make_dense_mask
+from .attention_neobert import additive, make_dense_mask
 from .backends_neobert import Situation, choose_backend, find_backend, runs_packed
 from .configuration_neobert import NeoBERTConfig
 from .kernels_neobert import SHORTEST_TILED, choose_kernels
@@ -27,12 +29,14 @@ class ForwardPlan(NamedTuple):
         backend: Name of the attention backend.
         mask: Mask of the backend: a tensor that broadcasts to (B, H, L, L), a mask object of the backend, or None.
         kernels: Kernels outside attention: the result of `choose_kernels`, or "plain" for standard operations.
+        options: Arguments of the caller for a registered attention function; None if the backend is in the table.
     """
 
     layout: SequenceLayout
     backend: str
     mask: Any = None
     kernels: str = "plain"
+    options: dict[str, Any] | None = None
 
     def attend(
         self, q_THK: torch.Tensor, k_THK: torch.Tensor, v_THK: torch.Tensor
@@ -45,6 +49,20 @@ class ForwardPlan(NamedTuple):
         return find_backend(self.backend).attend(q_THK, k_THK, v_THK, self)
 
 
+@torch.compiler.assume_constant_result  # the compiler must not trace this function
+def arguments_of(implementation: str) -> tuple[str, ...]:
+    """Names of the arguments of an attention function that the user registered with transformers; none for other backends."""
+    if implementation == "auto" or find_backend(implementation).attend is not None:
+        return ()
+    return tuple(inspect.signature(AttentionInterface()[implementation]).parameters)
+
+
+@torch.compiler.assume_constant_result
+def _is_masked(backend):
+    """Whether attention reads a mask; as in transformers, a registered function without a mask function, such as vLLM's, not."""
+    return find_backend(backend).attend is not None or backend in AttentionMaskInterface()
+
+
 def make_plan(
     tokens: torch.Tensor,
     config: NeoBERTConfig,
@@ -54,6 +72,7 @@ def make_plan(
     need_weights: bool = False,
     is_fast: bool = False,
     other_devices: tuple[torch.device, ...] = (),
+    options: dict[str, Any] | None = None,
 ) -> ForwardPlan:
     """Choose the layout, the attention backend with its mask, and the kernels of one forward.
 
@@ -69,6 +88,7 @@ def make_plan(
         need_weights: Attention probabilities are required; only the eager backend returns them.
         is_fast: Result of `runs_fast` for the weights; it limits the choice of backends, masks and kernels.
         other_devices: Result of `placed_devices` for the blocks; the backend must run on all of them.
+        options: Arguments for a registered attention function (see `arguments_of`).
 
     Raises:
         ValueError: Values or shapes contradict each other; the message names both and the solution.
@@ -85,18 +105,36 @@ def make_plan(
         reads_on_device = is_packed and has_boundaries and find_backend(backend).reads_boundaries
         if can_read_values or reads_on_device:
             break  # packing needs the boundaries, on the host or on the device
-    reads_values = can_read_values and not (boundaries.is_trusted and reads_on_device)
+    is_masked = _is_masked(backend)
+    if not is_masked and (attention_mask is not None or has_boundaries or boundaries.seq_idx is not None):
+        raise ValueError(
+            f"attn_implementation={backend!r} is registered without a mask function, so it would ignore attention_mask, "
+            f"cu_seq_lens and seq_idx; omit them, or call AttentionMaskInterface.register({backend!r}, sdpa_mask) of transformers"
+        )
+    reads_values = can_read_values and is_masked and not (boundaries.is_trusted and reads_on_device)
 
     layout = make_layout(tokens, config.vocab_size, boundaries, attention_mask, is_packed, reads_values)
     if backend == "cpu_tiled" and layout.max_length < SHORTEST_TILED:
         backend = "sdpa"
-    make_mask = find_backend(backend).make_mask if is_packed else None
-    mask = make_dense_mask(layout, mask_4d) if not is_packed else make_mask and make_mask(layout, dtype, is_fast)
+    row, mask = find_backend(backend), None
+    if is_packed and row.make_mask is not None:
+        mask = row.make_mask(layout, dtype, is_fast)
+    elif not is_packed and is_masked:
+        mask = make_dense_mask(layout, mask_4d)
+        mask = additive(mask, dtype) if row.attend is None and mask is not None else mask
     is_fast = is_fast and backend in ("sdpa", "cpu_tiled")
     kernels = choose_kernels(dtype, len(layout.position_ids)) if is_fast else "plain"
-    if can_read_values:
+    if can_read_values and is_masked:
         _warn_of_limits(layout, config.max_position_embeddings, dtype, tokens.device)
-    return ForwardPlan(layout, backend, mask, kernels)
+    return ForwardPlan(layout, backend, mask, kernels, (options or {}) if row.attend is None else None)
+
+
+def indices_of_states(requested: bool | int | list[int] | None, num_states: int) -> range | set[int]:
+    """Indices of the hidden states to return: none, all, or those of `requested`, which may count from the end."""
+    if not requested or requested is True:
+        return range(num_states if requested else 0)
+    indices = [requested] if isinstance(requested, int) else requested
+    return {index % num_states for index in indices if -num_states <= index < num_states}
 
 
 def _warn_of_limits(layout, max_position_embeddings, dtype, device):

@@ -42,6 +42,10 @@ class PrecisionArguments:
 
     def __post_init__(self):
         check_metadata(self.license, self.language, self.hub_model_id)
+        if self.use_liger_kernel:  # Trainer would ignore it without a word
+            raise ValueError(
+                "use_liger_kernel=True, but liger-kernel has no kernels for NeoBERT; omit it. torch_compile=True fuses operations"
+            )
         if self.resume_from_checkpoint is True:  # as in Trainer.train
             self.resume_from_checkpoint = "last"
         has_shares = int(transformers.__version__.split(".")[0]) >= 5  # older versions have them in warmup_ratio
