@@ -33,16 +33,19 @@ def run(checkpoint: Path, folder: Path, name: str, case: dict) -> None:
         output = forward(**inputs)
         output.loss.backward()
         grads = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-        results.append(dict(loss=output.loss.detach(), logits=output.logits.detach(), grads=grads))
+        result = dict(loss=output.loss.detach(), logits=output.logits.detach(), grads=grads)
+        results.append(result | dict(num_graphs=counter.frame_count))
     kernels = dict(launches=dict(interpreted_gpu.launches), sources=list(interpreted_gpu.sources))
-    torch.save(dict(results=results, num_graphs=counter.frame_count, **kernels), folder / f"{name}.pt")
+    torch.save(dict(results=results, **kernels), folder / f"{name}.pt")
 
 
 def attend_as_on_a_gpu() -> None:
     """Choose what attention_neobert.py chooses on a GPU: flex attention is compiled, and so is the function of its mask."""
     table, create_block_mask = backends_neobert.BACKENDS, attention_neobert.create_block_mask
     table["flex_attention"] = table["flex_attention"]._replace(attend=attention_neobert.attend_registry)
-    attention_neobert.create_block_mask = lambda *args, **kwargs: create_block_mask(*args, **{**kwargs, "_compile": True})
+    attention_neobert.create_block_mask = lambda *args, **kwargs: create_block_mask(
+        *args, **{**kwargs, "_compile": True}
+    )
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from oracle import CONFIG, Oracle, random_weights, write_checkpoint
 pytestmark = pytest.mark.rehearsal
 FOLDER = Path(__file__).parent
 CONFIG_64 = CONFIG | {"hidden_size": 128, "num_attention_heads": 2, "dim_head": 64, "num_hidden_layers": 2}
-PACKED, PADDED = "packed", "padded"
 # Two batches for one compiled model: the second has other numbers of rows and columns.
 CASES = {
     "flex_attention": dict(attention="flex_attention", is_compiled=False, dtype=torch.float32, batches=[(90, 50)]),
@@ -42,7 +41,9 @@ def make_inputs(lengths, is_packed):
     if is_packed:
         starts = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
         row = dict(input_ids=torch.tensor(np.concatenate(ids))[None], labels=torch.tensor(np.concatenate(labels))[None])
-        return row | dict(cu_seq_lens_q=starts, cu_seq_lens_k=starts, max_length_q=max(lengths), max_length_k=max(lengths))
+        return row | dict(
+            cu_seq_lens_q=starts, cu_seq_lens_k=starts, max_length_q=max(lengths), max_length_k=max(lengths)
+        )
     rows = {"input_ids": (ids, 0), "labels": (labels, -100), "attention_mask": ([np.ones_like(x) for x in ids], 0)}
     return {
         name: torch.nn.utils.rnn.pad_sequence([torch.tensor(x) for x in values], True, padding)
@@ -110,7 +111,8 @@ def test_generated_kernels_give_the_gradients_of_the_oracle(folder, weights, nam
         for parameter, grad in result["grads"].items():
             direction, step = rng.standard_normal(grad.shape), 1e-6
             ahead, behind = (
-                Oracle(weights | {parameter: weights[parameter] + sign * step * direction}, CONFIG_64) for sign in (1, -1)
+                Oracle(weights | {parameter: weights[parameter] + sign * step * direction}, CONFIG_64)
+                for sign in (1, -1)
             )
             expected = (ahead.mlm_loss(*documents) - behind.mlm_loss(*documents)) / (2 * step)
             # an error e of the gradient changes the sum by about |e|
@@ -137,12 +139,15 @@ def test_the_templates_of_flex_attention_are_among_the_kernels(folder):
 
 
 def test_a_compiled_model_is_one_graph_for_all_lengths(folder):
-    assert read(folder, "compiled")["num_graphs"] == 1
+    first, second = read(folder, "compiled")["results"]  # fullgraph=True refuses a graph break
+    assert first["num_graphs"] == second["num_graphs"]
 
 
-def test_every_generated_kernel_compiles_for_all_gpus(folder):
+def test_the_generated_kernels_compile_for_all_gpus(folder):
+    """To machine code, by the compiler of Triton and ptxas, within the shared memory of a block."""
     run_program("compile_generated_kernels.py", folder, TRITON_CACHE_DIR=str(folder / "compiled"))
-    limits = {"75": 64, "80": 163, "90": 227, "100": 227}  # KiB of shared memory of a block (CUDA C++ Programming Guide)
-    for kernel, needs in json.loads((folder / "compiled.json").read_text()).items():
-        for capability, limit in limits.items():
-            assert needs[capability] <= limit * 1024, (kernel, capability)
+    limits = {75: 64, 80: 163, 90: 227, 100: 227}  # KiB (CUDA C++ Programming Guide, compute capabilities)
+    needs = json.loads((folder / "compiled.json").read_text())
+    assert {capability for _, capability, _ in needs} == set(limits)
+    for name, capability, num_bytes in needs:
+        assert num_bytes <= limits[capability] * 1024, (name, capability)
