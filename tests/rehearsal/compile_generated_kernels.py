@@ -2,9 +2,9 @@
 
     python compile_generated_kernels.py FOLDER
 
-FOLDER has the files of run_generated_kernels.py. It receives `compiled.json`: name, compute capability and bytes of shared memory of
-each compiled kernel. Kernels that inductor fuses compile for the oldest GPU; the templates of flex attention, whose blocks need much
-more, for all.
+FOLDER has the files of run_generated_kernels.py. It receives `compiled.json`: name, compute capability and bytes of shared memory
+of each compiled kernel. Kernels that inductor fuses compile for the oldest GPU; the templates of flex attention, whose blocks
+need much more, for all.
 """
 
 import json

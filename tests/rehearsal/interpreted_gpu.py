@@ -1,8 +1,8 @@
 """Makes torch.compile generate the Triton kernels of a GPU that is not there, and runs them in Triton's interpreter on the CPU.
 
-A program that calls `pretend` keeps its tensors on the CPU. PyTorch traces their graphs, forward and backward, on the CPU. Inductor
-then gets every graph with the device "cuda" in place of "cpu", and generates the code that this GPU would run. The code runs on
-the tensors of the CPU: its Triton kernels in the interpreter (NumPy), its matrix products in PyTorch's CPU operators.
+A program that calls `pretend` keeps its tensors on the CPU. PyTorch traces their graphs, forward and backward, on the CPU.
+Inductor then gets every graph with the device "cuda" in place of "cpu", and generates the code that this GPU would run. The code
+runs on the tensors of the CPU: its Triton kernels in the interpreter (NumPy), its matrix products in PyTorch's CPU operators.
 
 Set TRITON_INTERPRET=1 before the import of triton, in a process of its own: nothing here is undone.
 """
