@@ -166,7 +166,9 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
             )
         num_processes = int(os.environ.get("WORLD_SIZE", 1))
         if self.world_size != num_processes:
-            raise ValueError(f"DeepSpeed found no GPU for {num_processes} processes; give --use_cpu to train on the CPU")
+            raise ValueError(
+                f"DeepSpeed found no GPU for {num_processes} processes; give --use_cpu to train on the CPU"
+            )
 
     def _set_accumulation(self):
         if self.row_tokens < 1 or self.per_device_train_batch_size < 1:

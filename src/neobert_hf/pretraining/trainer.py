@@ -58,7 +58,9 @@ class PretrainingTrainer(CheckedCheckpoints):
             # accelerate would set the same number, with a warning
             self.accelerator.gradient_accumulation_steps = self.args.gradient_accumulation_steps
             unset_hf_deepspeed_config()  # ZeRO-3 would shard other models that this process loads, such as the saved one
-            warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)  # names in torch that DeepSpeed calls
+            warnings.filterwarnings(
+                "ignore", "`torch.distributed", FutureWarning
+            )  # names in torch that DeepSpeed calls
         self.add_callback(LogWhereItEnds())
         if recipe.architecture != "neobert":
             self.compute_loss_func = masked_lm_loss
