@@ -1,4 +1,4 @@
-"""Two processes of tensor parallelism give the values and the gradients of one process. This file is also the script that they run."""
+"""Two processes of tensor parallelism give the values and the gradients of one process. They run this file as a script."""
 
 import json
 import sys

@@ -35,7 +35,7 @@ def inference_copy(model: nn.Module, int8: bool = False) -> nn.Module:
         The copy, of the same class, in evaluation mode.
 
     Raises:
-        ValueError: The model contains no NeoBERT, is sharded or not on a CPU; or no product would be int8, or torch has none here.
+        ValueError: The model contains no NeoBERT, is sharded or not on a CPU; no product would be int8, or torch has none here.
     """
     encoders = [module for module in model.modules() if hasattr(module, "is_inference_copy")]
     if not encoders:
