@@ -1,7 +1,6 @@
 """Run a script in two CPU processes, like `torchrun --nproc_per_node 2`: `launch.py [--fsdp2] SCRIPT ARGUMENTS`.
 
-The imports of the script run once, before the processes fork, because they take most of the time of a small run. For several
-runs in sequence: `SCRIPT ARGUMENTS --then ARGUMENTS`.
+The imports of the script run once, before the processes fork, because they take most of the time of a small run.
 
 accelerate supports FSDP on several GPUs only, although PyTorch's FSDP also runs on a CPU. `--fsdp2` reports "several GPUs" when
 accelerate checks, and changes nothing else, so that the code path of the example is tested without a GPU.
@@ -54,7 +53,7 @@ def work(rank: int, port: int, script: str, arguments: list[str]) -> None:
 
 
 def main() -> None:
-    """Run the script once for each list of arguments."""
+    """Run the script with its arguments."""
     arguments = sys.argv[1:]
     if arguments[0] == "--fsdp2":
         use_fsdp2()
@@ -62,17 +61,10 @@ def main() -> None:
     script, *arguments = arguments
     sys.path.insert(0, str(Path(script).parent))
     runpy.run_path(script, run_name="imports")
-    runs = [[]]
-    for argument in arguments:
-        if argument == "--then":
-            runs.append([])
-        else:
-            runs[-1].append(argument)
-    for run in runs:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        start_processes(work, (port, script, run), nprocs=NUM_PROCESSES, start_method="fork")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    start_processes(work, (port, script, arguments), nprocs=NUM_PROCESSES, start_method="fork")
 
 
 if __name__ == "__main__":

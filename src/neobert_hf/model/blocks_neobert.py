@@ -79,7 +79,7 @@ class NeoBERTBlock(GradientCheckpointingLayer):
 
     def __init__(self, config: NeoBERTConfig, layer_idx: int):
         super().__init__()
-        self.num_heads, self.head_dim = config.num_attention_heads, config.head_dim
+        self.head_dim = config.head_dim  # tensor parallelism leaves a part of the heads in each process
         self.attention_norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=False)
         self.attention = NeoBERTAttention(config, layer_idx)
@@ -100,7 +100,7 @@ class NeoBERTBlock(GradientCheckpointingLayer):
         is_own = type(self.attention_norm) is type(self.ffn_norm) is RMSNorm and type(self.ffn) is SwiGLU
         if plan.kernels != "plain" and is_own and not is_hooked(*parts):
             return self.forward_fast(x_TD, rotary, plan, tokens_S)
-        qkv_TH3K = self.qkv(self.attention_norm(x_TD)).unflatten(-1, (self.num_heads, 3, self.head_dim))
+        qkv_TH3K = self.qkv(self.attention_norm(x_TD)).unflatten(-1, (-1, 3, self.head_dim))
         out_THK, weights = self.attention(*split_and_rotate(qkv_TH3K, rotary.table), plan)
         if tokens_S is not None:
             x_TD, out_THK = x_TD.index_select(0, tokens_S), out_THK.index_select(0, tokens_S)
@@ -111,7 +111,7 @@ class NeoBERTBlock(GradientCheckpointingLayer):
         """`forward` in fewer operations, for inference on a CPU (see kernels_neobert.py)."""
         kernels = plan.kernels
         qkv_TD = linear(self.qkv, rms_norm(x_TD, self.attention_norm), kernels)
-        qkv_TH3K = qkv_TD.view(-1, self.num_heads, 3, self.head_dim)
+        qkv_TH3K = qkv_TD.unflatten(-1, (-1, 3, self.head_dim))
         parts_THK = split_and_rotate_fast(qkv_TH3K, rotary.rotations, plan.backend == "cpu_tiled")
         out_THK, weights = self.attention(*parts_THK, plan)
         if tokens_S is not None:

@@ -49,6 +49,17 @@ def check_encoder_is_complete(model, missing: set[str], unexpected: set[str]) ->
             )
 
 
+def check_parallel_shape(model) -> None:
+    """Raise ValueError if the processes of tensor parallelism do not divide the heads or the feed-forward width."""
+    config, size = model.config, model.tp_size or 1
+    for name, number in (("num_attention_heads", config.num_attention_heads), ("swiglu_width", config.swiglu_width)):
+        if number % size:
+            raise ValueError(
+                f"{name}={number} is not divisible by the {size} processes of tensor parallelism; choose a number of processes "
+                "that divides it"
+            )
+
+
 def check_vocabulary(layers: dict[str, torch.nn.Module], vocab_size: int) -> None:
     """Raise ValueError if an embedding or a decoder has another number of tokens than the config.
 

@@ -165,6 +165,14 @@ class NeoBERTConfig(PretrainedConfig):
 
     model_type = "neobert"
     attribute_map = {"max_length": "max_position_embeddings"}
+    # Tensor parallelism: each process holds a part of the heads and of the feed-forward width. Embedding, norms and heads are
+    # whole in each process. The rows of qkv are grouped by head; w12 packs two matrices.
+    base_model_tp_plan = {
+        "transformer_encoder.*.qkv": "colwise",
+        "transformer_encoder.*.wo": "rowwise",
+        "transformer_encoder.*.ffn.w12": "packed_colwise",
+        "transformer_encoder.*.ffn.w3": "rowwise",
+    }
 
     def __init__(
         self,

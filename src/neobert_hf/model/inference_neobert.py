@@ -35,11 +35,13 @@ def inference_copy(model: nn.Module, int8: bool = False) -> nn.Module:
         The copy, of the same class, in evaluation mode.
 
     Raises:
-        ValueError: The model contains no NeoBERT or is not on a CPU; or no product would be int8, or torch has none here.
+        ValueError: The model contains no NeoBERT, is sharded or not on a CPU; no product would be int8, or torch has none here.
     """
     encoders = [module for module in model.modules() if hasattr(module, "is_inference_copy")]
     if not encoders:
         raise ValueError(f"{type(model).__name__} contains no NeoBERT; give a NeoBERT, or a model that contains one")
+    if any(type(tensor).__name__ == "DTensor" for tensor in model.parameters()):
+        raise ValueError("the weights are sharded over several processes; load the model without tensor parallelism")
     devices = {tensor.device.type for tensor in model.parameters()}
     if devices - {"cpu"}:
         raise ValueError(

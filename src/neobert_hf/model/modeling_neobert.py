@@ -39,6 +39,7 @@ from .blocks_neobert import NeoBERTBlock, RMSNorm, normalize
 from .checkpoint_neobert import (
     check_can_be_saved,
     check_encoder_is_complete,
+    check_parallel_shape,
     check_vocabulary,
     set_auto_map,
     warn_of_frozen_layers,
@@ -157,6 +158,7 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
             model, info = super().from_pretrained(
                 pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
             )
+        check_parallel_shape(model)
         check_encoder_is_complete(model, set(info["missing_keys"]), set(info["unexpected_keys"]))
         mismatched = [name if isinstance(name, str) else name[0] for name in info["mismatched_keys"]]  # also the shapes
         model.new_layers = frozenset(name.rpartition(".")[0] for name in [*info["missing_keys"], *mismatched])

@@ -151,6 +151,24 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
                 f"per_device_eval_batch_size={self.per_device_eval_batch_size} with {self.world_size} processes; give 1, and "
                 "choose the tokens of a row by row_tokens"
             )
+        if self.deepspeed_plugin is not None:
+            self._check_deepspeed(self.deepspeed_plugin.deepspeed_config)
+
+    def _check_deepspeed(self, config):
+        """Refuse a DeepSpeed config that would change the recipe, save no model, or train in each process alone."""
+        if found := [part for part in ("optimizer", "scheduler") if part in config]:
+            raise ValueError(f"the recipe sets {' and '.join(found)}; remove this from the DeepSpeed config")
+        zero = config["zero_optimization"]
+        if zero["stage"] == 3 and not zero.get("stage3_gather_16bit_weights_on_model_save"):
+            raise ValueError(
+                "ZeRO-3 would save no model; set zero3_save_16bit_model: true in the config of accelerate, or "
+                "stage3_gather_16bit_weights_on_model_save in that of DeepSpeed"
+            )
+        num_processes = int(os.environ.get("WORLD_SIZE", 1))
+        if self.world_size != num_processes:
+            raise ValueError(
+                f"DeepSpeed found no GPU for {num_processes} processes; give --use_cpu to train on the CPU"
+            )
 
     def _set_accumulation(self):
         if self.row_tokens < 1 or self.per_device_train_batch_size < 1:

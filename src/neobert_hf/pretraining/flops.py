@@ -1,6 +1,7 @@
 """Floating-point operations of a training step, and the peak rate of a device in matrix products."""
 
 import time
+from collections.abc import Iterable
 from functools import cache
 
 import torch
@@ -37,7 +38,13 @@ def training_flops(model: PreTrainedModel, num_tokens: int, num_masked: int, sum
 
 def _num_weights(module):
     """Number of weights in the linear layers of a module."""
-    return sum(layer.weight.numel() for layer in module.modules() if isinstance(layer, nn.Linear))
+    weights = [layer.weight for layer in module.modules() if isinstance(layer, nn.Linear)]
+    return num_elements(weights)
+
+
+def num_elements(parameters: Iterable[torch.Tensor]) -> int:
+    """Number of elements of whole parameters, also where ZeRO-3 leaves empty tensors in their place."""
+    return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in parameters)
 
 
 @cache

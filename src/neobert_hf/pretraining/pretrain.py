@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers.integrations import unset_hf_deepspeed_config
 
 from ..data.collators import PackedMLMCollator
 from ..data.files import saving
@@ -62,6 +63,7 @@ def _pretrain(data, training):
         tokenizer.add_special_tokens({"mask_token": "[MASK]", "pad_token": "[PAD]"})
 
     # Model, and the identity of the run
+    unset_hf_deepspeed_config()  # ZeRO-3 would draw other initial weights; it shards the model when the training starts
     if training.phase == 1:
         model = build_model(recipe, tokenizer, training.config_overrides)
     else:
@@ -154,6 +156,8 @@ def identity(
         "seed": training.seed,
         "precision": "bf16" if training.bf16 else "fp16" if training.fp16 else launched,
     }
+    if training.deepspeed_plugin is not None:  # its checkpoints hold the optimizer's state in files of their own
+        run["zero_stage"] = training.deepspeed_plugin.zero_stage
     if not data.streaming:
         run["long_documents"] = data.long_documents
     elif training.dataloader_num_workers:  # each packs documents of its own

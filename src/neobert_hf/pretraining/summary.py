@@ -12,6 +12,7 @@ from ..runs.cards import CardFacts, eval_results, training_facts
 from ..runs.folders import SUMMARY
 from ..runs.manifests import CHECKPOINTS_INTACT
 from .arguments import PretrainingArguments
+from .flops import num_elements
 
 
 def write_summary(trainer: Trainer, run: dict, held_out: dict) -> dict:
@@ -23,7 +24,7 @@ def write_summary(trainer: Trainer, run: dict, held_out: dict) -> dict:
     shares = [entry["model_flops_utilization"] for entry in log if "model_flops_utilization" in entry]
     summary = {
         **run,
-        "num_parameters": sum(p.numel() for p in trainer.accelerator.unwrap_model(trainer.model).parameters()),
+        "num_parameters": num_elements(trainer.accelerator.unwrap_model(trainer.model).parameters()),
         "steps": trainer.state.global_step,
         **{name: last[name] for name in names},
         **held_out,

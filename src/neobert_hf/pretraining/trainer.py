@@ -7,6 +7,7 @@ devices, precision, checkpoints and resume are Trainer's.
 import json
 import math
 import time
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset, SequentialSampler
 from transformers import TrainerCallback, TrainerState
+from transformers.integrations import unset_hf_deepspeed_config
 
 from ..data.files import saving, writing
 from ..runs.folders import last_complete_checkpoint
@@ -52,6 +54,13 @@ class PretrainingTrainer(CheckedCheckpoints):
         self._peak = self._last_log = None
         if self.is_fsdp_enabled:
             keep_float32(self.accelerator.state.fsdp_plugin)
+        if self.is_deepspeed_enabled:
+            # accelerate would set the same number, with a warning
+            self.accelerator.gradient_accumulation_steps = self.args.gradient_accumulation_steps
+            unset_hf_deepspeed_config()  # ZeRO-3 would shard other models that this process loads, such as the saved one
+            warnings.filterwarnings(
+                "ignore", "`torch.distributed", FutureWarning
+            )  # names in torch that DeepSpeed calls
         self.add_callback(LogWhereItEnds())
         if recipe.architecture != "neobert":
             self.compute_loss_func = masked_lm_loss
