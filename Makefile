@@ -33,9 +33,14 @@ test-compat: .venv/dev
 test-transformers: .venv/dev
 	$(BIN)/python -m pytest -q -o addopts= -W ignore -rsf tests/common_model_tests.py
 
-# Needs CUDA; uses the torch of PYTHON, not .venv.
+# Needs CUDA; uses the torch of PYTHON, not .venv. PYTHON needs: pip install -e ".[train,embed]" pytest
 test-gpu:
 	$(PYTHON) -m pytest -m gpu tests/test_gpu.py
+
+# For whoever has a GPU: test-gpu and all benchmarks, in at most 9 minutes (docs/gpu.md). DTYPE=float32 chooses another dtype.
+.PHONY: measure-gpu
+measure-gpu:
+	PYTHON="$(PYTHON)" benchmarks/gpu.sh
 
 # Random cases; tests/adversary/test_adversary.py has the options: ADVERSARY_SHARE=0.1 runs a tenth of them.
 test-adversary: export OMP_NUM_THREADS = 1
