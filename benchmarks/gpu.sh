@@ -6,13 +6,14 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
-BUDGET=${BUDGET:-520} # seconds for all stages
+BUDGET=${BUDGET:-500} # seconds for all stages
 export PYTHONPATH="src${PYTHONPATH:+:$PYTHONPATH}" HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1
 settings=$("$PYTHON" benchmarks/card.py) || exit 1
 read -r card dtype max_tokens batch train_batch <<<"$settings"
 export RESULTS=${RESULTS:-benchmarks/results/gpu/$card}
 mkdir -p "$RESULTS"
 lines=() failed=0
+trap 'exit 130' INT
 
 stage() { # NAME LIMIT SCRIPT ARGUMENTS...
     local name=$1 limit=$2 started=$SECONDS left=$((BUDGET - SECONDS)) status=0
@@ -22,7 +23,7 @@ stage() { # NAME LIMIT SCRIPT ARGUMENTS...
         return
     fi
     echo "== $name"
-    timeout --signal=INT --kill-after=10 $((limit < left ? limit : left)) "$PYTHON" "$@" 2>&1 | tee "$RESULTS/$name.log"
+    timeout --foreground --signal=INT --kill-after=10 $((limit < left ? limit : left)) "$PYTHON" "$@" 2>&1 | tee "$RESULTS/$name.log"
     status=${PIPESTATUS[0]}
     if ((status == 0)); then
         rm "$RESULTS/$name.log"
@@ -35,9 +36,9 @@ stage() { # NAME LIMIT SCRIPT ARGUMENTS...
 
 speed=(benchmarks/throughput.py --device cuda --dtype "$dtype" --max_tokens "$max_tokens" --num_rounds 3)
 stage tests 150 -m pytest -q -m gpu tests/test_gpu.py
-stage throughput 150 "${speed[@]}" --models ours published bert-base modernbert-base \
+stage throughput 210 "${speed[@]}" --models ours published bert-base modernbert-base \
     --lengths 16 512 1024 2048 4096 8192 --json "$RESULTS/throughput_$dtype.json"
-stage ragged 60 benchmarks/ragged.py --device cuda --dtype "$dtype" --batch "$batch" --train_batch "$train_batch" \
+stage ragged 75 benchmarks/ragged.py --device cuda --dtype "$dtype" --batch "$batch" --train_batch "$train_batch" \
     --num_rounds 3 --json "$RESULTS/ragged_$dtype.json"
 stage memory 90 benchmarks/memory.py --device cuda --dtype "$dtype" --models ours published --lengths 512 4096 \
     --batches 16 --max_tokens "$max_tokens" --train_batch "$train_batch" --json "$RESULTS/memory_$dtype.json"
