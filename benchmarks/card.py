@@ -8,13 +8,21 @@ row beside 5 GB for weights and optimizer, so 16 rows need 45 GB and 4 rows 15 G
 
 import os
 import re
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-import torch
-
 RESULTS = Path(__file__).parent / "results/gpu"
-PACKAGES = ("accelerate", "datasets", "matplotlib", "pytest", "sentence_transformers", "tabulate")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "datasets",
+    "matplotlib",
+    "pytest",
+    "sentence_transformers",
+    "tabulate",
+)
 LARGE, SMALL = (65_536, 256, 16), (8_192, 32, 4)  # from 39 GiB on, and below
 
 
@@ -25,6 +33,8 @@ def card_name(device_name: str) -> str:
 
 def results_folder() -> Path:
     """The folder for results of the GPU that is here: a result of one card never replaces that of another."""
+    import torch
+
     return Path(os.environ.get("RESULTS") or RESULTS / card_name(torch.cuda.get_device_name()))
 
 
@@ -34,14 +44,17 @@ def main():
     Raises:
         SystemExit: There is no GPU, a package is missing, or DTYPE is unknown.
     """
+    if missing := [name for name in PACKAGES if find_spec(name) is None]:
+        raise SystemExit(f'{", ".join(missing)}: missing in {sys.executable}; pip install -e ".[train,embed]" pytest')
+    import torch
+
     if not torch.cuda.is_available():
         build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a build without CUDA"
         raise SystemExit(
             f"No GPU: torch {torch.__version__}, {build}, finds none. On Colab choose Runtime, Change runtime type, T4 GPU; "
             "elsewhere check nvidia-smi, and give a Python that has a CUDA build of torch: make measure-gpu PYTHON=..."
         )
-    if missing := [name for name in PACKAGES if find_spec(name) is None]:
-        raise SystemExit(f'{", ".join(missing)} is missing; pip install -e ".[train,embed]" pytest')
+
     from neobert_hf import best_dtype
 
     dtype = os.environ.get("DTYPE") or str(best_dtype("cuda")).removeprefix("torch.")
