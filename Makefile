@@ -8,7 +8,7 @@ CUDA_PIP := .venv-cuda/bin/pip install --quiet --disable-pip-version-check --no-
 COMPAT_VERSIONS := 4.57.6 5.0.0 5.17.0 5.23.0
 export HF_HUB_OFFLINE = 1
 
-.PHONY: demo test test-avx2 test-compat test-transformers test-gpu rehearse-gpu test-adversary test-runtimes docs lint clean
+.PHONY: demo test test-avx2 test-compat test-transformers test-gpu measure-gpu rehearse-gpu test-adversary test-runtimes docs lint clean
 
 # Other questions: make demo QUESTIONS='"open a socket"'; make demo QUESTIONS= asks for them. The shell runs what is given here.
 QUESTIONS ?= "read a file line by line" "run a function after some seconds" "join the parts of a path"
@@ -35,13 +35,17 @@ test-compat: .venv/dev
 test-transformers: .venv/dev
 	$(BIN)/python -m pytest -q -o addopts= -W ignore -rsf tests/common_model_tests.py
 
-# Needs CUDA; uses the torch of PYTHON, not .venv.
+# Needs CUDA; uses the torch of PYTHON, not .venv. PYTHON needs: pip install -e ".[train,embed]" pytest
 test-gpu:
 	$(PYTHON) -m pytest -m gpu tests/test_gpu.py
 
 # What can be known of CUDA without a GPU: fake tensors, Triton's interpreter, the sources of other packages.
 rehearse-gpu: .venv-cuda/installed
 	.venv-cuda/bin/python -m pytest -m rehearsal tests/rehearsal
+
+# For whoever has a GPU: test-gpu and all benchmarks, in at most 9 minutes (docs/gpu.md). DTYPE=float32 chooses another dtype.
+measure-gpu:
+	PYTHON="$(PYTHON)" benchmarks/gpu.sh
 
 # Random cases; tests/adversary/test_adversary.py has the options: ADVERSARY_SHARE=0.1 runs a tenth of them.
 test-adversary: export OMP_NUM_THREADS = 1

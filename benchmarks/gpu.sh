@@ -1,18 +1,50 @@
 #!/usr/bin/env bash
-# All benchmarks on a GPU, in less than 9 minutes; writes benchmarks/results/*_gpu*.json.
-#   PYTHON=python3 benchmarks/gpu.sh        (a Python with a CUDA build of torch, transformers, accelerate, datasets, tabulate)
-set -euo pipefail
+# Tests and benchmarks on one GPU, in at most 9 minutes: `make measure-gpu`. Results: benchmarks/results/gpu/CARD/*.json.
+#   PYTHON=python3 benchmarks/gpu.sh     a Python with a CUDA build of torch, after: pip install -e ".[train,embed]" pytest
+#   DTYPE=float32 benchmarks/gpu.sh      another dtype than best_dtype("cuda")
+# Each stage has a limit in seconds. A stage that fails leaves its output in STAGE.log, and the next one runs.
+set -uo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
-RESULTS=${RESULTS:-benchmarks/results}
-export PYTHONPATH="src${PYTHONPATH:+:$PYTHONPATH}" HF_HUB_OFFLINE=1
+BUDGET=${BUDGET:-500} # seconds for all stages
+export PYTHONPATH="src${PYTHONPATH:+:$PYTHONPATH}" HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1
+export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0} # with several GPUs, Trainer would distribute the rows of a test
+settings=$("$PYTHON" benchmarks/card.py) || exit 1
+read -r card dtype max_tokens batch train_batch <<<"$settings"
+export RESULTS=${RESULTS:-benchmarks/results/gpu/$card}
 mkdir -p "$RESULTS"
-timeout 240 "$PYTHON" benchmarks/throughput.py --device cuda --dtype bfloat16 --max_tokens 131072 \
-    --models ours published bert-base modernbert-base --lengths 512 1024 2048 4096 8192 \
-    --json "$RESULTS/throughput_gpu_bfloat16.json"
-timeout 120 "$PYTHON" benchmarks/throughput.py --device cuda --dtype bfloat16 --max_tokens 131072 --num_rounds 3 \
-    --models ours ours-compiled --lengths 512 4096 --json "$RESULTS/throughput_gpu_bfloat16_compiled.json"
-timeout 90 "$PYTHON" benchmarks/ragged.py --device cuda --batch 256 --train_batch 64 \
-    --json "$RESULTS/ragged_gpu_bfloat16.json"
-timeout 90 "$PYTHON" benchmarks/memory.py --device cuda --models ours published --lengths 512 4096 --batches 1 16 \
-    --max_tokens 65536 --train_batch 32 --json "$RESULTS/memory_gpu.json"
+lines=() failed=0
+trap 'exit 130' INT
+
+stage() { # NAME LIMIT SCRIPT ARGUMENTS...
+    local name=$1 limit=$2 started=$SECONDS left=$((BUDGET - SECONDS)) status=0
+    shift 2
+    if ((left < 20)); then
+        lines+=("$name: not run, no time left") failed=1
+        return
+    fi
+    echo "== $name"
+    timeout --foreground --signal=INT --kill-after=10 $((limit < left ? limit : left)) "$PYTHON" "$@" 2>&1 | tee "$RESULTS/$name.log"
+    status=${PIPESTATUS[0]}
+    if ((status == 0)); then
+        rm "$RESULTS/$name.log"
+        lines+=("$name: done in $((SECONDS - started)) s")
+    else
+        ((status == 124 || status == 137)) && status="time limit"
+        lines+=("$name: FAILED ($status) after $((SECONDS - started)) s, see $RESULTS/$name.log") failed=1
+    fi
+}
+
+speed=(benchmarks/throughput.py --device cuda --dtype "$dtype" --max_tokens "$max_tokens" --num_rounds 3)
+stage tests 150 -m pytest -q -m gpu tests/test_gpu.py
+stage throughput 210 "${speed[@]}" --models ours published bert-base modernbert-base \
+    --lengths 16 512 1024 2048 4096 8192 --json "$RESULTS/throughput_$dtype.json"
+stage ragged 75 benchmarks/ragged.py --device cuda --dtype "$dtype" --batch "$batch" --train_batch "$train_batch" \
+    --num_rounds 3 --json "$RESULTS/ragged_$dtype.json"
+stage memory 90 benchmarks/memory.py --device cuda --dtype "$dtype" --models ours published --lengths 512 4096 \
+    --batches 16 --max_tokens "$max_tokens" --train_batch "$train_batch" --json "$RESULTS/memory_$dtype.json"
+stage compiled 240 "${speed[@]}" --models ours ours-compiled --lengths 512 4096 \
+    --json "$RESULTS/throughput_compiled_$dtype.json"
+"$PYTHON" benchmarks/roofline.py --measured "$RESULTS" || failed=1
+printf '%s\n' "" "${lines[@]}" "results: $RESULTS"
+exit $failed

@@ -43,19 +43,26 @@ def peak_of(run, device: str) -> tuple[float, float]:
 
 
 def measure(case: dict, arguments) -> dict:
-    """Build the model of a case and run it, in a new process."""
+    """The row of a case, measured in a new process; without figures if it needs more memory than the GPU has."""
+    try:
+        peak, above = measure_peak(case, arguments)
+    except torch.cuda.OutOfMemoryError:
+        peak = above = None
+    return {**case, "peak_mb": peak, "above_model_mb": above}
+
+
+def measure_peak(case: dict, arguments) -> tuple[float, float]:
+    """Build the model of a case and run it; the result of `peak_of`."""
     dtype, device, name = DTYPES[arguments.dtype], arguments.device, case["model"]
     if case["what"] == "inference":
         model = build(name, dtype, device, case["length"], arguments.num_layers)
         ids = torch.randint(5, 30_000, (case["batch"], case["length"])).to(device)
         with torch.inference_mode():
-            peak, above = peak_of(lambda: model(ids, attention_mask=torch.ones_like(ids)), device)
-    else:
-        lengths = log_normal_lengths(case["batch"], case["length"], torch.Generator().manual_seed(0))
-        examples = [{"input_ids": torch.randint(105, 30_000, (length,)).tolist()} for length in lengths]
-        step = training_step(name, examples, case["length"], arguments)
-        peak, above = peak_of(lambda: [step(), step()], device)  # the second step has the optimizer's state
-    return {**case, "peak_mb": peak, "above_model_mb": above}
+            return peak_of(lambda: model(ids, attention_mask=torch.ones_like(ids)), device)
+    lengths = log_normal_lengths(case["batch"], case["length"], torch.Generator().manual_seed(0))
+    examples = [{"input_ids": torch.randint(105, 30_000, (length,)).tolist()} for length in lengths]
+    step = training_step(name, examples, case["length"], arguments)
+    return peak_of(lambda: [step(), step()], device)  # the second step has the optimizer's state
 
 
 def main():
@@ -87,7 +94,7 @@ def main():
         rows.append(in_new_process(measure, case, arguments))
         same = {key: value for key, value in case.items() if key != "model"}
         ours = next((row for row in rows if row["model"] == "ours" and same.items() <= row.items()), None)
-        if ours:
+        if ours and ours["peak_mb"] and rows[-1]["peak_mb"]:
             rows[-1]["ours_over_it"] = ours["peak_mb"] / rows[-1]["peak_mb"]
     finish("memory", rows, arguments)
 

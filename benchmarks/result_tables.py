@@ -72,10 +72,17 @@ COLUMNS = {
     "p50_ms": ("half within, ms", ",.0f"),
     "p99_ms": ("99 % within, ms", ",.0f"),
     "compared_with": ("that of", ""),
+    "expected": ("expected", ",.0f"),
+    "share_of_expected": ("of it", ".2f"),
     "products": ("mini model", ""),
     "cosine": ("cosine with float32", ".4f"),
     "smallest cosine": ("smallest", ".4f"),
 }
+
+
+def name_of(file: Path) -> str:
+    """The name of a result by its table: the path below the folder of results, where gpu/CARD holds those of other cards."""
+    return file.relative_to(RESULTS).with_suffix("").as_posix()
 
 
 def read(name: str) -> dict:
@@ -237,7 +244,48 @@ def runtimes(result: dict) -> str:
     return f"{table}\n\n{note}. {spread(result)[:-1]}{versions}."
 
 
-SPECIAL = (throughput, cpu_kernels, contextual_speed, corpus_cipher, embeddings, few_examples, packing_plan, runtimes)
+def roofline(result: dict) -> str:
+    """Expected tokens/s of each card, and the model of roofline.py beside the measured H200."""
+    lengths = lengths_of(result)
+
+    def rounded(value):
+        return f"{float(f'{value:.2g}'):,.0f}"  # the model is no better than that
+
+    rows = []
+    for card in dict.fromkeys(row["card"] for row in result["rows"]):
+        found = [row for row in result["rows"] if row["card"] == card]
+        ranges = [f"{rounded(row['ours'])} to {rounded(row['ours-compiled'])}" for row in found]
+        rows.append([f"{card}, {found[0]['dtype']}: as loaded to compiled", *ranges])
+        rows.append(["wrong if below, as loaded", *(rounded(row["ours"] * row["wrong_below"]) for row in found)])
+        rows.append(["matrix products alone", *(rounded(row["ceiling"]) for row in found)])
+    heads = [f"{length:,}" for length in lengths]
+    table = grid(rows, ["expected tokens/s by length", *heads])
+    cells = {(row["model"], row["length"]): row for row in result["check"]}
+    rows = []
+    for model in dict.fromkeys(row["model"] for row in result["check"]):
+        measured = [cells.get((model, length)) for length in lengths]
+        cell = "{tokens_per_s:,.0f} ({share_of_expected:.2f})"
+        rows.append([NAMES[model], *(cell.format(**row) if row else "" for row in measured)])
+    check = grid(rows, ["measured on the H200 (over expected)", *heads])
+    products, memory = (f"{result['factors'][name]:.0%}" for name in ("products", "memory"))
+    note = f"Fitted on the H200 at 512 tokens: products reach {products} of the peak, memory {memory} of the bandwidth."
+    for dtype, count in result["launches"].items():
+        lowest, highest = result["one_text_ms"][dtype]
+        note += f" One text of 16 to 512 tokens, {dtype}: {count} kernel launches, {lowest} to {highest} ms."
+    return f"{table}\n\n{check}\n\n{note}"
+
+
+SPECIAL = (
+    throughput,
+    cpu_kernels,
+    contextual_speed,
+    corpus_cipher,
+    embeddings,
+    few_examples,
+    packing_plan,
+    roofline,
+    runtimes,
+)
 # other results are a list of rows
 RENDER = {function.__name__: function for function in SPECIAL} | {"evaluation": evaluation_report}
 
@@ -337,8 +385,8 @@ def draw() -> None:
 
 def main() -> None:
     """Write all tables and the figure."""
-    for file in RESULTS.glob("*.md"):
-        file.write_text(render(read(file.stem)) + "\n", "utf-8")
+    for file in RESULTS.rglob("*.md"):
+        file.write_text(render(read(name_of(file))) + "\n", "utf-8")
     for page in BLOCKS:
         (ROOT / page).write_text(with_block(page), "utf-8")
     draw()

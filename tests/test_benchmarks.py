@@ -37,6 +37,7 @@ OPTIONS = {
     "adapting": "--package tqdm --vocab_size 300 --num_held_out 4 --num_steps 1 --eval_steps 1 --tokens_per_step 256",
     "few_examples": "--models mini --sizes 2 --seeds 0 --num_test 4 --steps 1 --epochs 1",
     "drop_in": f"--versions {transformers.__version__}",
+    "roofline": "",
     "runtimes": f"--folder files --model {MINI_MODEL_PATH} --num_rounds 1 "
     f"--num_threads {torch.get_num_threads()} --paths sdpa packed copy-int8 exported onnx onnx-int8",
     "embeddings": "--packages tqdm --num_pairs 4 --max_lengths 16 --num_rounds 1 --stsb glue",
@@ -71,7 +72,7 @@ def test_the_ratio_is_the_median_over_the_ratios_of_the_rounds():
     assert median_ratio([2, 40, 2], [1, 20, 1]) == 2
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "benchmarks/results").glob("*.json")), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", sorted((ROOT / "benchmarks/results").rglob("*.json")), ids=lambda file: file.stem)
 def test_a_result_names_no_folder_of_a_machine(file):
     assert not re.search(r"(?<![\w.])/(?:tmp|home|root|work|Users)/", file.read_text("utf-8"))
 

@@ -1,6 +1,6 @@
-"""Every installed attention backend on CUDA against the float64 oracle; writes tests/gpu_report.json.
+"""Every installed attention backend on CUDA against the float64 oracle; writes benchmarks/results/gpu/CARD/report.json.
 
-Run it with `make test-gpu`.
+Run it with `make test-gpu`. It needs `pip install -e ".[train,embed]" pytest`; datatrove may be missing.
 """
 
 import importlib.metadata
@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from card import results_folder
 from conftest import SENTENCE, packed_rows
 from oracle import CONFIG, Oracle, random_weights, write_checkpoint
-from pretraining_runs import QUIET, SIZES
 from safetensors.torch import load_file
 from torch._dynamo.utils import counters
 from transformers import AutoModelForMaskedLM, set_seed
 
-from neobert_hf import MINI_MODEL_PATH, NeoBERTConfig, NeoBERTForMaskedLM, PackedMLMCollator
+from neobert_hf import MINI_MODEL_PATH, NeoBERTConfig, NeoBERTForMaskedLM, PackedMLMCollator, best_dtype
 from neobert_hf.embeddings.models import open_embedding_model
 from neobert_hf.model.backends_neobert import Situation, choose_backend
 from neobert_hf.pretraining.arguments import PretrainingArguments
@@ -29,7 +29,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA; run make test-gpu on a machine with a GPU"),
 ]
 
-REPORT = Path(__file__).with_name("gpu_report.json")
 FLOAT32, HALF = (torch.float32,), (torch.float16, torch.bfloat16)
 BACKENDS = {
     "auto": FLOAT32 + HALF,
@@ -46,7 +45,7 @@ CASES = [(backend, dtype) for backend, dtypes in BACKENDS.items() for dtype in d
 
 
 def versions():
-    names = ("torch", "transformers", "triton", "xformers", "flash-attn")
+    names = ("torch", "transformers", "triton", "xformers", "flash-attn", "flash-attn-3", "flash-attn-4")
     found = {}
     for name in names:
         try:
@@ -62,19 +61,29 @@ def report():
     rows = []
     yield rows
     content = {"device": torch.cuda.get_device_name(), "versions": versions(), "errors": rows}
-    REPORT.write_text(json.dumps(content, indent=2) + "\n")
+    folder = results_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "report.json").write_text(json.dumps(content, indent=2) + "\n")
 
 
 def relative_error(actual, wanted):
     return ((actual.double().cpu() - wanted).norm() / wanted.norm()).item()
 
 
+def skip_emulated(dtype):
+    """GPUs before Ampere emulate bf16, some kernels do not compile for it, and `best_dtype` is float16."""
+    capability = torch.cuda.get_device_capability()
+    if dtype == torch.bfloat16 and capability < (8, 0):
+        pytest.skip(f"bfloat16 needs a GPU of capability 8.0; this one has {'.'.join(map(str, capability))}")
+
+
 def load(folder, backend, dtype):
+    skip_emulated(dtype)
     try:
         choose_backend(backend, Situation(torch.device("cuda", 0), dtype, 64, is_packed=backend != "eager"))
-        return AutoModelForMaskedLM.from_pretrained(folder, attn_implementation=backend, dtype=dtype).cuda()
     except (ImportError, ValueError) as error:
         pytest.skip(f"{backend} does not run here: {error}")
+    return AutoModelForMaskedLM.from_pretrained(folder, attn_implementation=backend, dtype=dtype).cuda()
 
 
 @pytest.fixture
@@ -136,7 +145,7 @@ def _concatenate(oracle, ids, bounds):
 
 def test_from_the_first_block_on_the_host_never_waits_for_the_gpu(wide_checkpoint, inputs):
     """With synchronisation forbidden from the first block on, a forward still runs."""
-    model = load(wide_checkpoint[2], "auto", torch.bfloat16)
+    model = load(wide_checkpoint[2], "auto", best_dtype("cuda"))
     packed, _ = inputs
     model(**packed)  # the first call may synchronise to set up kernels
     blocks = model.model.transformer_encoder
@@ -204,6 +213,7 @@ def test_the_golden_checkpoint_agrees_on_the_gpu(backend):
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03)])
 def test_embeddings_of_the_gpu_equal_those_of_the_cpu(dtype, bound):
     """bf16 has eight bits; 0.03 is three times the error of bf16 on a CPU."""
+    skip_emulated(dtype)
     texts = [SENTENCE[: 5 * length] for length in (1, 3, 20, 7, 60)]
     options = {"normalize_embeddings": True, "batch_size": 2}
     wanted = open_embedding_model(MINI_MODEL_PATH, device="cpu").encode(texts, **options)
@@ -218,8 +228,12 @@ def test_a_training_on_the_gpu_follows_that_of_the_cpu(tokenizer, tmp_path):
     documents = [[tokenizer.cls_token_id, *tokens[: 3 + i % 20], tokenizer.sep_token_id] for i in range(400)]
     curves = []
     for use_cpu in (True, False):
-        options = dict(output_dir=str(tmp_path), save_strategy="no", tokens_per_step=512, bf16=False, tf32=False)
-        args = PretrainingArguments(**{**SIZES, **QUIET, **options, "max_steps": 10, "use_cpu": use_cpu})
+        options = dict(
+            output_dir=str(tmp_path), save_strategy="no", bf16=False, tf32=False, max_steps=10, logging_steps=1
+        )
+        options |= dict(max_length=32, row_tokens=64, tokens_per_step=512, warmup_steps=2, learning_rate=3e-3)
+        options |= dict(report_to="none", disable_tqdm=True)
+        args = PretrainingArguments(**options, use_cpu=use_cpu)
         set_seed(0)
         config = NeoBERTConfig(**{**CONFIG, "vocab_size": len(tokenizer), "sparse_prediction": True})
         rows = packed_rows(

@@ -119,13 +119,13 @@ def test_the_flags_of_the_commands_exist(command):
     assert not missing
 
 
-STORED = sorted(result_tables.RESULTS.glob("*.md"))
+STORED = sorted(result_tables.RESULTS.rglob("*.md"))
 
 
 @pytest.mark.parametrize("file", STORED, ids=lambda file: file.stem)
 def test_a_table_shows_the_stored_result(file):
     """If it fails: python benchmarks/result_tables.py."""
-    assert file.read_text("utf-8") == result_tables.render(result_tables.read(file.stem)) + "\n"
+    assert file.read_text("utf-8") == result_tables.render(result_tables.read(result_tables.name_of(file))) + "\n"
 
 
 @pytest.mark.parametrize("page", result_tables.BLOCKS)
@@ -138,9 +138,10 @@ def test_the_figure_shows_the_stored_results():
 
 
 def test_every_stored_table_is_on_a_page():
-    """A page includes it as it is, so the figures of pages are those of the results."""
+    """A page includes it as it is, so the figures of pages are those of the results. Those of sent GPUs are on no page yet."""
     included = re.findall(r"```\{include\} \.\./benchmarks/results/(.+)\.md", "".join(map(Path.read_text, PAGES)))
-    assert set(included) == {file.stem for file in STORED}
+    tables = {result_tables.name_of(file) for file in STORED}
+    assert set(included) <= tables and {name for name in tables if not name.startswith("gpu/")} <= set(included)
 
 
 def test_the_tables_of_loading_name_every_auto_class_and_every_backend():
