@@ -63,6 +63,7 @@ def pytest_runtest_call(item):
     torch.manual_seed(0)
 
 
+@pytest.hookimpl(optionalhook=True)  # .venv-cuda has no xdist
 def pytest_xdist_auto_num_workers(config):
     """One worker per core, fewer if memory is not sufficient."""
     import psutil

@@ -243,8 +243,9 @@ def _packed_layout(shape, device, position_ids, cu_seq_lens, max_length, lengths
         position_ids = position_ids.reshape(-1)
         position_ids = position_ids if indices is None else position_ids[indices]
     else:
-        tokens = torch.arange(shape[0] * shape[1], device=device)
-        position_ids = tokens - cu_seq_lens[sequence_of_each_token(cu_seq_lens, len(tokens))].long()
+        num_tokens = shape[0] * shape[1]  # len() of a tensor would make it a constant of an exported graph
+        tokens = torch.arange(num_tokens, device=device)
+        position_ids = tokens - cu_seq_lens[sequence_of_each_token(cu_seq_lens, num_tokens)].long()
     return SequenceLayout(
         shape=shape,
         position_ids=position_ids,
