@@ -88,7 +88,10 @@ def test_deepspeed_follows_the_curve_of_one_process_also_after_a_kill(corpus, al
     [
         ({"zero_optimization": {"stage": 3}}, "ZeRO-3 would save no model; set zero3_save_16bit_model: true"),
         ({"optimizer": {"type": "AdamW"}}, "the recipe sets optimizer; remove this from the DeepSpeed config"),
-        ({"gradient_accumulation_steps": 7}, "gradient_accumulation_steps=7 vs hf gradient_accumulation_steps=2"),
+        (
+            {"gradient_accumulation_steps": 7},
+            "gradient_accumulation_steps=7 in the DeepSpeed config, but the run requires 2",
+        ),
     ],
     ids=["saves nothing", "optimizer", "accumulation"],
 )
