@@ -25,6 +25,7 @@ test-avx2: export NEOBERT_CPU_BF16 = 0
 test-avx2: .venv/dev
 	$(PYTEST) tests/model/test_kernels_neobert.py tests/model/test_inference_neobert.py tests/model/test_machine_neobert.py tests/test_pages.py
 
+# make test-compat COMPAT_VERSIONS=lowest tests the lower bounds of pyproject.toml, COMPAT_VERSIONS=newest the newest packages.
 # With the oldest torch: make test-compat COMPAT_TORCH=2.6.0. Its Linux build contains CUDA: 2.9 GB to download, 5.2 GB on disk.
 test-compat: .venv/dev
 	for version in $(COMPAT_VERSIONS); do $(BIN)/python tests/compat.py $$version $(COMPAT_TORCH) || exit 1; done

@@ -237,7 +237,22 @@ def runtimes(result: dict) -> str:
     return f"{table}\n\n{note}. {spread(result)[:-1]}{versions}."
 
 
-SPECIAL = (throughput, cpu_kernels, contextual_speed, corpus_cipher, embeddings, few_examples, packing_plan, runtimes)
+def versions(result: dict) -> str:
+    """Versions, and how many of the tests passed with them."""
+    return tabulate(result["rows"], headers="keys", tablefmt="github", disable_numparse=True)
+
+
+SPECIAL = (
+    throughput,
+    cpu_kernels,
+    contextual_speed,
+    corpus_cipher,
+    embeddings,
+    few_examples,
+    packing_plan,
+    runtimes,
+    versions,
+)
 # other results are a list of rows
 RENDER = {function.__name__: function for function in SPECIAL} | {"evaluation": evaluation_report}
 
