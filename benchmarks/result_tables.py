@@ -244,7 +244,6 @@ def runtimes(result: dict) -> str:
     return f"{table}\n\n{note}. {spread(result)[:-1]}{versions}."
 
 
-<<<<<<< HEAD
 def roofline(result: dict) -> str:
     """Expected tokens/s of each card, and the model of roofline.py beside the measured H200."""
     lengths = lengths_of(result)
@@ -274,11 +273,11 @@ def roofline(result: dict) -> str:
         lowest, highest = result["one_text_ms"][dtype]
         note += f" One text of 16 to 512 tokens, {dtype}: {count} kernel launches, {lowest} to {highest} ms."
     return f"{table}\n\n{check}\n\n{note}"
-=======
+
+
 def versions(result: dict) -> str:
     """Versions, and how many of the tests passed with them."""
     return tabulate(result["rows"], headers="keys", tablefmt="github", disable_numparse=True)
->>>>>>> wt-n
 
 
 SPECIAL = (
@@ -289,13 +288,9 @@ SPECIAL = (
     embeddings,
     few_examples,
     packing_plan,
-<<<<<<< HEAD
     roofline,
     runtimes,
-=======
-    runtimes,
     versions,
->>>>>>> wt-n
 )
 # other results are a list of rows
 RENDER = {function.__name__: function for function in SPECIAL} | {"evaluation": evaluation_report}
