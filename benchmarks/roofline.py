@@ -40,8 +40,9 @@ class Card(NamedTuple):
     wrong_below: float  # share of the expected figure
 
 
-# By the name that torch gives. Peaks: NVIDIA's data sheets of T4, A100, H100 and H200. Products of the T4: NVIDIA's developer
-# forum, 264462: 24 TFLOP/s, the power limit of 70 W holds the clock down. Attention: FlashAttention (T4, as kernels of its kind)
+# By the name that torch gives. Peaks: NVIDIA's data sheets of T4, A100, H100 and H200; those of the last two give 1,979 TFLOP/s
+# with sparsity, twice the dense rate. Products of the T4: forums.developer.nvidia.com/t/about-gpu-peak-performance/264462 has
+# 24 TFLOP/s, because the power limit of 70 W holds the clock down. Attention: FlashAttention (T4, as kernels of its kind)
 # 25 % and FlashAttention-2 50 % of an A100's peak (arXiv 2307.08691, the lower ends), FlashAttention-2 35 % of an H100's
 # (arXiv 2407.08608). FlashAttention-3 is faster.
 CARDS = {

@@ -24,17 +24,8 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks/results/versions.json"
 SHOWN = ["torch", "transformers", "tokenizers", "sentence-transformers", "datasets", "accelerate", "peft"]
-TOOLS = [
-    "fastapi",
-    "httpx",
-    "hypothesis",
-    "jupytext",
-    "markdown-it-py",
-    "pytest",
-    "pytest-timeout",
-    "pytest-xdist",
-    "uvicorn",
-]
+TOOLS = ["fastapi", "httpx", "hypothesis", "jupytext", "markdown-it-py", "pytest", "pytest-timeout", "pytest-xdist"]
+TOOLS += ["uvicorn"]
 DESCRIBE = f"""
 import importlib.metadata, json, platform
 found = {{package.name.lower(): package.version for package in reversed(list(importlib.metadata.distributions()))}}
@@ -61,12 +52,8 @@ def environment(version: str, torch: str | None = None) -> Path:
             install(python, "-e", f"{ROOT}[test]")
         else:
             share(folder, [*([install_torch(torch, python)] if torch else []), sysconfig.get_paths()["purelib"]])
-            free = (
-                "transformers",
-                "tokenizers",
-                "huggingface_hub",
-                "datasets",
-            )  # their versions depend on transformers
+            # the versions of these depend on transformers
+            free = ("transformers", "tokenizers", "huggingface_hub", "datasets")
             lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
             constraints.write_text("\n".join(line for line in lines if not line.startswith(free)))
             # Trainer imports datasets; newer ones need the huggingface_hub of transformers 5
@@ -125,6 +112,7 @@ def main(version: str, torch: str | None = None) -> int:
     if any(not found[name].startswith(value) for name, value in wanted.items()):
         sys.exit(f"found {found}, expected {wanted}; remove .venv-compat and run again")
     report = ROOT / ".venv-compat/report.xml"
+    report.unlink(missing_ok=True)  # that of another version, if this run ends before it writes its own
     tests = ["-n", "auto", "--dist", "worksteal", "-m", "compat and not gpu", f"--junitxml={report}", "tests"]
     status = subprocess.run([python, "-m", "pytest", "-q", *tests], cwd=ROOT).returncode
     record({"tests": "core"} | found, report)

@@ -168,7 +168,7 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
                     f"{name}={config[name]} in the DeepSpeed config, but the run requires {value}; set it to auto"
                 )
         zero = config["zero_optimization"]
-        if zero["stage"] == 3 and not zero.get("stage3_gather_16bit_weights_on_model_save"):
+        if zero.get("stage") == 3 and not zero.get("stage3_gather_16bit_weights_on_model_save"):
             raise ValueError(
                 "ZeRO-3 would save no model; set zero3_save_16bit_model: true in the config of accelerate, or "
                 "stage3_gather_16bit_weights_on_model_save in that of DeepSpeed"
