@@ -305,7 +305,7 @@ def render(result: dict) -> str:
 
 # What each implementation does. The published code: revision 5424c8e of chandar-lab/NeoBERT. ModernBERT: transformers 5.23.
 FEATURES = [
-    ["transformers", "4.x; NaN on 5.x", "4.48 or newer", "4.57 to 5.23"],
+    ["transformers", "4.x; NaN on 5.x", "4.48 or newer", "4.57 to 5.24"],
     ["runs on a CPU", "no, requires xformers", "yes", "yes"],
     ["computes nothing on padding", "no", "in FlashAttention only", "yes, on every device"],
     ["packed documents kept apart", "on CUDA", "with FlashAttention", "yes, on every device"],

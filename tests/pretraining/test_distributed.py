@@ -27,7 +27,7 @@ from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.model import blocks_neobert
 from neobert_hf.model.rotary_neobert import Rotary, split_and_rotate
 from neobert_hf.pretraining.trainer import keep_float32
-from neobert_hf.runs.folders import last_complete_checkpoint, lock_run
+from neobert_hf.runs.folders import lock_run
 
 OPTIONS = dict(max_steps=20, save_steps=10)
 CONFIGS = killed_pretraining.EXAMPLE.parent / "accelerate"
@@ -74,10 +74,8 @@ def check_two_processes(kind, alone, corpus, folder):
     assert sorted(two) == sorted(one) == list(range(1, 21))
     assert max(abs(two[step] - one[step]) for step in one) < 1e-4
     assert losses_of(killed) == two
-    files = whole, killed, last_complete_checkpoint(whole, exactly=False)
-    weights = [load_file(path / "model.safetensors") for path in files if (path / "model.safetensors").exists()]
-    for others in weights[1:]:
-        assert all(torch.equal(weights[0][name], tensor) for name, tensor in others.items())
+    weights, resumed = (load_file(path / "model.safetensors") for path in (whole, killed))
+    assert all(torch.equal(weights[name], tensor) for name, tensor in resumed.items())
     folders = alone[0], whole
     summaries = [json.loads((path / "training_summary.json").read_text()) for path in folders]
     assert [summary["devices"] for summary in summaries] == [1, 2]
@@ -102,20 +100,14 @@ def test_two_processes_follow_the_curve_of_one_process_also_after_a_kill(corpus,
 
 @pytest.mark.runtime
 @needs_deepspeed
-@pytest.mark.parametrize("stage", ZERO)
+@pytest.mark.parametrize("stage", ZERO, ids="ZeRO-{}".format)
 def test_deepspeed_follows_the_curve_of_one_process_also_after_a_kill(corpus, alone, tmp_path, stage):
     """The whole run by our config of accelerate, without a warning; the others by a config of DeepSpeed, which shards all."""
-    words = [
-        sys.executable,
-        "-m",
-        "accelerate.commands.launch",
-        "--config_file",
-        CONFIGS / f"deepspeed_zero{stage}.yaml",
-    ]
-    words += ["--num_processes", 2, "--main_process_port", 0, "--mixed_precision", "no", pretrain_mlm.__file__]
-    words += command(corpus, tmp_path / "whole", **OPTIONS)
+    options = ["--num_processes", "2", "--main_process_port", "0", "--mixed_precision", "no", "--config_file"]
+    words = [sys.executable, "-m", "accelerate.commands.launch", *options, CONFIGS / f"deepspeed_zero{stage}.yaml"]
+    words += [pretrain_mlm.__file__, *command(corpus, tmp_path / "whole", **OPTIONS)]
     environment = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(list(map(str, words)), env=environment, capture_output=True, text=True)
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     assert "Warning" not in done.stderr and "mismatch" not in done.stderr, done.stderr[-4000:]
     check_two_processes({"zero_optimization": ZERO[stage]}, alone, corpus, tmp_path)
