@@ -25,7 +25,8 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks/results/versions.json"
 SHOWN = ["torch", "transformers", "tokenizers", "sentence-transformers", "datasets", "accelerate", "peft"]
-TOOLS = "fastapi httpx hypothesis jupytext markdown-it-py pytest pytest-timeout pytest-xdist uvicorn".split()
+TESTING = ["fastapi", "httpx", "hypothesis", "jupytext", "markdown-it-py", "uvicorn"]
+TESTING += ["pytest", "pytest-timeout", "pytest-xdist"]
 DESCRIBE = f"""
 import importlib.metadata, json, platform
 found = {{package.name.lower(): package.version for package in reversed(list(importlib.metadata.distributions()))}}
@@ -45,7 +46,7 @@ def environment(version: str, torch: str | None = None) -> Path:
         if version == "lowest":
             bounds = re.findall(r'"([\w-]+)>=([\w.]+)', (ROOT / "pyproject.toml").read_text("utf-8"))
             constraints.write_text("".join(f"{name}=={bound}\n" for name, bound in bounds if name != "setuptools"))
-            install(python, "--constraint", constraints, "-e", f"{ROOT}[train]", *TOOLS)
+            install(python, "--constraint", constraints, "-e", f"{ROOT}[train]", *TESTING)
             # beside its requirements: it asks for the huggingface_hub of transformers 5, and runs with this one
             install(python, "--constraint", constraints, "--no-deps", "sentence-transformers", "semantic-text-splitter")
         elif version == "newest":
