@@ -1,4 +1,4 @@
-"""Run the tests marked `compat` with other versions, and add a line to benchmarks/results/versions.json.
+"""Run the tests marked `compat` with other versions; COMPAT_RECORD=1 adds a line to benchmarks/results/versions.json.
 
     .venv/bin/python tests/compat.py 4.57.6          (this transformers)
     .venv/bin/python tests/compat.py 4.57.6 2.6.0    (this transformers and this torch)
@@ -12,6 +12,7 @@ versions. Each torch is installed once for all of them.
 
 import importlib.metadata
 import json
+import os
 import re
 import subprocess
 import sys
@@ -24,8 +25,8 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks/results/versions.json"
 SHOWN = ["torch", "transformers", "tokenizers", "sentence-transformers", "datasets", "accelerate", "peft"]
-TOOLS = ["fastapi", "httpx", "hypothesis", "jupytext", "markdown-it-py", "pytest", "pytest-timeout", "pytest-xdist"]
-TOOLS += ["uvicorn"]
+TESTING = ["fastapi", "httpx", "hypothesis", "jupytext", "markdown-it-py", "uvicorn"]
+TESTING += ["pytest", "pytest-timeout", "pytest-xdist"]
 DESCRIBE = f"""
 import importlib.metadata, json, platform
 found = {{package.name.lower(): package.version for package in reversed(list(importlib.metadata.distributions()))}}
@@ -45,14 +46,14 @@ def environment(version: str, torch: str | None = None) -> Path:
         if version == "lowest":
             bounds = re.findall(r'"([\w-]+)>=([\w.]+)', (ROOT / "pyproject.toml").read_text("utf-8"))
             constraints.write_text("".join(f"{name}=={bound}\n" for name, bound in bounds if name != "setuptools"))
-            install(python, "--constraint", constraints, "-e", f"{ROOT}[train]", *TOOLS)
+            install(python, "--constraint", constraints, "-e", f"{ROOT}[train]", *TESTING)
             # beside its requirements: it asks for the huggingface_hub of transformers 5, and runs with this one
             install(python, "--constraint", constraints, "--no-deps", "sentence-transformers", "semantic-text-splitter")
         elif version == "newest":
             install(python, "-e", f"{ROOT}[test]")
         else:
             share(folder, [*([install_torch(torch, python)] if torch else []), sysconfig.get_paths()["purelib"]])
-            # the versions of these depend on transformers
+            # their versions depend on transformers
             free = ("transformers", "tokenizers", "huggingface_hub", "datasets")
             lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
             constraints.write_text("\n".join(line for line in lines if not line.startswith(free)))
@@ -112,10 +113,11 @@ def main(version: str, torch: str | None = None) -> int:
     if any(not found[name].startswith(value) for name, value in wanted.items()):
         sys.exit(f"found {found}, expected {wanted}; remove .venv-compat and run again")
     report = ROOT / ".venv-compat/report.xml"
-    report.unlink(missing_ok=True)  # that of another version, if this run ends before it writes its own
+    report.unlink(missing_ok=True)  # that of an earlier run, in case this one ends before it writes its own
     tests = ["-n", "auto", "--dist", "worksteal", "-m", "compat and not gpu", f"--junitxml={report}", "tests"]
     status = subprocess.run([python, "-m", "pytest", "-q", *tests], cwd=ROOT).returncode
-    record({"tests": "core"} | found, report)
+    if "COMPAT_RECORD" in os.environ:
+        record({"tests": "core"} | found, report)
     return status
 
 
