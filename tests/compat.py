@@ -95,7 +95,7 @@ def record(versions: dict, report: Path) -> None:
         "failed": failed,
         "skipped": counts["skipped"],
     }
-    result = json.loads(RESULT.read_text("utf-8")) if RESULT.exists() else {"benchmark": "versions", "rows": []}
+    result = json.loads(RESULT.read_text("utf-8"))
     rows = [old for old in result["rows"] if any(old[key] != value for key, value in versions.items())]
     result["rows"] = sorted(
         [*rows, row], key=lambda row: [[int(n) for n in re.findall(r"\d+", row[key])] for key in ("Python", *SHOWN[:2])]
