@@ -10,6 +10,7 @@ not count; for one short text nothing else counts.
 """
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,10 +57,11 @@ LENGTHS = (512, 1024, 2048, 4096, 8192)  # of Table 10
 VARIANTS = ("ours", "ours-compiled", "ceiling")
 
 
-def flops_per_token(config: NeoBERTConfig) -> tuple[float, float]:
+@cache
+def flops_per_token() -> tuple[float, float]:
     """Operations of the blocks' products for a token, and of attention for a token and each token of its sequence."""
     with torch.device("meta"):
-        model = NeoBERTForMaskedLM(config)
+        model = NeoBERTForMaskedLM(NeoBERTConfig())
     decoder = 2 * model.decoder.weight.numel()
     products, both = (training_flops(model, 1, 1, squares) / 3 - decoder for squares in (0, 1))
     return products, both - products
@@ -84,20 +86,19 @@ def bytes_per_token(variant: str, dtype: str, length: int, config: NeoBERTConfig
 
 def expected(card: Card, variant: str, length: int) -> float:
     """Tokens/s of a variant, a model of throughput.py, on full-length sequences in the dtype of the card."""
-    config = NeoBERTConfig()
-    products, attention = flops_per_token(config)
+    products, attention = flops_per_token()
     rate = card.tflops * 1e12
     if variant == "ceiling":
         return rate * card.products / (products + attention * length)
     seconds = products / (rate * card.products) + attention * length / (rate * card.attention)
-    moved = bytes_per_token(variant, card.dtype, length, config)
+    moved = bytes_per_token(variant, card.dtype, length, NeoBERTConfig())
     return 1 / (seconds + moved / (card.gb_per_s * 1e9 * MEMORY))
 
 
 def compare(result: dict) -> list[dict]:
     """A row with measured and expected tokens/s for each model and length of throughput.py on one GPU, and what follows."""
     card, rows = CARDS[result["gpu"]], []
-    products, attention = flops_per_token(NeoBERTConfig())
+    products, attention = flops_per_token()
     for row in result["rows"]:
         if row["length"] not in LENGTHS or row["model"] not in (*VARIANTS, "published"):
             continue

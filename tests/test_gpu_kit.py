@@ -135,7 +135,7 @@ def test_name_dtype_and_sizes_follow_from_the_card(name, capability, gib, printe
 
 
 def test_the_operations_are_those_of_the_ceiling():
-    products, attention = roofline.flops_per_token(NeoBERTConfig())
+    products, attention = roofline.flops_per_token()
     ceiling = harness.Ceiling(torch.float32, "cpu", num_layers=1)
     assert products == 28 * ceiling.flops_per_token and attention == 28 * ceiling.attention_flops
 
