@@ -221,7 +221,7 @@ for capability in ((7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (12, 0)):
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         for width in (8, 64, 256):
             try:
-                choose_backend("xformers", Situation(torch.device("cuda", 0), dtype, width, True))
+                choose_backend("xformers", Situation((torch.device("cuda", 0),), dtype, width, True))
                 is_chosen = True
             except ValueError:
                 is_chosen = False

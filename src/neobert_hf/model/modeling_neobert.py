@@ -263,8 +263,9 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         weight = self.encoder.weight  # an adapter may compute it
         dtype, is_fast = product_dtype(weight), runs_fast(weight, self)
         devices = placed_devices(self.transformer_encoder)
-        plan = make_plan(tokens, config, boundaries, attention_mask, dtype, returns_weights, is_fast, devices, options)
-        layout, x_TD = plan.layout, self._embed(tokens, plan.layout)
+        plan = make_plan(tokens, config, boundaries, attention_mask, dtype, returns_weights, is_fast, devices)
+        plan, layout = plan._replace(options=options), plan.layout
+        x_TD = self._embed(tokens, layout)
         # float64 embeddings may feed a float32 model, whose products need a float32 table
         rotary = Rotary(rotary_table(config, layout, weight.dtype))
 
