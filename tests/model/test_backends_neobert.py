@@ -294,7 +294,7 @@ def test_a_named_backend_is_refused_before_the_first_block_if_one_gpu_cannot_run
     model = model.half()
     model.set_attn_implementation("torch_varlen")
     model.model.transformer_encoder[0].register_forward_pre_hook(lambda *_: pytest.fail("a block runs"))
-    with pytest.raises(ValueError, match=r"at least 8\.0 for torch\.float16, but cuda:2 has 9\.0 and cuda:0 has 7\.5"):
+    with pytest.raises(ValueError, match=r"at least 8\.0 for torch\.float16, but cuda:0 has 7\.5"):
         model(torch.tensor([[5, 6, 7]]))
 
 

@@ -296,7 +296,7 @@ def loading_error(backend: str) -> str:
     try:
         importlib.import_module(module)
         if backend == "xformers" and not (xformers := importlib.import_module(backend))._has_cpp_library:
-            raise xformers._cpp_lib._cpp_library_load_exception
+            raise xformers._cpp_lib._cpp_library_load_exception  # xformers itself only logs it
         return ""
     except Exception as error:  # an initialisation that fails raises any class
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):

@@ -242,17 +242,14 @@ def _unsupported_reason(implementation, *situation):
             f"requires a head width that is a multiple of {backend.head_multiple} and at most {backend.max_head_width}, not "
             f"{head_dim}; choose 'sdpa'"
         )
-    found = {
-        gpu: torch.cuda.get_device_capability(gpu) for gpu in devices if backend.capabilities and gpu.type == "cuda"
-    }
-    if found:
+    for gpu in (device for device in devices if device.type == "cuda" and backend.capabilities):
         lowest, highest = backend.capabilities[dtype]
-        if not lowest <= min(found.values()) <= max(found.values()) <= highest:
-            limit = (
-                "at least {}.{}".format(*lowest) if min(found.values()) < lowest else "at most {}.{}".format(*highest)
+        found = torch.cuda.get_device_capability(gpu)
+        if not lowest <= found <= highest:
+            limit = "at least {}.{}".format(*lowest) if found < lowest else "at most {}.{}".format(*highest)
+            return (
+                f"requires a CUDA capability of {limit} for {dtype}, but {gpu} has {found[0]}.{found[1]}; choose 'sdpa'"
             )
-            known = " and ".join(f"{gpu} has {major}.{minor}" for gpu, (major, minor) in found.items())
-            return f"requires a CUDA capability of {limit} for {dtype}, but {known}; choose 'sdpa'"
     # the last check, because it imports the package
     return "" if backend.is_installed() else "is not installed"
 

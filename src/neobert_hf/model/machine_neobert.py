@@ -117,9 +117,8 @@ def placed_devices(blocks: torch.nn.ModuleList) -> tuple[torch.device, ...]:
     if not hasattr(blocks[0], "_hf_hook"):  # the hook moves the arguments of a block to its device
         return ()
     found = dict.fromkeys(next(block.parameters()).device for block in blocks)
-    return tuple(
-        device for device in found if device.type != "meta"
-    )  # offloaded blocks run on the device of the tokens
+    found.pop(torch.device("meta"), None)  # offloaded blocks run on the device of the tokens
+    return tuple(found)
 
 
 def onednn_is_best(dtype: torch.dtype, num_rows: int = AVX2_ONEDNN_ROWS) -> bool:

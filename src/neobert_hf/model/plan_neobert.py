@@ -5,6 +5,7 @@ kernels from the weights (`kernels_neobert.py`).
 """
 
 import inspect
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -39,12 +40,15 @@ class ForwardPlan(NamedTuple):
     options: dict[str, Any] = {}
 
 
+_signature = lru_cache(inspect.signature)
+
+
 @torch.compiler.assume_constant_result  # the compiler must not trace this function
 def arguments_of(implementation: str) -> tuple[str, ...]:
     """Names of the arguments of an attention function that the user registered with transformers; none for a backend."""
     if implementation == "auto" or find_backend(implementation).attend is not None:
         return ()
-    return tuple(inspect.signature(AttentionInterface()[implementation]).parameters)
+    return tuple(_signature(AttentionInterface()[implementation]).parameters)
 
 
 @torch.compiler.assume_constant_result
@@ -115,7 +119,7 @@ def make_plan(
     kernels = choose_kernels(dtype, len(layout.position_ids)) if is_fast else "plain"
     if can_read_values and is_masked:
         _warn_of_limits(layout, config.max_position_embeddings, dtype, tokens.device)
-    return ForwardPlan(layout, backend, mask, kernels)
+    return ForwardPlan(layout, backend, mask, kernels, boundaries.options)
 
 
 def indices_of_states(requested: bool | int | list[int] | None, num_states: int) -> range | set[int]:
