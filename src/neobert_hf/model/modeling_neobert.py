@@ -57,7 +57,7 @@ from .losses_neobert import (
     flatten_labels,
     span_loss,
 )
-from .machine_neobert import is_tracing, placed_devices, product_dtype, widen_residual
+from .machine_neobert import attention_devices, is_tracing, product_dtype, widen_residual
 from .plan_neobert import ForwardPlan, arguments_of, indices_of_states, make_plan
 from .rotary_neobert import Rotary, rotary_table
 from .weight_files_neobert import check_weight_files, explain_damaged_file
@@ -256,7 +256,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
 
         tokens = check_tokens(input_ids, inputs_embeds, config.hidden_size)
         weight = self.encoder.weight  # an adapter may compute it
-        devices = placed_devices(self.transformer_encoder)
+        devices = attention_devices(self.transformer_encoder, tokens.device)
         dtype, is_fast = product_dtype(weight), runs_fast(weight, self)
         plan = make_plan(tokens, config, boundaries, attention_mask, dtype, returns_weights, is_fast, devices)
         layout, x_TD = plan.layout, self._embed(tokens, plan.layout)

@@ -80,7 +80,7 @@ def make_plan(
         dtype: dtype of matrix products; it limits the choice of backends.
         need_weights: Attention probabilities are required; only the eager backend returns them.
         is_fast: Result of `runs_fast` for the weights; it limits the choice of backends, masks and kernels.
-        devices: Result of `placed_devices` for the blocks; the backend must run on all of them.
+        devices: Result of `attention_devices`; the backend must run on all of them. By default the device of the tokens.
 
     Raises:
         ValueError: Values or shapes contradict each other; the message names both and the solution.
