@@ -287,7 +287,7 @@ def find_xformers() -> ModuleType | None:
 
 @lru_cache
 def loading_error(backend: str) -> str:
-    """Why the package with the kernels of a backend does not load; an empty string if it does, or if there is none.
+    """Why the package of a backend does not load, and what to do before its remedy; empty if it loads, or if there is none.
 
     Kernels run only with the torch and the CUDA that they were built for. The package is imported when a forward on its devices
     asks for it: the import of xformers takes seconds and initialises CUDA, and a process that has done so cannot fork.
