@@ -93,7 +93,7 @@ lint: .venv/dev
 
 .venv-cuda/installed: .venv-cuda/torch pyproject.toml constraints.txt
 	grep -v '^torch==' constraints.txt > .venv-cuda/constraints.txt
-	$(CUDA_PIP) --constraint .venv-cuda/constraints.txt -e ".[train,demo]" hypothesis pytest pytest-timeout
+	$(CUDA_PIP) --constraint .venv-cuda/constraints.txt -e ".[train,demo]" hypothesis pypi-simple pytest pytest-timeout
 	touch $@
 
 clean:

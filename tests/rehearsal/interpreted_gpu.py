@@ -149,13 +149,11 @@ def _run_generated_code_on_the_cpu():
 
 def _choose_the_gpu_in_flex_attention():
     """Undo what flex attention does otherwise for tensors on a CPU: it refuses gradients, and does not keep the log-sum-exp."""
-    flex._validate_device = lambda query, key, value: None
     find_options = flex._apply_kernel_options
-
-    def find_options_of_gpu(*args, **kwargs):
-        return {**find_options(*args, **kwargs), "OUTPUT_LOGSUMEXP": torch.is_grad_enabled()}
-
-    flex._apply_kernel_options = find_options_of_gpu
+    flex._validate_device = lambda query, key, value: None
+    flex._apply_kernel_options = lambda *args, **kwargs: (
+        find_options(*args, **kwargs) | {"OUTPUT_LOGSUMEXP": torch.is_grad_enabled()}
+    )
 
 
 def _mend_the_interpreter():
