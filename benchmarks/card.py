@@ -41,6 +41,7 @@ def main():
 
     if not torch.cuda.is_available():
         build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a build without CUDA"
+        build += f", with CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r}"
         raise SystemExit(
             f"No GPU: torch {torch.__version__}, {build}, finds none. On Colab choose Runtime, Change runtime type, T4 GPU; "
             "elsewhere check nvidia-smi, and give a Python that has a CUDA build of torch: make measure-gpu PYTHON=..."

@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
 BUDGET=${BUDGET:-500} # seconds for all stages
 export PYTHONPATH="src${PYTHONPATH:+:$PYTHONPATH}" HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1
-export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0} # with several GPUs, Trainer would distribute the rows of a test
+export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-0} # with several GPUs, Trainer would distribute the rows of a test
 settings=$("$PYTHON" benchmarks/card.py) || exit 1
 read -r card dtype max_tokens batch train_batch <<<"$settings"
 export RESULTS=${RESULTS:-benchmarks/results/gpu/$card}

@@ -122,7 +122,10 @@ def verdict(folder: Path) -> str:
     results = [result for result in results if result["settings"]["dtype"] == CARDS[gpu].dtype]
     if not results:
         return f"{gpu}: the expected figures are those of {CARDS[gpu].dtype}. The measured ones are in {folder}."
-    table = rows_table(results[-1] | {"rows": [row for result in results for row in compare(result)]})
+    rows = [row for result in results if result["gpu"] == gpu for row in compare(result)]
+    missing = sorted(set(LENGTHS) - {row["length"] for row in rows if row["model"] == "ours"})
+    table = rows_table(results[-1] | {"rows": rows})
+    table += f"\n\nNot measured, so not compared: NeoBERT at {missing} tokens." if missing else ""
     lowest, highest = ONE_TEXT_MS[CARDS[gpu].dtype]
     for row in (row for result in results for row in result["rows"] if (row["model"], row["length"]) == ("ours", 16)):
         found = "as expected" if row["milliseconds"] <= 2 * highest else "WRONG: too slow"
@@ -134,8 +137,9 @@ def main():
     """Print the expected figures and one line of JSON, or the comparison of a run with them."""
     arguments = read_arguments(__doc__, measured="")
     if arguments.measured:
-        print(verdict(Path(arguments.measured)))
-        return
+        text = verdict(Path(arguments.measured))
+        print(text)
+        raise SystemExit(int("WRONG" in text))
     rows = [
         {"gpu": name, "card": card.label, "dtype": card.dtype, "wrong_below": card.wrong_below, "length": length}
         | {variant: expected(card, variant, length) for variant in VARIANTS}

@@ -297,7 +297,7 @@ def test_every_layout_runs_by_the_rules_of_the_device_with_the_values_and_gradie
 
 @pytest.mark.parametrize("backend", ["sdpa", "torch_varlen"])
 def test_trusted_rows_are_one_graph_for_all_lengths_compiled_and_exported(backend):
-    """A graph without a break, on the device only, that `torch.compile` keeps for other lengths and other numbers of documents."""
+    """One graph, on the device only, that `torch.compile` keeps for other lengths and numbers of documents."""
     with FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True), torch.device("cuda:0"):
         config = neobert_hf.NeoBERTConfig(**SHAPE)
         options = dict(attn_implementation=backend, dtype=torch.bfloat16)

@@ -265,7 +265,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
 
         states, attentions, tokens_S = (), (), None  # kept only if requested, because they need much memory
         for index, block in enumerate(self.transformer_encoder):
-            if returned:
+            if returned is not None:
                 states += (layout.unflatten(x_TD) if index in returned else None,)
                 x_TD = x_TD if states[-1] is None else layout.flatten(states[-1])  # the gradient must pass through it
             elif select_tokens is not None and self._is_read_by_head_only(block):
@@ -274,15 +274,15 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             attentions += (weights,) if returns_weights else ()
         x_TD = normalize(self.layer_norm, x_TD, plan.kernels)
 
-        x_BLD = layout.unflatten(x_TD) if returned or not return_packed else None
-        if returned:
+        x_BLD = layout.unflatten(x_TD) if returned is not None or not return_packed else None
+        if returned is not None:
             x_TD = layout.flatten(x_BLD)
         if select_tokens is not None and tokens_S is None:
             tokens_S = select_tokens(layout)
             x_TD = x_TD.index_select(0, tokens_S)
         return NeoBERTModelOutput(
             last_hidden_state=x_TD if return_packed else x_BLD,
-            hidden_states=(*states, x_BLD if len(states) in returned else None) if returned else None,
+            hidden_states=(*states, x_BLD if len(states) in returned else None) if returned is not None else None,
             attentions=attentions if returns_weights else None,
             plan=plan if return_packed else None,
             tokens_S=tokens_S,

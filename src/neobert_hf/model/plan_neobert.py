@@ -45,10 +45,13 @@ _signature = lru_cache(inspect.signature)
 
 @torch.compiler.assume_constant_result  # the compiler must not trace this function
 def arguments_of(implementation: str) -> tuple[str, ...]:
-    """Names of the arguments of an attention function that the user registered with transformers; none for a backend."""
+    """Names of the arguments that a caller may give to a registered attention function; none for a backend of the table."""
     if implementation == "auto" or find_backend(implementation).attend is not None:
         return ()
-    return tuple(_signature(AttentionInterface()[implementation]).parameters)
+    names = tuple(_signature(AttentionInterface()[implementation]).parameters)[
+        5:
+    ]  # after the module, q, k, v and the mask
+    return tuple(name for name in names if name not in ("scaling", "dropout"))
 
 
 @torch.compiler.assume_constant_result
@@ -122,10 +125,10 @@ def make_plan(
     return ForwardPlan(layout, backend, mask, kernels, boundaries.options)
 
 
-def indices_of_states(requested: bool | int | list[int] | None, num_states: int) -> range | set[int]:
-    """Indices of the hidden states to return: none, all, or those of `requested`, which may count from the end."""
+def indices_of_states(requested: bool | int | list[int] | None, num_states: int) -> range | set[int] | None:
+    """Indices of the hidden states to return, which may count from the end in `requested`; None if it asks for no states."""
     if not requested or requested is True:
-        return range(num_states if requested else 0)
+        return range(num_states) if requested else None
     indices = [requested] if isinstance(requested, int) else requested
     return {index % num_states for index in indices if -num_states <= index < num_states}
 

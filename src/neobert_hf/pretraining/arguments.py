@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 import torch
 from transformers import TrainingArguments
 from transformers.hf_argparser import HfArg
+from transformers.integrations import is_deepspeed_available
 
 from ..data.plans import LONG_DOCUMENTS
 from ..runs.arguments import ResumeArguments
@@ -141,6 +142,10 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
         self._set_accumulation()
         if self.accelerator_config is None:  # rows differ in length, so each process reads its own
             self.accelerator_config = {"dispatch_batches": False}
+        if self.deepspeed and not is_deepspeed_available():
+            raise ValueError(
+                f"--deepspeed {self.deepspeed} needs DeepSpeed: DS_BUILD_OPS=0 pip install 'neobert_hf[deepspeed]'"
+            )
         super().__post_init__()
         if self.n_gpu > 1:
             raise ValueError(
@@ -156,6 +161,8 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
 
     def _check_deepspeed(self, config):
         """Refuse a DeepSpeed config that would change the recipe, save no model, or train in each process alone."""
+        if "WORLD_SIZE" not in os.environ:
+            raise ValueError("DeepSpeed trains in processes of a launcher; start with accelerate launch or torchrun")
         if found := [part for part in ("optimizer", "scheduler") if part in config]:
             raise ValueError(f"the recipe sets {' and '.join(found)}; remove this from the DeepSpeed config")
         required = {
@@ -173,7 +180,7 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
                 "ZeRO-3 would save no model; set zero3_save_16bit_model: true in the config of accelerate, or "
                 "stage3_gather_16bit_weights_on_model_save in that of DeepSpeed"
             )
-        num_processes = int(os.environ.get("WORLD_SIZE", 1))
+        num_processes = int(os.environ["WORLD_SIZE"])
         if self.world_size != num_processes:
             raise ValueError(
                 f"DeepSpeed found no GPU for {num_processes} processes; give --use_cpu to train on the CPU"
