@@ -18,7 +18,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from neobert_hf import NeoBERTForMaskedLM
 
-pytestmark = [pytest.mark.rehearsal, pytest.mark.timeout(3600)]  # interpreted kernels: two minutes, if nothing else runs
+pytestmark = [
+    pytest.mark.rehearsal,
+    pytest.mark.timeout(3600),
+]  # interpreted kernels: two minutes, if nothing else runs
 FOLDER = Path(__file__).parent
 CONFIG_64 = CONFIG | {"hidden_size": 128, "num_attention_heads": 2, "dim_head": 64, "num_hidden_layers": 2}
 # Lengths of documents in each batch. The second batch of a compiled model has other numbers of rows and columns.
