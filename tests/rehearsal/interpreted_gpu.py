@@ -33,19 +33,12 @@ GPU = torch.device("cuda", 0)
 CAPABILITY = (9, 0)
 # An H100, but with 8 multiprocessors in place of 132: for short inputs flex attention splits the keys over all of them.
 PROPERTIES = types.SimpleNamespace(
-    name="H100 with 8 multiprocessors",
     major=CAPABILITY[0],
-    minor=CAPABILITY[1],
     multi_processor_count=8,
-    total_memory=80 * 2**30,
     regs_per_multiprocessor=65536,
     max_threads_per_multi_processor=2048,
     max_threads_per_block=1024,
-    shared_memory_per_block=49152,
-    shared_memory_per_block_optin=232448,
-    L2_cache_size=50 * 2**20,
     warp_size=32,
-    gcnArchName="",
 )
 launches = Counter()  # how often the interpreter ran a generated kernel, by name
 sources = []  # name and source of every generated kernel
@@ -115,16 +108,13 @@ def answers_of_a_gpu():
     """Within, PyTorch and Triton answer what inductor asks about the GPU. Elsewhere PyTorch must not see one: it would ask it."""
     answers = dict(
         is_available=lambda: True,
-        device_count=lambda: 1,
         current_device=lambda: 0,
         get_device_properties=lambda device=None: PROPERTIES,
         get_device_capability=lambda device=None: CAPABILITY,
-        synchronize=lambda device=None: None,
         get_rng_state=lambda device=None: torch.get_rng_state(),
         set_rng_state=lambda state, device=None: None,
         _exchange_device=lambda device: 0,
         _maybe_exchange_device=lambda device: 0,
-        _lazy_init=lambda: None,
     )
     interface = torch._dynamo.device_interface.CudaInterface
     of_interface = {name: staticmethod(answer) for name, answer in answers.items() if hasattr(interface, name)}
