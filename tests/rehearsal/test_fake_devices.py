@@ -235,7 +235,8 @@ def compare(found, expected, tolerance, case):
         assert (x.shape, x.dtype) == (expected[name].shape, expected[name].dtype), (layout, name)
         values, wanted_values = x.twin.double(), expected[name].double()
         error = (values - wanted_values).abs().max()
-        assert tolerance == torch.inf or error <= tolerance * wanted_values.abs().max(), (layout, name, error)
+        scale = max(wanted_values.abs().max(), 1e-3)  # the gradient of a bias before a softmax is zero up to rounding
+        assert tolerance == torch.inf or error <= tolerance * scale, (layout, name, error)
 
 
 def check_waits(before, after, device, backend, head, layout):
@@ -289,7 +290,8 @@ def test_every_layout_runs_by_the_rules_of_the_device_with_the_values_and_gradie
                 model.zero_grad()
                 backward(loss_of(output))
                 found = {name: x.grad for name, x in model.named_parameters() if x.grad is not None}
-                # only float32 has gradients without much rounding, which small embeddings multiply in the first norm; the derivative of torch_varlen has no values here
+                # Small embeddings multiply the rounding of half precision in the first norm, and the derivative of torch_varlen
+                # has no values here.
                 has_values = dtype == "float32" and backend != "torch_varlen"
                 case = (layout, machine_.device)
                 compare(found, {name: gradients[name] for name in found}, 1e-4 if has_values else torch.inf, case)
