@@ -27,6 +27,7 @@ test-avx2: export NEOBERT_CPU_BF16 = 0
 test-avx2: .venv/dev
 	$(PYTEST) tests/model/test_kernels_neobert.py tests/model/test_inference_neobert.py tests/model/test_machine_neobert.py tests/test_pages.py
 
+# make test-compat COMPAT_VERSIONS=lowest tests the lower bounds of pyproject.toml, COMPAT_VERSIONS=newest the newest packages.
 # With the oldest torch: make test-compat COMPAT_TORCH=2.6.0. Its Linux build contains CUDA: 2.9 GB to download, 5.2 GB on disk.
 test-compat: .venv/dev
 	for version in $(COMPAT_VERSIONS); do $(BIN)/python tests/compat.py $$version $(COMPAT_TORCH) || exit 1; done
@@ -52,12 +53,13 @@ test-adversary: export OMP_NUM_THREADS = 1
 test-adversary: .venv/dev
 	$(BIN)/python -m pytest -m adversary tests/adversary
 
-# transformers.js, the page in Chromium, llama.cpp, Ray. Needs Node.js 20, npm and a C++ compiler; as root, installs Chromium on Debian.
+# transformers.js, the page in Chromium, llama.cpp, Ray, DeepSpeed. Needs Node.js 20, npm and a C++ compiler; as root, installs Chromium on Debian.
 test-runtimes: .venv/dev
 	command -v chromium || test `id -u` != 0 || (apt-get update -qq && apt-get install -qq --yes chromium)
 	ONNXRUNTIME_NODE_INSTALL=skip npm install --prefix tests/export/node --no-package-lock --no-audit --no-fund --silent
 	$(PIP) "llama-cpp-python[server]" -e ".[ray]"
-	$(BIN)/python -m pytest -m runtime tests/export tests/examples
+	DS_BUILD_OPS=0 $(PIP) -e ".[deepspeed]"
+	$(BIN)/python -m pytest -m runtime tests/export tests/examples tests/pretraining
 
 docs: .venv/dev
 	$(BIN)/python -m sphinx -W --keep-going --quiet -b html docs docs/_build

@@ -13,16 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results/gpu"
-PACKAGES = (
-    "torch",
-    "transformers",
-    "accelerate",
-    "datasets",
-    "matplotlib",
-    "pytest",
-    "sentence_transformers",
-    "tabulate",
-)
+PACKAGES = ("accelerate", "datasets", "matplotlib", "pytest", "sentence_transformers", "tabulate")  # they bring torch
 LARGE, SMALL = (65_536, 256, 16), (8_192, 32, 4)  # from 39 GiB on, and below
 
 
@@ -42,7 +33,7 @@ def main():
     """Print the settings in one line.
 
     Raises:
-        SystemExit: There is no GPU, a package is missing, or DTYPE is unknown.
+        SystemExit: A package is missing, there is no GPU that this torch can use, or DTYPE is unknown.
     """
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
         raise SystemExit(f'{", ".join(missing)}: missing in {sys.executable}; pip install -e ".[train,embed]" pytest')
@@ -54,6 +45,16 @@ def main():
             f"No GPU: torch {torch.__version__}, {build}, finds none. On Colab choose Runtime, Change runtime type, T4 GPU; "
             "elsewhere check nvidia-smi, and give a Python that has a CUDA build of torch: make measure-gpu PYTHON=..."
         )
+    name = torch.cuda.get_device_name()
+    try:
+        torch.zeros(1, device="cuda").add(1)
+    except RuntimeError as error:  # the build has no kernels for this GPU, or other processes fill its memory
+        kinds, reason = ", ".join(torch.cuda.get_arch_list()), str(error).partition("\n")[0]
+        capability = ".".join(map(str, torch.cuda.get_device_capability()))
+        raise SystemExit(
+            f"{name} (capability {capability}) fails with torch {torch.__version__} (for {kinds}): {reason}; give a Python with "
+            "another build of torch: make measure-gpu PYTHON=..."
+        ) from None
 
     from neobert_hf import best_dtype
 
@@ -61,7 +62,7 @@ def main():
     if dtype not in ("bfloat16", "float16", "float32"):
         raise SystemExit(f"DTYPE={dtype} is not bfloat16, float16 or float32")
     sizes = LARGE if torch.cuda.get_device_properties(0).total_memory >= 39 * 2**30 else SMALL
-    print(card_name(torch.cuda.get_device_name()), dtype, *sizes)
+    print(card_name(name), dtype, *sizes)
 
 
 if __name__ == "__main__":

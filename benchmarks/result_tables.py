@@ -284,6 +284,11 @@ def rehearsal(result: dict) -> str:
     return f"{grid(rows, heads)}\n\n{versions}, no GPU."
 
 
+def versions(result: dict) -> str:
+    """Versions, and how many of the tests passed with them."""
+    return tabulate(result["rows"], headers="keys", tablefmt="github", disable_numparse=True)
+
+
 SPECIAL = (
     throughput,
     cpu_kernels,
@@ -295,6 +300,7 @@ SPECIAL = (
     rehearsal,
     roofline,
     runtimes,
+    versions,
 )
 # other results are a list of rows
 RENDER = {function.__name__: function for function in SPECIAL} | {"evaluation": evaluation_report}
@@ -309,7 +315,7 @@ def render(result: dict) -> str:
 
 # What each implementation does. The published code: revision 5424c8e of chandar-lab/NeoBERT. ModernBERT: transformers 5.23.
 FEATURES = [
-    ["transformers", "4.x; NaN on 5.x", "4.48 or newer", "4.57 to 5.23"],
+    ["transformers", "4.x; NaN on 5.x", "4.48 or newer", "4.57 to 5.24"],
     ["runs on a CPU", "no, requires xformers", "yes", "yes"],
     ["computes nothing on padding", "no", "in FlashAttention only", "yes, on every device"],
     ["packed documents kept apart", "on CUDA", "with FlashAttention", "yes, on every device"],

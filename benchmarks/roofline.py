@@ -10,6 +10,7 @@ not count; for one short text nothing else counts.
 """
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,8 +41,9 @@ class Card(NamedTuple):
     wrong_below: float  # share of the expected figure
 
 
-# By the name that torch gives. Peaks: NVIDIA's data sheets of T4, A100, H100 and H200. Products of the T4: NVIDIA's developer
-# forum, 264462: 24 TFLOP/s, the power limit of 70 W holds the clock down. Attention: FlashAttention (T4, as kernels of its kind)
+# By the name that torch gives. Peaks: NVIDIA's data sheets of T4, A100, H100 and H200; those of the last two give 1,979 TFLOP/s
+# with sparsity, twice the dense rate. Products of the T4: forums.developer.nvidia.com/t/about-gpu-peak-performance/264462 has
+# 24 TFLOP/s, because the power limit of 70 W holds the clock down. Attention: FlashAttention (T4, as kernels of its kind)
 # 25 % and FlashAttention-2 50 % of an A100's peak (arXiv 2307.08691, the lower ends), FlashAttention-2 35 % of an H100's
 # (arXiv 2407.08608). FlashAttention-3 is faster.
 CARDS = {
@@ -55,10 +57,11 @@ LENGTHS = (512, 1024, 2048, 4096, 8192)  # of Table 10
 VARIANTS = ("ours", "ours-compiled", "ceiling")
 
 
-def flops_per_token(config: NeoBERTConfig) -> tuple[float, float]:
+@cache
+def flops_per_token() -> tuple[float, float]:
     """Operations of the blocks' products for a token, and of attention for a token and each token of its sequence."""
     with torch.device("meta"):
-        model = NeoBERTForMaskedLM(config)
+        model = NeoBERTForMaskedLM(NeoBERTConfig())
     decoder = 2 * model.decoder.weight.numel()
     products, both = (training_flops(model, 1, 1, squares) / 3 - decoder for squares in (0, 1))
     return products, both - products
@@ -83,20 +86,19 @@ def bytes_per_token(variant: str, dtype: str, length: int, config: NeoBERTConfig
 
 def expected(card: Card, variant: str, length: int) -> float:
     """Tokens/s of a variant, a model of throughput.py, on full-length sequences in the dtype of the card."""
-    config = NeoBERTConfig()
-    products, attention = flops_per_token(config)
+    products, attention = flops_per_token()
     rate = card.tflops * 1e12
     if variant == "ceiling":
         return rate * card.products / (products + attention * length)
     seconds = products / (rate * card.products) + attention * length / (rate * card.attention)
-    moved = bytes_per_token(variant, card.dtype, length, config)
+    moved = bytes_per_token(variant, card.dtype, length, NeoBERTConfig())
     return 1 / (seconds + moved / (card.gb_per_s * 1e9 * MEMORY))
 
 
 def compare(result: dict) -> list[dict]:
     """A row with measured and expected tokens/s for each model and length of throughput.py on one GPU, and what follows."""
     card, rows = CARDS[result["gpu"]], []
-    products, attention = flops_per_token(NeoBERTConfig())
+    products, attention = flops_per_token()
     for row in result["rows"]:
         if row["length"] not in LENGTHS or row["model"] not in (*VARIANTS, "published"):
             continue

@@ -47,7 +47,7 @@ def use_fsdp2() -> None:
 def work(rank: int, port: int, script: str, arguments: list[str]) -> None:
     """Run the script as process `rank`."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ |= {"WORLD_SIZE": str(NUM_PROCESSES), "LOCAL_WORLD_SIZE": str(NUM_PROCESSES)}
+    os.environ |= {"WORLD_SIZE": str(NUM_PROCESSES), "LOCAL_WORLD_SIZE": str(NUM_PROCESSES), "DS_ACCELERATOR": "cpu"}
     sys.argv = [script, *arguments]
     runpy.run_path(script, run_name="__main__")
 

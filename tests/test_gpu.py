@@ -80,7 +80,7 @@ def skip_emulated(dtype):
 def load(folder, backend, dtype):
     skip_emulated(dtype)
     try:
-        choose_backend(backend, Situation(torch.device("cuda", 0), dtype, 64, is_packed=backend != "eager"))
+        choose_backend(backend, Situation((torch.device("cuda", 0),), dtype, 64, is_packed=backend != "eager"))
     except (ImportError, ValueError) as error:
         pytest.skip(f"{backend} does not run here: {error}")
     return AutoModelForMaskedLM.from_pretrained(folder, attn_implementation=backend, dtype=dtype).cuda()

@@ -19,12 +19,12 @@ from pathlib import Path
 """
 ## Measure
 
-The tests and benchmarks are in the clone. The command ends with a table of measured and expected figures, and with one line for
-each stage. A stage that fails does not stop the others.
+The command ends with a table of measured and expected figures, and with one line for each stage. A stage that fails does not stop
+the others.
 """
 
 # %%
-# !make -C neobert_hf measure-gpu PYTHON=python3
+# !make -C neobert_hf measure-gpu
 
 # %% [markdown]
 """
@@ -65,7 +65,7 @@ With an A100, an H100 or another NVIDIA GPU, and a driver for the CUDA of your t
 git clone https://github.com/OWNER/neobert_hf
 cd neobert_hf
 pip install -e ".[train,embed]" pytest
-make measure-gpu PYTHON=python3
+make measure-gpu
 ```
 
 To measure FlashAttention too, `pip install flash-attn --no-build-isolation` before the last command: "auto" chooses it then.

@@ -4,6 +4,7 @@ import ast
 import inspect
 import textwrap
 from contextlib import ExitStack
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -15,11 +16,10 @@ from oracle import CONFIG
 from pretraining_runs import run
 from torch import nn
 from torch._dynamo.utils import counters
-from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModel, Trainer, TrainingArguments
+from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModel
 
 import neobert_hf
 from neobert_hf import AUTO_CLASSES, NeoBERTForMaskedLM, NeoBERTModel
-from neobert_hf.data.collators import PackedMLMCollator
 from neobert_hf.runs.arguments import FineTuningArguments
 
 VOCAB = CONFIG["vocab_size"]
@@ -76,6 +76,7 @@ def test_training_on_packed_rows_is_compiled_once_or_twice(dynamic, tiny_config)
 
     A row of one document takes one graph more, because torch assumes that a length of 1 is constant.
     """
+    tiny_config.num_hidden_layers = 1
     model = NeoBERTForMaskedLM(tiny_config)
     counters.clear()
     compiled = torch.compile(model, fullgraph=True, dynamic=dynamic, backend="aot_eager")
@@ -94,44 +95,16 @@ def test_training_on_packed_rows_is_compiled_once_or_twice(dynamic, tiny_config)
     assert num_graphs() == (2 if dynamic else 3, 0)
 
 
-COMPILED = dict(torch_compile=True, torch_compile_backend="aot_eager")
-
-
-def test_trainer_compiles_packed_rows_twice(tiny_config, tokenizer, tmp_path):
-    rows = [
-        {"input_ids": torch.randint(5, VOCAB, (sum(n),)), "position_ids": torch.cat(list(map(torch.arange, n)))}
-        for n in BATCHES * 2
-    ]
-    options = dict(per_device_train_batch_size=1, max_steps=8, logging_steps=1, save_strategy="no", use_cpu=True)
-    options |= dict(report_to="none", disable_tqdm=True, output_dir=tmp_path)
-    losses = {}
-    for name, changes in {"plain": {}, "compiled": COMPILED}.items():
-        torch.manual_seed(0)
-        model, collator = NeoBERTForMaskedLM(tiny_config), PackedMLMCollator(tokenizer, return_flash_attn_kwargs=True)
-        counters.clear()
-        trainer = Trainer(model, TrainingArguments(**options, **changes), collator, rows)
-        trainer.train()
-        losses[name] = torch.tensor([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
-    assert len(losses["compiled"]) == 8
-    torch.testing.assert_close(losses["compiled"], losses["plain"], **FLOAT32)
-    assert num_graphs() == (2, 0)
-
-
-def test_pretraining_is_compiled_once_or_for_each_size_that_changes(corpus, tmp_path, monkeypatch):
+def test_pretraining_is_compiled_once_for_each_size_that_changes(corpus, tmp_path):
     """By default torch finds one after the other that documents, tokens and the longest document change: 1 + 3 graphs."""
-    losses, graphs = {}, {}
-    for name, changes in {"plain": {}, "compiled": COMPILED, "dynamic": COMPILED}.items():
-        if name == "dynamic":
-            monkeypatch.setenv("ACCELERATE_DYNAMO_USE_DYNAMIC", "1")
+    losses, compiled = {}, dict(torch_compile=True, torch_compile_backend="aot_eager")
+    for name, changes in {"plain": {}, "compiled": compiled}.items():
         torch.compiler.reset()
         counters.clear()
         losses[name] = run(corpus, tmp_path / name, max_steps=8, **changes)
-        graphs[name] = num_graphs()
     assert list(losses["plain"]) == list(range(1, 9))  # 4 rows a step
-    for name in ("compiled", "dynamic"):  # float32: eight steps of training
-        assert losses[name] == pytest.approx(losses["plain"], rel=1e-4)
-    assert graphs["dynamic"] == (1, 0)
-    assert 2 <= graphs["compiled"][0] <= 4 and graphs["compiled"][1] == 0
+    assert losses["compiled"] == pytest.approx(losses["plain"], rel=1e-4)  # float32: eight steps of training
+    assert 2 <= num_graphs()[0] <= 4 and num_graphs()[1] == 0
 
 
 # ---------------------------------------------------------------------------------------- hidden states and attentions
@@ -198,52 +171,28 @@ def sdpa_of_documents(query, key, value, scaling, lengths):
     return torch.cat([part.transpose(0, 1).flatten(1) for part in parts])
 
 
-class ServedLinear(nn.Module):
-    """In place of vLLM's linear layers, which are no nn.Linear and return a tensor."""
+class Served(nn.Module):
+    """In place of a layer of vLLM, which is of another class than ours: a function of the input and the weight."""
 
-    def __init__(self, layer):
+    def __init__(self, layer, function):
         super().__init__()
-        assert layer.weight.is_meta and layer.bias is None
-        self.weight = nn.Parameter(torch.empty(layer.out_features, layer.in_features))
+        assert layer.weight.is_meta
+        self.weight, self.function = nn.Parameter(torch.empty(layer.weight.shape)), function
 
     def forward(self, x):
-        return x @ self.weight.T
+        return self.function(x, self.weight)
 
 
-class ServedNorm(nn.Module):
-    """In place of vLLM's RMSNorm, which reads `weight` and `eps` of ours."""
-
-    def __init__(self, norm):
-        super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.empty(norm.weight.shape)), norm.eps
-
-    def forward(self, x):
-        return x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt() * self.weight
-
-
-class ServedEmbedding(nn.Module):
-    """In place of vLLM's VocabParallelEmbedding."""
-
-    def __init__(self, embedding):
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(embedding.weight.shape))
-
-    def forward(self, ids):
-        return self.weight[ids]
+def normalize(x, weight, eps):
+    return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight
 
 
 def calls_the_interface(module):
     """Whether the forward of a module calls one function of ALL_ATTENTION_FUNCTIONS, as newer vLLM reads its source."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(type(module).forward)))
-    names = {
-        node.targets[0].id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("ALL_ATTENTION_FUNCTIONS")
-    }
-    calls = [
-        n for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id in names
-    ]
-    return len(calls) == 1
+    nodes = list(ast.walk(ast.parse(textwrap.dedent(inspect.getsource(type(module).forward)))))
+    found = [node for node in nodes if isinstance(node, ast.Assign) and "ALL_ATTENTION_FUNCTIONS[" in ast.unparse(node)]
+    names = [node.targets[0].id for node in found]
+    return sum(isinstance(node, ast.Call) and ast.unparse(node.func) in names for node in nodes) == 1
 
 
 class Server:
@@ -261,19 +210,15 @@ class Server:
             self.model = AutoModel.from_config(config, dtype=torch.float32)
         assert type(self.model) is type(self.model.get_decoder()) is NeoBERTModel  # the class that vLLM compiles
         assert config.get_text_config() is config
-        assert (
-            self.model._can_set_attn_implementation() if hasattr(self.model, "_can_set_attn_implementation") else True
-        )
         self.replace(self.model)
-        self.model.set_input_embeddings(ServedEmbedding(self.model.get_input_embeddings()))
+        self.model.set_input_embeddings(Served(self.model.get_input_embeddings(), lambda ids, weight: weight[ids]))
         self.model.load_state_dict(
             {name.removeprefix("model."): x for name, x in weights.items() if "decoder" not in name}
         )
         assert not any(parameter.is_meta for parameter in self.model.parameters())
 
-        attention = [
-            module for module in self.model.modules() if hasattr(module, "layer_idx") and calls_the_interface(module)
-        ]
+        modules = [module for module in self.model.modules() if hasattr(module, "layer_idx")]
+        attention = list(filter(calls_the_interface, modules))
         assert [module.layer_idx for module in attention] == list(range(config.num_hidden_layers))
         assert all(module.config is config and module.is_causal is False for module in attention)
         self.lengths, self.num_calls = None, 0
@@ -285,9 +230,9 @@ class Server:
     def replace(self, module):
         for name, child in module.named_children():
             if isinstance(child, nn.Linear):
-                setattr(module, name, ServedLinear(child))
+                setattr(module, name, Served(child, F.linear))
             elif type(child).__name__.endswith("RMSNorm"):
-                setattr(module, name, ServedNorm(child))
+                setattr(module, name, Served(child, partial(normalize, eps=child.eps)))
             else:
                 self.replace(child)
 
@@ -345,16 +290,11 @@ def test_a_served_model_compiles_to_one_graph(model, checkpoint):
         expected.append((ids, positions, server(ids, positions, (sum(lengths),))))
     for module in original.modules():
         if hasattr(module, "attn"):
-            module.attn = one_document
+            module.attn = lambda q, k, v, scaling: sdpa_of_documents(q, k, v, scaling, [q.shape[0]])
     server.model = torch.compile(original, fullgraph=True, dynamic=True, backend="aot_eager")
     for ids, positions, state in expected:
         torch.testing.assert_close(server(ids, positions, None), state, **FLOAT32)
     assert num_graphs() == (1, 0)
-
-
-def one_document(query, key, value, scaling):
-    heads = [x.unflatten(-1, (CONFIG["num_attention_heads"], -1)).transpose(0, 1) for x in (query, key, value)]
-    return F.scaled_dot_product_attention(*heads, scale=scaling).transpose(0, 1).flatten(1)
 
 
 @pytest.mark.compat

@@ -1,6 +1,13 @@
-"""Training on two processes follows the curve of one process, saves one model, and ends if a process is killed."""
+"""Training on two processes follows the curve of one process, saves one model, and ends if a process is killed.
 
+`make test-runtimes` installs DeepSpeed, which runs on its CPU accelerator.
+"""
+
+import importlib.util
 import json
+import os
+import subprocess
+import sys
 
 import killed_pretraining
 import launch
@@ -23,6 +30,14 @@ from neobert_hf.pretraining.trainer import keep_float32
 from neobert_hf.runs.folders import lock_run
 
 OPTIONS = dict(max_steps=20, save_steps=10)
+CONFIGS = killed_pretraining.EXAMPLE.parent / "accelerate"
+needs_deepspeed = pytest.mark.skipif(not importlib.util.find_spec("deepspeed"), reason="needs make test-runtimes")
+AUTO = dict.fromkeys(("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"), "auto")
+ZERO = {
+    2: {"stage": 2},
+    # without the threshold ZeRO-3 shards no parameter below 100,000 elements, and the tiny model has no other
+    3: {"stage": 3, "stage3_param_persistence_threshold": 0, "stage3_gather_16bit_weights_on_model_save": True},
+}
 
 
 @pytest.fixture(scope="module")
@@ -33,43 +48,91 @@ def alone(corpus, tmp_path_factory):
 
 
 def train(kind, script, arguments, folder):
-    """Run a script in two processes, and return the errors of a run that failed."""
-    job = start(launch, [*(["--fsdp2"] if kind == "fsdp2" else []), script.__file__, *arguments], folder / "errors")
+    """Run a script in two processes, and return the errors of a run that failed; `kind` may be a config of DeepSpeed."""
+    how = ["--fsdp2"] if kind == "fsdp2" else []
+    if isinstance(kind, dict):
+        file = folder / "deepspeed.json"
+        file.write_text(json.dumps(AUTO | kind))
+        arguments = [*arguments, "--deepspeed", str(file)]
+    job = start(launch, [*how, script.__file__, *arguments], folder / "errors")
     job.join()
     return (folder / "errors").read_text() if job.exitcode else ""
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
-def test_two_processes_follow_the_curve_of_one_process_also_after_a_kill(corpus, alone, tmp_path, kind):
-    """Tolerance 1e-4 in fp32 over 20 steps: only the order of sums, and so the rounding, differs.
+def check_two_processes(kind, alone, corpus, folder):
+    """Compare the run in `folder`/whole with that of one process, and with a run that resumes after a kill.
 
-    With the same number of processes, the run that resumes after a kill is equal bit by bit.
+    Tolerance 1e-4 in fp32 over 20 steps: only the order of sums, and so the rounding, differs. On the same number of processes,
+    the run that resumes is equal bit by bit.
     """
-    folders = alone[0], tmp_path / "two"
-    assert train(kind, pretrain_mlm, command(corpus, folders[1], **OPTIONS), tmp_path) == ""
-    killed = command(corpus, tmp_path / "killed", **OPTIONS)
-    assert "SIGKILL" in train(kind, killed_pretraining, killed, tmp_path)  # and the other process has ended too
-    assert max(losses_of(tmp_path / "killed")) < killed_pretraining.STEP
-    assert train(kind, pretrain_mlm, [*killed, "--resume_from_checkpoint", "last"], tmp_path) == ""
-    one, two, resumed = alone[1], losses_of(folders[1]), losses_of(tmp_path / "killed")
+    whole, killed = folder / "whole", folder / "killed"
+    arguments = command(corpus, killed, **OPTIONS)
+    assert "SIGKILL" in train(kind, killed_pretraining, arguments, folder)  # and the other process has ended too
+    assert max(losses_of(killed)) < killed_pretraining.STEP
+    assert train(kind, pretrain_mlm, [*arguments, "--resume_from_checkpoint", "last"], folder) == ""
+    one, two = alone[1], losses_of(whole)
     assert sorted(two) == sorted(one) == list(range(1, 21))
     assert max(abs(two[step] - one[step]) for step in one) < 1e-4
-    assert resumed == two
-    weights = [load_file(folder / "model.safetensors") for folder in (folders[1], tmp_path / "killed")]
-    assert all(torch.equal(weights[0][name], tensor) for name, tensor in weights[1].items())
-    summaries = [json.loads((folder / "training_summary.json").read_text()) for folder in folders]
+    assert losses_of(killed) == two
+    weights, resumed = (load_file(path / "model.safetensors") for path in (whole, killed))
+    assert all(torch.equal(weights[name], tensor) for name, tensor in resumed.items())
+    folders = alone[0], whole
+    summaries = [json.loads((path / "training_summary.json").read_text()) for path in folders]
     assert [summary["devices"] for summary in summaries] == [1, 2]
-    for name in ("num_tokens", "num_masked"):
+    for name in ("num_tokens", "num_masked", "num_parameters"):
         assert summaries[0][name] == summaries[1][name]
     assert abs(summaries[0]["eval_loss"] - summaries[1]["eval_loss"]) < 1e-4  # no row is counted twice
-    models = [AutoModelForMaskedLM.from_pretrained(folder) for folder in folders]
+    models = [AutoModelForMaskedLM.from_pretrained(path) for path in folders]
     for (name, a), b in zip(models[0].named_parameters(), models[1].parameters()):
         torch.testing.assert_close(b, a, rtol=0, atol=1e-3, msg=lambda m, n=name: f"{n}: {m}")  # 20 steps of lr 3e-3
-    assert (folders[1] / "checkpoint-10/pytorch_model_fsdp_0").is_dir() == (kind == "fsdp2")
-    names, others = ({path.name for path in folder.glob("*.py")} for folder in folders)
+    names, others = ({file.name for file in path.glob("*.py")} for path in folders)
     assert names == others
-    auto_map, other = (json.loads((folder / "config.json").read_text())["auto_map"] for folder in folders)
+    auto_map, other = (json.loads((path / "config.json").read_text())["auto_map"] for path in folders)
     assert auto_map == other
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_two_processes_follow_the_curve_of_one_process_also_after_a_kill(corpus, alone, tmp_path, kind):
+    assert train(kind, pretrain_mlm, command(corpus, tmp_path / "whole", **OPTIONS), tmp_path) == ""
+    check_two_processes(kind, alone, corpus, tmp_path)
+    assert (tmp_path / "whole/checkpoint-10/pytorch_model_fsdp_0").is_dir() == (kind == "fsdp2")
+
+
+@pytest.mark.runtime
+@needs_deepspeed
+@pytest.mark.parametrize("stage", ZERO, ids="ZeRO-{}".format)
+def test_deepspeed_follows_the_curve_of_one_process_also_after_a_kill(corpus, alone, tmp_path, stage):
+    """The whole run by our config of accelerate, without a warning; the others by a config of DeepSpeed, which shards all."""
+    options = ["--num_processes", "2", "--main_process_port", "0", "--mixed_precision", "no", "--config_file"]
+    words = [sys.executable, "-m", "accelerate.commands.launch", *options, CONFIGS / f"deepspeed_zero{stage}.yaml"]
+    words += [pretrain_mlm.__file__, *command(corpus, tmp_path / "whole", **OPTIONS)]
+    environment = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "Warning" not in done.stderr and "mismatch" not in done.stderr, done.stderr[-4000:]
+    check_two_processes({"zero_optimization": ZERO[stage]}, alone, corpus, tmp_path)
+
+
+@pytest.mark.runtime
+@needs_deepspeed
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"zero_optimization": {"stage": 3}}, "ZeRO-3 would save no model; set zero3_save_16bit_model: true"),
+        ({"optimizer": {"type": "AdamW"}}, "the recipe sets optimizer; remove this from the DeepSpeed config"),
+        (
+            {"gradient_accumulation_steps": 7},
+            "gradient_accumulation_steps=7 in the DeepSpeed config, but the run requires 2",
+        ),
+    ],
+    ids=["saves nothing", "optimizer", "accumulation"],
+)
+def test_a_deepspeed_config_that_contradicts_the_run_ends_it_in_one_line(corpus, tmp_path, changes, message):
+    config = {"zero_optimization": ZERO[3], **changes}
+    errors = train(config, pretrain_mlm, command(corpus, tmp_path / "run", **OPTIONS), tmp_path).splitlines()
+    lines = [line for line in errors if message in line]
+    assert lines and all(line.startswith("pretrain_mlm.py: error: ") for line in lines)
+    assert not (tmp_path / "run").exists()
 
 
 def test_all_processes_end_if_another_training_writes_to_the_folder(corpus, tmp_path):

@@ -8,7 +8,6 @@ Axes: `B` rows, `L` columns of the input; `T` tokens on the flat axis, real toke
 """
 
 import importlib
-import sys
 from functools import lru_cache, partial
 from types import ModuleType
 from typing import NamedTuple
@@ -272,10 +271,8 @@ def make_xformers_mask(layout, dtype, is_fast):
 
 def has_flash_attention(version: int) -> bool:
     """Whether transformers finds this version of FlashAttention, and its kernels load."""
-    is_available = getattr(
-        transformers_utils, f"is_flash_attn_{version}_available", None
-    )  # an old transformers lacks some
-    return is_available is not None and is_available() and not loading_error(f"flash_attention_{version}")
+    is_available = getattr(transformers_utils, f"is_flash_attn_{version}_available", bool)  # an old one lacks some
+    return is_available() and not loading_error(f"flash_attention_{version}")
 
 
 def has_varlen() -> bool:
@@ -290,23 +287,23 @@ def find_xformers() -> ModuleType | None:
 
 @lru_cache
 def loading_error(backend: str) -> str:
-    """Why the package with the kernels of a backend does not load; an empty string if it does. A damaged package is logged once.
+    """Why the package of a backend does not load, and what to do before its remedy; empty if it loads, or if there is none.
 
     Kernels run only with the torch and the CUDA that they were built for. The package is imported when a forward on its devices
     asks for it: the import of xformers takes seconds and initialises CUDA, and a process that has done so cannot fork.
     """
-    package = KERNELS[backend].partition(".")[0]
+    module = KERNELS.get(backend, "torch")
     try:
-        importlib.import_module(KERNELS[backend])
-        if backend == "xformers" and not sys.modules[package]._has_cpp_library:  # it keeps the error of its kernels
-            raise sys.modules[package]._cpp_lib._cpp_library_load_exception
+        importlib.import_module(module)
+        if backend == "xformers" and not (xformers := importlib.import_module(backend))._has_cpp_library:
+            raise xformers._cpp_lib._cpp_library_load_exception  # xformers itself only logs it
         return ""
     except Exception as error:  # an initialisation that fails raises any class
-        if isinstance(error, ModuleNotFoundError) and error.name == package:
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             return "is not installed"
         while error.__cause__:
             error = error.__cause__
         reason = " ".join(str(error).split()) or type(error).__name__
     message = f"is installed, but does not load beside torch {torch.__version__}: {reason}; uninstall it"
     logger.warning(f"The package of attn_implementation={backend!r} {message}. 'auto' uses another backend.")
-    return message
+    return f"{message}, then"

@@ -6,11 +6,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import torch
-import transformers
 from transformers.utils import logging
 
 from .attention_neobert import (
-    KERNELS,
     attend_cpu_tiled,
     attend_eager,
     attend_flex,
@@ -153,9 +151,8 @@ def check_installed(implementation: str) -> None:
     """Raise ImportError with the installation command if a backend of the table is not installed."""
     backend = find_backend(implementation)
     if not backend.is_installed():
-        error = loading_error(implementation) if implementation in KERNELS else "is not installed"
-        error = error or f"is not supported by transformers {transformers.__version__} here"
-        raise ImportError(f"attn_implementation={implementation!r} {error}; {backend.remedy}")
+        error = loading_error(implementation) or "is not installed"
+        raise ImportError(f"attn_implementation={implementation!r} {error}: {backend.remedy}")
 
 
 def is_own_backend(implementation: str) -> bool:
@@ -177,25 +174,18 @@ class Situation(NamedTuple):
     """The conditions of a forward that determine which backends can run.
 
     Attributes:
-        device: Device of attention in the first block.
+        devices: Devices of attention; several if `device_map` has put the blocks on several.
         dtype: dtype of attention.
         head_dim: Width of a head.
         is_packed: Whether the layout is packed.
         is_fast: Result of `runs_fast`.
-        other_devices: Devices of attention in other blocks, if `device_map` has put them on several.
     """
 
-    device: torch.device
+    devices: tuple[torch.device, ...]
     dtype: torch.dtype
     head_dim: int
     is_packed: bool
     is_fast: bool = False
-    other_devices: tuple[torch.device, ...] = ()
-
-    @property
-    def devices(self) -> list[torch.device]:
-        """All devices of attention."""
-        return list(dict.fromkeys((self.device, *self.other_devices)))
 
 
 def choose_backend(implementation: str, situation: Situation, need_weights: bool = False) -> str:
@@ -203,7 +193,7 @@ def choose_backend(implementation: str, situation: Situation, need_weights: bool
 
     Args:
         implementation: Requested name, or "auto".
-        situation: Device, dtype, head width and layout of the forward.
+        situation: Devices, dtype, head width and layout of the forward.
         need_weights: Whether probabilities are required; only eager attention returns them.
 
     Raises:
@@ -228,17 +218,15 @@ def choose_backend(implementation: str, situation: Situation, need_weights: bool
 @torch.compiler.assume_constant_result  # the compiler must not trace this function
 def _unsupported_reason(implementation, *situation):
     """Why a backend cannot run in a situation, and what to do; an empty string if it can run."""
-    backend, situation = find_backend(implementation), Situation(*situation)
-    _, dtype, head_dim, is_packed, is_fast, _ = situation
+    backend, (devices, dtype, head_dim, is_packed, is_fast) = find_backend(implementation), situation
     if ("packed" if is_packed else "dense") not in backend.layouts:
         return (
             "supports packed sequences only; for a 4-D mask, unpad_inputs=False, or a padding mask while compiling, choose "
             "'sdpa' or 'eager'"
         )
-    kinds = {device.type for device in situation.devices}
-    if backend.devices and not kinds.issubset(backend.devices):
-        found = ", ".join(sorted(kinds)) + _missing_gpu(backend)
-        return f"runs on {', '.join(backend.devices).upper()}, not on {found}; choose 'sdpa'"
+    for device in devices:
+        if backend.devices and device.type not in backend.devices:
+            return f"runs on {', '.join(backend.devices).upper()}, not on {device.type}{_missing_gpu(backend)}; choose 'sdpa'"
     if backend.capabilities and dtype not in backend.capabilities:
         return (
             f"supports {' or '.join(str(known).removeprefix('torch.') for known in backend.capabilities)}, not {dtype}; "
@@ -254,29 +242,25 @@ def _unsupported_reason(implementation, *situation):
             f"requires a head width that is a multiple of {backend.head_multiple} and at most {backend.max_head_width}, not "
             f"{head_dim}; choose 'sdpa'"
         )
-    if not backend.is_installed():
-        return f"is not installed; {backend.remedy}"
-    if backend.capabilities and "cuda" in kinds:
+    for gpu in (device for device in devices if device.type == "cuda" and backend.capabilities):
         lowest, highest = backend.capabilities[dtype]
-        found = {gpu: torch.cuda.get_device_capability(gpu) for gpu in situation.devices if gpu.type == "cuda"}
-        if not lowest <= min(found.values()) <= max(found.values()) <= highest:
-            limit = (
-                "at least {}.{}".format(*lowest) if min(found.values()) < lowest else "at most {}.{}".format(*highest)
+        found = torch.cuda.get_device_capability(gpu)
+        if not lowest <= found <= highest:
+            limit = "at least {}.{}".format(*lowest) if found < lowest else "at most {}.{}".format(*highest)
+            return (
+                f"requires a CUDA capability of {limit} for {dtype}, but {gpu} has {found[0]}.{found[1]}; choose 'sdpa'"
             )
-            known = " and ".join(f"{gpu} has {major}.{minor}" for gpu, (major, minor) in found.items())
-            return f"requires a CUDA capability of {limit} for {dtype}, but {known}; choose 'sdpa'"
-    return ""
+    # the last check, because it imports the package
+    return "" if backend.is_installed() else "is not installed"
 
 
 def _missing_gpu(backend):
-    """What to say of a machine without any device of a backend; an empty string if it has one."""
-    modules = [getattr(torch, kind, None) for kind in backend.devices]  # torch has no module for some of them
-    if not backend.devices or any(module is not None and module.is_available() for module in modules):
+    """What an error says if a backend needs a GPU and torch finds none; else an empty string."""
+    if "cuda" not in backend.devices or torch.accelerator.is_available():
         return ""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return f", and torch {torch.__version__} finds no GPU" + (
-        f" (CUDA_VISIBLE_DEVICES={visible!r})" if visible is not None else ""
-    )
+    setting = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible!r})"
+    return f", and torch {torch.__version__} finds no GPU{setting}"
 
 
 @torch.compiler.assume_constant_result
@@ -290,9 +274,10 @@ def _find_best_backend(*situation):
     name = next(
         name for name, row in BACKENDS.items() if row.is_automatic and not _unsupported_reason(name, *situation)
     )
-    situation = Situation(*situation)
-    layout = "packed" if situation.is_packed else "padded"
-    kernels = "CPU inference" if situation.is_fast else "standard"
-    devices = ", ".join(map(str, situation.devices))
-    logger.info(f"NeoBERT on {devices} in {situation.dtype}, {layout} layout: {name} attention, {kernels} kernels")
+    devices, dtype, _, is_packed, is_fast = situation
+    layout = "packed" if is_packed else "padded"
+    kernels = "CPU inference" if is_fast else "standard"
+    logger.info(
+        f"NeoBERT on {', '.join(map(str, devices))} in {dtype}, {layout} layout: {name} attention, {kernels} kernels"
+    )
     return name

@@ -12,6 +12,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .attention_neobert import split_rows
+from .backends_neobert import find_backend
 from .configuration_neobert import NeoBERTConfig
 from .kernels_neobert import choose_kernels, is_hooked, linear, rms_norm
 from .plan_neobert import ForwardPlan
@@ -65,9 +66,13 @@ class NeoBERTAttention(nn.Module):
     def forward(
         self, q_THK: torch.Tensor, k_THK: torch.Tensor, v_THK: torch.Tensor, plan: ForwardPlan
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As `ForwardPlan.attend`; a registered function gets (B, H, L, K), as in transformers' own models."""
-        if plan.options is None:
-            return plan.attend(q_THK, k_THK, v_THK)
+        """softmax(q k^T / sqrt(K)) v in both directions; a registered function gets (B, H, L, K), as in transformers' models.
+
+        Returns:
+            (T, H, K), and the probabilities (B, H, L, L) if the backend is eager, else None.
+        """
+        if own := find_backend(plan.backend).attend:
+            return own(q_THK, k_THK, v_THK, plan)
         q, k, v = (split_rows(x, plan.layout) for x in (q_THK, k_THK, v_THK))
         attend = ALL_ATTENTION_FUNCTIONS[plan.backend]
         out, _ = attend(self, q, k, v, plan.mask, dropout=0.0, scaling=self.scaling, **plan.options)

@@ -40,7 +40,7 @@ def inference_copy(model: nn.Module, int8: bool = False) -> nn.Module:
     encoders = [module for module in model.modules() if hasattr(module, "is_inference_copy")]
     if not encoders:
         raise ValueError(f"{type(model).__name__} contains no NeoBERT; give a NeoBERT, or a model that contains one")
-    if any(type(tensor).__name__ == "DTensor" for tensor in model.parameters()):
+    if any(hasattr(tensor, "device_mesh") for tensor in model.parameters()):
         raise ValueError("the weights are sharded over several processes; load the model without tensor parallelism")
     devices = {tensor.device.type for tensor in model.parameters()}
     if devices - {"cpu"}:

@@ -95,7 +95,7 @@ BOUNDARIES = ("position_ids", "seq_idx", *CU_SEQ_LENS, *MAX_LENGTHS, "trust_boun
 
 
 class Boundaries(NamedTuple):
-    """The inputs that mark the documents of packed rows. All that are given must agree.
+    """The inputs that mark the documents of packed rows, which must agree, and those for a registered attention function.
 
     Attributes:
         position_ids: (B, L), (1, L) or (L,). Without an attention mask, a document begins where a position does not increase.
@@ -103,6 +103,7 @@ class Boundaries(NamedTuple):
         cu_seq_lens: For each argument that gives them, the (N + 1,) boundaries of the documents in one row.
         max_length: Length of the longest document; only checked if values are read, required otherwise.
         is_trusted: The caller guarantees that values are valid, so they need no check.
+        options: Arguments for an attention function that the user registered.
     """
 
     position_ids: torch.Tensor | None = None
@@ -110,21 +111,22 @@ class Boundaries(NamedTuple):
     cu_seq_lens: dict[str, torch.Tensor] = {}
     max_length: int | None = None
     is_trusted: bool = False
+    options: dict[str, Any] = {}
 
     @classmethod
-    def from_arguments(cls, model: str, arguments: dict[str, Any], others: Iterable[str] = ()) -> "Boundaries":
-        """Collect the arguments of a forward that mark documents, with their aliases.
+    def from_arguments(cls, model: str, arguments: dict[str, Any], options: Iterable[str] = ()) -> "Boundaries":
+        """Collect the arguments of a forward that mark documents, with their aliases, and those named in `options`.
 
         Args:
             model: Class of the model, for the message.
             arguments: Values by the names in `BOUNDARIES`. None and False are values of arguments that were not given.
-            others: Names of arguments that have another purpose.
+            options: Names of the arguments of a registered attention function.
 
         Raises:
             TypeError: Another argument is given.
         """
         given = {name: value for name, value in arguments.items() if value is not None and value is not False}
-        if unknown := [name for name in given if name not in BOUNDARIES and name not in others]:
+        if unknown := [name for name in given if name not in BOUNDARIES and name not in options]:
             remedy = "load a model with a head" if "labels" in unknown else "omit it"
             raise TypeError(f"{model} has no argument {', '.join(unknown)}; {remedy}")
         return cls(
@@ -133,6 +135,7 @@ class Boundaries(NamedTuple):
             cu_seq_lens={name: given[name] for name in CU_SEQ_LENS if name in given},
             max_length=next((given[name] for name in MAX_LENGTHS if name in given), None),
             is_trusted=given.get("trust_boundaries", False),
+            options={name: arguments[name] for name in options if name in arguments},
         )
 
 

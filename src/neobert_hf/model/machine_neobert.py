@@ -112,12 +112,13 @@ def best_dtype(device: str | torch.device = "cpu") -> torch.dtype:
     return torch.float32
 
 
-def placed_devices(blocks: torch.nn.ModuleList) -> tuple[torch.device, ...]:
-    """The devices of blocks that accelerate has placed (`device_map`); empty otherwise, because all are then on one device."""
+def attention_devices(blocks: torch.nn.ModuleList, device: torch.device) -> tuple[torch.device, ...]:
+    """The device of the tokens, and those on which accelerate has placed blocks (`device_map`)."""
     if not hasattr(blocks[0], "_hf_hook"):  # the hook moves the arguments of a block to its device
-        return ()
-    found = dict.fromkeys(next(block.parameters()).device for block in blocks)
-    return tuple(device for device in found if device.type != "meta")  # blocks on disk run on the device of the tokens
+        return (device,)
+    found = dict.fromkeys((device, *(next(block.parameters()).device for block in blocks)))
+    found.pop(torch.device("meta"), None)  # offloaded blocks run on the device of the tokens
+    return tuple(found)
 
 
 def onednn_is_best(dtype: torch.dtype, num_rows: int = AVX2_ONEDNN_ROWS) -> bool:

@@ -57,7 +57,7 @@ from .losses_neobert import (
     flatten_labels,
     span_loss,
 )
-from .machine_neobert import is_tracing, placed_devices, product_dtype, widen_residual
+from .machine_neobert import attention_devices, is_tracing, product_dtype, widen_residual
 from .plan_neobert import ForwardPlan, arguments_of, indices_of_states, make_plan
 from .rotary_neobert import Rotary, rotary_table
 from .weight_files_neobert import check_weight_files, explain_damaged_file
@@ -133,15 +133,13 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
         """Resolve `attn_implementation`: None is "auto"; our own backends must be installed; transformers checks the others."""
         if requested_attention is None or requested_attention == "auto":
             return "auto"
-        if is_own_backend(requested_attention):
-            check_installed(requested_attention)
-            return requested_attention
-        try:
-            implementation = super().get_correct_attn_implementation(requested_attention, is_init_check)
-        except (ImportError, ValueError) as error:
-            raise type(error)(missing_backend_message(requested_attention, error)) from error
-        check_installed(implementation)  # transformers finds a package whose kernels do not load
-        return implementation
+        if not is_own_backend(requested_attention):
+            try:
+                requested_attention = super().get_correct_attn_implementation(requested_attention, is_init_check)
+            except (ImportError, ValueError) as error:
+                raise type(error)(missing_backend_message(requested_attention, error)) from error
+        check_installed(requested_attention)  # transformers finds a package whose kernels do not load
+        return requested_attention
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *args, output_loading_info=False, **kwargs):
@@ -153,11 +151,9 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
         """
         options = kwargs.get("subfolder"), kwargs.get("use_safetensors"), kwargs.get("weights_only", True)
         check_weight_files(pretrained_model_name_or_path, *options)
-        kwargs["use_safetensors"] = True
+        kwargs |= {"use_safetensors": True, "output_loading_info": True}
         with explain_damaged_file(pretrained_model_name_or_path):
-            model, info = super().from_pretrained(
-                pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
-            )
+            model, info = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
         check_parallel_shape(model)
         check_encoder_is_complete(model, set(info["missing_keys"]), set(info["unexpected_keys"]))
         mismatched = [name if isinstance(name, str) else name[0] for name in info["mismatched_keys"]]  # also the shapes
@@ -229,8 +225,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             select_tokens: Function from the layout to indices on the flat axis, (S,) int64, of the tokens that a head reads;
                 needs `return_packed`. The last block then computes its output projection and SwiGLU for these only, unless
                 `hidden_states` are returned or a hook reads its states.
-            **kwargs: Boundaries of packed documents, and arguments of a registered attention function. All others are refused,
-                unless the value is None or False.
+            **kwargs: Boundaries of packed documents and arguments of a registered attention function; no other is accepted.
 
                 - `cu_seq_lens_q`, `cu_seq_lens_k` or `cu_seqlens`, the name in the published code: (N + 1,) boundaries of the
                   documents in a packed row (1, T).
@@ -251,7 +246,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         Source: paper, section 3.1.
         """
         config = self.config
-        options = {name: kwargs[name] for name in arguments_of(config._attn_implementation) if name in kwargs}
+        options = arguments_of(config._attn_implementation)
         boundaries = Boundaries.from_arguments(type(self).__name__, {"position_ids": position_ids, **kwargs}, options)
         if select_tokens is not None and not return_packed:
             raise ValueError("select_tokens chooses tokens, which have no rows and columns; set return_packed=True")
@@ -261,9 +256,9 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
 
         tokens = check_tokens(input_ids, inputs_embeds, config.hidden_size)
         weight = self.encoder.weight  # an adapter may compute it
+        devices = attention_devices(self.transformer_encoder, tokens.device)
         dtype, is_fast = product_dtype(weight), runs_fast(weight, self)
-        devices = placed_devices(self.transformer_encoder)
-        plan = make_plan(tokens, config, boundaries, attention_mask, dtype, returns_weights, is_fast, devices, options)
+        plan = make_plan(tokens, config, boundaries, attention_mask, dtype, returns_weights, is_fast, devices)
         layout, x_TD = plan.layout, self._embed(tokens, plan.layout)
         # float64 embeddings may feed a float32 model, whose products need a float32 table
         rotary = Rotary(rotary_table(config, layout, weight.dtype))

@@ -5,6 +5,7 @@ kernels from the weights (`kernels_neobert.py`).
 """
 
 import inspect
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -29,37 +30,30 @@ class ForwardPlan(NamedTuple):
         backend: Name of the attention backend.
         mask: Mask of the backend: a tensor that broadcasts to (B, H, L, L), a mask object of the backend, or None.
         kernels: Kernels outside attention: the result of `choose_kernels`, or "plain" for standard operations.
-        options: Arguments of the caller for a registered attention function; None if the backend is in the table.
+        options: Arguments of the caller for a registered attention function (see `arguments_of`).
     """
 
     layout: SequenceLayout
     backend: str
     mask: Any = None
     kernels: str = "plain"
-    options: dict[str, Any] | None = None
+    options: dict[str, Any] = {}
 
-    def attend(
-        self, q_THK: torch.Tensor, k_THK: torch.Tensor, v_THK: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attention within each sequence, in both directions: softmax(q k^T / sqrt(K)) v.
 
-        Returns:
-            (T, H, K), and the probabilities (B, H, L, L) if the backend is eager, else None.
-        """
-        return find_backend(self.backend).attend(q_THK, k_THK, v_THK, self)
+_signature = lru_cache(inspect.signature)
 
 
 @torch.compiler.assume_constant_result  # the compiler must not trace this function
 def arguments_of(implementation: str) -> tuple[str, ...]:
-    """Names of the arguments of an attention function that the user registered with transformers; none for other backends."""
+    """Names of the arguments of an attention function that the user registered with transformers; none for a backend."""
     if implementation == "auto" or find_backend(implementation).attend is not None:
         return ()
-    return tuple(inspect.signature(AttentionInterface()[implementation]).parameters)
+    return tuple(_signature(AttentionInterface()[implementation]).parameters)
 
 
 @torch.compiler.assume_constant_result
 def _is_masked(backend):
-    """Whether attention reads a mask; as in transformers, a registered function without a mask function, such as vLLM's, not."""
+    """Whether attention gets a mask; as in transformers, a registered function without a mask function gets none."""
     return find_backend(backend).attend is not None or backend in AttentionMaskInterface()
 
 
@@ -71,8 +65,7 @@ def make_plan(
     dtype: torch.dtype = torch.float32,
     need_weights: bool = False,
     is_fast: bool = False,
-    other_devices: tuple[torch.device, ...] = (),
-    options: dict[str, Any] | None = None,
+    devices: tuple[torch.device, ...] = (),
 ) -> ForwardPlan:
     """Choose the layout, the attention backend with its mask, and the kernels of one forward.
 
@@ -87,8 +80,7 @@ def make_plan(
         dtype: dtype of matrix products; it limits the choice of backends.
         need_weights: Attention probabilities are required; only the eager backend returns them.
         is_fast: Result of `runs_fast` for the weights; it limits the choice of backends, masks and kernels.
-        other_devices: Result of `placed_devices` for the blocks; the backend must run on all of them.
-        options: Arguments for a registered attention function (see `arguments_of`).
+        devices: Result of `attention_devices`; the backend must run on all of them. By default the device of the tokens.
 
     Raises:
         ValueError: Values or shapes contradict each other; the message names both and the solution.
@@ -100,7 +92,7 @@ def make_plan(
     can_pack = config.unpad_inputs and mask_4d is None and not need_weights and runs_packed(implementation)
     can_pack = can_pack and (can_read_values or has_boundaries)
     for is_packed in (True, False) if can_pack else (False,):
-        situation = Situation(tokens.device, dtype, config.head_dim, is_packed, is_fast, other_devices)
+        situation = Situation(devices or (tokens.device,), dtype, config.head_dim, is_packed, is_fast)
         backend = choose_backend(implementation, situation, need_weights)
         reads_on_device = is_packed and has_boundaries and find_backend(backend).reads_boundaries
         if can_read_values or reads_on_device:
@@ -109,24 +101,25 @@ def make_plan(
     if not is_masked and (attention_mask is not None or has_boundaries or boundaries.seq_idx is not None):
         raise ValueError(
             f"attn_implementation={backend!r} is registered without a mask function, so it would ignore attention_mask, "
-            f"cu_seq_lens and seq_idx; omit them, or call AttentionMaskInterface.register({backend!r}, sdpa_mask) of transformers"
+            f"cu_seq_lens and seq_idx; omit them, or call transformers.AttentionMaskInterface.register({backend!r}, "
+            "transformers.masking_utils.sdpa_mask)"
         )
     reads_values = can_read_values and is_masked and not (boundaries.is_trusted and reads_on_device)
 
     layout = make_layout(tokens, config.vocab_size, boundaries, attention_mask, is_packed, reads_values)
     if backend == "cpu_tiled" and layout.max_length < SHORTEST_TILED:
         backend = "sdpa"
-    row, mask = find_backend(backend), None
-    if is_packed and row.make_mask is not None:
-        mask = row.make_mask(layout, dtype, is_fast)
-    elif not is_packed and is_masked:
-        mask = make_dense_mask(layout, mask_4d)
+    row = find_backend(backend)
+    if is_packed:
+        mask = row.make_mask and row.make_mask(layout, dtype, is_fast)
+    else:
+        mask = make_dense_mask(layout, mask_4d) if is_masked else None
         mask = additive(mask, dtype) if row.attend is None and mask is not None else mask
     is_fast = is_fast and backend in ("sdpa", "cpu_tiled")
     kernels = choose_kernels(dtype, len(layout.position_ids)) if is_fast else "plain"
     if can_read_values and is_masked:
         _warn_of_limits(layout, config.max_position_embeddings, dtype, tokens.device)
-    return ForwardPlan(layout, backend, mask, kernels, (options or {}) if row.attend is None else None)
+    return ForwardPlan(layout, backend, mask, kernels, boundaries.options)
 
 
 def indices_of_states(requested: bool | int | list[int] | None, num_states: int) -> range | set[int]:

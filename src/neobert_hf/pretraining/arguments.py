@@ -158,8 +158,17 @@ class PretrainingArguments(ResumeArguments, TrainingArguments):
         """Refuse a DeepSpeed config that would change the recipe, save no model, or train in each process alone."""
         if found := [part for part in ("optimizer", "scheduler") if part in config]:
             raise ValueError(f"the recipe sets {' and '.join(found)}; remove this from the DeepSpeed config")
+        required = {
+            "gradient_accumulation_steps": self.gradient_accumulation_steps,
+            "gradient_clipping": self.max_grad_norm,
+        }
+        for name, value in required.items():
+            if config.get(name, "auto") not in ("auto", value):
+                raise ValueError(
+                    f"{name}={config[name]} in the DeepSpeed config, but the run requires {value}; set it to auto"
+                )
         zero = config["zero_optimization"]
-        if zero["stage"] == 3 and not zero.get("stage3_gather_16bit_weights_on_model_save"):
+        if zero.get("stage") == 3 and not zero.get("stage3_gather_16bit_weights_on_model_save"):
             raise ValueError(
                 "ZeRO-3 would save no model; set zero3_save_16bit_model: true in the config of accelerate, or "
                 "stage3_gather_16bit_weights_on_model_save in that of DeepSpeed"

@@ -38,8 +38,7 @@ def training_flops(model: PreTrainedModel, num_tokens: int, num_masked: int, sum
 
 def _num_weights(module):
     """Number of weights in the linear layers of a module."""
-    weights = [layer.weight for layer in module.modules() if isinstance(layer, nn.Linear)]
-    return num_elements(weights)
+    return num_elements(layer.weight for layer in module.modules() if isinstance(layer, nn.Linear))
 
 
 def num_elements(parameters: Iterable[torch.Tensor]) -> int:

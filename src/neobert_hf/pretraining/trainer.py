@@ -55,12 +55,10 @@ class PretrainingTrainer(CheckedCheckpoints):
         if self.is_fsdp_enabled:
             keep_float32(self.accelerator.state.fsdp_plugin)
         if self.is_deepspeed_enabled:
-            # accelerate would set the same number, with a warning
-            self.accelerator.gradient_accumulation_steps = self.args.gradient_accumulation_steps
             unset_hf_deepspeed_config()  # ZeRO-3 would shard other models that this process loads, such as the saved one
-            warnings.filterwarnings(
-                "ignore", "`torch.distributed", FutureWarning
-            )  # names in torch that DeepSpeed calls
+            # Without these two lines, accelerate warns before it sets this number, and torch of names that DeepSpeed calls.
+            self.accelerator.gradient_accumulation_steps = self.args.gradient_accumulation_steps
+            warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)
         self.add_callback(LogWhereItEnds())
         if recipe.architecture != "neobert":
             self.compute_loss_func = masked_lm_loss
