@@ -275,6 +275,15 @@ def roofline(result: dict) -> str:
     return f"{table}\n\n{check}\n\n{note}"
 
 
+def rehearsal(result: dict) -> str:
+    """How often the host waits for the device in one forward, by backend and device."""
+    keys = ("before", "before_trusted", "after", "cases")
+    rows = [[f"`{row['backend']}`", row["device"].upper(), *(row[key] for key in keys)] for row in result["rows"]]
+    heads = ["", "device", "waits before the first block", "with `trust_boundaries=True`", "after it", "cases"]
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    return f"{grid(rows, heads)}\n\n{versions}, no GPU."
+
+
 def versions(result: dict) -> str:
     """Versions, and how many of the tests passed with them."""
     return tabulate(result["rows"], headers="keys", tablefmt="github", disable_numparse=True)
@@ -288,6 +297,7 @@ SPECIAL = (
     embeddings,
     few_examples,
     packing_plan,
+    rehearsal,
     roofline,
     runtimes,
     versions,

@@ -596,19 +596,27 @@ def test_a_forward_in_training_mode_gives_the_same_bits_with_and_without_gradien
 
 
 def test_the_page_on_loading_states_where_every_backend_was_tested():
-    page = (Path(__file__).parents[2] / "docs/loading.md").read_text("utf-8")
-    section = page.partition("## Attention backends")[2].partition("\n## ")[0]
+    root = Path(__file__).parents[2]
+    section = (root / "docs/loading.md").read_text("utf-8").partition("## Attention backends")[2].partition("\n## ")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("| `")]
-    tried = {row[0].strip("`"): dict(zip(("cpu", "cuda", "mps"), row[2:])) for row in rows}
-    assert set(tried) == set(BACKENDS)
-    simulated = {
-        (name, device) for name, cells in tried.items() for device, cell in cells.items() if cell == "simulated"
+    words = {
+        (row[0].strip("`"), device): word
+        for row in rows
+        for device, word in zip(("cpu", "cuda", "mps", "xpu"), row[2:])
     }
-    assert simulated == {(name, "cuda") for name in (*FLASH, "xformers")} | {("sdpa", "mps")}  # with stand-ins, above
-    on_gpu = json.loads((Path(__file__).parents[2] / "benchmarks/results/gpu_report.json").read_text())["errors"]
-    assert {row["backend"] for row in on_gpu} - {"auto"} == {
-        name for name, cells in tried.items() if cells["cuda"] == "measured"
-    }
+    assert {name for name, _ in words} == set(BACKENDS)
+    for (name, device), word in words.items():
+        assert bool(word) == (not BACKENDS[name].devices or device in BACKENDS[name].devices), (name, device)
+    on_gpu, rehearsal = (
+        json.loads((root / f"benchmarks/results/{name}.json").read_text()) for name in ("gpu_report", "rehearsal")
+    )
+    measured = {(row["backend"], "cuda") for row in on_gpu["errors"]} - {("auto", "cuda")}
+    assert measured == {cell for cell, word in words.items() if word == "measured" and cell[1] != "cpu"}
+    rehearsed = {(row["backend"], row["device"]): row["word"] for row in rehearsal["rows"]}
+    for word in ("rehearsed", "simulated"):
+        found = {cell for cell, stated in words.items() if stated == word}
+        assert found == {cell for cell, stated in rehearsed.items() if stated == word} - measured
+    assert "rehearsal.md" in section  # tests/test_benchmarks.py compares it with the JSON
 
 
 # ---------------------------------------------------------------------------------------- copies to a device

@@ -234,8 +234,19 @@ def _rms_norm_backward(grad, x, shape, rstd, weight, mask):
     return grad_x.to(x.dtype), (grad.float() * normed).flatten(0, -2).sum(0).to(weight.dtype)
 
 
-# Values of an operator that has no kernel on a CPU; without an entry they are zeros.
+def _softmax(x, dim, is_widened):
+    return (x.float() if is_widened else x).softmax(dim)
+
+
+def _softmax_backward(grad, out, dim, dtype):
+    return (out * (grad - (out * grad).sum(dim, keepdim=True))).to(dtype)
+
+
+# Values of an operator that has no kernel on a CPU, or only marks its result; without an entry they are zeros.
 TWINS = {
     "torch_attn._varlen_attn.default": _varlen,
+    "aten._conj.default": torch.conj_physical,
+    "aten._softmax.default": _softmax,
+    "aten._softmax_backward_data.default": _softmax_backward,
     "aten._fused_rms_norm_backward.default": _rms_norm_backward,
 }
