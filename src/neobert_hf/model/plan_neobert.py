@@ -48,9 +48,7 @@ def arguments_of(implementation: str) -> tuple[str, ...]:
     """Names of the arguments that a caller may give to a registered attention function; none for a backend of the table."""
     if implementation == "auto" or find_backend(implementation).attend is not None:
         return ()
-    names = tuple(_signature(AttentionInterface()[implementation]).parameters)[
-        5:
-    ]  # after the module, q, k, v and the mask
+    names = list(_signature(AttentionInterface()[implementation]).parameters)[5:]  # after module, q, k, v and mask
     return tuple(name for name in names if name not in ("scaling", "dropout"))
 
 
