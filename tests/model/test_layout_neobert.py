@@ -126,6 +126,94 @@ def test_seq_idx_marks_documents_in_each_of_several_rows(double_model, unpad):
             assert (states[row, columns] - alone).abs().max() < 1e-10
 
 
+@st.composite
+def marked_rows(draw):
+    """(B, L) mask and positions of packed rows with padding at any place; and the columns of each document of each row."""
+    rows = draw(st.lists(lengths_of_documents, min_size=1, max_size=3))
+    columns, width = [], 0
+    for lengths in rows:
+        column, documents = draw(st.integers(0, 2)), []
+        for length in lengths:
+            gaps = draw(st.lists(st.integers(1, 3), min_size=length, max_size=length))  # 1: no padding before the next token
+            documents.append(column + np.cumsum([0, *gaps[:-1]]))
+            column = int(documents[-1][-1]) + gaps[-1]
+        columns.append(documents)
+        width = max(width, column)
+    mask = torch.zeros(len(rows), width, dtype=torch.long)
+    positions = torch.randint(0, 9, mask.shape, generator=torch.Generator().manual_seed(width))  # those of padding are free
+    for row, documents in enumerate(columns):
+        for document in documents:
+            mask[row, document], positions[row, document] = 1, torch.arange(len(document))
+    return mask, positions, columns
+
+
+@given(rows=marked_rows(), seed=st.integers(0, 2**16), unpad=st.booleans())
+@some_examples
+def test_positions_mark_documents_beside_a_mask_too(double_model, rows, seed, unpad):
+    """Collators of packed rows often add a mask of ones, or one of the padding."""
+    mask, positions, columns = rows
+    ids = random_ids(*mask.shape, seed=seed)
+    double_model.config.unpad_inputs = unpad
+    with torch.no_grad():
+        states = double_model(ids, attention_mask=mask, position_ids=positions).last_hidden_state
+    assert not states[mask == 0].any()
+    oracle = Oracle(random_weights())
+    for row, documents in enumerate(columns):
+        for document in documents:
+            wanted = oracle.encode(ids[row, document].numpy())[2]
+            assert np.abs(states[row, document].numpy() - wanted).max() < 1e-10
+
+
+@given(rows=marked_rows())
+@some_examples
+def test_positions_beside_a_mask_make_the_same_layout_on_every_path(rows):
+    """One path removes padding, one keeps it, and one may not read values, as in a compiled model."""
+    mask, positions, columns = rows
+    ids, boundaries = random_ids(*mask.shape), layout_neobert.Boundaries(position_ids=positions)
+    packed, dense, traced = (
+        make_layout(ids, VOCAB, boundaries, mask, is_packed, reads_values)
+        for is_packed, reads_values in ((True, True), (False, True), (False, False))
+    )
+    documents = [row * mask.shape[1] + each for row, found in enumerate(columns) for each in found]
+    assert packed.lengths == tuple(len(each) for each in documents)
+    assert dense.first_tokens.tolist() == [each[0] for each in documents]
+    values = torch.randn(mask.numel(), 3, dtype=torch.float64)
+    wanted = torch.stack([values[each].mean(0) for each in documents])
+    torch.testing.assert_close(packed.mean_of_sequences(values[packed.indices] if mask.min() == 0 else values), wanted)
+    torch.testing.assert_close(dense.mean_of_sequences(values), wanted)
+    firsts = torch.stack([values[row * mask.shape[1] + found[0]].mean(0) for row, found in enumerate(columns)])
+    torch.testing.assert_close(traced.mean_of_sequences(values), firsts)  # the first document of each row
+    for layout in (dense, traced):
+        allowed = attention_neobert.make_dense_mask(layout).expand(len(mask), 1, *[mask.shape[1]] * 2)[:, 0]
+        for row, found in enumerate(columns):
+            for each in found:
+                assert [np.flatnonzero(keys).tolist() for keys in allowed[row, each].numpy()] == [each.tolist()] * len(each)
+
+
+def test_left_padding_with_the_positions_of_gpt_is_one_document_a_row(double_model):
+    ids, mask = random_ids(2, 6), torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
+    positions = (mask.cumsum(-1) - 1).masked_fill(mask == 0, 1)
+    for unpad in (True, False):
+        double_model.config.unpad_inputs = unpad
+        with torch.no_grad():
+            wanted = double_model(ids, attention_mask=mask).last_hidden_state
+            assert torch.equal(double_model(ids, attention_mask=mask, position_ids=positions).last_hidden_state, wanted)
+
+
+def test_free_positions_mark_no_documents(double_model):
+    """Equal positions in an attention that reads distances: the order of the tokens has no effect."""
+    ids, mask, order = random_ids(1, 6), torch.ones(1, 6, dtype=torch.long), torch.tensor([3, 0, 5, 1, 4, 2])
+    for options in ({}, {"attention_mask": mask}):
+        options |= {"position_ids": torch.zeros(1, 6, dtype=torch.long), "free_positions": True}
+        for unpad in (True, False):
+            double_model.config.unpad_inputs = unpad
+            with torch.no_grad():
+                states, turned = (double_model(x, **options).last_hidden_state for x in (ids, ids[:, order]))
+                alone = double_model(ids[:, :1]).last_hidden_state
+            assert (turned - states[:, order]).abs().max() < 1e-12
+            assert (states[:, :1] - alone).abs().max() > 1e-3
+
+
 def test_the_rows_of_transformers_packing_collator_are_read(double_model):
     double_model.config.unpad_inputs = True
     documents = [random_ids(n, seed=n) for n in (3, 1, 4)]

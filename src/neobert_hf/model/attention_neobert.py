@@ -82,10 +82,12 @@ def attend_sdpa(q_THK, k_THK, v_THK, plan):
 
 def make_dense_mask(layout, mask_4d=None):
     """Mask of a dense layout, broadcastable to (B, H, L, L); None if every token may attend to all others."""
+    is_key = None if layout.is_real is None else layout.is_real[:, None, None, :]
     if layout.documents is not None:
-        return layout.documents[:, None, :, None] == layout.documents[:, None, None, :]
-    if layout.is_real is not None:
-        return layout.is_real[:, None, None, :]
+        is_same = layout.documents[:, None, :, None] == layout.documents[:, None, None, :]
+        return is_same if is_key is None else is_same & is_key
+    if is_key is not None:
+        return is_key
     return mask_4d if mask_4d is None or mask_4d.is_floating_point() else mask_4d.bool()
 
 

@@ -278,9 +278,8 @@ class ContextualNeoBERTModel(NeoBERTPreTrainedModel):
         before = torch.arange(num_before, device=input_ids.device)
         before = before.masked_fill(before < num_context, 0).expand(num_texts, -1)
         positions_BN = torch.cat((before, num_before + position_ids), 1)
-        outputs = self.second_stage(
-            inputs_embeds=x_BND, attention_mask=mask_BN, position_ids=positions_BN, return_dict=True
-        )
+        inputs = {"attention_mask": mask_BN, "position_ids": positions_BN, "free_positions": True}
+        outputs = self.second_stage(inputs_embeds=x_BND, **inputs, return_dict=True)
         pooled_BD = mean_of_texts(outputs.last_hidden_state[:, num_before:], attention_mask)
         return pooled_BD + self.second_projection(pooled_BD)
 

@@ -25,7 +25,7 @@ class SequenceLayout(NamedTuple):
         max_length: Length of the longest sequence; None in a dense layout while tracing.
         indices: (T,) int64, index of each packed token in the flattened (B * L) input; None if all tokens are kept.
         is_real: (B, L) bool, True at tokens that are not padding, in a dense layout with a padding mask; else None.
-        documents: (B, L) int64 in a dense layout of packed rows, document number of each token; tokens attend only to tokens
+        documents: (B, L) int64 in a dense layout of packed rows, document number of each token; tokens attend only to real tokens
             with the same number. Else None.
     """
 
@@ -73,15 +73,20 @@ class SequenceLayout(NamedTuple):
         """(N, D), the mean of (T, D) over the real tokens of each sequence in `first_tokens`; sums are float32 or wider."""
         wide_TD = x_TD.to(torch.promote_types(x_TD.dtype, torch.float32))
         num_sequences = self.first_tokens.shape[0]  # len() would make it a constant of an exported graph
-        if self.is_packed or num_sequences != self.shape[0]:  # no token is padding
+        if self.is_packed or num_sequences != self.shape[0]:
             sequence_T = sequence_of_each_token(self.first_tokens, len(x_TD))
+            counted_T = torch.ones_like(wide_TD[:, 0])
+            if self.is_real is not None:
+                counted_T = self.is_real.flatten().to(counted_T.dtype)
+                wide_TD = wide_TD.masked_fill(~self.is_real.view(-1, 1), 0)
             sums_ND = wide_TD.new_zeros(num_sequences, x_TD.shape[1]).index_add(0, sequence_T, wide_TD)
-            counts_N = wide_TD.new_zeros(num_sequences).index_add(0, sequence_T, torch.ones_like(wide_TD[:, 0]))
+            counts_N = wide_TD.new_zeros(num_sequences).index_add(0, sequence_T, counted_T)
             return (sums_ND / counts_N[:, None]).to(x_TD.dtype)
         # One sequence per row. While tracing, that is the first document of the row.
         is_counted_BL = self.is_real
-        if is_counted_BL is None and self.documents is not None:
-            is_counted_BL = self.documents == self.documents[:, :1]
+        if self.documents is not None:
+            is_first_BL = self.documents == self.documents[:, :1]
+            is_counted_BL = is_first_BL if is_counted_BL is None else is_counted_BL & is_first_BL
         wide_BLD = wide_TD.unflatten(0, self.shape)
         if is_counted_BL is None:
             return wide_BLD.mean(1).to(x_TD.dtype)
@@ -91,17 +96,19 @@ class SequenceLayout(NamedTuple):
 
 CU_SEQ_LENS = ("cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens")  # the last is the name in the published code
 MAX_LENGTHS = ("max_length_q", "max_length_k", "max_seqlen")
-BOUNDARIES = ("position_ids", "seq_idx", *CU_SEQ_LENS, *MAX_LENGTHS, "trust_boundaries")
+BOUNDARIES = ("position_ids", "seq_idx", "free_positions", *CU_SEQ_LENS, *MAX_LENGTHS, "trust_boundaries")
 
 
 class Boundaries(NamedTuple):
     """The inputs that mark the documents of packed rows, which must agree, and those for a registered attention function.
 
     Attributes:
-        position_ids: (B, L), (1, L) or (L,). Without an attention mask, a document begins where a position does not increase.
+        position_ids: (B, L), (1, L) or (L,). A document begins where the position of a real token does not increase, unless
+            `has_free_positions`.
         seq_idx: (B, L), (1, L) or (L,). A document begins where the number changes.
         cu_seq_lens: For each argument that gives them, the (N + 1,) boundaries of the documents in one row.
         max_length: Length of the longest document; only checked if values are read, required otherwise.
+        has_free_positions: `position_ids` are positions only and mark no documents.
         is_trusted: The caller guarantees that values are valid, so they need no check.
         options: Arguments for an attention function that the user registered.
     """
@@ -110,6 +117,7 @@ class Boundaries(NamedTuple):
     seq_idx: torch.Tensor | None = None
     cu_seq_lens: dict[str, torch.Tensor] = {}
     max_length: int | None = None
+    has_free_positions: bool = False
     is_trusted: bool = False
     options: dict[str, Any] = {}
 
@@ -134,6 +142,7 @@ class Boundaries(NamedTuple):
             seq_idx=given.get("seq_idx"),
             cu_seq_lens={name: given[name] for name in CU_SEQ_LENS if name in given},
             max_length=next((given[name] for name in MAX_LENGTHS if name in given), None),
+            has_free_positions=given.get("free_positions", False),
             is_trusted=given.get("trust_boundaries", False),
             options={name: arguments[name] for name in options if name in arguments},
         )
@@ -222,7 +231,7 @@ def make_layout(
     if reads_values:
         starts, is_real_on_host = _read_values(tokens, vocab_size, attention_mask, boundaries)
     if not is_packed:
-        return _dense_layout(shape, device, attention_mask, boundaries, starts)
+        return _dense_layout(shape, device, attention_mask, boundaries, starts, is_real_on_host)
     if reads_values:
         lengths, cu_seq_lens = tuple(starts.diff().tolist()), to_device(starts.int(), device)
         return _packed_layout(shape, device, position_ids, cu_seq_lens, max(lengths), lengths, is_real_on_host)
@@ -260,10 +269,10 @@ def _packed_layout(shape, device, position_ids, cu_seq_lens, max_length, lengths
     )
 
 
-def _dense_layout(shape, device, attention_mask, boundaries, starts):
+def _dense_layout(shape, device, attention_mask, boundaries, starts, is_real_on_host):
     """The layout that keeps the shape (B, L); no value of a tensor on the device is read.
 
-    `starts` are the boundaries of all sequences, on the host; they are None while tracing.
+    `starts` are the boundaries of all sequences in real tokens, on the host; they are None while tracing.
     """
     num_rows, num_columns = shape
     columns = torch.arange(num_columns, device=device).expand(shape)
@@ -274,20 +283,27 @@ def _dense_layout(shape, device, attention_mask, boundaries, starts):
         documents = sequence_of_each_token(cu_seq_lens, num_columns)[None]
         first_tokens = cu_seq_lens[:-1].long()
         position_ids = columns - cu_seq_lens[documents].long() if position_ids is None else position_ids
-    elif attention_mask is not None and attention_mask.ndim == 2:
-        is_real = attention_mask != 0
-        first_column = is_real.long().argmax(-1)
-        first_tokens = first_tokens + first_column
-        position_ids = columns - first_column[:, None] if position_ids is None else position_ids
-        position_ids = position_ids.masked_fill(~is_real, 0)  # padding must not hold the largest position of its row
-    elif attention_mask is None and (seq_idx is not None or position_ids is not None):
-        is_first = _find_first("position_ids", position_ids) if seq_idx is None else _find_first("seq_idx", seq_idx)
+    elif attention_mask is None or attention_mask.ndim == 2:
+        first_columns = columns[:, :1]
+        if attention_mask is not None:
+            is_real = attention_mask != 0
+            first_columns = is_real.long().argmax(-1, keepdim=True)
+            first_tokens = first_tokens + first_columns[:, 0]
+        positions = None if boundaries.has_free_positions else position_ids
+        name, numbers = ("position_ids", positions) if seq_idx is None else ("seq_idx", seq_idx)
+        is_first = None if numbers is None else _find_first(name, numbers, is_real)
         # While tracing, values cannot be read and may mark documents, so the document mask is always made.
-        if starts is None or len(starts) - 1 > num_rows:
-            documents = is_first.long().cumsum(-1) - 1
-            first_tokens = first_tokens if starts is None else to_device(starts[:-1], device)
+        if is_first is not None and (starts is None or len(starts) - 1 > num_rows):
+            documents = (is_first.long().cumsum(-1) - 1).clamp(min=0)
+            if starts is not None:
+                is_real_token = torch.ones(shape, device="cpu") if is_real_on_host is None else is_real_on_host
+                first_tokens = to_device(is_real_token.flatten().nonzero().flatten()[starts[:-1]], device)
         if position_ids is None:
-            position_ids = columns - columns.masked_fill(~is_first, 0).cummax(-1).values
+            if is_first is not None:
+                first_columns = columns.masked_fill(~is_first, 0).cummax(-1).values
+            position_ids = columns - first_columns
+        if is_real is not None:
+            position_ids = position_ids.masked_fill(~is_real, 0)  # padding must not hold the largest position of its row
     return SequenceLayout(
         shape=shape,
         position_ids=(columns if position_ids is None else position_ids).reshape(-1),
@@ -298,12 +314,20 @@ def _dense_layout(shape, device, attention_mask, boundaries, starts):
     )
 
 
-def _find_first(name, values):
-    """(B, L) bool, True at the first token of each document: `seq_idx` changes, or `position_ids` does not increase."""
-    before = values.roll(1, -1)  # an exporter would exclude rows of two columns from a difference
-    is_first = values != before if name == "seq_idx" else values <= before
-    is_first[:, 0] = True
-    return is_first
+def _find_first(name, values, is_real=None):
+    """(B, L) bool, True at the first token of each document: `seq_idx` changes, or `position_ids` does not increase.
+
+    With (B, L) `is_real`, each real token is compared with the real token before it, and padding is no first token.
+    """
+    if is_real is None:
+        before = values.roll(1, -1)  # an exporter would exclude rows of two columns from a difference
+        is_first = values != before if name == "seq_idx" else values <= before
+        is_first[:, 0] = True
+        return is_first
+    columns = torch.arange(values.shape[1], device=values.device)
+    latest = columns.masked_fill(~is_real, -1).cummax(-1).values
+    before = F.pad(latest[:, :-1], (1, 0), value=-1)  # column of the real token before
+    return is_real & ((before < 0) | (values <= values.gather(-1, before.clamp(min=0))))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -374,10 +398,12 @@ def _read_values(tokens, vocab_size, attention_mask, boundaries):
         _check_cu_seq_lens(starts, num_columns)
 
     found = dict(zip(boundaries.cu_seq_lens, cu_seq_lens))
+    position_ids = None if boundaries.has_free_positions else position_ids
     for name, numbers in (("seq_idx", seq_idx), ("position_ids", position_ids)):
-        if numbers is not None and attention_mask is None:
-            end = torch.tensor([num_rows * num_columns], device="cpu")
-            found[name] = torch.cat((_find_first(name, numbers).flatten().nonzero().flatten(), end))
+        if numbers is not None and (attention_mask is None or has_2d_mask):
+            is_first = _find_first(name, numbers, is_real)
+            is_first = is_first.flatten() if is_real is None else is_first[is_real]
+            found[name] = F.pad(is_first.nonzero().flatten(), (0, 1), value=len(is_first))
     lengths = torch.full((num_rows,), num_columns, device="cpu") if is_real is None else is_real.sum(-1)
     starts = _agreed(found) if found else F.pad(lengths.cumsum(0), (1, 0))
     longest, max_length = int(starts.diff().max()), boundaries.max_length

@@ -215,7 +215,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             input_ids: (B, L) token ids; either this or `inputs_embeds`.
             attention_mask: (B, L), 0 at padding on any side or in between; or 4-D, broadcastable to (B, H, L, L), True or 0.0
                 where a token may attend. None: every token is real.
-            position_ids: (B, L), (1, L) or (L,). Without a mask, a document begins where a position does not increase.
+            position_ids: (B, L), (1, L) or (L,). A document begins where the position of a real token does not increase.
             inputs_embeds: (B, L, D) embeddings in place of `input_ids`.
             token_type_ids: Ignored, because NeoBERT has no token types; accepted, because tokenizers return it.
             output_hidden_states: Return the embeddings and the state after each block; the last state is after the final norm.
@@ -231,6 +231,8 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
                   documents in a packed row (1, T).
                 - `max_length_q`, `max_length_k` or `max_seqlen`: length of the longest document.
                 - `seq_idx`: (B, L), (1, L) or (L,) number of each token's document in packed rows.
+                - `free_positions`: `position_ids` are positions only and mark no documents; with an `attention_mask`, every row is
+                  one document.
                 - `trust_boundaries`: The caller guarantees valid ids, `cu_seq_lens_q` and `max_length_q`. Attention that reads
                   the boundaries on the device (FlashAttention, torch_varlen) then needs no synchronisation before the first
                   block; for other attention the values are still checked.
