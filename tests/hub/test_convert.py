@@ -303,7 +303,7 @@ REFUSED = {
     ),
     "a tensor twice": (
         ValueError,
-        "holds decoder.weight twice",
+        "holds model.decoder.weight, which is the same tensor as decoder.weight; remove one",
         lambda f: rewrite(f, lambda tensors: {**tensors, "model.decoder.weight": tensors["decoder.weight"]}),
     ),
     "another width": (ValueError, "its config.json gives", lambda f: rewrite(f, dict, intermediate_size=300)),

@@ -475,10 +475,10 @@ def test_a_hub_folder_can_be_built_again(hub_folder, saved):
     assert build(BuildArguments(model=str(saved), out=str(hub_folder))) == hub_folder
 
 
-def test_the_shipped_files_import_only_one_another_torch_transformers_and_safetensors():
+def test_the_shipped_files_import_only_one_another_torch_and_transformers_with_its_requirements():
     package = Path(neobert_hf.__file__).parent / "model"
     assert {file.name for file in package.glob("*.py")} == {*CODE_FILES, "contextual_neobert.py", "__init__.py"}
-    allowed = ("torch", "transformers", "safetensors", "xformers")
+    allowed = ("torch", "transformers", "huggingface_hub", "safetensors", "xformers")
     for name in (*CODE_FILES, "contextual_neobert.py"):
         imports = re.findall(r"^\s*(?:from|import)\s+(\.?\w+)", (package / name).read_text(), re.MULTILINE)
         for module in imports:

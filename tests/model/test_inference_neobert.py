@@ -100,6 +100,10 @@ REFUSALS = {
     "deepcopy": (lambda copied, _: copy.deepcopy(copied), "cannot be copied or pickled"),
     "a copy of the copy": (lambda copied, _: inference_copy(copied), "cannot be copied"),
     "LoRA": (lambda copied, _: get_peft_model(copied, LoraConfig(target_modules=["qkv"])), "is not supported"),
+    "half": (lambda copied, _: copied.half(), "cannot be converted to torch.float16 on cpu"),
+    "to a dtype": (lambda copied, _: copied.to(torch.bfloat16), "cannot be converted to torch.bfloat16 on cpu"),
+    "to a device": (lambda copied, _: copied.to("meta"), "cannot be converted to torch.float32 on meta"),
+    "half in another model": (lambda copied, _: nn.Sequential(copied).half(), "cannot be converted to torch.float16"),
     "export": (lambda copied, _: torch.export.export(copied, (IDS,), strict=False), "cannot be traced or exported"),
 }
 
@@ -131,11 +135,14 @@ def test_what_a_copy_cannot_do_is_refused_with_the_way_out_and_changes_nothing(t
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
-@pytest.mark.parametrize("change", [lambda each: each.half(), lambda each: each.to("meta")], ids=["dtype", "device"])
-def test_converting_a_copy_is_an_error(monkeypatch, tiny_config, change):
-    monkeypatch.setattr("neobert_hf.model.kernels_neobert.onednn_is_best", lambda dtype, num_rows: True)
-    with pytest.raises(NotImplementedError, match=r"(?i)mkldnn"):
-        change(inference_copy(NeoBERTModel(tiny_config)))
+@pytest.mark.parametrize("int8", [False, True])
+def test_conversions_that_change_nothing_are_allowed(tiny_config, int8):
+    """Pipelines and trainers move every model."""
+    copied = inference_copy(NeoBERTModel(tiny_config).bfloat16(), int8=int8)
+    with torch.inference_mode():
+        before = copied(IDS).last_hidden_state
+        copied = copied.to("cpu").to(copied.dtype).cpu()
+        assert torch.equal(copied(IDS).last_hidden_state, before)
 
 
 def test_what_is_no_neobert_on_a_cpu_is_refused(tiny_config):

@@ -20,6 +20,7 @@ from neobert_hf.model.blocks_neobert import RMSNorm, normalize
 from neobert_hf.model.kernels_neobert import (
     SHORTEST_TILED,
     InferenceLinear,
+    Int8Linear,
     choose_kernels,
     linear,
     rms_norm,
@@ -308,6 +309,59 @@ def test_on_avx2_few_rows_use_onednn_and_many_do_not(monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
     monkeypatch.setattr(machine_neobert.TORCH, "onednn_linear", F.linear)
     assert [choose_kernels(torch.float32, rows) for rows in (1, 255, 256)] == ["onednn", "onednn", "torch"]
+
+
+def test_products_of_onednn_have_few_numbers_of_rows(monkeypatch):
+    """oneDNN keeps a program of 0.5 MB for each number of rows, and the batches of a service have all of them."""
+    asked = []
+
+    def product(x, weight, bias, *_):
+        asked.append(len(x))
+        return F.linear(x, weight, bias)
+
+    monkeypatch.setattr(machine_neobert.TORCH, "onednn_linear", product)
+    layer = nn.Linear(8, 3).eval()
+    with torch.no_grad():
+        for rows in range(1, 4097):
+            x = torch.randn(rows, 8)
+            torch.testing.assert_close(linear(layer, x, "onednn"), F.linear(x, layer.weight, layer.bias))
+            assert rows <= asked[-1] <= rows * 17 / 16
+    assert len(set(asked)) == 64 + 16 * 6  # each up to 64, then 16 to each power of two
+
+
+@pytest.mark.parametrize("make", [InferenceLinear, Int8Linear])
+def test_the_layers_of_a_copy_ask_for_few_numbers_of_rows(monkeypatch, make):
+    if make is Int8Linear and not machine_neobert.TORCH.onednn_int8_linear:
+        pytest.skip("this torch has no int8 products")
+    monkeypatch.setattr(kernels_neobert, "onednn_is_best", lambda dtype, num_rows: True)
+    layer = make(nn.Linear(64, 32, bias=False).requires_grad_(False), torch.float32)
+    asked, name = [], "onednn_linear" if make is InferenceLinear else "onednn_int8_linear"
+    original = getattr(machine_neobert.TORCH, name)
+    monkeypatch.setattr(machine_neobert.TORCH, name, lambda x, *rest: [asked.append(len(x)), original(x, *rest)][1])
+    x = torch.randn(1000, 64)
+    with torch.no_grad():
+        whole = layer.multiply(x)
+        for rows in range(1, 1000, 7):
+            assert torch.equal(layer.multiply(x[:rows])[-1:], whole[rows - 1 : rows]) or make is InferenceLinear
+            torch.testing.assert_close(layer.multiply(x[:rows]), whole[:rows])
+    assert set(asked) - set(range(65)) <= {n << shift for shift in range(1, 6) for n in range(32, 65)}
+
+
+def test_a_forward_under_another_default_dtype_changes_no_later_result(tiny_config):
+    """Nothing that is made in a forward and kept may take its dtype from torch's default."""
+    ids = torch.randint(5, 90, (2, 70))
+    for int8 in (False, True):
+        copied = neobert_hf.inference_copy(NeoBERTModel(tiny_config).eval(), int8=int8)
+        kernels_neobert._scalar.cache_clear()
+        with torch.inference_mode():
+            wanted = copied(ids).last_hidden_state
+            kernels_neobert._scalar.cache_clear()
+            try:
+                torch.set_default_dtype(BFLOAT16)
+                assert torch.equal(copied(ids).last_hidden_state, wanted)
+            finally:
+                torch.set_default_dtype(torch.float32)
+            assert torch.equal(copied(ids).last_hidden_state, wanted)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

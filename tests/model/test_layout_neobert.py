@@ -134,13 +134,17 @@ def marked_rows(draw):
     for lengths in rows:
         column, documents = draw(st.integers(0, 2)), []
         for length in lengths:
-            gaps = draw(st.lists(st.integers(1, 3), min_size=length, max_size=length))  # 1: no padding before the next token
+            gaps = draw(
+                st.lists(st.integers(1, 3), min_size=length, max_size=length)
+            )  # 1: no padding before the next token
             documents.append(column + np.cumsum([0, *gaps[:-1]]))
             column = int(documents[-1][-1]) + gaps[-1]
         columns.append(documents)
         width = max(width, column)
     mask = torch.zeros(len(rows), width, dtype=torch.long)
-    positions = torch.randint(0, 9, mask.shape, generator=torch.Generator().manual_seed(width))  # those of padding are free
+    positions = torch.randint(
+        0, 9, mask.shape, generator=torch.Generator().manual_seed(width)
+    )  # those of padding are free
     for row, documents in enumerate(columns):
         for document in documents:
             mask[row, document], positions[row, document] = 1, torch.arange(len(document))
@@ -187,7 +191,9 @@ def test_positions_beside_a_mask_make_the_same_layout_on_every_path(rows):
         allowed = attention_neobert.make_dense_mask(layout).expand(len(mask), 1, *[mask.shape[1]] * 2)[:, 0]
         for row, found in enumerate(columns):
             for each in found:
-                assert [np.flatnonzero(keys).tolist() for keys in allowed[row, each].numpy()] == [each.tolist()] * len(each)
+                assert [np.flatnonzero(keys).tolist() for keys in allowed[row, each].numpy()] == [each.tolist()] * len(
+                    each
+                )
 
 
 def test_left_padding_with_the_positions_of_gpt_is_one_document_a_row(double_model):

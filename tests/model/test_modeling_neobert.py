@@ -178,7 +178,7 @@ def head_of(name, config, batch):
 def all_tokens_are_read(model):
     """A hook reads the states after the last block, so the block computes all of them. Gives the number of its rows."""
     rows = []
-    hook = model.model.transformer_encoder[-1].register_forward_hook(lambda *call: rows.append(len(call[-1][0])))
+    hook = model.model.transformer_encoder[-1].register_forward_hook(lambda *call: rows.append(len(call[-1])))
     yield rows
     hook.remove()
 
@@ -246,6 +246,17 @@ def test_the_products_after_the_last_attention_see_only_the_tokens_that_the_head
     after_attention = {f"{last}.wo", f"{last}.ffn.w12", f"{last}.ffn.w3"}
     assert {name for name in rows if name and rows[name] == read} == after_attention
     assert {rows[name] for name in rows if name and name not in after_attention} == {sum(LENGTHS)}
+
+
+@pytest.mark.parametrize("implementation, num_outputs", [("auto", 1), ("sdpa", 1), ("eager", 2)])
+def test_every_output_of_a_block_is_a_tensor(model, batch, implementation, num_outputs):
+    """captum reads the output of a layer, and fails at None."""
+    model.set_attn_implementation(implementation)
+    seen = []
+    model.model.transformer_encoder[1].register_forward_hook(lambda module, inputs, output: seen.append(output))
+    model(**batch["padded"])
+    outputs = seen[0] if isinstance(seen[0], tuple) else seen
+    assert len(outputs) == num_outputs and all(isinstance(each, torch.Tensor) for each in outputs)
 
 
 @pytest.mark.parametrize("place", ["layer_norm", "transformer_encoder.2.ffn", "transformer_encoder.2"])
@@ -328,7 +339,7 @@ def test_states_that_were_not_requested_are_freed(model, batch):
     alive, references = [], []
 
     def record(module, inputs, output):
-        references.append(weakref.ref(output[0]))
+        references.append(weakref.ref(output))
         alive.append(sum(reference() is not None for reference in references))
 
     for block in model.model.transformer_encoder:
@@ -685,7 +696,7 @@ def test_fp16_stays_finite(tiny_config, embedding, w3, reached):
             block.wo.weight.mul_(20)
     largest = []
     for block in model.transformer_encoder:
-        block.register_forward_hook(lambda module, inputs, output: largest.append(output[0].abs().max().item()))
+        block.register_forward_hook(lambda module, inputs, output: largest.append(output.abs().max().item()))
     ids = torch.randint(5, VOCAB, (2, 12))
     with torch.no_grad():
         wanted = model.double()(ids).last_hidden_state

@@ -24,9 +24,10 @@ from ..model import modeling_neobert
 from ..model.checkpoint_neobert import set_auto_map
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.modeling_neobert import AUTO_CLASSES, NeoBERTModel, NeoBERTPreTrainedModel
+from ..model.weight_files_neobert import canonical_name, check_names
 from . import unpickle
 from .expected_tensors import stored_sizes
-from .layouts import WEIGHTS, Checkpoint, StoredTensor, canonical_name, read_checkpoint, read_config, read_header
+from .layouts import WEIGHTS, Checkpoint, StoredTensor, read_checkpoint, read_config, read_header
 from .verify import PASSED_ON
 
 LAYOUTS = ("published", "w1w2")
@@ -156,11 +157,8 @@ def as_published(tensors: dict[str, StoredTensor]) -> dict[str, NewTensor]:
     Raises:
         ValueError: A tensor exists twice, or gate and up do not fit.
     """
-    found = {}
-    for name, tensor in tensors.items():
-        if (key := canonical_name(name)) in found:
-            raise ValueError(f"{tensor.file} holds {key} twice, once as {name}; remove one of them")
-        found[key] = NewTensor(tensor.dtype, tensor.shape, (tensor,))
+    check_names((name, str(tensor.file)) for name, tensor in tensors.items())
+    found = {canonical_name(name): NewTensor(tensor.dtype, tensor.shape, (tensor,)) for name, tensor in tensors.items()}
     for name in [name for name in found if name.endswith(".ffn.w1.weight")]:
         gate, up = found.pop(name), found.pop(name.replace(".w1.", ".w2."), None)
         fused = name.replace(".w1.", ".w12.")

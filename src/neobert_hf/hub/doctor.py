@@ -23,10 +23,11 @@ from tokenizers import Tokenizer
 from ..data.origins import check_links, foreign_settings, holds_tokenizer, leaves, read_json, resolve
 from ..model import configuration_neobert
 from ..model.configuration_neobert import NeoBERTConfig
+from ..model.weight_files_neobert import canonical_name
 from ..runs.commands import one_line
 from .code_reading import lost_positions, sibling_imports
 from .expected_tensors import expected_shapes, stored_sizes
-from .layouts import INDEX, Checkpoint, StoredTensor, canonical_name, read_checkpoint, read_config, read_header
+from .layouts import INDEX, Checkpoint, StoredTensor, read_checkpoint, read_config, read_header
 from .stored_numbers import FLOATS, LARGEST, ROUNDING, changes_of_rows, odd_values
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")

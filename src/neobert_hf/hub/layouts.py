@@ -117,14 +117,6 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
     }
 
 
-def canonical_name(name: str) -> str:
-    """Return the published name of a tensor: without the prefixes of wrappers, with that of the encoder."""
-    name = re.sub(r"^(module\.)+", "", name.replace("_orig_mod.", ""))  # torch.compile; DDP and DeepSpeed
-    if re.match(r"(encoder|transformer_encoder|layer_norm)\.", name):  # saved from the encoder alone
-        return f"model.{name}"
-    return re.sub(r"^model\.(?=(decoder|dense|classifier|qa_outputs)\.)", "", name)
-
-
 def _safetensors_files(folder):
     """The files that transformers reads: the single file, otherwise those of the index."""
     if (folder / WEIGHTS).is_file():

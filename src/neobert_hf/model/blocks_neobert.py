@@ -94,8 +94,8 @@ class NeoBERTBlock(GradientCheckpointingLayer):
 
     def forward(
         self, x_TD: torch.Tensor, rotary: Rotary, plan: ForwardPlan, tokens_S: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The residual stream (T, D) after the block, and the probabilities (B, H, L, L) of eager attention.
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """The residual stream (T, D) after the block; with eager attention also its probabilities (B, H, L, L).
 
         With `tokens_S`, indices on the flat axis, the stream of these tokens only, (S, D): their attention reads all tokens, and
         the products after attention are computed for them alone.
@@ -110,18 +110,21 @@ class NeoBERTBlock(GradientCheckpointingLayer):
         if tokens_S is not None:
             x_TD, out_THK = x_TD.index_select(0, tokens_S), out_THK.index_select(0, tokens_S)
         x_TD = x_TD + self.wo(out_THK.flatten(1))
-        return x_TD + self.ffn(self.ffn_norm(x_TD)), weights
+        x_TD = x_TD + self.ffn(self.ffn_norm(x_TD))
+        return x_TD if weights is None else (x_TD, weights)
 
-    def forward_fast(self, x_TD: torch.Tensor, rotary: Rotary, plan: ForwardPlan, tokens_S: torch.Tensor | None):
+    def forward_fast(
+        self, x_TD: torch.Tensor, rotary: Rotary, plan: ForwardPlan, tokens_S: torch.Tensor | None
+    ) -> torch.Tensor:
         """`forward` in fewer operations, for inference on a CPU (see kernels_neobert.py)."""
         kernels = plan.kernels
         qkv_TD = linear(self.qkv, rms_norm(x_TD, self.attention_norm), kernels)
         qkv_TH3K = qkv_TD.unflatten(-1, (-1, 3, self.head_dim))
         parts_THK = split_and_rotate_fast(qkv_TH3K, rotary.rotations, plan.backend == "cpu_tiled")
-        out_THK, weights = self.attention(*parts_THK, plan)
+        out_THK, _ = self.attention(*parts_THK, plan)
         if tokens_S is not None:
             x_TD, out_THK = x_TD.index_select(0, tokens_S), out_THK.index_select(0, tokens_S)
             kernels = choose_kernels(qkv_TD.dtype, len(tokens_S))
         x_TD = x_TD + linear(self.wo, out_THK.flatten(1).to(qkv_TD.dtype), kernels)
         gate_TF, up_TF = linear(self.ffn.w12, rms_norm(x_TD, self.ffn_norm), kernels).chunk(2, dim=-1)
-        return x_TD + linear(self.ffn.w3, F.silu(gate_TF).mul_(up_TF), kernels), weights
+        return x_TD + linear(self.ffn.w3, F.silu(gate_TF).mul_(up_TF), kernels)

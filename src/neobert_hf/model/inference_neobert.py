@@ -67,7 +67,8 @@ def inference_copy(model: nn.Module, int8: bool = False) -> nn.Module:
     num_packed = sum(layer.weight.is_mkldnn for layer in layers.values())
     logger.info(f"inference_copy: {num_packed} of {len(layers)} matrices are in the order of oneDNN")
     copied = copy.deepcopy(model, layers)  # takes the layers of this dict instead of copies
+    copied = copied.float() if int8 else copied
     for module in copied.modules():
         if hasattr(module, "is_inference_copy"):
             module.is_inference_copy = True
-    return (copied.float() if int8 else copied).eval()
+    return copied.eval()

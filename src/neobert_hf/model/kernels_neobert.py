@@ -14,6 +14,7 @@ Axes: `T` tokens, `D` width, `H` heads, `K` head width, `F` feed-forward, `N` se
 """
 
 import math
+from collections.abc import Callable
 from functools import lru_cache, partial
 
 import torch
@@ -25,12 +26,13 @@ from .machine_neobert import TORCH, is_autocast_on, is_tracing, onednn_is_best
 
 BLOCK_ROWS = 256  # queries in a block of scores; with fewer queries, products repack the keys too often
 BLOCK_SCORES = 1 << 20  # scores in a block for each thread: 2 MB in bf16
+EXACT_ROWS = 64  # a product of so few rows costs less than the copy to another number of rows
 SHORTEST_TILED = 64  # tokens; the products of one head are too small in a shorter sequence, and SDPA is faster
 COPY_REMEDY = "use the model that this inference copy was made from, and make a new copy afterwards"
 
 
 # making a scalar tensor takes as long as the arithmetic with it
-_scalar = lru_cache(partial(torch.tensor, device="cpu"))
+_scalar = lru_cache(partial(torch.tensor, dtype=torch.float32, device="cpu"))
 
 
 def runs_fast(x: torch.Tensor, module: nn.Module) -> bool:
@@ -109,8 +111,31 @@ def linear(layer: nn.Module, x: torch.Tensor, kernels: str) -> torch.Tensor:
     if is_ours:
         return layer.multiply(x)
     if kernels == "onednn":
-        return TORCH.onednn_linear(x, layer.weight, layer.bias, "none", [], "")
+        return multiply_by_onednn(x, layer.weight, layer.bias)
     return F.linear(x, layer.weight, layer.bias)
+
+
+def in_few_shapes(multiply: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """multiply(x), computed for one of few numbers of rows: some rows of x are computed twice.
+
+    oneDNN compiles a program of about 0.5 MB for each number of rows and each shape of a layer, and torch keeps 1,024 of them.
+    In a service whose batches all differ, these programs and the memory that they fragment would grow to 900 MB.
+
+    Args:
+        multiply: Function from (R, in) to (R, out), row by row.
+        x: (T, in). Above `EXACT_ROWS`, R has 16 values between two powers of two, at most T + T / 16.
+
+    Returns:
+        (T, out).
+    """
+    num_rows = len(x)
+    num_more = -num_rows % (1 << (num_rows - 1).bit_length() - 5) if num_rows > EXACT_ROWS else 0
+    return multiply(torch.cat((x, x[:num_more])))[:num_rows] if num_more else multiply(x)
+
+
+def multiply_by_onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """x (T, in) times the transpose of `weight` (out, in), plus the bias; the weight may be in the order of oneDNN."""
+    return in_few_shapes(lambda rows: TORCH.onednn_linear(rows, weight, bias, "none", [], ""), x)
 
 
 class InferenceLinear(nn.Module):
@@ -143,7 +168,11 @@ class InferenceLinear(nn.Module):
             return F.linear(x, self.weight, self.bias)
         if _is_intercepted():  # FlopCounterMode, for example, does not know the operations of oneDNN
             return F.linear(x, self.weight.to_dense(), self.bias)
-        return TORCH.onednn_linear(x, self.weight, self.bias, "none", [], "")
+        return multiply_by_onednn(x, self.weight, self.bias)
+
+    def _apply(self, fn, *args, **kwargs):
+        """Change nothing: the model refuses what would change this layer, and oneDNN's matrices cannot be converted."""
+        return self
 
     def extra_repr(self) -> str:
         """Shape and dtype, and where adapters belong, which PEFT's error then shows."""
@@ -174,6 +203,9 @@ class Int8Linear(InferenceLinear):
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
         """As `InferenceLinear.multiply`."""
+        return in_few_shapes(self._multiply, x)
+
+    def _multiply(self, x):
         largest = x.abs().amax(-1, keepdim=True)
         # + 0.5, because the conversion to an integer rounds down. From float32 to uint8 directly, it is several times slower.
         rows = torch.add(_scalar(128.5), x / largest, alpha=127).to(torch.int32).to(torch.uint8)

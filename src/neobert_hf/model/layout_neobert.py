@@ -303,7 +303,9 @@ def _dense_layout(shape, device, attention_mask, boundaries, starts, is_real_on_
                 first_columns = columns.masked_fill(~is_first, 0).cummax(-1).values
             position_ids = columns - first_columns
         if is_real is not None:
-            position_ids = position_ids.masked_fill(~is_real, 0)  # padding must not hold the largest position of its row
+            position_ids = position_ids.masked_fill(
+                ~is_real, 0
+            )  # padding must not hold the largest position of its row
     return SequenceLayout(
         shape=shape,
         position_ids=(columns if position_ids is None else position_ids).reshape(-1),

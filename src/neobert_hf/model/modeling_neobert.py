@@ -60,7 +60,7 @@ from .losses_neobert import (
 from .machine_neobert import attention_devices, is_tracing, product_dtype, widen_residual
 from .plan_neobert import ForwardPlan, arguments_of, indices_of_states, make_plan
 from .rotary_neobert import Rotary, rotary_table
-from .weight_files_neobert import check_weight_files, explain_damaged_file
+from .weight_files_neobert import check_names, check_weight_files, explain_damaged_file, stored_names
 
 
 @dataclass
@@ -146,7 +146,7 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
         """Load as any transformers model, but never from a pickle and never with missing encoder weights.
 
         Raises:
-            ValueError: The checkpoint lacks tensors of the encoder, or the weight or the bias of a head layer.
+            ValueError: The checkpoint lacks tensors of the encoder, or the weight or the bias of a head layer, or has one twice.
             OSError: The folder has no safetensors weights, or a file is damaged.
         """
         options = kwargs.get("subfolder"), kwargs.get("use_safetensors"), kwargs.get("weights_only", True)
@@ -154,6 +154,8 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
         kwargs |= {"use_safetensors": True, "output_loading_info": True}
         with explain_damaged_file(pretrained_model_name_or_path):
             model, info = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        if pretrained_model_name_or_path is not None and kwargs.get("state_dict") is None:
+            check_names(stored_names(pretrained_model_name_or_path, kwargs), model.state_dict().keys())
         check_parallel_shape(model)
         check_encoder_is_complete(model, set(info["missing_keys"]), set(info["unexpected_keys"]))
         mismatched = [name if isinstance(name, str) else name[0] for name in info["mismatched_keys"]]  # also the shapes
@@ -169,6 +171,14 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
         if mode:
             check_is_original(self, "trained")
         return super().train(mode)
+
+    def _apply(self, fn, *args, **kwargs):
+        """As in nn.Module, which calls it to convert and to move all tensors; an inference copy refuses both."""
+        if self.is_inference_copy:
+            changed = fn(torch.empty(0, dtype=self.dtype, device=self.device))
+            if (changed.dtype, changed.device) != (self.dtype, self.device):
+                check_is_original(self, f"converted to {changed.dtype} on {changed.device}")
+        return super()._apply(fn, *args, **kwargs)
 
     def save_pretrained(self, save_directory, *args, **kwargs):
         """Save weights, config and code, with an `auto_map` for every Auto class.
@@ -231,8 +241,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
                   documents in a packed row (1, T).
                 - `max_length_q`, `max_length_k` or `max_seqlen`: length of the longest document.
                 - `seq_idx`: (B, L), (1, L) or (L,) number of each token's document in packed rows.
-                - `free_positions`: `position_ids` are positions only and mark no documents; with an `attention_mask`, every row is
-                  one document.
+                - `free_positions`: `position_ids` mark no documents; without other marks, every row is one document.
                 - `trust_boundaries`: The caller guarantees valid ids, `cu_seq_lens_q` and `max_length_q`. Attention that reads
                   the boundaries on the device (FlashAttention, torch_varlen) then needs no synchronisation before the first
                   block; for other attention the values are still checked.
@@ -272,8 +281,10 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
                 x_TD = x_TD if states[-1] is None else layout.flatten(states[-1])  # the gradient must pass through it
             elif select_tokens is not None and self._is_read_by_head_only(block):
                 tokens_S = select_tokens(layout)  # it may wait for the device, so the other blocks are queued before
-            x_TD, weights = block(x_TD, rotary, plan, tokens_S)
-            attentions += (weights,) if returns_weights else ()
+            x_TD = block(x_TD, rotary, plan, tokens_S)
+            if isinstance(x_TD, tuple):
+                x_TD, weights = x_TD
+                attentions += (weights,) if returns_weights else ()
         x_TD = normalize(self.layer_norm, x_TD, plan.kernels)
 
         x_BLD = layout.unflatten(x_TD) if returned is not None or not return_packed else None

@@ -1,12 +1,14 @@
-"""Which weight files are read: safetensors only, inside the folder, undamaged. It imports no torch."""
+"""Which weight files are read: safetensors only, inside the folder, undamaged, each tensor once. It imports no torch."""
 
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from safetensors import SafetensorError
+from huggingface_hub import try_to_load_from_cache
+from safetensors import SafetensorError, safe_open
 
 
 def check_weight_files(
@@ -81,11 +83,73 @@ def read_index(file: str | os.PathLike) -> dict[str, str]:
     return weight_map
 
 
+def canonical_name(name: str) -> str:
+    """Return the published name of a tensor: without the prefixes of wrappers, with that of the encoder."""
+    name = re.sub(r"^(module\.)+", "", name.replace("_orig_mod.", ""))  # torch.compile; DDP and DeepSpeed
+    if re.match(r"(encoder|transformer_encoder|layer_norm)\.", name):  # saved from the encoder alone
+        return f"model.{name}"
+    return re.sub(r"^model\.(?=(decoder|dense|classifier|qa_outputs)\.)", "", name)
+
+
+def check_names(stored: Iterable[tuple[str, str]], own: Collection[str] = ()) -> None:
+    """Refuse a checkpoint that holds a tensor twice, under one name or two; transformers would load one of them.
+
+    Args:
+        stored: The name of each stored tensor, and its file.
+        own: Names of the model's tensors; two of them are never the same tensor.
+
+    Raises:
+        ValueError: A tensor is stored twice.
+    """
+    found = {}
+    for name, file in stored:
+        other, other_file = found.setdefault(canonical_name(name), (name, file))
+        if (other, other_file) != (name, file) and (other == name or not (other in own and name in own)):
+            place = "" if file == other_file else f" of {other_file}"
+            raise ValueError(f"{file} holds {name}, which is the same tensor as {other}{place}; remove one of them")
+
+
+def stored_names(source: str | os.PathLike, options: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Name the tensors that `from_pretrained` has loaded, each with its file.
+
+    Args:
+        source: Folder or Hub id, as given to `from_pretrained`.
+        options: The keyword arguments of `from_pretrained`.
+    """
+    variant = f".{options['variant']}" if options.get("variant") else ""
+    single, index = f"model{variant}.safetensors", f"model.safetensors.index{variant}.json"
+    if file := _find_file(source, single, options):
+        names = [file]
+    elif file := _find_file(source, index, options):
+        names = [os.path.join(os.path.dirname(file), name) for name in sorted(set(read_index(file).values()))]
+    else:
+        return  # the weights came from elsewhere, such as `state_dict`
+    for file in names:
+        with safe_open(file, "np") as tensors:
+            yield from ((name, file) for name in tensors.keys())  # noqa: SIM118  (it is no dict)
+
+
+def _find_file(source, name, options):
+    """The path of a file of a folder, or of a repository in the cache; None if there is none."""
+    name = os.path.join(options.get("subfolder") or "", name)
+    if os.path.isdir(source):
+        file = os.path.join(source, name)
+        return file if os.path.isfile(file) else None
+    file = try_to_load_from_cache(str(source), name, options.get("cache_dir"), options.get("revision"))
+    return file if isinstance(file, str) else None
+
+
 @contextmanager
 def explain_damaged_file(source: str | os.PathLike, remedy: str = "download or copy it again") -> Iterator[None]:
-    """Convert a SafetensorError into an OSError that names `source` and the solution."""
+    """Convert a SafetensorError, or the KeyError of an index, into an OSError that names `source` and the solution."""
     try:
         yield
+    except KeyError as error:
+        if error.args != ("metadata",):
+            raise
+        raise OSError(
+            f'the index of {source} has no "metadata", which transformers requires; add "metadata": {{}} to it'
+        ) from error
     except SafetensorError as error:
         raise OSError(
             f"the safetensors file of {source} cannot be read ({error}); it is truncated or damaged: {remedy}"
