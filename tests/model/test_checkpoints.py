@@ -24,6 +24,7 @@ import neobert_hf
 from neobert_hf import AUTO_CLASSES, NeoBERTForMaskedLM, NeoBERTModel
 from neobert_hf.hub.build import BuildArguments, build, move_files
 from neobert_hf.hub.verify import summarize, verify
+from neobert_hf.model import weight_files_neobert
 
 CODE_FILES = {
     "attention_neobert.py",
@@ -343,6 +344,65 @@ def test_a_sharded_checkpoint_loads(checkpoint, tmp_path):
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     again = AutoModelForMaskedLM.from_pretrained(tmp_path).state_dict()
     assert all(torch.equal(again[name], value) for name, value in model.state_dict().items())
+
+
+def test_an_index_without_metadata_is_refused_with_the_way_out(checkpoint, tmp_path):
+    """transformers reads it, and raises a KeyError."""
+    AutoModelForMaskedLM.from_pretrained(checkpoint).save_pretrained(tmp_path, max_shard_size="20KB")
+    file = tmp_path / "model.safetensors.index.json"
+    content = json.loads(file.read_text())
+    del content["metadata"]
+    file.write_text(json.dumps(content))
+    with pytest.raises(OSError, match='has no "metadata", which transformers requires; add'):
+        AutoModelForMaskedLM.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("auto_class", [AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification])
+@pytest.mark.parametrize(
+    "other",
+    [
+        "encoder.weight",
+        "layer_norm.weight",
+        "transformer_encoder.1.wo.weight",
+        "module.model.encoder.weight",
+        "model.decoder.bias",
+    ],
+)
+@pytest.mark.parametrize("place", ["one file", "shards", "a variant in a subfolder", "the cache of the Hub"])
+def test_a_tensor_under_two_names_is_refused(checkpoint, tmp_path, auto_class, other, place):
+    """transformers loads one of them, without a word."""
+    tensors = load_file(checkpoint / "model.safetensors")
+    tensors[other] = np.full_like(tensors[weight_files_neobert.canonical_name(other)], 7)
+    folder, source, options, name = tmp_path / "model", tmp_path / "model", {}, "model.safetensors"
+    if place == "a variant in a subfolder":
+        folder, name, options = folder / "sub", "model.fp16.safetensors", {"subfolder": "sub", "variant": "fp16"}
+    if place == "the cache of the Hub":
+        repository = tmp_path / "models--org--name"
+        folder, source, options = repository / "snapshots/0", "org/name", {"cache_dir": tmp_path}
+        (repository / "refs").mkdir(parents=True)
+        (repository / "refs/main").write_text("0")
+    folder.mkdir(parents=True)
+    shutil.copy(checkpoint / "config.json", folder)
+    if place == "shards":
+        files = {each: f"{i % 2}.safetensors" for i, each in enumerate(tensors)}
+        for file in sorted(set(files.values())):
+            save_file({each: tensors[each] for each in tensors if files[each] == file}, folder / file, {"format": "pt"})
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    else:
+        save_file(tensors, folder / name, {"format": "pt"})
+    with pytest.raises(ValueError, match=r"holds .*, which is the same tensor as .*; remove one of them"):
+        auto_class.from_pretrained(source, **options)
+
+
+def test_a_tensor_in_two_shards_is_refused(checkpoint, tmp_path):
+    tensors = load_file(checkpoint / "model.safetensors")
+    shutil.copy(checkpoint / "config.json", tmp_path)
+    for name in ("a", "b"):
+        save_file(tensors, tmp_path / f"{name}.safetensors", {"format": "pt"})
+    weight_map = {each: f"{'ab'[i % 2]}.safetensors" for i, each in enumerate(tensors)}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    with pytest.raises(ValueError, match=r"b.safetensors holds .*, which is the same tensor as .* of .*a.safetensors"):
+        AutoModelForMaskedLM.from_pretrained(tmp_path)
 
 
 def test_a_checkpoint_of_another_width_is_refused(checkpoint):

@@ -155,7 +155,7 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
         with explain_damaged_file(pretrained_model_name_or_path):
             model, info = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
         if pretrained_model_name_or_path is not None and kwargs.get("state_dict") is None:
-            check_names(stored_names(pretrained_model_name_or_path, kwargs), model.state_dict().keys())
+            check_names(stored_names(pretrained_model_name_or_path, kwargs))
         check_parallel_shape(model)
         check_encoder_is_complete(model, set(info["missing_keys"]), set(info["unexpected_keys"]))
         mismatched = [name if isinstance(name, str) else name[0] for name in info["mismatched_keys"]]  # also the shapes

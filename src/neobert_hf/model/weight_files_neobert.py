@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -91,12 +91,11 @@ def canonical_name(name: str) -> str:
     return re.sub(r"^model\.(?=(decoder|dense|classifier|qa_outputs)\.)", "", name)
 
 
-def check_names(stored: Iterable[tuple[str, str]], own: Collection[str] = ()) -> None:
+def check_names(stored: Iterable[tuple[str, str]]) -> None:
     """Refuse a checkpoint that holds a tensor twice, under one name or two; transformers would load one of them.
 
     Args:
         stored: The name of each stored tensor, and its file.
-        own: Names of the model's tensors; two of them are never the same tensor.
 
     Raises:
         ValueError: A tensor is stored twice.
@@ -104,7 +103,7 @@ def check_names(stored: Iterable[tuple[str, str]], own: Collection[str] = ()) ->
     found = {}
     for name, file in stored:
         other, other_file = found.setdefault(canonical_name(name), (name, file))
-        if (other, other_file) != (name, file) and (other == name or not (other in own and name in own)):
+        if (other, other_file) != (name, file):
             place = "" if file == other_file else f" of {other_file}"
             raise ValueError(f"{file} holds {name}, which is the same tensor as {other}{place}; remove one of them")
 
