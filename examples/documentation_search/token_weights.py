@@ -75,8 +75,8 @@ def weighted_sentence_transformer(
 ) -> SentenceTransformer:
     """Return an embedding model whose mean weighs the tokens, and a linear map of the mean.
 
-    The map stands after the mean, where every version of sentence-transformers knows it. It is linear, so the embedding is the
-    mean of the mapped token vectors too.
+    The map stands before the mean, with which it commutes, because sentence-transformers computes weighted tokens and their mean in
+    float32: after them a map in bfloat16 or float16 would not run.
 
     Args:
         folder: A NeoBERT with its tokenizer.
@@ -90,6 +90,6 @@ def weighted_sentence_transformer(
     vocabulary = transformer.tokenizer.convert_ids_to_tokens(range(len(transformer.tokenizer)))
     modules = [transformer, WordWeights(vocabulary, dict(token_weights)), Pooling(width, "mean")]
     if projection is not None:
-        weight = torch.tensor(projection.T)
-        modules.append(Dense(width, width, bias=False, activation_function=None, init_weight=weight))
+        options = {"activation_function": None, "module_input_name": "token_embeddings"}
+        modules.insert(1, Dense(width, width, bias=False, init_weight=torch.tensor(projection.T), **options))
     return SentenceTransformer(modules=modules)

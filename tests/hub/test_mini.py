@@ -158,10 +158,10 @@ def test_other_tools_find_pooling_width_and_names_where_they_look():
         (module["path"], module["type"].removeprefix("sentence_transformers.models."))
         for module in read["modules.json"]
     ]
-    expected = [("", "Transformer"), ("0_WordWeights", "WordWeights"), ("1_Pooling", "Pooling"), ("2_Dense", "Dense")]
+    expected = [("", "Transformer"), ("0_WordWeights", "WordWeights"), ("1_Pooling", "Pooling"), ("0_Dense", "Dense")]
     assert modules == expected
     assert read["sentence_bert_config.json"] == {"max_seq_length": 128, "do_lower_case": False}
-    assert {tensor.dtype for tensor in load_file(FOLDER / "2_Dense/model.safetensors").values()} == {torch.float32}
+    assert {tensor.dtype for tensor in load_file(FOLDER / "0_Dense/model.safetensors").values()} == {torch.float32}
     width = load_file(FOLDER / "model.safetensors")["model.transformer_encoder.0.ffn.w3.weight"].shape[1]
     assert int(2 * read["config.json"]["intermediate_size"] / 3) == width == 688
     assert read["config.json"]["max_position_embeddings"] == 512

@@ -16,12 +16,12 @@ from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling, WordWeights
 
 MODULES = (Transformer, WordWeights, Pooling, Dense, Normalize)
+EMBEDDING, TOKENS = "sentence_embedding", "token_embeddings"  # what a module after, and before the pooling reads and writes
 TEXT = {
     "transformer_task": "feature-extraction",
     "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
-    "module_output_name": "token_embeddings",
+    "module_output_name": TOKENS,
 }
-EMBEDDING = "sentence_embedding"  # what a module after the pooling reads and writes
 POOLING_MODES = {
     "cls": "pooling_mode_cls_token",
     "mean": "pooling_mode_mean_tokens",
@@ -40,7 +40,7 @@ class SentenceTransformer(sentence_transformers.SentenceTransformer):
         if any(isinstance(module, WordWeights) for module in self):
             self[0].unpad_inputs = False  # the weights of the tokens need the attention mask
             for module in self:
-                if isinstance(module, Dense):
+                if isinstance(module, Dense) and module.module_input_name == EMBEDDING:
                     module.float()  # the weighted mean is float32, also after an encoder in bf16
 
     def save(self, path: str, *args, **kwargs) -> None:
@@ -57,13 +57,13 @@ class SentenceTransformer(sentence_transformers.SentenceTransformer):
 def has_common_form(model: sentence_transformers.SentenceTransformer) -> bool:
     """Whether older versions can compute the model: texts only, one pooling, and no newer option."""
     first, *others = (module.get_config_dict() for module in model)
-    names = {each.get(f"module_{side}_name", EMBEDDING) for each in others for side in ("input", "output")}
+    names = [{each.get(f"module_{side}_name", EMBEDDING) for side in ("input", "output")} for each in others]
     return (
         all(type(module) in MODULES for module in model)
         and {name: value for name, value in first.items() if name != "unpad_inputs"} == TEXT
         and [type(each["pooling_mode"]) for each in others if "pooling_mode" in each] == [str]
         and not any("use_residual" in each for each in others)
-        and names == {EMBEDDING}
+        and all(each in ({EMBEDDING}, {TOKENS}) for each in names)
     )
 
 
@@ -77,7 +77,7 @@ def write_common_form(model: sentence_transformers.SentenceTransformer, folder: 
             settings = {"max_seq_length": model.max_seq_length, "do_lower_case": False}
             (folder / "sentence_bert_config.json").write_text(json.dumps(settings, indent=2), "utf-8")
             continue
-        before, entry["path"] = entry["path"], f"{index + 1 - kinds.index('Pooling')}_{kind}"
+        before, entry["path"] = entry["path"], f"{max(index + 1 - kinds.index('Pooling'), 0)}_{kind}"
         if before != entry["path"]:
             shutil.rmtree(folder / entry["path"], ignore_errors=True)  # of an earlier save
             (folder / before).rename(folder / entry["path"])
@@ -97,4 +97,5 @@ def older_settings(module: torch.nn.Module) -> dict:
             **flags,
             "include_prompt": module.include_prompt,
         }
-    return {name: value for name, value in settings.items() if not name.startswith("module_")}
+    # Before 5.4 a Dense stood after the pooling, and its settings had no names; those versions refuse the names.
+    return {name: value for name, value in settings.items() if not name.startswith("module_") or value == TOKENS}

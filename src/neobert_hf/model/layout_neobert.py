@@ -99,6 +99,12 @@ MAX_LENGTHS = ("max_length_q", "max_length_k", "max_seqlen")
 BOUNDARIES = ("position_ids", "seq_idx", "free_positions", *CU_SEQ_LENS, *MAX_LENGTHS, "trust_boundaries")
 
 
+# What modules of sentence-transformers add to the inputs of the model, and give it in a second pass over these inputs.
+ADDED_BY_SENTENCE_TRANSFORMERS = frozenset(
+    ("token_embeddings", "sentence_embedding", "token_weights_sum", "all_layer_embeddings", "scores", "dataset_name")
+)
+
+
 class Boundaries(NamedTuple):
     """The inputs that mark the documents of packed rows, which must agree, and those for a registered attention function.
 
@@ -127,13 +133,18 @@ class Boundaries(NamedTuple):
 
         Args:
             model: Class of the model, for the message.
-            arguments: Values by the names in `BOUNDARIES`. None and False are values of arguments that were not given.
+            arguments: Values by the names in `BOUNDARIES`. None and False are values of arguments that were not given. Those that
+                sentence-transformers adds are ignored.
             options: Names of the arguments of a registered attention function.
 
         Raises:
             TypeError: Another argument is given.
         """
-        given = {name: value for name, value in arguments.items() if value is not None and value is not False}
+        given = {
+            name: value
+            for name, value in arguments.items()
+            if value is not None and value is not False and name not in ADDED_BY_SENTENCE_TRANSFORMERS
+        }
         if unknown := [name for name in given if name not in BOUNDARIES and name not in options]:
             remedy = "load a model with a head" if "labels" in unknown else "omit it"
             raise TypeError(f"{model} has no argument {', '.join(unknown)}; {remedy}")

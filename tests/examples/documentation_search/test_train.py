@@ -214,7 +214,7 @@ def test_the_mini_model_embeds_and_fills_masks_and_its_card_has_the_measurements
     states = open_student(last, 16)[0].encode("the fox", output_value="token_embeddings").cpu().numpy()
     weights = json.loads((tmp_path / "0_WordWeights/config.json").read_text())["word_weights"]
     mean = np.average(states, axis=0, weights=[weights[token] for token in ("[CLS]", "the", "fox", "[SEP]")])
-    projection = load_file(tmp_path / "2_Dense/model.safetensors")["linear.weight"].numpy()
+    projection = load_file(tmp_path / "0_Dense/model.safetensors")["linear.weight"].numpy()
     np.testing.assert_allclose(model.encode("the fox"), projection @ mean, atol=2e-3 * np.abs(states).max())  # bf16
     assert len(pipeline("fill-mask", str(tmp_path))("the [MASK]")) == 5
     config, saved, tokenizer = (
@@ -224,7 +224,7 @@ def test_the_mini_model_embeds_and_fills_masks_and_its_card_has_the_measurements
     shipped = Path(MINI_MODEL_PATH)  # of the same form
     assert {file.name for file in tmp_path.glob("*.py")} == {file.name for file in shipped.glob("*.py")}
     assert (tmp_path / "modules.json").read_text() == (shipped / "modules.json").read_text()
-    for name in ("config.json", "sentence_bert_config.json", "1_Pooling/config.json", "2_Dense/config.json"):
+    for name in ("config.json", "sentence_bert_config.json", "1_Pooling/config.json", "0_Dense/config.json"):
         assert json.loads((tmp_path / name).read_text()).keys() == json.loads((shipped / name).read_text()).keys()
     assert tokenizer["tokenizer_class"] == "PreTrainedTokenizerFast"
     assert saved["truncation"] is None and saved["padding"] is None
