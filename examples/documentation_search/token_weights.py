@@ -75,8 +75,8 @@ def weighted_sentence_transformer(
 ) -> SentenceTransformer:
     """Return an embedding model whose mean weighs the tokens, and a linear map of the mean.
 
-    The map stands before the mean, with which it commutes, because sentence-transformers computes weighted tokens and their mean in
-    float32: after them a map in bfloat16 or float16 would not run.
+    The map stands before the weights, with which it commutes: sentence-transformers computes weighted tokens in float32, so that
+    after them a map in bfloat16 or float16 would not run.
 
     Args:
         folder: A NeoBERT with its tokenizer.

@@ -11,6 +11,8 @@ from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, contextual_sentence_tr
 from neobert_hf.data import origins
 from neobert_hf.data.origins import check_links, check_own_code, check_source, load_tokenizer, resolve
 from neobert_hf.embeddings.vector_files import open_for_inference
+from neobert_hf.hub.convert import convert
+from neobert_hf.hub.push import model_files
 
 FOREIGN = {  # settings by which a loader runs code of another place, by the file that holds them
     "config.json": {
@@ -167,6 +169,14 @@ def test_a_config_of_bert_is_not_that_of_a_neobert():
         ("processor_config.json", {"auto_map": {"AutoProcessor": "other/place--a.B"}}),
         ("deep/config.json", {"text_config": [{"auto_map": ["other--place.a.B", None]}]}),
         ("modules.json", {"0": {"type": "other_package.Module"}}),
+        ("modules.json", {"0": {"type": "sentence_transformers_other.Module"}}),
+        ("deep/router_config.json", {"types": {"a": "sentence_transformers.models.Dense", "b": "other/place--a.B"}}),
+        ("deep/config.json", {"types": {"a": "other_package.Module"}, "structure": {"query": ["a"]}}),  # of Asym
+        ("deep/config.json", {"in_features": 8, "activation_function": "os.getcwd"}),  # of Dense
+        ("deep/config.json", {"activation_function": "torch.hub.load"}),
+        ("config.json", {"sentence_transformers": {"activation_fn": "builtins.exit"}}),  # of CrossEncoder
+        ("config.json", {"sbert_ce_default_activation_function": "other_package.activation"}),
+        ("deep/wordembedding_config.json", {"tokenizer_class": "other_package.Tokenizer"}),
         ("adapter_config.json", {"base_model_name_or_path": "other/place"}),
     ],
 )
@@ -177,6 +187,45 @@ def test_code_of_another_place_is_found_in_every_file(tmp_path, file, settings):
     (tmp_path / file).write_text(json.dumps(settings))
     with pytest.raises(ValueError, match=rf"{os.path.basename(file)} names code|holds an adapter"):
         check_own_code(tmp_path)
+
+
+def test_names_of_torch_and_sentence_transformers_and_plain_words_are_accepted(tmp_path):
+    settings = {
+        "modules.json": [
+            {"type": "sentence_transformers.models.Dense"},
+            {"type": "sentence_transformers.base.modules.Router"},
+        ],
+        "router_config.json": {"types": {"query_0": "sentence_transformers.sentence_transformer.modules.Pooling"}},
+        "config.json": {"activation_function": "gelu", "sentence_transformers": {"activation_fn": "torch.nn.Sigmoid"}},
+        "dense_config.json": {"activation_function": "torch.nn.modules.activation.Tanh"},
+        "tokenizer.json": {"model": {"type": "WordPiece", "vocab": {"type": 1, "types": 2, "activation_fn": 3}}},
+        "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "types": None},
+    }
+    for name, content in settings.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    check_own_code(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["x.json", "sub/x.json", "model.safetensors.index.json", "tokenizer.json", "notes.txt"]
+)
+def test_a_pipe_in_a_folder_is_refused_and_never_read(theirs, name):
+    """Reading it would wait for ever."""
+    file = theirs / name
+    file.parent.mkdir(exist_ok=True)
+    file.unlink(missing_ok=True)
+    os.mkfifo(file)
+    readers = [
+        check_own_code,
+        check_links,
+        lambda each: check_source(str(each)),
+        lambda each: load_tokenizer(str(each)),
+    ]
+    readers += [model_files, lambda each: convert(each, each.with_name("out"))]
+    for read in readers:
+        with pytest.raises(ValueError, match=rf"{name} is a pipe, a socket or a device, not a regular file; remove it"):
+            read(theirs)
+    NeoBERTForMaskedLM.from_pretrained(theirs)  # the weights are regular files
 
 
 @pytest.mark.parametrize("reference", ["/elsewhere/tok.T", "org/repo--tok.T", "../tok.T", "tok.T"])

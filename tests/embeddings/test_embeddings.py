@@ -56,6 +56,34 @@ def test_an_embedding_is_the_mean_or_the_first_of_the_hidden_states(folder, side
     np.testing.assert_allclose(model.encode(TEXTS, batch_size=5), expected, atol=2e-6)
 
 
+@pytest.mark.parametrize("unpad", [True, False])
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_a_cached_loss_with_a_guide_gives_the_loss_and_the_gradients_of_the_plain_one(folder, pooling, unpad):
+    """It passes the outputs of sentence-transformers to the model again."""
+    from sentence_transformers.sentence_transformer.losses import CachedGISTEmbedLoss, GISTEmbedLoss
+
+    results = []
+    for loss_class, options in ((GISTEmbedLoss, {}), (CachedGISTEmbedLoss, {"mini_batch_size": 2})):
+        model, guide = (sentence_transformer(str(folder), pooling) for _ in "mg")
+        model[0].model.config.unpad_inputs = unpad
+        others = [f"old {text} by the sea" for text in TEXTS]  # no pair is equal, so rounding decides nothing
+        features = [model.preprocess(texts) for texts in (TEXTS, others)]
+        loss = loss_class(model.double(), guide.double(), **options)(features, None)
+        loss.backward()
+        results.append((loss.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}))
+    (wanted, wanted_gradients), (found, gradients) = results
+    torch.testing.assert_close(found, wanted)
+    assert gradients.keys() == wanted_gradients.keys() and len(gradients) > 10
+    for name, gradient in wanted_gradients.items():
+        torch.testing.assert_close(gradients[name], gradient, msg=name)
+
+
+def test_a_misspelt_feature_is_still_refused(folder):
+    model = sentence_transformer(str(folder))
+    with pytest.raises(TypeError, match="has no argument token_embedding; omit it"):
+        model(model.preprocess(TEXTS) | {"token_embedding": torch.zeros(1)})
+
+
 def test_sentence_transformer_loads_a_bare_folder(folder):
     expected = [state.mean(0) for state in tokens_of(folder, TEXTS)]
     np.testing.assert_allclose(SentenceTransformer(str(folder)).encode(TEXTS), expected, atol=2e-6)

@@ -244,7 +244,7 @@ ZOO = {
     # files
     "a pipe in the place of a config": (
         lambda f: (f / "config.json").unlink() or os.mkfifo(f / "config.json"),
-        {"config-missing"},
+        {"config-missing", "link"},
     ),
     "a config that is nested too deep": (
         lambda folder: (folder / "config.json").write_text('{"a":' + "[" * 200_000),

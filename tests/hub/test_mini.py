@@ -126,7 +126,7 @@ def test_the_evaluation_on_the_card_is_that_of_the_shipped_weights():
     assert all(f"{task['mean']:.1f} ± {task['standard_deviation']:.1f}" in card for task in result["glue"])
 
 
-# The first numbers of the vectors that the model had when the map stood before the mean and other names in the folder.
+# The first numbers of the vectors that the model had in its training.
 VECTORS = {
     "HTTPServer getFile": [1.965198, 0.896791, 1.521693, 0.830201, -0.126066, -2.364356],
     "a": [-1.606033, -6.831760, -0.560785, -2.141306, -5.844484, 3.401787],
@@ -142,12 +142,36 @@ def test_the_embeddings_are_those_of_the_training():
 
 
 @pytest.mark.compat
-def test_in_bf16_the_map_after_the_mean_stays_in_float32():
-    model = open_embedding_model(str(FOLDER), model_kwargs={"dtype": torch.bfloat16})
-    assert model.dtype == torch.bfloat16
+@pytest.mark.parametrize(
+    "open_model",
+    [
+        lambda dtype: open_embedding_model(str(FOLDER), model_kwargs={"dtype": dtype}),
+        lambda dtype: SentenceTransformer(str(FOLDER), model_kwargs={"dtype": dtype}),
+        lambda dtype: SentenceTransformer(str(FOLDER), model_kwargs={"torch_dtype": str(dtype).removeprefix("torch.")}),
+        lambda dtype: SentenceTransformer(str(FOLDER)).to(dtype),
+        lambda dtype: SentenceTransformer(str(FOLDER)).half() if dtype == torch.float16 else None,
+        lambda dtype: SentenceTransformer(str(FOLDER)).bfloat16() if dtype == torch.bfloat16 else None,
+    ],
+    ids=["open_embedding_model", "dtype", "torch_dtype", "to", "half", "bfloat16"],
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_stock_calls_compute_the_embeddings_in_half_precision(open_model, dtype):
+    if (model := open_model(dtype)) is None:
+        return
+    assert model.dtype == dtype
     found, expected = (each.encode(list(VECTORS)) for each in (model, SentenceTransformer(str(FOLDER))))
     similarity = (found * expected).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(expected, axis=1)
     assert similarity.min() > 0.999  # 6 blocks that round to 2^-9
+
+
+@pytest.mark.compat
+def test_a_second_pass_over_the_same_features_gives_the_same_embeddings():
+    """sentence-transformers adds its outputs to the inputs; CachedGISTEmbedLoss gives both to the model again."""
+    model = SentenceTransformer(str(FOLDER))
+    features = model.preprocess(list(VECTORS))
+    with torch.no_grad():
+        first, second = (model(features)["sentence_embedding"].clone() for _ in range(2))
+    assert torch.equal(first, second)
 
 
 def test_other_tools_find_pooling_width_and_names_where_they_look():
@@ -158,7 +182,7 @@ def test_other_tools_find_pooling_width_and_names_where_they_look():
         (module["path"], module["type"].removeprefix("sentence_transformers.models."))
         for module in read["modules.json"]
     ]
-    expected = [("", "Transformer"), ("0_WordWeights", "WordWeights"), ("1_Pooling", "Pooling"), ("0_Dense", "Dense")]
+    expected = [("", "Transformer"), ("0_Dense", "Dense"), ("0_WordWeights", "WordWeights"), ("1_Pooling", "Pooling")]
     assert modules == expected
     assert read["sentence_bert_config.json"] == {"max_seq_length": 128, "do_lower_case": False}
     assert {tensor.dtype for tensor in load_file(FOLDER / "0_Dense/model.safetensors").values()} == {torch.float32}

@@ -23,6 +23,16 @@ logger = logging.get_logger(__name__)
 # Files of a repository on the Hub that are read: no code, no pickles.
 DATA_FILES = ("*.json", "*.txt", "*.safetensors", "*.jinja", "*.model")
 CODE = Path(__file__).resolve().parents[1] / "model"  # in a clone, the mini model has links to this code
+# The settings whose values sentence-transformers imports and calls, and the values that name its own code or that of torch.
+MODULES, ACTIVATIONS = r"sentence_transformers(\.\w+)+", r"torch\.nn(\.\w+)+|sentence_transformers(\.\w+)+"
+NAMES = {
+    "type": r"(?!.*\.).*|" + MODULES,  # in modules.json; other files have plain words, such as "BPE"
+    "types": MODULES,  # of Router and Asym
+    "tokenizer_class": r"\w*|" + MODULES,  # a plain name is a class of transformers
+    "activation_function": r"\w*|" + ACTIVATIONS,  # of Dense; a plain name is one of transformers' functions
+    "activation_fn": ACTIVATIONS,  # of CrossEncoder
+    "sbert_ce_default_activation_function": ACTIVATIONS,
+}
 TOKENIZER_FILES = ("tokenizer.json", "vocab.*", "*.model")
 # Settings besides those that the class of the config or tokenizer declares. None of them names code.
 CONFIG_KEYS = {"architectures", "dtype", "torch_dtype", "quantization_config", "_name_or_path", "transformers_version"}
@@ -81,18 +91,24 @@ def resolve(source: str | Path, more: Iterable[str] = ()) -> Path:
 
 
 def check_links(folder: Path) -> None:
-    """Refuse files of a folder that are elsewhere: what is saved after loading it, or uploaded, would contain them.
+    """Refuse files of a folder that are elsewhere, or no regular files.
 
+    What is saved after loading the folder, or uploaded, would contain files of another place. Reading a pipe waits for ever.
     The cache of the Hub keeps the files of a repository outside the folder of a revision; its own links are accepted, and so are
     links to the code of this package.
 
     Raises:
-        ValueError: A symbolic link leaves the folder, or tokenizer_config.json names a file outside it.
+        ValueError: A symbolic link leaves the folder, tokenizer_config.json names a file outside it, or a file is not regular: a
+            pipe, a socket or a device.
     """
     roots = [folder.resolve(), CODE]
     if roots[0].parent.name == "snapshots":
         roots.append(roots[0].parents[1] / "blobs")
-    elsewhere = {file: file for file in folder.rglob("*") if file.is_symlink()}
+    files = sorted(folder.rglob("*"))
+    for file in files:
+        if file.exists() and not file.is_file() and not file.is_dir():
+            raise ValueError(f"{file} is a pipe, a socket or a device, not a regular file; remove it")
+    elsewhere = {file: file for file in files if file.is_symlink()}
     settings = folder / "tokenizer_config.json"
     if settings.is_file() and isinstance(content := read_json(settings), dict):  # transformers 4 opens these files
         paths = (folder / value for value in content.values() if isinstance(value, str) and 0 < len(value) < 4096)
@@ -133,11 +149,12 @@ def foreign_settings(file: Path) -> Iterator[tuple[str, Any]]:
         ValueError: The file is damaged.
     """
     for key, value in _pairs(read_json(file)):
+        names = [leaf for leaf in leaves(value) if isinstance(leaf, str)]
         if (
-            (key == "auto_map" and not all(_is_in_folder(leaf, file.parent) for leaf in leaves(value)))
+            (key == "auto_map" and not all(_is_in_folder(name, file.parent) for name in names))
             or (key == "custom_pipelines" and isinstance(value, dict))
             or (key.endswith("attn_implementation") and "/" in str(value))
-            or (file.name == "modules.json" and key == "type" and not str(value).startswith("sentence_transformers."))
+            or ((allowed := NAMES.get(key)) and not all(re.fullmatch(allowed, name) for name in names))
         ):
             yield key, value
 
@@ -151,11 +168,10 @@ def leaves(content: Any) -> Iterator[Any]:
         yield content
 
 
-def _is_in_folder(reference: Any, folder: Path) -> bool:
+def _is_in_folder(reference: str, folder: Path) -> bool:
     """Whether a value of an `auto_map` is a class in a file of the folder itself, such as "modeling_neobert.NeoBERTModel"."""
-    found = isinstance(reference, str) and re.fullmatch(r"(\w+)\.\w+", reference)
-    # A number is the id of a token of this name.
-    return not isinstance(reference, str) or bool(found and (folder / f"{found[1]}.py").is_file())
+    found = re.fullmatch(r"(\w+)\.\w+", reference)
+    return bool(found and (folder / f"{found[1]}.py").is_file())
 
 
 def _pairs(content: Any) -> Iterator[tuple[str, Any]]:

@@ -16,7 +16,10 @@ from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling, WordWeights
 
 MODULES = (Transformer, WordWeights, Pooling, Dense, Normalize)
-EMBEDDING, TOKENS = "sentence_embedding", "token_embeddings"  # what a module after, and before the pooling reads and writes
+EMBEDDING, TOKENS = (
+    "sentence_embedding",
+    "token_embeddings",
+)  # what a module after, and before the pooling reads and writes
 TEXT = {
     "transformer_task": "feature-extraction",
     "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},

@@ -203,7 +203,7 @@ def check_json(subject: Subject) -> Iterator[Finding]:
         check_links(subject.folder)
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: links in a circle
         if "is not JSON" not in str(error):  # which is found below
-            yield Finding("link", subject.source, one_line(error), "replace the link by the file itself, or remove it")
+            yield Finding("link", subject.source, one_line(error), "remove it, or replace a link by the file itself")
     for file in sorted(subject.folder.rglob("*")):
         if file.is_symlink() and not file.exists():
             meaning = f"it is a link to {os.readlink(file)}, which does not exist"

@@ -15,6 +15,7 @@ from pathlib import Path
 from huggingface_hub.utils import filter_repo_objects
 from huggingface_hub.utils import logging as hub_logging
 
+from ..data.origins import check_links
 from ..runs.commands import CommandParser, run_command
 from .build import RECORD
 from .drop_in import plan_drop_in
@@ -34,11 +35,12 @@ def model_files(folder: Path) -> dict[str, Path]:
     """Return the files of a folder by name, all of which are to be published.
 
     Raises:
-        ValueError: One of them is no part of a model, or has a token of the Hub in it.
+        ValueError: One of them is no part of a model, or has a token of the Hub in it, or `check_links` refuses the folder.
         OSError: There is no such folder.
     """
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder} is not a folder; give one that hub_upload/build.py has written")
+    check_links(folder)
     files = {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if not file.is_dir()}
     for name in (RECORD, ".gitattributes"):  # the Hub makes the second one itself
         files.pop(name, None)

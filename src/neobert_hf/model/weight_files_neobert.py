@@ -50,8 +50,10 @@ def check_weight_files(
             f"convert it, which runs nothing of it: neobert convert {source} DST"
         )
     for name in files:
-        if ".index." in name and name.endswith(".json"):  # the name of a variant is between ".index." and ".json"
-            read_index(os.path.join(folder, name))
+        file = os.path.join(folder, name)
+        # The name of a variant is between ".index." and ".json". Reading a pipe would wait for ever.
+        if ".index." in name and name.endswith(".json") and os.path.isfile(file):
+            read_index(file)
     config = os.path.join(folder, "config.json")
     if os.path.isfile(config):
         with open(config, "rb") as stream:
