@@ -1,14 +1,17 @@
 """Damaged files: the command uses an older complete state and gives the right result, or an error names the file."""
 
+import json
 import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 from adversary.interruptions import check_result, kill, start_again
 from adversary.machinery import RIGHT, Failed, Family, at_event, explained, fork_case
 from adversary.workbench import Workbench
+from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from neobert_hf.runs.commands import run_command
@@ -19,6 +22,7 @@ COUNTS = {
     "documents and their manifest": 25,
     "unfinished documents": 25,
     "weights and config for the Hub": 20,
+    "names and indexes of weights": 40,
 }
 
 
@@ -32,7 +36,8 @@ def prepare(bench: Workbench) -> tuple[list, dict]:
     )
     shutil.copytree(bench.folder / "documents", templates["documents and their manifest"] / "documents")
     _interrupt_tokenizing(bench, templates["unfinished documents"] / "out")
-    shutil.copytree(whole["the build for the Hub"].folder, templates["weights and config for the Hub"])
+    for name in ("weights and config for the Hub", "names and indexes of weights"):
+        shutil.copytree(whole["the build for the Hub"].folder, templates[name])
     logits = bench.finish(_load(templates["weights and config for the Hub"]), "load").output
     shared = {"bench": bench, "templates": templates, "logits": logits}
     return [(f"damage to {name}", name) for name, count in COUNTS.items() for _ in range(count)], shared
@@ -111,13 +116,51 @@ def case(_, name: str, rng: random.Random, folder: Path, shared: dict) -> str:
     bench = shared["bench"]
     copy = folder / "copy"
     shutil.copytree(shared["templates"][name], copy)
-    is_hub = name == "weights and config for the Hub"
-    files = [copy / "model.safetensors", copy / "config.json"] if is_hub else copy.rglob("*")
-    done = damage(rng, copy, sorted(file for file in files if file.is_file() and file.stat().st_size), not is_hub)
+    if name == "names and indexes of weights":
+        done = rename_or_index(rng, copy)
+    else:
+        is_hub = name == "weights and config for the Hub"
+        files = [copy / "model.safetensors", copy / "config.json"] if is_hub else copy.rglob("*")
+        done = damage(rng, copy, sorted(file for file in files if file.is_file() and file.stat().st_size), not is_hub)
     try:
         return _use(name, bench, copy, shared)
     except Failed as reason:
         raise Failed(f"{done}: {reason}") from reason
+
+
+def rename_or_index(rng: random.Random, folder: Path) -> str:
+    """Store some tensors under two names, with other numbers, or in two shards, or with an index that does not fit."""
+    tensors, done = load_file(folder / "model.safetensors"), []
+    for name in rng.sample(sorted(tensors), rng.randint(0, 2)):
+        other = name.removeprefix("model.") if name.startswith("model.") else f"model.{name}"
+        other = rng.choice((other, f"module.{name}", f"_orig_mod.{name}"))
+        tensors[other] = tensors[name] if rng.random() < 0.3 else np.full_like(tensors[name], rng.choice((0, 7)))
+        done.append(f"{name} is also {other}")
+    if rng.random() < 0.5:
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        return "; ".join(done)
+    (folder / "model.safetensors").unlink()
+    place, name = rng.choice(("", "shards/")), rng.choice(sorted(tensors))
+    (folder / place).mkdir(exist_ok=True)
+    weight_map = {each: f"{place}{rng.choice('abc')}.safetensors" for each in tensors}
+    held = {file: [each for each in tensors if weight_map[each] == file] for file in sorted(set(weight_map.values()))}
+    oddities = ("", "a tensor in two shards", "no metadata", "a name too few", "a shard too few", "a name too many")
+    odd = rng.choice(oddities)
+    if odd == "a tensor in two shards":
+        held[rng.choice([file for file in held if file != weight_map[name]])].append(name)
+    for file, names in held.items():
+        save_file({each: tensors[each] for each in names}, folder / file, {"format": "pt"})
+    if odd == "a name too few":
+        del weight_map[name]
+    if odd == "a shard too few":
+        (folder / rng.choice(sorted(held))).unlink()
+    if odd == "a name too many":
+        weight_map["model.layer_norm.bias"] = weight_map[name]
+    index = {"metadata": {}, "weight_map": weight_map}
+    if odd == "no metadata":
+        del index["metadata"]
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return "; ".join([*done, "shards", odd])
 
 
 def _use(name: str, bench: Workbench, copy: Path, shared: dict) -> str:

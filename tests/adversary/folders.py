@@ -1,6 +1,7 @@
 """Folders of other people, and wrong folders: a build is right or explained, loses nothing and runs no foreign code."""
 
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -16,7 +17,7 @@ SECRET = "a secret of this machine"
 
 
 def prepare(bench: Workbench) -> tuple[list, Workbench]:
-    """16 cases; each spoils a copy of a model, or the folder that a build would write to."""
+    """28 cases; each spoils a copy of a model, or the folder that a build would write to."""
     assert bench.references
     return [(kind, spoil) for kind, (spoil, count) in KINDS.items() for _ in range(count)], bench
 
@@ -78,6 +79,40 @@ def foreign_code(rng: random.Random, theirs: Path, out: Path) -> None:
         file.write_text(json.dumps(content | settings))
 
 
+def foreign_module(rng: random.Random, theirs: Path, out: Path) -> None:
+    """Make an embedding model whose modules name a class or a callable of another place, or a pipe that nobody fills."""
+    name = rng.choice((f"{theirs.with_name('evil')}--code.Tokenizer", "code.Tokenizer", "os.getcwd"))
+    kind = rng.choice(("Router", "Asym", "Dense", "WordEmbeddings", "CrossEncoder", "pipe"))
+    last = "Dense" if kind in ("CrossEncoder", "pipe") else kind
+    chain = ("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Module", last)
+    modules = [{"path": path, "type": f"sentence_transformers.models.{each}"} for path, each in chain]
+    types, dense = {"a": "sentence_transformers.models.Dense", "b": name}, {"in_features": 32, "out_features": 8}
+    files = {
+        "modules.json": [{"idx": i, "name": str(i), **module} for i, module in enumerate(modules)],
+        "1_Pooling/config.json": {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True},
+    }
+    config = json.loads((theirs / "config.json").read_text())
+    files |= {
+        "Router": {"2_Module/router_config.json": {"types": types, "structure": {"query": ["b"]}, "parameters": {}}},
+        "Asym": {"2_Module/config.json": {"types": types, "structure": {"query": ["b"]}}},
+        "Dense": {"2_Module/config.json": dense | {"activation_function": name}},
+        "WordEmbeddings": {"2_Module/wordembedding_config.json": {"tokenizer_class": name, "max_seq_length": 9}},
+        "CrossEncoder": {
+            "2_Module/config.json": dense,
+            "config.json": config | {"sentence_transformers": {"activation_fn": name}},
+        },
+        "pipe": {"2_Module/config.json": dense},
+    }[kind]
+    for file, content in files.items():
+        (theirs / file).parent.mkdir(exist_ok=True)
+        (theirs / file).write_text(json.dumps(content))
+    if kind == "pipe":
+        os.mkfifo(theirs / rng.choice(("1_Pooling/more.json", "a.json", "deep.index.json", "notes.txt")))
+    report = verify(theirs)
+    if report["ok"] or not ("names code" in report["error"] or "is a pipe" in report["error"]):
+        raise Failed(f"verify does not refuse {kind} with {name}: {report}")
+
+
 def link(rng: random.Random, theirs: Path, out: Path) -> None:
     """Replace a file by a link, most often to a place outside the folder."""
     names = ("chat_template.jinja", "additional_chat_templates/more.jinja", "vocab.txt", "tokenizer.json", "notes.md")
@@ -124,6 +159,7 @@ def wrong_source(rng: random.Random, theirs: Path, out: Path) -> Path | None:
 
 KINDS = {
     "foreign code in a folder to publish": (foreign_code, 5),
+    "modules of other people in a folder to publish": (foreign_module, 12),
     "links in a folder to publish": (link, 3),
     "tokenizers that are not the model's": (other_tokenizer, 2),
     "builds into other folders": (wrong_target, 3),

@@ -20,6 +20,7 @@ KINDS = (
     "packed by numbers",
     "4-D masks",
     "inference copies",
+    "packed by several marks",
 )
 # Of the norm of a document's logits; float32 rounds, and its sums have another order than the oracle's.
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -159,6 +160,41 @@ def by_numbers(rng):
     return inputs, documents
 
 
+def by_several_marks(rng):
+    """Packed rows by a random choice of marks that agree, in one row or in several; with positions also padding anywhere."""
+    if rng.random() < 0.5:
+        ids, lengths, documents = packed_documents(rng)
+        numbers = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))[None]
+        ends = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
+        marks = {
+            "position_ids": torch.cat([torch.arange(n) for n in lengths])[None],
+            "seq_idx": numbers % 2 if rng.random() < 0.5 else numbers,
+            "cu_seq_lens_q": ends,
+            "cu_seqlens": ends.long(),
+        }
+        chosen = rng.sample(list(marks), rng.randint(1, len(marks)))
+        inputs = {"input_ids": torch.from_numpy(ids), **{name: marks[name] for name in chosen}}
+        if chosen == ["position_ids"] and rng.random() < 0.7:
+            inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        return inputs, documents
+    num_rows, num_columns = rng.randint(1, 4), rng.randint(2, 30)
+    ids = random_ids(rng, num_rows, num_columns)
+    mask, positions, documents = np.zeros_like(ids), np.zeros_like(ids), []
+    for row in range(num_rows):
+        real = sorted(rng.sample(range(num_columns), rng.randint(1, num_columns)))
+        starts = [0, *sorted(rng.sample(range(1, len(real)), rng.randint(0, min(4, len(real) - 1))))]
+        for start, end in zip(starts, [*starts[1:], len(real)]):
+            columns, first = np.array(real[start:end]), rng.choice((0, 0, 2))
+            if start and first > positions[row, real[start - 1]]:
+                first = 0  # a position above the last one would continue that document
+            mask[row, columns], positions[row, columns] = 1, np.arange(first, first + len(columns))
+            documents.append(Document(ids[row, columns], row, columns))
+            documents[-1].positions = np.arange(len(columns))
+        positions[row, mask[row] == 0] = rng.choice((0, 1, 77))
+    inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+    return {name: torch.from_numpy(value) for name, value in inputs.items()}, documents
+
+
 def as_4d(rng):
     inputs, documents = padded(rng.choice(("right", "left")))(rng) if rng.random() < 0.5 else with_holes(rng)
     mask = inputs["attention_mask"].bool()[:, None, None, :]
@@ -170,7 +206,6 @@ def as_4d(rng):
     return inputs, documents
 
 
-BATCHES = dict(
-    zip(KINDS, (padded("right"), padded("left"), with_holes, by_boundaries, by_positions, by_numbers, as_4d))
-)
+MAKERS = padded("right"), padded("left"), with_holes, by_boundaries, by_positions, by_numbers, as_4d, by_several_marks
+BATCHES = dict(zip([kind for kind in KINDS if kind != "inference copies"], MAKERS))
 MASKS = Family("masks", prepare, case)

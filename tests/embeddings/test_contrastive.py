@@ -290,7 +290,8 @@ def test_a_resumed_run_has_the_same_losses_as_an_uninterrupted_one(command, tmp_
         patch.setattr(ContrastiveTrainer, "training_step", interrupted_step)
         run_main(train_contrastive, *command(tmp_path / "part"))
     assert not (tmp_path / "part/model.safetensors").exists()
-    for name, value in {"temperature": 0.1, "warmup_steps": 3}.items():  # another run is refused
+    others = {"temperature": 0.1, "warmup_steps": 3, "optim": "sgd", "optim_args": "amsgrad=True"}
+    for name, value in others.items():  # another run is refused
         other = command(tmp_path / "part", resume_from_checkpoint="last", **{name: value})
         with pytest.raises(ValueError, match=name):
             run_main(train_contrastive, *other)

@@ -17,10 +17,12 @@ import torch
 from conftest import GOLDEN
 from oracle import CONFIG, random_weights, split_gate_and_up, write_checkpoint
 from safetensors.numpy import load_file, save_file
+from transformers import AutoTokenizer
 
 import neobert_cli
 import neobert_hf
 from neobert_hf import AUTO_CLASSES, NeoBERTForMaskedLM, NeoBERTForSequenceClassification
+from neobert_hf.data.origins import read_json
 from neobert_hf.hub.doctor import examine
 from neobert_hf.hub.layouts import read_header
 from neobert_hf.hub.stored_numbers import odd_values
@@ -500,6 +502,18 @@ def test_the_command_prints_findings_as_text_or_json_and_its_status_says_whether
     assert [set(finding) for finding in report["findings"]] == [{"severity", "code", "where", "meaning", "mend"}] * 2
     status, text = run(good)
     assert status == 0 and len(text.splitlines()) == 1 and "nothing found; layout published" in text
+
+
+def test_the_class_of_transformers_5_is_mended_by_one_command(good, tmp_path):
+    folder = shutil.copytree(good, tmp_path / "a name with spaces")
+    AutoTokenizer.from_pretrained(good).save_pretrained(folder)
+    assert read_json(folder / "tokenizer_config.json")["tokenizer_class"] == "TokenizersBackend"
+    (finding,) = (each for each in examine(folder)["findings"] if each["code"] == "tokenizer-class")
+    subprocess.run(finding["mend"], shell=True, check=True)
+    assert read_json(folder / "tokenizer_config.json")["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert "tokenizer-class" not in codes(examine(folder), "remark")
+    texts = ["the [MASK] fox", "", "Old HTTPServer"]
+    assert AutoTokenizer.from_pretrained(folder)(texts) == AutoTokenizer.from_pretrained(good)(texts)
 
 
 def test_a_mend_can_be_pasted_into_a_shell(good, tmp_path):

@@ -70,11 +70,14 @@ def test_m3_trains_with_a_bpe_tokenizer_that_has_no_mask_token_on_text_that_was_
 
 def test_a_resume_with_other_values_is_refused(corpus, tmp_path):
     run(corpus, tmp_path / "run", max_steps=4)
+    assert read_json_object(tmp_path / "run/training_summary.json")["optim"].startswith("adamw_torch")
     train_wordpiece(["other words to learn from"] * 9, vocab_size=64).save_pretrained(tmp_path / "other")
     for changes, message in (
         ({"learning_rate": 1e-3}, "belongs to another run: recipe was"),
         ({"config_overrides": SMALL.replace("=96", "=128")}, "belongs to another run: config was"),
         ({"streaming": True}, "belongs to another run: data was"),
+        ({"optim": "sgd"}, "belongs to another run: optim was adamw_torch(_fused)? and is sgd"),
+        ({"optim_args": "amsgrad=True"}, "belongs to another run: optim_args was None and is amsgrad=True"),
         ({"tokenizer_name": tmp_path / "other"}, "tokenizer is"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -19,7 +19,15 @@ from .training_sets import ids_on_hub
 
 # Arguments that determine the loss curve; a resumed run must have the same values.
 CURVE = ("max_steps", "learning_rate", "learning_rate_mapping", "lr_scheduler_type", "lr_scheduler_kwargs")
-CURVE += ("warmup_steps", "warmup_ratio", "optim", "weight_decay", "max_grad_norm", "per_device_train_batch_size")
+CURVE += (
+    "warmup_steps",
+    "warmup_ratio",
+    "optim",
+    "optim_args",
+    "weight_decay",
+    "max_grad_norm",
+    "per_device_train_batch_size",
+)
 CURVE += ("gradient_accumulation_steps", "batch_sampler", "bf16", "fp16", "seed")
 
 

@@ -20,7 +20,7 @@ from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import logging
 
 from ..data.files import file_hash, saving, write_json
-from ..data.origins import check_source, keep_known_settings, load_tokenizer, read_json, resolve
+from ..data.origins import check_source, foreign_settings, keep_known_settings, load_tokenizer, read_json, resolve
 from ..model import modeling_neobert
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.contextual_neobert import ContextualNeoBERTConfig, ContextualNeoBERTModel
@@ -29,6 +29,7 @@ from ..runs.card_files import CARD, check_metadata, editing_card, is_edited, rea
 from ..runs.cards import CardFacts, write_card
 from ..runs.commands import CommandParser, run_command
 from ..runs.folders import SUMMARY
+from .layouts import read_config
 
 if TYPE_CHECKING:
     from sentence_transformers.base.model import BaseModel
@@ -149,16 +150,17 @@ def load_model(folder: Path, source: str) -> PreTrainedModel:
             f"{source} holds an adapter; merge it into its model (PEFT's merge_and_unload), save the model, and build from "
             "that folder"
         )
-    config = AutoConfig.from_pretrained(folder)
-    name = (config.architectures or ["NeoBERTForMaskedLM"])[0]
-    model_class = getattr(modeling_neobert, name, None)
-    if type(config) is ContextualNeoBERTConfig and (folder / "modules.json").exists():
+    stored = read_config(folder)  # the class of another model may refuse this config before its type is known
+    name, kind = (stored.get("architectures") or ["NeoBERTForMaskedLM"])[0], stored.get("model_type")
+    model_class = getattr(modeling_neobert, str(name), None)
+    if kind == ContextualNeoBERTConfig.model_type and (folder / "modules.json").exists():
         model_class = ContextualNeoBERTModel
-    elif type(config) is not NeoBERTConfig or model_class not in AUTO_CLASSES.values():
+    elif kind != NeoBERTConfig.model_type or model_class not in AUTO_CLASSES.values():
         raise ValueError(
-            f"{source} holds a {name} of the type {config.model_type}, which is no NeoBERT; choose a checkpoint of "
+            f"{source} holds a {name} of the type {kind}, which is no NeoBERT; choose a checkpoint of "
             + ", ".join(other.__name__ for other in AUTO_CLASSES.values() if other is not NeoBERTConfig)
         )
+    config = AutoConfig.from_pretrained(folder)
     config.dtype = None  # so that "auto" is the dtype of the file
     model = model_class.from_pretrained(folder, config=config, dtype="auto")
     keep_known_settings(model.config, source)
@@ -178,9 +180,12 @@ def load_embedder(folder: Path, source: str) -> BaseModel | None:
 
     from ..embeddings.models import adopt, open_embedding_model
 
-    for module in read_json(folder / "modules.json"):
-        if not str(module["type"]).startswith("sentence_transformers."):
-            raise ValueError(f"{source} has the module {module['type']}, which is not one of sentence-transformers")
+    for file in (folder / "modules.json", *sorted(folder.glob("*/**/*.json"))):
+        for key, value in foreign_settings(file):
+            raise ValueError(
+                f"{file.relative_to(folder)} of {source} names {json.dumps(value)} as {key}, which is no code of "
+                "sentence-transformers or torch; remove it, or save the model with their modules only"
+            )
     settings = folder / "config_sentence_transformers.json"
     kind = read_json(settings).get("model_type") if settings.is_file() else None
     options = {"model_kwargs": {"dtype": "float32"}}

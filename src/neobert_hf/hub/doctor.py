@@ -467,7 +467,9 @@ def check_tokenizer(subject: Subject) -> Iterator[Finding]:
         return
     if name == "TokenizersBackend":
         meaning = "this name of transformers 5 is unknown to transformers 4, which refuses the tokenizer"
-        mend = f'write "PreTrainedTokenizerFast" in its place, or: {subject.rebuild}'
+        mend = (
+            f"sed -i 's/TokenizersBackend/PreTrainedTokenizerFast/' {shlex.quote(str(settings))}"  # both load this name
+        )
         yield Finding("tokenizer-class", f"{subject.name(settings)}: tokenizer_class", meaning, mend, "remark")
 
 

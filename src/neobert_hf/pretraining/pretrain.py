@@ -153,6 +153,8 @@ def identity(
             "num_held_out": data.num_held_out,
         },
         "row_tokens": training.row_tokens,
+        "optim": training.optim.value,
+        "optim_args": training.optim_args,
         "seed": training.seed,
         "precision": "bf16" if training.bf16 else "fp16" if training.fp16 else launched,
     }
