@@ -170,7 +170,9 @@ def test_a_module_of_other_code_is_refused(saved, tmp_path):
     modules = json.loads(file.read_text())
     modules[1]["type"] = "os.path.Pooling"
     file.write_text(json.dumps(modules))
-    assert_refused("modules.json of .* names "os.path.Pooling" as type", model=tmp_path / "embeddings", out=tmp_path / "hub")
+    assert_refused(
+        'modules.json of .* names "os.path.Pooling" as type', model=tmp_path / "embeddings", out=tmp_path / "hub"
+    )
 
 
 def test_licence_language_and_scores_come_from_the_card_of_the_model_and_are_not_assumed(saved, tmp_path):
