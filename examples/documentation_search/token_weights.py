@@ -73,7 +73,7 @@ def weighted_sentence_transformer(
     max_seq_length: int | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> SentenceTransformer:
-    """Return an embedding model whose mean weighs the tokens, and a linear map of the mean.
+    """Return an embedding model with a linear map of the token vectors, and a mean that weighs the tokens.
 
     The map stands before the weights, with which it commutes: sentence-transformers computes weighted tokens in float32, so that
     after them a map in bfloat16 or float16 would not run.
@@ -81,7 +81,7 @@ def weighted_sentence_transformer(
     Args:
         folder: A NeoBERT with its tokenizer.
         token_weights: Weight of each token of the vocabulary.
-        projection: Map of the mean, (width, width), as vector @ projection; None leaves it out.
+        projection: Map of the token vectors, (width, width), as vector @ projection; None leaves it out.
         max_seq_length: Length in tokens at which texts are truncated; None keeps that of the folder.
         dtype: Data type of the model.
     """

@@ -149,7 +149,8 @@ def rename_or_index(rng: random.Random, folder: Path) -> str:
     if odd == "a tensor in two shards":
         held[rng.choice([file for file in held if file != weight_map[name]])].append(name)
     for file, names in held.items():
-        save_file({each: tensors[each] for each in names}, folder / file, {"format": "pt"})
+        saved = {each: tensors[each] + (weight_map[each] != file) for each in names}  # a second one has other numbers
+        save_file(saved, folder / file, {"format": "pt"})
     if odd == "a name too few":
         del weight_map[name]
     if odd == "a shard too few":

@@ -170,7 +170,10 @@ def test_a_config_of_bert_is_not_that_of_a_neobert():
         ("deep/config.json", {"text_config": [{"auto_map": ["other--place.a.B", None]}]}),
         ("modules.json", {"0": {"type": "other_package.Module"}}),
         ("modules.json", {"0": {"type": "sentence_transformers_other.Module"}}),
-        ("deep/router_config.json", {"types": {"a": "sentence_transformers.models.Dense", "b": "other/place--a.B"}}),
+        (
+            "deep/router_config.json",
+            {"types": {"a": "sentence_transformers.models.Dense", "b": "other/p--a.B"}, "structure": {}},
+        ),
         ("deep/config.json", {"types": {"a": "other_package.Module"}, "structure": {"query": ["a"]}}),  # of Asym
         ("deep/config.json", {"in_features": 8, "activation_function": "os.getcwd"}),  # of Dense
         ("deep/config.json", {"activation_function": "torch.hub.load"}),
@@ -200,6 +203,8 @@ def test_names_of_torch_and_sentence_transformers_and_plain_words_are_accepted(t
         "dense_config.json": {"activation_function": "torch.nn.modules.activation.Tanh"},
         "tokenizer.json": {"model": {"type": "WordPiece", "vocab": {"type": 1, "types": 2, "activation_fn": 3}}},
         "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "types": None},
+        "eval.json": {"type": "application/vnd.api+json", "dataset": {"type": "mteb/stsb.en"}, "types": ["PER", "a.b"]},
+        "reranker.json": {"activation_fn": "gelu", "sbert_ce_default_activation_function": None},
     }
     for name, content in settings.items():
         (tmp_path / name).write_text(json.dumps(content))

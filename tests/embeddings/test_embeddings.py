@@ -262,7 +262,7 @@ def test_the_packed_rows_of_flash_attention_give_the_same_embeddings(folder, mon
 
 
 def test_modules_of_a_saved_embedding_model_are_left_out_with_a_warning(caplog):
-    """The mini model weighs its tokens and maps their mean; a mean without both is another vector."""
+    """The mini model maps and weighs its tokens; a mean without both is another vector."""
     with caplog.at_level("WARNING"):
         sentence_transformer(MINI_MODEL_PATH)
     assert "with Dense, WordWeights, which sentence_transformer leaves out" in caplog.text

@@ -122,6 +122,16 @@ def test_a_weighted_model_computes_what_its_files_say(folder, weighted, tmp_path
     np.testing.assert_allclose(bf16, expected, atol=5e-2 * np.abs(expected).max())  # some roundings of 2^-9
 
 
+def test_two_modules_of_a_kind_before_the_pooling_keep_their_own_folders(folder, tmp_path):
+    first = neobert_hf.sentence_transformer(folder)[0]
+    width = first.get_embedding_dimension()
+    layers = [Dense(*shape, module_input_name="token_embeddings") for shape in ((width, 64), (64, width))]
+    model = SentenceTransformer(modules=[first, *layers, Pooling(width, "mean")])
+    model.save_pretrained(str(tmp_path))
+    again = sentence_transformers.SentenceTransformer(str(tmp_path))
+    np.testing.assert_allclose(again.encode(TEXTS), model.encode(TEXTS), atol=1e-6)  # float32
+
+
 def test_checkpoints_and_the_result_of_a_training_have_this_form(weighted, tmp_path):
     from datasets import Dataset
 

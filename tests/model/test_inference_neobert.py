@@ -103,6 +103,7 @@ REFUSALS = {
     "half": (lambda copied, _: copied.half(), "cannot be converted to torch.float16 on cpu"),
     "to a dtype": (lambda copied, _: copied.to(torch.bfloat16), "cannot be converted to torch.bfloat16 on cpu"),
     "to a device": (lambda copied, _: copied.to("meta"), "cannot be converted to torch.float32 on meta"),
+    "half of a part": (lambda copied, _: copied.decoder.half(), "cannot be converted or moved"),
     "half in another model": (lambda copied, _: nn.Sequential(copied).half(), "cannot be converted to torch.float16"),
     "export": (lambda copied, _: torch.export.export(copied, (IDS,), strict=False), "cannot be traced or exported"),
 }

@@ -196,6 +196,25 @@ def test_positions_beside_a_mask_make_the_same_layout_on_every_path(rows):
                 )
 
 
+@pytest.mark.parametrize("num_columns", [1, 2, 7])
+def test_an_exported_graph_marks_documents_by_positions_beside_a_mask(double_model, num_columns):
+    """Each length from one token on, although the example has others."""
+    double_model.config.unpad_inputs = True
+    rows, columns = torch.export.Dim("rows", max=9), torch.export.Dim("columns", max=64)
+    sizes = {0: rows, 1: columns}
+    names = ("input_ids", "attention_mask", "position_ids")
+    example = random_ids(2, 5), torch.ones(2, 5, dtype=torch.long), torch.arange(5).expand(2, 5) % 3
+    exported = torch.export.export(
+        double_model, (), dict(zip(names, example)), dynamic_shapes=dict.fromkeys(names, sizes), strict=False
+    ).module()
+    mask = torch.ones(3, num_columns, dtype=torch.long)
+    mask[1, num_columns // 2 + 1 :] = 0
+    inputs = dict(zip(names, (random_ids(3, num_columns), mask, torch.arange(num_columns).expand(3, -1) % 3)))
+    with torch.no_grad():
+        wanted = double_model(**inputs).last_hidden_state
+        assert (exported(**inputs).last_hidden_state - wanted).abs().max() < 1e-10
+
+
 def test_left_padding_with_the_positions_of_gpt_is_one_document_a_row(double_model):
     ids, mask = random_ids(2, 6), torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
     positions = (mask.cumsum(-1) - 1).masked_fill(mask == 0, 1)

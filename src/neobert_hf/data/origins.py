@@ -26,12 +26,12 @@ CODE = Path(__file__).resolve().parents[1] / "model"  # in a clone, the mini mod
 # The settings whose values sentence-transformers imports and calls, and the values that name its own code or that of torch.
 MODULES, ACTIVATIONS = r"sentence_transformers(\.\w+)+", r"torch\.nn(\.\w+)+|sentence_transformers(\.\w+)+"
 NAMES = {
-    "type": r"(?!.*\.).*|" + MODULES,  # in modules.json; other files have plain words, such as "BPE"
-    "types": MODULES,  # of Router and Asym
+    "type": MODULES,  # in modules.json
+    "types": MODULES,  # of Router and Asym, beside "structure"
     "tokenizer_class": r"\w*|" + MODULES,  # a plain name is a class of transformers
     "activation_function": r"\w*|" + ACTIVATIONS,  # of Dense; a plain name is one of transformers' functions
-    "activation_fn": ACTIVATIONS,  # of CrossEncoder
-    "sbert_ce_default_activation_function": ACTIVATIONS,
+    "activation_fn": r"\w*|" + ACTIVATIONS,  # of CrossEncoder
+    "sbert_ce_default_activation_function": r"\w*|" + ACTIVATIONS,
 }
 TOKENIZER_FILES = ("tokenizer.json", "vocab.*", "*.model")
 # Settings besides those that the class of the config or tokenizer declares. None of them names code.
@@ -148,13 +148,15 @@ def foreign_settings(file: Path) -> Iterator[tuple[str, Any]]:
     Raises:
         ValueError: The file is damaged.
     """
-    for key, value in _pairs(read_json(file)):
+    content = read_json(file)
+    is_judged = {"type": file.name == "modules.json", "types": isinstance(content, dict) and "structure" in content}
+    for key, value in _pairs(content):
         names = [leaf for leaf in leaves(value) if isinstance(leaf, str)]
         if (
             (key == "auto_map" and not all(_is_in_folder(name, file.parent) for name in names))
             or (key == "custom_pipelines" and isinstance(value, dict))
             or (key.endswith("attn_implementation") and "/" in str(value))
-            or ((allowed := NAMES.get(key)) and not all(re.fullmatch(allowed, name) for name in names))
+            or (key in NAMES and is_judged.get(key, True) and not all(re.fullmatch(NAMES[key], name) for name in names))
         ):
             yield key, value
 

@@ -19,7 +19,7 @@ MODULES = (Transformer, WordWeights, Pooling, Dense, Normalize)
 EMBEDDING, TOKENS = (
     "sentence_embedding",
     "token_embeddings",
-)  # what a module after, and before the pooling reads and writes
+)  # what a module reads and writes: after the pooling, before it
 TEXT = {
     "transformer_task": "feature-extraction",
     "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
@@ -58,11 +58,17 @@ class SentenceTransformer(sentence_transformers.SentenceTransformer):
 
 
 def has_common_form(model: sentence_transformers.SentenceTransformer) -> bool:
-    """Whether older versions can compute the model: texts only, one pooling, and no newer option."""
+    """Whether the model has this form: texts only, one pooling, no newer option, before the pooling no two modules of a kind.
+
+    A Dense before the pooling has it too, although it needs sentence-transformers 5.4.
+    """
     first, *others = (module.get_config_dict() for module in model)
+    kinds = [type(module) for module in model]
+    before = kinds[: kinds.index(Pooling)] if Pooling in kinds else kinds
     names = [{each.get(f"module_{side}_name", EMBEDDING) for side in ("input", "output")} for each in others]
     return (
-        all(type(module) in MODULES for module in model)
+        all(kind in MODULES for kind in kinds)
+        and len(before) == len(set(before))
         and {name: value for name, value in first.items() if name != "unpad_inputs"} == TEXT
         and [type(each["pooling_mode"]) for each in others if "pooling_mode" in each] == [str]
         and not any("use_residual" in each for each in others)

@@ -20,7 +20,15 @@ from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import logging
 
 from ..data.files import file_hash, saving, write_json
-from ..data.origins import check_source, foreign_settings, keep_known_settings, load_tokenizer, read_json, resolve
+from ..data.origins import (
+    NAMES,
+    check_source,
+    foreign_settings,
+    keep_known_settings,
+    load_tokenizer,
+    read_json,
+    resolve,
+)
 from ..model import modeling_neobert
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.contextual_neobert import ContextualNeoBERTConfig, ContextualNeoBERTModel
@@ -180,12 +188,17 @@ def load_embedder(folder: Path, source: str) -> BaseModel | None:
 
     from ..embeddings.models import adopt, open_embedding_model
 
-    for file in (folder / "modules.json", *sorted(folder.glob("*/**/*.json"))):
+    paths = [module.get("path") for module in read_json(folder / "modules.json")]
+    for file in (
+        folder / "modules.json",
+        *(file for path in paths if path for file in (folder / path).rglob("*.json")),
+    ):
         for key, value in foreign_settings(file):
-            raise ValueError(
-                f"{file.relative_to(folder)} of {source} names {json.dumps(value)} as {key}, which is no code of "
-                "sentence-transformers or torch; remove it, or save the model with their modules only"
-            )
+            if key in NAMES:  # a build writes its own auto_map
+                raise ValueError(
+                    f"{file.relative_to(folder)} of {source} names {json.dumps(value)} as {key}, which is no code of "
+                    "sentence-transformers or torch; remove it, or save the model with their modules only"
+                )
     settings = folder / "config_sentence_transformers.json"
     kind = read_json(settings).get("model_type") if settings.is_file() else None
     options = {"model_kwargs": {"dtype": "float32"}}

@@ -467,9 +467,9 @@ def check_tokenizer(subject: Subject) -> Iterator[Finding]:
         return
     if name == "TokenizersBackend":
         meaning = "this name of transformers 5 is unknown to transformers 4, which refuses the tokenizer"
-        mend = (
-            f"sed -i 's/TokenizersBackend/PreTrainedTokenizerFast/' {shlex.quote(str(settings))}"  # both load this name
-        )
+        # the cache of the Hub stays as it is
+        command = f"sed -i 's/TokenizersBackend/PreTrainedTokenizerFast/' {shlex.quote(str(settings))}"
+        mend = command if Path(subject.source).is_dir() else subject.rebuild
         yield Finding("tokenizer-class", f"{subject.name(settings)}: tokenizer_class", meaning, mend, "remark")
 
 

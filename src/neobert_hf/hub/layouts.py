@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from safetensors import safe_open
 
 from ..data.origins import read_json
-from ..model.weight_files_neobert import explain_damaged_file, read_index
+from ..model.weight_files_neobert import check_names, explain_damaged_file, read_index
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -59,13 +59,15 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     """Describe a folder of weights.
 
     Raises:
-        ValueError: Its config.json is damaged.
+        ValueError: Its config.json is damaged, or a tensor is stored twice.
         OSError: It holds no weights, a file is damaged, or an index names a file that is missing or outside the folder.
     """
     config = read_config(folder)
     files = _safetensors_files(folder)
     if files:
-        tensors = {name: tensor for file in files for name, tensor in read_header(file).items()}
+        headers = [read_header(file) for file in files]
+        check_names((name, str(tensor.file)) for header in headers for name, tensor in header.items())
+        tensors = {name: tensor for header in headers for name, tensor in header.items()}
         return Checkpoint(folder, _layout(config, tensors), config, tensors, files)
     pickles = sorted(
         file

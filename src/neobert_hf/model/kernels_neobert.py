@@ -171,7 +171,10 @@ class InferenceLinear(nn.Module):
         return multiply_by_onednn(x, self.weight, self.bias)
 
     def _apply(self, fn, *args, **kwargs):
-        """Change nothing: the model refuses what would change this layer, and oneDNN's matrices cannot be converted."""
+        """As in nn.Module, which calls it to convert and to move all tensors; refuses both."""
+        changed = fn(torch.empty(0, dtype=self.dtype, device="cpu"))
+        if (changed.dtype, changed.device.type) != (self.dtype, "cpu"):
+            raise ValueError(f"a layer of an inference copy cannot be converted or moved; {COPY_REMEDY}")
         return self
 
     def extra_repr(self) -> str:

@@ -99,9 +99,11 @@ MAX_LENGTHS = ("max_length_q", "max_length_k", "max_seqlen")
 BOUNDARIES = ("position_ids", "seq_idx", "free_positions", *CU_SEQ_LENS, *MAX_LENGTHS, "trust_boundaries")
 
 
-# What modules of sentence-transformers add to the inputs of the model, and give it in a second pass over these inputs.
-ADDED_BY_SENTENCE_TRANSFORMERS = frozenset(
-    ("token_embeddings", "sentence_embedding", "token_weights_sum", "all_layer_embeddings", "scores", "dataset_name")
+# Beginnings of the names that modules of sentence-transformers add to the inputs of the model; a second pass over these inputs
+# gives them to the model too.
+ADDED_BY_SENTENCE_TRANSFORMERS = (
+    *("token_embeddings", "token_weights_sum", "all_layer_embeddings", "sentence_embedding", "scores", "dataset_name"),
+    *("decoded_embedding", "auxiliary_embedding"),  # of a sparse autoencoder
 )
 
 
@@ -143,7 +145,7 @@ class Boundaries(NamedTuple):
         given = {
             name: value
             for name, value in arguments.items()
-            if value is not None and value is not False and name not in ADDED_BY_SENTENCE_TRANSFORMERS
+            if value is not None and value is not False and not name.startswith(ADDED_BY_SENTENCE_TRANSFORMERS)
         }
         if unknown := [name for name in given if name not in BOUNDARIES and name not in options]:
             remedy = "load a model with a head" if "labels" in unknown else "omit it"
@@ -314,9 +316,8 @@ def _dense_layout(shape, device, attention_mask, boundaries, starts, is_real_on_
                 first_columns = columns.masked_fill(~is_first, 0).cummax(-1).values
             position_ids = columns - first_columns
         if is_real is not None:
-            position_ids = position_ids.masked_fill(
-                ~is_real, 0
-            )  # padding must not hold the largest position of its row
+            # padding must not hold the largest position of its row
+            position_ids = position_ids.masked_fill(~is_real, 0)
     return SequenceLayout(
         shape=shape,
         position_ids=(columns if position_ids is None else position_ids).reshape(-1),
@@ -337,10 +338,9 @@ def _find_first(name, values, is_real=None):
         is_first = values != before if name == "seq_idx" else values <= before
         is_first[:, 0] = True
         return is_first
-    columns = torch.arange(values.shape[1], device=values.device)
-    latest = columns.masked_fill(~is_real, -1).cummax(-1).values
-    before = F.pad(latest[:, :-1], (1, 0), value=-1)  # column of the real token before
-    return is_real & ((before < 0) | (values <= values.gather(-1, before.clamp(min=0))))
+    rank = is_real.long().cumsum(-1)  # a real token is the first, second, ... of its row
+    by_rank = values.new_zeros(values.shape[0], values.shape[1] + 1).scatter(-1, rank * is_real, values)
+    return is_real & ((rank == 1) | (values <= by_rank.gather(-1, (rank - 1).clamp(min=0))))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -107,7 +107,10 @@ def check_names(stored: Iterable[tuple[str, str]]) -> None:
         other, other_file = found.setdefault(canonical_name(name), (name, file))
         if (other, other_file) != (name, file):
             place = "" if file == other_file else f" of {other_file}"
-            raise ValueError(f"{file} holds {name}, which is the same tensor as {other}{place}; remove one of them")
+            raise ValueError(
+                f"{file} holds {name}, which is the same tensor as {other}{place}; remove one of them, or rename it if a "
+                "class of yours holds both"
+            )
 
 
 def stored_names(source: str | os.PathLike, options: dict[str, Any]) -> Iterator[tuple[str, str]]:
