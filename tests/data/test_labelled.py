@@ -222,6 +222,12 @@ def test_each_class_has_its_share_of_the_held_out_rows(tmp_path):
     assert all(abs(count - expected) <= 1 for count, expected in zip(counts, (70, 20, 10)))
 
 
+def test_a_class_of_four_rows_keeps_them_all_for_training(tmp_path):
+    """A tenth of 4 is nearer to 0 than to 1, and a tenth of 16 is nearer to 2."""
+    data = texts_of(tmp_path, rows(*"aaaa", *"b" * 16))
+    assert [data["validation"]["label"].count(i) for i in range(2)] == [0, 2]
+
+
 def test_classes_with_few_rows_are_named(tmp_path, capsys):
     texts_of(tmp_path, rows(*"aaaaabbbbbccccd"))
     assert "classes with fewer than 5 training rows, hard to learn: c (4), d (1)" in capsys.readouterr().out

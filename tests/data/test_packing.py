@@ -328,6 +328,8 @@ def test_a_row_depends_on_its_number_alone():
     assert len({row["mask_seed"] for row in wanted}) == 300
     first, second = ([row["input_ids"] for row in wanted[a : a + rows.rows_per_pass]] for a in (0, rows.rows_per_pass))
     assert first != second and sorted(first) == sorted(second)  # another order in the next pass
+    low, high = np.random.SeedSequence((5, 7)).generate_state(2).tolist()  # of numpy's; a resume draws the same masks
+    assert wanted[7]["mask_seed"] == (high * 2**32 + low) // 2
     with pytest.raises(IndexError, match="row 300 of 300"):
         rows[300]
 

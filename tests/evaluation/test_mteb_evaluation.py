@@ -124,6 +124,7 @@ def test_instructions_can_be_omitted_or_limited_to_queries(embedder, tmp_path):
     assert abs(sts({}) - spearmanr(np.diag(cosines(embedder, LEFT, RIGHT)), GOLD).statistic) < 1e-6
     embedder.prompts = {"query": "the old sea ", "document": "by "}
     plain = evaluate(embedder, [LocalRetrieval()], tmp_path, "local/a", {})[0].score
+    assert embedder.prompts == {"query": "the old sea ", "document": "by "}  # as before the evaluation
     embedder.prompts = {}
     assert evaluate(embedder, [LocalRetrieval()], tmp_path / "again", "local/a", {})[0].score == plain
     query_only = mteb_prompts("Task: {instruction}\n", "query")

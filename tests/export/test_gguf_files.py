@@ -160,6 +160,18 @@ def test_vocabulary_marks_the_beginnings_of_words(tmp_path, encoder, tokenizer):
     assert (settings["normalizer.lowercase"], settings["normalizer.strip_accents"]) == (True, True)
 
 
+@pytest.mark.parametrize("lowercase, strips, wanted", [(True, None, True), (True, False, False), (False, True, True)])
+def test_accents_are_stripped_as_the_tokenizer_says_or_with_lower_case(encoder, lowercase, strips, wanted):
+    content = json.loads((encoder / "tokenizer.json").read_text())
+    normalizer = content["normalizer"]
+    normalizer = normalizer["normalizers"][-1] if "normalizers" in normalizer else normalizer
+    normalizer |= {"lowercase": lowercase, "strip_accents": strips}
+    (encoder / "tokenizer.json").write_text(json.dumps(content))
+    settings = read_back(export(encoder))[0]
+    assert settings["tokenizer.ggml.normalizer.lowercase"] == lowercase
+    assert settings["tokenizer.ggml.normalizer.strip_accents"] == wanted
+
+
 @pytest.mark.parametrize("token", [None, "##\u2581fox"])
 def test_an_embedding_without_a_token_of_its_own_in_llama_cpp_is_unused(tmp_path, encoder, token):
     """It cannot tell `##\u2581fox` from the word `fox`."""

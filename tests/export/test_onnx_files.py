@@ -474,6 +474,22 @@ def test_a_file_that_differs_from_torch_is_refused_and_nothing_is_left(factor, s
     assert os.listdir(tmp_path) == ["saved"]
 
 
+@pytest.mark.parametrize(
+    "kind, allowed, refused", [("float32", 0.5e-5, 2e-5), ("float16", 1.5e-2, 6e-2)], ids=["float32", "float16"]
+)
+def test_the_limit_of_float_files_is_an_error_over_the_largest_value(saved, kind, allowed, refused):
+    """1e-5 in float32, where sums in another order differ by 1e-6; 3e-2 in float16, where torch itself reaches 1e-2."""
+    reference = Reference(open_graph(saved))
+
+    def shifted(share):
+        answers = iter([each for _, wanted in reference.batches.values() for each in [wanted]])
+        return lambda batch: [output + share * np.abs(output).max() for output in next(answers)]
+
+    reference.check(saved / "model.onnx", shifted(allowed), kind)
+    with pytest.raises(ValueError, match=r"model\.onnx differs from torch by .* of the largest value"):
+        reference.check(saved / "model.onnx", shifted(refused), kind)
+
+
 def test_the_int8_limit_is_a_cosine_for_each_text(saved):
     reference = Reference(open_graph(saved))
     tilted = [wanted[0].copy() for _, wanted in reference.texts]

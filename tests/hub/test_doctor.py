@@ -464,6 +464,22 @@ def test_a_fine_tune_without_positions_is_known_by_the_rows_of_q_and_k(good, tmp
     assert not codes(examine(good, base=good))
 
 
+@pytest.mark.parametrize("share, expected", [(0.02, {"corrupted-rotary"}), (0.2, set())])
+def test_q_and_k_that_change_a_fifth_as_much_as_v_are_trained(good, tmp_path, share, expected):
+    """Relative changes of 0.1 in v, in directions that no scaling explains, and a share of them in q and k."""
+    shutil.copytree(good, tmp_path / "model")
+    rng = np.random.default_rng(0)
+
+    def change(tensors):
+        for name in [name for name in tensors if name.endswith("qkv.weight")]:
+            rows = tensors[name].reshape(4, 3, -1)
+            noise = rng.standard_normal(rows.shape).astype(np.float32) * rows.std()
+            rows += noise * np.array([share, share, 1], np.float32)[:, None] * 0.1
+
+    weights(tmp_path / "model", change)
+    assert codes(examine(tmp_path / "model", base=good)) == expected
+
+
 def test_a_comparison_that_is_not_possible_is_named(good, tmp_path):
     shutil.copytree(good, tmp_path / "model")
     pickled("pytorch_model.bin")(tmp_path / "model")

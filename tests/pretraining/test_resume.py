@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import signal
+from types import SimpleNamespace
 
 import pretrain_mlm
 import psutil
@@ -155,6 +156,14 @@ def test_older_checkpoints_are_removed_only_when_the_new_one_is_complete(corpus,
     names = [f"checkpoint-{step}" for step in (2, 4, 6, 8)]
     assert found == [names[:1], names[:2], names[1:3], names[2:]]
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-8"]
+
+
+def test_with_the_best_checkpoint_kept_all_others_but_the_newest_are_removed(tmp_path):
+    for step in (2, 4, 6, 8):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    trainer = SimpleNamespace(state=SimpleNamespace(best_model_checkpoint=str(tmp_path / "checkpoint-2")))
+    manifests.CheckedCheckpoints._remove_older_checkpoints(trainer, tmp_path / "checkpoint-8", limit=1)
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-2", "checkpoint-8"}
 
 
 # A full disk
