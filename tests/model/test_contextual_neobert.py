@@ -152,6 +152,10 @@ def test_texts_may_be_packed_into_several_rows(contextual, batch):
     found = embed(contextual, ids, position_ids=torch.tensor([[0, 1, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5]]))
     alone = [embed(contextual, text[None]) for text in (ids[0, :2], ids[0, 2:], ids[1])]
     torch.testing.assert_close(found, torch.cat(alone), rtol=0, atol=1e-10)
+    mask = torch.tensor([[1, 0, 1, 1, 0, 0], [0, 1, 1, 1, 1, 1]])
+    found = embed(contextual, ids, mask, position_ids=torch.tensor([[0, 9, 0, 1, 5, 5], [7, 0, 1, 2, 0, 1]]))
+    alone = [embed(contextual, text[None]) for text in (ids[0, :1], ids[0, 2:4], ids[1, 1:4], ids[1, 4:])]
+    torch.testing.assert_close(found, torch.cat(alone), rtol=0, atol=1e-10)
 
 
 def test_the_positions_of_the_texts_are_read(contextual, batch, documents):

@@ -245,8 +245,8 @@ class ContextualNeoBERTModel(NeoBERTPreTrainedModel):
         if attention_mask is None:
             attention_mask = torch.ones_like(input_ids)
         if can_read_values and len(layout.lengths) != len(input_ids):
-            position_ids, _ = pad_texts(position_ids, layout.cu_seq_lens)
-            input_ids, attention_mask = pad_texts(input_ids, layout.cu_seq_lens)
+            position_ids, _ = pad_texts(layout.position_ids, layout.cu_seq_lens)
+            input_ids, attention_mask = pad_texts(layout.flatten(input_ids), layout.cu_seq_lens)
         # Only distances matter inside a text; the distance to the context is that of a text that begins at 0.
         first = position_ids.gather(1, (attention_mask != 0).int().argmax(-1, keepdim=True))
         return input_ids, attention_mask, position_ids - first
@@ -302,7 +302,7 @@ class ContextualNeoBERTModel(NeoBERTPreTrainedModel):
 
 
 def pad_texts(input_ids: torch.Tensor, cu_seq_lens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Convert texts in one row (1, T) to padded rows (B, L) and their attention mask."""
+    """Convert texts on a flat axis (T,) or in one row (1, T) to padded rows (B, L) and their attention mask."""
     lengths_B = cu_seq_lens.diff().long()
     is_real_BL = torch.arange(int(lengths_B.max()), device=input_ids.device) < lengths_B[:, None]
     return input_ids.new_zeros(is_real_BL.shape).masked_scatter(is_real_BL, input_ids), is_real_BL.long()
