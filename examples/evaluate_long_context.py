@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from neobert_hf import tune_allocator
-from neobert_hf.data.rows import read_text_column
 from neobert_hf.evaluation.long_context import SCALINGS, compare_scalings, long_context_table, plot_long_context
+from neobert_hf.files.rows import read_text_column
 from neobert_hf.runs.commands import CommandParser, run_command
 
 

@@ -25,7 +25,6 @@ from transformers import (
     RoFormerForMaskedLM,
 )
 
-from neobert_hf.data.texts import longest_text
 from neobert_hf.evaluation import pseudo_perplexity as module
 from neobert_hf.evaluation.pseudo_perplexity import (
     MaskedText,
@@ -37,6 +36,7 @@ from neobert_hf.evaluation.pseudo_perplexity import (
     pseudo_perplexity,
 )
 from neobert_hf.evaluation.pseudo_perplexity_runs import finished_lines
+from neobert_hf.files.texts import longest_text
 
 SHAPE = dict(
     vocab_size=96, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, pad_token_id=0

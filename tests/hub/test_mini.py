@@ -28,8 +28,8 @@ from sentence_transformers import SentenceTransformer
 
 import neobert_hf
 from neobert_hf import sentence_transformer
-from neobert_hf.data.origins import check_own_code
 from neobert_hf.embeddings.models import open_embedding_model
+from neobert_hf.files.trust import check_own_code
 
 FOLDER = Path(neobert_hf.MINI_MODEL_PATH)
 

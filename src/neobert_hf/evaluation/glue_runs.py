@@ -27,9 +27,9 @@ from transformers import (
 )
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
-from ..data.files import content_hash, file_hash, write_json
-from ..data.origins import load_tokenizer
-from ..data.texts import check_leaves_tokens, check_max_length
+from ..files.texts import check_leaves_tokens, check_max_length
+from ..files.trust import load_tokenizer
+from ..files.writing import content_hash, file_hash, write_json
 from ..finetuning.classification import pooling_options
 from ..runs.arguments import PrecisionArguments
 from .glue import AVERAGED, FROM_MNLI, GRID, PRESETS, TASKS, GlueTask, average, load_task, task_metrics

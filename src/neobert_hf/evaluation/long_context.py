@@ -9,7 +9,7 @@ import torch
 from matplotlib.figure import Figure
 from tabulate import tabulate
 
-from ..data.origins import load_tokenizer
+from ..files.trust import load_tokenizer
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.machine_neobert import best_dtype
 from ..model.modeling_neobert import NeoBERTForMaskedLM

@@ -13,11 +13,11 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from ..data.files import write_json
-from ..data.origins import load_tokenizer
-from ..data.rows import read_text_column
-from ..data.texts import check_max_length
 from ..embeddings.models import hash_of_weights
+from ..files.rows import read_text_column
+from ..files.texts import check_max_length
+from ..files.trust import load_tokenizer
+from ..files.writing import write_json
 from ..model.machine_neobert import best_dtype
 from .pseudo_perplexity import (
     MAX_TOKENS,

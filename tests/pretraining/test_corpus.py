@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from neobert_hf.data import corpus as corpus_module
-from neobert_hf.data.corpus import Corpus
+from neobert_hf.pretraining import corpus as corpus_module
+from neobert_hf.pretraining.corpus import Corpus
 
 TEXTS = ["one fox", "two dogs\nand a cat", "three", "", "five"]
 

@@ -16,8 +16,8 @@ import numpy as np
 from tqdm.auto import tqdm
 from transformers.utils import logging
 
+from ..files.writing import content_hash, file_hash, only_writer, read_sealed, sealed, write_json, writing
 from .documents import Documents, Selection
-from .files import content_hash, file_hash, only_writer, read_sealed, sealed, write_json, writing
 from .permutation import Permutation
 
 logger = logging.get_logger(__name__)

@@ -10,11 +10,11 @@ from conftest import write_documents
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neobert_hf.data import documents as documents_module
-from neobert_hf.data import plans
-from neobert_hf.data.documents import Documents, task_files
-from neobert_hf.data.files import sealed
-from neobert_hf.data.permutation import Permutation
+from neobert_hf.files.writing import sealed
+from neobert_hf.pretraining import documents as documents_module
+from neobert_hf.pretraining import plans
+from neobert_hf.pretraining.documents import Documents, task_files
+from neobert_hf.pretraining.permutation import Permutation
 
 LENGTHS = [5, 9, 3, 12, 7] * 8
 

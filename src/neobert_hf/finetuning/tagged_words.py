@@ -11,6 +11,7 @@ from typing import Any
 
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
+from ..files.rows import COMPRESSIONS, Faults, read_lines, read_rows
 from .labelled import (
     LabelledDataArguments,
     MissingColumn,
@@ -22,7 +23,6 @@ from .labelled import (
     read_splits,
     with_validation,
 )
-from .rows import COMPRESSIONS, Faults, read_lines, read_rows
 
 CONLL_SUFFIXES = (".conll", ".txt", ".iob", ".bio", ".tsv")
 LIST_SUFFIXES = (".jsonl", ".json", ".parquet")

@@ -16,8 +16,8 @@ from transformers import AutoTokenizer
 from transformers import PreTrainedTokenizerFast as StockTokenizer
 
 from neobert_hf import NeoBERTConfig
-from neobert_hf.data import wordpiece
-from neobert_hf.data.wordpiece import PreTrainedTokenizerFast, tokenizer_hash, train_wordpiece
+from neobert_hf.files import wordpiece
+from neobert_hf.files.wordpiece import PreTrainedTokenizerFast, tokenizer_hash, train_wordpiece
 
 CHARACTERS = " ".join(string.printable.split()[0])
 WORDS = "interval array http server file name getfilename float b64 encode b64encode intervalarray float32"
@@ -118,7 +118,7 @@ def test_offsets_point_to_the_characters_of_each_token_in_the_original_text(spli
 
 def test_the_same_texts_give_the_same_tokenizer_in_every_process():
     """In each process, the trainer's hash tables have another order, which decides between equally frequent pairs."""
-    script = """from neobert_hf.data.wordpiece import *
+    script = """from neobert_hf.files.wordpiece import *
 texts = [f"{a}{b}{c} {c}{a}{b}" for a in "abcdefghij" for b in "klmnopq" for c in "rstuvw"]
 texts.append(" ".join(map(chr, range(0x4E00, 0x4E00 + 2 * MAX_CHARACTERS))))
 print(tokenizer_hash(train_wordpiece(texts, 600)))"""

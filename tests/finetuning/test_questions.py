@@ -8,8 +8,8 @@ pytest.importorskip("datasets", reason="questions need datasets (pip install -e 
 
 from datasets import Dataset
 
-from neobert_hf.data.labelled import LabelledDataArguments
-from neobert_hf.data.questions import read_questions
+from neobert_hf.finetuning.labelled import LabelledDataArguments
+from neobert_hf.finetuning.questions import read_questions
 
 TEXT = "Köln liegt am Rhein. 東京 ist weit weg 🎉."
 FLAT = [

@@ -8,9 +8,9 @@ import pytest
 from transformers import AutoTokenizer, BertTokenizerFast, Trainer, TrainingArguments
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, contextual_sentence_transformer, sentence_transformer
-from neobert_hf.data import origins
-from neobert_hf.data.origins import check_links, check_own_code, check_source, load_tokenizer, resolve
 from neobert_hf.embeddings.vector_files import open_for_inference
+from neobert_hf.files import trust
+from neobert_hf.files.trust import check_links, check_own_code, check_source, load_tokenizer, resolve
 from neobert_hf.hub.convert import convert
 from neobert_hf.hub.push import model_files
 
@@ -267,7 +267,7 @@ def test_a_damaged_tokenizer_is_an_error_that_names_its_folder(theirs, content):
 def test_a_source_is_a_folder_as_it_is_or_the_data_files_of_an_id(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        origins, "snapshot_download", lambda name, allow_patterns: asked.append(allow_patterns) or tmp_path
+        trust, "snapshot_download", lambda name, allow_patterns: asked.append(allow_patterns) or tmp_path
     )
     assert resolve(tmp_path) == tmp_path and not asked
     assert resolve("org/name") == resolve("org/name", ["*.py"]) == tmp_path

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("datasets", reason="labelled rows need datasets (pip install -e .[train])")
 
-from neobert_hf.data.labelled_texts import MULTI, REGRESSION, SINGLE, LabelledTextArguments, read_texts
+from neobert_hf.finetuning.labelled_texts import MULTI, REGRESSION, SINGLE, LabelledTextArguments, read_texts
 
 
 def csv_file(folder, labels, name="train.csv", header="text,label"):

@@ -20,11 +20,12 @@ from transformers import PreTrainedTokenizerFast
 
 pytest.importorskip("datatrove", reason="tokenizing needs datatrove (pip install -e .[train])")
 
-from neobert_hf.data import files, tokenizing
-from neobert_hf.data.corpus import Corpus
-from neobert_hf.data.documents import Documents, task_files
-from neobert_hf.data.tokenizing import tokenize, typed_options
-from neobert_hf.data.wordpiece import train_wordpiece
+from neobert_hf.files import writing
+from neobert_hf.files.wordpiece import train_wordpiece
+from neobert_hf.pretraining import tokenizing
+from neobert_hf.pretraining.corpus import Corpus
+from neobert_hf.pretraining.documents import Documents, task_files
+from neobert_hf.pretraining.tokenizing import tokenize, typed_options
 
 WORDS = SENTENCE.split()
 
@@ -246,9 +247,9 @@ def test_special_tokens_are_counted_without_the_letter_a_and_without_an_unknown_
 
 
 def test_of_two_that_write_to_one_folder_the_second_is_refused_by_name(tokenizer, corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "LOCK_SECONDS", 0.1)
+    monkeypatch.setattr(writing, "LOCK_SECONDS", 0.1)
     with (
-        files.only_writer(tmp_path / "out", tokenizing.LOCK),
+        writing.only_writer(tmp_path / "out", tokenizing.LOCK),
         pytest.raises(ValueError, match=f"another process writes to {tmp_path / 'out'}; wait until it has ended"),
     ):
         tokenize(corpus, tokenizer, tmp_path / "out", workers=1)
@@ -280,7 +281,7 @@ def test_whichever_of_our_writes_finds_the_disk_full_the_next_run_continues(
         fsync(handle)
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match=r"the disk is full: .* could not be written"):
-        patch.setattr(files.os, "fsync", sync)  # of tokenizer, settings, eight records, and the manifest
+        patch.setattr(writing.os, "fsync", sync)  # of tokenizer, settings, eight records, and the manifest
         tokenize(corpus, tokenizer, tmp_path / "out", workers=1)
     assert not list(tmp_path.rglob("*.part")) and not (tmp_path / "out/manifest.json").exists()
     assert found(tokenize(corpus, tokenizer, tmp_path / "out", workers=1)) == wanted(corpus, tokenizer)

@@ -9,9 +9,9 @@ pytest.importorskip("datasets", reason="labelled rows need datasets (pip install
 import datasets
 import numpy as np
 
-from neobert_hf.data import labelled
-from neobert_hf.data.labelled import LabelledDataArguments
-from neobert_hf.data.labelled_texts import LabelledTextArguments, read_texts
+from neobert_hf.finetuning import labelled
+from neobert_hf.finetuning.labelled import LabelledDataArguments
+from neobert_hf.finetuning.labelled_texts import LabelledTextArguments, read_texts
 
 
 def lines(folder, name, rows):

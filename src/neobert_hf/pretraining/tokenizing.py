@@ -31,10 +31,10 @@ from tokenizers import Tokenizer
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerFast
 
+from ..files.wordpiece import plain_tokenizer, tokenizer_hash
+from ..files.writing import FULL, file_hash, only_writer, read_sealed, sealed, write_error, write_json, writing
 from .corpus import Corpus
 from .documents import ENDS_DTYPE, MANIFEST, REMEDY, Documents, task_files
-from .files import FULL, file_hash, only_writer, read_sealed, sealed, write_error, write_json, writing
-from .wordpiece import plain_tokenizer, tokenizer_hash
 
 EXECUTORS = ("local", "slurm", "ray")
 SETTINGS, TOKENIZER, RECORDS, LOGS = "settings.json", "tokenizer.json", "records", "logs"

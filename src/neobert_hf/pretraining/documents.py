@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from .files import content_hash, file_hash, read_sealed
+from ..files.wordpiece import tokenizer_hash
+from ..files.writing import content_hash, file_hash, read_sealed
 from .permutation import Permutation
-from .wordpiece import tokenizer_hash
 
 MANIFEST = "manifest.json"
 HELD_OUT = 1  # purpose of a random order, part of its seed

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from datasets import Dataset, DatasetDict, Features, List, Value
 
+from ..files.rows import Faults, read_rows
 from .labelled import LabelledDataArguments, MissingColumn, Row, check_filled, column, read_splits
-from .rows import Faults, read_rows
 
 FEATURES = {
     "id": Value("string"),

@@ -8,11 +8,11 @@ import time
 import pytest
 import torch
 from conftest import largest_file
+from neobert_hf.writing.writing import only_writer, saving, sealed, unsealed
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 
-from neobert_hf.data import files
-from neobert_hf.data.files import only_writer, saving, sealed, unsealed
+from neobert_hf.files import writing
 
 TENSORS = {"a": torch.zeros(9999)}
 VOCABULARY = {f"w{number}": number for number in range(999)}
@@ -54,7 +54,7 @@ def test_a_folder_that_cannot_be_written_is_not_reported_as_a_drive_without_lock
     def refuse(*args, **options):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(files.filelock.FileLock, "_acquire", refuse)
+    monkeypatch.setattr(writing.filelock.FileLock, "_acquire", refuse)
     reason = "the disk is full" if number == errno.ENOSPC else os.strerror(number)
     with pytest.raises(OSError, match=f"{reason}: lock could not be written; make the folder writable") as found:
         only_writer(tmp_path, "lock").__enter__()
@@ -62,7 +62,7 @@ def test_a_folder_that_cannot_be_written_is_not_reported_as_a_drive_without_lock
 
 
 def test_a_long_wait_for_a_lock_is_logged_once(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(files, "LOCK_SECONDS", 0.1)
+    monkeypatch.setattr(writing, "LOCK_SECONDS", 0.1)
     is_locked = threading.Event()
 
     def hold():

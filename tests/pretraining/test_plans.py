@@ -14,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from neobert_hf.data import files, plans
-from neobert_hf.data.documents import Documents
-from neobert_hf.data.packing import PackedRows
-from neobert_hf.data.permutation import Permutation
-from neobert_hf.data.plans import (
+from neobert_hf.files import writing
+from neobert_hf.pretraining import plans
+from neobert_hf.pretraining.documents import Documents
+from neobert_hf.pretraining.packing import PackedRows
+from neobert_hf.pretraining.permutation import Permutation
+from neobert_hf.pretraining.plans import (
     BestFit,
     NothingToPack,
     PackingSettings,
@@ -204,7 +205,7 @@ def test_a_plan_that_is_partly_written_is_made_again(tmp_path, monkeypatch, numb
         monkeypatch.context() as patch,
         pytest.raises(OSError, match=r"the disk is full: .*; the documents are unchanged"),
     ):
-        patch.setattr(files.os, "fsync", sync)
+        patch.setattr(writing.os, "fsync", sync)
         plan_quietly(documents, 32)
     (folder,) = (tmp_path / "documents/plans").iterdir()
     assert not list(folder.glob("*.part")) and not (folder / "plan.json").exists()
@@ -260,7 +261,7 @@ def test_where_nothing_can_be_written_a_plan_is_read_and_a_new_one_is_kept_in_th
 
     monkeypatch.setattr(plans, "only_writer", only_writer)
     assert plan_quietly(documents, 32, fallback_folder=tmp_path / "run").folder == beside.folder
-    with caplog.at_level("WARNING", logger="neobert_hf.data.plans"):
+    with caplog.at_level("WARNING", logger="neobert_hf.pretraining.plans"):
         spare = plan_quietly(documents, 48, fallback_folder=tmp_path / "run")
     assert spare.folder.parent == tmp_path / "run" and "the packing plan is kept in" in caplog.text
     assert rows_of(spare) == rows_of(plan_of(documents.lengths, 48))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from datasets import IterableDataset, load_dataset
 
-from .rows import SAMPLES, checked_text, read_texts
+from ..files.rows import SAMPLES, checked_text, read_texts
 
 SAMPLE_BYTES = 1 << 20
 NUM_SAMPLES = 4096  # in all files together: 4 GiB, a few seconds of work

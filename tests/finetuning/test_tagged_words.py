@@ -8,8 +8,8 @@ pytest.importorskip("datasets", reason="tagged words need datasets (pip install 
 
 import datasets
 
-from neobert_hf.data import labelled
-from neobert_hf.data.tagged_words import TaggedWordArguments, read_tagged_words
+from neobert_hf.finetuning import labelled
+from neobert_hf.finetuning.tagged_words import TaggedWordArguments, read_tagged_words
 
 ADA = {"words": ["Ada", "codes"], "tags": ["PERSON", "O"]}
 

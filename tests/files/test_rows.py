@@ -15,7 +15,7 @@ pytest.importorskip("pyarrow", reason="rows need pyarrow (pip install -e .[train
 import pyarrow
 import pyarrow.parquet
 
-from neobert_hf.data.rows import read_rows, read_text_column, read_texts
+from neobert_hf.files.rows import read_rows, read_text_column, read_texts
 
 ROWS = [{"text": 'says "hi"', "label": "1"}, {"text": "a,b\u2028c", "label": "x y"}, {"text": "", "label": "z"}]
 

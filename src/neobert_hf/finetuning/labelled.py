@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from datasets import ClassLabel, load_dataset
 
-from .rows import Faults, checked_text, read_rows
-from .texts import check_leaves_tokens
+from ..files.rows import Faults, checked_text, read_rows
+from ..files.texts import check_leaves_tokens
 
 PREDICTION_FORMATS = (".csv", ".jsonl", ".parquet")
 SHOWN = 10  # rows or labels in a message

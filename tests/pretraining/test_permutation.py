@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neobert_hf.data.permutation import BLOCK, Permutation
+from neobert_hf.pretraining.permutation import BLOCK, Permutation
 
 WORD = (1 << 64) - 1
 
