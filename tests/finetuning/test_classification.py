@@ -18,11 +18,11 @@ pytest.importorskip("sklearn", reason="fine-tuning needs scikit-learn (pip insta
 import finetune_classifier
 from conftest import SENTENCE, run_main
 from datasets import Dataset, DatasetDict
+from glue import TABLE_6
 from PIL import Image
 from transformers import BertConfig, BertForSequenceClassification, pipeline
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTForSequenceClassification
-from neobert_hf.evaluation.glue import TABLE_6
 from neobert_hf.finetuning.classification import (
     ClassificationTask,
     _draw,

@@ -1,7 +1,7 @@
 """Compare scalings of RoPE beyond the length of the training, by pseudo-perplexity at several lengths.
 
-    python examples/evaluate_long_context.py --files long.jsonl --model_name_or_path src/neobert_hf/mini --trained_length 128 \\
-        --lengths 128 256 512 1024 --output_dir runs/long-context
+    python examples/paper/evaluate_long_context.py --files long.jsonl --model_name_or_path src/neobert_hf/mini \\
+        --trained_length 128 --lengths 128 256 512 1024 --output_dir runs/long-context
 
 All lengths have the same texts, truncated: the texts that reach the longest length. The scalings are none, linear
 (arXiv 2306.15595), dynamic NTK and YaRN (arXiv 2309.00071). long_context.json has the values, long_context.png the curves.
@@ -12,8 +12,9 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from long_context import SCALINGS, compare_scalings, long_context_table, plot_long_context
+
 from neobert_hf import tune_allocator
-from neobert_hf.evaluation.long_context import SCALINGS, compare_scalings, long_context_table, plot_long_context
 from neobert_hf.files.rows import read_text_column
 from neobert_hf.runs.commands import CommandParser, run_command
 

@@ -11,9 +11,20 @@ import torch
 pytest.importorskip("matplotlib", reason="the figure needs matplotlib (pip install -e .[train])")
 
 import evaluate_pseudo_perplexity
+import pseudo_perplexity as module
 from conftest import SENTENCE, run_main
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pseudo_perplexity import (
+    MaskedText,
+    confidence_interval,
+    load_masked_model,
+    masked_losses,
+    median_by_length,
+    positions_to_mask,
+    pseudo_perplexity,
+)
+from pseudo_perplexity_runs import finished_lines
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -25,17 +36,6 @@ from transformers import (
     RoFormerForMaskedLM,
 )
 
-from neobert_hf.evaluation import pseudo_perplexity as module
-from neobert_hf.evaluation.pseudo_perplexity import (
-    MaskedText,
-    confidence_interval,
-    load_masked_model,
-    masked_losses,
-    median_by_length,
-    positions_to_mask,
-    pseudo_perplexity,
-)
-from neobert_hf.evaluation.pseudo_perplexity_runs import finished_lines
 from neobert_hf.files.texts import longest_text
 
 SHAPE = dict(

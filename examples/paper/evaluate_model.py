@@ -1,6 +1,6 @@
 """Evaluate a small masked language model in one go: three tasks of GLUE, and pseudo-perplexity by length.
 
-    python examples/evaluate_model.py --model_name_or_path src/neobert_hf/mini --data_dir glue --files texts.jsonl \\
+    python examples/paper/evaluate_model.py --model_name_or_path src/neobert_hf/mini --data_dir glue --files texts.jsonl \\
         --output_dir runs/evaluation
 
 It fine-tunes the model on SST-2, CoLA and STS-B, with several seeds. evaluation.json has all results, evaluation.md the tables;
@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from evaluation_report import evaluation_report, write_card_section
+from glue_runs import GlueArguments, GlueTrainingArguments, run_suite
+from pseudo_perplexity import load_masked_model
+from pseudo_perplexity_runs import PseudoPerplexityArguments, evaluate_files
 
 from neobert_hf import best_dtype, tune_allocator
 from neobert_hf.embeddings.models import hash_of_weights
-from neobert_hf.evaluation.environment import environment
-from neobert_hf.evaluation.glue_runs import GlueArguments, GlueTrainingArguments, run_suite
-from neobert_hf.evaluation.pseudo_perplexity import load_masked_model
-from neobert_hf.evaluation.pseudo_perplexity_runs import PseudoPerplexityArguments, evaluate_files
-from neobert_hf.evaluation.report import evaluation_report, write_card_section
 from neobert_hf.runs.commands import CommandParser, run_command
+from neobert_hf.runs.environment import environment
 from neobert_hf.runs.folders import lock_run
 
 

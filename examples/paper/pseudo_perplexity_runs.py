@@ -10,16 +10,7 @@ from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
-from tqdm import tqdm
-from transformers import PreTrainedTokenizerBase
-
-from ..embeddings.models import hash_of_weights
-from ..files.rows import read_text_column
-from ..files.texts import check_max_length
-from ..files.trust import load_tokenizer
-from ..files.writing import write_json
-from ..model.machine_neobert import best_dtype
-from .pseudo_perplexity import (
+from pseudo_perplexity import (
     MAX_TOKENS,
     MaskedText,
     confidence_interval,
@@ -30,6 +21,15 @@ from .pseudo_perplexity import (
     pseudo_perplexity,
     unmasked_ids,
 )
+from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase
+
+from neobert_hf import best_dtype
+from neobert_hf.embeddings.models import hash_of_weights
+from neobert_hf.files.rows import read_text_column
+from neobert_hf.files.texts import check_max_length
+from neobert_hf.files.trust import load_tokenizer
+from neobert_hf.files.writing import write_json
 
 
 @dataclass

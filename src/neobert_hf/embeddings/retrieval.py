@@ -6,8 +6,8 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
-from ..embeddings.contextual import contextual_model, fit_context
-from ..embeddings.instructions import Sides
+from .contextual import contextual_model, fit_context
+from .instructions import Sides
 
 
 def pairs_evaluator(

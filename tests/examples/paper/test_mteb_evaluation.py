@@ -15,13 +15,13 @@ from datasets import Dataset, DatasetDict
 from huggingface_hub import ModelCard
 from mteb.abstasks import AbsTaskClassification, AbsTaskPairClassification, AbsTaskRetrieval, AbsTaskSTS
 from mteb.abstasks.task_metadata import TaskMetadata
+from mteb_scores import CATEGORIES, Score, averages, benchmark_tasks, evaluate, write_model_index
 from scipy.stats import spearmanr
 from sklearn.metrics import average_precision_score
 
 from neobert_hf import best_dtype, contextual_sentence_transformer, fit_context, sentence_transformer
 from neobert_hf.embeddings.instructions import EVALUATION_INSTRUCTIONS, mteb_prompts
 from neobert_hf.embeddings.models import open_embedding_model
-from neobert_hf.evaluation.mteb import CATEGORIES, Score, averages, benchmark_tasks, evaluate, write_model_index
 
 LEFT = [f"a text about {what}" for what in ("dogs", "red houses", "the old sea", "sleep", "jumping", "a fox")]
 RIGHT = [f"{what} it is" for what in ("brown dog", "a house", "warm sea", "lazy", "quick fox", "red")]

@@ -15,10 +15,11 @@ from mteb.models.sentence_transformer_wrapper import SentenceTransformerEncoderW
 from mteb.types import PromptType
 from sentence_transformers import SentenceTransformer
 
-from ..embeddings.contextual import contextual_model, fit_context, is_contextual
-from ..embeddings.instructions import mteb_prompts
-from ..embeddings.models import fingerprint
-from ..runs.card_files import editing_card
+from neobert_hf import fit_context
+from neobert_hf.embeddings.contextual import contextual_model, is_contextual
+from neobert_hf.embeddings.instructions import mteb_prompts
+from neobert_hf.embeddings.models import fingerprint
+from neobert_hf.runs.card_files import editing_card
 
 BENCHMARK = "MTEB(eng, v1)"
 # The columns of Table 4, and the task types of mteb.

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..model.modeling_neobert import NeoBERTForMaskedLM
+from neobert_hf import NeoBERTForMaskedLM
 
 MAX_TOKENS = 16_384
 

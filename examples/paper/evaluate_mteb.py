@@ -1,7 +1,7 @@
 """Evaluate an embedding model on MTEB(eng, v1) with the paper's instructions, and average as in its Table 4.
 
-    python examples/evaluate_mteb.py --model runs/embeddings --output_dir runs/mteb
-    python examples/evaluate_mteb.py --model runs/embeddings --output_dir runs/mteb --tasks STS12 SciFact
+    python examples/paper/evaluate_mteb.py --model runs/embeddings --output_dir runs/mteb
+    python examples/paper/evaluate_mteb.py --model runs/embeddings --output_dir runs/mteb --tasks STS12 SciFact
 
 Rerun the command to resume: tasks whose results for the same model and prompts are in the output folder do not run again. The
 datasets of the tasks are downloaded from the Hub and kept in the cache of Hugging Face.
@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from mteb_scores import averages, benchmark_tasks, evaluate, write_model_index
 from tabulate import tabulate
 
 from neobert_hf import __version__, best_dtype
 from neobert_hf.embeddings.instructions import mteb_prompts
 from neobert_hf.embeddings.models import open_embedding_model
-from neobert_hf.evaluation.mteb import averages, benchmark_tasks, evaluate, write_model_index
 from neobert_hf.runs.commands import CommandParser, run_command
 
 

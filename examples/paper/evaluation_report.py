@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from glue import TABLE_3, TABLE_3_TASKS, TASKS
 from matplotlib.figure import Figure
 from tabulate import tabulate
 
-from ..runs.card_files import editing_card
-from .glue import TABLE_3, TABLE_3_TASKS, TASKS
+from neobert_hf.runs.card_files import editing_card
 
 FIRST, LAST = "<!-- table:evaluation -->", "<!-- end -->"  # of the section in a model card
 
@@ -64,7 +64,7 @@ def plot_glue(summary: dict) -> Figure:
 
 
 def evaluation_report(result: dict, for_card: bool = False) -> str:
-    """Return a result of examples/evaluate_model.py as Markdown: two tables, and how they were measured.
+    """Return a result of examples/paper/evaluate_model.py as Markdown: two tables, and how they were measured.
 
     Args:
         result: The result.

@@ -16,6 +16,8 @@ from typing import Literal
 import numpy as np
 import torch
 from datasets import Dataset, concatenate_datasets
+from evaluation_report import glue_table, plot_glue
+from glue import AVERAGED, FROM_MNLI, GRID, PRESETS, TASKS, GlueTask, average, load_task, task_metrics
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
@@ -27,13 +29,11 @@ from transformers import (
 )
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
-from ..files.texts import check_leaves_tokens, check_max_length
-from ..files.trust import load_tokenizer
-from ..files.writing import content_hash, file_hash, write_json
-from ..finetuning.classification import pooling_options
-from ..runs.arguments import PrecisionArguments
-from .glue import AVERAGED, FROM_MNLI, GRID, PRESETS, TASKS, GlueTask, average, load_task, task_metrics
-from .report import glue_table, plot_glue
+from neobert_hf.files.texts import check_leaves_tokens, check_max_length
+from neobert_hf.files.trust import load_tokenizer
+from neobert_hf.files.writing import content_hash, file_hash, write_json
+from neobert_hf.finetuning.classification import pooling_options
+from neobert_hf.runs.arguments import PrecisionArguments
 
 PATIENCE = 15  # evaluations without improvement (appendix C)
 # Training arguments of every run.

@@ -9,10 +9,10 @@ pytest.importorskip("matplotlib", reason="the figure needs matplotlib (pip insta
 
 import evaluate_long_context
 from conftest import SENTENCE, run_main
+from long_context import SCALINGS, rope_parameters
+from pseudo_perplexity import MaskedText, masked_losses, positions_to_mask
 
 from neobert_hf import NeoBERTForMaskedLM
-from neobert_hf.evaluation.long_context import SCALINGS, rope_parameters
-from neobert_hf.evaluation.pseudo_perplexity import MaskedText, masked_losses, positions_to_mask
 
 
 @pytest.fixture

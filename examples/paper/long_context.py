@@ -7,13 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from matplotlib.figure import Figure
-from tabulate import tabulate
-
-from ..files.trust import load_tokenizer
-from ..model.configuration_neobert import NeoBERTConfig
-from ..model.machine_neobert import best_dtype
-from ..model.modeling_neobert import NeoBERTForMaskedLM
-from .pseudo_perplexity import (
+from pseudo_perplexity import (
     MaskedText,
     confidence_interval,
     load_masked_model,
@@ -22,6 +16,10 @@ from .pseudo_perplexity import (
     pseudo_perplexity,
     unmasked_ids,
 )
+from tabulate import tabulate
+
+from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, best_dtype
+from neobert_hf.files.trust import load_tokenizer
 
 SCALINGS = ("none", "linear", "dynamic", "yarn")  # linear: arXiv 2306.15595; YaRN: arXiv 2309.00071
 

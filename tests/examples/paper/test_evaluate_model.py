@@ -8,15 +8,15 @@ import torch
 
 pytest.importorskip("sklearn", reason="GLUE needs scikit-learn (pip install -e .[train])")
 
+import environment as module
 import evaluate_model
+import glue_runs
 from conftest import SENTENCE, run_main
+from evaluation_report import evaluation_report, write_card_section
+from glue import TASKS
 from test_glue import write_task
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
-from neobert_hf.evaluation import environment as module
-from neobert_hf.evaluation import glue_runs
-from neobert_hf.evaluation.glue import TASKS
-from neobert_hf.evaluation.report import evaluation_report, write_card_section
 
 
 @pytest.fixture

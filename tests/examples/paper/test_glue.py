@@ -14,15 +14,11 @@ import pytest
 pytest.importorskip("sklearn", reason="GLUE needs scikit-learn (pip install -e .[train])")
 
 import finetune_glue
+import glue
+import glue_runs
 from conftest import SENTENCE, run_main
 from datasets import ClassLabel, DatasetDict, Value
-from scipy import stats
-from sklearn import metrics
-from transformers import AutoModelForSequenceClassification, pipeline
-
-from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
-from neobert_hf.evaluation import glue, glue_runs
-from neobert_hf.evaluation.glue import (
+from glue import (
     AVERAGED,
     FROM_MNLI,
     PRESETS,
@@ -33,8 +29,13 @@ from neobert_hf.evaluation.glue import (
     load_task,
     task_metrics,
 )
+from scipy import stats
+from sklearn import metrics
+from transformers import AutoModelForSequenceClassification, pipeline
 
-GLUE = Path(__file__).parents[1] / "glue"
+from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
+
+GLUE = Path(__file__).parents[2] / "glue"
 WORDS = SENTENCE.split()
 
 # First line of each original file, and a row whose texts have quotation marks, with its label.
