@@ -7,6 +7,7 @@ All methods get the same examples, drawn from train.tsv for each seed, and the s
 rate. Seconds are those of one processor for training and evaluation.
 """
 
+import sys
 import tempfile
 import time
 from functools import partial
@@ -26,7 +27,6 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trai
 from transformers.utils import logging
 
 from neobert_hf import MINI_MODEL_PATH
-from neobert_hf.evaluation.glue import TASKS, load_task
 from neobert_hf.finetuning.few_examples import (
     FewExamplesTrainingArguments,
     add_head,
@@ -34,6 +34,9 @@ from neobert_hf.finetuning.few_examples import (
     train_on_triplets,
 )
 from neobert_hf.runs.arguments import default_learning_rate
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples/paper"))
+from glue import TASKS, load_task
 
 NAMES = ["negative", "positive"]
 QUIET = {"report_to": "none", "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True, "use_cpu": True}

@@ -32,7 +32,9 @@ from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 import neobert_hf
-from neobert_hf.evaluation.glue import TASKS, GlueTask, load_task
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples/paper"))
+from glue import TASKS, GlueTask, load_task
 
 CLASSIFIER = Path(__file__).parents[1] / "examples/finetune_classifier.py"
 METRICS = {

@@ -6,9 +6,11 @@ Both train the same model on the same batches, in turns. The model `neobert` is 
 random weights and makes a tenth of the steps. Speed counts tokens of text, and not padding.
 """
 
+import sys
 import tempfile
 import time
 from functools import partial
+from pathlib import Path
 
 import torch
 from harness import finish, median_and_spread, median_ratio, read_arguments, take_turns
@@ -17,7 +19,9 @@ from transformers.utils import logging
 
 import neobert_hf
 from neobert_hf import NeoBERTConfig, NeoBERTForSequenceClassification, best_dtype, tune_allocator
-from neobert_hf.evaluation.glue import TASKS, load_task
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples/paper"))
+from glue import TASKS, load_task
 
 
 def load(name: str, num_labels: int, unpad: bool):

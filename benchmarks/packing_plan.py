@@ -15,10 +15,10 @@ import psutil
 from harness import finish, in_new_process, read_arguments
 from tqdm.auto import tqdm
 
-from neobert_hf.data.documents import Documents, task_files
-from neobert_hf.data.files import sealed, write_json
-from neobert_hf.data.packing import PackedRows
-from neobert_hf.data.plans import PackingSettings, make_packing_plan, read_packing_plan, write_packing_plan
+from neobert_hf.files.writing import sealed, write_json
+from neobert_hf.pretraining.documents import Documents, task_files
+from neobert_hf.pretraining.packing import PackedRows
+from neobert_hf.pretraining.plans import PackingSettings, make_packing_plan, read_packing_plan, write_packing_plan
 
 VOCAB_SIZE = 30_522
 SEED = 3
@@ -26,7 +26,11 @@ SEED = 3
 
 def write_documents(folder: Path, arguments) -> None:
     """Write random documents without a tokenizer."""
-    from neobert_hf.data.tokenizing import SETTINGS, write_manifest, write_record  # datatrove, which no part needs
+    from neobert_hf.pretraining.tokenizing import (  # datatrove, which no part needs
+        SETTINGS,
+        write_manifest,
+        write_record,
+    )
 
     (folder / "ids").mkdir()
     rng = np.random.default_rng(0)

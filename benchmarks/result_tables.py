@@ -9,12 +9,14 @@ their table between `<!-- table:NAME -->` and `<!-- end -->`.
 import hashlib
 import json
 import statistics
+import sys
 from pathlib import Path
 
 from matplotlib.figure import Figure
 from tabulate import tabulate
 
-from neobert_hf.evaluation.report import evaluation_report
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples/paper"))
+from evaluation_report import evaluation_report
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"

@@ -18,12 +18,12 @@ from typing import Literal
 from transformers import Trainer, set_seed
 
 from neobert_hf import MINI_MODEL_PATH, tune_allocator
-from neobert_hf.data.labelled_texts import LabelledTextArguments, read_texts
-from neobert_hf.data.origins import load_tokenizer
+from neobert_hf.files.trust import load_tokenizer
+from neobert_hf.finetuning.cards import write_finetuning_card
 from neobert_hf.finetuning.classification import ClassificationTask, trained_labels
+from neobert_hf.finetuning.labelled_texts import LabelledTextArguments, read_texts
 from neobert_hf.finetuning.predictions import write_predictions
 from neobert_hf.runs.arguments import FineTuningArguments
-from neobert_hf.runs.cards import write_finetuning_card
 from neobert_hf.runs.commands import CommandParser, run_command
 from neobert_hf.runs.signals import SaveOnTerminate
 

@@ -14,8 +14,8 @@ from datasets import concatenate_datasets
 from transformers import set_seed
 
 from neobert_hf import tune_allocator
-from neobert_hf.data.labelled_texts import read_texts
 from neobert_hf.embeddings.models import open_embedding_model
+from neobert_hf.finetuning.cards import write_finetuning_card
 from neobert_hf.finetuning.classification import ClassificationTask
 from neobert_hf.finetuning.few_examples import (
     FewExamplesArguments,
@@ -25,8 +25,8 @@ from neobert_hf.finetuning.few_examples import (
     draw_examples,
     train_on_triplets,
 )
+from neobert_hf.finetuning.labelled_texts import read_texts
 from neobert_hf.finetuning.predictions import write_predictions
-from neobert_hf.runs.cards import write_finetuning_card
 from neobert_hf.runs.commands import CommandParser, run_command
 
 

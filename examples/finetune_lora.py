@@ -16,13 +16,13 @@ from peft import get_peft_model
 from transformers import AutoModelForSequenceClassification, Trainer, set_seed
 
 from neobert_hf import MINI_MODEL_PATH, lora_config, open_adapter, save_adapter, tune_allocator
-from neobert_hf.data.labelled_texts import LabelledTextArguments, read_texts
-from neobert_hf.data.origins import load_tokenizer
+from neobert_hf.files.trust import load_tokenizer
+from neobert_hf.finetuning.cards import write_finetuning_card
 from neobert_hf.finetuning.classification import ClassificationTask
+from neobert_hf.finetuning.labelled_texts import LabelledTextArguments, read_texts
 from neobert_hf.finetuning.predictions import write_predictions
 from neobert_hf.runs.adapters import labels_of_adapter
 from neobert_hf.runs.arguments import FineTuningArguments, default_learning_rate
-from neobert_hf.runs.cards import write_finetuning_card
 from neobert_hf.runs.commands import CommandParser, run_command
 from neobert_hf.runs.signals import SaveOnTerminate
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from transformers import AutoModelForQuestionAnswering, Trainer, set_seed
 
 from neobert_hf import MINI_MODEL_PATH, tune_allocator
-from neobert_hf.data.labelled import LabelledDataArguments
-from neobert_hf.data.origins import load_tokenizer
-from neobert_hf.data.questions import read_questions
-from neobert_hf.data.texts import check_max_length
+from neobert_hf.files.texts import check_max_length
+from neobert_hf.files.trust import load_tokenizer
+from neobert_hf.finetuning.cards import write_finetuning_card
+from neobert_hf.finetuning.labelled import LabelledDataArguments
 from neobert_hf.finetuning.predictions import write_predictions
 from neobert_hf.finetuning.question_answering import answer_metrics, best_answers, cut_windows, describe_windows
+from neobert_hf.finetuning.questions import read_questions
 from neobert_hf.runs.arguments import FineTuningArguments
-from neobert_hf.runs.cards import write_finetuning_card
 from neobert_hf.runs.commands import CommandParser, run_command
 from neobert_hf.runs.signals import SaveOnTerminate
 

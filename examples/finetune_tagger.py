@@ -18,12 +18,12 @@ from pathlib import Path
 from transformers import DataCollatorForTokenClassification, Trainer, set_seed
 
 from neobert_hf import MINI_MODEL_PATH, tune_allocator
-from neobert_hf.data.origins import load_tokenizer
-from neobert_hf.data.tagged_words import TaggedWordArguments, read_tagged_words
+from neobert_hf.files.trust import load_tokenizer
+from neobert_hf.finetuning.cards import write_finetuning_card
 from neobert_hf.finetuning.predictions import write_predictions
+from neobert_hf.finetuning.tagged_words import TaggedWordArguments, read_tagged_words
 from neobert_hf.finetuning.tagging import TaggingTask, piece_loss, trained_tags
 from neobert_hf.runs.arguments import FineTuningArguments
-from neobert_hf.runs.cards import write_finetuning_card
 from neobert_hf.runs.commands import CommandParser, run_command
 from neobert_hf.runs.signals import SaveOnTerminate
 

@@ -31,9 +31,9 @@ from neobert_hf.embeddings.contextual_training import (
     use_clusters,
 )
 from neobert_hf.embeddings.contrastive import ContrastiveTrainer
+from neobert_hf.embeddings.retrieval import EvaluatorInContext, pairs_evaluators
 from neobert_hf.embeddings.training import start_files, train_and_summarize
 from neobert_hf.embeddings.training_sets import read_sets_of_pairs
-from neobert_hf.evaluation.retrieval import EvaluatorInContext, pairs_evaluators
 from neobert_hf.runs.commands import CommandParser, run_command
 from neobert_hf.runs.folders import lock_run
 

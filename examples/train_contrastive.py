@@ -30,8 +30,8 @@ from neobert_hf.embeddings.contrastive import (
     set_sampling,
 )
 from neobert_hf.embeddings.models import open_embedding_model
+from neobert_hf.embeddings.retrieval import pairs_evaluators
 from neobert_hf.embeddings.training import start_files, train_and_summarize
-from neobert_hf.evaluation.retrieval import pairs_evaluators
 from neobert_hf.runs.commands import CommandParser, run_command
 from neobert_hf.runs.folders import lock_run
 

@@ -150,9 +150,9 @@ def tokenize(parser: Parser) -> Run:
     add("--executor_options", **several, metavar="NAME=VALUE", help=text)
 
     def run(output_dir, tokenizer_name, executor, tasks, workers, executor_options, **source):
-        from neobert_hf.data.corpus import Corpus
-        from neobert_hf.data.origins import load_tokenizer
-        from neobert_hf.data.tokenizing import tokenize, typed_options
+        from neobert_hf.files.trust import load_tokenizer
+        from neobert_hf.pretraining.corpus import Corpus
+        from neobert_hf.pretraining.tokenizing import tokenize, typed_options
 
         options = typed_options(executor_options or ())
         tokenizer = load_tokenizer(tokenizer_name)

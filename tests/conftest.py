@@ -33,8 +33,8 @@ from safetensors.torch import load_file
 from tqdm import tqdm
 
 import neobert_hf
-from neobert_hf.data.files import sealed
-from neobert_hf.data.wordpiece import train_wordpiece
+from neobert_hf.files.wordpiece import train_wordpiece
+from neobert_hf.files.writing import sealed
 from neobert_hf.model.layout_neobert import Boundaries
 from neobert_hf.model.plan_neobert import make_plan
 
@@ -99,8 +99,8 @@ def largest_file(num_bytes):
 
 def write_documents(folder, lengths, documents_per_task=10, special_tokens=(0, 0)):
     """Tokenized documents in the files of datatrove, without a tokenizer: each holds its own number, repeated."""
-    from neobert_hf.data import tokenizing
-    from neobert_hf.data.documents import Documents, task_files
+    from neobert_hf.pretraining import tokenizing
+    from neobert_hf.pretraining.documents import Documents, task_files
 
     tasks = range(-(-len(lengths) // documents_per_task))
     for task in tasks:
@@ -118,8 +118,8 @@ def write_documents(folder, lengths, documents_per_task=10, special_tokens=(0, 0
 
 def packed_rows(documents, max_tokens, max_length=None, num_rows=None, **settings):
     """Rows of documents in memory."""
-    from neobert_hf.data.packing import PackedRows
-    from neobert_hf.data.plans import PackingSettings, make_packing_plan
+    from neobert_hf.pretraining.packing import PackedRows
+    from neobert_hf.pretraining.plans import PackingSettings, make_packing_plan
 
     settings = PackingSettings(max_tokens, max_length, **settings)
     return PackedRows(documents, make_packing_plan(list(map(len, documents)), settings), num_rows)

@@ -9,7 +9,8 @@ import pytest
 from conftest import run_main
 
 ROOT = Path(__file__).parents[1]
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+PAPER = [file for name in ("evaluate", "finetune") for file in sorted((ROOT / "examples/paper").glob(f"{name}_*.py"))]
+EXAMPLES = [*sorted((ROOT / "examples").glob("*.py")), *PAPER]
 PROJECTS = sorted((ROOT / "examples").glob("*/**/*.py"))
 SCRIPTS = [*EXAMPLES, *sorted((ROOT / "hub_upload").glob("*.py"))]
 
@@ -38,7 +39,7 @@ def private_names(source):
     return set(used_names(source)) - public_names() - {"neobert_hf.__version__"}
 
 
-@pytest.mark.parametrize("example", [*EXAMPLES, *PROJECTS], ids=lambda file: file.stem)
+@pytest.mark.parametrize("example", sorted({*EXAMPLES, *PROJECTS}), ids=lambda file: file.stem)
 def test_an_example_uses_public_names_only(example):
     assert private_names(example.read_text("utf-8")) == set()
 

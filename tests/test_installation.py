@@ -60,9 +60,8 @@ def test_an_extra_installs_all_that_its_command_and_its_examples_import(tmp_path
     (packages / "neobert_cli.py").symlink_to(neobert_cli.__file__)
     (packages / "neobert_hf.dist-info").mkdir()
     (packages / "neobert_hf.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: neobert_hf\nVersion: 0.0\n")
-    script = (
-        f"import sys; sys.prefix = {sys.prefix!r}; sys.path[:0] = [{str(packages)!r}, {str(ROOT / 'examples')!r}]\n"
-    )
+    folders = [str(packages), str(ROOT / "examples"), str(ROOT / "examples/paper")]
+    script = f"import sys; sys.prefix = {sys.prefix!r}; sys.path[:0] = {folders!r}\n"
     script += f"import {', '.join(EXAMPLES[extra])}; from neobert_cli import main; main()"
     (tmp_path / "a.txt").write_text("the quick brown fox\n")
     environment = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}

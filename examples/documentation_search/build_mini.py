@@ -17,7 +17,7 @@ from token_weights import inverse_document_frequencies, partial_whitening, weigh
 from transformers import AutoTokenizer
 
 from neobert_hf import NeoBERTForMaskedLM, PackedMLMCollator, best_dtype
-from neobert_hf.evaluation.retrieval import pairs_evaluator
+from neobert_hf.embeddings.retrieval import pairs_evaluator
 from neobert_hf.runs.card_files import save_card
 from neobert_hf.runs.cards import example_output
 

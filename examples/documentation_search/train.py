@@ -40,7 +40,7 @@ from transformers import AutoTokenizer, HfArgumentParser, set_seed
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, tune_allocator
 from neobert_hf.embeddings.contrastive import ContrastiveTrainingArguments, set_sampling
-from neobert_hf.evaluation.retrieval import pairs_evaluator
+from neobert_hf.embeddings.retrieval import pairs_evaluator
 from neobert_hf.runs.folders import begin_or_resume, lock_run
 
 HERE = Path(__file__).parent

@@ -49,8 +49,6 @@ if find_spec("torch") is None:
 else:
     import transformers
 
-    from .data.collators import PackedMLMCollator
-    from .data.packing import PackedStream
     from .embeddings.contextual import contextual_sentence_transformer, fit_context, load_context, save_context
     from .embeddings.models import multi_vector_encoder, sentence_transformer, sparse_encoder
     from .model.configuration_neobert import NeoBERTConfig
@@ -68,6 +66,8 @@ else:
         NeoBERTLMHead,
         NeoBERTModel,
     )
+    from .pretraining.collators import PackedMLMCollator
+    from .pretraining.packing import PackedStream
     from .runs import MINI_MODEL_PATH
     from .runs.adapters import lora_config, open_adapter, save_adapter
     from .runs.allocator import tune_allocator

@@ -50,7 +50,7 @@ from neobert_hf.embeddings.contextual_training import (
     use_clusters,
 )
 from neobert_hf.embeddings.contrastive import ContrastiveTrainer
-from neobert_hf.evaluation.retrieval import EvaluatorInContext, pairs_evaluator
+from neobert_hf.embeddings.retrieval import EvaluatorInContext, pairs_evaluator
 
 SIZE = 4  # context vectors
 WORDS = SENTENCE.split()

@@ -26,7 +26,6 @@ from torch.utils.data import ConcatDataset, RandomSampler
 from transformers import AutoTokenizer
 
 from neobert_hf import NeoBERTConfig, NeoBERTModel, sentence_transformer
-from neobert_hf.data.wordpiece import train_wordpiece
 from neobert_hf.embeddings import contrastive, training_sets
 from neobert_hf.embeddings.contrastive import (
     ContrastiveArguments,
@@ -41,6 +40,7 @@ from neobert_hf.embeddings.contrastive import (
 )
 from neobert_hf.embeddings.instructions import TRAINING_INSTRUCTIONS
 from neobert_hf.embeddings.training_sets import TRAINING_SETS, hold_out, load_training_set, read_pairs
+from neobert_hf.files.wordpiece import train_wordpiece
 from neobert_hf.runs.folders import lock_run
 
 SIZES = (6400, 1600, 100)

@@ -17,8 +17,8 @@ from datasets import Dataset
 from sentence_transformers import CrossEncoder, SentenceTransformer
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
-from neobert_hf.data.wordpiece import train_wordpiece
 from neobert_hf.embeddings.reranking import labelled_pairs, open_reranker, reranking_evaluator, reranking_loss
+from neobert_hf.files.wordpiece import train_wordpiece
 
 TOPICS = ["fox", "dog", "house", "sea", "red", "warm", "old", "lazy"]
 OTHERS = ["the", "quick", "brown", "over", "and", "then", "it", "in", "by", "a"]

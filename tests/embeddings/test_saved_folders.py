@@ -24,10 +24,10 @@ from sentence_transformers.sentence_transformer.modules import Pooling, WordWeig
 
 import neobert_hf
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel
-from neobert_hf.data.origins import load_tokenizer
 from neobert_hf.embeddings.common_form import SentenceTransformer
 from neobert_hf.embeddings.models import open_embedding_model
 from neobert_hf.embeddings.reranking import open_reranker
+from neobert_hf.files.trust import load_tokenizer
 
 ROOT = Path(__file__).parents[2]
 TEXTS = ["the quick brown fox", "jumps", "over lazy dog and then it sleeps in a warm red house by old sea"]

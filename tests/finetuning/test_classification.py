@@ -18,12 +18,11 @@ pytest.importorskip("sklearn", reason="fine-tuning needs scikit-learn (pip insta
 import finetune_classifier
 from conftest import SENTENCE, run_main
 from datasets import Dataset, DatasetDict
+from glue import TABLE_6
 from PIL import Image
 from transformers import BertConfig, BertForSequenceClassification, pipeline
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTForSequenceClassification
-from neobert_hf.data.labelled_texts import MULTI, REGRESSION, SINGLE, LabelledTexts
-from neobert_hf.evaluation.glue import TABLE_6
 from neobert_hf.finetuning.classification import (
     ClassificationTask,
     _draw,
@@ -31,6 +30,7 @@ from neobert_hf.finetuning.classification import (
     pooling_options,
     trained_labels,
 )
+from neobert_hf.finetuning.labelled_texts import MULTI, REGRESSION, SINGLE, LabelledTexts
 
 WORDS = SENTENCE.split()
 SHAPE = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96)

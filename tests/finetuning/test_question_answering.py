@@ -16,7 +16,7 @@ from datasets import Dataset
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
 from neobert_hf import MINI_MODEL_PATH, NeoBERTConfig, NeoBERTForMaskedLM
-from neobert_hf.data.origins import load_tokenizer
+from neobert_hf.files.trust import load_tokenizer
 from neobert_hf.finetuning.question_answering import (
     answer_metrics,
     answer_questions,

@@ -17,8 +17,8 @@ from transformers import AutoTokenizer, pipeline
 from transformers.modeling_outputs import TokenClassifierOutput
 
 from neobert_hf import MINI_MODEL_PATH, NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTForTokenClassification
-from neobert_hf.data.tagged_words import TaggedWordArguments, read_tagged_words
-from neobert_hf.data.wordpiece import train_wordpiece
+from neobert_hf.files.wordpiece import train_wordpiece
+from neobert_hf.finetuning.tagged_words import TaggedWordArguments, read_tagged_words
 from neobert_hf.finetuning.tagging import TaggingTask, piece_loss, tag_metrics, tag_report
 
 STRATEGIES = ["simple", "first", "average", "max"]

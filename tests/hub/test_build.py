@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from evaluation_report import write_card_section
 from huggingface_hub import ModelCard
 from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM, PreTrainedModel
 
 from neobert_hf import MINI_MODEL_PATH, NeoBERTForMaskedLM, NeoBERTForSequenceClassification, sentence_transformer
-from neobert_hf.evaluation.report import write_card_section
 from neobert_hf.finetuning.few_examples import add_head
 from neobert_hf.hub.build import RECORD, BuildArguments, build
 from neobert_hf.hub.verify import load_every_class, verify

@@ -22,7 +22,7 @@ from transformers import AutoTokenizer
 import neobert_cli
 import neobert_hf
 from neobert_hf import AUTO_CLASSES, NeoBERTForMaskedLM, NeoBERTForSequenceClassification
-from neobert_hf.data.origins import read_json
+from neobert_hf.files.trust import read_json
 from neobert_hf.hub.doctor import examine
 from neobert_hf.hub.layouts import read_header
 from neobert_hf.hub.stored_numbers import odd_values

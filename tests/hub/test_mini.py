@@ -28,8 +28,8 @@ from sentence_transformers import SentenceTransformer
 
 import neobert_hf
 from neobert_hf import sentence_transformer
-from neobert_hf.data.origins import check_own_code
 from neobert_hf.embeddings.models import open_embedding_model
+from neobert_hf.files.trust import check_own_code
 
 FOLDER = Path(neobert_hf.MINI_MODEL_PATH)
 
@@ -117,8 +117,9 @@ def test_the_card_and_the_table_beside_the_teacher_have_the_same_figures_at_the_
 
 
 def test_the_evaluation_on_the_card_is_that_of_the_shipped_weights():
+    from pseudo_perplexity import load_masked_model
+
     from neobert_hf.embeddings.models import hash_of_weights
-    from neobert_hf.evaluation.pseudo_perplexity import load_masked_model
 
     result = json.loads((FOLDER.parents[2] / "benchmarks/results/evaluation_cpu_float32.json").read_text("utf-8"))
     assert result["weights"] == hash_of_weights(load_masked_model(str(FOLDER)))

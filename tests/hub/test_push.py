@@ -13,7 +13,7 @@ import pytest
 from conftest import GOLDEN, run_main
 from hub_server import LocalHub
 
-from neobert_hf.data.files import file_hash
+from neobert_hf.files.writing import file_hash
 from neobert_hf.hub import drop_in, push
 from neobert_hf.hub.build import BuildArguments, build
 from neobert_hf.hub.drop_in import replace_code

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast
 
 import neobert_cli
-from neobert_hf.data.files import write_json
-from neobert_hf.data.wordpiece import train_wordpiece
+from neobert_hf.files.wordpiece import train_wordpiece
+from neobert_hf.files.writing import write_json
 from neobert_hf.pretraining import rows
 from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArguments
 from neobert_hf.pretraining.starts import check_held_out, check_start

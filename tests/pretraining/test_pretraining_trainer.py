@@ -11,8 +11,8 @@ from torch import nn
 from transformers import set_seed
 
 from neobert_hf import NeoBERTForMaskedLM, PackedMLMCollator
-from neobert_hf.data.packing import MixedRows
 from neobert_hf.pretraining.arguments import PretrainingArguments
+from neobert_hf.pretraining.packing import MixedRows
 from neobert_hf.pretraining.pretrain import build_model
 from neobert_hf.pretraining.recipes import RECIPES
 from neobert_hf.pretraining.trainer import PretrainingTrainer

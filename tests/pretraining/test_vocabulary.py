@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForMaskedLM, AutoTokenizer, BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
 from neobert_hf import NeoBERTForMaskedLM
-from neobert_hf.data.wordpiece import train_wordpiece
+from neobert_hf.files.wordpiece import train_wordpiece
 from neobert_hf.pretraining.vocabulary import adapt_vocabulary
 
 DOMAIN = "foxes jumped quickly over lazier dogs and slept the reddest seas of warmth Ξ"

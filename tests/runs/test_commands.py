@@ -135,7 +135,7 @@ def test_an_error_that_the_user_can_correct_ends_with_one_line_and_status_1(erro
 
 def test_a_runtime_error_of_this_package_ends_with_one_line():
     """For instance a process that tokenizes was killed."""
-    scope = {"__name__": "neobert_hf.data.tokenizing"}
+    scope = {"__name__": "neobert_hf.pretraining.tokenizing"}
     exec("def end():\n    raise RuntimeError('a process\\nwas ended from outside')", scope)
     with pytest.raises(SystemExit, match=r"^tool: a process was ended from outside$"):
         run_command("tool", scope["end"])

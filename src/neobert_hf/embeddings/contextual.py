@@ -19,8 +19,8 @@ from torch import nn
 from transformers import AutoConfig
 from transformers.utils import logging
 
-from ..data.files import writing
-from ..data.origins import check_source, load_tokenizer
+from ..files.trust import check_source, load_tokenizer
+from ..files.writing import writing
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.contextual_neobert import ContextualNeoBERTConfig, ContextualNeoBERTModel
 from ..model.modeling_neobert import NeoBERTModel

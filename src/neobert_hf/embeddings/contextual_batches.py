@@ -26,7 +26,7 @@ from sentence_transformers.base.sampler import DefaultBatchSampler
 from sklearn.cluster import KMeans, MiniBatchKMeans
 from transformers.utils import is_faiss_available, logging
 
-from ..data.files import writing
+from ..files.writing import writing
 from ..model.weight_files_neobert import explain_damaged_file
 
 logger = logging.get_logger(__name__)

@@ -23,8 +23,8 @@ from torch.utils.checkpoint import get_device_states, set_device_states
 from transformers.hf_argparser import HfArg
 from transformers.utils import logging
 
-from ..data.files import content_hash, file_hash
-from ..data.texts import check_leaves_tokens
+from ..files.texts import check_leaves_tokens
+from ..files.writing import content_hash, file_hash
 from ..model.contextual_neobert import pad_texts
 from .contextual import contextual_model
 from .contextual_batches import ROW_COLUMN, ContextualBatchSampler, PairClusters, load_or_cluster

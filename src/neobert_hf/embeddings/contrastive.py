@@ -24,8 +24,8 @@ from torch import nn
 from torch.utils.data import BatchSampler, ConcatDataset
 from transformers.hf_argparser import HfArg
 
-from ..data.origins import read_json
-from ..data.texts import check_leaves_tokens
+from ..files.texts import check_leaves_tokens
+from ..files.trust import read_json
 from ..runs import MINI_MODEL_PATH
 from ..runs.arguments import ResumeArguments
 from ..runs.manifests import CheckedCheckpoints

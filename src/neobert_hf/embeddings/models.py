@@ -16,8 +16,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..data.origins import check_source, check_vocabulary, keep_known_settings, read_json
-from ..data.wordpiece import tokenizer_hash
+from ..files.trust import check_source, check_vocabulary, keep_known_settings, read_json
+from ..files.wordpiece import tokenizer_hash
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.contextual_neobert import ContextualNeoBERTConfig
 

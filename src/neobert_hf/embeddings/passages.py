@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from ..data.rows import SUFFIXES as ROWS
-from ..data.rows import read_texts
-from ..data.wordpiece import plain_tokenizer, tokenizer_hash
+from ..files.rows import SUFFIXES as ROWS
+from ..files.rows import read_texts
+from ..files.wordpiece import plain_tokenizer, tokenizer_hash
 from .kept import Kept, key_of
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
 from sentence_transformers.util import mine_hard_negatives, semantic_search
 from transformers.hf_argparser import HfArg
 
-from ..data.origins import check_source, keep_known_settings
-from ..data.texts import check_leaves_tokens
+from ..files.texts import check_leaves_tokens
+from ..files.trust import check_source, keep_known_settings
 from ..runs import MINI_MODEL_PATH
 from ..runs.arguments import ResumeArguments
 from ..runs.manifests import CheckedCheckpoints

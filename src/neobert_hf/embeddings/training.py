@@ -10,7 +10,7 @@ from sentence_transformers.base.evaluation import BaseEvaluator
 from sentence_transformers.base.trainer import BaseTrainer
 from sentence_transformers.base.training_args import BaseTrainingArguments
 
-from ..data.files import file_hash, saving, write_json
+from ..files.writing import file_hash, saving, write_json
 from ..runs.card_files import keeping_card
 from ..runs.cards import training_facts, write_card
 from ..runs.folders import SUMMARY, train_or_resume

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from datasets import Dataset, DatasetDict, concatenate_datasets, load_dataset
 
-from ..data.rows import checked_text, read_rows
+from ..files.rows import checked_text, read_rows
 
 Texts = list[str] | None  # anchor, positive, negatives; None drops the row
 

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from ..data.files import write_error, writing
-from ..data.rows import SUFFIXES, read_text_column
-from ..data.texts import check_leaves_tokens, check_max_length
-from ..data.wordpiece import plain_tokenizer
+from ..files.rows import SUFFIXES, read_text_column
+from ..files.texts import check_leaves_tokens, check_max_length
+from ..files.wordpiece import plain_tokenizer
+from ..files.writing import write_error, writing
 from ..model.machine_neobert import best_dtype
 from ..runs import MINI_MODEL_PATH
 from .kept import BLOCK, Kept

@@ -12,8 +12,8 @@ from typing import Any
 
 from transformers.utils import logging
 
-from ..data.files import saving, write_json, writing
-from ..data.origins import keep_known_settings, resolve
+from ..files.trust import keep_known_settings, resolve
+from ..files.writing import saving, write_json, writing
 from .graphs import EmbeddingGraph, Graph, open_graph, quiet
 from .onnx import onnx_runner, write_fp16, write_int8, write_onnx
 from .openvino import openvino_runner, write_openvino, write_openvino_int8

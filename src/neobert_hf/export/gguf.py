@@ -17,7 +17,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..data.files import saving
+from ..files.writing import saving
 from ..model.configuration_neobert import NeoBERTConfig
 from .graphs import EmbeddingGraph, Graph
 from .parity import LONG, Arrays, Run

@@ -18,7 +18,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
-from ..data.origins import check_links, holds_tokenizer, load_tokenizer, read_json
+from ..files.trust import check_links, holds_tokenizer, load_tokenizer, read_json
 from ..hub.doctor import check_sizes, check_tensors, read_subject
 from ..model import modeling_neobert
 from ..model.modeling_neobert import AUTO_CLASSES, NeoBERTPreTrainedModel

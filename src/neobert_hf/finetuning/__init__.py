@@ -1,1 +1,1 @@
-"""What the fine-tuning scripts share: metrics, reports, and predictions in files."""
+"""Fine-tuning: labelled rows of users, and what the scripts share: metrics, reports, and predictions in files."""

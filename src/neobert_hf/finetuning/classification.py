@@ -31,9 +31,9 @@ from transformers import (
 )
 from transformers.tokenization_utils_base import LARGE_INTEGER
 
-from ..data.files import write_json, writing
-from ..data.labelled_texts import MULTI, REGRESSION, SINGLE, LabelledTexts
-from ..data.texts import check_max_length
+from ..files.texts import check_max_length
+from ..files.writing import write_json, writing
+from .labelled_texts import MULTI, REGRESSION, SINGLE, LabelledTexts
 
 MOST_CLASSES = 40  # in a confusion matrix that a reader can read
 

@@ -19,9 +19,9 @@ from sentence_transformers.sentence_transformer.losses import BatchAllTripletLos
 from sklearn.linear_model import LogisticRegression
 from transformers.hf_argparser import HfArg
 
-from ..data.labelled_texts import SINGLE, LabelledTextArguments
 from ..runs import MINI_MODEL_PATH
 from ..runs.arguments import FineTuningArguments
+from .labelled_texts import SINGLE, LabelledTextArguments
 
 
 @dataclass

@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from ..data.files import writing
-from ..data.labelled import PREDICTION_FORMATS
+from ..files.writing import writing
+from .labelled import PREDICTION_FORMATS
 
 
 def write_predictions(file: str | Path | None, rows: Sequence[dict], folder: str | Path = ".") -> None:

@@ -21,8 +21,8 @@ from transformers import (
     Trainer,
 )
 
-from ..data.tagged_words import TaggedWords, is_iob
-from ..data.texts import check_max_length
+from ..files.texts import check_max_length
+from .tagged_words import TaggedWords, is_iob
 
 IGNORED = -100  # label of a token that has no part in the loss
 LATER_PIECE = 0.7  # probability of I- for a later piece whose other tag is B-

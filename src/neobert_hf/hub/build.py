@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import logging
 
-from ..data.files import file_hash, saving, write_json
-from ..data.origins import (
+from ..files.trust import (
     NAMES,
     check_source,
     foreign_settings,
@@ -29,6 +28,7 @@ from ..data.origins import (
     read_json,
     resolve,
 )
+from ..files.writing import file_hash, saving, write_json
 from ..model import modeling_neobert
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.contextual_neobert import ContextualNeoBERTConfig, ContextualNeoBERTModel

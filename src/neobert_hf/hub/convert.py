@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from transformers.dynamic_module_utils import custom_object_save
 
-from ..data.files import saving
-from ..data.origins import check_links, holds_tokenizer, keep_known_settings, load_tokenizer, resolve
+from ..files.trust import check_links, holds_tokenizer, keep_known_settings, load_tokenizer, resolve
+from ..files.writing import saving
 from ..model import modeling_neobert
 from ..model.checkpoint_neobert import set_auto_map
 from ..model.configuration_neobert import NeoBERTConfig

@@ -20,7 +20,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from ..data.origins import check_links, foreign_settings, holds_tokenizer, leaves, read_json, resolve
+from ..files.trust import check_links, foreign_settings, holds_tokenizer, leaves, read_json, resolve
 from ..model import configuration_neobert
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.weight_files_neobert import canonical_name

@@ -18,7 +18,7 @@ import jinja2
 from huggingface_hub import snapshot_download
 from transformers.dynamic_module_utils import custom_object_save
 
-from ..data.origins import DATA_FILES, read_json
+from ..files.trust import DATA_FILES, read_json
 from ..model import modeling_neobert
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.modeling_neobert import AUTO_CLASSES, NeoBERTModel

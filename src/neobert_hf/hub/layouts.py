@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from safetensors import safe_open
 
-from ..data.origins import read_json
+from ..files.trust import read_json
 from ..model.weight_files_neobert import check_names, explain_damaged_file, read_index
 
 WEIGHTS = "model.safetensors"

@@ -9,7 +9,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import validate_repo_id
 
-from ..data.files import file_hash
+from ..files.writing import file_hash
 from ..runs.commands import one_line
 
 # What the Hub means by a status, and what to do.

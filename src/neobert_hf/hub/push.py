@@ -15,7 +15,7 @@ from pathlib import Path
 from huggingface_hub.utils import filter_repo_objects
 from huggingface_hub.utils import logging as hub_logging
 
-from ..data.origins import check_links
+from ..files.trust import check_links
 from ..runs.commands import CommandParser, run_command
 from .build import RECORD
 from .drop_in import plan_drop_in

@@ -26,7 +26,7 @@ def verify(folder: str) -> dict:
     `check_own_code` reads the folder before that, so code of another place never runs. The folder's code gets no token: its
     environment holds none, and its home folder is empty. It can still read every file that this user can read.
     """
-    from ..data.origins import check_own_code  # not in the other process, which runs this file as a script
+    from ..files.trust import check_own_code  # not in the other process, which runs this file as a script
 
     try:
         check_own_code(Path(folder))

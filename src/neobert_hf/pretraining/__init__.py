@@ -1,1 +1,1 @@
-"""Pretraining: recipes, arguments, rows, trainer, and `pretrain`, which puts them together."""
+"""Pretraining: corpus, tokenizing, documents, packing, collators; recipes, arguments, rows, trainer, and `pretrain`."""

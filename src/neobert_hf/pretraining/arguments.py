@@ -10,8 +10,8 @@ from transformers import TrainingArguments
 from transformers.hf_argparser import HfArg
 from transformers.integrations import is_deepspeed_available
 
-from ..data.plans import LONG_DOCUMENTS
 from ..runs.arguments import ResumeArguments
+from .plans import LONG_DOCUMENTS
 from .recipes import RECIPES, Recipe
 
 # Fields of a recipe that are arguments too; CorpusArguments and config_overrides set the others.

@@ -9,16 +9,16 @@ import torch
 from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from transformers.integrations import unset_hf_deepspeed_config
 
-from ..data.collators import PackedMLMCollator
-from ..data.files import saving
-from ..data.origins import load_tokenizer
-from ..data.wordpiece import tokenizer_hash
+from ..files.trust import load_tokenizer
+from ..files.wordpiece import tokenizer_hash
+from ..files.writing import saving
 from ..model.configuration_neobert import NeoBERTConfig
 from ..runs.allocator import tune_allocator
 from ..runs.cards import write_card
 from ..runs.folders import lock_run, train_or_resume
 from ..runs.manifests import CHECKPOINTS_INTACT
 from .arguments import CorpusArguments, PretrainingArguments
+from .collators import PackedMLMCollator
 from .recipes import Recipe
 from .rows import held_out_rows, open_text, training_rows
 from .starts import check_held_out, check_start

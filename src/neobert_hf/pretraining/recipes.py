@@ -7,7 +7,7 @@ the authors' code disagree, the recipe `paper` follows the paper and the recipe 
 import math
 from dataclasses import dataclass, field, replace
 
-from ..data.collators import BATCH_FORMATS
+from .collators import BATCH_FORMATS
 
 CHOICES = {
     "schedule": ("paper", "code", "linear", "constant"),

@@ -6,12 +6,12 @@ from pathlib import Path
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from ..data.corpus import Corpus
-from ..data.documents import MANIFEST, Documents, HeldOut, Selection
-from ..data.packing import MixedRows, PackedRows, PackedStream
-from ..data.plans import PLANS, NothingToPack, PackingSettings, make_packing_plan, write_packing_plan
-from ..data.tokenizing import tokenize
 from .arguments import CorpusArguments, PretrainingArguments
+from .corpus import Corpus
+from .documents import MANIFEST, Documents, HeldOut, Selection
+from .packing import MixedRows, PackedRows, PackedStream
+from .plans import PLANS, NothingToPack, PackingSettings, make_packing_plan, write_packing_plan
+from .tokenizing import tokenize
 
 
 def open_text(

@@ -7,7 +7,7 @@ import torch
 import transformers
 from transformers import Trainer
 
-from ..data.files import write_json
+from ..files.writing import write_json
 from ..runs.cards import CardFacts, eval_results, training_facts
 from ..runs.folders import SUMMARY
 from ..runs.manifests import CHECKPOINTS_INTACT

@@ -20,7 +20,7 @@ from torch.utils.data import Dataset, SequentialSampler
 from transformers import TrainerCallback, TrainerState
 from transformers.integrations import unset_hf_deepspeed_config
 
-from ..data.files import saving, writing
+from ..files.writing import saving, writing
 from ..runs.folders import last_complete_checkpoint
 from ..runs.manifests import CHECKPOINTS_INTACT, STATE, CheckedCheckpoints
 from .flops import matrix_flops_per_s, training_flops

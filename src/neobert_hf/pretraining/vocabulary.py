@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from tokenizers.models import WordPiece
 from transformers import PreTrainedTokenizerFast
 
-from ..data.files import saving
-from ..data.origins import load_tokenizer
-from ..data.wordpiece import SPECIAL_TOKENS, tokenizer_hash, train_wordpiece
+from ..files.trust import load_tokenizer
+from ..files.wordpiece import SPECIAL_TOKENS, tokenizer_hash, train_wordpiece
+from ..files.writing import saving
 from ..model.modeling_neobert import NeoBERTForMaskedLM
 from ..runs.cards import write_start_card
 from .arguments import CorpusArguments, PretrainingArguments

@@ -10,8 +10,8 @@ import numpy as np
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..data.files import saving, write_json
-from ..data.origins import check_source, read_json
+from ..files.trust import check_source, read_json
+from ..files.writing import saving, write_json
 from .card_files import keeping_card
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -21,15 +21,13 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoTokenizer, TrainingArguments
 from transformers.utils import logging
 
-from ..data.origins import read_json
+from ..files.trust import read_json
 from . import MINI_MODEL_PATH
 from .adapters import labels_of_adapter
 from .card_files import CARD, is_edited, read_card, save_card, seal_of, valid_metadata
 
 if TYPE_CHECKING:
     from sentence_transformers.base.model import BaseModel
-
-    from ..data.labelled import LabelledDataArguments
 
 logger = logging.get_logger(__name__)
 
@@ -109,51 +107,6 @@ class CardFacts:
 def training_facts(training: TrainingArguments, source: str | None, **facts) -> CardFacts:
     """Return the facts of a training: its start, and the name, the licence and the language of its arguments."""
     return CardFacts(source, training.hub_model_id, training.license, training.language, **facts)
-
-
-def write_finetuning_card(
-    arguments: LabelledDataArguments,
-    training: TrainingArguments,
-    data: Mapping[str, Sized],
-    model: BaseModel | None = None,
-    folder: str | Path | None = None,
-) -> None:
-    """Write the card of a fine-tuned model, with the scores of eval_results.json and test_results.json; nothing without training.
-
-    Args:
-        arguments: Model and data of the training.
-        training: Training arguments.
-        data: Rows by split; those of `train` are counted.
-        model: As in `write_card`.
-        folder: Folder of the model; by default the output folder.
-
-    Raises:
-        OSError: The folder cannot be read or written.
-    """
-    if not (arguments.has_training and training.should_save):
-        return
-    dataset, results = arguments.dataset_name, []
-    trained_on = dataset or arguments.train_file
-    if Path(trained_on).exists():  # a folder of rows is a dataset too
-        dataset, trained_on = None, Path(trained_on).name
-    for prefix, split, file in (
-        ("eval", "validation", arguments.validation_file),
-        ("test", "test", arguments.test_file),
-    ):
-        scores = Path(training.output_dir, f"{prefix}_results.json")
-        if scores.is_file() and (prefix == "eval" or file):
-            name, is_hub = (Path(file).name, False) if file else (trained_on, bool(dataset))
-            options = {"dataset_type": dataset, "dataset_config": arguments.dataset_config} if is_hub else {}
-            results += eval_results(read_json(scores), name, dataset_split=split, **options)
-    facts = training_facts(
-        training,
-        arguments.model_name_or_path,
-        rows={trained_on: len(data["train"])},
-        datasets=[dataset] if dataset else [],
-        results=results,
-        is_pair=len(getattr(arguments, "text_columns", ())) > 1,
-    )
-    write_card(folder or training.output_dir, facts, model)
 
 
 def eval_results(scores: Mapping[str, float], name: str, dataset_type: str = "unknown", **options) -> list[EvalResult]:

@@ -10,7 +10,7 @@ from torch import distributed
 from transformers import Trainer
 from transformers.utils import logging
 
-from ..data.files import only_writer, write_json
+from ..files.writing import only_writer, write_json
 from .arguments import ResumeArguments
 from .manifests import MANIFEST, STATE, UNFINISHED, check_checkpoint, numbered_checkpoints, read_json_object
 from .signals import SaveOnTerminate

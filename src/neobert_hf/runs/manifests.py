@@ -9,7 +9,7 @@ from transformers import Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
-from ..data.files import file_hash, saving, sealed, unsealed, write_json
+from ..files.writing import file_hash, saving, sealed, unsealed, write_json
 from .card_files import CARD
 
 logger = logging.get_logger(__name__)

@@ -1,1 +1,0 @@
-"""Text, tokens and rows: corpus, tokenizing, documents, packing, collators. It imports no other subpackage."""

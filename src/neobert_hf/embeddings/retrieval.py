@@ -1,0 +1,82 @@
+"""Retrieval evaluation on pairs of query and document, with sentence-transformers' evaluator."""
+
+from collections.abc import Iterable, Mapping
+
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+
+from .contextual import contextual_model, fit_context
+from .instructions import Sides
+
+
+def pairs_evaluator(
+    pairs: Dataset, name: str, distractors: Iterable[str] = (), **prompts: str | None
+) -> InformationRetrievalEvaluator:
+    """Return an evaluator of recall@1, recall@10, MRR@10 and nDCG@10.
+
+    For each query (first column), it ranks all documents (second column and distractors); the paired document is correct.
+
+    Args:
+        pairs: Two columns, as `training_sets.read_pairs` returns them.
+        name: Prefix of each metric's name.
+        distractors: Additional documents to rank.
+        prompts: `query_prompt` and `corpus_prompt`, the texts before queries and documents; by default those of the model.
+    """
+    question, answer = pairs.column_names[:2]
+    answers, questions = list(pairs[answer]), list(pairs[question])
+    number = {text: str(i) for i, text in enumerate(dict.fromkeys([*answers, *distractors]))}
+    return InformationRetrievalEvaluator(
+        queries={str(i): text for i, text in enumerate(questions)},
+        corpus={i: text for text, i in number.items()},
+        relevant_docs={str(i): {number[text]} for i, text in enumerate(answers)},
+        accuracy_at_k=[1, 10],
+        precision_recall_at_k=[1, 10],
+        mrr_at_k=[10],
+        ndcg_at_k=[10],
+        map_at_k=[10],
+        batch_size=64,
+        show_progress_bar=True,
+        name=name,
+        write_csv=False,
+        **prompts,
+    )
+
+
+def pairs_evaluators(
+    sets: Mapping[str, Dataset], prompts: Mapping[str, str] | None = None, sides: Sides = "both"
+) -> list[InformationRetrievalEvaluator]:
+    """Return an evaluator of the pairs of each set.
+
+    Args:
+        sets: Pairs by name.
+        prompts: Texts before the inputs of a set, by name; other sets have the prompts of the model.
+        sides: "both" puts the prompt of a set before documents too, "query" before queries only.
+    """
+    evaluators = []
+    for name, pairs in sets.items():
+        prompt = (prompts or {}).get(name)
+        corpus_prompt = prompt if sides == "both" else None
+        evaluators.append(pairs_evaluator(pairs, name, query_prompt=prompt, corpus_prompt=corpus_prompt))
+    return evaluators
+
+
+class EvaluatorInContext(InformationRetrievalEvaluator):
+    """Evaluator of `pairs_evaluator` for a contextual model: the context is a sample of the evaluator's own documents.
+
+    Args:
+        evaluator: Evaluator of a plain model.
+    """
+
+    def __init__(self, evaluator: InformationRetrievalEvaluator) -> None:
+        self.__dict__.update(vars(evaluator))
+
+    def __call__(self, model: SentenceTransformer, *args, **kwargs) -> dict[str, float]:
+        """Evaluate in the context, and restore the model's own."""
+        contextual = contextual_model(model)
+        own = contextual.context if contextual.config.has_context else None
+        fit_context(model, self.corpus)
+        try:
+            return super().__call__(model, *args, **kwargs)
+        finally:
+            contextual.set_context(own)

@@ -1,1 +1,0 @@
-"""Evaluation: masked language modelling, retrieval, MTEB."""

@@ -1,0 +1,192 @@
+"""Tokenized documents on disk, by number: `Documents` maps the files that `tokenize` wrote into memory.
+
+A folder of documents holds `ids/00000_unshuffled.ds` and `.ds.index` for each task of datatrove: token ids, and where each
+document ends in them. `manifest.json` is written last: a folder without it is not finished.
+"""
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache, partial
+from pathlib import Path
+
+import numpy as np
+from transformers import PreTrainedTokenizerFast
+
+from ..files.wordpiece import tokenizer_hash
+from ..files.writing import content_hash, file_hash, read_sealed
+from .permutation import Permutation
+
+MANIFEST = "manifest.json"
+HELD_OUT = 1  # purpose of a random order, part of its seed
+MAX_MAPPED = 256  # files at a time: each map keeps a file open, and a process may open 1,024 on many systems
+ENDS_DTYPE = np.dtype("<u8")
+REMEDY = "restore it, or remove the folder and tokenize again"
+
+
+def task_files(folder: Path, task: int) -> dict[str, Path]:
+    """Files that a task writes: token `ids`, and the `ends` of the documents in them."""
+    ids = folder / "ids" / f"{task:05d}_unshuffled.ds"
+    return {"ids": ids, "ends": ids.with_name(f"{ids.name}.index")}
+
+
+def _map(folder, dtype, task):
+    files = task_files(folder, task)
+    return np.memmap(files["ids"], dtype, mode="r"), np.memmap(files["ends"], ENDS_DTYPE, mode="r")
+
+
+class Documents(Sequence):
+    """Documents of a folder, by number.
+
+    Args:
+        folder: Folder that `tokenize` wrote.
+        verify: Compare the checksum of every file, which reads all of them once.
+
+    Raises:
+        FileNotFoundError: The folder holds no finished documents.
+        ValueError: A file is missing or damaged. Without `verify`, only the sizes of files are compared.
+    """
+
+    def __init__(self, folder: str | Path, verify: bool = False):
+        self.folder = Path(folder)
+        if not (self.folder / MANIFEST).is_file():
+            raise FileNotFoundError(
+                f"{self.folder} holds no {MANIFEST}; tokenize into it first, or again if that was interrupted"
+            )
+        self.manifest = read_sealed(self.folder / MANIFEST, REMEDY)
+        self.special_tokens = tuple(self.manifest["special_tokens"])
+        self._dtype = np.dtype(self.manifest["dtype"])
+        self._tasks = [task for task in self.manifest["tasks"] if task["documents"]]
+        for task in self._tasks:
+            sizes = {"ids": task["tokens"] * self._dtype.itemsize, "ends": task["documents"] * ENDS_DTYPE.itemsize}
+            for name, file in task_files(self.folder, task["task"]).items():
+                if not file.is_file():
+                    raise ValueError(f"{file} is missing; {REMEDY}")
+                if file.stat().st_size != sizes[name] or (verify and file_hash(file) != task["sha256"][name]):
+                    raise ValueError(f"{file} is damaged: it is not what the manifest says; {REMEDY}")
+        self._first = np.cumsum([0, *(task["documents"] for task in self._tasks)]).tolist()
+        self._map = lru_cache(MAX_MAPPED)(partial(_map, self.folder, self._dtype))
+
+    def __reduce__(self):
+        return type(self), (self.folder,)  # another process maps the files again
+
+    def __len__(self) -> int:
+        return self._first[-1]
+
+    def __getitem__(self, number: int) -> np.ndarray:
+        """Token ids of a document, (T,)."""
+        if not 0 <= number < len(self):
+            raise IndexError(f"document {number} of {len(self)}")
+        place = bisect_right(self._first, number) - 1
+        ids, ends = self._map(self._tasks[place]["task"])
+        number -= self._first[place]
+        return np.array(ids[int(ends[number - 1]) if number else 0 : int(ends[number])])
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Number of tokens of every document, (N,) int32; all indexes are read at each use, so keep the result."""
+        lengths = np.empty(len(self), np.int32)
+        for task, first in zip(self._tasks, self._first):
+            ends = np.fromfile(task_files(self.folder, task["task"])["ends"], ENDS_DTYPE)
+            lengths[first : first + len(ends)] = np.diff(ends, prepend=ENDS_DTYPE.type(0))
+        return lengths
+
+    @cached_property
+    def identity(self) -> dict:
+        """The manifest's checksum, on which a packing plan depends."""
+        return {"documents": content_hash(self.manifest), "num_documents": len(self)}
+
+    def longer_than(self, num_tokens: int) -> "Selection":
+        """Documents of more than `num_tokens` tokens.
+
+        Source: paper, section 3.2, RefinedWeb 1024+ and 2048+.
+        """
+        return Selection(self, num_tokens)
+
+    def split(self, num_held_out: int, seed: int = 0) -> tuple["Selection", "HeldOut"]:
+        """Hold documents out at random.
+
+        Returns:
+            Documents to train on, and those held out.
+
+        Raises:
+            ValueError: No document would be left to train on, or none would be held out.
+        """
+        if not 0 < num_held_out < len(self):
+            raise ValueError(
+                f"num_held_out={num_held_out} of {len(self)} documents; hold out at least one, and not all"
+            )
+        numbers = np.sort(Permutation(len(self), seed, HELD_OUT)(np.arange(num_held_out)))
+        return Selection(self, 0, numbers), HeldOut(self, numbers)
+
+    def check_tokenizer(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        """Raise ValueError unless this tokenizer made the documents."""
+        given, stored = tokenizer_hash(tokenizer), self.manifest["tokenizer"]["sha256"]
+        if given != stored:
+            raise ValueError(
+                f"the documents in {self.folder} come from another tokenizer (sha256 {stored[:12]}, given: {given[:12]}, "
+                f"{self.manifest['tokenizer']['vocab_size']} and {len(tokenizer)} tokens); give the one that made them, or "
+                "tokenize again"
+            )
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Documents above a length, without the held-out ones: what a packing plan takes. Documents keep their numbers.
+
+    Args:
+        documents: Collection that holds the documents.
+        num_tokens: Documents of more than this many tokens belong to the selection.
+        held_out: (k,) numbers of the held-out documents.
+    """
+
+    documents: Documents
+    num_tokens: int = 0
+    held_out: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def __len__(self) -> int:
+        return int(np.count_nonzero(self.lengths))
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Number of tokens of every document of the collection, (N,) int32; 0 for those outside of the selection."""
+        lengths = self.documents.lengths
+        lengths[lengths <= self.num_tokens] = 0
+        lengths[self.held_out] = 0
+        return lengths
+
+    def longer_than(self, num_tokens: int) -> "Selection":
+        """Documents of more than `num_tokens` tokens."""
+        return Selection(self.documents, max(num_tokens, self.num_tokens), self.held_out)
+
+    @property
+    def identity(self) -> dict:
+        """What a packing plan of these documents depends on."""
+        held_out = hashlib.sha256(self.held_out.astype("<i8").tobytes()).hexdigest()
+        return {**self.documents.identity, "longer_than": int(self.num_tokens), "held_out": held_out}
+
+
+class HeldOut(Sequence):
+    """A few documents of a collection.
+
+    Args:
+        documents: Collection that holds the documents.
+        numbers: (n,) of the documents.
+    """
+
+    def __init__(self, documents: Documents, numbers: np.ndarray):
+        self.documents, self.numbers = documents, numbers
+        self.special_tokens = documents.special_tokens
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, number: int) -> np.ndarray:
+        """Token ids of a document, (T,)."""
+        return self.documents[int(self.numbers[number])]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Number of tokens of each document, (n,) int32."""
+        return self.documents.lengths[self.numbers]

@@ -1,0 +1,341 @@
+"""Packing plans: which documents lie in which row. A plan is made once, kept in memory or in files, and read by every process.
+
+A plan on disk is a folder with `documents.bin` (what lies in the rows, row after row), `row_ends.bin` (where each row ends in it)
+and `plan.json`, written last: a folder without it holds no finished plan.
+"""
+
+import errno
+from array import array
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+from tqdm.auto import tqdm
+from transformers.utils import logging
+
+from ..files.writing import content_hash, file_hash, only_writer, read_sealed, sealed, write_json, writing
+from .documents import Documents, Selection
+from .permutation import Permutation
+
+logger = logging.get_logger(__name__)
+
+ORDER = 0  # purpose of a random order, part of its seed
+PLANS, PLAN, LOCK = "plans", "plan.json", ".plan.lock"
+ARRAYS = {"items": "documents.bin", "ends": "row_ends.bin"}
+LONG_DOCUMENTS = ("truncate", "chunk")
+BLOCK = 1 << 18  # documents that are placed together, as Python numbers
+OPEN_ORDER = 40  # bits of a row's key below its number of tokens
+RERUN_HINT = "the documents are unchanged: make room, and run the same again"
+READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+class NothingToPack(ValueError):
+    """No document is left to pack."""
+
+
+class BestFit:
+    """Open rows: an item goes where it leaves the least room; when too many rows are open, the fullest is complete.
+
+    Of equally full rows the one that was opened first is chosen.
+
+    Args:
+        max_tokens: Token budget of a row.
+        max_open_rows: Number of rows that wait for an item that fits; more rows pack tighter and mix the order more.
+        rows: Open rows to start with, each a list of items, in the order in which they were opened.
+
+    Source: best-fit packing, arXiv 2404.10830.
+    """
+
+    def __init__(self, max_tokens: int, max_open_rows: int, rows: Iterable[list] = ()):
+        self.max_open_rows = max_open_rows
+        self._full = max_tokens << OPEN_ORDER
+        # A key is the row's number of tokens, then a number that falls from row to row: the largest key is the fullest row,
+        # and of equally full ones the first.
+        self._keys, self._items, self._next = [], {}, (1 << OPEN_ORDER) - 1
+        for row in rows:
+            self._items[self._next] = row
+            insort(self._keys, sum(map(len, row)) << OPEN_ORDER | self._next)
+            self._next -= 1
+
+    @property
+    def rows(self) -> list[list]:
+        """Open rows, each a list of items, in the order in which they were opened."""
+        return list(self._items.values())
+
+    def place(self, item, length: int) -> list | None:
+        """Put an item of `length` tokens, at most `max_tokens`, into a row; returns the row that is now complete, or None."""
+        keys, length = self._keys, length << OPEN_ORDER
+        place = bisect_left(keys, self._full - length + (1 << OPEN_ORDER)) - 1
+        if place < 0:
+            key = self._next
+            self._next -= 1
+            self._items[key] = [item]
+        else:
+            key = keys.pop(place)
+            self._items[key & (1 << OPEN_ORDER) - 1].append(item)
+        key += length
+        if key >= self._full:
+            return self._items.pop(key & (1 << OPEN_ORDER) - 1)
+        insort(keys, key)
+        if len(keys) > self.max_open_rows:
+            return self._items.pop(keys.pop() & (1 << OPEN_ORDER) - 1)
+        return None
+
+    def rest(self) -> list[list]:
+        """Close all open rows; returns them, the fullest first."""
+        rows = [self._items.pop(key & (1 << OPEN_ORDER) - 1) for key in reversed(self._keys)]
+        self._keys.clear()
+        return rows
+
+
+@dataclass(frozen=True)
+class PackingSettings:
+    """Everything besides the documents that a plan depends on.
+
+    Args:
+        max_tokens: Token budget of a row.
+        max_length: Longer documents are cut at this many tokens, special tokens included; None cuts none.
+        long_documents: Treatment of the rest of a document above `max_length`: "truncate" drops it, as in the paper, "chunk"
+            makes further pieces of it, each with the special tokens of the document.
+        special_tokens: Numbers of special tokens at the beginning and at the end of each document, as in `Documents`.
+        max_open_rows: As in `BestFit`.
+        seed: Seed of the order of the documents.
+
+    Raises:
+        ValueError: A number leaves no room for a token, or `long_documents` is unknown.
+    """
+
+    max_tokens: int
+    max_length: int | None = None
+    long_documents: str = "truncate"
+    special_tokens: tuple[int, int] = (0, 0)
+    max_open_rows: int = 32
+    seed: int = 0
+
+    def __post_init__(self):
+        if self.max_tokens < 1 or self.max_open_rows < 1:
+            raise ValueError(f"max_tokens={self.max_tokens} and max_open_rows={self.max_open_rows} must be at least 1")
+        if self.max_length is not None and self.max_length <= sum(self.special_tokens):
+            raise ValueError(
+                f"max_length={self.max_length} leaves no token beside the {sum(self.special_tokens)} special tokens of a "
+                "document; raise it"
+            )
+        if self.long_documents not in LONG_DOCUMENTS:
+            raise ValueError(f"long_documents={self.long_documents!r} is not one of {', '.join(LONG_DOCUMENTS)}")
+
+
+@dataclass(frozen=True)
+class PackingPlan:
+    """Which pieces of which documents lie in which row.
+
+    Args:
+        items: (M,) what lies in the rows, row after row: number of the document x `num_pieces` + number of the piece.
+        ends: (R,) where each row ends in `items`.
+        num_pieces: Most pieces of a document; 1 unless long documents are chunked.
+        num_tokens: Tokens in all rows together.
+        settings: What the plan was made with.
+        folder: Folder of the plan; None for a plan in memory.
+    """
+
+    items: np.ndarray
+    ends: np.ndarray
+    num_pieces: int
+    num_tokens: int
+    settings: PackingSettings
+    folder: Path | None = None
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def row(self, number: int) -> list[tuple[int, int]]:
+        """Documents in a row, each with the number of its piece."""
+        start = int(self.ends[number - 1]) if number else 0
+        return [divmod(item, self.num_pieces) for item in self.items[start : int(self.ends[number])].tolist()]
+
+    def cut(self, ids: np.ndarray, piece: int = 0) -> np.ndarray:
+        """Return a piece of a document, as the tokenizer truncates the document or returns what overflows."""
+        ids, max_length = np.asarray(ids), self.settings.max_length
+        if max_length is None or len(ids) <= max_length:
+            return ids
+        before, after = self.settings.special_tokens
+        room, end = max_length - before - after, len(ids) - after
+        start = before + piece * room
+        return np.concatenate([ids[:before], ids[start : min(start + room, end)], ids[end:]])
+
+    def __reduce__(self):
+        if self.folder is not None:  # another process maps the files again instead of receiving their content
+            return read_packing_plan, (self.folder,)
+        return type(self), tuple(getattr(self, field.name) for field in fields(self))
+
+
+def make_packing_plan(lengths: np.ndarray, settings: PackingSettings, show_progress: bool = False) -> PackingPlan:
+    """Plan rows in memory.
+
+    Args:
+        lengths: (N,) numbers of tokens of the documents; 0 leaves a document out.
+        settings: How to cut, order and pack.
+        show_progress: Show a progress bar over documents.
+
+    Raises:
+        ValueError: A piece is longer than a row.
+        NothingToPack: There is no document (a ValueError).
+    """
+    lengths = np.asarray(lengths)
+    num_pieces = int(_num_pieces(lengths.max(initial=0), settings))
+    dtype = np.dtype("<u4" if len(lengths) * num_pieces < 1 << 32 else "<u8")
+    open_rows, items, ends = BestFit(settings.max_tokens, settings.max_open_rows), [], array("q", [0])
+    num_tokens = 0
+
+    def close(rows):
+        items.append(np.fromiter(chain.from_iterable(rows), dtype))
+        for row in rows:
+            ends.append(ends[-1] + len(row))
+
+    with tqdm(desc="planning rows", unit=" documents", unit_scale=True, disable=not show_progress) as progress:
+        for documents, pieces, sizes in _pieces_in_order(lengths, settings):
+            if sizes.max(initial=0) > settings.max_tokens:
+                raise ValueError(
+                    f"document {documents[sizes.argmax()]} has {sizes.max()} tokens, a row takes 1 to {settings.max_tokens}; "
+                    f"raise row_tokens (max_tokens) or lower max_length={settings.max_length}"
+                )
+            placed = zip((documents * num_pieces + pieces).tolist(), sizes.tolist())
+            close([row for item, size in placed if (row := open_rows.place(item, size)) is not None])
+            num_tokens += int(sizes.sum())
+            progress.update(len(sizes))
+    close(open_rows.rest())
+    if not ends[-1]:
+        raise NothingToPack(
+            f"none of the {len(lengths)} documents is left to pack; lower longer_than, or give more text"
+        )
+    return PackingPlan(np.concatenate(items), np.array(ends[1:], dtype), num_pieces, num_tokens, settings)
+
+
+def _num_pieces(lengths, settings):
+    """Number of pieces of documents of these lengths; 0 for a document that is left out."""
+    if settings.long_documents == "truncate" or settings.max_length is None:
+        return np.minimum(lengths, 1)
+    num_special = sum(settings.special_tokens)
+    pieces = -(-(lengths - num_special) // (settings.max_length - num_special))
+    return np.where(lengths > 0, np.maximum(pieces, 1), 0)
+
+
+def _pieces_in_order(
+    lengths: np.ndarray, settings: PackingSettings
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """All pieces in random order, a block at a time: their documents, their numbers, and their lengths."""
+    is_chunked = settings.long_documents == "chunk" and settings.max_length is not None
+    first = np.concatenate([[0], _num_pieces(lengths, settings).cumsum()]) if is_chunked else None
+    num_places = int(first[-1]) if is_chunked else len(lengths)
+    if not num_places:
+        return
+    order = Permutation(num_places, settings.seed, ORDER)
+    room = (settings.max_length or 0) - sum(settings.special_tokens)
+    for start in range(0, num_places, BLOCK):
+        documents = order(np.arange(start, min(start + BLOCK, num_places)))
+        pieces = np.zeros_like(documents)
+        if is_chunked:
+            places, documents = documents, np.searchsorted(first, documents, "right") - 1
+            pieces = places - first[documents]
+        sizes = lengths[documents] - pieces * room
+        if settings.max_length is not None:
+            sizes = np.minimum(sizes, settings.max_length)
+        is_taken = sizes > 0
+        yield documents[is_taken], pieces[is_taken], sizes[is_taken]
+
+
+def write_packing_plan(
+    documents: Documents | Selection,
+    max_tokens: int,
+    max_length: int | None = None,
+    folder: str | Path | None = None,
+    fallback_folder: str | Path | None = None,
+    verify: bool = False,
+    show_progress: bool = True,
+    **settings,
+) -> PackingPlan:
+    """Plan rows in a folder beside the documents, or open the plan that is there.
+
+    Processes that start together make one plan: the first writes it, the others wait for it.
+
+    Args:
+        documents: What to pack.
+        max_tokens: Token budget of a row.
+        max_length: As in `PackingSettings`.
+        folder: Folder of all plans, where each plan has a folder of its own; None is `plans` in the folder of the documents.
+        fallback_folder: Folder for a new plan if nothing can be written to `folder`; None raises an error then.
+        verify: Compare the checksums of an existing plan, which reads all of it once.
+        show_progress: Show a progress bar over documents.
+        **settings: Further fields of `PackingSettings`; the special tokens are those of the documents.
+
+    Raises:
+        ValueError: A number is out of bounds, a piece is longer than a row, or the existing plan is damaged.
+        NothingToPack: There is no document (a ValueError).
+        OSError: The plan cannot be written.
+    """
+    if isinstance(documents, Documents):
+        documents = Selection(documents)
+    settings = PackingSettings(max_tokens, max_length, special_tokens=documents.documents.special_tokens, **settings)
+    made_from = {"documents": documents.identity, "settings": vars(settings)}
+    folder, name = Path(folder or documents.documents.folder / PLANS), content_hash(made_from)[:16]
+    if not (folder / name / PLAN).exists():
+        try:
+            _write_once(folder / name, documents, settings, made_from, show_progress)
+        except OSError as error:
+            if fallback_folder is None or error.errno not in READ_ONLY:
+                raise
+            logger.warning(f"nothing can be written to {folder}; the packing plan is kept in {fallback_folder}")
+            folder = Path(fallback_folder)
+            _write_once(folder / name, documents, settings, made_from, show_progress)
+    return read_packing_plan(folder / name, verify)
+
+
+def _write_once(folder, documents, settings, made_from, show_progress):
+    with only_writer(folder, LOCK, wait=True):
+        if (folder / PLAN).exists():  # of another process, meanwhile
+            return
+        for file in folder.glob("*.part"):  # of a process that was killed
+            file.unlink()
+        plan = make_packing_plan(documents.lengths, settings, show_progress)
+        for name, file in ARRAYS.items():
+            with writing(folder / file, RERUN_HINT) as handle:
+                handle.write(getattr(plan, name).data)
+        content = {
+            **made_from,
+            "dtype": plan.items.dtype.str,
+            "num_items": len(plan.items),
+            "num_rows": len(plan),
+            "num_pieces": plan.num_pieces,
+            "num_tokens": plan.num_tokens,
+            "sha256": {name: file_hash(folder / file) for name, file in ARRAYS.items()},
+        }
+        write_json(folder / PLAN, sealed(content), RERUN_HINT)
+
+
+def read_packing_plan(folder: str | Path, verify: bool = False) -> PackingPlan:
+    """Open a plan that `write_packing_plan` wrote; its files are mapped into memory.
+
+    Args:
+        folder: Folder of this plan.
+        verify: Compare the checksums of the files.
+
+    Raises:
+        FileNotFoundError: The folder holds no finished plan.
+        ValueError: The plan is damaged.
+    """
+    folder = Path(folder)
+    content = read_sealed(folder / PLAN, "remove its folder, and the next run makes the plan again")
+    dtype, arrays = np.dtype(content["dtype"]), []
+    for (name, file), count in zip(ARRAYS.items(), (content["num_items"], content["num_rows"])):
+        file = folder / file
+        is_whole = file.is_file() and file.stat().st_size == count * dtype.itemsize
+        if not is_whole or (verify and file_hash(file) != content["sha256"][name]):
+            raise ValueError(
+                f"{file} is damaged: it is not what {PLAN} says; remove {folder}, and the next run makes the plan again"
+            )
+        arrays.append(np.asarray(np.memmap(file, dtype, mode="r")))
+    stored = content["settings"]
+    settings = PackingSettings(**{**stored, "special_tokens": tuple(stored["special_tokens"])})
+    return PackingPlan(*arrays, content["num_pieces"], content["num_tokens"], settings, folder)

@@ -1,0 +1,263 @@
+"""MTEB without a network: local tasks with the names of real tasks, and scores computed again by hand."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("mteb", reason="evaluating on MTEB needs mteb (pip install -e .[mteb])")
+
+import evaluate_mteb
+import mteb
+from conftest import run_main
+from datasets import Dataset, DatasetDict
+from huggingface_hub import ModelCard
+from mteb.abstasks import AbsTaskClassification, AbsTaskPairClassification, AbsTaskRetrieval, AbsTaskSTS
+from mteb.abstasks.task_metadata import TaskMetadata
+from mteb_scores import CATEGORIES, Score, averages, benchmark_tasks, evaluate, write_model_index
+from scipy.stats import spearmanr
+from sklearn.metrics import average_precision_score
+
+from neobert_hf import best_dtype, contextual_sentence_transformer, fit_context, sentence_transformer
+from neobert_hf.embeddings.instructions import EVALUATION_INSTRUCTIONS, mteb_prompts
+from neobert_hf.embeddings.models import open_embedding_model
+
+LEFT = [f"a text about {what}" for what in ("dogs", "red houses", "the old sea", "sleep", "jumping", "a fox")]
+RIGHT = [f"{what} it is" for what in ("brown dog", "a house", "warm sea", "lazy", "quick fox", "red")]
+GOLD = [5.0, 4.0, 3.5, 1.0, 2.0, 0.0]
+SAME = [1, 1, 0, 0, 1, 0]
+
+
+def metadata(name, kind, main_score):
+    return TaskMetadata(
+        name=name,
+        description="local",
+        type=kind,
+        eval_langs=["eng-Latn"],
+        main_score=main_score,
+        dataset={"path": "local/none", "revision": "v1"},
+    )
+
+
+class LocalSTS(AbsTaskSTS):
+    metadata = metadata("STS12", "STS", "cosine_spearman")
+    min_score, max_score = 0, 5
+
+    def load_data(self, **kwargs):
+        test = Dataset.from_dict({"sentence1": LEFT, "sentence2": RIGHT, "score": GOLD})
+        self.dataset, self.data_loaded = DatasetDict(test=test), True
+
+
+class LocalPairs(AbsTaskPairClassification):
+    metadata = metadata("TwitterURLCorpus", "PairClassification", "max_ap")
+
+    def load_data(self, **kwargs):
+        test = Dataset.from_dict({"sentence1": LEFT, "sentence2": RIGHT, "labels": SAME})
+        self.dataset, self.data_loaded = DatasetDict(test=test), True
+
+
+class LocalRetrieval(AbsTaskRetrieval):
+    metadata = metadata("SciFact", "Retrieval", "ndcg_at_10")
+
+    def load_data(self, **kwargs):
+        corpus = [f"d{i}" for i in range(len(RIGHT))]
+        split = {
+            "corpus": Dataset.from_dict({"id": corpus, "text": RIGHT, "title": [""] * len(RIGHT)}),
+            "queries": Dataset.from_dict({"id": [f"q{i}" for i in range(len(LEFT))], "text": LEFT}),
+            "relevant_docs": {f"q{i}": {f"d{i}": 1} for i in range(len(LEFT))},
+            "top_ranked": None,
+        }
+        self.dataset, self.data_loaded = {"default": {"test": split}}, True
+
+
+class LocalClassification(AbsTaskClassification):
+    metadata = metadata("Banking77Classification", "Classification", "accuracy")
+
+    def load_data(self, **kwargs):
+        parts = {"train": LEFT, "test": RIGHT}
+        rows = {name: Dataset.from_dict({"text": texts, "label": SAME}) for name, texts in parts.items()}
+        self.dataset, self.data_loaded = DatasetDict(rows), True
+
+
+def build(tmp_path, tokenizer, model, seed=0):
+    torch.manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.data.normal_(std=0.3)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    return sentence_transformer(str(tmp_path))
+
+
+@pytest.fixture
+def embedder(model, tokenizer, tmp_path):
+    return build(tmp_path / "model", tokenizer, model)
+
+
+def cosines(model, left, right):
+    a, b = (model.encode(texts).astype(np.float64) for texts in (left, right))
+    return (a @ b.T) / np.linalg.norm(a, axis=1)[:, None] / np.linalg.norm(b, axis=1)
+
+
+def prompted(task, texts, side=""):
+    return [mteb_prompts()[task + side] + text for text in texts]
+
+
+def test_scores_equal_those_computed_by_hand_with_the_papers_instructions(embedder, tmp_path):
+    scores = evaluate(embedder, [LocalSTS(), LocalPairs(), LocalRetrieval()], tmp_path / "results", "local/a")
+    by_task = {score.task: score.score / 100 for score in scores}
+    sts = np.diag(cosines(embedder, prompted("STS12", LEFT), prompted("STS12", RIGHT)))
+    assert abs(by_task["STS12"] - spearmanr(sts, GOLD).statistic) < 1e-6
+    pairs = np.diag(cosines(embedder, *(prompted("TwitterURLCorpus", texts) for texts in (LEFT, RIGHT))))
+    assert (
+        by_task["TwitterURLCorpus"] >= average_precision_score(SAME, pairs) - 1e-6
+    )  # max_ap takes the best of four similarities
+    found = cosines(embedder, prompted("SciFact", LEFT, "-query"), prompted("SciFact", RIGHT, "-document"))
+    ranks = (found > np.diag(found)[:, None]).sum(1)
+    assert abs(by_task["SciFact"] - np.mean(1 / np.log2(ranks + 2))) < 1e-4
+
+
+def test_instructions_can_be_omitted_or_limited_to_queries(embedder, tmp_path):
+    def sts(prompts):
+        return evaluate(embedder, [LocalSTS()], tmp_path, "local/a", prompts)[0].score / 100
+
+    assert abs(sts({}) - spearmanr(np.diag(cosines(embedder, LEFT, RIGHT)), GOLD).statistic) < 1e-6
+    embedder.prompts = {"query": "the old sea ", "document": "by "}
+    plain = evaluate(embedder, [LocalRetrieval()], tmp_path, "local/a", {})[0].score
+    assert embedder.prompts == {"query": "the old sea ", "document": "by "}  # as before the evaluation
+    embedder.prompts = {}
+    assert evaluate(embedder, [LocalRetrieval()], tmp_path / "again", "local/a", {})[0].score == plain
+    query_only = mteb_prompts("Task: {instruction}\n", "query")
+    assert query_only["SciFact-document"] == "" and query_only["SciFact-query"].startswith("Task: Given a scientific")
+    with pytest.raises(ValueError, match="does not contain"):
+        mteb_prompts("no instruction")
+
+
+def test_models_with_one_name_do_not_share_results(model, tokenizer, embedder, tmp_path, monkeypatch):
+    """Both models have the name local/a; a second run of the first embeds nothing."""
+    (first,) = evaluate(embedder, [LocalSTS()], tmp_path / "results", "local/a")
+    other = build(tmp_path / "other", tokenizer, model, seed=1)
+    evaluate(other, [LocalSTS()], tmp_path / "results", "local/a")
+    assert len(list((tmp_path / "results").rglob("STS12.json"))) == 2
+    monkeypatch.setattr(type(embedder), "encode", None)
+    (again,) = evaluate(embedder, [LocalSTS()], tmp_path / "results", "local/a")
+    assert abs(again.score - first.score) < 1e-2  # mteb keeps six digits
+    for name in ("a", "a/", "a/b/c"):
+        with pytest.raises(ValueError, match="organisation/name"):
+            evaluate(embedder, [LocalSTS()], tmp_path / "results", name)
+
+
+def test_the_instructions_cover_every_task_and_mteb_knows_each_name():
+    names = {task.metadata.name for task in benchmark_tasks()}
+    assert len(names) == 56 and names <= set(EVALUATION_INSTRUCTIONS)
+    subsets = {task.metadata.name for task in mteb.get_task("CQADupstackRetrieval").tasks}
+    assert set(EVALUATION_INSTRUCTIONS) - names == subsets
+    prompts = mteb_prompts()
+    for task in [*benchmark_tasks(), *mteb.get_task("CQADupstackRetrieval").tasks]:
+        sides = ("-query", "-document") if task.metadata.type in ("Retrieval", "Reranking") else ("",)
+        assert all(task.metadata.name + side in prompts for side in sides)
+
+
+def test_averages_are_the_columns_of_table_4_and_missing_tasks_are_named():
+    tasks = benchmark_tasks()
+    rng = np.random.default_rng(0)
+    scores = [Score(t.metadata.name, t.metadata.type, t.metadata.main_score, rng.uniform(0, 100), "") for t in tasks]
+    means, missing = averages(scores)
+    counts = {name: sum(t.metadata.type == kind for t in tasks) for name, kind in CATEGORIES.items()}
+    assert counts == {"Class.": 12, "Clust.": 11, "PairClass.": 3, "Rerank.": 4, "Retriev.": 15, "STS": 10, "Summ.": 1}
+    assert missing == [] and abs(sum(means[name] * counts[name] for name in counts) / 56 - means["Avg."]) < 1e-9
+    without = [score for score in scores if score.task != "STS22"]
+    means, missing = averages(without)
+    assert missing == ["STS22"] and means["STS"] is None and means["Avg."] is None and means["Class."] is not None
+
+
+def test_a_task_that_is_not_in_the_benchmark_is_refused():
+    assert [task.metadata.name for task in benchmark_tasks(["SciFact"])] == ["SciFact"]
+    with pytest.raises(ValueError, match="NoSuchTask: not in MTEB"):
+        benchmark_tasks(["NoSuchTask"])
+
+
+def test_the_card_gets_a_model_index_in_the_format_of_the_hub(tmp_path):
+    card = tmp_path / "README.md"
+    card.write_text("---\nlicense: mit\n---\n# A model\n")
+    write_model_index(card, "local/a", [Score("STS12", "STS", "cosine_spearman", 61.23456, "mteb/sts12-sts")])
+    (result,) = ModelCard.load(card).data.eval_results
+    assert (result.task_type, result.dataset_type, result.metric_type) == ("STS", "mteb/sts12-sts", "cosine_spearman")
+    assert result.metric_value == 61.2346 and "# A model" in card.read_text()
+    more = [
+        Score("STS12", "STS", "cosine_spearman", 70.0, "mteb/sts12-sts"),
+        Score("SciFact", "Retrieval", "ndcg_at_10", 5.0, "mteb/scifact"),
+    ]
+    write_model_index(card, "local/a", more[1:])
+    write_model_index(card, "local/a", more[:1])
+    values = {result.dataset_type: result.metric_value for result in ModelCard.load(card).data.eval_results}
+    assert values == {"mteb/scifact": 5.0, "mteb/sts12-sts": 70.0}
+
+
+def test_the_example_refuses_an_unknown_task_before_it_loads_the_model(tmp_path, monkeypatch):
+    monkeypatch.setenv("NEOBERT_TRACEBACK", "1")
+    with pytest.raises(ValueError, match=r"Nope: not in MTEB\(eng, v1\)"):
+        run_main(evaluate_mteb, "--model", "x", "--output_dir", tmp_path, "--tasks", "Nope")
+
+
+def test_the_result_names_the_dtype_that_suits_the_machine_and_the_revisions_of_the_datasets(
+    embedder, tmp_path, monkeypatch
+):
+    embedder.save(str(tmp_path / "saved"))
+    monkeypatch.setattr(evaluate_mteb, "benchmark_tasks", lambda names: [LocalSTS()])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    used = []
+    monkeypatch.setattr(
+        evaluate_mteb,
+        "open_embedding_model",
+        lambda *a, **k: used.append(k["model_kwargs"]["dtype"]) or open_embedding_model(*a, **k),
+    )
+    run_main(evaluate_mteb, "--model", tmp_path / "saved", "--output_dir", tmp_path / "out")
+    result = json.loads((tmp_path / "out/scores.json").read_text())
+    assert used == [best_dtype(torch.device("cpu"))] and result["dtype"] == str(used[0]).removeprefix("torch.")
+    assert result["dataset_revisions"] == {"STS12": "v1"} and result["revision"] is None
+
+
+CONTEXTS = {
+    LocalRetrieval: (RIGHT, "SciFact-document"),  # the corpus
+    LocalSTS: (LEFT + RIGHT, "STS12"),  # both columns
+    LocalClassification: (LEFT, "Banking77Classification"),  # the training split
+    LocalPairs: (LEFT, "TwitterURLCorpus"),  # the texts that are embedded first
+}
+
+
+@pytest.mark.parametrize("task", CONTEXTS)
+def test_a_contextual_model_has_a_context_from_the_texts_of_each_task(task, embedder, tmp_path, monkeypatch):
+    size = 4
+    model = contextual_sentence_transformer(str(tmp_path / "model"), context_size=size)
+    documents, prompt = CONTEXTS[task]
+    before = fit_context(model, ["the old sea"] * size)
+    expected = fit_context(model, documents, prompt=mteb_prompts()[prompt])
+    model[0].model.set_context(before)
+    used = []
+    encode = model.encode
+
+    def record(*args, **kwargs):
+        if not kwargs.get("embeds_context"):
+            used.append(model[0].model.context.clone())
+        return encode(*args, **kwargs)
+
+    for name in ("encode", "encode_query", "encode_document"):
+        monkeypatch.setattr(model, name, record)
+    (score,) = evaluate(model, [task()], tmp_path / "results", "local/contextual")
+    assert used and all(torch.equal(context, expected) for context in used)
+    assert np.isfinite(score.score)
+    assert torch.equal(model[0].model.context, before)  # the user's own context again
+
+
+def test_the_score_of_a_contextual_model_is_that_computed_by_hand(embedder, tmp_path):
+    model = contextual_sentence_transformer(str(tmp_path / "model"), context_size=4)
+    prompts = {
+        "SciFact-query": "the ",
+        "SciFact-document": "a ",
+    }  # short: with the paper's, nothing is left of the texts
+    (score,) = evaluate(model, [LocalRetrieval()], tmp_path / "results", "local/contextual", prompts)
+    fit_context(model, RIGHT, prompt="a ")
+    found = cosines(model, [f"the {text}" for text in LEFT], [f"a {text}" for text in RIGHT])
+    ranks = (found > np.diag(found)[:, None]).sum(1)
+    assert abs(score.score / 100 - np.mean(1 / np.log2(ranks + 2))) < 1e-4

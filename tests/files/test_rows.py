@@ -1,0 +1,243 @@
+"""Rows and texts of files: equal to what other writers wrote, and errors that name the file, the line and the fault."""
+
+import bz2
+import csv
+import gzip
+import json
+import lzma
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("pyarrow", reason="rows need pyarrow (pip install -e .[train])")
+
+import pyarrow
+import pyarrow.parquet
+
+from neobert_hf.files.rows import read_rows, read_text_column, read_texts
+
+ROWS = [{"text": 'says "hi"', "label": "1"}, {"text": "a,b\u2028c", "label": "x y"}, {"text": "", "label": "z"}]
+
+
+def zstd(content):
+    """Compress in two frames, as `zstd` does for several files or for a growing log."""
+    half = len(content) // 2
+    return b"".join(pyarrow.compress(part, "zstd", asbytes=True) for part in (content[:half], content[half:]))
+
+
+COMPRESS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstd}
+
+
+def written(folder, suffix, rows=ROWS, compression="", encoding="utf-8"):
+    file = folder / f"rows{suffix}"
+    if suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+        return file
+    with file.open("w", encoding=encoding, newline="") as stream:
+        if suffix == ".csv":
+            writer = csv.DictWriter(stream, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+        elif suffix == ".tsv":
+            stream.writelines("\t".join(line) + "\n" for line in [rows[0], *(row.values() for row in rows)])
+        elif suffix == ".json":
+            stream.write("\n " + json.dumps(rows, indent=1))
+        else:
+            stream.writelines(json.dumps(row) + "\n" for row in rows)
+    compressed = file.with_name(f"{file.name}{compression}")
+    compressed.write_bytes(COMPRESS[compression](file.read_bytes()))
+    return compressed
+
+
+@pytest.mark.parametrize("compression", COMPRESS)
+@pytest.mark.parametrize(
+    "suffix, place", [(".jsonl", "line 1"), (".json", "item 1"), (".csv", "line 2"), (".tsv", "line 2")]
+)
+def test_the_rows_of_every_format_are_those_written_with_their_places(tmp_path, suffix, place, compression):
+    file = written(tmp_path, suffix, compression=compression, encoding="utf-8-sig")
+    rows = list(read_rows(file))
+    assert [row for _, row in rows] == ROWS
+    assert rows[0][0] == f"{file}, {place}"
+
+
+def test_parquet_gives_the_columns_that_are_asked_for(tmp_path):
+    file = written(tmp_path, ".parquet")
+    assert list(read_rows(file)) == [(f"{file}, row {i}", row) for i, row in enumerate(ROWS, 1)]
+    assert [row for _, row in read_rows(file, ["label"])] == [{"label": row["label"]} for row in ROWS]
+    with pytest.raises(ValueError, match=r"rows\.parquet: no column 'body'; name one of text, label"):
+        list(read_texts(file, "body"))
+
+
+@given(
+    st.lists(
+        st.lists(st.text(st.characters(exclude_characters="\t\r\n", codec="utf-8")), min_size=2, max_size=2), min_size=1
+    )
+)
+def test_a_tab_separated_file_keeps_every_character_but_tabs_and_line_ends(tmp_path_factory, rows):
+    file = tmp_path_factory.mktemp("tsv") / "rows.tsv"
+    file.write_text("a\tb\n" + "".join("\t".join(row) + "\n" for row in rows), "utf-8", newline="\n")
+    assert [list(row.values()) for _, row in read_rows(file)] == rows
+
+
+def test_fields_of_csv_keep_quotes_commas_line_breaks_and_any_length(tmp_path):
+    """pandas writes the file."""
+    pandas = pytest.importorskip("pandas", reason="datasets depends on it; the oracle of this test")
+    texts = [
+        'a "quoted" word',
+        "one, two",
+        "line\nbreak\r\nand another",
+        "x" * 200_000,
+        "2020-01-01",
+        " NA ",
+        "caf\u00e9",
+    ]
+    pandas.DataFrame({"text": texts}).to_csv(tmp_path / "a.csv", index=False)
+    assert [row["text"] for _, row in read_rows(tmp_path / "a.csv")] == texts
+
+
+@pytest.mark.parametrize("separator, first", [(",", ""), (";", ""), (";", "sep=;\n"), ("\t", "")])
+def test_the_first_line_of_csv_tells_what_separates_its_fields(tmp_path, separator, first):
+    """As spreadsheets save it: semicolons where the comma separates decimals, a byte order mark, line breaks inside quotes."""
+    texts = ["Größe, 3; mit Komma", "漢字", "says so"] + ([] if separator == "\t" else ["two\nlines", 'a "word"'])
+    with (tmp_path / "A.CSV").open("w", encoding="utf-8-sig", newline="") as stream:
+        stream.write(first)
+        writer = csv.writer(stream, delimiter=separator)
+        writer.writerows([["text", "label"], *([text, "1,5"] for text in texts)])
+    places, rows = zip(*read_rows(tmp_path / "A.CSV"))
+    assert list(rows) == [{"text": text, "label": "1,5"} for text in texts]
+    lines = [place.rpartition(" ")[2] for place in places]  # where a row begins
+    assert lines == [str(number + bool(first)) for number in (2, 3, 4, 5, 7)[: len(texts)]]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+def test_a_file_without_a_line_of_names_takes_given_names_and_may_have_further_columns(tmp_path, suffix):
+    """The files of STS-B: tabs in spite of the suffix, ordinary quotation marks, and more columns in some lines."""
+    lines = ['a\t1.5\tsays "yes, or no, or both"\n', 'b\t2\t"open\tmore\tcolumns\n']
+    (tmp_path / f"a{suffix}").write_text("".join(lines))
+    rows = [row for _, row in read_rows(tmp_path / f"a{suffix}", column_names=["genre", "score", "text"])]
+    assert rows == [
+        {"genre": "a", "score": "1.5", "text": 'says "yes, or no, or both"'},
+        {"genre": "b", "score": "2", "text": '"open'},
+    ]
+    with pytest.raises(ValueError, match=r", line 1: 3 columns, but 4 names are given \(genre, score, text, more\)"):
+        list(read_rows(tmp_path / f"a{suffix}", column_names=["genre", "score", "text", "more"]))
+
+
+def test_texts_that_look_like_dates_or_numbers_stay_unchanged(tmp_path):
+    """A column of dates only, and dates below the rows from which a reader guesses the column type."""
+    texts = ["2020-01-01", "2020-01-02T03:04:05", "12", "true", "null", '{"a": 1}', "caf\u00e9 \U0001f600", " \r\n "]
+    for part in (texts, texts[:2]):
+        file = written(tmp_path, ".jsonl", [{"text": text} for text in part])
+        assert [text for _, text in read_texts(file)] == part
+
+
+def test_a_text_file_is_read_by_paragraph_by_line_or_as_one_document(tmp_path):
+    text, file = "\ufeff\n\na b\nc\n\n\nd\r\n\r\ne\n\n\n\nf", tmp_path / "a.txt.gz"
+    file.write_bytes(gzip.compress(text.encode()))
+    assert list(read_texts(file)) == [
+        (f"{file}, line {line}", text) for line, text in ((3, "a b\nc\n"), (7, "d\r\n"), (9, "e\n"), (13, "f"))
+    ]
+    lines = [line for _, line in read_texts(file, sample_by="line")]
+    assert lines == text[1:].splitlines()
+    assert [document for _, document in read_texts(file, sample_by="document")] == [text[1:]]
+
+
+def test_json_may_hold_the_texts_themselves(tmp_path):
+    for content, place in (('["one", "two"]', "item"), ('"one"\n"two"', "line")):
+        file = tmp_path / "a.json"
+        file.write_text(content)
+        assert read_text_column([file], "text") == [(f"{file}, {place} 1", "one"), (f"{file}, {place} 2", "two")]
+
+
+def test_a_missing_text_is_empty_and_a_lone_surrogate_a_question_mark_or_both_are_refused(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": "a \\ud800 b \\ud83d\\ude00"}\n{"text": null}\n{}\n')
+    assert [text for _, text in read_texts(tmp_path / "a.jsonl")] == ["one", "a ? b \U0001f600", "", ""]
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 2: text has the lone surrogate '\\ud800' at character 2"):
+        read_text_column([tmp_path / "a.jsonl"], "text")
+    for value, message in (('{"text": null}', "text is None, a NoneType"), ("{}", "no column 'text'")):
+        (tmp_path / "b.jsonl").write_text('{"text": "one"}\n' + value)
+        with pytest.raises(ValueError, match=rf"b\.jsonl, line 2: {message}"):
+            read_text_column([tmp_path / "b.jsonl"], "text")
+
+
+@pytest.mark.parametrize("value", [["a", "b"], 0, 1.5, True, {"a": "b"}, []])
+def test_a_text_that_is_not_a_string_is_refused_by_file_place_and_type(tmp_path, value):
+    """The tokenizer would take two strings for a pair of sentences."""
+    rows = [{"text": None}, {"text": value}]
+    for suffix, place in ((".jsonl", "line 2"), (".json", "item 2"), (".parquet", "row 2")):
+        file = written(tmp_path, suffix, rows)
+        with pytest.raises(ValueError, match=f"{file}, {place}: text is .*, a {type(value).__name__}; every text must"):
+            list(read_texts(file))
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet"])
+def test_two_columns_of_one_name_are_refused(tmp_path, suffix):
+    file = tmp_path / f"rows{suffix}"
+    if suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.table([["a"], ["b"], ["c"]], names=["text", "text", "label"]), file)
+    else:
+        file.write_text("text,text,label\na,b,c\n".replace(",", {".csv": ",", ".tsv": "\t"}[suffix]))
+    with pytest.raises(ValueError, match="two columns have the name 'text'; rename one of them"):
+        list(read_rows(file))
+
+
+FINE = b"text\n" + b"fine\n" * 99_999
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "a.jsonl",
+            b'{"text": "one"}\n\n{"text": \n',
+            r", line 3: this is not JSON \(.*one object on each line, or one list",
+        ),
+        ("a.jsonl", b'{"text": "one"}\n[1, 2]\n', ", line 2 has type list, not object"),
+        ("a.jsonl", b'{"text": "one"}\n' + b"[" * 100_000, ", line 2: this is not JSON"),
+        ("a.jsonl", b'{"text": "one"}\n' * 9000 + b'{"text": "\xff"}\n', ", line 9001 is not UTF-8"),
+        ("a.json", b'[{"text": "one"}', ": this is not JSON"),
+        ("a.json", b'[{"text": "one"}, 5]', ", item 2 has type int, not object"),
+        ("a.json", b'[{"body": "one"}]', ", item 1: no column 'text'; .*, one of body"),
+        ("a.txt", FINE + b"a\xffb\n", ", line 100001 is not UTF-8; convert the file"),
+        ("a.txt", b"fine\ncut \xc3", ", line 2 is not UTF-8"),
+        ("a.txt.gz", gzip.compress(FINE)[:-40], " cannot be read; it is damaged"),
+        ("a.txt.zst", zstd(FINE)[:-9], " cannot be read; it is damaged"),
+        ("a.txt.bz2", bz2.compress(FINE)[:-9], " cannot be read; it is damaged"),
+        ("a.txt.xz", lzma.compress(FINE)[:-9], " cannot be read; it is damaged"),
+        ("a.txt.xz", b"plain text", " cannot be read; it is damaged or not of the kind"),
+        ("a.txt.zst", b"plain text", " cannot be read; it is damaged or not of the kind"),
+        ("a.txt.gz", b"plain text", " cannot be read; it is damaged or not of the kind"),
+        ("a.txt.bz2", b"plain text", " cannot be read; it is damaged or not of the kind"),
+        ("a.csv", b"number,body\n1,one\n", ", line 2: no column 'text'; .*, one of number, body"),
+        ("a.csv", b"number,text\n1,one\n2,two, three\n", ", line 3: 3 columns, but the first line names 2"),
+        ("a.csv", b"number,text\n1,one\n2\n", ", line 3: 1 columns, but the first line names 2"),
+        ("a.csv", b'number,text\n1,one\n2,"two\n3,\n', r", line 3: this is not CSV \(unexpected end of data"),
+        ("a.csv", b'number,text\n1,"one\nmore",2\n', ", line 2: 3 columns, but the first line names 2"),
+        ("a.csv", b'number,text\n1,"one" two\n', r", line 2: this is not CSV \(',' expected after '\"'"),
+        ("a.csv", FINE + b"caf\xe9\n", ", line 100001 is not UTF-8"),
+        ("a.csv.gz", gzip.compress(FINE)[:-40], " cannot be read; it is damaged"),
+        ("a.tsv", b"number\ttext\n1\tone\ttwo\n", ", line 2: 3 columns, but the first line names 2"),
+        ("a.tsv", b"number\ttext\n1\n", r", line 2: 1 columns, but the first line names 2 \(number, text\)"),
+        ("a.tsv", b"text\n\xff\n", ", line 2 is not UTF-8"),
+        ("a.parquet", b"PAR1 and so on", " cannot be read; it is damaged or not of the kind"),
+        ("a.doc", b"abc", r" has the suffix '\.doc'; choose \.jsonl"),
+    ],
+)
+def test_the_error_for_damaged_content_names_file_and_line(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f"{tmp_path / name}{message}"):
+        list(read_texts(tmp_path / name))
+
+
+def test_a_file_that_does_not_exist_and_one_without_rows_are_named(tmp_path):
+    for suffix in (".jsonl", ".json.gz", ".csv", ".tsv.xz", ".parquet"):
+        message = f"No such file or directory: '{tmp_path}/no{suffix}'"
+        with pytest.raises(FileNotFoundError, match=f"^.Errno 2. {message}$"):
+            list(read_rows(tmp_path / f"no{suffix}"))
+    for name, content in (("a.jsonl", "\n"), ("a.jsonl", '{"text": ""}'), ("a.txt", "\ufeff"), ("a.txt", " \n\n")):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(ValueError, match=rf"{name}: no text; give a file with at least one text"):
+            read_text_column([tmp_path / name], "text")
+    (tmp_path / "a.txt").write_text("one\n\ntwo\n")  # an empty line keeps its place
+    assert [text for _, text in read_text_column([tmp_path / "a.txt"], "text")] == ["one", "", "two"]

@@ -1,0 +1,283 @@
+"""Folders of other people: their links, their settings, and tokenizers that are not the model's."""
+
+import json
+import os
+import shutil
+
+import pytest
+from transformers import AutoTokenizer, BertTokenizerFast, Trainer, TrainingArguments
+
+from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, contextual_sentence_transformer, sentence_transformer
+from neobert_hf.embeddings.vector_files import open_for_inference
+from neobert_hf.files import trust
+from neobert_hf.files.trust import check_links, check_own_code, check_source, load_tokenizer, resolve
+from neobert_hf.hub.convert import convert
+from neobert_hf.hub.push import model_files
+
+FOREIGN = {  # settings by which a loader runs code of another place, by the file that holds them
+    "config.json": {
+        "auto_map": {"AutoModel": "other/place--model.Model"},
+        "custom_pipelines": {"search": {"impl": "other/place--search.Search"}},
+        "attn_implementation": "other/kernel",
+    },
+    "tokenizer_config.json": {"auto_map": {"AutoTokenizer": [None, "other/place--tokenizer.Tokenizer"]}},
+}
+UNKNOWN = {"code_in_the_future": "other/place"}
+
+
+def add_to(file, settings):
+    file.write_text(json.dumps((json.loads(file.read_text()) if file.exists() else {}) | settings))
+
+
+@pytest.fixture
+def theirs(tiny_config, tokenizer, tmp_path):
+    """A NeoBERT with its tokenizer and all foreign settings."""
+    NeoBERTForMaskedLM(tiny_config).save_pretrained(tmp_path / "theirs")
+    tokenizer.save_pretrained(tmp_path / "theirs")
+    for name, settings in FOREIGN.items():
+        add_to(tmp_path / "theirs" / name, settings)
+    return tmp_path / "theirs"
+
+
+def assert_own(folder):
+    """The folder names no foreign code, and the tokenizer is complete."""
+    check_own_code(folder)
+    assert "other/" not in "".join(file.read_text() for file in folder.glob("*config.json"))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.tokenize("the [MASK]") == ["the", "[MASK]"] and 52 <= tokenizer.model_max_length <= 64
+    assert set(tokenizer("the fox")) == {"input_ids", "attention_mask"}
+
+
+def test_an_embedding_model_is_saved_without_foreign_settings(theirs, tmp_path):
+    pytest.importorskip("sentence_transformers")
+    add_to(theirs / "config.json", UNKNOWN)
+    add_to(theirs / "tokenizer_config.json", UNKNOWN)
+    sentence_transformer(str(theirs)).save_pretrained(str(tmp_path / "dense"))
+    assert_own(tmp_path / "dense")
+    contextual_sentence_transformer(str(theirs), context_size=4).save_pretrained(str(tmp_path / "contextual"))
+    assert_own(tmp_path / "contextual")
+
+
+def test_a_fine_tuned_model_is_saved_without_foreign_settings(theirs, tmp_path):
+    """As the scripts do: `load_tokenizer`, the model's class and a stock Trainer."""
+    add_to(theirs / "tokenizer_config.json", UNKNOWN)
+    model, arguments = (
+        NeoBERTForMaskedLM.from_pretrained(theirs),
+        TrainingArguments(str(tmp_path / "run"), use_cpu=True),
+    )
+    Trainer(model, arguments, processing_class=load_tokenizer(str(theirs))).save_model()
+    assert_own(tmp_path / "run")
+
+
+def test_settings_that_a_tokenizer_declares_are_kept(tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "Fox", "fox"]))
+    BertTokenizerFast.from_pretrained(tmp_path, do_lower_case=False).save_pretrained(tmp_path)
+    load_tokenizer(str(tmp_path)).save_pretrained(tmp_path / "again")
+    assert load_tokenizer(str(tmp_path / "again")).tokenize("Fox fox") == ["Fox", "fox"]
+
+
+def test_a_setting_that_is_not_saved_is_named(theirs, caplog):
+    load_tokenizer(str(theirs))
+    assert not caplog.text  # about keys that each save writes anew
+    add_to(theirs / "tokenizer_config.json", UNKNOWN)
+    load_tokenizer(str(theirs))
+    assert "settings that this library does not know: code_in_the_future; they are not saved" in caplog.text
+
+
+# ---------------------------------------------------------------------------------------- links
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "additional_chat_templates/a.jinja", "vocab.txt", "folder"])
+def test_a_link_that_leaves_the_folder_is_refused(theirs, tmp_path, name):
+    (tmp_path / "secret").write_text("token")
+    (theirs / name).parent.mkdir(exist_ok=True)
+    (theirs / name).symlink_to(tmp_path if name == "folder" else "../" * name.count("/") + "../secret")
+    for read in (load_tokenizer, check_source, sentence_transformer):
+        with pytest.raises(ValueError, match=rf"{name} refers to .*, outside its folder"):
+            read(str(theirs))
+
+
+def test_links_inside_a_folder_and_those_of_the_cache_are_accepted(theirs, tokenizer, tmp_path):
+    (theirs / "vocab.txt").symlink_to("tokenizer.json")
+    check_source(theirs)
+    blobs, snapshot = tmp_path / "models--org--name/blobs", tmp_path / "models--org--name/snapshots/0123"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for number, file in enumerate(theirs.iterdir()):
+        shutil.copy(file, blobs / str(number))
+        (snapshot / file.name).symlink_to(f"../../blobs/{number}")
+    assert len(load_tokenizer(str(snapshot))) == len(tokenizer)
+    (blobs / "secret").symlink_to(tmp_path)
+    (snapshot / "more.json").symlink_to("../../blobs/secret")
+    with pytest.raises(ValueError, match=r"more\.json refers to"):
+        check_source(snapshot)
+
+
+def test_a_vocabulary_file_outside_the_folder_is_refused(theirs, tmp_path):
+    """transformers 4.57 opens the file that tokenizer_config.json names, and each line of it becomes a token."""
+    (tmp_path / "secret").write_text("token")
+    add_to(theirs / "tokenizer_config.json", {"vocab_file": str(tmp_path / "secret")})
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json refers to .*secret, outside its folder"):
+        load_tokenizer(str(theirs))
+    add_to(theirs / "tokenizer_config.json", {"vocab_file": "/a/machine/that/saved/it/vocab.txt"})
+    load_tokenizer(str(theirs))
+
+
+# ---------------------------------------------------------------------------------------- tokenizers
+
+
+def test_a_folder_without_tokenizer_files_is_refused(theirs):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (theirs / name).unlink()
+    with pytest.raises(ValueError, match="theirs holds no tokenizer"):
+        load_tokenizer(str(theirs))
+    for read in (sentence_transformer, open_for_inference):  # the second one is that of `neobert embed`
+        with pytest.raises(ValueError, match="has 5 special tokens and no word; its files are missing"):
+            read(str(theirs))
+
+
+@pytest.mark.parametrize("vocab_size", [40, 400])
+def test_the_tokenizer_of_another_model_is_refused(theirs, tokenizer, tiny_config, vocab_size):
+    tiny_config.vocab_size = vocab_size
+    NeoBERTForMaskedLM(tiny_config).save_pretrained(theirs)
+    for read in (load_tokenizer, sentence_transformer):
+        with pytest.raises(ValueError, match=rf"has {len(tokenizer)} tokens, but the model has {vocab_size}"):
+            read(str(theirs))
+
+
+# ---------------------------------------------------------------------------------------- other folders
+
+
+@pytest.mark.parametrize("name", ["runs/no/such", "./no_such", "../no_such", "/no/such", "src/no_such"])
+def test_a_folder_that_does_not_exist_is_named_without_a_rule_about_repositories(name, tmp_path, monkeypatch):
+    (tmp_path / "src").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for read in (load_tokenizer, sentence_transformer, contextual_sentence_transformer):
+        with pytest.raises(ValueError, match=f"^{name} does not exist; give an existing folder, or an id on the Hub"):
+            read(name)
+
+
+def test_a_config_of_bert_is_not_that_of_a_neobert():
+    with pytest.raises(ValueError, match="this is a bert, not a NeoBERT"):
+        NeoBERTConfig.from_dict({"model_type": "bert", "hidden_size": 32, "num_attention_heads": 2})
+
+
+@pytest.mark.parametrize(
+    "file, settings",
+    [
+        *((file, {key: value}) for file, settings in FOREIGN.items() for key, value in settings.items()),
+        ("processor_config.json", {"auto_map": {"AutoProcessor": "other/place--a.B"}}),
+        ("deep/config.json", {"text_config": [{"auto_map": ["other--place.a.B", None]}]}),
+        ("modules.json", {"0": {"type": "other_package.Module"}}),
+        ("modules.json", {"0": {"type": "sentence_transformers_other.Module"}}),
+        (
+            "deep/router_config.json",
+            {"types": {"a": "sentence_transformers.models.Dense", "b": "other/p--a.B"}, "structure": {}},
+        ),
+        ("deep/config.json", {"types": {"a": "other_package.Module"}, "structure": {"query": ["a"]}}),  # of Asym
+        ("deep/config.json", {"in_features": 8, "activation_function": "os.getcwd"}),  # of Dense
+        ("deep/config.json", {"activation_function": "torch.hub.load"}),
+        ("config.json", {"sentence_transformers": {"activation_fn": "builtins.exit"}}),  # of CrossEncoder
+        ("config.json", {"sbert_ce_default_activation_function": "other_package.activation"}),
+        ("deep/wordembedding_config.json", {"tokenizer_class": "other_package.Tokenizer"}),
+        ("adapter_config.json", {"base_model_name_or_path": "other/place"}),
+    ],
+)
+def test_code_of_another_place_is_found_in_every_file(tmp_path, file, settings):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"vocab": {"auto_map": 7, "custom_pipelines": 8, "--": 9}}))
+    check_own_code(tmp_path)
+    (tmp_path / file).write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=rf"{os.path.basename(file)} names code|holds an adapter"):
+        check_own_code(tmp_path)
+
+
+def test_names_of_torch_and_sentence_transformers_and_plain_words_are_accepted(tmp_path):
+    settings = {
+        "modules.json": [
+            {"type": "sentence_transformers.models.Dense"},
+            {"type": "sentence_transformers.base.modules.Router"},
+        ],
+        "router_config.json": {"types": {"query_0": "sentence_transformers.sentence_transformer.modules.Pooling"}},
+        "config.json": {"activation_function": "gelu", "sentence_transformers": {"activation_fn": "torch.nn.Sigmoid"}},
+        "dense_config.json": {"activation_function": "torch.nn.modules.activation.Tanh"},
+        "tokenizer.json": {"model": {"type": "WordPiece", "vocab": {"type": 1, "types": 2, "activation_fn": 3}}},
+        "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "types": None},
+        "eval.json": {"type": "application/vnd.api+json", "dataset": {"type": "mteb/stsb.en"}, "types": ["PER", "a.b"]},
+        "reranker.json": {"activation_fn": "gelu", "sbert_ce_default_activation_function": None},
+    }
+    for name, content in settings.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    check_own_code(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["x.json", "sub/x.json", "model.safetensors.index.json", "tokenizer.json", "notes.txt"]
+)
+def test_a_pipe_in_a_folder_is_refused_and_never_read(theirs, name):
+    """Reading it would wait for ever."""
+    file = theirs / name
+    file.parent.mkdir(exist_ok=True)
+    file.unlink(missing_ok=True)
+    os.mkfifo(file)
+    readers = [
+        check_own_code,
+        check_links,
+        lambda each: check_source(str(each)),
+        lambda each: load_tokenizer(str(each)),
+    ]
+    readers += [model_files, lambda each: convert(each, each.with_name("out"))]
+    for read in readers:
+        with pytest.raises(ValueError, match=rf"{name} is a pipe, a socket or a device, not a regular file; remove it"):
+            read(theirs)
+    NeoBERTForMaskedLM.from_pretrained(theirs)  # the weights are regular files
+
+
+@pytest.mark.parametrize("reference", ["/elsewhere/tok.T", "org/repo--tok.T", "../tok.T", "tok.T"])
+def test_a_class_outside_the_folder_is_foreign_code(tmp_path, reference):
+    """A path without "--" names code as well; a class in a file of the folder itself is its own."""
+    (tmp_path / "own.py").write_text("class T: pass\n")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": [None, "own.T"]}}))
+    check_own_code(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": [None, reference]}}))
+    with pytest.raises(ValueError, match="names code that is not in the folder: auto_map"):
+        check_own_code(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["vocab_file", "word_shape_file", "entity_vocab_file"])
+def test_a_file_outside_the_folder_is_refused_under_any_key_of_the_tokenizer(tmp_path, key):
+    (tmp_path / "secret").write_text("token")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for value in (str(tmp_path / "secret"), "../secret"):
+        (folder / "tokenizer_config.json").write_text(json.dumps({key: value}))
+        with pytest.raises(ValueError, match="outside its folder"):
+            check_links(folder)
+    (folder / "tokenizer_config.json").write_text(json.dumps({key: "tokenizer_config.json", "pad_token": "[PAD]"}))
+    check_links(folder)
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[]", '{"model": {"type": "Nothing"}}'])
+def test_a_damaged_tokenizer_is_an_error_that_names_its_folder(theirs, content):
+    (theirs / "tokenizer.json").write_text(content)
+    with pytest.raises(OSError, match=f"the tokenizer of {theirs} cannot be read"):
+        load_tokenizer(str(theirs))
+
+
+def test_a_source_is_a_folder_as_it_is_or_the_data_files_of_an_id(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        trust, "snapshot_download", lambda name, allow_patterns: asked.append(allow_patterns) or tmp_path
+    )
+    assert resolve(tmp_path) == tmp_path and not asked
+    assert resolve("org/name") == resolve("org/name", ["*.py"]) == tmp_path
+    assert not any("py" in pattern or "bin" in pattern or pattern == "*" for pattern in asked[0])
+    assert asked[1] == [*asked[0], "*.py"]
+
+
+def test_a_source_that_cannot_be_reached_is_one_line():
+    with pytest.raises(OSError, match=r"^org/name cannot be downloaded") as caught:
+        resolve("org/name")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match="gone/folder/of/three does not exist"):
+        resolve("gone/folder/of/three")

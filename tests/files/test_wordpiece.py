@@ -1,0 +1,170 @@
+"""The trained tokenizer splits identifiers, else behaves like BERT's, and has the token ids that NeoBERT expects."""
+
+import json
+import os
+import re
+import string
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
+from transformers import PreTrainedTokenizerFast as StockTokenizer
+
+from neobert_hf import NeoBERTConfig
+from neobert_hf.files import wordpiece
+from neobert_hf.files.wordpiece import PreTrainedTokenizerFast, tokenizer_hash, train_wordpiece
+
+CHARACTERS = " ".join(string.printable.split()[0])
+WORDS = "interval array http server file name getfilename float b64 encode b64encode intervalarray float32"
+IDENTIFIERS = {
+    "IntervalArray": "interval array",
+    "HTTPServer": "http server",
+    "getFileName": "get file name",
+    "get_file_name": "get _ file _ name",
+    "float32": "float 32",
+    "b64encode": "b64 encode",
+    "x2y": "x2y",
+    "iPhone4": "i phone 4",
+    "UPPER_CASE": "upper _ case",
+    "NaN": "na n",
+}
+
+
+def test_padding_has_id_zero_and_special_tokens_surround_the_text(tokenizer):
+    assert tokenizer.pad_token_id == 0
+    ids = tokenizer("the Fox")["input_ids"]
+    assert tokenizer.convert_ids_to_tokens(ids) == ["[CLS]", "the", "fox", "[SEP]"]
+    assert tokenizer.model_input_names == ["input_ids", "attention_mask"]
+
+
+def test_a_separator_token_stands_between_the_texts_of_a_pair(tokenizer):
+    tokens = tokenizer.convert_ids_to_tokens(tokenizer("fox", "dog")["input_ids"])
+    assert tokens == ["[CLS]", "fox", "[SEP]", "dog", "[SEP]"]
+
+
+def test_a_vocabulary_size_that_is_impossible_is_refused():
+    with pytest.raises(ValueError, match="vocab_size=8 is too small"):
+        train_wordpiece(["abcdefghij"], vocab_size=8)
+    for vocab_size in (-1, 0, 5, 10**9):  # the trainer allocates memory for all tokens at the start
+        with pytest.raises(ValueError, match=f"vocab_size={vocab_size} is out of bounds; choose 6 to 1000000"):
+            train_wordpiece(["abcdefghij"], vocab_size)
+    with pytest.raises(ValueError, match="model_max_length=0 leaves no token"):
+        train_wordpiece(["abcdefghij"], 96, 0)
+
+
+@pytest.fixture(scope="module")
+def splitter():
+    """A tokenizer whose vocabulary has all printable ASCII characters and some words of several parts."""
+    return train_wordpiece([f"{CHARACTERS} {CHARACTERS.replace(' ', '')} {WORDS}"] * 9, vocab_size=400)
+
+
+def words_of(tokenizer, text):
+    """Return the words that a text is split into before the vocabulary is used."""
+    backend = tokenizer.backend_tokenizer
+    return [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(text))]
+
+
+@pytest.mark.parametrize(("identifier", "words"), IDENTIFIERS.items())
+def test_an_identifier_has_the_tokens_of_its_words(splitter, identifier, words):
+    assert words_of(splitter, identifier) == words.split()
+    assert splitter(identifier)["input_ids"] == splitter(words)["input_ids"]
+
+
+@pytest.mark.parametrize("ruler", ["----", "=" * 70, "~~~~~~~", "+---+----+", "____", "^^^^^^"])
+def test_a_ruler_of_any_length_has_three_tokens(splitter, ruler):
+    assert splitter(f"a {ruler} b")["input_ids"] == splitter("a --- b")["input_ids"]
+    assert splitter("a -- b")["input_ids"] != splitter("a --- b")["input_ids"]
+
+
+@given(st.text(string.ascii_letters + string.digits + "_.- ", max_size=40))
+def test_no_token_crosses_the_end_of_a_word_in_an_identifier(splitter, text):
+    """The rule is written again, for pairs of neighbours instead of a regular expression."""
+
+    def is_end(i):
+        before, after, two_before, two_after = text[i - 1], text[i], text[max(0, i - 2) : i], text[i : i + 2]
+        return (
+            (after.isupper() and (before.islower() or before.isdigit()))
+            or (before.isupper() and len(two_after) == 2 and after.isupper() and two_after[1].islower())
+            or (after.isdigit() and len(two_before) == 2 and two_before.isalpha())
+            or (before.isdigit() and len(two_after) == 2 and two_after.isalpha())
+        )
+
+    encoded = splitter(text, return_offsets_mapping=True, add_special_tokens=False)
+    ends = {i for i in range(1, len(text)) if is_end(i)}
+    for start, end in encoded["offset_mapping"]:
+        assert not ends & set(range(start + 1, end)), text[start:end]
+
+
+# BERT's normalizer removes control characters, also the two that Python counts as spaces.
+@given(st.text(string.printable.replace("\x0b", "").replace("\x0c", ""), max_size=40))
+def test_offsets_point_to_the_characters_of_each_token_in_the_original_text(splitter, text):
+    encoded = splitter(text, return_offsets_mapping=True, add_special_tokens=False)
+    spans = encoded["offset_mapping"]
+    for token, (start, end) in zip(splitter.convert_ids_to_tokens(encoded["input_ids"]), spans):
+        dividers = (match.span() for match in re.finditer(wordpiece.DIVIDER, text))
+        is_in_divider = token == "-" and any(first <= start < last for first, last in dividers)
+        assert text[start:end].lower() == token.removeprefix("##").lower() or is_in_divider or token == "[UNK]"
+    assert spans == sorted(spans)
+    shorter = re.sub(wordpiece.DIVIDER, "", text)
+    assert "".join(text[start:end] for start, end in spans if text[start:end] not in "-=~*#^_+") == "".join(
+        character for character in "".join(shorter.split()) if character not in "-=~*#^_+"
+    )
+
+
+def test_the_same_texts_give_the_same_tokenizer_in_every_process():
+    """In each process, the trainer's hash tables have another order, which decides between equally frequent pairs."""
+    script = """from neobert_hf.files.wordpiece import *
+texts = [f"{a}{b}{c} {c}{a}{b}" for a in "abcdefghij" for b in "klmnopq" for c in "rstuvw"]
+texts.append(" ".join(map(chr, range(0x4E00, 0x4E00 + 2 * MAX_CHARACTERS))))
+print(tokenizer_hash(train_wordpiece(texts, 600)))"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(wordpiece.__file__).parents[2])}
+    hashes = set()
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr
+        hashes.add(done.stdout.split()[-1])
+    assert len(hashes) == 1
+
+
+def test_the_alphabet_is_bounded_and_its_rarest_characters_are_unknown():
+    common = [chr(0x4E00 + i) for i in range(wordpiece.MAX_CHARACTERS)]
+    tokenizer = train_wordpiece([" ".join(common)] * 2 + ["z"], vocab_size=1000)
+    assert len(tokenizer) == 5 + wordpiece.MAX_CHARACTERS
+    assert tokenizer.unk_token_id in tokenizer("z")["input_ids"]
+    assert tokenizer.unk_token_id not in tokenizer("".join(common))["input_ids"]
+
+
+@pytest.mark.compat
+def test_the_saved_tokenizer_class_exists_in_transformers_4_and_5(splitter, tmp_path):
+    splitter.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text())["tokenizer_class"] == "PreTrainedTokenizerFast"
+    NeoBERTConfig().save_pretrained(tmp_path)  # the Auto class also reads the model type
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    assert isinstance(again, StockTokenizer) and tokenizer_hash(again) == tokenizer_hash(splitter)
+    assert again.model_max_length == splitter.model_max_length == 4096
+    assert again.model_input_names == splitter.model_input_names
+
+
+@pytest.mark.compat
+def test_a_folder_that_the_auto_class_saved_gets_the_portable_name_when_it_is_saved_again(splitter, tmp_path):
+    splitter.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path / "again")
+    PreTrainedTokenizerFast.from_pretrained(tmp_path / "again").save_pretrained(tmp_path / "again")
+    config, again = (
+        json.loads((folder / "tokenizer_config.json").read_text()) for folder in (tmp_path, tmp_path / "again")
+    )
+    assert config["tokenizer_class"] == again["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert again["model_max_length"] == config["model_max_length"]
+    assert tokenizer_hash(AutoTokenizer.from_pretrained(tmp_path / "again")) == tokenizer_hash(splitter)
+
+
+@pytest.mark.compat
+def test_the_saved_tokenizer_splits_identifiers_without_transformers(splitter, tmp_path):
+    splitter.save_pretrained(tmp_path)
+    plain = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert plain.encode("IntervalArray").tokens == ["[CLS]", *splitter.tokenize("interval array"), "[SEP]"]

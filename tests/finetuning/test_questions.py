@@ -1,0 +1,148 @@
+"""Questions: SQuAD's nested JSON and flat rows give the same, and a fault names its place and the way out."""
+
+import json
+
+import pytest
+
+pytest.importorskip("datasets", reason="questions need datasets (pip install -e .[train])")
+
+from datasets import Dataset
+
+from neobert_hf.finetuning.labelled import LabelledDataArguments
+from neobert_hf.finetuning.questions import read_questions
+
+TEXT = "Köln liegt am Rhein. 東京 ist weit weg 🎉."
+FLAT = [
+    {"id": "1", "question": "Wo liegt Köln?", "context": TEXT, "answers": {"text": ["am Rhein"], "answer_start": [11]}},
+    {"id": "2", "question": "Was ist weit?", "context": TEXT, "answers": {"text": ["東京"], "answer_start": [21]}},
+    {"id": "3", "question": "Wer ist da?", "context": "Niemand.", "answers": {"text": [], "answer_start": []}},
+]
+NESTED = {
+    "version": "v2.0",
+    "data": [
+        {
+            "title": "Städte",
+            "paragraphs": [
+                {
+                    "context": TEXT,
+                    "qas": [
+                        {
+                            "id": "1",
+                            "question": "Wo liegt Köln?",
+                            "answers": [{"text": "am Rhein", "answer_start": 11}],
+                        },
+                        {
+                            "id": 2,
+                            "question": "Was ist weit?",
+                            "is_impossible": False,
+                            "answers": [{"text": "東京", "answer_start": 21}],
+                        },
+                    ],
+                },
+                {
+                    "context": "Niemand.",
+                    "qas": [
+                        {
+                            "id": "3",
+                            "question": "Wer ist da?",
+                            "is_impossible": True,
+                            "answers": [],
+                            "plausible_answers": [{"text": "Niemand", "answer_start": 0}],
+                        }
+                    ],
+                },
+            ],
+        }
+    ],
+}
+
+
+def lines(rows):
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def read(folder, content, name="test.jsonl", **options):
+    (folder / name).write_text(content, "utf-8-sig")
+    return read_questions(LabelledDataArguments(test_file=str(folder / name), **options), seed=0)["test"]
+
+
+def test_nested_and_flat_files_give_the_same_questions(tmp_path):
+    assert read(tmp_path, lines(FLAT)).to_list() == FLAT
+    for indent in (None, 1):
+        assert read(tmp_path, json.dumps(NESTED, indent=indent), "squad.json").to_list() == FLAT
+    Dataset.from_list(FLAT).to_parquet(tmp_path / "rows.parquet")
+    arguments = LabelledDataArguments(test_file=str(tmp_path / "rows.parquet"))
+    assert read_questions(arguments, seed=0)["test"].to_list() == FLAT
+
+
+@pytest.mark.parametrize(
+    "answers", [[{"text": "am Rhein", "answer_start": 11}], {"text": "am Rhein", "answer_start": 11}]
+)
+def test_other_spellings_of_answers_are_read(tmp_path, answers):
+    assert read(tmp_path, lines([FLAT[0] | {"answers": answers}]))["answers"][0] == FLAT[0]["answers"]
+
+
+def test_white_space_around_an_answer_is_not_part_of_it(tmp_path):
+    answers = {"text": [" am Rhein. "], "answer_start": [10]}
+    assert read(tmp_path, lines([FLAT[0] | {"answers": answers}]))["answers"][0]["text"] == ["am Rhein."]
+    assert read(tmp_path, lines([FLAT[0] | {"answers": answers}]))["answers"][0]["answer_start"] == [11]
+
+
+def test_test_questions_may_have_no_answers_and_no_ids(tmp_path):
+    rows = [{name: row[name] for name in ("question", "context")} for row in FLAT]
+    found = read(tmp_path, lines(rows))
+    assert found.column_names == ["id", "question", "context"]
+    assert found["id"][1] == f"{tmp_path}/test.jsonl, line 2"
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (
+            {"answers": {"text": ["Rhein"], "answer_start": [11]}},
+            "the answer 'Rhein' is not at character 11 .* it is at 14",
+        ),
+        ({"answers": {"text": ["Elbe"], "answer_start": [11]}}, "the answer 'Elbe' is not at .* it is nowhere in it"),
+        ({"answers": {"text": ["am Rhein"], "answer_start": ["11"]}}, "the answer 'am Rhein' is not at character 11"),
+        (
+            {"answers": {"text": ["am Rhein"], "answer_start": []}},
+            "'answers' is .*; write the lists text and answer_start, of",
+        ),
+        ({"answers": "am Rhein"}, "'answers' is 'am Rhein'; write the lists"),
+        ({"answers": None}, "'answers' is missing; a question without an answer has empty lists"),
+        ({"is_impossible": True}, "the question is_impossible and has the answer 'am Rhein'; remove one of them"),
+        ({"question": " "}, "'question' is empty"),
+        ({"context": None}, "'context' is None, a NoneType; every text must be a string"),
+    ],
+)
+def test_the_message_for_a_faulty_row_names_its_line_and_the_fault(tmp_path, change, message):
+    with pytest.raises(ValueError, match=f"1 of 2 rows has a fault: .*test.jsonl, line 2: {message}") as raised:
+        read(tmp_path, lines([FLAT[1], FLAT[0] | change]))
+    assert "\n" not in str(raised.value)
+    assert len(read(tmp_path, lines([FLAT[1], FLAT[0] | change]), skip_bad_rows=True)) == 1
+
+
+def test_a_fault_in_nested_json_is_named_by_title_paragraph_and_question(tmp_path):
+    nested = json.loads(json.dumps(NESTED))
+    nested["data"][0]["paragraphs"][0]["qas"][1]["answers"][0]["answer_start"] = 22
+    with pytest.raises(
+        ValueError, match=r"squad.json, title 1, paragraph 1, question 2: the answer '東京' .* it is at 21"
+    ):
+        read(tmp_path, json.dumps(nested), "squad.json")
+    del nested["data"][0]["paragraphs"][0]["context"]
+    with pytest.raises(ValueError, match=r"squad.json has data that is not as in SQuAD \(KeyError: 'context'\)"):
+        read(tmp_path, json.dumps(nested), "squad.json")
+
+
+def test_held_out_texts_have_no_question_in_training(tmp_path):
+    rows = [{**FLAT[2], "context": f"Text {i // 3}.", "id": str(i)} for i in range(60)]
+    (tmp_path / "train.jsonl").write_text(lines(rows))
+    arguments = LabelledDataArguments(train_file=str(tmp_path / "train.jsonl"))
+    splits = read_questions(arguments, seed=0)
+    contexts = {name: set(part["context"]) for name, part in splits.items()}
+    assert len(contexts["validation"]) == 2 and contexts["train"].isdisjoint(contexts["validation"])
+    assert len(splits["train"]) + len(splits["validation"]) == 60
+    assert read_questions(arguments, seed=1)["validation"]["id"] != splits["validation"]["id"]
+    (tmp_path / "train.jsonl").write_text(lines(rows[:3]))
+    with pytest.raises(ValueError, match="all questions have the same context, so none can be held out; give --valid"):
+        read_questions(arguments, seed=0)
