@@ -8,11 +8,11 @@ import time
 import pytest
 import torch
 from conftest import largest_file
-from neobert_hf.writing.writing import only_writer, saving, sealed, unsealed
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 
 from neobert_hf.files import writing
+from neobert_hf.files.writing import only_writer, saving, sealed, unsealed
 
 TENSORS = {"a": torch.zeros(9999)}
 VOCABULARY = {f"w{number}": number for number in range(999)}

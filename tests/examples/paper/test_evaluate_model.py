@@ -8,7 +8,6 @@ import torch
 
 pytest.importorskip("sklearn", reason="GLUE needs scikit-learn (pip install -e .[train])")
 
-import environment as module
 import evaluate_model
 import glue_runs
 from conftest import SENTENCE, run_main
@@ -17,6 +16,7 @@ from glue import TASKS
 from test_glue import write_task
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
+from neobert_hf.runs import environment as module
 
 
 @pytest.fixture
