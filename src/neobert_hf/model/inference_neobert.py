@@ -1,6 +1,7 @@
 """`inference_copy`: a copy of a model for fast inference on a CPU; the copy cannot be trained or saved."""
 
 import copy
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -16,6 +17,14 @@ def check_is_original(model: nn.Module, action: str) -> None:
     """Raise ValueError if the model is an inference copy, which cannot be `action`, "saved" or "trained"."""
     if model.is_inference_copy:
         raise ValueError(f"an inference copy cannot be {action}; {COPY_REMEDY}")
+
+
+def check_conversion(model: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Raise ValueError if `fn`, which nn.Module applies to all tensors, converts or moves those of an inference copy."""
+    if model.is_inference_copy:
+        changed = fn(torch.empty(0, dtype=model.dtype, device=model.device))
+        if (changed.dtype, changed.device) != (model.dtype, model.device):
+            check_is_original(model, f"converted to {changed.dtype} on {changed.device}")
 
 
 @torch.inference_mode(False)  # tensors that are made in inference mode could not be used outside it

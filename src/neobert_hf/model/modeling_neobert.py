@@ -45,7 +45,7 @@ from .checkpoint_neobert import (
     warn_of_frozen_layers,
 )
 from .configuration_neobert import NeoBERTConfig
-from .inference_neobert import check_is_original
+from .inference_neobert import check_conversion, check_is_original
 from .kernels_neobert import is_hooked, linear, runs_fast
 from .layout_neobert import Boundaries, SequenceLayout, check_tokens
 from .losses_neobert import (
@@ -154,8 +154,7 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
         kwargs |= {"use_safetensors": True, "output_loading_info": True}
         with explain_damaged_file(pretrained_model_name_or_path):
             model, info = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
-        if pretrained_model_name_or_path is not None and kwargs.get("state_dict") is None:
-            check_names(stored_names(pretrained_model_name_or_path, kwargs))
+        check_names(stored_names(pretrained_model_name_or_path, kwargs))
         check_parallel_shape(model)
         check_encoder_is_complete(model, set(info["missing_keys"]), set(info["unexpected_keys"]))
         mismatched = [name if isinstance(name, str) else name[0] for name in info["mismatched_keys"]]  # also the shapes
@@ -174,10 +173,7 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
 
     def _apply(self, fn, *args, **kwargs):
         """As in nn.Module, which calls it to convert and to move all tensors; an inference copy refuses both."""
-        if self.is_inference_copy:
-            changed = fn(torch.empty(0, dtype=self.dtype, device=self.device))
-            if (changed.dtype, changed.device) != (self.dtype, self.device):
-                check_is_original(self, f"converted to {changed.dtype} on {changed.device}")
+        check_conversion(self, fn)
         return super()._apply(fn, *args, **kwargs)
 
     def save_pretrained(self, save_directory, *args, **kwargs):
@@ -281,10 +277,9 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
                 x_TD = x_TD if states[-1] is None else layout.flatten(states[-1])  # the gradient must pass through it
             elif select_tokens is not None and self._is_read_by_head_only(block):
                 tokens_S = select_tokens(layout)  # it may wait for the device, so the other blocks are queued before
-            x_TD = block(x_TD, rotary, plan, tokens_S)
-            if isinstance(x_TD, tuple):
-                x_TD, weights = x_TD
-                attentions += (weights,) if returns_weights else ()
+            output = block(x_TD, rotary, plan, tokens_S)
+            x_TD, *weights = output if isinstance(output, tuple) else (output,)
+            attentions += tuple(weights) if returns_weights else ()
         x_TD = normalize(self.layer_norm, x_TD, plan.kernels)
 
         x_BLD = layout.unflatten(x_TD) if returned is not None or not return_packed else None

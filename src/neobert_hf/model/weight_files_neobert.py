@@ -113,13 +113,15 @@ def check_names(stored: Iterable[tuple[str, str]]) -> None:
             )
 
 
-def stored_names(source: str | os.PathLike, options: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Name the tensors that `from_pretrained` has loaded, each with its file.
+def stored_names(source: str | os.PathLike | None, options: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Name the tensors that `from_pretrained` has loaded from files, each with its file.
 
     Args:
-        source: Folder or Hub id, as given to `from_pretrained`.
+        source: Folder or Hub id, as given to `from_pretrained`; None if the weights are given in `options`.
         options: The keyword arguments of `from_pretrained`.
     """
+    if source is None or options.get("state_dict") is not None:
+        return
     variant = f".{options['variant']}" if options.get("variant") else ""
     single, index = f"model{variant}.safetensors", f"model.safetensors.index{variant}.json"
     if file := _find_file(source, single, options):
@@ -127,7 +129,7 @@ def stored_names(source: str | os.PathLike, options: dict[str, Any]) -> Iterator
     elif file := _find_file(source, index, options):
         names = [os.path.join(os.path.dirname(file), name) for name in sorted(set(read_index(file).values()))]
     else:
-        return  # the weights came from elsewhere, such as `state_dict`
+        return  # transformers has found them elsewhere: the base model of an adapter
     for file in names:
         with safe_open(file, "np") as tensors:
             yield from ((name, file) for name in tensors.keys())  # noqa: SIM118  (it is no dict)
