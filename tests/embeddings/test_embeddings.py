@@ -64,7 +64,7 @@ def test_a_cached_loss_with_a_guide_gives_the_loss_and_the_gradients_of_the_plai
 
     results = []
     for loss_class, options in ((GISTEmbedLoss, {}), (CachedGISTEmbedLoss, {"mini_batch_size": 2})):
-        model, guide = (sentence_transformer(str(folder), pooling) for _ in "mg")
+        model, guide = (sentence_transformer(str(folder), pooling) for _ in range(2))
         model[0].model.config.unpad_inputs = unpad
         others = [f"old {text} by the sea" for text in TEXTS]  # no pair is equal, so rounding decides nothing
         features = [model.preprocess(texts) for texts in (TEXTS, others)]

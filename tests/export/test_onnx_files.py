@@ -482,7 +482,7 @@ def test_the_limit_of_float_files_is_an_error_over_the_largest_value(saved, kind
     reference = Reference(open_graph(saved))
 
     def shifted(share):
-        answers = iter([each for _, wanted in reference.batches.values() for each in [wanted]])
+        answers = iter([wanted for _, wanted in reference.batches.values()])
         return lambda batch: [output + share * np.abs(output).max() for output in next(answers)]
 
     reference.check(saved / "model.onnx", shifted(allowed), kind)

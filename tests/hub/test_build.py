@@ -173,6 +173,11 @@ def test_a_module_of_other_code_is_refused(saved, tmp_path):
     assert_refused(
         'modules.json of .* names "os.path.Pooling" as type', model=tmp_path / "embeddings", out=tmp_path / "hub"
     )
+    modules[1] |= {"type": "sentence_transformers.models.Pooling", "path": "/"}  # no file of another place is searched
+    file.write_text(json.dumps(modules))
+    with pytest.raises((OSError, ValueError)):
+        build(BuildArguments(model=str(tmp_path / "embeddings"), out=str(tmp_path / "hub")))
+    assert not (tmp_path / "hub").exists()
 
 
 def test_licence_language_and_scores_come_from_the_card_of_the_model_and_are_not_assumed(saved, tmp_path):

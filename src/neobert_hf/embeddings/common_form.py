@@ -16,10 +16,8 @@ from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling, WordWeights
 
 MODULES = (Transformer, WordWeights, Pooling, Dense, Normalize)
-EMBEDDING, TOKENS = (
-    "sentence_embedding",
-    "token_embeddings",
-)  # what a module reads and writes: after the pooling, before it
+# What a module reads and writes, after the pooling and before it.
+EMBEDDING, TOKENS = "sentence_embedding", "token_embeddings"
 TEXT = {
     "transformer_task": "feature-extraction",
     "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},

@@ -188,11 +188,9 @@ def load_embedder(folder: Path, source: str) -> BaseModel | None:
 
     from ..embeddings.models import adopt, open_embedding_model
 
-    paths = [module.get("path") for module in read_json(folder / "modules.json")]
-    for file in (
-        folder / "modules.json",
-        *(file for path in paths if path for file in (folder / path).rglob("*.json")),
-    ):
+    parts = [folder / path for module in read_json(folder / "modules.json") if (path := module.get("path"))]
+    files = [file for file in sorted(folder.rglob("*.json")) if any(file.is_relative_to(part) for part in parts)]
+    for file in (folder / "modules.json", *files):
         for key, value in foreign_settings(file):
             if key in NAMES:  # a build writes its own auto_map
                 raise ValueError(
