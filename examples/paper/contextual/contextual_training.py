@@ -27,7 +27,6 @@ from transformers.utils import logging
 
 from neobert_hf.embeddings import (
     ContrastiveTrainingArguments,
-    check_arguments,
     fingerprint,
     open_embedding_model,
     read_sets_of_pairs,
@@ -88,7 +87,8 @@ class ContextualArguments:
     def __post_init__(self):
         if bool(self.stage) == bool(self.train_files):
             raise ValueError("give either --train_files or --stage")
-        check_arguments(self)
+        if self.temperature <= 0:
+            raise ValueError(f"temperature={self.temperature} is not above 0; give a positive number")
 
 
 @dataclass
