@@ -48,7 +48,7 @@ test-gpu:
 rehearse-gpu: .venv-cuda/installed
 	.venv-cuda/bin/python -m pytest -m rehearsal tests/rehearsal
 
-# For whoever has a GPU: test-gpu and all benchmarks, in at most 9 minutes (docs/gpu.md). DTYPE=float32 chooses another dtype.
+# For whoever has a GPU: test-gpu and all benchmarks, in at most 9 minutes (docs/performance.md). DTYPE=float32 chooses another dtype.
 measure-gpu:
 	PYTHON="$(PYTHON)" benchmarks/gpu.sh
 
