@@ -89,6 +89,10 @@ class ContextualArguments:
             raise ValueError("give either --train_files or --stage")
         if self.temperature <= 0:
             raise ValueError(f"temperature={self.temperature} is not above 0; give a positive number")
+        if self.max_seq_length is not None and self.max_seq_length < 3:
+            raise ValueError(
+                f"max_seq_length={self.max_seq_length} leaves no token between the special ones; give 3 or more"
+            )
 
 
 @dataclass

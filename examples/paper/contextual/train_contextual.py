@@ -2,14 +2,15 @@
 
 The two stages of the paper, on its public data:
 
-    python examples/paper/contextual/train_contextual.py --model_name_or_path chandar-lab/NeoBERT --stage unsupervised --bf16 \\
-        --output_dir runs/stage-1
-    python examples/paper/contextual/train_contextual.py --model_name_or_path runs/stage-1 --stage supervised --bf16 --output_dir runs/stage-2
+    python examples/paper/contextual/train_contextual.py --stage unsupervised --bf16 \\
+        --model_name_or_path chandar-lab/NeoBERT --output_dir runs/stage-1
+    python examples/paper/contextual/train_contextual.py --stage supervised --bf16 \\
+        --model_name_or_path runs/stage-1 --output_dir runs/stage-2
 
 A short run on pairs of your own, with a small model as model and surrogate:
 
-    python examples/paper/contextual/train_contextual.py --model_name_or_path src/neobert_hf/mini --surrogate_model src/neobert_hf/mini \\
-        --train_files pairs.jsonl --validation_files held_out_pairs.jsonl --output_dir runs/contextual --use_cpu \\
+    python examples/paper/contextual/train_contextual.py --train_files pairs.jsonl --validation_files held_out_pairs.jsonl \\
+        --model_name_or_path src/neobert_hf/mini --surrogate_model src/neobert_hf/mini --output_dir runs/contextual --use_cpu \\
         --context_size 32 --max_seq_length 64 --max_steps 50 --per_device_train_batch_size 64 --warmup_steps 5
 
 The first start embeds and clusters all pairs, and keeps the clusters in the output folder. Rerun the command with

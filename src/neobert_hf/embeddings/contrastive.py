@@ -323,7 +323,11 @@ def train_contrastive(
         FileExistsError: The folder holds another model or checkpoints of another run.
         ValueError: A set is too small for a batch, or as of `train_and_record`.
     """
-    arguments, prompts, sets = arguments or ContrastiveArguments(), dict(prompts or {}), DatasetDict(sets)
+    arguments, prompts, sets = (
+        arguments or ContrastiveArguments(model[0].model.name_or_path),
+        dict(prompts or {}),
+        DatasetDict(sets),
+    )
     sides = arguments.instruction_sides
     training.prompts = column_prompts(sets, prompts, sides)
     set_sampling(training, arguments.sampling_exponent, arguments.gather_across_devices)

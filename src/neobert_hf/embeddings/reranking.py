@@ -157,13 +157,13 @@ def train_reranker(
         held_out: Pairs to evaluate on before and after the training, by name; all answers are the documents.
 
     Returns:
-        As `train_and_record`; names that begin with `base_` are metrics of the retriever alone.
+        As `train_and_record`; names in `before` that begin with `base_` are metrics of the retriever alone.
 
     Raises:
         FileExistsError: The folder holds another model or checkpoints of another run.
         ValueError: A set has no wrong answers, or as of `train_and_record`.
     """
-    arguments, held_out = arguments or RerankerArguments(), held_out or {}
+    arguments, held_out = arguments or RerankerArguments(model[0].model.name_or_path), held_out or {}
     sets = labelled_pairs(pairs, retriever, arguments.num_negatives)
     documents = sorted({answer for rows in (*pairs.values(), *held_out.values()) for answer in rows["positive"]})
     rows = {name: sum(part["label"]) for name, part in sets.items()}
@@ -186,7 +186,7 @@ def train_reranker(
         remark=f"An embedding model found {num_wrong:,} wrong answers to the questions.",
     )
     for score in scores:
-        found, base = score["metrics"]["ndcg@10"], score["metrics"]["base_ndcg@10"]
+        found, base = score["metrics"]["ndcg@10"], score["before"]["base_ndcg@10"]
         advice = "" if found > base else "; the reranker is not better: do not use it, or train it on more pairs"
         print(f"{score['dataset']}: nDCG@10 {base:.4f} of the embedding model alone{advice}")
     return scores

@@ -93,8 +93,8 @@ def train_and_record(
         FileExistsError: The folder holds another model, or checkpoints of another run.
         ValueError: A checkpoint is damaged or belongs to another run, or another training writes to the folder.
     """
-    source, folder = model[0].model.name_or_path, Path(training.output_dir)
-    values = asdict(arguments) | {"model_name_or_path": source, "max_seq_length": model.max_seq_length}
+    source, folder = arguments.model_name_or_path, Path(training.output_dir)
+    values = asdict(arguments) | {"max_seq_length": model.max_seq_length}
     run = {
         "arguments": {name: values[name] for name in values if name not in ("validation_files", "clusters_dir")},
         "sha256": {
@@ -125,7 +125,8 @@ def train_and_record(
         for evaluator, old, new in zip(evaluators, before, _evaluate(trainer, evaluators)):
             name = evaluator.primary_metric.removeprefix(f"{evaluator.name}_")
             print(f"{evaluator.name} {name}: {old[name]:.4f} before the training, {new[name]:.4f} after it")
-            scores.append({"dataset": evaluator.name, "split": "validation", "metrics": new, "before": old})
+            metrics = {name: value for name, value in new.items() if not name.startswith("base_")}
+            scores.append({"dataset": evaluator.name, "split": "validation", "metrics": metrics, "before": old})
         settings = {"steps": trainer.state.global_step, **{name: run[name] for name in SHOWN}}
         settings |= {name: values[name] for name in ("max_seq_length", *SHOWN_ARGUMENTS) if name in values}
         names = {Path(file).stem: Path(file).name for file in arguments.train_files or ()}
