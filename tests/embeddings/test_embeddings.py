@@ -15,15 +15,14 @@ pytest.importorskip("sentence_transformers", reason="embeddings need sentence-tr
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer
 from transformers import AutoTokenizer, BertConfig, BertModel, configuration_utils
 
-from neobert_hf import (
-    MINI_MODEL_PATH,
-    NeoBERTForSequenceClassification,
-    NeoBERTModel,
+from neobert_hf import MINI_MODEL_PATH, NeoBERTForSequenceClassification, NeoBERTModel
+from neobert_hf.embeddings import (
+    fingerprint,
     multi_vector_encoder,
+    open_embedding_model,
     sentence_transformer,
     sparse_encoder,
 )
-from neobert_hf.embeddings.models import fingerprint, open_embedding_model
 
 TEXTS = ["the quick brown fox", "jumps", "", "over lazy dog and then it sleeps in a warm red house by old sea", "fox"]
 

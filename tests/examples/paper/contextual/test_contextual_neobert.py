@@ -13,7 +13,7 @@ import torch
 
 pytest.importorskip("sentence_transformers", reason="embeddings need sentence-transformers (pip install -e .[embed])")
 
-import contextual_embeddings  # noqa: F401  (registers the model)
+import contextual_embeddings
 from contextual_neobert import ContextualNeoBERTConfig, ContextualNeoBERTModel
 from oracle import CONFIG, Oracle
 from transformers import AutoModel
