@@ -122,7 +122,7 @@ def test_the_script_learns_resumes_and_saves_a_folder_that_opens_without_the_pac
 
     card, num_trained = (tmp_path / "run/README.md").read_text("utf-8"), 72  # of 80; 7 negatives each
     assert f"- faq.csv: {num_trained} rows\n" in card and f"found {7 * num_trained} wrong answers" in card
-    assert card.count("nDCG@10") == 1 and "base_" not in card
+    assert card.count("| nDCG@10 |") == 1 and "base_" not in card
     scores = CrossEncoder(str(tmp_path / "run")).predict([("the fox", "a red")])
     command_line = [sys.executable, "-I", "-c", CLEAN, str(tmp_path / "run"), str(tmp_path / "out.npy")]
     done = subprocess.run(command_line, capture_output=True, text=True)

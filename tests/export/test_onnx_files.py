@@ -309,11 +309,6 @@ def sparse(folder, tokenizer):
     neobert_hf.sparse_encoder(str(folder)).save_pretrained(str(folder))
 
 
-def contextual(folder, tokenizer):
-    options = {"context_size": 8, "num_soft_prompt_tokens": 2}
-    neobert_hf.contextual_sentence_transformer(str(folder), **options).save_pretrained(str(folder))
-
-
 def foreign_module(folder, tokenizer):
     embedding_model(folder.parent, tokenizer, "Pooling", "Dropout")
     shutil.rmtree(folder)
@@ -364,7 +359,6 @@ BAD_SOURCES = {
     other_type: "bert",
     multiple_choice: "MultipleChoice",
     sparse: "SparseEncoder",
-    contextual: "contextual_neobert",
     foreign_module: "Dropout",
     prompt_outside_mean: "include_prompt",
     too_few_layers: "num_hidden_layers = 1, and the tensors have 2",

@@ -7,7 +7,7 @@ import shutil
 import pytest
 from transformers import AutoTokenizer, BertTokenizerFast, Trainer, TrainingArguments
 
-from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, contextual_sentence_transformer, sentence_transformer
+from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, sentence_transformer
 from neobert_hf.embeddings.vector_files import open_for_inference
 from neobert_hf.files import trust
 from neobert_hf.files.trust import check_links, check_own_code, check_source, load_tokenizer, resolve
@@ -54,8 +54,6 @@ def test_an_embedding_model_is_saved_without_foreign_settings(theirs, tmp_path):
     add_to(theirs / "tokenizer_config.json", UNKNOWN)
     sentence_transformer(str(theirs)).save_pretrained(str(tmp_path / "dense"))
     assert_own(tmp_path / "dense")
-    contextual_sentence_transformer(str(theirs), context_size=4).save_pretrained(str(tmp_path / "contextual"))
-    assert_own(tmp_path / "contextual")
 
 
 def test_a_fine_tuned_model_is_saved_without_foreign_settings(theirs, tmp_path):
@@ -152,7 +150,7 @@ def test_the_tokenizer_of_another_model_is_refused(theirs, tokenizer, tiny_confi
 def test_a_folder_that_does_not_exist_is_named_without_a_rule_about_repositories(name, tmp_path, monkeypatch):
     (tmp_path / "src").mkdir()
     monkeypatch.chdir(tmp_path)
-    for read in (load_tokenizer, sentence_transformer, contextual_sentence_transformer):
+    for read in (load_tokenizer, sentence_transformer):
         with pytest.raises(ValueError, match=f"^{name} does not exist; give an existing folder, or an id on the Hub"):
             read(name)
 
