@@ -30,9 +30,9 @@ from neobert_hf import NeoBERTConfig, NeoBERTModel
 from neobert_hf.embeddings import sentence_transformer
 
 sys.path.append(str(Path(__file__).parents[1] / "examples/paper/contextual"))
-from contextual_batches import ROW_COLUMN, ContextualBatchSampler, PairClusters  # noqa: E402
-from contextual_embeddings import contextual_model, contextual_sentence_transformer, fit_context  # noqa: E402
-from contextual_training import ContextualRankingLoss  # noqa: E402
+from contextual_batches import ROW_COLUMN, ContextualBatchSampler, PairClusters
+from contextual_embeddings import contextual_model, contextual_sentence_transformer, fit_context
+from contextual_training import ContextualRankingLoss
 
 NUM_SHIFTS = 6  # S, of each group
 GROUP = 12  # items of a group

@@ -22,7 +22,7 @@ from neobert_hf.embeddings import open_embedding_model
 from neobert_hf.runs import run_script
 
 sys.path.append(str(Path(__file__).with_name("contextual")))  # its import registers contextual models
-from contextual_mteb import in_contexts  # noqa: E402
+from contextual_mteb import in_contexts
 
 
 @dataclass

@@ -6,7 +6,7 @@ from importlib import import_module
 _MODULES = {
     "common_form": ("SentenceTransformer",),
     "contrastive": (
-        *("ContrastiveArguments", "ContrastiveTrainer", "ContrastiveTrainingArguments", "column_prompts"),
+        *("ContrastiveArguments", "ContrastiveTrainer", "ContrastiveTrainingArguments"),
         *("contrastive_loss", "mine_negatives", "open_sets", "set_sampling", "train_contrastive"),
     ),
     "models": (

@@ -135,27 +135,18 @@ class ContrastiveArguments(PairArguments):
         super().__post_init__()
         if self.temperature <= 0:
             raise ValueError(f"temperature={self.temperature} is not above 0; give a positive number")
-        if self.train_files and self.training_sets:
-            raise ValueError("give --train_files or --training_sets, not both")
         if "{instruction}" not in self.instruction_template:
             raise ValueError(f"the template {self.instruction_template!r} does not contain {{instruction}}; add it")
-        self.listed_sets()
-
-    def listed_sets(self) -> dict[str, dict]:
-        """Return the sets that `training_sets` names in its YAML file, with `file` beside it, and `instruction` and `path`.
-
-        Raises:
-            ValueError: The file is invalid, or has no set of a name.
-        """
-        if not self.training_sets:
-            return {}
-        file, *names = self.training_sets
-        listed = read_yaml(file)
-        if unknown := [name for name in names or listed if "file" not in (listed.get(name) or ())]:
-            raise ValueError(
-                f"{file} has no set with a file named {', '.join(unknown)}; its sets are {', '.join(listed)}"
-            )
-        return {name: listed[name] | {"file": Path(file).parent / listed[name]["file"]} for name in names or listed}
+        if self.training_sets:
+            if self.train_files or self.instructions:
+                raise ValueError("give --training_sets, or --train_files and --instructions, not both")
+            file, *names = self.training_sets
+            listed = read_yaml(file)
+            if unknown := [name for name in names or listed if "file" not in (listed.get(name) or ())]:
+                known = ", ".join(listed)
+                raise ValueError(f"{file} has no set with a file named {', '.join(unknown)}; its sets are {known}")
+            self.train_files = [str(Path(file).parent / listed[name]["file"]) for name in names or listed]
+            self.held_out_share = 0.0
 
 
 @dataclass
@@ -182,25 +173,25 @@ class ContrastiveTrainer(CheckedCheckpoints, SentenceTransformerTrainer):
 def open_sets(arguments: ContrastiveArguments, seed: int) -> tuple[DatasetDict, dict[str, str], DatasetDict]:
     """Return the sets to train on, the prompt of each set that has an instruction, and the sets to evaluate on.
 
-    The latter are the validation files, or rows of the train files. Listed sets are not divided.
+    The latter are the validation files, or rows of the train files. Sets of a YAML file are not divided.
 
     Raises:
         ValueError: No sets are named, two files have the same name, an instruction belongs to no set, or a file is invalid.
     """
-    listed = arguments.listed_sets()
-    sets = read_sets_of_pairs({name: entry["file"] for name, entry in listed.items()} or arguments.train_files or ())
+    sets = read_sets_of_pairs(arguments.train_files or ())
     if not sets:
         raise ValueError("no data; give --train_files or --training_sets")
-    instructions = {name: entry["instruction"] for name, entry in listed.items() if "instruction" in entry}
-    if arguments.instructions:
-        instructions |= read_yaml(arguments.instructions)
+    instructions = read_yaml(arguments.instructions) if arguments.instructions else {}
+    if arguments.training_sets:
+        entries = {Path(entry["file"]).stem: entry for entry in read_yaml(arguments.training_sets[0]).values()}
+        instructions = {name: entries[name]["instruction"] for name in sets if "instruction" in entries[name]}
     if unknown := ", ".join(instructions.keys() - sets.keys()):
         raise ValueError(f"{arguments.instructions}: {unknown} is not a set; the sets are {', '.join(sets)}")
     template = arguments.instruction_template
     prompts = {name: template.replace("{instruction}", text) for name, text in instructions.items()}
     if arguments.validation_files:
         return sets, prompts, read_sets_of_pairs(arguments.validation_files)
-    sets, held_out = hold_out(sets, 0 if listed else arguments.held_out_share, seed)
+    sets, held_out = hold_out(sets, arguments.held_out_share, seed)
     return sets, prompts, held_out
 
 
@@ -213,10 +204,10 @@ def mine_negatives(
 
     Args:
         sets: Pairs by name of the set.
-        prompts: Prompts as `open_training_sets` returns them.
+        prompts: Prompts by name of the set.
         model: Embedding model that ranks the documents.
         num_negatives: Number of negatives for each pair.
-        sides: "both" puts the instruction before documents too, "query" before queries only.
+        sides: "both" puts the prompt before documents too, "query" before queries only.
 
     Raises:
         ValueError: A set already has negatives, which mining would discard.
@@ -225,24 +216,9 @@ def mine_negatives(
     for name, rows in sets.items():
         if negatives := rows.column_names[2:]:
             raise ValueError(f"{name} already has negatives ({', '.join(negatives)}); mine for sets of pairs only")
-        prompt = prompts.get(name)
-        mined[name] = mine_hard_negatives(
-            rows,
-            model,
-            num_negatives=num_negatives,
-            output_format="n-tuple",
-            query_prompt=prompt,
-            corpus_prompt=prompt if sides == "both" else None,
-        )
+        options = {"query_prompt": prompts.get(name), "corpus_prompt": prompts.get(name) if sides == "both" else None}
+        mined[name] = mine_hard_negatives(rows, model, num_negatives=num_negatives, output_format="n-tuple", **options)
     return mined
-
-
-def column_prompts(sets: DatasetDict, prompts: dict[str, str], sides: str = "both") -> dict[str, dict[str, str]]:
-    """Return the prompts by set and column, as the trainer expects them; `sides="query"` gives the first column only."""
-    return {
-        name: dict.fromkeys(sets[name].column_names[: 1 if sides == "query" else None], prompt)
-        for name, prompt in prompts.items()
-    }
 
 
 def contrastive_loss(
@@ -320,22 +296,21 @@ def train_contrastive(
         As `train_and_record`.
 
     Raises:
-        FileExistsError: The folder holds another model or checkpoints of another run.
         ValueError: A set is too small for a batch, or as of `train_and_record`.
+        FileExistsError: As of `train_and_record`.
     """
-    arguments, prompts, sets = (
-        arguments or ContrastiveArguments(model[0].model.name_or_path),
-        dict(prompts or {}),
-        DatasetDict(sets),
-    )
-    sides = arguments.instruction_sides
-    training.prompts = column_prompts(sets, prompts, sides)
-    set_sampling(training, arguments.sampling_exponent, arguments.gather_across_devices)
+    arguments = arguments or ContrastiveArguments(model[0].model.name_or_path)
+    prompts, sides, sets = dict(prompts or {}), arguments.instruction_sides, DatasetDict(sets)
+    of_sides = {"both": slice(None), "query": slice(1)}[sides]
+    training.prompts = {
+        name: dict.fromkeys(sets[name].column_names[of_sides], prompt) for name, prompt in prompts.items()
+    }
     if len(prompts) == len(sets) and len(set(prompts.values())) == 1:
         (prompt,) = set(prompts.values())
         model.prompts = {"query": prompt, "document": prompt if sides == "both" else ""}
+    set_sampling(training, arguments.sampling_exponent, arguments.gather_across_devices)
     options = (arguments.temperature, arguments.mini_batch_size, arguments.gather_across_devices)
-    listed = arguments.listed_sets().values()
+    listed = read_yaml(arguments.training_sets[0]).values() if arguments.training_sets else ()
     return train_and_record(
         ContrastiveTrainer,
         model,
@@ -344,6 +319,6 @@ def train_contrastive(
         contrastive_loss(model, *options),
         pairs_evaluators(held_out or {}, prompts, sides),
         arguments,
-        files=[*(arguments.training_sets or ())[:1], *(entry["file"] for entry in listed), arguments.instructions],
-        datasets=sorted({entry["path"] for entry in listed if "path" in entry}),
+        files=[*(arguments.training_sets or ())[:1], arguments.instructions],
+        datasets=sorted({entry["path"] for entry in listed if Path(entry["file"]).stem in sets and "path" in entry}),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -47,17 +46,18 @@ def column_names(width: int) -> list[str]:
     return ["anchor", "positive", *(f"negative_{i}" for i in range(1, width - 1))]
 
 
-def read_sets_of_pairs(files: Iterable[str | Path] | Mapping[str, str | Path]) -> DatasetDict:
-    """Return `read_pairs` of each file by its name: of a mapping, or the name of the file without suffix.
+def read_sets_of_pairs(files: Iterable[str | Path]) -> DatasetDict:
+    """Return `read_pairs` of each file by its name without suffix.
 
     Raises:
         ValueError: Two files have one name, or as of `read_pairs`.
     """
-    named = list(files.items()) if isinstance(files, Mapping) else [(Path(file).stem, file) for file in files]
-    for name, count in Counter(name for name, _ in named).items():
-        if count > 1:
+    sets = DatasetDict()
+    for file in files:
+        if (name := Path(file).stem) in sets:
             raise ValueError(f"two files have the name {name}, which identifies the set; rename one of them")
-    return DatasetDict({name: read_pairs(file) for name, file in named})
+        sets[name] = read_pairs(file)
+    return sets
 
 
 def hold_out(sets: Mapping[str, Dataset], share: float, seed: int) -> tuple[DatasetDict, DatasetDict]:

@@ -1,6 +1,6 @@
 """Rerankers: cross-encoders, which read a question and a document together, on sentence-transformers' trainer and losses."""
 
-# ruff: noqa: RUF009  (HfArg returns a field)
+
 
 from __future__ import annotations
 
@@ -36,12 +36,6 @@ class RerankerArguments(PairArguments):
         default=4, help="Wrong answers for each question: those that the embedding model ranks first."
     )
     num_candidates: int = HfArg(default=20, help="Documents to rerank for each question of the evaluation.")
-
-    def __post_init__(self):
-        super().__post_init__()
-        for name in ("num_negatives", "num_candidates"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}; give 1 or more")
 
 
 @dataclass
