@@ -21,6 +21,7 @@ from neobert_hf.embeddings import (
     mine_negatives,
     open_embedding_model,
     open_sets,
+    read_prompts,
     sentence_transformer,
     train_contrastive,
 )
@@ -39,7 +40,8 @@ def train(arguments: ContrastiveArguments, training: ContrastiveTrainingArgument
     model.max_seq_length = arguments.max_seq_length or min(model.max_seq_length, 512)
 
     # 2. Data
-    sets, prompts, held_out = open_sets(arguments, training.seed)
+    sets, held_out = open_sets(arguments, training.seed)
+    prompts = read_prompts(arguments, sets)
     if arguments.num_mined_negatives:
         sets = mine_negatives(sets, prompts, model, arguments.num_mined_negatives, arguments.instruction_sides)
     for set_name, rows in sets.items():

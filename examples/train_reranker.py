@@ -13,10 +13,9 @@ from transformers import set_seed
 from neobert_hf.embeddings import (
     RerankerArguments,
     RerankerTrainingArguments,
-    hold_out,
     open_embedding_model,
     open_reranker,
-    read_sets_of_pairs,
+    open_sets,
     train_reranker,
 )
 from neobert_hf.hub import write_card
@@ -26,10 +25,7 @@ from neobert_hf.runs import run_script
 def train(arguments: RerankerArguments, training: RerankerTrainingArguments):
     """Train, save, evaluate before and after, and write the card."""
     # 1. Data: pairs, and the embedding model that finds wrong answers
-    pairs = read_sets_of_pairs(arguments.train_files)
-    held_out = read_sets_of_pairs(arguments.validation_files or ())
-    if not held_out:
-        pairs, held_out = hold_out(pairs, arguments.held_out_share, training.seed)
+    pairs, held_out = open_sets(arguments, training.seed)
     retriever = open_embedding_model(arguments.embedding_model)
 
     # 2. Model, whose head may be new

@@ -32,6 +32,7 @@ from neobert_hf.embeddings import (
     contrastive_loss,
     mine_negatives,
     open_sets,
+    read_prompts,
     sentence_transformer,
     set_sampling,
 )
@@ -316,8 +317,13 @@ def test_listed_sets_have_the_files_and_instructions_of_their_yaml_file(command,
     assert "small: 12 rows of anchor, positive; prompt 'the small '" in printed and "large" not in printed
     assert record_of(tmp_path / "run")["datasets"] == ["org/small"]
     assert SentenceTransformer(str(tmp_path / "run")).prompts == {"query": "the small ", "document": "the small "}
-    sets, prompts, held_out = open_sets(ContrastiveArguments("model", training_sets=[str(tmp_path / "sets.yaml")]), 0)
-    assert prompts == {"large": "the large ", "small": "the small "} and len(sets["large"]) == 90 and not held_out
+    arguments = ContrastiveArguments("model", training_sets=[str(tmp_path / "sets.yaml")])
+    sets, held_out = open_sets(arguments, 0)
+    assert (
+        read_prompts(arguments, sets) == {"large": "the large ", "small": "the small "}
+        and len(sets["large"]) == 90
+        and not held_out
+    )
 
 
 def test_the_error_for_a_full_disk_at_the_last_save_is_one_line(command, tmp_path, monkeypatch):
@@ -392,7 +398,7 @@ def test_mined_negatives_are_the_nearest_other_documents_with_the_instruction_of
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(), "no data; give --train_files or --training_sets"),
+        (dict(), "there are no data; give --train_files"),
         (dict(train_files=["a.jsonl", "x/a.jsonl"]), "two files have the name a"),
         (dict(train_files=["a.jsonl"], training_sets=["s.yaml"]), "not both"),
         (dict(instructions="i.json", training_sets=["s.yaml"]), "not both"),
@@ -416,4 +422,5 @@ def test_arguments_that_contradict_each_other_or_have_no_result_are_refused(tmp_
     Path("i.json").write_text('{"other": "Find it."}')
     Path("broken").write_text("{a: [")
     with pytest.raises(ValueError, match=message):
-        open_sets(ContrastiveArguments("model", **changes), 0)
+        arguments = ContrastiveArguments("model", **changes)
+        read_prompts(arguments, open_sets(arguments, 0)[0])

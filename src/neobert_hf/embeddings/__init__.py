@@ -7,7 +7,7 @@ _MODULES = {
     "common_form": ("SentenceTransformer",),
     "contrastive": (
         *("ContrastiveArguments", "ContrastiveTrainer", "ContrastiveTrainingArguments"),
-        *("contrastive_loss", "mine_negatives", "open_sets", "set_sampling", "train_contrastive"),
+        *("contrastive_loss", "mine_negatives", "read_prompts", "set_sampling", "train_contrastive"),
     ),
     "models": (
         *("adopt", "fingerprint", "hash_of_weights", "multi_vector_encoder", "open_embedding_model"),
@@ -20,7 +20,7 @@ _MODULES = {
     ),
     "retrieval": ("pairs_evaluator", "pairs_evaluators"),
     "search": ("DocumentSearch",),
-    "training": ("PairArguments", "train_and_record"),
+    "training": ("PairArguments", "open_sets", "train_and_record"),
     "vector_files": ("embed_files",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

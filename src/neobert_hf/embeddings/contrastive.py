@@ -25,7 +25,7 @@ from torch.utils.data import BatchSampler, ConcatDataset
 from transformers.hf_argparser import HfArg
 
 from ..runs import CheckedCheckpoints, ResumeArguments
-from .pairs import hold_out, read_sets_of_pairs, read_yaml
+from .pairs import read_yaml
 from .retrieval import pairs_evaluators
 from .training import PairArguments, train_and_record
 
@@ -170,17 +170,12 @@ class ContrastiveTrainer(CheckedCheckpoints, SentenceTransformerTrainer):
     """sentence-transformers' trainer with a manifest in each checkpoint."""
 
 
-def open_sets(arguments: ContrastiveArguments, seed: int) -> tuple[DatasetDict, dict[str, str], DatasetDict]:
-    """Return the sets to train on, the prompt of each set that has an instruction, and the sets to evaluate on.
-
-    The latter are the validation files, or rows of the train files. Sets of a YAML file are not divided.
+def read_prompts(arguments: ContrastiveArguments, sets: Mapping[str, Dataset]) -> dict[str, str]:
+    """Return the prompt of each set that has an instruction.
 
     Raises:
-        ValueError: No sets are named, two files have the same name, an instruction belongs to no set, or a file is invalid.
+        ValueError: An instruction belongs to no set, or a file is invalid.
     """
-    sets = read_sets_of_pairs(arguments.train_files or ())
-    if not sets:
-        raise ValueError("no data; give --train_files or --training_sets")
     instructions = read_yaml(arguments.instructions) if arguments.instructions else {}
     if arguments.training_sets:
         entries = {Path(entry["file"]).stem: entry for entry in read_yaml(arguments.training_sets[0]).values()}
@@ -188,11 +183,7 @@ def open_sets(arguments: ContrastiveArguments, seed: int) -> tuple[DatasetDict, 
     if unknown := ", ".join(instructions.keys() - sets.keys()):
         raise ValueError(f"{arguments.instructions}: {unknown} is not a set; the sets are {', '.join(sets)}")
     template = arguments.instruction_template
-    prompts = {name: template.replace("{instruction}", text) for name, text in instructions.items()}
-    if arguments.validation_files:
-        return sets, prompts, read_sets_of_pairs(arguments.validation_files)
-    sets, held_out = hold_out(sets, arguments.held_out_share, seed)
-    return sets, prompts, held_out
+    return {name: template.replace("{instruction}", text) for name, text in instructions.items()}
 
 
 def mine_negatives(

@@ -1,7 +1,5 @@
 """Rerankers: cross-encoders, which read a question and a document together, on sentence-transformers' trainer and losses."""
 
-
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping

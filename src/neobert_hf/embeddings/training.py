@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 from sentence_transformers.base.evaluation import BaseEvaluator
 from sentence_transformers.base.trainer import BaseTrainer
 from transformers.hf_argparser import HfArg
@@ -19,7 +19,7 @@ from ..files.texts import check_leaves_tokens
 from ..files.writing import file_hash, saving
 from ..runs import MINI_MODEL_PATH, lock_run, train_or_resume, tune_allocator, write_record
 from ..runs.manifests import CHECKPOINTS_INTACT
-from .pairs import MOST_HELD_OUT
+from .pairs import MOST_HELD_OUT, hold_out, read_sets_of_pairs
 
 # Arguments that determine the loss curve; a resumed run must have the same values.
 CURVE = (
@@ -57,6 +57,20 @@ class PairArguments:
                 f"held_out_share={self.held_out_share} is not a share; give 0 for no evaluation, or a number below 1"
             )
         check_leaves_tokens(self.max_seq_length)
+
+
+def open_sets(arguments: PairArguments, seed: int) -> tuple[DatasetDict, DatasetDict]:
+    """Return the sets to train on, and the sets to evaluate on: the validation files, or rows of the train files.
+
+    Raises:
+        ValueError: No file is named, two files have the same name, or a file is invalid.
+    """
+    if not arguments.train_files:
+        raise ValueError("there are no data; give --train_files")
+    sets = read_sets_of_pairs(arguments.train_files)
+    if arguments.validation_files:
+        return sets, read_sets_of_pairs(arguments.validation_files)
+    return hold_out(sets, arguments.held_out_share, seed)
 
 
 def train_and_record(
