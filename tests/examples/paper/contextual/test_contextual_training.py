@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import shutil
 from functools import partial
 from pathlib import Path
@@ -390,6 +391,14 @@ def test_what_has_no_result_is_refused(model, folder, tmp_path):
     for message, call in cases.items():
         with pytest.raises(ValueError, match=message):
             call()
+
+
+def test_the_snippets_of_the_readme_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = Path(train_contextual.__file__).with_name("README.md").read_text("utf-8")
+    for snippet in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(compile(snippet, "snippet", "exec"), {"__name__": "__main__"})
+    assert Path("runs/contextual/contextual_neobert.py").is_file() and Path("documentation.safetensors").is_file()
 
 
 # ----------------------------------------------------------------------------------------------------------- training
