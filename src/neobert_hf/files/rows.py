@@ -6,6 +6,7 @@ Their errors name neither the file nor the line. So this module parses with `csv
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import itertools
@@ -13,6 +14,7 @@ import json
 import lzma
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +39,12 @@ def read_rows(
 ) -> Iterator[tuple[str, Any]]:
     """Yield the rows of a file, each after its place, such as "a.csv, line 3".
 
-    The first line of a CSV file decides whether commas, semicolons or tabs separate its fields. A file with tabs is read as TSV,
-    in which a quotation mark is an ordinary character.
+    The first line of a CSV file decides whether commas, semicolons or tabs separate its fields. Between tabs, as in TSV, a
+    quotation mark is an ordinary character.
 
     Args:
         file: JSON lines or one JSON list (.jsonl, .json), one JSON object on several lines (.json), CSV, TSV or Parquet. All but
-            Parquet may be compressed (.gz, .bz2, .xz, .zst).
+            Parquet are UTF-8, or UTF-16 with a byte order mark, and may be compressed (.gz, .bz2, .xz, .zst).
         columns: Columns to read from Parquet; None reads all.
         column_names: Names of the columns of CSV or TSV without a line of names; further columns of a row are left out. None
             takes the names from the first line.
@@ -60,10 +62,8 @@ def read_rows(
         rows = _parquet_rows(file, columns)
     elif suffix in (".json", ".jsonl"):
         rows = _json_rows(file, faults)
-    elif suffix == ".csv":
-        rows = _csv_rows(file, column_names, faults)
-    elif suffix == ".tsv":
-        rows = _tsv_rows(file, _lines(file), column_names, faults)
+    elif suffix in (".csv", ".tsv"):
+        rows = _separated_rows(file, column_names, faults)
     else:
         raise ValueError(
             f"{file} has the suffix {file.suffix!r}; choose {', '.join(SUFFIXES)}, or .txt for a corpus; all but .parquet may be "
@@ -130,8 +130,7 @@ def read_lines(file: str | Path) -> Iterator[tuple[str, str]]:
         ValueError: The file is not UTF-8.
         OSError: The file cannot be read.
     """
-    lines = _lines(Path(file))
-    return _whole(Path(file), ((f"{file}, line {number}", line.rstrip("\r\n")) for number, line in lines))
+    return _whole(Path(file), _text_documents(Path(file), "line"))
 
 
 def checked_text(text: Any, place: str, is_strict: bool = False) -> str:
@@ -162,63 +161,48 @@ def _suffix(file: str | Path) -> str:
 
 
 def _lines(file: Path) -> Iterator[tuple[int, str]]:
-    """Lines with their numbers from 1; only a line feed ends a line."""
-    open_stream = (
-        lzma.LZMAFile if file.suffix == ".xz" else pyarrow.input_stream
-    )  # which detects the other compressions
-    with io.BufferedReader(open_stream(str(file))) as lines:
+    """Lines with their numbers from 1; LF, CR LF and CR end a line, and nothing else."""
+    open_stream = lzma.LZMAFile if file.suffix == ".xz" else pyarrow.input_stream  # detects the other compressions
+    with io.BufferedReader(open_stream(str(file))) as stream:
+        is_utf16 = stream.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        encoding = "utf-16" if is_utf16 else "utf-8-sig"
+        lines = io.TextIOWrapper(stream, encoding, errors="surrogateescape", newline="")
         for number, line in enumerate(lines, 1):
             try:
-                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
+                line.encode("utf-8")  # which fails for the escapes of bytes that are no text
+            except UnicodeEncodeError as error:
                 raise ValueError(
                     f"{file}, line {number} is not UTF-8; convert the file, for example with iconv"
                 ) from error
+            yield number, line
 
 
 def _text_documents(file: Path, sample_by: str) -> Iterator[tuple[str, str]]:
-    if sample_by == "document":
+    if sample_by == "line":
+        yield from ((f"{file}, line {number}", line.rstrip("\r\n")) for number, line in _lines(file))
+    elif sample_by == "document":
         yield f"{file}", "".join(line for _, line in _lines(file))
-        return
-    document, start = [], 1
-    for number, line in _lines(file):
-        if sample_by == "line":
-            yield f"{file}, line {number}", line.rstrip("\r\n")
-        elif line.strip("\r\n"):
-            document.append(line)
-        else:
-            if document:
-                yield f"{file}, line {start}", "".join(document)
-            document, start = [], number + 1
-    if document:
-        yield f"{file}, line {start}", "".join(document)
+    else:
+        for is_blank, lines in itertools.groupby(_lines(file), lambda line: not line[1].strip("\r\n")):
+            numbers, texts = zip(*lines)
+            if not is_blank:
+                yield f"{file}, line {numbers[0]}", "".join(texts)
 
 
 def _json_rows(file: Path, faults: Faults | None) -> Iterator[tuple[str, Any]]:
-    lines, is_first = _lines(file), True
-    for number, line in lines:
-        if not line.strip():
-            continue
-        place = f"{file}, line {number}"
-        if is_first and (line.lstrip().startswith("[") or (_suffix(file) == ".json" and _is_begun(line))):
-            content = _parse(line + "".join(rest for _, rest in lines), f"{file}", None)
-            rows = content if isinstance(content, list) else [content]
-            yield from ((f"{file}, item {item}", row) for item, row in enumerate(rows, 1))
+    lines = ((number, line) for number, line in _lines(file) if line.strip())
+    for start, first in lines:
+        # JSON that is no list and needs more than one line is one object, such as the files of SQuAD.
+        is_object = _suffix(file) == ".json" and _parse(first, "", []) is FAULTY
+        if first.lstrip().startswith("[") or is_object:
+            content = _parse(first + "".join(line for _, line in lines), f"{file}", None)
+            items = content if isinstance(content, list) else [content]
+            yield from ((f"{file}, item {number}", item) for number, item in enumerate(items, 1))
             return
-        is_first = False
-        if (row := _parse(line, place, faults)) is not FAULTY:
-            yield place, row
-
-
-def _is_begun(line: str) -> bool:
-    """Whether JSON continues on the next line."""
-    try:
-        json.loads(line)
-    except json.JSONDecodeError as error:
-        return error.pos >= len(line.rstrip())
-    except (ValueError, RecursionError):
-        pass
-    return False
+        for number, line in itertools.chain([(start, first)], lines):
+            place = f"{file}, line {number}"
+            if (row := _parse(line, place, faults)) is not FAULTY:
+                yield place, row
 
 
 FAULTY = object()  # in the place of a row that cannot be read
@@ -239,26 +223,31 @@ def _report(place: str, reason: str, faults: Faults | None, cause: Exception | N
     faults.append((place, reason))
 
 
-def _csv_rows(file: Path, names: Sequence[str] | None, faults: Faults | None) -> Iterator[tuple[str, dict]]:
-    csv.field_size_limit(LONGEST_FIELD)
+def _separated_rows(file: Path, names: Sequence[str] | None, faults: Faults | None) -> Iterator[tuple[str, dict]]:
+    """Rows of CSV and TSV; a blank line is no row, except that of an empty text in TSV of one column."""
     lines = _lines(file)
-    start = list(itertools.islice(lines, 1))
-    num_before = int(bool(start) and start[0][1].lower().startswith("sep="))  # Excel's line about the separator
-    if num_before:
-        start = list(itertools.islice(lines, 1))
-    separator = _separator(start[0][1] if start else "", names)
-    lines = itertools.chain(start, lines)
-    if separator == "\t":
-        yield from _tsv_rows(file, lines, names, faults)
+    start, first = next(lines, (1, ""))
+    if first.lower().startswith("sep="):  # Excel's line about the separator
+        start, first = next(lines, (2, ""))
+    if not first:
         return
-    rows = csv.reader((line for _, line in lines), delimiter=separator, strict=True)
+    separator = "\t" if _suffix(file) == ".tsv" else _separator(first, names)
+    quoting, hint = csv.QUOTE_MINIMAL, f"put a text that contains {separator!r} or a line break in quotation marks"
+    if separator == "\t":
+        quoting, hint = csv.QUOTE_NONE, "replace the tabs inside the texts, and correct or remove a truncated line"
+    texts = itertools.chain([first], (line for _, line in lines))
+    rows = csv.reader(texts, delimiter=separator, quoting=quoting, strict=True)
     has_header = names is None
     while True:
-        place = f"{file}, line {num_before + rows.line_num + 1}"
+        num_before = rows.line_num
+        place = f"{file}, line {start + num_before}"
         try:
-            row = next(rows, None)
+            with _long_fields():
+                row = next(rows, None)
         except csv.Error as error:
-            reason = f"this is not CSV ({error}); double each quotation mark inside a quoted field"
+            num_lines = rows.line_num - num_before
+            taken = f" after {num_lines} lines" if num_lines > 1 else ""
+            reason = f"this is not CSV ({error}{taken}); double each quotation mark inside a quoted field"
             _report(place, reason, None if names is None else faults, error)
             continue
         if row is None:
@@ -266,44 +255,35 @@ def _csv_rows(file: Path, names: Sequence[str] | None, faults: Faults | None) ->
         if names is None:
             names = row
             _check_names(file, names)
-        elif row:  # a blank line is an empty row
-            hint = f"put a text that contains {separator!r} or a line break in quotation marks"
-            yield from _named(place, row, names, has_header, hint, faults)
+            continue
+        if not row and separator == "\t" and len(names) == 1:
+            row = [""]
+        if len(row) == len(names) or (len(row) > len(names) and not has_header):
+            yield place, dict(zip(names, row))
+        elif row:
+            named = f"the first line names {len(names)}" if has_header else f"{len(names)} names are given"
+            shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+            _report(place, f"{len(row)} columns, but {named} ({shown}); {hint}", faults)
 
 
 def _separator(first: str, names: Sequence[str] | None) -> str:
     """The separator of CSV: the first line has the most columns by it, or as many as there are names."""
-    counts = {separator: len(next(csv.reader([first], delimiter=separator), ())) for separator in SEPARATORS}
+    with _long_fields():
+        counts = {each: len(next(csv.reader([first], delimiter=each), ())) for each in SEPARATORS}
     present = [separator for separator in SEPARATORS if counts[separator] > 1] or [","]
     if names is None:
         return max(present, key=counts.get)
     return min(present, key=lambda separator: abs(counts[separator] - len(names)))
 
 
-def _tsv_rows(
-    file: Path, lines: Iterable[tuple[int, str]], names: Sequence[str] | None, faults: Faults | None
-) -> Iterator[tuple[str, dict]]:
-    has_header = names is None
-    for number, line in lines:
-        values = line.rstrip("\r\n").split("\t")
-        if names is None:
-            names = values
-            _check_names(file, names)
-        elif values != [""] or len(names) == 1:  # not a blank line
-            hint = "replace the tabs inside the texts, and correct or remove a truncated line"
-            yield from _named(f"{file}, line {number}", values, names, has_header, hint, faults)
-
-
-def _named(
-    place: str, values: list[str], names: Sequence[str], has_header: bool, hint: str, faults: Faults | None
-) -> Iterator[tuple[str, dict]]:
-    """The row, unless the number of its columns is wrong."""
-    if len(values) == len(names) or (len(values) > len(names) and not has_header):
-        yield place, dict(zip(names, values))
-    else:
-        named = f"the first line names {len(names)}" if has_header else f"{len(names)} names are given"
-        shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
-        _report(place, f"{len(values)} columns, but {named} ({shown}); {hint}", faults)
+@contextmanager
+def _long_fields() -> Iterator[None]:
+    """Lift the limit of a field, which `csv` keeps for the whole process, for as long as one row is read."""
+    before = csv.field_size_limit(LONGEST_FIELD)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
 
 
 def _parquet_rows(file: Path, columns: Sequence[str] | None) -> Iterator[tuple[str, dict]]:
@@ -312,14 +292,11 @@ def _parquet_rows(file: Path, columns: Sequence[str] | None) -> Iterator[tuple[s
         _check_names(file, names)
         if missing := [name for name in columns or () if name not in names]:
             raise ValueError(f"{file}: no column {missing[0]!r}; name one of {', '.join(names)}")
-        number = 0
-        for batch in stored.iter_batches(batch_size=1000, columns=columns):
-            for row in batch.to_pylist():
-                number += 1
-                yield f"{file}, row {number}", row
+        rows = (row for batch in stored.iter_batches(1000, columns=columns) for row in batch.to_pylist())
+        yield from ((f"{file}, row {number}", row) for number, row in enumerate(rows, 1))
 
 
-def _check_names(file: str | Path, names: Sequence[str]) -> None:
+def _check_names(file: Path, names: Sequence[str]) -> None:
     if repeated := [name for i, name in enumerate(names) if name and name in names[:i]]:
         raise ValueError(f"{file}: two columns have the name {repeated[0]!r}; rename one of them")
 
@@ -328,7 +305,7 @@ def _whole(file: Path, rows: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, A
     """The same rows; an error names the file."""
     try:
         yield from rows
-    except (pyarrow.ArrowException, lzma.LZMAError, EOFError, OSError) as error:
+    except (pyarrow.ArrowException, lzma.LZMAError, EOFError, OSError, UnicodeDecodeError) as error:
         if number := getattr(error, "errno", None):  # of the operating system, in the words of Python, not of pyarrow
             raise OSError(number, os.strerror(number), str(file)) from error
         raise ValueError(
