@@ -14,21 +14,21 @@ import json
 import lzma
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 
-LONGEST_FIELD = (1 << 31) - 1  # characters; Python's default is 131,072, and a C long has 32 bits on Windows
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 SAMPLES = ("line", "paragraph", "document")
+LONGEST_FIELD = (1 << 31) - 1  # characters; Python's default is 131,072, and a C long has 32 bits on Windows
 # Of CSV, the rarest inside texts first; spreadsheets write semicolons where the comma separates decimals.
 SEPARATORS = ("\t", ";", ",")
 
 Faults = list[tuple[str, str]]  # where a row stands, and what is wrong with it
+Rows = Iterator[tuple[str, Any]]  # each after its place
 
 
 def read_rows(
@@ -36,7 +36,7 @@ def read_rows(
     columns: Sequence[str] | None = None,
     column_names: Sequence[str] | None = None,
     faults: Faults | None = None,
-) -> Iterator[tuple[str, Any]]:
+) -> Rows:
     """Yield the rows of a file, each after its place, such as "a.csv, line 3".
 
     The first line of a CSV file decides whether commas, semicolons or tabs separate its fields. Between tabs, as in TSV, a
@@ -61,20 +61,16 @@ def read_rows(
     if suffix == ".parquet":
         rows = _parquet_rows(file, columns)
     elif suffix in (".json", ".jsonl"):
-        rows = _json_rows(file, faults)
+        rows = _json_rows(file)
     elif suffix in (".csv", ".tsv"):
-        rows = _separated_rows(file, column_names, faults)
+        rows = _separated_rows(file, column_names)
     else:
-        raise ValueError(
-            f"{file} has the suffix {file.suffix!r}; choose {', '.join(SUFFIXES)}, or .txt for a corpus; all but .parquet may be "
-            f"compressed ({', '.join(COMPRESSIONS)})"
-        )
-    return _whole(file, rows)
+        known = f"{', '.join(SUFFIXES)}, or .txt for a corpus"
+        raise ValueError(f"{file} has the suffix {file.suffix!r}; choose {known}; {', '.join(COMPRESSIONS)} may follow")
+    return _readable(file, rows, faults)
 
 
-def read_texts(
-    file: str | Path, column: str = "text", sample_by: str = "paragraph", is_strict: bool = False
-) -> Iterator[tuple[str, str]]:
+def read_texts(file: str | Path, column: str = "text", sample_by: str = "paragraph", is_strict: bool = False) -> Rows:
     """Yield the texts of a file, each after its place.
 
     Args:
@@ -82,28 +78,22 @@ def read_texts(
         column: Column of the text. JSON may also hold strings instead of objects: the texts themselves.
         sample_by: Unit of a document in a .txt file: "line", "paragraph" (blank lines separate documents, as in BERT's own
             format), or "document" for the whole file.
-        is_strict: Refuse a missing text and a lone surrogate (half of a surrogate pair). Otherwise only
-            the first row must have the column, a missing text is empty, and a lone surrogate becomes a question mark.
+        is_strict: Refuse a missing text and a lone surrogate (half of a surrogate pair). Otherwise only the first row must have
+            the column, a missing text is empty, and a lone surrogate becomes a question mark.
 
     Raises:
         ValueError: As of `read_rows`; or a text is not a string, or the file has no such column.
         OSError: The file cannot be read.
     """
-    file = Path(file)
     if _suffix(file) == ".txt":
-        yield from _whole(file, _text_documents(file, sample_by))
+        yield from _readable(file, _text_documents(Path(file), sample_by))
         return
     for number, (place, row) in enumerate(read_rows(file, [column])):
         if not isinstance(row, dict | str):
-            raise ValueError(
-                f"{place} has type {type(row).__name__}, not object; write one object on each line, such as "
-                f'{{"{column}": "..."}}'
-            )
+            raise ValueError(f"{place} has type {type(row).__name__}, not object; write one object on each line")
         if isinstance(row, dict):
             if column not in row and (is_strict or number == 0):
-                raise ValueError(
-                    f"{place}: no column {column!r}; name the column of the texts, one of {', '.join(row)}"
-                )
+                raise ValueError(f"{place}: no column {column!r}; name that of the texts, one of {', '.join(row)}")
             row = row.get(column)
         yield place, checked_text(row, f"{place}: {column}", is_strict)
 
@@ -123,14 +113,9 @@ def read_text_column(files: Iterable[str | Path], column: str) -> list[tuple[str
     return texts
 
 
-def read_lines(file: str | Path) -> Iterator[tuple[str, str]]:
-    """Yield the lines of a text file, which may be compressed, each after its place.
-
-    Raises:
-        ValueError: The file is not UTF-8.
-        OSError: The file cannot be read.
-    """
-    return _whole(Path(file), _text_documents(Path(file), "line"))
+def read_lines(file: str | Path) -> Rows:
+    """Yield the lines of a text file, which may be compressed, each after its place; errors are those of `read_rows`."""
+    return _readable(file, _text_documents(Path(file), "line"))
 
 
 def checked_text(text: Any, place: str, is_strict: bool = False) -> str:
@@ -143,16 +128,31 @@ def checked_text(text: Any, place: str, is_strict: bool = False) -> str:
         return ""
     if not isinstance(text, str):
         raise ValueError(f"{place} is {text!r:.80}, a {type(text).__name__}; every text must be a string")
+    storable = _storable(text)
+    if is_strict and storable != text:
+        raise ValueError(f"{place} has a lone surrogate, which UTF-8 cannot store; remove it")
+    return storable
+
+
+def _storable(text: str) -> str:
+    """The text with question marks in place of lone surrogates, such as the escapes of bytes that are not UTF-8."""
+    return text.encode(errors="replace").decode()
+
+
+def _readable(file: str | Path, rows: Rows, faults: Faults | None = None) -> Rows:
+    """The rows that are no errors; each error names the file."""
     try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        if is_strict:
-            raise ValueError(
-                f"{place} has the lone surrogate {text[error.start]!r} at character {error.start}, which UTF-8 cannot store; "
-                "remove it"
-            ) from error
-        return text.encode("utf-8", "replace").decode()
-    return text
+        for place, row in rows:
+            if not isinstance(row, ValueError):
+                yield place, row
+            elif faults is None:
+                raise ValueError(f"{place}: {row}") from row
+            else:
+                faults.append((place, str(row)))
+    except (pyarrow.ArrowException, lzma.LZMAError, EOFError, OSError, UnicodeDecodeError) as error:
+        if number := getattr(error, "errno", None):  # of the operating system, in the words of Python, not of pyarrow
+            raise OSError(number, os.strerror(number), str(file)) from error
+        raise ValueError(f"{file} cannot be read; it is damaged, or its suffix is wrong: {error}") from error
 
 
 def _suffix(file: str | Path) -> str:
@@ -166,18 +166,13 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
     with io.BufferedReader(open_stream(str(file))) as stream:
         is_utf16 = stream.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
         encoding = "utf-16" if is_utf16 else "utf-8-sig"
-        lines = io.TextIOWrapper(stream, encoding, errors="surrogateescape", newline="")
-        for number, line in enumerate(lines, 1):
-            try:
-                line.encode("utf-8")  # which fails for the escapes of bytes that are no text
-            except UnicodeEncodeError as error:
-                raise ValueError(
-                    f"{file}, line {number} is not UTF-8; convert the file, for example with iconv"
-                ) from error
+        for number, line in enumerate(io.TextIOWrapper(stream, encoding, "surrogateescape", newline=""), 1):
+            if _storable(line) != line:
+                raise ValueError(f"{file}, line {number} is not UTF-8; convert it, for example with iconv")
             yield number, line
 
 
-def _text_documents(file: Path, sample_by: str) -> Iterator[tuple[str, str]]:
+def _text_documents(file: Path, sample_by: str) -> Rows:
     if sample_by == "line":
         yield from ((f"{file}, line {number}", line.rstrip("\r\n")) for number, line in _lines(file))
     elif sample_by == "document":
@@ -189,42 +184,34 @@ def _text_documents(file: Path, sample_by: str) -> Iterator[tuple[str, str]]:
                 yield f"{file}, line {numbers[0]}", "".join(texts)
 
 
-def _json_rows(file: Path, faults: Faults | None) -> Iterator[tuple[str, Any]]:
-    lines = ((number, line) for number, line in _lines(file) if line.strip())
-    for start, first in lines:
-        # JSON that is no list and needs more than one line is one object, such as the files of SQuAD.
-        is_object = _suffix(file) == ".json" and _parse(first, "", []) is FAULTY
-        if first.lstrip().startswith("[") or is_object:
-            content = _parse(first + "".join(line for _, line in lines), f"{file}", None)
-            items = content if isinstance(content, list) else [content]
-            yield from ((f"{file}, item {number}", item) for number, item in enumerate(items, 1))
-            return
-        for number, line in itertools.chain([(start, first)], lines):
-            place = f"{file}, line {number}"
-            if (row := _parse(line, place, faults)) is not FAULTY:
-                yield place, row
+def _json_rows(file: Path) -> Rows:
+    lines = _lines(file)
+    first = next((line for line in lines if line[1].strip()), None)
+    if first is None:
+        return
+    # A list, or an object on several lines such as a file of SQuAD.
+    if first[1].lstrip().startswith("[") or (_suffix(file) == ".json" and isinstance(_parsed(first[1]), ValueError)):
+        content = _parsed("".join(line for _, line in (first, *lines)))
+        if isinstance(content, ValueError):
+            raise ValueError(f"{file}: {content}") from content
+        items = content if isinstance(content, list) else [content]
+        yield from ((f"{file}, item {number}", item) for number, item in enumerate(items, 1))
+        return
+    for number, line in itertools.chain([first], lines):
+        if line.strip():
+            yield f"{file}, line {number}", _parsed(line)
 
 
-FAULTY = object()  # in the place of a row that cannot be read
-
-
-def _parse(text: str, place: str, faults: Faults | None) -> Any:
+def _parsed(text: str) -> Any:
+    """The value of JSON, or an error in its place."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        reason = f"this is not JSON ({error}); write one object on each line, or one list of objects"
-        _report(place, reason, faults, error)
-        return FAULTY
+        return ValueError(f"this is not JSON ({error}); write one object on each line, or one list of objects")
 
 
-def _report(place: str, reason: str, faults: Faults | None, cause: Exception | None = None) -> None:
-    if faults is None:
-        raise ValueError(f"{place}: {reason}") from cause
-    faults.append((place, reason))
-
-
-def _separated_rows(file: Path, names: Sequence[str] | None, faults: Faults | None) -> Iterator[tuple[str, dict]]:
-    """Rows of CSV and TSV; a blank line is no row, except that of an empty text in TSV of one column."""
+def _separated_rows(file: Path, names: Sequence[str] | None) -> Rows:
+    """Rows of CSV and TSV, or errors in their places; a blank line is no row, except that of an empty text in TSV."""
     lines = _lines(file)
     start, first = next(lines, (1, ""))
     if first.lower().startswith("sep="):  # Excel's line about the separator
@@ -232,61 +219,57 @@ def _separated_rows(file: Path, names: Sequence[str] | None, faults: Faults | No
     if not first:
         return
     separator = "\t" if _suffix(file) == ".tsv" else _separator(first, names)
-    quoting, hint = csv.QUOTE_MINIMAL, f"put a text that contains {separator!r} or a line break in quotation marks"
-    if separator == "\t":
-        quoting, hint = csv.QUOTE_NONE, "replace the tabs inside the texts, and correct or remove a truncated line"
+    quoting, remedy = (csv.QUOTE_NONE, "replace") if separator == "\t" else (csv.QUOTE_MINIMAL, "quote")
     texts = itertools.chain([first], (line for _, line in lines))
     rows = csv.reader(texts, delimiter=separator, quoting=quoting, strict=True)
     has_header = names is None
     while True:
         num_before = rows.line_num
         place = f"{file}, line {start + num_before}"
-        try:
-            with _long_fields():
-                row = next(rows, None)
-        except csv.Error as error:
-            num_lines = rows.line_num - num_before
-            taken = f" after {num_lines} lines" if num_lines > 1 else ""
-            reason = f"this is not CSV ({error}{taken}); double each quotation mark inside a quoted field"
-            _report(place, reason, None if names is None else faults, error)
-            continue
+        row = _next_row(rows)
         if row is None:
             return
-        if names is None:
+        if row == [] and separator == "\t" and len(names or ()) == 1:
+            row = [""]
+        if isinstance(row, csv.Error):
+            num_lines = rows.line_num - num_before
+            taken = f" after {num_lines} lines" if num_lines > 1 else ""
+            fault = ValueError(f"this is not CSV ({row}{taken}); double each quotation mark inside a quoted field")
+            if names is None:
+                raise ValueError(f"{place}: {fault}") from row
+            yield place, fault
+        elif row and names is None:
             names = row
             _check_names(file, names)
-            continue
-        if not row and separator == "\t" and len(names) == 1:
-            row = [""]
-        if len(row) == len(names) or (len(row) > len(names) and not has_header):
+        elif row and (len(row) == len(names) or (len(row) > len(names) and not has_header)):
             yield place, dict(zip(names, row))
         elif row:
             named = f"the first line names {len(names)}" if has_header else f"{len(names)} names are given"
-            shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
-            _report(place, f"{len(row)} columns, but {named} ({shown}); {hint}", faults)
+            hint = f"{remedy} each {separator!r} inside a text, and correct a truncated line"
+            yield place, ValueError(f"{len(row)} columns, but {named} ({', '.join(names[:10])}); {hint}")
 
 
-def _separator(first: str, names: Sequence[str] | None) -> str:
-    """The separator of CSV: the first line has the most columns by it, or as many as there are names."""
-    with _long_fields():
-        counts = {each: len(next(csv.reader([first], delimiter=each), ())) for each in SEPARATORS}
-    present = [separator for separator in SEPARATORS if counts[separator] > 1] or [","]
-    if names is None:
-        return max(present, key=counts.get)
-    return min(present, key=lambda separator: abs(counts[separator] - len(names)))
-
-
-@contextmanager
-def _long_fields() -> Iterator[None]:
-    """Lift the limit of a field, which `csv` keeps for the whole process, for as long as one row is read."""
+def _next_row(rows: Iterator[list[str]]) -> list[str] | csv.Error | None:
+    """A row of any length, an error in its place, or None at the end; `csv` keeps the longest length for the whole process."""
     before = csv.field_size_limit(LONGEST_FIELD)
     try:
-        yield
+        return next(rows, None)
+    except csv.Error as error:
+        return error
     finally:
         csv.field_size_limit(before)
 
 
-def _parquet_rows(file: Path, columns: Sequence[str] | None) -> Iterator[tuple[str, dict]]:
+def _separator(first: str, names: Sequence[str] | None) -> str:
+    """The separator of CSV: the first line has the most columns by it, or as many as there are names."""
+    rows = {each: _next_row(csv.reader([first], delimiter=each)) for each in SEPARATORS}
+    counts = {each: len(row) for each, row in rows.items() if isinstance(row, list) and len(row) > 1}
+    if names is None:
+        return max(counts, key=counts.get, default=",")
+    return min(counts, key=lambda each: abs(counts[each] - len(names)), default=",")
+
+
+def _parquet_rows(file: Path, columns: Sequence[str] | None) -> Rows:
     with pyarrow.parquet.ParquetFile(file) as stored:
         names = stored.schema_arrow.names
         _check_names(file, names)
@@ -299,15 +282,3 @@ def _parquet_rows(file: Path, columns: Sequence[str] | None) -> Iterator[tuple[s
 def _check_names(file: Path, names: Sequence[str]) -> None:
     if repeated := [name for i, name in enumerate(names) if name and name in names[:i]]:
         raise ValueError(f"{file}: two columns have the name {repeated[0]!r}; rename one of them")
-
-
-def _whole(file: Path, rows: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """The same rows; an error names the file."""
-    try:
-        yield from rows
-    except (pyarrow.ArrowException, lzma.LZMAError, EOFError, OSError, UnicodeDecodeError) as error:
-        if number := getattr(error, "errno", None):  # of the operating system, in the words of Python, not of pyarrow
-            raise OSError(number, os.strerror(number), str(file)) from error
-        raise ValueError(
-            f"{file} cannot be read; it is damaged or not of the kind that its suffix says: {error}"
-        ) from error

@@ -23,16 +23,18 @@ logger = logging.get_logger(__name__)
 DATA_FILES = ("*.json", "*.txt", "*.safetensors", "*.jinja", "*.model")
 TOKENIZER_FILES = ("tokenizer.json", "vocab.*", "*.model")
 CODE = Path(__file__).resolve().parents[1] / "model"  # in a clone, the mini model has links to this code
-# The settings whose values sentence-transformers imports and calls, and the values that name its own code or that of torch.
+# Settings whose values sentence-transformers imports and calls, and the names of its own code, torch's and transformers' (words).
 MODULES, ACTIVATIONS = r"sentence_transformers(\.\w+)+", r"\w*|torch\.nn(\.\w+)+|sentence_transformers(\.\w+)+"
 NAMES = {
     "type": MODULES,  # in modules.json
     "types": MODULES,  # of Router and Asym, beside "structure"
-    "tokenizer_class": r"\w*|" + MODULES,  # a plain name is a class of transformers
-    "activation_function": ACTIVATIONS,  # of Dense; a plain name is one of transformers' functions
+    "tokenizer_class": r"\w*|" + MODULES,
+    "activation_function": ACTIVATIONS,  # of Dense
     "activation_fn": ACTIVATIONS,  # of CrossEncoder
     "sbert_ce_default_activation_function": ACTIVATIONS,
 }
+# Settings by which transformers runs code of the Hub: a pipeline of any name, a kernel org/name.
+ALLOWED = {**NAMES, "custom_pipelines": "(?!)", "attn_implementation": "[^/]*", "_attn_implementation": "[^/]*"}
 # Settings besides those that the class of a config declares. None of them names code.
 CONFIG_KEYS = {"architectures", "dtype", "torch_dtype", "quantization_config", "_name_or_path", "transformers_version"}
 
@@ -44,16 +46,12 @@ def check_source(source: str | Path) -> None:
         ValueError: It is neither a folder nor an id, or `check_links` refuses the folder.
     """
     folder = Path(source)
+    is_below = "/" in str(source) and folder.parent.is_dir()
     if folder.is_dir():
         check_links(folder)
-        return
-    is_id = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(source)) and not ("/" in str(source) and folder.parent.is_dir())
-    if folder.exists() or not is_id:
+    elif folder.exists() or is_below or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(source)):
         fault = "is not a folder" if folder.exists() else "does not exist"
-        raise ValueError(
-            f"{source} {fault}; give an existing folder, or an id on the Hub such as org/name (in a directory without a folder "
-            "of the name org)"
-        )
+        raise ValueError(f"{source} {fault}; give an existing folder, or an id on the Hub such as org/name")
 
 
 def resolve(source: str | Path, more: Iterable[str] = ()) -> Path:
@@ -74,9 +72,7 @@ def resolve(source: str | Path, more: Iterable[str] = ()) -> Path:
         return Path(snapshot_download(str(source), allow_patterns=[*DATA_FILES, *more]))
     except (OSError, HFValidationError) as error:
         reason = str(error).strip().partition("\n")[0]
-        raise OSError(
-            f"{source} cannot be downloaded ({reason}); check the id, the network, and your token if it is private"
-        ) from error
+        raise OSError(f"{source} cannot be downloaded ({reason}); check the id, the network and your token") from error
 
 
 def check_links(folder: Path) -> None:
@@ -104,9 +100,9 @@ def check_links(folder: Path) -> None:
         references += [(settings, path) for path in paths if path.is_file()]
     for file, target in references:
         if not any(target.resolve().is_relative_to(root) for root in roots):
+            found = f"{file} refers to {target.resolve()}, outside its folder"
             raise ValueError(
-                f"{file} refers to {target.resolve()}, outside its folder, and a copy of the model would publish that file; "
-                "replace it by the file itself if this is meant"
+                f"{found}; a copy of the model would publish it; replace the link by the file if this is meant"
             )
 
 
@@ -120,15 +116,11 @@ def check_own_code(folder: Path) -> None:
     """
     check_links(folder)
     if (folder / "adapter_config.json").exists():
-        raise ValueError(
-            f"{folder} holds an adapter, whose base model is elsewhere; merge the adapter and save the model"
-        )
+        raise ValueError(f"{folder} holds an adapter, whose base model is elsewhere; merge it and save the model")
     for file in sorted(folder.rglob("*.json")):
         for key, value in foreign_settings(file):
-            raise ValueError(
-                f"{file} names code that is not in the folder: {key} is {json.dumps(value)}; remove this key, or save the "
-                "model by this library"
-            )
+            named = f"{key} is {json.dumps(value)}"
+            raise ValueError(f"{file} names code that is not in the folder: {named}; save the model by this library")
 
 
 def foreign_settings(file: Path) -> Iterator[tuple[str, Any]]:
@@ -145,14 +137,10 @@ def foreign_settings(file: Path) -> Iterator[tuple[str, Any]]:
             key == "auto_map"
         ):  # a class in a file of the folder itself, such as "modeling_neobert.NeoBERTModel", is its own
             found = [re.fullmatch(r"(\w+)\.\w+", name) for name in names]
-            is_foreign = not all(each and (file.parent / f"{each[1]}.py").is_file() for each in found)
-        elif key == "custom_pipelines":
-            is_foreign = isinstance(value, dict)
-        elif key.endswith("attn_implementation"):
-            is_foreign = "/" in str(value)
+            is_own = all(each and (file.parent / f"{each[1]}.py").is_file() for each in found)
         else:
-            is_foreign = is_judged.get(key, key in NAMES) and not all(re.fullmatch(NAMES[key], name) for name in names)
-        if is_foreign:
+            is_own = not is_judged.get(key, key in ALLOWED) or all(re.fullmatch(ALLOWED[key], name) for name in names)
+        if not is_own:
             yield key, value
 
 
@@ -229,15 +217,12 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, source: str | Path, voc
     Raises:
         ValueError: The number of tokens does not fit.
     """
-    num_tokens = len(tokenizer)
-    if num_tokens <= len(tokenizer.all_special_ids):
-        raise ValueError(
-            f"the tokenizer of {source} has {num_tokens} special tokens and no word; its files are missing: add tokenizer.json"
-        )
+    num_tokens, num_special = len(tokenizer), len(tokenizer.all_special_ids)
+    found = f"the tokenizer of {source} has {num_tokens}"
+    if num_tokens <= num_special:
+        raise ValueError(f"{found} special tokens and no word; its files are missing: add tokenizer.json")
     if vocab_size is not None and not vocab_size / 2 <= num_tokens <= vocab_size:
-        raise ValueError(
-            f"the tokenizer of {source} has {num_tokens} tokens, but the model has {vocab_size}; give the tokenizer of this model"
-        )
+        raise ValueError(f"{found} tokens, but the model has {vocab_size}; give the tokenizer of this model")
 
 
 def keep_known_settings(
@@ -250,7 +235,7 @@ def keep_known_settings(
         source: Where it was read, for the warning about a config.
 
     Returns:
-        The config or the tokenizer. In place of a tokenizer of the stock class a copy, whose saved name transformers 4 and 5 load.
+        The same object; in place of a tokenizer of the stock class, a copy whose saved name transformers 4 and 5 load.
     """
     if isinstance(holder, PreTrainedTokenizerBase):
         holder.init_kwargs.pop("auto_map", None)
@@ -261,7 +246,5 @@ def keep_known_settings(
     for name in unknown:
         delattr(holder, name)
     if unknown := sorted(unknown - {"auto_map"}):  # each save writes its own
-        logger.warning(
-            f"{source} has settings that this library does not know: {', '.join(unknown)}; they are not saved"
-        )
+        logger.warning(f"{source} has settings unknown to this library, which are not saved: {', '.join(unknown)}")
     return holder

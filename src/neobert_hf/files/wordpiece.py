@@ -67,14 +67,10 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, model_max_length: int
     tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
-    ids = {name: tokenizer.token_to_id(token) for name, token in SPECIAL_TOKENS.items()}
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", ids["sep_token"]), ("[CLS]", ids["cls_token"]))
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        model_max_length=model_max_length,
-        model_input_names=["input_ids", "attention_mask"],
-        **SPECIAL_TOKENS,
-    )
+    sep, cls = SPECIAL_TOKENS["sep_token"], SPECIAL_TOKENS["cls_token"]
+    tokenizer.post_processor = processors.BertProcessing((sep, vocab[sep]), (cls, vocab[cls]))
+    options = {"model_max_length": model_max_length, "model_input_names": ["input_ids", "attention_mask"]}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options, **SPECIAL_TOKENS)
 
 
 def _alphabet(texts: list[str]) -> list[str]:

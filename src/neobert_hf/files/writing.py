@@ -135,22 +135,16 @@ def file_hash(file: Path) -> str:
 
 
 def sealed(content: dict) -> dict:
-    """Return a copy with a checksum of the content, which `unsealed` verifies."""
+    """Return a copy with a checksum of the content, which `read_sealed` verifies."""
     return {**content, "checksum": content_hash(content)}
-
-
-def unsealed(content: dict) -> dict:
-    """Return a copy of what `sealed` returned, without the checksum; a ValueError if it is missing or wrong."""
-    content = dict(content)
-    checksum = content.pop("checksum", None)
-    if checksum != content_hash(content):
-        raise ValueError("its checksum is wrong" if checksum else "it has no checksum")
-    return content
 
 
 def read_sealed(file: Path, remedy: str) -> dict:
     """Return the content of a JSON file that was `sealed`; a ValueError with the remedy if it is damaged."""
     try:
-        return unsealed(dict(json.loads(file.read_text("utf-8"))))
+        content = dict(json.loads(file.read_text("utf-8")))
+        if content.pop("checksum", None) != content_hash(content):
+            raise ValueError("its checksum is wrong or missing")
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{file} is damaged ({error}); {remedy}") from error
+    return content
