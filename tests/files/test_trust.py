@@ -109,14 +109,17 @@ def test_links_inside_a_folder_and_those_of_the_cache_are_accepted(theirs, token
         check_source(snapshot)
 
 
-def test_a_vocabulary_file_outside_the_folder_is_refused(theirs, tmp_path):
+@pytest.mark.parametrize("key", ["vocab_file", "entity_vocab_file"])
+def test_a_file_outside_the_folder_is_refused_under_any_key_of_the_tokenizer(theirs, tmp_path, key):
     """transformers 4.57 opens the file that tokenizer_config.json names, and each line of it becomes a token."""
     (tmp_path / "secret").write_text("token")
-    add_to(theirs / "tokenizer_config.json", {"vocab_file": str(tmp_path / "secret")})
-    with pytest.raises(ValueError, match=r"tokenizer_config\.json refers to .*secret, outside its folder"):
-        load_tokenizer(str(theirs))
-    add_to(theirs / "tokenizer_config.json", {"vocab_file": "/a/machine/that/saved/it/vocab.txt"})
-    load_tokenizer(str(theirs))
+    for value in (str(tmp_path / "secret"), "../secret"):
+        add_to(theirs / "tokenizer_config.json", {key: value})
+        with pytest.raises(ValueError, match=r"tokenizer_config\.json refers to .*secret, outside its folder"):
+            load_tokenizer(str(theirs))
+    for value in ("tokenizer_config.json", "/a/machine/that/saved/it/vocab.txt"):
+        add_to(theirs / "tokenizer_config.json", {key: value})
+        check_links(theirs)
 
 
 # ---------------------------------------------------------------------------------------- tokenizers
@@ -161,12 +164,11 @@ def test_a_folder_that_does_not_exist_is_named_without_a_rule_about_repositories
         *((file, {key: value}) for file, settings in FOREIGN.items() for key, value in settings.items()),
         ("processor_config.json", {"auto_map": {"AutoProcessor": "other/place--a.B"}}),
         ("deep/config.json", {"text_config": [{"auto_map": ["other--place.a.B", None]}]}),
+        *(("config.json", {"auto_map": {"A": name}}) for name in ("/elsewhere/a.B", "../a.B", "no_file.B", "own.B.C")),
+        ("config.json", {"deep": {"_attn_implementation_internal": {"text": "other/kernel"}}}),
         ("modules.json", {"0": {"type": "other_package.Module"}}),
         ("modules.json", {"0": {"type": "sentence_transformers_other.Module"}}),
-        (
-            "deep/router_config.json",
-            {"types": {"a": "sentence_transformers.models.Dense", "b": "other/p--a.B"}, "structure": {}},
-        ),
+        ("router_config.json", {"types": {"a": "sentence_transformers.a.B", "b": "other/p--a.B"}, "structure": {}}),
         ("deep/config.json", {"types": {"a": "other_package.Module"}, "structure": {"query": ["a"]}}),  # of Asym
         ("deep/config.json", {"in_features": 8, "activation_function": "os.getcwd"}),  # of Dense
         ("deep/config.json", {"activation_function": "torch.hub.load"}),
@@ -179,6 +181,7 @@ def test_a_folder_that_does_not_exist_is_named_without_a_rule_about_repositories
 def test_code_of_another_place_is_found_in_every_file(tmp_path, file, settings):
     (tmp_path / "deep").mkdir()
     (tmp_path / "tokenizer.json").write_text(json.dumps({"vocab": {"auto_map": 7, "custom_pipelines": 8, "--": 9}}))
+    (tmp_path / "own.py").touch()
     check_own_code(tmp_path)
     (tmp_path / file).write_text(json.dumps(settings))
     with pytest.raises(ValueError, match=rf"{os.path.basename(file)} names code|holds an adapter"):
@@ -187,10 +190,9 @@ def test_code_of_another_place_is_found_in_every_file(tmp_path, file, settings):
 
 def test_names_of_torch_and_sentence_transformers_and_plain_words_are_accepted(tmp_path):
     settings = {
-        "modules.json": [
-            {"type": "sentence_transformers.models.Dense"},
-            {"type": "sentence_transformers.base.modules.Router"},
-        ],
+        "own.py": "code of the folder itself",
+        "more.json": {"auto_map": {"AutoTokenizer": [None, "own.Tokenizer"]}, "_attn_implementation": "sdpa"},
+        "modules.json": [{"type": f"sentence_transformers.{name}"} for name in ("models.Dense", "base.modules.Router")],
         "router_config.json": {"types": {"query_0": "sentence_transformers.sentence_transformer.modules.Pooling"}},
         "config.json": {"activation_function": "gelu", "sentence_transformers": {"activation_fn": "torch.nn.Sigmoid"}},
         "dense_config.json": {"activation_function": "torch.nn.modules.activation.Tanh"},
@@ -214,30 +216,6 @@ def test_a_pipe_in_a_folder_is_refused_and_never_read(theirs, name):
     for read in (check_own_code, check_links, check_source, lambda each: load_tokenizer(str(each))):
         with pytest.raises(ValueError, match=rf"{name} is a pipe, a socket or a device, not a regular file; remove it"):
             read(theirs)
-
-
-@pytest.mark.parametrize("reference", ["/elsewhere/tok.T", "org/repo--tok.T", "../tok.T", "tok.T"])
-def test_a_class_outside_the_folder_is_foreign_code(tmp_path, reference):
-    """A path without "--" names code as well; a class in a file of the folder itself is its own."""
-    (tmp_path / "own.py").write_text("class T: pass\n")
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": [None, "own.T"]}}))
-    check_own_code(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": [None, reference]}}))
-    with pytest.raises(ValueError, match="names code that is not in the folder: auto_map"):
-        check_own_code(tmp_path)
-
-
-@pytest.mark.parametrize("key", ["vocab_file", "word_shape_file", "entity_vocab_file"])
-def test_a_file_outside_the_folder_is_refused_under_any_key_of_the_tokenizer(tmp_path, key):
-    (tmp_path / "secret").write_text("token")
-    folder = tmp_path / "model"
-    folder.mkdir()
-    for value in (str(tmp_path / "secret"), "../secret"):
-        (folder / "tokenizer_config.json").write_text(json.dumps({key: value}))
-        with pytest.raises(ValueError, match="outside its folder"):
-            check_links(folder)
-    (folder / "tokenizer_config.json").write_text(json.dumps({key: "tokenizer_config.json", "pad_token": "[PAD]"}))
-    check_links(folder)
 
 
 @pytest.mark.parametrize("content", ["{", "{}", "[]", '{"model": {"type": "Nothing"}}'])

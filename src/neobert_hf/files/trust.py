@@ -33,8 +33,9 @@ NAMES = {
     "activation_fn": ACTIVATIONS,  # of CrossEncoder
     "sbert_ce_default_activation_function": ACTIVATIONS,
 }
-# Settings by which transformers runs code of the Hub: a pipeline of any name, a kernel org/name.
-ALLOWED = {**NAMES, "custom_pipelines": "(?!)", "attn_implementation": "[^/]*", "_attn_implementation": "[^/]*"}
+# Settings by which transformers runs code of the Hub: a pipeline of any name, a kernel such as org/name.
+KERNELS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
+ALLOWED = {**NAMES, **dict.fromkeys(KERNELS, "[^/]*"), "custom_pipelines": "(?!)"}
 # Settings besides those that the class of a config declares. None of them names code.
 CONFIG_KEYS = {"architectures", "dtype", "torch_dtype", "quantization_config", "_name_or_path", "transformers_version"}
 
