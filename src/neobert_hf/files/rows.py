@@ -119,11 +119,7 @@ def read_lines(file: str | Path) -> Rows:
 
 
 def checked_text(text: Any, place: str, is_strict: bool = False) -> str:
-    """Return a text that UTF-8 can store; the arguments are as in `read_texts`.
-
-    Raises:
-        ValueError: It is not a string; with `is_strict`, it is missing or has a lone surrogate.
-    """
+    """Return a text that UTF-8 can store; arguments and errors are those of `read_texts`."""
     if text is None and not is_strict:
         return ""
     if not isinstance(text, str):

@@ -41,11 +41,7 @@ CONFIG_KEYS = {"architectures", "dtype", "torch_dtype", "quantization_config", "
 
 
 def check_source(source: str | Path) -> None:
-    """Check a folder or Hub id before anything is read from it.
-
-    Raises:
-        ValueError: It is neither a folder nor an id, or `check_links` refuses the folder.
-    """
+    """Raise ValueError if a source is neither a folder nor an id of the Hub, or if `check_links` refuses the folder."""
     folder = Path(source)
     is_below = "/" in str(source) and folder.parent.is_dir()
     if folder.is_dir():
@@ -79,9 +75,8 @@ def resolve(source: str | Path, more: Iterable[str] = ()) -> Path:
 def check_links(folder: Path) -> None:
     """Refuse files of a folder that are elsewhere, or no regular files.
 
-    What is saved after loading the folder, or uploaded, would contain files of another place. Reading a pipe waits for ever.
-    The cache of the Hub keeps the files of a repository outside the folder of a revision; its own links are accepted, and so are
-    links to the code of this package.
+    What is saved after loading the folder, or uploaded, would contain files of another place. Reading a pipe waits for ever. The
+    links of the Hub's cache, which keeps files beside the folder of a revision, and those to our own code are accepted.
 
     Raises:
         ValueError: A symbolic link leaves the folder, tokenizer_config.json names a file outside it, or a file is not regular: a
@@ -125,11 +120,7 @@ def check_own_code(folder: Path) -> None:
 
 
 def foreign_settings(file: Path) -> Iterator[tuple[str, Any]]:
-    """Return the settings of a JSON file by which transformers or sentence-transformers would run code of another place.
-
-    Raises:
-        ValueError: The file is damaged.
-    """
+    """Return the settings of a JSON file by which transformers or sentence-transformers would run code of another place."""
     content = read_json(file)
     is_judged = {"type": file.name == "modules.json", "types": isinstance(content, dict) and "structure" in content}
     for key, value in _pairs(content):
@@ -147,28 +138,26 @@ def foreign_settings(file: Path) -> Iterator[tuple[str, Any]]:
 
 def leaves(content: Any) -> Iterator[Any]:
     """All values of JSON content that are neither a dict nor a list."""
-    if isinstance(content, (dict, list)):
-        for value in content.values() if isinstance(content, dict) else content:
-            yield from leaves(value)
-    else:
+    if not isinstance(content, dict | list):
         yield content
+    for value in _values(content):
+        yield from leaves(value)
 
 
 def _pairs(content: Any) -> Iterator[tuple[str, Any]]:
     """All keys of JSON content with their values, at any depth."""
     if isinstance(content, dict):
         yield from content.items()
-    if isinstance(content, (dict, list)):
-        for value in content.values() if isinstance(content, dict) else content:
-            yield from _pairs(value)
+    for value in _values(content):
+        yield from _pairs(value)
+
+
+def _values(content: Any) -> Iterable[Any]:
+    return content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
 
 
 def read_json(file: Path) -> Any:
-    """Read a JSON file.
-
-    Raises:
-        ValueError: It is damaged; the message names the file.
-    """
+    """Return the content of a JSON file; the ValueError for a damaged one names it."""
     try:
         return json.loads(file.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -213,10 +202,7 @@ def load_tokenizer(
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, source: str | Path, vocab_size: int | None) -> None:
     """Refuse the tokenizer of another model, and the one without words that transformers makes if the files are missing.
 
-    A model may have up to twice as many embeddings as its tokenizer has tokens: vocabularies are often padded.
-
-    Raises:
-        ValueError: The number of tokens does not fit.
+    A model may have up to twice as many embeddings as its tokenizer has tokens: vocabularies are often padded. None is unknown.
     """
     num_tokens, num_special = len(tokenizer), len(tokenizer.all_special_ids)
     found = f"the tokenizer of {source} has {num_tokens}"

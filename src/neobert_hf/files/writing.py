@@ -88,8 +88,7 @@ def saving(target: Path, hint: str = UNCHANGED) -> Iterator[None]:
 def only_writer(folder: Path, lock: str, wait: bool = False) -> Iterator[None]:
     """Lock a folder against other processes that write to it.
 
-    The operating system holds the lock, so it ends with the process, also after a crash. The lock file remains; it locks
-    nothing.
+    The operating system holds the lock, so it ends with the process, also after a crash. The file remains; it locks nothing.
 
     Args:
         folder: Folder to lock; created if it does not exist.
