@@ -182,6 +182,7 @@ print(type(AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=True)))
 """
 
 
+@pytest.mark.slow
 def test_the_package_does_not_change_how_the_tokenizers_of_other_models_load(tokenizer, tmp_path):
     """One with code of its own, saved under the name of the stock class."""
     (tmp_path / "code.py").write_text("import transformers\nclass Own(transformers.PreTrainedTokenizerFast): pass\n")

@@ -95,23 +95,6 @@ def test_each_row_is_in_at_most_one_batch_of_exact_size(num_rows, batch_size):
     assert len(np.unique(batches)) == batches.size and batches.min() >= 0 and batches.max() < num_rows
 
 
-def similarity_inside(batches, vectors):
-    """Mean similarity of two different rows of a batch."""
-    scores = np.stack([vectors[batch] @ vectors[batch].T for batch in batches])
-    size = batches.shape[1]
-    return (scores.sum() - len(batches) * size) / (len(batches) * size * (size - 1))
-
-
-def test_packed_clusters_have_harder_negatives_than_random_batches():
-    rng = np.random.default_rng(0)
-    means = rng.standard_normal((50, 2))[rng.integers(0, 50, 400)]  # in two dimensions, so that clusters touch
-    vectors = means + 0.05 * rng.standard_normal(means.shape)
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    clusters = cluster_pairs(vectors.astype(np.float32), vectors.astype(np.float32), 50)
-    random = rng.permutation(400).reshape(-1, 8)
-    assert similarity_inside(random, vectors) + 0.1 < similarity_inside(pack_clusters(clusters, 8), vectors)
-
-
 def clusters_of(sizes):
     """Datasets with random clusters, rows numbered over all of them."""
     rng, first, datasets, rows = np.random.default_rng(0), 0, {}, []
@@ -158,17 +141,13 @@ def test_clusters_are_made_once_for_texts_and_settings_and_a_checkpoint_holds_th
     for name in ("queries", "documents", "clusters"):
         assert np.array_equal(getattr(made, name), getattr(read, name))
     assert len(np.unique(made.clusters)) > 1
+    vectors = unit_vectors([*DOCUMENTS, *reversed(DOCUMENTS)], sentence_transformer(folder))
+    assert np.array_equal(vectors[: len(DOCUMENTS)], vectors[len(DOCUMENTS) :][::-1])  # of equal texts
     changes = ({"documents": DOCUMENTS[::-1]}, {"surrogate": "other"}, {"cluster_size": 5}, {"seed": 1})
     assert len({made.file, *(clusters(**change).file for change in changes)}) == 5
     stored = pickle.dumps(partial(ContextualBatchSampler, datasets={0: made}))
     assert len(stored) < 1000
     assert np.array_equal(pickle.loads(stored).keywords["datasets"][0].queries, made.queries)
-
-
-def test_equal_texts_have_equal_vectors(folder):
-    vectors = unit_vectors([*DOCUMENTS, *reversed(DOCUMENTS)], sentence_transformer(folder))
-    assert np.array_equal(vectors[: len(DOCUMENTS)], vectors[len(DOCUMENTS) :][::-1])
-    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
 
 
 # --------------------------------------------------------------------------------------------------------------- loss
@@ -232,19 +211,6 @@ def test_mini_batches_of_any_size_give_the_same_gradients_with_dropout_and_a_sam
             torch.testing.assert_close(gradient, results[0][1][name], rtol=0, atol=1e-9, msg=name)
 
 
-def test_the_second_pass_repeats_the_dropout_of_the_first_bitwise(model):
-    seen = []
-    hook = contextual_model(model).second_stage.register_forward_pre_hook(
-        lambda module, args, kwargs: seen.append(kwargs["inputs_embeds"].detach().clone()), with_kwargs=True
-    )
-    ContextualRankingLoss(model, mini_batch_size=3)(pairs(model, 6)).backward()
-    hook.remove()
-    assert len(seen) == 8  # two columns of two mini-batches, twice
-    assert all(torch.equal(first, second) for first, second in zip(seen[:4], seen[4:]))
-    null = contextual_model(model).null_context.weight[0]
-    assert 0 < np.mean([(part[:, :SIZE] == null).all(-1).double().mean().item() for part in seen[:4]]) < 1
-
-
 def test_false_negatives_are_excluded_and_the_positive_never_is(model):
     contextual_model(model).config.context_dropout = 0.0
     rng = np.random.default_rng(0)
@@ -276,19 +242,6 @@ def test_the_number_of_texts_with_gradients_is_that_of_one_mini_batch_and_each_g
     for state in graphs:
         with pytest.raises(RuntimeError, match="second time"):
             state.sum().backward()
-
-
-def test_a_frozen_first_stage_stays_and_the_second_has_its_gradients(model):
-    module, found = contextual_model(model), []
-    for is_trained in (True, False):
-        model.zero_grad()
-        for part in (module.first_stage, module.first_projection, module.context_norm):
-            part.requires_grad_(is_trained)
-        torch.manual_seed(0)
-        ContextualRankingLoss(model, mini_batch_size=4)(pairs(model, 6)).backward()
-        found.append(module.second_stage.encoder.weight.grad.clone())
-    assert module.first_stage.encoder.weight.grad is None
-    torch.testing.assert_close(*found, rtol=0, atol=1e-10)
 
 
 def test_three_columns_are_refused(model):
