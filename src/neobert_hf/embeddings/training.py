@@ -28,8 +28,10 @@ CURVE = (
     *("per_device_train_batch_size", "gradient_accumulation_steps", "batch_sampler", "bf16", "fp16", "seed"),
 )
 # Values of a run that its card shows.
-SHOWN = ("batch_size", "learning_rate", "warmup_steps", "seed")
-SHOWN_ARGUMENTS = ("temperature", "sampling_exponent", "num_negatives", "num_candidates", "context_size", "batches")
+SHOWN = (
+    *("batch_size", "learning_rate", "warmup_steps", "seed", "max_seq_length", "temperature", "sampling_exponent"),
+    *("num_negatives", "num_candidates", "context_size", "batches"),
+)
 
 
 @dataclass
@@ -38,7 +40,8 @@ class PairArguments:
 
     model_name_or_path: str = HfArg(default=MINI_MODEL_PATH, help="Model to train: folder or id on the Hub.")
     train_files: list[str] = HfArg(
-        default=None, help="Files of pairs: the question in the first column, its answer in the second."
+        default=None,
+        help="Files of pairs: question and answer in the first two columns. Embeddings learn from negatives in others too.",
     )
     validation_files: list[str] = HfArg(
         default=None, help="Pairs for the evaluation before and after. Default: rows of the train_files."
@@ -141,8 +144,8 @@ def train_and_record(
             print(f"{evaluator.name} {name}: {old[name]:.4f} before the training, {new[name]:.4f} after it")
             metrics = {name: value for name, value in new.items() if not name.startswith("base_")}
             scores.append({"dataset": evaluator.name, "split": "validation", "metrics": metrics, "before": old})
-        settings = {"steps": trainer.state.global_step, **{name: run[name] for name in SHOWN}}
-        settings |= {name: values[name] for name in ("max_seq_length", *SHOWN_ARGUMENTS) if name in values}
+        figures = {**run, **values}
+        settings = {"steps": trainer.state.global_step, **{name: figures[name] for name in SHOWN if name in figures}}
         names = {Path(file).stem: Path(file).name for file in arguments.train_files or ()}
         rows = {names.get(name, name): number for name, number in (rows or run["num_rows"]).items()}
         write_record(folder, training, source=source, rows=rows, scores=scores, settings=settings, **facts)
