@@ -149,7 +149,7 @@ class OnnxModel:
             if name not in self.prompts:
                 raise ValueError(f"the model has no prompt {name!r}; choose from {', '.join(self.prompts) or '(none)'}")
             prompt = self.prompts[name]
-        prompted = [(prompt or "") + text for text in ([texts] if isinstance(texts, str) else texts)]
+        prompted = [(prompt or "") + text for text in ([texts] if isinstance(texts, str | dict) else texts)]
         # The empty text gives the width of an empty result.
         rows = self._read_output("sentence_embedding", lambda text, encoding, row: row, prompted or [""], batch_size)
         vectors = np.stack(rows)
