@@ -397,14 +397,14 @@ def test_export_reports_how_far_llama_cpp_is_from_torch(tmp_path, dtype):
     entry = report["files"][f"model-{dtype}.gguf"]
     assert entry["bytes"] == (tmp_path / "out" / f"model-{dtype}.gguf").stat().st_size
     if dtype == "q8_0":
-        assert entry["smallest_cosine"] > 0.999
+        assert entry["compared_on"]["documentation"] > 0.999
     else:
         assert max(entry["errors"].values()) < {"f32": 1e-5, "f16": 1e-2}[dtype]
 
 
 @pytest.mark.runtime
 def test_the_python_code_of_the_page_runs(tmp_path, monkeypatch, capsys, encoder, weights, tokenizer):
-    page = Path(__file__).parents[2] / "docs" / "llama_cpp.md"
+    page = Path(__file__).parents[2] / "docs" / "exporting.md"
     embed, classify = re.findall(r"python - <<'END'\n(.*?)END\n", page.read_text("utf-8"), re.DOTALL)
     for name, folder in {
         "exported": encoder,

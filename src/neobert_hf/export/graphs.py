@@ -217,6 +217,6 @@ def _check_weights(graph: Graph, folder: Path) -> None:
     if more := sorted(name for name in graph.model.unused_tensors if "transformer_encoder." in name):
         blocks = graph.model.config.num_hidden_layers
         raise ValueError(f"{folder} has num_hidden_layers={blocks}, and further tensors such as {more[0]}; {doctor}")
-    for name, values in graph.state_dict().items():
+    for name, values in graph.named_parameters():
         if not values.isfinite().all():
             raise ValueError(f"{folder} has NaN or infinity in {name.removeprefix('model.')}; {doctor}")

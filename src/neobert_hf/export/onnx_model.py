@@ -19,11 +19,7 @@ Run = Callable[[Arrays], Arrays]  # inputs by name to outputs by name
 
 # The file of each runtime and dtype. OpenVINO computes the file of float32 in bfloat16 where it is asked to.
 FILES = {
-    "onnxruntime": {
-        "fp32": "onnx/model.onnx",
-        "fp16": "onnx/model_fp16.onnx",
-        "int8": "onnx/model_quantized.onnx",
-    },
+    "onnxruntime": {"fp32": "onnx/model.onnx", "fp16": "onnx/model_fp16.onnx", "int8": "onnx/model_quantized.onnx"},
     "openvino": {
         "fp32": "openvino/openvino_model.xml",
         "bf16": "openvino/openvino_model.xml",
