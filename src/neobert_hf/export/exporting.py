@@ -78,10 +78,8 @@ def export_model(
             del report[FILES["onnxruntime"]["fp32"]]
         _write_settings(graph, built)
         target.mkdir(exist_ok=True)
-        for part in sorted(
-            built.iterdir(), key=lambda part: part.name == "config.json"
-        ):  # last: nothing loads without it
-            shutil.move(part, target)
+        for part in sorted(built.iterdir(), key=lambda part: part.name == "config.json"):
+            shutil.move(part, target)  # config.json last: nothing loads a folder without it
     return {"folder": str(out), "task": graph.task, "files": report}
 
 
@@ -108,24 +106,23 @@ def _planned_files(
     graph: Graph, built: Path, formats: set[str], int8: bool, fp16: bool, dtype: str
 ) -> list[tuple[str, Callable[[Path], None], str]]:
     """The name of each file, the function that writes it, and the kind of its numbers."""
-    names, openvino = FILES["onnxruntime"], FILES["openvino"]
-    whole, has_openvino = built / names["fp32"], "openvino" in formats
-    plan = []
-    if "gguf" in formats:
-        from .gguf import write_gguf
+    onnx, openvino = FILES["onnxruntime"], FILES["openvino"]
+    whole, has_openvino = built / onnx["fp32"], "openvino" in formats
+    rows = [
+        ("gguf" in formats, f"model-{dtype}.gguf", partial(_write_gguf, graph, dtype), DTYPES[dtype]),
+        (formats != {"gguf"}, onnx["fp32"], partial(write_onnx, graph), "float32"),
+        (int8 and "onnx" in formats, onnx["int8"], partial(write_int8, whole), "int8"),
+        (has_openvino, openvino["fp32"], partial(write_openvino, whole), "float32"),
+        (has_openvino and int8, openvino["int8"], partial(write_openvino_int8, whole), "int8"),
+        (fp16, onnx["fp16"], partial(write_fp16, graph), "float16"),  # the last one, because it rounds the graph itself
+    ]
+    return [row[1:] for row in rows if row[0]]
 
-        plan.append((f"model-{dtype}.gguf", partial(write_gguf, graph, dtype=dtype), DTYPES[dtype]))
-    if formats != {"gguf"}:
-        plan.append((names["fp32"], partial(write_onnx, graph), "float32"))
-    if int8 and "onnx" in formats:
-        plan.append((names["int8"], partial(write_int8, whole), "int8"))
-    if has_openvino:
-        plan.append((openvino["fp32"], partial(write_openvino, whole), "float32"))
-    if has_openvino and int8:
-        plan.append((openvino["int8"], partial(write_openvino_int8, whole), "int8"))
-    if fp16:  # the last one, because it rounds the graph itself
-        plan.append((names["fp16"], partial(write_fp16, graph), "float16"))
-    return plan
+
+def _write_gguf(graph: Graph, dtype: str, file: Path) -> None:
+    from .gguf import write_gguf  # the package gguf is optional
+
+    write_gguf(graph, file, dtype)
 
 
 def _write_file(reference: Reference, file: Path, write: Callable[[Path], None], kind: str) -> dict[str, Any]:
@@ -172,24 +169,24 @@ def _write_modules(graph: EmbeddingGraph, folder: Path) -> None:
 
     from ..embeddings.common_form import older_settings
 
-    chain = graph.chain
-    kinds = {"": "Transformer", "1_Pooling": "Pooling"} | (
-        {"2_Normalize": "Normalize"} if graph.ends_normalized else {}
-    )
-    modules = [
-        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for index, (path, kind) in enumerate(kinds.items())
-    ]
-    write_json(folder / "modules.json", modules)
-    (folder / "1_Pooling").mkdir()
-    pooling = Pooling(chain.get_embedding_dimension(), graph.pooling_mode)
-    write_json(folder / "1_Pooling" / "config.json", older_settings(pooling))
-    write_json(folder / "sentence_bert_config.json", {"max_seq_length": graph.longest, "do_lower_case": False})
+    chain, kinds = graph.chain, {"": "Transformer", "1_Pooling": "Pooling"}
+    if graph.ends_normalized:
+        kinds["2_Normalize"] = "Normalize"
     settings = {
-        "__version__": {"sentence_transformers": sentence_transformers.__version__},
-        "model_type": "SentenceTransformer",
-        "prompts": chain.prompts,
-        "default_prompt_name": chain.default_prompt_name,
-        "similarity_fn_name": chain.similarity_fn_name,
+        "modules.json": [
+            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for index, (path, kind) in enumerate(kinds.items())
+        ],
+        "1_Pooling/config.json": older_settings(Pooling(chain.get_embedding_dimension(), graph.pooling_mode)),
+        "sentence_bert_config.json": {"max_seq_length": graph.longest, "do_lower_case": False},
+        "config_sentence_transformers.json": {
+            "__version__": {"sentence_transformers": sentence_transformers.__version__},
+            "model_type": "SentenceTransformer",
+            "prompts": chain.prompts,
+            "default_prompt_name": chain.default_prompt_name,
+            "similarity_fn_name": chain.similarity_fn_name,
+        },
     }
-    write_json(folder / "config_sentence_transformers.json", settings)
+    (folder / "1_Pooling").mkdir()
+    for name, content in settings.items():
+        write_json(folder / name, content)
