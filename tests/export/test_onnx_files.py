@@ -243,6 +243,9 @@ def test_the_folder_of_an_embedding_model_has_what_other_tools_read(embedder):
     assert settings["config_sentence_transformers.json"]["prompts"] == {"query": "fox ", "document": ""}
     assert settings["sentence_bert_config.json"]["max_seq_length"] == 40
     assert settings["tokenizer_config.json"]["model_max_length"] == 40
+    assert (
+        settings["tokenizer_config.json"]["tokenizer_class"] == "PreTrainedTokenizerFast"
+    )  # transformers 4 has it too
     tokenizer = settings["tokenizer.json"]
     assert tokenizer["truncation"] is None and tokenizer["padding"] is None  # a runtime sets its own
     assert {"config.json", "special_tokens_map.json"} <= settings.keys()
@@ -466,7 +469,9 @@ def fail_as_openvino(graph, file):
 def test_an_interruption_and_a_full_disk_are_one_error_and_leave_nothing(write, saved, tmp_path, monkeypatch):
     monkeypatch.setattr(exporting, "write_onnx", write)
     (tmp_path / "out").mkdir()
-    kind, words = (KeyboardInterrupt, None) if write is interrupt else (OSError, "could not be written; nothing is left")
+    kind, words = (
+        (KeyboardInterrupt, None) if write is interrupt else (OSError, "could not be written; nothing is left")
+    )
     with largest_file(1 << 19), pytest.raises(kind, match=words) as caught:
         export_model(saved, tmp_path / "out")
     assert "\n" not in str(caught.value)

@@ -201,8 +201,8 @@ def _load_chain(folder: Path, kind: str) -> SentenceTransformer:
             "include_prompt=True, or set it in the config.json of the pooling if the model has no prompts"
         )
     check_vocabulary(chain.tokenizer, folder, chain[0].config.vocab_size)
-    for holder in (chain[0].config, chain.tokenizer):
-        keep_known_settings(holder, folder)
+    keep_known_settings(chain[0].config, folder)
+    chain[0].processor = keep_known_settings(chain.tokenizer, folder)
     return chain
 
 
