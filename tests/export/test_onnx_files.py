@@ -379,7 +379,7 @@ def without(name):
 
 BAD_SOURCES = {
     "adapter": (adapter, "merge"),
-    "other type": (other_type, "its model type is bert"),
+    "other type": (other_type, "no config.json of a NeoBERT that can be exported, it names None"),
     "multiple choice": (multiple_choice, "MultipleChoice"),
     "sparse": (sparse, "holds a SparseEncoder"),
     "two poolings": (chain("Pooling", "Pooling"), "only a NeoBERT with one Pooling"),

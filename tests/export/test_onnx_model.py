@@ -242,8 +242,8 @@ for line in ("export model out", "doctor model"):
     version, _, vector = first.partition(" ")
     assert version == neobert_hf.__version__
     np.testing.assert_array_equal(json.loads(vector), OnnxModel(exported_mini).encode("Open a file.")[:3].tolist())
-    names = ("neobert_hf.NeoBERTModel", "neobert_hf.export.export_model")
-    assert errors == [f"{name} needs torch; install the package with its dependencies" for name in names]
+    assert errors[0] == "neobert_hf.NeoBERTModel needs torch; install the package with its dependencies"
+    assert len(errors) == 2 and errors[1].startswith("No module named 'transformers")
     for command, line in (("export", export), ("doctor", doctor)):
         assert line.startswith(f"neobert {command}: ")
         assert line.endswith("; the command needs torch and transformers: install the package with its dependencies")

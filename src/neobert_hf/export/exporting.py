@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 from ..files.writing import saving, write_json, writing
 from .graphs import EmbeddingGraph, Graph, load_graph
-from .onnx import write_fp16, write_int8, write_onnx, write_openvino, write_openvino_int8
+from .onnx import write_int8, write_onnx, write_openvino
 from .onnx_model import FILES, open_graph
 from .parity import Reference
 
@@ -113,8 +113,13 @@ def _planned_files(
         (formats != {"gguf"}, onnx["fp32"], partial(write_onnx, graph), "float32"),
         (int8 and "onnx" in formats, onnx["int8"], partial(write_int8, whole), "int8"),
         (has_openvino, openvino["fp32"], partial(write_openvino, whole), "float32"),
-        (has_openvino and int8, openvino["int8"], partial(write_openvino_int8, whole), "int8"),
-        (fp16, onnx["fp16"], partial(write_fp16, graph), "float16"),  # the last one, because it rounds the graph itself
+        (has_openvino and int8, openvino["int8"], partial(write_openvino, whole, int8=True), "int8"),
+        (
+            fp16,
+            onnx["fp16"],
+            partial(write_onnx, graph, fp16=True),
+            "float16",
+        ),  # the last one, because it rounds the graph itself
     ]
     return [row[1:] for row in rows if row[0]]
 

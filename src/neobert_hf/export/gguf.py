@@ -24,7 +24,6 @@ from .parity import LONG
 
 logger = logging.get_logger(__name__)
 
-FILE_TYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0"}  # dtype, and its name in llama.cpp
 BLOCK = 32  # numbers that share a scale in q8_0
 POOLINGS = {"mean": "MEAN", "cls": "CLS", "lasttoken": "LAST"}  # of sentence-transformers, and of llama.cpp
 
@@ -187,7 +186,7 @@ def _add_tokenizer(
 
 def _add_settings(writer: gguf.GGUFWriter, config: NeoBERTConfig, pooling: str, dtype: str) -> None:
     writer.add_name("NeoBERT")
-    writer.add_file_type(gguf.LlamaFileType[FILE_TYPES[dtype]])
+    writer.add_file_type(gguf.LlamaFileType["ALL_F32" if dtype == "f32" else f"MOSTLY_{dtype.upper()}"])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)

@@ -166,17 +166,14 @@ def load_graph(source: str | Path, task: str | None = None) -> Graph:
 
 def _saved_task(folder: Path, config: dict) -> str:
     """The task for which a NeoBERT was saved."""
-    if (kind := config.get("model_type")) != "neobert":
-        raise ValueError(
-            f"{folder} has no config.json of a NeoBERT (its model type is {kind}); give that of a saved model"
-        )
     names = config.get("architectures") or [None]
     model_class = getattr(modeling_neobert, str(names[0]), None)
     for task, (auto_class, _) in TASKS.items():
         if model_class is AUTO_CLASSES[auto_class]:
             return task
     raise ValueError(
-        f"architectures={names} in config.json of {folder} cannot be exported; give --task, one of {', '.join(TASKS)}"
+        f"{folder} has no config.json of a NeoBERT that can be exported, it names {names[0]}; give the folder of a saved model, "
+        f"or one of these as --task: {', '.join(TASKS)}"
     )
 
 

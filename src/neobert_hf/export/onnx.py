@@ -20,17 +20,22 @@ INPUTS = ("input_ids", "attention_mask")
 
 
 @quiet()
-def write_onnx(graph: Graph, file: Path) -> None:
+def write_onnx(graph: Graph, file: Path, fp16: bool = False) -> None:
     """Write the graph with free numbers of rows and columns: one file, and above 1.5 GB the weights in a second one.
 
     Args:
         graph: What to export.
         file: The file; its folder exists.
+        fp16: Round the network of the graph to float16, which it stays; inputs and outputs do not change. A converter of finished
+            graphs also rounds the angles of positions, an error of a tenth of a radian at 200 tokens. The model computes them,
+            and its norms, in float32.
 
     Raises:
         ValueError: The exporter of this version of torch fails.
         OSError: The file cannot be written.
     """
+    if fp16:
+        graph.model.half()
     # No size of the example equals another one, and none is 1: the exporter would take it for a constant.
     input_ids = torch.full((3, 7), 5)
     attention_mask = torch.ones_like(input_ids)
@@ -50,16 +55,6 @@ def write_onnx(graph: Graph, file: Path) -> None:
     except OnnxExporterError as error:
         raise ValueError(f"torch {torch.__version__} cannot export this model; install torch 2.13 or newer") from error
     program.save(file)
-
-
-def write_fp16(graph: Graph, file: Path) -> None:
-    """Write the graph with its network in float16, which stays so; inputs and outputs are those of `write_onnx`.
-
-    A converter of finished graphs also rounds the angles of positions, an error of a tenth of a radian at 200 tokens. The model
-    computes them, and its norms, in float32.
-    """
-    graph.model.half()
-    write_onnx(graph, file)
 
 
 @quiet()
@@ -84,19 +79,21 @@ def write_int8(source: Path, file: Path) -> None:
     )
 
 
-def write_openvino(source: Path, file: Path) -> None:
-    """Convert an ONNX file to OpenVINO in float32: an `.xml`, and beside it the weights in the `.bin` of the same name."""
-    import openvino
-
-    openvino.save_model(openvino.Core().read_model(source), file, compress_to_fp16=False)
-
-
 @quiet()
-def write_openvino_int8(source: Path, file: Path) -> None:
-    """As `write_openvino`, with weights in int8 by nncf."""
-    os.environ.setdefault("NNCF_CI", "1")  # read on import: no statistics about its use are sent
-    import nncf
+def write_openvino(source: Path, file: Path, int8: bool = False) -> None:
+    """Convert an ONNX file to OpenVINO: an `.xml`, and beside it the weights in the `.bin` of the same name.
+
+    Args:
+        source: The ONNX file, in float32.
+        file: The `.xml` to write.
+        int8: Whether nncf rounds the weights to int8.
+    """
     import openvino
 
-    model = nncf.compress_weights(openvino.Core().read_model(source), mode=nncf.CompressWeightsMode.INT8_SYM)
-    openvino.save_model(model, file)
+    model = openvino.Core().read_model(source)
+    if int8:
+        os.environ.setdefault("NNCF_CI", "1")  # read on import: no statistics about its use are sent
+        import nncf
+
+        model = nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM)
+    openvino.save_model(model, file, compress_to_fp16=int8)  # of the few numbers that are not int8
