@@ -21,9 +21,8 @@ import torch
 from torch import nn
 from transformers.utils import ModelOutput, can_return_tuple
 
-from neobert_hf.model.blocks_neobert import RMSNorm
-from neobert_hf.model.configuration_neobert import NeoBERTConfig
-from neobert_hf.model.modeling_neobert import NeoBERTModel, NeoBERTPreTrainedModel
+# Below the room, since a saved folder holds this file and imports the class from the file beside it.
+from neobert_hf.model.modeling_neobert import NeoBERTConfig, NeoBERTModel, NeoBERTPreTrainedModel
 
 
 class ContextualNeoBERTConfig(NeoBERTConfig):
@@ -92,7 +91,7 @@ class ContextualNeoBERTModel(NeoBERTPreTrainedModel):
         width = config.hidden_size
         self.first_stage = NeoBERTModel(config)
         self.first_projection = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
-        self.context_norm = RMSNorm(width, eps=config.norm_eps)
+        self.context_norm = type(self.first_stage.layer_norm)(width, eps=config.norm_eps)
         self.null_context = nn.Embedding(1, width)
         self.soft_prompt = nn.Embedding(config.num_soft_prompt_tokens, width)
         self.second_stage = NeoBERTModel(config)
