@@ -359,9 +359,7 @@ def test_the_published_layout_has_only_remarks_on_what_is_not_in_the_folder(name
     assert report["is_clean"] and codes(report, "remark") == {"code-missing", "tokenizer-missing"}
 
 
-def test_nothing_is_found_in_a_build_in_shards_a_quantized_model_and_an_adapter(
-    good, checkpoint, tokenizer, tmp_path
-):
+def test_nothing_is_found_in_a_build_in_shards_a_quantized_model_and_an_adapter(good, checkpoint, tokenizer, tmp_path):
     from neobert_hf.hub.build import BuildArguments, build
 
     built = build(BuildArguments(model=str(good), out=str(tmp_path / "built")))
