@@ -128,7 +128,7 @@ def _transformer(path: str, task: str, max_seq_length: int | None, model_kwargs:
 
     check_source(path)
     transformer = Transformer(path, transformer_task=task, max_seq_length=max_seq_length, model_kwargs=model_kwargs)
-    if not isinstance(transformer.config, NeoBERTConfig):
+    if transformer.config.model_type != NeoBERTConfig.model_type:
         raise ValueError(
             f"{path} has the model type {transformer.config.model_type}, not neobert; choose a NeoBERT checkpoint"
         )

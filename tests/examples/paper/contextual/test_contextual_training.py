@@ -339,6 +339,7 @@ def test_what_has_no_result_is_refused(model, folder, tmp_path):
         "the model has no context to save": lambda: save_context(model, tmp_path / "b"),
         "holds no context of this model": lambda: load_context(model, tmp_path / "a.safetensors"),
         "leave no position for a text": lambda: contextual_sentence_transformer(folder, context_size=60),
+        "has the model type contextual_neobert, not neobert": lambda: sentence_transformer(str(tmp_path / "saved")),
         "contextual already": lambda: contextual_sentence_transformer(str(tmp_path / "saved"), context_size=9),
     }
     for message, call in cases.items():
