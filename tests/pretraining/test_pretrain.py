@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import SENTENCE, run_main
+from neobert_hf.pretraining.starts import check_held_out, check_start
 from pretraining_runs import QUIET, SIZES, SMALL, run
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch.utils.data import DataLoader
@@ -17,7 +18,6 @@ from neobert_hf.files.wordpiece import train_wordpiece
 from neobert_hf.files.writing import write_json
 from neobert_hf.pretraining import rows
 from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArguments
-from neobert_hf.pretraining.starts import check_held_out, check_start
 from neobert_hf.pretraining.summary import plot_curves
 from neobert_hf.runs.manifests import read_json_object
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import SENTENCE, packed_rows
+from neobert_hf.pretraining.pretrain import build_model
 from pretraining_runs import QUIET, SIZES, SMALL
 from torch import nn
 from transformers import set_seed
@@ -13,7 +14,6 @@ from transformers import set_seed
 from neobert_hf import NeoBERTForMaskedLM, PackedMLMCollator
 from neobert_hf.pretraining.arguments import PretrainingArguments
 from neobert_hf.pretraining.packing import MixedRows
-from neobert_hf.pretraining.pretrain import build_model
 from neobert_hf.pretraining.recipes import RECIPES
 from neobert_hf.pretraining.trainer import PretrainingTrainer
 from neobert_hf.runs.folders import last_complete_checkpoint

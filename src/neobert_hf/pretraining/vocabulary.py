@@ -140,6 +140,6 @@ def write_adapted_model(
     with saving(folder, "no folder was written"):
         adapted.save_pretrained(part)
         new.save_pretrained(part)
-        write_record(part, training, source=source, rows={}, settings={}, remark="with a new vocabulary")
+        write_record(part, training, source=source, rows={}, settings={}, remark="The vocabulary is new.")
         os.replace(part, folder)
     return str(folder)
