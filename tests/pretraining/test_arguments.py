@@ -54,3 +54,12 @@ def test_rows_that_would_count_twice_in_an_evaluation_by_several_processes_are_r
     PretrainingArguments(output_dir=str(tmp_path), use_cpu=True)
     with pytest.raises(ValueError, match="per_device_eval_batch_size=2 with 2 processes; give 1"):
         PretrainingArguments(output_dir=str(tmp_path), use_cpu=True, per_device_eval_batch_size=2)
+
+
+@pytest.mark.parametrize("has_instructions", [False, True])
+def test_auto_precision_follows_the_machine_unless_the_user_chooses(tmp_path, monkeypatch, has_instructions):
+    monkeypatch.setenv("NEOBERT_CPU_BF16", str(int(has_instructions)))
+    options = dict(output_dir=str(tmp_path), use_cpu=True)
+    assert PretrainingArguments(**options, auto_precision=True).bf16 is has_instructions
+    assert PretrainingArguments(**options, auto_precision=True, bf16=True).bf16
+    assert not PretrainingArguments(**options).bf16
