@@ -171,9 +171,12 @@ class Selection:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Number of tokens of every document of the collection, (N,) int32; 0 for those outside of the selection."""
+        """Number of tokens of every document of the collection, (N,) int32; 0 for those outside of the selection.
+
+        A document of special tokens alone, such as that of a zero-width space, is outside.
+        """
         lengths = self.documents.lengths
-        lengths[lengths <= self.num_tokens] = 0
+        lengths[lengths <= max(self.num_tokens, sum(self.documents.special_tokens))] = 0
         lengths[self.held_out] = 0
         return lengths
 

@@ -12,9 +12,8 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 from datatrove.data import Document
@@ -47,8 +46,8 @@ def tokenize(
 ) -> Documents | None:
     """Tokenize each text once, whole, and write the ids to a folder; the same call continues after an interruption.
 
-    The order of the documents depends on `tasks`, not on the number of processes. Texts without a token are left out. If the
-    folder is finished, and the corpus and the settings are the same, the documents are used and the texts are not read.
+    The order of the documents depends on `tasks`, not on the number of processes. White space is left out. If the folder is
+    finished, and the corpus and the settings are the same, the documents are used and the texts are not read.
 
     Args:
         corpus: Texts. A missing text is left out; a lone surrogate becomes a question mark.
@@ -177,39 +176,14 @@ def write_task(folder: Path, is_parallel: bool, data: Iterable[Document], rank: 
     if is_parallel:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     with tempfile.TemporaryDirectory(prefix=f"{rank:05d}.", suffix=".part", dir=folder) as part:
-        step = TextTokenizer(part, folder / TOKENIZER)
+        options = {"shuffle_documents": False, "save_final_metadata": False}
+        step = DocumentTokenizer(f"{part}/ids", str(folder / TOKENIZER), **options)
         step.run(data, rank, world_size)
         for name, file in task_files(Path(part), rank).items():
             target = task_files(folder, rank)[name]
             target.parent.mkdir(exist_ok=True)
             os.replace(file, target)
     write_record(folder, rank, step.token_size)
-
-
-class TextTokenizer(DocumentTokenizer):
-    """datatrove's tokenizer without texts that have no token.
-
-    Args:
-        folder: Folder of a task.
-        tokenizer: Path of a tokenizer.json.
-    """
-
-    def __init__(self, folder: str, tokenizer: Path):
-        super().__init__(f"{folder}/ids", str(tokenizer), shuffle_documents=False, save_final_metadata=False)
-
-    @cached_property
-    def tokenizer(self) -> SimpleNamespace:
-        """What the base class calls of a tokenizer; `encode_batch_fast` gives no offsets and is 1.2 times as fast.
-
-        A text without a token, such as a zero-width space, is left out.
-        """
-        tokenizer = Tokenizer.from_file(self.tokenizer_name_or_path)
-        num_special = tokenizer.num_special_tokens_to_add(is_pair=False)
-
-        def encode_batch(texts):
-            return [encoding for encoding in tokenizer.encode_batch_fast(texts) if len(encoding) > num_special]
-
-        return SimpleNamespace(encode_batch=encode_batch, get_vocab_size=tokenizer.get_vocab_size)
 
 
 def write_record(folder: Path, task: int, token_size: int) -> None:
@@ -254,14 +228,16 @@ def write_manifest(folder: Path, *_) -> None:
     tasks, histogram = [read_json_object(_record(folder, task)) for task in numbers], Counter()
     for task in tasks:
         histogram.update({int(top): count for top, count in task.pop("length_histogram").items()})
-    if not histogram:
+    num_documents, num_tokens = (sum(task[name] for task in tasks) for name in ("documents", "tokens"))
+    if num_tokens == num_documents * sum(settings["special_tokens"]):
         raise ValueError(f"no text of {settings['source']} has a token; there is nothing to train on")
     for part in folder.glob("*.part"):  # of tasks that were killed
         shutil.rmtree(part, ignore_errors=True)
     manifest = {
         **settings,
         "dtype": tasks[0]["dtype"],
-        **{f"num_{name}": sum(task[name] for task in tasks) for name in ("documents", "tokens")},
+        "num_documents": num_documents,
+        "num_tokens": num_tokens,
         "length_histogram": {str(top): histogram[top] for top in sorted(histogram)},
         "tasks": tasks,
     }
