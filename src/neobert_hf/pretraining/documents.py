@@ -16,9 +16,9 @@ from torch.utils.data import Subset
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerFast
 
+from ..files.trust import read_json
 from ..files.wordpiece import tokenizer_hash
 from ..files.writing import content_hash, file_hash
-from ..runs.manifests import read_json_object
 from .permutation import Permutation
 
 MANIFEST = "manifest.json"
@@ -63,7 +63,7 @@ class Documents(Sequence):
             raise FileNotFoundError(
                 f"{self.folder} holds no {MANIFEST}; tokenize into it first, or again if that was interrupted"
             )
-        self.manifest = read_json_object(self.folder / MANIFEST)
+        self.manifest = read_json(self.folder / MANIFEST)
         self.special_tokens = tuple(self.manifest["special_tokens"])
         self._dtype = np.dtype(self.manifest["dtype"])
         self._tasks = [task for task in self.manifest["tasks"] if task["documents"]]

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from tqdm.auto import tqdm
 
+from ..files.trust import read_json
 from ..files.writing import content_hash, only_writer, write_json, writing
-from ..runs.manifests import read_json_object
 from .documents import Documents, Selection
 from .permutation import Permutation
 
@@ -288,8 +288,8 @@ def read_packing_plan(folder: str | Path) -> PackingPlan:
         ValueError: The plan is damaged, or the folder holds no finished plan.
     """
     folder = Path(folder)
-    content = read_json_object(folder / PLAN)
     try:
+        content = read_json(folder / PLAN)
         arrays = [np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in ARRAYS]
     except (OSError, ValueError, EOFError) as error:
         raise ValueError(f"{folder} is damaged ({error}); remove it, and the next run makes the plan again") from error

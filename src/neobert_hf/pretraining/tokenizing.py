@@ -23,9 +23,9 @@ from loguru import logger
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from ..files.trust import read_json
 from ..files.wordpiece import plain_tokenizer, tokenizer_hash
 from ..files.writing import FULL, file_hash, write_error, write_json, writing
-from ..runs.manifests import read_json_object
 from .corpus import Corpus
 from .documents import ENDS_DTYPE, MANIFEST, Documents, is_whole, task_files
 
@@ -72,7 +72,7 @@ def tokenize(
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(f"{type(tokenizer).__name__} is not a fast tokenizer; give one that has a tokenizer.json")
     folder, plain = Path(folder).resolve(), plain_tokenizer(tokenizer)
-    begun = next((read_json_object(folder / name) for name in (MANIFEST, SETTINGS) if (folder / name).exists()), {})
+    begun = next((read_json(folder / name) for name in (MANIFEST, SETTINGS) if (folder / name).exists()), {})
     num_files = corpus.stream().num_shards
     tasks = tasks or begun.get("num_tasks") or min(max(num_files, MIN_TASKS), MAX_TASKS)
     num_parts = -(-tasks // num_files) if corpus.files else 1
@@ -209,7 +209,7 @@ def _record(folder, task):
 
 
 def _is_whole(folder, task):
-    return _record(folder, task).is_file() and is_whole(folder, read_json_object(_record(folder, task)))
+    return _record(folder, task).is_file() and is_whole(folder, read_json(_record(folder, task)))
 
 
 def write_manifest(folder: Path, *_) -> None:
@@ -221,11 +221,11 @@ def write_manifest(folder: Path, *_) -> None:
         RuntimeError: A task is not complete.
         ValueError: No document holds a token.
     """
-    settings = read_json_object(folder / SETTINGS)
+    settings = read_json(folder / SETTINGS)
     numbers = range(settings["num_tasks"])
     if num_missing := sum(not _is_whole(folder, task) for task in numbers):
         raise RuntimeError(f"{num_missing} of {len(numbers)} tasks are not complete; run the same again to continue")
-    tasks, histogram = [read_json_object(_record(folder, task)) for task in numbers], Counter()
+    tasks, histogram = [read_json(_record(folder, task)) for task in numbers], Counter()
     for task in tasks:
         histogram.update({int(top): count for top, count in task.pop("length_histogram").items()})
     num_documents, num_tokens = (sum(task[name] for task in tasks) for name in ("documents", "tokens"))

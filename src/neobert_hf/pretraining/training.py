@@ -11,13 +11,13 @@ from transformers.integrations import unset_hf_deepspeed_config
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
-from ..files.trust import load_tokenizer
+from ..files.trust import load_tokenizer, read_json
 from ..files.wordpiece import tokenizer_hash
 from ..files.writing import saving
 from ..model.configuration_neobert import NeoBERTConfig
 from ..runs import lock_run, train_or_resume, tune_allocator
 from ..runs.folders import RUN, SUMMARY
-from ..runs.manifests import CHECKPOINTS_INTACT, read_json_object
+from ..runs.manifests import CHECKPOINTS_INTACT
 from .arguments import CorpusArguments, PretrainingArguments
 from .collators import PackedMLMCollator
 from .recipes import Recipe
@@ -142,7 +142,7 @@ def check_start(init_from: str, model: PreTrainedModel, num_tokens: int, run: di
     folder, reasons = Path(init_from), []
     folders = [folder, folder.parent] if folder.name.startswith(PREFIX_CHECKPOINT_DIR) else [folder]
     files = [path / name for path in folders for name in (RUN, SUMMARY) if (path / name).is_file()]
-    first = read_json_object(files[0]) if files else {}
+    first = read_json(files[0]) if files else {}
     if model.config.model_type != run["recipe"]["architecture"]:
         reasons.append(f"its architecture is {model.config.model_type}; give the --recipe of phase 1")
     is_same_tokenizer = first.get("tokenizer_sha256") in (None, run["tokenizer_sha256"])
