@@ -38,8 +38,19 @@ def test_both_phases_run_and_auto_model_loads_the_result(corpus, tmp_path):
     record = read_json_object(tmp_path / "two/training.json")
     assert record["source"] == str(tmp_path / "one") and record["rows"] == {"train.jsonl": 600}
     assert record["scores"][0]["metrics"]["masked_accuracy"] == summary["eval_masked_accuracy"]
-    told = {"recipe": "paper, phase 2", "schedule": "constant", "steps": 6, "precision": "fp32", "seed": 42}
-    told |= {"learning_rate": 3e-3, "tokens_per_step": 256, "mlm_probability": 0.2, "tokens": summary["num_tokens"]}
+    told = {
+        "recipe": "paper, phase 2",
+        "schedule": "constant at a tenth of the peak",
+        "steps": 6,
+        "precision": "fp32",
+        "seed": 42,
+    }
+    told |= {
+        "peak_learning_rate": 3e-3,
+        "tokens_per_step": 256,
+        "mlm_probability": 0.2,
+        "tokens": summary["num_tokens"],
+    }
     assert told.items() <= record["settings"].items() and record["settings"]["optimizer"].startswith("adamw_torch")
     assert list(tmp_path.glob("one/**/events.out.tfevents*"))  # TensorBoard is the default
     model = AutoModelForMaskedLM.from_pretrained(tmp_path / "two")
@@ -92,6 +103,7 @@ def test_a_resume_with_other_values_is_refused(corpus, tmp_path):
             run(corpus, tmp_path / "run", **dict(max_steps=4, resume_from_checkpoint="last") | changes)
 
 
+@pytest.mark.slow
 def test_a_stored_plan_and_a_new_plan_give_the_same_losses_and_a_refused_run_makes_no_plan(corpus, tmp_path):
     options = dict(documents_dir=tmp_path / "documents", max_steps=8)
     losses = run(corpus, tmp_path / "one", **options)

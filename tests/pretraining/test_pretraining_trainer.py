@@ -58,6 +58,7 @@ def curve(trainer, name="loss"):
     return [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
+@pytest.mark.slow
 def test_packed_and_padded_training_follow_the_same_curve_and_concatenation_does_not(trainer_of):
     """Tolerance 1e-4 over 50 steps in fp32: packed and padded differ only by rounding; ten times that is another computation."""
     curves = {}

@@ -22,36 +22,23 @@ FLOOR = 0.1  # share of the peak learning rate at which the cosine ends
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one model is pretrained.
+    """How one model is pretrained; `PretrainingArguments` has an argument for each value, with its meaning.
 
     Attributes:
-        learning_rate: Peak learning rate.
         schedule: "paper" and "code" warm up, follow a cosine to a tenth of the peak and stay there; "linear" warms up and
             decays to zero; "constant" stays at a tenth of the peak (phase 2).
-        warmup_steps: Number of optimizer steps of linear warmup.
-        decay_until: Optimizer step at which the cosine decay reaches its minimum.
-        max_steps: Number of optimizer steps.
         weight_decay: Weight decay of AdamW; 0 gives Adam.
         decay_norms_and_embeddings: Apply weight decay to every parameter, as the authors' code did for the published model;
             the paper names no exception. False excludes norms, biases and embeddings.
-        adam_beta1: First beta of AdamW.
-        adam_beta2: Second beta of AdamW.
-        adam_epsilon: Epsilon of AdamW.
-        max_grad_norm: Norm to which the gradient is clipped.
-        tokens_per_step: Token budget of an optimizer step, summed over devices and accumulation steps.
-        max_length: Length in tokens at which documents are truncated.
-        mlm_probability: Share of the tokens to predict.
-        mask_replace_prob: Share of the tokens to predict that become `[MASK]`.
-        random_replace_prob: Share of the tokens to predict that become a random token; the remaining ones stay unchanged.
+        random_replace_prob: Share of the tokens to predict that become a random token. Those that are neither this nor `[MASK]`
+            stay unchanged.
         batch_format: "packed" rows keep documents apart, "padded" rows hold one document each, "concatenated" rows let tokens
             attend to other documents (M6, which the paper rejects).
         mixture: Three shares of the steps: steps that draw from all documents, from documents longer than the first length of
             `longer_than`, and from documents longer than the second.
-        longer_than: Two lengths in tokens.
         architecture: "neobert", or "roberta-prelayernorm" of transformers for M0.
         config: Changes to the defaults of the architecture's config.
-        corpus: Hub id of the default text dataset.
-        text_column: Text column of that dataset.
+        corpus: Hub id of the default text dataset; `text_column` is its text column.
         tokenizer: Hub id of the default tokenizer.
 
     Source: paper, section 3 and Table 2; appendix B for the ablations.

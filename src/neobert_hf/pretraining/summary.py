@@ -13,6 +13,7 @@ from ..runs.folders import SUMMARY
 from ..runs.manifests import CHECKPOINTS_INTACT
 from .flops import num_elements
 
+SCHEDULES = {"paper": "cosine", "code": "cosine", "constant": "constant at a tenth of the peak"}  # on the card
 HELD_OUT_METRICS = ("eval_loss", "eval_perplexity", "eval_masked_accuracy")
 
 
@@ -57,10 +58,10 @@ def _write_record(training, summary):
         datasets=[dataset] if dataset and not Path(dataset).is_dir() else [],
         scores=[{"dataset": "held-out documents", "split": "validation", "metrics": metrics}] if metrics else [],
         settings={
-            "recipe": f"{training.recipe}, phase {training.phase}",
+            "recipe": f"{Path(training.recipe).stem}, phase {training.phase}",
             "optimizer": summary["optim"],
-            "learning_rate": recipe["learning_rate"],
-            "schedule": recipe["schedule"],
+            "peak_learning_rate": recipe["learning_rate"],
+            "schedule": SCHEDULES.get(recipe["schedule"], recipe["schedule"]),
             "steps": summary["steps"],
             "tokens": summary["num_tokens"],
             "predicted_tokens": summary["num_masked"],

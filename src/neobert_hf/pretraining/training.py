@@ -47,11 +47,10 @@ def pretrain(data: CorpusArguments, training: PretrainingArguments) -> Pretraini
         FloatingPointError: The loss or the gradient was not finite.
     """
     with lock_run(training.output_dir):
-        return _pretrain(data, training)
+        return _pretrain(data, training, training.to_recipe())
 
 
-def _pretrain(data, training):
-    recipe = training.to_recipe()
+def _pretrain(data, training, recipe):
     set_seed(training.seed)
     if training.device.type == "cpu":
         tune_allocator()
@@ -75,15 +74,20 @@ def _pretrain(data, training):
             model.config.sparse_prediction = True
     run = identity(data, training, model, tokenizer, source)
     if training.phase == 2:
-        check_start(
-            training.init_from,
-            model,
-            len(tokenizer),
-            run,
-            draws_held_out=not data.streaming and not data.validation_files,
-        )
+        draws_held_out = not data.streaming and not data.validation_files
+        check_start(training.init_from, model, len(tokenizer), run, draws_held_out)
 
     # Rows and training
+    collator = PackedMLMCollator(
+        tokenizer,
+        recipe.mlm_probability,
+        recipe.mask_replace_prob,
+        recipe.random_replace_prob,
+        recipe.batch_format,
+        return_flash_attn_kwargs=recipe.batch_format == "packed",
+        trust_boundaries=recipe.batch_format == "packed",  # the GPU does not wait for checks of positions and labels
+    )
+
     def make_trainer(checkpoint):  # makes packing plans, so a run that is refused makes none
         return PretrainingTrainer(
             model,
@@ -91,7 +95,7 @@ def _pretrain(data, training):
             recipe=recipe,
             train_dataset=text if data.streaming else training_rows(data, training, text),
             eval_dataset=None if held_out is None else held_out_rows(data, training, held_out),
-            data_collator=collator(recipe, tokenizer),
+            data_collator=collator,
             processing_class=tokenizer,
         )
 
@@ -202,15 +206,6 @@ def identity(
     elif training.dataloader_num_workers:  # each packs documents of its own
         run["dataloader_num_workers"] = training.dataloader_num_workers
     return json.loads(json.dumps(run))
-
-
-def collator(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PackedMLMCollator:
-    """Return the collator that masks by a recipe."""
-    names = ("mlm_probability", "mask_replace_prob", "random_replace_prob", "batch_format")
-    options = {name: getattr(recipe, name) for name in names}
-    if recipe.batch_format == "packed":  # the GPU does not wait for checks of positions and labels
-        options |= dict(return_flash_attn_kwargs=True, trust_boundaries=True)
-    return PackedMLMCollator(tokenizer, **options)
 
 
 def finish(trainer: PretrainingTrainer, run: dict) -> None:
