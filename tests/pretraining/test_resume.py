@@ -22,9 +22,9 @@ from neobert_hf.runs.folders import LOCK, last_complete_checkpoint, lock_run
 )
 def test_a_killed_run_resumes_to_the_same_losses_bitwise(corpus, tmp_path, options):
     """SIGKILL after the sixth step; the folder also holds a partial checkpoint."""
-    changes = dict(options, max_steps=40)  # the kill comes before the last step
+    changes = dict(options, max_steps=20)  # the kill comes before the last step
     whole = run(corpus, tmp_path / "whole", **changes)
-    assert sorted(whole) == list(range(1, 41))
+    assert sorted(whole) == list(range(1, 21))
     folder, errors = tmp_path / "killed", tmp_path / "errors"
     process = start(pretrain_mlm, command(corpus, folder, **changes), errors)
     wait_for_steps(process, folder, 6)
@@ -33,7 +33,7 @@ def test_a_killed_run_resumes_to_the_same_losses_bitwise(corpus, tmp_path, optio
     assert process.exitcode == -signal.SIGKILL, errors.read_text()[-2000:]
     last = last_complete_checkpoint(folder)
     assert last is not None
-    partial = folder / "checkpoint-39"  # the state after a kill during a save
+    partial = folder / "checkpoint-19"  # the state after a kill during a save
     shutil.copytree(last, partial)
     (partial / "trainer_state.json").unlink()
     (partial / "model.safetensors").write_bytes(b"half")
@@ -115,7 +115,9 @@ def test_a_checkpoint_without_the_schedule_resumes_only_inexactly(corpus, finish
     shutil.rmtree(folder / "checkpoint-8")
     (folder / "checkpoint-4/scheduler.pt").unlink()
     for checkpoint in ("last", folder / "checkpoint-4"):
-        with pytest.raises((ValueError, OSError), match=r"lacks scheduler.pt; give --resume_inexactly"):
+        with pytest.raises(
+            (ValueError, OSError), match=r"lacks scheduler.pt; give --resume_inexactly|holds no complete"
+        ):
             resume(corpus, folder, resume_from_checkpoint=checkpoint)
     inexact = resume(corpus, folder, resume_inexactly=True)
     assert len(inexact) == len(whole) and inexact != whole

@@ -91,9 +91,13 @@ def test_rows_cut_documents_as_the_tokenizer_truncates_and_returns_what_overflow
     assert sorted(pieces) == sorted(encoded["input_ids"])
 
 
-def test_the_number_of_processes_changes_no_byte(tokenizer, corpus, tmp_path):
+def test_the_number_of_processes_changes_no_byte_and_a_handler_of_sigterm_stays(tokenizer, corpus, tmp_path):
+    """Processes that inherited such a handler would never end."""
+    before, handler = signal.getsignal(signal.SIGTERM), lambda *_: None
+    signal.signal(signal.SIGTERM, handler)
     for workers in (1, 3):
         tokenize(corpus, tokenizer, tmp_path / str(workers), workers=workers)
+    assert signal.signal(signal.SIGTERM, before) is handler
     assert content(tmp_path / "1") == content(tmp_path / "3")
 
 

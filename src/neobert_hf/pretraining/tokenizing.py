@@ -8,10 +8,13 @@ import errno
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -109,7 +112,8 @@ def tokenize(
         for mark in folder.glob(f"{LOGS}/completions/*"):
             if not _is_whole(folder, int(mark.name)):  # after a power failure
                 mark.unlink()
-        job.run()
+        with default_sigterm():
+            job.run()
         if executor != "slurm":
             write_manifest(folder)
     except OSError as error:
@@ -117,6 +121,19 @@ def tokenize(
             raise
         raise write_error(error, folder, RESUME_HINT) from error
     return Documents(folder) if (folder / MANIFEST).exists() else None
+
+
+@contextmanager
+def default_sigterm() -> Iterator[None]:
+    """Give SIGTERM its default meaning: a pool ends its processes by it, and they inherit the handlers of this one."""
+    if threading.current_thread() is not threading.main_thread():  # only this thread may set handlers
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _special_tokens(plain: Tokenizer) -> list[int]:
