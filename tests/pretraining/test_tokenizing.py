@@ -253,7 +253,7 @@ def test_slurm_gets_the_tasks_and_then_a_job_that_writes_the_manifest(tokenizer,
     assert tokenize(corpus, tokenizer, tmp_path / "out", "slurm", tasks=5, executor_options=options) is None
     calls = (tmp_path / "calls").read_text().splitlines()
     assert any("--dependency=afterok:7" in call for call in calls)
-    logs = [tmp_path / "out/logs", tmp_path / "out/logs/manifest.json"]
+    logs = [tmp_path / "out/logs", tmp_path / "out/logs/manifest"]
     scripts = [(folder / "launch_script.slurm").read_text() for folder in logs]
     assert all("#SBATCH --partition=cpu" in script and "mem-per-cpu=4G" in script for script in scripts)
     assert "#SBATCH --array=0-4" in scripts[0] and "#SBATCH --array=0-0" in scripts[1]
@@ -288,7 +288,7 @@ def test_ray_gets_the_tasks_and_its_options(tokenizer, corpus, tmp_path, monkeyp
     [
         ("slurm", {"partition": "cpu", "time": "1:00:00"}, "executor='slurm' needs the command sbatch"),
         ("local", {"partition": "cpu"}, "unexpected keyword argument 'partition'; give the arguments of datatrove's"),
-        ("local", {"logging_dir": "logs"}, "multiple values for keyword argument 'logging_dir'"),
+        ("local", {"tasks": 16}, "multiple values for keyword argument 'tasks'"),  # documents would be lost
         ("spark", {}, "executor='spark' is not one of local, slurm, ray"),
     ],
 )

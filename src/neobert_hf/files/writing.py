@@ -79,7 +79,8 @@ def saving(target: Path, hint: str = UNCHANGED) -> Iterator[None]:
         if code := re.search(r"\(os error (\d+)\)", text):  # a Rust error of safetensors or tokenizers
             number = int(code[1])
             raise write_error(OSError(number, os.strerror(number)), target, hint) from error
-        if isinstance(error, SafetensorError) or "inline_container.cc" in text:  # the writer of torch.save
+        is_of_torch = "inline_container.cc" in text or "iostream error" in text  # the writer of torch.save
+        if isinstance(error, SafetensorError) or is_of_torch:
             raise write_error(OSError(text), target, hint) from error
         raise
 

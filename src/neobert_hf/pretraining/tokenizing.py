@@ -96,14 +96,14 @@ def tokenize(
         raise ValueError(f"{folder} is not empty and holds no documents; choose another folder")
 
     logger.disable("datatrove")  # an error reaches the caller; the log would show it a second time, with a traceback
-    options = {"tasks": settings["num_tasks"], "workers": workers or -1, **(executor_options or {})}
+    tasks, workers, options = settings["num_tasks"], workers or -1, executor_options or {}
     if executor == "local":
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        options["workers"] = min(workers or cores, options["tasks"])
+        workers = min(workers if workers > 0 else cores, tasks)
         if sys.platform == "linux":  # datatrove's forkserver imports torch in each process
             options = {"start_method": "fork", **options}
-    steps = [partial(read_task, corpus, num_parts), partial(write_task, folder, options["workers"] != 1)]
-    job = _job(folder, steps, executor, options)
+    steps = [partial(read_task, corpus, num_parts), partial(write_task, folder, workers != 1)]
+    job = _job(folder, steps, executor, tasks, workers, options)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / SETTINGS, settings, "no text was tokenized")
@@ -157,19 +157,18 @@ def typed_options(options: Iterable[str]) -> dict:
     return typed
 
 
-def _job(folder, steps, executor, options):
+def _job(folder, steps, executor, tasks, workers, options):
     """The executor; on Slurm a second job, which waits for the tasks, writes the manifest."""
     if executor not in EXECUTORS:
         raise ValueError(f"executor={executor!r} is not one of {', '.join(EXECUTORS)}")
     if executor == "slurm" and shutil.which("sbatch") is None:
         raise ValueError("executor='slurm' needs the command sbatch; run this on a machine of the cluster that has it")
+    logs = folder / LOGS
     try:
-        job = EXECUTORS[executor](steps, logging_dir=str(folder / LOGS), **options)
+        job = EXECUTORS[executor](steps, tasks=tasks, workers=workers, logging_dir=str(logs), **options)
         if executor == "slurm":
-            options = {**options, "tasks": 1, "workers": 1, "depends": job}
-            job = SlurmPipelineExecutor(
-                [partial(write_manifest, folder)], logging_dir=str(folder / LOGS / MANIFEST), **options
-            )
+            last, logs = partial(write_manifest, folder), str(logs / "manifest")
+            job = SlurmPipelineExecutor([last], tasks=1, workers=1, depends=job, logging_dir=logs, **options)
     except TypeError as error:
         raise ValueError(
             f"executor_options={options}: {error}; give the arguments of datatrove's executor for {executor}"
