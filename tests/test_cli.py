@@ -24,7 +24,7 @@ import neobert_hf
 from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.embeddings import memory, vector_files
 
-COMMANDS = [command.__name__ for command in neobert_cli.COMMANDS]
+COMMANDS = [command.__name__.replace("_", "-") for command in neobert_cli.COMMANDS]
 
 
 def run(*arguments):
