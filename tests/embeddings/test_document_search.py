@@ -154,7 +154,7 @@ def test_a_file_of_a_folder_that_cannot_be_read_is_named_and_the_others_are_sear
     assert len({passage.file for passage in documents.passages}) == 4
     problems = "\n".join(documents.problems)
     assert len(documents.problems) == 2 and "old.txt, line 2 is not UTF-8" in problems
-    assert "no column 'text'" in problems and documents.summary().count("not read: ") == 2
+    assert "no column 'text'" in problems and "; skipped: not read 2\n" in documents.summary()
 
 
 def test_rows_are_passages_with_their_line(notes, model, tmp_path, monkeypatch):
@@ -376,7 +376,7 @@ def test_documents_and_file_names_cannot_control_the_terminal(tmp_path, model, m
     printed = command(folder, "the fox", "--model", model)
     shown = printed + capsys.readouterr().err
     assert "the quick fox jumps over the dog" in " ".join(printed.split()) and "PWNED" not in shown
-    assert f"{folder}/c.txt:1" in printed and f"not read: {folder}/eX.txt" in shown
+    assert f"{folder}/c.txt:1" in printed and f"{folder}/eX.txt, line 1 is not UTF-8" in shown
     assert all(character.isprintable() or character == "\n" for character in shown)
     line = command(folder, "the fox", "--model", model, "--json")
     assert all(" " <= character <= "~" for character in line.rstrip("\n"))

@@ -40,10 +40,11 @@ def find_files(paths: Sequence[str], suffixes: Sequence[str]) -> tuple[dict[Path
         if not matches:
             raise FileNotFoundError(errno.ENOENT, "No such file or folder", str(path))
         for match in matches:
-            if match.is_dir():
-                files = dict.fromkeys(_files_of_folder(match, suffixes, skipped), False) | files
-            else:
+            if not match.is_dir():
                 files[match] = True
+                continue
+            for file in _files_of_folder(match, suffixes, skipped):
+                files.setdefault(file, False)
     return files, skipped
 
 
@@ -70,12 +71,9 @@ class PassageReader:
     """Cuts the texts of files into passages that a model reads whole: at headings, paragraphs, sentences or words.
 
     Args:
-        encoder: Embedding model.
+        encoder: Embedding model with a fast tokenizer.
         max_length: Longest passage in tokens, with special tokens and the prompt.
         text_column: Column of the texts in rows.
-
-    Raises:
-        ValueError: The model has no fast tokenizer, or its length leaves no room for a passage.
     """
 
     SUFFIXES = (*MARKDOWN, ".txt", ".rst", *ROWS, *CONVERTED)
@@ -90,20 +88,13 @@ class PassageReader:
         prompt = encoder.prompts.get(names[0] if names else encoder.default_prompt_name) or ""
         self.capacity, self.text_column = max_length - len(tokenizer.encode(prompt).ids), text_column
         if self.capacity < 1:
-            least = max_length - self.capacity + 1
-            raise ValueError(f"max_length={max_length} leaves no token of a text; give {least} or more")
+            raise ValueError(f"max_length={max_length} leaves no token beside the prompt of the model; give more")
         options = {"capacity": self.capacity, "overlap": self.capacity // OVERLAP}
         self.markdown = MarkdownSplitter.from_huggingface_tokenizer(tokenizer, **options)
         self.plain = TextSplitter.from_huggingface_tokenizer(tokenizer, **options)
 
     def read(self, file: Path) -> Iterator[tuple[int, str]]:
-        """Yield line and text of the passages of a file that have a letter or a digit.
-
-        Raises:
-            ValueError: The file is not UTF-8 text, has no column of texts, or cannot be converted.
-            OSError: The file cannot be read.
-            ImportError: Its format needs a package that is not installed.
-        """
+        """Yield line and text of the passages of a file that have a letter or a digit; errors are those of `DocumentSearch`."""
         suffix = file.suffix.lower()
         is_rows, is_converted = suffix in ROWS, suffix in CONVERTED
         if is_rows:

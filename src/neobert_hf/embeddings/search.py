@@ -78,8 +78,8 @@ class DocumentSearch:
         self.encoder = open_for_inference(model, max_length)
         length = max_length or min(longest_input(self.encoder) or LONGEST, LONGEST)
         reader = PassageReader(self.encoder, length, text_column)
-        identity = f"search {fingerprint(self.encoder, {})} {reader.capacity}"
-        kept = Kept(Path(cache or CACHE, hashlib.sha256(identity.encode()).hexdigest()[:16]), identity)
+        identity = f"{fingerprint(self.encoder, {})}-{reader.capacity}"
+        kept = Kept(Path(cache or CACHE, identity), f"search {identity}")
         self.passages, self.problems = [], []  # a problem is a line about a file of a folder that cannot be read
         try:
             for file, is_named in tqdm(files.items(), "reading", unit="file", delay=1, disable=None):
@@ -90,6 +90,7 @@ class DocumentSearch:
                     if is_named:
                         raise
                     problem = one_line(error)
+                    self.skipped["not read"] += 1
                     self.problems.append(problem if str(file) in problem else f"{file}: {problem}")
                 else:
                     self.passages += [Passage(str(file), line, None, text) for line, text in found]
@@ -115,14 +116,11 @@ class DocumentSearch:
         return [replace(self.passages[hit["corpus_id"]], score=hit["score"]) for hit in hits]
 
     def summary(self) -> str:
-        """Return one line about what is searched and what was skipped, and a line for each of the first problems."""
+        """Return a line about what is searched and what was skipped, and lines about the first files that cannot be read."""
         num_files = len({passage.file for passage in self.passages})
         skipped = ", ".join(f"{what} {count:,}" for what, count in self.skipped.most_common() if count)
-        lines = [f"files: {num_files:,}, passages: {len(self.passages):,}; skipped: {skipped or 0}"]
-        lines += [f"not read: {problem}" for problem in self.problems[:SHOWN_PROBLEMS]]
-        if more := self.problems[SHOWN_PROBLEMS:]:
-            lines.append(f"not read: {len(more):,} more files")
-        return "\n".join(map(printable, lines))
+        first = f"files: {num_files:,}, passages: {len(self.passages):,}; skipped: {skipped or 0}"
+        return "\n".join(map(printable, [first, *self.problems[:SHOWN_PROBLEMS]]))
 
 
 def check_question(question: str, top_k: int) -> None:

@@ -59,7 +59,7 @@ def embed_files(
         the length in tokens that the model reads, and how many texts are longer (None if the tokenizer is not a fast one).
 
     Raises:
-        ValueError: The output has another ending, is an input or a folder; a text is not valid; or the model cannot be opened.
+        ValueError: The output has another ending or is an input, a text is not valid, or the model cannot be opened.
         OSError: A file cannot be read, or the output cannot be written.
     """
     suffixes, target = (".txt", *SUFFIXES), Path(output)
@@ -106,10 +106,8 @@ def longest_input(model: SentenceTransformer) -> int | None:
 def _num_truncated(model: SentenceTransformer, inputs: list[str]) -> int | None:
     """The number of inputs that are longer than `longest_input`; None if the tokenizer is not a fast one."""
     longest = longest_input(model)
-    if longest is None:
-        return 0
-    if not getattr(model.tokenizer, "is_fast", False):
-        return None
+    if longest is None or not getattr(model.tokenizer, "is_fast", False):
+        return 0 if longest is None else None
     tokenizer = plain_tokenizer(model.tokenizer)
     candidates = (text for text in inputs if len(text.encode()) > longest - 2)  # a token has at least a byte
     return sum(len(tokenizer.encode(text)) > longest for text in candidates)
@@ -118,9 +116,7 @@ def _num_truncated(model: SentenceTransformer, inputs: list[str]) -> int | None:
 def open_for_inference(model: str, max_length: int | None = None) -> SentenceTransformer:
     """Open an embedding model in the dtype of its config; bf16 weights in the dtype that is fastest on this machine.
 
-    Args:
-        model: Folder or Hub id.
-        max_length: Length in tokens at which texts are truncated; a model that reads texts of any length ignores it.
+    `max_length` is the length in tokens at which texts are truncated; a model that reads texts of any length ignores it.
 
     Raises:
         ValueError: The model cannot be opened, or has no positions for this length.
@@ -146,15 +142,17 @@ def _check_output(output: Path, files: Sequence[Path]) -> None:
     """Raise an error before the work if the output cannot be right."""
     if output.suffix not in OUTPUTS:
         raise ValueError(f"output={output} ends in none of {', '.join(OUTPUTS)}; choose one of them")
-    if output.is_dir():
-        raise ValueError(f"output={output} is a folder; name a file")
     if output.exists() and any(output.samefile(file) for file in files if file.exists()):
         raise ValueError(f"output={output} is also an input, whose other columns would be lost; name another file")
 
 
 def _write(handle: BinaryIO, suffix: str, texts: list[str], vectors: np.ndarray) -> None:
     if suffix == ".npy":
-        np.save(handle, vectors)
+        header = {"descr": "<f4", "fortran_order": False, "shape": vectors.shape}
+        np.lib.format.write_array_header_1_0(
+            handle, header
+        )  # the error of `np.save` does not say that the disk is full
+        handle.write(vectors.data)
     elif suffix == ".jsonl":
         rows = ({"text": text, "embedding": vector.tolist()} for text, vector in zip(texts, vectors))
         handle.writelines(f"{json.dumps(row)}\n".encode() for row in rows)
