@@ -222,6 +222,9 @@ def test_an_interrupted_search_embeds_only_what_is_missing(notes, model, embedde
     documents = open_search(notes, model)
     assert not set(done) & set(embedded)
     assert len(done) + len(embedded) == len({passage.text for passage in documents.passages})
+    embedded.clear()
+    open_search(notes, model)
+    assert not embedded
 
 
 def test_what_no_search_uses_is_removed_after_30_days(notes, model, embedded, monkeypatch):
@@ -316,8 +319,10 @@ def test_a_damaged_file_is_not_believed(notes, model, embedded, caplog, name):
     assert documents.passages == first.passages and stat.S_IMODE(file.stat().st_mode) == 0o600
     check_answers(documents, model)
     embedded.clear()
-    check_answers(open_search(notes, model), model)
+    again = open_search(notes, model)
+    check_answers(again, model)
     assert not embedded and len(caplog.messages) == 1
+    assert len(again.search("fox", top_k=10_000)) == len(again.passages)
 
 
 @pytest.mark.parametrize("is_folder", [False, True])
@@ -357,12 +362,6 @@ def test_two_searches_at_the_same_time_are_both_right(notes, model, embedded, mo
 
 
 # --- Answers ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_answers_are_those_of_a_search_by_hand(notes, model):
-    documents = open_search(notes, model)
-    check_answers(documents, model)
-    assert len(documents.search("fox", top_k=10_000)) == len(documents.passages)
 
 
 def test_documents_and_file_names_cannot_control_the_terminal(tmp_path, model, monkeypatch, capsys):

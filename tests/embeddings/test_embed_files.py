@@ -17,7 +17,7 @@ from sentence_transformers import SentenceTransformer
 import neobert_cli
 import neobert_hf
 from neobert_hf import NeoBERTForMaskedLM
-from neobert_hf.embeddings import vector_files
+from neobert_hf.embeddings import kept, vector_files
 
 
 def run(*arguments):
@@ -110,44 +110,54 @@ def test_the_error_names_a_file_that_cannot_be_read_and_nothing_is_written(folde
     assert not (tmp_path / "out.npy").exists()
 
 
-SCRIPT = """
-import os, sys
-from sentence_transformers import SentenceTransformer
-import neobert_cli
-from neobert_hf.embeddings import kept
-kept.BLOCK, kept.SAVE_SECONDS, encode, embedded, stop = 3, -1, SentenceTransformer.encode, [], sys.argv.pop()
-
-def counted(self, texts, **options):
-    if len(embedded) == 6 and stop == "kill":
-        os.kill(os.getpid(), 9)
-    if len(embedded) == 6 and stop == "interrupt":
-        raise KeyboardInterrupt
-    embedded.extend(texts)
-    return encode(self, texts, **options)
-
-SentenceTransformer.encode = counted
-neobert_cli.main()
-print(embedded)
-"""
-
-
-@pytest.mark.parametrize(("stop", "status"), [("kill", -9), ("interrupt", 130)])
-def test_a_killed_or_interrupted_embed_continues(folder, tmp_path, stop, status):
-    """A new process embeds the rest; the output equals that of an uninterrupted command, and nothing else remains."""
+def test_an_interrupted_embed_embeds_only_what_is_missing(folder, tmp_path, monkeypatch):
+    """The output equals that of an uninterrupted command, and nothing else remains."""
     texts = [f"the fox {number}" for number in range(10)]
     (tmp_path / "a.txt").write_text("\n".join(texts))
-    words = ["embed", "a.txt", "--model", folder, "--normalize", "-o", "out/a.npy"]
+    embed = ("embed", tmp_path / "a.txt", "--model", folder, "--normalize", "-o", tmp_path / "out/a.npy")
+    encode, embedded = SentenceTransformer.encode, []
 
-    def run_script(stop):
-        command = [sys.executable, "-c", SCRIPT, *words, stop]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    def interrupted(self, block, **options):
+        if len(embedded) == 6:
+            raise KeyboardInterrupt
+        embedded.extend(block)
+        return encode(self, block, **options)
 
-    assert run_script(stop).returncode == status and (tmp_path / "out/a.npy.vectors").exists()
-    done = run_script("never")
-    assert done.returncode == 0 and done.stdout.endswith(f"{texts[6:]}\n"), done.stderr
+    monkeypatch.setattr(kept, "BLOCK", 3)
+    monkeypatch.setattr(SentenceTransformer, "encode", interrupted)
+    with pytest.raises(SystemExit, match="130"):
+        run(*embed)
+    assert embedded == texts[:6] and [file.name for file in (tmp_path / "out").iterdir()] == ["a.npy.vectors"]
+    embedded.clear()
+    run(*embed)
+    assert embedded == texts[6:]
+    monkeypatch.setattr(SentenceTransformer, "encode", encode)
     expected = SentenceTransformer(folder).encode(texts, normalize_embeddings=True)
     np.testing.assert_allclose(np.load(tmp_path / "out/a.npy"), expected, atol=1e-6)  # float32, other batches
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["a.npy"]
+
+
+@pytest.mark.slow
+def test_a_killed_embed_continues(folder, tmp_path):
+    """SIGKILL in the third block: a new process embeds the rest."""
+    script = (
+        "import os, sys; from sentence_transformers import SentenceTransformer as S; from neobert_hf.embeddings import kept\n"
+        "kept.BLOCK, kept.SAVE_SECONDS, encode, calls, stop = 4, -1, S.encode, [], int(sys.argv.pop())\n"
+        "def counted(self, texts, **options):\n"
+        "    calls.append(len(texts)); len(calls) == stop and os.kill(os.getpid(), 9); return encode(self, texts, **options)\n"
+        "S.encode = counted; import neobert_cli; neobert_cli.main(); print(calls)"
+    )
+    (tmp_path / "a.txt").write_text("".join(f"the fox {i}\n" for i in range(12)))
+
+    def run_script(stop):
+        command = [sys.executable, "-c", script, "embed", "a.txt", "-o", "a.npy", "--model", folder, stop]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    assert run_script("3").returncode == -9 and (tmp_path / "a.npy.vectors").exists()
+    done = run_script("0")
+    assert done.returncode == 0 and done.stdout.endswith("[4]\n"), done.stderr
+    expected = SentenceTransformer(folder).encode((tmp_path / "a.txt").read_text().splitlines())
+    np.testing.assert_allclose(np.load(tmp_path / "a.npy"), expected, atol=1e-6)  # float32, other batches
 
 
 def test_kept_vectors_that_are_damaged_or_of_other_texts_are_not_used(folder, tmp_path, monkeypatch, caplog):

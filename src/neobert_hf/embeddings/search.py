@@ -132,14 +132,12 @@ def check_question(question: str, top_k: int) -> None:
 
 
 def search_documents(words: Sequence[str], top_k: int = 5, as_json: bool = False, **options) -> None:
-    """Print the answers to questions: what `neobert search` does; errors are those of `DocumentSearch` and its `search`.
+    """Print the answers to questions: what `neobert search` does; options and errors are those of `DocumentSearch`.
 
     Args:
-        words: Paths, then the question. If the last word is a path too, the questions are read from the terminal, or from the
-            lines of the standard input.
+        words: Paths, then the question. If the last word is a path too, the questions are read from the standard input.
         top_k: Number of answers.
         as_json: Print a line of JSON for each question, with whole passages.
-        options: Of `DocumentSearch`.
     """
     has_question = len(words) > 1 and not os.path.lexists(words[-1])
     paths, questions = (words[:-1], [words[-1]]) if has_question else (words, _asked())

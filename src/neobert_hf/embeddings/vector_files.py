@@ -66,7 +66,10 @@ def embed_files(
     found, skipped = find_files(files, suffixes)
     if not found:
         raise ValueError(f"{', '.join(files)}: no file ends in {', '.join(suffixes)}; choose files of texts")
-    _check_output(target, found)
+    if target.suffix not in OUTPUTS:
+        raise ValueError(f"output={output} ends in none of {', '.join(OUTPUTS)}; choose one of them")
+    if target.exists() and any(target.samefile(file) for file in found if file.exists()):
+        raise ValueError(f"output={output} is also an input, whose other columns would be lost; name another file")
     texts = [text for _, text in read_text_column(found, text_column)]
     encoder = open_for_inference(model, max_length)
     if max_length is not None and longest_input(encoder) is None:
@@ -138,20 +141,10 @@ def open_for_inference(model: str, max_length: int | None = None) -> SentenceTra
     return encoder
 
 
-def _check_output(output: Path, files: Sequence[Path]) -> None:
-    """Raise an error before the work if the output cannot be right."""
-    if output.suffix not in OUTPUTS:
-        raise ValueError(f"output={output} ends in none of {', '.join(OUTPUTS)}; choose one of them")
-    if output.exists() and any(output.samefile(file) for file in files if file.exists()):
-        raise ValueError(f"output={output} is also an input, whose other columns would be lost; name another file")
-
-
 def _write(handle: BinaryIO, suffix: str, texts: list[str], vectors: np.ndarray) -> None:
-    if suffix == ".npy":
+    if suffix == ".npy":  # the error of `np.save` would not say that the disk is full
         header = {"descr": "<f4", "fortran_order": False, "shape": vectors.shape}
-        np.lib.format.write_array_header_1_0(
-            handle, header
-        )  # the error of `np.save` does not say that the disk is full
+        np.lib.format.write_array_header_1_0(handle, header)
         handle.write(vectors.data)
     elif suffix == ".jsonl":
         rows = ({"text": text, "embedding": vector.tolist()} for text, vector in zip(texts, vectors))
