@@ -122,6 +122,10 @@ def test_parts_are_whole_lines_unless_a_line_is_longer(text):
 
 
 def test_passages_are_cut_at_headings(notes, model):
+    """And neighbours in a paragraph share a part of an eighth."""
+    (notes / "long.txt").write_text(" ".join(WORDS * 20))
+    words = [word for passage in open_search(notes / "long.txt", model).passages for word in passage.text.split()]
+    assert 20 * len(WORDS) < len(words) < 20 * len(WORDS) * 8 / 7
     starts = {passage.text.splitlines()[0] for passage in open_search(notes, model).passages}
     assert {f"{title} {number}" for title in ("# Übung", "## Schluss") for number in range(4)} <= starts
 
@@ -168,6 +172,8 @@ def test_rows_are_passages_with_their_line(notes, model, tmp_path, monkeypatch):
     assert [(passage.line, passage.text) for passage in found[:9]] == [(i + 1, f"the fox {i}") for i in range(9)]
     first, *long, last = found[9:]
     assert (first.line, first.text, last.line, last.text) == (2, "the old sea", 5, "warm house")
+    other = open_search(rows / "b.csv", model, text_column="id").passages
+    assert [passage.text for passage in other] == ["1", "2", "3", "4"]
     assert len(long) > 2 and {passage.line for passage in long} == {4} and long[0].text.startswith("the quick brown")
 
 
@@ -231,10 +237,11 @@ def test_what_no_search_uses_is_removed_after_30_days(notes, model, embedded, mo
     open_search(notes, model)
     one_file = len(embedded)
     today = time.time()
-    for days in (20, 40):
-        monkeypatch.setattr(kept.time, "time", lambda days=days: today + days * 86400)
-        open_search(notes / "0.md", model)
     embedded.clear()
+    for days, searched in ((20, notes / "0.md"), (29, notes), (45, notes / "0.md"), (60, notes / "0.md")):
+        monkeypatch.setattr(kept.time, "time", lambda days=days: today + days * 86400)
+        open_search(searched, model)
+    assert not embedded
     open_search(notes, model)
     assert 0 < len(embedded) < one_file and not any("Übung 0" in text for text in embedded)
 
@@ -405,12 +412,19 @@ def test_the_mini_model_finds_the_passage_and_the_command_prints_file_line_and_p
 
 
 @pytest.mark.parametrize(
+    ("question", "top_k", "message"),
+    [("?!", 5, r"'\?!' has no words; ask in words"), ("fox", 0, "top_k=0 is less than 1")],
+)
+def test_a_question_without_words_or_answers_gives_one_line(notes, model, question, top_k, message):
+    with pytest.raises(SystemExit, match=message):
+        command(notes, question, "--model", model, "--top_k", top_k)
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["nowhere", "fox"], "No such file or folder: 'nowhere'"),
         (["no*.md", "fox"], r"No such file or folder: 'no\*.md'"),
-        (["notes", "?!"], r"the question '\?!' has no words; ask in words"),
-        (["notes", "fox", "--top_k", "0"], "top_k=0 is less than 1"),
         (["notes", "fox", "--max_length", "2"], "max_length=2 leaves no token"),
         (["empty.md", "fox"], r"empty.md: no text to search; files: 0, passages: 0"),
         (["pictures", "fox"], r"pictures: no text to search; files: 0, passages: 0; skipped: .png 1"),

@@ -85,10 +85,10 @@ def test_embed_counts_the_texts_that_are_longer_than_the_model_reads(folder, tmp
     model = SentenceTransformer(folder)
     model.max_seq_length = 6
     model.save_pretrained(str(tmp_path / "short"))
-    (tmp_path / "texts.txt").write_text("the fox\nthe quick brown fox\nthe quick brown fox jumps\n")
+    (tmp_path / "texts.txt").write_text("the fox\nthe quick brown fox\nthe quick brown fox jumps\n.....\n")
     result = run("embed", tmp_path / "texts.txt", "-o", tmp_path / "a.npy", "--model", tmp_path / "short")
     result = json.loads(result.splitlines()[-1])
-    assert (result["texts"], result["max_seq_length"], result["truncated"]) == (3, 6, 1)
+    assert (result["texts"], result["max_seq_length"], result["truncated"]) == (4, 6, 2)
 
 
 @pytest.mark.parametrize(
