@@ -412,26 +412,19 @@ def test_the_mini_model_finds_the_passage_and_the_command_prints_file_line_and_p
 
 
 @pytest.mark.parametrize(
-    ("question", "top_k", "message"),
-    [("?!", 5, r"'\?!' has no words; ask in words"), ("fox", 0, "top_k=0 is less than 1")],
-)
-def test_a_question_without_words_or_answers_gives_one_line(notes, model, question, top_k, message):
-    with pytest.raises(SystemExit, match=message):
-        command(notes, question, "--model", model, "--top_k", top_k)
-
-
-@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["nowhere", "fox"], "No such file or folder: 'nowhere'"),
         (["no*.md", "fox"], r"No such file or folder: 'no\*.md'"),
+        (["notes", "?!"], r"the question '\?!' has no words; ask in words"),
+        (["notes", "fox", "--top_k", "0"], "top_k=0 is less than 1"),
         (["notes", "fox", "--max_length", "2"], "max_length=2 leaves no token"),
         (["empty.md", "fox"], r"empty.md: no text to search; files: 0, passages: 0"),
         (["pictures", "fox"], r"pictures: no text to search; files: 0, passages: 0; skipped: .png 1"),
         (["old.txt", "fox"], "old.txt, line 1 is not UTF-8"),
         (["binary", "fox"], "binary, line 1 is not UTF-8"),
         (["loop.txt", "fox"], "Too many levels of symbolic links: 'loop.txt'"),
-        (["rows.csv", "fox"], "rows.csv, line 2: no column 'text'; name the column of the texts, one of body"),
+        (["rows.csv", "fox"], "rows.csv, line 2: no column 'text'; name .*one of body"),
         (["notes", "fox", "--model", "no"], "no cannot be opened"),
     ],
 )
@@ -441,7 +434,7 @@ def test_bad_input_gives_one_line_before_anything_is_embedded(notes, model, embe
     for name, content in {
         "empty.md": b"",
         "pictures/a.png": b"x",
-        "old.txt": b"\xff\xfe",
+        "old.txt": b"M\xfcller",
         "binary": b"\x7fELF\xff\x00",
         "rows.csv": b"body\nfox\n",
     }.items():

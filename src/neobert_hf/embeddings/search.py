@@ -109,10 +109,7 @@ class DocumentSearch:
         """
         from sentence_transformers.util import semantic_search
 
-        if not any(map(str.isalnum, question)):
-            raise ValueError(f"the question {question!r} has no words; ask in words")
-        if top_k < 1:
-            raise ValueError(f"top_k={top_k} is less than 1; give 1 or more")
+        check_question(question, top_k)
         vector = np.asarray(self.encoder.encode_query([question], show_progress_bar=False), np.float32)
         options = {"top_k": top_k, "score_function": self.encoder.similarity, "corpus_chunk_size": 1 << 16}
         hits = semantic_search(vector, self.vectors, **options)[0]
@@ -126,6 +123,14 @@ class DocumentSearch:
         return "\n".join(map(printable, [first, *self.problems[:SHOWN_PROBLEMS]]))
 
 
+def check_question(question: str, top_k: int) -> None:
+    """Raise ValueError if a question has no words, or no answer is asked for."""
+    if not any(map(str.isalnum, question)):
+        raise ValueError(f"the question {question!r} has no words; ask in words")
+    if top_k < 1:
+        raise ValueError(f"top_k={top_k} is less than 1; give 1 or more")
+
+
 def search_documents(words: Sequence[str], top_k: int = 5, as_json: bool = False, **options) -> None:
     """Print the answers to questions: what `neobert search` does; options and errors are those of `DocumentSearch`.
 
@@ -136,6 +141,8 @@ def search_documents(words: Sequence[str], top_k: int = 5, as_json: bool = False
     """
     has_question = len(words) > 1 and not os.path.lexists(words[-1])
     paths, questions = (words[:-1], [words[-1]]) if has_question else (words, _asked())
+    if has_question:
+        check_question(words[-1], top_k)
     documents = DocumentSearch(paths, **options)
     print(documents.summary(), file=sys.stderr)
     for question in questions:
