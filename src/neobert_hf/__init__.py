@@ -1,8 +1,10 @@
 """NeoBERT in the Hugging Face ecosystem. Importing this package registers the model with the Auto classes.
 
-Where torch is not installed, only `neobert_hf.export.OnnxModel` and `__version__` exist.
+The jobs are in namespaces: `neobert_hf.finetuning`, `embeddings`, `pretraining`, `export`, `hub` and `runs`. Each is imported when it is
+used. Where torch is not installed, only `neobert_hf.export.OnnxModel` and `__version__` exist.
 """
 
+from importlib import import_module
 from importlib.util import find_spec
 
 __version__ = "0.1.0"
@@ -33,14 +35,18 @@ __all__ = [
     "tune_allocator",
 ]
 
-if find_spec("torch") is None:
+NAMESPACES = ("embeddings", "export", "files", "finetuning", "hub", "pretraining", "runs")
 
-    def __getattr__(name: str):
-        if name in __all__:
-            raise ImportError(f"neobert_hf.{name} needs torch; install the package with its dependencies", name="torch")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-else:
+def __getattr__(name: str):
+    if name in NAMESPACES:
+        return import_module(f".{name}", __name__)
+    if name in __all__ and find_spec("torch") is None:
+        raise ImportError(f"neobert_hf.{name} needs torch; install the package with its dependencies", name="torch")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+if find_spec("torch") is not None:
     import transformers
 
     from .embeddings.models import multi_vector_encoder, sentence_transformer, sparse_encoder

@@ -1,9 +1,9 @@
 """Embeddings with sentence-transformers: models, contrastive training, rerankers, retrieval, search of files."""
 
-from importlib import import_module
+from ..lazy import lazy_names
 
 # sentence-transformers is optional and slow to import, so a name is imported when it is used.
-_MODULES = {
+NAMES_OF = {
     "common_form": ("SentenceTransformer",),
     "contrastive": (
         *("ContrastiveArguments", "ContrastiveTrainer", "ContrastiveTrainingArguments"),
@@ -23,11 +23,4 @@ _MODULES = {
     "training": ("PairArguments", "open_sets", "train_and_record"),
     "vector_files": ("embed_files",),
 }
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
-__all__ = sorted(_MODULE_OF)
-
-
-def __getattr__(name: str):
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)
+__getattr__, __all__ = lazy_names(__name__, NAMES_OF)

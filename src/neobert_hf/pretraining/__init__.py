@@ -1,9 +1,9 @@
 """Pretraining: from text to a model, by the paper's recipe, with exact resume."""
 
-from importlib import import_module
+from ..lazy import lazy_names
 
 # Training needs datasets, accelerate and datatrove (the extra `train`), so a name is imported when it is used.
-_MODULES = {
+NAMES_OF = {
     "arguments": ("CorpusArguments", "PretrainingArguments"),
     "collators": ("PackedMLMCollator",),
     "corpus": ("Corpus",),
@@ -17,11 +17,4 @@ _MODULES = {
     "trainer": ("PretrainingTrainer", "predicted_tokens"),
     "vocabulary": ("adapt_vocabulary", "old_tokens", "write_adapted_model"),
 }
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
-__all__ = list(_MODULE_OF)
-
-
-def __getattr__(name: str):
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)
+__getattr__, __all__ = lazy_names(__name__, NAMES_OF)
