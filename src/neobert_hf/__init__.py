@@ -1,7 +1,7 @@
 """NeoBERT in the Hugging Face ecosystem. Importing this package registers the model with the Auto classes.
 
-The jobs are in namespaces: `neobert_hf.finetuning`, `embeddings`, `pretraining`, `export`, `hub` and `runs`. Each is imported when it is
-used. Where torch is not installed, only `neobert_hf.export.OnnxModel` and `__version__` exist.
+The jobs are in namespaces, each imported when it is used: `neobert_hf.finetuning`, `embeddings`, `pretraining`, `export`, `hub`,
+`runs`. Where torch is not installed, only `neobert_hf.export.OnnxModel` and `__version__` exist.
 """
 
 from importlib import import_module
