@@ -1,28 +1,34 @@
 """Words with a tag each: from CoNLL files, JSON lines, Parquet, or datasets of the Hub."""
 
+# ruff: noqa: RUF009  (HfArg returns a field)
+
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
+from transformers.hf_argparser import HfArg
 
 from ..files.rows import COMPRESSIONS, Faults, read_lines, read_rows
-from .labelled import (
+from .rows import (
     LabelledDataArguments,
-    MissingColumn,
-    Row,
+    LabelledRows,
+    as_lists,
     check_filled,
     check_known,
     class_names,
+    column,
+    hold_out,
     label_text,
     read_splits,
-    with_validation,
 )
+
+if TYPE_CHECKING:
+    from .tagger import Tagger
 
 CONLL_SUFFIXES = (".conll", ".txt", ".iob", ".bio", ".tsv")
 LIST_SUFFIXES = (".jsonl", ".json", ".parquet")
@@ -36,39 +42,13 @@ IOB2 = {"B": "B", "I": "I", "E": "I", "L": "I", "S": "B", "U": "B"}
 class TaggedWordArguments(LabelledDataArguments):
     """Data."""
 
-    train_file: str = field(
-        default=None,
-        metadata={"help": f"{', '.join((*CONLL_SUFFIXES, *LIST_SUFFIXES))} with words and tags, compressed or not."},
+    word_column: str = HfArg(
+        default=None, help="Column of the lists of words. Default: words or tokens. Of CoNLL files a number; default: 1."
     )
-    max_seq_length: int = field(default=512, metadata={"help": "Length in tokens of the windows of a long row."})
-    word_column: str = field(
+    tag_column: str = HfArg(
         default=None,
-        metadata={
-            "help": "Column of the lists of words. Default: words or tokens. In CoNLL files a number; default: 1."
-        },
+        help="Column of the lists of tags. Default: tags or ner_tags. Of CoNLL files a number; default: the last.",
     )
-    tag_column: str = field(
-        default=None,
-        metadata={
-            "help": "Column of the lists of tags. Default: tags or ner_tags. In CoNLL files a number; default: the last."
-        },
-    )
-
-
-@dataclass
-class TaggedWords:
-    """Rows of words with encoded tags.
-
-    Args:
-        data: Columns `words` and `tags`, a list of class ids. The splits are `train` and `validation`, and `test` if it was
-            given, which may have no `tags`.
-        names: Names of the classes. A kind of entity with a tag B- has one with I- too, also if all its entities are one word.
-        test_rows: All columns of the test rows, unchanged.
-    """
-
-    data: DatasetDict
-    names: list[str]
-    test_rows: list[dict]
 
 
 def is_iob(names: Iterable[str]) -> bool:
@@ -76,7 +56,7 @@ def is_iob(names: Iterable[str]) -> bool:
     return all(name == "O" or name.startswith(("B-", "I-")) for name in names)
 
 
-def read_tagged_words(arguments: TaggedWordArguments, seed: int, names: Sequence[str] | None = None) -> TaggedWords:
+def read_tagged_words(arguments: TaggedWordArguments, seed: int, trained: Tagger) -> LabelledRows:
     """Read lists of words with one tag for each word.
 
     CoNLL files (.conll, .txt, .iob, .bio, .tsv) have a word and its tag on each line, and an empty line after each sentence. Tags
@@ -85,54 +65,77 @@ def read_tagged_words(arguments: TaggedWordArguments, seed: int, names: Sequence
     Args:
         arguments: Where the rows are, and what their columns mean.
         seed: Seed of the choice of validation rows, if no others are given.
-        names: Names of the tags of a trained model, if there are no training rows.
+        trained: Without training rows, it knows the tags.
 
     Returns:
-        The rows. The names of the tags are those of the Hub's dataset, or the sorted tags of the training rows.
+        Rows as (words, tags), lists for each row. The classes are those of the Hub's dataset, or the sorted tags of the training
+        rows; see `tag_names`.
 
     Raises:
         ValueError: A row has no words, or not as many tags as words, or a tag that no training row has; the message names file
             and line. Or there is one tag only.
         OSError: A file cannot be read.
     """
+    names = None if arguments.has_training else trained.classes
     word_columns = (arguments.word_column,) if arguments.word_column else WORD_COLUMNS
     tag_columns = (arguments.tag_column,) if arguments.tag_column else TAG_COLUMNS
 
-    check = partial(_checked_row, word_columns=word_columns, tag_columns=tag_columns)
+    def check(row: dict, has_tags: bool) -> list:
+        words = column(row, *word_columns, option="--word_column")
+        tags = column(row, *tag_columns, option="--tag_column") if has_tags else None
+        return [words, checked_tags(words, tags)]
+
     read = partial(_rows, arguments=arguments, names=(word_columns[0], tag_columns[0]))
     splits, hub_names = read_splits(arguments, check, tag_columns, seed, read)
-    _use_iob2([row for rows in splits.values() for row in rows])
+    every = [row for rows in splits.values() for row in rows]
+    if to_iob2([row.values[1] for row in every if row.values[1] is not None]):
+        print("the tags E- or L- become I-, and S- or U- become B-; pipelines know B- and I- only", flush=True)
     if "train" in splits:
-        names = hub_names or class_names(
-            (tag for row in splits["train"] for tag in _tags(row)),
-            "name the column of the tags by --tag_column",
-        )
-        if is_iob(names):
-            inside = [f"I-{name[2:]}" for name in names if name.startswith("B-")]
-            names = [*names, *(name for name in inside if name not in names)]
-    splits = with_validation(splits, _tags, seed)
-    check_known((row for rows in splits.values() for row in rows), _tags, names)
-    features = {"words": List(Value("string")), "tags": List(ClassLabel(names=list(names)))}
-    data = {}
-    for name, rows in splits.items():
-        kept = Features({column: feature for column, feature in features.items() if column in rows[0].values})
-        data[name] = Dataset.from_list([row.values for row in rows], features=kept)
-    return TaggedWords(DatasetDict(data), list(names), [row.original for row in splits.get("test", ())])
+        names = tag_names([tag for row in splits["train"] for tag in row.labels], hub_names)
+    check_known(((row.place, row.labels) for row in every), names)
+    hold_out(splits, seed)
+    return as_lists(arguments, splits, classes=list(names))
 
 
-def _checked_row(row: dict, has_tags: bool, word_columns: Sequence[str], tag_columns: Sequence[str]) -> dict:
-    words = _column(row, word_columns, "--word_column")
+def checked_tags(words: Any, tags: Any) -> list[str] | None:
+    """Return the tags of a row as texts; None if there are none.
+
+    Raises:
+        ValueError: The words or the tags are no lists, a word is empty, or a tag is missing.
+    """
     if not isinstance(words, list) or not words:
         raise ValueError(f"the words are {words!r:.80}; give a list of words")
     check_filled({f"word {i}": word for i, word in enumerate(words, 1)})
-    if not has_tags:
-        return {"words": words}
-    tags = _column(row, tag_columns, "--tag_column")
+    if tags is None:
+        return None
     if not isinstance(tags, list):
         raise ValueError(f"the tags are {tags!r:.80}; give a list of tags")
     if len(words) != len(tags):
         raise ValueError(f"{len(words)} words and {len(tags)} tags; every word needs one tag")
-    return {"words": words, "tags": [label_text(tag) for tag in tags]}
+    return [label_text(tag) for tag in tags]
+
+
+def to_iob2(rows: Sequence[list[str]]) -> bool:
+    """Change the tags of rows of the scheme that marks last and single words, if all tags are of it; return whether."""
+    kinds = {tag for row in rows for tag in row}
+    entities = kinds - {"O"}
+    if entities == kinds or is_iob(kinds) or not all(re.match("[BIELSU]-.", tag) for tag in entities):
+        return False
+    for row in rows:
+        row[:] = [tag if tag == "O" else IOB2[tag[0]] + tag[1:] for tag in row]
+    return True
+
+
+def tag_names(tags: Sequence[str], names: Sequence[str] | None = None) -> list[str]:
+    """Return the names of the classes: those given, or the different tags; a kind with a tag B- has one with I- too.
+
+    Raises:
+        ValueError: As of `class_names`.
+    """
+    names = class_names(tags, names, "name the column of the tags by --tag_column")
+    if is_iob(names):
+        names += [inside for name in names if name.startswith("B-") and (inside := f"I-{name[2:]}") not in names]
+    return names
 
 
 def _rows(
@@ -149,28 +152,6 @@ def _rows(
         f"{file} has the suffix {suffix!r}; choose {', '.join(CONLL_SUFFIXES)} for CoNLL, or {', '.join(LIST_SUFFIXES)}; all but "
         f".parquet may be compressed ({', '.join(COMPRESSIONS)})"
     )
-
-
-def _column(row: dict, names: Sequence[str], option: str) -> Any:
-    for name in names:
-        if name in row:
-            return row[name]
-    raise MissingColumn(f"no column {' or '.join(map(repr, names))} among {', '.join(row)}; name it by {option}")
-
-
-def _tags(row: Row) -> list[str]:
-    return row.values.get("tags", [])
-
-
-def _use_iob2(rows: Sequence[Row]) -> None:
-    """Replace the tags of the scheme that marks last and single words, if all tags are of it."""
-    tags = {tag for row in rows for tag in _tags(row)}
-    kinds = tags - {"O"}
-    if kinds < tags and all(re.match("[BIELSU]-.", tag) for tag in kinds) and not is_iob(kinds):
-        print("the tags E- or L- become I-, and S- or U- become B-; pipelines know B- and I- only", flush=True)
-        for row in rows:
-            if "tags" in row.values:
-                row.values["tags"] = [tag if tag == "O" else IOB2[tag[0]] + tag[1:] for tag in _tags(row)]
 
 
 def _conll_rows(
@@ -194,22 +175,22 @@ def _conll_rows(
         raise ValueError(f"{file}: --word_column and --tag_column of a CoNLL file are numbers, from 1") from error
     if max(word, tag) >= num_columns:
         raise ValueError(f"{file}: column {max(word, tag) + 1} of {num_columns}; choose an existing one")
-    start, sentence, reason = "", [], ""
+    start, sentence, fault = "", [], None
     for place, columns in [*lines, ("", [])]:
         if columns and columns[0].startswith("#") and len(columns) != num_columns:
             continue
         if columns and not columns[0].startswith("-DOCSTART-"):
             start = start or place
-            if len(columns) != num_columns and not reason:
-                reason = f"{place}: {len(columns)} columns, but the first word has {num_columns}"
+            if len(columns) != num_columns and not fault:
+                fault = place, f"{len(columns)} columns, but the first word has {num_columns}"
             sentence.append(columns)
         elif sentence:
-            if reason:
-                faults.append(tuple(reason.split(": ", 1)))
+            if fault:
+                faults.append(fault)
             else:
                 values = {names[0]: [columns[word] for columns in sentence]}
                 yield start, values | ({names[1]: [columns[tag] for columns in sentence]} if num_columns > 1 else {})
-            start, sentence, reason = "", [], ""
+            start, sentence, fault = "", [], None
 
 
 def _columns(line: str, separator: str) -> list[str]:
