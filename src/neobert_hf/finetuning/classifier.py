@@ -1,13 +1,14 @@
-"""Classification of texts into one class or several, and regression: model, metrics, report and predictions."""
+"""`Classifier`: texts get one class, several classes, or a number; with metrics, a report, and predictions."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from datasets import Dataset, DatasetDict
+from datasets import Dataset
 from matplotlib.figure import Figure
 from scipy.special import expit, softmax
 from scipy.stats import pearsonr, spearmanr
@@ -20,54 +21,254 @@ from sklearn.metrics import (
     matthews_corrcoef,
     mean_squared_error,
 )
-from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModelForSequenceClassification,
-    EvalPrediction,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    Trainer,
-)
-from transformers.tokenization_utils_base import LARGE_INTEGER
+from torch import nn, no_grad
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
-from ..files.texts import check_max_length
-from ..files.writing import write_json, writing
-from .labelled_texts import MULTI, REGRESSION, SINGLE, LabelledTexts
+from ..files.writing import writing
+from ..runs import MINI_MODEL_PATH, FineTuningArguments, open_adapter, save_adapter
+from ..runs.adapters import labels_of_adapter
+from .job import Job, training_arguments
+from .rows import check_known
+from .texts import MULTI, REGRESSION, SINGLE, clean_label, kind_of, text_classes
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
 
 MOST_CLASSES = 40  # in a confusion matrix that a reader can read
 
 
-def trained_labels(source: str) -> tuple[str, list[str]]:
-    """Return the problem type and the names of the classes of a trained classifier.
+class Classifier(Job):
+    """Texts, or pairs of texts, get a class, several classes, or a number.
+
+    A label is a string or a whole number (one class), a list of strings (several classes), or a number (regression). Numbers are
+    trained with mean 0 and standard deviation 1, for which the learning rates are made; the saved model predicts in their unit.
 
     Args:
-        source: Folder or id on the Hub.
-
-    Raises:
-        ValueError: The model is not a classifier, or it is an adapter.
-        OSError: There is no such model.
+        model: Folder or id on the Hub: of an encoder, of a trained classifier, or a folder of an adapter that `save` wrote.
+        max_seq_length: Length in tokens at which the texts of a training are cut. A trained model keeps its own.
+        classifier_pooling: "cls" or "mean": what the classifier reads of a text. None keeps what the config of the model says.
+        adapter: As of `lora_config`; `fit` then trains an adapter and not the model.
     """
-    if Path(source, "adapter_config.json").is_file():
-        raise ValueError(
-            f"{source} holds an adapter; finetune_lora.py predicts with it, and saves a whole model by --merge"
+
+    auto_class = AutoModelForSequenceClassification
+    noun = "classifier"
+    _mean, _deviation = 0.0, 1.0
+
+    def __init__(
+        self,
+        model: str | Path = MINI_MODEL_PATH,
+        max_seq_length: int = 512,
+        classifier_pooling: str | None = None,
+        adapter: LoraConfig | None = None,
+    ):
+        super().__init__(model, max_seq_length)
+        self.classifier_pooling, self.adapter, self.problem_type = classifier_pooling, adapter, None
+        self._is_adapter = Path(self.source, "adapter_config.json").is_file()
+
+    def _read_labels(self) -> None:
+        if self._is_adapter:
+            self.problem_type, self._names = labels_of_adapter(self.source)
+            return
+        super()._read_labels()
+        kind = AutoConfig.from_pretrained(self.source).problem_type
+        self.problem_type = kind or (REGRESSION if len(self._names) == 1 else SINGLE)
+
+    def _load_trained(self) -> PreTrainedModel:
+        if not self._is_adapter:
+            return super()._load_trained()
+        self._read_labels()
+        return open_adapter(self.auto_class, self.source, dtype="float32")
+
+    def _load_new(self, **options) -> PreTrainedModel:
+        # the problem type also for a start that was fine-tuned for other labels
+        options |= {"problem_type": self.problem_type, **pooling_options(self.source, self.classifier_pooling)}
+        model = super()._load_new(**options)
+        if self.adapter:
+            from peft import get_peft_model
+
+            model = get_peft_model(model, self.adapter)
+            model.print_trainable_parameters()
+        return model
+
+    def fit(
+        self,
+        texts: Sequence[str | tuple[str, str]],
+        labels: Sequence[Any],
+        validation: tuple[Sequence, Sequence] | None = None,
+        training: FineTuningArguments | None = None,
+        *,
+        classes: Sequence[str] | None = None,
+        problem_type: str = "auto",
+        **options,
+    ) -> Classifier:
+        """Train on texts and labels.
+
+        Args:
+            texts: Texts, or pairs of texts.
+            labels: Label of each text.
+            validation: Other texts and labels. They choose the best epoch, and the metrics on them are printed at the end.
+            training: Training arguments; their folder gets checkpoints, and the metrics.
+            classes: Names of the classes in the order of the logits; by default the sorted labels.
+            problem_type: As in the config of a model; "auto" decides by the labels as `kind_of` does.
+            options: Training arguments by name, instead of `training`. Without `output_dir`, no file stays.
+
+        Raises:
+            ValueError: A label is missing or of another kind, or nothing can be learned from the labels.
+            FloatingPointError: The model has diverged.
+        """
+        self._set_labels(labels, classes, problem_type)
+        targets = {"train": self.encode(labels)}
+        if self.problem_type == REGRESSION:
+            self._mean, self._deviation = float(np.mean(targets["train"])), float(np.std(targets["train"]))
+            if self._deviation == 0:
+                raise ValueError(f"all training rows have the number {targets['train'][0]}; nothing can be learned")
+        elif self.problem_type == SINGLE and len(set(targets["train"])) < 2:
+            raise ValueError(
+                f"all training rows have the class {labels[0]!r}; give rows of at least two classes (perhaps by --validation_file)"
+            )
+        self.tokenizer.model_max_length = self.max_seq_length
+        rows = {"train": self._tokens(texts, targets["train"])}
+        if validation:
+            rows["validation"] = self._tokens(validation[0], self.encode(validation[1]))
+            self.example = validation[0][0]
+        with training_arguments(training, options, bool(validation)) as training:
+            best = "pearson" if self.problem_type == REGRESSION else "f1"
+            identity = {"texts": list(texts), "labels": list(labels), "problem_type": self.problem_type}
+            self._train(training, self._load_new, rows, identity, best, compute_metrics=self._metrics_of_epoch)
+            self._restore_numbers()
+            if validation:
+                self._report(self.outputs(validation[0]), validation[1], "validation", training.output_dir)
+        return self
+
+    def _set_labels(self, labels: Sequence[Any], classes: Sequence[str] | None, problem_type: str) -> None:
+        """Choose the kind of the labels and the names of the classes."""
+        kind = kind_of([clean_label(label, "auto") for label in labels]) if problem_type == "auto" else problem_type
+        cleaned = [clean_label(label, kind) for label in labels]
+        self.problem_type, self._names = kind, list(classes or ["label"])
+        if kind != REGRESSION:
+            flat = [one for label in cleaned for one in (label if kind == MULTI else [label])]
+            self._names = list(classes or text_classes(flat))
+
+    def encode(self, labels: Sequence[Any]) -> list:
+        """Return labels as the model learns them: numbers of classes, zeros and ones for each class, or numbers."""
+        labels = [clean_label(label, self.problem_type) for label in labels]
+        if self.problem_type == REGRESSION:
+            return np.array(labels, np.float32).tolist()  # as the model computes
+        every = [label if self.problem_type == MULTI else [label] for label in labels]
+        check_known(((f"label {i}", of_row) for i, of_row in enumerate(every)), self._names)
+        if self.problem_type == MULTI:
+            return [[float(name in of_row) for name in self._names] for of_row in every]
+        numbers = {name: number for number, name in enumerate(self._names)}
+        return [numbers[label] for label in labels]
+
+    def _tokens(self, texts: Sequence[str | tuple[str, str]], targets: list | None = None) -> Dataset:
+        tokenizer = self.tokenizer
+        columns = zip(*texts) if isinstance(texts[0], tuple | list) else [texts]
+        rows = Dataset.from_dict({f"text{i}": list(column) for i, column in enumerate(columns)})
+        rows = rows.map(
+            lambda part: dict(tokenizer(*part.values(), truncation=True)), batched=True, remove_columns=rows.column_names
         )
-    config = AutoConfig.from_pretrained(source)
-    if not any(name.endswith("ForSequenceClassification") for name in config.architectures or ()):
-        raise ValueError(
-            f"{source} is not a trained classifier; give the folder of one by --model_name_or_path, or rows to train by "
-            "--train_file"
-        )
-    problem_type = config.problem_type or (REGRESSION if config.num_labels == 1 else SINGLE)
-    return problem_type, [config.id2label[i] for i in range(config.num_labels)]
+        if targets is None:
+            return rows
+        if self.problem_type == REGRESSION:
+            targets = [(number - self._mean) / self._deviation for number in targets]
+        return rows.add_column("label", targets)
+
+    def _metrics_of_epoch(self, predictions) -> dict[str, float]:
+        found = label_metrics(self.problem_type, predictions.label_ids, predictions.predictions)
+        if "mse" in found:
+            found["mse"] *= self._deviation**2
+        return found
+
+    def _restore_numbers(self) -> None:
+        """Let the last layer of a regression predict numbers in the unit of the labels."""
+        if self.problem_type != REGRESSION:
+            return
+        last = [module for module in self.model.modules() if isinstance(module, nn.Linear)][-1]
+        with no_grad():
+            last.weight *= self._deviation
+            last.bias.copy_(last.bias * self._deviation + self._mean)
+
+    def outputs(self, texts: Sequence[str | tuple[str, str]], training: FineTuningArguments | None = None) -> np.ndarray:
+        """Return (N, C) logits of N texts; of a regression (N, 1) numbers.
+
+        Raises:
+            ValueError: The model is not trained.
+            FloatingPointError: A logit is not finite.
+        """
+        logits = self._predict(self._tokens(texts), training)
+        if not np.isfinite(logits).all():
+            raise FloatingPointError("a prediction is not finite; the model has diverged, lower --learning_rate")
+        return logits
+
+    def predict(self, texts: Sequence[str | tuple[str, str]]) -> list:
+        """Return the class of each text, the list of its classes, or its number."""
+        return self._decide(self.outputs(texts))
+
+    def predict_scores(self, texts: Sequence[str | tuple[str, str]]) -> np.ndarray:
+        """Return (N, C) probabilities of the classes of N texts, or (N, 1) numbers."""
+        return self._scores(self.outputs(texts))
+
+    def _decide(self, logits: np.ndarray) -> list:
+        found = decisions(self.problem_type, logits)
+        if self.problem_type == REGRESSION:
+            return found.astype(float).tolist()
+        if self.problem_type == MULTI:
+            return [[name for name, is_chosen in zip(self.classes, row) if is_chosen] for row in found]
+        return [self.classes[i] for i in found]
+
+    def _scores(self, logits: np.ndarray) -> np.ndarray:
+        logits = logits.astype(np.float64)
+        if self.problem_type == REGRESSION:
+            return logits
+        return expit(logits) if self.problem_type == MULTI else softmax(logits, -1)
+
+    def metrics(self, outputs: np.ndarray, labels: Sequence[Any]) -> dict[str, float]:
+        """Return the metrics that `label_metrics` describes."""
+        return label_metrics(self.problem_type, np.array(self.encode(labels)), outputs)
+
+    def _report_classes(self, outputs: np.ndarray, labels: list, split: str, folder: Path) -> None:
+        """Print precision, recall and F1 of each class, and draw the confusion matrix."""
+        if self.problem_type == REGRESSION:
+            return
+        labels, predicted, numbers = self.encode(labels), decisions(self.problem_type, outputs), range(len(self.classes))
+        options = {"labels": numbers, "target_names": self.classes, "zero_division": 0, "digits": 3}
+        print(classification_report(labels, predicted, **options), flush=True)
+        if self.problem_type == SINGLE and len(numbers) <= MOST_CLASSES:
+            matrix = confusion_matrix(labels, predicted, labels=numbers)
+            draw_matrix(matrix, self.classes, folder / f"confusion_matrix_{split}.png")
+
+    def prediction_rows(self, outputs: np.ndarray, rows: list[dict], separator: str | None = None) -> list[dict]:
+        """Return rows with `prediction`, and `probability_NAME` for each class.
+
+        Args:
+            outputs: (N, C) logits of the N rows.
+            rows: Their columns.
+            separator: What joins the classes of a row, if it has several; None gives lists.
+        """
+        predictions, found = self._decide(outputs), []
+        if self.problem_type == REGRESSION:
+            return [{**row, "prediction": number} for row, number in zip(rows, predictions)]
+        for row, chosen, scores in zip(rows, predictions, self._scores(outputs)):
+            chosen = separator.join(chosen) if separator and self.problem_type == MULTI else chosen
+            columns = {f"probability_{name}": round(float(score), 6) for name, score in zip(self.classes, scores)}
+            found.append({**row, "prediction": chosen, **columns})
+        return found
+
+    def _save_weights(self, folder: str | Path) -> None:
+        if self.adapter and self._trainer:
+            save_adapter(self.model, folder)
+            self.tokenizer.save_pretrained(folder)
+        else:
+            super()._save_weights(folder)
+
+    def merge(self) -> None:
+        """Add the adapter to the weights of the model; `save` then writes a whole model."""
+        self._trainer.model, self.adapter = self.model.merge_and_unload(), None
 
 
 def pooling_options(source: str, classifier_pooling: str | None) -> dict[str, str]:
     """Return the options of `from_pretrained` that choose what the classifier reads; None keeps what the config says.
-
-    Args:
-        source: Folder or id on the Hub.
-        classifier_pooling: "cls" or "mean" (see `NeoBERTConfig`).
 
     Raises:
         ValueError: The model has no such choice.
@@ -83,172 +284,8 @@ def pooling_options(source: str, classifier_pooling: str | None) -> dict[str, st
     return {"classifier_pooling": classifier_pooling}
 
 
-def pearson(labels: np.ndarray, predicted: np.ndarray) -> float:
-    """Return Pearson's correlation, and 0 if all predictions are equal, as they can be early in training."""
-    return float(pearsonr(predicted, labels).statistic) if np.ptp(predicted) and np.ptp(labels) else 0.0
-
-
-def spearman(labels: np.ndarray, predicted: np.ndarray) -> float:
-    """Return Spearman's rank correlation, and 0 if all predictions are equal."""
-    return float(spearmanr(predicted, labels).statistic) if np.ptp(predicted) and np.ptp(labels) else 0.0
-
-
-class ClassificationTask:
-    """What the labels of texts decide in a training and in an evaluation.
-
-    Numbers are trained with mean 0 and standard deviation 1, for which the learning rates are made; `restore_numbers` then
-    changes the last layer so that the model predicts the numbers of the file.
-
-    Args:
-        texts: Texts with labels.
-    """
-
-    def __init__(self, texts: LabelledTexts):
-        self.texts = texts
-        self.mean, self.deviation = 0.0, 1.0
-        if texts.problem_type == REGRESSION and "train" in texts.data:
-            numbers = np.array(texts.data["train"]["label"], np.float64)
-            self.mean, self.deviation = float(numbers.mean()), float(numbers.std())
-
-    def load_model(self, source: str, max_length: int, classifier_pooling: str | None = None) -> PreTrainedModel:
-        """Load a model with a head for these labels, in float32; the head is new unless it has their number already.
-
-        Args:
-            source: Folder or id on the Hub.
-            max_length: Length of the texts in tokens; the model must have as many positions.
-            classifier_pooling: As in `pooling_options`.
-        """
-        names = dict(enumerate(self.texts.names))
-        model = AutoModelForSequenceClassification.from_pretrained(
-            source,
-            id2label=names,
-            label2id={name: i for i, name in names.items()},
-            problem_type=self.texts.problem_type,  # also for a start that was fine-tuned for other labels
-            ignore_mismatched_sizes=True,
-            dtype=torch.float32,
-            **pooling_options(source, classifier_pooling),
-        )
-        check_max_length(model, max_length)
-        return model
-
-    def tokenize(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> DatasetDict:
-        """Return tokens and labels of all splits; numbers are scaled for training.
-
-        Args:
-            tokenizer: In a training it gets the length, and is saved with it. Without training rows it keeps its own length.
-            max_length: Length in tokens at which texts are cut.
-        """
-        if "train" in self.texts.data or tokenizer.model_max_length > LARGE_INTEGER:
-            tokenizer.model_max_length = max_length
-        columns = [name for name in next(iter(self.texts.data.values())).column_names if name != "label"]
-
-        def tokens(rows: dict[str, list]) -> dict[str, list]:
-            found = dict(tokenizer(*(rows[name] for name in columns), truncation=True))
-            if self.texts.problem_type == REGRESSION and "label" in rows:
-                found["label"] = [(number - self.mean) / self.deviation for number in rows["label"]]
-            return found
-
-        return self.texts.data.map(tokens, batched=True, remove_columns=columns)
-
-    def metrics(self, predictions: EvalPrediction) -> dict[str, float]:
-        """Return the metrics of this kind of labels, for Trainer.
-
-        One class: accuracy, F1 as the mean over the classes, and Matthews' coefficient for two classes. Several classes: the
-        share of rows whose classes are all right, F1 as the mean over the classes, and F1 over all decisions. Numbers: Pearson's
-        and Spearman's correlation, and the mean squared error in the unit of the file.
-        """
-        found = label_metrics(self.texts.problem_type, predictions.label_ids, predictions.predictions)
-        if self.texts.problem_type == REGRESSION:
-            found["mse"] *= self.deviation**2
-        return found
-
-    @property
-    def best_metric(self) -> str:
-        """The metric that chooses the best epoch."""
-        return "pearson" if self.texts.problem_type == REGRESSION else "f1"
-
-    def restore_numbers(self, model: PreTrainedModel) -> None:
-        """After the training, let the last layer of a regression predict numbers in the unit of the file."""
-        if self.texts.problem_type != REGRESSION:
-            return
-        last = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
-        with torch.no_grad():
-            last.weight *= self.deviation
-            last.bias.copy_(last.bias * self.deviation + self.mean)
-
-    def evaluate(self, trainer: Trainer, rows: Dataset, split: str) -> np.ndarray:
-        """Return the logits of a split, and report on them as `report` does.
-
-        Args:
-            trainer: Its model predicts numbers in the unit of the file.
-            rows: Tokens of the split.
-            split: "validation" or "test".
-        """
-        logits = trainer.predict(
-            rows.select_columns([name for name in rows.column_names if name != "label"])
-        ).predictions
-        if trainer.is_world_process_zero():
-            self.report(logits, split, trainer.args.output_dir)
-        return logits
-
-    def report(self, logits: np.ndarray, split: str, folder: str | Path) -> None:
-        """Print and write the metrics of a split that has labels, with a report for each class and the confusion matrix.
-
-        Args:
-            logits: (N, C) logits of the N rows of the split; numbers in the unit of the file.
-            split: "validation" or "test"; the files have this name.
-            folder: Folder of the files.
-
-        Raises:
-            FloatingPointError: A prediction is not finite.
-        """
-        if not np.isfinite(logits).all():
-            raise FloatingPointError("a prediction is not finite; the model has diverged, lower --learning_rate")
-        rows, kind, names = self.texts.data[split], self.texts.problem_type, self.texts.names
-        if "label" not in rows.column_names:
-            print(f"the {split} rows have no labels, so there are no metrics", flush=True)
-            return
-        labels = np.array(rows["label"])
-        found = label_metrics(kind, labels, logits)
-        print(f"{split}: " + ", ".join(f"{name} {value:.4f}" for name, value in found.items()), flush=True)
-        prefix = {"validation": "eval"}.get(split, split)
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        write_json(Path(folder, f"{prefix}_results.json"), {f"{prefix}_{name}": found[name] for name in found})
-        if kind == REGRESSION:
-            return
-        predicted = decisions(kind, logits)
-        options = {"labels": range(len(names)), "target_names": names, "zero_division": 0, "digits": 3}
-        print(classification_report(labels, predicted, **options), flush=True)
-        if kind == SINGLE and len(names) <= MOST_CLASSES:
-            matrix = confusion_matrix(labels, predicted, labels=range(len(names)))
-            _draw(matrix, names, Path(folder, f"confusion_matrix_{split}.png"))
-
-    def prediction_rows(self, logits: np.ndarray, separator: str | None = None) -> list[dict]:
-        """Return the test rows with a prediction, and the probability of each class.
-
-        Args:
-            logits: (N, C) logits of the N test rows.
-            separator: What joins the classes of a row, if it has several; None gives lists.
-
-        Returns:
-            The columns of the file, `prediction`, and `probability_NAME` for each class. Numbers have no probability.
-        """
-        kind, names, rows = self.texts.problem_type, self.texts.names, []
-        if kind == REGRESSION:
-            return [{**row, "prediction": float(number)} for row, (number,) in zip(self.texts.test_rows, logits)]
-        probabilities = (expit if kind == MULTI else lambda x: softmax(x, -1))(logits.astype(np.float64))
-        for row, chosen, of_row in zip(self.texts.test_rows, decisions(kind, logits), probabilities):
-            if kind == MULTI:
-                labels = [name for name, is_chosen in zip(names, chosen) if is_chosen]
-                prediction = labels if separator is None else separator.join(labels)
-            else:
-                prediction = names[chosen]
-            columns = {f"probability_{name}": round(float(value), 6) for name, value in zip(names, of_row)}
-            rows.append({**row, "prediction": prediction, **columns})
-        return rows
-
-
-def _draw(matrix: np.ndarray, names: list[str], file: Path) -> None:
+def draw_matrix(matrix: np.ndarray, names: list[str], file: Path) -> None:
+    """Draw a (C, C) confusion matrix into a PNG file."""
     shown = [name[:30].replace("$", r"\$") for name in names]  # dollar signs begin formulas
     size = 3 + 0.4 * len(names)
     figure = Figure(figsize=(size, size), layout="constrained")
@@ -267,7 +304,11 @@ def decisions(problem_type: str, logits: np.ndarray) -> np.ndarray:
 
 
 def label_metrics(problem_type: str, labels: np.ndarray, logits: np.ndarray) -> dict[str, float]:
-    """Return the metrics that `ClassificationTask.metrics` lists.
+    """Return the metrics of a kind of labels.
+
+    One class: accuracy, F1 as the mean over the classes, and Matthews' coefficient for two classes. Several classes: the share of
+    rows whose classes are all right, F1 as the mean over the classes, and F1 over all decisions. Numbers: Pearson's and
+    Spearman's correlation, and the mean squared error.
 
     Args:
         problem_type: As in the config of a model.
@@ -276,11 +317,8 @@ def label_metrics(problem_type: str, labels: np.ndarray, logits: np.ndarray) -> 
     """
     predicted = decisions(problem_type, logits)
     if problem_type == REGRESSION:
-        return {
-            "pearson": pearson(labels, predicted),
-            "spearman": spearman(labels, predicted),
-            "mse": float(mean_squared_error(labels, predicted)),
-        }
+        found = {"pearson": pearson(labels, predicted), "spearman": spearman(labels, predicted)}
+        return found | {"mse": float(mean_squared_error(labels, predicted))}
     found = {"accuracy": accuracy_score(labels, predicted)}
     found["f1"] = f1_score(labels, predicted, average="macro", zero_division=0)
     if problem_type == MULTI:
@@ -288,3 +326,13 @@ def label_metrics(problem_type: str, labels: np.ndarray, logits: np.ndarray) -> 
     elif logits.shape[-1] == 2:
         found["matthews"] = matthews_corrcoef(labels, predicted)
     return {name: float(value) for name, value in found.items()}
+
+
+def pearson(labels: np.ndarray, predicted: np.ndarray) -> float:
+    """Return Pearson's correlation, and 0 if all predictions are equal, as they can be early in training."""
+    return float(pearsonr(predicted, labels).statistic) if np.ptp(predicted) and np.ptp(labels) else 0.0
+
+
+def spearman(labels: np.ndarray, predicted: np.ndarray) -> float:
+    """Return Spearman's rank correlation, and 0 if all predictions are equal."""
+    return float(spearmanr(predicted, labels).statistic) if np.ptp(predicted) and np.ptp(labels) else 0.0

@@ -28,19 +28,22 @@ from ..runs import (
 from .predictions import write_predictions
 from .rows import LabelledRows
 
-WITHOUT_CHECKPOINTS = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
+# Without validation rows there is no best epoch.
+LAST_EPOCH = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
 
 
 @contextmanager
-def training_arguments(training: FineTuningArguments | None, **options) -> Iterator[FineTuningArguments]:
+def training_arguments(
+    training: FineTuningArguments | None, options: dict[str, Any], has_validation: bool = False
+) -> Iterator[FineTuningArguments]:
     """Give the arguments, or those of the options; without `output_dir`, their folder is removed at the end."""
     if training is not None:
         yield training
-    elif "output_dir" in options:
-        yield FineTuningArguments(**options)
-    else:
-        with TemporaryDirectory() as folder:
-            yield FineTuningArguments(folder, **{"report_to": "none", "save_only_model": True} | options)
+        return
+    options = options if has_validation else LAST_EPOCH | options
+    with TemporaryDirectory() as folder:
+        quiet = {} if "output_dir" in options else {"output_dir": folder, "report_to": "none", "save_only_model": True}
+        yield FineTuningArguments(**quiet | options)
 
 
 class Job:
@@ -60,6 +63,7 @@ class Job:
         self.tokenizer = load_tokenizer(self.source)
         if self.tokenizer.model_max_length > LARGE_INTEGER:
             self.tokenizer.model_max_length = max_seq_length
+        self.num_rows = 0  # of the training
         self.scores: dict[str, dict[str, float]] = {}  # metrics by split
         self.example: Any = None  # the first input of the validation
         self.adapter: Any = None  # LoRA
@@ -141,13 +145,13 @@ class Job:
         run |= {"seed": training.seed, "adapter": bool(self.adapter), "rows": content_hash(identity)}
         with lock_run(training.output_dir):
             self._trainer = train_or_resume(make_trainer, training, run)
-        self._training = training
+        self._training, self.num_rows = training, len(rows["train"])
 
     def _predict(self, rows: Dataset, training: FineTuningArguments | None = None, **options) -> Any:
         """What the model says of rows of tokens, on the device and in the batches of the training arguments."""
         if self._trainer is None:
             model = self._load_trained()
-            with training_arguments(training, **WITHOUT_CHECKPOINTS) as training:
+            with training_arguments(training, {}) as training:
                 options |= {"eval_dataset": rows, "processing_class": self.tokenizer}
                 self._trainer = Trainer(model, training, **options)
         self._trainer.compute_metrics = None
@@ -213,19 +217,17 @@ class Job:
         if training is None or not training.should_save:
             return
         names = data.names if data else dict.fromkeys(("train", "validation", "test"), "rows given in Python")
-        dataset = data.dataset if data else None
-        scores = [{"dataset": names[split], "split": split, "metrics": found} for split, found in self.scores.items()]
-        for score in scores:
-            is_hub = dataset and score["dataset"] == dataset
-            score |= {"dataset_id": dataset if is_hub else None, "config": None}
-        settings = {name: getattr(training, name) for name in ("learning_rate", "num_train_epochs", "max_steps", "seed")}
-        settings |= {"batch_size": training.train_batch_size * training.world_size, "max_seq_length": self.max_seq_length}
-        write_record(
-            folder, training, source=self.source, rows={names["train"]: self._num_rows},
-            datasets=[dataset] if dataset else [], scores=scores, settings=settings, example=self.example,
-        )  # fmt: skip
+        hub_id = data and data.dataset
+        scores = [
+            {"dataset": names[split], "dataset_id": hub_id if names[split] == hub_id else None, "split": split, "metrics": found}
+            for split, found in self.scores.items()
+        ]
+        more = {"datasets": [hub_id] if hub_id else [], "scores": scores, "example": self.example}
+        write_record(folder, training, source=self.source, rows={names["train"]: self.num_rows}, **more)
 
     def _save_weights(self, folder: str | Path) -> None:
-        if self._trainer is None:
-            self._trainer = None
-        self._trainer.save_model(str(folder))
+        if self._trainer:
+            self._trainer.save_model(str(folder))
+        else:
+            self._load_trained().save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)

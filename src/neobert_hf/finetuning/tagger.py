@@ -1,169 +1,170 @@
-"""Tagging of words: windows of long rows, labels of all pieces of a word, metrics, report and predictions."""
+"""`Tagger`: words get a tag each; windows of long rows, labels of all pieces of a word, metrics, report and predictions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from datasets import DatasetDict
+from datasets import Dataset
 from scipy.special import softmax
 from seqeval import metrics as entities
 from sklearn.metrics import accuracy_score, classification_report, f1_score
 from transformers import (
-    AutoConfig,
     AutoModelForTokenClassification,
     BatchEncoding,
-    EvalPrediction,
-    PreTrainedModel,
+    DataCollatorForTokenClassification,
     PreTrainedTokenizerBase,
-    Trainer,
 )
 
-from ..files.texts import check_max_length
-from .tagged_words import TaggedWords, is_iob
+from ..runs import MINI_MODEL_PATH, FineTuningArguments
+from .job import Job, training_arguments
+from .rows import check_known
+from .words import checked_tags, is_iob, tag_names, to_iob2
 
 IGNORED = -100  # label of a token that has no part in the loss
 LATER_PIECE = 0.7  # probability of I- for a later piece whose other tag is B-
 
 
-def trained_tags(source: str) -> list[str]:
-    """Return the names of the tags of a trained tagger.
-
-    Args:
-        source: Folder or id on the Hub.
-
-    Raises:
-        ValueError: The model is not a tagger.
-        OSError: There is no such model.
-    """
-    config = AutoConfig.from_pretrained(source)
-    if not any(name.endswith("ForTokenClassification") for name in config.architectures or ()):
-        raise ValueError(
-            f"{source} is not a trained tagger; give the folder of one by --model_name_or_path, or rows to train by --train_file"
-        )
-    return [config.id2label[i] for i in range(config.num_labels)]
-
-
-class TaggingTask:
-    """What the tags of words decide in a training and in an evaluation.
+class Tagger(Job):
+    """Words get a tag each.
 
     The pipeline of transformers sees pieces of words, and its aggregation strategies join them by their tags. So all pieces are
     trained: the first piece of a word has the tag of the word, and the others continue it (I- after B-). A long row is cut into
     windows that overlap by a quarter. Evaluation takes a word from the window in which it has the most context on both sides.
 
     Args:
-        words: Words with tags.
+        model: Folder or id on the Hub: of an encoder, or of a trained tagger.
+        max_seq_length: Length in tokens of a window; at most that of the training, if the model is trained.
     """
 
-    def __init__(self, words: TaggedWords):
-        self.words = words
-        self.windows = DatasetDict()
-        self.is_iob = is_iob(words.names)
+    auto_class = AutoModelForTokenClassification
+    noun = "tagger"
 
-    def load_model(self, source: str, max_length: int) -> PreTrainedModel:
-        """Load a model with a head for these tags, in float32; the head is new unless it has their number already."""
-        names = dict(enumerate(self.words.names))
-        model = AutoModelForTokenClassification.from_pretrained(
-            source,
-            id2label=names,
-            label2id={name: i for i, name in names.items()},
-            ignore_mismatched_sizes=True,  # of a start with other tags
-            dtype=torch.float32,
-        )
-        check_max_length(model, max_length)
-        return model
+    def __init__(self, model: str | Path = MINI_MODEL_PATH, max_seq_length: int = 512):
+        super().__init__(model, max_seq_length)
+        self.tokenizer.add_prefix_space = True  # RoBERTa's class in transformers 4 demands it; `_tokenize` adds the spaces
+        self.tokenizer.padding_side = "right"  # so the logits of a window begin at its first token
 
-    def tokenize(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> DatasetDict:
-        """Return windows of at most `max_length` tokens of all splits.
-
-        `labels` of training windows are those of `piece_loss`. In the other windows the first piece of a word has its tag (0 if
-        there are no tags), in one window only, and `row` is the number of the row. The tokenizer then pads on the right.
-        """
-        tokenizer.padding_side = "right"  # so the logits of a window begin at its first token
-
-        def windows(rows: dict[str, list], numbers: list[int], is_training: bool) -> dict[str, list]:
-            labels_of = self._training_labels if is_training else _first_pieces
-            return _cut(tokenizer, rows, numbers, max_length, labels_of, is_training)
-
-        for split, rows in self.words.data.items():
-            options = {"batched": True, "with_indices": True, "remove_columns": rows.column_names}
-            self.windows[split] = rows.map(windows, **options, fn_kwargs={"is_training": split == "train"})
-        return self.windows
-
-    def _training_labels(self, words: np.ndarray, is_joined: np.ndarray, tags: np.ndarray) -> np.ndarray:
-        """Labels for `piece_loss` of the pieces of a row."""
-        names = self.words.names
-        if not self.is_iob:
-            return tags[words]
-        inside = np.array([names.index(name if name == "O" else f"I-{name[2:]}") for name in names])
-        labels = np.where(_is_first(words), tags[words], inside[tags[words]])
-        # words that begin an entity right after one of the same kind
-        is_adjacent = (tags != inside[tags]) & (inside[tags] == np.concatenate([[-1], inside[tags][:-1]]))
-        distance = (tags - inside[tags]) % len(names)  # from I- to B-
-        return labels + len(names) * (distance * is_adjacent)[words] * is_joined
-
-    def metrics(self, predictions: EvalPrediction) -> dict[str, float]:
-        """Return accuracy and F1 of the validation words, for Trainer; see `tag_metrics`."""
-        return tag_metrics(*self._tag_names("validation", predictions.predictions))
-
-    def _tag_names(self, split: str, logits: np.ndarray) -> tuple[list[list[str]], list[list[str]]]:
-        """Tags of the file and tags of the model for each row."""
-        names = self.words.names
-        rows = self._logits_of_words(split, logits)
-        sought = [[names[tag] for tag in tags] for tags in self.words.data[split]["tags"]]
-        return sought, [[names[tag] for tag in row.argmax(-1)] for row in rows]
-
-    def _logits_of_words(self, split: str, logits: np.ndarray) -> list[np.ndarray]:
-        """(number of words, number of tags) logits of each row, from (windows, tokens, number of tags)."""
-        rows: list[list[np.ndarray]] = [[] for _ in self.words.data[split]]
-        for window, of_window in zip(self.windows[split].select_columns(["row", "labels"]), logits):
-            labels = np.array(window["labels"])
-            rows[window["row"]].append(of_window[: len(labels)][labels != IGNORED])
-        return [np.concatenate(windows) for windows in rows]
-
-    def evaluate(self, trainer: Trainer, split: str) -> list[np.ndarray]:
-        """Return the logits of the words of each row; if the split has tags, write metrics and print a report for each kind.
+    def fit(
+        self,
+        words: Sequence[list[str]],
+        tags: Sequence[list[str]],
+        validation: tuple[Sequence, Sequence] | None = None,
+        training: FineTuningArguments | None = None,
+        *,
+        classes: Sequence[str] | None = None,
+        **options,
+    ) -> Tagger:
+        """Train on rows of words with a tag each.
 
         Args:
-            trainer: Its model predicts.
-            split: "validation" or "test".
+            words: Words of each row.
+            tags: Tag of each word. E- or L-, and S- or U-, become I- and B-.
+            validation: Other words and tags. They choose the best epoch, and the metrics on them are printed at the end.
+            training: Training arguments; their folder gets checkpoints, and the metrics.
+            classes: Names of the tags in the order of the logits; by default the sorted tags, see `tag_names`.
+            options: Training arguments by name, instead of `training`. Without `output_dir`, no file stays.
 
         Raises:
-            FloatingPointError: A prediction is not finite.
+            ValueError: A row has not as many tags as words, or there is one tag only.
+            FloatingPointError: The model has diverged.
         """
-        logits = trainer.predict(self.windows[split].remove_columns("labels")).predictions
-        rows, prefix = self._logits_of_words(split, logits), {"validation": "eval"}.get(split, split)
+        tags = [checked_tags(*row) for row in zip(words, tags)]
+        held_out = [checked_tags(*row) for row in zip(*validation)] if validation else []
+        to_iob2([*tags, *held_out])
+        self._names = list(classes or tag_names([tag for row in tags for tag in row]))
+        self.tokenizer.model_max_length = self.max_seq_length
+        rows = {"train": self._windows(words, tags, is_training=True)}
+        if validation:
+            rows["validation"] = self._windows(validation[0], held_out)
+            self.example = " ".join(validation[0][0])
+
+        def metrics(found: Any) -> dict[str, float]:
+            return self.metrics(self._logits_of_words(rows["validation"], found.predictions), held_out)
+
+        with training_arguments(training, options, bool(validation)) as training:
+            more = {"data_collator": self._collator(), "compute_loss_func": piece_loss, "compute_metrics": metrics}
+            self._train(training, self._load_new, rows, {"words": list(words), "tags": tags}, **more)
+            if validation:
+                self._report(self.outputs(validation[0]), held_out, "validation", training.output_dir)
+        return self
+
+    def _collator(self) -> DataCollatorForTokenClassification:
+        return DataCollatorForTokenClassification(self.tokenizer, label_pad_token_id=[IGNORED, IGNORED])
+
+    def _windows(
+        self, words: Sequence[list[str]], tags: Sequence[list[str]] | None = None, is_training: bool = False
+    ) -> Dataset:
+        """Windows of at most `max_seq_length` tokens.
+
+        `labels` of training windows are those of `piece_loss`. In the other windows the first piece of a word has its tag (the
+        first one if there are no tags), in one window only, and `row` is the number of the row.
+        """
+        check_known(((f"row {i}", of_row) for i, of_row in enumerate(tags or ())), self.classes)
+        numbers = {name: number for number, name in enumerate(self.classes)}
+        ids = [[numbers[tag] for tag in of_row] for of_row in tags] if tags else [[0] * len(of_row) for of_row in words]
+        rows = Dataset.from_dict({"words": list(words), "tags": ids})
+        length = min(self.max_seq_length, self.tokenizer.model_max_length)
+        labels_of = partial(piece_labels, names=self.classes) if is_training else first_pieces
+        options = {"tokenizer": self.tokenizer, "max_length": length, "labels_of": labels_of, "is_training": is_training}
+        return rows.map(cut, batched=True, with_indices=True, remove_columns=rows.column_names, fn_kwargs=options)
+
+    def _logits_of_words(self, windows: Dataset, logits: np.ndarray) -> list[np.ndarray]:
+        """(number of words, number of tags) logits of each row, from (windows, tokens, number of tags)."""
+        rows: dict[int, list[np.ndarray]] = {}
+        for window, of_window in zip(windows.select_columns(["row", "labels"]), logits):
+            is_marked = np.array(window["labels"])[:, 0] != IGNORED
+            rows.setdefault(window["row"], []).append(of_window[: len(is_marked)][is_marked])
+        return [np.concatenate(of_row) for of_row in rows.values()]
+
+    def outputs(self, words: Sequence[list[str]], training: FineTuningArguments | None = None) -> list[np.ndarray]:
+        """Return (number of words, number of tags) logits of each row.
+
+        Raises:
+            ValueError: The model is not trained.
+            FloatingPointError: A logit is not finite.
+        """
+        windows = self._windows(words)
+        logits = self._predict(windows.remove_columns("labels"), training, data_collator=self._collator())
+        rows = self._logits_of_words(windows, logits)
         if not all(np.isfinite(row).all() for row in rows):
             raise FloatingPointError("a prediction is not finite; the model has diverged, lower --learning_rate")
-        if "tags" not in self.words.data[split].column_names:
-            print(f"the {split} rows have no tags, so there are no metrics", flush=True)
-        elif trainer.is_world_process_zero():
-            tags = self._tag_names(split, logits)
-            found = {f"{prefix}_{name}": value for name, value in tag_metrics(*tags).items()}
-            trainer.log_metrics(prefix, found)
-            trainer.save_metrics(prefix, found, combined=False)
-            print(tag_report(*tags), flush=True)
         return rows
 
-    def prediction_rows(self, logits: list[np.ndarray]) -> list[dict[str, Any]]:
-        """Return the test rows with `prediction`, a tag for each word, and `probability`, that of each tag.
+    def predict(self, words: Sequence[list[str]]) -> list[list[str]]:
+        """Return the tags of the words of each row."""
+        return self._decide(self.outputs(words))
 
-        Args:
-            logits: What `evaluate` returned for the test rows.
-        """
-        names, rows = self.words.names, []
-        for row, of_row in zip(self.words.test_rows, logits):
-            probabilities = softmax(of_row.astype(np.float64), -1).max(-1)
-            tags = [names[tag] for tag in of_row.argmax(-1)]
-            rows.append({**row, "prediction": tags, "probability": [round(float(value), 6) for value in probabilities]})
-        return rows
+    def predict_scores(self, words: Sequence[list[str]]) -> list[np.ndarray]:
+        """Return (number of words, number of tags) probabilities for each row."""
+        return [softmax(row.astype(np.float64), -1) for row in self.outputs(words)]
+
+    def _decide(self, outputs: list[np.ndarray]) -> list[list[str]]:
+        return [[self.classes[tag] for tag in row.argmax(-1)] for row in outputs]
+
+    def metrics(self, outputs: list[np.ndarray], labels: list[list[str]]) -> dict[str, float]:
+        """Return the metrics that `tag_metrics` describes."""
+        return tag_metrics(labels, self._decide(outputs))
+
+    def _report_classes(self, outputs: list[np.ndarray], labels: list[list[str]], split: str, folder: Path) -> None:
+        """Print precision, recall and F1 of each kind."""
+        print(tag_report(labels, self._decide(outputs)), flush=True)
+
+    def prediction_rows(self, outputs: list[np.ndarray], rows: list[dict]) -> list[dict[str, Any]]:
+        """Return rows with `prediction`, a tag for each word, and `probability`, that of each tag."""
+        scores = [softmax(row.astype(np.float64), -1).max(-1) for row in outputs]
+        predictions = zip(rows, self._decide(outputs), scores)
+        return [
+            {**row, "prediction": tags, "probability": [round(float(score), 6) for score in of_row]}
+            for row, tags, of_row in predictions
+        ]
 
 
-def piece_loss(
-    outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
-) -> torch.Tensor:
+def piece_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None) -> torch.Tensor:
     """Return the cross-entropy of the pieces of words, for Trainer.
 
     Example: the words "New", "Yorker" are two entities of one kind, and "Yorker" has the pieces B- and I-. The strategies
@@ -173,16 +174,43 @@ def piece_loss(
 
     Args:
         outputs: (B, L, C) logits of a model.
-        labels: (B, L) tags; -100 for no label; tag + C d, if the tag that is d places after it, modulo C, has a part of the
-            probability.
-        num_items_in_batch: Number of labels by which the sum is divided; None divides by those of this batch.
+        labels: (B, L, 2) tags, of which the first has 0.7 of the probability and the second 0.3; often they are the same one. -100
+            for a token without a label.
+        num_items_in_batch: Number of tags, two for each label, by which Trainer divides the sum; None divides by the labels of
+            this batch.
     """
-    kept = labels != IGNORED
-    scores, labels = outputs.logits[kept].float().log_softmax(-1), labels[kept]
-    num_tags = scores.shape[-1]
-    tags = torch.stack([labels, labels + labels // num_tags], -1) % num_tags  # the same tag twice if there is no other
-    loss = -(scores.gather(-1, tags) @ scores.new_tensor([LATER_PIECE, 1 - LATER_PIECE])).sum()
-    return loss / (kept.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
+    kept = labels[..., 0] != IGNORED
+    scores = outputs.logits[kept].float().log_softmax(-1).gather(-1, labels[kept])
+    loss = -(scores @ scores.new_tensor([LATER_PIECE, 1 - LATER_PIECE])).sum()
+    return loss / (kept.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch / 2)
+
+
+def piece_labels(words: np.ndarray, is_joined: np.ndarray, tags: np.ndarray, names: Sequence[str]) -> np.ndarray:
+    """Return (number of pieces, 2) labels for `piece_loss` of the pieces of a row.
+
+    Args:
+        words: For each piece, the number of its word.
+        is_joined: Whether the pipeline joins a piece to the one before it.
+        tags: Number of the tag of each word.
+        names: Names of the tags.
+    """
+    if not is_iob(names):
+        return np.stack([tags[words]] * 2, -1)
+    inside = np.array([names.index(name if name == "O" else f"I-{name[2:]}") for name in names])[tags]  # of each word
+    before = np.concatenate([[-1], inside[:-1]])
+    is_adjacent = (tags != inside) & (inside == before)  # it begins an entity right after one of the same kind
+    first = np.where(_is_first(words), tags[words], inside[words])
+    return np.stack([first, np.where(is_adjacent[words] & is_joined, tags[words], first)], -1)
+
+
+def first_pieces(words: np.ndarray, _: np.ndarray, tags: np.ndarray) -> np.ndarray:
+    """Return (number of pieces, 2) labels: twice the tag of a word at its first piece; the arguments are as in `piece_labels`."""
+    return np.stack([np.where(_is_first(words), tags[words], IGNORED)] * 2, -1)
+
+
+def _is_first(words: np.ndarray) -> np.ndarray:
+    """Whether a piece is the first of its word."""
+    return np.diff(words, prepend=-1) != 0
 
 
 def tag_metrics(sought: list[list[str]], found: list[list[str]]) -> dict[str, float]:
@@ -212,21 +240,10 @@ def tag_report(sought: list[list[str]], found: list[list[str]]) -> str:
     return entities.classification_report(sought, found, zero_division=0, digits=3)
 
 
-def _is_first(words: np.ndarray) -> np.ndarray:
-    """Whether a piece is the first of its word."""
-    return np.diff(words, prepend=-1) != 0
-
-
-def _first_pieces(words: np.ndarray, _: np.ndarray, tags: np.ndarray) -> np.ndarray:
-    """The tag of a word at its first piece."""
-    return np.where(_is_first(words), tags[words], IGNORED)
-
-
-def _cut(tokenizer, rows: dict[str, list], numbers: list[int], max_length: int, labels_of: Callable, is_training: bool):
-    """Windows of rows; `labels_of` makes the labels of a whole row of words, whether they are joined, and tags."""
-    size = max_length - tokenizer.num_special_tokens_to_add()
-    overlap = size // 4
-    tokens = _tokens(tokenizer, rows["words"], max_length, overlap)
+def cut(rows: dict[str, list], numbers: list[int], tokenizer, max_length: int, labels_of, is_training: bool) -> dict:
+    """Return windows of rows of words, for `Dataset.map`; `labels_of` makes the labels of the pieces of a whole row."""
+    overlap = (max_length - tokenizer.num_special_tokens_to_add()) // 4
+    tokens = _tokenize(tokenizer, rows["words"], max_length, overlap)
     prefix = getattr(tokenizer.backend_tokenizer.model, "continuing_subword_prefix", None)
     owners = tokens["overflow_to_sample_mapping"]
     places = [[j for j, word in enumerate(tokens.word_ids(i)) if word is not None] for i in range(len(owners))]
@@ -234,14 +251,13 @@ def _cut(tokenizer, rows: dict[str, list], numbers: list[int], max_length: int, 
     is_joined: list[list[bool]] = [[] for _ in rows["words"]]  # to the piece before, by the pipeline
     starts = []  # of windows in their rows
     for i, owner in enumerate(owners):
-        word_of, names, has_before = tokens.word_ids(i), tokens.tokens(i), bool(words[owner])
-        starts.append(len(words[owner]) - overlap if has_before else 0)
-        for j in places[i][overlap if has_before else 0 :]:
+        word_of, names, shared = tokens.word_ids(i), tokens.tokens(i), overlap if words[owner] else 0
+        starts.append(len(words[owner]) - shared)
+        for j in places[i][shared:]:
             same_word = words[owner][-1:] == [word_of[j]]
             is_joined[owner].append(names[j].startswith(prefix) if prefix else same_word)
             words[owner].append(word_of[j])
-    tags = rows.get("tags") or [[0] * len(of_row) for of_row in rows["words"]]
-    labels = [labels_of(*map(np.array, row)) for row in zip(words, is_joined, tags)]
+    labels = [labels_of(*map(np.array, row)) for row in zip(words, is_joined, rows["tags"])]
     windows = []
     for i, owner in enumerate(owners):
         # evaluation: half of an overlap belongs to the window before, the other half to the one after
@@ -249,14 +265,14 @@ def _cut(tokenizer, rows: dict[str, list], numbers: list[int], max_length: int, 
         if not is_training:
             first += overlap // 2 if first else 0
             end -= overlap - overlap // 2 if owners[i + 1 : i + 2] == [owner] else 0
-        window = np.full(len(tokens["input_ids"][i]), IGNORED)
+        window = np.full((len(tokens["input_ids"][i]), 2), IGNORED)
         window[places[i][first - starts[i] : end - starts[i]]] = labels[owner][first:end]
         windows.append(window)
     inputs = {name: tokens[name] for name in tokenizer.model_input_names if name in tokens}
     return inputs | {"labels": windows, "row": [numbers[owner] for owner in owners]}
 
 
-def _tokens(tokenizer: PreTrainedTokenizerBase, rows: list[list[str]], max_length: int, overlap: int) -> BatchEncoding:
+def _tokenize(tokenizer: PreTrainedTokenizerBase, rows: list[list[str]], max_length: int, overlap: int) -> BatchEncoding:
     """Windows of tokens; a word of characters that the tokenizer removes has the unknown token, so that it gets a tag too."""
 
     def tokenize(rows: list[list[str]]) -> BatchEncoding:
