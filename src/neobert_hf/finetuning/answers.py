@@ -1,16 +1,127 @@
-"""Answers as parts of a text: windows of long texts, the best span of all windows of a question, and its metrics."""
+"""`QuestionAnswerer`: answers as parts of a text; windows of long texts, the best span of all windows, and its metrics."""
 
 from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
 from datasets import Dataset
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForQuestionAnswering, PreTrainedTokenizerBase
 
-MAX_ANSWER_TOKENS = 64
+from ..runs import MINI_MODEL_PATH, FineTuningArguments
+from .job import Job, training_arguments
+from .questions import checked_answers
+
+
+class QuestionAnswerer(Job):
+    """Questions are answered by parts of texts of any length, or by an empty text if the text has no answer.
+
+    Args:
+        model: Folder or id on the Hub: of an encoder, or of a model that answers questions.
+        max_seq_length: Length of a window in tokens, with the question; at most that of the training, if the model is trained.
+        stride: Tokens of the context that a window shares with the one before it; by default a quarter of a window.
+        max_answer_tokens: Length of the longest answer.
+    """
+
+    auto_class = AutoModelForQuestionAnswering
+    noun = "model for questions"
+
+    def __init__(
+        self,
+        model: str | Path = MINI_MODEL_PATH,
+        max_seq_length: int = 512,
+        stride: int | None = None,
+        max_answer_tokens: int = 64,
+    ):
+        super().__init__(model, max_seq_length)
+        self.stride, self.max_answer_tokens = stride, max_answer_tokens
+
+    def fit(
+        self,
+        questions: Sequence[str],
+        contexts: Sequence[str],
+        answers: Sequence[Any],
+        validation: tuple[Sequence, Sequence, Sequence] | None = None,
+        training: FineTuningArguments | None = None,
+        **options,
+    ) -> QuestionAnswerer:
+        """Train on questions and texts that hold their answers.
+
+        Args:
+            questions: Questions.
+            contexts: A text for each question.
+            answers: As `checked_answers` takes them.
+            validation: Other questions, contexts and answers. They choose the best epoch, and the metrics on them are printed.
+            training: Training arguments; their folder gets checkpoints, and the metrics.
+            options: Training arguments by name, instead of `training`. Without `output_dir`, no file stays.
+
+        Raises:
+            ValueError: An answer is not at its place, a question leaves no place for its context, or a context has no token.
+            FloatingPointError: The model has diverged.
+        """
+        self.tokenizer.model_max_length, self.num_rows = self.max_seq_length, len(questions)
+        rows = {"train": self._windows(questions, contexts, list(map(checked_answers, answers, contexts)), "train")}
+        if validation:
+            held_out = list(map(checked_answers, validation[2], validation[1]))
+            rows["validation"] = self._windows(*validation[:2], held_out, "validation")
+            self.example = [validation[0][0], validation[1][0]]
+
+        def metrics(found: Any) -> dict[str, float]:
+            return self.metrics(self._best(rows["validation"], found.predictions, validation[1]), held_out)
+
+        identity = {"questions": list(questions), "contexts": list(contexts), "answers": list(answers)}
+        with training_arguments(training, options, bool(validation)) as training:
+            self._train(training, self._load_new, rows, identity, None, compute_metrics=metrics)
+            if validation:
+                self._report(self.outputs(*validation[:2]), held_out, "validation", training.output_dir)
+        return self
+
+    def _windows(
+        self, questions: Sequence[str], contexts: Sequence[str], answers: list[dict] | None = None, split: str = ""
+    ) -> Dataset:
+        """Windows of `cut_windows`; of a training, a line says how many there are."""
+        columns = {"question": list(questions), "context": list(contexts)} | ({"answers": answers} if answers else {})
+        length = min(self.tokenizer.model_max_length, self.max_seq_length)
+        options = {"tokenizer": self.tokenizer, "max_seq_length": length, "stride": self.stride}
+        windows = Dataset.from_dict(columns).map(
+            cut_windows, batched=True, with_indices=True, remove_columns=list(columns), fn_kwargs=options
+        )
+        if answers:
+            whole = {row for row, start in zip(windows["row"], windows["start_positions"]) if start}
+            lost = sum(bool(found["text"]) and row not in whole for row, found in enumerate(answers))
+            line = f"; {lost:,} of the answers are whole in no window, and are trained as none; give a larger --stride"
+            print(f"{split}: {len(answers):,} questions, {len(windows):,} windows{line if lost else ''}", flush=True)
+        return windows
+
+    def _best(self, windows: Dataset, logits: tuple[np.ndarray, np.ndarray], contexts: Sequence[str]) -> list[dict]:
+        return best_answers(*logits, windows, contexts, self.max_answer_tokens)
+
+    def outputs(
+        self, questions: Sequence[str], contexts: Sequence[str], training: FineTuningArguments | None = None
+    ) -> list[dict]:
+        """Answer questions by parts of their contexts; see `best_answers`.
+
+        Raises:
+            ValueError: The model is not trained, a question leaves no place for its context, or a context has no token.
+            FloatingPointError: The model has diverged.
+        """
+        windows = self._windows(questions, contexts)
+        return self._best(windows, self._predict(windows, training), contexts)
+
+    def predict(self, questions: Sequence[str], contexts: Sequence[str]) -> list[dict]:
+        """Return `answer`, `score` and `start` for each question; see `best_answers`."""
+        return self.outputs(questions, contexts)
+
+    def metrics(self, outputs: list[dict], labels: Sequence[Any]) -> dict[str, float]:
+        """Return the metrics that `answer_metrics` describes."""
+        return answer_metrics([found["answer"] for found in outputs], labels)
+
+    def prediction_rows(self, outputs: list[dict], rows: list[dict]) -> list[dict]:
+        """Return rows with `answer`, `score` and `start`."""
+        return [row | found for row, found in zip(rows, outputs)]
 
 
 def cut_windows(
@@ -69,18 +180,6 @@ def cut_windows(
     return windows
 
 
-def describe_windows(split: str, rows: Dataset, windows: Dataset) -> str:
-    """Return a line with the number of questions and windows, and of answers that no window has as a whole."""
-    line = f"{split}: {len(rows):,} questions, {len(windows):,} windows"
-    if "answers" not in rows.column_names:
-        return line
-    has_answer = {row for row, answers in enumerate(rows["answers"]) if answers["text"]}
-    whole = {row for row, start in zip(windows["row"], windows["start_positions"]) if start}
-    if not (lost := len(has_answer - whole)):
-        return line
-    return f"{line}; {lost:,} of the answers are whole in no window, and are trained as none; give a larger --stride"
-
-
 def _columns(answers: dict, offsets: list, first: int, is_first: bool, is_last: bool) -> tuple[int, int]:
     """Columns of the first and the last token of the first answer, or twice 0."""
     if not answers["text"]:
@@ -98,7 +197,7 @@ def best_answers(
     end_logits: Iterable[np.ndarray],
     windows: Mapping[str, Iterable],
     contexts: Sequence[str],
-    max_answer_tokens: int = MAX_ANSWER_TOKENS,
+    max_answer_tokens: int,
 ) -> list[dict]:
     """Return the best span of all windows of each question.
 
@@ -172,45 +271,3 @@ def answer_metrics(answers: Sequence[str], expected: Sequence[Mapping]) -> dict[
         metrics["answerable_f1"] = scores(answerable)["f1"]
         metrics["impossible_accuracy"] = scores(impossible)["exact_match"]
     return metrics
-
-
-@torch.inference_mode()
-def answer_questions(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    questions: Sequence[str],
-    contexts: Sequence[str],
-    max_seq_length: int | None = None,
-    stride: int | None = None,
-    max_answer_tokens: int = MAX_ANSWER_TOKENS,
-    batch_size: int = 32,
-) -> list[dict]:
-    """Answer questions by parts of their contexts.
-
-    Args:
-        model: A model for question answering.
-        tokenizer: Its tokenizer.
-        questions: Questions.
-        contexts: A text for each question, of any length.
-        max_seq_length: As for `cut_windows`; by default the length with which the model was trained, at most 512.
-        stride: As for `cut_windows`.
-        max_answer_tokens: As for `best_answers`.
-        batch_size: Windows in a forward.
-
-    Returns:
-        As of `best_answers`.
-
-    Raises:
-        ValueError: As of `cut_windows`.
-    """
-    model.eval()
-    rows = {"question": list(questions), "context": list(contexts)}
-    max_seq_length = max_seq_length or min(tokenizer.model_max_length, 512)
-    windows = cut_windows(rows, range(len(questions)), tokenizer, max_seq_length, stride)
-    starts, ends = [], []
-    for begin in range(0, len(windows["row"]), batch_size):
-        inputs = {name: windows[name][begin : begin + batch_size] for name in tokenizer.model_input_names}
-        outputs = model(**tokenizer.pad(inputs, return_tensors="pt").to(model.device))
-        starts += list(outputs.start_logits.float().cpu().numpy())
-        ends += list(outputs.end_logits.float().cpu().numpy())
-    return best_answers(starts, ends, windows, contexts, max_answer_tokens)

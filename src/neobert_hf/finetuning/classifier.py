@@ -126,7 +126,7 @@ class Classifier(Job):
             raise ValueError(
                 f"all training rows have the class {labels[0]!r}; give rows of at least two classes (perhaps by --validation_file)"
             )
-        self.tokenizer.model_max_length = self.max_seq_length
+        self.tokenizer.model_max_length, self.num_rows = self.max_seq_length, len(texts)
         rows = {"train": self._tokens(texts, targets["train"])}
         if validation:
             rows["validation"] = self._tokens(validation[0], self.encode(validation[1]))

@@ -1,14 +1,17 @@
-"""Classification with few examples: contrastive training of an embedding model, and a logistic regression on its vectors.
+"""`FewShotClassifier`: contrastive training of an embedding model with few examples, and a logistic regression on its vectors.
 
 Source: SetFit, arXiv 2209.11055. The training is sentence-transformers' own, on triplets instead of pairs.
 """
+
+# ruff: noqa: RUF009  (HfArg returns a field)
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,13 +22,16 @@ from sentence_transformers.sentence_transformer.losses import BatchAllTripletLos
 from sklearn.linear_model import LogisticRegression
 from transformers.hf_argparser import HfArg
 
-from ..runs import MINI_MODEL_PATH
-from ..runs.arguments import FineTuningArguments
-from .labelled_texts import SINGLE, LabelledTextArguments
+from ..embeddings.models import open_embedding_model
+from ..files.writing import content_hash
+from ..runs import MINI_MODEL_PATH, CheckedCheckpoints, FineTuningArguments, lock_run, train_or_resume
+from .classifier import Classifier
+from .job import training_arguments
+from .texts import SINGLE, LabelledTextArguments
 
 
 @dataclass
-class FewExamplesArguments(LabelledTextArguments):
+class FewShotArguments(LabelledTextArguments):
     """Model and data."""
 
     model_name_or_path: str = HfArg(
@@ -48,7 +54,7 @@ class FewExamplesArguments(LabelledTextArguments):
 
 
 @dataclass
-class FewExamplesTrainingArguments(FineTuningArguments, SentenceTransformerTrainingArguments):
+class FewShotTrainingArguments(FineTuningArguments, SentenceTransformerTrainingArguments):
     """Training arguments: some steps, whose number does not depend on that of the examples, without checkpoints."""
 
     max_steps: int = HfArg(default=20, help="Steps; with -1, num_train_epochs counts.")
@@ -60,44 +66,137 @@ class FewExamplesTrainingArguments(FineTuningArguments, SentenceTransformerTrain
     batch_sampler: str = "group_by_label"
 
 
-def draw_examples(rows: Dataset, per_class: int | None, seed: int) -> Dataset:
-    """Draw examples of each class at random, or all that it has.
+class FewShotTrainer(CheckedCheckpoints, SentenceTransformerTrainer):
+    """sentence-transformers' trainer, with checkpoints from which a run resumes."""
+
+
+class FewShotClassifier(Classifier):
+    """Texts get one of several classes, of which a few examples are known.
+
+    The embedding model learns until texts of one class are closer to one another than to those of other classes. A logistic
+    regression on its vectors is then its last layer, so that `encode` returns the logits of the classes.
 
     Args:
-        rows: Rows with a `label`, the number of a class.
+        model: Folder or id on the Hub: of a NeoBERT, of an embedding model, or of a model that `save` wrote.
+        max_seq_length: Length in tokens at which the texts of a training are cut.
+    """
+
+    def __init__(self, model: str | Path = MINI_MODEL_PATH, max_seq_length: int = 128):
+        super().__init__(model, max_seq_length)
+        self._encoder = open_embedding_model(self.source, model_kwargs={"dtype": torch.float32})
+
+    @property
+    def model(self) -> SentenceTransformer:
+        """The embedding model; after `fit` with the layers of the classes."""
+        return self._encoder
+
+    def _read_labels(self) -> None:
+        if not has_head(self._encoder):
+            raise ValueError(
+                f"{self.source} has no classes; give --train_file to train them, or a folder that finetune_few_shot.py has saved"
+            )
+        names = self._encoder[0].config.id2label
+        self.problem_type, self._names = SINGLE, [names[i] for i in range(len(names))]
+
+    def fit(
+        self,
+        texts: Sequence[str],
+        labels: Sequence[Any],
+        validation: tuple[Sequence[str], Sequence[Any]] | None = None,
+        training: FewShotTrainingArguments | None = None,
+        *,
+        classes: Sequence[str] | None = None,
+        examples_per_class: int | None = None,
+        **options,
+    ) -> FewShotClassifier:
+        """Train on examples.
+
+        Args:
+            texts: Texts.
+            labels: Label of each text.
+            validation: Other texts and labels; the metrics on them are printed at the end.
+            training: Training arguments.
+            classes: Names of the classes in the order of the logits; by default the sorted labels.
+            examples_per_class: Number of examples that are drawn of each class; None takes all.
+            options: Training arguments by name, instead of `training`. Without `output_dir`, no file stays.
+
+        Raises:
+            ValueError: Fewer than two classes have two examples.
+        """
+        self._set_labels(labels, classes, SINGLE)
+        numbers, model = self.encode(labels), self._encoder
+        with training_arguments(training, options, kind=FewShotTrainingArguments) as training:
+            chosen = draw_examples(numbers, examples_per_class, training.seed)
+            examples = {"text": [texts[i] for i in chosen], "label": [numbers[i] for i in chosen]}
+            print(f"{len(chosen)} examples of {len(self._names)} classes: {', '.join(self._names)}", flush=True)
+            self.num_rows, model.max_seq_length = len(chosen), self.max_seq_length
+            train_on_triplets(model, Dataset.from_dict(examples), training, {"model": self.source, "classes": self._names})
+            add_head(model, examples["text"], examples["label"], self._names)
+            self._training = training
+            if validation:
+                self.example = validation[0][0]
+                self._report(self.outputs(validation[0]), validation[1], "validation", training.output_dir)
+        return self
+
+    def outputs(self, texts: Sequence[str], training: FineTuningArguments | None = None) -> np.ndarray:
+        """Return (N, C) logits of N texts.
+
+        Raises:
+            ValueError: The model is not trained.
+        """
+        self._read_labels()
+        batch_size = (training or self._training or FewShotTrainingArguments).per_device_eval_batch_size
+        logits = self._encoder.encode(list(texts), batch_size=batch_size)
+        if not np.isfinite(logits).all():
+            raise FloatingPointError("a prediction is not finite; the model has diverged, lower --learning_rate")
+        return logits
+
+    def _save_weights(self, folder: str | Path) -> None:
+        self._encoder.save_pretrained(str(folder), create_model_card=False)  # which would be of an embedding model
+
+
+def draw_examples(labels: Sequence[int], per_class: int | None, seed: int) -> list[int]:
+    """Return the numbers of examples of each class, drawn at random, or of all that it has.
+
+    Args:
+        labels: Number of the class of each row.
         per_class: Number of examples of each class; None returns all rows.
         seed: Seed of the draw.
 
     Raises:
         ValueError: Fewer than two classes have two rows.
     """
-    labels = np.array(rows["label"])
-    if sum(count > 1 for count in Counter(labels.tolist()).values()) < 2:
+    if sum(count > 1 for count in Counter(labels).values()) < 2:
         raise ValueError(
             "fewer than two classes have two examples; add examples, so that texts of one class can be compared"
         )
-    order = np.random.default_rng(seed).permutation(len(rows))
-    return rows.select(sorted(i for label in np.unique(labels) for i in order[labels[order] == label][:per_class]))
+    order, labels = np.random.default_rng(seed).permutation(len(labels)), np.array(labels)
+    return sorted(int(i) for label in np.unique(labels) for i in order[labels[order] == label][:per_class])
 
 
 def train_on_triplets(
-    model: SentenceTransformer, rows: Dataset, text_column: str, training: FewExamplesTrainingArguments
+    model: SentenceTransformer, examples: Dataset, training: FewShotTrainingArguments, run: dict | None = None
 ) -> None:
     """Train an embedding model until texts of one class are closer to one another than to those of other classes.
 
     Args:
-        model: The model.
-        rows: Examples, as `draw_examples` returns them.
-        text_column: Name of the column of texts.
+        model: The model; the head of an earlier run is removed.
+        examples: The columns `text` and `label`, the number of a class.
         training: Training arguments.
+        run: What identifies the run besides its examples, for a resume.
     """
     model.model_card_data.widget = [{}]  # otherwise the trainer collects texts of the examples, with a progress bar
-    if _has_head(model):  # of an earlier run
+    if has_head(model):
         del model[-2:]
     config = model[0].config
     training.choose_learning_rate(config, 2e-4 if config.hidden_size < 768 else 5e-5)  # a few steps need large ones
-    rows = rows.select_columns([text_column, "label"])
-    SentenceTransformerTrainer(model, training, train_dataset=rows, loss=BatchAllTripletLoss(model)).train()
+    run = {**(run or {}), "job": "few-shot classifier", "seed": training.seed, "rows": content_hash(examples.to_dict())}
+
+    def make_trainer(_: Path | None) -> FewShotTrainer:
+        return FewShotTrainer(model, training, train_dataset=examples, loss=BatchAllTripletLoss(model))
+
+    with lock_run(training.output_dir):
+        train_or_resume(make_trainer, training, run)
 
 
 def add_head(
@@ -130,19 +229,6 @@ def add_head(
     return regression
 
 
-def classes_of(model: SentenceTransformer, source: str) -> list[str]:
-    """Return the names of the classes of a model that has a head of `add_head`.
-
-    Raises:
-        ValueError: It has none.
-    """
-    if not _has_head(model):
-        raise ValueError(
-            f"{source} has no classes; give --train_file to train them, or a folder that finetune_few_shot.py has saved"
-        )
-    names = model[0].config.id2label
-    return [names[i] for i in range(len(names))]
-
-
-def _has_head(model: SentenceTransformer) -> bool:
+def has_head(model: SentenceTransformer) -> bool:
+    """Whether a model ends with the layer of `add_head`."""
     return isinstance(model[-1], Dense) and model[-1].out_features == len(model[0].config.id2label)

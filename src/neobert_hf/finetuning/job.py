@@ -34,7 +34,10 @@ LAST_EPOCH = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_
 
 @contextmanager
 def training_arguments(
-    training: FineTuningArguments | None, options: dict[str, Any], has_validation: bool = False
+    training: FineTuningArguments | None,
+    options: dict[str, Any],
+    has_validation: bool = False,
+    kind: type[FineTuningArguments] = FineTuningArguments,
 ) -> Iterator[FineTuningArguments]:
     """Give the arguments, or those of the options; without `output_dir`, their folder is removed at the end."""
     if training is not None:
@@ -43,7 +46,7 @@ def training_arguments(
     options = options if has_validation else LAST_EPOCH | options
     with TemporaryDirectory() as folder:
         quiet = {} if "output_dir" in options else {"output_dir": folder, "report_to": "none", "save_only_model": True}
-        yield FineTuningArguments(**quiet | options)
+        yield kind(**quiet | options)
 
 
 class Job:
@@ -117,7 +120,7 @@ class Job:
         load: Callable[[], PreTrainedModel],
         rows: dict[str, Dataset],
         identity: dict,
-        metric: str = "f1",
+        metric: str | None = "f1",
         **options,
     ) -> None:
         """Train, or resume.
@@ -127,10 +130,10 @@ class Job:
             load: Returns the model to train.
             rows: Tokens of `train`, and of `validation` if there are such rows.
             identity: Data of the run; a resume with others is refused.
-            metric: The metric that chooses the best epoch.
+            metric: The metric that chooses the best epoch; None leaves the choice to the arguments.
             options: Other arguments of Trainer.
         """
-        if "validation" in rows:
+        if "validation" in rows and metric:
             training.choose_metric(len(rows["validation"]), metric)
         data = {"train_dataset": rows["train"], "eval_dataset": rows.get("validation")}
 
@@ -145,7 +148,7 @@ class Job:
         run |= {"seed": training.seed, "adapter": bool(self.adapter), "rows": content_hash(identity)}
         with lock_run(training.output_dir):
             self._trainer = train_or_resume(make_trainer, training, run)
-        self._training, self.num_rows = training, len(rows["train"])
+        self._training = training
 
     def _predict(self, rows: Dataset, training: FineTuningArguments | None = None, **options) -> Any:
         """What the model says of rows of tokens, on the device and in the batches of the training arguments."""

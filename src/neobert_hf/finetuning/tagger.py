@@ -77,7 +77,7 @@ class Tagger(Job):
         held_out = [checked_tags(*row) for row in zip(*validation)] if validation else []
         to_iob2([*tags, *held_out])
         self._names = list(classes or tag_names([tag for row in tags for tag in row]))
-        self.tokenizer.model_max_length = self.max_seq_length
+        self.tokenizer.model_max_length, self.num_rows = self.max_seq_length, len(words)
         rows = {"train": self._windows(words, tags, is_training=True)}
         if validation:
             rows["validation"] = self._windows(validation[0], held_out)
