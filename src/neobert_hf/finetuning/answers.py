@@ -12,7 +12,7 @@ from datasets import Dataset
 from transformers import AutoModelForQuestionAnswering, PreTrainedTokenizerBase
 
 from ..runs import MINI_MODEL_PATH, FineTuningArguments
-from .job import Job, training_arguments
+from .job import Job
 from .questions import checked_answers
 
 
@@ -28,6 +28,7 @@ class QuestionAnswerer(Job):
 
     auto_class = AutoModelForQuestionAnswering
     noun = "model for questions"
+    best_metric = None  # F1, also of few rows
 
     def __init__(
         self,
@@ -62,25 +63,20 @@ class QuestionAnswerer(Job):
             ValueError: An answer is not at its place, a question leaves no place for its context, or a context has no token.
             FloatingPointError: The model has diverged.
         """
-        self.tokenizer.model_max_length, self.num_rows = self.max_seq_length, len(questions)
-        rows = {"train": self._windows(questions, contexts, list(map(checked_answers, answers, contexts)), "train")}
         if validation:
-            held_out = list(map(checked_answers, validation[2], validation[1]))
-            rows["validation"] = self._windows(*validation[:2], held_out, "validation")
-            self.example = [validation[0][0], validation[1][0]]
-
-        def metrics(found: Any) -> dict[str, float]:
-            return self.metrics(self._best(rows["validation"], found.predictions, validation[1]), held_out)
-
-        identity = {"questions": list(questions), "contexts": list(contexts), "answers": list(answers)}
-        with training_arguments(training, options, bool(validation)) as training:
-            self._train(training, self._load_new, rows, identity, None, compute_metrics=metrics)
-            if validation:
-                self._report(self.outputs(*validation[:2]), held_out, "validation", training.output_dir)
+            validation = (*validation[:2], list(map(checked_answers, validation[2], validation[1])))
+        self._fit((questions, contexts, list(map(checked_answers, answers, contexts))), validation, training, options)
         return self
 
-    def _windows(
-        self, questions: Sequence[str], contexts: Sequence[str], answers: list[dict] | None = None, split: str = ""
+    @property
+    def classes(self) -> list[str]:
+        """None; an error if the model is not trained."""
+        if self._trainer is None:
+            self._read_labels()
+        return []
+
+    def _rows(
+        self, questions: Sequence, contexts: Sequence, answers: list[dict] | None = None, is_training: bool = False
     ) -> Dataset:
         """Windows of `cut_windows`; of a training, a line says how many there are."""
         columns = {"question": list(questions), "context": list(contexts)} | ({"answers": answers} if answers else {})
@@ -93,27 +89,18 @@ class QuestionAnswerer(Job):
             whole = {row for row, start in zip(windows["row"], windows["start_positions"]) if start}
             lost = sum(bool(found["text"]) and row not in whole for row, found in enumerate(answers))
             line = f"; {lost:,} of the answers are whole in no window, and are trained as none; give a larger --stride"
+            split = "training" if is_training else "validation"
             print(f"{split}: {len(answers):,} questions, {len(windows):,} windows{line if lost else ''}", flush=True)
         return windows
 
-    def _best(self, windows: Dataset, logits: tuple[np.ndarray, np.ndarray], contexts: Sequence[str]) -> list[dict]:
-        return best_answers(*logits, windows, contexts, self.max_answer_tokens)
+    def _outputs(self, rows: Dataset, logits: tuple[np.ndarray, np.ndarray], inputs: Sequence) -> list[dict]:
+        return best_answers(*logits, rows, inputs[1], self.max_answer_tokens)
 
-    def outputs(
-        self, questions: Sequence[str], contexts: Sequence[str], training: FineTuningArguments | None = None
-    ) -> list[dict]:
-        """Answer questions by parts of their contexts; see `best_answers`.
+    def _decide(self, outputs: list[dict]) -> list[dict]:
+        return outputs
 
-        Raises:
-            ValueError: The model is not trained, a question leaves no place for its context, or a context has no token.
-            FloatingPointError: The model has diverged.
-        """
-        windows = self._windows(questions, contexts)
-        return self._best(windows, self._predict(windows, training), contexts)
-
-    def predict(self, questions: Sequence[str], contexts: Sequence[str]) -> list[dict]:
-        """Return `answer`, `score` and `start` for each question; see `best_answers`."""
-        return self.outputs(questions, contexts)
+    def _scores(self, outputs: list[dict]) -> list[float]:
+        return [found["score"] for found in outputs]
 
     def metrics(self, outputs: list[dict], labels: Sequence[Any]) -> dict[str, float]:
         """Return the metrics that `answer_metrics` describes."""

@@ -27,7 +27,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 from ..files.writing import writing
 from ..runs import MINI_MODEL_PATH, FineTuningArguments, open_adapter, save_adapter
 from ..runs.adapters import labels_of_adapter
-from .job import Job, training_arguments
+from .job import Job
 from .rows import check_known
 from .texts import MULTI, REGRESSION, SINGLE, clean_label, kind_of, text_classes
 
@@ -116,71 +116,55 @@ class Classifier(Job):
             ValueError: A label is missing or of another kind, or nothing can be learned from the labels.
             FloatingPointError: The model has diverged.
         """
-        self._set_labels(labels, classes, problem_type)
-        targets = {"train": self.encode(labels)}
-        if self.problem_type == REGRESSION:
-            self._mean, self._deviation = float(np.mean(targets["train"])), float(np.std(targets["train"]))
-            if self._deviation == 0:
-                raise ValueError(f"all training rows have the number {targets['train'][0]}; nothing can be learned")
-        elif self.problem_type == SINGLE and len(set(targets["train"])) < 2:
-            raise ValueError(
-                f"all training rows have the class {labels[0]!r}; give rows of at least two classes (perhaps by --validation_file)"
-            )
-        self.tokenizer.model_max_length, self.num_rows = self.max_seq_length, len(texts)
-        rows = {"train": self._tokens(texts, targets["train"])}
-        if validation:
-            rows["validation"] = self._tokens(validation[0], self.encode(validation[1]))
-            self.example = validation[0][0]
-        with training_arguments(training, options, bool(validation)) as training:
-            best = "pearson" if self.problem_type == REGRESSION else "f1"
-            identity = {"texts": list(texts), "labels": list(labels), "problem_type": self.problem_type}
-            self._train(training, self._load_new, rows, identity, best, compute_metrics=self._metrics_of_epoch)
-            self._restore_numbers()
-            if validation:
-                self._report(self.outputs(validation[0]), validation[1], "validation", training.output_dir)
+        kind = kind_of([clean_label(label, "auto") for label in labels]) if problem_type == "auto" else problem_type
+        labels, self.problem_type = [clean_label(label, kind) for label in labels], kind
+        self._names = list(classes or (["label"] if kind == REGRESSION else text_classes(_flat(labels))))
+        if kind == REGRESSION:
+            numbers = self.encode(labels)
+            self._mean, self._deviation = float(np.mean(numbers)), float(np.std(numbers))
+        if kind != MULTI and len(set(labels)) < 2:
+            hint = "give others, perhaps by --validation_file, so that none of them is held out"
+            raise ValueError(f"all training rows have the label {labels[0]!r}, so nothing can be learned; {hint}")
+        self._fit((texts, labels), validation, training, options)
         return self
 
-    def _set_labels(self, labels: Sequence[Any], classes: Sequence[str] | None, problem_type: str) -> None:
-        """Choose the kind of the labels and the names of the classes."""
-        kind = kind_of([clean_label(label, "auto") for label in labels]) if problem_type == "auto" else problem_type
-        cleaned = [clean_label(label, kind) for label in labels]
-        self.problem_type, self._names = kind, list(classes or ["label"])
-        if kind != REGRESSION:
-            flat = [one for label in cleaned for one in (label if kind == MULTI else [label])]
-            self._names = list(classes or text_classes(flat))
+    @property
+    def best_metric(self) -> str:
+        """The metric that chooses the best epoch."""
+        return "pearson" if self.problem_type == REGRESSION else "f1"
 
     def encode(self, labels: Sequence[Any]) -> list:
         """Return labels as the model learns them: numbers of classes, zeros and ones for each class, or numbers."""
         labels = [clean_label(label, self.problem_type) for label in labels]
         if self.problem_type == REGRESSION:
             return np.array(labels, np.float32).tolist()  # as the model computes
-        every = [label if self.problem_type == MULTI else [label] for label in labels]
-        check_known(((f"label {i}", of_row) for i, of_row in enumerate(every)), self._names)
+        check_known(((f"label {i}", _flat([label])) for i, label in enumerate(labels)), self._names)
         if self.problem_type == MULTI:
-            return [[float(name in of_row) for name in self._names] for of_row in every]
+            return [[float(name in of_row) for name in self._names] for of_row in labels]
         numbers = {name: number for number, name in enumerate(self._names)}
         return [numbers[label] for label in labels]
 
-    def _tokens(self, texts: Sequence[str | tuple[str, str]], targets: list | None = None) -> Dataset:
+    def _rows(self, texts: Sequence, labels: Sequence | None = None, is_training: bool = False) -> Dataset:
         tokenizer = self.tokenizer
         columns = zip(*texts) if isinstance(texts[0], tuple | list) else [texts]
         rows = Dataset.from_dict({f"text{i}": list(column) for i, column in enumerate(columns)})
-        rows = rows.map(
-            lambda part: dict(tokenizer(*part.values(), truncation=True)), batched=True, remove_columns=rows.column_names
-        )
-        if targets is None:
+
+        def tokens(part: dict[str, list]) -> dict[str, list]:
+            return dict(tokenizer(*part.values(), truncation=True))
+
+        rows = rows.map(tokens, batched=True, remove_columns=rows.column_names)
+        if labels is None:
             return rows
+        targets = self.encode(labels)
         if self.problem_type == REGRESSION:
             targets = [(number - self._mean) / self._deviation for number in targets]
         return rows.add_column("label", targets)
 
-    def _metrics_of_epoch(self, predictions) -> dict[str, float]:
-        found = label_metrics(self.problem_type, predictions.label_ids, predictions.predictions)
-        if "mse" in found:
-            found["mse"] *= self._deviation**2
-        return found
+    def _metrics_of_epoch(self, found: Any, rows: Dataset, validation: tuple) -> dict[str, float]:
+        scores = label_metrics(self.problem_type, found.label_ids, found.predictions)
+        return scores | ({"mse": scores["mse"] * self._deviation**2} if self.problem_type == REGRESSION else {})
 
-    def _restore_numbers(self) -> None:
+    def _after_training(self) -> None:
         """Let the last layer of a regression predict numbers in the unit of the labels."""
         if self.problem_type != REGRESSION:
             return
@@ -188,26 +172,6 @@ class Classifier(Job):
         with no_grad():
             last.weight *= self._deviation
             last.bias.copy_(last.bias * self._deviation + self._mean)
-
-    def outputs(self, texts: Sequence[str | tuple[str, str]], training: FineTuningArguments | None = None) -> np.ndarray:
-        """Return (N, C) logits of N texts; of a regression (N, 1) numbers.
-
-        Raises:
-            ValueError: The model is not trained.
-            FloatingPointError: A logit is not finite.
-        """
-        logits = self._predict(self._tokens(texts), training)
-        if not np.isfinite(logits).all():
-            raise FloatingPointError("a prediction is not finite; the model has diverged, lower --learning_rate")
-        return logits
-
-    def predict(self, texts: Sequence[str | tuple[str, str]]) -> list:
-        """Return the class of each text, the list of its classes, or its number."""
-        return self._decide(self.outputs(texts))
-
-    def predict_scores(self, texts: Sequence[str | tuple[str, str]]) -> np.ndarray:
-        """Return (N, C) probabilities of the classes of N texts, or (N, 1) numbers."""
-        return self._scores(self.outputs(texts))
 
     def _decide(self, logits: np.ndarray) -> list:
         found = decisions(self.problem_type, logits)
@@ -231,7 +195,11 @@ class Classifier(Job):
         """Print precision, recall and F1 of each class, and draw the confusion matrix."""
         if self.problem_type == REGRESSION:
             return
-        labels, predicted, numbers = self.encode(labels), decisions(self.problem_type, outputs), range(len(self.classes))
+        labels, predicted, numbers = (
+            self.encode(labels),
+            decisions(self.problem_type, outputs),
+            range(len(self.classes)),
+        )
         options = {"labels": numbers, "target_names": self.classes, "zero_division": 0, "digits": 3}
         print(classification_report(labels, predicted, **options), flush=True)
         if self.problem_type == SINGLE and len(numbers) <= MOST_CLASSES:
@@ -256,15 +224,20 @@ class Classifier(Job):
         return found
 
     def _save_weights(self, folder: str | Path) -> None:
-        if self.adapter and self._trainer:
+        if not self.adapter or self._training is None:
+            super()._save_weights(folder)
+        elif self._training.should_save:
             save_adapter(self.model, folder)
             self.tokenizer.save_pretrained(folder)
-        else:
-            super()._save_weights(folder)
 
     def merge(self) -> None:
         """Add the adapter to the weights of the model; `save` then writes a whole model."""
         self._trainer.model, self.adapter = self.model.merge_and_unload(), None
+
+
+def _flat(labels: Sequence) -> list[str]:
+    """All classes of labels, of which each is a class or a list of classes."""
+    return [one for label in labels for one in (label if isinstance(label, list) else [label])]
 
 
 def pooling_options(source: str, classifier_pooling: str | None) -> dict[str, str]:

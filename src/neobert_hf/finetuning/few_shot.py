@@ -3,8 +3,6 @@
 Source: SetFit, arXiv 2209.11055. The training is sentence-transformers' own, on triplets instead of pairs.
 """
 
-# ruff: noqa: RUF009  (HfArg returns a field)
-
 from __future__ import annotations
 
 from collections import Counter
@@ -26,8 +24,8 @@ from ..embeddings.models import open_embedding_model
 from ..files.writing import content_hash
 from ..runs import MINI_MODEL_PATH, CheckedCheckpoints, FineTuningArguments, lock_run, train_or_resume
 from .classifier import Classifier
-from .job import training_arguments
-from .texts import SINGLE, LabelledTextArguments
+from .job import check_finite, training_arguments
+from .texts import SINGLE, LabelledTextArguments, clean_label, text_classes
 
 
 @dataclass
@@ -123,19 +121,19 @@ class FewShotClassifier(Classifier):
         Raises:
             ValueError: Fewer than two classes have two examples.
         """
-        self._set_labels(labels, classes, SINGLE)
+        self.problem_type, labels = SINGLE, [clean_label(label, SINGLE) for label in labels]
+        self._names = list(classes or text_classes(labels))
         numbers, model = self.encode(labels), self._encoder
         with training_arguments(training, options, kind=FewShotTrainingArguments) as training:
             chosen = draw_examples(numbers, examples_per_class, training.seed)
             examples = {"text": [texts[i] for i in chosen], "label": [numbers[i] for i in chosen]}
             print(f"{len(chosen)} examples of {len(self._names)} classes: {', '.join(self._names)}", flush=True)
-            self.num_rows, model.max_seq_length = len(chosen), self.max_seq_length
-            train_on_triplets(model, Dataset.from_dict(examples), training, {"model": self.source, "classes": self._names})
+            model.max_seq_length = self.max_seq_length
+            train_on_triplets(
+                model, Dataset.from_dict(examples), training, {"model": self.source, "classes": self._names}
+            )
             add_head(model, examples["text"], examples["label"], self._names)
-            self._training = training
-            if validation:
-                self.example = validation[0][0]
-                self._report(self.outputs(validation[0]), validation[1], "validation", training.output_dir)
+            self._end_fit((examples["text"],), validation, training)
         return self
 
     def outputs(self, texts: Sequence[str], training: FineTuningArguments | None = None) -> np.ndarray:
@@ -147,8 +145,7 @@ class FewShotClassifier(Classifier):
         self._read_labels()
         batch_size = (training or self._training or FewShotTrainingArguments).per_device_eval_batch_size
         logits = self._encoder.encode(list(texts), batch_size=batch_size)
-        if not np.isfinite(logits).all():
-            raise FloatingPointError("a prediction is not finite; the model has diverged, lower --learning_rate")
+        check_finite(logits)
         return logits
 
     def _save_weights(self, folder: str | Path) -> None:

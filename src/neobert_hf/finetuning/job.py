@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,23 +34,19 @@ LAST_EPOCH = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_
 
 @contextmanager
 def training_arguments(
-    training: FineTuningArguments | None,
-    options: dict[str, Any],
-    has_validation: bool = False,
-    kind: type[FineTuningArguments] = FineTuningArguments,
+    training: FineTuningArguments | None, options: dict, has_validation: bool = False, kind: type = FineTuningArguments
 ) -> Iterator[FineTuningArguments]:
     """Give the arguments, or those of the options; without `output_dir`, their folder is removed at the end."""
-    if training is not None:
-        yield training
-        return
-    options = options if has_validation else LAST_EPOCH | options
     with TemporaryDirectory() as folder:
         quiet = {} if "output_dir" in options else {"output_dir": folder, "report_to": "none", "save_only_model": True}
-        yield kind(**quiet | options)
+        yield training or kind(**({} if has_validation else LAST_EPOCH) | quiet | options)
 
 
 class Job:
     """A model for one job: `fit` trains it, `predict` uses it, `evaluate` measures it, `save` writes it.
+
+    A job says how rows become tokens (`_rows`), and what the outputs of the model mean (`_outputs`, `_decide`, `metrics`). The
+    columns are those of `fit`: inputs, and labels as the last one.
 
     Args:
         model: Folder or id on the Hub: of an encoder, or of a model that was trained for this job.
@@ -59,6 +55,8 @@ class Job:
 
     auto_class: type  # of transformers
     noun: str
+    best_metric: str | None = "f1"  # chooses the best epoch
+    adapter: Any = None  # configuration of LoRA
 
     def __init__(self, model: str | Path = MINI_MODEL_PATH, max_seq_length: int = 512):
         check_leaves_tokens(max_seq_length)
@@ -66,13 +64,11 @@ class Job:
         self.tokenizer = load_tokenizer(self.source)
         if self.tokenizer.model_max_length > LARGE_INTEGER:
             self.tokenizer.model_max_length = max_seq_length
-        self.num_rows = 0  # of the training
-        self.scores: dict[str, dict[str, float]] = {}  # metrics by split
-        self.example: Any = None  # the first input of the validation
-        self.adapter: Any = None  # LoRA
-        self._names: list[str] | None = None
+        self._names: list[str] | None = None  # of the classes
         self._training: FineTuningArguments | None = None
         self._trainer: Trainer | None = None
+        self._facts: dict[str, Any] = {}  # of the training, for its record
+        self._scores_of: dict[str, dict[str, float]] = {}  # metrics by split
 
     @property
     def classes(self) -> list[str]:
@@ -87,13 +83,12 @@ class Job:
 
     @property
     def model(self) -> PreTrainedModel:
-        """The trained model."""
-        return self._trainer.model if self._trainer else self._load_trained()
+        """The model, after `fit` or a prediction."""
+        return self._trainer.model
 
     def _read_labels(self) -> None:
         """Take what the config of a trained model says."""
-        config = AutoConfig.from_pretrained(self.source)
-        ending = self.auto_class.__name__.removeprefix("AutoModel")
+        config, ending = AutoConfig.from_pretrained(self.source), self.auto_class.__name__.removeprefix("AutoModel")
         if not any(name.endswith(ending) for name in config.architectures or ()):
             raise ValueError(
                 f"{self.source} is not a trained {self.noun}; give the folder of one by --model_name_or_path, or rows to train "
@@ -102,7 +97,6 @@ class Job:
         self._names = [config.id2label[i] for i in range(config.num_labels)]
 
     def _load_trained(self) -> PreTrainedModel:
-        self._read_labels()
         return self.auto_class.from_pretrained(self.source, dtype="float32")
 
     def _load_new(self, **options) -> PreTrainedModel:
@@ -114,74 +108,98 @@ class Job:
         check_max_length(model, self.max_seq_length)
         return model
 
-    def _train(
-        self,
-        training: FineTuningArguments,
-        load: Callable[[], PreTrainedModel],
-        rows: dict[str, Dataset],
-        identity: dict,
-        metric: str | None = "f1",
-        **options,
+    def _rows(self, *columns, is_training: bool = False) -> Dataset:
+        """Tokens of rows, with labels if the columns hold them."""
+        raise NotImplementedError
+
+    def _outputs(self, rows: Dataset, logits: Any, inputs: Sequence) -> Any:
+        """Outputs for each row: here its logits."""
+        return logits
+
+    def _trainer_for(self, model: PreTrainedModel, training: FineTuningArguments, **options) -> Trainer:
+        return CheckedCheckpoints(model, training, processing_class=self.tokenizer, **options)
+
+    def _metrics_of_epoch(self, found: Any, rows: Dataset, validation: tuple) -> dict[str, float]:
+        return self.metrics(self._outputs(rows, found.predictions, validation[:-1]), validation[-1])
+
+    def _after_training(self) -> None:
+        """Change the trained model before it is evaluated."""
+
+    def _fit(
+        self, columns: tuple, validation: tuple | None, training: FineTuningArguments | None, options: dict
     ) -> None:
-        """Train, or resume.
-
-        Args:
-            training: Training arguments.
-            load: Returns the model to train.
-            rows: Tokens of `train`, and of `validation` if there are such rows.
-            identity: Data of the run; a resume with others is refused.
-            metric: The metric that chooses the best epoch; None leaves the choice to the arguments.
-            options: Other arguments of Trainer.
-        """
-        if "validation" in rows and metric:
-            training.choose_metric(len(rows["validation"]), metric)
-        data = {"train_dataset": rows["train"], "eval_dataset": rows.get("validation")}
-
-        def make_trainer(_: Path | None) -> Trainer:
-            set_seed(training.seed)
-            model = load()
-            rate = default_learning_rate(model.config)
-            training.choose_learning_rate(model.config, 10 * rate if self.adapter else rate)
-            return CheckedCheckpoints(model, training, processing_class=self.tokenizer, **data, **options)
-
+        """Train or resume, and report on the validation rows; the arguments are as of `fit`."""
+        self.tokenizer.model_max_length = self.max_seq_length
+        rows = {"train_dataset": self._rows(*columns, is_training=True)}
+        if validation:
+            rows["eval_dataset"] = held_out = self._rows(*validation)
+            rows["compute_metrics"] = lambda found: self._metrics_of_epoch(found, held_out, validation)
         run = {"job": self.noun, "model": self.source, "classes": self._names, "max_seq_length": self.max_seq_length}
-        run |= {"seed": training.seed, "adapter": bool(self.adapter), "rows": content_hash(identity)}
-        with lock_run(training.output_dir):
-            self._trainer = train_or_resume(make_trainer, training, run)
-        self._training = training
+        run |= {"adapter": bool(self.adapter), "rows": content_hash(list(map(list, columns)))}
+        with training_arguments(training, options, bool(validation)) as training:
+            if validation and self.best_metric:
+                training.choose_metric(len(held_out), self.best_metric)
 
-    def _predict(self, rows: Dataset, training: FineTuningArguments | None = None, **options) -> Any:
-        """What the model says of rows of tokens, on the device and in the batches of the training arguments."""
-        if self._trainer is None:
-            model = self._load_trained()
-            with training_arguments(training, {}) as training:
-                options |= {"eval_dataset": rows, "processing_class": self.tokenizer}
-                self._trainer = Trainer(model, training, **options)
-        self._trainer.compute_metrics = None
-        return self._trainer.predict(rows).predictions
+            def make_trainer(_: Path | None) -> Trainer:
+                set_seed(training.seed)
+                model = self._load_new()
+                rate = default_learning_rate(model.config)
+                training.choose_learning_rate(model.config, 10 * rate if self.adapter else rate)
+                return self._trainer_for(model, training, **rows)
+
+            with lock_run(training.output_dir):
+                self._trainer = train_or_resume(make_trainer, training, run | {"seed": training.seed})
+            self._after_training()
+            self._end_fit(columns, validation, training)
+
+    def _end_fit(self, columns: tuple, validation: tuple | None, training: FineTuningArguments) -> None:
+        """Keep what the record says, and report on the validation rows."""
+        self._training, self._facts = training, {"num_rows": len(columns[0])}
+        if validation:
+            inputs = [" ".join(column[0]) if isinstance(column[0], list) else column[0] for column in validation[:-1]]
+            self._facts["example"] = inputs[0] if len(inputs) == 1 else inputs
+            self._report(self.outputs(*validation[:-1]), validation[-1], "validation", training.output_dir)
 
     def outputs(self, *inputs, training: FineTuningArguments | None = None) -> Any:
-        """What the model says of the inputs of `fit`: logits, or answers."""
-        raise NotImplementedError
+        """Return what the model says of inputs: logits, or answers.
 
-    def metrics(self, outputs: Any, labels: list) -> dict[str, float]:
-        """The metrics of outputs, given the labels as in `fit`."""
-        raise NotImplementedError
+        Args:
+            inputs: Columns as of `fit`, without labels.
+            training: Training arguments whose device and batch size are used, if `fit` was not called.
 
-    def prediction_rows(self, outputs: Any, rows: list[dict]) -> list[dict]:
-        """The rows with what is predicted."""
-        raise NotImplementedError
+        Raises:
+            ValueError: The model is not trained.
+            FloatingPointError: A prediction is not finite.
+        """
+        _ = self.classes  # an error if it is not trained
+        rows = self._rows(*inputs)
+        if self._trainer is None:
+            with training_arguments(training, {}) as training:
+                self._trainer = self._trainer_for(self._load_trained(), training, eval_dataset=rows)
+        self._trainer.compute_metrics = None
+        hidden = [name for name in rows.column_names if name.startswith("label")]
+        outputs = self._outputs(rows, self._trainer.predict(rows.remove_columns(hidden)).predictions, inputs)
+        check_finite(outputs)
+        return outputs
 
-    def evaluate(self, *columns, training: FineTuningArguments | None = None) -> dict[str, float]:
-        """Return the metrics of the model on rows; the arguments are the first ones of `fit`."""
-        return self.metrics(self.outputs(*columns[:-1], training=training), columns[-1])
+    def predict(self, *inputs) -> list:
+        """Return the predictions for inputs, the columns of `fit` without labels."""
+        return self._decide(self.outputs(*inputs))
+
+    def predict_scores(self, *inputs) -> Any:
+        """Return the probability of each class for inputs, or numbers."""
+        return self._scores(self.outputs(*inputs))
+
+    def evaluate(self, *columns) -> dict[str, float]:
+        """Return the metrics on rows, the columns of `fit`."""
+        return self.metrics(self.outputs(*columns[:-1]), columns[-1])
 
     def _report(self, outputs: Any, labels: list | None, split: str, folder: str | Path) -> None:
         """Print the metrics of a split, and write them to a file of the folder."""
         if labels is None:
             print(f"the {split} rows have no labels, so there are no metrics", flush=True)
             return
-        self.scores[split] = found = self.metrics(outputs, labels)
+        self._scores_of[split] = found = self.metrics(outputs, labels)
         if self._trainer is None or self._trainer.is_world_process_zero():
             print(f"{split}: " + ", ".join(f"{name} {value:.4f}" for name, value in found.items()), flush=True)
             prefix = {"validation": "eval"}.get(split, split)
@@ -215,22 +233,30 @@ class Job:
             folder: Folder.
             data: Rows of the training, if they are those of files, whose names the record has.
         """
+        assert self._trainer or self._training, "fit the model, or predict with it, before you save it"
         self._save_weights(folder)
-        training = self._training
-        if training is None or not training.should_save:
+        if self._training is None or not self._training.should_save:
             return
         names = data.names if data else dict.fromkeys(("train", "validation", "test"), "rows given in Python")
-        hub_id = data and data.dataset
+        hub = data and data.dataset
         scores = [
-            {"dataset": names[split], "dataset_id": hub_id if names[split] == hub_id else None, "split": split, "metrics": found}
-            for split, found in self.scores.items()
+            {
+                "dataset": names[split],
+                "dataset_id": hub if names[split] == hub else None,
+                "split": split,
+                "metrics": found,
+            }
+            for split, found in self._scores_of.items()
         ]
-        more = {"datasets": [hub_id] if hub_id else [], "scores": scores, "example": self.example}
-        write_record(folder, training, source=self.source, rows={names["train"]: self.num_rows}, **more)
+        more = {"datasets": [hub] if hub else [], "scores": scores, "example": self._facts.get("example")}
+        rows = {names["train"]: self._facts["num_rows"]}
+        write_record(folder, self._training, source=self.source, rows=rows, **more)
 
     def _save_weights(self, folder: str | Path) -> None:
-        if self._trainer:
-            self._trainer.save_model(str(folder))
-        else:
-            self._load_trained().save_pretrained(folder)
-            self.tokenizer.save_pretrained(folder)
+        self._trainer.save_model(str(folder))
+
+
+def check_finite(outputs: Any) -> None:
+    """Raise FloatingPointError if an output is not finite: an item of an array or of a list of arrays, or a score."""
+    if not all(np.isfinite(part["score"] if isinstance(part, dict) else part).all() for part in outputs):
+        raise FloatingPointError("a prediction is not finite; the model has diverged, lower --learning_rate")

@@ -78,7 +78,9 @@ def _check(row: dict, has_labels: bool) -> list:
     if has_labels:
         answers = checked_answers(answers or {}, texts["context"])
         if row.get("is_impossible") and answers["text"]:
-            raise ValueError(f"the question is_impossible and has the answer {answers['text'][0]!r:.80}; remove one of them")
+            raise ValueError(
+                f"the question is_impossible and has the answer {answers['text'][0]!r:.80}; remove one of them"
+            )
     return [*texts.values(), answers]
 
 

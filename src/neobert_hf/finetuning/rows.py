@@ -175,7 +175,9 @@ def _checked(
     for number, (place, row) in enumerate(found):
         try:
             if not isinstance(row, dict):
-                raise ValueError(f"the row is a {type(row).__name__}, not an object; write one JSON object on each line")
+                raise ValueError(
+                    f"the row is a {type(row).__name__}, not an object; write one JSON object on each line"
+                )
             if is_test and (taken := [name for name in PREDICTION_COLUMNS if name in row]):
                 raise MissingColumn(f"the column {taken[0]!r} has the name of what is predicted; rename it")
             rows.append(Row(place, check(row, has_labels), row))
@@ -201,7 +203,9 @@ def _hub_rows(arguments: LabelledDataArguments, label_columns: Sequence[str]) ->
     """Places and rows of the splits of a dataset, and the names of its classes."""
     data = load_dataset(arguments.dataset_name, arguments.dataset_config)
     if "train" not in data:
-        raise ValueError(f"{arguments.dataset_name} has the splits {', '.join(data)} and no train; give its rows as files")
+        raise ValueError(
+            f"{arguments.dataset_name} has the splits {', '.join(data)} and no train; give its rows as files"
+        )
     features = data["train"].features
     label_column = next((name for name in label_columns if name in features), label_columns[0])
     feature = features.get(label_column)
@@ -248,7 +252,9 @@ def label_text(value: Any) -> str:
         ValueError: It is missing, or neither a string nor a number.
     """
     value = value.item() if isinstance(value, np.generic) else value
-    if value is None or value != value or (isinstance(value, str) and not value.strip()):  # pandas writes NaN to Parquet
+    if (
+        value is None or value != value or (isinstance(value, str) and not value.strip())
+    ):  # pandas writes NaN to Parquet
         raise ValueError("the label is missing")
     if not isinstance(value, str | int | float):
         raise ValueError(f"the label {value!r:.80} is a {type(value).__name__}, not a string or a number")

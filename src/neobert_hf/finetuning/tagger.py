@@ -18,10 +18,11 @@ from transformers import (
     BatchEncoding,
     DataCollatorForTokenClassification,
     PreTrainedTokenizerBase,
+    Trainer,
 )
 
 from ..runs import MINI_MODEL_PATH, FineTuningArguments
-from .job import Job, training_arguments
+from .job import Job
 from .rows import check_known
 from .words import checked_tags, is_iob, tag_names, to_iob2
 
@@ -46,7 +47,9 @@ class Tagger(Job):
 
     def __init__(self, model: str | Path = MINI_MODEL_PATH, max_seq_length: int = 512):
         super().__init__(model, max_seq_length)
-        self.tokenizer.add_prefix_space = True  # RoBERTa's class in transformers 4 demands it; `_tokenize` adds the spaces
+        self.tokenizer.add_prefix_space = (
+            True  # RoBERTa's class in transformers 4 demands it; `_tokenize` adds the spaces
+        )
         self.tokenizer.padding_side = "right"  # so the logits of a window begin at its first token
 
     def fit(
@@ -77,28 +80,14 @@ class Tagger(Job):
         held_out = [checked_tags(*row) for row in zip(*validation)] if validation else []
         to_iob2([*tags, *held_out])
         self._names = list(classes or tag_names([tag for row in tags for tag in row]))
-        self.tokenizer.model_max_length, self.num_rows = self.max_seq_length, len(words)
-        rows = {"train": self._windows(words, tags, is_training=True)}
-        if validation:
-            rows["validation"] = self._windows(validation[0], held_out)
-            self.example = " ".join(validation[0][0])
-
-        def metrics(found: Any) -> dict[str, float]:
-            return self.metrics(self._logits_of_words(rows["validation"], found.predictions), held_out)
-
-        with training_arguments(training, options, bool(validation)) as training:
-            more = {"data_collator": self._collator(), "compute_loss_func": piece_loss, "compute_metrics": metrics}
-            self._train(training, self._load_new, rows, {"words": list(words), "tags": tags}, **more)
-            if validation:
-                self._report(self.outputs(validation[0]), held_out, "validation", training.output_dir)
+        self._fit((words, tags), (validation[0], held_out) if validation else None, training, options)
         return self
 
-    def _collator(self) -> DataCollatorForTokenClassification:
-        return DataCollatorForTokenClassification(self.tokenizer, label_pad_token_id=[IGNORED, IGNORED])
+    def _trainer_for(self, *arguments, **options) -> Trainer:
+        collator = DataCollatorForTokenClassification(self.tokenizer, label_pad_token_id=[IGNORED, IGNORED])
+        return super()._trainer_for(*arguments, data_collator=collator, compute_loss_func=piece_loss, **options)
 
-    def _windows(
-        self, words: Sequence[list[str]], tags: Sequence[list[str]] | None = None, is_training: bool = False
-    ) -> Dataset:
+    def _rows(self, words: Sequence, tags: Sequence | None = None, is_training: bool = False) -> Dataset:
         """Windows of at most `max_seq_length` tokens.
 
         `labels` of training windows are those of `piece_loss`. In the other windows the first piece of a word has its tag (the
@@ -110,38 +99,24 @@ class Tagger(Job):
         rows = Dataset.from_dict({"words": list(words), "tags": ids})
         length = min(self.max_seq_length, self.tokenizer.model_max_length)
         labels_of = partial(piece_labels, names=self.classes) if is_training else first_pieces
-        options = {"tokenizer": self.tokenizer, "max_length": length, "labels_of": labels_of, "is_training": is_training}
+        options = {
+            "tokenizer": self.tokenizer,
+            "max_length": length,
+            "labels_of": labels_of,
+            "is_training": is_training,
+        }
         return rows.map(cut, batched=True, with_indices=True, remove_columns=rows.column_names, fn_kwargs=options)
 
-    def _logits_of_words(self, windows: Dataset, logits: np.ndarray) -> list[np.ndarray]:
+    def _outputs(self, rows: Dataset, logits: np.ndarray, inputs: Sequence) -> list[np.ndarray]:
         """(number of words, number of tags) logits of each row, from (windows, tokens, number of tags)."""
-        rows: dict[int, list[np.ndarray]] = {}
-        for window, of_window in zip(windows.select_columns(["row", "labels"]), logits):
+        found: dict[int, list[np.ndarray]] = {}
+        for window, of_window in zip(rows.select_columns(["row", "labels"]), logits):
             is_marked = np.array(window["labels"])[:, 0] != IGNORED
-            rows.setdefault(window["row"], []).append(of_window[: len(is_marked)][is_marked])
-        return [np.concatenate(of_row) for of_row in rows.values()]
+            found.setdefault(window["row"], []).append(of_window[: len(is_marked)][is_marked])
+        return [np.concatenate(of_row) for of_row in found.values()]
 
-    def outputs(self, words: Sequence[list[str]], training: FineTuningArguments | None = None) -> list[np.ndarray]:
-        """Return (number of words, number of tags) logits of each row.
-
-        Raises:
-            ValueError: The model is not trained.
-            FloatingPointError: A logit is not finite.
-        """
-        windows = self._windows(words)
-        logits = self._predict(windows.remove_columns("labels"), training, data_collator=self._collator())
-        rows = self._logits_of_words(windows, logits)
-        if not all(np.isfinite(row).all() for row in rows):
-            raise FloatingPointError("a prediction is not finite; the model has diverged, lower --learning_rate")
-        return rows
-
-    def predict(self, words: Sequence[list[str]]) -> list[list[str]]:
-        """Return the tags of the words of each row."""
-        return self._decide(self.outputs(words))
-
-    def predict_scores(self, words: Sequence[list[str]]) -> list[np.ndarray]:
-        """Return (number of words, number of tags) probabilities for each row."""
-        return [softmax(row.astype(np.float64), -1) for row in self.outputs(words)]
+    def _scores(self, outputs: list[np.ndarray]) -> list[np.ndarray]:
+        return [softmax(row.astype(np.float64), -1) for row in outputs]
 
     def _decide(self, outputs: list[np.ndarray]) -> list[list[str]]:
         return [[self.classes[tag] for tag in row.argmax(-1)] for row in outputs]
@@ -156,15 +131,16 @@ class Tagger(Job):
 
     def prediction_rows(self, outputs: list[np.ndarray], rows: list[dict]) -> list[dict[str, Any]]:
         """Return rows with `prediction`, a tag for each word, and `probability`, that of each tag."""
-        scores = [softmax(row.astype(np.float64), -1).max(-1) for row in outputs]
-        predictions = zip(rows, self._decide(outputs), scores)
+        predictions = zip(rows, self._decide(outputs), self._scores(outputs))
         return [
-            {**row, "prediction": tags, "probability": [round(float(score), 6) for score in of_row]}
-            for row, tags, of_row in predictions
+            {**row, "prediction": tags, "probability": [round(float(score), 6) for score in scores.max(-1)]}
+            for row, tags, scores in predictions
         ]
 
 
-def piece_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None) -> torch.Tensor:
+def piece_loss(
+    outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
+) -> torch.Tensor:
     """Return the cross-entropy of the pieces of words, for Trainer.
 
     Example: the words "New", "Yorker" are two entities of one kind, and "Yorker" has the pieces B- and I-. The strategies
@@ -174,8 +150,7 @@ def piece_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Ten
 
     Args:
         outputs: (B, L, C) logits of a model.
-        labels: (B, L, 2) tags, of which the first has 0.7 of the probability and the second 0.3; often they are the same one. -100
-            for a token without a label.
+        labels: (B, L, 2) tags: the first has 0.7 of the probability and the second 0.3; often they are one tag. -100 is no label.
         num_items_in_batch: Number of tags, two for each label, by which Trainer divides the sum; None divides by the labels of
             this batch.
     """
@@ -272,7 +247,9 @@ def cut(rows: dict[str, list], numbers: list[int], tokenizer, max_length: int, l
     return inputs | {"labels": windows, "row": [numbers[owner] for owner in owners]}
 
 
-def _tokenize(tokenizer: PreTrainedTokenizerBase, rows: list[list[str]], max_length: int, overlap: int) -> BatchEncoding:
+def _tokenize(
+    tokenizer: PreTrainedTokenizerBase, rows: list[list[str]], max_length: int, overlap: int
+) -> BatchEncoding:
     """Windows of tokens; a word of characters that the tokenizer removes has the unknown token, so that it gets a tag too."""
 
     def tokenize(rows: list[list[str]]) -> BatchEncoding:

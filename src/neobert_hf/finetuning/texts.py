@@ -136,10 +136,10 @@ def _is_set(value: Any, name: str) -> bool:
 
 
 def _check_texts(texts: Sequence[str | tuple[str, str]], place: str) -> None:
-    for column in zip(*texts) if isinstance(texts[0], tuple) else [texts]:
-        if all(NUMBER.fullmatch(text.strip()) for text in column):
+    for of_column in zip(*texts) if isinstance(texts[0], tuple) else [texts]:
+        if all(NUMBER.fullmatch(text.strip()) for text in of_column):
             raise ValueError(
-                f"{place}: the texts are numbers only, such as {column[0]!r}; name the column of texts by --text_columns"
+                f"{place}: the texts are numbers only, such as {of_column[0]!r}; name the column of texts by --text_columns"
             )
 
 

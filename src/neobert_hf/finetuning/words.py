@@ -1,7 +1,5 @@
 """Words with a tag each: from CoNLL files, JSON lines, Parquet, or datasets of the Hub."""
 
-# ruff: noqa: RUF009  (HfArg returns a field)
-
 from __future__ import annotations
 
 import re
@@ -43,7 +41,8 @@ class TaggedWordArguments(LabelledDataArguments):
     """Data."""
 
     word_column: str = HfArg(
-        default=None, help="Column of the lists of words. Default: words or tokens. Of CoNLL files a number; default: 1."
+        default=None,
+        help="Column of the lists of words. Default: words or tokens. Of CoNLL files a number; default: 1.",
     )
     tag_column: str = HfArg(
         default=None,
