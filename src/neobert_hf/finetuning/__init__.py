@@ -5,8 +5,8 @@ from importlib import import_module
 # The jobs need scikit-learn, seqeval or sentence-transformers, so a name is imported when it is used.
 _MODULES = {
     "answers": ("QuestionAnswerer", "answer_metrics"),
-    "classifier": ("Classifier", "label_metrics", "pearson", "pooling_options", "spearman"),
-    "few_shot": ("FewShotArguments", "FewShotClassifier", "FewShotTrainingArguments"),
+    "classifier": ("Classifier", "label_metrics", "pearson", "spearman"),
+    "few_shot": ("FewShotArguments", "FewShotClassifier", "FewShotTrainingArguments", "add_head"),
     "predictions": ("write_predictions",),
     "questions": ("read_questions",),
     "rows": ("LabelledDataArguments", "LabelledRows"),

@@ -81,7 +81,9 @@ class Classifier(Job):
 
     def _load_new(self, **options) -> PreTrainedModel:
         # the problem type also for a start that was fine-tuned for other labels
-        options |= {"problem_type": self.problem_type, **pooling_options(self.source, self.classifier_pooling)}
+        options["problem_type"] = self.problem_type
+        if self.classifier_pooling:
+            options["classifier_pooling"] = self.classifier_pooling
         model = super()._load_new(**options)
         if self.adapter:
             from peft import get_peft_model
@@ -238,23 +240,6 @@ class Classifier(Job):
 def _flat(labels: Sequence) -> list[str]:
     """All classes of labels, of which each is a class or a list of classes."""
     return [one for label in labels for one in (label if isinstance(label, list) else [label])]
-
-
-def pooling_options(source: str, classifier_pooling: str | None) -> dict[str, str]:
-    """Return the options of `from_pretrained` that choose what the classifier reads; None keeps what the config says.
-
-    Raises:
-        ValueError: The model has no such choice.
-    """
-    if classifier_pooling is None:
-        return {}
-    config = AutoConfig.from_pretrained(source)
-    if not hasattr(config, "classifier_pooling"):
-        raise ValueError(
-            f"classifier_pooling={classifier_pooling!r}: {source} is a {config.model_type}, whose config has no such choice; "
-            "leave it out"
-        )
-    return {"classifier_pooling": classifier_pooling}
 
 
 def draw_matrix(matrix: np.ndarray, names: list[str], file: Path) -> None:

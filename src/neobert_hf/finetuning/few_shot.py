@@ -5,7 +5,6 @@ Source: SetFit, arXiv 2209.11055. The training is sentence-transformers' own, on
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,17 +37,6 @@ class FewShotArguments(LabelledTextArguments):
     examples_per_class: int = HfArg(default=None, help="Examples drawn of each class. Default: all rows.")
     problem_type: Literal["single_label_classification"] = HfArg(default=SINGLE, help="A row has one class.")
     max_seq_length: int = HfArg(default=128, help="Length in tokens at which texts are truncated.")
-
-    def __post_init__(self):
-        super().__post_init__()
-        if len(self.text_columns) > 1:
-            raise ValueError(
-                f"text_columns={' '.join(self.text_columns)}: give one column; a pair has no vector of its own"
-            )
-        if self.examples_per_class is not None and self.examples_per_class < 2:
-            raise ValueError(
-                f"examples_per_class={self.examples_per_class} leaves no two texts of one class to compare; give 2 or more"
-            )
 
 
 @dataclass
@@ -119,19 +107,33 @@ class FewShotClassifier(Classifier):
             options: Training arguments by name, instead of `training`. Without `output_dir`, no file stays.
 
         Raises:
-            ValueError: Fewer than two classes have two examples.
+            ValueError: Fewer than two classes have two examples, or a text is a pair.
         """
         self.problem_type, labels = SINGLE, [clean_label(label, SINGLE) for label in labels]
         self._names = list(classes or text_classes(labels))
+        if not isinstance(texts[0], str):
+            raise ValueError("a pair of texts has no vector of its own; give one text (--text_columns)")
         numbers, model = self.encode(labels), self._encoder
         with training_arguments(training, options, kind=FewShotTrainingArguments) as training:
             chosen = draw_examples(numbers, examples_per_class, training.seed)
             examples = {"text": [texts[i] for i in chosen], "label": [numbers[i] for i in chosen]}
             print(f"{len(chosen)} examples of {len(self._names)} classes: {', '.join(self._names)}", flush=True)
             model.max_seq_length = self.max_seq_length
-            train_on_triplets(
-                model, Dataset.from_dict(examples), training, {"model": self.source, "classes": self._names}
-            )
+            # otherwise the trainer collects texts of the examples, with a progress bar
+            model.model_card_data.widget = [{}]
+            if has_head(model):  # of an earlier training
+                del model[-2:]
+            config = model[0].config
+            # a few steps need large ones
+            training.choose_learning_rate(config, 2e-4 if config.hidden_size < 768 else 5e-5)
+
+            def make_trainer(_: Path | None) -> FewShotTrainer:
+                rows = Dataset.from_dict(examples)
+                return FewShotTrainer(model, training, train_dataset=rows, loss=BatchAllTripletLoss(model))
+
+            run = {"job": "few examples", "model": self.source, "classes": self._names, "seed": training.seed}
+            with lock_run(training.output_dir):
+                train_or_resume(make_trainer, training, run | {"rows": content_hash(examples)})
             add_head(model, examples["text"], examples["label"], self._names)
             self._end_fit((examples["text"],), validation, training)
         return self
@@ -161,39 +163,15 @@ def draw_examples(labels: Sequence[int], per_class: int | None, seed: int) -> li
         seed: Seed of the draw.
 
     Raises:
-        ValueError: Fewer than two classes have two rows.
+        ValueError: Fewer than two classes have two examples, which could be compared.
     """
-    if sum(count > 1 for count in Counter(labels).values()) < 2:
-        raise ValueError(
-            "fewer than two classes have two examples; add examples, so that texts of one class can be compared"
-        )
     order, labels = np.random.default_rng(seed).permutation(len(labels)), np.array(labels)
-    return sorted(int(i) for label in np.unique(labels) for i in order[labels[order] == label][:per_class])
-
-
-def train_on_triplets(
-    model: SentenceTransformer, examples: Dataset, training: FewShotTrainingArguments, run: dict | None = None
-) -> None:
-    """Train an embedding model until texts of one class are closer to one another than to those of other classes.
-
-    Args:
-        model: The model; the head of an earlier run is removed.
-        examples: The columns `text` and `label`, the number of a class.
-        training: Training arguments.
-        run: What identifies the run besides its examples, for a resume.
-    """
-    model.model_card_data.widget = [{}]  # otherwise the trainer collects texts of the examples, with a progress bar
-    if has_head(model):
-        del model[-2:]
-    config = model[0].config
-    training.choose_learning_rate(config, 2e-4 if config.hidden_size < 768 else 5e-5)  # a few steps need large ones
-    run = {**(run or {}), "job": "few-shot classifier", "seed": training.seed, "rows": content_hash(examples.to_dict())}
-
-    def make_trainer(_: Path | None) -> FewShotTrainer:
-        return FewShotTrainer(model, training, train_dataset=examples, loss=BatchAllTripletLoss(model))
-
-    with lock_run(training.output_dir):
-        train_or_resume(make_trainer, training, run)
+    drawn = {label: order[labels[order] == label][:per_class] for label in np.unique(labels)}
+    if sum(len(of_class) > 1 for of_class in drawn.values()) < 2:
+        raise ValueError(
+            "fewer than two classes have two examples to compare; give more rows, or more examples_per_class"
+        )
+    return sorted(int(i) for of_class in drawn.values() for i in of_class)
 
 
 def add_head(

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from .tagger import Tagger
 
 CONLL_SUFFIXES = (".conll", ".txt", ".iob", ".bio", ".tsv")
-LIST_SUFFIXES = (".jsonl", ".json", ".parquet")
 WORD_COLUMNS = ("words", "tokens")
 TAG_COLUMNS = ("tags", "ner_tags")
 # Prefixes for the last word of an entity and for one of a single word, which pipelines of transformers do not know
@@ -142,15 +141,8 @@ def _rows(
 ) -> Iterable[tuple[str, Any]]:
     """Rows of a file, each after its place; those of CoNLL have columns of these names."""
     path = Path(file)
-    suffix = Path(path.stem if path.suffix in COMPRESSIONS else path).suffix
-    if suffix in CONLL_SUFFIXES:
-        return _conll_rows(file, arguments, names, faults)
-    if suffix in LIST_SUFFIXES:
-        return read_rows(file, faults=faults)
-    raise ValueError(
-        f"{file} has the suffix {suffix!r}; choose {', '.join(CONLL_SUFFIXES)} for CoNLL, or {', '.join(LIST_SUFFIXES)}; all but "
-        f".parquet may be compressed ({', '.join(COMPRESSIONS)})"
-    )
+    is_conll = Path(path.stem if path.suffix in COMPRESSIONS else path).suffix in CONLL_SUFFIXES
+    return _conll_rows(file, arguments, names, faults) if is_conll else read_rows(file, faults=faults)
 
 
 def _conll_rows(
