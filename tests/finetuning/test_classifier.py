@@ -224,7 +224,9 @@ FAST = {"use_cpu": True, "learning_rate": 3e-3, "disable_tqdm": True, "max_steps
 def test_a_fit_without_a_folder_learns_and_leaves_no_file(model_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = [f"{start} {word}" for start in WORDS[:9] for word in ("red", "old")] * 8
-    classifier = Classifier(model_folder, max_seq_length=16).fit(rows, rows_labels(rows, SINGLE), **FAST | {"max_steps": 20})
+    classifier = Classifier(model_folder, max_seq_length=16).fit(
+        rows, rows_labels(rows, SINGLE), **FAST | {"max_steps": 20}
+    )
     assert classifier.predict(["dog red", "dog old"]) == ["red", "none"]
     assert classifier.evaluate(rows, rows_labels(rows, SINGLE)) == {"accuracy": 1, "f1": 1, "matthews": 1}
     assert not list(tmp_path.iterdir())
@@ -243,7 +245,9 @@ def test_predictions_scores_and_metrics_of_other_labels_belong_together(model_fo
         assert classifier.evaluate(rows, labels)["accuracy"] == np.mean([a == b for a, b in zip(found, labels)])
     else:
         assert found == scores[:, 0].tolist()
-        assert classifier.evaluate(rows, labels)["mse"] == pytest.approx(np.mean(np.subtract(found, labels) ** 2), rel=1e-4)
+        assert classifier.evaluate(rows, labels)["mse"] == pytest.approx(
+            np.mean(np.subtract(found, labels) ** 2), rel=1e-4
+        )
 
 
 def test_a_saved_classifier_predicts_the_same_and_its_record_says_how_it_was_trained(model_folder, tmp_path):
@@ -265,7 +269,9 @@ def test_an_adapter_is_trained_and_predicts_from_its_folder(model_folder, tmp_pa
     classifier = Classifier(model_folder, adapter=lora_config("SEQ_CLS", r=4)).fit(train, labels, **FAST)
     classifier.save(tmp_path / "adapter")
     assert not (tmp_path / "adapter/model.safetensors").exists()
-    np.testing.assert_array_equal(Classifier(tmp_path / "adapter").predict_scores(train), classifier.predict_scores(train))
+    np.testing.assert_array_equal(
+        Classifier(tmp_path / "adapter").predict_scores(train), classifier.predict_scores(train)
+    )
     before = classifier.predict_scores(train)
     classifier.merge()
     np.testing.assert_allclose(classifier.predict_scores(train), before, atol=1e-5)

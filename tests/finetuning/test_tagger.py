@@ -119,9 +119,7 @@ def test_the_strategy_average_keeps_adjacent_entities_apart_if_they_begin_with_w
 
 
 @pytest.mark.parametrize("max_length", [8, 13, 40, 500])
-def test_windows_evaluate_each_word_once_with_context_on_both_sides_and_train_all_pieces(
-    tokenizer, max_length
-):
+def test_windows_evaluate_each_word_once_with_context_on_both_sides_and_train_all_pieces(tokenizer, max_length):
     """A word without visible characters for the tokenizer is evaluated too."""
     rng = random.Random(0)
     words = [rng.choices([*SENTENCE.split(), "foxdogcat", "\u200b"], k=length) for length in (1, 7, 60, 150)]
