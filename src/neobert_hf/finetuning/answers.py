@@ -15,6 +15,8 @@ from ..runs import MINI_MODEL_PATH, FineTuningArguments
 from .job import Job
 from .questions import checked_answers
 
+MAX_ANSWER_TOKENS = 64
+
 
 class QuestionAnswerer(Job):
     """Questions are answered by parts of texts of any length, or by an empty text if the text has no answer.
@@ -35,7 +37,7 @@ class QuestionAnswerer(Job):
         model: str | Path = MINI_MODEL_PATH,
         max_seq_length: int = 512,
         stride: int | None = None,
-        max_answer_tokens: int = 64,
+        max_answer_tokens: int = MAX_ANSWER_TOKENS,
     ):
         super().__init__(model, max_seq_length)
         self.stride, self.max_answer_tokens = stride, max_answer_tokens
@@ -184,7 +186,7 @@ def best_answers(
     end_logits: Iterable[np.ndarray],
     windows: Mapping[str, Iterable],
     contexts: Sequence[str],
-    max_answer_tokens: int,
+    max_answer_tokens: int = MAX_ANSWER_TOKENS,
 ) -> list[dict]:
     """Return the best span of all windows of each question.
 

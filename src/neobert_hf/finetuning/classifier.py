@@ -27,7 +27,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 from ..files.writing import writing
 from ..runs import MINI_MODEL_PATH, FineTuningArguments, open_adapter, save_adapter
 from ..runs.adapters import labels_of_adapter
-from .job import Job
+from .job import Job, print_report
 from .rows import check_known
 from .texts import MULTI, REGRESSION, SINGLE, clean_label, kind_of, text_classes
 
@@ -203,7 +203,7 @@ class Classifier(Job):
             range(len(self.classes)),
         )
         options = {"labels": numbers, "target_names": self.classes, "zero_division": 0, "digits": 3}
-        print(classification_report(labels, predicted, **options), flush=True)
+        print_report(classification_report(labels, predicted, **options))
         if self.problem_type == SINGLE and len(numbers) <= MOST_CLASSES:
             matrix = confusion_matrix(labels, predicted, labels=numbers)
             draw_matrix(matrix, self.classes, folder / f"confusion_matrix_{split}.png")

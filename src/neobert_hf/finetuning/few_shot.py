@@ -20,6 +20,7 @@ from sklearn.linear_model import LogisticRegression
 from transformers.hf_argparser import HfArg
 
 from ..embeddings.models import open_embedding_model
+from ..files.texts import printable
 from ..files.writing import content_hash
 from ..runs import MINI_MODEL_PATH, CheckedCheckpoints, FineTuningArguments, lock_run, train_or_resume
 from .classifier import Classifier
@@ -117,7 +118,8 @@ class FewShotClassifier(Classifier):
         with training_arguments(training, options, kind=FewShotTrainingArguments) as training:
             chosen = draw_examples(numbers, examples_per_class, training.seed)
             examples = {"text": [texts[i] for i in chosen], "label": [numbers[i] for i in chosen]}
-            print(f"{len(chosen)} examples of {len(self._names)} classes: {', '.join(self._names)}", flush=True)
+            line = f"{len(chosen)} examples of {len(self._names)} classes: {', '.join(self._names)}"
+            print(printable(line), flush=True)
             model.max_seq_length = self.max_seq_length
             # otherwise the trainer collects texts of the examples, with a progress bar
             model.model_card_data.widget = [{}]

@@ -13,7 +13,7 @@ from datasets import Dataset
 from transformers import AutoConfig, PreTrainedModel, Trainer, set_seed
 from transformers.tokenization_utils_base import LARGE_INTEGER
 
-from ..files.texts import check_leaves_tokens, check_max_length
+from ..files.texts import check_leaves_tokens, check_max_length, printable
 from ..files.trust import load_tokenizer
 from ..files.writing import content_hash, write_json
 from ..runs import (
@@ -260,3 +260,8 @@ def check_finite(outputs: Any) -> None:
     """Raise FloatingPointError if an output is not finite: an item of an array or of a list of arrays, or a score."""
     if not all(np.isfinite(part["score"] if isinstance(part, dict) else part).all() for part in outputs):
         raise FloatingPointError("a prediction is not finite; the model has diverged, lower --learning_rate")
+
+
+def print_report(text: str) -> None:
+    """Print a table whose rows have the names of classes, which come from files."""
+    print(*map(printable, text.split("\n")), sep="\n", flush=True)

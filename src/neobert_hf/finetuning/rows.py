@@ -15,7 +15,7 @@ from datasets import ClassLabel, load_dataset
 from transformers.hf_argparser import HfArg
 
 from ..files.rows import Faults, checked_text, read_rows
-from ..files.texts import check_leaves_tokens
+from ..files.texts import check_leaves_tokens, printable
 from .predictions import PREDICTION_COLUMNS, PREDICTION_FORMATS
 
 SHOWN = 10  # rows or labels in a message
@@ -196,7 +196,7 @@ def _judge(faults: Faults, num_good: int, skip: bool) -> None:
     if not skip:
         verb = "has a fault" if len(faults) == 1 else "have faults"
         raise ValueError(f"{count} {verb}: {shown}; correct or remove them, or leave them out by --skip_bad_rows")
-    print(f"left out {count}: {shown}", flush=True)
+    print(printable(f"left out {count}: {shown}"), flush=True)
 
 
 def _hub_rows(arguments: LabelledDataArguments, label_columns: Sequence[str]) -> tuple[dict, list[str] | None]:
@@ -281,7 +281,8 @@ def class_names(labels: Sequence[str], names: Sequence[str] | None = None, hint:
         if len(names) < 2:
             raise ValueError(f"all training rows have the label {names[0]!r}; a classifier needs at least two classes")
     if few := [f"{name} ({counts[name]})" for name in counts if counts[name] < FEW_ROWS]:
-        print(f"warning: classes with fewer than {FEW_ROWS} training rows, hard to learn: {_first_of(few)}", flush=True)
+        line = f"warning: classes with fewer than {FEW_ROWS} training rows, hard to learn: {_first_of(few)}"
+        print(printable(line), flush=True)
     return list(names)
 
 

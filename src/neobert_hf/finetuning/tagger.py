@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from ..runs import MINI_MODEL_PATH, FineTuningArguments
-from .job import Job
+from .job import Job, print_report
 from .rows import check_known
 from .words import checked_tags, is_iob, tag_names, to_iob2
 
@@ -127,7 +127,7 @@ class Tagger(Job):
 
     def _report_classes(self, outputs: list[np.ndarray], labels: list[list[str]], split: str, folder: Path) -> None:
         """Print precision, recall and F1 of each kind."""
-        print(tag_report(labels, self._decide(outputs)), flush=True)
+        print_report(tag_report(labels, self._decide(outputs)))
 
     def prediction_rows(self, outputs: list[np.ndarray], rows: list[dict]) -> list[dict[str, Any]]:
         """Return rows with `prediction`, a tag for each word, and `probability`, that of each tag."""
