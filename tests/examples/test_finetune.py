@@ -114,12 +114,6 @@ def test_the_tagger_learns_tags_and_every_strategy_returns_whole_words(model_fol
         assert [(group["word"], group["entity_group"]) for group in tagged] == [("foxdog", "ANIMAL"), ("fox", "ANIMAL")]
 
 
-def test_an_error_in_the_data_is_one_line_that_names_file_and_line(model_folder, tmp_path):
-    (tmp_path / "train.csv").write_text("text,label\na,x\n,y\n")
-    with pytest.raises(SystemExit, match=r"finetune_classifier\.py: .*train\.csv, line 3: 'text' is empty"):
-        run_main(finetune_classifier, *command(model_folder, tmp_path / "train.csv", tmp_path / "out"))
-
-
 def test_a_model_with_other_labels_is_a_start(model_folder, tmp_path):
     """Three scores become two classes: the classifier is new, and the loss is that of classes."""
     config = NeoBERTConfig.from_pretrained(model_folder, num_labels=3, problem_type="regression")

@@ -103,12 +103,10 @@ def test_the_script_learns_from_eight_examples_and_predicts_again_without_traini
 
 
 def test_a_trained_model_is_a_start_for_other_classes(model_folder, tmp_path):
-    """Three classes become two. Without a learning rate the vectors stay."""
+    """Three classes become two."""
     options = {"max_steps": 1, "learning_rate": 0.0, "use_cpu": True, "disable_tqdm": True}
     names = ["red", "old", "house"]
     classifier = FewShotClassifier(model_folder).fit(TEXTS, [names[i] for i in LABELS], classes=names, **options)
-    vectors = sentence_transformer(str(model_folder)).encode(TEXTS, normalize_embeddings=True)
-    np.testing.assert_allclose(classifier.model[:-1].encode(TEXTS), vectors, atol=1e-6)
     classifier.save(tmp_path / "saved")
     again = FewShotClassifier(tmp_path / "saved").fit(TEXTS[:6], [names[i] for i in LABELS[:6]], **options)
     assert again.predict_scores(TEXTS).shape == (9, 2) and again.classes == ["old", "red"]
