@@ -143,6 +143,7 @@ def test_the_metrics_are_those_of_squad():
 
 
 @pytest.mark.compat
+@pytest.mark.slow
 def test_the_script_learns_which_word_answers_and_the_saved_model_gives_the_predictions(tokenizer, tmp_path):
     """`fox` is the answer to `the quick`; a text without it has none. Some texts have several windows."""
     shape = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96)
@@ -198,3 +199,19 @@ def test_an_answer_at_another_place_is_refused_before_the_training():
     answers = [{"text": ["May"], "answer_start": [3]}]
     with pytest.raises(ValueError, match="'May' is not at character 3 of the context, the answer_start; it is at 11"):
         QuestionAnswerer().fit(["When?"], ["It ends in May."], answers)
+
+
+def test_a_saved_model_gives_the_answers_of_the_fit(tokenizer, tmp_path):
+    shape = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48)
+    config = NeoBERTConfig(vocab_size=len(tokenizer), **shape, embedding_init_range=0.5)
+    NeoBERTForMaskedLM(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    contexts = [f"the {word} jumps over {other}" for word in ("fox", "dog") for other in ("sea", "house")] * 4
+    answers = [{"text": [text.split()[1]], "answer_start": [4]} for text in contexts]
+    options = {"use_cpu": True, "disable_tqdm": True, "learning_rate": 1e-2, "max_steps": 24}
+    answerer = QuestionAnswerer(tmp_path / "model", 16).fit(["it"] * 16, contexts, answers, **options)
+    found = answerer.predict(["it"] * 16, contexts)
+    assert [row["answer"] for row in found] == [text.split()[1] for text in contexts]
+    assert answerer.evaluate(["it"] * 16, contexts, answers) == {"exact_match": 1, "f1": 1}
+    answerer.save(tmp_path / "saved")
+    assert QuestionAnswerer(tmp_path / "saved").predict(["it"] * 16, contexts) == found

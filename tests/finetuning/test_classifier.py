@@ -69,6 +69,7 @@ def texts(count, seed=0):
 
 
 @pytest.mark.compat
+@pytest.mark.slow
 def test_several_classes_are_learned_and_a_saved_folder_says_which_words_are_there(model_folder, tmp_path):
     def rows(count, seed):
         return [
@@ -95,6 +96,7 @@ def test_several_classes_are_learned_and_a_saved_folder_says_which_words_are_the
 
 
 @pytest.mark.compat
+@pytest.mark.slow
 def test_a_regression_learns_numbers_in_the_unit_of_the_file(model_folder, tmp_path):
     """A price of 200,000.5, more with one word and less with another. Adam would need millions of steps to reach such numbers."""
 
@@ -139,6 +141,7 @@ def test_a_saved_folder_predicts_without_training(model_folder, tmp_path):
     assert not list((tmp_path / "evaluated").glob("*.safetensors"))
 
 
+@pytest.mark.slow
 def test_the_pooling_is_an_option_that_the_saved_model_keeps(model_folder, tokenizer, tmp_path):
     rows = [{"text": text, "label": "red" if "red" in text else "none"} for text in texts(300)]
     train = write_csv(tmp_path / "train.csv", rows)
@@ -282,6 +285,7 @@ def test_an_adapter_is_trained_and_predicts_from_its_folder(model_folder, tmp_pa
 @pytest.mark.parametrize(
     ("labels", "validation", "message"),
     [
+        (["a"] * 3, None, "all training rows have the label 'a'; a classifier needs at least two classes"),
         (["a", "b", None], None, "the label is missing"),
         (["a", ["b"], "a"], None, "labels of one class are no lists"),
         ([1.5, 1.5, 1.5], None, "all training rows have the label 1.5, so nothing can be learned"),
@@ -291,6 +295,8 @@ def test_an_adapter_is_trained_and_predicts_from_its_folder(model_folder, tmp_pa
 def test_labels_that_a_fit_cannot_learn_are_refused(model_folder, labels, validation, message):
     with pytest.raises(ValueError, match=message):
         Classifier(model_folder).fit(["x", "y", "z"], labels, validation, **FAST)
+    with pytest.raises(ValueError, match="max_seq_length=2 leaves no token beside"):
+        Classifier(model_folder, max_seq_length=2)
 
 
 def test_the_squared_error_during_the_training_has_the_unit_of_the_file(model_folder):

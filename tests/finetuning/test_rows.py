@@ -161,7 +161,6 @@ def test_a_dataset_of_the_hub_without_labels_or_training_rows_is_refused(monkeyp
         ({"train_file": "a", "predictions_file": "b.csv"}, "belongs to --test_file"),
         ({"test_file": "a", "predictions_file": "b.xlsx"}, "none of the suffixes .csv, .jsonl, .parquet"),
         ({"train_file": "a", "max_train_rows": 1}, "max_train_rows=1; give 2 or more"),
-        ({"train_file": "a", "max_seq_length": 2}, "max_seq_length=2 leaves no token beside"),
     ],
 )
 def test_arguments_without_effect_are_refused(arguments, message):

@@ -121,7 +121,6 @@ def test_a_trained_model_gives_the_classes_if_there_are_no_training_rows(tmp_pat
     [
         ({"text_columns": ["a", "b", "c"]}, "are 3 columns; name one or two"),
         ({"label_columns": ["a"], "label_separator": ";"}, "give one of --label_columns and --label_separator"),
-        ({"label_separator": ";", "problem_type": REGRESSION}, "give several classes, not problem_type=regression"),
         ({"label_columns": ["text"]}, "a column of texts cannot be that of the labels"),
     ],
 )

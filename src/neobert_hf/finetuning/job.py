@@ -129,13 +129,14 @@ class Job:
         self, columns: tuple, validation: tuple | None, training: FineTuningArguments | None, options: dict
     ) -> None:
         """Train or resume, and report on the validation rows; the arguments are as of `fit`."""
+        columns, validation = tuple(map(list, columns)), validation and tuple(map(list, validation))
         self.tokenizer.model_max_length = self.max_seq_length
         rows = {"train_dataset": self._rows(*columns, is_training=True)}
         if validation:
             rows["eval_dataset"] = held_out = self._rows(*validation)
             rows["compute_metrics"] = lambda found: self._metrics_of_epoch(found, held_out, validation)
         run = {"job": self.noun, "model": self.source, "classes": self._names, "max_seq_length": self.max_seq_length}
-        run |= {"adapter": bool(self.adapter), "rows": content_hash(list(map(list, columns)))}
+        run |= {"adapter": bool(self.adapter), "rows": content_hash(columns)}
         with training_arguments(training, options, bool(validation)) as training:
             if validation and self.best_metric:
                 training.choose_metric(len(held_out), self.best_metric)
@@ -172,6 +173,7 @@ class Job:
             FloatingPointError: A prediction is not finite.
         """
         _ = self.classes  # an error if it is not trained
+        inputs = list(map(list, inputs))
         rows = self._rows(*inputs)
         if self._trainer is None:
             with training_arguments(training, {}) as training:
@@ -233,26 +235,21 @@ class Job:
             folder: Folder.
             data: Rows of the training, if they are those of files, whose names the record has.
         """
-        assert self._trainer or self._training, "fit the model, or predict with it, before you save it"
         self._save_weights(folder)
         if self._training is None or not self._training.should_save:
             return
         names = data.names if data else dict.fromkeys(("train", "validation", "test"), "rows given in Python")
         hub = data and data.dataset
-        scores = [
-            {
-                "dataset": names[split],
-                "dataset_id": hub if names[split] == hub else None,
-                "split": split,
-                "metrics": found,
-            }
-            for split, found in self._scores_of.items()
-        ]
+        scores = []
+        for split, found in self._scores_of.items():
+            dataset = {"dataset": names[split], "dataset_id": hub if names[split] == hub else None}
+            scores.append({**dataset, "split": split, "metrics": found})
         more = {"datasets": [hub] if hub else [], "scores": scores, "example": self._facts.get("example")}
         rows = {names["train"]: self._facts["num_rows"]}
         write_record(folder, self._training, source=self.source, rows=rows, **more)
 
     def _save_weights(self, folder: str | Path) -> None:
+        assert self._trainer, "fit the model, or predict with it, before you save it"
         self._trainer.save_model(str(folder))
 
 

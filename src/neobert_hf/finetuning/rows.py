@@ -15,7 +15,7 @@ from datasets import ClassLabel, load_dataset
 from transformers.hf_argparser import HfArg
 
 from ..files.rows import Faults, checked_text, read_rows
-from ..files.texts import check_leaves_tokens, printable
+from ..files.texts import printable
 from .predictions import PREDICTION_COLUMNS, PREDICTION_FORMATS
 
 SHOWN = 10  # rows or labels in a message
@@ -64,7 +64,6 @@ class LabelledDataArguments:
             raise ValueError(f"predictions_file={self.predictions_file} has none of the suffixes {formats}; choose one")
         if self.max_train_rows is not None and self.max_train_rows < 2:
             raise ValueError(f"max_train_rows={self.max_train_rows}; give 2 or more")
-        check_leaves_tokens(self.max_seq_length)
 
     @property
     def has_training(self) -> bool:

@@ -59,10 +59,6 @@ class LabelledTextArguments(LabelledDataArguments):
             raise ValueError(f"{names}: a column of texts cannot be that of the labels; name another")
         if self.label_columns and self.label_separator:
             raise ValueError("give one of --label_columns and --label_separator")
-        if (self.label_columns or self.label_separator) and self.problem_type not in ("auto", MULTI):
-            raise ValueError(
-                f"--label_columns and --label_separator give several classes, not problem_type={self.problem_type}; remove them"
-            )
 
 
 def read_labelled_texts(arguments: LabelledTextArguments, seed: int, trained: Classifier) -> LabelledRows:
