@@ -69,7 +69,7 @@ def _read(file: str, faults: Faults) -> Iterator[tuple[str, Any]]:
 
 
 def _check(row: dict, has_labels: bool) -> list:
-    texts = {name: column(row, name, option="exactly this name") for name in ("question", "context")}
+    texts = {name: column(row, name, remedy="rename the column of it") for name in ("question", "context")}
     check_filled(texts)
     answers = row.get("answers") if has_labels else None
     if has_labels and answers is None and not row.get("is_impossible"):

@@ -225,8 +225,8 @@ def _hub_rows(arguments: LabelledDataArguments, label_columns: Sequence[str]) ->
     return {split: rows(split) for split in ("train", "validation") if split in data}, names
 
 
-def column(row: dict, *names: str, option: str) -> Any:
-    """Return the first of some columns that a row has; `option` names them on the command line.
+def column(row: dict, *names: str, remedy: str) -> Any:
+    """Return the first of some columns that a row has; `remedy` ends the message of the error.
 
     Raises:
         MissingColumn: The row has none of them.
@@ -234,7 +234,7 @@ def column(row: dict, *names: str, option: str) -> Any:
     for name in names:
         if name in row:
             return row[name]
-    raise MissingColumn(f"no column {' or '.join(map(repr, names))} among {', '.join(row)}; name it by {option}")
+    raise MissingColumn(f"no column {' or '.join(map(repr, names))} among {', '.join(row)}; {remedy}")
 
 
 def check_filled(texts: dict[str, Any]) -> None:

@@ -86,7 +86,7 @@ def read_labelled_texts(arguments: LabelledTextArguments, seed: int, trained: Cl
         kind = MULTI
 
     def check(row: dict, has_labels: bool) -> list:
-        texts = {name: column(row, name, option="--text_columns") for name in arguments.text_columns}
+        texts = {name: column(row, name, remedy="name it by --text_columns") for name in arguments.text_columns}
         check_filled(texts)
         text = tuple(texts.values()) if len(texts) > 1 else texts[arguments.text_columns[0]]
         return [text, _label(row, arguments, kind) if has_labels else None]
@@ -115,8 +115,15 @@ def read_labelled_texts(arguments: LabelledTextArguments, seed: int, trained: Cl
 def _label(row: dict, arguments: LabelledTextArguments, kind: str) -> Any:
     """The label of a row: a string, a list of strings, or a float."""
     if arguments.label_columns:
-        return [name for name in arguments.label_columns if _is_set(column(row, name, option="--label_columns"), name)]
-    label, separator = column(row, arguments.label_column, option="--label_column"), arguments.label_separator
+        return [
+            name
+            for name in arguments.label_columns
+            if _is_set(column(row, name, remedy="name it by --label_columns"), name)
+        ]
+    label, separator = (
+        column(row, arguments.label_column, remedy="name it by --label_column"),
+        arguments.label_separator,
+    )
     if not separator:
         return clean_label(label, kind)
     if not isinstance(label, str):

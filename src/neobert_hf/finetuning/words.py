@@ -79,8 +79,8 @@ def read_tagged_words(arguments: TaggedWordArguments, seed: int, trained: Tagger
     tag_columns = (arguments.tag_column,) if arguments.tag_column else TAG_COLUMNS
 
     def check(row: dict, has_tags: bool) -> list:
-        words = column(row, *word_columns, option="--word_column")
-        tags = column(row, *tag_columns, option="--tag_column") if has_tags else None
+        words = column(row, *word_columns, remedy="name it by --word_column")
+        tags = column(row, *tag_columns, remedy="name it by --tag_column") if has_tags else None
         return [words, checked_tags(words, tags)]
 
     read = partial(_rows, arguments=arguments, names=(word_columns[0], tag_columns[0]))
