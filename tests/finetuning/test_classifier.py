@@ -121,7 +121,7 @@ def test_a_regression_learns_numbers_in_the_unit_of_the_file(model_folder, tmp_p
 
 @pytest.mark.compat
 def test_a_saved_folder_predicts_without_training(model_folder, tmp_path):
-    rows = [{"text": text, "label": ("no", "yes")["red" in text]} for text in texts(200)]
+    rows = [{"text": text, "label": ("no", "yes")["red" in text]} for text in texts(60)]
     train = write_csv(tmp_path / "train.csv", rows)
     _, trained = run(model_folder, tmp_path / "out", "--train_file", train, "--test_file", train)
     first = read_csv(tmp_path / "out/predictions.csv")
