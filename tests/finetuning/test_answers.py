@@ -197,7 +197,7 @@ def test_a_shorter_window_than_that_of_the_training_is_used(mini_tokenizer):
 
 def test_an_answer_at_another_place_is_refused_before_the_training():
     answers = [{"text": ["May"], "answer_start": [3]}]
-    with pytest.raises(ValueError, match="'May' is not at character 3 of the context, the answer_start; it is at 11"):
+    with pytest.raises(ValueError, match="'May' is not at character 3, its answer_start; it is at 11"):
         QuestionAnswerer().fit(["When?"], ["It ends in May."], answers)
 
 

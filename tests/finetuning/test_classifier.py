@@ -287,7 +287,7 @@ def test_an_adapter_is_trained_and_predicts_from_its_folder(model_folder, tmp_pa
     [
         (["a"] * 3, None, "all training rows have the label 'a'; a classifier needs at least two classes"),
         (["a", "b", None], None, "the label is missing"),
-        (["a", ["b"], "a"], None, "labels of one class are no lists"),
+        (["a", ["b"], "a"], None, "a label is a list if rows have several classes"),
         ([1.5, 1.5, 1.5], None, "all training rows have the label 1.5, so nothing can be learned"),
         (["a", "a", "b"], (["x"], ["c"]), "label 0: the label 'c' is in no training row; they have a, b"),
     ],

@@ -59,7 +59,7 @@ def test_the_head_gives_the_probabilities_of_scikit_learn_also_after_loading(mod
 
 
 def test_a_model_without_a_head_has_no_classes(model_folder):
-    with pytest.raises(ValueError, match="model has no classes; give --train_file to train them"):
+    with pytest.raises(ValueError, match="model has no classes; give the folder of a trained model"):
         FewShotClassifier(model_folder).predict(["fox"])
 
 
@@ -121,7 +121,7 @@ def test_a_trained_model_is_a_start_for_other_classes(model_folder, tmp_path):
             "fewer than two classes have two examples",
         ),
         ([{"text": "fox", "label": "a"}] * 4, "a classifier needs at least two classes"),
-        ([{"text": "fox", "label": ["a", "b"]}] * 4, "labels of one class are no lists"),
+        ([{"text": "fox", "label": ["a", "b"]}] * 4, "a label is a list if rows have several classes"),
     ],
 )
 def test_examples_that_cannot_be_learned_are_one_line_and_nothing_is_written(model_folder, tmp_path, rows, message):

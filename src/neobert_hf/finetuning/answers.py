@@ -58,8 +58,7 @@ class QuestionAnswerer(Job):
             contexts: A text for each question.
             answers: As `checked_answers` takes them.
             validation: Other questions, contexts and answers. They choose the best epoch, and the metrics on them are printed.
-            training: Training arguments; their folder gets checkpoints, and the metrics.
-            options: Training arguments by name, instead of `training`. Without `output_dir`, no file stays.
+            training: As of `Classifier.fit`, and `options` too.
 
         Raises:
             ValueError: An answer is not at its place, a question leaves no place for its context, or a context has no token.

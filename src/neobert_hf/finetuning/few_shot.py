@@ -32,9 +32,7 @@ from .texts import SINGLE, LabelledTextArguments, clean_label, text_classes
 class FewShotArguments(LabelledTextArguments):
     """Model and data."""
 
-    model_name_or_path: str = HfArg(
-        default=MINI_MODEL_PATH, help="A NeoBERT or an embedding model: folder or id on the Hub."
-    )
+    model_name_or_path: str = HfArg(default=MINI_MODEL_PATH, help="An embedding model: folder or id on the Hub.")
     examples_per_class: int = HfArg(default=None, help="Examples drawn of each class. Default: all rows.")
     problem_type: Literal["single_label_classification"] = HfArg(default=SINGLE, help="A row has one class.")
     max_seq_length: int = HfArg(default=128, help="Length in tokens at which texts are truncated.")
@@ -79,9 +77,7 @@ class FewShotClassifier(Classifier):
 
     def _read_labels(self) -> None:
         if not has_head(self._encoder):
-            raise ValueError(
-                f"{self.source} has no classes; give --train_file to train them, or a folder that finetune_few_shot.py has saved"
-            )
+            raise ValueError(f"{self.source} has no classes; give the folder of a trained model, or --train_file")
         names = self._encoder[0].config.id2label
         self.problem_type, self._names = SINGLE, [names[i] for i in range(len(names))]
 
@@ -102,10 +98,9 @@ class FewShotClassifier(Classifier):
             texts: Texts.
             labels: Label of each text.
             validation: Other texts and labels; the metrics on them are printed at the end.
-            training: Training arguments.
+            training: As of `Classifier.fit`, and `options` too.
             classes: Names of the classes in the order of the logits; by default the sorted labels.
             examples_per_class: Number of examples that are drawn of each class; None takes all.
-            options: Training arguments by name, instead of `training`. Without `output_dir`, no file stays.
 
         Raises:
             ValueError: Fewer than two classes have two examples, or a text is a pair.

@@ -90,10 +90,8 @@ class Job:
         """Take what the config of a trained model says."""
         config, ending = AutoConfig.from_pretrained(self.source), self.auto_class.__name__.removeprefix("AutoModel")
         if not any(name.endswith(ending) for name in config.architectures or ()):
-            raise ValueError(
-                f"{self.source} is not a trained {self.noun}; give the folder of one by --model_name_or_path, or rows to train "
-                "by --train_file"
-            )
+            remedy = "give the folder of one by --model_name_or_path, or rows to train by --train_file"
+            raise ValueError(f"{self.source} is not a trained {self.noun}; {remedy}")
         self._names = [config.id2label[i] for i in range(config.num_labels)]
 
     def _load_trained(self) -> PreTrainedModel:

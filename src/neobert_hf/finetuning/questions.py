@@ -100,9 +100,7 @@ def checked_answers(answers: Any, context: str) -> dict[str, list]:
         if type(start) is not int or start < 0 or context[start : start + len(text)] != text:
             found = context.find(text)
             hint = f"it is at {found}" if found >= 0 else "it is nowhere in it"
-            raise ValueError(
-                f"the answer {text!r:.80} is not at character {start} of the context, the answer_start; {hint}"
-            )
+            raise ValueError(f"the answer {text!r:.80} is not at character {start}, its answer_start; {hint}")
     starts = [start + len(text) - len(text.lstrip()) for text, start in zip(texts, starts)]
     return {"text": [text.strip() for text in texts], "answer_start": starts}
 

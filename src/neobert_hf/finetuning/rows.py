@@ -26,26 +26,13 @@ FEW_ROWS = 5  # a class with fewer training rows is reported
 class LabelledDataArguments:
     """Data."""
 
-    train_file: str = HfArg(
-        default=None, help=".csv, .tsv, .jsonl, .json or .parquet with labels, compressed or not; of words also CoNLL."
-    )
-    validation_file: str = HfArg(
-        default=None, help="The same for evaluation. Default: a tenth of the training rows, of each class."
-    )
-    test_file: str = HfArg(
-        default=None, help="The same for predictions, also without labels. Without training rows, nothing is trained."
-    )
-    predictions_file: str = HfArg(
-        default=None, help="Predictions for --test_file: .csv, .jsonl or .parquet. Default: in --output_dir."
-    )
-    dataset_name: str = HfArg(
-        default=None, help="Dataset of the Hub, instead of files; validation as above if it has no such split."
-    )
+    train_file: str = HfArg(default=None, help=".csv, .tsv, .jsonl, .json or .parquet; of words also CoNLL.")
+    validation_file: str = HfArg(default=None, help="The same for evaluation. Default: a tenth of the training rows.")
+    test_file: str = HfArg(default=None, help="The same for predictions; labels may be missing.")
+    predictions_file: str = HfArg(default=None, help=".csv, .jsonl or .parquet. Default: in --output_dir.")
+    dataset_name: str = HfArg(default=None, help="Dataset of the Hub, instead of files for training.")
     dataset_config: str = HfArg(default=None, help="Configuration of the dataset.")
-    column_names: list[str] = HfArg(
-        default=None,
-        help="Names of the columns of .csv and .tsv files whose first line is a row; further columns are left out.",
-    )
+    column_names: list[str] = HfArg(default=None, help="Columns of .csv or .tsv files whose first line is a row.")
     max_seq_length: int = HfArg(default=512, help="Length in tokens at which texts are truncated, or of a window.")
     max_train_rows: int = HfArg(default=None, help="Train on this number of rows, drawn at random.")
     skip_bad_rows: bool = HfArg(default=False, help="Leave out rows with a fault, and say how many.")

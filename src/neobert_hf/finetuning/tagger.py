@@ -68,9 +68,8 @@ class Tagger(Job):
             words: Words of each row.
             tags: Tag of each word. E- or L-, and S- or U-, become I- and B-.
             validation: Other words and tags. They choose the best epoch, and the metrics on them are printed at the end.
-            training: Training arguments; their folder gets checkpoints, and the metrics.
+            training: As of `Classifier.fit`, and `options` too.
             classes: Names of the tags in the order of the logits; by default the sorted tags, see `tag_names`.
-            options: Training arguments by name, instead of `training`. Without `output_dir`, no file stays.
 
         Raises:
             ValueError: A row has not as many tags as words, or there is one tag only.

@@ -39,12 +39,8 @@ class LabelledTextArguments(LabelledDataArguments):
 
     text_columns: list[str] = HfArg(default_factory=lambda: ["text"], help="One or two columns of text.")
     label_column: str = HfArg(default="label", help="Column of the class, the list of classes, or the number.")
-    label_columns: list[str] = HfArg(
-        default=None, help="Columns of 0 and 1, one for each class, instead of --label_column."
-    )
-    label_separator: str = HfArg(
-        default=None, help="What separates the classes of a row in --label_column, such as ';'."
-    )
+    label_columns: list[str] = HfArg(default=None, help="Columns of 0 and 1, one for each class, instead.")
+    label_separator: str = HfArg(default=None, help="What separates the classes in --label_column, such as ';'.")
     problem_type: Literal["auto", "single_label_classification", "multi_label_classification", "regression"] = HfArg(
         default="auto", help="auto: by the labels of the training rows."
     )
@@ -170,9 +166,7 @@ def clean_label(label: Any, kind: str) -> str | list[str] | float:
         return number
     if kind != "auto" and is_list != (kind == MULTI):
         which = "a list" if is_list else "no list"
-        raise ValueError(
-            f"the label {label!r:.80} is {which}; labels of one class are no lists, those of several are lists in all rows"
-        )
+        raise ValueError(f"the label {label!r:.80} is {which}; a label is a list if rows have several classes")
     if not is_list:
         return label_text(label)
     labels = [label_text(one) for one in label]

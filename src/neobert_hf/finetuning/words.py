@@ -39,14 +39,8 @@ IOB2 = {"B": "B", "I": "I", "E": "I", "L": "I", "S": "B", "U": "B"}
 class TaggedWordArguments(LabelledDataArguments):
     """Data."""
 
-    word_column: str = HfArg(
-        default=None,
-        help="Column of the lists of words. Default: words or tokens. Of CoNLL files a number; default: 1.",
-    )
-    tag_column: str = HfArg(
-        default=None,
-        help="Column of the lists of tags. Default: tags or ner_tags. Of CoNLL files a number; default: the last.",
-    )
+    word_column: str = HfArg(default=None, help="Default: words or tokens. Of CoNLL a number; default: 1.")
+    tag_column: str = HfArg(default=None, help="Default: tags or ner_tags. Of CoNLL a number; default: the last.")
 
 
 def is_iob(names: Iterable[str]) -> bool:
