@@ -106,7 +106,7 @@ def test_test_questions_may_have_no_answers_and_no_ids(tmp_path):
     [
         (
             {"answers": {"text": ["Rhein"], "answer_start": [11]}},
-            "the answer 'Rhein' is not at character 11 .* it is at 14",
+            "the answer 'Rhein' is not at character 11.* it is at 14",
         ),
         ({"answers": {"text": ["Elbe"], "answer_start": [11]}}, "the answer 'Elbe' is not at .* it is nowhere in it"),
         ({"answers": {"text": ["am Rhein"], "answer_start": ["11"]}}, "the answer 'am Rhein' is not at character 11"),
