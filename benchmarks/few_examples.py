@@ -27,13 +27,9 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trai
 from transformers.utils import logging
 
 from neobert_hf import MINI_MODEL_PATH
-from neobert_hf.finetuning.few_examples import (
-    FewExamplesTrainingArguments,
-    add_head,
-    draw_examples,
-    train_on_triplets,
-)
-from neobert_hf.runs.arguments import default_learning_rate
+from neobert_hf.finetuning import FewShotClassifier, add_head
+from neobert_hf.finetuning.few_shot import draw_examples
+from neobert_hf.runs import default_learning_rate
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples/paper"))
 from glue import TASKS, load_task
@@ -53,12 +49,12 @@ FOLDERS = {"mini": lambda: MINI_MODEL_PATH, "minilm": minilm}
 
 def few_shot(source: str, steps: int, train: Dataset, test: Dataset, seed: int) -> float:
     """Accuracy of the recipe; without steps, of a logistic regression on the vectors of the untrained model."""
-    model = SentenceTransformer(source, device="cpu", model_kwargs={"dtype": torch.float32})
+    texts, labels = list(train["sentence"]), [NAMES[label] for label in train["label"]]
     if steps:
-        with tempfile.TemporaryDirectory() as folder:
-            training = FewExamplesTrainingArguments(folder, max_steps=steps, seed=seed, **QUIET)
-            train_on_triplets(model, train, "sentence", training)
-    add_head(model, list(train["sentence"]), train["label"], NAMES)
+        model = FewShotClassifier(source).fit(texts, labels, classes=NAMES, max_steps=steps, seed=seed, **QUIET).model
+    else:
+        model = SentenceTransformer(source, device="cpu", model_kwargs={"dtype": torch.float32})
+        add_head(model, texts, train["label"], NAMES)
     return accuracy_score(test["label"], model.encode(list(test["sentence"])).argmax(-1))
 
 
@@ -111,7 +107,8 @@ def main() -> None:
     rows = []
     for method, run in tqdm(methods.items(), unit=" methods"):
         for size in arguments.sizes:
-            examples = {seed: draw_examples(data["train"], size, seed) for seed in arguments.seeds}
+            drawn = {seed: draw_examples(data["train"]["label"], size, seed) for seed in arguments.seeds}
+            examples = {seed: data["train"].select(rows) for seed, rows in drawn.items()}
             started = time.process_time()
             accuracies = [run(train, test, seed) for seed, train in examples.items()]
             seconds = (time.process_time() - started) / len(accuracies)

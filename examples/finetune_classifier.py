@@ -15,17 +15,9 @@ rows the last command predicts with a saved model. A saved folder opens in
 from dataclasses import dataclass, field
 from typing import Literal
 
-from transformers import Trainer, set_seed
-
-from neobert_hf import MINI_MODEL_PATH, tune_allocator
-from neobert_hf.files.trust import load_tokenizer
-from neobert_hf.finetuning.cards import write_finetuning_card
-from neobert_hf.finetuning.classification import ClassificationTask, trained_labels
-from neobert_hf.finetuning.labelled_texts import LabelledTextArguments, read_texts
-from neobert_hf.finetuning.predictions import write_predictions
-from neobert_hf.runs.arguments import FineTuningArguments
-from neobert_hf.runs.commands import CommandParser, run_command
-from neobert_hf.runs.signals import SaveOnTerminate
+from neobert_hf.finetuning import Classifier, LabelledTextArguments, read_labelled_texts
+from neobert_hf.hub import write_card
+from neobert_hf.runs import MINI_MODEL_PATH, FineTuningArguments, run_script, tune_allocator
 
 
 @dataclass
@@ -42,42 +34,23 @@ class ClassifierArguments(LabelledTextArguments):
 def train(arguments: ClassifierArguments, training: FineTuningArguments):
     """Train and evaluate, if there are training rows; predict the labels of the test rows, if there are any."""
     tune_allocator()
-    set_seed(training.seed)
-    tokenizer = load_tokenizer(arguments.model_name_or_path)
-    if arguments.has_training:
-        task = ClassificationTask(read_texts(arguments, training.seed))
-        training.choose_metric(task.texts.data["validation"].num_rows, task.best_metric)
-    else:
-        task = ClassificationTask(read_texts(arguments, training.seed, *trained_labels(arguments.model_name_or_path)))
-    rows = task.tokenize(tokenizer, arguments.max_seq_length)
-    model = task.load_model(arguments.model_name_or_path, tokenizer.model_max_length, arguments.classifier_pooling)
-    trainer = Trainer(
-        model,
-        training,
-        train_dataset=rows.get("train"),
-        eval_dataset=rows.get("validation", rows.get("test")),
-        processing_class=tokenizer,
-        compute_metrics=task.metrics,
-        callbacks=[SaveOnTerminate()],
-    )
-    if arguments.has_training:
-        training.choose_learning_rate(model.config)
-        trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
-        task.restore_numbers(trainer.model)
-        task.evaluate(trainer, rows["validation"], "validation")  # refuses a model that has diverged
-        trainer.save_model()
-    if arguments.test_file:
-        logits = task.evaluate(trainer, rows["test"], "test")
-        if trainer.is_world_process_zero():
-            found = task.prediction_rows(logits, arguments.label_separator)
-            write_predictions(arguments.predictions_file, found, training.output_dir)
-    write_finetuning_card(arguments, training, task.texts.data)
+    model, length = arguments.model_name_or_path, arguments.max_seq_length
+    classifier = Classifier(model, length, arguments.classifier_pooling)
+    rows = read_labelled_texts(arguments, training.seed, classifier)
+    if rows.train:
+        labels = {"classes": rows.classes, "problem_type": rows.problem_type}
+        classifier.fit(*rows.train, rows.validation, training, **labels)
+    if rows.test:
+        options = {"separator": arguments.label_separator}
+        classifier.predict_rows(rows, training, arguments.predictions_file, **options)
+    if rows.train:
+        classifier.save(training.output_dir, rows)
+        write_card(training.output_dir)
 
 
 def main():
     """Read the command line, and train."""
-    parser = CommandParser((ClassifierArguments, FineTuningArguments), description=__doc__)
-    run_command(parser.prog, train, *parser.parse_args_into_dataclasses())
+    run_script(train, __doc__)
 
 
 if __name__ == "__main__":

@@ -5,24 +5,15 @@
         --output_dir runs/squad --bf16
     python examples/finetune_qa.py --model_name_or_path runs/qa --test_file questions.jsonl --output_dir runs/answers
 
-Files are SQuAD's own JSON, or rows with question, context and answers. `answer_questions` asks the saved model.
+Files are SQuAD's own JSON, or rows with question, context and answers. `QuestionAnswerer("runs/qa").predict(questions, texts)`
+asks the saved model.
 """
 
 from dataclasses import dataclass, field
 
-from transformers import AutoModelForQuestionAnswering, Trainer, set_seed
-
-from neobert_hf import MINI_MODEL_PATH, tune_allocator
-from neobert_hf.files.texts import check_max_length
-from neobert_hf.files.trust import load_tokenizer
-from neobert_hf.finetuning.cards import write_finetuning_card
-from neobert_hf.finetuning.labelled import LabelledDataArguments
-from neobert_hf.finetuning.predictions import write_predictions
-from neobert_hf.finetuning.question_answering import answer_metrics, best_answers, cut_windows, describe_windows
-from neobert_hf.finetuning.questions import read_questions
-from neobert_hf.runs.arguments import FineTuningArguments
-from neobert_hf.runs.commands import CommandParser, run_command
-from neobert_hf.runs.signals import SaveOnTerminate
+from neobert_hf.finetuning import LabelledDataArguments, QuestionAnswerer, read_questions
+from neobert_hf.hub import write_card
+from neobert_hf.runs import MINI_MODEL_PATH, FineTuningArguments, run_script, tune_allocator
 
 
 @dataclass
@@ -35,65 +26,24 @@ class QuestionArguments(LabelledDataArguments):
 
 
 def train(arguments: QuestionArguments, training: FineTuningArguments):
-    """Train, evaluate after each epoch, save the best model, and answer the test questions."""
+    """Train, evaluate after each epoch, keep the best model, and answer the test questions."""
     tune_allocator()
-    set_seed(training.seed)
-    name = arguments.model_name_or_path
-
-    # 1. Data: questions, and windows of their texts
+    options = {"stride": arguments.stride, "max_answer_tokens": arguments.max_answer_tokens}
+    answerer = QuestionAnswerer(arguments.model_name_or_path, arguments.max_seq_length, **options)
     rows = read_questions(arguments, training.seed)
-    tokenizer = load_tokenizer(name)
-    if arguments.has_training or arguments.max_seq_length < tokenizer.model_max_length:
-        tokenizer.model_max_length = arguments.max_seq_length  # it is saved with the model
-    options = {"tokenizer": tokenizer, "max_seq_length": tokenizer.model_max_length, "stride": arguments.stride}
-    options = {"fn_kwargs": options, "batched": True, "with_indices": True}
-    windows = {
-        split: part.map(cut_windows, remove_columns=part.column_names, **options) for split, part in rows.items()
-    }
-    print(*(describe_windows(split, rows[split], windows[split]) for split in rows), sep="\n", flush=True)
-
-    def answer(split, logits):
-        return best_answers(*logits, windows[split], rows[split]["context"], arguments.max_answer_tokens)
-
-    def metrics(split, logits):
-        return answer_metrics([row["answer"] for row in answer(split, logits)], rows[split]["answers"])
-
-    # 2. Model
-    model, loading = AutoModelForQuestionAnswering.from_pretrained(name, dtype="float32", output_loading_info=True)
-    if not arguments.has_training and loading["missing_keys"]:
-        raise ValueError(
-            f"{name} was not trained to answer questions; give --train_file, or another --model_name_or_path"
-        )
-    check_max_length(model, tokenizer.model_max_length)
-
-    # 3. Training
-    data = {"train_dataset": windows.get("train"), "eval_dataset": windows.get("validation", windows.get("test"))}
-    options = {"processing_class": tokenizer, "compute_metrics": lambda found: metrics("validation", found.predictions)}
-    trainer = Trainer(model, training, **data, **options, callbacks=[SaveOnTerminate()])
-    if arguments.has_training:
-        training.choose_learning_rate(model.config)
-        trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
-        trainer.save_model()
-        trainer.save_metrics("eval", trainer.evaluate(), combined=False)
-
-    # 4. Answers to the test questions
-    if "test" in rows:
-        trainer.compute_metrics = None
-        logits = trainer.predict(windows["test"]).predictions
-        if "answers" in rows["test"].column_names:
-            trainer.log_metrics("test", found := {f"test_{key}": n for key, n in metrics("test", logits).items()})
-            trainer.save_metrics("test", found, combined=False)
-        questions = rows["test"].select_columns(["id", "question"])
-        if trainer.is_world_process_zero():
-            file = arguments.predictions_file or f"{training.output_dir}/predictions.jsonl"
-            write_predictions(file, [row | found for row, found in zip(questions, answer("test", logits))])
-    write_finetuning_card(arguments, training, rows)
+    if rows.train:
+        answerer.fit(*rows.train, rows.validation, training)
+    if rows.test:
+        file = arguments.predictions_file or f"{training.output_dir}/predictions.jsonl"
+        answerer.predict_rows(rows, training, file)
+    if rows.train:
+        answerer.save(training.output_dir, rows)
+        write_card(training.output_dir)
 
 
 def main():
     """Read the command line, and train."""
-    parser = CommandParser((QuestionArguments, FineTuningArguments), description=__doc__)
-    run_command(parser.prog, train, *parser.parse_args_into_dataclasses())
+    run_script(train, __doc__)
 
 
 if __name__ == "__main__":

@@ -13,19 +13,10 @@ with a saved tagger. A saved folder opens in
 """
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from transformers import DataCollatorForTokenClassification, Trainer, set_seed
-
-from neobert_hf import MINI_MODEL_PATH, tune_allocator
-from neobert_hf.files.trust import load_tokenizer
-from neobert_hf.finetuning.cards import write_finetuning_card
-from neobert_hf.finetuning.predictions import write_predictions
-from neobert_hf.finetuning.tagged_words import TaggedWordArguments, read_tagged_words
-from neobert_hf.finetuning.tagging import TaggingTask, piece_loss, trained_tags
-from neobert_hf.runs.arguments import FineTuningArguments
-from neobert_hf.runs.commands import CommandParser, run_command
-from neobert_hf.runs.signals import SaveOnTerminate
+from neobert_hf.finetuning import TaggedWordArguments, Tagger, read_tagged_words
+from neobert_hf.hub import write_card
+from neobert_hf.runs import MINI_MODEL_PATH, FineTuningArguments, run_script, tune_allocator
 
 
 @dataclass
@@ -38,46 +29,20 @@ class TaggerArguments(TaggedWordArguments):
 def train(arguments: TaggerArguments, training: FineTuningArguments):
     """Train and evaluate, if there are training rows; predict the tags of the test rows, if there are any."""
     tune_allocator()
-    set_seed(training.seed)
-    tokenizer = load_tokenizer(arguments.model_name_or_path)
-    tokenizer.add_prefix_space = True  # RoBERTa's class in transformers 4 demands it; the task adds the spaces
-    if arguments.has_training:
-        task = TaggingTask(read_tagged_words(arguments, training.seed))
-        tokenizer.model_max_length = arguments.max_seq_length
-    else:
-        task = TaggingTask(read_tagged_words(arguments, training.seed, trained_tags(arguments.model_name_or_path)))
-    max_length = min(tokenizer.model_max_length, arguments.max_seq_length)
-    model = task.load_model(arguments.model_name_or_path, max_length)
-    rows = task.tokenize(tokenizer, max_length)
-    trainer = Trainer(
-        model,
-        training,
-        DataCollatorForTokenClassification(tokenizer),
-        train_dataset=rows.get("train"),
-        eval_dataset=rows.get("validation", rows.get("test")),
-        processing_class=tokenizer,
-        compute_loss_func=piece_loss,
-        compute_metrics=task.metrics,
-        callbacks=[SaveOnTerminate()],
-    )
-    if arguments.has_training:
-        training.choose_learning_rate(model.config)
-        training.choose_metric(len(rows["validation"]))
-        trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
-        trainer.save_model()
-        task.evaluate(trainer, "validation")
-    if arguments.test_file:
-        logits = task.evaluate(trainer, "test")
-        file = arguments.predictions_file or Path(training.output_dir, "predictions.jsonl")
-        if trainer.is_world_process_zero():
-            write_predictions(file, task.prediction_rows(logits))
-    write_finetuning_card(arguments, training, task.words.data)
+    tagger = Tagger(arguments.model_name_or_path, arguments.max_seq_length)
+    rows = read_tagged_words(arguments, training.seed, tagger)
+    if rows.train:
+        tagger.fit(*rows.train, rows.validation, training, classes=rows.classes)
+    if rows.test:
+        tagger.predict_rows(rows, training, arguments.predictions_file)
+    if rows.train:
+        tagger.save(training.output_dir, rows)
+        write_card(training.output_dir)
 
 
 def main():
     """Read the command line, and train."""
-    parser = CommandParser((TaggerArguments, FineTuningArguments), description=__doc__)
-    run_command(parser.prog, train, *parser.parse_args_into_dataclasses())
+    run_script(train, __doc__)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import numpy as np
 from datasets import ClassLabel, Dataset, Features, Value, load_dataset
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-from neobert_hf.finetuning.classification import pearson, spearman
+from neobert_hf.finetuning import pearson, spearman
 
 HUB_ID = "nyu-mll/glue"
 PAIR, ENTAILMENT = ("sentence1", "sentence2"), ("entailment", "not_entailment")

@@ -32,7 +32,6 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from neobert_hf.files.texts import check_leaves_tokens, check_max_length
 from neobert_hf.files.trust import load_tokenizer
 from neobert_hf.files.writing import content_hash, file_hash, write_json
-from neobert_hf.finetuning.classification import pooling_options
 from neobert_hf.runs.arguments import PrecisionArguments
 
 PATIENCE = 15  # evaluations without improvement (appendix C)
@@ -285,6 +284,7 @@ def _classifier(
     task: GlueTask, start: str, max_seq_length: int, classifier_pooling: str | None
 ) -> AutoModelForSequenceClassification:
     names = dict(enumerate(task.classes or ["score"]))
+    pooling = {"classifier_pooling": classifier_pooling} if classifier_pooling else {}
     model = AutoModelForSequenceClassification.from_pretrained(
         start,
         id2label=names,
@@ -293,7 +293,7 @@ def _classifier(
         problem_type="regression" if task.classes is None else "single_label_classification",
         ignore_mismatched_sizes=True,
         dtype=torch.float32,
-        **pooling_options(start, classifier_pooling),
+        **pooling,
     )
     check_max_length(model, max_seq_length)
     return model

@@ -10,7 +10,7 @@ from oracle import CONFIG, random_weights, write_checkpoint
 
 NOTEBOOKS = Path(__file__).parents[2] / "examples/notebooks"
 SCRIPTS = sorted(NOTEBOOKS.glob("*.py"))
-PAGE = Path(__file__).parents[2] / "docs/notebooks.md"
+PAGE = Path(__file__).parents[2] / "docs/finetuning.md"
 RUNS = [  # an export takes half a minute
     pytest.param(script, id=script.stem, marks=[pytest.mark.runtime] if script.stem == "export" else [])
     for script in SCRIPTS
@@ -41,4 +41,4 @@ def test_the_file_that_colab_opens_is_made_from_the_script(script):
     ]
     assert not any(cell.get("outputs") for cell in stored.cells)
     assert '] @ git+https://github.com/OWNER/neobert_hf"' in stored.cells[1].source  # it is not on PyPI
-    assert f"examples/notebooks/{script.stem}.ipynb" in PAGE.read_text("utf-8")
+    assert f"{script.stem}.ipynb" in PAGE.read_text("utf-8")

@@ -61,17 +61,8 @@ def test_a_spreadsheet_with_semicolons_quoted_newlines_and_a_bom_is_classified(t
 
     train, test = sheet("tickets.csv", tickets()), sheet("neu.csv", tickets(6))
     columns = ["--text_columns", "Text", "--label_column", "Klasse"]
-    run(
-        "finetune_classifier",
-        "--train_file",
-        train,
-        "--test_file",
-        test,
-        *columns,
-        "--output_dir",
-        tmp_path / "out",
-        *SHORT,
-    )
+    files = ["--train_file", train, "--test_file", test, "--output_dir", tmp_path / "out"]
+    run("finetune_classifier", *files, *columns, *SHORT)
     with open(tmp_path / "out/predictions.csv", encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["Text"] for row in rows] == [text for text, _ in tickets(6)]
@@ -84,32 +75,13 @@ def test_json_lines_with_lists_of_labels_are_several_classes(tmp_path):
     train = json_lines(tmp_path / "tickets.jsonl", rows)
     columns = ["--text_columns", "body", "--label_column", "tags", "--output_dir", tmp_path / "out"]
     file = tmp_path / "predicted.jsonl"
-    run(
-        "finetune_classifier", "--train_file", train, "--test_file", train, *columns, "--predictions_file", file, *SHORT
-    )
+    files = ["--train_file", train, "--test_file", train, "--predictions_file", file]
+    run("finetune_classifier", *files, *columns, *SHORT)
     config = json.loads((tmp_path / "out/config.json").read_text())
     assert config["problem_type"] == "multi_label_classification"
     assert set(config["label2id"]) == {"urgent", "bug", "invoice"}
     predicted = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
     assert [(row["body"], row["tags"]) for row in predicted] == [(row["body"], row["tags"]) for row in rows]
-
-
-def test_a_column_of_prices_is_predicted_as_numbers(tmp_path, capsys):
-    lines = "".join(f"a house with {i} rooms,{i * 1.5}\n" for i in range(1, 31))
-    train = write(tmp_path / "houses.csv", f"text,price\n{lines}")
-    out = run(
-        "finetune_classifier",
-        "--train_file",
-        train,
-        "--label_column",
-        "price",
-        "--output_dir",
-        tmp_path / "out",
-        *SHORT,
-    )
-    assert "regression" in out
-    config = json.loads((tmp_path / "out/config.json").read_text())
-    assert config["problem_type"] == "regression" and len(config["id2label"]) == 1
 
 
 CONLL = """-DOCSTART-\t-X-\tO\tO
@@ -240,7 +212,6 @@ JOBS = {
     "search": (".md", [], ["a question"]),
     "embed": (".txt", [], ["-o", "vectors.npy"]),
 }
-CLASSES = ["finetune_classifier", "finetune_few_shot", "finetune_lora"]
 NUMBERS = "".join(json.dumps({"text": i, "label": i % 2}) + "\n" for i in range(20))
 LABELS_MISSING = "text,label\n" + "a text,good\nanother,\nthird,bad\nlast,\n" * 8
 # Suffix of the file, its content (None: there is no file), and what the line says.
@@ -259,7 +230,7 @@ REFUSED = [
         for content in ("", "\ufeff", " \n\n")
     ),
     *((script, suffix, None, f"No such file or .*: '.*FILE{suffix}'$") for script, (suffix, *_) in JOBS.items()),
-    *((script, *bad) for script in CLASSES for bad in BAD_ROWS),
+    *(("finetune_classifier", *bad) for bad in BAD_ROWS),
     (
         "finetune_classifier",
         ".csv",
@@ -313,26 +284,6 @@ def test_a_folder_without_text_and_a_question_without_words_are_one_line(
     for name in names:
         write(tmp_path / "notes" / name, "# A text\n\nwith words\n")
     assert re.search(message, refusal(capsys, "search", tmp_path / "notes", question, "--json"))
-
-
-def test_a_test_file_without_labels_is_predicted_and_a_class_that_nobody_learned_is_one_line(tmp_path, capsys):
-    rows = "".join(
-        f"{text.split(';')[0]},{label}\n" for text, label in [("good day", "gut"), ("bad day", "schlecht")] * 10
-    )
-    train = write(tmp_path / "train.csv", f"text,label\n{rows}")
-    unlabelled, unknown = (
-        write(tmp_path / "a.csv", "text\nhello\n"),
-        write(tmp_path / "b.csv", "text,label\nhello,neu\n"),
-    )
-    model = tmp_path / "model"
-    run("finetune_classifier", "--train_file", train, "--output_dir", model, *SHORT)
-    alone = ["--model_name_or_path", model, "--output_dir", tmp_path / "out", "--report_to", "none", "--use_cpu"]
-    run("finetune_classifier", "--test_file", unlabelled, *alone)
-    assert len((tmp_path / "out/predictions.csv").read_text().splitlines()) == 2
-    assert not (tmp_path / "out/model.safetensors").exists()
-    (tmp_path / "out/predictions.csv").unlink()
-    assert "neu" in refusal(capsys, "finetune_classifier", "--test_file", unknown, *alone)
-    assert not (tmp_path / "out/predictions.csv").exists()
 
 
 def test_an_adapter_of_another_base_model_is_one_line(tmp_path, tiny_config, capsys):

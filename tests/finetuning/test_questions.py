@@ -8,8 +8,7 @@ pytest.importorskip("datasets", reason="questions need datasets (pip install -e 
 
 from datasets import Dataset
 
-from neobert_hf.finetuning.labelled import LabelledDataArguments
-from neobert_hf.finetuning.questions import read_questions
+from neobert_hf.finetuning import LabelledDataArguments, read_questions
 
 TEXT = "Köln liegt am Rhein. 東京 ist weit weg 🎉."
 FLAT = [
@@ -62,37 +61,44 @@ def lines(rows):
 
 
 def read(folder, content, name="test.jsonl", **options):
+    """Rows of a test file as in FLAT."""
     (folder / name).write_text(content, "utf-8-sig")
-    return read_questions(LabelledDataArguments(test_file=str(folder / name), **options), seed=0)["test"]
+    return flat(read_questions(LabelledDataArguments(test_file=str(folder / name), **options), seed=0))
+
+
+def flat(found):
+    questions, contexts, answers = found.test
+    rows = zip(found.test_rows, questions, contexts, answers)
+    return [{"id": row["id"], "question": q, "context": c, "answers": a} for row, q, c, a in rows]
 
 
 def test_nested_and_flat_files_give_the_same_questions(tmp_path):
-    assert read(tmp_path, lines(FLAT)).to_list() == FLAT
+    assert read(tmp_path, lines(FLAT)) == FLAT
     for indent in (None, 1):
-        assert read(tmp_path, json.dumps(NESTED, indent=indent), "squad.json").to_list() == FLAT
+        assert read(tmp_path, json.dumps(NESTED, indent=indent), "squad.json") == FLAT
     Dataset.from_list(FLAT).to_parquet(tmp_path / "rows.parquet")
     arguments = LabelledDataArguments(test_file=str(tmp_path / "rows.parquet"))
-    assert read_questions(arguments, seed=0)["test"].to_list() == FLAT
+    assert flat(read_questions(arguments, seed=0)) == FLAT
 
 
 @pytest.mark.parametrize(
     "answers", [[{"text": "am Rhein", "answer_start": 11}], {"text": "am Rhein", "answer_start": 11}]
 )
 def test_other_spellings_of_answers_are_read(tmp_path, answers):
-    assert read(tmp_path, lines([FLAT[0] | {"answers": answers}]))["answers"][0] == FLAT[0]["answers"]
+    assert read(tmp_path, lines([FLAT[0] | {"answers": answers}]))[0]["answers"] == FLAT[0]["answers"]
 
 
 def test_white_space_around_an_answer_is_not_part_of_it(tmp_path):
     answers = {"text": [" am Rhein. "], "answer_start": [10]}
-    assert read(tmp_path, lines([FLAT[0] | {"answers": answers}]))["answers"][0]["text"] == ["am Rhein."]
-    assert read(tmp_path, lines([FLAT[0] | {"answers": answers}]))["answers"][0]["answer_start"] == [11]
+    found = read(tmp_path, lines([FLAT[0] | {"answers": answers}]))[0]["answers"]
+    assert found == {"text": ["am Rhein."], "answer_start": [11]}
 
 
 def test_test_questions_may_have_no_answers_and_no_ids(tmp_path):
-    rows = [{name: row[name] for name in ("question", "context")} for row in FLAT]
-    found = read(tmp_path, lines(rows))
-    assert found.column_names == ["id", "question", "context"]
-    assert found["id"][1] == f"{tmp_path}/test.jsonl, line 2"
+    (tmp_path / "test.jsonl").write_text(lines([{"question": row["question"], "context": TEXT} for row in FLAT]))
+    found = read_questions(LabelledDataArguments(test_file=str(tmp_path / "test.jsonl")), seed=0)
+    assert found.test[2] is None and found.test[1] == [TEXT] * 3
+    assert found.test_rows[1] == {"id": f"{tmp_path}/test.jsonl, line 2", "question": "Was ist weit?"}
 
 
 @pytest.mark.parametrize(
@@ -100,7 +106,7 @@ def test_test_questions_may_have_no_answers_and_no_ids(tmp_path):
     [
         (
             {"answers": {"text": ["Rhein"], "answer_start": [11]}},
-            "the answer 'Rhein' is not at character 11 .* it is at 14",
+            "the answer 'Rhein' is not at character 11.* it is at 14",
         ),
         ({"answers": {"text": ["Elbe"], "answer_start": [11]}}, "the answer 'Elbe' is not at .* it is nowhere in it"),
         ({"answers": {"text": ["am Rhein"], "answer_start": ["11"]}}, "the answer 'am Rhein' is not at character 11"),
@@ -138,11 +144,11 @@ def test_held_out_texts_have_no_question_in_training(tmp_path):
     rows = [{**FLAT[2], "context": f"Text {i // 3}.", "id": str(i)} for i in range(60)]
     (tmp_path / "train.jsonl").write_text(lines(rows))
     arguments = LabelledDataArguments(train_file=str(tmp_path / "train.jsonl"))
-    splits = read_questions(arguments, seed=0)
-    contexts = {name: set(part["context"]) for name, part in splits.items()}
-    assert len(contexts["validation"]) == 2 and contexts["train"].isdisjoint(contexts["validation"])
-    assert len(splits["train"]) + len(splits["validation"]) == 60
-    assert read_questions(arguments, seed=1)["validation"]["id"] != splits["validation"]["id"]
+    found = read_questions(arguments, seed=0)
+    trained, held_out = set(found.train[1]), set(found.validation[1])
+    assert len(held_out) == 2 and trained.isdisjoint(held_out)
+    assert len(found.train[0]) + len(found.validation[0]) == 60
+    assert set(read_questions(arguments, seed=1).validation[1]) != held_out
     (tmp_path / "train.jsonl").write_text(lines(rows[:3]))
-    with pytest.raises(ValueError, match="all questions have the same context, so none can be held out; give --valid"):
+    with pytest.raises(ValueError, match="all questions have the same context; give --validation_file"):
         read_questions(arguments, seed=0)

@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard
 from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM, PreTrainedModel
 
 from neobert_hf import MINI_MODEL_PATH, NeoBERTForMaskedLM, NeoBERTForSequenceClassification, sentence_transformer
-from neobert_hf.finetuning.few_examples import add_head
+from neobert_hf.finetuning import add_head
 from neobert_hf.hub.build import RECORD, BuildArguments, build
 from neobert_hf.hub.verify import load_every_class, verify
 from neobert_hf.runs.card_files import CARD, is_edited

@@ -23,7 +23,7 @@ from transformers.pipelines import SUPPORTED_TASKS
 import neobert_hf
 from neobert_hf import sentence_transformer
 from neobert_hf.embeddings.models import multi_vector_encoder, sparse_encoder
-from neobert_hf.finetuning.few_examples import add_head
+from neobert_hf.finetuning import add_head
 from neobert_hf.hub import write_card
 from neobert_hf.runs import write_record
 

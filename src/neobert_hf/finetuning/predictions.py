@@ -13,7 +13,9 @@ import pyarrow
 import pyarrow.parquet
 
 from ..files.writing import writing
-from .labelled import PREDICTION_FORMATS
+
+PREDICTION_FORMATS = (".csv", ".jsonl", ".parquet")
+PREDICTION_COLUMNS = ("prediction", "probability")  # what `Job.prediction_rows` adds to the columns of a file
 
 
 def write_predictions(file: str | Path | None, rows: Sequence[dict], folder: str | Path = ".") -> None:
@@ -26,13 +28,11 @@ def write_predictions(file: str | Path | None, rows: Sequence[dict], folder: str
         folder: Where the file is if its name is not given.
 
     Raises:
-        ValueError: The suffix is another.
         OSError: The file cannot be written.
     """
     has_list = any(isinstance(value, list | dict) for row in rows for value in row.values())
     file = Path(file or Path(folder, f"predictions.{'jsonl' if has_list else 'csv'}"))
-    if file.suffix not in PREDICTION_FORMATS:
-        raise ValueError(f"{file} has none of the suffixes {', '.join(PREDICTION_FORMATS)}; choose one")
+    assert file.suffix in PREDICTION_FORMATS, file
     columns = dict.fromkeys(name for row in rows for name in row)
     file.parent.mkdir(parents=True, exist_ok=True)
     with writing(file) as stream:

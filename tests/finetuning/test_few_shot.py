@@ -12,18 +12,12 @@ pytest.importorskip("sklearn", reason="needs scikit-learn (pip install -e .[trai
 import finetune_few_shot
 import pandas
 from conftest import run_main
-from datasets import Dataset
 from scipy.special import softmax
 from sentence_transformers import SentenceTransformer
 
 from neobert_hf import NeoBERTConfig, NeoBERTModel, sentence_transformer
-from neobert_hf.finetuning.few_examples import (
-    FewExamplesTrainingArguments,
-    add_head,
-    classes_of,
-    draw_examples,
-    train_on_triplets,
-)
+from neobert_hf.finetuning import FewShotClassifier, add_head
+from neobert_hf.finetuning.few_shot import draw_examples
 
 TEXTS = [
     "the fox red",
@@ -60,23 +54,22 @@ def test_the_head_gives_the_probabilities_of_scikit_learn_also_after_loading(mod
     for with_head in (model, SentenceTransformer(str(tmp_path / "saved"), device="cpu")):
         # the layer is float32
         np.testing.assert_allclose(softmax(with_head.encode(TEXTS), -1), expected, rtol=1e-5, atol=1e-6)
-        assert classes_of(with_head, "saved") == names
+    assert FewShotClassifier(tmp_path / "saved").classes == names
     assert not [file for file in (tmp_path / "saved").rglob("*") if file.suffix in (".pkl", ".bin", ".joblib", ".pt")]
 
 
 def test_a_model_without_a_head_has_no_classes(model_folder):
-    with pytest.raises(ValueError, match="model has no classes; give --train_file to train them"):
-        classes_of(sentence_transformer(str(model_folder)), "model")
+    with pytest.raises(ValueError, match="model has no classes; give the folder of a trained model"):
+        FewShotClassifier(model_folder).predict(["fox"])
 
 
 def test_examples_are_drawn_of_each_class_and_differ_by_the_seed():
-    rows = Dataset.from_dict({"text": [f"{i}" for i in range(100)], "label": [int(i % 10 == 0) for i in range(100)]})
-    drawn = [draw_examples(rows, 12, seed) for seed in (0, 0, 1)]
-    for examples in drawn:
-        assert sum(examples["label"]) == 10 and len(examples) == 22  # all that the rare class has
-        assert all((int(text) % 10 == 0) == label for text, label in zip(examples["text"], examples["label"]))
-    assert drawn[0]["text"] == drawn[1]["text"] != drawn[2]["text"]
-    assert draw_examples(rows, None, 0)["text"] == rows["text"]
+    labels = [int(i % 10 == 0) for i in range(100)]
+    drawn = [draw_examples(labels, 12, seed) for seed in (0, 0, 1)]
+    for chosen in drawn:
+        assert sum(labels[i] for i in chosen) == 10 and len(chosen) == 22  # all that the rare class has
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert draw_examples(labels, None, 0) == list(range(100))
 
 
 def write(file, rows):
@@ -109,19 +102,15 @@ def test_the_script_learns_from_eight_examples_and_predicts_again_without_traini
     pandas.testing.assert_frame_equal(pandas.read_csv(tmp_path / "again/predictions.csv"), found)
 
 
-def test_a_model_with_a_head_is_a_start_without_it(model_folder, tmp_path):
+def test_a_trained_model_is_a_start_for_other_classes(model_folder, tmp_path):
     """Three classes become two."""
-    model = sentence_transformer(str(model_folder))
-    vectors = model.encode(TEXTS)
-    add_head(model, TEXTS, LABELS, ["red", "old", "house"])
-    rows = Dataset.from_dict({"text": TEXTS[:6], "label": LABELS[:6]})
-    training = FewExamplesTrainingArguments(
-        str(tmp_path / "out"), max_steps=1, learning_rate=0.0, use_cpu=True, report_to="none"
-    )
-    train_on_triplets(model, rows, "text", training)
-    np.testing.assert_array_equal(model.encode(TEXTS), vectors)
-    add_head(model, TEXTS[:6], LABELS[:6], ["red", "old"])
-    assert model.encode(TEXTS).shape == (9, 2) and classes_of(model, "") == ["red", "old"]
+    options = {"max_steps": 1, "learning_rate": 0.0, "use_cpu": True, "disable_tqdm": True}
+    names = ["red", "old", "house"]
+    classifier = FewShotClassifier(model_folder).fit(TEXTS, [names[i] for i in LABELS], classes=names, **options)
+    classifier.save(tmp_path / "saved")
+    again = FewShotClassifier(tmp_path / "saved").fit(TEXTS[:6], [names[i] for i in LABELS[:6]], **options)
+    assert again.predict_scores(TEXTS).shape == (9, 2) and again.classes == ["old", "red"]
+    assert again.predict(TEXTS[:6]) == [names[i] for i in LABELS[:6]]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +121,7 @@ def test_a_model_with_a_head_is_a_start_without_it(model_folder, tmp_path):
             "fewer than two classes have two examples",
         ),
         ([{"text": "fox", "label": "a"}] * 4, "a classifier needs at least two classes"),
-        ([{"text": "fox", "label": ["a", "b"]}] * 4, "labels of one class are no lists"),
+        ([{"text": "fox", "label": ["a", "b"]}] * 4, "a label is a list if rows have several classes"),
     ],
 )
 def test_examples_that_cannot_be_learned_are_one_line_and_nothing_is_written(model_folder, tmp_path, rows, message):
@@ -142,17 +131,8 @@ def test_examples_that_cannot_be_learned_are_one_line_and_nothing_is_written(mod
     assert len(str(error.value).splitlines()) == 1 and not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--text_columns", "a", "b"], "text_columns=a b: give one column; a pair has no vector"),
-        (
-            ["--examples_per_class", "1"],
-            "examples_per_class=1 leaves no two texts of one class to compare; give 2 or more",
-        ),
-    ],
-)
-def test_options_that_leave_nothing_to_learn_are_refused(tmp_path, capsys, options, message):
-    with pytest.raises(SystemExit, match="2"):
-        run_main(finetune_few_shot, *command(tmp_path, "--train_file", "a.csv", *options))
-    assert message in capsys.readouterr().err
+def test_a_pair_of_texts_and_one_example_of_a_class_are_refused(model_folder):
+    with pytest.raises(ValueError, match="a pair of texts has no vector of its own"):
+        FewShotClassifier(model_folder).fit([("a", "b")] * 4, ["x", "y"] * 2)
+    with pytest.raises(ValueError, match="fewer than two classes have two examples to compare"):
+        FewShotClassifier(model_folder).fit(TEXTS, [str(label) for label in LABELS], examples_per_class=1)

@@ -1,5 +1,6 @@
 """Tagging: whole words in every strategy of the pipeline, windows that lose no word, metrics of words."""
 
+import copy
 import itertools
 import json
 import random
@@ -18,8 +19,9 @@ from transformers.modeling_outputs import TokenClassifierOutput
 
 from neobert_hf import MINI_MODEL_PATH, NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTForTokenClassification
 from neobert_hf.files.wordpiece import train_wordpiece
-from neobert_hf.finetuning.tagged_words import TaggedWordArguments, read_tagged_words
-from neobert_hf.finetuning.tagging import TaggingTask, piece_loss, tag_metrics, tag_report
+from neobert_hf.finetuning import Tagger, tag_metrics
+from neobert_hf.finetuning.tagger import piece_loss, tag_report
+from neobert_hf.finetuning.words import tag_names
 
 STRATEGIES = ["simple", "first", "average", "max"]
 # Digits, camel case, accents, Chinese characters, punctuation without blanks, entities of two words, adjacent entities
@@ -52,25 +54,27 @@ def tokenizer_named(name):
     return tokenizer
 
 
-def task_of(folder, rows, **options):
-    file = folder / "rows.jsonl"
-    file.write_text("".join(json.dumps({"words": words, "tags": tags}) + "\n" for words, tags in rows), "utf-8")
-    arguments = TaggedWordArguments(train_file=str(file), validation_file=str(file), **options)
-    return TaggingTask(read_tagged_words(arguments, 0))
+def tagger_of(rows, tokenizer, length=256):
+    """A tagger of the tags of rows, whose model is not needed."""
+    tagger = Tagger(max_seq_length=length)
+    tagger.tokenizer = copy.deepcopy(tokenizer)
+    tagger.tokenizer.model_max_length = length
+    tagger._names = tag_names([tag for _, tags in rows for tag in tags])
+    return tagger
 
 
-def trained_pipeline(task, tokenizer):
+def trained_pipeline(rows, tokenizer):
     """The pipeline of a model that has learned the training labels without an error."""
-    logits = {}
-    for row in task.tokenize(tokenizer, 256)["train"]:
-        scores = torch.zeros(1, len(row["labels"]), len(task.words.names), requires_grad=True)
+    tagger, logits = tagger_of(rows, tokenizer), {}
+    for row in tagger._rows(*zip(*rows), is_training=True):
+        scores = torch.zeros(1, len(row["labels"]), len(tagger.classes), requires_grad=True)
         labels = torch.tensor([row["labels"]])
-        piece_loss(TokenClassifierOutput(logits=scores), labels, num_items_in_batch=1).backward()
+        piece_loss(TokenClassifierOutput(logits=scores), labels, num_items_in_batch=2).backward()
         wanted = scores.detach().softmax(-1) - scores.grad  # the gradient of cross-entropy is p - wanted
         logits[tuple(row["input_ids"])] = wanted.clamp(min=1e-9).log()
     config = NeoBERTConfig(
         vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48,
-        id2label=dict(enumerate(task.words.names)), label2id={name: i for i, name in enumerate(task.words.names)},
+        id2label=dict(enumerate(tagger.classes)), label2id={name: i for i, name in enumerate(tagger.classes)},
     )  # fmt: skip
     model = NeoBERTForTokenClassification(config)
     model.forward = lambda input_ids, **_: TokenClassifierOutput(logits=logits[tuple(input_ids[0].tolist())])
@@ -96,38 +100,35 @@ def groups_of(tagger, text, strategy):
 
 @pytest.mark.parametrize("is_iob", [True, False], ids=["iob", "plain"])
 @pytest.mark.parametrize("name", ["mini", "bert", "wordpiece"])
-def test_every_strategy_of_the_pipeline_returns_the_words_of_the_file(tmp_path, name, is_iob):
+def test_every_strategy_of_the_pipeline_returns_the_words_of_the_file(name, is_iob):
     tokenizer = tokenizer_named(name)
     rows = [(words, tags if is_iob else [tag.partition("-")[2] or "O" for tag in tags]) for words, tags in ROWS]
-    tagger = trained_pipeline(task_of(tmp_path, rows), tokenizer)
+    tagger = trained_pipeline(rows, tokenizer)
     for strategy, (text, (words, tags)) in itertools.product(STRATEGIES, zip(TEXTS, rows)):
         if strategy == "average" and words == ADJACENT and is_iob:
             continue  # the mean over four or more pieces joins adjacent entities
         assert groups_of(tagger, text, strategy) == sought(words, tags), strategy
 
 
-def test_the_strategy_average_keeps_adjacent_entities_apart_if_they_begin_with_words_of_three_pieces(tmp_path):
+def test_the_strategy_average_keeps_adjacent_entities_apart_if_they_begin_with_words_of_three_pieces():
     tokenizer, words = tokenizer_named("mini"), ["the", "café", "Zürich", "Lovelace", "float32", "café", "café"]
     assert tokenizer.tokenize("Zürich") == ["z", "##ur", "##ich"]
     tags = ["O", "B-TYPE", "B-TYPE", "B-TYPE", "B-TYPE", "B-TYPE", "I-TYPE"]
-    tagger = trained_pipeline(task_of(tmp_path, [(words, tags)] * 2), tokenizer)
+    tagger = trained_pipeline([(words, tags)], tokenizer)
     assert groups_of(tagger, " ".join(words), "average") == sought(words, tags)
 
 
 @pytest.mark.parametrize("max_length", [8, 13, 40, 500])
-def test_windows_evaluate_each_word_once_with_context_on_both_sides_and_train_all_pieces(
-    tmp_path, tokenizer, max_length
-):
+def test_windows_evaluate_each_word_once_with_context_on_both_sides_and_train_all_pieces(tokenizer, max_length):
     """A word without visible characters for the tokenizer is evaluated too."""
     rng = random.Random(0)
     words = [rng.choices([*SENTENCE.split(), "foxdogcat", "\u200b"], k=length) for length in (1, 7, 60, 150)]
     tags = [[rng.choice(["O", "B-A", "I-A", "B-B"]) for _ in of_row] for of_row in words]
-    task = task_of(tmp_path, list(zip(words, tags)))
-    windows = task.tokenize(tokenizer, max_length)
-    names = task.words.names
+    tagger = tagger_of(list(zip(words, tags)), tokenizer, max_length)
+    names = tagger.classes
     marked = [[] for _ in words]
-    for window in windows["validation"]:
-        labels = window["labels"]
+    for window in tagger._rows(words, tags):
+        labels = [first for first, second in window["labels"]]
         assert len(labels) == len(window["input_ids"]) <= max_length
         places = [i for i, label in enumerate(labels) if label != -100]
         marked[window["row"]] += [names[labels[i]] for i in places]
@@ -135,30 +136,57 @@ def test_windows_evaluate_each_word_once_with_context_on_both_sides_and_train_al
             assert all(min(i, max_length - 1 - i) >= (max_length - 2) // 8 or i <= places[0] for i in places[1:-1])
     assert marked == tags
     assert all(
-        (label == -100) == (token in tokenizer.all_special_ids and token != tokenizer.unk_token_id)
-        for window in windows["train"]
+        (label[0] == -100) == (token in tokenizer.all_special_ids and token != tokenizer.unk_token_id)
+        for window in tagger._rows(words, tags, is_training=True)
         for token, label in zip(window["input_ids"], window["labels"])
     )
 
 
-def test_logits_of_windows_become_those_of_the_words_of_each_row(tmp_path, tokenizer):
-    words = [["fox"] * 40, ["dog"] * 3]
-    task = task_of(tmp_path, [(of_row, ["A", "B"] * 20 if len(of_row) == 40 else ["A", "A", "B"]) for of_row in words])
-    windows = task.tokenize(tokenizer, 12)["validation"]
-    longest = max(map(len, windows["labels"]))
-    logits = np.full((len(windows), longest, 2), np.nan, np.float32)
+def test_logits_of_windows_become_those_of_the_words_of_each_row(tokenizer):
+    words, tags = [["fox"] * 40, ["dog"] * 3], [["A", "B"] * 20, ["A", "A", "B"]]
+    tagger = tagger_of(list(zip(words, tags)), tokenizer, 12)
+    windows = tagger._rows(words, tags)
+    logits = np.full((len(windows), max(map(len, windows["labels"])), 2), np.nan, np.float32)
     for of_window, labels in zip(logits, windows["labels"]):
-        for i, label in enumerate(labels):
+        for i, (label, _) in enumerate(labels):
             of_window[i] = np.eye(2)[label] if label != -100 else np.nan
-    found = task._logits_of_words("validation", logits)
-    assert [row.argmax(-1).tolist() for row in found] == [list(row) for row in task.words.data["validation"]["tags"]]
+    assert tagger._decide(tagger._outputs(windows, logits, ())) == tags
 
 
 def test_piece_loss_of_first_pieces_is_the_cross_entropy():
     logits = torch.randn(2, 5, 3)
     labels = torch.tensor([[0, 1, -100, 2, 1], [-100, 2, 2, 0, -100]])
     expected = torch.nn.functional.cross_entropy(logits.reshape(-1, 3), labels.reshape(-1))
+    pairs = labels[..., None].expand(2, 5, 2)
+    for number in (None, (pairs != -100).sum()):
+        torch.testing.assert_close(piece_loss(TokenClassifierOutput(logits=logits), pairs, number), expected)
+
+
+def test_piece_loss_of_two_tags_is_the_cross_entropy_with_their_shares():
+    logits, labels = torch.randn(1, 2, 3), torch.tensor([[[0, 2], [1, 1]]])
+    shares = torch.tensor([[[0.7, 0, 0.3], [0, 1, 0]]])
+    expected = torch.nn.functional.cross_entropy(logits[0], shares[0])
     torch.testing.assert_close(piece_loss(TokenClassifierOutput(logits=logits), labels), expected)
+
+
+def test_a_fit_without_a_folder_learns_and_a_saved_tagger_predicts_the_same(tokenizer, tmp_path):
+    shape = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48)
+    config = NeoBERTConfig(vocab_size=len(tokenizer), **shape, embedding_init_range=0.5)
+    NeoBERTForMaskedLM(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    words = [["the", word, "and", other] for word in ("fox", "dog") for other in ("sea", "house")] * 16
+    tags = [["O", "S-ANIMAL", "O", "O"]] * 64
+    options = {"use_cpu": True, "disable_tqdm": True, "learning_rate": 1e-2, "max_steps": 30}
+    tagger = Tagger(tmp_path / "model", 16).fit(words, tags, **options)
+    assert tagger.classes == ["B-ANIMAL", "O", "I-ANIMAL"]
+    assert tagger.predict([["the", "dog"], ["fox"] * 30])[0] == ["O", "B-ANIMAL"]
+    assert tagger.evaluate(words, [["O", "B-ANIMAL", "O", "O"]] * 64)["f1"] == 1
+    tagger.save(tmp_path / "saved")
+    again = Tagger(tmp_path / "saved", 16)
+    assert again.predict(words) == tagger.predict(words)
+    assert all(row.sum(-1) == pytest.approx(1) for row in again.predict_scores(words[:4]))
+    with pytest.raises(ValueError, match="4 words and 1 tags; every word needs one tag"):
+        tagger.fit(words[:1], [["O"]])
 
 
 def test_f1_of_entities_counts_an_entity_only_with_all_its_words():
@@ -192,7 +220,7 @@ def test_a_saved_tagger_predicts_the_tags_of_a_test_file_and_trains_nothing(toke
     for file in ("new.conll", "test.txt"):
         test = ("--model_name_or_path", tmp_path / "tagger", "--test_file", tmp_path / file)
         printed = run_main(finetune_tagger, *test, *more, tmp_path / file.partition(".")[0])
-        assert ("test_f1" in printed) == (file == "test.txt")
+        assert ("test: accuracy" in printed) == (file == "test.txt")
     rows = [json.loads(line) for line in (tmp_path / "new/predictions.jsonl").read_text().splitlines()]
     assert [len(row["prediction"]) for row in rows] == [len(row["probability"]) for row in rows] == [2, 101]
     assert {tag for row in rows for tag in row["prediction"]} <= {"O", "B-ANIMAL", "I-ANIMAL"}

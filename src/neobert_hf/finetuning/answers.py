@@ -1,16 +1,115 @@
-"""Answers as parts of a text: windows of long texts, the best span of all windows of a question, and its metrics."""
+"""`QuestionAnswerer`: answers as parts of a text; windows of long texts, the best span of all windows, and its metrics."""
 
 from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
 from datasets import Dataset
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForQuestionAnswering, PreTrainedTokenizerBase
+
+from ..runs import MINI_MODEL_PATH, FineTuningArguments
+from .job import Job
+from .questions import checked_answers
 
 MAX_ANSWER_TOKENS = 64
+
+
+class QuestionAnswerer(Job):
+    """Questions are answered by parts of texts of any length, or by an empty text if the text has no answer.
+
+    Args:
+        model: Folder or id on the Hub: of an encoder, or of a model that answers questions.
+        max_seq_length: Length of a window in tokens, with the question; at most that of the training, if the model is trained.
+        stride: Tokens of the context that a window shares with the one before it; by default a quarter of a window.
+        max_answer_tokens: Length of the longest answer.
+    """
+
+    auto_class = AutoModelForQuestionAnswering
+    noun = "model for questions"
+    best_metric = None  # F1, also of few rows
+
+    def __init__(
+        self,
+        model: str | Path = MINI_MODEL_PATH,
+        max_seq_length: int = 512,
+        stride: int | None = None,
+        max_answer_tokens: int = MAX_ANSWER_TOKENS,
+    ):
+        super().__init__(model, max_seq_length)
+        self.stride, self.max_answer_tokens = stride, max_answer_tokens
+
+    def fit(
+        self,
+        questions: Sequence[str],
+        contexts: Sequence[str],
+        answers: Sequence[Any],
+        validation: tuple[Sequence, Sequence, Sequence] | None = None,
+        training: FineTuningArguments | None = None,
+        **options,
+    ) -> QuestionAnswerer:
+        """Train on questions and texts that hold their answers.
+
+        Args:
+            questions: Questions.
+            contexts: A text for each question.
+            answers: As `checked_answers` takes them.
+            validation: Other questions, contexts and answers. They choose the best epoch, and the metrics on them are printed.
+            training: As of `Classifier.fit`, and `options` too.
+
+        Raises:
+            ValueError: An answer is not at its place, a question leaves no place for its context, or a context has no token.
+            FloatingPointError: The model has diverged.
+        """
+        if validation:
+            validation = (*validation[:2], list(map(checked_answers, validation[2], validation[1])))
+        self._fit((questions, contexts, list(map(checked_answers, answers, contexts))), validation, training, options)
+        return self
+
+    @property
+    def classes(self) -> list[str]:
+        """None; an error if the model is not trained."""
+        if self._trainer is None:
+            self._read_labels()
+        return []
+
+    def _rows(
+        self, questions: Sequence, contexts: Sequence, answers: list[dict] | None = None, is_training: bool = False
+    ) -> Dataset:
+        """Windows of `cut_windows`; of a training, a line says how many there are."""
+        columns = {"question": list(questions), "context": list(contexts)} | ({"answers": answers} if answers else {})
+        length = min(self.tokenizer.model_max_length, self.max_seq_length)
+        options = {"tokenizer": self.tokenizer, "max_seq_length": length, "stride": self.stride}
+        windows = Dataset.from_dict(columns).map(
+            cut_windows, batched=True, with_indices=True, remove_columns=list(columns), fn_kwargs=options
+        )
+        if answers:
+            whole = {row for row, start in zip(windows["row"], windows["start_positions"]) if start}
+            lost = sum(bool(found["text"]) and row not in whole for row, found in enumerate(answers))
+            line = f"; {lost:,} of the answers are whole in no window, and are trained as none; give a larger --stride"
+            split = "training" if is_training else "validation"
+            print(f"{split}: {len(answers):,} questions, {len(windows):,} windows{line if lost else ''}", flush=True)
+        return windows
+
+    def _outputs(self, rows: Dataset, logits: tuple[np.ndarray, np.ndarray], inputs: Sequence) -> list[dict]:
+        return best_answers(*logits, rows, inputs[1], self.max_answer_tokens)
+
+    def _decide(self, outputs: list[dict]) -> list[dict]:
+        return outputs
+
+    def _scores(self, outputs: list[dict]) -> list[float]:
+        return [found["score"] for found in outputs]
+
+    def metrics(self, outputs: list[dict], labels: Sequence[Any]) -> dict[str, float]:
+        """Return the metrics that `answer_metrics` describes."""
+        return answer_metrics([found["answer"] for found in outputs], labels)
+
+    def prediction_rows(self, outputs: list[dict], rows: list[dict]) -> list[dict]:
+        """Return rows with `answer`, `score` and `start`."""
+        return [row | found for row, found in zip(rows, outputs)]
 
 
 def cut_windows(
@@ -67,18 +166,6 @@ def cut_windows(
         ]
         windows["start_positions"], windows["end_positions"] = map(list, zip(*spans))
     return windows
-
-
-def describe_windows(split: str, rows: Dataset, windows: Dataset) -> str:
-    """Return a line with the number of questions and windows, and of answers that no window has as a whole."""
-    line = f"{split}: {len(rows):,} questions, {len(windows):,} windows"
-    if "answers" not in rows.column_names:
-        return line
-    has_answer = {row for row, answers in enumerate(rows["answers"]) if answers["text"]}
-    whole = {row for row, start in zip(windows["row"], windows["start_positions"]) if start}
-    if not (lost := len(has_answer - whole)):
-        return line
-    return f"{line}; {lost:,} of the answers are whole in no window, and are trained as none; give a larger --stride"
 
 
 def _columns(answers: dict, offsets: list, first: int, is_first: bool, is_last: bool) -> tuple[int, int]:
@@ -172,45 +259,3 @@ def answer_metrics(answers: Sequence[str], expected: Sequence[Mapping]) -> dict[
         metrics["answerable_f1"] = scores(answerable)["f1"]
         metrics["impossible_accuracy"] = scores(impossible)["exact_match"]
     return metrics
-
-
-@torch.inference_mode()
-def answer_questions(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    questions: Sequence[str],
-    contexts: Sequence[str],
-    max_seq_length: int | None = None,
-    stride: int | None = None,
-    max_answer_tokens: int = MAX_ANSWER_TOKENS,
-    batch_size: int = 32,
-) -> list[dict]:
-    """Answer questions by parts of their contexts.
-
-    Args:
-        model: A model for question answering.
-        tokenizer: Its tokenizer.
-        questions: Questions.
-        contexts: A text for each question, of any length.
-        max_seq_length: As for `cut_windows`; by default the length with which the model was trained, at most 512.
-        stride: As for `cut_windows`.
-        max_answer_tokens: As for `best_answers`.
-        batch_size: Windows in a forward.
-
-    Returns:
-        As of `best_answers`.
-
-    Raises:
-        ValueError: As of `cut_windows`.
-    """
-    model.eval()
-    rows = {"question": list(questions), "context": list(contexts)}
-    max_seq_length = max_seq_length or min(tokenizer.model_max_length, 512)
-    windows = cut_windows(rows, range(len(questions)), tokenizer, max_seq_length, stride)
-    starts, ends = [], []
-    for begin in range(0, len(windows["row"]), batch_size):
-        inputs = {name: windows[name][begin : begin + batch_size] for name in tokenizer.model_input_names}
-        outputs = model(**tokenizer.pad(inputs, return_tensors="pt").to(model.device))
-        starts += list(outputs.start_logits.float().cpu().numpy())
-        ends += list(outputs.end_logits.float().cpu().numpy())
-    return best_answers(starts, ends, windows, contexts, max_answer_tokens)

@@ -12,18 +12,11 @@ pytest.importorskip("torchmetrics", reason="metrics of answers need torchmetrics
 
 import finetune_qa
 from conftest import SENTENCE, run_main
-from datasets import Dataset
-from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
 from neobert_hf import MINI_MODEL_PATH, NeoBERTConfig, NeoBERTForMaskedLM
 from neobert_hf.files.trust import load_tokenizer
-from neobert_hf.finetuning.question_answering import (
-    answer_metrics,
-    answer_questions,
-    best_answers,
-    cut_windows,
-    describe_windows,
-)
+from neobert_hf.finetuning import QuestionAnswerer, answer_metrics
+from neobert_hf.finetuning.answers import best_answers, cut_windows
 
 FEET = unicodedata.normalize("NFD", "Füße")  # the accent is a character of its own
 WORDS = ["Grüße", "Köln", FEET, "東京都", "日本", "🎉", "👩\u200d👧", "float32", "parseXML", "l'été", "a"]
@@ -71,29 +64,17 @@ def test_an_answer_is_labelled_in_each_window_that_has_all_of_it_and_in_no_other
             whole[row] += 1
     assert max(windows["row"].count(row) for row in range(200)) > 3
     assert max(whole) > 1  # in the tokens that two windows share
-    rows = Dataset.from_dict(rows)
-    assert describe_windows("train", rows, Dataset.from_dict(dict(windows))).endswith(" windows")
     short = [row for row in range(200) if rows["answers"][row]["text"] and whole[row] == 0]
     assert not short  # an answer has fewer tokens than two windows share
 
 
-def test_answers_that_no_window_has_as_a_whole_are_counted(mini_tokenizer):
+def test_answers_that_no_window_has_as_a_whole_are_counted(capsys):
     context = "a b c d e f " * 9
-    answers = [
-        {"text": [context[:n].strip()], "answer_start": [0]} if n else {"text": [], "answer_start": []}
-        for n in (80, 9, 0)
-    ]
-    rows = Dataset.from_dict({"question": ["a"] * 3, "context": [context] * 3, "answers": answers})
-    windows = rows.map(
-        cut_windows,
-        batched=True,
-        with_indices=True,
-        remove_columns=rows.column_names,
-        fn_kwargs={"tokenizer": mini_tokenizer, "max_seq_length": 32, "stride": 8},
-    )
-    assert describe_windows("train", rows, windows).endswith(
-        "; 1 of the answers are whole in no window, and are trained as none; give a larger --stride"
-    )
+    answers = [{"text": [context[:n].strip()] * (n > 0), "answer_start": [0] * (n > 0)} for n in (80, 9, 0)]
+    answerer = QuestionAnswerer(max_seq_length=32, stride=8)
+    answerer._rows(["a"] * 3, [context] * 3, answers, is_training=True)
+    line = "; 1 of the answers are whole in no window, and are trained as none; give a larger --stride\n"
+    assert capsys.readouterr().out.endswith(line)
 
 
 def spans(start, end, first, count, longest):
@@ -162,6 +143,7 @@ def test_the_metrics_are_those_of_squad():
 
 
 @pytest.mark.compat
+@pytest.mark.slow
 def test_the_script_learns_which_word_answers_and_the_saved_model_gives_the_predictions(tokenizer, tmp_path):
     """`fox` is the answer to `the quick`; a text without it has none. Some texts have several windows."""
     shape = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96)
@@ -186,26 +168,50 @@ def test_the_script_learns_which_word_answers_and_the_saved_model_gives_the_pred
     options = ["--test_file", write("test.jsonl", 30), "--output_dir", tmp_path / "out", "--use_cpu"]
     training = ["--train_file", write("train.jsonl", 300), "--learning_rate", "3e-3", "--max_seq_length", "32"]
     printed = run_main(finetune_qa, "--model_name_or_path", tmp_path / "model", *training, *options)
-    assert "train: " in printed and "test_f1" in printed
+    assert re.search(r"training: \d+ questions, \d+ windows", printed) and "test: exact_match 1.0000" in printed
     predictions = [json.loads(line) for line in (tmp_path / "out/predictions.jsonl").read_text().splitlines()]
     rows = [json.loads(line) for line in (tmp_path / "test.jsonl").read_text().splitlines()]
     assert [row["answer"] for row in predictions] == ["fox" if row["answers"]["text"] else "" for row in rows]
-    model = AutoModelForQuestionAnswering.from_pretrained(tmp_path / "out")
     asked = [[row[name] for row in rows] for name in ("question", "context")]
-    found = answer_questions(model, AutoTokenizer.from_pretrained(tmp_path / "out"), *asked)
+    answerer = QuestionAnswerer(tmp_path / "out")
+    found = answerer.predict(*asked)
     assert [row["start"] for row in found] == [row["start"] for row in predictions]
     assert [row["score"] for row in found] == pytest.approx([row["score"] for row in predictions], abs=1e-4)  # float32
+    assert answerer.evaluate(*asked, [row["answers"] for row in rows])["f1"] == 1
 
     options[3] = tmp_path / "alone"
     predicted = ("--predictions_file", tmp_path / "a.csv")
-    alone = run_main(finetune_qa, "--model_name_or_path", tmp_path / "out", *options, *predicted)
-    assert [line for line in alone.splitlines() if "test_f1" in line] == [
-        line for line in printed.splitlines() if "test_f1" in line
-    ]
+    run_main(finetune_qa, "--model_name_or_path", tmp_path / "out", *options, *predicted)
+    of_test = [tmp_path / folder / "test_results.json" for folder in ("out", "alone")]
+    assert of_test[0].read_text() == of_test[1].read_text()
     assert (tmp_path / "a.csv").read_text().startswith("id,question,answer,score,start\n")
-    options[3] = tmp_path / "short"
-    short = run_main(finetune_qa, "--model_name_or_path", tmp_path / "out", *options, "--max_seq_length", "20")
-    lengths = [int(re.search(r"test: 30 questions, (\d+) windows", lines)[1]) for lines in (alone, short)]
-    assert lengths[0] < lengths[1]
-    with pytest.raises(SystemExit, match="was not trained to answer questions; give --train_file"):
+    with pytest.raises(SystemExit, match="is not a trained model for questions; give the folder of one"):
         run_main(finetune_qa, "--model_name_or_path", tmp_path / "model", *options)
+
+
+def test_a_shorter_window_than_that_of_the_training_is_used(mini_tokenizer):
+    answerers = [QuestionAnswerer(max_seq_length=length) for length in (20, 64)]
+    windows = [answerer._rows(["a"], ["a b c " * 30]) for answerer in answerers]
+    assert len(windows[0]) > len(windows[1]) and max(map(len, windows[0]["input_ids"])) == 20
+
+
+def test_an_answer_at_another_place_is_refused_before_the_training():
+    answers = [{"text": ["May"], "answer_start": [3]}]
+    with pytest.raises(ValueError, match="'May' is not at character 3, its answer_start; it is at 11"):
+        QuestionAnswerer().fit(["When?"], ["It ends in May."], answers)
+
+
+def test_a_saved_model_gives_the_answers_of_the_fit(tokenizer, tmp_path):
+    shape = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48)
+    config = NeoBERTConfig(vocab_size=len(tokenizer), **shape, embedding_init_range=0.5)
+    NeoBERTForMaskedLM(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    contexts = [f"the {word} jumps over {other}" for word in ("fox", "dog") for other in ("sea", "house")] * 4
+    answers = [{"text": [text.split()[1]], "answer_start": [4]} for text in contexts]
+    options = {"use_cpu": True, "disable_tqdm": True, "learning_rate": 1e-2, "max_steps": 24}
+    answerer = QuestionAnswerer(tmp_path / "model", 16).fit(["it"] * 16, contexts, answers, **options)
+    found = answerer.predict(["it"] * 16, contexts)
+    assert [row["answer"] for row in found] == [text.split()[1] for text in contexts]
+    assert answerer.evaluate(["it"] * 16, contexts, answers) == {"exact_match": 1, "f1": 1}
+    answerer.save(tmp_path / "saved")
+    assert QuestionAnswerer(tmp_path / "saved").predict(["it"] * 16, contexts) == found

@@ -1,12 +1,10 @@
 """Classification and regression: metrics of scikit-learn and by hand, and runs of the example that learn a rule."""
 
 import ast
-import copy
 import csv
 import json
 import random
 import re
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -17,20 +15,16 @@ pytest.importorskip("sklearn", reason="fine-tuning needs scikit-learn (pip insta
 
 import finetune_classifier
 from conftest import SENTENCE, run_main
-from datasets import Dataset, DatasetDict
 from glue import TABLE_6
 from PIL import Image
-from transformers import BertConfig, BertForSequenceClassification, pipeline
+from transformers import pipeline
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTForSequenceClassification
-from neobert_hf.finetuning.classification import (
-    ClassificationTask,
-    _draw,
-    label_metrics,
-    pooling_options,
-    trained_labels,
-)
-from neobert_hf.finetuning.labelled_texts import MULTI, REGRESSION, SINGLE, LabelledTexts
+from neobert_hf.finetuning import Classifier, label_metrics
+from neobert_hf.finetuning.classifier import draw_matrix
+from neobert_hf.finetuning.job import check_finite
+from neobert_hf.finetuning.texts import MULTI, REGRESSION, SINGLE
+from neobert_hf.runs import lora_config
 
 WORDS = SENTENCE.split()
 SHAPE = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96)
@@ -75,6 +69,7 @@ def texts(count, seed=0):
 
 
 @pytest.mark.compat
+@pytest.mark.slow
 def test_several_classes_are_learned_and_a_saved_folder_says_which_words_are_there(model_folder, tmp_path):
     def rows(count, seed):
         return [
@@ -82,14 +77,14 @@ def test_several_classes_are_learned_and_a_saved_folder_says_which_words_are_the
             for i, text in enumerate(texts(count, seed))
         ]
 
-    train, test = (write_csv(tmp_path / f"{seed}.csv", rows(400, seed)) for seed in (0, 1))
+    train, test = (write_csv(tmp_path / f"{seed}.csv", rows(300, seed)) for seed in (0, 1))
     options = ("--train_file", train, "--test_file", test, "--label_separator", ";")
     printed, metrics = run(model_folder, tmp_path / "out", *options)
     assert metrics["eval_f1"] == metrics["eval_f1_micro"] == metrics["test_accuracy"] == 1.0
     assert "old      1.000     1.000     1.000" in printed  # the report for each class
     found = read_csv(tmp_path / "out/predictions.csv")
     assert [row["prediction"] for row in found] == [row["label"] for row in found]
-    assert [int(row["number"]) for row in found] == list(range(400))
+    assert [int(row["number"]) for row in found] == list(range(300))
     for row in found:
         assert all(
             (float(row[f"probability_{word}"]) > 0.5) == (word in row["text"].split()) for word in ("old", "red")
@@ -101,6 +96,7 @@ def test_several_classes_are_learned_and_a_saved_folder_says_which_words_are_the
 
 
 @pytest.mark.compat
+@pytest.mark.slow
 def test_a_regression_learns_numbers_in_the_unit_of_the_file(model_folder, tmp_path):
     """A price of 200,000.5, more with one word and less with another. Adam would need millions of steps to reach such numbers."""
 
@@ -110,7 +106,7 @@ def test_a_regression_learns_numbers_in_the_unit_of_the_file(model_folder, tmp_p
         ]
         return [{"text": text, "price": price} for text, price in prices]
 
-    train, test = (write_csv(tmp_path / f"{seed}.csv", rows(400, seed)) for seed in (0, 1))
+    train, test = (write_csv(tmp_path / f"{seed}.csv", rows(300, seed)) for seed in (0, 1))
     options = ("--train_file", train, "--test_file", test, "--label_column", "price")
     printed, metrics = run(model_folder, tmp_path / "out", *options, "--predictions_file", tmp_path / "found.jsonl")
     assert "so this is a regression" in printed
@@ -125,7 +121,7 @@ def test_a_regression_learns_numbers_in_the_unit_of_the_file(model_folder, tmp_p
 
 @pytest.mark.compat
 def test_a_saved_folder_predicts_without_training(model_folder, tmp_path):
-    rows = [{"text": text, "label": ("no", "yes")["red" in text]} for text in texts(200)]
+    rows = [{"text": text, "label": ("no", "yes")["red" in text]} for text in texts(60)]
     train = write_csv(tmp_path / "train.csv", rows)
     _, trained = run(model_folder, tmp_path / "out", "--train_file", train, "--test_file", train)
     first = read_csv(tmp_path / "out/predictions.csv")
@@ -145,6 +141,7 @@ def test_a_saved_folder_predicts_without_training(model_folder, tmp_path):
     assert not list((tmp_path / "evaluated").glob("*.safetensors"))
 
 
+@pytest.mark.slow
 def test_the_pooling_is_an_option_that_the_saved_model_keeps(model_folder, tokenizer, tmp_path):
     rows = [{"text": text, "label": "red" if "red" in text else "none"} for text in texts(300)]
     train = write_csv(tmp_path / "train.csv", rows)
@@ -155,35 +152,23 @@ def test_the_pooling_is_an_option_that_the_saved_model_keeps(model_folder, token
     test = ("--test_file", train, "--output_dir", tmp_path / "predictions")
     assert run(tmp_path / "mean", tmp_path / "predictions", *test)[1]["test_accuracy"] > 0.95
 
-    sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
-    BertForSequenceClassification(BertConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(tmp_path / "bert")
-    tokenizer.save_pretrained(tmp_path / "bert")
-    with pytest.raises(SystemExit, match=r"^[^\n]*bert is a bert, whose config has no such choice; leave it out$"):
-        run(tmp_path / "bert", tmp_path / "out", "--train_file", train, "--classifier_pooling", "cls")
-    assert pooling_options(str(tmp_path / "bert"), None) == {}
-
 
 def test_a_model_that_is_no_classifier_does_not_predict(model_folder, tmp_path):
     test = write_csv(tmp_path / "test.csv", [{"text": "fox"}])
     with pytest.raises(SystemExit, match="is not a trained classifier; give the folder of one by --model_name_or_path"):
         run(model_folder, tmp_path / "out", "--test_file", test)
-    (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter/adapter_config.json").write_text("{}")
-    shutil.copy(model_folder / "tokenizer.json", tmp_path / "adapter")
-    with pytest.raises(SystemExit, match=r"adapter holds an adapter; finetune_lora\.py predicts with it"):
-        run(tmp_path / "adapter", tmp_path / "out", "--test_file", test)
     assert not (tmp_path / "out").exists()
 
 
-def test_the_labels_of_a_trained_model_are_those_of_its_config(model_folder, tmp_path):
+def test_the_labels_of_a_trained_model_are_those_of_its_config(model_folder, tokenizer, tmp_path):
     names = {0: "old", 1: "new"}
     for problem_type, labels in ((MULTI, names), (None, names), (None, {0: "price"})):
         config = NeoBERTConfig.from_pretrained(model_folder, id2label=labels, problem_type=problem_type)
         NeoBERTForSequenceClassification(config).save_pretrained(tmp_path)
-        assert trained_labels(str(tmp_path)) == (
-            problem_type or (SINGLE if len(labels) > 1 else REGRESSION),
-            list(labels.values()),
-        )
+        tokenizer.save_pretrained(tmp_path)
+        found = Classifier(tmp_path)
+        assert found.classes == list(labels.values())
+        assert found.problem_type == problem_type or (SINGLE if len(labels) > 1 else REGRESSION)
 
 
 def test_the_length_of_the_training_is_the_length_of_the_predictions(model_folder, tmp_path):
@@ -224,25 +209,115 @@ def test_metrics_of_numbers_by_hand():
     assert constant["pearson"] == constant["spearman"] == 0
 
 
-def test_the_squared_error_during_the_training_has_the_unit_of_the_file(model_folder, tokenizer):
+# fit, predict and evaluate as Python calls
+
+
+def rows_labels(rows, kind):
+    return [LABELS_OF[kind](text) for text in rows]
+
+
+LABELS_OF = {
+    SINGLE: lambda text: "red" if "red" in text else "none",
+    MULTI: lambda text: [word for word in ("old", "red") if word in text.split()],
+    REGRESSION: lambda text: 10.5 * ("red" in text) - 2.25 * ("old" in text),
+}
+FAST = {"use_cpu": True, "learning_rate": 3e-3, "disable_tqdm": True, "max_steps": 8}
+
+
+def test_a_fit_without_a_folder_learns_and_leaves_no_file(model_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{start} {word}" for start in WORDS[:9] for word in ("red", "old")] * 8
+    classifier = Classifier(model_folder, max_seq_length=16).fit(
+        rows, rows_labels(rows, SINGLE), **FAST | {"max_steps": 20}
+    )
+    assert classifier.predict(["dog red", "dog old"]) == ["red", "none"]
+    assert classifier.evaluate(rows, rows_labels(rows, SINGLE)) == {"accuracy": 1, "f1": 1, "matthews": 1}
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", [MULTI, REGRESSION])
+def test_predictions_scores_and_metrics_of_other_labels_belong_together(model_folder, kind):
+    rows = texts(40)
+    labels = rows_labels(rows, kind)
+    classifier = Classifier(model_folder).fit(rows, labels, **FAST)
+    found, scores = classifier.predict(rows), classifier.predict_scores(rows)
+    assert classifier.problem_type == kind
+    if kind == MULTI:
+        assert classifier.classes == ["old", "red"]
+        assert found == [[name for name, score in zip(("old", "red"), row) if score > 0.5] for row in scores]
+        assert classifier.evaluate(rows, labels)["accuracy"] == np.mean([a == b for a, b in zip(found, labels)])
+    else:
+        assert found == scores[:, 0].tolist()
+        assert classifier.evaluate(rows, labels)["mse"] == pytest.approx(
+            np.mean(np.subtract(found, labels) ** 2), rel=1e-4
+        )
+
+
+def test_a_saved_classifier_predicts_the_same_and_its_record_says_how_it_was_trained(model_folder, tmp_path):
+    train, labels = texts(40), rows_labels(texts(40), SINGLE)
+    classifier = Classifier(model_folder).fit(train[:30], labels[:30], (train[30:], labels[30:]), **FAST)
+    classifier.save(tmp_path / "saved")
+    again = Classifier(tmp_path / "saved")
+    assert again.predict(train) == classifier.predict(train)
+    np.testing.assert_array_equal(again.predict_scores(train), classifier.predict_scores(train))
+    record = json.loads((tmp_path / "saved/training.json").read_text())
+    assert record["source"] == str(model_folder) and record["rows"] == {"rows given in Python": 30}
+    assert record["scores"][0]["metrics"] == again.evaluate(train[30:], labels[30:])
+    assert record["example"] == train[30] and record["settings"]["learning_rate"] == 3e-3
+
+
+def test_an_adapter_is_trained_and_predicts_from_its_folder(model_folder, tmp_path):
+    pytest.importorskip("peft", reason="adapters need peft (pip install -e .[train])")
+    train, labels = texts(40), rows_labels(texts(40), SINGLE)
+    classifier = Classifier(model_folder, adapter=lora_config("SEQ_CLS", r=4)).fit(train, labels, **FAST)
+    classifier.save(tmp_path / "adapter")
+    assert not (tmp_path / "adapter/model.safetensors").exists()
+    np.testing.assert_array_equal(
+        Classifier(tmp_path / "adapter").predict_scores(train), classifier.predict_scores(train)
+    )
+    before = classifier.predict_scores(train)
+    classifier.merge()
+    np.testing.assert_allclose(classifier.predict_scores(train), before, atol=1e-5)
+    classifier.save(tmp_path / "merged")
+    np.testing.assert_allclose(Classifier(tmp_path / "merged").predict_scores(train), before, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("labels", "validation", "message"),
+    [
+        (["a"] * 3, None, "all training rows have the label 'a'; a classifier needs at least two classes"),
+        (["a", "b", None], None, "the label is missing"),
+        (["a", ["b"], "a"], None, "a label is a list if rows have several classes"),
+        ([1.5, 1.5, 1.5], None, "all training rows have the label 1.5, so nothing can be learned"),
+        (["a", "a", "b"], (["x"], ["c"]), "label 0: the label 'c' is in no training row; they have a, b"),
+    ],
+)
+def test_labels_that_a_fit_cannot_learn_are_refused(model_folder, labels, validation, message):
+    with pytest.raises(ValueError, match=message):
+        Classifier(model_folder).fit(["x", "y", "z"], labels, validation, **FAST)
+    with pytest.raises(ValueError, match="max_seq_length=2 leaves no token beside"):
+        Classifier(model_folder, max_seq_length=2)
+
+
+def test_the_squared_error_during_the_training_has_the_unit_of_the_file(model_folder):
     numbers = [10.0, 20.0, 40.0]
-    data = DatasetDict({"train": Dataset.from_dict({"text": ["fox"] * 3, "label": numbers})})
-    task = ClassificationTask(LabelledTexts(data, REGRESSION, ["price"], []))
-    scaled = np.array(task.tokenize(copy.deepcopy(tokenizer), 8)["train"]["label"])
+    classifier = Classifier(model_folder, max_seq_length=8)
+    classifier.problem_type, classifier._names = REGRESSION, ["price"]
+    classifier._mean, classifier._deviation = float(np.mean(numbers)), float(np.std(numbers))
+    scaled = np.array(classifier._rows(["fox"] * 3, numbers)["label"])
     assert scaled.mean() == pytest.approx(0, abs=1e-6) and scaled.std() == pytest.approx(1)
     predictions = type("Predictions", (), {"label_ids": scaled, "predictions": np.zeros((3, 1))})
-    assert task.metrics(predictions)["mse"] == pytest.approx(np.var(numbers))
+    assert classifier._metrics_of_epoch(predictions, None, ())["mse"] == pytest.approx(np.var(numbers))
 
 
-def test_a_model_that_has_diverged_is_refused(tmp_path):
-    data = DatasetDict({"test": Dataset.from_dict({"text": ["fox"]})})
-    task = ClassificationTask(LabelledTexts(data, SINGLE, ["a", "b"], [{}]))
-    with pytest.raises(FloatingPointError, match="the model has diverged, lower --learning_rate"):
-        task.report(np.array([[np.nan, 0]]), "test", tmp_path)
+def test_a_model_that_has_diverged_is_refused():
+    for outputs in (np.array([[0, np.nan]]), [np.ones((2, 3)), np.full((1, 3), np.inf)]):
+        with pytest.raises(FloatingPointError, match="the model has diverged, lower --learning_rate"):
+            check_finite(outputs)
 
 
 def test_the_table_of_learning_rates_on_the_page_is_that_of_the_paper():
-    page = (Path(__file__).parents[2] / "docs/classification.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs/finetuning.md").read_text("utf-8")
     rows = re.findall(r"^\| ([A-Za-z\d-]+) \| .* \| (.*) \| (.*) \|$", page, re.MULTILINE)
     found = {
         task.lower().replace("-", ""): tuple(map(ast.literal_eval, columns))
@@ -254,5 +329,5 @@ def test_the_table_of_learning_rates_on_the_page_is_that_of_the_paper():
 
 def test_any_name_of_a_class_can_be_drawn(tmp_path, recwarn):
     names = ["größer $5", "$x_{", "漢字", "long " * 50]
-    _draw(np.eye(4, dtype=int), names, tmp_path / "a.png")
+    draw_matrix(np.eye(4, dtype=int), names, tmp_path / "a.png")
     assert Image.open(tmp_path / "a.png").width > 300 and not recwarn.list

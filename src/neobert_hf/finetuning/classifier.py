@@ -1,0 +1,296 @@
+"""`Classifier`: texts get one class, several classes, or a number; with metrics, a report, and predictions."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from datasets import Dataset
+from matplotlib.figure import Figure
+from scipy.special import expit, softmax
+from scipy.stats import pearsonr, spearmanr
+from sklearn.metrics import (
+    ConfusionMatrixDisplay,
+    accuracy_score,
+    classification_report,
+    confusion_matrix,
+    f1_score,
+    matthews_corrcoef,
+    mean_squared_error,
+)
+from torch import nn, no_grad
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
+
+from ..files.writing import writing
+from ..runs import MINI_MODEL_PATH, FineTuningArguments, open_adapter, save_adapter
+from ..runs.adapters import labels_of_adapter
+from .job import Job, print_report
+from .rows import check_known
+from .texts import MULTI, REGRESSION, SINGLE, clean_label, kind_of, text_classes
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+MOST_CLASSES = 40  # in a confusion matrix that a reader can read
+
+
+class Classifier(Job):
+    """Texts, or pairs of texts, get a class, several classes, or a number.
+
+    A label is a string or a whole number (one class), a list of strings (several classes), or a number (regression). Numbers are
+    trained with mean 0 and standard deviation 1, for which the learning rates are made; the saved model predicts in their unit.
+
+    Args:
+        model: Folder or id on the Hub: of an encoder, of a trained classifier, or a folder of an adapter that `save` wrote.
+        max_seq_length: Length in tokens at which the texts of a training are cut. A trained model keeps its own.
+        classifier_pooling: "cls" or "mean": what the classifier reads of a text. None keeps what the config of the model says.
+        adapter: As of `lora_config`; `fit` then trains an adapter and not the model.
+    """
+
+    auto_class = AutoModelForSequenceClassification
+    noun = "classifier"
+    _mean, _deviation = 0.0, 1.0
+
+    def __init__(
+        self,
+        model: str | Path = MINI_MODEL_PATH,
+        max_seq_length: int = 512,
+        classifier_pooling: str | None = None,
+        adapter: LoraConfig | None = None,
+    ):
+        super().__init__(model, max_seq_length)
+        self.classifier_pooling, self.adapter, self.problem_type = classifier_pooling, adapter, None
+        self._is_adapter = Path(self.source, "adapter_config.json").is_file()
+
+    def _read_labels(self) -> None:
+        if self._is_adapter:
+            self.problem_type, self._names = labels_of_adapter(self.source)
+            return
+        super()._read_labels()
+        kind = AutoConfig.from_pretrained(self.source).problem_type
+        self.problem_type = kind or (REGRESSION if len(self._names) == 1 else SINGLE)
+
+    def _load_trained(self) -> PreTrainedModel:
+        if not self._is_adapter:
+            return super()._load_trained()
+        self._read_labels()
+        return open_adapter(self.auto_class, self.source, dtype="float32")
+
+    def _load_new(self, **options) -> PreTrainedModel:
+        # the problem type also for a start that was fine-tuned for other labels
+        options["problem_type"] = self.problem_type
+        if self.classifier_pooling:
+            options["classifier_pooling"] = self.classifier_pooling
+        model = super()._load_new(**options)
+        if self.adapter:
+            from peft import get_peft_model
+
+            model = get_peft_model(model, self.adapter)
+            model.print_trainable_parameters()
+        return model
+
+    def fit(
+        self,
+        texts: Sequence[str | tuple[str, str]],
+        labels: Sequence[Any],
+        validation: tuple[Sequence, Sequence] | None = None,
+        training: FineTuningArguments | None = None,
+        *,
+        classes: Sequence[str] | None = None,
+        problem_type: str = "auto",
+        **options,
+    ) -> Classifier:
+        """Train on texts and labels.
+
+        Args:
+            texts: Texts, or pairs of texts.
+            labels: Label of each text.
+            validation: Other texts and labels. They choose the best epoch, and the metrics on them are printed at the end.
+            training: Training arguments; their folder gets checkpoints, and the metrics.
+            classes: Names of the classes in the order of the logits; by default the sorted labels.
+            problem_type: As in the config of a model; "auto" decides by the labels as `kind_of` does.
+            options: Training arguments by name, instead of `training`. Without `output_dir`, no file stays.
+
+        Raises:
+            ValueError: A label is missing or of another kind, or nothing can be learned from the labels.
+            FloatingPointError: The model has diverged.
+        """
+        kind = kind_of([clean_label(label, "auto") for label in labels]) if problem_type == "auto" else problem_type
+        labels, self.problem_type = [clean_label(label, kind) for label in labels], kind
+        self._names = list(classes or (["label"] if kind == REGRESSION else text_classes(_flat(labels))))
+        if kind == REGRESSION:
+            numbers = self.encode(labels)
+            self._mean, self._deviation = float(np.mean(numbers)), float(np.std(numbers))
+        if kind != MULTI and len(set(labels)) < 2:
+            hint = "give others, perhaps by --validation_file, so that none of them is held out"
+            raise ValueError(f"all training rows have the label {labels[0]!r}, so nothing can be learned; {hint}")
+        self._fit((texts, labels), validation, training, options)
+        return self
+
+    @property
+    def best_metric(self) -> str:
+        """The metric that chooses the best epoch."""
+        return "pearson" if self.problem_type == REGRESSION else "f1"
+
+    def encode(self, labels: Sequence[Any]) -> list:
+        """Return labels as the model learns them: numbers of classes, zeros and ones for each class, or numbers."""
+        labels = [clean_label(label, self.problem_type) for label in labels]
+        if self.problem_type == REGRESSION:
+            return np.array(labels, np.float32).tolist()  # as the model computes
+        check_known(((f"label {i}", _flat([label])) for i, label in enumerate(labels)), self._names)
+        if self.problem_type == MULTI:
+            return [[float(name in of_row) for name in self._names] for of_row in labels]
+        numbers = {name: number for number, name in enumerate(self._names)}
+        return [numbers[label] for label in labels]
+
+    def _rows(self, texts: Sequence, labels: Sequence | None = None, is_training: bool = False) -> Dataset:
+        tokenizer = self.tokenizer
+        columns = zip(*texts) if isinstance(texts[0], tuple | list) else [texts]
+        rows = Dataset.from_dict({f"text{i}": list(column) for i, column in enumerate(columns)})
+
+        def tokens(part: dict[str, list]) -> dict[str, list]:
+            return dict(tokenizer(*part.values(), truncation=True))
+
+        rows = rows.map(tokens, batched=True, remove_columns=rows.column_names)
+        if labels is None:
+            return rows
+        targets = self.encode(labels)
+        if self.problem_type == REGRESSION:
+            targets = [(number - self._mean) / self._deviation for number in targets]
+        return rows.add_column("label", targets)
+
+    def _metrics_of_epoch(self, found: Any, rows: Dataset, validation: tuple) -> dict[str, float]:
+        scores = label_metrics(self.problem_type, found.label_ids, found.predictions)
+        return scores | ({"mse": scores["mse"] * self._deviation**2} if self.problem_type == REGRESSION else {})
+
+    def _after_training(self) -> None:
+        """Let the last layer of a regression predict numbers in the unit of the labels."""
+        if self.problem_type != REGRESSION:
+            return
+        last = [module for module in self.model.modules() if isinstance(module, nn.Linear)][-1]
+        with no_grad():
+            last.weight *= self._deviation
+            last.bias.copy_(last.bias * self._deviation + self._mean)
+
+    def _decide(self, logits: np.ndarray) -> list:
+        found = decisions(self.problem_type, logits)
+        if self.problem_type == REGRESSION:
+            return found.astype(float).tolist()
+        if self.problem_type == MULTI:
+            return [[name for name, is_chosen in zip(self.classes, row) if is_chosen] for row in found]
+        return [self.classes[i] for i in found]
+
+    def _scores(self, logits: np.ndarray) -> np.ndarray:
+        logits = logits.astype(np.float64)
+        if self.problem_type == REGRESSION:
+            return logits
+        return expit(logits) if self.problem_type == MULTI else softmax(logits, -1)
+
+    def metrics(self, outputs: np.ndarray, labels: Sequence[Any]) -> dict[str, float]:
+        """Return the metrics that `label_metrics` describes."""
+        return label_metrics(self.problem_type, np.array(self.encode(labels)), outputs)
+
+    def _report_classes(self, outputs: np.ndarray, labels: list, split: str, folder: Path) -> None:
+        """Print precision, recall and F1 of each class, and draw the confusion matrix."""
+        if self.problem_type == REGRESSION:
+            return
+        labels, predicted, numbers = (
+            self.encode(labels),
+            decisions(self.problem_type, outputs),
+            range(len(self.classes)),
+        )
+        options = {"labels": numbers, "target_names": self.classes, "zero_division": 0, "digits": 3}
+        print_report(classification_report(labels, predicted, **options))
+        if self.problem_type == SINGLE and len(numbers) <= MOST_CLASSES:
+            matrix = confusion_matrix(labels, predicted, labels=numbers)
+            draw_matrix(matrix, self.classes, folder / f"confusion_matrix_{split}.png")
+
+    def prediction_rows(self, outputs: np.ndarray, rows: list[dict], separator: str | None = None) -> list[dict]:
+        """Return rows with `prediction`, and `probability_NAME` for each class.
+
+        Args:
+            outputs: (N, C) logits of the N rows.
+            rows: Their columns.
+            separator: What joins the classes of a row, if it has several; None gives lists.
+        """
+        predictions, found = self._decide(outputs), []
+        if self.problem_type == REGRESSION:
+            return [{**row, "prediction": number} for row, number in zip(rows, predictions)]
+        for row, chosen, scores in zip(rows, predictions, self._scores(outputs)):
+            chosen = separator.join(chosen) if separator and self.problem_type == MULTI else chosen
+            columns = {f"probability_{name}": round(float(score), 6) for name, score in zip(self.classes, scores)}
+            found.append({**row, "prediction": chosen, **columns})
+        return found
+
+    def _save_weights(self, folder: str | Path) -> None:
+        if not self.adapter or self._training is None:
+            super()._save_weights(folder)
+        elif self._training.should_save:
+            save_adapter(self.model, folder)
+            self.tokenizer.save_pretrained(folder)
+
+    def merge(self) -> None:
+        """Add the adapter to the weights of the model; `save` then writes a whole model."""
+        self._trainer.model, self.adapter = self.model.merge_and_unload(), None
+
+
+def _flat(labels: Sequence) -> list[str]:
+    """All classes of labels, of which each is a class or a list of classes."""
+    return [one for label in labels for one in (label if isinstance(label, list) else [label])]
+
+
+def draw_matrix(matrix: np.ndarray, names: list[str], file: Path) -> None:
+    """Draw a (C, C) confusion matrix into a PNG file."""
+    shown = [name[:30].replace("$", r"\$") for name in names]  # dollar signs begin formulas
+    size = 3 + 0.4 * len(names)
+    figure = Figure(figsize=(size, size), layout="constrained")
+    display = ConfusionMatrixDisplay(matrix, display_labels=shown)
+    display.plot(ax=figure.subplots(), cmap="Blues", colorbar=False, xticks_rotation="vertical", values_format="d")
+    with writing(file) as stream, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # the font lacks Chinese characters, for example
+        figure.savefig(stream, format="png", dpi=120)
+
+
+def decisions(problem_type: str, logits: np.ndarray) -> np.ndarray:
+    """Return the predictions of (N, C) logits: (N,) class ids, (N, C) zeros and ones for several classes, or (N,) numbers."""
+    if problem_type == REGRESSION:
+        return logits.reshape(len(logits))
+    return (logits > 0).astype(int) if problem_type == MULTI else logits.argmax(-1)
+
+
+def label_metrics(problem_type: str, labels: np.ndarray, logits: np.ndarray) -> dict[str, float]:
+    """Return the metrics of a kind of labels.
+
+    One class: accuracy, F1 as the mean over the classes, and Matthews' coefficient for two classes. Several classes: the share of
+    rows whose classes are all right, F1 as the mean over the classes, and F1 over all decisions. Numbers: Pearson's and
+    Spearman's correlation, and the mean squared error.
+
+    Args:
+        problem_type: As in the config of a model.
+        labels: (N,) class ids or numbers, or (N, C) zeros and ones.
+        logits: (N, C) predictions of the model.
+    """
+    predicted = decisions(problem_type, logits)
+    if problem_type == REGRESSION:
+        found = {"pearson": pearson(labels, predicted), "spearman": spearman(labels, predicted)}
+        return found | {"mse": float(mean_squared_error(labels, predicted))}
+    found = {"accuracy": accuracy_score(labels, predicted)}
+    found["f1"] = f1_score(labels, predicted, average="macro", zero_division=0)
+    if problem_type == MULTI:
+        found["f1_micro"] = f1_score(labels, predicted, average="micro", zero_division=0)
+    elif logits.shape[-1] == 2:
+        found["matthews"] = matthews_corrcoef(labels, predicted)
+    return {name: float(value) for name, value in found.items()}
+
+
+def pearson(labels: np.ndarray, predicted: np.ndarray) -> float:
+    """Return Pearson's correlation, and 0 if all predictions are equal, as they can be early in training."""
+    return float(pearsonr(predicted, labels).statistic) if np.ptp(predicted) and np.ptp(labels) else 0.0
+
+
+def spearman(labels: np.ndarray, predicted: np.ndarray) -> float:
+    """Return Spearman's rank correlation, and 0 if all predictions are equal."""
+    return float(spearmanr(predicted, labels).statistic) if np.ptp(predicted) and np.ptp(labels) else 0.0

@@ -1,0 +1,206 @@
+"""`FewShotClassifier`: contrastive training of an embedding model with few examples, and a logistic regression on its vectors.
+
+Source: SetFit, arXiv 2209.11055. The training is sentence-transformers' own, on triplets instead of pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.base.modules import Dense, Normalize
+from sentence_transformers.sentence_transformer.losses import BatchAllTripletLoss
+from sklearn.linear_model import LogisticRegression
+from transformers.hf_argparser import HfArg
+
+from ..embeddings.models import open_embedding_model
+from ..files.texts import printable
+from ..files.writing import content_hash
+from ..runs import MINI_MODEL_PATH, CheckedCheckpoints, FineTuningArguments, lock_run, train_or_resume
+from .classifier import Classifier
+from .job import check_finite, training_arguments
+from .texts import SINGLE, LabelledTextArguments, clean_label, text_classes
+
+
+@dataclass
+class FewShotArguments(LabelledTextArguments):
+    """Model and data."""
+
+    model_name_or_path: str = HfArg(default=MINI_MODEL_PATH, help="An embedding model: folder or id on the Hub.")
+    examples_per_class: int = HfArg(default=None, help="Examples drawn of each class. Default: all rows.")
+    problem_type: Literal["single_label_classification"] = HfArg(default=SINGLE, help="A row has one class.")
+    max_seq_length: int = HfArg(default=128, help="Length in tokens at which texts are truncated.")
+
+
+@dataclass
+class FewShotTrainingArguments(FineTuningArguments, SentenceTransformerTrainingArguments):
+    """Training arguments: some steps, whose number does not depend on that of the examples, without checkpoints."""
+
+    max_steps: int = HfArg(default=20, help="Steps; with -1, num_train_epochs counts.")
+    warmup_steps: float = 0.1
+    logging_steps: float = 0.05
+    eval_strategy: str = "no"
+    save_strategy: str = "no"
+    load_best_model_at_end: bool = False
+    batch_sampler: str = "group_by_label"
+
+
+class FewShotTrainer(CheckedCheckpoints, SentenceTransformerTrainer):
+    """sentence-transformers' trainer, with checkpoints from which a run resumes."""
+
+
+class FewShotClassifier(Classifier):
+    """Texts get one of several classes, of which a few examples are known.
+
+    The embedding model learns until texts of one class are closer to one another than to those of other classes. A logistic
+    regression on its vectors is then its last layer, so that `encode` returns the logits of the classes.
+
+    Args:
+        model: Folder or id on the Hub: of a NeoBERT, of an embedding model, or of a model that `save` wrote.
+        max_seq_length: Length in tokens at which the texts of a training are cut.
+    """
+
+    def __init__(self, model: str | Path = MINI_MODEL_PATH, max_seq_length: int = 128):
+        super().__init__(model, max_seq_length)
+        self._encoder = open_embedding_model(self.source, model_kwargs={"dtype": torch.float32})
+
+    @property
+    def model(self) -> SentenceTransformer:
+        """The embedding model; after `fit` with the layers of the classes."""
+        return self._encoder
+
+    def _read_labels(self) -> None:
+        if not has_head(self._encoder):
+            raise ValueError(f"{self.source} has no classes; give the folder of a trained model, or --train_file")
+        names = self._encoder[0].config.id2label
+        self.problem_type, self._names = SINGLE, [names[i] for i in range(len(names))]
+
+    def fit(
+        self,
+        texts: Sequence[str],
+        labels: Sequence[Any],
+        validation: tuple[Sequence[str], Sequence[Any]] | None = None,
+        training: FewShotTrainingArguments | None = None,
+        *,
+        classes: Sequence[str] | None = None,
+        examples_per_class: int | None = None,
+        **options,
+    ) -> FewShotClassifier:
+        """Train on examples.
+
+        Args:
+            texts: Texts.
+            labels: Label of each text.
+            validation: Other texts and labels; the metrics on them are printed at the end.
+            training: As of `Classifier.fit`, and `options` too.
+            classes: Names of the classes in the order of the logits; by default the sorted labels.
+            examples_per_class: Number of examples that are drawn of each class; None takes all.
+
+        Raises:
+            ValueError: Fewer than two classes have two examples, or a text is a pair.
+        """
+        self.problem_type, labels = SINGLE, [clean_label(label, SINGLE) for label in labels]
+        self._names = list(classes or text_classes(labels))
+        if not isinstance(texts[0], str):
+            raise ValueError("a pair of texts has no vector of its own; give one text (--text_columns)")
+        numbers, model = self.encode(labels), self._encoder
+        with training_arguments(training, options, kind=FewShotTrainingArguments) as training:
+            chosen = draw_examples(numbers, examples_per_class, training.seed)
+            examples = {"text": [texts[i] for i in chosen], "label": [numbers[i] for i in chosen]}
+            line = f"{len(chosen)} examples of {len(self._names)} classes: {', '.join(self._names)}"
+            print(printable(line), flush=True)
+            model.max_seq_length = self.max_seq_length
+            # otherwise the trainer collects texts of the examples, with a progress bar
+            model.model_card_data.widget = [{}]
+            if has_head(model):  # of an earlier training
+                del model[-2:]
+            config = model[0].config
+            # a few steps need large ones
+            training.choose_learning_rate(config, 2e-4 if config.hidden_size < 768 else 5e-5)
+
+            def make_trainer(_: Path | None) -> FewShotTrainer:
+                rows = Dataset.from_dict(examples)
+                return FewShotTrainer(model, training, train_dataset=rows, loss=BatchAllTripletLoss(model))
+
+            run = {"job": "few examples", "model": self.source, "classes": self._names, "seed": training.seed}
+            with lock_run(training.output_dir):
+                train_or_resume(make_trainer, training, run | {"rows": content_hash(examples)})
+            add_head(model, examples["text"], examples["label"], self._names)
+            self._end_fit((examples["text"],), validation, training)
+        return self
+
+    def outputs(self, texts: Sequence[str], training: FineTuningArguments | None = None) -> np.ndarray:
+        """Return (N, C) logits of N texts.
+
+        Raises:
+            ValueError: The model is not trained.
+        """
+        self._read_labels()
+        batch_size = (training or self._training or FewShotTrainingArguments).per_device_eval_batch_size
+        logits = self._encoder.encode(list(texts), batch_size=batch_size)
+        check_finite(logits)
+        return logits
+
+    def _save_weights(self, folder: str | Path) -> None:
+        self._encoder.save_pretrained(str(folder), create_model_card=False)  # which would be of an embedding model
+
+
+def draw_examples(labels: Sequence[int], per_class: int | None, seed: int) -> list[int]:
+    """Return the numbers of examples of each class, drawn at random, or of all that it has.
+
+    Args:
+        labels: Number of the class of each row.
+        per_class: Number of examples of each class; None returns all rows.
+        seed: Seed of the draw.
+
+    Raises:
+        ValueError: Fewer than two classes have two examples, which could be compared.
+    """
+    order, labels = np.random.default_rng(seed).permutation(len(labels)), np.array(labels)
+    drawn = {label: order[labels[order] == label][:per_class] for label in np.unique(labels)}
+    if sum(len(of_class) > 1 for of_class in drawn.values()) < 2:
+        raise ValueError(
+            "fewer than two classes have two examples to compare; give more rows, or more examples_per_class"
+        )
+    return sorted(int(i) for of_class in drawn.values() for i in of_class)
+
+
+def add_head(
+    model: SentenceTransformer, texts: Sequence[str], labels: Sequence[int], names: Sequence[str]
+) -> LogisticRegression:
+    """Append a logistic regression to an embedding model, as a linear layer. `encode` then returns the logits of the classes.
+
+    The model also gets a layer before it that scales vectors to length 1, and the names of the classes in its config.
+
+    Args:
+        model: The model.
+        texts: Examples.
+        labels: Number of the class of each example; every class has one.
+        names: Names of the classes.
+
+    Returns:
+        The logistic regression, on vectors of length 1.
+    """
+    model.append(Normalize())
+    regression = LogisticRegression(max_iter=1000).fit(model.encode(list(texts)), labels)
+    weight, bias = regression.coef_, regression.intercept_
+    if len(names) == 2:  # scikit-learn has the difference of the two logits
+        weight, bias = np.vstack([0 * weight, weight]), np.append(0, bias)
+    weight, bias = (torch.tensor(values, dtype=torch.float32) for values in (weight, bias))
+    layer = Dense(*weight.T.shape, activation_function=torch.nn.Identity(), init_weight=weight, init_bias=bias)
+    model.append(layer.to(model.device))
+    config = model[0].config
+    config.id2label = dict(enumerate(names))
+    config.label2id = {name: i for i, name in enumerate(names)}
+    return regression
+
+
+def has_head(model: SentenceTransformer) -> bool:
+    """Whether a model ends with the layer of `add_head`."""
+    return isinstance(model[-1], Dense) and model[-1].out_features == len(model[0].config.id2label)

@@ -1,0 +1,262 @@
+"""What the jobs of fine-tuning share: a model with a new head, one training, predictions, metrics in files, and the record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from transformers import AutoConfig, PreTrainedModel, Trainer, set_seed
+from transformers.tokenization_utils_base import LARGE_INTEGER
+
+from ..files.texts import check_leaves_tokens, check_max_length, printable
+from ..files.trust import load_tokenizer
+from ..files.writing import content_hash, write_json
+from ..runs import (
+    MINI_MODEL_PATH,
+    CheckedCheckpoints,
+    FineTuningArguments,
+    default_learning_rate,
+    lock_run,
+    train_or_resume,
+    write_record,
+)
+from .predictions import write_predictions
+from .rows import LabelledRows
+
+# Without validation rows there is no best epoch.
+LAST_EPOCH = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
+
+
+@contextmanager
+def training_arguments(
+    training: FineTuningArguments | None, options: dict, has_validation: bool = False, kind: type = FineTuningArguments
+) -> Iterator[FineTuningArguments]:
+    """Give the arguments, or those of the options; without `output_dir`, their folder is removed at the end."""
+    with TemporaryDirectory() as folder:
+        quiet = {} if "output_dir" in options else {"output_dir": folder, "report_to": "none", "save_only_model": True}
+        yield training or kind(**({} if has_validation else LAST_EPOCH) | quiet | options)
+
+
+class Job:
+    """A model for one job: `fit` trains it, `predict` uses it, `evaluate` measures it, `save` writes it.
+
+    A job says how rows become tokens (`_rows`), and what the outputs of the model mean (`_outputs`, `_decide`, `metrics`). The
+    columns are those of `fit`: inputs, and labels as the last one.
+
+    Args:
+        model: Folder or id on the Hub: of an encoder, or of a model that was trained for this job.
+        max_seq_length: Length in tokens of a training. A trained model keeps its own.
+    """
+
+    auto_class: type  # of transformers
+    noun: str
+    best_metric: str | None = "f1"  # chooses the best epoch
+    adapter: Any = None  # configuration of LoRA
+
+    def __init__(self, model: str | Path = MINI_MODEL_PATH, max_seq_length: int = 512):
+        check_leaves_tokens(max_seq_length)
+        self.source, self.max_seq_length = str(model), max_seq_length
+        self.tokenizer = load_tokenizer(self.source)
+        if self.tokenizer.model_max_length > LARGE_INTEGER:
+            self.tokenizer.model_max_length = max_seq_length
+        self._names: list[str] | None = None  # of the classes
+        self._training: FineTuningArguments | None = None
+        self._trainer: Trainer | None = None
+        self._facts: dict[str, Any] = {}  # of the training, for its record
+        self._scores_of: dict[str, dict[str, float]] = {}  # metrics by split
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes.
+
+        Raises:
+            ValueError: The model is not trained for this job.
+        """
+        if self._names is None:
+            self._read_labels()
+        return self._names
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model, after `fit` or a prediction."""
+        return self._trainer.model
+
+    def _read_labels(self) -> None:
+        """Take what the config of a trained model says."""
+        config, ending = AutoConfig.from_pretrained(self.source), self.auto_class.__name__.removeprefix("AutoModel")
+        if not any(name.endswith(ending) for name in config.architectures or ()):
+            remedy = "give the folder of one by --model_name_or_path, or rows to train by --train_file"
+            raise ValueError(f"{self.source} is not a trained {self.noun}; {remedy}")
+        self._names = [config.id2label[i] for i in range(config.num_labels)]
+
+    def _load_trained(self) -> PreTrainedModel:
+        return self.auto_class.from_pretrained(self.source, dtype="float32")
+
+    def _load_new(self, **options) -> PreTrainedModel:
+        """The model in float32; its head is new unless it has as many outputs as there are classes."""
+        if self._names is not None:
+            names = dict(enumerate(self._names))
+            options |= {"id2label": names, "label2id": {name: i for i, name in names.items()}}
+        model = self.auto_class.from_pretrained(self.source, dtype="float32", ignore_mismatched_sizes=True, **options)
+        check_max_length(model, self.max_seq_length)
+        return model
+
+    def _rows(self, *columns, is_training: bool = False) -> Dataset:
+        """Tokens of rows, with labels if the columns hold them."""
+        raise NotImplementedError
+
+    def _outputs(self, rows: Dataset, logits: Any, inputs: Sequence) -> Any:
+        """Outputs for each row: here its logits."""
+        return logits
+
+    def _trainer_for(self, model: PreTrainedModel, training: FineTuningArguments, **options) -> Trainer:
+        return CheckedCheckpoints(model, training, processing_class=self.tokenizer, **options)
+
+    def _metrics_of_epoch(self, found: Any, rows: Dataset, validation: tuple) -> dict[str, float]:
+        return self.metrics(self._outputs(rows, found.predictions, validation[:-1]), validation[-1])
+
+    def _after_training(self) -> None:
+        """Change the trained model before it is evaluated."""
+
+    def _fit(
+        self, columns: tuple, validation: tuple | None, training: FineTuningArguments | None, options: dict
+    ) -> None:
+        """Train or resume, and report on the validation rows; the arguments are as of `fit`."""
+        columns, validation = tuple(map(list, columns)), validation and tuple(map(list, validation))
+        self.tokenizer.model_max_length = self.max_seq_length
+        rows = {"train_dataset": self._rows(*columns, is_training=True)}
+        if validation:
+            rows["eval_dataset"] = held_out = self._rows(*validation)
+            rows["compute_metrics"] = lambda found: self._metrics_of_epoch(found, held_out, validation)
+        run = {"job": self.noun, "model": self.source, "classes": self._names, "max_seq_length": self.max_seq_length}
+        run |= {"adapter": bool(self.adapter), "rows": content_hash(columns)}
+        with training_arguments(training, options, bool(validation)) as training:
+            if validation and self.best_metric:
+                training.choose_metric(len(held_out), self.best_metric)
+
+            def make_trainer(_: Path | None) -> Trainer:
+                set_seed(training.seed)
+                model = self._load_new()
+                rate = default_learning_rate(model.config)
+                training.choose_learning_rate(model.config, 10 * rate if self.adapter else rate)
+                return self._trainer_for(model, training, **rows)
+
+            with lock_run(training.output_dir):
+                self._trainer = train_or_resume(make_trainer, training, run | {"seed": training.seed})
+            self._after_training()
+            self._end_fit(columns, validation, training)
+
+    def _end_fit(self, columns: tuple, validation: tuple | None, training: FineTuningArguments) -> None:
+        """Keep what the record says, and report on the validation rows."""
+        self._training, self._facts = training, {"num_rows": len(columns[0])}
+        if validation:
+            inputs = [" ".join(column[0]) if isinstance(column[0], list) else column[0] for column in validation[:-1]]
+            self._facts["example"] = inputs[0] if len(inputs) == 1 else inputs
+            self._report(self.outputs(*validation[:-1]), validation[-1], "validation", training.output_dir)
+
+    def outputs(self, *inputs, training: FineTuningArguments | None = None) -> Any:
+        """Return what the model says of inputs: logits, or answers.
+
+        Args:
+            inputs: Columns as of `fit`, without labels.
+            training: Training arguments whose device and batch size are used, if `fit` was not called.
+
+        Raises:
+            ValueError: The model is not trained.
+            FloatingPointError: A prediction is not finite.
+        """
+        _ = self.classes  # an error if it is not trained
+        inputs = list(map(list, inputs))
+        rows = self._rows(*inputs)
+        if self._trainer is None:
+            with training_arguments(training, {}) as training:
+                self._trainer = self._trainer_for(self._load_trained(), training, eval_dataset=rows)
+        self._trainer.compute_metrics = None
+        hidden = [name for name in rows.column_names if name.startswith("label")]
+        outputs = self._outputs(rows, self._trainer.predict(rows.remove_columns(hidden)).predictions, inputs)
+        check_finite(outputs)
+        return outputs
+
+    def predict(self, *inputs) -> list:
+        """Return the predictions for inputs, the columns of `fit` without labels."""
+        return self._decide(self.outputs(*inputs))
+
+    def predict_scores(self, *inputs) -> Any:
+        """Return the probability of each class for inputs, or numbers."""
+        return self._scores(self.outputs(*inputs))
+
+    def evaluate(self, *columns) -> dict[str, float]:
+        """Return the metrics on rows, the columns of `fit`."""
+        return self.metrics(self.outputs(*columns[:-1]), columns[-1])
+
+    def _report(self, outputs: Any, labels: list | None, split: str, folder: str | Path) -> None:
+        """Print the metrics of a split, and write them to a file of the folder."""
+        if labels is None:
+            print(f"the {split} rows have no labels, so there are no metrics", flush=True)
+            return
+        self._scores_of[split] = found = self.metrics(outputs, labels)
+        if self._trainer is None or self._trainer.is_world_process_zero():
+            print(f"{split}: " + ", ".join(f"{name} {value:.4f}" for name, value in found.items()), flush=True)
+            prefix = {"validation": "eval"}.get(split, split)
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            write_json(Path(folder, f"{prefix}_results.json"), {f"{prefix}_{name}": found[name] for name in found})
+            self._report_classes(outputs, labels, split, Path(folder))
+
+    def _report_classes(self, outputs: Any, labels: list, split: str, folder: Path) -> None:
+        """Print what a job says of each class."""
+
+    def predict_rows(
+        self, data: LabelledRows, training: FineTuningArguments, file: str | None = None, **options
+    ) -> None:
+        """Predict the test rows of files: a file of predictions, and metrics if they have labels.
+
+        Args:
+            data: Rows of files.
+            training: Training arguments; their folder gets the files.
+            file: File of the predictions; None takes predictions.csv or predictions.jsonl in the folder.
+            options: Further arguments of `prediction_rows`.
+        """
+        outputs = self.outputs(*data.test[:-1], training=training)
+        self._report(outputs, data.test[-1], "test", training.output_dir)
+        if training.should_save:
+            write_predictions(file, self.prediction_rows(outputs, data.test_rows, **options), training.output_dir)
+
+    def save(self, folder: str | Path, data: LabelledRows | None = None) -> None:
+        """Write the model, its tokenizer, and the record of its training, from which its card is made.
+
+        Args:
+            folder: Folder.
+            data: Rows of the training, if they are those of files, whose names the record has.
+        """
+        self._save_weights(folder)
+        if self._training is None or not self._training.should_save:
+            return
+        names = data.names if data else dict.fromkeys(("train", "validation", "test"), "rows given in Python")
+        hub = data and data.dataset
+        scores = []
+        for split, found in self._scores_of.items():
+            dataset = {"dataset": names[split], "dataset_id": hub if names[split] == hub else None}
+            scores.append({**dataset, "split": split, "metrics": found})
+        more = {"datasets": [hub] if hub else [], "scores": scores, "example": self._facts.get("example")}
+        rows = {names["train"]: self._facts["num_rows"]}
+        write_record(folder, self._training, source=self.source, rows=rows, **more)
+
+    def _save_weights(self, folder: str | Path) -> None:
+        assert self._trainer, "fit the model, or predict with it, before you save it"
+        self._trainer.save_model(str(folder))
+
+
+def check_finite(outputs: Any) -> None:
+    """Raise FloatingPointError if an output is not finite: an item of an array or of a list of arrays, or a score."""
+    if not all(np.isfinite(part["score"] if isinstance(part, dict) else part).all() for part in outputs):
+        raise FloatingPointError("a prediction is not finite; the model has diverged, lower --learning_rate")
+
+
+def print_report(text: str) -> None:
+    """Print a table whose rows have the names of classes, which come from files."""
+    print(*map(printable, text.split("\n")), sep="\n", flush=True)

@@ -1,0 +1,267 @@
+"""`Tagger`: words get a tag each; windows of long rows, labels of all pieces of a word, metrics, report and predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from scipy.special import softmax
+from seqeval import metrics as entities
+from sklearn.metrics import accuracy_score, classification_report, f1_score
+from transformers import (
+    AutoModelForTokenClassification,
+    BatchEncoding,
+    DataCollatorForTokenClassification,
+    PreTrainedTokenizerBase,
+    Trainer,
+)
+
+from ..runs import MINI_MODEL_PATH, FineTuningArguments
+from .job import Job, print_report
+from .rows import check_known
+from .words import checked_tags, is_iob, tag_names, to_iob2
+
+IGNORED = -100  # label of a token that has no part in the loss
+LATER_PIECE = 0.7  # probability of I- for a later piece whose other tag is B-
+
+
+class Tagger(Job):
+    """Words get a tag each.
+
+    The pipeline of transformers sees pieces of words, and its aggregation strategies join them by their tags. So all pieces are
+    trained: the first piece of a word has the tag of the word, and the others continue it (I- after B-). A long row is cut into
+    windows that overlap by a quarter. Evaluation takes a word from the window in which it has the most context on both sides.
+
+    Args:
+        model: Folder or id on the Hub: of an encoder, or of a trained tagger.
+        max_seq_length: Length in tokens of a window; at most that of the training, if the model is trained.
+    """
+
+    auto_class = AutoModelForTokenClassification
+    noun = "tagger"
+
+    def __init__(self, model: str | Path = MINI_MODEL_PATH, max_seq_length: int = 512):
+        super().__init__(model, max_seq_length)
+        self.tokenizer.add_prefix_space = (
+            True  # RoBERTa's class in transformers 4 demands it; `_tokenize` adds the spaces
+        )
+        self.tokenizer.padding_side = "right"  # so the logits of a window begin at its first token
+
+    def fit(
+        self,
+        words: Sequence[list[str]],
+        tags: Sequence[list[str]],
+        validation: tuple[Sequence, Sequence] | None = None,
+        training: FineTuningArguments | None = None,
+        *,
+        classes: Sequence[str] | None = None,
+        **options,
+    ) -> Tagger:
+        """Train on rows of words with a tag each.
+
+        Args:
+            words: Words of each row.
+            tags: Tag of each word. E- or L-, and S- or U-, become I- and B-.
+            validation: Other words and tags. They choose the best epoch, and the metrics on them are printed at the end.
+            training: As of `Classifier.fit`, and `options` too.
+            classes: Names of the tags in the order of the logits; by default the sorted tags, see `tag_names`.
+
+        Raises:
+            ValueError: A row has not as many tags as words, or there is one tag only.
+            FloatingPointError: The model has diverged.
+        """
+        tags = [checked_tags(*row) for row in zip(words, tags)]
+        held_out = [checked_tags(*row) for row in zip(*validation)] if validation else []
+        to_iob2([*tags, *held_out])
+        self._names = list(classes or tag_names([tag for row in tags for tag in row]))
+        self._fit((words, tags), (validation[0], held_out) if validation else None, training, options)
+        return self
+
+    def _trainer_for(self, *arguments, **options) -> Trainer:
+        collator = DataCollatorForTokenClassification(self.tokenizer, label_pad_token_id=[IGNORED, IGNORED])
+        return super()._trainer_for(*arguments, data_collator=collator, compute_loss_func=piece_loss, **options)
+
+    def _rows(self, words: Sequence, tags: Sequence | None = None, is_training: bool = False) -> Dataset:
+        """Windows of at most `max_seq_length` tokens.
+
+        `labels` of training windows are those of `piece_loss`. In the other windows the first piece of a word has its tag (the
+        first one if there are no tags), in one window only, and `row` is the number of the row.
+        """
+        check_known(((f"row {i}", of_row) for i, of_row in enumerate(tags or ())), self.classes)
+        numbers = {name: number for number, name in enumerate(self.classes)}
+        ids = [[numbers[tag] for tag in of_row] for of_row in tags] if tags else [[0] * len(of_row) for of_row in words]
+        rows = Dataset.from_dict({"words": list(words), "tags": ids})
+        length = min(self.max_seq_length, self.tokenizer.model_max_length)
+        labels_of = partial(piece_labels, names=self.classes) if is_training else first_pieces
+        options = {
+            "tokenizer": self.tokenizer,
+            "max_length": length,
+            "labels_of": labels_of,
+            "is_training": is_training,
+        }
+        return rows.map(cut, batched=True, with_indices=True, remove_columns=rows.column_names, fn_kwargs=options)
+
+    def _outputs(self, rows: Dataset, logits: np.ndarray, inputs: Sequence) -> list[np.ndarray]:
+        """(number of words, number of tags) logits of each row, from (windows, tokens, number of tags)."""
+        found: dict[int, list[np.ndarray]] = {}
+        for window, of_window in zip(rows.select_columns(["row", "labels"]), logits):
+            is_marked = np.array(window["labels"])[:, 0] != IGNORED
+            found.setdefault(window["row"], []).append(of_window[: len(is_marked)][is_marked])
+        return [np.concatenate(of_row) for of_row in found.values()]
+
+    def _scores(self, outputs: list[np.ndarray]) -> list[np.ndarray]:
+        return [softmax(row.astype(np.float64), -1) for row in outputs]
+
+    def _decide(self, outputs: list[np.ndarray]) -> list[list[str]]:
+        return [[self.classes[tag] for tag in row.argmax(-1)] for row in outputs]
+
+    def metrics(self, outputs: list[np.ndarray], labels: list[list[str]]) -> dict[str, float]:
+        """Return the metrics that `tag_metrics` describes."""
+        return tag_metrics(labels, self._decide(outputs))
+
+    def _report_classes(self, outputs: list[np.ndarray], labels: list[list[str]], split: str, folder: Path) -> None:
+        """Print precision, recall and F1 of each kind."""
+        print_report(tag_report(labels, self._decide(outputs)))
+
+    def prediction_rows(self, outputs: list[np.ndarray], rows: list[dict]) -> list[dict[str, Any]]:
+        """Return rows with `prediction`, a tag for each word, and `probability`, that of each tag."""
+        predictions = zip(rows, self._decide(outputs), self._scores(outputs))
+        return [
+            {**row, "prediction": tags, "probability": [round(float(score), 6) for score in scores.max(-1)]}
+            for row, tags, scores in predictions
+        ]
+
+
+def piece_loss(
+    outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
+) -> torch.Tensor:
+    """Return the cross-entropy of the pieces of words, for Trainer.
+
+    Example: the words "New", "Yorker" are two entities of one kind, and "Yorker" has the pieces B- and I-. The strategies
+    "average" and "max" of the pipeline choose one tag for both pieces. If it is I-, the two entities become one. So the label of
+    this second piece is 0.7 I- and 0.3 B-: I- is the most probable tag, as "simple" needs, and B- of the first piece prevails.
+    Other pieces have one tag.
+
+    Args:
+        outputs: (B, L, C) logits of a model.
+        labels: (B, L, 2) tags: the first has 0.7 of the probability and the second 0.3; often they are one tag. -100 is no label.
+        num_items_in_batch: Number of tags, two for each label, by which Trainer divides the sum; None divides by the labels of
+            this batch.
+    """
+    kept = labels[..., 0] != IGNORED
+    scores = outputs.logits[kept].float().log_softmax(-1).gather(-1, labels[kept])
+    loss = -(scores @ scores.new_tensor([LATER_PIECE, 1 - LATER_PIECE])).sum()
+    return loss / (kept.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch / 2)
+
+
+def piece_labels(words: np.ndarray, is_joined: np.ndarray, tags: np.ndarray, names: Sequence[str]) -> np.ndarray:
+    """Return (number of pieces, 2) labels for `piece_loss` of the pieces of a row.
+
+    Args:
+        words: For each piece, the number of its word.
+        is_joined: Whether the pipeline joins a piece to the one before it.
+        tags: Number of the tag of each word.
+        names: Names of the tags.
+    """
+    if not is_iob(names):
+        return np.stack([tags[words]] * 2, -1)
+    inside = np.array([names.index(name if name == "O" else f"I-{name[2:]}") for name in names])[tags]  # of each word
+    before = np.concatenate([[-1], inside[:-1]])
+    is_adjacent = (tags != inside) & (inside == before)  # it begins an entity right after one of the same kind
+    first = np.where(_is_first(words), tags[words], inside[words])
+    return np.stack([first, np.where(is_adjacent[words] & is_joined, tags[words], first)], -1)
+
+
+def first_pieces(words: np.ndarray, _: np.ndarray, tags: np.ndarray) -> np.ndarray:
+    """Return (number of pieces, 2) labels: twice the tag of a word at its first piece; the arguments are as in `piece_labels`."""
+    return np.stack([np.where(_is_first(words), tags[words], IGNORED)] * 2, -1)
+
+
+def _is_first(words: np.ndarray) -> np.ndarray:
+    """Whether a piece is the first of its word."""
+    return np.diff(words, prepend=-1) != 0
+
+
+def tag_metrics(sought: list[list[str]], found: list[list[str]]) -> dict[str, float]:
+    """Return accuracy over the words, and F1: of the entities if all tags are B-, I- or O, else the mean over the tags.
+
+    Args:
+        sought: Tags of the words of each row.
+        found: Tags that a model gives them.
+    """
+    tags = [tag for row in sought for tag in row], [tag for row in found for tag in row]
+    scores = {"accuracy": accuracy_score(*tags)}
+    if is_iob(set().union(*tags)):
+        for name in ("precision", "recall", "f1"):
+            scores[name] = getattr(entities, f"{name}_score")(sought, found, zero_division=0)
+    else:
+        scores["f1"] = f1_score(*tags, average="macro", zero_division=0)
+    return {name: float(value) for name, value in scores.items()}
+
+
+def tag_report(sought: list[list[str]], found: list[list[str]]) -> str:
+    """Return a table of precision, recall and F1 of each kind of entity or tag; the arguments are as in `tag_metrics`."""
+    tags = [tag for row in sought for tag in row], [tag for row in found for tag in row]
+    if not is_iob(set().union(*tags)):
+        return classification_report(*tags, zero_division=0, digits=3)
+    if set().union(*tags) == {"O"}:
+        return "no entities, neither in the rows nor in the predictions"
+    return entities.classification_report(sought, found, zero_division=0, digits=3)
+
+
+def cut(rows: dict[str, list], numbers: list[int], tokenizer, max_length: int, labels_of, is_training: bool) -> dict:
+    """Return windows of rows of words, for `Dataset.map`; `labels_of` makes the labels of the pieces of a whole row."""
+    overlap = (max_length - tokenizer.num_special_tokens_to_add()) // 4
+    tokens = _tokenize(tokenizer, rows["words"], max_length, overlap)
+    prefix = getattr(tokenizer.backend_tokenizer.model, "continuing_subword_prefix", None)
+    owners = tokens["overflow_to_sample_mapping"]
+    places = [[j for j, word in enumerate(tokens.word_ids(i)) if word is not None] for i in range(len(owners))]
+    words: list[list[int]] = [[] for _ in rows["words"]]  # of the pieces of a whole row
+    is_joined: list[list[bool]] = [[] for _ in rows["words"]]  # to the piece before, by the pipeline
+    starts = []  # of windows in their rows
+    for i, owner in enumerate(owners):
+        word_of, names, shared = tokens.word_ids(i), tokens.tokens(i), overlap if words[owner] else 0
+        starts.append(len(words[owner]) - shared)
+        for j in places[i][shared:]:
+            same_word = words[owner][-1:] == [word_of[j]]
+            is_joined[owner].append(names[j].startswith(prefix) if prefix else same_word)
+            words[owner].append(word_of[j])
+    labels = [labels_of(*map(np.array, row)) for row in zip(words, is_joined, rows["tags"])]
+    windows = []
+    for i, owner in enumerate(owners):
+        # evaluation: half of an overlap belongs to the window before, the other half to the one after
+        first, end = starts[i], starts[i] + len(places[i])
+        if not is_training:
+            first += overlap // 2 if first else 0
+            end -= overlap - overlap // 2 if owners[i + 1 : i + 2] == [owner] else 0
+        window = np.full((len(tokens["input_ids"][i]), 2), IGNORED)
+        window[places[i][first - starts[i] : end - starts[i]]] = labels[owner][first:end]
+        windows.append(window)
+    inputs = {name: tokens[name] for name in tokenizer.model_input_names if name in tokens}
+    return inputs | {"labels": windows, "row": [numbers[owner] for owner in owners]}
+
+
+def _tokenize(
+    tokenizer: PreTrainedTokenizerBase, rows: list[list[str]], max_length: int, overlap: int
+) -> BatchEncoding:
+    """Windows of tokens; a word of characters that the tokenizer removes has the unknown token, so that it gets a tag too."""
+
+    def tokenize(rows: list[list[str]]) -> BatchEncoding:
+        # the spaces of a text; byte-level tokenizers mark the beginning of a word by one
+        rows = [[first, *(f" {word}" for word in others)] for first, *others in rows]
+        options = {"truncation": True, "max_length": max_length, "stride": overlap, "return_overflowing_tokens": True}
+        return tokenizer(rows, is_split_into_words=True, **options)
+
+    tokens = tokenize(rows)
+    seen: list[set[int | None]] = [set() for _ in rows]
+    for i, owner in enumerate(tokens["overflow_to_sample_mapping"]):
+        seen[owner].update(tokens.word_ids(i))
+    if all(len(words) <= len(of_row - {None}) for words, of_row in zip(rows, seen)):
+        return tokens
+    unknown = tokenizer.unk_token
+    return tokenize([[word if i in kept else unknown for i, word in enumerate(row)] for row, kept in zip(rows, seen)])

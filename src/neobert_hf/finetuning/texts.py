@@ -1,0 +1,214 @@
+"""Texts, or pairs of texts, with a class, several classes, or a number."""
+
+# ruff: noqa: RUF009  (HfArg returns a field)
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from transformers.hf_argparser import HfArg
+
+from .rows import (
+    LabelledDataArguments,
+    LabelledRows,
+    as_lists,
+    check_filled,
+    check_known,
+    class_names,
+    column,
+    hold_out,
+    label_text,
+    read_splits,
+)
+
+if TYPE_CHECKING:
+    from .classifier import Classifier
+
+SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
+NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?(e[+-]?\d+)?")  # 007 is a name
+TRUTHS = {"true": "1", "false": "0"}
+
+
+@dataclass
+class LabelledTextArguments(LabelledDataArguments):
+    """Data."""
+
+    text_columns: list[str] = HfArg(default_factory=lambda: ["text"], help="One or two columns of text.")
+    label_column: str = HfArg(default="label", help="Column of the class, the list of classes, or the number.")
+    label_columns: list[str] = HfArg(default=None, help="Columns of 0 and 1, one for each class, instead.")
+    label_separator: str = HfArg(default=None, help="What separates the classes in --label_column, such as ';'.")
+    problem_type: Literal["auto", "single_label_classification", "multi_label_classification", "regression"] = HfArg(
+        default="auto", help="auto: by the labels of the training rows."
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        texts, labels = self.text_columns, self.label_columns or [self.label_column]
+        if not 1 <= len(texts) <= 2:
+            raise ValueError(f"text_columns={' '.join(texts)} are {len(texts)} columns; name one or two")
+        if {*labels} & {*texts}:
+            names = f"text_columns={' '.join(texts)} and label_column={' '.join(labels)}"
+            raise ValueError(f"{names}: a column of texts cannot be that of the labels; name another")
+        if self.label_columns and self.label_separator:
+            raise ValueError("give one of --label_columns and --label_separator")
+
+
+def read_labelled_texts(arguments: LabelledTextArguments, seed: int, trained: Classifier) -> LabelledRows:
+    """Read texts, or pairs of texts, with a class, several classes or a number each.
+
+    Args:
+        arguments: Where the rows are, and what their columns mean.
+        seed: Seed of the choice of validation rows, if no others are given.
+        trained: It knows the classes if there are no training rows.
+
+    Returns:
+        Rows as (texts, labels): a pair of texts is a tuple, a label is a string, a list of strings, or a float. The classes are
+        those of the Hub's dataset, of `label_columns`, or the sorted labels of the training rows.
+
+    Raises:
+        ValueError: Rows have faults, or a label that no training row has; the message names files and lines. Or as of
+            `class_names`, or without training rows the model is not trained.
+        OSError: A file cannot be read.
+    """
+    label_columns = arguments.label_columns or [arguments.label_column]
+    kind, names = arguments.problem_type, arguments.label_columns
+    if not arguments.has_training:
+        names, kind = trained.classes, trained.problem_type
+    elif kind == "auto" and (names or arguments.label_separator):
+        kind = MULTI
+
+    def check(row: dict, has_labels: bool) -> list:
+        texts = {name: column(row, name, remedy="name it by --text_columns") for name in arguments.text_columns}
+        check_filled(texts)
+        text = tuple(texts.values()) if len(texts) > 1 else texts[arguments.text_columns[0]]
+        return [text, _label(row, arguments, kind) if has_labels else None]
+
+    splits, hub_names = read_splits(arguments, check, label_columns, seed)
+    for rows in splits.values():
+        _check_texts([row.values[0] for row in rows], rows[0].place)
+    labelled = [row for rows in splits.values() for row in rows if row.values[1] is not None]
+    if kind == "auto":
+        kind = kind_of([row.values[1] for row in splits["train"]])
+        for row in labelled:
+            try:
+                row.values[1] = clean_label(row.values[1], kind)
+            except ValueError as error:
+                raise ValueError(f"{row.place}: {error}") from error
+    if kind == REGRESSION:
+        names = [label_columns[0]]
+    else:
+        if "train" in splits:
+            names = text_classes([label for row in splits["train"] for label in row.labels], names or hub_names)
+        check_known(((row.place, row.labels) for row in labelled), names)
+    hold_out(splits, seed, keep_rare=kind != REGRESSION)
+    return as_lists(arguments, splits, classes=list(names), problem_type=kind)
+
+
+def _label(row: dict, arguments: LabelledTextArguments, kind: str) -> Any:
+    """The label of a row: a string, a list of strings, or a float."""
+    if arguments.label_columns:
+        return [
+            name
+            for name in arguments.label_columns
+            if _is_set(column(row, name, remedy="name it by --label_columns"), name)
+        ]
+    label, separator = (
+        column(row, arguments.label_column, remedy="name it by --label_column"),
+        arguments.label_separator,
+    )
+    if not separator:
+        return clean_label(label, kind)
+    if not isinstance(label, str):
+        raise ValueError(f"the label {label!r:.80} is a {type(label).__name__}, not a text with {separator!r}")
+    return [part.strip() for part in label.split(separator) if part.strip()]
+
+
+def _is_set(value: Any, name: str) -> bool:
+    number = as_number(str(value))
+    if number not in (0, 1):
+        raise ValueError(f"the column {name!r} has {value!r:.80}; give 0 or 1")
+    return number == 1
+
+
+def _check_texts(texts: Sequence[str | tuple[str, str]], place: str) -> None:
+    for of_column in zip(*texts) if isinstance(texts[0], tuple) else [texts]:
+        if all(NUMBER.fullmatch(text.strip()) for text in of_column):
+            raise ValueError(
+                f"{place}: the texts are numbers only, such as {of_column[0]!r}; name the column of texts by --text_columns"
+            )
+
+
+def as_number(text: str) -> float | None:
+    """Return the number that a text is, also 1 or 0 for true or false; None if it is none."""
+    text = TRUTHS.get(text.strip().lower(), text.strip())
+    return float(text) if NUMBER.fullmatch(text) else None
+
+
+def clean_label(label: Any, kind: str) -> str | list[str] | float:
+    """Return a label as the kind demands it: a text, a list of texts, or a number; "auto" takes lists and texts.
+
+    Raises:
+        ValueError: The label is missing, or of another kind.
+    """
+    is_list = isinstance(label, list)
+    if kind == REGRESSION:
+        text = label_text(label)
+        try:
+            number = float(text)
+        except ValueError as error:
+            raise ValueError(f"the label {label!r:.80} is not a number, such as 3.5") from error
+        if not math.isfinite(number):
+            raise ValueError(f"the label {label!r} is not finite")
+        return number
+    if kind != "auto" and is_list != (kind == MULTI):
+        which = "a list" if is_list else "no list"
+        raise ValueError(f"the label {label!r:.80} is {which}; a label is a list if rows have several classes")
+    if not is_list:
+        return label_text(label)
+    labels = [label_text(one) for one in label]
+    if len({*labels}) < len(labels):
+        raise ValueError(f"the label {label!r:.80} has a class twice; list names, or give columns by --label_columns")
+    return labels
+
+
+def kind_of(labels: Sequence[str | list[str]]) -> str:
+    """Return the kind of labels: lists are several classes, and numbers of which one has a fraction are a regression.
+
+    Args:
+        labels: Labels of all training rows, as `clean_label` returns them for "auto".
+
+    Raises:
+        ValueError: The labels are numbers with a decimal comma.
+    """
+    if any(isinstance(label, list) for label in labels):
+        return MULTI
+    if all(re.fullmatch(r"-?\d+(,\d+)?", label) for label in labels) and (commas := [x for x in labels if "," in x]):
+        raise ValueError(f"the labels are numbers with a decimal comma, such as {commas[0]!r}; write points")
+    numbers = [as_number(label) for label in labels]
+    if None in numbers or all(number.is_integer() for number in numbers):
+        return SINGLE
+    print(
+        f"labels: numbers from {min(numbers):g} to {max(numbers):g} with fractions, so this is a regression; the problem type "
+        f"{SINGLE} makes classes of them",
+        flush=True,
+    )
+    return REGRESSION
+
+
+def text_classes(labels: Sequence[str], names: Sequence[str] | None = None) -> list[str]:
+    """Return the names of the classes of training labels, as `class_names` does.
+
+    Raises:
+        ValueError: As of `class_names`; or two classes are one number, such as 1 and 1.0.
+    """
+    names = class_names(labels, names, "to predict numbers, choose the problem type (--problem_type) regression")
+    values = [name if (number := as_number(name)) is None else number for name in names]
+    for i, value in enumerate(values):
+        if value in values[:i]:
+            one = names[values.index(value)]
+            raise ValueError(f"the classes {one!r} and {names[i]!r} are one number; write it in one way in all rows")
+    return names

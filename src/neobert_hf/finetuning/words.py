@@ -1,0 +1,183 @@
+"""Words with a tag each: from CoNLL files, JSON lines, Parquet, or datasets of the Hub."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers.hf_argparser import HfArg
+
+from ..files.rows import COMPRESSIONS, Faults, read_lines, read_rows
+from .rows import (
+    LabelledDataArguments,
+    LabelledRows,
+    as_lists,
+    check_filled,
+    check_known,
+    class_names,
+    column,
+    hold_out,
+    label_text,
+    read_splits,
+)
+
+if TYPE_CHECKING:
+    from .tagger import Tagger
+
+CONLL_SUFFIXES = (".conll", ".txt", ".iob", ".bio", ".tsv")
+WORD_COLUMNS = ("words", "tokens")
+TAG_COLUMNS = ("tags", "ner_tags")
+# Prefixes for the last word of an entity and for one of a single word, which pipelines of transformers do not know
+IOB2 = {"B": "B", "I": "I", "E": "I", "L": "I", "S": "B", "U": "B"}
+
+
+@dataclass
+class TaggedWordArguments(LabelledDataArguments):
+    """Data."""
+
+    word_column: str = HfArg(default=None, help="Default: words or tokens. Of CoNLL a number; default: 1.")
+    tag_column: str = HfArg(default=None, help="Default: tags or ner_tags. Of CoNLL a number; default: the last.")
+
+
+def is_iob(names: Iterable[str]) -> bool:
+    """Return whether all tags are O, or begin with B- or I-: the first word of an entity, and its other words."""
+    return all(name == "O" or name.startswith(("B-", "I-")) for name in names)
+
+
+def read_tagged_words(arguments: TaggedWordArguments, seed: int, trained: Tagger) -> LabelledRows:
+    """Read lists of words with one tag for each word.
+
+    CoNLL files (.conll, .txt, .iob, .bio, .tsv) have a word and its tag on each line, and an empty line after each sentence. Tags
+    with E- or L- (last word) and S- or U- (single word) become I- and B-.
+
+    Args:
+        arguments: Where the rows are, and what their columns mean.
+        seed: Seed of the choice of validation rows, if no others are given.
+        trained: Without training rows, it knows the tags.
+
+    Returns:
+        Rows as (words, tags), lists for each row. The classes are those of the Hub's dataset, or the sorted tags of the training
+        rows; see `tag_names`.
+
+    Raises:
+        ValueError: A row has no words, or not as many tags as words, or a tag that no training row has; the message names file
+            and line. Or there is one tag only.
+        OSError: A file cannot be read.
+    """
+    names = None if arguments.has_training else trained.classes
+    word_columns = (arguments.word_column,) if arguments.word_column else WORD_COLUMNS
+    tag_columns = (arguments.tag_column,) if arguments.tag_column else TAG_COLUMNS
+
+    def check(row: dict, has_tags: bool) -> list:
+        words = column(row, *word_columns, remedy="name it by --word_column")
+        tags = column(row, *tag_columns, remedy="name it by --tag_column") if has_tags else None
+        return [words, checked_tags(words, tags)]
+
+    read = partial(_rows, arguments=arguments, names=(word_columns[0], tag_columns[0]))
+    splits, hub_names = read_splits(arguments, check, tag_columns, seed, read)
+    every = [row for rows in splits.values() for row in rows]
+    if to_iob2([row.values[1] for row in every if row.values[1] is not None]):
+        print("the tags E- or L- become I-, and S- or U- become B-; pipelines know B- and I- only", flush=True)
+    if "train" in splits:
+        names = tag_names([tag for row in splits["train"] for tag in row.labels], hub_names)
+    check_known(((row.place, row.labels) for row in every), names)
+    hold_out(splits, seed)
+    return as_lists(arguments, splits, classes=list(names))
+
+
+def checked_tags(words: Any, tags: Any) -> list[str] | None:
+    """Return the tags of a row as texts; None if there are none.
+
+    Raises:
+        ValueError: The words or the tags are no lists, a word is empty, or a tag is missing.
+    """
+    if not isinstance(words, list) or not words:
+        raise ValueError(f"the words are {words!r:.80}; give a list of words")
+    check_filled({f"word {i}": word for i, word in enumerate(words, 1)})
+    if tags is None:
+        return None
+    if not isinstance(tags, list):
+        raise ValueError(f"the tags are {tags!r:.80}; give a list of tags")
+    if len(words) != len(tags):
+        raise ValueError(f"{len(words)} words and {len(tags)} tags; every word needs one tag")
+    return [label_text(tag) for tag in tags]
+
+
+def to_iob2(rows: Sequence[list[str]]) -> bool:
+    """Change the tags of rows of the scheme that marks last and single words, if all tags are of it; return whether."""
+    kinds = {tag for row in rows for tag in row}
+    entities = kinds - {"O"}
+    if entities == kinds or is_iob(kinds) or not all(re.match("[BIELSU]-.", tag) for tag in entities):
+        return False
+    for row in rows:
+        row[:] = [tag if tag == "O" else IOB2[tag[0]] + tag[1:] for tag in row]
+    return True
+
+
+def tag_names(tags: Sequence[str], names: Sequence[str] | None = None) -> list[str]:
+    """Return the names of the classes: those given, or the different tags; a kind with a tag B- has one with I- too.
+
+    Raises:
+        ValueError: As of `class_names`.
+    """
+    names = class_names(tags, names, "name the column of the tags by --tag_column")
+    if is_iob(names):
+        names += [inside for name in names if name.startswith("B-") and (inside := f"I-{name[2:]}") not in names]
+    return names
+
+
+def _rows(
+    file: str, faults: Faults, arguments: TaggedWordArguments, names: tuple[str, str]
+) -> Iterable[tuple[str, Any]]:
+    """Rows of a file, each after its place; those of CoNLL have columns of these names."""
+    path = Path(file)
+    is_conll = Path(path.stem if path.suffix in COMPRESSIONS else path).suffix in CONLL_SUFFIXES
+    return _conll_rows(file, arguments, names, faults) if is_conll else read_rows(file, faults=faults)
+
+
+def _conll_rows(
+    file: str, arguments: TaggedWordArguments, names: tuple[str, str], faults: Faults
+) -> Iterator[tuple[str, dict]]:
+    """Rows of a CoNLL file: each sentence with the place of its first line; without tags if its lines have one column.
+
+    A line that begins with "#" and has another number of columns than the lines of words is a comment.
+    """
+    lines = list(read_lines(file))
+    first = next((line for _, line in lines if line.strip() and not line.startswith(("#", "-DOCSTART-"))), "")
+    separator = "\t" if "\t" in first else " +"
+    lines = [(place, _columns(line, separator)) for place, line in lines]
+    num_columns = len(_columns(first, separator)) or 1
+    if first and num_columns == 1 and file != arguments.test_file:
+        raise ValueError(f"{file} has one column; write on each line a word, a tab or a blank, and its tag")
+    chosen = ((arguments.word_column, 0), (arguments.tag_column, -1))
+    try:
+        word, tag = (int(number) - 1 if number else default for number, default in chosen)
+    except ValueError as error:
+        raise ValueError(f"{file}: --word_column and --tag_column of a CoNLL file are numbers, from 1") from error
+    if max(word, tag) >= num_columns:
+        raise ValueError(f"{file}: column {max(word, tag) + 1} of {num_columns}; choose an existing one")
+    start, sentence, fault = "", [], None
+    for place, columns in [*lines, ("", [])]:
+        if columns and columns[0].startswith("#") and len(columns) != num_columns:
+            continue
+        if columns and not columns[0].startswith("-DOCSTART-"):
+            start = start or place
+            if len(columns) != num_columns and not fault:
+                fault = place, f"{len(columns)} columns, but the first word has {num_columns}"
+            sentence.append(columns)
+        elif sentence:
+            if fault:
+                faults.append(fault)
+            else:
+                values = {names[0]: [columns[word] for columns in sentence]}
+                yield start, values | ({names[1]: [columns[tag] for columns in sentence]} if num_columns > 1 else {})
+            start, sentence, fault = "", [], None
+
+
+def _columns(line: str, separator: str) -> list[str]:
+    """Columns of a line; none of an empty one."""
+    return re.split(separator, line.strip(" ")) if line.strip() else []

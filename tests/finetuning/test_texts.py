@@ -1,0 +1,136 @@
+"""Texts with one class, several classes or a number: the kind follows from the labels, and labels keep their meaning."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("datasets", reason="labelled rows need datasets (pip install -e .[train])")
+
+from neobert_hf.finetuning import LabelledTextArguments, read_labelled_texts
+from neobert_hf.finetuning.texts import MULTI, REGRESSION, SINGLE
+
+
+def csv_file(folder, labels, name="train.csv", header="text,label"):
+    (folder / name).write_text("\n".join([header, *(f"text {i},{label}" for i, label in enumerate(labels))]) + "\n")
+    return str(folder / name)
+
+
+def jsonl_file(folder, labels, name="train.jsonl"):
+    (folder / name).write_text("".join(json.dumps({"text": "a", "label": label}) + "\n" for label in labels))
+    return str(folder / name)
+
+
+def read(file, **options):
+    return read_labelled_texts(LabelledTextArguments(train_file=file, validation_file=file, **options), 0, None)
+
+
+def test_numbers_with_a_fraction_are_a_regression_and_the_reader_is_told(tmp_path, capsys):
+    found = read(csv_file(tmp_path, ["1.5", "2", "-3.25"]))
+    assert (found.problem_type, found.classes, found.train[1]) == (REGRESSION, ["label"], [1.5, 2, -3.25])
+    assert "numbers from -3.25 to 2 with fractions, so this is a regression" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("labels", [[1, 2, 3, 1, 2, 3], ["1.0", "0.0"] * 3, ["a", "1.5", "1.5", "a"]])
+def test_whole_numbers_and_names_are_classes_unless_a_regression_is_asked_for(tmp_path, labels):
+    file = csv_file(tmp_path, labels)
+    assert read(file).problem_type == SINGLE
+    if "a" not in labels:
+        assert read(file, problem_type=REGRESSION).train[1] == [float(label) for label in labels]
+
+
+def test_several_classes_are_the_same_as_lists_as_columns_and_with_a_separator(tmp_path):
+    names, rows = ["news", "rare", "sport"], [["news"], [], ["sport", "news"], ["rare"]] * 6
+    columns = [",".join(str(int(name in row)) for name in names) for row in rows]
+    columns = csv_file(tmp_path, columns, "columns.csv", "text,news,rare,sport")
+    separated = csv_file(tmp_path, ["; ".join(row) for row in rows], "separated.csv")
+    for file, options in (
+        (jsonl_file(tmp_path, rows), {}),
+        (columns, {"label_columns": names}),
+        (separated, {"label_separator": ";"}),
+    ):
+        found = read(file, **options)
+        assert (found.problem_type, found.classes) == (MULTI, names)
+        assert list(map(set, found.train[1])) == list(map(set, rows))
+
+
+def test_a_pair_of_columns_is_a_pair_of_texts(tmp_path):
+    rows = [{"one": "a", "two": "b", "gold": i % 2, "other": 0} for i in range(4)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = read(str(tmp_path / "a.jsonl"), text_columns=["one", "two"], label_column="gold")
+    assert found.train == ([("a", "b")] * 4, ["0", "1"] * 2)
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "message"),
+    [
+        (["x", "x"], {}, "all training rows have the label 'x'"),
+        (["0,5", "1,5"], {"problem_type": REGRESSION}, "'0,5' is not a number"),
+        (["0.5", "n/a"], {"problem_type": REGRESSION}, "'n/a' is not a number"),
+        (["0.5", "nan"], {"problem_type": REGRESSION}, "'nan' is not finite"),
+        (["0,5", "1", "2,5"], {}, "numbers with a decimal comma, such as '0,5'; write points"),
+        ([[1, 0], [0, 1, 0]], {}, r"line 2: the label \[0, 1, 0\] has a class twice; .* --label_columns"),
+        ([["x"], "x"], {}, r"line 2: the label 'x' is no list"),
+        ([1, 0, 1.0, 0, 1, 1], {}, "the classes '1' and '1.0' are one number; write it in one way"),
+        (["True", "1", "0", "0"] * 2, {}, "the classes '1' and 'True' are one number"),
+    ],
+)
+def test_labels_with_no_or_two_meanings_are_refused(tmp_path, labels, options, message):
+    with pytest.raises(ValueError, match=message):
+        read(jsonl_file(tmp_path, labels), **options)
+
+
+def test_a_missing_label_of_pandas_is_missing(tmp_path):
+    pandas = pytest.importorskip("pandas", reason="datasets depends on it")
+    frame = pandas.DataFrame({"text": ["one", "two", "three"], "label": [1, None, 0]})
+    frame.to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"2 of 6 rows have faults: .*a\.parquet, row 2: the label is missing"):
+        read(str(tmp_path / "a.parquet"))
+
+
+def test_a_column_of_numbers_is_no_text(tmp_path):
+    file = csv_file(tmp_path, [f"{label},7" for label in "abab"], header="text,label,id")
+    with pytest.raises(ValueError, match=r"line 2: the texts are numbers only, such as '7'; .* by --text_columns"):
+        read(file, text_columns=["id"])
+
+
+def test_test_rows_may_lack_labels_and_keep_all_columns(tmp_path):
+    train = csv_file(tmp_path, "ababab")
+    (tmp_path / "test.csv").write_text("id,text\n7,new\n")
+    found = read(train, test_file=str(tmp_path / "test.csv"))
+    assert found.test == (["new"], None) and found.test_rows == [{"id": "7", "text": "new"}]
+    (tmp_path / "test.csv").write_text("id,text,label\n7,new,a\n8,old,\n")
+    with pytest.raises(ValueError, match=r"1 of 14 rows has a fault: .*test\.csv, line 3: the label is missing"):
+        read(train, test_file=str(tmp_path / "test.csv"))
+    assert read(train, test_file=csv_file(tmp_path, "  ", "blank.csv")).test[1] is None
+    with pytest.raises(ValueError, match="'prediction' has the name of what is predicted; rename it"):
+        read(train, test_file=csv_file(tmp_path, ["mine"], "test.csv", "text,prediction"))
+
+
+def test_a_trained_model_gives_the_classes_if_there_are_no_training_rows(tmp_path):
+    arguments = LabelledTextArguments(test_file=csv_file(tmp_path, ["b", "a"]))
+    trained = SimpleNamespace(classes=["b", "a"], problem_type=SINGLE)
+    assert read_labelled_texts(arguments, 0, trained).test[1] == ["b", "a"]
+    with pytest.raises(ValueError, match=r"line 3: the label 'a' is in no training row; they have b, c"):
+        read_labelled_texts(arguments, 0, SimpleNamespace(classes=["b", "c"], problem_type=SINGLE))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"text_columns": ["a", "b", "c"]}, "are 3 columns; name one or two"),
+        ({"label_columns": ["a"], "label_separator": ";"}, "give one of --label_columns and --label_separator"),
+        ({"label_columns": ["text"]}, "a column of texts cannot be that of the labels"),
+    ],
+)
+def test_arguments_that_contradict_each_other_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        LabelledTextArguments(train_file="a.csv", **options)
+
+
+def test_numbers_of_all_sizes_are_held_out(tmp_path):
+    """Each of ten equal ranges of the sorted numbers gives one of ten held-out rows."""
+    file = csv_file(tmp_path, np.random.default_rng(0).permutation(np.arange(100) + 0.5))
+    held_out = read_labelled_texts(LabelledTextArguments(train_file=file), 0, None).validation[1]
+    assert sorted(number // 10 for number in held_out) == list(range(10))
