@@ -1,23 +1,14 @@
-"""Build a folder for the Hub: weights, config, tokenizer, modules of sentence-transformers, model code and model card.
-
-python hub_upload/build.py --model DIR_OR_ID --out HUB_DIR [--model_id org/name] [--license ID] [--language en] [--overwrite]
-python hub_upload/push.py HUB_DIR org/name
-"""
+"""Build the folder that goes to the Hub: weights, config, tokenizer, modules of sentence-transformers, model code and card."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
-import sys
 import tempfile
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transformers import AutoConfig, PreTrainedModel
-from transformers.utils import logging
 
 from ..files.trust import (
     NAMES,
@@ -28,126 +19,121 @@ from ..files.trust import (
     read_json,
     resolve,
 )
-from ..files.writing import file_hash, saving, write_json
-from ..model import modeling_neobert
+from ..files.writing import saving, write_json
 from ..model.configuration_neobert import NeoBERTConfig
-from ..model.contextual_neobert import ContextualNeoBERTConfig, ContextualNeoBERTModel
 from ..model.modeling_neobert import AUTO_CLASSES
-from ..runs.card_files import CARD, check_metadata, editing_card, is_edited, read_card, seal_of
+from ..runs.card_files import check_metadata
 from ..runs.cards import CardFacts, write_card
-from ..runs.commands import CommandParser, run_command
-from ..runs.folders import SUMMARY
-from .layouts import read_config
+from .layouts import FLOATS, class_of, read_checkpoint, read_config
 
 if TYPE_CHECKING:
     from sentence_transformers.base.model import BaseModel
 
-logger = logging.get_logger(__name__)
-
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "model-?????-of-?????.safetensors")
-RECORD = ".neobert_build.json"  # the hash of each file that the last build wrote
-OTHERS = ("modules.json", "adapter_config.json")  # files that make a folder of weights more than a model
-USAGE = "\n## How to use\n"  # a section of each card of `write_card`
+CONTEXTUAL = "contextual_neobert"  # the model type of contextual embedding models
 KINDS = ("SentenceTransformer", "SparseEncoder", "MultiVectorEncoder", "CrossEncoder")
+# What a folder that is replaced may hold: files of a published model.
+REPLACEABLE = (
+    "*.json",
+    "*.safetensors",
+    "*_neobert.py",
+    "README.md",
+    "vocab.txt",
+    "*.jinja",
+    "*.model",
+    ".gitattributes",
+)
 
 
-@dataclass
-class BuildArguments:
-    """Sources and target of the build."""
+def build(
+    model: str | Path,
+    out: str | Path,
+    *,
+    tokenizer: str | Path | None = None,
+    model_id: str | None = None,
+    license: str | None = None,
+    language: list[str] | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write the Hub folder and return its path; it appears when it is complete.
 
-    model: str = field(metadata={"help": "Checkpoint to publish: a folder, or an id on the Hub."})
-    out: str = field(metadata={"help": "Folder to write: a new or empty one, or that of an earlier build."})
-    tokenizer: str = field(default=None, metadata={"help": "Tokenizer, if it is not in the folder of the model."})
-    model_id: str = field(default=None, metadata={"help": "Name on the Hub, for the card's example. Default: --out."})
-    license: str = field(default=None, metadata={"help": "Licence, for the card. Default: that of the model's card."})
-    language: list[str] = field(
-        default=None, metadata={"help": "Languages, for the card, such as en. Default: those of the model's card."}
-    )
-    overwrite: bool = field(
-        default=False,
-        metadata={"help": "Replace the model in --out, whatever wrote it. A README.md that was edited stays."},
-    )
-
-
-def build(arguments: BuildArguments) -> Path:
-    """Write the Hub folder and return its path; an incomplete folder has no `config.json`, so that it cannot be loaded.
+    Args:
+        model: Checkpoint to publish: a folder, or an id on the Hub.
+        out: Folder to write, new or empty.
+        tokenizer: Folder or Hub id of the tokenizer, if it is not in the folder of the model.
+        model_id: Name on the Hub, for the card's example; by default that of `out`.
+        license: Licence, for the card; by default that of the model's card.
+        language: Languages, for the card, such as en; by default those of the model's card.
+        overwrite: Replace `out` with its card, if it is the folder of a model with nothing else in it.
 
     Raises:
         ValueError: The folder holds other files, the checkpoint is not a NeoBERT or more than one, its tokenizer is not its own,
             a link leaves its folder, or the name, the licence or the language is not valid on the Hub.
         OSError: The model or its tokenizer cannot be read, or the folder cannot be written.
     """
-    out = Path(arguments.out).resolve()  # of "folder/.." the name would be that of another folder
-    check_target(out, arguments.overwrite)
-    check_metadata(arguments.license, arguments.language, arguments.model_id)
-    check_source(arguments.model)
-    folder = resolve(arguments.model)
-    model, dtype = load_model(folder, arguments.model), AutoConfig.from_pretrained(folder).dtype
-    embedder = load_embedder(folder, arguments.model)
-    tokenizer = load_tokenizer(arguments.tokenizer or str(folder), model.config.vocab_size)
-    facts = CardFacts(
-        arguments.model, arguments.model_id or out.name, arguments.license, arguments.language, is_copy=True
-    )
+    out = Path(out).resolve()  # of "folder/.." the name would be that of another folder
+    check_target(out, overwrite)
+    check_metadata(license, language, model_id)
+    check_source(model)
+    folder = resolve(model)
+    network, dtype = load_model(folder, str(model)), AutoConfig.from_pretrained(folder).dtype
+    embedder = load_embedder(folder, str(model))
+    loaded_tokenizer = load_tokenizer(str(tokenizer or folder), read_config(folder).get("vocab_size"))
 
     out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as beside:
-        built = Path(beside, out.name)
-        with saving(out):
-            if embedder is not None:
-                embedder[0].to(model.dtype)  # other modules stay in float32: their stored numbers may need it
-                embedder.save_pretrained(str(built), create_model_card=False)
-                embedder[0].float()  # for the example of the card
-            if embedder is None or type(embedder[0].model) is not type(model):  # it lacks the head of a masked model
-                model.save_pretrained(built)
-            tokenizer.save_pretrained(built)
-            if dtype not in (None, model.dtype):  # in which it is loaded, which may be another than the stored one
-                config = read_json(built / "config.json") | {"dtype": str(dtype).removeprefix("torch.")}
-                write_json(built / "config.json", config)
-            if not copy_card(folder, built, arguments):
-                write_card(built, facts, embedder)
-            if is_edited(out):
-                logger.warning(
-                    f"{out / CARD} is not as it was written here, so it stays; move it away to get a new card"
-                )
-                (built / CARD).unlink()
-            record = {file.relative_to(built).as_posix(): file_hash(file) for file in files_of(built)}
-            (built / RECORD).write_text(json.dumps(record, indent=1), "utf-8")
-        present = {file.relative_to(out).as_posix() for file in files_of(out)}  # a record may name files elsewhere
-        move_files(built, out, last="config.json", stale=present & read_record(out).keys() - record.keys() - {CARD})
+    with saving(out), tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as beside:
+        built, before = Path(beside, "new"), Path(beside, "old")
+        if embedder is not None:
+            stored = next(iter(read_checkpoint(folder).tensors.values())).dtype
+            embedder[0].to(FLOATS[stored])  # other modules stay in float32: their stored numbers may need it
+            embedder.save_pretrained(str(built), create_model_card=False)
+            embedder[0].float()  # for the example of the card
+        if network is not None and (embedder is None or type(embedder[0].model) is not type(network)):
+            network.save_pretrained(built)  # an embedder lacks the head of a masked model
+        loaded_tokenizer.save_pretrained(built)
+        config = read_json(built / "config.json")
+        if dtype is not None:  # in which it is loaded, which may be another than the stored one
+            write_json(built / "config.json", config | {"dtype": str(dtype).removeprefix("torch.")})
+        facts = CardFacts(str(model), model_id or out.name, license, language, is_copy=True)
+        write_card(built, facts, embedder)
+        if out.exists():
+            os.replace(out, before)  # removed with the temporary folder
+        try:
+            os.replace(built, out)
+        except OSError:
+            if before.exists():
+                os.replace(before, out)
+            raise
     return out
 
 
-def copy_card(folder: Path, built: Path, arguments: BuildArguments) -> bool:
-    """Copy a card of ours that a person edited, or that has other sections than `write_card` gives it, as that of the mini model.
+def check_target(out: Path, overwrite: bool) -> None:
+    """Refuse a folder that is not empty; with `overwrite` one that is not that of a model, or holds anything else.
 
-    The latter gets the name, the licence and the language of the build, and keeps its seal. Files that it names come with it.
-
-    Returns:
-        False if the model has no such card.
+    Raises:
+        ValueError: It is such a folder, or a file.
     """
-    text = read_card(str(folder))
-    if seal_of(text) is None or (not is_edited(folder) and USAGE in text):
-        return False
-    shutil.copy(folder / CARD, built)
-    if is_edited(folder):
-        logger.warning(f"{folder / CARD} was edited, so it is copied as it is")
-        return True
-    for name in ("sources.json", SUMMARY):
-        if (folder / name).is_file():
-            shutil.copy(folder / name, built)
-    with editing_card(built / CARD) as card:
-        card.text = card.text.replace(f'"{folder.name}"', json.dumps(arguments.model_id or Path(arguments.out).name))
-        for name in ("license", "language"):
-            setattr(card.data, name, getattr(arguments, name) or getattr(card.data, name))
-    return True
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    files = sorted(file for file in out.rglob("*") if not file.is_dir()) if out.is_dir() else [out]
+    other = [file for file in files if not any(file.match(pattern) for pattern in REPLACEABLE)]
+    hidden = [file for file in files if any(part.startswith(".") for part in file.relative_to(out).parts[:-1])]
+    if not overwrite or not (out / "config.json").is_file() or other or hidden:
+        kept = (other or hidden or files or [out])[0]
+        raise ValueError(
+            f"{out} exists and holds {kept.name}; choose another folder"
+            + (", since --overwrite replaces only the folder of a model" if overwrite else ", or give --overwrite")
+        )
 
 
-def load_model(folder: Path, source: str) -> PreTrainedModel:
+def load_model(folder: Path, source: str) -> PreTrainedModel | None:
     """Load a checkpoint to publish, in the class that its config names and the dtype in which it is stored.
 
     Args:
         folder: Its folder.
         source: Its name, for messages.
+
+    Returns:
+        The model; None if it is a contextual one, which is a part of an embedding model only.
 
     Raises:
         ValueError: It is not a NeoBERT, or is an adapter.
@@ -159,13 +145,13 @@ def load_model(folder: Path, source: str) -> PreTrainedModel:
             "that folder"
         )
     stored = read_config(folder)  # the class of another model may refuse this config before its type is known
-    name, kind = (stored.get("architectures") or ["NeoBERTForMaskedLM"])[0], stored.get("model_type")
-    model_class = getattr(modeling_neobert, str(name), None)
-    if kind == ContextualNeoBERTConfig.model_type and (folder / "modules.json").exists():
-        model_class = ContextualNeoBERTModel
-    elif kind != NeoBERTConfig.model_type or model_class not in AUTO_CLASSES.values():
+    names, kind = stored.get("architectures") or ["NeoBERTForMaskedLM"], stored.get("model_type")
+    if kind == CONTEXTUAL and (folder / "modules.json").exists():
+        return None
+    model_class = class_of(names)
+    if kind != NeoBERTConfig.model_type or model_class is None:
         raise ValueError(
-            f"{source} holds a {name} of the type {kind}, which is no NeoBERT; choose a checkpoint of "
+            f"{source} holds a {names[0]} of the type {kind}, which is no NeoBERT; choose a checkpoint of "
             + ", ".join(other.__name__ for other in AUTO_CLASSES.values() if other is not NeoBERTConfig)
         )
     config = AutoConfig.from_pretrained(folder)
@@ -207,78 +193,3 @@ def load_embedder(folder: Path, source: str) -> BaseModel | None:
     model = getattr(sentence_transformers, kind)(str(folder), **options)
     adopt(model[0], source)
     return model
-
-
-def files_of(folder: Path) -> list[Path]:
-    """Return the files in a folder that are not hidden, nor in a hidden folder, such as those of git."""
-    files = (file for file in folder.rglob("*") if file.is_file())
-    return sorted(file for file in files if not any(part.startswith(".") for part in file.relative_to(folder).parts))
-
-
-def read_record(out: Path) -> dict[str, str]:
-    """Return the hashes of the files that the last build wrote; empty if this is unknown, so that no file counts as its own."""
-    try:
-        record = read_json(out / RECORD)
-    except (OSError, ValueError):
-        return {}
-    return record if isinstance(record, dict) else {}
-
-
-def check_target(out: Path, overwrite: bool) -> None:
-    """Refuse a folder with files other than README.md and those of the last build, or with a file that was changed since.
-
-    Raises:
-        ValueError: It is such a folder and `overwrite` is False, or no build wrote one of `OTHERS`, which would stay.
-    """
-    record = read_record(out)
-    if other := [name for name in OTHERS if (out / name).exists() and name not in record]:
-        raise ValueError(f"{out} holds {other[0]}, which a build does not replace; choose another folder")
-    is_interrupted = record and not (out / "config.json").exists()  # so there is no model to lose
-    if overwrite or is_interrupted:
-        return
-    for file in files_of(out):
-        name = file.relative_to(out).as_posix()
-        if name != CARD and (name not in record or record[name] != file_hash(file)):
-            what = "was changed after the last build" if name in record else "was not written by a build"
-            raise ValueError(
-                f"{out} holds {name}, which {what}; choose another folder, or give --overwrite to lose the model in it; "
-                "nothing was written"
-            )
-
-
-def move_files(source: Path, out: Path, last: str, stale: Iterable[str] = ()) -> None:
-    """Rename `source` to `out`, or, if `out` has files, move each file into it: hidden ones after others, then the file `last`.
-
-    An older `last` is removed first, so an interrupted move leaves a folder without it. Before the new one, weights and the files
-    `stale` of an earlier build are removed: a loader could read them. Other files stay.
-    """
-    if not out.exists() or not any(out.iterdir()):
-        if out.exists():
-            out.rmdir()
-        os.replace(source, out)
-        return
-    (out / last).unlink(missing_ok=True)
-    files = [file.relative_to(source) for file in source.rglob("*") if file.is_file()]
-    for file in sorted(files, key=lambda file: (str(file) == last, file.name.startswith("."))):
-        if str(file) == last:
-            weights = [old for pattern in WEIGHTS for old in out.glob(pattern)]
-            for old in [*weights, *(out / name for name in stale)]:
-                if old.relative_to(out) not in files:
-                    old.unlink(missing_ok=True)
-        (out / file).parent.mkdir(parents=True, exist_ok=True)
-        os.replace(source / file, out / file)
-
-
-def main() -> None:
-    """Build the folder and print the next command."""
-    parser = CommandParser(BuildArguments, prog="build.py", description=BuildArguments.__doc__)
-    (arguments,) = parser.parse_args_into_dataclasses()
-    logging.disable_progress_bar()
-    folder = run_command(parser.prog, build, arguments)
-    print(
-        f"built {folder}; next: python hub_upload/push.py {folder} {arguments.model_id or 'org/name'}", file=sys.stderr
-    )
-
-
-if __name__ == "__main__":
-    main()
