@@ -1,23 +1,12 @@
-"""Checkpoints and the Hub: build a folder to publish, verify it, write its card; convert a checkpoint, and examine it.
+"""What goes to the Hub: build, verify, convert, examine, and the model card.
 
-build(MODEL, OUT)      weights, config, tokenizer, code and card in one folder
-verify(FOLDER)         loads that folder in a process without this package
-convert(SOURCE, OUT)   another layout, or a pickle, to the published layout
-examine(SOURCE)        what is wrong with a checkpoint, and the command that mends it
-write_card(FOLDER)     the model card of a training
+The names are imported at once: a function that has the name of its module would otherwise be the module after its first use.
 """
 
 from .build import build
+from .card import write_card
 from .convert import convert
 from .doctor import examine
 from .verify import verify
 
 __all__ = ["build", "convert", "examine", "verify", "write_card"]
-
-
-def __getattr__(name: str):
-    if name == "write_card":
-        from .card import write_card
-
-        return write_card
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub.utils import validate_repo_id
 from transformers import AutoConfig, PreTrainedModel
+from transformers.utils import logging
 
 from ..files.trust import (
     NAMES,
@@ -22,14 +27,18 @@ from ..files.trust import (
 from ..files.writing import saving, write_json
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.modeling_neobert import AUTO_CLASSES
-from ..runs.card_files import check_metadata
-from ..runs.cards import CardFacts, write_card
+from ..runs.record import RECORD
+from .card import CARD, write_card
 from .layouts import FLOATS, class_of, read_checkpoint, read_config
 
 if TYPE_CHECKING:
     from sentence_transformers.base.model import BaseModel
 
+logger = logging.get_logger(__name__)
+
 CONTEXTUAL = "contextual_neobert"  # the model type of contextual embedding models
+LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
+LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z]+)?|code|multilingual")
 KINDS = ("SentenceTransformer", "SparseEncoder", "MultiVectorEncoder", "CrossEncoder")
 # What a folder that is replaced may hold: files of a published model.
 REPLACEABLE = (
@@ -72,7 +81,9 @@ def build(
     """
     out = Path(out).resolve()  # of "folder/.." the name would be that of another folder
     check_target(out, overwrite)
-    check_metadata(license, language, model_id)
+    if model_id is not None:
+        validate_repo_id(model_id)
+    check_metadata(license, language)
     check_source(model)
     folder = resolve(model)
     network, dtype = load_model(folder, str(model)), AutoConfig.from_pretrained(folder).dtype
@@ -86,15 +97,13 @@ def build(
             stored = next(iter(read_checkpoint(folder).tensors.values())).dtype
             embedder[0].to(FLOATS[stored])  # other modules stay in float32: their stored numbers may need it
             embedder.save_pretrained(str(built), create_model_card=False)
-            embedder[0].float()  # for the example of the card
         if network is not None and (embedder is None or type(embedder[0].model) is not type(network)):
             network.save_pretrained(built)  # an embedder lacks the head of a masked model
         loaded_tokenizer.save_pretrained(built)
         config = read_json(built / "config.json")
         if dtype is not None:  # in which it is loaded, which may be another than the stored one
             write_json(built / "config.json", config | {"dtype": str(dtype).removeprefix("torch.")})
-        facts = CardFacts(str(model), model_id or out.name, license, language, is_copy=True)
-        write_card(built, facts, embedder)
+        card_of_build(folder, str(model), built, model_id or out.name, license, language)
         if out.exists():
             os.replace(out, before)  # removed with the temporary folder
         try:
@@ -104,6 +113,37 @@ def build(
                 os.replace(before, out)
             raise
     return out
+
+
+def check_metadata(license: str | None, language: list[str] | None) -> None:
+    """Raise ValueError if the Hub would refuse the licence, no identifier, or a language, no code of ISO 639."""
+    if license is not None and not LICENSE.fullmatch(license):
+        raise ValueError(
+            f"license={license!r} is no identifier of the Hub; give one such as mit, apache-2.0 or cc-by-4.0, or other"
+        )
+    if wrong := [code for code in language or () if not LANGUAGE.fullmatch(code)]:
+        raise ValueError(f"language={wrong[0]!r} is no code of ISO 639; give codes such as en or de, or multilingual")
+
+
+def card_of_build(
+    folder: Path, source: str, built: Path, model_id: str, license: str | None, language: list[str] | None
+) -> None:
+    """Write the card from the record of the training; licence and language are by default those of the model's own card."""
+    if (folder / RECORD).is_file():
+        shutil.copy(folder / RECORD, built)
+    known = ModelCardData()
+    if (folder / CARD).is_file() or not Path(source).is_dir():
+        try:
+            known = ModelCard.load(folder / CARD if Path(source).is_dir() else source, ignore_metadata_errors=True).data
+        except (OSError, ValueError):
+            logger.warning(f"the card of {source} cannot be read, so its licence and language are not known")
+    languages = [known.language] if isinstance(known.language, str) else known.language
+    try:
+        check_metadata(license or known.license, language or languages)
+    except (ValueError, TypeError):  # of other people, which the Hub would refuse
+        known, languages = ModelCardData(), None
+    write_card(built, model_id, license or known.license, language or languages)
+    (built / RECORD).unlink(missing_ok=True)  # it has the names of your files
 
 
 def check_target(out: Path, overwrite: bool) -> None:

@@ -13,7 +13,6 @@ from transformers.hf_argparser import HfArg
 from transformers.utils import logging
 
 from ..model.machine_neobert import best_dtype
-from .card_files import check_metadata
 
 FEW_ROWS = 100  # validation rows; with fewer, one row more or less changes F1 by a percent or more
 RESUME = (
@@ -40,7 +39,6 @@ class PrecisionArguments:
     )
 
     def __post_init__(self):
-        check_metadata(self.license, self.language, self.hub_model_id)
         if self.use_liger_kernel:  # Trainer would ignore it without a word
             raise ValueError(
                 "use_liger_kernel=True, but liger-kernel has no kernels for NeoBERT; omit it. torch_compile=True fuses operations"

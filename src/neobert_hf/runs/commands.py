@@ -41,25 +41,23 @@ class CommandParser(HfArgumentParser):
             "usage": "%(prog)s --ARGUMENT VALUE ...",
             "formatter_class": argparse.RawDescriptionHelpFormatter,
         } | kwargs
-        super().__init__(types, add_help=False, **kwargs)
-        short_help = argparse.ArgumentParser(add_help=False, **kwargs)
-        has_more = [_add_help(short_help, dataclass_type) for dataclass_type in types]
+        super().__init__(types, add_help=not types, **kwargs)
+        if not types:
+            return
+        self.short_help = argparse.ArgumentParser(add_help=False, **kwargs)
+        has_more = [_add_help(self.short_help, dataclass_type) for dataclass_type in types]
         if any(has_more):
             text = "Show these arguments and those of the library, then exit."
-            short_help.add_argument("--help_all", action="store_true", help=text)
-            short_help.epilog = (
+            self.short_help.add_argument("--help_all", action="store_true", help=text)
+            self.short_help.epilog = (
                 "All arguments of the library's TrainingArguments are accepted too; --help_all lists them."
             )
-        self.add_argument("--help", "-h", action="store_true", help="Show our arguments, then exit.")
+        self.add_argument("--help", "-h", action=_ShortHelp, help="Show our arguments, then exit.")
         self.add_argument("--help_all", action="help", help="Show all arguments, then exit.")
-        self.short_help = short_help
 
     def parse_args_into_dataclasses(self, args: Sequence[str] | None = None, **kwargs) -> tuple:
         """As HfArgumentParser's; an unknown argument is an error that suggests a known one."""
         args = sys.argv[1:] if args is None else list(args)
-        if {"--help", "-h"} & set(args):
-            self.short_help.print_help()
-            self.exit(0)
         if "" in args:
             self.error("an argument is an empty string; leave it out, or give it a value")
         known = re.findall(r"--[\w-]+", self.format_help())
@@ -80,6 +78,17 @@ class CommandParser(HfArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End with one line, without the usage that argparse prints before it, and status 2."""
         self.exit(2, f"{self.prog}: error: {message}; --help lists the arguments\n")
+
+
+class _ShortHelp(argparse.Action):
+    """Show the short help of a `CommandParser`, then exit."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, nargs=0, **kwargs)
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        parser.short_help.print_help()
+        parser.exit()
 
 
 def _add_help(parser: argparse.ArgumentParser, dataclass_type: type) -> bool:
