@@ -30,7 +30,7 @@ class BuildArguments:
     )
 
 
-def main(arguments: BuildArguments) -> None:
+def run(arguments: BuildArguments) -> None:
     """Build the folder and print the next command."""
     logging.disable_progress_bar()
     folder = build(**vars(arguments))
@@ -38,5 +38,10 @@ def main(arguments: BuildArguments) -> None:
     print(f"built {folder}; next: {next_command}", file=sys.stderr)
 
 
+def main() -> None:
+    """Read the command line and build the folder."""
+    run_script(run, __doc__)
+
+
 if __name__ == "__main__":
-    run_script(main, __doc__)
+    main()

@@ -10,9 +10,9 @@ Without --push nothing is sent: the command prints each file with its size, and 
 import argparse
 import re
 import tempfile
-from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
+from typing import Any
 
 from drop_in import plan_drop_in
 from huggingface_hub import HfApi
@@ -46,65 +46,6 @@ model = {own}.from_pretrained("{repo_id}", revision="refs/pr/N", trust_remote_co
 """
 
 
-@dataclass
-class PullRequest:
-    """A pull request before it is opened: one commit, which has all of the files or does not exist.
-
-    Attributes:
-        repo_id: Its repository.
-        folder: Folder of the files.
-        files: Their names. Those that the repository has already are not sent again.
-        title: First line of the commit.
-        text: The rest, in Markdown.
-        deleted: Names of files to delete.
-        parent_commit: Commit that the files were made for; the Hub refuses the pull request if there is a newer one.
-    """
-
-    repo_id: str
-    folder: Path
-    files: list[str]
-    title: str
-    text: str
-    deleted: tuple[str, ...] = ()
-    parent_commit: str | None = None
-
-    def __str__(self) -> str:
-        """The files with their sizes, and the text."""
-        lines = [f"  {(self.folder / name).stat().st_size:>13,} bytes  {printable(name)}" for name in self.files]
-        lines += [f"                deleted  {printable(name)}" for name in self.deleted]
-        return "\n".join([f"{self.repo_id}:", *lines, "", f"Pull request: {self.title}", "", self.text.strip()])
-
-    def open(self, create: str | None = None) -> str | None:
-        """Open the pull request; return its address, or None if the repository has these files already.
-
-        Args:
-            create: Create the repository first, "private" or "public", if it does not exist.
-
-        Raises:
-            OSError: The Hub cannot be reached, or refuses the commit.
-        """
-        api = HfApi()
-        try:
-            if create:
-                api.create_repo(self.repo_id, private=create == "private", exist_ok=True)
-            return api.upload_folder(
-                repo_id=self.repo_id,
-                folder_path=self.folder,
-                allow_patterns=[escape(name) for name in self.files],
-                delete_patterns=[escape(name) for name in self.deleted] or None,
-                commit_message=self.title,
-                commit_description=self.text,
-                create_pr=True,
-                parent_commit=self.parent_commit,
-            ).pr_url
-        # The first base of HfHubHTTPError is the base of all errors of the HTTP library, which differs between versions.
-        except (OSError, RuntimeError, *HfHubHTTPError.__bases__) as error:
-            raise OSError(
-                f"{self.repo_id}: {one_line(error.__cause__ or error)}; `hf auth login` saves a token, --create creates a "
-                f"repository; {api.endpoint}/{self.repo_id}/discussions lists the pull request if it was opened"
-            ) from error
-
-
 def model_files(folder: Path) -> list[str]:
     """Return the names of the files of a folder, all of which are to be published.
 
@@ -132,8 +73,11 @@ def model_files(folder: Path) -> list[str]:
     return names
 
 
-def plan_push(folder: Path, repo_id: str) -> PullRequest:
+def plan_push(repo_id: str, folder: Path) -> dict[str, Any]:
     """Check a folder, and plan the pull request that publishes it; the Hub is not asked.
+
+    Returns:
+        Folder, files, title and text of the pull request.
 
     Raises:
         ValueError: The folder is refused by `model_files` or by `verify`.
@@ -143,7 +87,43 @@ def plan_push(folder: Path, repo_id: str) -> PullRequest:
     if not report["ok"]:
         raise ValueError(f"{folder} does not pass hub_upload/verify.py: {report['error']}")
     text = TEXT.format(**report | {"classes": ", ".join(report["classes"]), "repo_id": repo_id})
-    return PullRequest(repo_id, folder, files, f"Upload {repo_id.partition('/')[2]}", text)
+    return {"folder": folder, "files": files, "title": f"Upload {repo_id.partition('/')[2]}", "text": text}
+
+
+def open_pull_request(repo_id: str, plan: dict[str, Any], create: str | None = None) -> str | None:
+    """Open a pull request with one commit, which has all of the files or does not exist.
+
+    Args:
+        repo_id: Its repository.
+        plan: As of `plan_push` or `plan_drop_in`. Files that the repository has already are not sent again.
+        create: Create the repository first, "private" or "public", if it does not exist.
+
+    Returns:
+        Its address; None if the repository has these files already, so that there is nothing to send.
+
+    Raises:
+        OSError: The Hub cannot be reached, or refuses the commit.
+    """
+    api = HfApi()
+    try:
+        if create:
+            api.create_repo(repo_id, private=create == "private", exist_ok=True)
+        return api.upload_folder(
+            repo_id=repo_id,
+            folder_path=plan["folder"],
+            allow_patterns=[escape(name) for name in plan["files"]],
+            delete_patterns=[escape(name) for name in plan.get("deleted", ())],
+            commit_message=plan["title"],
+            commit_description=plan["text"],
+            create_pr=True,
+            parent_commit=plan.get("parent_commit"),
+        ).pr_url
+    # The first base of HfHubHTTPError is the base of all errors of the HTTP library, which differs between versions.
+    except (OSError, RuntimeError, *HfHubHTTPError.__bases__) as error:
+        raise OSError(
+            f"{repo_id}: {one_line(error.__cause__ or error)}; `hf auth login` saves a token, --create private creates a "
+            f"repository, and {api.endpoint}/{repo_id}/discussions lists the pull request if it was opened"
+        ) from error
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -156,13 +136,18 @@ def run(arguments: argparse.Namespace) -> None:
         raise ValueError(f"{repo_id} has no owner; give the id of a repository, such as org/{repo_id}")
     with tempfile.TemporaryDirectory() as workspace:
         if arguments.drop_in:
-            request = PullRequest(repo_id, **plan_drop_in(repo_id, Path(workspace), arguments.trust_remote_code))
+            plan = plan_drop_in(repo_id, Path(workspace), arguments.trust_remote_code)
         else:
-            request = plan_push(Path(arguments.folder), repo_id)
-        print(request, end="\n\n")
+            plan = plan_push(repo_id, Path(arguments.folder))
+        print(f"{repo_id}:")
+        for name in plan["files"]:
+            print(f"  {(plan['folder'] / name).stat().st_size:>13,} bytes  {printable(name)}")
+        for name in plan.get("deleted", ()):
+            print(f"  {'deleted':>19}  {printable(name)}")
+        print(f"\nPull request: {plan['title']}\n\n{plan['text'].strip()}\n")
         if not arguments.push:
             print("This was a dry run, and nothing was sent; --push opens this pull request")
-        elif address := request.open(arguments.create):
+        elif address := open_pull_request(repo_id, plan, arguments.create):
             print(f"opened {address}")
         else:
             print(f"{repo_id} has these files already; no pull request was opened")

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import shutil
+import sys
 from collections import OrderedDict
 
 import numpy as np
@@ -15,11 +16,9 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, BertConfig
 
 import neobert_cli
-from neobert_hf.hub import convert as module
-from neobert_hf.hub.convert import as_published, convert, write_weights
-from neobert_hf.hub.layouts import read_checkpoint, read_header
-from neobert_hf.hub.unpickle import read_weights
-from neobert_hf.hub.verify import verify
+from neobert_hf.hub import convert, verify
+from neobert_hf.hub.convert import read_pickle
+from neobert_hf.hub.layouts import read_checkpoint
 
 # What the fork's exporter writes into config.json, besides sizes.
 FORK = {
@@ -146,15 +145,6 @@ def test_bfloat16_shards_of_the_encoder_alone_keep_their_bits(checkpoint, tokeni
     assert all(torch.equal(again.get_parameter(name), value) for name, value in encoder.named_parameters())
 
 
-def test_each_tensor_begins_at_a_multiple_of_its_width(tmp_path):
-    """In the order of names, `b` would begin in the middle of a word."""
-    tensors = {"a": np.arange(3, dtype=np.float16), "b": np.arange(2, dtype=np.float32)}
-    save_file(tensors, tmp_path / "source.safetensors")
-    write_weights(as_published(read_header(tmp_path / "source.safetensors")), tmp_path / "model.safetensors")
-    assert_same_tensors(tmp_path, tensors)
-    assert read_header(tmp_path / "model.safetensors")["b"].start % 4 == 0
-
-
 def pickled(folder, layout, weights):
     """Write weights as training code saves them."""
     state = {name: torch.from_numpy(value) for name, value in weights.items()}
@@ -236,11 +226,10 @@ def test_a_pickle_that_runs_code_is_refused_with_the_way_out(base, tmp_path):
 
 @pytest.mark.parametrize("content", [b"", b"not a pickle", {"weights": 1}, [1], {}])
 def test_a_pickle_without_weights_is_refused(tmp_path, content):
-    """In this process; the conversion calls the function in another one."""
     file = tmp_path / "state_dict.pt"
     file.write_bytes(content) if isinstance(content, bytes) else torch.save(content, file)
-    with pytest.raises((ValueError, EOFError, pickle.UnpicklingError)):
-        read_weights(str(file))
+    with pytest.raises(OSError, match="cannot be read with weights_only=True"):
+        read_pickle(file)
 
 
 def test_two_files_with_the_same_tensors_are_refused(base, weights, tmp_path):
@@ -298,7 +287,7 @@ REFUSED = {
     ),
     "an unknown tensor": (
         ValueError,
-        r"config.json does not have \(first: model.position\)",
+        r"holds unknown 1 tensors .*\(first: model.position\)",
         lambda f: rewrite(f, lambda tensors: {**tensors, "model.position": np.zeros(3, np.float32)}),
     ),
     "a tensor twice": (
@@ -306,7 +295,11 @@ REFUSED = {
         "holds model.decoder.weight, which is the same tensor as decoder.weight; remove one",
         lambda f: rewrite(f, lambda tensors: {**tensors, "model.decoder.weight": tensors["decoder.weight"]}),
     ),
-    "another width": (ValueError, "its config.json gives", lambda f: rewrite(f, dict, intermediate_size=300)),
+    "another width": (
+        ValueError,
+        "the shapes of its config.json .size mismatch",
+        lambda f: rewrite(f, dict, intermediate_size=300),
+    ),
     "integers": (
         ValueError,
         "before it is quantized",
@@ -397,5 +390,5 @@ def test_an_interrupted_conversion_has_no_config(fork, tmp_path, monkeypatch):
         assert not (folder / "config.json").exists() and (folder / "model.safetensors").exists()
         raise KeyboardInterrupt("stop")
 
-    monkeypatch.setattr(module, "save_config", interrupt)
+    monkeypatch.setattr(sys.modules["neobert_hf.hub.convert"], "save_config", interrupt)
     assert_refused(KeyboardInterrupt, "^stop$", fork, tmp_path / "out")

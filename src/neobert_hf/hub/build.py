@@ -10,7 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from huggingface_hub import ModelCard, ModelCardData
+import yaml
+from huggingface_hub import ModelCard
 from huggingface_hub.utils import validate_repo_id
 from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import logging
@@ -131,18 +132,16 @@ def card_of_build(
     """Write the card from the record of the training; licence and language are by default those of the model's own card."""
     if (folder / RECORD).is_file():
         shutil.copy(folder / RECORD, built)
-    known = ModelCardData()
+    known = {}
     if (folder / CARD).is_file() or not Path(source).is_dir():
         try:
-            known = ModelCard.load(folder / CARD if Path(source).is_dir() else source, ignore_metadata_errors=True).data
-        except (OSError, ValueError):
+            data = ModelCard.load(folder / CARD if Path(source).is_dir() else source, ignore_metadata_errors=True).data
+            languages = [data.language] if isinstance(data.language, str) else data.language
+            check_metadata(data.license, languages)
+            known = {"license": data.license, "language": languages}
+        except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError):
             logger.warning(f"the card of {source} cannot be read, so its licence and language are not known")
-    languages = [known.language] if isinstance(known.language, str) else known.language
-    try:
-        check_metadata(license or known.license, language or languages)
-    except (ValueError, TypeError):  # of other people, which the Hub would refuse
-        known, languages = ModelCardData(), None
-    write_card(built, model_id, license or known.license, language or languages)
+    write_card(built, model_id, license or known.get("license"), language or known.get("language"))
     (built / RECORD).unlink(missing_ok=True)  # it has the names of your files
 
 

@@ -117,7 +117,7 @@ def read_weights(checkpoint: Checkpoint) -> Tensors:
         return {name: tensor for file in files for name, tensor in load_file(file).items()}
     for file in files:
         content = read_pickle(file)
-        if twice := weights.keys() & content.keys():
+        if checkpoint.layout == "pickle" and (twice := weights.keys() & content.keys()):
             raise OSError(f"{file} and another file hold {min(twice)}; move one of them away")
         for name, tensor in content.items():
             storage = tensor.untyped_storage().data_ptr()
