@@ -14,11 +14,11 @@ from glob import escape
 from pathlib import Path
 from typing import Any
 
-from drop_in import plan_drop_in
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import disable_progress_bars, filter_repo_objects, validate_repo_id
 from huggingface_hub.utils import logging as hub_logging
+from replacement import plan_drop_in
 
 from neobert_hf.files.texts import printable
 from neobert_hf.files.trust import check_links
@@ -120,8 +120,10 @@ def open_pull_request(repo_id: str, plan: dict[str, Any], create: str | None = N
         ).pr_url
     # The first base of HfHubHTTPError is the base of all errors of the HTTP library, which differs between versions.
     except (OSError, RuntimeError, *HfHubHTTPError.__bases__) as error:
+        # An upload raises a RuntimeError from the answer of the Hub.
+        reason = one_line(error if isinstance(error, HfHubHTTPError) else error.__cause__ or error)
         raise OSError(
-            f"{repo_id}: {one_line(error.__cause__ or error)}; `hf auth login` saves a token, --create private creates a "
+            f"{repo_id}: {reason}; `hf auth login` saves a token, --create private creates a "
             f"repository, and {api.endpoint}/{repo_id}/discussions lists the pull request if it was opened"
         ) from error
 

@@ -151,7 +151,7 @@ def test_licence_and_language_come_from_the_card_of_the_model_and_are_not_assume
     build(saved, tmp_path / "hub")
     card = ModelCard.load(tmp_path / "hub/README.md")
     assert card.data.license is None and card.data.language is None and "licence is not known" in card.text
-    for wrong in ("license: [1]", "language: Klingon, mostly", "license: {a: b}", "license: ["):
+    for wrong in ("license: [1]", "license: {a: b}", "license: ["):
         (saved / "README.md").write_text(f"---\n{wrong}\n---\nwords")
         build(saved, tmp_path / "hub", overwrite=True)
         assert ModelCard.load(tmp_path / "hub/README.md").data.to_dict() == card.data.to_dict()
@@ -210,8 +210,6 @@ WRONG = {
     "a BERT": (bert, {}, "saved holds a BertForMaskedLM of the type bert, which is no NeoBERT; choose a checkpoint"),
     "a module of others": (module(type="os.path.X"), {}, 'modules.json of .* names "os.path.X" as type'),
     "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), {}, "holds no tokenizer .*; copy that of its model"),
-    "a licence in words": (lambda f: None, {"license": "MIT License"}, "license='MIT License' is no identifier"),
-    "a language in words": (lambda f: None, {"language": ["English"]}, "language='English' is no code of ISO 639"),
     "a name with a space": (lambda f: None, {"model_id": "org/na me"}, "Repo id"),
     "a name that goes up": (lambda f: None, {"model_id": "../up"}, "Repo id"),
     "no name": (lambda f: None, {"model_id": ""}, "Repo id"),

@@ -8,10 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import drop_in
 import huggingface_hub
 import push
 import pytest
+import replacement
 from conftest import GOLDEN, run_main
 from hub_server import LocalHub
 
@@ -74,7 +74,7 @@ def folder(checkpoint, tokenizer, tmp_path_factory):
 def unverified(monkeypatch):
     """Skip the process that loads the folder, in a test of something else."""
     report = {"ok": True, "transformers": "5", "own": "AutoModelForMaskedLM", "classes": {"AutoModel": "NeoBERTModel"}}
-    for module in (push, drop_in):
+    for module in (push, replacement):
         monkeypatch.setattr(module, "verify", lambda folder: report)
 
 
@@ -256,9 +256,9 @@ def change_json(file, **values):
 
 
 def test_replaced_code_that_is_replaced_again_does_not_change(copied):
-    drop_in.replace_code(copied, "org/old")
+    replacement.replace_code(copied, "org/old")
     once = {file.name: file.read_bytes() for file in copied.iterdir()}
-    again = drop_in.replace_code(copied, "org/old")
+    again = replacement.replace_code(copied, "org/old")
     assert once == {file.name: file.read_bytes() for file in copied.iterdir()}
     assert not again.aliases and not again.deleted and not again.new_classes
 
@@ -275,7 +275,7 @@ def test_replaced_code_that_is_replaced_again_does_not_change(copied):
 )
 def test_old_code_that_another_file_names_stays_as_it_is(copied, name, text, kept):
     (copied / name).write_text(text)
-    replaced = drop_in.replace_code(copied, "org/old")
+    replaced = replacement.replace_code(copied, "org/old")
     same = {old for old, code in OLD_CODE.items() if (copied / old).exists() and (copied / old).read_text() == code}
     assert same == kept
     assert set(replaced.aliases) == {"model.py"} - kept and set(replaced.deleted) == {"rotary.py"} - kept
@@ -309,7 +309,7 @@ def test_a_repository_in_another_layout_is_refused_before_a_file_changes(copied,
         change_json(copied / "config.json", **values)
     before = {file.name: file.read_bytes() for file in copied.iterdir()}
     with pytest.raises((ValueError, OSError), match=message):
-        drop_in.replace_code(copied, "org/old")
+        replacement.replace_code(copied, "org/old")
     assert before == {file.name: file.read_bytes() for file in copied.iterdir()}
 
 

@@ -1,12 +1,16 @@
 """Verify is right for folders of other people: without architectures, with a tokenizer of their own, with more modules."""
 
 import json
+import os
 import shutil
+from pathlib import Path
 
 import pytest
+import verify as script
+from conftest import run_main
 
 from neobert_hf import NeoBERTForMaskedLM, NeoBERTForSequenceClassification
-from neobert_hf.hub.verify import verify
+from neobert_hf.hub import verify
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +90,50 @@ def test_what_is_wrong_is_one_line(saved, change, fault, tmp_path):
     assert not report["ok"] and fault in report["error"] and "\n" not in report["error"]
 
 
-def test_a_folder_without_a_model_is_named(tmp_path):
-    (tmp_path / "empty").mkdir()
-    assert "empty has no config.json; give the folder of a model" in verify(tmp_path / "empty")["error"]
+def test_the_code_of_the_folder_sees_no_token(saved, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret too")
+    folder, seen = shutil.copytree(saved / "masked_lm", tmp_path / "model"), tmp_path / "seen.json"
+    with (folder / "modeling_neobert.py").open("a") as code:
+        code.write(f"\nimport json, os\nopen({str(seen)!r}, 'w').write(json.dumps(dict(os.environ)))\n")
+    report = verify(folder)
+    assert report["ok"], report
+    environment = json.loads(seen.read_text())
+    assert "PATH" in environment and not {"HF_TOKEN", "AWS_SECRET_ACCESS_KEY"} & set(environment)
+    assert environment["HF_HOME"] == environment["HOME"] != str(Path.home())
+
+
+def add_module(kind, **settings):
+    """A module of sentence-transformers whose settings name code of another place."""
+
+    def change(folder):
+        modules = [{"idx": 0, "name": "0", "path": "0_X", "type": f"sentence_transformers.models.{kind}"}]
+        (folder / "modules.json").write_text(json.dumps(modules))
+        (folder / "0_X").mkdir()
+        (folder / "0_X/config.json").write_text(json.dumps(settings))
+
+    return change
+
+
+REFUSED = {
+    "a callable as an activation": (add_module("Dense", activation_function="os.getcwd"), "names code that is not in"),
+    "a class in Router": (add_module("Router", types={"a": "evil.Class"}, structure={}), "names code that is not in"),
+    "a class in Asym": (add_module("Asym", types={"a": "evil/x--y.Z"}, structure={}), "names code that is not in"),
+    "a callable of CrossEncoder": (
+        lambda folder: changed(folder, sentence_transformers={"activation_fn": "os.getcwd"}),
+        "names code that is not in",
+    ),
+    "a pipe": (lambda folder: (folder / "sub").mkdir() or os.mkfifo(folder / "sub/x.json"), "is a pipe"),
+    "no model": (lambda folder: (folder / "config.json").unlink(), "has no config.json; give the folder of a model"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_nothing_is_loaded_from_a_folder_that_names_code_of_another_place(saved, tmp_path, case, monkeypatch):
+    change, fault = REFUSED[case]
+    folder = shutil.copytree(saved / "masked_lm", tmp_path / "model")
+    change(folder)
+    monkeypatch.setattr("subprocess.run", None)  # no process is started
+    assert fault in verify(folder)["error"]
+    with pytest.raises(SystemExit):
+        run_main(script, folder)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from huggingface_hub import ModelCard
 from huggingface_hub.utils import validate_repo_id
 from transformers import AutoConfig, PreTrainedModel
-from transformers.utils import logging
 
 from ..files.trust import (
     NAMES,
@@ -35,11 +33,7 @@ from .layouts import FLOATS, class_of, read_checkpoint, read_config
 if TYPE_CHECKING:
     from sentence_transformers.base.model import BaseModel
 
-logger = logging.get_logger(__name__)
-
 CONTEXTUAL = "contextual_neobert"  # the model type of contextual embedding models
-LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
-LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z]+)?|code|multilingual")
 KINDS = ("SentenceTransformer", "SparseEncoder", "MultiVectorEncoder", "CrossEncoder")
 # What a folder that is replaced may hold: files of a published model.
 REPLACEABLE = (
@@ -77,14 +71,13 @@ def build(
 
     Raises:
         ValueError: The folder holds other files, the checkpoint is not a NeoBERT or more than one, its tokenizer is not its own,
-            a link leaves its folder, or the name, the licence or the language is not valid on the Hub.
+            a link leaves its folder, or the name is not valid on the Hub.
         OSError: The model or its tokenizer cannot be read, or the folder cannot be written.
     """
     out = Path(out).resolve()  # of "folder/.." the name would be that of another folder
     check_target(out, overwrite)
     if model_id is not None:
         validate_repo_id(model_id)
-    check_metadata(license, language)
     check_source(model)
     folder = resolve(model)
     network, dtype = load_model(folder, str(model)), AutoConfig.from_pretrained(folder).dtype
@@ -104,7 +97,8 @@ def build(
         config = read_json(built / "config.json")
         if dtype is not None:  # in which it is loaded, which may be another than the stored one
             write_json(built / "config.json", config | {"dtype": str(dtype).removeprefix("torch.")})
-        card_of_build(folder, str(model), built, model_id or out.name, license, language)
+        options = {"model_id": model_id or out.name, "license": license, "language": language}
+        write_card_of_build(folder, str(model), built, **options)
         if out.exists():
             os.replace(out, before)  # removed with the temporary folder
         try:
@@ -116,32 +110,20 @@ def build(
     return out
 
 
-def check_metadata(license: str | None, language: list[str] | None) -> None:
-    """Raise ValueError if the Hub would refuse the licence, no identifier, or a language, no code of ISO 639."""
-    if license is not None and not LICENSE.fullmatch(license):
-        raise ValueError(
-            f"license={license!r} is no identifier of the Hub; give one such as mit, apache-2.0 or cc-by-4.0, or other"
-        )
-    if wrong := [code for code in language or () if not LANGUAGE.fullmatch(code)]:
-        raise ValueError(f"language={wrong[0]!r} is no code of ISO 639; give codes such as en or de, or multilingual")
-
-
-def card_of_build(
-    folder: Path, source: str, built: Path, model_id: str, license: str | None, language: list[str] | None
-) -> None:
+def write_card_of_build(folder: Path, source: str, built: Path, **options: Any) -> None:
     """Write the card from the record of the training; licence and language are by default those of the model's own card."""
     if (folder / RECORD).is_file():
         shutil.copy(folder / RECORD, built)
-    known = {}
-    if (folder / CARD).is_file() or not Path(source).is_dir():
-        try:
-            data = ModelCard.load(folder / CARD if Path(source).is_dir() else source, ignore_metadata_errors=True).data
-            languages = [data.language] if isinstance(data.language, str) else data.language
-            check_metadata(data.license, languages)
-            known = {"license": data.license, "language": languages}
-        except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError):
-            logger.warning(f"the card of {source} cannot be read, so its licence and language are not known")
-    write_card(built, model_id, license or known.get("license"), language or known.get("language"))
+    try:
+        is_folder = Path(source).is_dir()
+        known = ModelCard.load(folder / CARD if is_folder else source, ignore_metadata_errors=True).data.to_dict()
+    except (OSError, ValueError, TypeError, yaml.YAMLError):
+        known = {}
+    if not options["license"] and isinstance(known.get("license"), str):
+        options["license"] = known["license"]
+    if not options["language"] and isinstance(known.get("language"), (str, list)):
+        options["language"] = [known["language"]] if isinstance(known["language"], str) else known["language"]
+    write_card(built, **options)
     (built / RECORD).unlink(missing_ok=True)  # it has the names of your files
 
 

@@ -25,7 +25,6 @@ from ..model.configuration_neobert import NeoBERTConfig
 from ..model.modeling_neobert import NeoBERTModel
 from ..model.weight_files_neobert import canonical_name
 from ..runs.commands import one_line
-from .code_reading import lost_positions, sibling_imports
 from .layouts import (
     FLOATS,
     INDEX,
@@ -48,6 +47,12 @@ MARKS = ("config.json", "modules.json", "adapter_config.json", WEIGHTS, INDEX)
 CONTEXTUAL = "contextual_neobert"  # the model type of contextual embedding models
 # JSON files that a loader reads. Another damaged one is no error.
 LOADED = re.compile(r"(.*config|tokenizer|special_tokens_map|added_tokens|vocab|modules|.*\.index)\.json")
+IMPORT = re.compile(r"^\s*from \.(\w+)", re.MULTILINE)
+# Tables of positions that a class computes: a buffer, or an attribute that a function of frequencies returns.
+TABLE = re.compile(
+    r"register_buffer\(\s*[\"'](\w*(?:freq|rot|rope|cos|sin|pos)\w*)|self\.(\w*(?:freq|rot|rope)\w*) *= *[\w.]*freq[a-z_]*\("
+)
+INITIALIZER = re.compile(r"^    def _init_weights.*?(?=^ {0,4}\S|\Z)", re.MULTILINE | re.DOTALL)
 HEAD = re.compile(r"(decoder|dense|classifier|qa_outputs)\.(weight|bias)")
 PART = 1 << 24  # numbers that are examined at a time
 LARGEST = 1e5  # trained weights are smaller by far; one changed bit of the exponent makes 0.02 a number near 1e36
@@ -293,20 +298,32 @@ def check_code(subject: Subject) -> Findings:
     for file in subject.files("*.py"):
         content, own, where = file.read_bytes(), OWN_CODE / file.name, subject.name(file)
         try:
-            tree = ast.parse(content)
+            ast.parse(content)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             yield "code-damaged", where, one_line(error)
             continue
-        for name in sorted(name for name in sibling_imports(tree) if not (file.parent / f"{name}.py").is_file()):
+        text = content.decode("utf-8", "replace")
+        for name in sorted({name for name in IMPORT.findall(text) if not (file.parent / f"{name}.py").is_file()}):
             yield "code-incomplete", where, name
         if own.is_file() and own.read_bytes() == content:
             continue
-        if buffers := sorted(lost_positions(tree) - stored):
-            yield "rotary-buffer", where, listed(buffers)
+        if tables := sorted(lost_tables(text) - stored):
+            yield "rotary-buffer", where, listed(tables)
         else:
             other.append(where)
     if other:
         yield "code-differs", listed(other)
+
+
+def lost_tables(code: str) -> set[str]:
+    """Return the tables of positions that a class computes, and that its `_init_weights` does not compute again.
+
+    transformers 5 builds a model without data and loads the files into it: a tensor that no file holds has no values then.
+    transformers itself computes `inv_freq` again if `original_inv_freq` is beside it.
+    """
+    mended = "".join(INITIALIZER.findall(code))
+    names = {name for pair in TABLE.findall(code) for name in pair if name and name not in mended}
+    return names - {"inv_freq", "original_inv_freq"} if "original_inv_freq" in code else names
 
 
 def check_json(subject: Subject) -> Findings:

@@ -150,23 +150,10 @@ def _safetensors_files(folder):
     """The files that transformers reads: the single file, otherwise those of the index."""
     if (folder / WEIGHTS).is_file():
         return (folder / WEIGHTS,)
-    if not (folder / INDEX).is_file():
-        return ()
-    weight_map = read_index(folder / INDEX)
-    files = tuple(folder / name for name in sorted(set(weight_map.values())))
-    for file in files:
-        if not file.is_file():
-            raise OSError(
-                f"{folder / INDEX} names {file.name}, which is missing; download or copy the checkpoint again"
-            )
-        held = read_header(file).keys()
-        lost = sorted(name for name, shard in weight_map.items() if folder / shard == file and name not in held)
-        if lost:
-            raise OSError(
-                f"{folder / INDEX} names {len(lost)} tensors that {file.name} lacks (first: {lost[0]}); download or copy the "
-                "checkpoint again"
-            )
-    return files
+    names = set(read_index(folder / INDEX).values()) if (folder / INDEX).is_file() else ()
+    if lost := [name for name in names if not (folder / name).is_file()]:
+        raise OSError(f"{folder / INDEX} names {lost[0]}, which is missing; download or copy the checkpoint again")
+    return tuple(folder / name for name in sorted(names))
 
 
 def _deepspeed_files(folder):
