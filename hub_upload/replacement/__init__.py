@@ -22,8 +22,8 @@ from neobert_hf import AUTO_CLASSES, NeoBERTConfig, NeoBERTModel
 from neobert_hf.files.trust import DATA_FILES, read_json
 from neobert_hf.hub import verify
 
-TEXT = Path(__file__).with_name("replacement.md")
-MEASURED = Path(__file__).parents[1] / "benchmarks/results/drop_in.md"
+TEXT = Path(__file__).with_name("pull_request.md")
+MEASURED = Path(__file__).parents[2] / "benchmarks/results/drop_in.md"
 TITLE = "Model code that works with transformers 5"
 IMPORT = re.compile(r"^\s*(?:from|import)\s+\.*(\w+)", re.MULTILINE)
 NOT_NAMING = ("tokenizer.json", "vocab.json", "*.index.json")  # they name no code, and may hold any word
