@@ -76,7 +76,7 @@ class Subject:
         config: Content of config.json; empty if it is missing or damaged.
         shape: The checked config; None if it is missing or refused.
         checkpoint: Its weights; None if they cannot be read.
-        tensors: They by their published names.
+        tensors: Its tensors by their published names.
         layout: Layout of the weights, or what else the folder is.
         faults: Why modules.json, the config, the shape or the weights cannot be read.
     """
