@@ -44,7 +44,16 @@ def assert_refused(message, model, out, **options):
 
 
 @pytest.mark.parametrize(
-    "name", ["thesis.tex", "train.py", "checkpoint-500/optimizer.pt", ".git/HEAD", ".hidden/config.json", "notes.txt"]
+    "name",
+    [
+        "thesis.tex",
+        "train.py",
+        "checkpoint-500/optimizer.pt",
+        ".git/HEAD",
+        ".hidden/config.json",
+        "notes.txt",
+        "a.json",
+    ],
 )
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_file_that_is_no_part_of_a_model_is_not_lost(saved, tmp_path, name, overwrite):

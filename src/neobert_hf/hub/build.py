@@ -37,14 +37,17 @@ CONTEXTUAL = "contextual_neobert"  # the model type of contextual embedding mode
 KINDS = ("SentenceTransformer", "SparseEncoder", "MultiVectorEncoder", "CrossEncoder")
 # What a folder that is replaced may hold: files of a published model.
 REPLACEABLE = (
-    "*.json",
-    "*.safetensors",
-    "*_neobert.py",
-    "README.md",
-    "vocab.txt",
-    "*.jinja",
-    "*.model",
-    ".gitattributes",
+    *(
+        "*.safetensors",
+        "*.index.json",
+        "*config*.json",
+        "*token*.json",
+        "vocab.*",
+        "*.model",
+        "*.jinja",
+        "*_neobert.py",
+    ),
+    *("modules.json", "README.md", "training.json", ".gitattributes"),
 )
 
 
@@ -94,9 +97,9 @@ def build(
         if network is not None and (embedder is None or type(embedder[0].model) is not type(network)):
             network.save_pretrained(built)  # an embedder lacks the head of a masked model
         loaded_tokenizer.save_pretrained(built)
-        config = read_json(built / "config.json")
-        if dtype is not None:  # in which it is loaded, which may be another than the stored one
-            write_json(built / "config.json", config | {"dtype": str(dtype).removeprefix("torch.")})
+        config, name = read_json(built / "config.json"), str(dtype).removeprefix("torch.")
+        if dtype is not None and config.get("dtype") != name:  # it is loaded in another dtype than the stored one
+            write_json(built / "config.json", config | {"dtype": name})
         options = {"model_id": model_id or out.name, "license": license, "language": language}
         write_card_of_build(folder, str(model), built, **options)
         if out.exists():
