@@ -110,7 +110,7 @@ def test_a_build_that_fails_leaves_what_was_there(saved, tmp_path, monkeypatch):
 # ---------------------------------------------------------------------------------------- what can be published
 
 
-@pytest.mark.parametrize("kind", ["embedding", "classes", "reranker"])
+@pytest.mark.parametrize("kind", ["embedding", "classes", pytest.param("reranker", marks=pytest.mark.slow)])
 def test_a_model_of_sentence_transformers_is_built_with_all_modules_its_head_and_a_card(saved, tmp_path, kind):
     sentence_transformers = pytest.importorskip("sentence_transformers")
     if kind == "reranker":
@@ -139,7 +139,6 @@ def test_a_model_of_sentence_transformers_is_built_with_all_modules_its_head_and
         assert not (build(saved, out, overwrite=True) / "modules.json").exists()
 
 
-@pytest.mark.slow
 def test_a_build_of_the_mini_model_has_its_weights_and_is_loaded_in_float32(tmp_path):
     """With bf16, numpy() would refuse what the model returns."""
     pytest.importorskip("sentence_transformers")
@@ -240,6 +239,7 @@ def test_a_module_whose_path_is_the_root_of_the_machine_is_refused(saved, tmp_pa
     assert not (tmp_path / "hub").exists()
 
 
+@pytest.mark.slow
 def test_a_foreign_tokenizer_neither_runs_nor_is_published(saved, tmp_path):
     """The oracle is a clean process with the line of the card: it shows that the poisoned folder runs the foreign code."""
     (tmp_path / "evil").mkdir()

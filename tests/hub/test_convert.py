@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, BertConfig
 
 import neobert_cli
-from neobert_hf.hub import convert, verify
+from neobert_hf.hub import convert, examine
 from neobert_hf.hub.convert import read_pickle
 from neobert_hf.hub.layouts import read_checkpoint
 
@@ -117,7 +117,9 @@ def test_an_export_of_the_fork_gives_the_logits_of_the_oracle_with_code_of_its_o
     result = convert(fork, tmp_path / "out")
     assert (result["from"], result["added"]) == ("w1w2", ["decoder.bias: zeros"])
     assert_logits_of_the_oracle(tmp_path / "out", tied(weights))
-    assert verify(tmp_path / "out")["ok"]
+    auto_map = json.loads((tmp_path / "out/config.json").read_text())["auto_map"]
+    assert "AutoModelForMaskedLM" in auto_map and (tmp_path / "out/modeling_neobert.py").is_file()
+    assert not examine(tmp_path / "out")["findings"]
 
 
 @pytest.mark.parametrize("settings", [{}, {"tie_word_embeddings": True}])

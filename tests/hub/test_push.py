@@ -107,7 +107,7 @@ def commit_of(hub):
 # ---------------------------------------------------------------------------------------- push
 
 
-def test_a_dry_run_verifies_prints_the_files_and_asks_nobody(hub, folder):
+def test_a_dry_run_prints_the_files_and_asks_nobody(hub, folder, unverified):
     output = run_main(push, folder, "org/small")
     files = {name: int(size.replace(",", "")) for size, name in re.findall(r"^ +([\d,]+) bytes  (.+)$", output, re.M)}
     assert files == {file.name: file.stat().st_size for file in folder.iterdir()}
@@ -313,6 +313,7 @@ def test_a_repository_in_another_layout_is_refused_before_a_file_changes(copied,
     assert before == {file.name: file.read_bytes() for file in copied.iterdir()}
 
 
+@pytest.mark.slow
 def test_weights_that_do_not_load_are_refused_and_nothing_is_sent(hub, tokenizer, tmp_path):
     files = published("masked_lm", tokenizer, tmp_path)
     hub.put("org/old", files | {"model.safetensors": files["model.safetensors"][:1000]})

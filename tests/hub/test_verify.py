@@ -32,13 +32,24 @@ def changed(folder, **values):
     return folder
 
 
-def test_a_classifier_is_its_own_class_and_a_masked_lm_is_a_new_head_of_it(saved):
-    report = verify(saved / "classifier")
+def test_a_classifier_is_its_own_class_a_masked_lm_a_new_head_of_it_and_its_code_sees_no_token(
+    saved, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret too")
+    folder, seen = shutil.copytree(saved / "classifier", tmp_path / "model"), tmp_path / "seen.json"
+    with (folder / "modeling_neobert.py").open("a") as code:
+        code.write(f"\nimport json, os\nopen({str(seen)!r}, 'w').write(json.dumps(dict(os.environ)))\n")
+    report = verify(folder)
     assert report["ok"], report
     assert report["own"] == "AutoModelForSequenceClassification" and report["output"]["shape"] == [2, 3]
-    assert "AutoModelForMaskedLM" in report["new_heads"] and report["folder"] == str(saved / "classifier")
+    assert "AutoModelForMaskedLM" in report["new_heads"] and report["folder"] == str(folder)
+    environment = json.loads(seen.read_text())
+    assert "PATH" in environment and not {"HF_TOKEN", "AWS_SECRET_ACCESS_KEY"} & set(environment)
+    assert environment["HF_HOME"] == environment["HOME"] != str(Path.home())
 
 
+@pytest.mark.slow
 def test_a_folder_without_architectures_and_without_a_base_class_is_verified_by_the_class_that_it_has(saved, tmp_path):
     folder = shutil.copytree(saved / "classifier", tmp_path / "my.model-1.0 (copy)")
     names = {
@@ -52,6 +63,7 @@ def test_a_folder_without_architectures_and_without_a_base_class_is_verified_by_
     assert report["own"] == "AutoModelForSequenceClassification" and report["output"]["shape"] == [2, 3]
 
 
+@pytest.mark.slow
 def test_an_embedding_model_is_opened_by_sentence_transformers_too(saved, tmp_path):
     sentence_transformers = pytest.importorskip("sentence_transformers")
     shutil.copytree(saved / "masked_lm", tmp_path / "model")
@@ -74,6 +86,7 @@ def test_an_embedding_model_is_opened_by_sentence_transformers_too(saved, tmp_pa
     assert not verify(tmp_path / "model")["ok"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
@@ -88,19 +101,6 @@ def test_what_is_wrong_is_one_line(saved, change, fault, tmp_path):
     folder = changed(shutil.copytree(saved / "classifier", tmp_path / "folder"), **change)
     report = verify(folder)
     assert not report["ok"] and fault in report["error"] and "\n" not in report["error"]
-
-
-def test_the_code_of_the_folder_sees_no_token(saved, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret too")
-    folder, seen = shutil.copytree(saved / "masked_lm", tmp_path / "model"), tmp_path / "seen.json"
-    with (folder / "modeling_neobert.py").open("a") as code:
-        code.write(f"\nimport json, os\nopen({str(seen)!r}, 'w').write(json.dumps(dict(os.environ)))\n")
-    report = verify(folder)
-    assert report["ok"], report
-    environment = json.loads(seen.read_text())
-    assert "PATH" in environment and not {"HF_TOKEN", "AWS_SECRET_ACCESS_KEY"} & set(environment)
-    assert environment["HF_HOME"] == environment["HOME"] != str(Path.home())
 
 
 def add_module(kind, **settings):
