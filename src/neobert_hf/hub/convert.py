@@ -26,12 +26,8 @@ from .layouts import FLOATS, WEIGHTS, Checkpoint, class_of, read_checkpoint, rea
 
 LAYOUTS = ("published", "w1w2")
 PICKLES = ("pytorch_model*.bin", "state_dict.pt")  # of a repository on the Hub, beside the data files
-NESTED = (
-    "module",
-    "state_dict",
-    "model_state_dict",
-    "model",
-)  # where trainings nest the weights; the first is DeepSpeed's
+# Where trainings nest the weights; the first is DeepSpeed's.
+NESTED = ("module", "state_dict", "model_state_dict", "model")
 OPTIMIZERS = "*_optim_states.pt"  # of DeepSpeed; with ZeRO, they have the weights in float32
 HEADS = ("decoder.", "dense.", "classifier.", "qa_outputs.")
 FROM_WEIGHTS = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")  # keys of config.json
@@ -144,7 +140,8 @@ def read_pickle(file: Path) -> Tensors:
         for name in NESTED:
             if isinstance(content, dict) and isinstance(content.get(name), dict):
                 content = content[name]
-        if not content or not all(isinstance(value, torch.Tensor) for value in content.values()):
+        types = {(type(name), isinstance(value, torch.Tensor)) for name, value in content.items()}
+        if types != {(str, True)}:
             raise ValueError("it is no dictionary of tensors")
     except Exception as error:  # whatever a damaged file leads to
         found = re.search(r"GLOBAL (\S+)", str(error))
