@@ -175,7 +175,7 @@ def load_model(folder: Path, source: str) -> PreTrainedModel | None:
     model_class = class_of(names)
     if kind != NeoBERTConfig.model_type or model_class is None:
         raise ValueError(
-            f"{source} holds a {names[0]} of the type {kind}, which is no NeoBERT; choose a checkpoint of "
+            f"{source} holds a {names[0] if isinstance(names, list) else names} of the type {kind}, which is no NeoBERT; choose a checkpoint of "
             + ", ".join(other.__name__ for other in AUTO_CLASSES.values() if other is not NeoBERTConfig)
         )
     config = AutoConfig.from_pretrained(folder)
@@ -198,7 +198,13 @@ def load_embedder(folder: Path, source: str) -> BaseModel | None:
 
     from ..embeddings.models import adopt, open_embedding_model
 
-    parts = [folder / path for module in read_json(folder / "modules.json") if (path := module.get("path"))]
+    try:
+        paths = [
+            module["path"] for module in read_json(folder / "modules.json") if "/" + module["type"] + module["path"]
+        ]
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"modules.json of {source} is no list of modules with path and type") from error
+    parts = [folder / path for path in paths if path]
     files = [file for file in sorted(folder.rglob("*.json")) if any(file.is_relative_to(part) for part in parts)]
     for file in (folder / "modules.json", *files):
         for key, value in foreign_settings(file):

@@ -202,11 +202,12 @@ def describe_model(checkpoint: Checkpoint, tensors: Tensors) -> tuple[NeoBERTPre
         )
     config = NeoBERTConfig.from_dict({k: value for k, value in checkpoint.config.items() if k not in FROM_WEIGHTS})
     keep_known_settings(config, folder)
-    if config.num_hidden_layers != (found := stored_sizes(tensors)["num_hidden_layers"]):
-        raise ValueError(
-            f"config.json of {folder} gives num_hidden_layers={config.num_hidden_layers}, but its weights have {found} layers; "
-            "correct config.json, or download the checkpoint again"
-        )
+    for name, found in stored_sizes(tensors).items():
+        if (given := getattr(config, name)) != found:
+            raise ValueError(
+                f"config.json of {folder} gives {name}={given}, but its weights have {found}; correct config.json, or download "
+                "the checkpoint again"
+            )
     if other := {str(tensor.dtype) for tensor in tensors.values() if tensor.dtype not in FLOATS.values()}:
         raise ValueError(f"{folder} holds weights of the type {min(other)}; convert the model before it is quantized")
     model_class = find_class(config, tensors)

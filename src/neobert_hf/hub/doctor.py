@@ -86,9 +86,9 @@ class Subject:
         self.config, self.shape, self.checkpoint, self.modules, self.faults = {}, None, None, {}, {}
         try:
             if (self.folder / "modules.json").is_file():
-                named = map(dict, read_json(self.folder / "modules.json"))
-                self.modules = {self.folder / str(each.get("path", "")): str(each.get("type")) for each in named}
-        except (ValueError, TypeError) as error:
+                named = read_json(self.folder / "modules.json")
+                self.modules = {self.folder / each["path"]: each["type"] + "" for each in named}
+        except (ValueError, TypeError, KeyError) as error:
             self.faults["modules"] = one_line(error)
         root = self.folder.resolve()
         self.inside = [module for module in self.modules if module.resolve().is_relative_to(root)]
@@ -213,8 +213,11 @@ def check_config(subject: Subject) -> Findings:
     else:
         if subject.config.get("transformers_weights"):
             yield "weights-elsewhere", f"{where}: transformers_weights", subject.config["transformers_weights"]
-        if foreign := [name for name in subject.config.get("architectures") or () if "NeoBERT" not in str(name)]:
-            yield "architecture", f"{where}: architectures", foreign[0]
+        names = subject.config.get("architectures") or ["NeoBERT"]
+        if not isinstance(names, list) or "NeoBERT" not in str(names[0]):
+            yield "architecture", f"{where}: architectures", names
+        if not isinstance(subject.config.get("auto_map") or {}, dict):
+            yield "config-invalid", f"{where}: auto_map", "it is no object of names, so trust_remote_code=True fails"
         if subject.shape is None:
             yield "config-invalid", where, subject.faults["shape"]
 

@@ -135,7 +135,8 @@ def stored_sizes(tensors: Mapping[str, StoredTensor | torch.Tensor]) -> dict[str
 
 def class_of(architectures: list[str] | None) -> type[NeoBERTPreTrainedModel] | None:
     """Return the class of this library that a config names first, under its own name or the published one; None for others."""
-    found = getattr(modeling_neobert, str((architectures or [""])[0]), None)
+    names = architectures if isinstance(architectures, list) else []
+    found = getattr(modeling_neobert, str(next(iter(names), "")), None)
     is_class = isinstance(found, type) and issubclass(found, NeoBERTPreTrainedModel)
     return found if is_class and found is not NeoBERTPreTrainedModel else None
 
