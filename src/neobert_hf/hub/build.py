@@ -174,9 +174,10 @@ def load_model(folder: Path, source: str) -> PreTrainedModel | None:
         return None
     model_class = class_of(names)
     if kind != NeoBERTConfig.model_type or model_class is None:
+        name = names[0] if isinstance(names, list) else names
+        classes = ", ".join(other.__name__ for other in AUTO_CLASSES.values() if other is not NeoBERTConfig)
         raise ValueError(
-            f"{source} holds a {names[0] if isinstance(names, list) else names} of the type {kind}, which is no NeoBERT; choose a checkpoint of "
-            + ", ".join(other.__name__ for other in AUTO_CLASSES.values() if other is not NeoBERTConfig)
+            f"{source} holds a {name} of the type {kind}, which is no NeoBERT; choose a checkpoint of {classes}"
         )
     config = AutoConfig.from_pretrained(folder)
     config.dtype = None  # so that "auto" is the dtype of the file
