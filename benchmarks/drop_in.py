@@ -18,10 +18,9 @@ import transformers
 from harness import finish, read_arguments
 from tqdm.auto import tqdm
 
-from neobert_hf.hub.drop_in import replace_code
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path += [str(Path(__file__).parents[1] / name) for name in ("tests", "hub_upload")]
 from compat import environment
+from replacement import replace_code
 
 TESTS = Path(__file__).parents[1] / "tests"
 OWN = {"AutoModelForMaskedLM": "masked_lm", "AutoModelForSequenceClassification": "classifier"}

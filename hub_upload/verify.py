@@ -2,11 +2,26 @@
 
     python hub_upload/verify.py HUB_DIR
 
-The last line of output is one line of JSON: `ok`, the classes, the Auto classes whose head has no weights in the folder, and a
-summary of the output of the folder's own class, for comparison with the package. The exit status is 1 if `ok` is false.
+Nothing is loaded if a file names code of another place. The last line of output is one line of JSON: `ok`, the classes, the
+Auto classes whose head has no weights in the folder (`new_heads`), the folder's own Auto class (`own`), and a summary of its
+output, for comparison with the output of the package. A folder of sentence-transformers is opened by its own class too
+(`embedding`). The exit status is 1 if `ok` is false.
 """
 
-from neobert_hf.hub.verify import main
+import argparse
+import json
+
+from neobert_hf.hub import verify
+
+
+def main() -> None:
+    """Verify the folder and print the report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", help="Folder that hub_upload/build.py has written.")
+    report = verify(parser.parse_args().folder)
+    print(json.dumps(report))
+    raise SystemExit(not report["ok"])
+
 
 if __name__ == "__main__":
     main()

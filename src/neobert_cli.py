@@ -187,7 +187,6 @@ def doctor(parser: Parser) -> Run:
     text = "The model from which this one was fine-tuned: finds a fine-tuning without positions."
     add("--base", metavar="MODEL", help=text)
     add("--json", dest="as_json", action="store_true", help="Print one JSON object.")
-    parser.set_defaults(skips_torch=True)
 
     def run(source: str, base: str | None, as_json: bool) -> None:
         from neobert_hf.hub.doctor import examine, report_lines
@@ -255,16 +254,6 @@ def export(parser: Parser) -> Run:
     return run
 
 
-def _skip_torch() -> None:
-    """Import the package and transformers as if torch were not installed: 4 s and 300 MB less.
-
-    For a command that builds no model.
-    """
-    if "neobert_hf" not in sys.modules:
-        sys.modules["torch"] = None
-        os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # of transformers, that there is no torch
-
-
 def _prepare() -> None:
     """Set the memory allocator of the process, and hide progress bars."""
     from neobert_hf import tune_allocator
@@ -321,8 +310,6 @@ def main() -> None:
     if command is None:
         return parser.print_help()
     try:
-        if options.pop("skips_torch", False):
-            _skip_torch()
         from neobert_hf.runs.commands import run_command
     except KeyboardInterrupt:  # the import takes seconds
         raise SystemExit(130) from None

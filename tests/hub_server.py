@@ -1,7 +1,6 @@
 """A local Hub: what huggingface_hub needs of it to read a repository, and to open a pull request, over HTTP.
 
-It keeps every commit, records every request, and can fail on purpose: `faults` maps a part of a path to a status, or to "drop",
-which closes the connection after the request was read.
+It keeps every commit and records every request. All files are sent inside the commit, as the Hub answers for small ones.
 """
 
 import base64
@@ -13,35 +12,28 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 
 class LocalHub(ThreadingHTTPServer):
-    """Repositories by id and reference ("main", "refs/pr/1", a hash), each a dictionary from file names to bytes."""
+    """Repositories by id and reference ("main", "refs/pr/1", a hash), each a commit and a dictionary from names to bytes."""
 
     daemon_threads = True
 
-    def __init__(self):
+    def __init__(self, token):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.endpoint = f"http://127.0.0.1:{self.server_port}"
-        self.references, self.requests, self.faults, self.headers, self.uploaded = {}, [], {}, [], {}
-        self.token = None
+        self.endpoint, self.token = f"http://127.0.0.1:{self.server_port}", token
+        self.references, self.requests = {}, []
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def put(self, repo_id, files, reference="main"):
-        """Make `reference` the commit with these files; return its hash."""
-        content = json.dumps({name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())})
-        commit = hashlib.sha1(f"{repo_id} {content}".encode()).hexdigest()
+        """Make `reference` the commit with these files."""
+        commit = hashlib.sha1(repr((repo_id, sorted(files.items()))).encode()).hexdigest()
         self.references.setdefault(repo_id, {}).update({reference: (commit, files), commit: (commit, files)})
         return commit
 
     def files(self, repo_id, reference="main"):
         return self.references[repo_id][reference][1]
 
-    def known(self):
-        """SHA-256 of all content: the Hub asks only for large files that it lacks."""
-        commits = [files for references in self.references.values() for _, files in references.values()]
-        return {hashlib.sha256(data).hexdigest() for files in commits for data in files.values()}
-
     def sent(self, word):
         """Bodies of the requests whose path contains `word`."""
-        return [body for method, path, body in self.requests if word in path and method in ("POST", "PUT")]
+        return [body for method, path, body in self.requests if word in path and method == "POST"]
 
     def handle_error(self, request, client_address):
         """A client that closes the connection is no error here."""
@@ -65,137 +57,81 @@ class Handler(BaseHTTPRequestHandler):
     def missing(self, code, status=404):
         self.answer({"error": code}, status, X_Error_Code=code, X_Error_Message=f"{code} for {self.path}")
 
-    def handle_request(self):
-        hub = self.server
-        if "chunked" in self.headers.get("Transfer-Encoding", ""):
-            chunks = []
-            while size := int(self.rfile.readline(), 16):
-                chunks.append(self.rfile.read(size))
-                self.rfile.readline()
+    def read_body(self):
+        if "chunked" not in self.headers.get("Transfer-Encoding", ""):
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = b""
+        while size := int(self.rfile.readline(), 16):
+            body += self.rfile.read(size)
             self.rfile.readline()
-            body = b"".join(chunks)
-        else:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.rfile.readline()
+        return body
+
+    def handle_request(self):
+        hub, body = self.server, self.read_body()
         hub.requests.append((self.command, self.path, body))
-        hub.headers.append(dict(self.headers))
-        for word, fault in hub.faults.items():
-            if word in f"{self.command} {self.path}":
-                if fault == "drop":
-                    self.close_connection = True
-                    self.connection.close()
-                    return
-                return self.answer({"error": f"refused with {fault}"}, fault)
         path = unquote(urlsplit(self.path).path).strip("/")
-        if "/resolve/" in path:
-            return self.resolve(*path.split("/resolve/"))
-        if path.startswith("api/models/"):
-            return self.model(path.split("/")[2:], body)
+        if path == "api/validate-yaml":
+            return self.answer({"errors": [], "warnings": []})
         if path == "api/repos/create":
             wanted = json.loads(body)
             repo_id = f"{wanted['organization']}/{wanted['name']}"
-            if repo_id in hub.references:
-                return self.answer({"url": f"{hub.endpoint}/{repo_id}", "error": "You already created this repo"}, 409)
-            hub.put(repo_id, {".gitattributes": b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"})
-            return self.answer({"url": f"{hub.endpoint}/{repo_id}", "id": repo_id})
-        if path == "api/validate-yaml":
-            return self.answer({"errors": [], "warnings": []})
-        if path.endswith("info/lfs/objects/batch"):
-            objects = json.loads(body)["objects"]
-            for item in objects:
-                if item["oid"] not in hub.known():
-                    item["actions"] = {"upload": {"href": f"{hub.endpoint}/lfs/{item['oid']}"}}
-            return self.answer({"transfer": "basic", "objects": objects})
-        if path.startswith("lfs/"):
-            assert hashlib.sha256(body).hexdigest() == path.removeprefix("lfs/")
-            hub.uploaded[path.removeprefix("lfs/")] = body
-            return self.answer({})
-        self.missing("EntryNotFound")
-
-    do_GET = do_HEAD = do_POST = do_PUT = handle_request
-
-    def find(self, repo_id, reference):
-        """The commit and the files of a reference; None after an answer that it does not exist."""
-        references = self.server.references.get(repo_id)
-        if references is None:
-            return self.missing("RepoNotFound")
-        return references.get(reference) or self.missing("RevisionNotFound")
-
-    def model(self, parts, body):
-        repo_id, action, reference = "/".join(parts[:2]), *(parts[2:3] or ["revision"]), "/".join(parts[3:]) or "main"
-        query = parse_qs(urlsplit(self.path).query)
-        if action == "tree":
-            known = self.server.references.get(repo_id, {})
-            if any(reference.startswith(f"{name}/") for name in known):  # of a subfolder; there are none
-                return self.missing("EntryNotFound")
-        if action not in ("revision", "tree", "preupload", "commit"):
+            status = 409 if repo_id in hub.references else 200
+            if status == 200:
+                hub.put(repo_id, {".gitattributes": b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"})
+            return self.answer({"url": f"{hub.endpoint}/{repo_id}", "id": repo_id}, status)
+        if "/resolve/" in path:
+            repo_id, rest = path.split("/resolve/")
+        elif path.startswith("api/models/"):
+            *name, rest = path.removeprefix("api/models/").split("/", 2)
+            repo_id, rest = ("/".join(name), rest) if len(name) == 2 else (f"{name[0]}/{rest}", "")
+        else:
             return self.missing("EntryNotFound")
-        if not (found := self.find(repo_id, reference)):
-            return None
+        if repo_id not in hub.references:
+            return self.missing("RepoNotFound")
+        if "/resolve/" in path:
+            return self.resolve(repo_id, rest)
+        action, _, reference = rest.partition("/")
+        found = hub.references[repo_id].get(reference or "main")
+        if found is None:  # a tree may also be that of a subfolder; there are none
+            return self.missing("EntryNotFound" if action == "tree" else "RevisionNotFound")
+        return {"preupload": self.preupload, "commit": self.commit}.get(action, self.describe)(repo_id, found, body)
+
+    do_GET = do_HEAD = do_POST = handle_request
+
+    def describe(self, repo_id, found, body):
         commit, files = found
-        if action == "preupload":
-            modes = [
-                {
-                    "path": file["path"],
-                    "uploadMode": "lfs" if file["path"].endswith(".safetensors") else "regular",
-                    "shouldIgnore": False,
-                    "oid": oid(file["path"], files),
-                }
-                for file in json.loads(body)["files"]
-            ]
-            return self.answer({"files": modes})
-        if action == "commit":
-            if self.server.token and self.headers.get("Authorization") != f"Bearer {self.server.token}":
-                return self.missing("Unauthorized", 401)
-            return self.commit(repo_id, files, [json.loads(line) for line in body.splitlines()], query)
-        entries = []
-        for name, data in sorted(files.items()):
-            entry = {"type": "file", "path": name, "oid": blob(data), "size": len(data)}
-            if name.endswith(".safetensors"):
-                entry["lfs"] = {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
-            entries.append(entry)
-        if action == "tree":
+        entries = [{"type": "file", "path": name, "oid": oid(files[name]), "size": len(files[name])} for name in files]
+        if "/tree/" in self.path:
             return self.answer(entries)
-        siblings = [
-            {
-                "rfilename": entry["path"],
-                "size": entry["size"],
-                "blobId": entry["oid"],
-                **({"lfs": {**entry["lfs"], "sha256": entry["lfs"]["oid"]}} if "lfs" in entry else {}),
-            }
-            for entry in entries
-        ]
+        siblings = [{"rfilename": name, "size": len(files[name]), "blobId": oid(files[name])} for name in files]
         self.answer(
             {"id": repo_id, "modelId": repo_id, "sha": commit, "private": False, "siblings": siblings, "tags": []}
         )
 
-    def commit(self, repo_id, files, lines, query):
-        files = dict(files)
-        for line in lines:
-            value = line["value"]
+    def preupload(self, repo_id, found, body):
+        names = [file["path"] for file in json.loads(body)["files"]]
+        known = {name: oid(found[1][name]) if name in found[1] else None for name in names}
+        mode = {"uploadMode": "regular", "shouldIgnore": False}
+        self.answer({"files": [{"path": name, "oid": known[name], **mode} for name in names]})
+
+    def commit(self, repo_id, found, body):
+        hub, files = self.server, dict(found[1])
+        if self.headers.get("Authorization") != f"Bearer {hub.token}":
+            return self.missing("Unauthorized", 401)
+        for line in map(json.loads, body.splitlines()):
             if line["key"] == "file":
-                files[value["path"]] = base64.b64decode(value["content"])
-            elif line["key"] == "lfsFile":
-                files[value["path"]] = self.server.uploaded[value["oid"]]
+                files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
             elif line["key"] == "deletedFile":
-                del files[value["path"]]
-        assert query["create_pr"] == ["1"]
-        number = 1 + sum(name.startswith("refs/pr/") for name in self.server.references[repo_id])
-        commit = self.server.put(repo_id, files, f"refs/pr/{number}")
-        url = f"{self.server.endpoint}/{repo_id}"
-        self.answer(
-            {
-                "success": True,
-                "commitOid": commit,
-                "commitUrl": f"{url}/commit/{commit}",
-                "hookOutput": "",
-                "pullRequestUrl": f"{url}/discussions/{number}",
-            }
-        )
+                del files[line["value"]["path"]]
+        assert parse_qs(urlsplit(self.path).query)["create_pr"] == ["1"]
+        number = 1 + sum(name.startswith("refs/pr/") for name in hub.references[repo_id])
+        commit, url = hub.put(repo_id, files, f"refs/pr/{number}"), f"{hub.endpoint}/{repo_id}"
+        answer = {"success": True, "commitOid": commit, "commitUrl": f"{url}/commit/{commit}", "hookOutput": ""}
+        self.answer(answer | {"pullRequestUrl": f"{url}/discussions/{number}"})
 
     def resolve(self, repo_id, path):
-        references = self.server.references.get(repo_id)
-        if references is None:
-            return self.missing("RepoNotFound")
+        references = self.server.references[repo_id]
         reference = next((name for name in references if path.startswith(f"{name}/")), None)
         if reference is None:
             return self.missing("RevisionNotFound")
@@ -206,13 +142,6 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(body=data, X_Repo_Commit=commit, ETag=f'"{hashlib.sha256(data).hexdigest()}"')
 
 
-def oid(name, files):
-    """The hash by which huggingface_hub knows that a file has not changed."""
-    if name not in files:
-        return None
-    return hashlib.sha256(files[name]).hexdigest() if name.endswith(".safetensors") else blob(files[name])
-
-
-def blob(data):
-    """The hash of git for the content of a file."""
+def oid(data):
+    """The hash of git for the content of a file, by which huggingface_hub knows that it has not changed."""
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import shutil
+import sys
 from collections import OrderedDict
 
 import numpy as np
@@ -15,11 +16,9 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, BertConfig
 
 import neobert_cli
-from neobert_hf.hub import convert as module
-from neobert_hf.hub.convert import as_published, convert, write_weights
-from neobert_hf.hub.layouts import read_checkpoint, read_header
-from neobert_hf.hub.unpickle import read_weights
-from neobert_hf.hub.verify import verify
+from neobert_hf.hub import convert, examine
+from neobert_hf.hub.convert import read_pickle
+from neobert_hf.hub.layouts import read_checkpoint
 
 # What the fork's exporter writes into config.json, besides sizes.
 FORK = {
@@ -118,7 +117,9 @@ def test_an_export_of_the_fork_gives_the_logits_of_the_oracle_with_code_of_its_o
     result = convert(fork, tmp_path / "out")
     assert (result["from"], result["added"]) == ("w1w2", ["decoder.bias: zeros"])
     assert_logits_of_the_oracle(tmp_path / "out", tied(weights))
-    assert verify(tmp_path / "out")["ok"]
+    auto_map = json.loads((tmp_path / "out/config.json").read_text())["auto_map"]
+    assert "AutoModelForMaskedLM" in auto_map and (tmp_path / "out/modeling_neobert.py").is_file()
+    assert not examine(tmp_path / "out")["findings"]
 
 
 @pytest.mark.parametrize("settings", [{}, {"tie_word_embeddings": True}])
@@ -144,15 +145,6 @@ def test_bfloat16_shards_of_the_encoder_alone_keep_their_bits(checkpoint, tokeni
     again = AutoModel.from_pretrained(tmp_path / "out", dtype="auto")
     assert again.dtype == torch.bfloat16
     assert all(torch.equal(again.get_parameter(name), value) for name, value in encoder.named_parameters())
-
-
-def test_each_tensor_begins_at_a_multiple_of_its_width(tmp_path):
-    """In the order of names, `b` would begin in the middle of a word."""
-    tensors = {"a": np.arange(3, dtype=np.float16), "b": np.arange(2, dtype=np.float32)}
-    save_file(tensors, tmp_path / "source.safetensors")
-    write_weights(as_published(read_header(tmp_path / "source.safetensors")), tmp_path / "model.safetensors")
-    assert_same_tensors(tmp_path, tensors)
-    assert read_header(tmp_path / "model.safetensors")["b"].start % 4 == 0
 
 
 def pickled(folder, layout, weights):
@@ -236,11 +228,10 @@ def test_a_pickle_that_runs_code_is_refused_with_the_way_out(base, tmp_path):
 
 @pytest.mark.parametrize("content", [b"", b"not a pickle", {"weights": 1}, [1], {}])
 def test_a_pickle_without_weights_is_refused(tmp_path, content):
-    """In this process; the conversion calls the function in another one."""
     file = tmp_path / "state_dict.pt"
     file.write_bytes(content) if isinstance(content, bytes) else torch.save(content, file)
-    with pytest.raises((ValueError, EOFError, pickle.UnpicklingError)):
-        read_weights(str(file))
+    with pytest.raises(OSError, match="cannot be read with weights_only=True"):
+        read_pickle(file)
 
 
 def test_two_files_with_the_same_tensors_are_refused(base, weights, tmp_path):
@@ -267,106 +258,66 @@ def test_shards_of_zero_are_refused_with_the_script_that_merges_them(base, weigh
     assert_refused(OSError, r"python zero_to_fp32.py \. MERGED --safe_serialization", base, tmp_path / "out")
 
 
-REFUSED = {
-    "NeoDictaBERT": (ValueError, "marks a NeoDictaBERT", lambda f: rewrite(f, dict, encoder_init_range=0.02)),
-    "another model": (ValueError, "this is a bert, not", lambda f: BertConfig().save_pretrained(f)),
-    "no rotation": (ValueError, "rope=False must be true", lambda f: rewrite(f, dict, rope=False)),
-    "another activation": (ValueError, "'gelu' must be swiglu", lambda f: rewrite(f, dict, hidden_act="gelu")),
-    "a class of others": (ValueError, "no class of NeoBERT", lambda f: rewrite(f, dict, architectures=["Bert"])),
-    "no config": (ValueError, "holds no config.json.*--base", lambda f: (f / "config.json").unlink()),
-    "a damaged config": (ValueError, "is not JSON in UTF-8", lambda f: (f / "config.json").write_text("{")),
-    "no tokenizer": (ValueError, "holds no tokenizer.*--base", lambda f: (f / "tokenizer.json").unlink()),
-    "more than a model": (ValueError, "modules of sentence", lambda f: (f / "modules.json").write_text("[]")),
-    "a damaged tokenizer": (OSError, "tokenizer of .* cannot", lambda f: (f / "tokenizer.json").write_text("{")),
-    "no weights": (OSError, "holds no weights", lambda f: (f / "model.safetensors").unlink()),
-    "a list in the place of a config": (
-        ValueError,
-        "is not a JSON object",
-        lambda f: (f / "config.json").write_text("[]"),
-    ),
-    "blocks without end": (ValueError, "weights have 3 layers", lambda f: rewrite(f, dict, num_hidden_layers=10**9)),
-    "truncated": (OSError, "truncated or damaged", lambda f: os.truncate(f / "model.safetensors", 9999)),
-    "a lost tensor": (
-        ValueError,
-        "lacks 1 tensors.*incomplete",
-        lambda f: rewrite(f, remove("model.layer_norm.weight")),
-    ),
-    "a lost half": (
-        ValueError,
-        "no ffn.w2 of its shape",
-        lambda f: rewrite(f, remove("model.transformer_encoder.1.ffn.w2.weight")),
-    ),
-    "an unknown tensor": (
-        ValueError,
-        r"config.json does not have \(first: model.position\)",
-        lambda f: rewrite(f, lambda tensors: {**tensors, "model.position": np.zeros(3, np.float32)}),
-    ),
-    "a tensor twice": (
-        ValueError,
-        "holds model.decoder.weight, which is the same tensor as decoder.weight; remove one",
-        lambda f: rewrite(f, lambda tensors: {**tensors, "model.decoder.weight": tensors["decoder.weight"]}),
-    ),
-    "another width": (ValueError, "its config.json gives", lambda f: rewrite(f, dict, intermediate_size=300)),
-    "integers": (
-        ValueError,
-        "before it is quantized",
-        lambda f: rewrite(f, lambda tensors: {name: value.astype(np.int8) for name, value in tensors.items()}),
-    ),
-    "a decoder that is not tied": (
-        ValueError,
-        "is not the embedding",
-        lambda f: rewrite(f, lambda t: {**t, "decoder.weight": t["decoder.weight"] + 1}, tie_word_embeddings=True),
-    ),
-    "no decoder": (
-        ValueError,
-        "lacks 2 tensors",
-        lambda f: rewrite(f, remove("decoder.weight"), tie_word_embeddings=False),
-    ),
-    "an index of missing shards": (
-        OSError,
-        "names gone.safetensors, which is missing",
-        lambda f: with_index(f, "gone.safetensors"),
-    ),
-    "an index that leaves the folder": (
-        OSError,
-        "only .safetensors files inside",
-        lambda f: with_index(f, "../saved/model.safetensors"),
-    ),
-    "a link out of the folder": (
-        ValueError,
-        "outside its folder",
-        lambda f: (f / "notes.txt").symlink_to("/etc/hosts"),
-    ),
+def with_index(shard):
+    def change(folder):
+        (folder / "model.safetensors").unlink()
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"decoder.weight": shard}}))
+
+    return change
+
+
+def config(**values):
+    return lambda folder: rewrite(folder, dict, **values)
+
+
+def tensors(change, **values):
+    return lambda folder: rewrite(folder, change, **values)
+
+
+def without(name):
+    return lambda folder: (folder / name).unlink()
+
+
+INTEGERS = tensors(lambda found: {name: value.astype(np.int8) for name, value in found.items()})
+POSITION = tensors(lambda found: found | {"model.position": np.zeros(3, np.float32)})
+TWICE = tensors(lambda found: found | {"model.decoder.weight": found["decoder.weight"]})
+UNTIED = tensors(lambda found: found | {"decoder.weight": found["decoder.weight"] + 1}, tie_word_embeddings=True)
+REFUSED = {  # what happens to a folder that can be converted, and the error
+    "NeoDictaBERT": (config(encoder_init_range=0.02), "marks a NeoDictaBERT"),
+    "another model": (lambda folder: BertConfig().save_pretrained(folder), "this is a bert, not"),
+    "no rotation": (config(rope=False), "rope=False must be true"),
+    "another activation": (config(hidden_act="gelu"), "'gelu' must be swiglu"),
+    "a class of others": (config(architectures=["Bert"]), "no class of NeoBERT"),
+    "no config": (without("config.json"), "holds no config.json.*--base"),
+    "a damaged config": (lambda folder: (folder / "config.json").write_text("{"), "is not JSON in UTF-8"),
+    "a list for a config": (lambda folder: (folder / "config.json").write_text("[]"), "is not a JSON object"),
+    "no tokenizer": (without("tokenizer.json"), "holds no tokenizer.*--base"),
+    "a damaged tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{"), "tokenizer of .* cannot"),
+    "more than a model": (lambda folder: (folder / "modules.json").write_text("[]"), "modules of sentence"),
+    "no weights": (without("model.safetensors"), "holds no weights"),
+    "blocks without end": (config(num_hidden_layers=10**9), "num_hidden_layers=1000000000, but its weights have 3"),
+    "truncated": (lambda folder: os.truncate(folder / "model.safetensors", 9999), "truncated or damaged"),
+    "a lost tensor": (tensors(remove("model.layer_norm.weight")), "lacks 1 tensors.*incomplete"),
+    "a lost half": (tensors(remove("model.transformer_encoder.1.ffn.w2.weight")), "no ffn.w2 of its shape"),
+    "an unknown tensor": (POSITION, r"holds unknown 1 tensors .*\(first: model.position\)"),
+    "a tensor twice": (TWICE, "holds model.decoder.weight, which is the same tensor as decoder.weight; remove one"),
+    "another width": (config(intermediate_size=300), "swiglu_width=200, but its weights have 72"),
+    "integers": (INTEGERS, "before it is quantized"),
+    "a decoder that is not tied": (UNTIED, "is not the embedding"),
+    "no decoder": (tensors(remove("decoder.weight"), tie_word_embeddings=False), "lacks 2 tensors"),
+    "no embedding": (tensors(remove("model.encoder.weight"), tie_word_embeddings=True), "lacks 2 tensors"),
+    "an index of missing shards": (with_index("gone.safetensors"), "names gone.safetensors, which is missing"),
+    "an index that leaves the folder": (with_index("../saved/model.safetensors"), "only .safetensors files inside"),
+    "a link out of the folder": (lambda folder: (folder / "a.txt").symlink_to("/etc/hosts"), "outside its folder"),
+    "a pipe": (lambda folder: os.mkfifo(folder / "a.json"), "is a pipe"),
 }
-
-
-def with_index(folder, shard):
-    (folder / "model.safetensors").unlink()
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"decoder.weight": shard}}))
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_source_that_is_wrong_is_refused_and_nothing_is_written(fork, tmp_path, case):
-    error, message, damage = REFUSED[case]
+    damage, message = REFUSED[case]
     damage(fork)
-    assert_refused(error, message, fork, tmp_path / "out")
-
-
-def test_a_flipped_bit_in_the_header_is_refused_or_harmless(fork, weights, tmp_path):
-    file = fork / "model.safetensors"
-    whole = file.read_bytes()
-    size = 8 + int.from_bytes(whole[:8], "little")
-    for position in np.random.default_rng(0).integers(0, size, 25):
-        damaged = bytearray(whole)
-        damaged[position] ^= 4
-        file.write_bytes(damaged)
-        try:
-            convert(fork, tmp_path / "out")
-        except (OSError, ValueError):
-            assert not (tmp_path / "out").exists()
-        else:
-            assert_logits_of_the_oracle(tmp_path / "out", tied(weights))
-            shutil.rmtree(tmp_path / "out")
+    assert_refused((OSError, ValueError), message, fork, tmp_path / "out")
 
 
 def test_the_target_may_neither_hold_files_nor_lie_in_the_source(saved, tmp_path):
@@ -376,10 +327,6 @@ def test_the_target_may_neither_hold_files_nor_lie_in_the_source(saved, tmp_path
     with pytest.raises(ValueError, match="is not an empty folder"):
         convert(saved, tmp_path / "out")
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["notes.txt"]
-
-
-def test_an_id_that_cannot_be_reached_is_one_line(tmp_path):
-    assert_refused(OSError, "^nobody/nothing cannot be downloaded", "nobody/nothing", tmp_path / "out")
 
 
 @pytest.mark.parametrize("source", ["safetensors", "pickle"])
@@ -397,5 +344,5 @@ def test_an_interrupted_conversion_has_no_config(fork, tmp_path, monkeypatch):
         assert not (folder / "config.json").exists() and (folder / "model.safetensors").exists()
         raise KeyboardInterrupt("stop")
 
-    monkeypatch.setattr(module, "save_config", interrupt)
+    monkeypatch.setattr(sys.modules["neobert_hf.hub.convert"], "save_config", interrupt)
     assert_refused(KeyboardInterrupt, "^stop$", fork, tmp_path / "out")

@@ -234,6 +234,7 @@ np.savez(sys.argv[3], states=states, logits=logits, vectors=embedder.encode(text
 
 
 @pytest.mark.compat
+@pytest.mark.slow
 def test_a_copy_loads_without_the_package(tmp_path):
     copy = shutil.copytree(FOLDER, tmp_path / "copy")
     command = [sys.executable, "-c", CLEAN, str(copy), json.dumps(list(VECTORS)), str(tmp_path / "found.npz")]

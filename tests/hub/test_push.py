@@ -9,15 +9,13 @@ import sys
 from pathlib import Path
 
 import huggingface_hub
+import push
 import pytest
+import replacement
 from conftest import GOLDEN, run_main
 from hub_server import LocalHub
 
-from neobert_hf.files.writing import file_hash
-from neobert_hf.hub import drop_in, push
-from neobert_hf.hub.build import BuildArguments, build
-from neobert_hf.hub.drop_in import replace_code
-from neobert_hf.hub.pull_requests import open_pull_request
+from neobert_hf.hub import build
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "hf_" + "notARealTokenOfAnybody" * 2
@@ -43,8 +41,7 @@ NeoBERTLMHead = NeoBERTForSequenceClassification = NeoBERT
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     """A local Hub, which this process and its subprocesses use with a token; the cache is empty."""
-    server = LocalHub()
-    server.token = TOKEN
+    server = LocalHub(TOKEN)
     constants = huggingface_hub.constants
     monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
     template = f"{server.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
@@ -70,14 +67,15 @@ def folder(checkpoint, tokenizer, tmp_path_factory):
     """A built folder; tests that change it make a copy."""
     place = tmp_path_factory.mktemp("built")
     tokenizer.save_pretrained(place / "tokenizer")
-    return build(BuildArguments(model=str(checkpoint), tokenizer=str(place / "tokenizer"), out=str(place / "small")))
+    return build(checkpoint, place / "small", tokenizer=place / "tokenizer")
 
 
 @pytest.fixture
 def unverified(monkeypatch):
     """Skip the process that loads the folder, in a test of something else."""
     report = {"ok": True, "transformers": "5", "own": "AutoModelForMaskedLM", "classes": {"AutoModel": "NeoBERTModel"}}
-    monkeypatch.setattr(push, "verify", lambda folder: report)
+    for module in (push, replacement):
+        monkeypatch.setattr(module, "verify", lambda folder: report)
 
 
 def published(kind, tokenizer, place):
@@ -93,102 +91,95 @@ def published(kind, tokenizer, place):
     return {file.name: file.read_bytes() for file in (place / kind).iterdir()}
 
 
-def clean_run(*arguments, **environment):
+def clean_run(*arguments):
     """The errors against the golden tensors in a process without the package, or the error of that process."""
     command = [sys.executable, "-I", str(ROOT / "tests/loads_golden.py"), *map(str, arguments)]
-    run = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
+    run = subprocess.run(command, capture_output=True, text=True)
     return json.loads(run.stdout.splitlines()[-1]) if run.returncode == 0 else run.stderr
 
 
-def without_token(*texts):
-    assert not any(TOKEN in text for text in texts)
+def commit_of(hub):
+    """Description and operations of the commit that was sent."""
+    header, *lines = (json.loads(line) for line in hub.sent("/commit/")[0].splitlines())
+    return header["value"], {line["value"]["path"] for line in lines}
 
 
 # ---------------------------------------------------------------------------------------- push
 
 
-def test_a_dry_run_prints_the_files_and_asks_nobody(hub, folder):
-    command = [sys.executable, str(ROOT / "hub_upload/push.py"), str(folder), "org/small"]
-    run = subprocess.run(command, capture_output=True, text=True)
-    assert run.returncode == 0 and not run.stderr, run.stderr
-    rows = [re.split(r"\s{2,}", line.strip()) for line in run.stdout.splitlines() if line.startswith("  ")]
-    weights = folder / "model.safetensors"
-    assert ["model.safetensors", f"{weights.stat().st_size:,} bytes", file_hash(weights)] in rows
-    assert {name for name, *_ in rows} == {file.name for file in folder.iterdir()} - {".neobert_build.json"}
-    assert 'AutoModelForMaskedLM.from_pretrained("org/small", revision="refs/pr/N"' in run.stdout
-    assert "nothing was sent; --push opens this pull request" in run.stdout and not hub.requests
-    without_token(run.stdout, run.stderr)
+def test_a_dry_run_prints_the_files_and_asks_nobody(hub, folder, unverified):
+    output = run_main(push, folder, "org/small")
+    files = {name: int(size.replace(",", "")) for size, name in re.findall(r"^ +([\d,]+) bytes  (.+)$", output, re.M)}
+    assert files == {file.name: file.stat().st_size for file in folder.iterdir()}
+    assert 'AutoModelForMaskedLM.from_pretrained("org/small", revision="refs/pr/N"' in output
+    assert "nothing was sent; --push opens this pull request" in output and not hub.requests
 
 
 def test_a_push_creates_the_repository_if_asked_and_opens_a_pull_request(hub, folder, unverified, tmp_path, capfd):
-    with pytest.raises(SystemExit, match=r"has no such repository, .* --create private creates it"):
+    with pytest.raises(SystemExit, match=r"Repository Not Found.* --create private creates a repository") as error:
         run_main(push, folder, "org/small", "--push")
-    assert not hub.references
+    assert not hub.references and "\n" not in str(error.value)
     output = run_main(push, folder, "org/small", "--push", "--create", "private")
     assert f"opened {hub.endpoint}/org/small/discussions/1" in output
     wanted = json.loads(hub.sent("repos/create")[0])
     assert wanted.get("private") or wanted["visibility"] == "private"  # two versions of huggingface_hub
     sent = hub.files("org/small", "refs/pr/1")
-    names = {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
-    assert sent.keys() == names - {".neobert_build.json"} | {".gitattributes"}
+    assert sent.keys() == {file.name for file in folder.iterdir()} | {".gitattributes"}
     assert all((folder / name).read_bytes() == sent[name] for name in sent.keys() - {".gitattributes"})
-    header = json.loads(hub.sent("/commit/")[0].splitlines()[0])["value"]
+    header, _ = commit_of(hub)
     assert header["summary"] == "Upload small" and 'revision="refs/pr/N"' in header["description"]
     assert header["description"].strip() in output  # what was sent is what was printed
     assert hub.files("org/small").keys() == {".gitattributes"}  # main changes when its owner merges
     texts = [file.read_bytes().decode(errors="replace") for file in tmp_path.rglob("*") if file.is_file()]
-    without_token(output, *capfd.readouterr(), *texts)
+    assert not any(TOKEN in text for text in (output, *capfd.readouterr(), *texts))
 
 
 def test_files_that_the_repository_has_are_not_sent_again(hub, folder, unverified):
-    files = {file.name: file.read_bytes() for file in folder.iterdir() if file.name != ".neobert_build.json"}
+    files = {file.name: file.read_bytes() for file in folder.iterdir()}
     hub.put("org/small", files)
     output = run_main(push, folder, "org/small", "--push", "--create", "private")
     assert "org/small has these files already; no pull request was opened" in output
     assert not hub.sent("/commit/")
     hub.put("org/small", files | {"README.md": b"# Old\n"})
     run_main(push, folder, "org/small", "--push")
-    _, *operations = map(json.loads, hub.sent("/commit/")[0].splitlines())
-    assert [operation["value"]["path"] for operation in operations] == ["README.md"]
-    assert not [path for _, path, _ in hub.requests if path.startswith("/lfs/")]
+    assert commit_of(hub)[1] == {"README.md"}
+
+
+def link_outside(copy):
+    (copy.parent / "secret.txt").write_text("secret")
+    (copy / "notes.txt").symlink_to(copy.parent / "secret.txt")
+
+
+def foreign_code(copy):
+    change_json(copy / "config.json", auto_map={"AutoModel": "other/place--model.NeoBERT"})
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "fault"),
+    ("change", "fault"),
     [
-        ("training_args.bin", b"", "is no part of a published model"),
-        ("models/checkpoint-5/model.safetensors", b"", "is no part"),
-        ("optimizer.safetensors", b"", "is no part"),
-        ("run.json", b"{}", "is no part"),
-        (".env", b"A=1", "is no part"),
-        (".git/config.json", b"", "is no part"),
-        ("onnx/.secret.json", b"", "is no part"),
-        ("notes.txt", f"token: {TOKEN}".encode(), "has a token of the Hub in it"),
+        ("training_args.bin", "training_args.bin, which is no part of a published model"),
+        ("models/checkpoint-5/model.safetensors", "is no part"),
+        ("optimizer.safetensors", "is no part"),
+        ("run.json", "is no part"),
+        (".env", "is no part"),
+        (".git/config.json", "is no part"),
+        ("onnx/.secret.json", "is no part"),
+        ("notes.txt", "holds notes.txt, which has a token of the Hub in it"),
+        (link_outside, r"notes\.txt refers to .*, outside its folder"),
+        (foreign_code, "names code that is not in the folder"),
+        (lambda copy: os.mkfifo(copy / "x.json"), "is a pipe"),
     ],
 )
-def test_a_file_that_is_no_part_of_a_model_is_refused(hub, folder, tmp_path, name, content, fault):
+def test_a_folder_with_anything_else_is_refused_before_the_hub_is_asked(hub, folder, tmp_path, change, fault):
     copy = shutil.copytree(folder, tmp_path / "copy")
-    (copy / name).parent.mkdir(exist_ok=True, parents=True)
-    (copy / name).write_bytes(content)
-    with pytest.raises(SystemExit, match=f"copy holds {name}, which {fault}") as error:
+    if isinstance(change, str):
+        (copy / change).parent.mkdir(exist_ok=True, parents=True)
+        (copy / change).write_text(f"token: {TOKEN}")
+    else:
+        change(copy)
+    with pytest.raises(SystemExit, match=fault) as error:
         run_main(push, copy, "org/small", "--push")
-    assert not hub.requests
-    without_token(str(error.value))
-
-
-def test_a_link_out_of_the_folder_and_foreign_code_are_refused(hub, folder, tmp_path):
-    copy = shutil.copytree(folder, tmp_path / "copy")
-    (tmp_path / "secret.txt").write_text("secret")
-    (copy / "notes.txt").symlink_to(tmp_path / "secret.txt")
-    with pytest.raises(SystemExit, match=r"notes\.txt refers to .*, outside its folder"):
-        run_main(push, copy, "org/small")
-    (copy / "notes.txt").unlink()
-    config = json.loads((copy / "config.json").read_text())
-    config["auto_map"]["AutoModel"] = "other/place--model.NeoBERT"
-    (copy / "config.json").write_text(json.dumps(config))
-    with pytest.raises(SystemExit, match="names code that is not in the folder"):
-        run_main(push, copy, "org/small")
-    assert not hub.requests
+    assert not hub.requests and TOKEN not in str(error.value)
 
 
 @pytest.mark.parametrize("repo_id", ["a/b/c", "org/na me", "-x/..", "org/", "small"])
@@ -198,59 +189,43 @@ def test_an_invalid_id_is_refused(hub, folder, repo_id):
     assert "\n" not in str(error.value).strip() and not hub.requests
 
 
-FAULTS = {
-    401: "the Hub asks for a token that it accepts",
-    403: "your token may not do this; make one with write access to this repository",
-    404: "the Hub has no such repository, or your token may not see it",
-    500: "500",
-    "drop": "the Hub at http://127.0.0.1:.* cannot be reached",
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS, ids=str)
-@pytest.mark.parametrize("place", ["/preupload/", "PUT /lfs/", "/commit/"])
-def test_an_error_of_the_hub_is_one_line_and_leaves_the_repository_as_it_was(
-    hub, folder, unverified, place, fault, monkeypatch
+@pytest.mark.parametrize("is_reached", [True, False])
+def test_a_hub_that_refuses_or_is_not_there_is_one_line_and_leaves_the_repository_as_it_was(
+    hub, folder, unverified, is_reached, monkeypatch
 ):
     before = hub.put("org/small", {"README.md": b"# Old\n"})
-    request = push.plan_push(folder, "org/small")
-    hub.faults[place] = fault
-    monkeypatch.setattr("time.sleep", lambda seconds: None)  # huggingface_hub repeats some requests
-    with pytest.raises(
-        OSError, match=rf"org/small: .*{FAULTS[fault]}.*; .*/discussions lists the pull request"
-    ) as error:
-        open_pull_request(request)
-    assert "\n" not in str(error.value)
+    hub.token = "another"
+    if not is_reached:
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+        monkeypatch.setattr("time.sleep", lambda seconds: None)  # huggingface_hub repeats some requests
+    message = r"org/small: .*(401|[Cc]onnect).*; `hf auth login` saves a token.*/discussions lists the pull request"
+    with pytest.raises(SystemExit, match=message) as error:
+        run_main(push, folder, "org/small", "--push")
+    assert "\n" not in str(error.value) and TOKEN not in str(error.value)
     assert hub.references["org/small"].keys() == {"main", before}
-    without_token(str(error.value))
 
 
 # ---------------------------------------------------------------------------------------- drop-in
 
 
 @pytest.mark.compat
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["masked_lm", "classifier"])
-def test_after_a_drop_in_every_auto_class_agrees_with_the_golden_tensors(hub, kind, tokenizer, tmp_path, monkeypatch):
+def test_after_a_drop_in_every_auto_class_agrees_with_the_golden_tensors(hub, kind, tokenizer, tmp_path):
     """The repository is read by its id from the local Hub, as a user reads it; so is a fine-tune that names its old code."""
     files = published(kind, tokenizer, tmp_path)
     hub.put("org/old", files)
-    if kind == "classifier":  # the trial itself is tested with the other kind
-        report = {"ok": True, "transformers": "5", "classes": ["AutoModelForTokenClassification"]}
-        monkeypatch.setattr(drop_in, "verify", lambda folder: report)
     output = run_main(push, "--drop-in", "org/old", "--push")
-    assert f"opened {hub.endpoint}/org/old/discussions/1" in output
-    without_token(output)
+    assert f"opened {hub.endpoint}/org/old/discussions/1" in output and TOKEN not in output
 
-    sent = hub.files("org/old", "refs/pr/1")
-    assert not hub.sent("lfs")
-    paths = {json.loads(line)["value"].get("path") for line in hub.sent("/commit/")[0].splitlines()[1:]}
+    sent, (header, paths) = hub.files("org/old", "refs/pr/1"), commit_of(hub)
     ours = {name for name in sent if name.endswith("_neobert.py")}
     assert paths == {"config.json", "model.py", "rotary.py"} | ours and "modeling_neobert.py" in ours
     assert all(sent[name] == files[name] for name in files.keys() - {"config.json", "model.py", "rotary.py"})
     assert "rotary.py" not in sent and hub.files("org/old") == files
     before, after = json.loads(files["config.json"]), json.loads(sent["config.json"])
     assert list(after) == list(before) and [name for name in before if before[name] != after[name]] == ["auto_map"]
-    text = json.loads(hub.sent("/commit/")[0].splitlines()[0])["value"]["description"]
+    text = header["description"]
     assert "The rotary table is a buffer" in text and "xformers" not in text  # of which OLD_CODE has no trace
     assert str(tmp_path) not in text and "AutoModelForTokenClassification" in text
     errors = clean_run("org/old", "refs/pr/1")
@@ -281,9 +256,9 @@ def change_json(file, **values):
 
 
 def test_replaced_code_that_is_replaced_again_does_not_change(copied):
-    replace_code(copied, "org/old")
+    replacement.replace_code(copied, "org/old")
     once = {file.name: file.read_bytes() for file in copied.iterdir()}
-    again = replace_code(copied, "org/old")
+    again = replacement.replace_code(copied, "org/old")
     assert once == {file.name: file.read_bytes() for file in copied.iterdir()}
     assert not again.aliases and not again.deleted and not again.new_classes
 
@@ -294,20 +269,14 @@ def test_replaced_code_that_is_replaced_again_does_not_change(copied):
         ("handler.py", "import numpy\nfrom rotary import precompute_freqs_cis\n", {"rotary.py"}),
         ("words.py", "from .model import NeoBERT\n", {"model.py", "rotary.py"}),
         ("other.json", '{"auto_map": {"AutoTokenizer": [null, "rotary.Tokenizer"]}}', {"rotary.py"}),
-        (
-            "other.json",
-            '{"auto_map": {"AutoTokenizer": ["org/old--model.Tokenizer", null]}}',
-            {"model.py", "rotary.py"},
-        ),
+        ("other.json", '{"auto_map": {"A": ["org/old--model.Tokenizer", null]}}', {"model.py", "rotary.py"}),
         ("other.json", '{"a": "another/place--model.Tokenizer", "b": "model.safetensors"}', set()),
     ],
 )
 def test_old_code_that_another_file_names_stays_as_it_is(copied, name, text, kept):
     (copied / name).write_text(text)
-    replaced = replace_code(copied, "org/old")
-    same = {
-        old for old, content in OLD_CODE.items() if (copied / old).exists() and (copied / old).read_text() == content
-    }
+    replaced = replacement.replace_code(copied, "org/old")
+    same = {old for old, code in OLD_CODE.items() if (copied / old).exists() and (copied / old).read_text() == code}
     assert same == kept
     assert set(replaced.aliases) == {"model.py"} - kept and set(replaced.deleted) == {"rotary.py"} - kept
     assert (copied / name).read_text() == text
@@ -326,10 +295,7 @@ def test_code_that_stays_does_not_run_unless_this_is_asked_for(hub, tokenizer, t
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (
-            {"auto_map": {"AutoModel": "model.MyOwnHead"}},
-            "names model.MyOwnHead for AutoModel, a class that this package",
-        ),
+        ({"auto_map": {"AutoModel": "model.MyHead"}}, "names model.MyHead for AutoModel, a class that this package"),
         ({"model_type": "bert"}, "this is a bert, not a NeoBERT"),
         ({"encoder_init_range": 0.02}, "marks a NeoDictaBERT checkpoint"),
         ({"auto_map": ["model.NeoBERT"]}, "is not the config of a model"),
@@ -343,17 +309,17 @@ def test_a_repository_in_another_layout_is_refused_before_a_file_changes(copied,
         change_json(copied / "config.json", **values)
     before = {file.name: file.read_bytes() for file in copied.iterdir()}
     with pytest.raises((ValueError, OSError), match=message):
-        replace_code(copied, "org/old")
+        replacement.replace_code(copied, "org/old")
     assert before == {file.name: file.read_bytes() for file in copied.iterdir()}
 
 
+@pytest.mark.slow
 def test_weights_that_do_not_load_are_refused_and_nothing_is_sent(hub, tokenizer, tmp_path):
     files = published("masked_lm", tokenizer, tmp_path)
     hub.put("org/old", files | {"model.safetensors": files["model.safetensors"][:1000]})
-    with pytest.raises(
-        SystemExit, match=r"org/old does not load with the code of this package: .*; nothing was sent"
-    ) as error:
+    with pytest.raises(SystemExit, match=r"org/old does not load with the code of this package: .*; nothing was sent"):
         run_main(push, "--drop-in", "org/old", "--push")
-    assert "\n" not in str(error.value) and {method for method, _, _ in hub.requests} <= {"GET", "HEAD"}
-    with pytest.raises(SystemExit, match="org/none: the Hub has no such repository"):
+    assert {method for method, _, _ in hub.requests} <= {"GET", "HEAD"}
+    with pytest.raises(SystemExit, match="Repository Not Found") as error:
         run_main(push, "--drop-in", "org/none")
+    assert "\n" not in str(error.value)

@@ -1,12 +1,16 @@
 """Verify is right for folders of other people: without architectures, with a tokenizer of their own, with more modules."""
 
 import json
+import os
 import shutil
+from pathlib import Path
 
 import pytest
+import verify as script
+from conftest import run_main
 
 from neobert_hf import NeoBERTForMaskedLM, NeoBERTForSequenceClassification
-from neobert_hf.hub.verify import verify
+from neobert_hf.hub import verify
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +32,24 @@ def changed(folder, **values):
     return folder
 
 
-def test_a_classifier_is_its_own_class_and_a_masked_lm_is_a_new_head_of_it(saved):
-    report = verify(saved / "classifier")
+def test_a_classifier_is_its_own_class_a_masked_lm_a_new_head_of_it_and_its_code_sees_no_token(
+    saved, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret too")
+    folder, seen = shutil.copytree(saved / "classifier", tmp_path / "model"), tmp_path / "seen.json"
+    with (folder / "modeling_neobert.py").open("a") as code:
+        code.write(f"\nimport json, os\nopen({str(seen)!r}, 'w').write(json.dumps(dict(os.environ)))\n")
+    report = verify(folder)
     assert report["ok"], report
     assert report["own"] == "AutoModelForSequenceClassification" and report["output"]["shape"] == [2, 3]
-    assert "AutoModelForMaskedLM" in report["new_heads"] and report["folder"] == str(saved / "classifier")
+    assert "AutoModelForMaskedLM" in report["new_heads"] and report["folder"] == str(folder)
+    environment = json.loads(seen.read_text())
+    assert "PATH" in environment and not {"HF_TOKEN", "AWS_SECRET_ACCESS_KEY"} & set(environment)
+    assert environment["HF_HOME"] == environment["HOME"] != str(Path.home())
 
 
+@pytest.mark.slow
 def test_a_folder_without_architectures_and_without_a_base_class_is_verified_by_the_class_that_it_has(saved, tmp_path):
     folder = shutil.copytree(saved / "classifier", tmp_path / "my.model-1.0 (copy)")
     names = {
@@ -48,6 +63,7 @@ def test_a_folder_without_architectures_and_without_a_base_class_is_verified_by_
     assert report["own"] == "AutoModelForSequenceClassification" and report["output"]["shape"] == [2, 3]
 
 
+@pytest.mark.slow
 def test_an_embedding_model_is_opened_by_sentence_transformers_too(saved, tmp_path):
     sentence_transformers = pytest.importorskip("sentence_transformers")
     shutil.copytree(saved / "masked_lm", tmp_path / "model")
@@ -70,6 +86,7 @@ def test_an_embedding_model_is_opened_by_sentence_transformers_too(saved, tmp_pa
     assert not verify(tmp_path / "model")["ok"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
@@ -86,6 +103,37 @@ def test_what_is_wrong_is_one_line(saved, change, fault, tmp_path):
     assert not report["ok"] and fault in report["error"] and "\n" not in report["error"]
 
 
-def test_a_folder_without_a_model_is_named(tmp_path):
-    (tmp_path / "empty").mkdir()
-    assert "empty has no config.json; give the folder of a model" in verify(tmp_path / "empty")["error"]
+def add_module(kind, **settings):
+    """A module of sentence-transformers whose settings name code of another place."""
+
+    def change(folder):
+        modules = [{"idx": 0, "name": "0", "path": "0_X", "type": f"sentence_transformers.models.{kind}"}]
+        (folder / "modules.json").write_text(json.dumps(modules))
+        (folder / "0_X").mkdir()
+        (folder / "0_X/config.json").write_text(json.dumps(settings))
+
+    return change
+
+
+REFUSED = {
+    "a callable as an activation": (add_module("Dense", activation_function="os.getcwd"), "names code that is not in"),
+    "a class in Router": (add_module("Router", types={"a": "evil.Class"}, structure={}), "names code that is not in"),
+    "a class in Asym": (add_module("Asym", types={"a": "evil/x--y.Z"}, structure={}), "names code that is not in"),
+    "a callable of CrossEncoder": (
+        lambda folder: changed(folder, sentence_transformers={"activation_fn": "os.getcwd"}),
+        "names code that is not in",
+    ),
+    "a pipe": (lambda folder: (folder / "sub").mkdir() or os.mkfifo(folder / "sub/x.json"), "is a pipe"),
+    "no model": (lambda folder: (folder / "config.json").unlink(), "has no config.json; give the folder of a model"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_nothing_is_loaded_from_a_folder_that_names_code_of_another_place(saved, tmp_path, case, monkeypatch):
+    change, fault = REFUSED[case]
+    folder = shutil.copytree(saved / "masked_lm", tmp_path / "model")
+    change(folder)
+    monkeypatch.setattr("subprocess.run", None)  # no process is started
+    assert fault in verify(folder)["error"]
+    with pytest.raises(SystemExit):
+        run_main(script, folder)

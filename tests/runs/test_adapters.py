@@ -201,6 +201,8 @@ def test_the_script_trains_an_adapter_that_predicts_again_and_a_merged_model(fil
 
 def test_the_script_does_not_predict_with_a_model_that_is_not_trained(files):
     test = ("--test_file", files / "test.jsonl", "--model_name_or_path", files / "base")
-    with pytest.raises(SystemExit, match=r"finetune_lora\.py: .*base is not a trained classifier; give the folder of one"):
+    with pytest.raises(
+        SystemExit, match=r"finetune_lora\.py: .*base is not a trained classifier; give the folder of one"
+    ):
         run_main(finetune_lora, *command(files, *test))
     assert not (files / "out").exists()

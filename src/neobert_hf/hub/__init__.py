@@ -1,12 +1,12 @@
-"""What goes to the Hub: build, verify, convert, examine, and the model card."""
+"""What goes to the Hub: build, verify, convert, examine, and the model card.
 
-from importlib import import_module
+The names are imported at once: a function that has the name of its module would otherwise be the module after its first use.
+"""
 
-_MODULE_OF = {"build": "build", "convert": "convert", "examine": "doctor", "verify": "verify", "write_card": "card"}
-__all__ = sorted(_MODULE_OF)
+from .build import build
+from .card import write_card
+from .convert import convert
+from .doctor import examine
+from .verify import verify
 
-
-def __getattr__(name: str):
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)
+__all__ = ["build", "convert", "examine", "verify", "write_card"]

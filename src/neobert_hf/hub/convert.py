@@ -1,50 +1,38 @@
 """Convert checkpoints between the layouts of NeoBERT: published, split gate and up, tied decoder, pickles.
 
-The layouts hold the same numbers in another order, so a conversion copies bytes of the source, tensor by tensor. It computes
-nothing, changes no bit, and needs the memory of the largest tensor.
+The layouts hold the same numbers in another order: a conversion joins, splits and copies tensors, and changes no bit of them.
 """
 
 import json
-import math
 import os
+import re
 import shutil
-import subprocess
-import sys
 import tempfile
+import zipfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from transformers.dynamic_module_utils import custom_object_save
 
 from ..files.trust import check_links, holds_tokenizer, keep_known_settings, load_tokenizer, resolve
 from ..files.writing import saving
-from ..model import modeling_neobert
 from ..model.checkpoint_neobert import set_auto_map
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.modeling_neobert import AUTO_CLASSES, NeoBERTModel, NeoBERTPreTrainedModel
 from ..model.weight_files_neobert import canonical_name, check_names
-from . import unpickle
-from .expected_tensors import stored_sizes
-from .layouts import WEIGHTS, Checkpoint, StoredTensor, read_checkpoint, read_config, read_header
-from .verify import PASSED_ON
+from .layouts import FLOATS, WEIGHTS, Checkpoint, class_of, read_checkpoint, read_config, stored_sizes
 
 LAYOUTS = ("published", "w1w2")
 PICKLES = ("pytorch_model*.bin", "state_dict.pt")  # of a repository on the Hub, beside the data files
+# Where trainings nest the weights; the first is DeepSpeed's.
+NESTED = ("module", "state_dict", "model_state_dict", "model")
+OPTIMIZERS = "*_optim_states.pt"  # of DeepSpeed; with ZeRO, they have the weights in float32
 HEADS = ("decoder.", "dense.", "classifier.", "qa_outputs.")
-# The widest first: in this order each tensor of a file begins at a multiple of its width, as safetensors needs it.
-DTYPES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 FROM_WEIGHTS = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")  # keys of config.json
 EMBEDDING = "model.encoder.weight"
-
-
-class NewTensor(NamedTuple):
-    """A tensor to write: its parts one after the other; a number stands for that many zero bytes."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    parts: tuple[StoredTensor | int, ...]
+Tensors = dict[str, torch.Tensor]
 
 
 def convert(
@@ -53,7 +41,7 @@ def convert(
     """Write a checkpoint in another layout, with config and tokenizer; in the published layout also with the code.
 
     Args:
-        source: Folder or Hub id. Pickled weights are read with `weights_only=True`, in a process of their own.
+        source: Folder or Hub id. Pickled weights are read with `weights_only=True`.
         out: Folder to write, new or empty. It appears when it is complete.
         to: `published`, or `w1w2` (see `neobert_hf.hub.layouts.Checkpoint`).
         base: Folder or Hub id of the model from which config and tokenizer come, if the source has none.
@@ -80,85 +68,99 @@ def convert(
         raise ValueError(f"{out} is inside the source, which is never changed; choose another folder")
     base = None if base is None else resolve(base)
     checkpoint, tokenizer_folder = read_checkpoint(folder), find_tokenizer(folder, base)
+    if base is not None and not checkpoint.config:
+        checkpoint = checkpoint._replace(config={**read_config(base), "architectures": None})
+    tensors = as_published(read_weights(checkpoint))
+    model, added = describe_model(checkpoint, tensors)
+    tokenizer = load_tokenizer(str(tokenizer_folder), model.config.vocab_size, model.config)
 
     out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as beside:
-        layout, built = checkpoint.layout, Path(beside, out.name)
-        if layout in ("pickle", "deepspeed"):
-            checkpoint = open_pickles(checkpoint, Path(beside, WEIGHTS))
-        if base is not None and not checkpoint.config:
-            checkpoint = checkpoint._replace(config={**read_config(base), "architectures": None})
-        tensors = as_published(checkpoint.tensors)
-        model, added = describe_model(checkpoint, tensors)
-        tokenizer = load_tokenizer(str(tokenizer_folder), model.config.vocab_size, model.config)
-        with saving(out, "nothing is left of it"):
-            built.mkdir()
-            write_weights(as_w1w2(tensors) if to == "w1w2" else tensors, built / WEIGHTS)
-            tokenizer.save_pretrained(built)
-            if (folder / "README.md").is_file():
-                shutil.copy(folder / "README.md", built)
-            save_config(model, built, to)  # last: without it, no tool takes the folder for a model
-            if out.exists():
-                out.rmdir()
-            os.replace(built, out)
-    return {"folder": str(out), "from": layout, "to": to, "added": added}
+    with (
+        saving(out, "nothing is left of it"),
+        tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as beside,
+    ):
+        built = Path(beside, out.name)
+        built.mkdir()
+        save_file(as_w1w2(tensors) if to == "w1w2" else tensors, built / WEIGHTS, metadata={"format": "pt"})
+        tokenizer.save_pretrained(built)
+        if (folder / "README.md").is_file():
+            shutil.copy(folder / "README.md", built)
+        save_config(model, built, to)  # last: without it, no tool takes the folder for a model
+        if out.exists():
+            out.rmdir()
+        os.replace(built, out)
+    return {"folder": str(out), "from": checkpoint.layout, "to": to, "added": added}
 
 
 def find_tokenizer(folder: Path, base: Path | None) -> Path:
     """Return the folder of the tokenizer: the source, its folder `tokenizer`, as the fork's training writes it, or `base`."""
-    for place in (folder, folder / "tokenizer", *([base] if base else [])):
-        if holds_tokenizer(place):
-            return place
+    places = (folder, folder / "tokenizer", *([base] if base else []))
+    if found := next(filter(holds_tokenizer, places), None):
+        return found
     raise ValueError(
         f"{folder} holds no tokenizer; copy that of its model there, or name a model that has it in --base"
     )
 
 
-def open_pickles(checkpoint: Checkpoint, out: Path) -> Checkpoint:
-    """Write the weights of pickles to a safetensors file, in another process without tokens, and describe that file.
+def read_weights(checkpoint: Checkpoint) -> Tensors:
+    """Return the tensors of a checkpoint by their names in its files.
 
     Raises:
-        OSError: They cannot be read with `weights_only=True`, or they are only a part of the weights.
+        OSError: A pickle cannot be read with `weights_only=True`, two hold the same tensor, or they hold a part of the weights.
     """
-    first = checkpoint.files[0]
-    has_optimizer = any(first.parent.glob("*_optim_states.pt"))
-    remedy = (
-        "download it again; or, if you trust it, load it where it was trained, and save the weights alone: "
-        "torch.save(model.state_dict(), 'state_dict.pt')"
-    )
-    if checkpoint.layout == "deepspeed":
-        remedy = (
-            "merge the shards by the script that DeepSpeed writes above the folder of the step: python zero_to_fp32.py . "
-            "MERGED --safe_serialization; then convert MERGED"
+    files, weights, storages = checkpoint.files, {}, set()
+    if checkpoint.tensors:
+        return {name: tensor for file in files for name, tensor in load_file(file).items()}
+    for file in files:
+        content = read_pickle(file)
+        if checkpoint.layout == "pickle" and (twice := weights.keys() & content.keys()):
+            raise OSError(f"{file} and another file hold {min(twice)}; move one of them away")
+        for name, tensor in content.items():
+            storage = tensor.untyped_storage().data_ptr()
+            weights[name] = tensor.clone() if storage in storages else tensor  # safetensors shares no memory
+            storages.add(storage)
+    is_partial = len(files) > 1 or any(0 in tensor.shape for tensor in weights.values())
+    is_rounded = any(tensor.dtype != torch.float32 for tensor in weights.values())
+    if checkpoint.layout == "deepspeed" and (is_partial or (is_rounded and any(files[0].parent.glob(OPTIMIZERS)))):
+        raise OSError(
+            f"{files[0].parent} holds a part of the weights, or rounded ones, as ZeRO keeps them; merge its files by the script "
+            "that DeepSpeed writes above this folder: python zero_to_fp32.py . MERGED --safe_serialization; then convert MERGED"
         )
-        if len(checkpoint.files) > 1:
-            raise OSError(
-                f"{first.parent} holds a shard of the weights in each of {len(checkpoint.files)} files; {remedy}"
-            )
-    environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-    command = [sys.executable, "-I", unpickle.__file__, *map(str, checkpoint.files), str(out)]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True)
-    reason = (run.stderr.strip().splitlines() or [f"the process that reads it ended with status {run.returncode}"])[-1]
-    if run.returncode == unpickle.UNREADABLE:
-        raise OSError(f"{first} cannot be read with weights_only=True ({reason}); {remedy}")
-    if run.returncode:
-        raise OSError(f"{first} could not be converted ({reason})")
-    tensors = read_header(out)
-    if checkpoint.layout == "deepspeed" and any(0 in tensor.shape for tensor in tensors.values()):
-        raise OSError(f"{first} holds no weights, which are in the shards of ZeRO stage 3; {remedy}")
-    if has_optimizer and any(tensor.dtype != "F32" for tensor in tensors.values()):
-        raise OSError(f"{first} holds rounded weights, and the weights in float32 are in the shards of ZeRO; {remedy}")
-    return checkpoint._replace(tensors=tensors)
+    return weights
 
 
-def as_published(tensors: dict[str, StoredTensor]) -> dict[str, NewTensor]:
+def read_pickle(file: Path) -> Tensors:
+    """Return the tensors of a file that torch.save wrote, by name; nothing else is unpickled.
+
+    Raises:
+        OSError: It holds something else, or is damaged.
+    """
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+        for name in NESTED:
+            if isinstance(content, dict) and isinstance(content.get(name), dict):
+                content = content[name]
+        types = {(type(name), isinstance(value, torch.Tensor)) for name, value in content.items()}
+        if types != {(str, True)}:
+            raise ValueError("it is no dictionary of tensors")
+    except Exception as error:  # whatever a damaged file leads to
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        reason = f"it holds objects of {found[1]}" if found else str(error).partition("\n")[0]
+        raise OSError(
+            f"{file} cannot be read with weights_only=True ({reason}); download it again; or, if you trust it, load it where it "
+            "was trained, and save the weights alone: torch.save(model.state_dict(), 'state_dict.pt')"
+        ) from error
+    return content
+
+
+def as_published(tensors: Tensors) -> Tensors:
     """Name the tensors as published, and fuse each gate `w1` with its up `w2`.
 
     Raises:
         ValueError: A tensor exists twice, or gate and up do not fit.
     """
-    check_names((name, str(tensor.file)) for name, tensor in tensors.items())
-    found = {canonical_name(name): NewTensor(tensor.dtype, tensor.shape, (tensor,)) for name, tensor in tensors.items()}
+    check_names((name, "the checkpoint") for name in tensors)
+    found = {canonical_name(name): tensor.contiguous() for name, tensor in tensors.items()}
     for name in [name for name in found if name.endswith(".ffn.w1.weight")]:
         gate, up = found.pop(name), found.pop(name.replace(".w1.", ".w2."), None)
         fused = name.replace(".w1.", ".w12.")
@@ -166,32 +168,26 @@ def as_published(tensors: dict[str, StoredTensor]) -> dict[str, NewTensor]:
             raise ValueError(
                 f"{name} has no ffn.w2 of its shape, or stands beside {fused}; the checkpoint is incomplete"
             )
-        found[fused] = NewTensor(gate.dtype, (2 * gate.shape[0], *gate.shape[1:]), gate.parts + up.parts)
+        found[fused] = torch.cat((gate, up))
     return found
 
 
-def as_w1w2(tensors: dict[str, NewTensor]) -> dict[str, NewTensor]:
-    """Split each fused tensor `w12` into gate `w1` and up `w2`."""
+def as_w1w2(tensors: Tensors) -> Tensors:
+    """Split each fused tensor `w12` (2F, D) into gate `w1` and up `w2`, each (F, D)."""
     split = {}
     for name, tensor in tensors.items():
-        if ".ffn.w12." not in name:
+        if ".ffn.w12." in name:
+            split |= {name.replace("w12", new): part.clone() for new, part in zip(("w1", "w2"), tensor.chunk(2))}
+        else:
             split[name] = tensor
-            continue
-        parts = tensor.parts
-        if len(parts) == 1:
-            middle = (parts[0].start + parts[0].end) // 2
-            parts = (parts[0]._replace(end=middle), parts[0]._replace(start=middle))
-        shape = (tensor.shape[0] // 2, *tensor.shape[1:])
-        for new, part in zip(("w1", "w2"), parts):
-            split[name.replace("w12", new)] = NewTensor(tensor.dtype, shape, (part,))
     return split
 
 
-def describe_model(checkpoint: Checkpoint, tensors: dict[str, NewTensor]) -> tuple[NeoBERTPreTrainedModel, list[str]]:
+def describe_model(checkpoint: Checkpoint, tensors: Tensors) -> tuple[NeoBERTPreTrainedModel, list[str]]:
     """Complete the decoder in `tensors` and compare them with the config.
 
     Returns:
-        The model on the device meta, without numbers; and what was added to the tensors, in words.
+        The model with these tensors, and what was added to them, in words.
 
     Raises:
         ValueError: The config is of another model, or a tensor is missing, unknown or of another shape.
@@ -204,47 +200,42 @@ def describe_model(checkpoint: Checkpoint, tensors: dict[str, NewTensor]) -> tup
         raise ValueError(
             f"{folder} holds no config.json; copy that of its model there, or name a model that has it in --base"
         )
-    config = NeoBERTConfig.from_dict(
-        {key: value for key, value in checkpoint.config.items() if key not in FROM_WEIGHTS}
-    )
+    config = NeoBERTConfig.from_dict({k: value for k, value in checkpoint.config.items() if k not in FROM_WEIGHTS})
     keep_known_settings(config, folder)
-    if config.num_hidden_layers != (found := stored_sizes(tensors)["num_hidden_layers"]):
-        raise ValueError(
-            f"config.json of {folder} gives num_hidden_layers={config.num_hidden_layers}, but its weights have {found} layers; "
-            "correct config.json, or download the checkpoint again"
-        )
+    for name, found in stored_sizes(tensors).items():
+        if (given := getattr(config, name)) != found:
+            raise ValueError(
+                f"config.json of {folder} gives {name}={given}, but its weights have {found}; correct config.json, or download "
+                "the checkpoint again"
+            )
+    if other := {str(tensor.dtype) for tensor in tensors.values() if tensor.dtype not in FLOATS.values()}:
+        raise ValueError(f"{folder} holds weights of the type {min(other)}; convert the model before it is quantized")
     model_class = find_class(config, tensors)
     added = complete_decoder(tensors, is_tied) if model_class is AUTO_CLASSES["AutoModelForMaskedLM"] else []
     with torch.device("meta"):
         model = model_class(config)
     prefix = "model." if model_class is NeoBERTModel else ""
-    shapes = {f"{prefix}{name}": tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    if lost := sorted(shapes.keys() - tensors.keys()):
-        raise ValueError(
-            f"{folder} lacks {len(lost)} tensors of a {model_class.__name__} (first: {lost[0]}); it is incomplete, or its "
-            "config.json is another model's"
-        )
-    if unknown := sorted(name for name in tensors.keys() - shapes.keys() if not name.startswith(HEADS)):
-        raise ValueError(
-            f"{folder} holds {len(unknown)} tensors that a NeoBERT of its config.json does not have (first: {unknown[0]}); it is "
-            "another model, or config.json is"
-        )
-    for name, shape in shapes.items():
-        if tensors[name].shape != shape:
+    try:
+        weights = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+        lost, others = model.load_state_dict(weights, strict=False, assign=True)
+    except RuntimeError as error:  # a shape differs
+        reason = str(error).splitlines()[1].strip()
+        raise ValueError(f"{folder} does not have the shapes of its config.json ({reason}); correct it") from error
+    unknown = [name for name in others if not name.startswith(HEADS)]
+    for names, fault in ((lost, "lacks"), (unknown, "holds unknown")):
+        if names:
             raise ValueError(
-                f"{name} of {folder} has the shape {tensors[name].shape}, but its config.json gives {shape}; correct config.json"
+                f"{folder} {fault} {len(names)} tensors of a {model_class.__name__} (first: {names[0]}); it is incomplete, or "
+                "another model, or its config.json is another model's"
             )
-    if other := {tensor.dtype for tensor in tensors.values()} - DTYPES.keys():
-        raise ValueError(f"{folder} holds weights of the type {min(other)}; convert the model before it is quantized")
-    config.dtype, config.architectures = DTYPES[tensors[EMBEDDING].dtype], [model_class.__name__]
+    config.dtype, config.architectures = tensors[EMBEDDING].dtype, [model_class.__name__]
     return model, added
 
 
-def find_class(config: NeoBERTConfig, tensors: dict[str, NewTensor]) -> type[NeoBERTPreTrainedModel]:
+def find_class(config: NeoBERTConfig, tensors: Tensors) -> type[NeoBERTPreTrainedModel]:
     """Return the class that the config names, otherwise that of the head in the weights."""
     if config.architectures:
-        model_class = getattr(modeling_neobert, str(config.architectures[0]), None)
-        if not (isinstance(model_class, type) and issubclass(model_class, NeoBERTPreTrainedModel)):
+        if (model_class := class_of(config.architectures)) is None:
             raise ValueError(f"architectures={config.architectures} is no class of NeoBERT; correct config.json")
         return model_class
     if "classifier.weight" in tensors:
@@ -253,7 +244,7 @@ def find_class(config: NeoBERTConfig, tensors: dict[str, NewTensor]) -> type[Neo
     return AUTO_CLASSES["AutoModelForMaskedLM" if "decoder.weight" in tensors else "AutoModel"]
 
 
-def complete_decoder(tensors: dict[str, NewTensor], is_tied: bool | None) -> list[str]:
+def complete_decoder(tensors: Tensors, is_tied: bool | None) -> list[str]:
     """Write a tied decoder out as an own one, and a missing bias as zeros; return what was added, in words.
 
     Args:
@@ -263,45 +254,21 @@ def complete_decoder(tensors: dict[str, NewTensor], is_tied: bool | None) -> lis
     Raises:
         ValueError: The config says that the decoder is tied, but it has numbers of its own.
     """
-    if EMBEDDING not in tensors:
+    embedding, decoder, added = tensors.get(EMBEDDING), tensors.get("decoder.weight"), []
+    if embedding is None:
         return []
-    embedding, decoder, added = tensors[EMBEDDING], tensors.get("decoder.weight"), []
     if decoder is None and is_tied:
-        tensors["decoder.weight"] = decoder = embedding
+        tensors["decoder.weight"] = decoder = embedding.clone()
         added.append("decoder.weight: the embedding, to which it was tied")
-    elif is_tied and not np.array_equal(_read(*embedding.parts), _read(*decoder.parts)):
+    elif is_tied and not torch.equal(embedding.view(torch.uint8), decoder.view(torch.uint8)):
         raise ValueError(
             "tie_word_embeddings=True, but decoder.weight is not the embedding; set it to false in config.json to keep the "
             "decoder, or remove decoder.weight"
         )
     if decoder is not None and "decoder.bias" not in tensors:
-        (part,), shape = decoder.parts, decoder.shape[:1]
-        num_bytes = (part.end - part.start) // math.prod(decoder.shape[1:])
-        tensors["decoder.bias"] = NewTensor(decoder.dtype, shape, (num_bytes,))
+        tensors["decoder.bias"] = decoder.new_zeros(len(decoder))
         added.append("decoder.bias: zeros")
     return added
-
-
-def write_weights(tensors: dict[str, NewTensor], file: Path) -> None:
-    """Write a safetensors file, one tensor after the other; safetensors itself needs all of them in memory."""
-    header, end = {"__metadata__": {"format": "pt"}}, 0
-    ordered = sorted(tensors.items(), key=lambda item: (list(DTYPES).index(item[1].dtype), item[0]))
-    for name, (dtype, shape, parts) in ordered:
-        start, end = end, end + sum(part if isinstance(part, int) else part.end - part.start for part in parts)
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": (start, end)}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # so that the numbers are aligned
-    with file.open("wb") as stream:
-        stream.write(len(text).to_bytes(8, "little") + text)
-        for _, tensor in ordered:
-            for part in tensor.parts:
-                stream.write(bytes(part) if isinstance(part, int) else _read(part))
-    read_header(file)  # refuses a file that is too short
-
-
-def _read(tensor):
-    """The bytes of a stored tensor."""
-    return np.fromfile(tensor.file, np.uint8, tensor.end - tensor.start, offset=tensor.start)
 
 
 def save_config(model: NeoBERTPreTrainedModel, folder: Path, layout: str) -> None:
@@ -310,9 +277,7 @@ def save_config(model: NeoBERTPreTrainedModel, folder: Path, layout: str) -> Non
         custom_object_save(NeoBERTModel, folder)
         set_auto_map(model, model.auto_classes)
         return model.config.save_pretrained(folder)
-    content = model.config.to_dict() | {
-        "max_length": model.config.max_position_embeddings,
-        "tie_word_embeddings": False,
-    }
+    context = model.config.max_position_embeddings
+    content = model.config.to_dict() | {"max_length": context, "tie_word_embeddings": False}
     content.pop("auto_map", None)
     (folder / "config.json").write_text(json.dumps(content, indent=2, sort_keys=True), "utf-8")

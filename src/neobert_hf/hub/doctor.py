@@ -1,9 +1,7 @@
 """What is wrong with a checkpoint, what that means, and the command that mends it. Nothing is executed, unpickled or changed.
 
-`examine` reads a folder and calls the functions in CHECKS. To add a check, write a function from a Subject to findings and add it
-there. No model is built, and weights are read a part at a time, so a checkpoint of any size needs little memory.
-
-This module imports neither torch nor the root of the package, so that the command starts quickly.
+`examine` reads a folder and calls the functions in CHECKS. Each yields the code of a finding, its place, and what the texts in
+findings.yaml mention. The model is built without numbers, and weights are read one tensor at a time.
 """
 
 import ast
@@ -12,56 +10,65 @@ import math
 import os
 import re
 import shlex
-from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+import yaml
 from tokenizers import Tokenizer
 
+from ..files.texts import printable
 from ..files.trust import check_links, foreign_settings, holds_tokenizer, leaves, read_json, resolve
 from ..model import configuration_neobert
 from ..model.configuration_neobert import NeoBERTConfig
+from ..model.modeling_neobert import NeoBERTModel
 from ..model.weight_files_neobert import canonical_name
 from ..runs.commands import one_line
-from .code_reading import lost_positions, sibling_imports
-from .expected_tensors import expected_shapes, stored_sizes
-from .layouts import INDEX, Checkpoint, StoredTensor, read_checkpoint, read_config, read_header
-from .stored_numbers import FLOATS, LARGEST, ROUNDING, changes_of_rows, odd_values
+from .layouts import (
+    FLOATS,
+    INDEX,
+    WEIGHTS,
+    StoredTensor,
+    class_of,
+    expected_shapes,
+    read_checkpoint,
+    read_config,
+    read_header,
+    stored_sizes,
+)
+
+Findings = Iterator[tuple[str, ...]]
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
 OWN_CODE = Path(configuration_neobert.__file__).parent
 # A folder without weights is a checkpoint that lacks them if it has one of these files.
-MARKS = ("config.json", "modules.json", "adapter_config.json", "model.safetensors", INDEX)
-CONTEXTUAL = "contextual_neobert"  # the model type of ContextualNeoBERTConfig, whose module imports torch
+MARKS = ("config.json", "modules.json", "adapter_config.json", WEIGHTS, INDEX)
+CONTEXTUAL = "contextual_neobert"  # the model type of contextual embedding models
+# JSON files that a loader reads. Another damaged one is no error.
+LOADED = re.compile(r"(.*config|tokenizer|special_tokens_map|added_tokens|vocab|modules|.*\.index)\.json")
+IMPORT = re.compile(r"^\s*from \.(\w+)", re.MULTILINE)
+# Tables of positions that a class computes: a buffer, or an attribute that a function of frequencies returns.
+TABLE = re.compile(
+    r"register_buffer\(\s*[\"'](\w*(?:freq|rot|rope|cos|sin|pos)\w*)|self\.(\w*(?:freq|rot|rope)\w*) *= *[\w.]*freq[a-z_]*\("
+)
+INITIALIZER = re.compile(r"^    def _init_weights.*?(?=^ {0,4}\S|\Z)", re.MULTILINE | re.DOTALL)
+HEAD = re.compile(r"(decoder|dense|classifier|qa_outputs)\.(weight|bias)")
+PART = 1 << 24  # numbers that are examined at a time
+LARGEST = 1e5  # trained weights are smaller by far; one changed bit of the exponent makes 0.02 a number near 1e36
+# Relative change of a tensor by rounding it twice, at most.
+ROUNDING = {"F64": 1e-9, "F32": 1e-6, "BF16": 3e-3, "F16": 4e-4}
+
+FINDINGS = yaml.safe_load(Path(__file__).with_name("findings.yaml").read_text("utf-8"))
 
 
-@dataclass(frozen=True)
-class Finding:
-    """What is wrong at one place.
-
-    Attributes:
-        code: Short name of the kind, such as "nan".
-        where: File, tensor or setting.
-        meaning: What follows from it.
-        mend: The command or step that mends it.
-        severity: "error" if the model is not usable or wrong, or loading it runs code of others; otherwise "remark".
-    """
-
-    code: str
-    where: str
-    meaning: str
-    mend: str
-    severity: str = "error"
-
-
-@dataclass(frozen=True)
 class Subject:
-    """A checkpoint as the checks see it.
+    """A checkpoint as the checks see it: names of files, config, headers of weights.
+
+    Args:
+        source: Folder or id as the user gave it.
 
     Attributes:
-        source: Folder or id as the user gave it.
         folder: The folder.
         modules: Types of the modules of sentence-transformers, by their folders.
         inside: Those of these folders that are inside the folder, links followed.
@@ -69,38 +76,44 @@ class Subject:
         config: Content of config.json; empty if it is missing or damaged.
         shape: The checked config; None if it is missing or refused.
         checkpoint: Its weights; None if they cannot be read.
+        tensors: Its tensors by their published names.
+        layout: Layout of the weights, or what else the folder is.
         faults: Why modules.json, the config, the shape or the weights cannot be read.
     """
 
-    source: str
-    folder: Path
-    modules: dict[Path, str]
-    inside: list[Path]
-    main: Path
-    config: dict[str, Any]
-    shape: NeoBERTConfig | None
-    checkpoint: Checkpoint | None
-    faults: dict[str, str]
-
-    @property
-    def layout(self) -> str:
-        """Layout of the weights, or what else the folder is."""
-        kind = self.checkpoint.layout if self.checkpoint else "unreadable"
-        if (self.folder / "adapter_config.json").is_file():
-            return "adapter"
-        return "contextual" if self.config.get("model_type") == CONTEXTUAL and kind == "published" else kind
-
-    @property
-    def tensors(self) -> dict[str, StoredTensor]:
-        """Tensors by their published names."""
+    def __init__(self, source: str):
+        self.source, self.folder = source, resolve(source, more=("*.py",))
+        self.config, self.shape, self.checkpoint, self.modules, self.faults = {}, None, None, {}, {}
+        try:
+            if (self.folder / "modules.json").is_file():
+                named = read_json(self.folder / "modules.json")
+                self.modules = {self.folder / each["path"]: each["type"] + "" for each in named}
+        except (ValueError, TypeError, KeyError) as error:
+            self.faults["modules"] = one_line(error)
+        root = self.folder.resolve()
+        self.inside = [module for module in self.modules if module.resolve().is_relative_to(root)]
+        self.main = next((module for module in self.inside if (module / "config.json").is_file()), self.folder)
+        try:
+            self.config = read_config(self.main)
+            # A contextual model has the shape of its encoders. `check_tensors` finds a tied decoder.
+            ignored = ("model_type", "tie_word_embeddings")
+            if self.config:
+                self.shape = NeoBERTConfig.from_dict({k: v for k, v in self.config.items() if k not in ignored})
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            self.faults["shape" if self.config else "config"] = one_line(error)
+        try:
+            self.checkpoint = read_checkpoint(self.main)
+        except (OSError, ValueError) as error:
+            if not any(os.path.lexists(self.folder / name) for name in MARKS):
+                raise
+            self.faults["checkpoint"] = one_line(error)
         tensors = self.checkpoint.tensors if self.checkpoint else {}
-        return {canonical_name(name): tensor for name, tensor in tensors.items()}
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the weights are those of one NeoBERT, not quantized, with a valid config: all tensors are known then."""
-        is_one = self.layout in ("published", "w1w2") and "quantization_config" not in self.config
-        return is_one and self.shape is not None and self.config.get("model_type") == NeoBERTConfig.model_type
+        self.tensors = {canonical_name(name): tensor for name, tensor in tensors.items()}
+        self.layout = self.checkpoint.layout if self.checkpoint else "unreadable"
+        if (self.folder / "adapter_config.json").is_file():
+            self.layout = "adapter"
+        elif self.config.get("model_type") == CONTEXTUAL and self.layout == "published":
+            self.layout = "contextual"
 
     def files(self, pattern: str) -> list[Path]:
         """Files of the folder and of its modules."""
@@ -111,25 +124,20 @@ class Subject:
         """Path of a file inside the folder; the source for the folder itself."""
         return self.source if file == self.folder else os.path.relpath(file, self.folder)
 
-    @property
-    def again(self) -> str:
-        """How to get an undamaged copy."""
+    def mends(self) -> dict[str, str]:
+        """How to get an undamaged copy; the commands that write the published layout, and this library's code and config."""
         name = "ORG/NAME" if Path(self.source).is_dir() else self.source
-        return f"copy the checkpoint again, or download it: hf download {name} --local-dir NEW_FOLDER"
-
-    @property
-    def rebuild(self) -> str:
-        """The command that writes the model with this library's code, config and tokenizer class."""
-        if self.layout in LAYOUTS:  # build.py refuses these
-            return self.convert
-        return f"python hub_upload/build.py --model {shlex.quote(self.source)} --out NEW_FOLDER"
-
-    @property
-    def convert(self) -> str:
-        """The command that writes the weights in the published layout."""
+        convert = f"neobert convert {shlex.quote(self.source)} NEW_FOLDER"
         if self.modules:
-            return "copy config, weights and tokenizer to a folder FOLDER, neobert convert FOLDER NEW_FOLDER, and copy them back"
-        return f"neobert convert {shlex.quote(self.source)} NEW_FOLDER"
+            convert = (
+                "copy config, weights and tokenizer to FOLDER, neobert convert FOLDER NEW_FOLDER, and copy them back"
+            )
+        build = f"python hub_upload/build.py --model {shlex.quote(self.source)} --out NEW_FOLDER"
+        return {
+            "again": f"copy the checkpoint again, or download it: hf download {name} --local-dir NEW_FOLDER",
+            "convert": convert,
+            "rebuild": convert if self.layout in ("pickle", "deepspeed", "w1w2") else build,  # build.py refuses these
+        }
 
 
 def examine(source: str | Path, base: str | Path | None = None) -> dict[str, Any]:
@@ -140,18 +148,19 @@ def examine(source: str | Path, base: str | Path | None = None) -> dict[str, Any
         base: The model from which it was trained: its q and k rows are compared (see `check_base`).
 
     Returns:
-        `source`, `layout`, `num_tensors`, `num_parameters`, `dtypes`, `is_clean` and `findings`, each with the fields of Finding.
-        It is clean if no finding is an error.
+        `source`, `layout`, `num_tensors`, `num_parameters`, `dtypes`, `is_clean` and `findings`. A finding has a `code`,
+        the short name of its kind; `where`, a file, tensor or setting; `meaning`, what follows from it; `mend`, the command that
+        mends it; and `severity`: "error" if the model is not usable or wrong, or loading it runs code of others, otherwise
+        "remark". The checkpoint is clean if no finding is an error.
 
     Raises:
         ValueError: `source` or `base` is neither a folder nor an id, or `base` has no such layers.
         OSError: The repository cannot be reached, the folder holds no checkpoint, or the base model cannot be read.
     """
-    subject = read_subject(str(source))
-    findings = [finding for check in CHECKS for finding in check(subject)]
-    if base is not None:
-        findings += check_base(subject, str(base))
-    findings.sort(key=lambda finding: finding.severity)
+    subject = Subject(str(source))
+    found = [each for check in CHECKS for each in check(subject)]
+    found += [] if base is None else check_base(subject, str(base))
+    findings = sorted((describe(subject, *each) for each in found), key=lambda finding: finding["severity"])
     tensors = subject.tensors.values()
     return {
         "source": str(source),
@@ -159,214 +168,17 @@ def examine(source: str | Path, base: str | Path | None = None) -> dict[str, Any
         "num_tensors": len(tensors),
         "num_parameters": sum(math.prod(tensor.shape) for tensor in tensors),
         "dtypes": sorted({tensor.dtype for tensor in tensors}),
-        "is_clean": all(finding.severity != "error" for finding in findings),
-        "findings": [asdict(finding) for finding in findings],
+        "is_clean": all(finding["severity"] != "error" for finding in findings),
+        "findings": findings,
     }
 
 
-def read_subject(source: str) -> Subject:
-    """Read what the checks need: names of files, config, headers of weights."""
-    folder = resolve(source, more=("*.py",))
-    config, shape, checkpoint, modules, faults = {}, None, None, {}, {}
-    try:
-        if (folder / "modules.json").is_file():
-            named = map(dict, read_json(folder / "modules.json"))
-            modules = {folder / str(module.get("path", "")): str(module.get("type")) for module in named}
-    except (ValueError, TypeError) as error:
-        faults["modules"] = one_line(error)
-    root = folder.resolve()
-    inside = [module for module in modules if module.resolve().is_relative_to(root)]
-    main = next((module for module in inside if (module / "config.json").is_file()), folder)
-    try:
-        config = read_config(main)
-        # A contextual model has the shape of its encoders. `check_tensors` finds a tied decoder.
-        ignored = ("model_type", "tie_word_embeddings")
-        if config:
-            shape = NeoBERTConfig.from_dict({key: value for key, value in config.items() if key not in ignored})
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        faults["shape" if config else "config"] = one_line(error)
-    try:
-        checkpoint = read_checkpoint(main)
-    except (OSError, ValueError) as error:
-        if not any(os.path.lexists(folder / name) for name in MARKS):
-            raise
-        faults["checkpoint"] = one_line(error)
-    return Subject(source, folder, modules, inside, main, config, shape, checkpoint, faults)
-
-
-# --- The folder -------------------------------------------------------------------------------------------------------
-
-
-def check_json(subject: Subject) -> Iterator[Finding]:
-    """Damaged JSON files; settings that name code of other places or that is missing; links out of the folder."""
-    try:
-        check_links(subject.folder)
-    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: links in a circle
-        if "is not JSON" not in str(error):  # which is found below
-            yield Finding("link", subject.source, one_line(error), "remove it, or replace a link by the file itself")
-    for file in sorted(subject.folder.rglob("*")):
-        if file.is_symlink() and not file.exists():
-            meaning = f"it is a link to {os.readlink(file)}, which does not exist"
-            yield Finding(
-                "link", subject.name(file), meaning, "copy the files, not their links: cp -rL FOLDER NEW_FOLDER"
-            )
-    for file in subject.files("*.json"):
-        if file == subject.main / "config.json" and "config" in subject.faults:
-            continue  # `check_config` says that it is damaged
-        try:
-            settings = list(foreign_settings(file))
-        except (OSError, ValueError) as error:
-            meaning = f"it cannot be read: {one_line(error).partition(';')[0]}"
-            yield Finding("json-damaged", subject.name(file), meaning, subject.again)
-            continue
-        for key, value in settings:
-            where = f"{subject.name(file)}: {key}"
-            if key == "auto_map" and all(re.fullmatch(r"\w+\.\w+", str(leaf)) for leaf in leaves(value) if leaf):
-                meaning = "the code that it names is not in the folder, so only an installed neobert_hf loads the model"
-                yield Finding("code-missing", where, meaning, subject.rebuild, "remark")
-            else:
-                meaning = f"code of another place runs, which can change at any time: {json.dumps(value)[:200]}"
-                mend = f"remove this key, or: {subject.rebuild}"
-                if file.name == "modules.json":
-                    mend = "read that code; without it, save the model again with modules of sentence-transformers only"
-                yield Finding("foreign-code", where, meaning, mend)
-
-
-def check_pickles(subject: Subject) -> Iterator[Finding]:
-    """Pickles beside safetensors files; `check_layout` names those that hold the weights."""
-    weights = subject.checkpoint.files if subject.checkpoint else ()
-    pickles = [file for file in subject.files("*") if file.suffix in PICKLES and file not in weights]
-    if pickles:
-        names = listed([subject.name(file) for file in pickles])
-        meaning = "a pickle can run any code when it is loaded; a model needs none"
-        yield Finding("pickle", names, meaning, "remove it before you publish; open only your own", "remark")
-
-
-def check_modules(subject: Subject) -> Iterator[Finding]:
-    """Modules of sentence-transformers that are missing or outside the folder."""
-    if "modules" in subject.faults:
-        meaning = f"it is not a list of modules ({subject.faults['modules']})"
-        yield Finding("modules", "modules.json", meaning, subject.again)
-    for path, kind in subject.modules.items():
-        where = f"modules.json: {os.path.relpath(path, subject.folder)}"
-        if path not in subject.inside:
-            meaning = "sentence-transformers reads a module outside the folder"
-            yield Finding("module-outside", where, meaning, "copy the module into the folder")
-        elif not path.is_dir() and not kind.endswith(".Normalize"):  # it has no file, and git keeps no empty folder
-            meaning = "sentence-transformers cannot load the model: the folder of this module is missing"
-            yield Finding("module-missing", where, meaning, subject.again)
-
-
-# --- Weights ----------------------------------------------------------------------------------------------------------
-
-LAYOUTS = {
-    "pickle": "the weights are pickled: loading them can run any code, and this library and safe tools refuse them",
-    "deepspeed": "these are the states of a training with DeepSpeed, pickled; no from_pretrained reads them",
-    "w1w2": "gate and up are separate tensors ffn.w1 and ffn.w2; the published code and llama.cpp expect ffn.w12",
-}
-
-
-def check_layout(subject: Subject) -> Iterator[Finding]:
-    """Weights that cannot be read, that are of another model, or in a layout that other tools do not read."""
-    layout = subject.layout
-    if layout in LAYOUTS:
-        files = ", ".join(subject.name(file) for file in subject.checkpoint.files[:3])
-        yield Finding(layout, files, LAYOUTS[layout], subject.convert)
-    elif layout == "neodictabert":
-        meaning = (
-            "this is a NeoDictaBERT: it rotates halves instead of pairs, so a NeoBERT of its weights computes nonsense"
-        )
-        yield Finding(layout, "config.json: encoder_init_range", meaning, "load it with the code of its own repository")
-    elif layout == "other" and "quantization_config" not in subject.config:
-        first = ", ".join(list(subject.tensors)[:3]) or "no tensor"
-        meaning = "no tensor has a name of NeoBERT, so all weights would be random"
-        yield Finding("other-tensors", first, meaning, "choose a checkpoint of NeoBERT")
-    elif layout == "unreadable" and "config" not in subject.faults:
-        mend = subject.again
-        if not Path(subject.source).is_dir():  # pickles are not downloaded
-            mend += f"; if its weights are pickled: {subject.convert}"
-        yield Finding("weights-unreadable", subject.name(subject.main), subject.faults["checkpoint"], mend)
-
-
-def check_config(subject: Subject) -> Iterator[Finding]:
-    """A config that is missing, of another model, or with values that NeoBERT refuses."""
-    if subject.layout in ("adapter", "neodictabert"):
-        return
-    where = subject.name(subject.main / "config.json")
-    if "config" in subject.faults:
-        yield Finding("config-unreadable", where, subject.faults["config"], subject.again)
-        return
-    if not subject.config:
-        meaning = "the shape of the model is unknown, so nothing loads it"
-        yield Finding("config-missing", where, meaning, "copy config.json of the same model into the folder")
-        return
-    kind = subject.config.get("model_type")
-    if kind not in (NeoBERTConfig.model_type, CONTEXTUAL):
-        meaning = f"model_type is {kind!r}, not 'neobert'"
-        yield Finding("other-model", where, meaning, "choose a checkpoint of NeoBERT, or copy its config.json again")
-        return
-    if subject.config.get("transformers_weights"):
-        meaning = f"transformers_weights names other weight files: {subject.config['transformers_weights']!r}"
-        yield Finding("weights-elsewhere", where, meaning, "remove this key; this library never reads such files")
-    if foreign := [name for name in subject.config.get("architectures") or () if "NeoBERT" not in str(name)]:
-        meaning = f"it names {foreign[0]}, no class of NeoBERT, so llama.cpp and hub_upload/build.py refuse the model"
-        mend = 'write "NeoBERTLMHead" for a masked language model, or the class of its head'
-        yield Finding("architecture", "config.json: architectures", meaning, mend, "remark")
-    if subject.shape is None:
-        yield Finding("config-invalid", where, subject.faults["shape"], "correct this value in config.json")
-
-
-def check_sizes(subject: Subject) -> Iterator[Finding]:
-    """Sizes that differ between config and tensors."""
-    if not subject.is_plain:
-        return
-    for name, stored in stored_sizes(subject.tensors).items():
-        given = getattr(subject.shape, name)
-        if stored != given:
-            key, value = ("intermediate_size", stored * 3 // 2) if name == "swiglu_width" else (name, stored)
-            meaning = f"the config gives {name} = {given}, and the tensors have {stored}"
-            mend = f"set {key} = {value} in config.json if the tensors are right; else {subject.again}"
-            yield Finding("config-mismatch", f"config.json: {key}", meaning, mend)
-
-
-def check_tensors(subject: Subject) -> Iterator[Finding]:
-    """Tensors that are missing, of an odd shape or type, or unknown."""
-    if not subject.is_plain:
-        return
-    tensors, sizes = subject.tensors, stored_sizes(subject.tensors)
-    shapes = expected_shapes(subject.shape, sizes, is_split=subject.layout == "w1w2")
-    missing = sorted(shapes.keys() - tensors.keys())
-    is_tied = subject.config.get("tie_word_embeddings", bool(missing) and subject.layout == "w1w2")
-    if set(missing) <= {"decoder.weight", "decoder.bias"} and (is_tied or missing == ["decoder.bias"]):
-        meaning = (
-            "the decoder is tied to the embedding or has no bias; the published code and llama.cpp read an own decoder"
-        )
-        where, mend = listed(missing), subject.convert
-        if not missing:
-            where, mend = "config.json: tie_word_embeddings", "set it to false"
-            meaning = "the config says that the decoder is tied, and the file holds one: from_pretrained refuses it"
-        yield Finding("tied-decoder", where, meaning, mend)
-    elif missing:
-        meaning = "loading is refused, or these layers get random weights"
-        yield Finding("tensors-missing", listed(missing), meaning, subject.again)
-    if odd := sorted(name for name in shapes.keys() & tensors.keys() if tensors[name].shape != shapes[name]):
-        meaning = (
-            f"the shape of the first is {tensors[odd[0]].shape}, and config and other tensors require {shapes[odd[0]]}"
-        )
-        is_head = odd[0].startswith("classifier.")
-        mend = f"correct the number of labels in config.json; else {subject.again}" if is_head else subject.again
-        yield Finding("shape", listed(odd), meaning, mend)
-    if odd := sorted(name for name, tensor in tensors.items() if tensor.dtype not in FLOATS):
-        meaning = f"{tensors[odd[0]].dtype} is no type of trained weights, and config.json names no quantization"
-        yield Finding("dtype", listed(odd), meaning, subject.again)
-    stored = subject.checkpoint.tensors
-    if wrapped := sorted(name for name in stored if canonical_name(name) not in (name, f"model.{name}")):
-        meaning = "a wrapper (DistributedDataParallel, torch.compile) added a prefix to the names, so the tensors are not found"
-        yield Finding("prefix", listed(wrapped), meaning, subject.convert)
-    known = re.compile(r"(decoder|dense|classifier|qa_outputs)\.(weight|bias)")
-    if unknown := sorted(name for name in tensors.keys() - shapes.keys() if not known.fullmatch(name)):
-        meaning = "NeoBERT has no such tensors; they are ignored here, and llama.cpp refuses the file"
-        yield Finding("tensors-unknown", listed(unknown), meaning, subject.rebuild, "remark")
+def describe(subject: Subject, code: str, where: str, *details: object) -> dict[str, str]:
+    """Return a finding in words; a "?" before its code makes a remark of it."""
+    found = FINDINGS[code.removeprefix("?")]
+    severity = "remark" if code.startswith("?") else found.get("severity", "error")
+    texts = {name: found[name].format(*details, **subject.mends()) for name in ("meaning", "mend")}
+    return {"code": code.removeprefix("?"), "where": where, **texts, "severity": severity}
 
 
 def listed(names: list[str]) -> str:
@@ -374,118 +186,248 @@ def listed(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def check_values(subject: Subject) -> Iterator[Finding]:
-    """NaN, infinity and numbers that no training gives, in all safetensors files."""
-    found = defaultdict(list)
-    for file in subject.files("*.safetensors"):
+def check_layout(subject: Subject) -> Findings:
+    """Weights that cannot be read, that are of another model, or in a layout that other tools do not read."""
+    layout = subject.layout
+    if layout in ("pickle", "deepspeed", "w1w2"):
+        yield layout, listed([subject.name(file) for file in subject.checkpoint.files]), subject.mends()["convert"]
+    elif layout == "neodictabert":
+        yield layout, "config.json: encoder_init_range"
+    elif layout == "other" and not subject.config.get("quantization_config"):
+        yield "other-tensors", listed(list(subject.tensors)) or "no tensor"
+    elif layout == "unreadable" and "config" not in subject.faults:
+        yield "weights-unreadable", subject.name(subject.main), subject.faults["checkpoint"]
+
+
+def check_config(subject: Subject) -> Findings:
+    """A config that is missing, of another model, or with values that NeoBERT refuses."""
+    where, kind = subject.name(subject.main / "config.json"), subject.config.get("model_type")
+    if subject.layout in ("adapter", "neodictabert"):
+        return
+    if "config" in subject.faults:
+        yield "config-unreadable", where, subject.faults["config"]
+    elif not subject.config:
+        yield "config-missing", where
+    elif kind not in (NeoBERTConfig.model_type, CONTEXTUAL):
+        yield "other-model", where, repr(kind)
+    else:
+        if subject.config.get("transformers_weights"):
+            yield "weights-elsewhere", f"{where}: transformers_weights", subject.config["transformers_weights"]
+        names = subject.config.get("architectures") or ["NeoBERT"]
+        if not isinstance(names, list) or "NeoBERT" not in str(names[0]):
+            yield "architecture", f"{where}: architectures", names
+        if not isinstance(subject.config.get("auto_map") or {}, dict):
+            yield "config-invalid", f"{where}: auto_map", "it is no object of names, so trust_remote_code=True fails"
+        if subject.shape is None:
+            yield "config-invalid", where, subject.faults["shape"]
+
+
+def check_tensors(subject: Subject) -> Findings:
+    """Sizes that differ between config and tensors; if none does, tensors that are missing, of an odd shape, or unknown."""
+    config, tensors = subject.config, subject.tensors
+    is_known = subject.layout in ("published", "w1w2") and not config.get("quantization_config")
+    if not is_known or subject.shape is None or config.get("model_type") != NeoBERTConfig.model_type:
+        return
+    if odd := sorted(name for name, tensor in tensors.items() if tensor.dtype not in FLOATS):
+        yield "dtype", listed(odd), tensors[odd[0]].dtype
+    names = sorted(subject.checkpoint.tensors)
+    if wrapped := [name for name in names if canonical_name(name) not in (name, f"model.{name}")]:
+        yield "prefix", listed(wrapped)
+    sizes = {name: (getattr(subject.shape, name), size) for name, size in stored_sizes(tensors).items()}
+    if differing := [name for name, (given, size) in sizes.items() if given != size]:
+        for name in differing:
+            is_width, (given, size) = name == "swiglu_width", sizes[name]
+            key, size = ("intermediate_size", size * 3 // 2) if is_width else (name, size)
+            yield "config-mismatch", f"config.json: {key}", subject.shape.intermediate_size if is_width else given, size
+        return
+    with torch.device("meta"):
+        shapes = expected_shapes((class_of(subject.shape.architectures) or NeoBERTModel)(subject.shape))
+    if subject.layout == "w1w2":
+        for name in [name for name in shapes if ".ffn.w12." in name]:
+            rows, width = shapes.pop(name)
+            shapes |= {name.replace("w12", half): (rows // 2, width) for half in ("w1", "w2")}
+    missing = sorted(shapes.keys() - tensors.keys())
+    is_tied = config.get("tie_word_embeddings", bool(missing) and subject.layout == "w1w2")
+    if set(missing) <= {"decoder.weight", "decoder.bias"} and (is_tied or missing == ["decoder.bias"]):
+        is_there = "config.json: tie_word_embeddings", "set it to false"
+        yield "tied-decoder", *((listed(missing), subject.mends()["convert"]) if missing else is_there)
+    elif missing:
+        yield "tensors-missing", listed(missing)
+    if odd := sorted(name for name in shapes.keys() & tensors.keys() if tensors[name].shape != shapes[name]):
+        yield "shape", listed(odd), tensors[odd[0]].shape, shapes[odd[0]]
+    if unknown := sorted(name for name in tensors.keys() - shapes.keys() if not HEAD.fullmatch(name)):
+        yield "tensors-unknown", listed(unknown)
+
+
+def check_values(subject: Subject) -> Findings:
+    """NaN, infinity and numbers that no training gives; a remark in a file that no loader reads."""
+    files = subject.files("*.safetensors")
+    loaded = {*files} if subject.checkpoint is None else {*subject.checkpoint.files}
+    loaded |= {module / WEIGHTS for module in subject.inside}
+    loaded |= {file for file in files if subject.layout == "adapter" and file.name == "adapter_model.safetensors"}
+    found = {}
+    for file in sorted({*files, *(file for file in loaded if file.match("*.safetensors") and file.is_file())}):
+        mark, where = (
+            ("", subject.name(file)) if file in loaded else ("?", f"{subject.name(file)}, which is not loaded")
+        )
         try:
             tensors = read_header(file)
         except OSError as error:
             if "checkpoint" not in subject.faults or subject.layout == "adapter":  # otherwise `check_layout` says so
-                yield Finding("weights-unreadable", subject.name(file), one_line(error), subject.again)
+                yield f"{mark}weights-unreadable", where, one_line(error)
             continue
         for name, tensor in tensors.items():
             for kind in odd_values(tensor):
-                found[kind].append(f"{subject.name(file)}: {name}")
-    meanings = {
-        "nan": "every output that depends on these tensors is NaN",
-        "infinity": "outputs become infinite or NaN",
-        "huge": f"numbers above {LARGEST:.0e} are no trained weights; a bit of the file is damaged, or the training diverged",
-    }
-    for kind, names in found.items():
-        mend = f"{subject.again}; if your training wrote it, take an earlier checkpoint"
-        yield Finding(kind, listed(names), meanings[kind], mend)
+                found.setdefault(mark + kind, []).append(f"{where}: {name}")
+    yield from ((code, listed(names)) for code, names in found.items())
 
 
-# --- Code -------------------------------------------------------------------------------------------------------------
+def odd_values(tensor: StoredTensor) -> set[str]:
+    """Return which of nan, infinity and huge a tensor of floats holds."""
+    kinds = set()
+    if tensor.dtype not in FLOATS or 0 in tensor.shape:
+        return kinds
+    for part in tensor.read().flatten().split(PART):
+        if not float(part.abs().max()) <= LARGEST:  # nan compares as false
+            huge = part[part.isfinite()].double().abs() > LARGEST
+            found = {"nan": part.isnan(), "infinity": part.isinf(), "huge": huge}
+            kinds |= {kind for kind, is_there in found.items() if is_there.any()}
+    return kinds
 
 
-def check_code(subject: Subject) -> Iterator[Finding]:
+def check_code(subject: Subject) -> Findings:
     """Code in the folder, judged by reading it: the published code, files that are missing, and code that is not ours."""
     other, stored = [], {name.rpartition(".")[2] for name in subject.tensors}
-    drop_in = f"{subject.rebuild}; in a repository of the Hub: python hub_upload/push.py --drop-in ORG/NAME"
     for file in subject.files("*.py"):
-        content, own = file.read_bytes(), OWN_CODE / file.name
+        content, own, where = file.read_bytes(), OWN_CODE / file.name, subject.name(file)
         try:
-            tree = ast.parse(content)
+            ast.parse(content)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            meaning = f"it is not valid Python ({error}), so trust_remote_code=True fails"
-            yield Finding("code-damaged", subject.name(file), meaning, drop_in)
+            yield "code-damaged", where, one_line(error)
             continue
-        for name in sorted(name for name in sibling_imports(tree) if not (file.parent / f"{name}.py").is_file()):
-            meaning = f"it imports {name}.py, which is missing, so trust_remote_code=True fails"
-            yield Finding("code-incomplete", subject.name(file), meaning, drop_in)
+        text = content.decode("utf-8", "replace")
+        for name in sorted({name for name in IMPORT.findall(text) if not (file.parent / f"{name}.py").is_file()}):
+            yield "code-incomplete", where, name
         if own.is_file() and own.read_bytes() == content:
             continue
-        if buffers := sorted(lost_positions(tree) - stored):
-            meaning = (
-                f"it computes {listed(buffers)} in __init__, and no file holds it: transformers 5 leaves it uninitialised, so "
-                "outputs are NaN, or positions are lost without an error; a fine-tune made so is damaged (--base shows it)"
-            )
-            yield Finding("rotary-buffer", subject.name(file), meaning, drop_in)
+        if tables := sorted(lost_tables(text) - stored):
+            yield "rotary-buffer", where, listed(tables)
         else:
-            other.append(subject.name(file))
+            other.append(where)
     if other:
-        meaning = (
-            "this code is not that of the installed neobert_hf: another version, or code of somebody else, to be read"
-        )
-        yield Finding("code-differs", listed(other), meaning, drop_in, "remark")
+        yield "code-differs", listed(other)
 
 
-# --- Tokenizer --------------------------------------------------------------------------------------------------------
+def lost_tables(code: str) -> set[str]:
+    """Return the tables of positions that a class computes, and that its `_init_weights` does not compute again.
+
+    transformers 5 builds a model without data and loads the files into it: a tensor that no file holds has no values then.
+    transformers itself computes `inv_freq` again if `original_inv_freq` is beside it.
+    """
+    mended = "".join(INITIALIZER.findall(code))
+    names = {name for pair in TABLE.findall(code) for name in pair if name and name not in mended}
+    return names - {"inv_freq", "original_inv_freq"} if "original_inv_freq" in code else names
 
 
-def check_tokenizer(subject: Subject) -> Iterator[Finding]:
+def check_json(subject: Subject) -> Findings:
+    """Damaged JSON files; settings that name code of other places or that is missing; links out of the folder."""
+    try:
+        check_links(subject.folder)
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: links in a circle
+        if "is not JSON" not in str(error):  # which is found below
+            yield "link", subject.source, one_line(error)
+    for file in sorted(subject.folder.rglob("*")):
+        if file.is_symlink() and not file.exists():
+            yield "link", subject.name(file), f"it is a link to {os.readlink(file)}, which does not exist"
+    for file in subject.files("*.json"):
+        if file == subject.main / "config.json" and "config" in subject.faults:
+            continue  # `check_config` says that it is damaged
+        try:
+            settings = list(foreign_settings(file))
+        except (OSError, ValueError) as error:
+            code = "json-damaged" if LOADED.fullmatch(file.name) else "?json-damaged"
+            yield code, subject.name(file), one_line(error).partition(";")[0]
+            continue
+        for key, value in settings:
+            names = [str(leaf) for leaf in leaves(value) if leaf]
+            is_missing = key == "auto_map" and all(re.fullmatch(r"\w+\.\w+", name) for name in names)
+            code = "code-missing" if is_missing else "foreign-code"
+            yield code, f"{subject.name(file)}: {key}", json.dumps(value)[:200]
+
+
+def check_tokenizer(subject: Subject) -> Findings:
     """A tokenizer that is missing, damaged, of another model, or saved under a name that transformers 4 does not know."""
     folder = subject.main
     settings, file = folder / "tokenizer_config.json", folder / "tokenizer.json"
-    copy = "copy tokenizer.json and tokenizer_config.json of the model from which this one was made"
+    where = subject.name(file)
     if subject.layout == "adapter":  # the base model has it
         return
     if not holds_tokenizer(folder):
-        meaning, severity = "no file of a tokenizer is there: texts cannot be read", "remark"
-        if settings.is_file():
-            meaning, severity = "tokenizer_config.json is there, and the vocabulary is not", "error"
-        yield Finding("tokenizer-missing", subject.name(file), meaning, copy, severity)
+        yield "tokenizer-missing" if settings.is_file() else "?tokenizer-missing", where
+        return
+    try:
+        kind = str(read_json(settings).get("tokenizer_class")) if settings.is_file() else ""
+    except (ValueError, AttributeError):  # `check_json` says so
+        kind = ""
+    try:
+        vocabulary, adds_ends = read_vocabulary(folder)
+    except Exception as error:  # tokenizers raises Exception itself
+        yield "tokenizer-damaged", where, one_line(error)
         return
     vocab_size = stored_sizes(subject.tensors).get("vocab_size", subject.config.get("vocab_size"))
-    try:
-        vocabulary = read_vocabulary(folder)
-    except Exception as error:  # tokenizers raises Exception itself
-        meaning = f"it cannot be read: {one_line(error)}"
-        yield Finding("tokenizer-damaged", subject.name(file), meaning, copy)
-        return
-    if vocabulary and isinstance(vocab_size, int):
-        last, count = max(vocabulary.values()), len(vocabulary)
-        if last >= vocab_size or not vocab_size / 2 <= count:
-            meaning = f"it has {count} tokens, the last with id {last}, and the model has {vocab_size} embeddings"
-            mend = f"{copy}; for new tokens, call resize_token_embeddings and save the model"
-            yield Finding("tokenizer-vocabulary", subject.name(file), meaning, mend)
-    try:
-        name = read_json(settings).get("tokenizer_class") if settings.is_file() else None
-    except (ValueError, AttributeError):  # `check_json` says so
-        return
-    if name == "TokenizersBackend":
-        meaning = "this name of transformers 5 is unknown to transformers 4, which refuses the tokenizer"
-        # the cache of the Hub stays as it is
-        command = f"sed -i 's/TokenizersBackend/PreTrainedTokenizerFast/' {shlex.quote(str(settings))}"
-        mend = command if Path(subject.source).is_dir() else subject.rebuild
-        yield Finding("tokenizer-class", f"{subject.name(settings)}: tokenizer_class", meaning, mend, "remark")
+    last, count = max(vocabulary.values(), default=0), len(vocabulary)
+    if vocabulary and isinstance(vocab_size, int) and (last >= vocab_size or not vocab_size / 2 <= count):
+        meaning = f"it has {count} tokens, the last with id {last}, and the model has {vocab_size} embeddings"
+        yield "tokenizer-vocabulary", where, meaning
+    if num_twice := count - len(set(vocabulary.values())):
+        yield "tokenizer-vocabulary", where, f"{num_twice} of its tokens have the id of another one"
+    # The classes of BERT add both tokens by themselves.
+    if {"[CLS]", "[SEP]"} <= vocabulary.keys() and not adds_ends and not kind.startswith("BertTokenizer"):
+        yield "tokenizer-ends", where
+    if kind == "TokenizersBackend":
+        mend = f"sed -i 's/TokenizersBackend/PreTrainedTokenizerFast/' {shlex.quote(str(settings))}"
+        is_folder = Path(subject.source).is_dir()  # the cache of the Hub stays as it is
+        yield "tokenizer-class", subject.name(settings), mend if is_folder else subject.mends()["rebuild"]
 
 
-def read_vocabulary(folder: Path) -> dict[str, int]:
-    """Return the tokens with their ids, from tokenizer.json or vocab.txt; empty for another kind of tokenizer."""
+def read_vocabulary(folder: Path) -> tuple[dict[str, int], bool]:
+    """Return the tokens with their ids, and whether a text gets special tokens.
+
+    They come from tokenizer.json or vocab.txt; another kind of tokenizer has no tokens here.
+    """
     if (folder / "tokenizer.json").is_file():
-        return Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
-    if (folder / "vocab.txt").is_file():
-        return {token: i for i, token in enumerate((folder / "vocab.txt").read_text("utf-8").splitlines())}
-    return {}
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        return tokenizer.get_vocab(), tokenizer.num_special_tokens_to_add(is_pair=False) > 0
+    words = (folder / "vocab.txt").read_text("utf-8").splitlines() if (folder / "vocab.txt").is_file() else ()
+    return {word: i for i, word in enumerate(words)}, True
 
 
-# --- Fine-tunes with a corrupted rotary table -------------------------------------------------------------------------
+def check_pickles(subject: Subject) -> Findings:
+    """Pickles beside safetensors files; `check_layout` names those that hold the weights."""
+    weights = subject.checkpoint.files if subject.checkpoint else ()
+    if pickles := [file for file in subject.files("*") if file.suffix in PICKLES and file not in weights]:
+        yield "?pickle", listed([subject.name(file) for file in pickles]), "remove it before you publish"
 
 
-def check_base(subject: Subject, base: str) -> list[Finding]:
+def check_modules(subject: Subject) -> Findings:
+    """Modules of sentence-transformers that are missing or outside the folder."""
+    if "modules" in subject.faults:
+        yield "modules", "modules.json", subject.faults["modules"]
+    for path, kind in subject.modules.items():
+        where = f"modules.json: {os.path.relpath(path, subject.folder)}"
+        if path not in subject.inside:
+            yield "module-outside", where
+        elif not path.is_dir() and not kind.endswith(".Normalize"):  # it has no file, and git keeps no empty folder
+            yield "module-missing", where
+
+
+CHECKS = (
+    *(check_layout, check_config, check_tensors, check_values, check_code),
+    *(check_json, check_tokenizer, check_pickles, check_modules),
+)
+
+
+def check_base(subject: Subject, base: str) -> Findings:
     """Compare the rows of q, k and v with those of the base model.
 
     If the rotary table is garbage near zero, all scores are equal and the gradients of q and k are zero. Such a fine-tune has the
@@ -495,12 +437,11 @@ def check_base(subject: Subject, base: str) -> list[Finding]:
         ValueError: The base model has other layers.
         OSError: It cannot be read.
     """
-    checkpoint = read_checkpoint(resolve(base))
-    tensors = {canonical_name(name): tensor for name, tensor in checkpoint.tensors.items()}
+    tensors = {canonical_name(name): tensor for name, tensor in read_checkpoint(resolve(base)).tensors.items()}
     names = [name for name in subject.tensors if name.endswith(".qkv.weight") and subject.tensors[name].dtype in FLOATS]
     if not names or subject.shape is None:
-        meaning = f"the rows of q and k were not compared with {base}: weights or config cannot be read as they are"
-        return [Finding("not-compared", subject.source, meaning, "mend the errors first", "remark")]
+        yield "not-compared", subject.source, base
+        return
     heads = subject.shape.num_attention_heads
     changes, rounding = [], 0.0
     for name in names:
@@ -510,31 +451,22 @@ def check_base(subject: Subject, base: str) -> list[Finding]:
                 f"the base model {base} has no {name} of the shape {own.shape}; give the model that was fine-tuned"
             )
         rounding = max(rounding, ROUNDING[own.dtype], ROUNDING[other.dtype])
-        changes.append(changes_of_rows(own, other, heads))
+        changes.append(changes_of_rows(own.read(), other.read(), heads))
     q_and_k, v = max(max(change[:2]) for change in changes), min(change[2] for change in changes)
     # In a sound training the changes of q, k and v are alike. Many steps of weight decay add rounding errors to q and k.
-    if v < 3 * rounding or q_and_k > max(rounding, v / 20):
-        return []
-    meaning = (
-        f"in all {len(names)} layers q and k are those of {base}, and v is not: this model was fine-tuned with a corrupted "
-        "rotary table (transformers 5 with the published code), so without positions; or q and k were frozen on purpose"
-    )
-    mend = "fine-tune again from the base model with neobert_hf; no conversion restores what was not learned"
-    return [Finding("corrupted-rotary", listed(names), meaning, mend)]
+    if v >= 3 * rounding and q_and_k <= max(rounding, v / 20):
+        yield "corrupted-rotary", listed(names), base
 
 
-CHECKS = (
-    check_layout,
-    check_config,
-    check_sizes,
-    check_tensors,
-    check_values,
-    check_code,
-    check_json,
-    check_tokenizer,
-    check_pickles,
-    check_modules,
-)
+def changes_of_rows(own: torch.Tensor, other: torch.Tensor, heads: int) -> list[float]:
+    """Return the relative change of the rows of q, k and v, up to a common factor. Both are (H * 3 * K, D), rows by head."""
+    new, old = (
+        x.double().unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(1) for x in (own, other)
+    )  # (3, H * K * D)
+    square = old.square().sum(1, keepdim=True)
+    square = square.where(square > 0, 1.0)
+    rest = new - (new * old).sum(1, keepdim=True) / square * old
+    return (rest.square().sum(1, keepdim=True) / square).sqrt().flatten().tolist()
 
 
 def report_lines(report: dict[str, Any]) -> Iterator[str]:
@@ -547,5 +479,4 @@ def report_lines(report: dict[str, Any]) -> Iterator[str]:
     result = ", ".join(f"{count} {kind}{'s' * (count > 1)}" for kind, count in counts.items()) or "nothing found"
     size = f", {report['num_tensors']} tensors, {report['num_parameters']:,} numbers, {', '.join(report['dtypes'])}"
     lines += [f"{report['source']}: {result}; layout {report['layout']}" + size * bool(report["num_tensors"])]
-    for line in lines:
-        yield "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in line)
+    return map(printable, lines)

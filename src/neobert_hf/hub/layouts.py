@@ -1,16 +1,19 @@
-"""What a folder of weights is: its layout, and the place of each tensor, from file names and safetensors headers only.
+"""What a folder of weights is: its layout, its tensors and their shapes, from file names and safetensors headers only.
 
-Nothing is built and no weights are read, so a folder of any size takes milliseconds. A pickle is recognised and not opened.
+No weights are read, so a folder of any size takes milliseconds. A pickle is recognised and not opened.
 """
 
-import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from safetensors import safe_open
 
 from ..files.trust import read_json
+from ..model import modeling_neobert
+from ..model.modeling_neobert import NeoBERTModel, NeoBERTPreTrainedModel
 from ..model.weight_files_neobert import check_names, explain_damaged_file, read_index
 
 WEIGHTS = "model.safetensors"
@@ -18,16 +21,23 @@ INDEX = "model.safetensors.index.json"
 # Without a safetensors file: names of pickled weights, of PyTorch, of the published training code, and of DeepSpeed.
 PICKLE = re.compile(r"(state_dict|.*model.*)\.(bin|pt|pth|ckpt)")
 DEEPSPEED = "*_model_states.pt"
+# The types of trained weights, as safetensors names them.
+FLOATS = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+BLOCK = re.compile(r"model\.transformer_encoder\.(\d+)\..+")
 
 
 class StoredTensor(NamedTuple):
-    """Where a tensor lies: bytes `start` to `end` of `file`, row by row; `dtype` as safetensors names it, such as F32."""
+    """A tensor in a safetensors file; `dtype` as safetensors names it, such as F32, and `name` as the file has it."""
 
     dtype: str
     shape: tuple[int, ...]
     file: Path
-    start: int
-    end: int
+    name: str
+
+    def read(self) -> torch.Tensor:
+        """Return its numbers, of `shape`."""
+        with safe_open(self.file, "pt") as stream:
+            return stream.get_tensor(self.name)
 
 
 class Checkpoint(NamedTuple):
@@ -44,7 +54,7 @@ class Checkpoint(NamedTuple):
             - `pickle`: pickled weights; `deepspeed`: the states of a training with DeepSpeed;
             - `other`: tensors of another model.
         config: Content of config.json; empty if there is none.
-        tensors: Place of each tensor, by its name in the file; empty for pickles.
+        tensors: The tensors by their names in the files; empty for pickles.
         files: The files that hold the weights.
     """
 
@@ -63,28 +73,22 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         OSError: It holds no weights, a file is damaged, or an index names a file that is missing or outside the folder.
     """
     config = read_config(folder)
-    files = _safetensors_files(folder)
-    if files:
-        headers = [read_header(file) for file in files]
-        check_names((name, str(tensor.file)) for header in headers for name, tensor in header.items())
-        tensors = {name: tensor for header in headers for name, tensor in header.items()}
+    if files := _safetensors_files(folder):
+        stored = [tensor for file in files for tensor in read_header(file).values()]
+        check_names((tensor.name, str(tensor.file)) for tensor in stored)
+        tensors = {tensor.name: tensor for tensor in stored}
         return Checkpoint(folder, _layout(config, tensors), config, tensors, files)
-    pickles = sorted(
-        file
-        for file in folder.glob("*")
-        if PICKLE.fullmatch(file.name) and not file.match(DEEPSPEED) and file.is_file()
-    )
-    if pickles:
-        return Checkpoint(folder, "pickle", config, {}, tuple(pickles))
-    states = _deepspeed_files(folder)
-    if not states and (shards := sorted(file.name for file in folder.glob("*.safetensors"))):
+    named = [file for file in sorted(folder.glob("*")) if PICKLE.fullmatch(file.name) and file.is_file()]
+    if pickles := tuple(file for file in named if not file.match(DEEPSPEED)):
+        return Checkpoint(folder, "pickle", config, {}, pickles)
+    if states := _deepspeed_files(folder):
+        return Checkpoint(folder, "deepspeed", config, {}, states)
+    if shards := sorted(file.name for file in folder.glob("*.safetensors")):
         raise OSError(f"{folder} holds {shards[0]}, and {INDEX}, which names the files, is missing; download it too")
-    if not states:
-        raise OSError(
-            f"{folder} holds no weights; give a folder with {WEIGHTS}, {INDEX}, pytorch_model.bin, state_dict.pt, or the "
-            f"{DEEPSPEED} of DeepSpeed"
-        )
-    return Checkpoint(folder, "deepspeed", config, {}, states)
+    raise OSError(
+        f"{folder} holds no weights; give a folder with {WEIGHTS}, {INDEX}, pytorch_model.bin, state_dict.pt, or the "
+        f"{DEEPSPEED} of DeepSpeed"
+    )
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -101,45 +105,56 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_header(file: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a safetensors file.
+    """Return the tensors of a safetensors file by name.
 
     Raises:
         OSError: The file is truncated, or its header is damaged. Damaged numbers are not seen: the format has no checksum.
     """
-    with explain_damaged_file(file), safe_open(file, "np"):  # checks the header against the size of the file
-        pass
-    with file.open("rb") as stream:
-        size = int.from_bytes(stream.read(8), "little")
-        header = json.loads(stream.read(size))
-    header.pop("__metadata__", None)
-    first = 8 + size
-    return {
-        name: StoredTensor(entry["dtype"], tuple(entry["shape"]), file, *(first + end for end in entry["data_offsets"]))
-        for name, entry in header.items()
-    }
+    with explain_damaged_file(file), safe_open(file, "pt") as stream:
+        slices = {name: stream.get_slice(name) for name in stream.keys()}  # noqa: SIM118  (it is no dict)
+        return {name: StoredTensor(s.get_dtype(), tuple(s.get_shape()), file, name) for name, s in slices.items()}
+
+
+def stored_sizes(tensors: Mapping[str, StoredTensor | torch.Tensor]) -> dict[str, int]:
+    """Return the sizes of a model as its tensors have them, by the names in the config.
+
+    Args:
+        tensors: Tensors by their published names.
+    """
+    sizes = {}
+    embedding = tensors.get("model.encoder.weight")
+    if embedding is not None and len(embedding.shape) == 2:
+        sizes["vocab_size"], sizes["hidden_size"] = embedding.shape
+    last = max((int(found[1]) for name in tensors if (found := BLOCK.fullmatch(name))), default=-1)
+    sizes["num_hidden_layers"] = min(1 + last, len(tensors))  # the number in a name may be any
+    widths = [each.shape[1] for name, each in tensors.items() if name.endswith(".ffn.w3.weight") and each.shape[1:]]
+    if widths:
+        sizes["swiglu_width"] = max(set(widths), key=widths.count)
+    return sizes
+
+
+def class_of(architectures: list[str] | None) -> type[NeoBERTPreTrainedModel] | None:
+    """Return the class of this library that a config names first, under its own name or the published one; None for others."""
+    names = architectures if isinstance(architectures, list) else []
+    found = getattr(modeling_neobert, str(next(iter(names), "")), None)
+    is_class = isinstance(found, type) and issubclass(found, NeoBERTPreTrainedModel)
+    return found if is_class and found is not NeoBERTPreTrainedModel else None
+
+
+def expected_shapes(model: NeoBERTPreTrainedModel) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each parameter by its published name; the model may be on the device meta, without numbers."""
+    prefix = "model." if isinstance(model, NeoBERTModel) else ""
+    return {f"{prefix}{name}": tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
 def _safetensors_files(folder):
     """The files that transformers reads: the single file, otherwise those of the index."""
     if (folder / WEIGHTS).is_file():
         return (folder / WEIGHTS,)
-    if not (folder / INDEX).is_file():
-        return ()
-    weight_map = read_index(folder / INDEX)
-    files = tuple(folder / name for name in sorted(set(weight_map.values())))
-    for file in files:
-        if not file.is_file():
-            raise OSError(
-                f"{folder / INDEX} names {file.name}, which is missing; download or copy the checkpoint again"
-            )
-        held = read_header(file).keys()
-        lost = sorted(name for name, shard in weight_map.items() if shard == file.name and name not in held)
-        if lost:
-            raise OSError(
-                f"{folder / INDEX} names {len(lost)} tensors that {file.name} lacks (first: {lost[0]}); download or copy the "
-                "checkpoint again"
-            )
-    return files
+    names = set(read_index(folder / INDEX).values()) if (folder / INDEX).is_file() else ()
+    if lost := [name for name in names if not (folder / name).is_file()]:
+        raise OSError(f"{folder / INDEX} names {lost[0]}, which is missing; download or copy the checkpoint again")
+    return tuple(folder / name for name in sorted(names))
 
 
 def _deepspeed_files(folder):

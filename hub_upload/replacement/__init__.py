@@ -18,18 +18,16 @@ import jinja2
 from huggingface_hub import snapshot_download
 from transformers.dynamic_module_utils import custom_object_save
 
-from ..files.trust import DATA_FILES, read_json
-from ..model import modeling_neobert
-from ..model.configuration_neobert import NeoBERTConfig
-from ..model.modeling_neobert import AUTO_CLASSES, NeoBERTModel
-from .pull_requests import PullRequest, check_id, explained
-from .verify import verify
+from neobert_hf import AUTO_CLASSES, NeoBERTConfig, NeoBERTModel
+from neobert_hf.files.trust import DATA_FILES, read_json
+from neobert_hf.hub import verify
 
-TEXT = Path(__file__).with_name("drop_in.md")
-MEASURED = Path(__file__).parents[3] / "benchmarks/results/drop_in.md"  # in a clone of this repository
+TEXT = Path(__file__).with_name("pull_request.md")
+MEASURED = Path(__file__).parents[2] / "benchmarks/results/drop_in.md"
 TITLE = "Model code that works with transformers 5"
 IMPORT = re.compile(r"^\s*(?:from|import)\s+\.*(\w+)", re.MULTILINE)
 NOT_NAMING = ("tokenizer.json", "vocab.json", "*.index.json")  # they name no code, and may hold any word
+PUBLISHED = {"NeoBERT", "NeoBERTLMHead"}  # names of the published code that are not ours
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class Replacement:
     """What `replace_code` did to a folder.
 
     Attributes:
-        written: Files by name: our code, config.json, and the old names.
+        written: Names of files: our code, config.json, and the old names.
         aliases: Those of them that list old names.
         deleted: Names of the files that are no longer needed.
         kept: Names of other code that a JSON file of the folder names, so that loading the folder runs it.
@@ -45,7 +43,7 @@ class Replacement:
         new_classes: Auto classes that the folder lacked.
     """
 
-    written: dict[str, Path]
+    written: list[str]
     aliases: list[str]
     deleted: list[str]
     kept: list[str]
@@ -53,7 +51,7 @@ class Replacement:
     new_classes: list[str]
 
 
-def plan_drop_in(repo_id: str, folder: Path, trust_remote_code: bool = False) -> PullRequest:
+def plan_drop_in(repo_id: str, folder: Path, trust_remote_code: bool = False) -> dict[str, Any]:
     """Replace the code in a copy of a repository, try it on the weights, and plan the pull request.
 
     Args:
@@ -61,14 +59,15 @@ def plan_drop_in(repo_id: str, folder: Path, trust_remote_code: bool = False) ->
         folder: Empty folder for the copy.
         trust_remote_code: Run code that the repository keeps, such as that of a tokenizer, in the trial.
 
+    Returns:
+        Folder, files, title, text, deleted files and parent commit of the pull request.
+
     Raises:
         ValueError: The repository is not in the published layout, does not load with our code, or keeps code of its own that
             may not run.
         OSError: It cannot be read.
     """
-    check_id(repo_id)
-    with explained(repo_id):
-        snapshot = Path(snapshot_download(repo_id, allow_patterns=[*DATA_FILES, "*.py"]))
+    snapshot = Path(snapshot_download(repo_id, allow_patterns=[*DATA_FILES, "*.py"]))
     shutil.copytree(snapshot, folder, dirs_exist_ok=True)  # files in the place of the cache's links
     replacement = replace_code(folder, repo_id)
     if replacement.kept and not trust_remote_code:
@@ -76,7 +75,7 @@ def plan_drop_in(repo_id: str, folder: Path, trust_remote_code: bool = False) ->
             f"{repo_id} keeps {', '.join(replacement.kept)}, code of its own that would run when the result is tried; read it, "
             "and add --trust-remote-code if it may run here"
         )
-    report = verify(str(folder))
+    report = verify(folder)
     if not report["ok"]:
         raise ValueError(f"{repo_id} does not load with the code of this package: {report['error']}; nothing was sent")
     text = jinja2.Template(TEXT.read_text("utf-8"), trim_blocks=True, undefined=jinja2.StrictUndefined).render(
@@ -88,7 +87,8 @@ def plan_drop_in(repo_id: str, folder: Path, trust_remote_code: bool = False) ->
         left=sorted(file.name for file in folder.glob("*.py") if file.name not in replacement.written),
         report=report,
     )
-    return PullRequest(repo_id, TITLE, text, replacement.written, replacement.deleted, snapshot.name)
+    plan = {"folder": folder, "files": replacement.written, "title": TITLE, "text": text}
+    return plan | {"deleted": tuple(replacement.deleted), "parent_commit": snapshot.name}
 
 
 def replace_code(folder: Path, repo_id: str) -> Replacement:
@@ -115,7 +115,7 @@ def replace_code(folder: Path, repo_id: str) -> Replacement:
     names = _classes_by_file(old_map, repo_id)
     old = _reachable(names.keys() & code.keys(), code)
 
-    ours = {Path(file).name: Path(file) for file in custom_object_save(NeoBERTModel, folder)}
+    ours = {Path(file).name for file in custom_object_save(NeoBERTModel, folder)}
     auto_map = {
         name: f"{loaded.__module__.rpartition('.')[2]}.{loaded.__name__}" for name, loaded in AUTO_CLASSES.items()
     }
@@ -123,19 +123,19 @@ def replace_code(folder: Path, repo_id: str) -> Replacement:
     changed = json.dumps(config, indent=2, ensure_ascii=False) + "\n" * text.endswith("\n")
     (folder / "config.json").write_text(changed, "utf-8")
 
-    named = (_named_files(folder, repo_id) & code.keys()) - ours.keys()
+    named = (_named_files(folder, repo_id) & code.keys()) - ours
     kept = _reachable((code.keys() - old) | named, code)
-    aliases = sorted(names.keys() & code.keys() - kept - ours.keys())
+    aliases = sorted(names.keys() & code.keys() - kept - ours)
     for name in aliases:
         (folder / name).write_text(
             '"""The names of modeling_neobert.py, for configs that name this file in their auto_map."""\n\n'
             f"from .modeling_neobert import {', '.join(sorted(names[name]))}\n",
             "utf-8",
         )
-    deleted = sorted(old - kept - ours.keys() - set(aliases))
+    deleted = sorted(old - kept - ours - set(aliases))
     for name in deleted:
         (folder / name).unlink()
-    written = ours | {name: folder / name for name in ("config.json", *aliases)}
+    written = sorted({"config.json", *ours, *aliases})
     old_code = "\n".join(code[name] for name in sorted(old))
     new_classes = [name for name in auto_map if name not in old_map]
     return Replacement(written, aliases, deleted, sorted(named), old_code, new_classes)
@@ -153,7 +153,7 @@ def _classes_by_file(auto_map: dict[str, Any], repo_id: str) -> dict[str, set[st
             continue
         place, _, path = str(reference).rpartition("--")
         module, _, name = path.partition(".")
-        if not hasattr(modeling_neobert, name):
+        if name not in PUBLISHED.union(each.__name__ for each in AUTO_CLASSES.values()):
             raise ValueError(
                 f"config.json of {repo_id} names {reference} for {auto_class}, a class that this package does not have; "
                 "its own code would be lost, so it is not replaced"
