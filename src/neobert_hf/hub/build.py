@@ -28,12 +28,11 @@ from ..model.configuration_neobert import NeoBERTConfig
 from ..model.modeling_neobert import AUTO_CLASSES
 from ..runs.record import RECORD
 from .card import CARD, write_card
-from .layouts import FLOATS, class_of, read_checkpoint, read_config
+from .layouts import class_of, read_config
 
 if TYPE_CHECKING:
     from sentence_transformers.base.model import BaseModel
 
-CONTEXTUAL = "contextual_neobert"  # the model type of contextual embedding models
 KINDS = ("SentenceTransformer", "SparseEncoder", "MultiVectorEncoder", "CrossEncoder")
 # What a folder that is replaced may hold: files of a published model.
 REPLACEABLE = (
@@ -85,17 +84,16 @@ def build(
     folder = resolve(model)
     network, dtype = load_model(folder, str(model)), AutoConfig.from_pretrained(folder).dtype
     embedder = load_embedder(folder, str(model))
-    loaded_tokenizer = load_tokenizer(str(tokenizer or folder), read_config(folder).get("vocab_size"))
+    loaded_tokenizer = load_tokenizer(str(tokenizer or folder), network.config.vocab_size)
 
     out.parent.mkdir(parents=True, exist_ok=True)
     with saving(out), tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as beside:
         built, before = Path(beside, "new"), Path(beside, "old")
         if embedder is not None:
-            stored = next(iter(read_checkpoint(folder).tensors.values())).dtype
-            embedder[0].to(FLOATS[stored])  # other modules stay in float32: their stored numbers may need it
+            embedder[0].to(network.dtype)  # other modules stay in float32: their stored numbers may need it
             embedder.save_pretrained(str(built), create_model_card=False)
-        if network is not None and (embedder is None or type(embedder[0].model) is not type(network)):
-            network.save_pretrained(built)  # an embedder lacks the head of a masked model
+        if embedder is None or type(embedder[0].model) is not type(network):  # it lacks the head of a masked model
+            network.save_pretrained(built)
         loaded_tokenizer.save_pretrained(built)
         config, name = read_json(built / "config.json"), str(dtype).removeprefix("torch.")
         if dtype is not None and config.get("dtype") != name:  # it is loaded in another dtype than the stored one
@@ -149,15 +147,12 @@ def check_target(out: Path, overwrite: bool) -> None:
         )
 
 
-def load_model(folder: Path, source: str) -> PreTrainedModel | None:
+def load_model(folder: Path, source: str) -> PreTrainedModel:
     """Load a checkpoint to publish, in the class that its config names and the dtype in which it is stored.
 
     Args:
         folder: Its folder.
         source: Its name, for messages.
-
-    Returns:
-        The model; None if it is a contextual one, which is a part of an embedding model only.
 
     Raises:
         ValueError: It is not a NeoBERT, or is an adapter.
@@ -170,8 +165,6 @@ def load_model(folder: Path, source: str) -> PreTrainedModel | None:
         )
     stored = read_config(folder)  # the class of another model may refuse this config before its type is known
     names, kind = stored.get("architectures") or ["NeoBERTForMaskedLM"], stored.get("model_type")
-    if kind == CONTEXTUAL and (folder / "modules.json").exists():
-        return None
     model_class = class_of(names)
     if kind != NeoBERTConfig.model_type or model_class is None:
         name = names[0] if isinstance(names, list) else names
