@@ -380,24 +380,25 @@ def test_the_published_layout_has_only_remarks_on_what_is_not_in_the_folder(name
     assert report["is_clean"] and codes(report, "remark") == {"code-missing", "tokenizer-missing"}
 
 
-def test_nothing_is_found_in_a_build_in_shards_a_quantized_model_and_an_adapter(good, checkpoint, tokenizer, tmp_path):
-    built = build(good, tmp_path / "built")
-    NeoBERTForMaskedLM.from_pretrained(good).save_pretrained(tmp_path / "shards", max_shard_size="20kB")
-    shutil.copytree(good, tmp_path / "quantized")
-    all_of(config(quantization_config={"quant_method": "torchao"}), INTEGERS)(tmp_path / "quantized")
+def test_nothing_is_found_in_a_build_in_shards_a_contextual_and_a_quantized_model_and_an_adapter(
+    good, tokenizer, tmp_path
+):
+    build(good, tmp_path / "published")
+    NeoBERTForMaskedLM.from_pretrained(good).save_pretrained(tmp_path / "published in shards", max_shard_size="20kB")
+    tokenizer.save_pretrained(tmp_path / "published in shards")
+    changes = {
+        "contextual": config(model_type="contextual_neobert"),
+        "published and quantized": all_of(config(quantization_config={"quant_method": "torchao"}), INTEGERS),
+    }
+    for name, change in changes.items():
+        change(shutil.copytree(good, tmp_path / name))
     (tmp_path / "adapter").mkdir()
-    save_file(
-        {"base_model.model.model.wo.lora_A.weight": torch.ones(2, 2)},
-        tmp_path / "adapter/adapter_model.safetensors",
-    )
+    weight = {"base_model.model.model.wo.lora_A.weight": torch.ones(2, 2)}
+    save_file(weight, tmp_path / "adapter/adapter_model.safetensors")
     (tmp_path / "adapter/adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "org/base"}))
-    tokenizer.save_pretrained(tmp_path / "shards")
-    layouts = {}
-    for folder in (built, *(tmp_path / name for name in ("shards", "quantized", "adapter"))):
+    for folder in tmp_path.iterdir():
         report = examine(folder)
-        assert report["findings"] == [], report["findings"]
-        layouts[folder.name] = report["layout"]
-    assert layouts["adapter"] == "adapter"
+        assert report["findings"] == [] and report["layout"] == folder.name.split()[0], report["findings"]
 
 
 def test_remarks_leave_a_folder_clean(good, tmp_path):

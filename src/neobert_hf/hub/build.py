@@ -28,7 +28,7 @@ from ..files.writing import saving, write_json
 from ..model.configuration_neobert import NeoBERTConfig
 from ..model.modeling_neobert import AUTO_CLASSES
 from .card import CARD, write_card
-from .layouts import FLOATS, class_of, read_checkpoint, read_config
+from .layouts import class_of, read_config
 
 if TYPE_CHECKING:
     from sentence_transformers.base.model import BaseModel
@@ -86,17 +86,16 @@ def build(
     folder = resolve(model)
     network, dtype = load_model(folder, str(model)), AutoConfig.from_pretrained(folder).dtype
     embedder = load_embedder(folder, str(model))
-    loaded_tokenizer = load_tokenizer(str(tokenizer or folder), read_config(folder).get("vocab_size"))
+    loaded_tokenizer = load_tokenizer(str(tokenizer or folder), network.config.vocab_size)
 
     out.parent.mkdir(parents=True, exist_ok=True)
     with saving(out), tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as beside:
         built, before = Path(beside, "new"), Path(beside, "old")
         if embedder is not None:
-            stored = next(iter(read_checkpoint(folder).tensors.values())).dtype
-            embedder[0].to(FLOATS[stored])  # other modules stay in float32: their stored numbers may need it
+            embedder[0].to(network.dtype)  # other modules stay in float32: their stored numbers may need it
             embedder.save_pretrained(str(built), create_model_card=False)
-        if embedder is None or type(embedder[0].model) is not type(network):
-            network.save_pretrained(built)  # an embedder lacks the head of a masked model
+        if embedder is None or type(embedder[0].model) is not type(network):  # it lacks the head of a masked model
+            network.save_pretrained(built)
         loaded_tokenizer.save_pretrained(built)
         config, name = read_json(built / "config.json"), str(dtype).removeprefix("torch.")
         if dtype is not None and config.get("dtype") != name:  # it is loaded in another dtype than the stored one
