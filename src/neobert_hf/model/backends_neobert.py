@@ -1,6 +1,5 @@
 """The table of attention backends (`BACKENDS`) and `choose_backend`, which selects one."""
 
-import os
 from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
@@ -16,7 +15,6 @@ from .attention_neobert import (
     attend_sdpa,
     attend_varlen,
     attend_xformers,
-    find_xformers,
     has_flash_attention,
     has_varlen,
     loading_error,
@@ -116,8 +114,8 @@ BACKENDS = {
         max_head_width=256,
         make_mask=make_xformers_mask,
         is_automatic=True,
-        is_installed=lambda: find_xformers() is not None,
-        remedy="pip install 'xformers>=0.0.35' beside a torch>=2.10 for CUDA 12, because its kernels need libcudart.so.12",
+        is_installed=lambda: not loading_error("xformers"),
+        remedy="pip install 'xformers>=0.0.35'",
     ),
     "cpu_tiled": Backend(
         attend_cpu_tiled,
@@ -158,16 +156,6 @@ def check_installed(implementation: str) -> None:
 def is_own_backend(implementation: str) -> bool:
     """Whether a backend is in the table but not in transformers' registry, so that transformers cannot check it."""
     return implementation in BACKENDS and BACKENDS[implementation].attend is not attend_registry
-
-
-def missing_backend_message(implementation: str, error: Exception) -> str:
-    """The message for an implementation that transformers cannot load: its error, and what to do."""
-    backend = find_backend(implementation)
-    remedy = backend.remedy or "install the package that the error names"
-    return (
-        f"attn_implementation={implementation!r} cannot run here{_missing_gpu(backend)}: {error} Solution: {remedy}; choose "
-        f"{', '.join(map(repr, BACKENDS))}; or omit it to use the best backend that is installed"
-    )
 
 
 class Situation(NamedTuple):
@@ -211,56 +199,37 @@ def choose_backend(implementation: str, situation: Situation, need_weights: bool
         return _best_backend(*situation)
     if reason := _unsupported_reason(implementation, *situation):
         check_installed(implementation)
-        raise ValueError(f"attn_implementation={implementation!r} {reason}, or omit it to use the best backend")
+        raise ValueError(
+            f"attn_implementation={implementation!r} {reason}; choose 'sdpa', or omit it to use the best backend"
+        )
     return implementation
 
 
 @torch.compiler.assume_constant_result  # the compiler must not trace this function
 def _unsupported_reason(implementation, *situation):
-    """Why a backend cannot run in a situation, and what to do; an empty string if it can run."""
+    """Why a backend cannot run in a situation; an empty string if it can run."""
     backend, (devices, dtype, head_dim, is_packed, is_fast) = find_backend(implementation), situation
     if ("packed" if is_packed else "dense") not in backend.layouts:
-        return (
-            "supports packed sequences only; for a 4-D mask, unpad_inputs=False, or a padding mask while compiling, choose "
-            "'sdpa' or 'eager'"
-        )
+        return "supports packed sequences only, not a 4-D mask, unpad_inputs=False, or a padding mask while compiling"
     for device in devices:
         if backend.devices and device.type not in backend.devices:
-            return f"runs on {', '.join(backend.devices).upper()}, not on {device.type}{_missing_gpu(backend)}; choose 'sdpa'"
+            return f"runs on {', '.join(backend.devices).upper()}, not on {device.type}"
     if backend.capabilities and dtype not in backend.capabilities:
-        return (
-            f"supports {' or '.join(str(known).removeprefix('torch.') for known in backend.capabilities)}, not {dtype}; "
-            "load the model with dtype=torch.bfloat16, use autocast, choose 'sdpa'"
-        )
+        known = " or ".join(str(each).removeprefix("torch.") for each in backend.capabilities)
+        return f"supports {known}, not {dtype}; load the model with dtype=torch.bfloat16, use autocast"
     if backend.is_for_inference and not (is_fast and onednn_is_best(dtype)):
-        return (
-            f"requires inference on a CPU with fast products in {dtype}; call model.eval() and use torch.inference_mode(), "
-            "choose 'sdpa'"
-        )
+        return f"requires inference on a CPU with fast products in {dtype}; call model.eval() and use torch.inference_mode()"
     if head_dim % backend.head_multiple or head_dim > (backend.max_head_width or head_dim):
-        return (
-            f"requires a head width that is a multiple of {backend.head_multiple} and at most {backend.max_head_width}, not "
-            f"{head_dim}; choose 'sdpa'"
-        )
+        limits = f"a multiple of {backend.head_multiple} and at most {backend.max_head_width}"
+        return f"requires a head width that is {limits}, not {head_dim}"
     for gpu in (device for device in devices if device.type == "cuda" and backend.capabilities):
         lowest, highest = backend.capabilities[dtype]
         found = torch.cuda.get_device_capability(gpu)
         if not lowest <= found <= highest:
             limit = "at least {}.{}".format(*lowest) if found < lowest else "at most {}.{}".format(*highest)
-            return (
-                f"requires a CUDA capability of {limit} for {dtype}, but {gpu} has {found[0]}.{found[1]}; choose 'sdpa'"
-            )
+            return f"requires a CUDA capability of {limit} for {dtype}, but {gpu} has {found[0]}.{found[1]}"
     # the last check, because it imports the package
     return "" if backend.is_installed() else "is not installed"
-
-
-def _missing_gpu(backend):
-    """What an error says if a backend needs a GPU and torch finds none; else an empty string."""
-    if "cuda" not in backend.devices or torch.accelerator.is_available():
-        return ""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    setting = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible!r})"
-    return f", and torch {torch.__version__} finds no GPU{setting}"
 
 
 @torch.compiler.assume_constant_result

@@ -182,37 +182,22 @@ def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def check_tokens(
-    input_ids: torch.Tensor | None,
-    inputs_embeds: torch.Tensor | None,
-    hidden_size: int,
-    axes: str = "rows, columns",
+    input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, hidden_size: int, axes: str = "rows, columns"
 ) -> torch.Tensor:
-    """Return `input_ids` or `inputs_embeds`, whichever is given.
-
-    Args:
-        input_ids: (B, L) token ids.
-        inputs_embeds: (B, L, D) embeddings in place of `input_ids`.
-        hidden_size: D of the model.
-        axes: Names of the axes before D.
+    """Return `input_ids` (B, L) or `inputs_embeds` (B, L, D), whichever is given; `axes` names the axes before D.
 
     Raises:
         ValueError: Both or neither is given, or the shape is wrong.
     """
     if (input_ids is None) == (inputs_embeds is None):
-        given = (
-            "neither input_ids nor inputs_embeds is" if input_ids is None else "both input_ids and inputs_embeds are"
-        )
-        raise ValueError(f"{given} given; give exactly one of them")
-    num_axes = axes.count(",") + 1
-    if input_ids is not None:
-        if input_ids.ndim != num_axes:
-            raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}; it must be ({axes})")
-        return input_ids
-    if inputs_embeds.ndim != num_axes + 1 or inputs_embeds.shape[-1] != hidden_size:
-        raise ValueError(
-            f"inputs_embeds has shape {tuple(inputs_embeds.shape)}; it must be ({axes}, hidden_size={hidden_size})"
-        )
-    return inputs_embeds
+        given = "neither input_ids nor inputs_embeds" if input_ids is None else "both input_ids and inputs_embeds"
+        raise ValueError(f"{given} is given; give exactly one of them")
+    name, tokens = "input_ids", input_ids
+    if tokens is None:
+        name, tokens, axes = "inputs_embeds", inputs_embeds, f"{axes}, hidden_size={hidden_size}"
+    if tokens.ndim != axes.count(",") + 1 or (input_ids is None and tokens.shape[-1] != hidden_size):
+        raise ValueError(f"{name} has shape {tuple(tokens.shape)}; it must be ({axes})")
+    return tokens
 
 
 def make_layout(
@@ -352,9 +337,9 @@ def _check_shapes(shape, attention_mask, boundaries):
     if 0 in shape:
         raise ValueError(f"input of {shape[0]} rows and {shape[1]} columns is empty; give at least one token")
     if attention_mask is not None and (boundaries.cu_seq_lens or boundaries.seq_idx is not None):
+        name = "cu_seq_lens" if boundaries.cu_seq_lens else "seq_idx"
         raise ValueError(
-            f"both {'cu_seq_lens' if boundaries.cu_seq_lens else 'seq_idx'} and attention_mask are given; packed rows have no "
-            "padding, so omit attention_mask"
+            f"both {name} and attention_mask are given; packed rows have no padding, so omit attention_mask"
         )
     if boundaries.cu_seq_lens and shape[0] != 1:
         raise ValueError(
@@ -445,16 +430,11 @@ def _check_ids(id_range, vocab_size):
 
 
 def _check_mask(mask, is_invalid, is_real):
-    if is_invalid and mask.ndim == 2:
-        raise ValueError(
-            f"the 2-D attention_mask of {mask.dtype} contains values other than 0 and 1; it must be 1 at tokens and "
-            "0 at padding. If it is additive, with 0 and -inf, give `attention_mask == 0`"
-        )
     if is_invalid:
         raise ValueError(
-            f"the 4-D attention_mask of {mask.dtype} contains invalid values: a bool or integer mask must be 1 where "
-            "a token may attend and 0 elsewhere; a floating-point mask is added to the scores, so it must be 0 where a token may "
-            "attend and negative elsewhere"
+            f"the {mask.ndim}-D attention_mask of {mask.dtype} contains invalid values: it must be 1 where a token may attend "
+            "and 0 elsewhere, except a 4-D floating-point mask, which is added to the scores: 0 where a token may attend and "
+            "negative elsewhere. For an additive 2-D mask, give `attention_mask == 0`"
         )
     if is_real is not None and not (has_token := is_real.any(-1)).all():
         row = int((~has_token).nonzero()[0])
@@ -476,19 +456,11 @@ def _agreed(found):
 
 
 def _check_cu_seq_lens(boundaries, num_tokens):
-    if boundaries.ndim != 1 or len(boundaries) < 2:
+    is_valid = boundaries.ndim == 1 and len(boundaries) > 1 and bool((boundaries.diff() > 0).all())
+    if not is_valid or (int(boundaries[0]), int(boundaries[-1])) != (0, num_tokens):
         raise ValueError(
-            f"cu_seq_lens has shape {tuple(boundaries.shape)}; it must be 1-D: N + 1 boundaries, starting with 0"
-        )
-    first, last = int(boundaries[0]), int(boundaries[-1])
-    if first != 0 or last != num_tokens:
-        raise ValueError(
-            f"cu_seq_lens goes from {first} to {last}; it must go from 0 to {num_tokens}, the number of tokens of the row"
-        )
-    if not (is_longer := boundaries.diff() > 0).all():
-        before, after = boundaries[int(is_longer.int().argmin()) :][:2].tolist()
-        raise ValueError(
-            f"in cu_seq_lens {before} is followed by {after}; boundaries must increase, so remove empty sequences"
+            f"cu_seq_lens is {_preview(boundaries.flatten())}; it must be 1-D, begin with 0, increase from document to document "
+            f"and end with {num_tokens}, the number of tokens of the row"
         )
 
 

@@ -34,7 +34,7 @@ from transformers.utils import can_return_tuple
 
 # The loader of transformers 4.57 copies only the files that this one imports directly, so it imports all of them.
 from .attention_neobert import attend_sdpa  # noqa: F401
-from .backends_neobert import check_installed, is_own_backend, missing_backend_message
+from .backends_neobert import check_installed, is_own_backend
 from .blocks_neobert import NeoBERTBlock, RMSNorm, normalize
 from .checkpoint_neobert import (
     check_can_be_saved,
@@ -130,14 +130,11 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
             nn.init.ones_(module.weight)
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        """Resolve `attn_implementation`: None is "auto"; our own backends must be installed; transformers checks the others."""
+        """Resolve `attn_implementation`: None is "auto"; transformers checks the names in its own registry."""
         if requested_attention is None or requested_attention == "auto":
             return "auto"
         if not is_own_backend(requested_attention):
-            try:
-                requested_attention = super().get_correct_attn_implementation(requested_attention, is_init_check)
-            except (ImportError, ValueError) as error:
-                raise type(error)(missing_backend_message(requested_attention, error)) from error
+            requested_attention = super().get_correct_attn_implementation(requested_attention, is_init_check)
         check_installed(requested_attention)  # transformers finds a package whose kernels do not load
         return requested_attention
 
@@ -149,8 +146,7 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
             ValueError: The checkpoint lacks tensors of the encoder, or the weight or the bias of a head layer, or has one twice.
             OSError: The folder has no safetensors weights, or a file is damaged.
         """
-        options = kwargs.get("subfolder"), kwargs.get("use_safetensors"), kwargs.get("weights_only", True)
-        check_weight_files(pretrained_model_name_or_path, *options)
+        check_weight_files(pretrained_model_name_or_path, kwargs)
         kwargs |= {"use_safetensors": True, "output_loading_info": True}
         with explain_damaged_file(pretrained_model_name_or_path):
             model, info = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
@@ -376,13 +372,8 @@ class NeoBERTForMaskedLM(_HeadModel):
         else:
             logits = linear(self.decoder, hidden_TD, plan.kernels)
             loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
-        return NeoBERTMaskedLMOutput(
-            loss=loss,
-            logits=logits if logits is None or is_sparse else plan.layout.unflatten(logits),
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-            num_correct=num_correct,
-        )
+        logits = logits if logits is None or is_sparse else plan.layout.unflatten(logits)
+        return NeoBERTMaskedLMOutput(loss, logits, outputs.hidden_states, outputs.attentions, num_correct)
 
 
 class _PooledHead(_HeadModel):
@@ -436,12 +427,8 @@ class NeoBERTForSequenceClassification(_PooledHead):
             `loss` and `logits` (N, C).
         """
         logits, outputs = self.classify(input_ids, attention_mask, position_ids, inputs_embeds, **kwargs)
-        return SequenceClassifierOutput(
-            loss=None if labels is None else classification_loss(self.config, logits, labels, num_items_in_batch),
-            logits=logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        loss = None if labels is None else classification_loss(self.config, logits, labels, num_items_in_batch)
+        return SequenceClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
 
 class NeoBERTForMultipleChoice(_PooledHead):
@@ -481,15 +468,11 @@ class NeoBERTForMultipleChoice(_PooledHead):
             raise ValueError(
                 f"the input has {len(logits)} sequences for {num_rows} x {num_choices} choices; give each choice as one row"
             )
-        logits = logits.view(num_rows, num_choices)
+        logits, loss = logits.view(num_rows, num_choices), None
         if labels is not None:
             check_labels(labels, (num_rows,), "the index of the correct choice for each question")
-        return MultipleChoiceModelOutput(
-            loss=None if labels is None else cross_entropy(logits, labels, num_items_in_batch),
-            logits=logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+            loss = cross_entropy(logits, labels, num_items_in_batch)
+        return MultipleChoiceModelOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
 
 class NeoBERTForTokenClassification(_HeadModel):
@@ -527,12 +510,7 @@ class NeoBERTForTokenClassification(_HeadModel):
         logits_TC = self.classifier(self.dropout(outputs.last_hidden_state))
         if labels is not None:
             loss = cross_entropy(logits_TC, flatten_labels(labels, layout), num_items_in_batch)
-        return TokenClassifierOutput(
-            loss=loss,
-            logits=layout.unflatten(logits_TC),
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        return TokenClassifierOutput(loss, layout.unflatten(logits_TC), outputs.hidden_states, outputs.attentions)
 
 
 class NeoBERTForQuestionAnswering(_HeadModel):
@@ -576,13 +554,8 @@ class NeoBERTForQuestionAnswering(_HeadModel):
                 raise ValueError("start_positions and end_positions need padded rows, but the input is packed; pad it")
             is_real_BL = layout.unflatten(torch.ones_like(ends_T2[:, 0], dtype=torch.bool), fill=False)
             loss = span_loss((start_BL, end_BL), (start_positions, end_positions), is_real_BL, num_items_in_batch)
-        return QuestionAnsweringModelOutput(
-            loss=loss,
-            start_logits=start_BL.contiguous(),
-            end_logits=end_BL.contiguous(),
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        ends = start_BL.contiguous(), end_BL.contiguous()
+        return QuestionAnsweringModelOutput(loss, *ends, outputs.hidden_states, outputs.attentions)
 
 
 # The table of classes for registration, the `auto_map` of saved checkpoints, and the tests.
