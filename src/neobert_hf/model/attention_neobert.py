@@ -218,8 +218,7 @@ def attend_xformers(q_THK, k_THK, v_THK, plan):
 class _Caller(nn.Module):
     """In place of the calling module: the attributes that the attention functions of transformers read."""
 
-    is_causal = False
-    num_key_value_groups = 1
+    is_causal, num_key_value_groups = False, 1
 
     def __init__(self, implementation):
         super().__init__()

@@ -159,15 +159,7 @@ def is_own_backend(implementation: str) -> bool:
 
 
 class Situation(NamedTuple):
-    """The conditions of a forward that determine which backends can run.
-
-    Attributes:
-        devices: Devices of attention; several if `device_map` has put the blocks on several.
-        dtype: dtype of attention.
-        head_dim: Width of a head.
-        is_packed: Whether the layout is packed.
-        is_fast: Result of `runs_fast`.
-    """
+    """What determines which backends can run: devices and dtype of attention, head width, layout, result of `runs_fast`."""
 
     devices: tuple[torch.device, ...]
     dtype: torch.dtype
@@ -177,12 +169,7 @@ class Situation(NamedTuple):
 
 
 def choose_backend(implementation: str, situation: Situation, need_weights: bool = False) -> str:
-    """Choose the attention backend: the requested one, or the best one that can run if the request is "auto".
-
-    Args:
-        implementation: Requested name, or "auto".
-        situation: Devices, dtype, head width and layout of the forward.
-        need_weights: Whether probabilities are required; only eager attention returns them.
+    """Choose the attention backend: the requested one, the best one for "auto", and eager if probabilities are needed.
 
     Raises:
         ValueError: The requested backend cannot run in this situation.
@@ -191,8 +178,8 @@ def choose_backend(implementation: str, situation: Situation, need_weights: bool
     if need_weights:
         if implementation != "eager" and not torch.compiler.is_compiling():
             logger.warning_once(
-                "output_attentions=True needs attention probabilities, which only eager attention returns; this forward "
-                f"runs 'eager' instead of {implementation!r}. Set attn_implementation='eager' to avoid this warning."
+                f"output_attentions=True: this forward runs 'eager' instead of {implementation!r}, because only eager attention "
+                "returns probabilities. Set attn_implementation='eager' to avoid this warning."
             )
         return "eager"
     if implementation == "auto":
@@ -240,13 +227,10 @@ def _best_backend(*situation):
 @lru_cache
 def _find_best_backend(*situation):
     """The first backend of the table that can run; cached, so that each choice is logged once."""
-    name = next(
-        name for name, row in BACKENDS.items() if row.is_automatic and not _unsupported_reason(name, *situation)
-    )
+    automatic = (name for name, row in BACKENDS.items() if row.is_automatic)
+    name = next(name for name in automatic if not _unsupported_reason(name, *situation))
     devices, dtype, _, is_packed, is_fast = situation
-    layout = "packed" if is_packed else "padded"
-    kernels = "CPU inference" if is_fast else "standard"
-    logger.info(
-        f"NeoBERT on {', '.join(map(str, devices))} in {dtype}, {layout} layout: {name} attention, {kernels} kernels"
-    )
+    layout, kernels = "packed" if is_packed else "padded", "CPU inference" if is_fast else "standard"
+    places = ", ".join(map(str, devices))
+    logger.info(f"NeoBERT on {places} in {dtype}, {layout} layout: {name} attention, {kernels} kernels")
     return name

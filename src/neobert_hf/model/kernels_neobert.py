@@ -1,14 +1,11 @@
 """CPU inference kernels, each next to its reference implementation.
 
 `runs_fast` decides once per forward whether they run. They are fast for these reasons:
-- There are few operations: for a sentence of 16 tokens, the overhead of small operations takes as long as the arithmetic.
+- Few operations: for a sentence of 16 tokens, the overhead of small operations takes as long as the arithmetic.
 - Matrix products run in oneDNN, which is part of torch, if it is faster than the library behind `F.linear`.
-- Temporary tensors are few and small enough for the cache, because allocation costs more than arithmetic here.
-- Arithmetic is in place, but only on tensors that the function itself made. Inputs and outputs of modules never change, so
-  a hook may keep them.
+- Few temporary tensors, small enough for the cache. Arithmetic is in place, but only on tensors that the function itself made:
+  inputs and outputs of modules never change, so a hook may keep them.
 - Attention in bf16 works on blocks of scores, in base 2, and divides by the sum of the weights at the end.
-
-`inference_copy` makes a model whose weights are stored for these products (inference_neobert.py).
 
 Axes: `T` tokens, `D` width, `H` heads, `K` head width, `F` feed-forward, `N` sequences of one length `L`.
 """
@@ -76,11 +73,6 @@ def has_own_hooks(module: nn.Module) -> bool:
     )
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Matrix products
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 def choose_kernels(dtype: torch.dtype, num_tokens: int) -> str:
     """The library of the matrix products, "torch" or "onednn"; "plain" in a plan stands for the reference implementations."""
     return "onednn" if onednn_is_best(dtype, num_tokens) else "torch"
@@ -134,7 +126,7 @@ def in_few_shapes(multiply: Callable[[torch.Tensor], torch.Tensor], x: torch.Ten
 
 
 def multiply_by_onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x (T, in) times the transpose of `weight` (out, in), plus the bias; the weight may be in the order of oneDNN."""
+    """x (T, in) times the transpose of `weight` (out, in), plus the bias; the weight may be in oneDNN's order."""
     return in_few_shapes(lambda rows: TORCH.onednn_linear(rows, weight, bias, "none", [], ""), x)
 
 
@@ -230,11 +222,6 @@ class _WithoutGradient(torch.autograd.Function):
         raise ValueError(f"an inference copy has no gradients; to train, {COPY_REMEDY}")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Norm
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 def rms_norm(x_TD: torch.Tensor, norm: nn.RMSNorm) -> torch.Tensor:
     """norm(x) in fp32, rounded once, at the end."""
     wide_TD = x_TD.float()
@@ -242,11 +229,6 @@ def rms_norm(x_TD: torch.Tensor, norm: nn.RMSNorm) -> torch.Tensor:
     scale = torch.addcmul(_scalar(norm.eps), length, length, value=1 / x_TD.shape[-1]).rsqrt_()
     out_TD = wide_TD * scale if wide_TD is x_TD else wide_TD.mul_(scale)
     return out_TD.mul_(norm.weight.float()).to(norm.weight.dtype)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Attention
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def tiled_attention(

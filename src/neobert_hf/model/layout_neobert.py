@@ -328,11 +328,6 @@ def _find_first(name, values, is_real=None):
     return is_real & ((rank == 1) | (values <= by_rank.gather(-1, (rank - 1).clamp(min=0))))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Checks of shapes, and of values on one copy to the host
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 def _check_shapes(shape, attention_mask, boundaries):
     if 0 in shape:
         raise ValueError(f"input of {shape[0]} rows and {shape[1]} columns is empty; give at least one token")

@@ -106,13 +106,10 @@ def span_loss(logits: tuple, positions: tuple, is_real_BL: torch.Tensor, num_ite
 
     Args:
         logits: Start and end logits, (B, L) each.
-        positions: Start and end columns, (B,) each; a column outside 0 to L - 1 marks a truncated answer. It is ignored, and so
-            is a column of padding.
+        positions: Start and end columns, (B,) each. A column outside 0 to L - 1, of a truncated answer, is ignored, and so is one
+            of padding.
         is_real_BL: (B, L) bool, True at tokens that are not padding.
         num_items_in_batch: From Trainer.
-
-    Raises:
-        ValueError: The positions do not have the shape (B,).
     """
     losses = []
     for logits_BL, columns in zip(logits, positions):

@@ -80,13 +80,9 @@ def has_bf16_instructions() -> bool:
 def bf16_is_fastest() -> bool:
     """Whether bf16 products are faster than fp32 products on this CPU.
 
-    Intel processors since Sapphire Rapids have fast bf16 products in AMX only, and a virtual machine can hide AMX. What remains,
-    AVX512-BF16, is 0.6 times as fast as fp32 there (docs/benchmarks.md, "The fastest dtype"). These processors have
-    AVX512-FP16; Cooper Lake, which was not measured, has not. A torch without `torch.cpu.get_capabilities` cannot tell; bf16 then
-    counts as faster.
-
-    Raises:
-        ValueError: As `has_bf16_instructions`.
+    Intel processors since Sapphire Rapids, which have AVX512-FP16, have fast bf16 products in AMX only, and a virtual machine can
+    hide AMX. What remains is 0.6 times as fast as fp32 (docs/benchmarks.md, "The fastest dtype"). A torch without
+    `torch.cpu.get_capabilities` cannot tell; bf16 then counts as faster.
     """
     has_instructions = has_bf16_instructions()
     if not has_instructions or os.environ.get("NEOBERT_CPU_BF16"):
