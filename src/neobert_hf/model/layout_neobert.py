@@ -235,8 +235,8 @@ def make_layout(
         return _packed_layout(shape, device, position_ids, cu_seq_lens, max(lengths), lengths, is_real_on_host)
     if boundaries.max_length is None:
         raise ValueError(
-            "max_length_q is missing; while compiling and with trust_boundaries=True the values of cu_seq_lens are "
-            "not read, so give max_length_q as an integer"
+            "max_length_q is missing; compiled, and with trust_boundaries=True, the values of cu_seq_lens are not read, so give "
+            "max_length_q as an integer"
         )
     cu_seq_lens = next(iter(boundaries.cu_seq_lens.values())).int()
     return _packed_layout(shape, device, position_ids, cu_seq_lens, boundaries.max_length)
@@ -256,15 +256,8 @@ def _packed_layout(shape, device, position_ids, cu_seq_lens, max_length, lengths
         num_tokens = shape[0] * shape[1]  # len() of a tensor would make it a constant of an exported graph
         tokens = torch.arange(num_tokens, device=device)
         position_ids = tokens - cu_seq_lens[sequence_of_each_token(cu_seq_lens, num_tokens)].long()
-    return SequenceLayout(
-        shape=shape,
-        position_ids=position_ids,
-        first_tokens=cu_seq_lens[:-1].long(),
-        cu_seq_lens=cu_seq_lens,
-        lengths=lengths,
-        max_length=max_length,
-        indices=indices,
-    )
+    first_tokens = cu_seq_lens[:-1].long()
+    return SequenceLayout(shape, position_ids, first_tokens, cu_seq_lens, lengths, max_length, indices)
 
 
 def _dense_layout(shape, device, attention_mask, boundaries, starts, is_real_on_host):
@@ -303,14 +296,9 @@ def _dense_layout(shape, device, attention_mask, boundaries, starts, is_real_on_
         if is_real is not None:
             # padding must not hold the largest position of its row
             position_ids = position_ids.masked_fill(~is_real, 0)
-    return SequenceLayout(
-        shape=shape,
-        position_ids=(columns if position_ids is None else position_ids).reshape(-1),
-        first_tokens=first_tokens,
-        max_length=None if starts is None else int(starts.diff().max()),
-        is_real=is_real,
-        documents=documents,
-    )
+    position_ids = (columns if position_ids is None else position_ids).reshape(-1)
+    longest = None if starts is None else int(starts.diff().max())
+    return SequenceLayout(shape, position_ids, first_tokens, max_length=longest, is_real=is_real, documents=documents)
 
 
 def _find_first(name, values, is_real=None):
@@ -399,10 +387,10 @@ def _read_values(tokens, vocab_size, attention_mask, boundaries):
             found[name] = F.pad(is_first.nonzero().flatten(), (0, 1), value=len(is_first))
     lengths = torch.full((num_rows,), num_columns, device="cpu") if is_real is None else is_real.sum(-1)
     starts = _agreed(found) if found else F.pad(lengths.cumsum(0), (1, 0))
-    longest, max_length = int(starts.diff().max()), boundaries.max_length
-    if max_length is not None and int(max_length) < longest:
+    longest, given = int(starts.diff().max()), boundaries.max_length
+    if given is not None and int(given) < longest:
         raise ValueError(
-            f"max_length_q={int(max_length)} is less than the longest sequence, {longest} tokens; correct it or omit it"
+            f"max_length_q={int(given)} is less than the longest sequence, {longest}; correct it or omit it"
         )
     return starts, is_real
 
