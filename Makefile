@@ -8,7 +8,7 @@ CUDA_PIP := .venv-cuda/bin/pip install --quiet --disable-pip-version-check --no-
 COMPAT_VERSIONS := 4.57.6 5.0.0 5.17.0 5.23.0
 export HF_HUB_OFFLINE = 1
 
-.PHONY: demo test test-avx2 test-compat test-transformers test-gpu measure-gpu rehearse-gpu test-adversary test-runtimes docs lint clean
+.PHONY: demo test test-all test-avx2 test-compat test-transformers test-gpu measure-gpu rehearse-gpu test-adversary test-runtimes docs lint clean
 
 # Other questions: make demo QUESTIONS='"open a socket"'; make demo QUESTIONS= asks for them. The shell runs what is given here.
 QUESTIONS ?= "read a file line by line" "run a function after some seconds" "join the parts of a path"
@@ -16,6 +16,10 @@ demo: .venv/demo
 	$(BIN)/python examples/documentation_search/search.py $(QUESTIONS)
 
 test: .venv/dev
+	$(PYTEST) -m "not slow and not gpu and not adversary and not runtime and not rehearsal"
+
+# And what takes long: trainings that are killed, whole jobs, subprocesses.
+test-all: .venv/dev
 	$(PYTEST) -m "not gpu and not adversary and not runtime and not rehearsal"
 
 # The tests that depend on the processor, with the instructions of a processor without AVX-512.
@@ -44,7 +48,7 @@ test-gpu:
 rehearse-gpu: .venv-cuda/installed
 	.venv-cuda/bin/python -m pytest -m rehearsal tests/rehearsal
 
-# For whoever has a GPU: test-gpu and all benchmarks, in at most 9 minutes (docs/gpu.md). DTYPE=float32 chooses another dtype.
+# For whoever has a GPU: test-gpu and all benchmarks, in at most 9 minutes (docs/performance.md). DTYPE=float32 chooses another dtype.
 measure-gpu:
 	PYTHON="$(PYTHON)" benchmarks/gpu.sh
 

@@ -317,6 +317,8 @@ def render(result: dict) -> str:
 
 # What each implementation does. The published code: revision 5424c8e of chandar-lab/NeoBERT. ModernBERT: transformers 5.23.
 FEATURES = [
+    ["MTEB(eng, v1) after equal training (paper, Table 4)", "51.3", "45.0", "51.3"],
+    ["GLUE (paper, Table 3)", "89.0", "88.5", "89.0"],
     ["transformers", "4.x; NaN on 5.x", "4.48 or newer", "4.57 to 5.24"],
     ["runs on a CPU", "no, requires xformers", "yes", "yes"],
     ["computes nothing on padding", "no", "in FlashAttention only", "yes, on every device"],

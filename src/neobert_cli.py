@@ -12,10 +12,10 @@ import difflib
 import inspect
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from importlib import metadata
-from itertools import takewhile
 from typing import NoReturn
 
 Run = Callable[..., None]
@@ -24,24 +24,16 @@ Run = Callable[..., None]
 class Parser(argparse.ArgumentParser):
     """ArgumentParser whose errors are one line, with a suggestion for a mistyped argument."""
 
-    def parse_known_args(self, args=None, namespace=None):
-        """As argparse's; an unknown argument is an error of the command that it follows, before one that is missing."""
-        args = sys.argv[1:] if args is None else list(args)
-        if "" in args:
-            self.error("an argument is an empty string; leave it out, or give it a value")
-        known = [name for action in self._actions for name in action.option_strings]
-        own = args if self._subparsers is None else takewhile(lambda word: word.startswith("-"), args)
-        names = [word.partition("=")[0] for word in own if word.startswith("--")]
-        unknown = [name for name in names if not any(option.startswith(name) for option in known)]
-        if not unknown:
-            namespace, unknown = super().parse_known_args(args, namespace)
-        if unknown:
-            close = difflib.get_close_matches(unknown[0], known, n=1)
-            self.error(f"unknown argument {unknown[0]}" + "".join(f"; did you mean {name}?" for name in close))
-        return namespace, unknown
-
     def error(self, message: str) -> NoReturn:
         """End with one line, without the usage that argparse prints before it, and status 2."""
+        known = re.findall(r"--\w+", self.format_help())
+        names = [word.partition("=")[0] for word in sys.argv[1:] if word.startswith("--")]
+        unknown = [name for name in names if not any(option.startswith(name) for option in known)]
+        if unknown:  # before an argument that is missing
+            close = difflib.get_close_matches(unknown[0], known, n=1)
+            message = f"unknown argument {unknown[0]}" + "".join(f"; did you mean {name}?" for name in close)
+        elif "" in sys.argv[1:]:
+            message = "an argument is an empty string; leave it out, or give it a value"
         self.exit(2, f"{self.prog}: error: {message}; `{self.prog} --help` lists the arguments\n")
 
 
@@ -294,7 +286,7 @@ def make_parser() -> Parser:
         description = f"{title}\n\n{inspect.cleandoc(text)}"
         options = {"help": title, "description": description, "formatter_class": _HelpFormatter}
         subparser = commands.add_parser(command.__name__, **options)
-        subparser.set_defaults(run=command(subparser))
+        subparser.set_defaults(run=command(subparser), subparser=subparser)
     return parser
 
 
@@ -305,10 +297,13 @@ def main() -> None:
         import argcomplete
 
         argcomplete.autocomplete(parser)
-    options = vars(parser.parse_args())
-    command, run = options.pop("command"), options.pop("run", parser.print_help)
+    known, unknown = parser.parse_known_args()
+    options = vars(known)
+    command, run, subparser = (options.pop(name, None) for name in ("command", "run", "subparser"))
+    if unknown or "" in sys.argv[1:]:
+        (subparser or parser).error(f"unknown argument {' '.join(unknown)}")
     if command is None:
-        return run()
+        return parser.print_help()
     try:
         if options.pop("skips_torch", False):
             _skip_torch()

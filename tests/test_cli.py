@@ -53,7 +53,7 @@ def refuse(error):
     [
         (["embed", "a.txt"], "neobert embed: error: the following arguments are required: --output/-o"),
         (["embed", "-o", "a.npy"], "neobert embed: error: the following arguments are required: FILE"),
-        (["embed", "", "-o", "a.npy"], "neobert: error: an argument is an empty string"),
+        (["embed", "", "-o", "a.npy"], "neobert embed: error: an argument is an empty string"),
         (["tokenize", "--files"], "neobert tokenize: error: argument --files: expected at least one argument"),
         (
             ["tokenize", "--output_dir", "a", "--tokenizer_name", "b"],
@@ -68,7 +68,7 @@ def refuse(error):
         (["embed", "a", "b", "-o", "b", "-x"], "neobert embed: error: unknown argument -x"),
         (["tokenise"], "neobert: error: argument COMMAND: invalid choice: 'tokenise' (choose from"),
         (["--nope"], "neobert: error: unknown argument --nope"),
-        (["--versoin", "embed"], "neobert: error: unknown argument --versoin; did you mean --version?"),
+        (["--versoin"], "neobert: error: unknown argument --versoin; did you mean --version?"),
     ],
 )  # fmt: skip
 def test_an_invalid_command_line_ends_with_status_2_and_one_line(monkeypatch, capsys, tmp_path, argv, line):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import TrainingArguments
 
-from neobert_hf.runs.commands import CommandParser, run_command
+from neobert_hf.runs import CommandParser, run_command, run_script
 
 
 class Color(Enum):
@@ -100,7 +100,7 @@ def test_help_names_types_and_defaults_but_no_empty_default(capsys):
 
 def test_help_lists_our_arguments_and_help_all_adds_the_arguments_of_the_library(capsys):
     out, everything = help_of(capsys, "--help", cls=Training), help_of(capsys, "--help_all", cls=Training)
-    assert "Training of ours: --output_dir TEXT A folder." in out and "--own [BOOL] A switch. (default: True)" in out
+    assert "Training of ours: --output_dir TEXT A folder." in out and "--own BOOL A switch. (default: True)" in out
     assert out.endswith("TrainingArguments are accepted too; --help_all lists them.")
     assert "--weight_decay" not in out and "--weight_decay" in everything
     (field_of_library,) = (item for item in fields(TrainingArguments) if item.name == "learning_rate")
@@ -112,6 +112,17 @@ def test_a_switch_that_is_on_by_default_can_be_switched_off():
     for argv in (["--own", "false"], ["--no_own"]):
         (training,) = CommandParser(Training).parse_args_into_dataclasses([*argv, "--use_cpu"])
         assert training.own is False
+
+
+def test_a_script_gets_the_dataclasses_that_annotate_its_function(monkeypatch):
+    found = []
+
+    def work(arguments: Arguments, training: Training):
+        found.extend([arguments.count, training.output_dir])
+
+    monkeypatch.setattr(sys, "argv", ["tool", "--count", "3", "--output_dir", "there", "--use_cpu"])
+    run_script(work, "A tool.")
+    assert found == [3, "there"]
 
 
 def fail(error):
@@ -131,14 +142,6 @@ def test_an_error_that_the_user_can_correct_ends_with_one_line_and_status_1(erro
     with pytest.raises(SystemExit) as ended:
         run_command("tool", fail, error)
     assert re.match(r"tool: \w", ended.value.code) and "\n" not in ended.value.code  # nor "[Errno 28]"
-
-
-def test_a_runtime_error_of_this_package_ends_with_one_line():
-    """For instance a process that tokenizes was killed."""
-    scope = {"__name__": "neobert_hf.pretraining.tokenizing"}
-    exec("def end():\n    raise RuntimeError('a process\\nwas ended from outside')", scope)
-    with pytest.raises(SystemExit, match=r"^tool: a process was ended from outside$"):
-        run_command("tool", scope["end"])
 
 
 @pytest.mark.parametrize("error", [KeyError("run.json"), RuntimeError("shapes"), TypeError("no"), AssertionError()])

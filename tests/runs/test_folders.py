@@ -1,6 +1,7 @@
 """A run's folder admits one training at a time; a resume is from an undamaged checkpoint of the same run, or refused."""
 
 import json
+import logging
 import os
 import shutil
 import signal
@@ -8,7 +9,7 @@ import signal
 import pytest
 
 from neobert_hf.runs.folders import LOCK, begin_or_resume, last_complete_checkpoint, lock_run
-from neobert_hf.runs.manifests import MANIFEST, UNFINISHED, check_checkpoint, write_manifest
+from neobert_hf.runs.manifests import MANIFEST, UNFINISHED, write_manifest
 
 RUN = {"seed": 0}
 
@@ -42,21 +43,16 @@ def test_a_new_run_does_not_replace_a_model_or_a_page_in_its_folder(tmp_path, na
     assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {name: "of someone"}
 
 
-def flip(file):
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
+def cut(file):
+    file.write_bytes(file.read_bytes()[:-1])
 
 
 FILES = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", MANIFEST)
 DAMAGE = {
-    "flip": flip,
-    "cut": lambda file: file.write_bytes(file.read_bytes()[:-1]),
+    "cut": cut,
     "empty": lambda file: file.write_bytes(b""),
-    "zeros": lambda file: file.write_bytes(bytes(file.stat().st_size)),
-    "other": lambda file: shutil.copy(file.parents[1] / "checkpoint-4" / file.name, file),
+    "longer": lambda file: file.write_bytes(file.read_bytes() + b"0"),
     "missing": lambda file: file.unlink(),
-    "not UTF-8": lambda file: file.write_bytes(b"\xff" + file.read_bytes()[1:]),
     "a list": lambda file: file.write_text("[]"),
     "a folder": lambda file: (file.unlink(), file.mkdir()),
 }
@@ -65,8 +61,6 @@ DAMAGE = {
 @pytest.mark.parametrize("how", DAMAGE)
 @pytest.mark.parametrize("name", [*FILES, "optimizer_0/__0_0.distcp"])
 def test_last_skips_a_damaged_checkpoint_and_its_path_is_refused(folder, name, how):
-    if how == "other" and "/" in name:
-        pytest.skip("the other checkpoint has this file in another folder")
     assert last_complete_checkpoint(folder).name == "checkpoint-8"
     DAMAGE[how](folder / "checkpoint-8" / name)
     assert last_complete_checkpoint(folder).name == "checkpoint-4"
@@ -79,20 +73,10 @@ def test_last_skips_a_damaged_checkpoint_and_its_path_is_refused(folder, name, h
 
 @pytest.mark.parametrize("name", FILES)
 def test_an_inexact_resume_also_refuses_a_damaged_file(folder, name):
-    flip(folder / "checkpoint-8" / name)
+    cut(folder / "checkpoint-8" / name)
     assert begin_or_resume(folder, RUN, "last", exactly=False).name == "checkpoint-4"
     with pytest.raises(ValueError, match=f"{name} is damaged"):
         begin_or_resume(folder, RUN, str(folder / "checkpoint-8"), exactly=False)
-
-
-def test_a_manifest_without_a_checksum_is_refused(folder):
-    file = folder / "checkpoint-8" / MANIFEST
-    content = json.loads(file.read_text())
-    del content["checksum"]
-    file.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r"manifest\.json is damaged: it has no checksum"):
-        check_checkpoint(folder / "checkpoint-8")
-    assert last_complete_checkpoint(folder, exactly=False).name == "checkpoint-4"
 
 
 def test_checkpoints_of_a_plain_trainer_are_not_overwritten(folder, tmp_path):
@@ -148,24 +132,22 @@ def test_a_checkpoint_of_a_run_with_other_values_is_refused_and_the_values_are_n
     assert begin_or_resume(folder, run, "last", exactly).name == "checkpoint-8"
 
 
-@pytest.mark.parametrize("how", ["missing", "cut", "not UTF-8", "a list"])
+@pytest.mark.parametrize("how", ["missing", "cut", "a list"])
 def test_the_error_for_a_damaged_run_json_says_what_it_is_for(folder, how, monkeypatch):
     DAMAGE[how](folder / "run.json")
-    with pytest.raises(ValueError, match=r"run.json .* it identifies the run of checkpoint-8"):
+    with pytest.raises(ValueError, match=r"run.json .* it identifies the run; give --resume_inexactly"):
         begin_or_resume(folder, RUN, "last")
     assert begin_or_resume(folder, RUN, "last", exactly=False).name == "checkpoint-8"
     assert begin_or_resume(folder, RUN, "last").name == "checkpoint-8"  # the file was written again
 
 
-def test_without_a_complete_checkpoint_the_error_names_the_fault_of_each(folder):
-    flip(folder / "checkpoint-8/optimizer.pt")
+def test_without_a_complete_checkpoint_a_warning_names_the_fault_of_each(folder, caplog):
+    logging.getLogger("neobert_hf").propagate = True
+    cut(folder / "checkpoint-8/optimizer.pt")
     (folder / "checkpoint-4/scheduler.pt").unlink()
-    with pytest.raises(
-        FileNotFoundError,
-        match=r"holds no complete checkpoint; .*checkpoint-8/optimizer.pt is damaged.*; .*checkpoint-4 lacks scheduler.pt; "
-        "give --resume_inexactly to resume from it; give another --output_dir",
-    ):
+    with pytest.raises(FileNotFoundError, match="holds no complete checkpoint; give another --output_dir"):
         begin_or_resume(folder, RUN, "last")
+    assert "checkpoint-8/optimizer.pt is damaged" in caplog.text and "checkpoint-4 lacks scheduler.pt" in caplog.text
     assert begin_or_resume(folder, RUN, "last", exactly=False).name == "checkpoint-4"
 
 

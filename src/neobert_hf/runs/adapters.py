@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 
 from ..files.trust import check_source, read_json
 from ..files.writing import saving, write_json
-from .card_files import keeping_card
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
@@ -63,8 +62,11 @@ def save_adapter(model: PeftModel, folder: str | Path) -> None:
     """
     base = model.get_base_model()
     labels = {"id2label": base.config.id2label, "problem_type": base.config.problem_type}
-    with saving(Path(folder)), keeping_card(folder):  # that of PEFT names folders of this machine
+    has_card = Path(folder, "README.md").exists()
+    with saving(Path(folder)):
         model.save_pretrained(folder)
+    if not has_card:  # PEFT writes one that names folders of this machine
+        Path(folder, "README.md").unlink(missing_ok=True)
     write_json(Path(folder, BASE_FILE), {**labels, **_sample(base)})
 
 

@@ -13,8 +13,6 @@ from transformers.hf_argparser import HfArg
 from transformers.utils import logging
 
 from ..model.machine_neobert import best_dtype
-from .card_files import check_metadata
-from .manifests import STATE, numbered_checkpoints
 
 FEW_ROWS = 100  # validation rows; with fewer, one row more or less changes F1 by a percent or more
 RESUME = (
@@ -41,7 +39,6 @@ class PrecisionArguments:
     )
 
     def __post_init__(self):
-        check_metadata(self.license, self.language, self.hub_model_id)
         if self.use_liger_kernel:  # Trainer would ignore it without a word
             raise ValueError(
                 "use_liger_kernel=True, but liger-kernel has no kernels for NeoBERT; omit it. torch_compile=True fuses operations"
@@ -59,6 +56,18 @@ class PrecisionArguments:
         self.dataloader_pin_memory &= torch.accelerator.is_available()  # torch warns without one
 
 
+@dataclass
+class ResumeArguments(PrecisionArguments):
+    """Training arguments whose resume is exact, unless the user allows an inexact resume."""
+
+    resume_from_checkpoint: str | None = HfArg(default=None, help=RESUME)
+    resume_inexactly: bool = HfArg(
+        default=False,
+        help="Resume with a warning if the optimizer state, random states or the manifest is missing or the number of processes "
+        "differs.",
+    )
+
+
 def default_learning_rate(config: PretrainedConfig) -> float:
     """Return a learning rate of fine-tuning for the size of a model; small models need a larger one.
 
@@ -73,7 +82,7 @@ def default_learning_rate(config: PretrainedConfig) -> float:
 
 
 @dataclass
-class FineTuningArguments(PrecisionArguments, TrainingArguments):
+class FineTuningArguments(ResumeArguments, TrainingArguments):
     """Training arguments of fine-tuning: evaluation after each epoch, and the best epoch at the end."""
 
     num_train_epochs: float = 3
@@ -88,9 +97,6 @@ class FineTuningArguments(PrecisionArguments, TrainingArguments):
     load_best_model_at_end: bool = True
     metric_for_best_model: str | None = HfArg(
         default=None, help="Chooses the best epoch. Default: by the job and the number of validation rows."
-    )
-    resume_from_checkpoint: str | None = HfArg(
-        default=None, help=f"{RESUME} Give the same data and arguments: they are not compared."
     )
 
     def __post_init__(self):
@@ -107,19 +113,6 @@ class FineTuningArguments(PrecisionArguments, TrainingArguments):
         if self.disable_tqdm:
             logging.disable_progress_bar()
             datasets.disable_progress_bars()
-        # Trainer writes this file last
-        complete = [path for _, path in numbered_checkpoints(self.output_dir) if (path / STATE).is_file()]
-        if self.resume_from_checkpoint in ("last", "auto"):
-            if not complete and self.resume_from_checkpoint == "last":
-                raise ValueError(
-                    f"{self.output_dir} has no complete checkpoint; omit --resume_from_checkpoint, or give auto"
-                )
-            self.resume_from_checkpoint = str(complete[0]) if complete else None
-        elif complete and self.resume_from_checkpoint is None:
-            raise ValueError(  # a later resume would continue the checkpoint with the larger number
-                f"{self.output_dir} has {complete[0].name} of an earlier run; give --resume_from_checkpoint last to continue it, "
-                "or another --output_dir"
-            )
 
     def choose_learning_rate(self, config: PretrainedConfig, rate: float | None = None) -> None:
         """Take a rate, `default_learning_rate` by default, and print it, unless the user gave one."""
@@ -140,15 +133,3 @@ class FineTuningArguments(PrecisionArguments, TrainingArguments):
         if num_rows < FEW_ROWS:
             self.metric_for_best_model, self.greater_is_better = "loss", False
             print(f"the loss chooses the best epoch: {num_rows} validation rows are too few for {name}", flush=True)
-
-
-@dataclass
-class ResumeArguments(PrecisionArguments):
-    """Training arguments whose resume is exact, unless the user allows an inexact resume."""
-
-    resume_from_checkpoint: str | None = HfArg(default=None, help=RESUME)
-    resume_inexactly: bool = HfArg(
-        default=False,
-        help="Resume with a warning if the optimizer state, random states or the manifest is missing or the number of processes "
-        "differs.",
-    )

@@ -9,112 +9,130 @@ import difflib
 import os
 import re
 import sys
-import traceback
-from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from importlib import metadata
 from inspect import get_annotations
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args, get_type_hints
 
-from transformers.hf_argparser import HfArgumentParser, string_to_bool
-
-try:
-    from torch import OutOfMemoryError
-except ImportError:  # hidden by `neobert doctor`, which computes nothing
-    OutOfMemoryError = MemoryError
+from torch import OutOfMemoryError
+from transformers.hf_argparser import HfArgumentParser
 
 # Errors that a user can correct: a value, a file, a missing package, a loss that is not finite, a device with too little memory.
 CORRECTABLE = (ValueError, OSError, ImportError, FloatingPointError, OutOfMemoryError)
 LIBRARIES = ("transformers", "sentence_transformers")  # --help_all lists their arguments
-METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", string_to_bool: "BOOL"}
+METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", bool: "BOOL"}
 
 
 class CommandParser(HfArgumentParser):
     """HfArgumentParser whose errors are one line, and whose `--help` leaves out the arguments that a library declares.
 
-    An error that the dataclasses raise is an error of the command line as well: one line, exit status 2. The help has one group
-    for each dataclass, titled by its docstring. `--help_all` lists the arguments of transformers and sentence-transformers too.
+    An error that the dataclasses raise is an error of the command line as well. `--help_all` lists the arguments of transformers
+    and sentence-transformers too.
 
     Args:
         dataclass_types: A dataclass, or several.
-        kwargs: Of `argparse.ArgumentParser`; the description keeps its line breaks.
+        kwargs: Of `argparse.ArgumentParser`.
     """
 
     def __init__(self, dataclass_types, **kwargs):
         types = [dataclass_types] if is_dataclass(dataclass_types) else list(dataclass_types)
-        for dataclass_type in types:
-            dataclass_type._argument_group_name = (dataclass_type.__doc__ or "").partition("\n")[0].partition(".")[0]
-        defaults = {"formatter_class": _HelpFormatter, "usage": "%(prog)s --ARGUMENT VALUE ..."}
-        super().__init__(types, **defaults | kwargs)
-        helps = {name: text for dataclass_type in types for name, text in _helps(dataclass_type).items()}
-        for action in self._actions:
-            action.help = action.help or helps.get(action.dest)
-            action.metavar = METAVARS.get(action.type, action.metavar)
-        self.library_names = {name for dataclass_type in types for name in _library_names(dataclass_type)}
-        if self.library_names:
-            self.add_argument(
-                "--help_all", action="help", help="Show these arguments and those of the library, then exit."
+        kwargs = {
+            "usage": "%(prog)s --ARGUMENT VALUE ...",
+            "formatter_class": argparse.RawDescriptionHelpFormatter,
+        } | kwargs
+        super().__init__(types, add_help=not types, **kwargs)
+        if not types:
+            return
+        self.short_help = argparse.ArgumentParser(add_help=False, **kwargs)
+        has_more = [_add_help(self.short_help, dataclass_type) for dataclass_type in types]
+        if any(has_more):
+            text = "Show these arguments and those of the library, then exit."
+            self.short_help.add_argument("--help_all", action="store_true", help=text)
+            self.short_help.epilog = (
+                "All arguments of the library's TrainingArguments are accepted too; --help_all lists them."
             )
-            self.epilog = "All arguments of the library's TrainingArguments are accepted too; --help_all lists them."
+        self.add_argument("--help", "-h", action=_ShortHelp, help="Show our arguments, then exit.")
+        self.add_argument("--help_all", action="help", help="Show all arguments, then exit.")
 
-    def parse_known_args(self, args=None, namespace=None):
-        """As argparse's; an unknown argument is an error that suggests a known one, before one that is missing."""
+    def parse_args_into_dataclasses(self, args: Sequence[str] | None = None, **kwargs) -> tuple:
+        """As HfArgumentParser's; an unknown argument is an error that suggests a known one."""
         args = sys.argv[1:] if args is None else list(args)
         if "" in args:
             self.error("an argument is an empty string; leave it out, or give it a value")
-        for action in self._actions:
-            is_opposite = action.nargs == 0 and action.const is False  # --no_NAME beside --NAME
-            if is_opposite or (action.dest in self.library_names and "--help_all" not in args):
-                action.help = argparse.SUPPRESS
-        known = [name for action in self._actions for name in action.option_strings]
+        known = re.findall(r"--[\w-]+", self.format_help())
         names = [word.partition("=")[0] for word in args if word.startswith("--")]
-        unknown = [name for name in names if not any(option.startswith(name) for option in known)]
-        if not unknown:
-            namespace, unknown = super().parse_known_args(args, namespace)
-        if unknown:
+        if unknown := [name for name in names if not any(option.startswith(name) for option in known)]:
             close = difflib.get_close_matches(unknown[0], known, n=1)
             self.error(f"unknown argument {unknown[0]}" + "".join(f"; did you mean {name}?" for name in close))
-        return namespace, unknown
-
-    def parse_args_into_dataclasses(self, *args, **kwargs) -> tuple:
-        """As HfArgumentParser's."""
         try:
-            return super().parse_args_into_dataclasses(*args, **kwargs)
+            *parsed, _, rest = super().parse_args_into_dataclasses(args, return_remaining_strings=True, **kwargs)
         except CORRECTABLE as error:
             if os.environ.get("NEOBERT_TRACEBACK") == "1":
                 raise
             self.error(one_line(error))
+        if rest:
+            self.error(f"unknown argument {rest[0]}")
+        return tuple(parsed)
 
     def error(self, message: str) -> NoReturn:
         """End with one line, without the usage that argparse prints before it, and status 2."""
         self.exit(2, f"{self.prog}: error: {message}; --help lists the arguments\n")
 
 
-class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """One spelling of an argument, and its default if it has one."""
+class _ShortHelp(argparse.Action):
+    """Show the short help of a `CommandParser`, then exit."""
 
-    def _format_action_invocation(self, action):
-        if not action.option_strings or action.nargs == 0:
-            return super()._format_action_invocation(action)
-        return f"{action.option_strings[0]} {self._format_args(action, action.dest.upper())}"
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, nargs=0, **kwargs)
 
-    def _get_help_string(self, action):
-        if action.required:
-            return f"{action.help or ''} (required)"
-        is_shown = action.default not in (None, "", [], False, argparse.SUPPRESS)
-        return f"{action.help or ''} (default: %(default)s)" if is_shown else action.help
+    def __call__(self, parser, namespace, values, option_string=None):
+        parser.short_help.print_help()
+        parser.exit()
 
 
-def _helps(dataclass_type: type) -> dict[str, str]:
-    """Help texts by name; a field that is declared again without one keeps the text of the library."""
-    bases = [base for base in reversed(dataclass_type.__mro__) if is_dataclass(base)]
-    return {item.name: item.metadata["help"] for base in bases for item in fields(base) if item.metadata.get("help")}
+def _add_help(parser: argparse.ArgumentParser, dataclass_type: type) -> bool:
+    """Add the fields of a dataclass that no library declares, for their help; return whether there are others."""
+    classes = [base for base in reversed(dataclass_type.__mro__) if is_dataclass(base)]
+    # a field that is declared again without a text keeps the text of the library
+    texts = {item.name: item.metadata["help"] for base in classes for item in fields(base) if item.metadata.get("help")}
+    ours = {
+        name for base in classes if base.__module__.split(".")[0] not in LIBRARIES for name in get_annotations(base)
+    }
+    types = get_type_hints(dataclass_type)
+    group = parser.add_argument_group((dataclass_type.__doc__ or "").partition("\n")[0].partition(".")[0])
+    for item in fields(dataclass_type):
+        if item.name not in ours:
+            continue
+        text = texts.get(item.name, "")
+        if item.default is MISSING and item.default_factory is MISSING:
+            text += " (required)"
+        elif item.default is not MISSING and item.default not in (None, "", False):
+            text += f" (default: {item.default})"
+        group.add_argument(f"--{item.name}", help=text.strip(), **_shape(types[item.name]))
+    return any(item.name not in ours for item in fields(dataclass_type))
 
 
-def _library_names(dataclass_type: type) -> set[str]:
-    """Names of the fields that only a library declares."""
-    ours = [base for base in dataclass_type.__mro__ if base.__module__.partition(".")[0] not in LIBRARIES]
-    return {item.name for item in fields(dataclass_type)} - {name for base in ours for name in get_annotations(base)}
+def _shape(annotation: Any) -> dict:
+    """How the help shows the value of an argument: its choices, or its type, once or several times."""
+    inner = [part for part in get_args(annotation) if part is not type(None)]
+    if inner and all(isinstance(part, str) for part in inner):  # Literal
+        return {"choices": inner}
+    if str(annotation).startswith("list"):
+        return {"nargs": "+", "metavar": METAVARS.get(inner[0], "TEXT")}
+    return _shape(inner[0]) if inner else {"metavar": METAVARS.get(annotation, "TEXT")}
+
+
+def run_script(function: Callable[..., Any], description: str) -> None:
+    """Read the command line of a script into the dataclasses that annotate the arguments of `function`, and call it.
+
+    Args:
+        function: The work of the script.
+        description: The docstring of the script, which `--help` shows.
+    """
+    types = [value for name, value in get_type_hints(function).items() if name != "return"]
+    parser = CommandParser(types, description=description)
+    run_command(parser.prog, function, *parser.parse_args_into_dataclasses())
 
 
 def run_command(prog: str, command: Callable[..., Any], *args: Any) -> Any:
@@ -132,17 +150,10 @@ def run_command(prog: str, command: Callable[..., Any], *args: Any) -> Any:
     except BrokenPipeError:  # the reader of the output has ended, as in `neobert tokenize ... | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes the output once more at exit
         raise SystemExit(141) from None  # status of a process that SIGPIPE ends
-    except Exception as error:
-        if os.environ.get("NEOBERT_TRACEBACK") == "1" or not _is_correctable(error):
+    except CORRECTABLE as error:
+        if os.environ.get("NEOBERT_TRACEBACK") == "1":
             raise
         raise SystemExit(f"{prog}: {one_line(error)}") from error  # Python prints it and ends with status 1
-
-
-def _is_correctable(error):
-    """Whether the error is for the user: of these classes, or a RuntimeError of this package, such as a killed process."""
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    is_ours = frame.f_globals.get("__name__", "").startswith("neobert_hf.")
-    return isinstance(error, CORRECTABLE) or (type(error) is RuntimeError and is_ours)
 
 
 def one_line(error: object) -> str:

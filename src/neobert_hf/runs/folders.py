@@ -61,30 +61,20 @@ def _as_first_process(function: Callable, *args) -> Any:
 
 
 def last_complete_checkpoint(folder: str | Path, exactly: bool = True) -> Path | None:
-    """Return the newest checkpoint of a run whose files match its manifest, or None.
-
-    A warning names each newer checkpoint that is skipped.
+    """Return the newest checkpoint of a run whose files match its manifest, or None; a warning names each that is skipped.
 
     Args:
         folder: Output folder of the run.
         exactly: Also skip checkpoints that cannot be resumed exactly.
     """
-    return _find_complete(folder, exactly)[0]
-
-
-def _find_complete(folder, exactly):
-    """Return the newest complete checkpoint or None, and the faults of the newer checkpoints."""
-    faults = []
     for _, path in numbered_checkpoints(folder):
         try:
             check_checkpoint(path, exactly)
         except ValueError as error:
-            faults.append(str(error))
+            logger.warning(f"{error}; skipped this checkpoint")
         else:
-            for fault in faults:
-                logger.warning(f"{fault}; skipped this checkpoint")
-            return path, faults
-    return None, faults
+            return path
+    return None
 
 
 def begin_or_resume(
@@ -119,10 +109,10 @@ def _begin_or_resume(folder, run, resume_from_checkpoint, exactly):
     if resume_from_checkpoint == "auto":
         resume_from_checkpoint = "last" if written else None
     if resume_from_checkpoint == "last":
-        checkpoint, faults = _find_complete(folder, exactly)
+        checkpoint = last_complete_checkpoint(folder, exactly)
         if checkpoint is None:
             remedy = "give another --output_dir" if written else "start without --resume_from_checkpoint"
-            raise FileNotFoundError("; ".join([f"{folder} holds no complete checkpoint", *faults, remedy]))
+            raise FileNotFoundError(f"{folder} holds no complete checkpoint; {remedy}")
     elif resume_from_checkpoint is not None:
         checkpoint = Path(resume_from_checkpoint)
         check_checkpoint(checkpoint, exactly)
@@ -154,9 +144,7 @@ def _check_run(checkpoint, run, exactly):
         earlier = read_json_object(checkpoint.parent / RUN)
     except ValueError as error:
         if exactly:
-            raise ValueError(
-                f"{error}; it identifies the run of {checkpoint.name}; give --resume_inexactly to resume without this check"
-            ) from error
+            raise ValueError(f"{error}; it identifies the run; give --resume_inexactly to resume without it") from error
         logger.warning(f"{error}; resuming without a check that {checkpoint.name} belongs to this run")
         return
     if different := sorted(name for name in {**run, **earlier} if run.get(name) != earlier.get(name)):
@@ -182,8 +170,9 @@ def train_or_resume(make_trainer: Callable[[Path | None], Trainer], training: Re
         FileExistsError: The folder holds checkpoints of another run.
         ValueError: A checkpoint is damaged or belongs to another run.
     """
-    exactly = not training.resume_inexactly
-    checkpoint = begin_or_resume(training.output_dir, run, training.resume_from_checkpoint, exactly)
+    checkpoint = begin_or_resume(
+        training.output_dir, run, training.resume_from_checkpoint, exactly=not training.resume_inexactly
+    )
     trainer = make_trainer(checkpoint)
     trainer.add_callback(SaveOnTerminate())
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))

@@ -1,4 +1,4 @@
-"""Checkpoint manifests: checksums of every file, so that a run resumes from an undamaged checkpoint or not at all."""
+"""Checkpoint manifests: the last file of a checkpoint lists the others, so that a run resumes from a complete checkpoint only."""
 
 import json
 import os
@@ -9,8 +9,7 @@ from transformers import Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
-from ..files.writing import file_hash, saving, sealed, unsealed, write_json
-from .card_files import CARD
+from ..files.writing import saving, write_json
 
 logger = logging.get_logger(__name__)
 
@@ -33,7 +32,7 @@ def numbered_checkpoints(folder: str | Path) -> list[tuple[int, Path]]:
 
 
 class CheckedCheckpoints(Trainer):
-    """Trainer whose checkpoints end with a manifest: size and SHA-256 of every file, and whether a resume is exact.
+    """Trainer whose checkpoints end with a manifest: the size of every file, and whether a resume is exact.
 
     Use it as a mixin before another Trainer class. An older checkpoint is removed (`save_total_limit`) only when the new one is
     complete. The last log has no `train_loss`: Trainer's value is the mean since the last resume, not that of the run. With
@@ -44,6 +43,7 @@ class CheckedCheckpoints(Trainer):
         """Log as Trainer does, without `train_loss`."""
         super().log({name: value for name, value in logs.items() if name != "train_loss"}, *args, **kwargs)
 
+    # A private method of Trainer: its callback `on_save` comes after the removal of older checkpoints.
     def _save_checkpoint(self, model, trial):
         args = self.args
         folder = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
@@ -57,7 +57,7 @@ class CheckedCheckpoints(Trainer):
                 super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()  # each process writes its own files
             if args.should_save:
-                (folder / CARD).unlink(missing_ok=True)  # sentence-transformers shows texts of the training data
+                (folder / "README.md").unlink(missing_ok=True)  # sentence-transformers shows texts of the training data
                 write_manifest(folder, is_exact=not args.save_only_model, num_processes=args.world_size)
         except OSError:
             shutil.rmtree(folder, ignore_errors=True)
@@ -85,11 +85,11 @@ def write_manifest(checkpoint: Path, is_exact: bool = True, num_processes: int =
         num_processes: Number of training processes; the checkpoint holds the random state of each.
     """
     files = {
-        path.relative_to(checkpoint).as_posix(): {"bytes": path.stat().st_size, "sha256": file_hash(path)}
+        path.relative_to(checkpoint).as_posix(): path.stat().st_size
         for path in sorted(checkpoint.rglob("*"))
         if path.is_file() and not path.name.startswith(MANIFEST)
     }
-    manifest = sealed({"is_exact": is_exact, "num_processes": num_processes, "files": files})
+    manifest = {"is_exact": is_exact, "num_processes": num_processes, "files": files}
     write_json(checkpoint / MANIFEST, manifest, CHECKPOINTS_INTACT)
     (checkpoint / UNFINISHED).unlink(missing_ok=True)
 
@@ -110,7 +110,7 @@ def check_checkpoint(checkpoint: Path, exactly: bool = True) -> None:
     step = read_json_object(checkpoint / STATE).get("global_step")
     inexact = [f"{checkpoint} has no {MANIFEST}: its save was interrupted, or another program wrote it"]
     if (checkpoint / MANIFEST).exists():
-        inexact = _compare(checkpoint, _read_manifest(checkpoint / MANIFEST))
+        inexact = _compare(checkpoint, read_json_object(checkpoint / MANIFEST))
     number = checkpoint.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
     if number.isdecimal() and int(number) != step:  # a copy under another name
         raise ValueError(f"{checkpoint} holds the state of step {step}")
@@ -120,24 +120,13 @@ def check_checkpoint(checkpoint: Path, exactly: bool = True) -> None:
         logger.warning(f"{reason}; the resumed run will differ from an uninterrupted run")
 
 
-def _read_manifest(file):
-    content = read_json_object(file)
-    try:
-        return unsealed(content)
-    except ValueError as error:
-        raise ValueError(f"{file} is damaged: {error}") from error
-
-
 def _compare(checkpoint, manifest):
     """Raise ValueError for a damaged file; return the reasons why an exact resume is impossible."""
     missing = [name for name in manifest["files"] if not (checkpoint / name).is_file()]
-    found = {checkpoint / name: record for name, record in manifest["files"].items() if name not in missing}
-    for path, record in found.items():  # sizes first, since a checksum reads the whole file
-        if path.stat().st_size != record["bytes"]:
-            raise ValueError(f"{path} is damaged: {path.stat().st_size:,} bytes, but {record['bytes']:,} were written")
-    for path, record in found.items():
-        if file_hash(path) != record["sha256"]:
-            raise ValueError(f"{path} is damaged: its SHA-256 differs from {MANIFEST}")
+    for name in manifest["files"].keys() - missing:
+        size, written = (checkpoint / name).stat().st_size, manifest["files"][name]
+        if size != written:
+            raise ValueError(f"{checkpoint / name} is damaged: {size} bytes, but {written} were written")
     inexact = [f"{checkpoint} lacks {', '.join(missing)}"] if missing else []
     if not manifest["is_exact"]:
         inexact.append(f"{checkpoint} was saved without optimizer state (--save_only_model)")

@@ -1,0 +1,208 @@
+"""`write_card`: the model card of a saved folder, from its configs and the record of its training (`training.json`)."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from safetensors import safe_open
+from transformers import AutoConfig, AutoTokenizer
+
+from ..files.trust import read_json
+from ..runs import MINI_MODEL_PATH
+from ..runs.adapters import labels_of_adapter
+from ..runs.record import RECORD
+
+CARD = "README.md"
+TEMPLATE = Path(__file__).with_name("card_template.md")
+SHOWN = 50  # classes or files on a card
+# By the end of an architecture's name: the task on the Hub, and what the model does. Another model is an encoder.
+TASKS = {
+    "ForMaskedLM": ("fill-mask", "fills masks in texts"),
+    "LMHead": ("fill-mask", "fills masks in texts"),
+    "ForSequenceClassification": ("text-classification", ""),
+    "ForTokenClassification": ("token-classification", "tags the words of a text"),
+    "ForQuestionAnswering": (
+        "question-answering",
+        "answers a question by a part of a text, or says that it has no answer",
+    ),
+    "ForMultipleChoice": ("multiple-choice", "chooses one of several answers to a question"),
+}
+ENCODER = ("feature-extraction", "turns a text into vectors, one for each token")
+EMBEDDERS = {
+    "SentenceTransformer": (
+        "sentence-similarity",
+        "turns a text into a vector; texts of similar meaning have similar vectors",
+    ),
+    "SparseEncoder": ("feature-extraction", "turns a text into weights of words, for search"),
+    "MultiVectorEncoder": ("feature-extraction", "turns a text into a vector for each token, for search"),
+    "CrossEncoder": ("text-ranking", "says how well a text answers a question"),
+}
+# Metrics that a card shows, by the end of their name: the id on the Hub, and the name.
+METRICS = {
+    "accuracy": ("accuracy", "accuracy"),
+    "f1": ("f1", "F1"),
+    "f1_micro": ("f1", "F1 over all decisions"),
+    "precision": ("precision", "precision"),
+    "recall": ("recall", "recall"),
+    "matthews": ("matthews_correlation", "Matthews' correlation"),
+    "pearson": ("pearsonr", "Pearson's correlation"),
+    "spearman": ("spearmanr", "Spearman's correlation"),
+    "mse": ("mse", "mean squared error"),
+    "exact_match": ("exact_match", "exact match"),
+    "masked_accuracy": ("accuracy", "accuracy at masked tokens"),
+    "perplexity": ("perplexity", "perplexity of masked tokens"),
+} | {name: (name.lower(), name) for name in ("recall@1", "recall@10", "MRR@10", "nDCG@10", "map")}
+
+
+def write_card(
+    folder: str | Path, model_id: str | None = None, license: str | None = None, language: Sequence[str] | None = None
+) -> None:
+    """Write the card of a saved model as README.md into its folder; an earlier card is replaced.
+
+    The folder says what the model is: task, labels, shape, number of parameters. `training.json` says what it was trained on.
+    Names and labels may come from files of other people, so they are escaped.
+
+    Args:
+        folder: Folder of a saved model: of transformers, an adapter of PEFT, or of sentence-transformers.
+        model_id: Name on the Hub, for the example; by default that of the record, or the name of the folder.
+        license: Identifier of the Hub, such as apache-2.0; by default that of the record.
+        language: Codes of ISO 639, such as en; by default those of the record.
+
+    Raises:
+        OSError: The folder holds no model, or the card cannot be written.
+    """
+    folder = Path(folder)
+    record = read_json(folder / RECORD) if (folder / RECORD).is_file() else {}
+    values = _describe(folder)
+    base = _origin(values["base_id"] or record.get("source"))
+    if values["base_id"]:  # a folder of this machine by its name alone
+        values["base_id"] = Path(values["base_id"]).name if Path(values["base_id"]).is_dir() else values["base_id"]
+    is_hub_id = base not in (None, MINI_MODEL_PATH)
+    name = (model_id or record.get("model_id") or folder.resolve().name).strip("/")
+    results = [result for score in record.get("scores", ()) for result in _results(values["task"], score)]
+    data = ModelCardData(
+        library_name=values["library"],
+        pipeline_tag=values["task"],
+        tags=[values["config"].model_type] + [values["library"]] * (values["library"] == "sentence-transformers"),
+        license=license or record.get("license"),
+        language=list(language or record.get("language") or ()) or None,
+        base_model=base if is_hub_id else None,
+        base_model_relation=("adapter" if values["library"] == "peft" else "finetune") if is_hub_id else None,
+        datasets=record.get("datasets") or None,
+        model_name=name.split("/")[-1] if results else None,
+        eval_results=results or None,
+    )
+    start = "the mini model of neobert_hf" if base == MINI_MODEL_PATH else base
+    texts = record.get("example") or "The parcel is late and nobody answers."
+    if values["task"] == "question-answering" and isinstance(texts, str):
+        texts = ["When does the office open?", "The office opens at nine and closes at five."]
+    card = ModelCard.from_template(
+        data,
+        template_path=str(TEMPLATE),
+        **values,
+        license=data.license,
+        language=data.language,
+        model_id=name,
+        title=name.split("/")[-1],
+        start=start,
+        texts=[texts] if isinstance(texts, str) else list(texts),
+        record=record,
+        results=results,
+        shown=SHOWN,
+        python=lambda value: json.dumps(value, ensure_ascii=False),  # such a JSON string is also a Python string
+        markdown=markdown,
+        number="{:,}".format,
+    )
+    card.save(folder / CARD)
+
+
+def markdown(text: Any) -> str:
+    """Escape `text` as one line of plain Markdown text, without markup, HTML, table cells or control characters."""
+    line = "".join(character for character in " ".join(str(text).split()) if character.isprintable())
+    return re.sub(r"([\\`*_{}\[\]()#|~!])", r"\\\1", html.escape(line, quote=False))
+
+
+def _origin(source: str | None) -> str | None:
+    """The Hub id, or MINI_MODEL_PATH, from which a chain of trainings started; None for another folder, or random weights."""
+    while source and Path(source).is_dir():
+        if Path(source).resolve() == Path(MINI_MODEL_PATH).resolve():
+            return MINI_MODEL_PATH
+        file = Path(source, RECORD)
+        source = read_json(file)["source"] if file.is_file() else None
+    return source
+
+
+def _describe(folder: Path) -> dict[str, Any]:
+    """What a saved folder says of its model."""
+    adapter, modules = folder / "adapter_config.json", folder / "config_sentence_transformers.json"
+    base = read_json(adapter)["base_model_name_or_path"] if adapter.is_file() else None
+    kind = read_json(modules).get("model_type", "SentenceTransformer") if modules.is_file() else None
+    config, tokenizer = AutoConfig.from_pretrained(base or folder), AutoTokenizer.from_pretrained(folder)
+    name = "ForSequenceClassification" if base else (config.architectures or [""])[0]
+    task, does = next((found for end, found in TASKS.items() if name.endswith(end)), ENCODER)
+    problem_type, labels = config.problem_type, [config.id2label[i] for i in range(config.num_labels)]
+    if base:
+        problem_type, labels = labels_of_adapter(folder)
+    is_ranker = kind == "CrossEncoder" and len(labels) == 1
+    if is_ranker or (kind and kind != "CrossEncoder" and "id2label" not in read_json(folder / "config.json")):
+        task, does = EMBEDDERS[kind]
+    elif kind:
+        task = "text-classification"
+    if task == "text-classification":
+        does = {
+            "regression": "predicts a number for a text",
+            "multi_label_classification": f"says which of {len(labels)} classes a text has",
+        }.get(problem_type, f"puts a text into one of {len(labels)} classes")
+    numbers, dtype = _count_parameters(folder)
+    return {
+        "task": task,
+        "does": does,
+        "kind": kind,
+        "library": "peft" if base else "sentence-transformers" if kind else "transformers",
+        "base_id": base,
+        "labels": labels if task in ("text-classification", "token-classification") else [],
+        "problem_type": problem_type,
+        "config": config,
+        "is_neobert": "neobert" in config.model_type,
+        "swiglu_width": getattr(config, "swiglu_width", None),
+        "max_length": min(tokenizer.model_max_length, getattr(config, "max_position_embeddings", math.inf)),
+        "mask_token": tokenizer.mask_token,
+        "num_parameters": numbers,
+        "dtype": dtype,
+    }
+
+
+def _count_parameters(folder: Path) -> tuple[int, str]:
+    """Number of parameters of a folder and the dtype of the first one, from the headers of its files."""
+    number, dtypes = 0, []
+    for file in (*sorted(folder.glob("*.safetensors")), *sorted(folder.glob("[0-9]*_*/*.safetensors"))):
+        with safe_open(file, "pt") as tensors:
+            slices = [tensors.get_slice(name) for name in tensors.keys()]  # noqa: SIM118  (not a dict)
+        number += sum(math.prod(part.get_shape()) for part in slices)
+        dtypes += [part.get_dtype() for part in slices]
+    names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+    return number, names.get(dtypes[0], dtypes[0]) if dtypes else ""
+
+
+def _results(task: str, score: Mapping[str, Any]) -> list[EvalResult]:
+    """The metrics of an evaluation that a card shows."""
+    found = []
+    for key, value in score["metrics"].items():
+        end = re.split(r"^(?:eval|test)_|_(?=[^_]*@|map$)", key)[-1]
+        for name, (hub_name, title) in METRICS.items():
+            if end.lower() == name.lower() and math.isfinite(value):
+                dataset = {"dataset_type": score.get("dataset_id") or "unknown", "dataset_name": score["dataset"]}
+                more = {"dataset_config": score.get("config"), "dataset_split": score.get("split")}
+                found.append(
+                    EvalResult(
+                        task, metric_type=hub_name, metric_value=round(value, 4), metric_name=title, **dataset, **more
+                    )
+                )
+    return found

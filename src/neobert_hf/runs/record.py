@@ -1,0 +1,61 @@
+"""`training.json`: what a training has done, for the model card."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainingArguments
+
+from ..files.writing import write_json
+
+RECORD = "training.json"
+# Of all training arguments, those that a reader of a card needs to train the model again.
+SETTINGS = ("learning_rate", "num_train_epochs", "max_steps", "per_device_train_batch_size", "optim", "seed")
+
+
+def write_record(
+    folder: str | Path,
+    training: TrainingArguments,
+    *,
+    source: str | None,
+    rows: Mapping[str, int | None],
+    datasets: Sequence[str] = (),
+    scores: Sequence[Mapping[str, Any]] = (),
+    settings: Mapping[str, Any] | None = None,
+    remark: str = "",
+    example: str | Sequence[str] | None = None,
+) -> None:
+    """Write what a model was trained from, on what, how, and with which result.
+
+    Args:
+        folder: Folder of the saved model.
+        training: Training arguments.
+        source: Folder or Hub id of the model that the training started from; None for random weights.
+        rows: Number of training rows by name of the file or dataset; None if it is unknown.
+        datasets: Ids of the datasets on the Hub that the training read.
+        scores: One mapping for each evaluation: `dataset`, a name; `dataset_id`, an id on the Hub or None; `split`; `metrics`,
+            numbers by name.
+        settings: How the model was trained, by name; by default a few of the training arguments.
+        remark: A sentence about the training.
+        example: A text of the validation data, or several that the model reads together.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    if settings is None:
+        settings = {name: getattr(training, name) for name in SETTINGS}
+    record = {
+        "source": source,
+        "model_id": training.hub_model_id,
+        "license": training.license,
+        "language": list(training.language or ()),
+        "rows": dict(rows),
+        "datasets": list(datasets),
+        "scores": [dict(score) for score in scores],
+        "settings": {name: getattr(value, "value", value) for name, value in settings.items()},
+        "remark": remark,
+        "example": example,
+    }
+    write_json(Path(folder, RECORD), record)
