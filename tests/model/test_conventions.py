@@ -51,7 +51,11 @@ def num_graphs():
 # ---------------------------------------------------------------------------------------- _can_compile_fullgraph
 
 
-@pytest.mark.parametrize("auto_class", [name for name in AUTO_CLASSES if name not in ("AutoConfig",)])
+FAST = ("AutoModelForMaskedLM",)
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in AUTO_CLASSES if name not in ("AutoConfig", *FAST)]
+
+
+@pytest.mark.parametrize("auto_class", [*FAST, *SLOW])
 def test_every_class_compiles_to_one_graph_for_all_lengths(auto_class, tiny_config):
     """One for padded rows, and one for packed rows, which have other arguments."""
     tiny_config.num_hidden_layers = 1
@@ -70,6 +74,7 @@ def test_every_class_compiles_to_one_graph_for_all_lengths(auto_class, tiny_conf
     assert num_graphs() == (1 if has_choices else 2, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [True, None])
 def test_training_on_packed_rows_is_compiled_once_or_twice(dynamic, tiny_config):
     """By default torch assumes constant lengths first, finds that they change, and compiles a second time.
@@ -95,6 +100,7 @@ def test_training_on_packed_rows_is_compiled_once_or_twice(dynamic, tiny_config)
     assert num_graphs() == (2 if dynamic else 3, 0)
 
 
+@pytest.mark.slow
 def test_pretraining_is_compiled_once_for_each_size_that_changes(corpus, tmp_path):
     """By default torch finds one after the other that documents, tokens and the longest document change: 1 + 3 graphs."""
     losses, compiled = {}, dict(torch_compile=True, torch_compile_backend="aot_eager")
@@ -281,6 +287,7 @@ def test_a_server_like_vllm_runs_the_model_by_its_own_layers(model, checkpoint, 
     assert server.num_calls == 2 * len(BATCHES) * CONFIG["num_hidden_layers"]
 
 
+@pytest.mark.slow
 def test_a_served_model_compiles_to_one_graph(model, checkpoint):
     server = Server(checkpoint, model.state_dict(), takes_argument=False)
     counters.clear()

@@ -21,7 +21,6 @@ from neobert_hf.model.kernels_neobert import (
     SHORTEST_TILED,
     InferenceLinear,
     Int8Linear,
-    choose_kernels,
     linear,
     rms_norm,
     runs_fast,
@@ -302,13 +301,6 @@ def test_float32_embeddings_give_a_float32_residual_stream_in_a_bf16_model(tiny_
         fast = model(inputs_embeds=embeds, output_hidden_states=True).hidden_states[1]
     assert fast.dtype == plain.dtype == torch.float32
     torch.testing.assert_close(fast, plain, rtol=0.02, atol=0.02)  # products in bf16
-
-
-def test_on_avx2_few_rows_use_onednn_and_many_do_not(monkeypatch):
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
-    monkeypatch.setattr(machine_neobert.TORCH, "onednn_linear", F.linear)
-    assert [choose_kernels(torch.float32, rows) for rows in (1, 255, 256)] == ["onednn", "onednn", "torch"]
 
 
 def test_products_of_onednn_have_few_numbers_of_rows(monkeypatch):
