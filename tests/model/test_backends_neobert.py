@@ -96,17 +96,6 @@ def test_auto_depends_on_device_dtype_and_head_width(gpus, device, dtype, head_d
     assert choose_backend("auto", Situation((device,), dtype, head_dim, is_packed=False)) == "sdpa"
 
 
-def test_without_optional_packages_auto_chooses_a_backend_of_torch(gpus, monkeypatch):
-    for name in (*FLASH, "xformers"):
-        monkeypatch.setitem(BACKENDS, name, BACKENDS[name]._replace(is_installed=lambda: False))
-    best = {
-        device.index: choose_backend("auto", Situation((device,), BFLOAT16, 64, is_packed=True))
-        for device in (TURING, AMPERE, HOPPER, BLACKWELL)
-    }
-    assert best == {0: "sdpa", 1: "torch_varlen", 2: "torch_varlen", 3: "torch_varlen"}
-    assert choose_backend("auto", Situation((AMPERE,), FLOAT32, 64, is_packed=True)) == "sdpa"
-
-
 @pytest.mark.parametrize(
     ("name", "situation", "message"),
     [
@@ -258,18 +247,6 @@ def test_a_named_backend_is_refused_before_the_first_block_if_one_gpu_cannot_run
     model.model.transformer_encoder[0].register_forward_pre_hook(lambda *_: pytest.fail("a block runs"))
     with pytest.raises(ValueError, match=r"at least 8\.0 for torch\.float16, but cuda:0 has 7\.5"):
         model(torch.tensor([[5, 6, 7]]))
-
-
-def test_each_choice_is_logged_once(gpus, caplog):
-    with caplog.at_level("INFO"):
-        for _ in range(3):
-            for device in (AMPERE, HOPPER):
-                choose_backend("auto", Situation((device,), BFLOAT16, 64, is_packed=True))
-    messages = [record.message for record in caplog.records]
-    assert messages == [
-        "NeoBERT on cuda:1 in torch.bfloat16, packed layout: flash_attention_2 attention, standard kernels",
-        "NeoBERT on cuda:2 in torch.bfloat16, packed layout: flash_attention_3 attention, standard kernels",
-    ]
 
 
 # ---------------------------------------------------------------------------------------- numerical results
@@ -440,20 +417,6 @@ def test_flash_attention_agrees_with_the_oracle_through_transformers(
     check(flash_results[name], wide_checkpoint, documents, inputs)
 
 
-# ---------------------------------------------------------------------------------------- interfaces of transformers and torch
-
-
-@pytest.mark.compat
-@pytest.mark.parametrize("name", [*SUPPORTED_FLASH, "flex_attention", "sdpa"])
-def test_the_registry_of_transformers_has_the_functions_and_the_arguments_of_our_call(name):
-    parameters = inspect.signature(AttentionInterface()[name]).parameters
-    assert list(parameters)[:5] == ["module", "query", "key", "value", "attention_mask"]
-    assert "scaling" in parameters and list(parameters.values())[-1].kind == inspect.Parameter.VAR_KEYWORD
-    if name in FLASH:  # the boundaries pass through
-        passed = inspect.signature(sys.modules["transformers.modeling_flash_attention_utils"]._flash_attention_forward)
-        assert {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "is_causal"} <= set(passed.parameters)
-
-
 # ---------------------------------------------------------------------------------------- SDPA in length groups
 
 
@@ -594,38 +557,3 @@ def test_only_copies_to_cuda_are_asynchronous_and_they_start_from_pinned_memory(
     assert to_device(Host(), AMPERE) == ("cuda", True, True)
     assert to_device(Host(), MPS) == ("mps", False, False)
     assert to_device(Host(), CPU) == ("cpu", False, False)
-
-
-# ---------------------------------------------------------------------------------------- optional names
-
-
-@pytest.mark.slow
-def test_the_model_runs_without_optional_names(checkpoint, tmp_path):
-    """Modules and functions that other versions may lack are removed before the first import."""
-    script = """
-import sys, json, torch, transformers.modeling_layers
-for name in ("torch.nn.attention.varlen", "xformers", "xformers.ops"):
-    sys.modules[name] = None
-for version in (2, 3, 4):
-    vars(transformers.utils).pop(f"is_flash_attn_{version}_available", None)
-from neobert_hf import NeoBERTForMaskedLM
-from neobert_hf.model import backends_neobert
-model = NeoBERTForMaskedLM.from_pretrained(sys.argv[1]).eval()
-ids = torch.tensor([[5, 6, 7, 8]])
-with torch.no_grad():
-    print(json.dumps(model(ids, cu_seq_lens_q=torch.tensor([0, 1, 4])).logits.double().sum().item()))
-missing = [name for name, row in backends_neobert.BACKENDS.items() if not row.is_installed()]
-assert set(missing) >= {"torch_varlen", "xformers", "flash_attention_2"}, missing
-"""
-    path = os.pathsep.join(map(str, (SOURCE.parent, *Path(__file__).parents[:2])))
-    process = subprocess.run(
-        [sys.executable, "-c", script, checkpoint],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
-    )
-    assert process.returncode == 0, process.stderr[-3000:]
-    model = NeoBERTForMaskedLM.from_pretrained(checkpoint).eval()
-    with torch.no_grad():
-        wanted = model(torch.tensor([[5, 6, 7, 8]]), cu_seq_lens_q=torch.tensor([0, 1, 4])).logits.double().sum().item()
-    assert json.loads(process.stdout.splitlines()[-1]) == pytest.approx(wanted, rel=1e-5)

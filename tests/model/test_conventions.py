@@ -13,7 +13,6 @@ import torch.nn.functional as F
 import transformers
 from accelerate import init_empty_weights
 from oracle import CONFIG
-from pretraining_runs import run
 from torch import nn
 from torch._dynamo.utils import counters
 from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModel
@@ -98,19 +97,6 @@ def test_training_on_packed_rows_is_compiled_once_or_twice(dynamic, tiny_config)
         if lengths == BATCHES[-1]:
             assert num_graphs() == (1 if dynamic else 2, 0)
     assert num_graphs() == (2 if dynamic else 3, 0)
-
-
-@pytest.mark.slow
-def test_pretraining_is_compiled_once_for_each_size_that_changes(corpus, tmp_path):
-    """By default torch finds one after the other that documents, tokens and the longest document change: 1 + 3 graphs."""
-    losses, compiled = {}, dict(torch_compile=True, torch_compile_backend="aot_eager")
-    for name, changes in {"plain": {}, "compiled": compiled}.items():
-        torch.compiler.reset()
-        counters.clear()
-        losses[name] = run(corpus, tmp_path / name, max_steps=8, **changes)
-    assert list(losses["plain"]) == list(range(1, 9))  # 4 rows a step
-    assert losses["compiled"] == pytest.approx(losses["plain"], rel=1e-4)  # float32: eight steps of training
-    assert 2 <= num_graphs()[0] <= 4 and num_graphs()[1] == 0
 
 
 # ---------------------------------------------------------------------------------------- hidden states and attentions

@@ -205,11 +205,6 @@ def test_sentence_transformers_and_pipelines_use_a_copy():
     assert len(answer) == 5
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# int8
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 def int8_layer(num_inputs, num_outputs):
     return Int8Linear(nn.Linear(num_inputs, num_outputs, bias=False), torch.float32)
 

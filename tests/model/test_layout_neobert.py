@@ -115,17 +115,6 @@ def test_all_marks_of_documents_and_single_documents_give_the_same_states(double
         assert (states[0] - torch.cat(alone)).abs().max() < 1e-10
 
 
-@pytest.mark.parametrize("unpad", [True, False])
-def test_seq_idx_marks_documents_in_each_of_several_rows(double_model, unpad):
-    double_model.config.unpad_inputs = unpad
-    ids = random_ids(2, 5)
-    with torch.no_grad():
-        states = double_model(ids, seq_idx=torch.tensor([[0, 0, 0, 1, 1], [1, 0, 0, 0, 0]])).last_hidden_state
-        for row, columns in ((0, slice(0, 3)), (0, slice(3, 5)), (1, slice(0, 1)), (1, slice(1, 5))):
-            alone = double_model(ids[row : row + 1, columns]).last_hidden_state[0]
-            assert (states[row, columns] - alone).abs().max() < 1e-10
-
-
 @st.composite
 def marked_rows(draw):
     """(B, L) mask and positions of packed rows with padding at any place; and the columns of each document of each row."""
@@ -215,16 +204,6 @@ def test_an_exported_graph_marks_documents_by_positions_beside_a_mask(double_mod
         assert (exported(**inputs).last_hidden_state - wanted).abs().max() < 1e-10
 
 
-def test_left_padding_with_the_positions_of_gpt_is_one_document_a_row(double_model):
-    ids, mask = random_ids(2, 6), torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
-    positions = (mask.cumsum(-1) - 1).masked_fill(mask == 0, 1)
-    for unpad in (True, False):
-        double_model.config.unpad_inputs = unpad
-        with torch.no_grad():
-            wanted = double_model(ids, attention_mask=mask).last_hidden_state
-            assert torch.equal(double_model(ids, attention_mask=mask, position_ids=positions).last_hidden_state, wanted)
-
-
 def test_free_positions_mark_no_documents(double_model):
     """Equal positions in an attention that reads distances: the order of the tokens has no effect."""
     ids, mask, order = random_ids(1, 6), torch.ones(1, 6, dtype=torch.long), torch.tensor([3, 0, 5, 1, 4, 2])
@@ -266,17 +245,6 @@ def test_tokens_never_see_other_documents(double_model, lengths, seed, data):
     elsewhere = torch.ones(sum(lengths), dtype=torch.bool)
     elsewhere[document] = False
     assert torch.equal(before[elsewhere], after[elsewhere])
-
-
-@given(mask=masks(), fill=st.floats(-2, 2))
-@some_examples
-def test_flatten_and_unflatten_are_inverse_on_real_tokens(mask, fill):
-    values = torch.randn(*mask.shape, 3)
-    for unpad in (True, False):
-        layout = make_layout(random_ids(*mask.shape), VOCAB, attention_mask=mask, is_packed=unpad)
-        restored = layout.unflatten(layout.flatten(values), fill=fill)
-        assert torch.equal(restored[mask], values[mask])
-        assert (restored[~mask] == fill).all()
 
 
 def test_a_change_in_one_row_of_a_padded_batch_changes_no_bit_of_the_others(model):
@@ -384,19 +352,7 @@ def test_a_padding_mask_makes_no_tensor_of_length_times_length(tiny_config):
 class WaitsForDevice(TorchFunctionMode):
     """Records the calls that would make the host wait, except on tensors that `_copy_to_host` returned."""
 
-    WAITING = (
-        "item",
-        "tolist",
-        "numpy",
-        "cpu",
-        "nonzero",
-        "equal",
-        "allclose",
-        "__bool__",
-        "__int__",
-        "__float__",
-        "__index__",
-    )
+    WAITING = ("item", "tolist", "numpy", "cpu", "nonzero", "equal", "allclose", "__bool__", "__int__", "__float__")
 
     def __init__(self, monkeypatch):
         super().__init__()
@@ -479,22 +435,6 @@ def varlen(monkeypatch):
     return "torch_varlen"
 
 
-class WaitingOperations(TorchDispatchMode):
-    """Records the operations of torch that copy a value to the host, whatever function calls them."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = function.overloadpacket.__name__
-        indices = args[1] if name in ("index", "index_put") else ()
-        has_bool_index = any(index is not None and index.dtype == torch.bool for index in indices)
-        if has_bool_index or name in ("_local_scalar_dense", "nonzero", "equal", "masked_select", "_unique2"):
-            self.names.append(name)
-        return function(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("is_sparse", [False, True])
 def test_with_trusted_boundaries_a_training_step_does_not_wait_before_the_first_block(
     model, varlen, monkeypatch, is_sparse
@@ -505,22 +445,22 @@ def test_with_trusted_boundaries_a_training_step_does_not_wait_before_the_first_
     wanted = model(ids, labels=labels, cu_seq_lens_q=boundaries).loss
     model.set_attn_implementation(varlen)
     at_first_block = []
-    with WaitsForDevice(monkeypatch) as device, WaitingOperations() as operations:
+    with WaitsForDevice(monkeypatch) as device:
         model.model.transformer_encoder[0].register_forward_pre_hook(
-            lambda *_: at_first_block.append((list(device.waits), list(operations.names)))
+            lambda *_: at_first_block.append(list(device.waits))
         )
         packed = dict(cu_seq_lens_q=boundaries, cu_seq_lens_k=boundaries.clone(), max_length_q=6, max_length_k=6)
         loss = model(ids, labels=labels, **packed, trust_boundaries=True, num_items_in_batch=7).loss
         loss.backward()
-    assert device.copies == 0 and at_first_block == [([], [])]
+    assert device.copies == 0 and at_first_block == [[]]
     # sparse prediction needs the number of labels on the host; all blocks but the last are queued by then
-    assert device.waits == operations.names == (["nonzero"] if is_sparse else [])
+    assert device.waits == (["nonzero"] if is_sparse else [])
     num_labels = (labels != -100).sum()
     torch.testing.assert_close(loss, wanted * num_labels / 7)
 
 
 def test_trusted_boundaries_are_still_checked_if_attention_needs_them_on_the_host(model):
-    with pytest.raises(ValueError, match="cu_seq_lens is 0, 3; it must .* end with 2"):
+    with pytest.raises(ValueError, match=r"cu_seq_lens is 0, 3; it must .* end with 2"):
         model(random_ids(1, 2), cu_seq_lens_q=boundaries_of([3]), max_length_q=3, trust_boundaries=True)
 
 
@@ -620,17 +560,6 @@ def test_unknown_arguments_are_refused(model):
         model(random_ids(1, 4), attn_mask=torch.ones(1, 4))
     with pytest.raises(TypeError, match=r"no argument labels; load a model with a head$"):
         model.model(random_ids(1, 4), labels=torch.ones(1, 4))
-
-
-def test_with_a_mask_positions_may_have_any_value(double_model):
-    """With an attention mask, positions only rotate: their distances matter, the first position does not."""
-    ids, mask = random_ids(1, 6), torch.ones(1, 6, dtype=torch.long)
-    with torch.no_grad():
-        from_zero = double_model(ids, attention_mask=mask).last_hidden_state
-        from_ten = double_model(ids, attention_mask=mask, position_ids=torch.arange(10, 16)).last_hidden_state
-        repeated = double_model(ids, attention_mask=mask, position_ids=torch.zeros(1, 6, dtype=torch.long))
-    assert (from_zero - from_ten).abs().max() < 1e-10
-    assert not math.isclose((from_zero - repeated.last_hidden_state).abs().max(), 0, abs_tol=1e-3)
 
 
 @pytest.mark.parametrize("unpad", [True, False])

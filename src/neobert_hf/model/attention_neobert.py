@@ -112,9 +112,9 @@ LONGEST_GROUPED = {torch.bfloat16: 1024, torch.float32: 32}
 def make_sdpa_mask(layout, dtype, is_fast):
     """Length groups for SDPA on a GPU and for training on a CPU; None if one call per sequence is faster.
 
-    On a GPU every call costs a kernel launch, so one call per sequence is slow for hundreds of sequences. In inference on a CPU,
-    one call per sequence is faster and needs no copies. A forward without gradients in training mode is no inference: gradient
-    caching repeats it with gradients, and both must give the same numbers.
+    On a GPU every call costs a kernel launch. In inference on a CPU, one call per sequence is faster and needs no copies. A
+    forward without gradients in training mode is no inference: gradient caching repeats it with gradients, and both must give
+    the same numbers.
     """
     if layout.cu_seq_lens.device.type == "cpu":
         is_grouped = not is_fast and layout.max_length <= LONGEST_GROUPED.get(dtype, 0)

@@ -35,8 +35,7 @@ _scalar = lru_cache(partial(torch.tensor, dtype=torch.float32, device="cpu"))
 def runs_fast(x: torch.Tensor, module: nn.Module) -> bool:
     """Whether the kernels of this file can run on `x` in `module`: evaluation mode, CPU, no autograd, no tracing.
 
-    Subclasses of Tensor, transforms of torch.func and modes, such as FlopCounterMode, get the reference implementations, which
-    they can intercept.
+    Subclasses of Tensor, transforms of torch.func and modes, such as FlopCounterMode, intercept the reference implementations.
     """
     return (
         not module.training
@@ -83,11 +82,8 @@ def linear(layer: nn.Module, x: torch.Tensor, kernels: str) -> torch.Tensor:
 
     Args:
         layer: nn.Linear, or a module in its place (an adapter, a quantized layer), which is then called.
-        x: (T, in).
+        x: (T, in); the result is (T, out).
         kernels: Result of `choose_kernels`, or "plain".
-
-    Returns:
-        (T, out).
     """
     is_ours = isinstance(layer, InferenceLinear)
     is_ordinary = is_ours or (type(layer) is nn.Linear and type(layer.weight) is nn.Parameter)
@@ -116,9 +112,6 @@ def in_few_shapes(multiply: Callable[[torch.Tensor], torch.Tensor], x: torch.Ten
     Args:
         multiply: Function from (R, in) to (R, out), row by row.
         x: (T, in). Above `EXACT_ROWS`, R has 16 values between two powers of two, at most T + T / 16.
-
-    Returns:
-        (T, out).
     """
     num_rows = len(x)
     num_more = -num_rows % (1 << (num_rows - 1).bit_length() - 5) if num_rows > EXACT_ROWS else 0
@@ -241,9 +234,7 @@ def tiled_attention(
     the largest score only if the sum would otherwise leave the range of full precision.
 
     Args:
-        q_THK: (T, H, K) queries, bf16.
-        k_THK: (T, H, K) keys.
-        v_THK: (T, H, K) values.
+        q_THK: (T, H, K) queries, bf16, as are keys and values.
         lengths: Number of tokens of each sequence, T in all.
 
     Returns:

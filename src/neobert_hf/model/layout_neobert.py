@@ -1,7 +1,7 @@
 """`make_layout`: one checked `SequenceLayout` from an attention mask, or from the inputs that mark packed documents.
 
-A batch consists of padded rows with a mask, or of packed rows (see `Boundaries`). The layout is packed if tensor values can
-be read, so that padding costs no computation. It is dense while tracing, and if the caller requests it.
+The layout is packed if tensor values can be read, so that padding costs no computation. It is dense while tracing, and if the
+caller requests it.
 
 Axes: `B` rows, `L` columns of the input; `T` tokens on the flat axis; `N` sequences.
 """
@@ -97,10 +97,7 @@ class SequenceLayout(NamedTuple):
 CU_SEQ_LENS = ("cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens")  # the last is the name in the published code
 MAX_LENGTHS = ("max_length_q", "max_length_k", "max_seqlen")
 BOUNDARIES = ("position_ids", "seq_idx", "free_positions", *CU_SEQ_LENS, *MAX_LENGTHS, "trust_boundaries")
-
-
-# Beginnings of the names that modules of sentence-transformers add to the inputs of the model; a second pass over these inputs
-# gives them to the model too.
+# Beginnings of the names that modules of sentence-transformers add to the inputs; a second pass gives them to the model too.
 ADDED_BY_SENTENCE_TRANSFORMERS = (
     *("token_embeddings", "token_weights_sum", "all_layer_embeddings", "sentence_embedding", "scores", "dataset_name"),
     *("decoded_embedding", "auxiliary_embedding"),  # of a sparse autoencoder
@@ -135,8 +132,7 @@ class Boundaries(NamedTuple):
 
         Args:
             model: Class of the model, for the message.
-            arguments: Values by the names in `BOUNDARIES`. None and False are values of arguments that were not given. Those that
-                sentence-transformers adds are ignored.
+            arguments: Values by name. None and False count as not given. Those that sentence-transformers adds are ignored.
             options: Names of the arguments of a registered attention function.
 
         Raises:

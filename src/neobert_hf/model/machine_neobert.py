@@ -1,11 +1,8 @@
 """What the machine and torch can do: bf16 instructions, the fastest dtype and matrix products, private names, tracing.
 
-All results about the machine depend on the processor and not on timing, so two runs on one machine take the same path.
+All results depend on the processor and not on timing, so two runs on one machine take the same path.
 `ATEN_CPU_CAPABILITY=avx2` hides AVX-512 from torch, and so from this file; `NEOBERT_CPU_BF16=0` or `1` overrides the
 detection of bf16 instructions, and of their speed.
-
-Private names of torch are looked up only here (`TORCH`). A later torch may lack one of them; its entry is then None, and
-standard operations run instead.
 """
 
 import os
@@ -18,7 +15,7 @@ AVX2_ONEDNN_ROWS = 256
 
 
 def find_private_names() -> SimpleNamespace:
-    """Look up the private names of torch; a name that this torch lacks is None."""
+    """Look up the private names of torch; one that a later torch lacks is None, and standard operations run instead."""
 
     def find(path):
         found = torch

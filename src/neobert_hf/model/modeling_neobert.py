@@ -143,7 +143,7 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
         """Load as any transformers model, but never from a pickle and never with missing encoder weights.
 
         Raises:
-            ValueError: The checkpoint lacks tensors of the encoder, or the weight or the bias of a head layer, or has one twice.
+            ValueError: The checkpoint lacks tensors of the encoder, or half of a head layer, or has a tensor twice.
             OSError: The folder has no safetensors weights, or a file is damaged.
         """
         check_weight_files(pretrained_model_name_or_path, kwargs)
@@ -323,13 +323,10 @@ class _HeadModel(NeoBERTPreTrainedModel):
         outputs = self.encode(*inputs, select_tokens=self.select(labels), **kwargs)
         return self.predict(outputs, labels, num_items_in_batch)
 
-    def encode(
-        self, input_ids=None, attention_mask=None, position_ids=None, inputs_embeds=None, **kwargs
-    ) -> NeoBERTModelOutput:
+    def encode(self, *inputs, **kwargs) -> NeoBERTModelOutput:
         """The states of real tokens, and the plan; arguments as in `NeoBERTModel.forward`."""
         warn_of_frozen_layers(self)
-        inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
-        return self.model(**inputs, inputs_embeds=inputs_embeds, return_packed=True, return_dict=True, **kwargs)
+        return self.model(*inputs, **kwargs, return_packed=True, return_dict=True)
 
     def select(self, labels: torch.Tensor | None) -> Callable[[SequenceLayout], torch.Tensor] | None:
         """`select_tokens` of `NeoBERTModel.forward`; None: the head reads all tokens."""
