@@ -2,7 +2,7 @@
 
     python benchmarks/result_tables.py            (after a new result, and after a change of this file)
 
-Pages under docs/ include the .md files. GitHub includes nothing, so README.md, SECURITY.md and the card of the mini model hold
+Pages under docs/ include the .md files. GitHub includes nothing, so README.md and the card of the mini model hold
 their table between `<!-- table:NAME -->` and `<!-- end -->`.
 """
 
@@ -347,7 +347,6 @@ def comparison() -> str:
 
 BLOCKS = {
     "README.md": ("comparison", comparison),
-    "SECURITY.md": ("adversary", lambda: render(read("adversary"))),
     "src/neobert_hf/mini/README.md": ("evaluation", lambda: render(read("evaluation_cpu_float32"))),
 }
 

@@ -5,6 +5,7 @@ import csv
 import gzip
 import json
 import lzma
+import re
 
 import pytest
 from hypothesis import given
@@ -153,7 +154,7 @@ def test_json_may_hold_the_texts_themselves(tmp_path):
 def test_a_missing_text_is_empty_and_a_lone_surrogate_a_question_mark_or_both_are_refused(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": "a \\ud800 b \\ud83d\\ude00"}\n{"text": null}\n{}\n')
     assert [text for _, text in read_texts(tmp_path / "a.jsonl")] == ["one", "a ? b \U0001f600", "", ""]
-    with pytest.raises(ValueError, match=r"a\.jsonl, line 2: text has the lone surrogate '\\ud800' at character 2"):
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 2: text has a lone surrogate"):
         read_text_column([tmp_path / "a.jsonl"], "text")
     for value, message in (('{"text": null}', "text is None, a NoneType"), ("{}", "no column 'text'")):
         (tmp_path / "b.jsonl").write_text('{"text": "one"}\n' + value)
@@ -171,6 +172,27 @@ def test_a_text_that_is_not_a_string_is_refused_by_file_place_and_type(tmp_path,
             list(read_texts(file))
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".tsv"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_every_kind_of_line_end_and_utf_16_with_its_mark_are_read(tmp_path, suffix, encoding, end):
+    """As Excel for Mac ("CSV (Macintosh)") and Excel's "Unicode text" save them."""
+    rows = [{"text": "Größe 漢字", "label": "x y"}, {"text": "two", "label": "z"}]
+    file = written(tmp_path, suffix, rows)
+    text = file.read_bytes().decode().replace("\r\n", "\n").replace("\n", end)
+    file.write_bytes(text.encode(encoding))
+    assert [row for _, row in read_rows(file)] == rows
+
+
+def test_a_long_field_leaves_the_limit_of_csv_as_it_was(tmp_path):
+    limit, text = csv.field_size_limit(), "x" * 200_000
+    (tmp_path / "a.csv").write_text(f"{text};b\nc;{text}\n")
+    rows = read_rows(tmp_path / "a.csv", column_names=["text", "label"])
+    for expected in ((text, "b"), ("c", text)):
+        assert tuple(next(rows)[1].values()) == expected
+        assert csv.field_size_limit() == limit
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet"])
 def test_two_columns_of_one_name_are_refused(tmp_path, suffix):
     file = tmp_path / f"rows{suffix}"
@@ -179,6 +201,28 @@ def test_two_columns_of_one_name_are_refused(tmp_path, suffix):
     else:
         file.write_text("text,text,label\na,b,c\n".replace(",", {".csv": ",", ".tsv": "\t"}[suffix]))
     with pytest.raises(ValueError, match="two columns have the name 'text'; rename one of them"):
+        list(read_rows(file))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "good", "bad"),
+    [
+        ("a.jsonl", '{"a": "1"}\n{"a": \n\n{"a": "2"}\nnonsense\n', "12", {2: "not JSON", 5: "not JSON"}),
+        ("a.csv", "a,b\n1,x\n2\n\n3,x,y\n4,x\n", "14", {3: "1 columns, but the first", 5: "3 columns"}),
+        ("a.csv", 'a,b\n1,x\n"2" x,y\n3,x\n', "13", {3: "',' expected after"}),
+        ("a.csv", 'a,b\n1,x\n"2,x\n3,x\n4,x\n', "1", {3: r"unexpected end of data after 3 lines\)"}),
+        ("a.csv", 'a,b\n1,x\n"2,x\n3,x\n4,"x"\n5,x\n', "15", {3: "',' expected after '\"' after 3 lines"}),
+        ("a.tsv", 'a\tb\n1\tx\n2\n"3\tx\n4\tx\ty\n', '1"3', {3: "1 columns", 5: "3 columns, .*replace each"}),
+    ],
+)
+def test_rows_that_cannot_be_read_are_counted_and_named_and_the_others_are_read(tmp_path, name, content, good, bad):
+    file, faults = tmp_path / name, []
+    file.write_text(content)
+    rows = list(read_rows(file, faults=faults))
+    assert "".join(row["a"] for _, row in rows) == good
+    assert [place for place, _ in faults] == [f"{file}, line {line}" for line in bad]
+    assert all(re.search(reason, fault) for reason, (_, fault) in zip(bad.values(), faults))
+    with pytest.raises(ValueError, match=f"^{file}, line {min(bad)}: .*{bad[min(bad)]}"):
         list(read_rows(file))
 
 
@@ -199,16 +243,17 @@ FINE = b"text\n" + b"fine\n" * 99_999
         ("a.json", b'[{"text": "one"}', ": this is not JSON"),
         ("a.json", b'[{"text": "one"}, 5]', ", item 2 has type int, not object"),
         ("a.json", b'[{"body": "one"}]', ", item 1: no column 'text'; .*, one of body"),
-        ("a.txt", FINE + b"a\xffb\n", ", line 100001 is not UTF-8; convert the file"),
+        ("a.txt", FINE + b"a\xffb\n", ", line 100001 is not UTF-8; convert it"),
         ("a.txt", b"fine\ncut \xc3", ", line 2 is not UTF-8"),
         ("a.txt.gz", gzip.compress(FINE)[:-40], " cannot be read; it is damaged"),
         ("a.txt.zst", zstd(FINE)[:-9], " cannot be read; it is damaged"),
         ("a.txt.bz2", bz2.compress(FINE)[:-9], " cannot be read; it is damaged"),
         ("a.txt.xz", lzma.compress(FINE)[:-9], " cannot be read; it is damaged"),
-        ("a.txt.xz", b"plain text", " cannot be read; it is damaged or not of the kind"),
-        ("a.txt.zst", b"plain text", " cannot be read; it is damaged or not of the kind"),
-        ("a.txt.gz", b"plain text", " cannot be read; it is damaged or not of the kind"),
-        ("a.txt.bz2", b"plain text", " cannot be read; it is damaged or not of the kind"),
+        ("a.txt.xz", b"plain text", " cannot be read; it is damaged, or its suffix is wrong"),
+        ("a.txt", "text".encode("utf-16") + b"x", " cannot be read; it is damaged"),
+        ("a.txt.zst", b"plain text", " cannot be read; it is damaged"),
+        ("a.txt.gz", b"plain text", " cannot be read; it is damaged"),
+        ("a.txt.bz2", b"plain text", " cannot be read; it is damaged"),
         ("a.csv", b"number,body\n1,one\n", ", line 2: no column 'text'; .*, one of number, body"),
         ("a.csv", b"number,text\n1,one\n2,two, three\n", ", line 3: 3 columns, but the first line names 2"),
         ("a.csv", b"number,text\n1,one\n2\n", ", line 3: 1 columns, but the first line names 2"),
@@ -220,7 +265,7 @@ FINE = b"text\n" + b"fine\n" * 99_999
         ("a.tsv", b"number\ttext\n1\tone\ttwo\n", ", line 2: 3 columns, but the first line names 2"),
         ("a.tsv", b"number\ttext\n1\n", r", line 2: 1 columns, but the first line names 2 \(number, text\)"),
         ("a.tsv", b"text\n\xff\n", ", line 2 is not UTF-8"),
-        ("a.parquet", b"PAR1 and so on", " cannot be read; it is damaged or not of the kind"),
+        ("a.parquet", b"PAR1 and so on", " cannot be read; it is damaged"),
         ("a.doc", b"abc", r" has the suffix '\.doc'; choose \.jsonl"),
     ],
 )

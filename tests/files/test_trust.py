@@ -3,16 +3,21 @@
 import json
 import os
 import shutil
+from fnmatch import fnmatch
 
 import pytest
 from transformers import AutoTokenizer, BertTokenizerFast, Trainer, TrainingArguments
 
-from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, contextual_sentence_transformer, sentence_transformer
-from neobert_hf.embeddings.vector_files import open_for_inference
-from neobert_hf.files import trust
-from neobert_hf.files.trust import check_links, check_own_code, check_source, load_tokenizer, resolve
-from neobert_hf.hub.convert import convert
-from neobert_hf.hub.push import model_files
+from neobert_hf import NeoBERTForMaskedLM, sentence_transformer
+from neobert_hf.files.trust import (
+    DATA_FILES,
+    check_links,
+    check_own_code,
+    check_source,
+    keep_known_settings,
+    load_tokenizer,
+    resolve,
+)
 
 FOREIGN = {  # settings by which a loader runs code of another place, by the file that holds them
     "config.json": {
@@ -22,7 +27,6 @@ FOREIGN = {  # settings by which a loader runs code of another place, by the fil
     },
     "tokenizer_config.json": {"auto_map": {"AutoTokenizer": [None, "other/place--tokenizer.Tokenizer"]}},
 }
-UNKNOWN = {"code_in_the_future": "other/place"}
 
 
 def add_to(file, settings):
@@ -50,23 +54,23 @@ def assert_own(folder):
 
 def test_an_embedding_model_is_saved_without_foreign_settings(theirs, tmp_path):
     pytest.importorskip("sentence_transformers")
-    add_to(theirs / "config.json", UNKNOWN)
-    add_to(theirs / "tokenizer_config.json", UNKNOWN)
     sentence_transformer(str(theirs)).save_pretrained(str(tmp_path / "dense"))
     assert_own(tmp_path / "dense")
-    contextual_sentence_transformer(str(theirs), context_size=4).save_pretrained(str(tmp_path / "contextual"))
-    assert_own(tmp_path / "contextual")
 
 
 def test_a_fine_tuned_model_is_saved_without_foreign_settings(theirs, tmp_path):
     """As the scripts do: `load_tokenizer`, the model's class and a stock Trainer."""
-    add_to(theirs / "tokenizer_config.json", UNKNOWN)
-    model, arguments = (
-        NeoBERTForMaskedLM.from_pretrained(theirs),
-        TrainingArguments(str(tmp_path / "run"), use_cpu=True),
-    )
-    Trainer(model, arguments, processing_class=load_tokenizer(str(theirs))).save_model()
+    model, run = NeoBERTForMaskedLM.from_pretrained(theirs), TrainingArguments(str(tmp_path / "run"), use_cpu=True)
+    Trainer(model, run, processing_class=load_tokenizer(str(theirs))).save_model()
     assert_own(tmp_path / "run")
+
+
+def test_a_config_loses_and_names_the_settings_that_its_class_does_not_declare(tiny_config, caplog):
+    declared = tiny_config.to_dict()
+    tiny_config.auto_map, tiny_config.code_in_the_future = {"AutoModel": "other/place--a.B"}, "other/place"
+    assert keep_known_settings(tiny_config, "org/name") is tiny_config
+    assert tiny_config.to_dict() == declared
+    assert "org/name has settings unknown to this library, which are not saved: code_in_the_future" in caplog.text
 
 
 def test_settings_that_a_tokenizer_declares_are_kept(tmp_path):
@@ -74,14 +78,6 @@ def test_settings_that_a_tokenizer_declares_are_kept(tmp_path):
     BertTokenizerFast.from_pretrained(tmp_path, do_lower_case=False).save_pretrained(tmp_path)
     load_tokenizer(str(tmp_path)).save_pretrained(tmp_path / "again")
     assert load_tokenizer(str(tmp_path / "again")).tokenize("Fox fox") == ["Fox", "fox"]
-
-
-def test_a_setting_that_is_not_saved_is_named(theirs, caplog):
-    load_tokenizer(str(theirs))
-    assert not caplog.text  # about keys that each save writes anew
-    add_to(theirs / "tokenizer_config.json", UNKNOWN)
-    load_tokenizer(str(theirs))
-    assert "settings that this library does not know: code_in_the_future; they are not saved" in caplog.text
 
 
 # ---------------------------------------------------------------------------------------- links
@@ -92,7 +88,7 @@ def test_a_link_that_leaves_the_folder_is_refused(theirs, tmp_path, name):
     (tmp_path / "secret").write_text("token")
     (theirs / name).parent.mkdir(exist_ok=True)
     (theirs / name).symlink_to(tmp_path if name == "folder" else "../" * name.count("/") + "../secret")
-    for read in (load_tokenizer, check_source, sentence_transformer):
+    for read in (load_tokenizer, check_source):
         with pytest.raises(ValueError, match=rf"{name} refers to .*, outside its folder"):
             read(str(theirs))
 
@@ -113,14 +109,17 @@ def test_links_inside_a_folder_and_those_of_the_cache_are_accepted(theirs, token
         check_source(snapshot)
 
 
-def test_a_vocabulary_file_outside_the_folder_is_refused(theirs, tmp_path):
+@pytest.mark.parametrize("key", ["vocab_file", "entity_vocab_file"])
+def test_a_file_outside_the_folder_is_refused_under_any_key_of_the_tokenizer(theirs, tmp_path, key):
     """transformers 4.57 opens the file that tokenizer_config.json names, and each line of it becomes a token."""
     (tmp_path / "secret").write_text("token")
-    add_to(theirs / "tokenizer_config.json", {"vocab_file": str(tmp_path / "secret")})
-    with pytest.raises(ValueError, match=r"tokenizer_config\.json refers to .*secret, outside its folder"):
-        load_tokenizer(str(theirs))
-    add_to(theirs / "tokenizer_config.json", {"vocab_file": "/a/machine/that/saved/it/vocab.txt"})
-    load_tokenizer(str(theirs))
+    for value in (str(tmp_path / "secret"), "../secret"):
+        add_to(theirs / "tokenizer_config.json", {key: value})
+        with pytest.raises(ValueError, match=r"tokenizer_config\.json refers to .*secret, outside its folder"):
+            load_tokenizer(str(theirs))
+    for value in ("tokenizer_config.json", "/a/machine/that/saved/it/vocab.txt"):
+        add_to(theirs / "tokenizer_config.json", {key: value})
+        check_links(theirs)
 
 
 # ---------------------------------------------------------------------------------------- tokenizers
@@ -131,9 +130,8 @@ def test_a_folder_without_tokenizer_files_is_refused(theirs):
         (theirs / name).unlink()
     with pytest.raises(ValueError, match="theirs holds no tokenizer"):
         load_tokenizer(str(theirs))
-    for read in (sentence_transformer, open_for_inference):  # the second one is that of `neobert embed`
-        with pytest.raises(ValueError, match="has 5 special tokens and no word; its files are missing"):
-            read(str(theirs))
+    with pytest.raises(ValueError, match="has 5 special tokens and no word; its files are missing"):
+        sentence_transformer(str(theirs))
 
 
 @pytest.mark.parametrize("vocab_size", [40, 400])
@@ -152,14 +150,12 @@ def test_the_tokenizer_of_another_model_is_refused(theirs, tokenizer, tiny_confi
 def test_a_folder_that_does_not_exist_is_named_without_a_rule_about_repositories(name, tmp_path, monkeypatch):
     (tmp_path / "src").mkdir()
     monkeypatch.chdir(tmp_path)
-    for read in (load_tokenizer, sentence_transformer, contextual_sentence_transformer):
+    for read in (load_tokenizer, check_source, resolve):
         with pytest.raises(ValueError, match=f"^{name} does not exist; give an existing folder, or an id on the Hub"):
             read(name)
-
-
-def test_a_config_of_bert_is_not_that_of_a_neobert():
-    with pytest.raises(ValueError, match="this is a bert, not a NeoBERT"):
-        NeoBERTConfig.from_dict({"model_type": "bert", "hidden_size": 32, "num_attention_heads": 2})
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"^file is not a folder"):
+        check_source("file")
 
 
 @pytest.mark.parametrize(
@@ -168,12 +164,11 @@ def test_a_config_of_bert_is_not_that_of_a_neobert():
         *((file, {key: value}) for file, settings in FOREIGN.items() for key, value in settings.items()),
         ("processor_config.json", {"auto_map": {"AutoProcessor": "other/place--a.B"}}),
         ("deep/config.json", {"text_config": [{"auto_map": ["other--place.a.B", None]}]}),
+        *(("config.json", {"auto_map": {"A": name}}) for name in ("/elsewhere/a.B", "../a.B", "no_file.B", "own.B.C")),
+        ("config.json", {"deep": {"_attn_implementation_internal": {"text": "other/kernel"}}}),
         ("modules.json", {"0": {"type": "other_package.Module"}}),
         ("modules.json", {"0": {"type": "sentence_transformers_other.Module"}}),
-        (
-            "deep/router_config.json",
-            {"types": {"a": "sentence_transformers.models.Dense", "b": "other/p--a.B"}, "structure": {}},
-        ),
+        ("router_config.json", {"types": {"a": "sentence_transformers.a.B", "b": "other/p--a.B"}, "structure": {}}),
         ("deep/config.json", {"types": {"a": "other_package.Module"}, "structure": {"query": ["a"]}}),  # of Asym
         ("deep/config.json", {"in_features": 8, "activation_function": "os.getcwd"}),  # of Dense
         ("deep/config.json", {"activation_function": "torch.hub.load"}),
@@ -186,6 +181,7 @@ def test_a_config_of_bert_is_not_that_of_a_neobert():
 def test_code_of_another_place_is_found_in_every_file(tmp_path, file, settings):
     (tmp_path / "deep").mkdir()
     (tmp_path / "tokenizer.json").write_text(json.dumps({"vocab": {"auto_map": 7, "custom_pipelines": 8, "--": 9}}))
+    (tmp_path / "own.py").touch()
     check_own_code(tmp_path)
     (tmp_path / file).write_text(json.dumps(settings))
     with pytest.raises(ValueError, match=rf"{os.path.basename(file)} names code|holds an adapter"):
@@ -194,10 +190,9 @@ def test_code_of_another_place_is_found_in_every_file(tmp_path, file, settings):
 
 def test_names_of_torch_and_sentence_transformers_and_plain_words_are_accepted(tmp_path):
     settings = {
-        "modules.json": [
-            {"type": "sentence_transformers.models.Dense"},
-            {"type": "sentence_transformers.base.modules.Router"},
-        ],
+        "own.py": "code of the folder itself",
+        "more.json": {"auto_map": {"AutoTokenizer": [None, "own.Tokenizer"]}, "_attn_implementation": "sdpa"},
+        "modules.json": [{"type": f"sentence_transformers.{name}"} for name in ("models.Dense", "base.modules.Router")],
         "router_config.json": {"types": {"query_0": "sentence_transformers.sentence_transformer.modules.Pooling"}},
         "config.json": {"activation_function": "gelu", "sentence_transformers": {"activation_fn": "torch.nn.Sigmoid"}},
         "dense_config.json": {"activation_function": "torch.nn.modules.activation.Tanh"},
@@ -211,50 +206,16 @@ def test_names_of_torch_and_sentence_transformers_and_plain_words_are_accepted(t
     check_own_code(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "name", ["x.json", "sub/x.json", "model.safetensors.index.json", "tokenizer.json", "notes.txt"]
-)
+@pytest.mark.parametrize("name", ["x.json", "sub/x.json", "tokenizer.json", "notes.txt"])
 def test_a_pipe_in_a_folder_is_refused_and_never_read(theirs, name):
     """Reading it would wait for ever."""
     file = theirs / name
     file.parent.mkdir(exist_ok=True)
     file.unlink(missing_ok=True)
     os.mkfifo(file)
-    readers = [
-        check_own_code,
-        check_links,
-        lambda each: check_source(str(each)),
-        lambda each: load_tokenizer(str(each)),
-    ]
-    readers += [model_files, lambda each: convert(each, each.with_name("out"))]
-    for read in readers:
+    for read in (check_own_code, check_links, check_source, lambda each: load_tokenizer(str(each))):
         with pytest.raises(ValueError, match=rf"{name} is a pipe, a socket or a device, not a regular file; remove it"):
             read(theirs)
-    NeoBERTForMaskedLM.from_pretrained(theirs)  # the weights are regular files
-
-
-@pytest.mark.parametrize("reference", ["/elsewhere/tok.T", "org/repo--tok.T", "../tok.T", "tok.T"])
-def test_a_class_outside_the_folder_is_foreign_code(tmp_path, reference):
-    """A path without "--" names code as well; a class in a file of the folder itself is its own."""
-    (tmp_path / "own.py").write_text("class T: pass\n")
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": [None, "own.T"]}}))
-    check_own_code(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": [None, reference]}}))
-    with pytest.raises(ValueError, match="names code that is not in the folder: auto_map"):
-        check_own_code(tmp_path)
-
-
-@pytest.mark.parametrize("key", ["vocab_file", "word_shape_file", "entity_vocab_file"])
-def test_a_file_outside_the_folder_is_refused_under_any_key_of_the_tokenizer(tmp_path, key):
-    (tmp_path / "secret").write_text("token")
-    folder = tmp_path / "model"
-    folder.mkdir()
-    for value in (str(tmp_path / "secret"), "../secret"):
-        (folder / "tokenizer_config.json").write_text(json.dumps({key: value}))
-        with pytest.raises(ValueError, match="outside its folder"):
-            check_links(folder)
-    (folder / "tokenizer_config.json").write_text(json.dumps({key: "tokenizer_config.json", "pad_token": "[PAD]"}))
-    check_links(folder)
 
 
 @pytest.mark.parametrize("content", ["{", "{}", "[]", '{"model": {"type": "Nothing"}}'])
@@ -264,20 +225,13 @@ def test_a_damaged_tokenizer_is_an_error_that_names_its_folder(theirs, content):
         load_tokenizer(str(theirs))
 
 
-def test_a_source_is_a_folder_as_it_is_or_the_data_files_of_an_id(tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(
-        trust, "snapshot_download", lambda name, allow_patterns: asked.append(allow_patterns) or tmp_path
-    )
-    assert resolve(tmp_path) == tmp_path and not asked
-    assert resolve("org/name") == resolve("org/name", ["*.py"]) == tmp_path
-    assert not any("py" in pattern or "bin" in pattern or pattern == "*" for pattern in asked[0])
-    assert asked[1] == [*asked[0], "*.py"]
+def test_neither_code_nor_pickles_of_an_id_are_downloaded(tmp_path):
+    for name in ("modeling_neobert.py", "pytorch_model.bin", "model.pt", "training_args.pkl", "model.ckpt", "a.npy"):
+        assert not any(fnmatch(name, pattern) for pattern in DATA_FILES)
+    assert resolve(tmp_path) == tmp_path
 
 
 def test_a_source_that_cannot_be_reached_is_one_line():
     with pytest.raises(OSError, match=r"^org/name cannot be downloaded") as caught:
         resolve("org/name")
     assert "\n" not in str(caught.value)
-    with pytest.raises(ValueError, match="gone/folder/of/three does not exist"):
-        resolve("gone/folder/of/three")

@@ -1,7 +1,7 @@
-"""Write errors of every library become an OSError that names the file; checksums are verified."""
+"""Files are written as a whole or not at all, write errors of every library name the file, and a folder has one writer."""
 
 import errno
-import os
+import hashlib
 import threading
 import time
 
@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 
 from neobert_hf.files import writing
-from neobert_hf.files.writing import only_writer, saving, sealed, unsealed
+from neobert_hf.files.writing import file_hash, only_writer, saving, write_error, write_json
 
 TENSORS = {"a": torch.zeros(9999)}
 VOCABULARY = {f"w{number}": number for number in range(999)}
@@ -22,6 +22,18 @@ SAVES = {
     "torch": (lambda file: torch.save(TENSORS, file), errno.EIO),  # torch.save does not report the reason
     "tokenizers": (lambda file: Tokenizer(models.WordLevel(VOCABULARY, "w0")).save(str(file)), errno.EFBIG),
 }
+
+
+def test_a_file_is_replaced_after_a_complete_write_only(tmp_path):
+    file = tmp_path / "a.json"
+    write_json(file, {"a": 1})
+    assert file_hash(file) == hashlib.sha256(b'{\n "a": 1\n}').hexdigest()
+    with pytest.raises(TypeError):
+        write_json(file, {"a": object()})
+    message = "File too large: a.json could not be written; the previous content is unchanged"
+    with pytest.raises(OSError, match=message), largest_file(1000):
+        write_json(file, "x" * 9999)
+    assert file.read_text() == '{\n "a": 1\n}' and list(tmp_path.iterdir()) == [file]
 
 
 @pytest.mark.parametrize("library", SAVES)
@@ -34,6 +46,12 @@ def test_a_file_that_cannot_be_written_is_an_os_error_that_names_it(tmp_path, li
     assert found.value.errno == number and found.value.filename == str(tmp_path / "model")
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_and_an_exceeded_quota_are_named(tmp_path, number):
+    error = write_error(OSError(number, "No space left on device"), tmp_path / "model", "nothing is left of it")
+    assert error.errno == number and "the disk is full: model could not be written; nothing is left of it" in str(error)
+
+
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), torch.OutOfMemoryError("no memory"), ValueError("a value")])
 def test_other_errors_pass_unchanged(tmp_path, error):
     with pytest.raises(type(error)) as found, saving(tmp_path):
@@ -41,27 +59,7 @@ def test_other_errors_pass_unchanged(tmp_path, error):
     assert found.value is error
 
 
-def test_content_without_a_checksum_is_refused():
-    content = {"a": 1}
-    assert unsealed(sealed(content)) == content
-    for without in (content, content | {"checksum": None}):
-        with pytest.raises(ValueError, match="it has no checksum"):
-            unsealed(without)
-
-
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC])
-def test_a_folder_that_cannot_be_written_is_not_reported_as_a_drive_without_locks(tmp_path, monkeypatch, number):
-    def refuse(*args, **options):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(writing.filelock.FileLock, "_acquire", refuse)
-    reason = "the disk is full" if number == errno.ENOSPC else os.strerror(number)
-    with pytest.raises(OSError, match=f"{reason}: lock could not be written; make the folder writable") as found:
-        only_writer(tmp_path, "lock").__enter__()
-    assert found.value.errno == number
-
-
-def test_a_long_wait_for_a_lock_is_logged_once(tmp_path, monkeypatch, caplog):
+def test_a_second_writer_is_refused_or_waits_and_says_so_once(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(writing, "LOCK_SECONDS", 0.1)
     is_locked = threading.Event()
 
@@ -73,6 +71,8 @@ def test_a_long_wait_for_a_lock_is_logged_once(tmp_path, monkeypatch, caplog):
     other = threading.Thread(target=hold)
     other.start()
     is_locked.wait()
+    with pytest.raises(ValueError, match=f"another process writes to {tmp_path}; .*choose another folder"):
+        only_writer(tmp_path, "lock").__enter__()
     with only_writer(tmp_path, "lock", wait=True):
         other.join()
     (record,) = caplog.records

@@ -149,9 +149,8 @@ def adopt(module: torch.nn.Module, source: str) -> None:
     if isinstance(tokenizer, PreTrainedTokenizerBase):
         check_vocabulary(tokenizer, source, getattr(config, "vocab_size", None))
     if isinstance(config, NeoBERTConfig):
-        module.processor = tokenizer  # a processor of images would save its own settings
         keep_known_settings(config, source)
-        keep_known_settings(tokenizer, source)
+        module.processor = keep_known_settings(tokenizer, source)  # one of images would save its own settings
 
 
 def open_embedding_model(name: str, revision: str | None = None, **options) -> SentenceTransformer:

@@ -93,7 +93,7 @@ def open_reranker(name: str, max_seq_length: int | None = None) -> CrossEncoder:
     check_source(name)
     options = {"dtype": torch.float32, "ignore_mismatched_sizes": True}  # of a head with several labels
     model = CrossEncoder(name, num_labels=1, model_kwargs=options)
-    keep_known_settings(model.tokenizer, name)
+    model[0].processor = keep_known_settings(model.tokenizer, name)
     model.max_seq_length = max_seq_length or min(model.max_seq_length, 512)
     return model
 

@@ -6,6 +6,7 @@ Their errors name neither the file nor the line. So this module parses with `csv
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import itertools
@@ -19,14 +20,15 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-LONGEST_FIELD = (1 << 31) - 1  # characters; Python's default is 131,072, and a C long has 32 bits on Windows
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 SAMPLES = ("line", "paragraph", "document")
+LONGEST_FIELD = (1 << 31) - 1  # characters; Python's default is 131,072, and a C long has 32 bits on Windows
 # Of CSV, the rarest inside texts first; spreadsheets write semicolons where the comma separates decimals.
 SEPARATORS = ("\t", ";", ",")
 
 Faults = list[tuple[str, str]]  # where a row stands, and what is wrong with it
+Rows = Iterator[tuple[str, Any]]  # each after its place
 
 
 def read_rows(
@@ -34,15 +36,15 @@ def read_rows(
     columns: Sequence[str] | None = None,
     column_names: Sequence[str] | None = None,
     faults: Faults | None = None,
-) -> Iterator[tuple[str, Any]]:
+) -> Rows:
     """Yield the rows of a file, each after its place, such as "a.csv, line 3".
 
-    The first line of a CSV file decides whether commas, semicolons or tabs separate its fields. A file with tabs is read as TSV,
-    in which a quotation mark is an ordinary character.
+    The first line of a CSV file decides whether commas, semicolons or tabs separate its fields. Between tabs, as in TSV, a
+    quotation mark is an ordinary character.
 
     Args:
         file: JSON lines or one JSON list (.jsonl, .json), one JSON object on several lines (.json), CSV, TSV or Parquet. All but
-            Parquet may be compressed (.gz, .bz2, .xz, .zst).
+            Parquet are UTF-8, or UTF-16 with a byte order mark, and may be compressed (.gz, .bz2, .xz, .zst).
         columns: Columns to read from Parquet; None reads all.
         column_names: Names of the columns of CSV or TSV without a line of names; further columns of a row are left out. None
             takes the names from the first line.
@@ -59,22 +61,16 @@ def read_rows(
     if suffix == ".parquet":
         rows = _parquet_rows(file, columns)
     elif suffix in (".json", ".jsonl"):
-        rows = _json_rows(file, faults)
-    elif suffix == ".csv":
-        rows = _csv_rows(file, column_names, faults)
-    elif suffix == ".tsv":
-        rows = _tsv_rows(file, _lines(file), column_names, faults)
+        rows = _json_rows(file)
+    elif suffix in (".csv", ".tsv"):
+        rows = _separated_rows(file, column_names)
     else:
-        raise ValueError(
-            f"{file} has the suffix {file.suffix!r}; choose {', '.join(SUFFIXES)}, or .txt for a corpus; all but .parquet may be "
-            f"compressed ({', '.join(COMPRESSIONS)})"
-        )
-    return _whole(file, rows)
+        known = f"{', '.join(SUFFIXES)}, or .txt for a corpus"
+        raise ValueError(f"{file} has the suffix {file.suffix!r}; choose {known}; {', '.join(COMPRESSIONS)} may follow")
+    return _readable(file, rows, faults)
 
 
-def read_texts(
-    file: str | Path, column: str = "text", sample_by: str = "paragraph", is_strict: bool = False
-) -> Iterator[tuple[str, str]]:
+def read_texts(file: str | Path, column: str = "text", sample_by: str = "paragraph", is_strict: bool = False) -> Rows:
     """Yield the texts of a file, each after its place.
 
     Args:
@@ -82,28 +78,22 @@ def read_texts(
         column: Column of the text. JSON may also hold strings instead of objects: the texts themselves.
         sample_by: Unit of a document in a .txt file: "line", "paragraph" (blank lines separate documents, as in BERT's own
             format), or "document" for the whole file.
-        is_strict: Refuse a missing text and a lone surrogate (half of a surrogate pair). Otherwise only
-            the first row must have the column, a missing text is empty, and a lone surrogate becomes a question mark.
+        is_strict: Refuse a missing text and a lone surrogate (half of a surrogate pair). Otherwise only the first row must have
+            the column, a missing text is empty, and a lone surrogate becomes a question mark.
 
     Raises:
         ValueError: As of `read_rows`; or a text is not a string, or the file has no such column.
         OSError: The file cannot be read.
     """
-    file = Path(file)
     if _suffix(file) == ".txt":
-        yield from _whole(file, _text_documents(file, sample_by))
+        yield from _readable(file, _text_documents(Path(file), sample_by))
         return
     for number, (place, row) in enumerate(read_rows(file, [column])):
         if not isinstance(row, dict | str):
-            raise ValueError(
-                f"{place} has type {type(row).__name__}, not object; write one object on each line, such as "
-                f'{{"{column}": "..."}}'
-            )
+            raise ValueError(f"{place} has type {type(row).__name__}, not object; write one object on each line")
         if isinstance(row, dict):
             if column not in row and (is_strict or number == 0):
-                raise ValueError(
-                    f"{place}: no column {column!r}; name the column of the texts, one of {', '.join(row)}"
-                )
+                raise ValueError(f"{place}: no column {column!r}; name that of the texts, one of {', '.join(row)}")
             row = row.get(column)
         yield place, checked_text(row, f"{place}: {column}", is_strict)
 
@@ -123,37 +113,42 @@ def read_text_column(files: Iterable[str | Path], column: str) -> list[tuple[str
     return texts
 
 
-def read_lines(file: str | Path) -> Iterator[tuple[str, str]]:
-    """Yield the lines of a text file, which may be compressed, each after its place.
-
-    Raises:
-        ValueError: The file is not UTF-8.
-        OSError: The file cannot be read.
-    """
-    lines = _lines(Path(file))
-    return _whole(Path(file), ((f"{file}, line {number}", line.rstrip("\r\n")) for number, line in lines))
+def read_lines(file: str | Path) -> Rows:
+    """Yield the lines of a text file, which may be compressed, each after its place; errors are those of `read_rows`."""
+    return _readable(file, _text_documents(Path(file), "line"))
 
 
 def checked_text(text: Any, place: str, is_strict: bool = False) -> str:
-    """Return a text that UTF-8 can store; the arguments are as in `read_texts`.
-
-    Raises:
-        ValueError: It is not a string; with `is_strict`, it is missing or has a lone surrogate.
-    """
+    """Return a text that UTF-8 can store; arguments and errors are those of `read_texts`."""
     if text is None and not is_strict:
         return ""
     if not isinstance(text, str):
         raise ValueError(f"{place} is {text!r:.80}, a {type(text).__name__}; every text must be a string")
+    storable = _storable(text)
+    if is_strict and storable != text:
+        raise ValueError(f"{place} has a lone surrogate, which UTF-8 cannot store; remove it")
+    return storable
+
+
+def _storable(text: str) -> str:
+    """The text with question marks in place of lone surrogates, such as the escapes of bytes that are not UTF-8."""
+    return text.encode(errors="replace").decode()
+
+
+def _readable(file: str | Path, rows: Rows, faults: Faults | None = None) -> Rows:
+    """The rows that are no errors; each error names the file."""
     try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        if is_strict:
-            raise ValueError(
-                f"{place} has the lone surrogate {text[error.start]!r} at character {error.start}, which UTF-8 cannot store; "
-                "remove it"
-            ) from error
-        return text.encode("utf-8", "replace").decode()
-    return text
+        for place, row in rows:
+            if not isinstance(row, ValueError):
+                yield place, row
+            elif faults is None:
+                raise ValueError(f"{place}: {row}") from row
+            else:
+                faults.append((place, str(row)))
+    except (pyarrow.ArrowException, lzma.LZMAError, EOFError, OSError, UnicodeDecodeError) as error:
+        if number := getattr(error, "errno", None):  # of the operating system, in the words of Python, not of pyarrow
+            raise OSError(number, os.strerror(number), str(file)) from error
+        raise ValueError(f"{file} cannot be read; it is damaged, or its suffix is wrong: {error}") from error
 
 
 def _suffix(file: str | Path) -> str:
@@ -162,175 +157,124 @@ def _suffix(file: str | Path) -> str:
 
 
 def _lines(file: Path) -> Iterator[tuple[int, str]]:
-    """Lines with their numbers from 1; only a line feed ends a line."""
-    open_stream = (
-        lzma.LZMAFile if file.suffix == ".xz" else pyarrow.input_stream
-    )  # which detects the other compressions
-    with io.BufferedReader(open_stream(str(file))) as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise ValueError(
-                    f"{file}, line {number} is not UTF-8; convert the file, for example with iconv"
-                ) from error
+    """Lines with their numbers from 1; LF, CR LF and CR end a line, and nothing else."""
+    open_stream = lzma.LZMAFile if file.suffix == ".xz" else pyarrow.input_stream  # detects the other compressions
+    with io.BufferedReader(open_stream(str(file))) as stream:
+        is_utf16 = stream.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        encoding = "utf-16" if is_utf16 else "utf-8-sig"
+        for number, line in enumerate(io.TextIOWrapper(stream, encoding, "surrogateescape", newline=""), 1):
+            if _storable(line) != line:
+                raise ValueError(f"{file}, line {number} is not UTF-8; convert it, for example with iconv")
+            yield number, line
 
 
-def _text_documents(file: Path, sample_by: str) -> Iterator[tuple[str, str]]:
-    if sample_by == "document":
+def _text_documents(file: Path, sample_by: str) -> Rows:
+    if sample_by == "line":
+        yield from ((f"{file}, line {number}", line.rstrip("\r\n")) for number, line in _lines(file))
+    elif sample_by == "document":
         yield f"{file}", "".join(line for _, line in _lines(file))
+    else:
+        for is_blank, lines in itertools.groupby(_lines(file), lambda line: not line[1].strip("\r\n")):
+            numbers, texts = zip(*lines)
+            if not is_blank:
+                yield f"{file}, line {numbers[0]}", "".join(texts)
+
+
+def _json_rows(file: Path) -> Rows:
+    lines = _lines(file)
+    first = next((line for line in lines if line[1].strip()), None)
+    if first is None:
         return
-    document, start = [], 1
-    for number, line in _lines(file):
-        if sample_by == "line":
-            yield f"{file}, line {number}", line.rstrip("\r\n")
-        elif line.strip("\r\n"):
-            document.append(line)
-        else:
-            if document:
-                yield f"{file}, line {start}", "".join(document)
-            document, start = [], number + 1
-    if document:
-        yield f"{file}, line {start}", "".join(document)
+    # A list, or an object on several lines such as a file of SQuAD.
+    if first[1].lstrip().startswith("[") or (_suffix(file) == ".json" and isinstance(_parsed(first[1]), ValueError)):
+        content = _parsed("".join(line for _, line in (first, *lines)))
+        if isinstance(content, ValueError):
+            raise ValueError(f"{file}: {content}") from content
+        items = content if isinstance(content, list) else [content]
+        yield from ((f"{file}, item {number}", item) for number, item in enumerate(items, 1))
+        return
+    for number, line in itertools.chain([first], lines):
+        if line.strip():
+            yield f"{file}, line {number}", _parsed(line)
 
 
-def _json_rows(file: Path, faults: Faults | None) -> Iterator[tuple[str, Any]]:
-    lines, is_first = _lines(file), True
-    for number, line in lines:
-        if not line.strip():
-            continue
-        place = f"{file}, line {number}"
-        if is_first and (line.lstrip().startswith("[") or (_suffix(file) == ".json" and _is_begun(line))):
-            content = _parse(line + "".join(rest for _, rest in lines), f"{file}", None)
-            rows = content if isinstance(content, list) else [content]
-            yield from ((f"{file}, item {item}", row) for item, row in enumerate(rows, 1))
-            return
-        is_first = False
-        if (row := _parse(line, place, faults)) is not FAULTY:
-            yield place, row
-
-
-def _is_begun(line: str) -> bool:
-    """Whether JSON continues on the next line."""
-    try:
-        json.loads(line)
-    except json.JSONDecodeError as error:
-        return error.pos >= len(line.rstrip())
-    except (ValueError, RecursionError):
-        pass
-    return False
-
-
-FAULTY = object()  # in the place of a row that cannot be read
-
-
-def _parse(text: str, place: str, faults: Faults | None) -> Any:
+def _parsed(text: str) -> Any:
+    """The value of JSON, or an error in its place."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        reason = f"this is not JSON ({error}); write one object on each line, or one list of objects"
-        _report(place, reason, faults, error)
-        return FAULTY
+        return ValueError(f"this is not JSON ({error}); write one object on each line, or one list of objects")
 
 
-def _report(place: str, reason: str, faults: Faults | None, cause: Exception | None = None) -> None:
-    if faults is None:
-        raise ValueError(f"{place}: {reason}") from cause
-    faults.append((place, reason))
-
-
-def _csv_rows(file: Path, names: Sequence[str] | None, faults: Faults | None) -> Iterator[tuple[str, dict]]:
-    csv.field_size_limit(LONGEST_FIELD)
+def _separated_rows(file: Path, names: Sequence[str] | None) -> Rows:
+    """Rows of CSV and TSV, or errors in their places; a blank line is no row, except that of an empty text in TSV."""
     lines = _lines(file)
-    start = list(itertools.islice(lines, 1))
-    num_before = int(bool(start) and start[0][1].lower().startswith("sep="))  # Excel's line about the separator
-    if num_before:
-        start = list(itertools.islice(lines, 1))
-    separator = _separator(start[0][1] if start else "", names)
-    lines = itertools.chain(start, lines)
-    if separator == "\t":
-        yield from _tsv_rows(file, lines, names, faults)
+    start, first = next(lines, (1, ""))
+    if first.lower().startswith("sep="):  # Excel's line about the separator
+        start, first = next(lines, (2, ""))
+    if not first:
         return
-    rows = csv.reader((line for _, line in lines), delimiter=separator, strict=True)
+    separator = "\t" if _suffix(file) == ".tsv" else _separator(first, names)
+    quoting, remedy = (csv.QUOTE_NONE, "replace") if separator == "\t" else (csv.QUOTE_MINIMAL, "quote")
+    texts = itertools.chain([first], (line for _, line in lines))
+    rows = csv.reader(texts, delimiter=separator, quoting=quoting, strict=True)
     has_header = names is None
     while True:
-        place = f"{file}, line {num_before + rows.line_num + 1}"
-        try:
-            row = next(rows, None)
-        except csv.Error as error:
-            reason = f"this is not CSV ({error}); double each quotation mark inside a quoted field"
-            _report(place, reason, None if names is None else faults, error)
-            continue
+        num_before = rows.line_num
+        place = f"{file}, line {start + num_before}"
+        row = _next_row(rows)
         if row is None:
             return
-        if names is None:
+        if row == [] and separator == "\t" and len(names or ()) == 1:
+            row = [""]
+        if isinstance(row, csv.Error):
+            num_lines = rows.line_num - num_before
+            taken = f" after {num_lines} lines" if num_lines > 1 else ""
+            fault = ValueError(f"this is not CSV ({row}{taken}); double each quotation mark inside a quoted field")
+            if names is None:
+                raise ValueError(f"{place}: {fault}") from row
+            yield place, fault
+        elif row and names is None:
             names = row
             _check_names(file, names)
-        elif row:  # a blank line is an empty row
-            hint = f"put a text that contains {separator!r} or a line break in quotation marks"
-            yield from _named(place, row, names, has_header, hint, faults)
+        elif row and (len(row) == len(names) or (len(row) > len(names) and not has_header)):
+            yield place, dict(zip(names, row))
+        elif row:
+            named = f"the first line names {len(names)}" if has_header else f"{len(names)} names are given"
+            hint = f"{remedy} each {separator!r} inside a text, and correct a truncated line"
+            yield place, ValueError(f"{len(row)} columns, but {named} ({', '.join(names[:10])}); {hint}")
+
+
+def _next_row(rows: Iterator[list[str]]) -> list[str] | csv.Error | None:
+    """A row of any length, an error in its place, or None at the end; `csv` keeps the longest length for the whole process."""
+    before = csv.field_size_limit(LONGEST_FIELD)
+    try:
+        return next(rows, None)
+    except csv.Error as error:
+        return error
+    finally:
+        csv.field_size_limit(before)
 
 
 def _separator(first: str, names: Sequence[str] | None) -> str:
     """The separator of CSV: the first line has the most columns by it, or as many as there are names."""
-    counts = {separator: len(next(csv.reader([first], delimiter=separator), ())) for separator in SEPARATORS}
-    present = [separator for separator in SEPARATORS if counts[separator] > 1] or [","]
+    rows = {each: _next_row(csv.reader([first], delimiter=each)) for each in SEPARATORS}
+    counts = {each: len(row) for each, row in rows.items() if isinstance(row, list) and len(row) > 1}
     if names is None:
-        return max(present, key=counts.get)
-    return min(present, key=lambda separator: abs(counts[separator] - len(names)))
+        return max(counts, key=counts.get, default=",")
+    return min(counts, key=lambda each: abs(counts[each] - len(names)), default=",")
 
 
-def _tsv_rows(
-    file: Path, lines: Iterable[tuple[int, str]], names: Sequence[str] | None, faults: Faults | None
-) -> Iterator[tuple[str, dict]]:
-    has_header = names is None
-    for number, line in lines:
-        values = line.rstrip("\r\n").split("\t")
-        if names is None:
-            names = values
-            _check_names(file, names)
-        elif values != [""] or len(names) == 1:  # not a blank line
-            hint = "replace the tabs inside the texts, and correct or remove a truncated line"
-            yield from _named(f"{file}, line {number}", values, names, has_header, hint, faults)
-
-
-def _named(
-    place: str, values: list[str], names: Sequence[str], has_header: bool, hint: str, faults: Faults | None
-) -> Iterator[tuple[str, dict]]:
-    """The row, unless the number of its columns is wrong."""
-    if len(values) == len(names) or (len(values) > len(names) and not has_header):
-        yield place, dict(zip(names, values))
-    else:
-        named = f"the first line names {len(names)}" if has_header else f"{len(names)} names are given"
-        shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
-        _report(place, f"{len(values)} columns, but {named} ({shown}); {hint}", faults)
-
-
-def _parquet_rows(file: Path, columns: Sequence[str] | None) -> Iterator[tuple[str, dict]]:
+def _parquet_rows(file: Path, columns: Sequence[str] | None) -> Rows:
     with pyarrow.parquet.ParquetFile(file) as stored:
         names = stored.schema_arrow.names
         _check_names(file, names)
         if missing := [name for name in columns or () if name not in names]:
             raise ValueError(f"{file}: no column {missing[0]!r}; name one of {', '.join(names)}")
-        number = 0
-        for batch in stored.iter_batches(batch_size=1000, columns=columns):
-            for row in batch.to_pylist():
-                number += 1
-                yield f"{file}, row {number}", row
+        rows = (row for batch in stored.iter_batches(1000, columns=columns) for row in batch.to_pylist())
+        yield from ((f"{file}, row {number}", row) for number, row in enumerate(rows, 1))
 
 
-def _check_names(file: str | Path, names: Sequence[str]) -> None:
+def _check_names(file: Path, names: Sequence[str]) -> None:
     if repeated := [name for i, name in enumerate(names) if name and name in names[:i]]:
         raise ValueError(f"{file}: two columns have the name {repeated[0]!r}; rename one of them")
-
-
-def _whole(file: Path, rows: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """The same rows; an error names the file."""
-    try:
-        yield from rows
-    except (pyarrow.ArrowException, lzma.LZMAError, EOFError, OSError) as error:
-        if number := getattr(error, "errno", None):  # of the operating system, in the words of Python, not of pyarrow
-            raise OSError(number, os.strerror(number), str(file)) from error
-        raise ValueError(
-            f"{file} cannot be read; it is damaged or not of the kind that its suffix says: {error}"
-        ) from error

@@ -3,7 +3,6 @@
 transformers saves each unknown setting that it has read, and some of them name code. What is loaded here is saved without them.
 """
 
-import inspect
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -22,49 +21,34 @@ logger = logging.get_logger(__name__)
 
 # Files of a repository on the Hub that are read: no code, no pickles.
 DATA_FILES = ("*.json", "*.txt", "*.safetensors", "*.jinja", "*.model")
+TOKENIZER_FILES = ("tokenizer.json", "vocab.*", "*.model")
 CODE = Path(__file__).resolve().parents[1] / "model"  # in a clone, the mini model has links to this code
-# The settings whose values sentence-transformers imports and calls, and the values that name its own code or that of torch.
-MODULES, ACTIVATIONS = r"sentence_transformers(\.\w+)+", r"torch\.nn(\.\w+)+|sentence_transformers(\.\w+)+"
+# Settings whose values sentence-transformers imports and calls, and the names of its own code, torch's and transformers' (words).
+MODULES, ACTIVATIONS = r"sentence_transformers(\.\w+)+", r"\w*|torch\.nn(\.\w+)+|sentence_transformers(\.\w+)+"
 NAMES = {
     "type": MODULES,  # in modules.json
     "types": MODULES,  # of Router and Asym, beside "structure"
-    "tokenizer_class": r"\w*|" + MODULES,  # a plain name is a class of transformers
-    "activation_function": r"\w*|" + ACTIVATIONS,  # of Dense; a plain name is one of transformers' functions
-    "activation_fn": r"\w*|" + ACTIVATIONS,  # of CrossEncoder
-    "sbert_ce_default_activation_function": r"\w*|" + ACTIVATIONS,
+    "tokenizer_class": r"\w*|" + MODULES,
+    "activation_function": ACTIVATIONS,  # of Dense
+    "activation_fn": ACTIVATIONS,  # of CrossEncoder
+    "sbert_ce_default_activation_function": ACTIVATIONS,
 }
-TOKENIZER_FILES = ("tokenizer.json", "vocab.*", "*.model")
-# Settings besides those that the class of the config or tokenizer declares. None of them names code.
+# Settings by which transformers runs code of the Hub: a pipeline of any name, a kernel such as org/name.
+KERNELS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
+ALLOWED = {**NAMES, **dict.fromkeys(KERNELS, "[^/]*"), "custom_pipelines": "(?!)"}
+# Settings besides those that the class of a config declares. None of them names code.
 CONFIG_KEYS = {"architectures", "dtype", "torch_dtype", "quantization_config", "_name_or_path", "transformers_version"}
-TOKENIZER_KEYS = {
-    *("additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens", "added_tokens_decoder"),
-    *("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token", "pad_token_type_id"),
-    *("padding_side", "truncation_side", "truncation_strategy", "stride", "max_length", "pad_to_multiple_of"),
-    *("model_max_length", "model_input_names", "clean_up_tokenization_spaces", "split_special_tokens"),
-    *("do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space", "add_bos_token", "add_eos_token"),
-    *("backend", "is_local", "local_files_only", "name_or_path", "chat_template", "do_basic_tokenize", "never_split"),
-}
 
 
 def check_source(source: str | Path) -> None:
-    """Check a folder or Hub id before anything is read from it.
-
-    Raises:
-        ValueError: It is neither a folder nor an id, or `check_links` refuses the folder.
-    """
+    """Raise ValueError if a source is neither a folder nor an id of the Hub, or if `check_links` refuses the folder."""
     folder = Path(source)
+    is_below = "/" in str(source) and folder.parent.is_dir()
     if folder.is_dir():
         check_links(folder)
-    elif (
-        folder.exists()
-        or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(source))
-        or ("/" in str(source) and folder.parent.is_dir())
-    ):
+    elif folder.exists() or is_below or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(source)):
         fault = "is not a folder" if folder.exists() else "does not exist"
-        raise ValueError(
-            f"{source} {fault}; give an existing folder, or an id on the Hub such as org/name (in a directory without a folder "
-            "of the name org)"
-        )
+        raise ValueError(f"{source} {fault}; give an existing folder, or an id on the Hub such as org/name")
 
 
 def resolve(source: str | Path, more: Iterable[str] = ()) -> Path:
@@ -85,17 +69,14 @@ def resolve(source: str | Path, more: Iterable[str] = ()) -> Path:
         return Path(snapshot_download(str(source), allow_patterns=[*DATA_FILES, *more]))
     except (OSError, HFValidationError) as error:
         reason = str(error).strip().partition("\n")[0]
-        raise OSError(
-            f"{source} cannot be downloaded ({reason}); check the id, the network, and your token if it is private"
-        ) from error
+        raise OSError(f"{source} cannot be downloaded ({reason}); check the id, the network and your token") from error
 
 
 def check_links(folder: Path) -> None:
     """Refuse files of a folder that are elsewhere, or no regular files.
 
-    What is saved after loading the folder, or uploaded, would contain files of another place. Reading a pipe waits for ever.
-    The cache of the Hub keeps the files of a repository outside the folder of a revision; its own links are accepted, and so are
-    links to the code of this package.
+    What is saved after loading the folder, or uploaded, would contain files of another place. Reading a pipe waits for ever. The
+    links of the Hub's cache, which keeps files beside the folder of a revision, and those to our own code are accepted.
 
     Raises:
         ValueError: A symbolic link leaves the folder, tokenizer_config.json names a file outside it, or a file is not regular: a
@@ -108,16 +89,16 @@ def check_links(folder: Path) -> None:
     for file in files:
         if file.exists() and not file.is_file() and not file.is_dir():
             raise ValueError(f"{file} is a pipe, a socket or a device, not a regular file; remove it")
-    elsewhere = {file: file for file in files if file.is_symlink()}
+    references = [(file, file) for file in files if file.is_symlink()]
     settings = folder / "tokenizer_config.json"
     if settings.is_file() and isinstance(content := read_json(settings), dict):  # transformers 4 opens these files
         paths = (folder / value for value in content.values() if isinstance(value, str) and 0 < len(value) < 4096)
-        elsewhere |= {path: settings for path in paths if path.is_file()}
-    for target, file in elsewhere.items():
+        references += [(settings, path) for path in paths if path.is_file()]
+    for file, target in references:
         if not any(target.resolve().is_relative_to(root) for root in roots):
+            found = f"{file} refers to {target.resolve()}, outside its folder"
             raise ValueError(
-                f"{file} refers to {target.resolve()}, outside its folder, and a copy of the model would publish that file; "
-                "replace it by the file itself if this is meant"
+                f"{found}; a copy of the model would publish it; replace the link by the file if this is meant"
             )
 
 
@@ -131,65 +112,52 @@ def check_own_code(folder: Path) -> None:
     """
     check_links(folder)
     if (folder / "adapter_config.json").exists():
-        raise ValueError(
-            f"{folder} holds an adapter, whose base model is elsewhere; merge the adapter and save the model"
-        )
+        raise ValueError(f"{folder} holds an adapter, whose base model is elsewhere; merge it and save the model")
     for file in sorted(folder.rglob("*.json")):
         for key, value in foreign_settings(file):
-            raise ValueError(
-                f"{file} names code that is not in the folder: {key} is {json.dumps(value)}; remove this key, or save the "
-                "model by this library"
-            )
+            named = f"{key} is {json.dumps(value)}"
+            raise ValueError(f"{file} names code that is not in the folder: {named}; save the model by this library")
 
 
 def foreign_settings(file: Path) -> Iterator[tuple[str, Any]]:
-    """Return the settings of a JSON file by which transformers or sentence-transformers would run code of another place.
-
-    Raises:
-        ValueError: The file is damaged.
-    """
+    """Return the settings of a JSON file by which transformers or sentence-transformers would run code of another place."""
     content = read_json(file)
     is_judged = {"type": file.name == "modules.json", "types": isinstance(content, dict) and "structure" in content}
     for key, value in _pairs(content):
         names = [leaf for leaf in leaves(value) if isinstance(leaf, str)]
         if (
-            (key == "auto_map" and not all(_is_in_folder(name, file.parent) for name in names))
-            or (key == "custom_pipelines" and isinstance(value, dict))
-            or (key.endswith("attn_implementation") and "/" in str(value))
-            or (key in NAMES and is_judged.get(key, True) and not all(re.fullmatch(NAMES[key], name) for name in names))
-        ):
+            key == "auto_map"
+        ):  # a class in a file of the folder itself, such as "modeling_neobert.NeoBERTModel", is its own
+            found = [re.fullmatch(r"(\w+)\.\w+", name) for name in names]
+            is_own = all(each and (file.parent / f"{each[1]}.py").is_file() for each in found)
+        else:
+            is_own = not is_judged.get(key, key in ALLOWED) or all(re.fullmatch(ALLOWED[key], name) for name in names)
+        if not is_own:
             yield key, value
 
 
 def leaves(content: Any) -> Iterator[Any]:
     """All values of JSON content that are neither a dict nor a list."""
-    if isinstance(content, (dict, list)):
-        for value in content.values() if isinstance(content, dict) else content:
-            yield from leaves(value)
-    else:
+    if not isinstance(content, dict | list):
         yield content
-
-
-def _is_in_folder(reference: str, folder: Path) -> bool:
-    """Whether a value of an `auto_map` is a class in a file of the folder itself, such as "modeling_neobert.NeoBERTModel"."""
-    found = re.fullmatch(r"(\w+)\.\w+", reference)
-    return bool(found and (folder / f"{found[1]}.py").is_file())
+    for value in _values(content):
+        yield from leaves(value)
 
 
 def _pairs(content: Any) -> Iterator[tuple[str, Any]]:
     """All keys of JSON content with their values, at any depth."""
-    for value in content.values() if isinstance(content, dict) else content if isinstance(content, list) else ():
-        yield from _pairs(value)
     if isinstance(content, dict):
         yield from content.items()
+    for value in _values(content):
+        yield from _pairs(value)
+
+
+def _values(content: Any) -> Iterable[Any]:
+    return content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
 
 
 def read_json(file: Path) -> Any:
-    """Read a JSON file.
-
-    Raises:
-        ValueError: It is damaged; the message names the file.
-    """
+    """Return the content of a JSON file; the ValueError for a damaged one names it."""
     try:
         return json.loads(file.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -204,7 +172,7 @@ def holds_tokenizer(folder: Path) -> bool:
 def load_tokenizer(
     source: str, vocab_size: int | None = None, config: PretrainedConfig | None = None
 ) -> PreTrainedTokenizerBase:
-    """Load a tokenizer with the checks of this module; it is saved without settings of unknown names.
+    """Load a tokenizer with the checks of this module; no code of the folder runs, and none is named when it is saved.
 
     Args:
         source: Folder or Hub id.
@@ -220,7 +188,7 @@ def load_tokenizer(
     if folder.is_dir() and not holds_tokenizer(folder):
         raise ValueError(f"{source} holds no tokenizer ({' or '.join(TOKENIZER_FILES)}); copy that of its model there")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, config=config)
+        tokenizer = AutoTokenizer.from_pretrained(source, config=config, trust_remote_code=False)
     except (OSError, ImportError):
         raise
     except Exception as error:  # tokenizers raises this class, and json errors do not name the file
@@ -228,47 +196,42 @@ def load_tokenizer(
     if vocab_size is None and (folder / "config.json").is_file():
         vocab_size = read_json(folder / "config.json").get("vocab_size")
     check_vocabulary(tokenizer, source, vocab_size)
-    keep_known_settings(tokenizer, source)
-    return tokenizer
+    return keep_known_settings(tokenizer, source)
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, source: str | Path, vocab_size: int | None) -> None:
     """Refuse the tokenizer of another model, and the one without words that transformers makes if the files are missing.
 
-    A model may have up to twice as many embeddings as its tokenizer has tokens: vocabularies are often padded.
-
-    Raises:
-        ValueError: The number of tokens does not fit.
+    A model may have up to twice as many embeddings as its tokenizer has tokens: vocabularies are often padded. None is unknown.
     """
-    num_tokens = len(tokenizer)
-    if num_tokens <= len(tokenizer.all_special_ids):
-        raise ValueError(
-            f"the tokenizer of {source} has {num_tokens} special tokens and no word; its files are missing: add tokenizer.json"
-        )
+    num_tokens, num_special = len(tokenizer), len(tokenizer.all_special_ids)
+    found = f"the tokenizer of {source} has {num_tokens}"
+    if num_tokens <= num_special:
+        raise ValueError(f"{found} special tokens and no word; its files are missing: add tokenizer.json")
     if vocab_size is not None and not vocab_size / 2 <= num_tokens <= vocab_size:
-        raise ValueError(
-            f"the tokenizer of {source} has {num_tokens} tokens, but the model has {vocab_size}; give the tokenizer of this model"
-        )
+        raise ValueError(f"{found} tokens, but the model has {vocab_size}; give the tokenizer of this model")
 
 
-def keep_known_settings(holder: PretrainedConfig | PreTrainedTokenizerBase, source: str | Path) -> None:
-    """Remove settings of unknown names from a config or a tokenizer, and name them in a warning.
+def keep_known_settings(
+    holder: PretrainedConfig | PreTrainedTokenizerBase, source: str | Path
+) -> PretrainedConfig | PreTrainedTokenizerBase:
+    """Remove the settings that name code of other people, so that no later save repeats them.
 
-    A tokenizer of the stock class is then saved under a name that transformers 4 and 5 load.
+    Args:
+        holder: Config, which loses all settings that its class does not declare, or tokenizer, which loses its `auto_map`.
+        source: Where it was read, for the warning about a config.
+
+    Returns:
+        The same object; in place of a tokenizer of the stock class, a copy whose saved name transformers 4 and 5 load.
     """
-    if isinstance(holder, PretrainedConfig):
-        unknown = holder.to_dict().keys() - type(holder)().to_dict().keys() - CONFIG_KEYS
-        for name in unknown:
-            delattr(holder, name)
-    else:
-        declared = (inspect.signature(base.__init__).parameters for base in type(holder).__mro__)
-        own = TOKENIZER_KEYS.union(holder.vocab_files_names, *declared)
-        unknown = holder.init_kwargs.keys() - own
-        holder.init_kwargs = {name: value for name, value in holder.init_kwargs.items() if name in own}
-        holder._processor_class = None
+    if isinstance(holder, PreTrainedTokenizerBase):
+        holder.init_kwargs.pop("auto_map", None)
         if type(holder) is transformers.PreTrainedTokenizerFast:
-            holder.__class__ = PreTrainedTokenizerFast
+            return PreTrainedTokenizerFast(tokenizer_object=holder.backend_tokenizer, **holder.init_kwargs)
+        return holder
+    unknown = holder.to_dict().keys() - type(holder)().to_dict().keys() - CONFIG_KEYS
+    for name in unknown:
+        delattr(holder, name)
     if unknown := sorted(unknown - {"auto_map"}):  # each save writes its own
-        logger.warning(
-            f"{source} has settings that this library does not know: {', '.join(unknown)}; they are not saved"
-        )
+        logger.warning(f"{source} has settings unknown to this library, which are not saved: {', '.join(unknown)}")
+    return holder

@@ -1,33 +1,20 @@
 """Training of an uncased WordPiece tokenizer with the `tokenizers` library, and the hash that identifies a tokenizer."""
 
 import hashlib
+import itertools
 from collections import Counter
 from collections.abc import Iterable
 
 import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-SPECIAL_TOKENS = {
-    "pad_token": "[PAD]",
-    "unk_token": "[UNK]",
-    "cls_token": "[CLS]",
-    "sep_token": "[SEP]",
-    "mask_token": "[MASK]",
-}
-MIN_TOKENS = len(SPECIAL_TOKENS) + 1
+SPECIAL_TOKENS = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
 MAX_TOKENS = 1_000_000  # the trainer allocates memory for the whole vocabulary at the start
 MAX_CHARACTERS = 300  # size of the alphabet; texts with rarer characters get the token [UNK]
 
 # The ends of words inside an identifier, as empty matches: IntervalArray, HTTPServer, float32, b64encode. [0-9], since \d means
 # other characters in JavaScript.
-WORD_ENDS = "|".join(
-    [
-        "(?<=[a-z0-9])(?=[A-Z])",
-        "(?<=[A-Z])(?=[A-Z][a-z])",
-        "(?<=[A-Za-z]{2})(?=[0-9])",
-        "(?<=[0-9])(?=[A-Za-z]{2})",
-    ]
-)
+WORD_ENDS = "(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=[A-Za-z]{2})(?=[0-9])|(?<=[0-9])(?=[A-Za-z]{2})"
 DIVIDER = "[-=~*#^_+]{4,}"  # underlines of headings and borders of tables, else one token for each character
 
 
@@ -53,35 +40,26 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, model_max_length: int
 
     Args:
         texts: Training texts; they are kept in memory.
-        vocab_size: Maximum number of tokens, including the five special tokens, 6 to 1,000,000; a small text gives fewer.
+        vocab_size: Maximum number of tokens, including the five special tokens; a small text gives fewer.
         model_max_length: Length in tokens at which the tokenizer truncates.
 
     Raises:
-        ValueError: An argument is out of bounds, or the characters of the text alone need more tokens than `vocab_size`.
+        ValueError: `vocab_size` is above 1,000,000, or the characters of the text alone need more tokens.
     """
-    if not MIN_TOKENS <= vocab_size <= MAX_TOKENS:
-        raise ValueError(f"vocab_size={vocab_size} is out of bounds; choose {MIN_TOKENS} to {MAX_TOKENS}")
-    if model_max_length < 1:
-        raise ValueError(f"model_max_length={model_max_length} leaves no token; choose at least 1")
     special_tokens = list(SPECIAL_TOKENS.values())
-    normalizer = normalizers.Sequence(
-        [
-            normalizers.Replace(Regex(WORD_ENDS), " "),
-            normalizers.Replace(Regex(DIVIDER), "---"),
-            normalizers.BertNormalizer(),
-        ]
-    )
+    splits = [normalizers.Replace(Regex(WORD_ENDS), " "), normalizers.Replace(Regex(DIVIDER), "---")]
+    normalizer = normalizers.Sequence([*splits, normalizers.BertNormalizer()])
     texts = [normalizer.normalize_str(text) for text in texts]
     alphabet = _alphabet(texts)
 
     # The trainer breaks ties between pairs by the ids of their tokens, and gives ids to the "##x" of single characters x in the
     # order of a hash table, another one in each process. So a first training finds them, and the second gets them in order.
-    characters = sorted(
-        _train(texts, MIN_TOKENS, special_tokens, alphabet, show_progress=False).keys() - {*special_tokens}
-    )
-    if (num_tokens := len(special_tokens) + len(characters)) > vocab_size:
+    found = _train(texts, len(special_tokens) + 1, special_tokens, alphabet)
+    characters = sorted(found.keys() - {*special_tokens})
+    num_tokens = len(special_tokens) + len(characters)
+    if not num_tokens <= vocab_size <= MAX_TOKENS:
         raise ValueError(
-            f"vocab_size={vocab_size} is too small for the characters of this text; choose at least {num_tokens}"
+            f"vocab_size={vocab_size} is out of bounds; choose {num_tokens} for the characters of this text, to {MAX_TOKENS:,}"
         )
     vocab = _train(texts, vocab_size, special_tokens + characters, alphabet, show_progress=True)
 
@@ -89,26 +67,20 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, model_max_length: int
     tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
-    ids = {name: tokenizer.token_to_id(token) for name, token in SPECIAL_TOKENS.items()}
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", ids["sep_token"]), ("[CLS]", ids["cls_token"]))
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        model_max_length=model_max_length,
-        model_input_names=["input_ids", "attention_mask"],
-        **SPECIAL_TOKENS,
-    )
+    sep, cls = SPECIAL_TOKENS["sep_token"], SPECIAL_TOKENS["cls_token"]
+    tokenizer.post_processor = processors.BertProcessing((sep, vocab[sep]), (cls, vocab[cls]))
+    options = {"model_max_length": model_max_length, "model_input_names": ["input_ids", "attention_mask"]}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options, **SPECIAL_TOKENS)
 
 
 def _alphabet(texts: list[str]) -> list[str]:
     """Return the most frequent characters in order; the trainer's own choice among equally frequent ones is random."""
-    counts: Counter[str] = Counter()
-    for text in texts:
-        counts.update(text)
+    counts = Counter(itertools.chain.from_iterable(texts))
     by_frequency = sorted((-count, character) for character, count in counts.items() if not character.isspace())
     return sorted(character for _, character in by_frequency[:MAX_CHARACTERS])
 
 
-def _train(texts, vocab_size, first_tokens, alphabet, show_progress) -> dict[str, int]:
+def _train(texts, vocab_size, first_tokens, alphabet, show_progress=False) -> dict[str, int]:
     """Return the vocabulary of normalized texts; `first_tokens` get the first ids."""
     tokenizer = Tokenizer(models.WordPiece(unk_token=SPECIAL_TOKENS["unk_token"]))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

@@ -18,6 +18,8 @@ from typing import Any, NoReturn, get_args, get_type_hints
 from torch import OutOfMemoryError
 from transformers.hf_argparser import HfArgumentParser
 
+from ..files.texts import printable
+
 # Errors that a user can correct: a value, a file, a missing package, a loss that is not finite, a device with too little memory.
 CORRECTABLE = (ValueError, OSError, ImportError, FloatingPointError, OutOfMemoryError)
 LIBRARIES = ("transformers", "sentence_transformers")  # --help_all lists their arguments
@@ -162,7 +164,7 @@ def one_line(error: object) -> str:
     if isinstance(error, ModuleNotFoundError) and "pip install" not in text:
         extra = _extra_with(error.name or "")
         text += f"; install it: pip install -e '.[{extra}]'" if extra else ""
-    return text or type(error).__name__
+    return printable(text) or type(error).__name__  # it may quote a column or a file of other people
 
 
 def _extra_with(module: str) -> str | None:
