@@ -464,8 +464,7 @@ def test_trusted_boundaries_are_still_checked_if_attention_needs_them_on_the_hos
         model(random_ids(1, 2), cu_seq_lens_q=boundaries_of([3]), max_length_q=3, trust_boundaries=True)
 
 
-ADDITIVE = "4-D attention_mask of torch.{} contains invalid values"
-NOT_0_AND_1 = "2-D attention_mask of torch.{} contains invalid values: it must be 1 .* give `attention_mask == 0`"
+NOT_0_AND_1 = "{}-D attention_mask of torch.{} contains values other than 0 and 1; .* give `attention_mask == 0`"
 BOUNDARIES = "cu_seq_lens is {}; it must be 1-D, begin with 0, increase from document to document and end with {},"
 INVALID_INPUTS = {
     "an id beyond the vocabulary": (dict(input_ids=[[5, VOCAB]]), f"contains {VOCAB}, but the ids .* 0 to {VOCAB - 1}"),
@@ -516,11 +515,11 @@ INVALID_INPUTS = {
         dict(input_ids=[[5, 6, 7]], cu_seq_lens_q=[0, 3], max_length_q=2),
         "max_length_q=2 is less than the longest sequence, 3",
     ),
-    "4-D integers": (dict(input_ids=[[5]], attention_mask=[[[[-10000]]]]), ADDITIVE.format("int64")),
-    "4-D floats of 0 and 1": (dict(input_ids=[[5]], attention_mask=[[[[1.0]]]]), ADDITIVE.format("float32")),
-    "2-D additive": (dict(input_ids=[[5, 6]], attention_mask=[[0.0, -math.inf]]), NOT_0_AND_1.format("float32")),
-    "2-D weights": (dict(input_ids=[[5, 6]], attention_mask=[[1.0, 0.5]]), NOT_0_AND_1.format("float32")),
-    "2-D integers": (dict(input_ids=[[5, 6]], attention_mask=[[1, 2]]), NOT_0_AND_1.format("int64")),
+    "4-D integers": (dict(input_ids=[[5]], attention_mask=[[[[-10000]]]]), NOT_0_AND_1.format(4, "int64")),
+    "4-D floats of 0 and 1": (dict(input_ids=[[5]], attention_mask=[[[[1.0]]]]), "float32 contains values above 0"),
+    "2-D additive": (dict(input_ids=[[5, 6]], attention_mask=[[0.0, -math.inf]]), NOT_0_AND_1.format(2, "float32")),
+    "2-D weights": (dict(input_ids=[[5, 6]], attention_mask=[[1.0, 0.5]]), NOT_0_AND_1.format(2, "float32")),
+    "2-D integers": (dict(input_ids=[[5, 6]], attention_mask=[[1, 2]]), NOT_0_AND_1.format(2, "int64")),
     "2-D zeros": (
         dict(input_ids=[[5]], attention_mask=[[0.0]]),
         "row 0 of attention_mask has no real token \\(no 1\\)",

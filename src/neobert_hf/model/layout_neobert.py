@@ -410,9 +410,10 @@ def _check_ids(id_range, vocab_size):
 
 def _check_mask(mask, is_invalid, is_real):
     if is_invalid:
+        rule = "above 0" if mask.ndim == 4 and mask.is_floating_point() else "other than 0 and 1"
         raise ValueError(
-            f"the {mask.ndim}-D attention_mask of {mask.dtype} contains invalid values: it must be 1 where a token may attend "
-            "and 0 elsewhere, except a 4-D floating-point mask, which is added to the scores: 0 where a token may attend and "
+            f"the {mask.ndim}-D attention_mask of {mask.dtype} contains values {rule}; it must be 1 where a token may attend "
+            "and 0 elsewhere. Only a 4-D floating-point mask is added to the scores; it must be 0 where a token may attend and "
             "negative elsewhere. For an additive 2-D mask, give `attention_mask == 0`"
         )
     if is_real is not None and not (has_token := is_real.any(-1)).all():
