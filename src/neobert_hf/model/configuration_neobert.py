@@ -32,16 +32,19 @@ def optional(rule: Rule) -> Rule:
 
 
 SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "num_labels")
-# The keys whose wrong values would give wrong numbers without an error; transformers checks none of them.
+# The keys whose wrong values would give wrong numbers, or a text in the place of a flag, without an error that names the key.
 RULES = {
     **dict.fromkeys(SIZES, SIZE),
     **dict.fromkeys(("max_position_embeddings", "max_length", "dim_head"), optional(SIZE)),
     "norm_eps": POSITIVE,
     "rope_theta": optional(POSITIVE),
-    **dict.fromkeys(("rope_parameters", "rope_scaling"), Rule((dict, NONE), "a dictionary, or null")),
+    **dict.fromkeys(
+        ("rope_parameters", "rope_scaling", "id2label", "label2id"), Rule((dict, NONE), "a dictionary, or null")
+    ),
     "classifier_dropout": PROBABILITY,
     "classifier_pooling": Rule((str,), "'cls' or 'mean'", lambda value: value in ("cls", "mean")),
     **dict.fromkeys(("unpad_inputs", "sparse_prediction", "tie_word_embeddings"), FLAG),
+    **dict.fromkeys(("output_hidden_states", "output_attentions", "return_dict"), optional(FLAG)),
     # Of the published training code and its forks, where other values are other models.
     **dict.fromkeys(("rope", "rms_norm"), Rule((bool,), "true: NeoBERT is built so", bool)),
     "ngpt": Rule((bool,), "false: that is another model", lambda value: not value),
