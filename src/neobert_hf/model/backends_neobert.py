@@ -33,16 +33,11 @@ class Backend(NamedTuple):
     Attributes:
         attend: A function of attention_neobert.py; None for a function of the user, which `NeoBERTAttention` calls.
         layouts: "packed", "dense" or both.
-        devices: Device types.
         capabilities: For each dtype the lowest and the highest CUDA capability; no other dtype is supported.
-        head_multiple: The head width must be a multiple of this.
-        max_head_width: The head width must be at most this.
-        make_mask: Function from a packed layout, the dtype of attention and the result of `runs_fast` to the mask that `attend`
-            reads from the plan.
+        make_mask: Function from a packed layout, the dtype and the result of `runs_fast` to the mask that `attend` reads.
         reads_boundaries: Whether it reads `cu_seq_lens` on the device and needs no value on the host.
         is_automatic: Whether "auto" may choose it.
         is_for_inference: Whether it requires `runs_fast` and fast products (`onednn_is_best`).
-        is_installed: Whether it is installed.
         remedy: What to do if it is not installed.
     """
 
@@ -138,11 +133,6 @@ def find_backend(implementation: str) -> Backend:
     if "flash" in implementation:
         return Backend(attend_registry, layouts=("packed",), capabilities=_half((0, 0)), reads_boundaries=True)
     return Backend(None, layouts=("dense",))
-
-
-def runs_packed(implementation: str) -> bool:
-    """Whether the backend supports a packed layout; other backends get a dense layout and a mask."""
-    return implementation == "auto" or "packed" in find_backend(implementation).layouts
 
 
 def check_installed(implementation: str) -> None:

@@ -10,12 +10,8 @@ logger = logging.get_logger(__name__)
 def check_encoder_is_complete(model, missing: set[str], unexpected: set[str]) -> None:
     """Refuse a checkpoint with missing encoder tensors, or with only the weight or only the bias of a head layer.
 
-    A head that is missing entirely is allowed; it is newly initialised.
-
-    Args:
-        model: The loaded model.
-        missing: Names of its parameters that the checkpoint lacks.
-        unexpected: Names in the checkpoint that the model lacks.
+    A head that is missing entirely is allowed; it is newly initialised. `missing` are the names of parameters that the checkpoint
+    lacks, `unexpected` the names in the checkpoint that the model lacks.
 
     Raises:
         ValueError: A tensor is missing; the message names it and the solution.
@@ -53,11 +49,8 @@ def check_parallel_shape(model) -> None:
 def check_vocabulary(layers: dict[str, torch.nn.Module], vocab_size: int) -> None:
     """Raise ValueError if an embedding or a decoder has another number of tokens than the config.
 
-    `resize_token_embeddings` of an encoder inside another model changes the config of both, but not the layers around it.
-
-    Args:
-        layers: Embeddings and decoders by name; an adapter or a quantized layer without a size is not checked.
-        vocab_size: The number in the config.
+    `resize_token_embeddings` of an encoder inside another model changes the config of both, but not the layers around it. An
+    adapter or a quantized layer without a size is not checked.
     """
     for name, layer in layers.items():
         size = getattr(layer, "num_embeddings", getattr(layer, "out_features", vocab_size))

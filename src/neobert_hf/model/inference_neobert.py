@@ -26,7 +26,7 @@ def check_conversion(model: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor
 
 @torch.inference_mode(False)  # tensors that are made in inference mode could not be used outside it
 def inference_copy(model: nn.Module, int8: bool = False) -> nn.Module:
-    """Return a copy of a NeoBERT for fast inference on this CPU; the model itself does not change.
+    """Return a copy of a NeoBERT for fast inference on this CPU, in evaluation mode; the model itself does not change.
 
     NeoBERT's linear layers become `InferenceLinear`. Layers with hooks, adapters or quantized weights, and those of other modules
     stay as they are. To train, save, copy or export the copy is an error; convert or move the model before. Delete the model to
@@ -36,9 +36,6 @@ def inference_copy(model: nn.Module, int8: bool = False) -> nn.Module:
         model: A NeoBERT on a CPU, or a model that contains one, such as a SentenceTransformer.
         int8: Compute the matrix products of the blocks in int8, and all else in float32. Accuracy decreases; docs/performance.md
             gives the numbers of the small model.
-
-    Returns:
-        The copy, of the same class, in evaluation mode.
 
     Raises:
         ValueError: The model contains no NeoBERT, is sharded or not on a CPU; no product would be int8, or torch has none here.

@@ -374,7 +374,7 @@ def _read_values(tokens, vocab_size, attention_mask, boundaries):
     for starts in cu_seq_lens:
         _check_cu_seq_lens(starts, num_columns)
 
-    found = dict(zip(boundaries.cu_seq_lens, cu_seq_lens))
+    found = dict(zip(boundaries.cu_seq_lens, cu_seq_lens))  # boundaries by the name of the input
     position_ids = None if boundaries.has_free_positions else position_ids
     for name, numbers in (("seq_idx", seq_idx), ("position_ids", position_ids)):
         if numbers is not None and (attention_mask is None or has_2d_mask):
@@ -424,14 +424,11 @@ def _check_mask(mask, is_invalid, is_real):
 
 
 def _agreed(found):
-    """The boundaries that all inputs give; `found` has them by the name of the input."""
     (name, starts), *others = found.items()
     for other_name, other in others:
         if not torch.equal(starts, other):
-            raise ValueError(
-                f"{name} starts documents at {_preview(starts[:-1])}, but {other_name} at {_preview(other[:-1])}; correct "
-                "one of them or omit it"
-            )
+            places = f"{name} starts documents at {_preview(starts[:-1])}, but {other_name} at {_preview(other[:-1])}"
+            raise ValueError(f"{places}; correct one of them or omit it")
     return starts
 
 

@@ -92,9 +92,8 @@ def bf16_is_fastest() -> bool:
 def best_dtype(device: str | torch.device = "cpu") -> torch.dtype:
     """The dtype with the fastest inference on `device` that is at least as precise as bf16.
 
-    Returns:
-        On a CPU bfloat16 if bf16 products are faster (`bf16_is_fastest`), else float32. On CUDA bfloat16 from Ampere on, float16
-        on older GPUs. On any other device float32, because no other device was measured.
+    On a CPU bfloat16 if bf16 products are faster (`bf16_is_fastest`), else float32. On CUDA bfloat16 from Ampere on, float16 on
+    older GPUs. On any other device float32, because no other device was measured.
     """
     device = torch.device(device)
     if device.type == "cpu":

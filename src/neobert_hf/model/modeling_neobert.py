@@ -65,10 +65,7 @@ from .weight_files_neobert import check_names, check_weight_files, explain_damag
 
 @dataclass
 class NeoBERTModelOutput(BaseModelOutput):
-    """Output of `NeoBERTModel`; with `return_packed=True`, `last_hidden_state` is (T, D) and `plan.layout` describes it.
-
-    With `select_tokens`, `last_hidden_state` is (S, D), the states of the tokens with the indices `tokens_S`.
-    """
+    """Output of `NeoBERTModel`; packed, `last_hidden_state` is (T, D), or (S, D) of the tokens with the indices `tokens_S`."""
 
     plan: ForwardPlan | None = None
     tokens_S: torch.Tensor | None = None
@@ -234,7 +231,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             `attentions`, num_hidden_layers of (B, H, L, L).
 
         Raises:
-            ValueError: Inputs are invalid or contradict each other; the message names them and the solution.
+            ValueError: Inputs are invalid or contradict each other.
             TypeError: An argument is unknown.
 
         Source: paper, section 3.1.

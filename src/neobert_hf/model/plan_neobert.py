@@ -9,7 +9,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.utils import logging
 
 from .attention_neobert import additive, make_dense_mask
-from .backends_neobert import Situation, choose_backend, find_backend, runs_packed
+from .backends_neobert import Situation, choose_backend, find_backend
 from .configuration_neobert import NeoBERTConfig
 from .kernels_neobert import SHORTEST_TILED, choose_kernels
 from .layout_neobert import NO_BOUNDARIES, Boundaries, SequenceLayout, make_layout
@@ -84,7 +84,8 @@ def make_plan(
     implementation, can_read_values = config._attn_implementation, not is_tracing(tokens)
     mask_4d = attention_mask if attention_mask is not None and attention_mask.ndim == 4 else None
     has_boundaries = len(boundaries.cu_seq_lens) > 0  # torch 2.11 cannot compile bool(a dict)
-    can_pack = config.unpad_inputs and mask_4d is None and not need_weights and runs_packed(implementation)
+    runs_packed = implementation == "auto" or "packed" in find_backend(implementation).layouts
+    can_pack = config.unpad_inputs and mask_4d is None and not need_weights and runs_packed
     can_pack = can_pack and (can_read_values or has_boundaries)
     for is_packed in (True, False) if can_pack else (False,):
         situation = Situation(devices or (tokens.device,), dtype, config.head_dim, is_packed, is_fast)

@@ -15,11 +15,8 @@ from safetensors import SafetensorError, safe_open
 def check_weight_files(source: str | os.PathLike | None, options: dict[str, Any]) -> None:
     """Refuse pickled weights, which can execute any code when they are loaded, and weight files outside the folder.
 
-    Only a local folder is searched: the files of a Hub id are unknown before the download.
-
-    Args:
-        source: Folder or Hub id, as given to `from_pretrained`.
-        options: The keyword arguments of `from_pretrained`.
+    `source` and `options` are the arguments of `from_pretrained`. Only a local folder is searched: the files of a Hub id are
+    unknown before the download.
 
     Raises:
         ValueError: `use_safetensors=False` or `weights_only=False` requests pickles.
@@ -77,11 +74,8 @@ def canonical_name(name: str) -> str:
 def check_names(stored: Iterable[tuple[str, str]]) -> None:
     """Refuse a checkpoint that holds a tensor twice, under one name or two; transformers would load one of them.
 
-    Args:
-        stored: The name of each stored tensor, and its file.
-
     Raises:
-        ValueError: A tensor is stored twice.
+        ValueError: Two of the names in `stored`, each with its file, are those of one tensor.
     """
     found = {}
     for name, file in stored:
