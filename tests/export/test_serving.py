@@ -18,7 +18,7 @@ from conftest import run_main
 from fastapi.testclient import TestClient
 
 import neobert_hf
-from neobert_hf.export import OnnxModel, onnx_model
+from neobert_hf.export import OnnxModel
 
 EXAMPLE = Path(__file__).parents[2] / "examples/serve_embeddings.py"
 WITHOUT_TORCH = """
@@ -146,9 +146,7 @@ def test_a_killed_server_starts_again_on_its_port(exported_mini):
     assert answers[0] == answers[1]
 
 
-def test_a_folder_without_an_embedding_model_ends_the_command_with_one_line(
-    exported_mini, tmp_path, capsys, monkeypatch
-):
+def test_a_folder_that_was_not_exported_ends_the_command_with_one_line(tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         run_main(serve_embeddings, tmp_path)
     last = capsys.readouterr().err.splitlines()[-1]
@@ -156,8 +154,3 @@ def test_a_folder_without_an_embedding_model_ends_the_command_with_one_line(
         last.startswith("serve_embeddings.py: error: ")
         and "has no file onnx/model.onnx; write it: neobert export" in last
     )
-    start = onnx_model.START["onnxruntime"]
-    monkeypatch.setitem(onnx_model.START, "onnxruntime", lambda *options: (["logits"], start(*options)[1]))
-    with pytest.raises(SystemExit, match="2"):
-        run_main(serve_embeddings, exported_mini)
-    assert "is no embedding model, its outputs are logits" in capsys.readouterr().err.splitlines()[-1]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import re
 from pathlib import Path
 
 import gguf
@@ -20,26 +19,13 @@ from transformers.utils import logging
 from ..files.writing import saving
 from ..model.configuration_neobert import NeoBERTConfig
 from .graphs import EmbeddingGraph, Graph
-from .parity import LONG, Arrays, Run
+from .onnx_model import Arrays, Run
+from .parity import LONG
 
 logger = logging.get_logger(__name__)
 
-FILE_TYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0"}  # dtype, and its name in llama.cpp
 BLOCK = 32  # numbers that share a scale in q8_0
 POOLINGS = {"mean": "MEAN", "cls": "CLS", "lasttoken": "LAST"}  # of sentence-transformers, and of llama.cpp
-# Names of layers, here and in llama.cpp.
-LAYERS = {
-    "encoder": "token_embd",
-    "attention_norm": "attn_norm",
-    "qkv": "attn_qkv",
-    "wo": "attn_output",
-    "ffn_norm": "ffn_norm",
-    "ffn.w12": "ffn_up",
-    "ffn.w3": "ffn_down",
-    "layer_norm": "enc.output_norm",
-    "dense": "cls",
-    "classifier": "cls.output",
-}
 
 
 def write_gguf(graph: Graph, file: Path, dtype: str = "f32") -> None:
@@ -59,12 +45,12 @@ def write_gguf(graph: Graph, file: Path, dtype: str = "f32") -> None:
         OSError: The file cannot be written.
     """
     config, pooling = graph.model.config, _pooling(graph)
-    _check_tokenizer(graph.tokenizer)
+    normalizer = _check_tokenizer(graph.tokenizer)
     writer = gguf.GGUFWriter(file, "neo-bert")
-    _add_tokenizer(writer, graph.tokenizer, config.vocab_size)
+    _add_tokenizer(writer, graph.tokenizer, normalizer, config.vocab_size)
     _add_settings(writer, config, pooling, dtype)
     for name, tensor in graph.model.state_dict().items():
-        name, array = _as_in_llama_cpp(name.removeprefix("model."), tensor.numpy(), config.num_attention_heads)
+        name, array = _as_in_llama_cpp(name, tensor.numpy(), config)
         stored = "f32" if array.ndim == 1 else "f16" if dtype == "q8_0" and array.shape[1] % BLOCK else dtype
         kind = gguf.GGMLQuantizationType[stored.upper()]
         writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
@@ -95,20 +81,19 @@ def llama_cpp_runner(file: Path, graph: Graph) -> Run:
             for name, pooling in poolings.items()
         }
 
-    def run(batch: Arrays) -> list[np.ndarray]:
-        is_real_BL, outputs = batch["attention_mask"] != 0, []
+    def run(batch: Arrays) -> Arrays:
+        is_real_BL, outputs = batch["attention_mask"] != 0, {}
         texts = [" ".join(map(str, ids[is_real])) for ids, is_real in zip(batch["input_ids"], is_real_BL)]
         for name, model in models.items():
             normalize = name == "sentence_embedding" and graph.ends_normalized
             # One text at a time: in a list, llama-cpp-python 0.3.36 returns wrong token states from the second text on.
             found = [np.array(model.embed(text, normalize=normalize), np.float32) for text in texts]
             if name == "last_hidden_state":
-                output = np.zeros((*is_real_BL.shape, found[0].shape[-1]), np.float32)
-                output[is_real_BL] = np.concatenate(found)
+                outputs[name] = np.zeros((*is_real_BL.shape, found[0].shape[-1]), np.float32)
+                outputs[name][is_real_BL] = np.concatenate(found)
             else:  # it returns as many numbers as the hidden size; behind the logits they mean nothing
                 num_values = graph.model.config.num_labels if name == "logits" else None
-                output = np.stack(found)[:, :num_values]
-            outputs.append(output)
+                outputs[name] = np.stack(found)[:, :num_values]
         return outputs
 
     return run
@@ -121,11 +106,6 @@ def _pooling(graph: Graph) -> str:
             f"rope_type={rope_type!r}: llama.cpp scales RoPE otherwise; export to ONNX, or remove the scaling from config.json"
         )
     if graph.task == "text-classification":
-        if (num_labels := graph.model.config.num_labels) > (width := graph.model.config.hidden_size):
-            raise ValueError(
-                f"the model has {num_labels} labels, and llama.cpp returns only as many numbers as hidden_size={width}; "
-                "export to ONNX"
-            )
         return "RANK"
     if graph.task == "feature-extraction":
         return "MEAN"
@@ -133,24 +113,22 @@ def _pooling(graph: Graph) -> str:
         raise ValueError(
             f"llama.cpp has no head for {graph.task}; export to ONNX, or the encoder alone: --task feature-extraction"
         )
-    kinds = [type(module).__name__ for module in (*graph.before, *graph.after)]
-    if others := [kind for kind in kinds if kind != "Normalize"]:
+    kinds, mode = ", ".join(graph.kinds), str(graph.pooling.pooling_mode)
+    if kinds not in ("Pooling", "Pooling, Normalize") or mode not in POOLINGS:
         raise ValueError(
-            f"llama.cpp lacks the module {others[0]} of this embedding model, so embeddings would differ; export to ONNX, or the "
-            "encoder alone: --task feature-extraction"
+            f"llama.cpp pools by {', '.join(POOLINGS)} and has no other module; this model pools by {mode} and has {kinds}, so "
+            "its embeddings would differ; export to ONNX, or the encoder alone: --task feature-extraction"
         )
-    mode = graph.pooling.pooling_mode
-    if str(mode) not in POOLINGS:
-        raise ValueError(f"llama.cpp pools by {', '.join(POOLINGS)}, and this model by {mode}; export to ONNX")
     return POOLINGS[mode]
 
 
-def _check_tokenizer(tokenizer: PreTrainedTokenizerBase | None) -> None:
-    """Refuse a tokenizer that llama.cpp does not have, and warn of normalizers that llama.cpp lacks."""
+def _check_tokenizer(tokenizer: PreTrainedTokenizerBase | None) -> dict:
+    """Return the settings of BertNormalizer; refuse a tokenizer, and warn of normalizers, that llama.cpp does not have."""
     if tokenizer is None:
         raise ValueError("a GGUF file holds the tokenizer, and this folder has none; copy that of its model there")
     parts = json.loads(tokenizer.backend_tokenizer.to_str())
-    *others, last = _normalizers(tokenizer)
+    normalizer = parts["normalizer"] or {}
+    *others, last = normalizer.get("normalizers", [normalizer])
     is_bert = (
         parts["model"]["type"] == "WordPiece"
         and parts["model"]["continuing_subword_prefix"] == "##"
@@ -169,14 +147,12 @@ def _check_tokenizer(tokenizer: PreTrainedTokenizerBase | None) -> None:
             f"llama.cpp lacks normalizers of this tokenizer ({', '.join(part['type'] for part in others)}), so a text that they "
             "change gets other token ids; give llama.cpp tokenizer.backend_tokenizer.normalizer.normalize_str(text) instead."
         )
+    return last
 
 
-def _normalizers(tokenizer: PreTrainedTokenizerBase) -> list[dict]:
-    normalizer = json.loads(tokenizer.backend_tokenizer.to_str())["normalizer"] or {}
-    return normalizer.get("normalizers", [normalizer])
-
-
-def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:
+def _add_tokenizer(
+    writer: gguf.GGUFWriter, tokenizer: PreTrainedTokenizerBase, normalizer: dict, vocab_size: int
+) -> None:
     """Add the vocabulary, in which llama.cpp marks the tokens that begin a word, and WordPiece those that continue it."""
     tokens = [(f"[PAD{i}]", gguf.TokenType.UNUSED) for i in range(vocab_size)]  # for embeddings without a token
     words = {f"\u2581{token}": i for token, i in tokenizer.get_vocab().items() if not token.startswith("##")}
@@ -202,15 +178,15 @@ def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: PreTrainedTokenizerBase, 
     writer.add_add_bos_token(True)
     writer.add_add_eos_token(True)
     writer.add_add_sep_token(False)
-    bert = _normalizers(tokenizer)[-1]
-    writer.add_bool("tokenizer.ggml.normalizer.lowercase", bert["lowercase"])
-    strips = bert["lowercase"] if bert["strip_accents"] is None else bert["strip_accents"]
+    lowercase, strips = normalizer["lowercase"], normalizer["strip_accents"]
+    writer.add_bool("tokenizer.ggml.normalizer.lowercase", lowercase)
+    strips = lowercase if strips is None else strips
     writer.add_bool("tokenizer.ggml.normalizer.strip_accents", strips)
 
 
 def _add_settings(writer: gguf.GGUFWriter, config: NeoBERTConfig, pooling: str, dtype: str) -> None:
     writer.add_name("NeoBERT")
-    writer.add_file_type(gguf.LlamaFileType[FILE_TYPES[dtype]])
+    writer.add_file_type(gguf.LlamaFileType["ALL_F32" if dtype == "f32" else f"MOSTLY_{dtype.upper()}"])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
@@ -228,10 +204,11 @@ def _add_settings(writer: gguf.GGUFWriter, config: NeoBERTConfig, pooling: str, 
         writer.add_uint32("neo-bert.classifier.pooling_type", before_head)
 
 
-def _as_in_llama_cpp(name: str, array: np.ndarray, num_heads: int) -> tuple[str, np.ndarray]:
+def _as_in_llama_cpp(name: str, array: np.ndarray, config: NeoBERTConfig) -> tuple[str, np.ndarray]:
     """Return a tensor under llama.cpp's name; rows of `qkv` are there all queries, all keys, all values."""
-    block, layer, kind = re.fullmatch(r"(?:transformer_encoder\.(\d+)\.)?(.+)\.(weight|bias)", name).groups()
-    if layer == "qkv":
-        width = array.shape[1]
-        array = array.reshape(num_heads, 3, -1, width).swapaxes(0, 1).reshape(-1, width)
-    return f"{'' if block is None else f'blk.{block}.'}{LAYERS[layer]}.{kind}", array
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.NEO_BERT, config.num_hidden_layers)
+    if ".qkv." in name:
+        array = array.reshape(config.num_attention_heads, 3, -1, config.hidden_size).swapaxes(0, 1)
+        array = array.reshape(-1, config.hidden_size)
+    name = name.removeprefix("model.").replace("classifier.", "classifier.out_proj.")
+    return names.get_name(name, try_suffixes=(".weight", ".bias")), array

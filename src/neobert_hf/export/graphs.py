@@ -16,10 +16,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
-from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
-from ..files.trust import check_links, holds_tokenizer, load_tokenizer, read_json
-from ..hub.doctor import check_sizes, check_tensors, read_subject
+from ..files.trust import (
+    check_links,
+    check_vocabulary,
+    holds_tokenizer,
+    keep_known_settings,
+    load_tokenizer,
+    read_json,
+    resolve,
+)
 from ..model import modeling_neobert
 from ..model.modeling_neobert import AUTO_CLASSES, NeoBERTPreTrainedModel
 
@@ -36,8 +42,7 @@ TASKS = {
     "question-answering": ("AutoModelForQuestionAnswering", ("start_logits", "end_logits")),
     EMBEDDING: ("AutoModel", ("last_hidden_state", "sentence_embedding")),
 }
-BEFORE_POOLING = {"WordWeights", "Dense"}
-AFTER_POOLING = {"Dense", "LayerNorm", "Normalize"}
+LOADING = {"dtype": torch.float32, "ignore_mismatched_sizes": True}  # `_check_weights` refuses such sizes in one line
 
 
 class Graph(nn.Module):
@@ -60,49 +65,37 @@ class Graph(nn.Module):
         found = self.model(input_ids=input_ids, attention_mask=attention_mask)
         return tuple(found[name].float() for name in self.outputs)
 
-    def reference(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The same as users of torch get it."""
-        return self(input_ids, attention_mask)
-
     @property
     def longest(self) -> int:
         """Length in tokens at which texts are truncated."""
-        limit = VERY_LARGE_INTEGER if self.tokenizer is None else self.tokenizer.model_max_length
-        return limit if limit < VERY_LARGE_INTEGER else self.model.config.max_position_embeddings
+        limit = self.model.config.max_position_embeddings
+        return limit if self.tokenizer is None else min(limit, self.tokenizer.model_max_length)
 
 
 class EmbeddingGraph(Graph):
     """The whole chain of an embedding model: network, weights of words, pooling, Dense, normalization.
 
-    `sentence_embedding` is (B, D). `last_hidden_state` is (B, L, D): the states of the tokens after weights and Dense. Their
-    pooling is the embedding before its normalization, so runtimes that pool by themselves get the right vector. No such states
-    exist if what follows the pooling is not linear, as an activation after a mean; then each token has the embedding itself.
+    `sentence_embedding` is (B, D). `last_hidden_state` is (B, L, D), and its pooling is the embedding before its normalization:
+    runtimes that pool by themselves get the right vector. It holds the states of the tokens if nothing but a normalization is
+    around the pooling. Otherwise each token has the embedding itself.
 
     Args:
-        model: The embedding model, on the CPU.
+        chain: The embedding model, on the CPU.
     """
 
-    def __init__(self, model: SentenceTransformer):
-        super().__init__(EMBEDDING, model[0].model, model.tokenizer)
-        kinds = [type(module).__name__ for module in model]
-        where, self.ends_normalized = kinds.index("Pooling"), kinds[-1] == "Normalize"
-        self.whole, self.pooling = model, model[where]
-        self.before, self.after = (nn.ModuleList(part) for part in (list(model)[1:where], list(model)[where + 1 :]))
-        self.between = self.after[: -1 if self.ends_normalized else None]  # pooling and normalization
-        mode, is_dense = self.pooling.pooling_mode, all(type(module).__name__ == "Dense" for module in self.between)
-        is_affine = is_dense and all(isinstance(module.activation_function, nn.Identity) for module in self.between)
-        follows = not self.between or (is_dense and mode in ("cls", "lasttoken")) or (is_affine and mode == "mean")
-        self.keeps_tokens = follows and isinstance(mode, str)
+    def __init__(self, chain: SentenceTransformer):
+        super().__init__(EMBEDDING, chain[0].model, chain.tokenizer)
+        self.chain, self.modules_after = chain, nn.ModuleList(list(chain)[1:])
+        self.kinds = [type(module).__name__ for module in self.modules_after]
+        self.pooling = self.modules_after[self.kinds.index("Pooling")]
+        self.ends_normalized = self.kinds[-1] == "Normalize"
+        is_bare = self.kinds in (["Pooling"], ["Pooling", "Normalize"])
+        self.keeps_tokens = is_bare and isinstance(self.pooling.pooling_mode, str)
 
     @property
     def longest(self) -> int:
         """Length in tokens at which texts are truncated."""
-        return self.whole.max_seq_length or super().longest
-
-    @property
-    def dimension(self) -> int:
-        """D of the outputs."""
-        return self.whole.get_embedding_dimension()
+        return self.chain.max_seq_length or super().longest
 
     @property
     def pooling_mode(self) -> str:
@@ -112,27 +105,13 @@ class EmbeddingGraph(Graph):
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the states of the tokens (B, L, D) and the embeddings (B, D); the inputs are (B, L)."""
         features = {"input_ids": input_ids, "attention_mask": attention_mask}
-        features["token_embeddings"] = self.model(**features).last_hidden_state.float()
-        for module in self.before:
+        states = features["token_embeddings"] = self.model(**features).last_hidden_state.float()
+        for module in self.modules_after:
             features = module(features)
-        states = features["token_embeddings"]
-        if "token_weights_sum" in features and self.pooling.pooling_mode == "mean":
-            # A mean over the mask divides by the number of tokens, not by the sum of their weights.
-            weights = features["token_weights_sum"].clamp(min=1e-9)
-            states = states * (attention_mask.sum(1) / weights)[:, None, None]
-        embedding = self.pooling(features)["sentence_embedding"]
-        for module in self.after:
-            embedding = module({"sentence_embedding": embedding})["sentence_embedding"]
+        embedding = features["sentence_embedding"]
         if not self.keeps_tokens:
-            return embedding[:, None].expand(-1, input_ids.shape[1], -1), embedding
-        for module in self.between:
-            states = module({"sentence_embedding": states})["sentence_embedding"]
+            states = embedding[:, None].expand(-1, input_ids.shape[1], -1)
         return states, embedding
-
-    def reference(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The states of the graph, and the embedding of sentence-transformers."""
-        states, _ = self(input_ids, attention_mask)
-        return states, self.whole({"input_ids": input_ids, "attention_mask": attention_mask})["sentence_embedding"]
 
 
 @contextmanager
@@ -148,107 +127,93 @@ def quiet() -> Iterator[None]:
             logging.disable(before)
 
 
-def open_graph(folder: Path, task: str | None = None) -> Graph:
-    """Open a model for the export, in float32 and on the CPU.
+def load_graph(source: str | Path, task: str | None = None) -> Graph:
+    """Load a model for the export, in float32 and on the CPU. What it returns is trusted: no file is opened after it.
 
     Args:
-        folder: Folder of a NeoBERT, or of sentence-transformers.
+        source: Folder or Hub id of a NeoBERT, or of an embedding model of sentence-transformers.
         task: One of `TASKS`; by default that of the saved model.
 
     Raises:
-        ValueError: The folder holds another kind of model, it cannot be exported, or it lacks the head of the task.
-        OSError: A file is missing or damaged.
+        ValueError: The folder holds another kind of model, damaged weights, no head for the task, or what a graph cannot hold.
+        OSError: A file is missing or damaged, or the repository cannot be reached.
     """
     if task not in (None, *TASKS):
         raise ValueError(f"task={task!r} is not one of {', '.join(TASKS)}")
+    folder = resolve(source)
     check_links(folder)
     if (folder / "adapter_config.json").is_file():
         raise ValueError(
             f"{folder} holds an adapter; merge it into its model and export that: "
             "open_adapter(MODEL_CLASS, FOLDER).merge_and_unload().save_pretrained(OUT)"
         )
-    task = task or _saved_task(folder)
-    _check_weights(folder, task)
+    names = ("config.json", "config_sentence_transformers.json", "modules.json")
+    config, settings, modules = (read_json(folder / name) if (folder / name).is_file() else {} for name in names)
+    kind = settings.get("model_type", "SentenceTransformer")
+    if task is None:
+        task = EMBEDDING if modules and kind != "CrossEncoder" else _saved_task(folder, config)
     if task == EMBEDDING:
-        return EmbeddingGraph(_open_chain(folder))
-    _read_config(folder)
-    with quiet():  # transformers reports a head that is missing, and so does the error below
-        model = AUTO_CLASSES[TASKS[task][0]].from_pretrained(folder, dtype=torch.float32).eval()
-    if model.new_layers:
-        raise ValueError(
-            f"{folder} lacks {' and '.join(sorted(model.new_layers))}, the head for {task}; train the model for this task first, "
-            "or give the --task of a head that it has"
-        )
-    has_tokenizer = holds_tokenizer(folder)
-    tokenizer = load_tokenizer(str(folder), model.config.vocab_size, model.config) if has_tokenizer else None
-    return Graph(task, model, tokenizer)
+        graph = EmbeddingGraph(_load_chain(folder, kind))
+    else:
+        tokenizer = load_tokenizer(str(folder)) if holds_tokenizer(folder) else None
+        with quiet():  # transformers reports a head that is missing, and so does `_check_weights`
+            model = AUTO_CLASSES[TASKS[task][0]].from_pretrained(folder, **LOADING)
+        keep_known_settings(model.config, folder)
+        graph = Graph(task, model, tokenizer)
+    _check_weights(graph, folder)
+    return graph.float().eval()
 
 
-def _saved_task(folder: Path) -> str:
-    """The task for which the model of a folder was saved."""
-    chain = folder / "config_sentence_transformers.json"
-    is_chain = (folder / "modules.json").is_file()
-    if is_chain and not (chain.is_file() and read_json(chain).get("model_type") == "CrossEncoder"):
-        return EMBEDDING
-    config = _read_config(folder)
+def _saved_task(folder: Path, config: dict) -> str:
+    """The task for which a NeoBERT was saved."""
     names = config.get("architectures") or [None]
     model_class = getattr(modeling_neobert, str(names[0]), None)
     for task, (auto_class, _) in TASKS.items():
         if model_class is AUTO_CLASSES[auto_class]:
             return task
     raise ValueError(
-        f"architectures={names} in config.json of {folder} cannot be exported; give --task, one of {', '.join(TASKS)}"
+        f"{folder} has no config.json of a NeoBERT that can be exported, it names {names[0]}; give the folder of a saved model, "
+        f"or one of these as --task: {', '.join(TASKS)}"
     )
 
 
-def _check_weights(folder: Path, task: str) -> None:
-    """Refuse weights of other sizes than config.json has: loading leaves out further blocks, and reports others in many lines."""
-    subject = read_subject(str(folder))
-    for finding in (*check_sizes(subject), *check_tensors(subject)):
-        # A bare encoder leaves the head out, whatever its shape.
-        is_used = finding.where.startswith(("config.json", "model.")) or TASKS[task][0] != "AutoModel"
-        if finding.code in ("config-mismatch", "shape") and is_used:
-            raise ValueError(f"{finding.where}: {finding.meaning}; {finding.mend}")
+def _load_chain(folder: Path, kind: str) -> SentenceTransformer:
+    """Load an embedding model that a graph can hold, or a bare NeoBERT with mean pooling."""
+    from ..embeddings.common_form import SentenceTransformer
 
-
-def _read_config(folder: Path) -> dict:
-    """Return the content of config.json, which is that of a NeoBERT."""
-    if not (folder / "config.json").is_file():
-        raise FileNotFoundError(f"{folder} has no config.json; give the folder of a saved model, or a Hub id")
-    config = read_json(folder / "config.json")
-    if config.get("model_type") != "neobert":
-        raise ValueError(f"{folder} has the model type {config.get('model_type')}, not neobert; choose a NeoBERT")
-    return config
-
-
-def _open_chain(folder: Path) -> SentenceTransformer:
-    """Open an embedding model whose modules can be exported, or a bare NeoBERT with mean pooling."""
-    from ..embeddings.models import open_embedding_model, sentence_transformer
-
-    options = {"model_kwargs": {"dtype": torch.float32}}
-    if (folder / "modules.json").is_file():
-        model = open_embedding_model(str(folder), device="cpu", **options)
-    else:
-        model = sentence_transformer(str(folder), **options).to("cpu")
-    _check_chain(model, folder)
-    return model.float().eval()
-
-
-def _check_chain(model: SentenceTransformer, folder: Path) -> None:
-    """Refuse an embedding model with a module that a graph cannot hold."""
-    kind = getattr(getattr(model[0], "config", None), "model_type", type(model[0]).__name__)
-    if kind != "neobert":
+    if kind != "SentenceTransformer":
+        raise ValueError(f"{folder} holds a {kind}, which gives no single vector for each text and cannot be exported")
+    with quiet():
+        chain = SentenceTransformer(str(folder), device="cpu", model_kwargs=LOADING)
+    kinds = [type(module).__name__ for module in chain]
+    model_type = getattr(getattr(chain[0], "config", None), "model_type", kinds[0])
+    if model_type != "neobert" or kinds.count("Pooling") != 1:
         raise ValueError(
-            f"{folder} begins with a model of the type {kind}, which cannot be exported; choose an embedding model on a NeoBERT"
+            f"{folder} begins with {model_type} and has the modules {', '.join(kinds)}; only a NeoBERT with one Pooling can be "
+            "exported"
         )
-    kinds = [type(module).__name__ for module in model]
-    if kinds.count("Pooling") != 1:
-        raise ValueError(f"{folder} has the modules {', '.join(kinds)}; only a chain with one Pooling can be exported")
-    where = kinds.index("Pooling")
-    if other := (set(kinds[1:where]) - BEFORE_POOLING) | (set(kinds[where + 1 :]) - AFTER_POOLING):
-        raise ValueError(f"{folder} has the module {min(other)}, which cannot be exported; train the model without it")
-    if not model[where].include_prompt and any(model.prompts.values()):
+    if not chain[kinds.index("Pooling")].include_prompt:
         raise ValueError(
             f"{folder} has include_prompt=False, and a graph does not know which tokens are of the prompt; train the model with "
-            "include_prompt=True, or remove the prompts"
+            "include_prompt=True, or set it in the config.json of the pooling if the model has no prompts"
         )
+    check_vocabulary(chain.tokenizer, folder, chain[0].config.vocab_size)
+    keep_known_settings(chain[0].config, folder)
+    chain[0].processor = keep_known_settings(chain.tokenizer, folder)
+    return chain
+
+
+def _check_weights(graph: Graph, folder: Path) -> None:
+    """Refuse what transformers reported at loading, and numbers that are not finite."""
+    doctor = f"neobert doctor {folder} lists all that is wrong with it"
+    if lost := sorted(graph.model.new_layers):
+        raise ValueError(
+            f"{folder} lacks {', '.join(lost[:3])}{' and more' * (len(lost) > 3)} in the shapes of config.json: the head for "
+            f"{graph.task} was never trained, or config.json is that of another model; {doctor}"
+        )
+    if more := sorted(name for name in graph.model.unused_tensors if "transformer_encoder." in name):
+        blocks = graph.model.config.num_hidden_layers
+        raise ValueError(f"{folder} has num_hidden_layers={blocks}, and further tensors such as {more[0]}; {doctor}")
+    for name, values in graph.named_parameters():
+        if not values.isfinite().all():
+            raise ValueError(f"{folder} has NaN or infinity in {name.removeprefix('model.')}; {doctor}")

@@ -1,34 +1,41 @@
-"""ONNX files of a graph: float32 and float16 by torch's exporter, int8 by the tool of ONNX Runtime.
+"""ONNX files by torch's exporter, and what is made of them: int8 by the tool of ONNX Runtime, OpenVINO files.
 
-The files are in opset 20, the default of torch 2.13. `transformers.exporters` calls the same exporter, but writes the weights to
+ONNX files are in opset 20, the default of torch 2.13. `transformers.exporters` calls the same exporter, but writes the weights to
 a second file, which transformers.js and fastembed do not read.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
 from torch.export import Dim
 from torch.onnx.errors import OnnxExporterError
 
-from .graphs import Graph
+from .graphs import Graph, quiet
 
 OPSET = 20
 INPUTS = ("input_ids", "attention_mask")
 
 
-def write_onnx(graph: Graph, file: Path) -> None:
-    """Write the graph as one file, with free numbers of rows and columns.
+@quiet()
+def write_onnx(graph: Graph, file: Path, fp16: bool = False) -> None:
+    """Write the graph with free numbers of rows and columns: one file, and above 1.5 GB the weights in a second one.
 
     Args:
         graph: What to export.
         file: The file; its folder exists.
+        fp16: Round the network of the graph to float16, which it stays; inputs and outputs do not change. A converter of finished
+            graphs also rounds the angles of positions, an error of a tenth of a radian at 200 tokens. The model computes them,
+            and its norms, in float32.
 
     Raises:
         ValueError: The exporter of this version of torch fails.
         OSError: The file cannot be written.
     """
+    if fp16:
+        graph.model.half()
     # No size of the example equals another one, and none is 1: the exporter would take it for a constant.
     input_ids = torch.full((3, 7), 5)
     attention_mask = torch.ones_like(input_ids)
@@ -50,45 +57,43 @@ def write_onnx(graph: Graph, file: Path) -> None:
     program.save(file)
 
 
+@quiet()
 def write_int8(source: Path, file: Path) -> None:
-    """Write an ONNX file with weights in int8, a scale for each channel; activations are rounded when the model runs."""
+    """Write an ONNX file with weights in int8, a scale for each channel; activations are rounded when the model runs.
+
+    A lookup of one number for a token, its weight, stays in float32. One scale for the weights of all words would round the
+    smallest to 0, and a text of such words would have the vector 0.
+    """
+    import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
+    graph = onnx.load(source).graph
+    columns = {tensor.name for tensor in graph.initializer if tensor.dims[-1:] == [1]}
     quantize_dynamic(
         source,
         file,
         op_types_to_quantize=["MatMul", "Gather"],
-        nodes_to_exclude=_lookups_of_words(source),
+        nodes_to_exclude=[node.name for node in graph.node if node.op_type == "Gather" and node.input[0] in columns],
         per_channel=True,
         weight_type=QuantType.QInt8,
     )
 
 
-def _lookups_of_words(source: Path) -> list[str]:
-    """Names of the nodes that look up one number for a token, its weight.
+@quiet()
+def write_openvino(source: Path, file: Path, int8: bool = False) -> None:
+    """Convert an ONNX file to OpenVINO: an `.xml`, and beside it the weights in the `.bin` of the same name.
 
-    One scale for the weights of all words would round the smallest to 0, and a text of such words would have the vector 0.
+    Args:
+        source: The ONNX file, in float32.
+        file: The `.xml` to write.
+        int8: Whether nncf rounds the weights to int8.
     """
-    import onnx
+    import openvino
 
-    graph = onnx.load(source).graph
-    columns = {tensor.name for tensor in graph.initializer if tensor.dims[-1:] == [1]}
-    return [node.name for node in graph.node if node.op_type == "Gather" and node.input[0] in columns]
+    model = openvino.Core().read_model(source)
+    if int8:
+        os.environ.setdefault("NNCF_CI", "1")  # read on import: no statistics about its use are sent
+        import nncf
 
-
-def write_fp16(graph: Graph, file: Path) -> None:
-    """Write the graph with its network in float16, which stays so; inputs and outputs are those of `write_onnx`.
-
-    A converter of finished graphs also rounds the angles of positions, an error of a tenth of a radian at 200 tokens. The model
-    computes them, and its norms, in float32.
-    """
-    graph.model.half()
-    write_onnx(graph, file)
-
-
-def onnx_runner(file: Path, outputs: tuple[str, ...]):
-    """Return a function that runs an ONNX file in ONNX Runtime on the CPU: inputs by name to a list of outputs."""
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    return lambda inputs: session.run(outputs, inputs)
+        model = nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM)
+    openvino.save_model(model, file, compress_to_fp16=int8)  # of the few numbers that are not int8

@@ -14,15 +14,12 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 Text = str | tuple[str, str]
-Run = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
+Arrays = dict[str, np.ndarray]
+Run = Callable[[Arrays], Arrays]  # inputs by name to outputs by name
 
 # The file of each runtime and dtype. OpenVINO computes the file of float32 in bfloat16 where it is asked to.
 FILES = {
-    "onnxruntime": {
-        "fp32": "onnx/model.onnx",
-        "fp16": "onnx/model_fp16.onnx",
-        "int8": "onnx/model_quantized.onnx",
-    },
+    "onnxruntime": {"fp32": "onnx/model.onnx", "fp16": "onnx/model_fp16.onnx", "int8": "onnx/model_quantized.onnx"},
     "openvino": {
         "fp32": "openvino/openvino_model.xml",
         "bf16": "openvino/openvino_model.xml",
@@ -52,60 +49,52 @@ class OnnxModel:
     def __init__(
         self, folder: str | Path, dtype: str = "fp32", runtime: str = "onnxruntime", num_threads: int | None = None
     ):
-        self.folder = Path(folder)
-        graph = self._find_graph(runtime, dtype)
-        self.config = self._read_json("config.json")
-        settings = self._read_json("config_sentence_transformers.json", optional=True)
-        self.prompts: dict[str, str] = settings.get("prompts", {})
-        self.default_prompt_name: str | None = settings.get("default_prompt_name")
-        self.include_prompt: bool = self._read_json("1_Pooling/config.json", optional=True).get("include_prompt", True)
-        self.tokenizer = self._open_tokenizer()
-        self.output_names, self._run = START[runtime](graph, dtype, num_threads)
-
-    def _find_graph(self, runtime: str, dtype: str) -> Path:
         if dtype not in FILES.get(runtime, {}):
             choices = "; ".join(f"{name} has {', '.join(files)}" for name, files in FILES.items())
             raise ValueError(f"runtime={runtime!r} has no dtype={dtype!r}; {choices}")
-        name = FILES[runtime][dtype]
-        if not (self.folder / name).is_file():
+        self.folder, graph = Path(folder), FILES[runtime][dtype]
+        if not (self.folder / graph).is_file():
             option = f" --{dtype}" if dtype in ("fp16", "int8") else ""
-            command = f"neobert export MODEL OUT --to {name.partition('/')[0]}{option}"
-            raise FileNotFoundError(f"{self.folder} has no file {name}; write it: {command}")
-        return self.folder / name
+            command = f"neobert export MODEL OUT --to {graph.partition('/')[0]}{option}"
+            raise FileNotFoundError(f"{self.folder} has no file {graph}; write it: {command}")
+        self.config = self._read_json("config.json")
+        settings = self._read_json("config_sentence_transformers.json")
+        self.prompts: dict[str, str] = settings.get("prompts", {})
+        self.default_prompt_name: str | None = settings.get("default_prompt_name")
+        self.tokenizer = self._open_tokenizer()
+        self.output_names, self._run = open_graph(self.folder / graph, dtype, num_threads)
 
-    def _read_json(self, name: str, optional: bool = False) -> dict:
+    def _read_json(self, name: str) -> dict:
+        """Return the content of a file; that of a missing one is empty, since not every model has every file."""
         file = self.folder / name
-        if optional and not file.exists():
-            return {}
         with _reading(file):
-            return json.loads(file.read_text("utf-8"))
+            return json.loads(file.read_text("utf-8")) if file.is_file() else {}
 
     def _open_tokenizer(self) -> Tokenizer:
         """Return the tokenizer, which cuts and pads as the settings of the folder say."""
-        file = self.folder / "tokenizer.json"
-        with _reading(file):
-            tokenizer = Tokenizer.from_file(str(file))
+        with _reading(self.folder / "tokenizer.json"):
+            tokenizer = Tokenizer.from_file(str(self.folder / "tokenizer.json"))
         settings = self._read_json("tokenizer_config.json")
         self.max_length: int = settings["model_max_length"]
-        self.mask_token = self._read_json("special_tokens_map.json", optional=True).get("mask_token")
+        self.mask_token = self._read_json("special_tokens_map.json").get("mask_token")
         tokenizer.enable_truncation(self.max_length, direction=settings.get("truncation_side", "right"))
         # The mask hides padding, so any id serves a tokenizer without such a token.
         pad_id = self.config.get("pad_token_id") or 0
         tokenizer.enable_padding(direction=settings.get("padding_side", "right"), pad_id=pad_id)
         return tokenizer
 
-    def __call__(self, texts: Text | Iterable[Text]) -> dict[str, np.ndarray]:
+    def __call__(self, texts: Text | Iterable[Text]) -> Arrays:
         """Return the outputs of the graph by name, of one batch of texts, padded to one length.
 
         Args:
             texts: A text, which is a batch of one, or several. A pair of texts is a tuple.
 
         Raises:
-            ValueError: An element is no text.
+            TypeError: An element is no text.
         """
         return self._compute(_as_list(texts))[1]
 
-    def _compute(self, texts: list[Text]) -> tuple[list[Encoding], dict[str, np.ndarray]]:
+    def _compute(self, texts: list[Text]) -> tuple[list[Encoding], Arrays]:
         encodings = self.tokenizer.encode_batch(texts)
         ids = np.array([encoding.ids for encoding in encodings], dtype=np.int64)
         mask = np.array([encoding.attention_mask for encoding in encodings], dtype=np.int64)
@@ -113,8 +102,12 @@ class OnnxModel:
 
     def _read_output(self, name: str, read: Callable[..., Any], texts: list[Text], batch_size: int) -> list:
         """Return `read(text, its encoding, its row of the output)` for each text; texts of similar length share a batch."""
-        if batch_size < 1:
-            raise ValueError(f"batch_size={batch_size} is no number of texts; choose 1 or more")
+        if name not in self.output_names:
+            has = ", ".join(self.output_names)
+            raise ValueError(
+                f"{self.folder} has the outputs {has}, and not {name}; encode needs an embedding model, predict a head, and a "
+                "call of the model returns all outputs"
+            )
         order = sorted(range(len(texts)), key=lambda number: -len("".join(texts[number])))
         results = {}
         for start in range(0, len(order), batch_size):
@@ -145,34 +138,20 @@ class OnnxModel:
             (D,) for one text, otherwise (number of texts, D), float32.
 
         Raises:
-            ValueError: The graph has no embeddings, the model has no such prompt or takes none, `batch_size` is below 1, or an
-                element is no text.
+            ValueError: The graph has no embeddings, or the model has no such prompt.
+            TypeError: An element is no text.
         """
-        if "sentence_embedding" not in self.output_names:
-            outputs = ", ".join(self.output_names)
-            raise ValueError(
-                f"{self.folder} is no embedding model, its outputs are {outputs}; use predict, or export an embedding model"
-            )
-        prompt = self._find_prompt(prompt, prompt_name)
-        texts_list = _as_list(list(texts) if isinstance(texts, tuple) else texts)
-        prompted = [prompt + text if isinstance(text, str) else text for text in texts_list]
+        if prompt is None and (name := prompt_name or self.default_prompt_name) is not None:
+            if name not in self.prompts:
+                raise ValueError(f"the model has no prompt {name!r}; choose from {', '.join(self.prompts) or '(none)'}")
+            prompt = self.prompts[name]
+        prompted = [(prompt or "") + text for text in ([texts] if isinstance(texts, str | dict) else texts)]
         # The empty text gives the width of an empty result.
         rows = self._read_output("sentence_embedding", lambda text, encoding, row: row, prompted or [""], batch_size)
         vectors = np.stack(rows)
         if normalize_embeddings:
             vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-        return vectors[0] if isinstance(texts, str) else vectors[: len(texts_list)]
-
-    def _find_prompt(self, prompt: str | None, name: str | None) -> str:
-        if prompt is None and (name := name or self.default_prompt_name) is not None:
-            if name not in self.prompts:
-                raise ValueError(f"the model has no prompt {name!r}; choose from {', '.join(self.prompts) or '(none)'}")
-            prompt = self.prompts[name]
-        if prompt and not self.include_prompt:
-            raise ValueError(
-                f"the model has include_prompt=False, and the graph cannot leave out the prompt {prompt!r}; give none"
-            )
-        return prompt or ""
+        return vectors[0] if isinstance(texts, str) else vectors[: len(prompted)]
 
     def predict(self, texts: Text | Iterable[Text], top_k: int | None = None, batch_size: int = 32) -> Any:
         """Return what the model says of texts, as the pipelines of transformers do.
@@ -188,8 +167,8 @@ class OnnxModel:
             "fill-mask".
 
         Raises:
-            ValueError: The model is of another kind, a text has not one mask, `batch_size` is below 1, or an element is no
-                text.
+            ValueError: The model is of another kind, or a text has not one mask.
+            TypeError: An element is no text.
         """
         heads = {
             "ForSequenceClassification": partial(self._labels, top_k),
@@ -199,11 +178,6 @@ class OnnxModel:
         }
         architecture = self.config["architectures"][0]
         read = next((heads[name] for name in heads if architecture.endswith(name)), None)
-        if read is None:
-            outputs = ", ".join(self.output_names)
-            raise ValueError(
-                f"{self.folder} has the outputs {outputs}, which predict does not read; call the model itself"
-            )
         results = self._read_output("logits", read, _as_list(texts), batch_size)
         return results[0] if isinstance(texts, str | tuple) else results
 
@@ -257,15 +231,8 @@ class OnnxModel:
 
 
 def _as_list(texts: Text | Iterable[Text]) -> list[Text]:
-    """Return a text, a pair, or several of them as a list; a dict, as of the pipelines, is refused as one element."""
-    texts_list = [texts] if isinstance(texts, str | tuple | dict) else list(texts)
-    for number, text in enumerate(texts_list):
-        parts = text if isinstance(text, tuple) and len(text) == 2 else [text]
-        if not all(isinstance(part, str) for part in parts):
-            raise ValueError(
-                f"texts[{number}] is {text!r}; give a text (str), a pair (a tuple of two str), or a list of them"
-            )
-    return texts_list
+    """Return a text, a pair, or several of them as a list; a dict, as pipelines take it, is one element, which is no text."""
+    return [texts] if isinstance(texts, str | tuple | dict) else list(texts)
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:
@@ -276,44 +243,48 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
 @contextmanager
 def _reading(file: Path) -> Iterator[None]:
     """Name the file in an error of a library that reads it; tokenizers and the runtimes have no class for a damaged file."""
-    if not file.is_file():
-        raise FileNotFoundError(f"{file.parent} has no file {file.name}; export the model again, with its tokenizer")
     try:
         yield
+    except ImportError:
+        raise
     except Exception as error:
         raise ValueError(f"{file} cannot be read ({' '.join(str(error).split())}); export the model again") from error
 
 
-def _start_onnxruntime(file: Path, dtype: str, num_threads: int | None) -> tuple[list[str], Run]:
-    try:
-        import onnxruntime
-    except ModuleNotFoundError as error:
-        raise ImportError("onnxruntime is not installed; pip install onnxruntime", name="onnxruntime") from error
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = num_threads or 0
+def open_graph(file: Path, dtype: str = "fp32", num_threads: int | None = None) -> tuple[list[str], Run]:
+    """Open a file of ONNX Runtime (`.onnx`) or OpenVINO (`.xml`) on the CPU.
+
+    Args:
+        file: The file.
+        dtype: "bf16" lets OpenVINO compute in bfloat16; otherwise the numbers of the file decide.
+        num_threads: As for `OnnxModel`.
+
+    Returns:
+        The names of the outputs, and a function from inputs to outputs by name. Several threads may call it at the same time.
+
+    Raises:
+        ValueError: The file is damaged.
+        ImportError: The runtime is not installed.
+    """
     with _reading(file):
-        session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-    names = [output.name for output in session.get_outputs()]
-    return names, lambda inputs: dict(zip(names, session.run(None, inputs)))
+        if file.suffix == ".onnx":
+            import onnxruntime
 
-
-def _start_openvino(file: Path, dtype: str, num_threads: int | None) -> tuple[list[str], Run]:
-    try:
+            options = onnxruntime.SessionOptions()
+            options.intra_op_num_threads = num_threads or 0
+            session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+            names = [output.name for output in session.get_outputs()]
+            return names, lambda inputs: dict(zip(names, session.run(None, inputs)))
         import openvino
-    except ModuleNotFoundError as error:
-        raise ImportError("openvino is not installed; pip install openvino", name="openvino") from error
-    options = {"INFERENCE_PRECISION_HINT": "bf16" if dtype == "bf16" else "f32"}
-    if num_threads:
-        options["INFERENCE_NUM_THREADS"] = num_threads
-    with _reading(file):
+
+        options = {"INFERENCE_PRECISION_HINT": "bf16" if dtype == "bf16" else "f32"}
+        if num_threads:
+            options["INFERENCE_NUM_THREADS"] = num_threads
         compiled = openvino.Core().compile_model(file, "CPU", options)
     names = [output.get_any_name() for output in compiled.outputs]
 
-    def run(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def run(inputs: Arrays) -> Arrays:
         results = compiled.create_infer_request().infer(inputs)  # a request belongs to one thread
         return {name: results[name] for name in names}
 
     return names, run
-
-
-START = {"onnxruntime": _start_onnxruntime, "openvino": _start_openvino}

@@ -94,6 +94,7 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
     _keys_to_ignore_on_load_unexpected = [r"^(decoder|dense|classifier|qa_outputs)\."]
     is_inference_copy = False  # set by `inference_copy`
     new_layers = frozenset()  # layers of the head that the checkpoint lacked
+    unused_tensors = frozenset()  # of the checkpoint, such as blocks beyond num_hidden_layers
 
     @property
     def auto_classes(self) -> dict[str, type]:
@@ -152,6 +153,7 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
         check_encoder_is_complete(model, set(info["missing_keys"]), set(info["unexpected_keys"]))
         mismatched = [name if isinstance(name, str) else name[0] for name in info["mismatched_keys"]]  # also the shapes
         model.new_layers = frozenset(name.rpartition(".")[0] for name in [*info["missing_keys"], *mismatched])
+        model.unused_tensors = frozenset(info["unexpected_keys"])
         return (model, info) if output_loading_info else model
 
     def train(self, mode: bool = True):
