@@ -63,6 +63,7 @@ def is_hooked(*modules: nn.Module) -> bool:
 
 def has_own_hooks(module: nn.Module) -> bool:
     """Whether the module has a hook of its own or a replaced `forward`."""
+    # torch has no public names for the hooks of a module
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks

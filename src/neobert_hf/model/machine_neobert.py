@@ -106,7 +106,8 @@ def best_dtype(device: str | torch.device = "cpu") -> torch.dtype:
 
 def attention_devices(blocks: torch.nn.ModuleList, device: torch.device) -> tuple[torch.device, ...]:
     """The device of the tokens, and those on which accelerate has placed blocks (`device_map`)."""
-    if not hasattr(blocks[0], "_hf_hook"):  # the hook moves the arguments of a block to its device
+    # accelerate's hook, which has no public name, moves the arguments of a block to its device
+    if not hasattr(blocks[0], "_hf_hook"):
         return (device,)
     found = dict.fromkeys((device, *(next(block.parameters()).device for block in blocks)))
     found.pop(torch.device("meta"), None)  # offloaded blocks run on the device of the tokens

@@ -239,7 +239,7 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         Source: paper, section 3.1.
         """
         config = self.config
-        options = arguments_of(config._attn_implementation)
+        options = arguments_of(config._attn_implementation)  # transformers has no public name for it
         boundaries = Boundaries.from_arguments(type(self).__name__, {"position_ids": position_ids, **kwargs}, options)
         if select_tokens is not None and not return_packed:
             raise ValueError("select_tokens chooses tokens, which have no rows and columns; set return_packed=True")
