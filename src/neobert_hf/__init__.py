@@ -10,8 +10,6 @@ __version__ = "0.1.0"
 __all__ = [
     "AUTO_CLASSES",
     "MINI_MODEL_PATH",
-    "ContextualNeoBERTConfig",
-    "ContextualNeoBERTModel",
     "NeoBERT",
     "NeoBERTConfig",
     "NeoBERTForMaskedLM",
@@ -25,15 +23,11 @@ __all__ = [
     "PackedStream",
     "__version__",
     "best_dtype",
-    "contextual_sentence_transformer",
-    "fit_context",
     "inference_copy",
-    "load_context",
     "lora_config",
     "multi_vector_encoder",
     "open_adapter",
     "save_adapter",
-    "save_context",
     "sentence_transformer",
     "sparse_encoder",
     "tune_allocator",
@@ -49,10 +43,8 @@ if find_spec("torch") is None:
 else:
     import transformers
 
-    from .embeddings.contextual import contextual_sentence_transformer, fit_context, load_context, save_context
     from .embeddings.models import multi_vector_encoder, sentence_transformer, sparse_encoder
     from .model.configuration_neobert import NeoBERTConfig
-    from .model.contextual_neobert import CONTEXTUAL_AUTO_CLASSES, ContextualNeoBERTConfig, ContextualNeoBERTModel
     from .model.inference_neobert import inference_copy
     from .model.machine_neobert import best_dtype
     from .model.modeling_neobert import (
@@ -72,13 +64,11 @@ else:
     from .runs.adapters import lora_config, open_adapter, save_adapter
     from .runs.allocator import tune_allocator
 
-    for _auto_classes in (AUTO_CLASSES, CONTEXTUAL_AUTO_CLASSES):
-        _config_class = _auto_classes["AutoConfig"]
-        transformers.AutoConfig.register(_config_class.model_type, _config_class, exist_ok=True)
-        for _auto_class, _model_class in _auto_classes.items():
-            if _auto_class != "AutoConfig":
-                getattr(transformers, _auto_class).register(_config_class, _model_class, exist_ok=True)
-        # the tokenizer of a folder that names no class
-        transformers.AutoTokenizer.register(
-            _config_class, fast_tokenizer_class=transformers.BertTokenizerFast, exist_ok=True
-        )
+    transformers.AutoConfig.register(NeoBERTConfig.model_type, NeoBERTConfig, exist_ok=True)
+    for _auto_class, _model_class in AUTO_CLASSES.items():
+        if _auto_class != "AutoConfig":
+            getattr(transformers, _auto_class).register(NeoBERTConfig, _model_class, exist_ok=True)
+    # the tokenizer of a folder that names no class
+    transformers.AutoTokenizer.register(
+        NeoBERTConfig, fast_tokenizer_class=transformers.BertTokenizerFast, exist_ok=True
+    )

@@ -24,7 +24,7 @@ from neobert_hf.hub.verify import summarize, verify
 from neobert_hf.model.weight_files_neobert import canonical_name
 
 PACKAGE = Path(neobert_hf.__file__).parent / "model"
-CODE_FILES = {file.name for file in PACKAGE.glob("*_neobert.py")} - {"contextual_neobert.py"}
+CODE_FILES = {file.name for file in PACKAGE.glob("*_neobert.py")}
 
 
 @pytest.fixture

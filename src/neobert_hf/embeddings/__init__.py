@@ -1,1 +1,33 @@
-"""Embeddings: models, contrastive training, training data, instructions."""
+"""Embeddings with sentence-transformers: models, contrastive training, rerankers, retrieval, search of files."""
+
+from importlib import import_module
+
+# sentence-transformers is optional and slow to import, so a name is imported when it is used.
+_MODULES = {
+    "common_form": ("SentenceTransformer",),
+    "contrastive": (
+        *("ContrastiveArguments", "ContrastiveTrainer", "ContrastiveTrainingArguments"),
+        *("contrastive_loss", "mine_negatives", "read_prompts", "set_sampling", "train_contrastive"),
+    ),
+    "models": (
+        *("adopt", "fingerprint", "hash_of_weights", "multi_vector_encoder", "open_embedding_model"),
+        *("sentence_transformer", "sparse_encoder"),
+    ),
+    "pairs": ("hold_out", "read_pairs", "read_sets_of_pairs", "read_yaml"),
+    "reranking": (
+        *("RerankerArguments", "RerankerTrainer", "RerankerTrainingArguments", "labelled_pairs", "open_reranker"),
+        *("reranking_evaluator", "reranking_loss", "train_reranker"),
+    ),
+    "retrieval": ("pairs_evaluator", "pairs_evaluators"),
+    "search": ("DocumentSearch",),
+    "training": ("PairArguments", "open_sets", "train_and_record"),
+    "vector_files": ("embed_files",),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+__all__ = sorted(_MODULE_OF)
+
+
+def __getattr__(name: str):
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)
