@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any
 
 from transformers import PretrainedConfig
 from transformers.utils.versions import require_version
@@ -11,24 +11,17 @@ from transformers.utils.versions import require_version
 require_version("transformers>=4.57.0", "NeoBERT needs a newer transformers: pip install -U transformers")
 
 
-class Rule(NamedTuple):
-    """What a value in config.json must be: one of these types, where a bool is no int, and in this range unless it is None."""
-
-    types: tuple[type, ...]
-    words: str
-    holds: Callable[[Any], bool] = lambda value: True
-
-
-NONE = type(None)
-SIZE = Rule((int,), "a positive integer", lambda value: value > 0)
-POSITIVE = Rule((int, float), "a positive number", lambda value: 0 < value < math.inf)
-PROBABILITY = Rule((int, float), "a number of at least 0 and below 1", lambda value: 0 <= value < 1)
-FLAG = Rule((bool,), "true or false")
+# What a value in config.json must be: in words, and as a function of the value. A bool is no number.
+SIZE = "a positive integer", lambda value: type(value) is int and value > 0
+POSITIVE = "a positive number", lambda value: type(value) in (int, float) and 0 < value < math.inf
+PROBABILITY = "a number of at least 0 and below 1", lambda value: type(value) in (int, float) and 0 <= value < 1
+FLAG = "true or false", lambda value: type(value) is bool
+SECTION = "a dictionary", lambda value: isinstance(value, dict)
 
 
-def optional(rule: Rule) -> Rule:
+def optional(rule: tuple[str, Callable]) -> tuple[str, Callable]:
     """The same rule for a value that may be None."""
-    return rule._replace(types=(*rule.types, NONE), words=f"{rule.words}, or null")
+    return f"{rule[0]}, or null", lambda value: value is None or rule[1](value)
 
 
 SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "num_labels")
@@ -38,27 +31,23 @@ RULES = {
     **dict.fromkeys(("max_position_embeddings", "max_length", "dim_head"), optional(SIZE)),
     "norm_eps": POSITIVE,
     "rope_theta": optional(POSITIVE),
-    **dict.fromkeys(
-        ("rope_parameters", "rope_scaling", "id2label", "label2id"), Rule((dict, NONE), "a dictionary, or null")
-    ),
+    **dict.fromkeys(("rope_parameters", "rope_scaling", "id2label", "label2id"), optional(SECTION)),
     "classifier_dropout": PROBABILITY,
-    "classifier_pooling": Rule((str,), "'cls' or 'mean'", lambda value: value in ("cls", "mean")),
+    "classifier_pooling": ("'cls' or 'mean'", lambda value: value in ("cls", "mean")),
     **dict.fromkeys(("unpad_inputs", "sparse_prediction", "tie_word_embeddings"), FLAG),
     **dict.fromkeys(("output_hidden_states", "output_attentions", "return_dict"), optional(FLAG)),
     # Of the published training code and its forks, where other values are other models.
-    **dict.fromkeys(("rope", "rms_norm"), Rule((bool,), "true: NeoBERT is built so", bool)),
-    "ngpt": Rule((bool,), "false: that is another model", lambda value: not value),
-    "hidden_act": Rule((str,), "swiglu: NeoBERT is built so", lambda value: value.lower() == "swiglu"),
+    **dict.fromkeys(("rope", "rms_norm"), ("true: NeoBERT is built so", lambda value: value is True)),
+    "ngpt": ("false: that is another model", lambda value: value is False),
+    "hidden_act": ("swiglu: NeoBERT is built so", lambda value: str(value).lower() == "swiglu"),
 }
 
 
-def check_values(values: dict[str, Any], rules: dict[str, Rule], place: str = "") -> None:
+def check_values(values: dict[str, Any], rules: dict[str, tuple[str, Callable]], place: str = "") -> None:
     """Raise ValueError for a value that breaks the rule of its name; `place` says where it stands."""
-    for name in [name for name in rules if name in values]:
-        value, rule = values[name], rules[name]
-        has_type = isinstance(value, rule.types) and (bool in rule.types or not isinstance(value, bool))
-        if not has_type or (value is not None and not rule.holds(value)):
-            raise ValueError(f"{name}={value!r}{place} must be {rule.words}")
+    for name, (words, holds) in rules.items():
+        if name in values and not holds(values[name]):
+            raise ValueError(f"{name}={values[name]!r}{place} must be {words}")
 
 
 ROPE_SECTIONS = ("rope_parameters", "rope_scaling")  # of transformers 5 and of transformers 4
@@ -72,8 +61,8 @@ ROPE_KEYS = {
 # Another type or a factor below 1 would be ignored without an error.
 ROPE_RULES = {
     **dict.fromkeys(("rope_theta", *ROPE_KEYS["yarn"]), POSITIVE),
-    "rope_type": Rule((str,), f"one of {', '.join(ROPE_KEYS)}", lambda value: value in ROPE_KEYS),
-    "factor": Rule((int, float), "a number of at least 1", lambda value: 1 <= value < math.inf),
+    "rope_type": (f"one of {', '.join(ROPE_KEYS)}", lambda value: value in tuple(ROPE_KEYS)),
+    "factor": ("a number of at least 1", lambda value: type(value) in (int, float) and 1 <= value < math.inf),
 }
 
 
