@@ -163,6 +163,7 @@ def test_gradients_of_the_mean_are_those_of_the_oracle_in_every_form(classifier)
         assert abs(gradient[at].item() - (losses[0] - losses[1]) / (2 * step)) < 1e-8, name
 
 
+@pytest.mark.slow
 def test_a_compiled_classifier_reads_the_mean(classifier):
     compiled = torch.compile(classifier, fullgraph=True, backend="aot_eager")
     wanted = wanted_logits(DOCUMENTS)
@@ -173,6 +174,7 @@ def test_a_compiled_classifier_reads_the_mean(classifier):
             assert_exact(compiled(**BATCHES[form]).logits, wanted[:1])
 
 
+@pytest.mark.slow
 def test_an_exported_classifier_reads_the_mean_of_other_shapes(classifier):
     rows, columns = torch.export.Dim("rows", min=1, max=64), torch.export.Dim("columns", min=2, max=64)
     shapes = {name: {0: rows, 1: columns} for name in ("input_ids", "attention_mask")}
@@ -181,13 +183,6 @@ def test_an_exported_classifier_reads_the_mean_of_other_shapes(classifier):
     with torch.no_grad():
         found = program.module()(**other).logits
     assert_exact(found, wanted_logits([document[:11] for document in DOCUMENTS[:3]]))
-
-
-def test_a_traced_classifier_reads_the_mean_of_other_masks(classifier):
-    traced = torch.jit.trace(classifier, tuple(BATCHES["padded"].values()), strict=False)
-    other = BATCHES["padded on the left"]
-    with torch.no_grad():
-        assert_exact(traced(*other.values())["logits"], wanted_logits(DOCUMENTS))
 
 
 def test_multiple_choice_scores_the_mean_of_each_choice(classifier):

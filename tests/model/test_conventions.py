@@ -13,7 +13,6 @@ import torch.nn.functional as F
 import transformers
 from accelerate import init_empty_weights
 from oracle import CONFIG
-from pretraining_runs import run
 from torch import nn
 from torch._dynamo.utils import counters
 from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModel
@@ -51,7 +50,11 @@ def num_graphs():
 # ---------------------------------------------------------------------------------------- _can_compile_fullgraph
 
 
-@pytest.mark.parametrize("auto_class", [name for name in AUTO_CLASSES if name not in ("AutoConfig",)])
+FAST = ("AutoModelForMaskedLM",)
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in AUTO_CLASSES if name not in ("AutoConfig", *FAST)]
+
+
+@pytest.mark.parametrize("auto_class", [*FAST, *SLOW])
 def test_every_class_compiles_to_one_graph_for_all_lengths(auto_class, tiny_config):
     """One for padded rows, and one for packed rows, which have other arguments."""
     tiny_config.num_hidden_layers = 1
@@ -70,6 +73,7 @@ def test_every_class_compiles_to_one_graph_for_all_lengths(auto_class, tiny_conf
     assert num_graphs() == (1 if has_choices else 2, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [True, None])
 def test_training_on_packed_rows_is_compiled_once_or_twice(dynamic, tiny_config):
     """By default torch assumes constant lengths first, finds that they change, and compiles a second time.
@@ -93,18 +97,6 @@ def test_training_on_packed_rows_is_compiled_once_or_twice(dynamic, tiny_config)
         if lengths == BATCHES[-1]:
             assert num_graphs() == (1 if dynamic else 2, 0)
     assert num_graphs() == (2 if dynamic else 3, 0)
-
-
-def test_pretraining_is_compiled_once_for_each_size_that_changes(corpus, tmp_path):
-    """By default torch finds one after the other that documents, tokens and the longest document change: 1 + 3 graphs."""
-    losses, compiled = {}, dict(torch_compile=True, torch_compile_backend="aot_eager")
-    for name, changes in {"plain": {}, "compiled": compiled}.items():
-        torch.compiler.reset()
-        counters.clear()
-        losses[name] = run(corpus, tmp_path / name, max_steps=8, **changes)
-    assert list(losses["plain"]) == list(range(1, 9))  # 4 rows a step
-    assert losses["compiled"] == pytest.approx(losses["plain"], rel=1e-4)  # float32: eight steps of training
-    assert 2 <= num_graphs()[0] <= 4 and num_graphs()[1] == 0
 
 
 # ---------------------------------------------------------------------------------------- hidden states and attentions
@@ -281,6 +273,7 @@ def test_a_server_like_vllm_runs_the_model_by_its_own_layers(model, checkpoint, 
     assert server.num_calls == 2 * len(BATCHES) * CONFIG["num_hidden_layers"]
 
 
+@pytest.mark.slow
 def test_a_served_model_compiles_to_one_graph(model, checkpoint):
     server = Server(checkpoint, model.state_dict(), takes_argument=False)
     counters.clear()

@@ -44,35 +44,6 @@ def test_a_copy_computes_the_logits_of_the_oracle(model, expected, dtype):
     assert relative_error(copied(ids, attention_mask=mask).logits[real].detach(), wanted[real]) <= allowed
 
 
-def test_no_matrix_of_a_copy_is_a_parameter(model):
-    copied = inference_copy(model)
-    assert {name.rpartition(".")[0].rpartition(".")[2] for name, _ in copied.named_parameters()} == {
-        "encoder",
-        "attention_norm",
-        "ffn_norm",
-        "layer_norm",
-    }
-
-
-def test_training_with_copies_between_the_steps_is_training_without_them(tiny_config):
-    torch.manual_seed(0)
-    models = [NeoBERTForMaskedLM(tiny_config) for _ in range(2)]
-    models[1].load_state_dict(models[0].state_dict())
-    for model, makes_copies in zip(models, (False, True)):
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-        for _ in range(3):
-            if makes_copies:
-                with torch.inference_mode():
-                    for int8 in (False, True):
-                        inference_copy(model, int8=int8)(IDS)
-                assert model.training
-            optimizer.zero_grad()
-            model(IDS, labels=IDS).loss.backward()
-            optimizer.step()
-    for (name, wanted), (_, actual) in zip(models[0].named_parameters(), models[1].named_parameters()):
-        assert torch.equal(wanted, actual), name
-
-
 @pytest.mark.parametrize("int8", [False, True])
 def test_a_copy_shares_no_memory_with_the_model(tiny_config, int8):
     model = NeoBERTModel(tiny_config).eval()
@@ -146,14 +117,11 @@ def test_conversions_that_change_nothing_are_allowed(tiny_config, int8):
         assert torch.equal(copied(IDS).last_hidden_state, before)
 
 
-def test_what_is_no_neobert_on_a_cpu_is_refused(tiny_config):
+def test_what_is_no_neobert_on_a_cpu_and_a_torch_without_int8_are_refused(tiny_config, monkeypatch):
     with pytest.raises(ValueError, match="needs a model on the CPU, but it is on meta; call"):
         inference_copy(NeoBERTModel(tiny_config).to("meta"))
     with pytest.raises(ValueError, match="Linear contains no NeoBERT; give a NeoBERT"):
         inference_copy(nn.Linear(3, 3))
-
-
-def test_a_torch_without_int8_products_is_refused(monkeypatch, tiny_config):
     monkeypatch.setattr("neobert_hf.model.inference_neobert.TORCH.onednn_int8_linear", None)
     with pytest.raises(ValueError, match="has no int8 products on this machine; omit int8=True"):
         inference_copy(NeoBERTModel(tiny_config), int8=True)
@@ -235,11 +203,6 @@ def test_sentence_transformers_and_pipelines_use_a_copy():
         f"open a {model.tokenizer.mask_token}"
     )
     assert len(answer) == 5
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# int8
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def int8_layer(num_inputs, num_outputs):

@@ -16,23 +16,8 @@ from neobert_hf import (
     NeoBERTForTokenClassification,
     NeoBERTModel,
 )
-from neobert_hf.model.checkpoint_neobert import check_can_be_saved
 
 LORA_TARGETS = ["qkv", "wo", "w12", "w3"]
-
-
-def test_lora_trains_only_its_matrices_and_merges_to_the_same_numbers(checkpoint):
-    peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(r=4, target_modules=LORA_TARGETS, init_lora_weights=False)
-    model = peft.get_peft_model(AutoModelForMaskedLM.from_pretrained(checkpoint), config).eval()
-    ids = torch.randint(5, 96, (2, 7))
-    outputs = model(ids, labels=ids)
-    outputs.loss.backward()
-    trained = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
-    assert len(trained) == 3 * len(LORA_TARGETS) * 2 and all("lora_" in name for name in trained)
-    merged = model.merge_and_unload()
-    # float32: the rank-4 product is added to the weight or to the result
-    torch.testing.assert_close(merged(ids).logits, outputs.logits, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -152,14 +137,6 @@ def test_a_model_with_parameters_of_its_own_trains(bare_encoder):
     assert model(input_ids=torch.tensor([[2, 5, 3]]), labels=torch.tensor([1])).loss.isfinite()
 
 
-def test_a_trained_layer_may_be_frozen_without_a_warning(classifier_checkpoint, caplog):
-    model = NeoBERTForSequenceClassification.from_pretrained(classifier_checkpoint).train()
-    model.dense.requires_grad_(False)
-    with warnings_of(caplog) as found:
-        model(input_ids=torch.tensor([[2, 5, 3]]), labels=torch.tensor([1]))
-        assert not found()
-
-
 @contextlib.contextmanager
 def warnings_of(caplog):
     """A function that returns what transformers' loggers have said; each warning counts again."""
@@ -168,19 +145,6 @@ def warnings_of(caplog):
     logging.enable_propagation()
     yield lambda: caplog.text
     logging.disable_propagation()
-
-
-def test_weights_of_torchao_are_refused_before_a_file_is_written(checkpoint, tmp_path):
-    """A tensor class of the same module stands for torchao's, which safetensors cannot store."""
-    weights = type("Int8Tensor", (torch.Tensor,), {"__module__": "torchao.quantization"})
-    model = AutoModelForMaskedLM.from_pretrained(checkpoint)
-    layer = model.model.transformer_encoder[0].qkv
-    layer.weight = torch.nn.Parameter(layer.weight.detach().as_subclass(weights))
-    with pytest.raises(ValueError, match=r"qkv.weight is a Int8Tensor of torchao's quantize_, .*; save the model bef"):
-        model.save_pretrained(tmp_path)
-    assert not list(tmp_path.iterdir())
-    model.hf_quantizer = object()  # transformers has loaded the model quantized, and knows how to save it
-    check_can_be_saved(model)
 
 
 @pytest.mark.compat
@@ -226,39 +190,7 @@ def test_the_pipelines_of_the_heads_run(tiny_config, tokenizer, task, model_clas
         assert result
 
 
-def test_pipelines_log_no_error_about_the_model(tiny_config, tokenizer, caplog):
-    """A pipeline logs an error for a class that is not registered."""
-    from transformers.utils import logging
-
-    tiny_config.vocab_size = len(tokenizer)
-    logging.enable_propagation()
-    pipeline("fill-mask", model=NeoBERTForMaskedLM(tiny_config), tokenizer=tokenizer)
-    pipeline("text-classification", model=NeoBERTForSequenceClassification(tiny_config), tokenizer=tokenizer)
-    logging.disable_propagation()
-    assert "not supported" not in caplog.text
-
-
-def test_accelerate_in_bf16_trains_close_to_float32(checkpoint):
-    accelerate = pytest.importorskip("accelerate")
-    ids = torch.randint(5, 96, (2, 9), generator=torch.Generator().manual_seed(0))
-    labels = torch.where(ids % 2 == 0, ids, -100)
-    losses = {}
-    for precision in ("no", "bf16"):
-        accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
-        accelerator = accelerate.Accelerator(mixed_precision=precision, cpu=True)
-        model = AutoModelForMaskedLM.from_pretrained(checkpoint)
-        model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
-        for _ in range(3):
-            loss = model(ids, labels=labels).loss
-            accelerator.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-        assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
-        losses[precision] = loss.item()
-    # bf16: eight bits of mantissa in every product
-    assert abs(losses["bf16"] - losses["no"]) < 0.02 * losses["no"]
-
-
+@pytest.mark.slow
 def test_a_model_compiled_with_inductor_gives_the_same_logits(checkpoint):
     """The whole model in one graph through the default compiler; needs a C++ compiler, as torch.compile does."""
     import shutil

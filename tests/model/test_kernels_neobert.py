@@ -20,8 +20,6 @@ from neobert_hf.model.blocks_neobert import RMSNorm, normalize
 from neobert_hf.model.kernels_neobert import (
     SHORTEST_TILED,
     InferenceLinear,
-    Int8Linear,
-    choose_kernels,
     linear,
     rms_norm,
     runs_fast,
@@ -48,11 +46,6 @@ def needs_onednn(dtype):
 
 def largest_error(actual, wanted):
     return ((actual.double() - wanted).abs().max() / wanted.abs().max()).item()
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Where the kernels run
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_kernels_run_only_for_inference_on_a_cpu():
@@ -239,11 +232,6 @@ def test_a_mode_counts_every_product_in_inference(wide_model, makes_copy):
     assert counter.get_total_flops() - 20 * per_token in (0, attention)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Products
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("kernels", ["plain", "torch", "onednn", "packed"])
@@ -263,16 +251,6 @@ def test_a_product_is_exact_to_the_dtype(dtype, bias, kernels, num_rows):
         out = linear(layer, x, kernels)
     assert out.shape == wanted.shape and out.dtype == dtype
     assert num_rows == 0 or largest_error(out, wanted) < tolerance
-
-
-def test_a_layer_in_place_of_a_linear_is_called():
-    class Doubled(nn.Linear):
-        def forward(self, x):
-            return 2 * super().forward(x)
-
-    layer, x = Doubled(8, 8).eval(), torch.randn(3, 8)
-    with torch.inference_mode():
-        assert torch.equal(linear(layer, x, "torch"), layer(x))
 
 
 @pytest.mark.parametrize("kernels", ["torch", "onednn"])
@@ -295,22 +273,6 @@ def test_a_weight_of_another_tensor_type_uses_its_own_operation(kernels):
         torch.testing.assert_close(linear(layer, x, kernels), wanted)
 
 
-def test_float32_embeddings_give_a_float32_residual_stream_in_a_bf16_model(tiny_config):
-    model, embeds = NeoBERTModel(tiny_config).bfloat16().eval(), torch.randn(1, 9, tiny_config.hidden_size)
-    plain = model(inputs_embeds=embeds, output_hidden_states=True).hidden_states[1]
-    with torch.inference_mode():
-        fast = model(inputs_embeds=embeds, output_hidden_states=True).hidden_states[1]
-    assert fast.dtype == plain.dtype == torch.float32
-    torch.testing.assert_close(fast, plain, rtol=0.02, atol=0.02)  # products in bf16
-
-
-def test_on_avx2_few_rows_use_onednn_and_many_do_not(monkeypatch):
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
-    monkeypatch.setattr(machine_neobert.TORCH, "onednn_linear", F.linear)
-    assert [choose_kernels(torch.float32, rows) for rows in (1, 255, 256)] == ["onednn", "onednn", "torch"]
-
-
 def test_products_of_onednn_have_few_numbers_of_rows(monkeypatch):
     """oneDNN keeps a program of 0.5 MB for each number of rows, and the batches of a service have all of them."""
     asked = []
@@ -327,25 +289,6 @@ def test_products_of_onednn_have_few_numbers_of_rows(monkeypatch):
             torch.testing.assert_close(linear(layer, x, "onednn"), F.linear(x, layer.weight, layer.bias))
             assert rows <= asked[-1] <= rows * 17 / 16
     assert len(set(asked)) == 64 + 16 * 6  # each up to 64, then 16 to each power of two
-
-
-@pytest.mark.parametrize("make", [InferenceLinear, Int8Linear])
-def test_the_layers_of_a_copy_ask_for_few_numbers_of_rows(monkeypatch, make):
-    if make is Int8Linear and not machine_neobert.TORCH.onednn_int8_linear:
-        pytest.skip("this torch has no int8 products")
-    monkeypatch.setattr(kernels_neobert, "onednn_is_best", lambda dtype, num_rows: True)
-    layer = make(nn.Linear(64, 32, bias=False).requires_grad_(False), torch.float32)
-    asked, name = [], "onednn_linear" if make is InferenceLinear else "onednn_int8_linear"
-    original = getattr(machine_neobert.TORCH, name)
-    monkeypatch.setattr(machine_neobert.TORCH, name, lambda x, *rest: [asked.append(len(x)), original(x, *rest)][1])
-    x = torch.randn(1000, 64)
-    with torch.no_grad():
-        whole = layer.multiply(x)
-        for rows in range(1, 1000, 7):
-            assert torch.equal(layer.multiply(x[:rows])[-1:], whole[rows - 1 : rows]) or make is InferenceLinear
-            torch.testing.assert_close(layer.multiply(x[:rows]), whole[:rows])
-    assert len(asked) > 100
-    assert set(asked) - set(range(65)) <= {n << shift for shift in range(1, 6) for n in range(32, 65)}
 
 
 def test_a_forward_under_another_default_dtype_changes_no_later_result(tiny_config):
@@ -365,11 +308,6 @@ def test_a_forward_under_another_default_dtype_changes_no_later_result(tiny_conf
             assert torch.equal(copied(ids).last_hidden_state, wanted)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Norm
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_tokens", [1, 519])
 def test_norm_is_rounded_once(dtype, num_tokens):
@@ -387,11 +325,6 @@ def test_norm_is_rounded_once(dtype, num_tokens):
     times = 4 if dtype == torch.float32 else 0.5
     allowed = times * torch.finfo(dtype).eps * wanted.abs() * 1.01
     assert ((actual.double() - wanted).abs() <= allowed).all()
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Attention
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def attend_in_float64(q, k, v, lengths):

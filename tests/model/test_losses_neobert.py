@@ -3,11 +3,10 @@
 import pytest
 import torch
 from test_layout_neobert import LargestTensor
-from torch.overrides import TorchFunctionMode
 
 from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.model import losses_neobert
-from neobert_hf.model.losses_neobert import cross_entropy, cross_entropy_in_chunks, mean_loss
+from neobert_hf.model.losses_neobert import cross_entropy, cross_entropy_in_chunks
 
 FLOAT64 = dict(rtol=1e-10, atol=1e-10)
 
@@ -82,26 +81,3 @@ def test_sparse_training_compiles_into_one_graph_for_every_shape(tiny_config):
         loss.backward()
         torch.testing.assert_close(loss, model(ids, labels=labels).loss, rtol=1e-5, atol=1e-5)
     assert len(graphs) == 1
-
-
-class CopiesToDevice(TorchFunctionMode):
-    """Records the calls that name the device `meta`, which stands for a GPU."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls = []
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        if "meta" in map(str, (*args, *(kwargs or {}).values())):
-            self.calls.append(function.__name__)
-        return function(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("count", [5, torch.tensor(5)])
-def test_a_number_of_items_on_the_host_is_not_copied_to_the_device(count):
-    """Such a copy makes the host wait in each micro-step."""
-    losses = torch.ones(3, device="meta")
-    with CopiesToDevice() as device:
-        loss = mean_loss(losses, 3, count)
-    assert loss.device.type == "meta" and not device.calls
-    assert mean_loss(torch.ones(3), 3, count) == 3 / 5

@@ -10,7 +10,7 @@ import torch
 
 import neobert_hf
 from neobert_hf.model import machine_neobert
-from neobert_hf.model.machine_neobert import find_private_names, has_bf16_instructions, onednn_is_best
+from neobert_hf.model.machine_neobert import has_bf16_instructions, onednn_is_best
 
 
 @pytest.mark.parametrize(("answer", "dtype"), [("0", torch.float32), ("1", torch.bfloat16)])
@@ -98,29 +98,6 @@ def test_onednn_is_chosen_by_processor_and_number_of_rows(monkeypatch, capabilit
     assert not onednn_is_best(torch.float16, 16)
 
 
-@pytest.mark.parametrize("name", vars(machine_neobert.TORCH))
-def test_a_private_name_that_torch_lacks_is_none(monkeypatch, name):
-    """Tests the lookup only; test_kernels_neobert.py tests the model without each name."""
-    private = {
-        "FakeTensor": (torch, "_subclasses"),
-        "are_functorch_transforms_active": (torch._C, "_are_functorch_transforms_active"),
-        "function_modes": (torch.overrides, "_get_current_function_mode_stack"),
-        "DeviceContext": (torch.utils._device, "DeviceContext"),
-        "num_dispatch_modes": (torch._C, "_len_torch_dispatch_stack"),
-        "has_global_hooks": (torch.nn.modules.module, "_has_any_global_hook"),
-        "has_avx512_bf16": (torch.cpu, "_is_avx512_bf16_supported"),
-        "has_amx": (torch.cpu, "_is_amx_tile_supported"),
-        "has_onednn_bf16": (torch, "ops"),
-        "onednn_linear": (torch, "ops"),
-        "onednn_reorder": (torch, "ops"),
-        "onednn_int8_prepack": (torch, "ops"),
-        "onednn_int8_linear": (torch, "ops"),
-    }
-    assert private.keys() == vars(machine_neobert.TORCH).keys()
-    monkeypatch.delattr(*private[name])
-    assert getattr(find_private_names(), name) is None
-
-
 SCRIPT = """
 import hashlib
 from multiprocessing import get_context
@@ -152,6 +129,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork; without it, 20 processes take minutes")
 def test_twenty_processes_compute_the_same_bits():
     """The choice of a product depends on the processor, not on timing."""

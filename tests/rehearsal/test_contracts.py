@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from packaging.requirements import Requirement
 from packaging.version import Version
 
 from neobert_hf.model.backends_neobert import BACKENDS
@@ -171,16 +170,12 @@ def test_the_limits_of_flash_attention_4_are_those_of_its_source(sources):
 
 XFORMERS_SCRIPT = """
 import ctypes, json, sys, torch
-if sys.argv[1]:  # the CUDA of the kernels, which this torch does not have; they are loaded, and do not run
-    ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL)
+ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL)  # the CUDA of the kernels, which this torch may lack; none of them runs
 from conftest import packed_plan
 from torch._subclasses.fake_tensor import FakeTensorMode
-from neobert_hf.model.attention_neobert import attend_xformers, find_xformers, loading_error
+from neobert_hf.model.attention_neobert import attend_xformers, find_xformers
 from neobert_hf.model.backends_neobert import BACKENDS, Situation, choose_backend
 
-if not sys.argv[1]:
-    print(json.dumps(loading_error("xformers")))
-    raise SystemExit
 BACKENDS["xformers"] = BACKENDS["xformers"]._replace(devices=("cpu", "cuda"))
 lengths = [3, 1, 4]
 plan = packed_plan(lengths, "xformers", dtype=torch.float32)  # a head width of 8
@@ -218,7 +213,7 @@ def xformers(newest):
     return newest("xformers", "wheel", "manylinux")
 
 
-def run_xformers(xformers, library=""):
+def run_xformers(xformers, library):
     path = os.pathsep.join(map(str, (xformers.folder, TESTS, TESTS.parent / "src")))
     process = subprocess.run(
         [sys.executable, "-c", XFORMERS_SCRIPT, library],
@@ -248,22 +243,11 @@ def test_the_stand_in_of_xformers_has_the_signatures_of_the_package(xformers):
     assert xformers.version == known, "the signatures are the same: raise the version of the stand-in"
 
 
-def test_the_remedy_names_the_torch_and_the_cuda_that_xformers_needs(xformers):
+def test_the_remedy_and_the_table_name_the_version_and_the_newest_gpu_of_xformers(xformers):
     built = json.loads((xformers.folder / "xformers/cpp_lib.json").read_text("utf-8"))
-    metadata = next(xformers.folder.glob("*.dist-info")) / "METADATA"
-    requirements = map(Requirement, Parser().parsestr(metadata.read_text("utf-8")).get_all("Requires-Dist"))
-    needed = next(requirement for requirement in requirements if requirement.name == "torch")
-    remedy, cuda = BACKENDS["xformers"].remedy, built["version"]["cuda"] // 100
-    assert f"{needed} for CUDA {cuda}" in remedy and f"libcudart.so.{cuda}" in remedy
-    assert f"xformers>={xformers.version}" in remedy
+    assert f"xformers>={xformers.version}" in BACKENDS["xformers"].remedy
     newest_built = min(re.findall(r"\d+\.\d", built["env"]["TORCH_CUDA_ARCH_LIST"]), key=float)
     assert ".".join(map(str, limits("xformers")[1])) == newest_built
-
-
-def test_a_torch_for_another_cuda_is_named_with_the_library_that_is_missing(xformers):
-    if (torch.version.cuda or "").startswith("12."):
-        pytest.skip("this torch has the CUDA of xformers")
-    assert f"beside torch {torch.__version__}: libcudart.so.12: cannot open" in run_xformers(xformers)
 
 
 def test_the_real_mask_separates_documents_and_the_real_dispatcher_agrees_with_the_table(xformers, newest):

@@ -112,9 +112,9 @@ LONGEST_GROUPED = {torch.bfloat16: 1024, torch.float32: 32}
 def make_sdpa_mask(layout, dtype, is_fast):
     """Length groups for SDPA on a GPU and for training on a CPU; None if one call per sequence is faster.
 
-    On a GPU every call costs a kernel launch, so one call per sequence is slow for hundreds of sequences. In inference on a CPU,
-    one call per sequence is faster and needs no copies. A forward without gradients in training mode is no inference: gradient
-    caching repeats it with gradients, and both must give the same numbers.
+    On a GPU every call costs a kernel launch. In inference on a CPU, one call per sequence is faster and needs no copies. A
+    forward without gradients in training mode is no inference: gradient caching repeats it with gradients, and both must give
+    the same numbers.
     """
     if layout.cu_seq_lens.device.type == "cpu":
         is_grouped = not is_fast and layout.max_length <= LONGEST_GROUPED.get(dtype, 0)
@@ -211,16 +211,14 @@ def attend_varlen(q_THK, k_THK, v_THK, plan):
 
 def attend_xformers(q_THK, k_THK, v_THK, plan):
     """Memory-efficient attention of xformers with a block-diagonal mask."""
-    return find_xformers().memory_efficient_attention(q_THK[None], k_THK[None], v_THK[None], attn_bias=plan.mask)[
-        0
-    ], None
+    q, k, v = (x[None] for x in (q_THK, k_THK, v_THK))
+    return find_xformers().memory_efficient_attention(q, k, v, attn_bias=plan.mask)[0], None
 
 
 class _Caller(nn.Module):
     """In place of the calling module: the attributes that the attention functions of transformers read."""
 
-    is_causal = False
-    num_key_value_groups = 1
+    is_causal, num_key_value_groups = False, 1
 
     def __init__(self, implementation):
         super().__init__()
@@ -282,30 +280,25 @@ def has_varlen() -> bool:
     return varlen_attn is not None
 
 
-def find_xformers() -> ModuleType | None:
-    """`xformers.ops`, or None if it does not load."""
-    return None if loading_error("xformers") else importlib.import_module("xformers.ops")
+def find_xformers() -> ModuleType:
+    """The module `xformers.ops`, whose import takes seconds and initialises CUDA."""
+    return importlib.import_module("xformers.ops")
 
 
 @lru_cache
 def loading_error(backend: str) -> str:
-    """Why the package of a backend does not load, and what to do before its remedy; empty if it loads, or if there is none.
+    """Why the package of a backend cannot be imported; empty if it can, or if there is none.
 
     Kernels run only with the torch and the CUDA that they were built for. The package is imported when a forward on its devices
-    asks for it: the import of xformers takes seconds and initialises CUDA, and a process that has done so cannot fork.
+    asks for it, because a process that has initialised CUDA cannot fork.
     """
     module = KERNELS.get(backend, "torch")
     try:
         importlib.import_module(module)
-        if backend == "xformers" and not (xformers := importlib.import_module(backend))._has_cpp_library:
-            raise xformers._cpp_lib._cpp_library_load_exception  # xformers itself only logs it
         return ""
     except Exception as error:  # an initialisation that fails raises any class
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             return "is not installed"
-        while error.__cause__:
-            error = error.__cause__
-        reason = " ".join(str(error).split()) or type(error).__name__
-    message = f"is installed, but does not load beside torch {torch.__version__}: {reason}; uninstall it"
-    logger.warning(f"The package of attn_implementation={backend!r} {message}. 'auto' uses another backend.")
-    return f"{message}, then"
+        reason = f"is installed, but does not load beside torch {torch.__version__}: {error!r}; uninstall it"
+    logger.warning(f"The package of attn_implementation={backend!r} {reason}. 'auto' uses another backend.")
+    return f"{reason}, then"

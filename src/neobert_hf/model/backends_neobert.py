@@ -1,6 +1,5 @@
 """The table of attention backends (`BACKENDS`) and `choose_backend`, which selects one."""
 
-import os
 from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
@@ -16,7 +15,6 @@ from .attention_neobert import (
     attend_sdpa,
     attend_varlen,
     attend_xformers,
-    find_xformers,
     has_flash_attention,
     has_varlen,
     loading_error,
@@ -35,16 +33,11 @@ class Backend(NamedTuple):
     Attributes:
         attend: A function of attention_neobert.py; None for a function of the user, which `NeoBERTAttention` calls.
         layouts: "packed", "dense" or both.
-        devices: Device types.
         capabilities: For each dtype the lowest and the highest CUDA capability; no other dtype is supported.
-        head_multiple: The head width must be a multiple of this.
-        max_head_width: The head width must be at most this.
-        make_mask: Function from a packed layout, the dtype of attention and the result of `runs_fast` to the mask that `attend`
-            reads from the plan.
+        make_mask: Function from a packed layout, the dtype and the result of `runs_fast` to the mask that `attend` reads.
         reads_boundaries: Whether it reads `cu_seq_lens` on the device and needs no value on the host.
         is_automatic: Whether "auto" may choose it.
         is_for_inference: Whether it requires `runs_fast` and fast products (`onednn_is_best`).
-        is_installed: Whether it is installed.
         remedy: What to do if it is not installed.
     """
 
@@ -116,8 +109,8 @@ BACKENDS = {
         max_head_width=256,
         make_mask=make_xformers_mask,
         is_automatic=True,
-        is_installed=lambda: find_xformers() is not None,
-        remedy="pip install 'xformers>=0.0.35' beside a torch>=2.10 for CUDA 12, because its kernels need libcudart.so.12",
+        is_installed=lambda: not loading_error("xformers"),
+        remedy="pip install 'xformers>=0.0.35'",
     ),
     "cpu_tiled": Backend(
         attend_cpu_tiled,
@@ -142,11 +135,6 @@ def find_backend(implementation: str) -> Backend:
     return Backend(None, layouts=("dense",))
 
 
-def runs_packed(implementation: str) -> bool:
-    """Whether the backend supports a packed layout; other backends get a dense layout and a mask."""
-    return implementation == "auto" or "packed" in find_backend(implementation).layouts
-
-
 def check_installed(implementation: str) -> None:
     """Raise ImportError with the installation command if a backend of the table is not installed."""
     backend = find_backend(implementation)
@@ -160,26 +148,8 @@ def is_own_backend(implementation: str) -> bool:
     return implementation in BACKENDS and BACKENDS[implementation].attend is not attend_registry
 
 
-def missing_backend_message(implementation: str, error: Exception) -> str:
-    """The message for an implementation that transformers cannot load: its error, and what to do."""
-    backend = find_backend(implementation)
-    remedy = backend.remedy or "install the package that the error names"
-    return (
-        f"attn_implementation={implementation!r} cannot run here{_missing_gpu(backend)}: {error} Solution: {remedy}; choose "
-        f"{', '.join(map(repr, BACKENDS))}; or omit it to use the best backend that is installed"
-    )
-
-
 class Situation(NamedTuple):
-    """The conditions of a forward that determine which backends can run.
-
-    Attributes:
-        devices: Devices of attention; several if `device_map` has put the blocks on several.
-        dtype: dtype of attention.
-        head_dim: Width of a head.
-        is_packed: Whether the layout is packed.
-        is_fast: Result of `runs_fast`.
-    """
+    """What determines which backends can run: devices and dtype of attention, head width, layout, result of `runs_fast`."""
 
     devices: tuple[torch.device, ...]
     dtype: torch.dtype
@@ -189,12 +159,7 @@ class Situation(NamedTuple):
 
 
 def choose_backend(implementation: str, situation: Situation, need_weights: bool = False) -> str:
-    """Choose the attention backend: the requested one, or the best one that can run if the request is "auto".
-
-    Args:
-        implementation: Requested name, or "auto".
-        situation: Devices, dtype, head width and layout of the forward.
-        need_weights: Whether probabilities are required; only eager attention returns them.
+    """Choose the attention backend: the requested one, the best one for "auto", and eager if probabilities are needed.
 
     Raises:
         ValueError: The requested backend cannot run in this situation.
@@ -203,64 +168,45 @@ def choose_backend(implementation: str, situation: Situation, need_weights: bool
     if need_weights:
         if implementation != "eager" and not torch.compiler.is_compiling():
             logger.warning_once(
-                "output_attentions=True needs attention probabilities, which only eager attention returns; this forward "
-                f"runs 'eager' instead of {implementation!r}. Set attn_implementation='eager' to avoid this warning."
+                f"output_attentions=True: this forward runs 'eager' instead of {implementation!r}, because only eager attention "
+                "returns probabilities. Set attn_implementation='eager' to avoid this warning."
             )
         return "eager"
     if implementation == "auto":
         return _best_backend(*situation)
     if reason := _unsupported_reason(implementation, *situation):
         check_installed(implementation)
-        raise ValueError(f"attn_implementation={implementation!r} {reason}, or omit it to use the best backend")
+        raise ValueError(
+            f"attn_implementation={implementation!r} {reason}; choose 'sdpa', or omit it to use the best backend"
+        )
     return implementation
 
 
 @torch.compiler.assume_constant_result  # the compiler must not trace this function
 def _unsupported_reason(implementation, *situation):
-    """Why a backend cannot run in a situation, and what to do; an empty string if it can run."""
+    """Why a backend cannot run in a situation; an empty string if it can run."""
     backend, (devices, dtype, head_dim, is_packed, is_fast) = find_backend(implementation), situation
     if ("packed" if is_packed else "dense") not in backend.layouts:
-        return (
-            "supports packed sequences only; for a 4-D mask, unpad_inputs=False, or a padding mask while compiling, choose "
-            "'sdpa' or 'eager'"
-        )
+        return "supports packed sequences only, not a 4-D mask, unpad_inputs=False, or a padding mask while compiling"
     for device in devices:
         if backend.devices and device.type not in backend.devices:
-            return f"runs on {', '.join(backend.devices).upper()}, not on {device.type}{_missing_gpu(backend)}; choose 'sdpa'"
+            return f"runs on {', '.join(backend.devices).upper()}, not on {device.type}"
     if backend.capabilities and dtype not in backend.capabilities:
-        return (
-            f"supports {' or '.join(str(known).removeprefix('torch.') for known in backend.capabilities)}, not {dtype}; "
-            "load the model with dtype=torch.bfloat16, use autocast, choose 'sdpa'"
-        )
+        known = " or ".join(str(each).removeprefix("torch.") for each in backend.capabilities)
+        return f"supports {known}, not {dtype}; load the model with dtype=torch.bfloat16, use autocast"
     if backend.is_for_inference and not (is_fast and onednn_is_best(dtype)):
-        return (
-            f"requires inference on a CPU with fast products in {dtype}; call model.eval() and use torch.inference_mode(), "
-            "choose 'sdpa'"
-        )
+        return f"requires inference on a CPU with fast products in {dtype}; call model.eval() and use torch.inference_mode()"
     if head_dim % backend.head_multiple or head_dim > (backend.max_head_width or head_dim):
-        return (
-            f"requires a head width that is a multiple of {backend.head_multiple} and at most {backend.max_head_width}, not "
-            f"{head_dim}; choose 'sdpa'"
-        )
+        limits = f"a multiple of {backend.head_multiple} and at most {backend.max_head_width}"
+        return f"requires a head width that is {limits}, not {head_dim}"
     for gpu in (device for device in devices if device.type == "cuda" and backend.capabilities):
         lowest, highest = backend.capabilities[dtype]
         found = torch.cuda.get_device_capability(gpu)
         if not lowest <= found <= highest:
             limit = "at least {}.{}".format(*lowest) if found < lowest else "at most {}.{}".format(*highest)
-            return (
-                f"requires a CUDA capability of {limit} for {dtype}, but {gpu} has {found[0]}.{found[1]}; choose 'sdpa'"
-            )
+            return f"requires a CUDA capability of {limit} for {dtype}, but {gpu} has {found[0]}.{found[1]}"
     # the last check, because it imports the package
     return "" if backend.is_installed() else "is not installed"
-
-
-def _missing_gpu(backend):
-    """What an error says if a backend needs a GPU and torch finds none; else an empty string."""
-    if "cuda" not in backend.devices or torch.accelerator.is_available():
-        return ""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    setting = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible!r})"
-    return f", and torch {torch.__version__} finds no GPU{setting}"
 
 
 @torch.compiler.assume_constant_result
@@ -271,13 +217,10 @@ def _best_backend(*situation):
 @lru_cache
 def _find_best_backend(*situation):
     """The first backend of the table that can run; cached, so that each choice is logged once."""
-    name = next(
-        name for name, row in BACKENDS.items() if row.is_automatic and not _unsupported_reason(name, *situation)
-    )
+    automatic = (name for name, row in BACKENDS.items() if row.is_automatic)
+    name = next(name for name in automatic if not _unsupported_reason(name, *situation))
     devices, dtype, _, is_packed, is_fast = situation
-    layout = "packed" if is_packed else "padded"
-    kernels = "CPU inference" if is_fast else "standard"
-    logger.info(
-        f"NeoBERT on {', '.join(map(str, devices))} in {dtype}, {layout} layout: {name} attention, {kernels} kernels"
-    )
+    layout, kernels = "packed" if is_packed else "padded", "CPU inference" if is_fast else "standard"
+    places = ", ".join(map(str, devices))
+    logger.info(f"NeoBERT on {places} in {dtype}, {layout} layout: {name} attention, {kernels} kernels")
     return name

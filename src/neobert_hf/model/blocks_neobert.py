@@ -52,8 +52,8 @@ class SwiGLU(nn.Module):
 class NeoBERTAttention(nn.Module):
     """Attention within each sequence, by a backend of this package or by a function that the user registered.
 
-    A registered function reads the attributes of the module that calls it. vLLM's backend for transformers searches for a module
-    whose forward calls one function of `ALL_ATTENTION_FUNCTIONS`, and finds its own layer of attention by `layer_idx`.
+    vLLM's backend for transformers searches for a module whose forward calls one function of `ALL_ATTENTION_FUNCTIONS`, and finds
+    its own layer of attention by `layer_idx`.
     """
 
     is_causal = False

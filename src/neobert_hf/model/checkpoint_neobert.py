@@ -10,49 +10,35 @@ logger = logging.get_logger(__name__)
 def check_encoder_is_complete(model, missing: set[str], unexpected: set[str]) -> None:
     """Refuse a checkpoint with missing encoder tensors, or with only the weight or only the bias of a head layer.
 
-    A head that is missing entirely is allowed; it is newly initialised.
-
-    Args:
-        model: The loaded model.
-        missing: Names of its parameters that the checkpoint lacks.
-        unexpected: Names in the checkpoint that the model lacks.
+    A head that is missing entirely is allowed; it is newly initialised. `missing` are the names of parameters that the checkpoint
+    lacks, `unexpected` the names in the checkpoint that the model lacks.
 
     Raises:
         ValueError: A tensor is missing; the message names it and the solution.
     """
-    prefix, source = f"{model.base_model_prefix}.", model.config.name_or_path
+    source, again = model.config.name_or_path, "download or copy the checkpoint again"
+    convert = f"write the published layout by neobert convert {source} DST, and load DST"
     encoder = {name for name, _ in model.base_model.named_parameters()}
-    lost = sorted(name for name in missing if name.removeprefix(prefix) in encoder)
-    if lost:
-        hint = "it is not a NeoBERT checkpoint, or it is incomplete; check the path, or download it again"
+    if lost := sorted(name for name in missing if name.removeprefix(f"{model.base_model_prefix}.") in encoder):
+        hint = f"it is no NeoBERT, or it is incomplete; check the path, or {again}"
         if any(".ffn.w1." in name for name in unexpected):
-            hint = f"gate and up are separate tensors ffn.w1 and ffn.w2; fuse them: neobert convert {source} DST, and load DST"
+            hint = f"gate and up are separate tensors ffn.w1 and ffn.w2; {convert}"
         raise ValueError(f"{source} lacks {len(lost)} encoder tensors (first: {lost[0]}); {hint}")
-    no_decoder = missing & {"decoder.weight", "decoder.bias"}
-    if no_decoder == {"decoder.bias"}:
-        raise ValueError(
-            f"{source} has a decoder without a bias; write zeros for it by neobert convert {source} DST, and load DST"
-        )
-    if no_decoder == {"decoder.weight"}:
-        raise ValueError(
-            f"{source} has no decoder.weight: if its decoder is tied to the embedding, set tie_word_embeddings=true in "
-            f"config.json, write it out by neobert convert {source} DST, and load DST; otherwise download it again"
-        )
     parameters = {name for name, _ in model.named_parameters()}
     for name in sorted(missing & parameters):
-        other = (
-            name.removesuffix("weight") + "bias" if name.endswith("weight") else name.removesuffix("bias") + "weight"
-        )
+        layer, _, kind = name.rpartition(".")
+        other = f"{layer}.{'bias' if kind == 'weight' else 'weight'}"
         if other in parameters - missing:
-            raise ValueError(
-                f"{source} has {other} but no {name}, so the head is incomplete; download or copy the checkpoint again"
-            )
+            hint = again
+            if layer == "decoder":
+                hint = f"if it is tied to the embedding, set tie_word_embeddings=true in config.json; then {convert}"
+            raise ValueError(f"{source} has {other} but no {name}, so the head is incomplete; {hint}")
 
 
 def check_parallel_shape(model) -> None:
     """Raise ValueError if the processes of tensor parallelism do not divide the heads or the feed-forward width."""
-    config, size = model.config, model.tp_size or 1
-    for name, number in (("num_attention_heads", config.num_attention_heads), ("swiglu_width", config.swiglu_width)):
+    for name in ("num_attention_heads", "swiglu_width"):
+        number, size = getattr(model.config, name), model.tp_size or 1
         if number % size:
             raise ValueError(
                 f"{name}={number} is not divisible by the {size} processes of tensor parallelism; choose a number of processes "
@@ -63,11 +49,8 @@ def check_parallel_shape(model) -> None:
 def check_vocabulary(layers: dict[str, torch.nn.Module], vocab_size: int) -> None:
     """Raise ValueError if an embedding or a decoder has another number of tokens than the config.
 
-    `resize_token_embeddings` of an encoder inside another model changes the config of both, but not the layers around it.
-
-    Args:
-        layers: Embeddings and decoders by name; an adapter or a quantized layer without a size is not checked.
-        vocab_size: The number in the config.
+    `resize_token_embeddings` of an encoder inside another model changes the config of both, but not the layers around it. An
+    adapter or a quantized layer without a size is not checked.
     """
     for name, layer in layers.items():
         size = getattr(layer, "num_embeddings", getattr(layer, "out_features", vocab_size))
@@ -79,23 +62,13 @@ def check_vocabulary(layers: dict[str, torch.nn.Module], vocab_size: int) -> Non
 
 
 def check_can_be_saved(model) -> None:
-    """Refuse a model whose folder could not be loaded, before a file is written.
-
-    Raises:
-        ValueError: Vocabulary and config differ, or torchao's `quantize_` replaced weights that safetensors cannot store.
-    """
+    """Raise ValueError if vocabulary and config differ, because the folder could not be loaded; before a file is written."""
     for part in model.modules():
         # A model of another type inside a subclass has a vocabulary of its own.
         if isinstance(part, PreTrainedModel) and part.config.model_type == model.config.model_type:
             ends = (part.get_input_embeddings(), part.get_output_embeddings())
             layers = {name: layer for name, layer in model.named_modules() if any(layer is end for end in ends)}
             check_vocabulary(layers, part.config.vocab_size)
-    for name, parameter in model.named_parameters():
-        if type(parameter).__module__.startswith("torchao.") and getattr(model, "hf_quantizer", None) is None:
-            raise ValueError(
-                f"{name} is a {type(parameter).__name__} of torchao's quantize_, which cannot be saved; save the model before "
-                "quantize_, or load it with quantization_config=TorchAoConfig(...) to save it quantized"
-            )
 
 
 def warn_of_frozen_layers(model) -> None:

@@ -1,9 +1,9 @@
 """The configuration of NeoBERT (arXiv 2502.19587); it also reads the config.json published with `chandar-lab/NeoBERT`."""
 
-import inspect
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from inspect import signature
+from typing import Any
 
 from transformers import PretrainedConfig
 from transformers.utils.versions import require_version
@@ -11,108 +11,59 @@ from transformers.utils.versions import require_version
 require_version("transformers>=4.57.0", "NeoBERT needs a newer transformers: pip install -U transformers")
 
 
-class Rule(NamedTuple):
-    """What a value in config.json must be.
-
-    Attributes:
-        types: Its type is one of these; a bool is not an int.
-        words: The rule in words.
-        holds: Function from the value, unless it is None, to whether it is in range.
-    """
-
-    types: tuple[type, ...]
-    words: str
-    holds: Callable[[Any], bool] = lambda value: True
+# What a value in config.json must be: in words, and as a function of the value. A bool is no number.
+SIZE = "a positive integer", lambda value: type(value) is int and value > 0
+POSITIVE = "a positive number", lambda value: type(value) in (int, float) and 0 < value < math.inf
+PROBABILITY = "a number of at least 0 and below 1", lambda value: type(value) in (int, float) and 0 <= value < 1
+FLAG = "true or false", lambda value: type(value) is bool
+SECTION = "a dictionary", lambda value: isinstance(value, dict)
 
 
-NONE = type(None)
-SIZE = Rule((int,), "a positive integer", lambda value: value > 0)
-POSITIVE = Rule((int, float), "a positive number", lambda value: 0 < value < math.inf)
-RANGE = Rule((int, float), "a number of at least 0", lambda value: 0 <= value < math.inf)
-PROBABILITY = Rule((int, float), "a number of at least 0 and below 1", lambda value: 0 <= value < 1)
-FLAG = Rule((bool,), "true or false")
-SECTION = Rule((dict, NONE), "a dictionary, or null")
-
-
-def optional(rule: Rule) -> Rule:
+def optional(rule: tuple[str, Callable]) -> tuple[str, Callable]:
     """The same rule for a value that may be None."""
-    return rule._replace(types=(*rule.types, NONE), words=f"{rule.words}, or null")
+    return f"{rule[0]}, or null", lambda value: value is None or rule[1](value)
 
 
-# The keys of config.json whose values decide what NeoBERT computes; transformers checks few of its own.
+SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "num_labels")
+# The keys whose wrong values would give wrong numbers, or a text in the place of a flag, without an error that names the key.
 RULES = {
-    **dict.fromkeys(
-        ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"), SIZE
-    ),
+    **dict.fromkeys(SIZES, SIZE),
     **dict.fromkeys(("max_position_embeddings", "max_length", "dim_head"), optional(SIZE)),
-    "pad_token_id": Rule((int, NONE), "an integer, or null"),
     "norm_eps": POSITIVE,
     "rope_theta": optional(POSITIVE),
-    **dict.fromkeys(("rope_parameters", "rope_scaling", "id2label", "label2id"), SECTION),
-    **dict.fromkeys(("embedding_init_range", "decoder_init_range", "classifier_init_range"), RANGE),
+    **dict.fromkeys(("rope_parameters", "rope_scaling", "id2label", "label2id"), optional(SECTION)),
     "classifier_dropout": PROBABILITY,
-    "classifier_pooling": Rule((str,), "'cls' or 'mean'", lambda value: value in ("cls", "mean")),
+    "classifier_pooling": ("'cls' or 'mean'", lambda value: value in ("cls", "mean")),
     **dict.fromkeys(("unpad_inputs", "sparse_prediction", "tie_word_embeddings"), FLAG),
     **dict.fromkeys(("output_hidden_states", "output_attentions", "return_dict"), optional(FLAG)),
-    "num_labels": SIZE,
     # Of the published training code and its forks, where other values are other models.
-    **dict.fromkeys(("rope", "rms_norm"), Rule((bool,), "true: NeoBERT is built so", bool)),
-    "ngpt": Rule((bool,), "false: that is another model", lambda value: not value),
-    "hidden_act": Rule((str,), "swiglu: NeoBERT is built so", lambda value: value.lower() == "swiglu"),
-    "problem_type": Rule((str, NONE), "a name, or null"),
-    "architectures": Rule((list, tuple, NONE), "a list of names, or null"),
+    **dict.fromkeys(("rope", "rms_norm"), ("true: NeoBERT is built so", lambda value: value is True)),
+    "ngpt": ("false: that is another model", lambda value: value is False),
+    "hidden_act": ("swiglu: NeoBERT is built so", lambda value: str(value).lower() == "swiglu"),
 }
 
 
-def check_values(values: dict[str, Any], rules: dict[str, Rule], place: str = "") -> None:
+def check_values(values: dict[str, Any], rules: dict[str, tuple[str, Callable]], place: str = "") -> None:
     """Raise ValueError for a value that breaks the rule of its name; `place` says where it stands."""
-    for name in [name for name in rules if name in values]:
-        value, rule = values[name], rules[name]
-        has_type = isinstance(value, rule.types) and (bool in rule.types or not isinstance(value, bool))
-        if not has_type or (value is not None and not rule.holds(value)):
-            raise ValueError(f"{name}={value!r}{place} must be {rule.words}")
+    for name, (words, holds) in rules.items():
+        if name in values and not holds(values[name]):
+            raise ValueError(f"{name}={values[name]!r}{place} must be {words}")
 
-
-# Required and optional keys of each rope_type, besides `rope_type` and `rope_theta`.
-ROPE_KEYS = {
-    "default": (set(), set()),
-    "linear": ({"factor"}, set()),
-    "dynamic": ({"factor"}, set()),
-    "yarn": ({"factor"}, {"original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor"}),
-}
 
 ROPE_SECTIONS = ("rope_parameters", "rope_scaling")  # of transformers 5 and of transformers 4
-
-
-def merge_rope(stored: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """Merge the content of config.json and overrides; a scaling replaces the stored settings of RoPE in all formats.
-
-    A scaling keeps the base of the training, and YaRN scales from the context length of the training.
-
-    Args:
-        stored: Content of config.json.
-        overrides: Values by key; `rope_parameters=None` is not an override, `rope_scaling=None` removes that section.
-
-    Raises:
-        ValueError: A section of RoPE is not a dictionary.
-    """
-    for values in (stored, overrides):
-        check_values({key: values[key] for key in ROPE_SECTIONS if key in values}, RULES)
-    scalings = {key: dict(overrides[key]) for key in ROPE_SECTIONS if overrides.get(key)}
-    overrides = {key: value for key, value in overrides.items() if (key, value) != ("rope_parameters", None)}
-    if not scalings:
-        return {**stored, **overrides}
-    sources = (stored, *(stored.get(key) or {} for key in ROPE_SECTIONS))
-    trained_base = next((rope["rope_theta"] for rope in sources if rope.get("rope_theta") is not None), None)
-    trained_length = stored.get("max_position_embeddings") or stored.get("max_length")
-    has_base = any("rope_theta" in rope for rope in scalings.values())
-    for rope in scalings.values():
-        if trained_base is not None and not has_base:
-            rope["rope_theta"] = trained_base
-        if trained_length and "yarn" in (rope.get("rope_type"), rope.get("type")):
-            rope.setdefault("original_max_position_embeddings", trained_length)
-    kept = {key: value for key, value in stored.items() if key not in (*ROPE_SECTIONS, "rope_theta")}
-    return {**kept, **overrides, **scalings}
+# Keys of each rope_type, besides `rope_type` and `rope_theta`; all types but the default require `factor`.
+ROPE_KEYS = {
+    "default": set(),
+    "linear": {"factor"},
+    "dynamic": {"factor"},
+    "yarn": {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor"},
+}
+# Another type or a factor below 1 would be ignored without an error.
+ROPE_RULES = {
+    **dict.fromkeys(("rope_theta", *ROPE_KEYS["yarn"]), POSITIVE),
+    "rope_type": (f"one of {', '.join(ROPE_KEYS)}", lambda value: value in tuple(ROPE_KEYS)),
+    "factor": ("a number of at least 1", lambda value: type(value) in (int, float) and 1 <= value < math.inf),
+}
 
 
 # Keys of the published config.json, and of those that its training code writes, which change nothing in NeoBERT.
@@ -203,9 +154,8 @@ class NeoBERTConfig(PretrainedConfig):
             raise ValueError(f"model_type={kind!r}: this is a {kind}, not a NeoBERT; choose a checkpoint of NeoBERT")
         if "encoder_init_range" in kwargs:
             raise ValueError(
-                f"encoder_init_range={kwargs['encoder_init_range']} marks a NeoDictaBERT checkpoint: it shares the model "
-                "type 'neobert' but rotates halves instead of pairs and does not scale intermediate_size by two thirds, "
-                "so NeoBERT would compute wrong results; load it with the code in its own repository"
+                f"encoder_init_range={kwargs['encoder_init_range']} marks a NeoDictaBERT checkpoint of the same model type: it "
+                "rotates halves instead of pairs and has another feed-forward width; load it with the code in its own repository"
             )
         check_values(locals() | kwargs, RULES)
         if tie_word_embeddings:
@@ -254,14 +204,30 @@ class NeoBERTConfig(PretrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict, **kwargs):
-        """Build a config from the content of config.json; overrides are checked like all other values."""
+        """Build a config from the content of config.json; overrides are checked like all other values.
+
+        A scaling of RoPE replaces the stored settings in both formats. It keeps the base of the training, and YaRN scales from
+        the context length of the training.
+        """
         classes = [base for base in cls.__mro__ if issubclass(base, NeoBERTConfig)]
-        own = {name for base in classes for name in inspect.signature(base.__init__).parameters}
+        own = {name for base in classes for name in signature(base.__init__).parameters}
         overrides = {key: kwargs.pop(key) for key in list(kwargs) if key in own}
+        check_values(overrides, RULES)
         if "max_length" in overrides:
             overrides.setdefault("max_position_embeddings", overrides.pop("max_length"))
+        if overrides.get("rope_parameters", {}) is None:  # no override
+            del overrides["rope_parameters"]
         stored = {key: value for key, value in config_dict.items() if key not in CODE_KEYS}
-        return super().from_dict(merge_rope(stored, overrides), **kwargs)
+        scalings = {key: overrides[key] for key in ROPE_SECTIONS if overrides.get(key)}
+        if scalings:
+            trained = cls(**stored)
+            length = {"original_max_position_embeddings": trained.max_position_embeddings}
+            for key, rope in scalings.items():
+                overrides[key] = length | rope if "yarn" in (rope.get("rope_type"), rope.get("type")) else rope
+            bases = (overrides.get("rope_theta"), *(rope.get("rope_theta") for rope in scalings.values()))
+            overrides["rope_theta"] = next((base for base in bases if base is not None), trained.rope_theta)
+            stored = {key: value for key, value in stored.items() if key not in ROPE_SECTIONS}
+        return super().from_dict(stored | overrides, **kwargs)
 
     def to_dict(self):
         """Return the content of config.json, with the architectures under their published names.
@@ -284,56 +250,38 @@ class NeoBERTConfig(PretrainedConfig):
 
     def _check_shape(self, pad_token_id, dim_head):
         heads = self.num_attention_heads
-        if self.hidden_size % heads:
+        if self.hidden_size % (2 * heads):
             raise ValueError(
-                f"hidden_size={self.hidden_size} is not divisible by num_attention_heads={heads}; choose a multiple of {heads}"
-            )
-        if self.head_dim % 2:
-            raise ValueError(
-                f"hidden_size={self.hidden_size} over num_attention_heads={heads} gives heads of width {self.head_dim}; "
-                f"RoPE rotates pairs, so choose a hidden_size that is a multiple of {2 * heads}"
+                f"hidden_size={self.hidden_size} is not divisible by num_attention_heads={heads} into heads of an even width, "
+                f"whose pairs RoPE rotates; choose a multiple of {2 * heads}"
             )
         if dim_head is not None and dim_head != self.head_dim:
             raise ValueError(
                 f"dim_head={dim_head} disagrees with hidden_size={self.hidden_size} / num_attention_heads={heads} = "
                 f"{self.head_dim}; remove dim_head or correct the others"
             )
-        if pad_token_id is not None and not 0 <= pad_token_id < self.vocab_size:
+        if pad_token_id is not None and (type(pad_token_id) is not int or not 0 <= pad_token_id < self.vocab_size):
             raise ValueError(
-                f"pad_token_id={pad_token_id} must be between 0 and vocab_size - 1 = {self.vocab_size - 1}"
+                f"pad_token_id={pad_token_id!r} must be null, or an integer between 0 and vocab_size - 1 = {self.vocab_size - 1}"
             )
 
     def _standard_rope_parameters(self, rope_parameters, rope_theta, rope_scaling):
         """Convert both formats to that of transformers 5 and check the values."""
         rope = {key: value for key, value in (rope_scaling or rope_parameters or {}).items() if value is not None}
-        if rope_scaling and rope_parameters:
-            rope.setdefault("rope_theta", rope_parameters.get("rope_theta", 10000.0))
+        bases = (rope_theta, rope.get("rope_theta"), (rope_parameters or {}).get("rope_theta"), 10000.0)
+        rope["rope_theta"] = next(base for base in bases if base is not None)
         if "type" in rope:  # name of the key before transformers 4.45
             rope.setdefault("rope_type", rope.pop("type"))
-        rope.setdefault("rope_type", "default")
-        if rope_theta is not None:
-            rope["rope_theta"] = rope_theta
-        rope.setdefault("rope_theta", 10000.0)
-
-        kind = rope["rope_type"]
-        if not isinstance(kind, str) or kind not in ROPE_KEYS:
-            raise ValueError(f"rope_type={kind!r} is not one of {', '.join(ROPE_KEYS)}")
-        required, optional = ROPE_KEYS[kind]
-        given = set(rope) - {"rope_type", "rope_theta"}
-        if missing := required - given:
-            raise ValueError(f"rope_type={kind!r} needs {', '.join(sorted(missing))}; add it to rope_parameters")
-        if unknown := given - required - optional:
-            allowed = ", ".join(sorted(required | optional)) or "rope_theta only"
+        kind = rope.setdefault("rope_type", "default")
+        check_values(rope, ROPE_RULES, " in rope_parameters")
+        if kind != "default" and "factor" not in rope:
+            raise ValueError(f"rope_type={kind!r} needs factor; add it to rope_parameters")
+        if unknown := set(rope) - ROPE_KEYS[kind] - {"rope_type", "rope_theta"}:
+            allowed = ", ".join(sorted(ROPE_KEYS[kind])) or "rope_theta only"
             raise ValueError(f"rope_type={kind!r} does not accept {', '.join(sorted(unknown))}; it accepts {allowed}")
-        check_values(rope, dict.fromkeys(("rope_theta", *given), POSITIVE), " in rope_parameters")
-        if rope.get("factor", 1) < 1:
-            raise ValueError(
-                f"factor={rope['factor']} in rope_parameters must be at least 1, because it extends the context"
-            )
-        if rope.get("beta_fast", 32) <= rope.get("beta_slow", 1):
-            raise ValueError(
-                f"beta_fast={rope.get('beta_fast', 32)} in rope_parameters must exceed beta_slow={rope.get('beta_slow', 1)}"
-            )
+        fast, slow = rope.get("beta_fast", 32), rope.get("beta_slow", 1)
+        if fast <= slow:
+            raise ValueError(f"beta_fast={fast} in rope_parameters must exceed beta_slow={slow}")
         if kind == "yarn":
             rope.setdefault("original_max_position_embeddings", self.max_position_embeddings)
         return rope

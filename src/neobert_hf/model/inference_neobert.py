@@ -5,12 +5,9 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
-from transformers.utils import logging
 
 from .kernels_neobert import COPY_REMEDY, InferenceLinear, Int8Linear, has_own_hooks
 from .machine_neobert import TORCH
-
-logger = logging.get_logger(__name__)
 
 
 def check_is_original(model: nn.Module, action: str) -> None:
@@ -29,19 +26,16 @@ def check_conversion(model: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor
 
 @torch.inference_mode(False)  # tensors that are made in inference mode could not be used outside it
 def inference_copy(model: nn.Module, int8: bool = False) -> nn.Module:
-    """Return a copy of a NeoBERT for fast inference on this CPU; the model itself does not change.
+    """Return a copy of a NeoBERT for fast inference on this CPU, in evaluation mode; the model itself does not change.
 
     NeoBERT's linear layers become `InferenceLinear`. Layers with hooks, adapters or quantized weights, and those of other modules
-    stay as they are. Embeddings and norms stay parameters. To train, save, copy or export the copy is an error; convert or move
-    the model before. Delete the model to keep its weights in memory once. FlopCounterMode does not count int8 products.
+    stay as they are. To train, save, copy or export the copy is an error; convert or move the model before. Delete the model to
+    keep its weights in memory once. FlopCounterMode does not count int8 products.
 
     Args:
         model: A NeoBERT on a CPU, or a model that contains one, such as a SentenceTransformer.
         int8: Compute the matrix products of the blocks in int8, and all else in float32. Accuracy decreases; docs/performance.md
             gives the numbers of the small model.
-
-    Returns:
-        The copy, of the same class, in evaluation mode.
 
     Raises:
         ValueError: The model contains no NeoBERT, is sharded or not on a CPU; no product would be int8, or torch has none here.
@@ -53,10 +47,8 @@ def inference_copy(model: nn.Module, int8: bool = False) -> nn.Module:
         raise ValueError("the weights are sharded over several processes; load the model without tensor parallelism")
     devices = {tensor.device.type for tensor in model.parameters()}
     if devices - {"cpu"}:
-        raise ValueError(
-            f"inference_copy needs a model on the CPU, but it is on {', '.join(sorted(devices))}; call model.cpu() first, or use "
-            "the model itself"
-        )
+        found = ", ".join(sorted(devices))
+        raise ValueError(f"inference_copy needs a model on the CPU, but it is on {found}; call model.cpu() first")
     if int8 and not (TORCH.onednn_int8_prepack and TORCH.onednn_int8_linear and torch.backends.mkldnn.is_available()):
         raise ValueError(f"torch {torch.__version__} has no int8 products on this machine; omit int8=True")
     in_blocks = {id(layer) for name, layer in model.named_modules() if "transformer_encoder" in name.split(".")}
@@ -73,8 +65,6 @@ def inference_copy(model: nn.Module, int8: bool = False) -> nn.Module:
             f"no linear layer in the blocks of this {type(model).__name__} can be int8, because all have hooks, adapters or "
             "quantized weights; merge adapters first (PEFT's merge_and_unload), or omit int8=True"
         )
-    num_packed = sum(layer.weight.is_mkldnn for layer in layers.values())
-    logger.info(f"inference_copy: {num_packed} of {len(layers)} matrices are in the order of oneDNN")
     copied = copy.deepcopy(model, layers)  # takes the layers of this dict instead of copies
     copied = copied.float() if int8 else copied
     for module in copied.modules():

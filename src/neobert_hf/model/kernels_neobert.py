@@ -1,14 +1,11 @@
 """CPU inference kernels, each next to its reference implementation.
 
 `runs_fast` decides once per forward whether they run. They are fast for these reasons:
-- There are few operations: for a sentence of 16 tokens, the overhead of small operations takes as long as the arithmetic.
+- Few operations: for a sentence of 16 tokens, the overhead of small operations takes as long as the arithmetic.
 - Matrix products run in oneDNN, which is part of torch, if it is faster than the library behind `F.linear`.
-- Temporary tensors are few and small enough for the cache, because allocation costs more than arithmetic here.
-- Arithmetic is in place, but only on tensors that the function itself made. Inputs and outputs of modules never change, so
-  a hook may keep them.
+- Few temporary tensors, small enough for the cache. Arithmetic is in place, but only on tensors that the function itself made:
+  inputs and outputs of modules never change, so a hook may keep them.
 - Attention in bf16 works on blocks of scores, in base 2, and divides by the sum of the weights at the end.
-
-`inference_copy` makes a model whose weights are stored for these products (inference_neobert.py).
 
 Axes: `T` tokens, `D` width, `H` heads, `K` head width, `F` feed-forward, `N` sequences of one length `L`.
 """
@@ -38,8 +35,7 @@ _scalar = lru_cache(partial(torch.tensor, dtype=torch.float32, device="cpu"))
 def runs_fast(x: torch.Tensor, module: nn.Module) -> bool:
     """Whether the kernels of this file can run on `x` in `module`: evaluation mode, CPU, no autograd, no tracing.
 
-    Subclasses of Tensor, transforms of torch.func and modes, such as FlopCounterMode, get the reference implementations, which
-    they can intercept.
+    Subclasses of Tensor, transforms of torch.func and modes, such as FlopCounterMode, intercept the reference implementations.
     """
     return (
         not module.training
@@ -67,6 +63,7 @@ def is_hooked(*modules: nn.Module) -> bool:
 
 def has_own_hooks(module: nn.Module) -> bool:
     """Whether the module has a hook of its own or a replaced `forward`."""
+    # torch has no public names for the hooks of a module
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks
@@ -74,11 +71,6 @@ def has_own_hooks(module: nn.Module) -> bool:
         or module._backward_pre_hooks
         or "forward" in module.__dict__
     )
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Matrix products
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def choose_kernels(dtype: torch.dtype, num_tokens: int) -> str:
@@ -91,11 +83,8 @@ def linear(layer: nn.Module, x: torch.Tensor, kernels: str) -> torch.Tensor:
 
     Args:
         layer: nn.Linear, or a module in its place (an adapter, a quantized layer), which is then called.
-        x: (T, in).
+        x: (T, in); the result is (T, out).
         kernels: Result of `choose_kernels`, or "plain".
-
-    Returns:
-        (T, out).
     """
     is_ours = isinstance(layer, InferenceLinear)
     is_ordinary = is_ours or (type(layer) is nn.Linear and type(layer.weight) is nn.Parameter)
@@ -124,9 +113,6 @@ def in_few_shapes(multiply: Callable[[torch.Tensor], torch.Tensor], x: torch.Ten
     Args:
         multiply: Function from (R, in) to (R, out), row by row.
         x: (T, in). Above `EXACT_ROWS`, R has 16 values between two powers of two, at most T + T / 16.
-
-    Returns:
-        (T, out).
     """
     num_rows = len(x)
     num_more = -num_rows % (1 << (num_rows - 1).bit_length() - 5) if num_rows > EXACT_ROWS else 0
@@ -134,7 +120,7 @@ def in_few_shapes(multiply: Callable[[torch.Tensor], torch.Tensor], x: torch.Ten
 
 
 def multiply_by_onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x (T, in) times the transpose of `weight` (out, in), plus the bias; the weight may be in the order of oneDNN."""
+    """x (T, in) times the transpose of `weight` (out, in), plus the bias; the weight may be in oneDNN's order."""
     return in_few_shapes(lambda rows: TORCH.onednn_linear(rows, weight, bias, "none", [], ""), x)
 
 
@@ -230,11 +216,6 @@ class _WithoutGradient(torch.autograd.Function):
         raise ValueError(f"an inference copy has no gradients; to train, {COPY_REMEDY}")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Norm
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 def rms_norm(x_TD: torch.Tensor, norm: nn.RMSNorm) -> torch.Tensor:
     """norm(x) in fp32, rounded once, at the end."""
     wide_TD = x_TD.float()
@@ -242,11 +223,6 @@ def rms_norm(x_TD: torch.Tensor, norm: nn.RMSNorm) -> torch.Tensor:
     scale = torch.addcmul(_scalar(norm.eps), length, length, value=1 / x_TD.shape[-1]).rsqrt_()
     out_TD = wide_TD * scale if wide_TD is x_TD else wide_TD.mul_(scale)
     return out_TD.mul_(norm.weight.float()).to(norm.weight.dtype)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Attention
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def tiled_attention(
@@ -259,9 +235,7 @@ def tiled_attention(
     the largest score only if the sum would otherwise leave the range of full precision.
 
     Args:
-        q_THK: (T, H, K) queries, bf16.
-        k_THK: (T, H, K) keys.
-        v_THK: (T, H, K) values.
+        q_THK: (T, H, K) queries, bf16, as are keys and values.
         lengths: Number of tokens of each sequence, T in all.
 
     Returns:

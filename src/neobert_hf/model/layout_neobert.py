@@ -1,7 +1,7 @@
 """`make_layout`: one checked `SequenceLayout` from an attention mask, or from the inputs that mark packed documents.
 
-A batch consists of padded rows with a mask, or of packed rows (see `Boundaries`). The layout is packed if tensor values can
-be read, so that padding costs no computation. It is dense while tracing, and if the caller requests it.
+The layout is packed if tensor values can be read, so that padding costs no computation. It is dense while tracing, and if the
+caller requests it.
 
 Axes: `B` rows, `L` columns of the input; `T` tokens on the flat axis; `N` sequences.
 """
@@ -97,10 +97,7 @@ class SequenceLayout(NamedTuple):
 CU_SEQ_LENS = ("cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens")  # the last is the name in the published code
 MAX_LENGTHS = ("max_length_q", "max_length_k", "max_seqlen")
 BOUNDARIES = ("position_ids", "seq_idx", "free_positions", *CU_SEQ_LENS, *MAX_LENGTHS, "trust_boundaries")
-
-
-# Beginnings of the names that modules of sentence-transformers add to the inputs of the model; a second pass over these inputs
-# gives them to the model too.
+# Beginnings of the names that modules of sentence-transformers add to the inputs; a second pass gives them to the model too.
 ADDED_BY_SENTENCE_TRANSFORMERS = (
     *("token_embeddings", "token_weights_sum", "all_layer_embeddings", "sentence_embedding", "scores", "dataset_name"),
     *("decoded_embedding", "auxiliary_embedding"),  # of a sparse autoencoder
@@ -135,8 +132,7 @@ class Boundaries(NamedTuple):
 
         Args:
             model: Class of the model, for the message.
-            arguments: Values by the names in `BOUNDARIES`. None and False are values of arguments that were not given. Those that
-                sentence-transformers adds are ignored.
+            arguments: Values by name. None and False count as not given. Those that sentence-transformers adds are ignored.
             options: Names of the arguments of a registered attention function.
 
         Raises:
@@ -182,37 +178,22 @@ def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def check_tokens(
-    input_ids: torch.Tensor | None,
-    inputs_embeds: torch.Tensor | None,
-    hidden_size: int,
-    axes: str = "rows, columns",
+    input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, hidden_size: int, axes: str = "rows, columns"
 ) -> torch.Tensor:
-    """Return `input_ids` or `inputs_embeds`, whichever is given.
-
-    Args:
-        input_ids: (B, L) token ids.
-        inputs_embeds: (B, L, D) embeddings in place of `input_ids`.
-        hidden_size: D of the model.
-        axes: Names of the axes before D.
+    """Return `input_ids` (B, L) or `inputs_embeds` (B, L, D), whichever is given; `axes` names the axes before D.
 
     Raises:
         ValueError: Both or neither is given, or the shape is wrong.
     """
     if (input_ids is None) == (inputs_embeds is None):
-        given = (
-            "neither input_ids nor inputs_embeds is" if input_ids is None else "both input_ids and inputs_embeds are"
-        )
-        raise ValueError(f"{given} given; give exactly one of them")
-    num_axes = axes.count(",") + 1
-    if input_ids is not None:
-        if input_ids.ndim != num_axes:
-            raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}; it must be ({axes})")
-        return input_ids
-    if inputs_embeds.ndim != num_axes + 1 or inputs_embeds.shape[-1] != hidden_size:
-        raise ValueError(
-            f"inputs_embeds has shape {tuple(inputs_embeds.shape)}; it must be ({axes}, hidden_size={hidden_size})"
-        )
-    return inputs_embeds
+        given = "neither input_ids nor inputs_embeds" if input_ids is None else "both input_ids and inputs_embeds"
+        raise ValueError(f"{given} is given; give exactly one of them")
+    name, tokens = "input_ids", input_ids
+    if tokens is None:
+        name, tokens, axes = "inputs_embeds", inputs_embeds, f"{axes}, hidden_size={hidden_size}"
+    if tokens.ndim != axes.count(",") + 1 or (input_ids is None and tokens.shape[-1] != hidden_size):
+        raise ValueError(f"{name} has shape {tuple(tokens.shape)}; it must be ({axes})")
+    return tokens
 
 
 def make_layout(
@@ -250,8 +231,8 @@ def make_layout(
         return _packed_layout(shape, device, position_ids, cu_seq_lens, max(lengths), lengths, is_real_on_host)
     if boundaries.max_length is None:
         raise ValueError(
-            "max_length_q is missing; while compiling and with trust_boundaries=True the values of cu_seq_lens are "
-            "not read, so give max_length_q as an integer"
+            "max_length_q is missing; compiled, and with trust_boundaries=True, the values of cu_seq_lens are not read, so give "
+            "max_length_q as an integer"
         )
     cu_seq_lens = next(iter(boundaries.cu_seq_lens.values())).int()
     return _packed_layout(shape, device, position_ids, cu_seq_lens, boundaries.max_length)
@@ -271,15 +252,8 @@ def _packed_layout(shape, device, position_ids, cu_seq_lens, max_length, lengths
         num_tokens = shape[0] * shape[1]  # len() of a tensor would make it a constant of an exported graph
         tokens = torch.arange(num_tokens, device=device)
         position_ids = tokens - cu_seq_lens[sequence_of_each_token(cu_seq_lens, num_tokens)].long()
-    return SequenceLayout(
-        shape=shape,
-        position_ids=position_ids,
-        first_tokens=cu_seq_lens[:-1].long(),
-        cu_seq_lens=cu_seq_lens,
-        lengths=lengths,
-        max_length=max_length,
-        indices=indices,
-    )
+    first_tokens = cu_seq_lens[:-1].long()
+    return SequenceLayout(shape, position_ids, first_tokens, cu_seq_lens, lengths, max_length, indices)
 
 
 def _dense_layout(shape, device, attention_mask, boundaries, starts, is_real_on_host):
@@ -318,14 +292,9 @@ def _dense_layout(shape, device, attention_mask, boundaries, starts, is_real_on_
         if is_real is not None:
             # padding must not hold the largest position of its row
             position_ids = position_ids.masked_fill(~is_real, 0)
-    return SequenceLayout(
-        shape=shape,
-        position_ids=(columns if position_ids is None else position_ids).reshape(-1),
-        first_tokens=first_tokens,
-        max_length=None if starts is None else int(starts.diff().max()),
-        is_real=is_real,
-        documents=documents,
-    )
+    position_ids = (columns if position_ids is None else position_ids).reshape(-1)
+    longest = None if starts is None else int(starts.diff().max())
+    return SequenceLayout(shape, position_ids, first_tokens, max_length=longest, is_real=is_real, documents=documents)
 
 
 def _find_first(name, values, is_real=None):
@@ -343,18 +312,13 @@ def _find_first(name, values, is_real=None):
     return is_real & ((rank == 1) | (values <= by_rank.gather(-1, (rank - 1).clamp(min=0))))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Checks of shapes, and of values on one copy to the host
-# ----------------------------------------------------------------------------------------------------------------------
-
-
 def _check_shapes(shape, attention_mask, boundaries):
     if 0 in shape:
         raise ValueError(f"input of {shape[0]} rows and {shape[1]} columns is empty; give at least one token")
     if attention_mask is not None and (boundaries.cu_seq_lens or boundaries.seq_idx is not None):
+        name = "cu_seq_lens" if boundaries.cu_seq_lens else "seq_idx"
         raise ValueError(
-            f"both {'cu_seq_lens' if boundaries.cu_seq_lens else 'seq_idx'} and attention_mask are given; packed rows have no "
-            "padding, so omit attention_mask"
+            f"both {name} and attention_mask are given; packed rows have no padding, so omit attention_mask"
         )
     if boundaries.cu_seq_lens and shape[0] != 1:
         raise ValueError(
@@ -410,7 +374,7 @@ def _read_values(tokens, vocab_size, attention_mask, boundaries):
     for starts in cu_seq_lens:
         _check_cu_seq_lens(starts, num_columns)
 
-    found = dict(zip(boundaries.cu_seq_lens, cu_seq_lens))
+    found = dict(zip(boundaries.cu_seq_lens, cu_seq_lens))  # boundaries by the name of the input
     position_ids = None if boundaries.has_free_positions else position_ids
     for name, numbers in (("seq_idx", seq_idx), ("position_ids", position_ids)):
         if numbers is not None and (attention_mask is None or has_2d_mask):
@@ -419,10 +383,10 @@ def _read_values(tokens, vocab_size, attention_mask, boundaries):
             found[name] = F.pad(is_first.nonzero().flatten(), (0, 1), value=len(is_first))
     lengths = torch.full((num_rows,), num_columns, device="cpu") if is_real is None else is_real.sum(-1)
     starts = _agreed(found) if found else F.pad(lengths.cumsum(0), (1, 0))
-    longest, max_length = int(starts.diff().max()), boundaries.max_length
-    if max_length is not None and int(max_length) < longest:
+    longest, given = int(starts.diff().max()), boundaries.max_length
+    if given is not None and int(given) < longest:
         raise ValueError(
-            f"max_length_q={int(max_length)} is less than the longest sequence, {longest} tokens; correct it or omit it"
+            f"max_length_q={int(given)} is less than the longest sequence, {longest}; correct it or omit it"
         )
     return starts, is_real
 
@@ -445,16 +409,12 @@ def _check_ids(id_range, vocab_size):
 
 
 def _check_mask(mask, is_invalid, is_real):
-    if is_invalid and mask.ndim == 2:
-        raise ValueError(
-            f"the 2-D attention_mask of {mask.dtype} contains values other than 0 and 1; it must be 1 at tokens and "
-            "0 at padding. If it is additive, with 0 and -inf, give `attention_mask == 0`"
-        )
     if is_invalid:
+        rule = "above 0" if mask.ndim == 4 and mask.is_floating_point() else "other than 0 and 1"
         raise ValueError(
-            f"the 4-D attention_mask of {mask.dtype} contains invalid values: a bool or integer mask must be 1 where "
-            "a token may attend and 0 elsewhere; a floating-point mask is added to the scores, so it must be 0 where a token may "
-            "attend and negative elsewhere"
+            f"the {mask.ndim}-D attention_mask of {mask.dtype} contains values {rule}; it must be 1 where a token may attend "
+            "and 0 elsewhere. Only a 4-D floating-point mask is added to the scores; it must be 0 where a token may attend and "
+            "negative elsewhere. For an additive 2-D mask, give `attention_mask == 0`"
         )
     if is_real is not None and not (has_token := is_real.any(-1)).all():
         row = int((~has_token).nonzero()[0])
@@ -464,31 +424,20 @@ def _check_mask(mask, is_invalid, is_real):
 
 
 def _agreed(found):
-    """The boundaries that all inputs give; `found` has them by the name of the input."""
     (name, starts), *others = found.items()
     for other_name, other in others:
         if not torch.equal(starts, other):
-            raise ValueError(
-                f"{name} starts documents at {_preview(starts[:-1])}, but {other_name} at {_preview(other[:-1])}; correct "
-                "one of them or omit it"
-            )
+            places = f"{name} starts documents at {_preview(starts[:-1])}, but {other_name} at {_preview(other[:-1])}"
+            raise ValueError(f"{places}; correct one of them or omit it")
     return starts
 
 
 def _check_cu_seq_lens(boundaries, num_tokens):
-    if boundaries.ndim != 1 or len(boundaries) < 2:
+    is_valid = boundaries.ndim == 1 and len(boundaries) > 1 and bool((boundaries.diff() > 0).all())
+    if not is_valid or (int(boundaries[0]), int(boundaries[-1])) != (0, num_tokens):
         raise ValueError(
-            f"cu_seq_lens has shape {tuple(boundaries.shape)}; it must be 1-D: N + 1 boundaries, starting with 0"
-        )
-    first, last = int(boundaries[0]), int(boundaries[-1])
-    if first != 0 or last != num_tokens:
-        raise ValueError(
-            f"cu_seq_lens goes from {first} to {last}; it must go from 0 to {num_tokens}, the number of tokens of the row"
-        )
-    if not (is_longer := boundaries.diff() > 0).all():
-        before, after = boundaries[int(is_longer.int().argmin()) :][:2].tolist()
-        raise ValueError(
-            f"in cu_seq_lens {before} is followed by {after}; boundaries must increase, so remove empty sequences"
+            f"cu_seq_lens is {_preview(boundaries.flatten())}; it must be 1-D, begin with 0, increase from document to document "
+            f"and end with {num_tokens}, the number of tokens of the row"
         )
 
 

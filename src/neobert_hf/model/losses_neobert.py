@@ -1,9 +1,7 @@
 """Losses of the heads: a mean over items, or under Trainer a sum divided by the number of items in the optimizer step.
 
-Trainer counts the labels of all accumulation steps and devices and passes the number as `num_items_in_batch`. Division by
-this number makes 1 x 8, 2 x 4 and 8 x 1 (batch x accumulation) the same step; a mean of means would not.
-
-Padding has no prediction, so labels at padding are ignored. Trainer counts them all the same; collators write -100 there.
+Trainer counts the labels of all accumulation steps and devices, also those at padding, which are ignored here, and passes the
+number as `num_items_in_batch`. Division by it makes 1 x 8 and 8 x 1 (batch x accumulation) the same step.
 """
 
 from collections.abc import Callable
@@ -70,10 +68,9 @@ def classification_loss(config, logits: torch.Tensor, labels: torch.Tensor, num_
     """Loss of sequence classification by `config.problem_type`; if it is None, the first labels determine it.
 
     Args:
-        config: Has `num_labels` and `problem_type`; this function sets `problem_type`, as transformers' own models do.
+        config: Has `num_labels` and `problem_type`, which this function sets, as transformers' own models do.
         logits: (N, C).
         labels: (N,) class ids; or (N, C) values for multi label and regression, also (N,) if C is 1.
-        num_items_in_batch: From Trainer.
 
     Raises:
         ValueError: The labels do not have the shape that the problem type requires, or the problem type is unknown.
@@ -106,13 +103,9 @@ def span_loss(logits: tuple, positions: tuple, is_real_BL: torch.Tensor, num_ite
 
     Args:
         logits: Start and end logits, (B, L) each.
-        positions: Start and end columns, (B,) each; a column outside 0 to L - 1 marks a truncated answer. It is ignored, and so
-            is a column of padding.
+        positions: Start and end columns, (B,) each. A column outside 0 to L - 1, of a truncated answer, is ignored, and so is one
+            of padding.
         is_real_BL: (B, L) bool, True at tokens that are not padding.
-        num_items_in_batch: From Trainer.
-
-    Raises:
-        ValueError: The positions do not have the shape (B,).
     """
     losses = []
     for logits_BL, columns in zip(logits, positions):
@@ -131,18 +124,11 @@ def check_labels(labels: torch.Tensor, shape: tuple[int, ...], meaning: str) -> 
 
 
 def flatten_labels(labels_BL: torch.Tensor, layout: SequenceLayout) -> torch.Tensor:
-    """(T,) labels on the flat axis; labels at padding are removed, or ignored where the layout keeps padding.
-
-    Raises:
-        ValueError: The labels do not have the shape of the input.
-    """
+    """(T,) labels on the flat axis; labels at padding are removed, or ignored where the layout keeps padding."""
     check_labels(labels_BL, layout.shape, "one for each input token")
     return layout.flatten(labels_BL, fill=IGNORE_INDEX)
 
 
 def find_labels(labels_BL: torch.Tensor, layout: SequenceLayout) -> torch.Tensor:
-    """(S,) int64, indices of the labels on the flat axis.
-
-    It waits for the device; all blocks but the last are queued by then.
-    """
+    """(S,) int64, indices of the labels on the flat axis; it waits for the device, with all blocks but the last queued."""
     return (flatten_labels(labels_BL, layout) != IGNORE_INDEX).nonzero().flatten()

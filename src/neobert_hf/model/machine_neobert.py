@@ -1,11 +1,8 @@
 """What the machine and torch can do: bf16 instructions, the fastest dtype and matrix products, private names, tracing.
 
-All results about the machine depend on the processor and not on timing, so two runs on one machine take the same path.
+All results depend on the processor and not on timing, so two runs on one machine take the same path.
 `ATEN_CPU_CAPABILITY=avx2` hides AVX-512 from torch, and so from this file; `NEOBERT_CPU_BF16=0` or `1` overrides the
 detection of bf16 instructions, and of their speed.
-
-Private names of torch are looked up only here (`TORCH`). A later torch may lack one of them; its entry is then None, and
-standard operations run instead.
 """
 
 import os
@@ -18,7 +15,7 @@ AVX2_ONEDNN_ROWS = 256
 
 
 def find_private_names() -> SimpleNamespace:
-    """Look up the private names of torch; a name that this torch lacks is None."""
+    """Look up the private names of torch; one that a later torch lacks is None, and standard operations run instead."""
 
     def find(path):
         found = torch
@@ -80,13 +77,9 @@ def has_bf16_instructions() -> bool:
 def bf16_is_fastest() -> bool:
     """Whether bf16 products are faster than fp32 products on this CPU.
 
-    Intel processors since Sapphire Rapids have fast bf16 products in AMX only, and a virtual machine can hide AMX. What remains,
-    AVX512-BF16, is 0.6 times as fast as fp32 there (docs/benchmarks.md, "The fastest dtype"). These processors have
-    AVX512-FP16; Cooper Lake, which was not measured, has not. A torch without `torch.cpu.get_capabilities` cannot tell; bf16 then
-    counts as faster.
-
-    Raises:
-        ValueError: As `has_bf16_instructions`.
+    Intel processors since Sapphire Rapids, which have AVX512-FP16, have fast bf16 products in AMX only, and a virtual machine can
+    hide AMX. What remains is 0.6 times as fast as fp32 (docs/benchmarks.md, "The fastest dtype"). A torch without
+    `torch.cpu.get_capabilities` cannot tell; bf16 then counts as faster.
     """
     has_instructions = has_bf16_instructions()
     if not has_instructions or os.environ.get("NEOBERT_CPU_BF16"):
@@ -99,9 +92,8 @@ def bf16_is_fastest() -> bool:
 def best_dtype(device: str | torch.device = "cpu") -> torch.dtype:
     """The dtype with the fastest inference on `device` that is at least as precise as bf16.
 
-    Returns:
-        On a CPU bfloat16 if bf16 products are faster (`bf16_is_fastest`), else float32. On CUDA bfloat16 from Ampere on, float16
-        on older GPUs. On any other device float32, because no other device was measured.
+    On a CPU bfloat16 if bf16 products are faster (`bf16_is_fastest`), else float32. On CUDA bfloat16 from Ampere on, float16 on
+    older GPUs. On any other device float32, because no other device was measured.
     """
     device = torch.device(device)
     if device.type == "cpu":
@@ -114,7 +106,8 @@ def best_dtype(device: str | torch.device = "cpu") -> torch.dtype:
 
 def attention_devices(blocks: torch.nn.ModuleList, device: torch.device) -> tuple[torch.device, ...]:
     """The device of the tokens, and those on which accelerate has placed blocks (`device_map`)."""
-    if not hasattr(blocks[0], "_hf_hook"):  # the hook moves the arguments of a block to its device
+    # accelerate's hook, which has no public name, moves the arguments of a block to its device
+    if not hasattr(blocks[0], "_hf_hook"):
         return (device,)
     found = dict.fromkeys((device, *(next(block.parameters()).device for block in blocks)))
     found.pop(torch.device("meta"), None)  # offloaded blocks run on the device of the tokens

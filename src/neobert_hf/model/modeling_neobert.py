@@ -30,11 +30,11 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
     TokenClassifierOutput,
 )
-from transformers.utils import can_return_tuple
+from transformers.utils import ModelOutput, can_return_tuple
 
 # The loader of transformers 4.57 copies only the files that this one imports directly, so it imports all of them.
 from .attention_neobert import attend_sdpa  # noqa: F401
-from .backends_neobert import check_installed, is_own_backend, missing_backend_message
+from .backends_neobert import check_installed, is_own_backend
 from .blocks_neobert import NeoBERTBlock, RMSNorm, normalize
 from .checkpoint_neobert import (
     check_can_be_saved,
@@ -65,10 +65,7 @@ from .weight_files_neobert import check_names, check_weight_files, explain_damag
 
 @dataclass
 class NeoBERTModelOutput(BaseModelOutput):
-    """Output of `NeoBERTModel`; with `return_packed=True`, `last_hidden_state` is (T, D) and `plan.layout` describes it.
-
-    With `select_tokens`, `last_hidden_state` is (S, D), the states of the tokens with the indices `tokens_S`.
-    """
+    """Output of `NeoBERTModel`; packed, `last_hidden_state` is (T, D), or (S, D) of the tokens with the indices `tokens_S`."""
 
     plan: ForwardPlan | None = None
     tokens_S: torch.Tensor | None = None
@@ -131,14 +128,11 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
             nn.init.ones_(module.weight)
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        """Resolve `attn_implementation`: None is "auto"; our own backends must be installed; transformers checks the others."""
+        """Resolve `attn_implementation`: None is "auto"; transformers checks the names in its own registry."""
         if requested_attention is None or requested_attention == "auto":
             return "auto"
         if not is_own_backend(requested_attention):
-            try:
-                requested_attention = super().get_correct_attn_implementation(requested_attention, is_init_check)
-            except (ImportError, ValueError) as error:
-                raise type(error)(missing_backend_message(requested_attention, error)) from error
+            requested_attention = super().get_correct_attn_implementation(requested_attention, is_init_check)
         check_installed(requested_attention)  # transformers finds a package whose kernels do not load
         return requested_attention
 
@@ -147,11 +141,10 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
         """Load as any transformers model, but never from a pickle and never with missing encoder weights.
 
         Raises:
-            ValueError: The checkpoint lacks tensors of the encoder, or the weight or the bias of a head layer, or has one twice.
+            ValueError: The checkpoint lacks tensors of the encoder, or half of a head layer, or has a tensor twice.
             OSError: The folder has no safetensors weights, or a file is damaged.
         """
-        options = kwargs.get("subfolder"), kwargs.get("use_safetensors"), kwargs.get("weights_only", True)
-        check_weight_files(pretrained_model_name_or_path, *options)
+        check_weight_files(pretrained_model_name_or_path, kwargs)
         kwargs |= {"use_safetensors": True, "output_loading_info": True}
         with explain_damaged_file(pretrained_model_name_or_path):
             model, info = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
@@ -164,11 +157,7 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
         return (model, info) if output_loading_info else model
 
     def train(self, mode: bool = True):
-        """As in nn.Module.
-
-        Raises:
-            ValueError: The model is an inference copy (see `inference_copy`).
-        """
+        """As in nn.Module; an inference copy refuses (see `inference_copy`)."""
         if mode:
             check_is_original(self, "trained")
         return super().train(mode)
@@ -179,12 +168,7 @@ class NeoBERTPreTrainedModel(PreTrainedModel):
         return super()._apply(fn, *args, **kwargs)
 
     def save_pretrained(self, save_directory, *args, **kwargs):
-        """Save weights, config and code, with an `auto_map` for every Auto class.
-
-        Raises:
-            ValueError: The model is an inference copy (see `inference_copy`), or the folder could not be loaded (see
-                `check_can_be_saved`).
-        """
+        """Save weights, config and code, with an `auto_map` for every Auto class; an inference copy refuses."""
         check_is_original(self, "saved")
         check_can_be_saved(self)
         set_auto_map(self, self.auto_classes)
@@ -249,13 +233,13 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
             `attentions`, num_hidden_layers of (B, H, L, L).
 
         Raises:
-            ValueError: Inputs are invalid or contradict each other; the message names them and the solution.
+            ValueError: Inputs are invalid or contradict each other.
             TypeError: An argument is unknown.
 
         Source: paper, section 3.1.
         """
         config = self.config
-        options = arguments_of(config._attn_implementation)
+        options = arguments_of(config._attn_implementation)  # transformers has no public name for it
         boundaries = Boundaries.from_arguments(type(self).__name__, {"position_ids": position_ids, **kwargs}, options)
         if select_tokens is not None and not return_packed:
             raise ValueError("select_tokens chooses tokens, which have no rows and columns; set return_packed=True")
@@ -311,23 +295,51 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
 
 
 class _HeadModel(NeoBERTPreTrainedModel):
-    """The encoder, for a subclass that adds a head."""
+    """The encoder, for a subclass that adds a head: it says which tokens the head reads, and predicts from their states."""
 
     def __init__(self, config: NeoBERTConfig):
         super().__init__(config)
         self.model = NeoBERTModel(config)
 
-    def encode(
-        self, input_ids=None, attention_mask=None, position_ids=None, inputs_embeds=None, **kwargs
-    ) -> NeoBERTModelOutput:
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs,
+    ) -> ModelOutput:
+        """Encode, then predict; labels and output are those of the class, other arguments as in `NeoBERTModel.forward`.
+
+        Args:
+            labels: See the class. Without labels there is no loss.
+            num_items_in_batch: Number of labels in the whole optimizer step, from Trainer.
+        """
+        inputs = input_ids, attention_mask, position_ids, inputs_embeds
+        outputs = self.encode(*inputs, select_tokens=self.select(labels), **kwargs)
+        return self.predict(outputs, labels, num_items_in_batch)
+
+    def encode(self, *inputs, **kwargs) -> NeoBERTModelOutput:
         """The states of real tokens, and the plan; arguments as in `NeoBERTModel.forward`."""
         warn_of_frozen_layers(self)
-        inputs = dict(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
-        return self.model(**inputs, inputs_embeds=inputs_embeds, return_packed=True, return_dict=True, **kwargs)
+        return self.model(*inputs, **kwargs, return_packed=True, return_dict=True)
+
+    def select(self, labels: torch.Tensor | None) -> Callable[[SequenceLayout], torch.Tensor] | None:
+        """`select_tokens` of `NeoBERTModel.forward`; None: the head reads all tokens."""
+        return None
 
 
 class NeoBERTForMaskedLM(_HeadModel):
-    """Encoder with an untied masked-LM decoder that has a bias."""
+    """Encoder with an untied masked-LM decoder that has a bias.
+
+    Labels are (B, L) token ids to predict, -100 elsewhere; labels at padding are ignored. The output has `loss`, mean over
+    labels, and `logits` (B, L, V), zero at padding. With `config.sparse_prediction` and labels, only labelled positions are
+    decoded, except while compiling: `logits` is (number of labels, V) in evaluation and None in training, where the loss is
+    computed chunk by chunk.
+    """
 
     def __init__(self, config: NeoBERTConfig):
         super().__init__(config)
@@ -340,34 +352,15 @@ class NeoBERTForMaskedLM(_HeadModel):
     def set_output_embeddings(self, value: nn.Linear):
         self.decoder = value
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs,
-    ) -> NeoBERTMaskedLMOutput:
-        """Predict masked tokens; other arguments as in `NeoBERTModel.forward`.
-
-        Args:
-            labels: (B, L) token ids to predict, -100 elsewhere. Labels at padding are ignored.
-            num_items_in_batch: Number of labels in the whole optimizer step, from Trainer.
-
-        Returns:
-            `loss`, mean over labels; `logits` (B, L, V), zero at padding. With `config.sparse_prediction` and labels, only
-            labelled positions are decoded, except while compiling: `logits` is (number of labels, V) in evaluation and None
-            in training, where the loss is computed chunk by chunk.
-        """
-        check_vocabulary({"decoder": self.decoder}, self.config.vocab_size)
+    def select(self, labels):
+        """The labelled tokens, if `config.sparse_prediction` is set."""
         is_sparse = self.config.sparse_prediction and labels is not None and not is_tracing(labels)
-        select_tokens = partial(find_labels, labels) if is_sparse else None
-        inputs = input_ids, attention_mask, position_ids, inputs_embeds
-        outputs = self.encode(*inputs, select_tokens=select_tokens, **kwargs)
-        plan, hidden_TD = outputs.plan, outputs.last_hidden_state
+        return partial(find_labels, labels) if is_sparse else None
+
+    def predict(self, outputs: NeoBERTModelOutput, labels, num_items_in_batch) -> NeoBERTMaskedLMOutput:
+        """Logits and loss from the states (T, D), or (S, D) of the labelled tokens."""
+        check_vocabulary({"decoder": self.decoder}, self.config.vocab_size)
+        plan, hidden_TD, is_sparse = outputs.plan, outputs.last_hidden_state, outputs.tokens_S is not None
         loss = logits = num_correct = None
         if labels is not None:
             labels = flatten_labels(labels, plan.layout)
@@ -378,13 +371,8 @@ class NeoBERTForMaskedLM(_HeadModel):
         else:
             logits = linear(self.decoder, hidden_TD, plan.kernels)
             loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
-        return NeoBERTMaskedLMOutput(
-            loss=loss,
-            logits=logits if logits is None or is_sparse else plan.layout.unflatten(logits),
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-            num_correct=num_correct,
-        )
+        logits = logits if logits is None or is_sparse else plan.layout.unflatten(logits)
+        return NeoBERTMaskedLMOutput(loss, logits, outputs.hidden_states, outputs.attentions, num_correct)
 
 
 class _PooledHead(_HeadModel):
@@ -398,56 +386,42 @@ class _PooledHead(_HeadModel):
         self.classifier = nn.Linear(config.hidden_size, num_outputs)
         self.post_init()
 
-    def classify(self, *inputs, **kwargs):
-        """Return logits (N, C) and the output of the encoder; arguments as in `encode`."""
-        is_mean = self.config.classifier_pooling == "mean"
-        select_tokens = None if is_mean else lambda layout: layout.first_tokens
-        outputs = self.encode(*inputs, **kwargs, select_tokens=select_tokens)
-        hidden = outputs.last_hidden_state  # (T, D) for the mean, else (N, D)
-        pooled_ND = outputs.plan.layout.mean_of_sequences(hidden) if is_mean else hidden
+    def select(self, labels):
+        """The first token of each sequence, unless the head reads the mean."""
+        return None if self.config.classifier_pooling == "mean" else lambda layout: layout.first_tokens
+
+    def classify(self, outputs: NeoBERTModelOutput) -> torch.Tensor:
+        """Logits (N, C) from the states (T, D) for the mean, else (N, D)."""
+        pooled_ND = outputs.last_hidden_state
+        if outputs.tokens_S is None:
+            pooled_ND = outputs.plan.layout.mean_of_sequences(pooled_ND)
         pooled_ND = torch.tanh(self.dense(self.dropout(pooled_ND)))
-        return self.classifier(self.dropout(pooled_ND)), outputs
+        return self.classifier(self.dropout(pooled_ND))
 
 
 class NeoBERTForSequenceClassification(_PooledHead):
-    """One prediction per sequence: regression, single label or multi label, by `config.problem_type`."""
+    """One prediction per sequence: regression, single label or multi label, by `config.problem_type`.
+
+    A sequence is a row, or a document of a packed row; while compiling or exporting, only `cu_seq_lens_q` gives a prediction for
+    each document. Labels are (N,) class ids for a single label; (N, C) floats for multi label and regression, also (N,) if C
+    is 1. The output has `loss` and `logits` (N, C).
+    """
 
     def __init__(self, config: NeoBERTConfig):
         super().__init__(config, config.num_labels)
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs,
-    ) -> SequenceClassifierOutput:
-        """Classify each row, or each document of a packed row; other arguments as in `NeoBERTModel.forward`.
-
-        While compiling or exporting, only `cu_seq_lens_q` gives a prediction for each document of a row.
-
-        Args:
-            labels: (N,) class ids for a single label; (N, C) floats for multi label and regression, also (N,) if C is 1.
-            num_items_in_batch: Number of labels in the whole optimizer step, from Trainer.
-
-        Returns:
-            `loss` and `logits` (N, C).
-        """
-        logits, outputs = self.classify(input_ids, attention_mask, position_ids, inputs_embeds, **kwargs)
-        return SequenceClassifierOutput(
-            loss=None if labels is None else classification_loss(self.config, logits, labels, num_items_in_batch),
-            logits=logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+    def predict(self, outputs: NeoBERTModelOutput, labels, num_items_in_batch) -> SequenceClassifierOutput:
+        """Logits and loss."""
+        logits = self.classify(outputs)
+        loss = None if labels is None else classification_loss(self.config, logits, labels, num_items_in_batch)
+        return SequenceClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
 
 class NeoBERTForMultipleChoice(_PooledHead):
-    """One score per choice; the choice with the highest score is the answer."""
+    """One score per choice; the choice with the highest score is the answer.
+
+    Inputs are (B, choices, L), labels (B,) indices of the correct choices. The output has `loss` and `logits` (B, choices).
+    """
 
     def __init__(self, config: NeoBERTConfig):
         super().__init__(config, 1)
@@ -464,21 +438,14 @@ class NeoBERTForMultipleChoice(_PooledHead):
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
     ) -> MultipleChoiceModelOutput:
-        """Score the choices of each question. Inputs are (B, choices, L); other arguments as in `NeoBERTModel.forward`.
-
-        Args:
-            labels: (B,) index of the correct choice.
-            num_items_in_batch: Number of labels in the whole optimizer step, from Trainer.
-
-        Returns:
-            `loss` and `logits` (B, choices).
-        """
+        """Score the choices of each question; `token_type_ids` are ignored."""
         tokens = check_tokens(input_ids, inputs_embeds, self.config.hidden_size, "rows, choices, columns")
         num_rows, num_choices = tokens.shape[:2]
         inputs = input_ids, attention_mask, position_ids, inputs_embeds
         # position_ids of shape (L,) or (1, L) are the same for all rows
         rows = (x.flatten(0, 1) if x is not None and x.ndim > 2 else x for x in inputs)
-        logits, outputs = self.classify(*rows, **kwargs)
+        outputs = self.encode(*rows, select_tokens=self.select(labels), **kwargs)
+        logits, loss = self.classify(outputs), None
         if len(logits) != num_rows * num_choices:
             raise ValueError(
                 f"the input has {len(logits)} sequences for {num_rows} x {num_choices} choices; give each choice as one row"
@@ -486,16 +453,16 @@ class NeoBERTForMultipleChoice(_PooledHead):
         logits = logits.view(num_rows, num_choices)
         if labels is not None:
             check_labels(labels, (num_rows,), "the index of the correct choice for each question")
-        return MultipleChoiceModelOutput(
-            loss=None if labels is None else cross_entropy(logits, labels, num_items_in_batch),
-            logits=logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+            loss = cross_entropy(logits, labels, num_items_in_batch)
+        return MultipleChoiceModelOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
 
 class NeoBERTForTokenClassification(_HeadModel):
-    """One prediction per token: dropout, then a linear classifier."""
+    """One prediction per token: dropout, then a linear classifier.
+
+    Labels are (B, L) class ids, -100 where there is none; labels at padding are ignored. The output has `loss` and `logits`
+    (B, L, C), zero at padding.
+    """
 
     def __init__(self, config: NeoBERTConfig):
         super().__init__(config)
@@ -504,37 +471,13 @@ class NeoBERTForTokenClassification(_HeadModel):
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs,
-    ) -> TokenClassifierOutput:
-        """Label each token; other arguments as in `NeoBERTModel.forward`.
-
-        Args:
-            labels: (B, L) class ids, -100 where there is none. Labels at padding are ignored.
-            num_items_in_batch: Number of labels in the whole optimizer step, from Trainer.
-
-        Returns:
-            `loss` and `logits` (B, L, C), zero at padding.
-        """
-        outputs = self.encode(input_ids, attention_mask, position_ids, inputs_embeds, **kwargs)
+    def predict(self, outputs: NeoBERTModelOutput, labels, num_items_in_batch) -> TokenClassifierOutput:
+        """Logits and loss."""
         layout, loss = outputs.plan.layout, None
         logits_TC = self.classifier(self.dropout(outputs.last_hidden_state))
         if labels is not None:
             loss = cross_entropy(logits_TC, flatten_labels(labels, layout), num_items_in_batch)
-        return TokenClassifierOutput(
-            loss=loss,
-            logits=layout.unflatten(logits_TC),
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        return TokenClassifierOutput(loss, layout.unflatten(logits_TC), outputs.hidden_states, outputs.attentions)
 
 
 class NeoBERTForQuestionAnswering(_HeadModel):
@@ -578,13 +521,8 @@ class NeoBERTForQuestionAnswering(_HeadModel):
                 raise ValueError("start_positions and end_positions need padded rows, but the input is packed; pad it")
             is_real_BL = layout.unflatten(torch.ones_like(ends_T2[:, 0], dtype=torch.bool), fill=False)
             loss = span_loss((start_BL, end_BL), (start_positions, end_positions), is_real_BL, num_items_in_batch)
-        return QuestionAnsweringModelOutput(
-            loss=loss,
-            start_logits=start_BL.contiguous(),
-            end_logits=end_BL.contiguous(),
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        ends = start_BL.contiguous(), end_BL.contiguous()
+        return QuestionAnsweringModelOutput(loss, *ends, outputs.hidden_states, outputs.attentions)
 
 
 # The table of classes for registration, the `auto_map` of saved checkpoints, and the tests.

@@ -1,8 +1,4 @@
-"""`make_plan`: layout, attention backend, mask and kernels of one forward, chosen once before the first block.
-
-The layout follows from the inputs (`layout_neobert.py`), the backend from the table of backends (`backends_neobert.py`), the
-kernels from the weights (`kernels_neobert.py`).
-"""
+"""`make_plan`: layout, attention backend, mask and kernels of one forward, chosen once before the first block."""
 
 import inspect
 from functools import lru_cache
@@ -13,7 +9,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.utils import logging
 
 from .attention_neobert import additive, make_dense_mask
-from .backends_neobert import Situation, choose_backend, find_backend, runs_packed
+from .backends_neobert import Situation, choose_backend, find_backend
 from .configuration_neobert import NeoBERTConfig
 from .kernels_neobert import SHORTEST_TILED, choose_kernels
 from .layout_neobert import NO_BOUNDARIES, Boundaries, SequenceLayout, make_layout
@@ -74,23 +70,22 @@ def make_plan(
     device.
 
     Args:
-        tokens: As in `make_layout`.
+        tokens: (B, L) or (B, L, D), and with `boundaries` and `attention_mask` as in `make_layout`.
         config: Attention implementation, vocabulary, head width; `unpad_inputs=False` keeps padding in the computation.
-        boundaries: As in `make_layout`.
-        attention_mask: As in `make_layout`; a 4-D mask broadcasts to (B, H, L, L).
         dtype: dtype of matrix products; it limits the choice of backends.
         need_weights: Attention probabilities are required; only the eager backend returns them.
         is_fast: Result of `runs_fast` for the weights; it limits the choice of backends, masks and kernels.
         devices: Result of `attention_devices`; the backend must run on all of them. By default the device of the tokens.
 
     Raises:
-        ValueError: Values or shapes contradict each other; the message names both and the solution.
+        ValueError: Values or shapes contradict each other.
         ImportError: The requested backend is not installed.
     """
     implementation, can_read_values = config._attn_implementation, not is_tracing(tokens)
     mask_4d = attention_mask if attention_mask is not None and attention_mask.ndim == 4 else None
     has_boundaries = len(boundaries.cu_seq_lens) > 0  # torch 2.11 cannot compile bool(a dict)
-    can_pack = config.unpad_inputs and mask_4d is None and not need_weights and runs_packed(implementation)
+    runs_packed = implementation == "auto" or "packed" in find_backend(implementation).layouts
+    can_pack = config.unpad_inputs and mask_4d is None and not need_weights and runs_packed
     can_pack = can_pack and (can_read_values or has_boundaries)
     for is_packed in (True, False) if can_pack else (False,):
         situation = Situation(devices or (tokens.device,), dtype, config.head_dim, is_packed, is_fast)
@@ -102,8 +97,7 @@ def make_plan(
     if not is_masked and (attention_mask is not None or has_boundaries or boundaries.seq_idx is not None):
         raise ValueError(
             f"attn_implementation={backend!r} is registered without a mask function, so it would ignore attention_mask, "
-            f"cu_seq_lens and seq_idx; omit them, or call transformers.AttentionMaskInterface.register({backend!r}, "
-            "transformers.masking_utils.sdpa_mask)"
+            f"cu_seq_lens and seq_idx; omit them, or register one: AttentionMaskInterface.register({backend!r}, sdpa_mask)"
         )
     reads_values = can_read_values and is_masked and not (boundaries.is_trusted and reads_on_device)
 

@@ -63,10 +63,9 @@ def _yarn_kept_share(rope, width, like):
 
 
 class Rotary:
-    """Wraps the rotary table as an argument of the blocks, so that FSDP2 does not cast it.
+    """Wraps the rotary table as an argument of the blocks: with mixed precision, FSDP2 rounds every tensor among them to 8 bits.
 
-    With mixed precision FSDP2 casts every tensor in the arguments of a block, which would round cosine and sine to 8 bits. It
-    does not search this object. accelerate, which moves arguments between devices, calls `to`.
+    It does not search this object. accelerate, which moves arguments between devices, calls `to`.
     """
 
     def __init__(self, table: torch.Tensor):
@@ -108,16 +107,13 @@ def split_and_rotate(qkv_TH3K: torch.Tensor, rotary: torch.Tensor) -> tuple[torc
 def split_and_rotate_fast(
     qkv_TH3K: torch.Tensor, rotations: torch.Tensor, by_head: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`split_and_rotate` for inference on a CPU, with complex multiplication.
+    """`split_and_rotate` for inference on a CPU.
 
     Args:
         qkv_TH3K: (T, H, 3, K).
         rotations: (T, C) complex64, cosine + i sine of each pair's angle.
         by_head: Return the dtype of `qkv_TH3K`, stored head by head in memory, as `tiled_attention` reads it. If False, return
             float32, in which attention over few tokens is faster and more precise.
-
-    Returns:
-        Queries, keys and values, (T, H, K).
     """
     if not by_head:
         q_k_v = qkv_TH3K.float()
