@@ -1,7 +1,10 @@
 """Means of models, and the mini model from the last of them: token weights, partial whitening, measurements and a card."""
 
+import io
 import json
+import re
 import shutil
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +21,6 @@ from transformers import AutoTokenizer
 
 from neobert_hf import NeoBERTForMaskedLM, PackedMLMCollator, best_dtype
 from neobert_hf.embeddings.retrieval import pairs_evaluator
-from neobert_hf.runs.card_files import save_card
-from neobert_hf.runs.cards import example_output
 
 CARD = Path(__file__).with_name("mini_card.md")
 NUM_WHITENED = 10_000  # texts; a covariance of width 256 needs no more
@@ -172,7 +173,15 @@ def write_card(out: Path, model: SentenceTransformer, summary: dict, sources: li
         **measured,
     )
     output = example_output(ModelCard.from_template(data, str(CARD), model_id=str(out), **values).text)
-    save_card(out / "README.md", ModelCard.from_template(data, str(CARD), model_id="mini", output=output, **values))
+    ModelCard.from_template(data, str(CARD), model_id="mini", output=output, **values).save(out / "README.md")
+
+
+def example_output(card: str) -> str:
+    """Run the first block of Python of our card, and return what it prints."""
+    (code, *_) = re.findall(r"^```python\n(.*?)^```$", card, re.DOTALL | re.MULTILINE)
+    with redirect_stdout(io.StringIO()) as printed:
+        exec(compile(code, "card", "exec"), {})
+    return printed.getvalue().strip()
 
 
 def build(mean: Path, stages: list[dict], recipe: dict, corpus: Path, out: Path) -> dict:

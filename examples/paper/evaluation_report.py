@@ -6,10 +6,9 @@ from pathlib import Path
 
 import numpy as np
 from glue import TABLE_3, TABLE_3_TASKS, TASKS
+from huggingface_hub import ModelCard
 from matplotlib.figure import Figure
 from tabulate import tabulate
-
-from neobert_hf.runs.card_files import editing_card
 
 FIRST, LAST = "<!-- table:evaluation -->", "<!-- end -->"  # of the section in a model card
 
@@ -104,12 +103,14 @@ def write_card_section(file: str | Path, content: str) -> None:
     """Write Markdown into a model card, between two comments; a card without them gets a section Evaluation at its end.
 
     Raises:
-        ValueError: The card does not exist, or the second comment is missing.
+        ValueError: The second comment is missing.
+        OSError: The card does not exist.
     """
-    with editing_card(file) as card:
-        if FIRST not in card.text:
-            card.text = f"{card.text.rstrip()}\n\n## Evaluation\n\n{FIRST}\n{LAST}\n"
-        before, _, rest = card.text.partition(FIRST)
-        if LAST not in rest:
-            raise ValueError(f"{file} has {FIRST} without {LAST}; write the latter where the section ends")
-        card.text = f"{before}{FIRST}\n{content}\n{LAST}{rest.partition(LAST)[2]}"
+    card = ModelCard.load(file)
+    if FIRST not in card.text:
+        card.text = f"{card.text.rstrip()}\n\n## Evaluation\n\n{FIRST}\n{LAST}\n"
+    before, _, rest = card.text.partition(FIRST)
+    if LAST not in rest:
+        raise ValueError(f"{file} has {FIRST} without {LAST}; write the latter where the section ends")
+    card.text = f"{before}{FIRST}\n{content}\n{LAST}{rest.partition(LAST)[2]}"
+    card.save(file)
