@@ -20,10 +20,8 @@ from harness import docstrings, finish, read_arguments
 from transformers import AutoTokenizer
 
 from neobert_hf import MINI_MODEL_PATH, NeoBERTForMaskedLM
-from neobert_hf.files.wordpiece import train_wordpiece
-from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArguments
-from neobert_hf.pretraining.training import pretrain
-from neobert_hf.pretraining.vocabulary import adapt_vocabulary
+from neobert_hf.files import train_wordpiece
+from neobert_hf.pretraining import CorpusArguments, PretrainingArguments, adapt_vocabulary, pretrain
 
 
 def write_starts(folder: Path, texts: list[str], vocab_size: int) -> dict[str, str]:

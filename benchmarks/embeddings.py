@@ -22,7 +22,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 
 import neobert_hf
-from neobert_hf.embeddings.retrieval import pairs_evaluator
+from neobert_hf.embeddings import pairs_evaluator
 
 METRICS = {
     "recall@1": ("recall@k", 1),

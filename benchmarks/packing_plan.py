@@ -15,10 +15,11 @@ import psutil
 from harness import finish, in_new_process, read_arguments
 from tqdm.auto import tqdm
 
-from neobert_hf.files.writing import write_json
-from neobert_hf.pretraining.documents import Documents, task_files
-from neobert_hf.pretraining.packing import PackedRows
-from neobert_hf.pretraining.plans import PackingSettings, make_packing_plan, read_packing_plan, write_packing_plan
+from neobert_hf.files import write_json
+from neobert_hf.pretraining import Documents
+from neobert_hf.pretraining.documents import task_files
+from neobert_hf.pretraining import PackedRows
+from neobert_hf.pretraining import PackingSettings, make_packing_plan, read_packing_plan, write_packing_plan
 
 VOCAB_SIZE = 30_522
 SEED = 3
@@ -26,11 +27,8 @@ SEED = 3
 
 def write_documents(folder: Path, arguments) -> None:
     """Write random documents without a tokenizer."""
-    from neobert_hf.pretraining.tokenizing import (  # datatrove, which no part needs
-        SETTINGS,
-        write_manifest,
-        write_record,
-    )
+    # here, since it imports datatrove, which no part needs
+    from neobert_hf.pretraining.tokenizing import SETTINGS, write_manifest, write_record
 
     (folder / "ids").mkdir()
     rng = np.random.default_rng(0)

@@ -18,14 +18,17 @@ import torch
 from harness import DTYPES, docstrings, finish, median_and_spread, median_ratio, read_arguments, take_turns
 
 from neobert_hf import PackedMLMCollator, tune_allocator
-from neobert_hf.files.wordpiece import plain_tokenizer, train_wordpiece
-from neobert_hf.pretraining.arguments import PretrainingArguments
-from neobert_hf.pretraining.corpus import Corpus
-from neobert_hf.pretraining.packing import PackedRows
-from neobert_hf.pretraining.plans import PackingSettings, make_packing_plan
-from neobert_hf.pretraining.tokenizing import tokenize
-from neobert_hf.pretraining.trainer import PretrainingTrainer
-from neobert_hf.pretraining.training import build_model
+from neobert_hf.files import plain_tokenizer, train_wordpiece
+from neobert_hf.pretraining import (
+    Corpus,
+    PackedRows,
+    PackingSettings,
+    PretrainingArguments,
+    PretrainingTrainer,
+    build_model,
+    make_packing_plan,
+    tokenize,
+)
 
 
 def training(tokenizer, documents, arguments, folder) -> dict:

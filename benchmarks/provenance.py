@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-from neobert_hf.runs.environment import environment
+from neobert_hf.runs import environment
 
 
 def provenance() -> dict:

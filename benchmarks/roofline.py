@@ -19,7 +19,7 @@ from harness import finish, read_arguments
 from result_tables import RESULTS, rows_table
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
-from neobert_hf.pretraining.flops import training_flops
+from neobert_hf.pretraining import training_flops
 
 # The two fitted factors, from the H200 at 512 tokens (throughput_gpu_bfloat16.json): its ceiling, and the model as loaded.
 PRODUCTS, MEMORY = 0.79, 0.46  # shares of the peak rate of products, and of the peak bandwidth

@@ -15,9 +15,10 @@ rows the last command predicts with a saved model. A saved folder opens in
 from dataclasses import dataclass, field
 from typing import Literal
 
+from neobert_hf import MINI_MODEL_PATH
 from neobert_hf.finetuning import Classifier, LabelledTextArguments, read_labelled_texts
 from neobert_hf.hub import write_card
-from neobert_hf.runs import MINI_MODEL_PATH, FineTuningArguments, run_script, tune_allocator
+from neobert_hf.runs import FineTuningArguments, run_script, tune_allocator
 
 
 @dataclass

@@ -11,9 +11,10 @@ Columns, kinds of labels and metrics are those of examples/finetune_classifier.p
 import warnings
 from dataclasses import dataclass, field
 
+from neobert_hf import MINI_MODEL_PATH
 from neobert_hf.finetuning import Classifier, LabelledTextArguments, read_labelled_texts
 from neobert_hf.hub import write_card
-from neobert_hf.runs import MINI_MODEL_PATH, FineTuningArguments, lora_config, run_script, tune_allocator
+from neobert_hf.runs import FineTuningArguments, lora_config, run_script, tune_allocator
 
 
 @dataclass

@@ -11,9 +11,10 @@ asks the saved model.
 
 from dataclasses import dataclass, field
 
+from neobert_hf import MINI_MODEL_PATH
 from neobert_hf.finetuning import LabelledDataArguments, QuestionAnswerer, read_questions
 from neobert_hf.hub import write_card
-from neobert_hf.runs import MINI_MODEL_PATH, FineTuningArguments, run_script, tune_allocator
+from neobert_hf.runs import FineTuningArguments, run_script, tune_allocator
 
 
 @dataclass

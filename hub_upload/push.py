@@ -20,8 +20,7 @@ from huggingface_hub.utils import disable_progress_bars, filter_repo_objects, va
 from huggingface_hub.utils import logging as hub_logging
 from replacement import plan_drop_in
 
-from neobert_hf.files.texts import printable
-from neobert_hf.files.trust import check_links
+from neobert_hf.files import check_links, printable
 from neobert_hf.hub import verify
 from neobert_hf.runs import one_line, run_command
 

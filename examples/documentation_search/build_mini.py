@@ -20,7 +20,7 @@ from token_weights import inverse_document_frequencies, partial_whitening, weigh
 from transformers import AutoTokenizer
 
 from neobert_hf import NeoBERTForMaskedLM, PackedMLMCollator, best_dtype
-from neobert_hf.embeddings.retrieval import pairs_evaluator
+from neobert_hf.embeddings import pairs_evaluator
 
 CARD = Path(__file__).with_name("mini_card.md")
 NUM_WHITENED = 10_000  # texts; a covariance of width 256 needs no more

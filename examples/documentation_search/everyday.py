@@ -21,7 +21,7 @@ from search import DocumentationIndex, read_cached
 from sentence_transformers import SentenceTransformer
 
 from neobert_hf import MINI_MODEL_PATH
-from neobert_hf.runs.environment import environment
+from neobert_hf.runs import environment
 
 HERE = Path(__file__).parent
 RESULT = HERE / "everyday.json"

@@ -12,7 +12,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, WordWeig
 from transformers import PreTrainedTokenizerBase
 
 from neobert_hf import sentence_transformer
-from neobert_hf.embeddings.common_form import SentenceTransformer
+from neobert_hf.embeddings import SentenceTransformer
 
 
 def inverse_document_frequencies(

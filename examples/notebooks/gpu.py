@@ -45,8 +45,8 @@ if not tables:
 """
 ## Pack the results
 
-`gpu_results.zip` is in the folder of this notebook; in Colab, in the panel *Files* on the left. The page `docs/performance.md` says how
-to send it.
+`gpu_results.zip` is in the folder of this notebook; in Colab, in the panel *Files* on the left. The page
+`docs/performance.md` says how to send it.
 """
 
 # %%

@@ -15,8 +15,8 @@ from pathlib import Path
 from long_context import SCALINGS, compare_scalings, long_context_table, plot_long_context
 
 from neobert_hf import tune_allocator
-from neobert_hf.files.rows import read_text_column
-from neobert_hf.runs.commands import CommandParser, run_command
+from neobert_hf.files import read_text_column
+from neobert_hf.runs import CommandParser, run_command
 
 
 @dataclass

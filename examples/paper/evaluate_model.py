@@ -18,10 +18,8 @@ from pseudo_perplexity import load_masked_model
 from pseudo_perplexity_runs import PseudoPerplexityArguments, evaluate_files
 
 from neobert_hf import best_dtype, tune_allocator
-from neobert_hf.embeddings.models import hash_of_weights
-from neobert_hf.runs.commands import CommandParser, run_command
-from neobert_hf.runs.environment import environment
-from neobert_hf.runs.folders import lock_run
+from neobert_hf.embeddings import hash_of_weights
+from neobert_hf.runs import CommandParser, environment, lock_run, run_command
 
 
 @dataclass

@@ -14,8 +14,7 @@ import json
 from pseudo_perplexity_runs import PseudoPerplexityArguments, evaluate_files
 
 from neobert_hf import tune_allocator
-from neobert_hf.runs.commands import CommandParser, run_command
-from neobert_hf.runs.folders import lock_run
+from neobert_hf.runs import CommandParser, lock_run, run_command
 
 
 def evaluate(arguments: PseudoPerplexityArguments):

@@ -14,8 +14,7 @@ from pathlib import Path
 from glue_runs import GlueArguments, GlueTrainingArguments, run_suite
 
 from neobert_hf import tune_allocator
-from neobert_hf.runs.commands import CommandParser, run_command
-from neobert_hf.runs.folders import lock_run
+from neobert_hf.runs import CommandParser, lock_run, run_command
 
 
 def run(arguments: GlueArguments, training: GlueTrainingArguments):

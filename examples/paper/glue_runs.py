@@ -29,10 +29,8 @@ from transformers import (
 )
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
-from neobert_hf.files.texts import check_leaves_tokens, check_max_length
-from neobert_hf.files.trust import load_tokenizer
-from neobert_hf.files.writing import content_hash, file_hash, write_json
-from neobert_hf.runs.arguments import PrecisionArguments
+from neobert_hf.files import check_leaves_tokens, check_max_length, content_hash, file_hash, load_tokenizer, write_json
+from neobert_hf.runs import PrecisionArguments
 
 PATIENCE = 15  # evaluations without improvement (appendix C)
 # Training arguments of every run.

@@ -25,11 +25,8 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from neobert_hf import best_dtype
-from neobert_hf.embeddings.models import hash_of_weights
-from neobert_hf.files.rows import read_text_column
-from neobert_hf.files.texts import check_max_length
-from neobert_hf.files.trust import load_tokenizer
-from neobert_hf.files.writing import write_json
+from neobert_hf.embeddings import hash_of_weights
+from neobert_hf.files import check_max_length, load_tokenizer, read_text_column, write_json
 
 
 @dataclass

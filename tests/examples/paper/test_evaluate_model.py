@@ -16,7 +16,7 @@ from glue import TASKS
 from test_glue import write_task
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
-from neobert_hf.runs import environment as module
+from neobert_hf.runs import machine as module
 
 
 @pytest.fixture
