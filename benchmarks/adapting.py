@@ -22,7 +22,7 @@ from transformers import AutoTokenizer
 from neobert_hf import MINI_MODEL_PATH, NeoBERTForMaskedLM
 from neobert_hf.files.wordpiece import train_wordpiece
 from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArguments
-from neobert_hf.pretraining.pretrain import pretrain
+from neobert_hf.pretraining.training import pretrain
 from neobert_hf.pretraining.vocabulary import adapt_vocabulary
 
 

@@ -8,10 +8,12 @@ model without context ranks them in the same order everywhere and is right for o
 which each shift is equally frequent is at most 1/S, whatever its size. Training never sees the combinations of the evaluation.
 """
 
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -24,10 +26,13 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from neobert_hf import NeoBERTConfig, NeoBERTModel, contextual_sentence_transformer, fit_context, sentence_transformer
-from neobert_hf.embeddings.contextual import contextual_model
-from neobert_hf.embeddings.contextual_batches import ROW_COLUMN, ContextualBatchSampler, PairClusters
-from neobert_hf.embeddings.contextual_training import ContextualRankingLoss
+from neobert_hf import NeoBERTConfig, NeoBERTModel
+from neobert_hf.embeddings import sentence_transformer
+
+sys.path.append(str(Path(__file__).parents[1] / "examples/paper/contextual"))
+from contextual_batches import ROW_COLUMN, ContextualBatchSampler, PairClusters
+from contextual_embeddings import contextual_model, contextual_sentence_transformer, fit_context
+from contextual_training import ContextualRankingLoss
 
 NUM_SHIFTS = 6  # S, of each group
 GROUP = 12  # items of a group

@@ -23,7 +23,7 @@ from neobert_hf.pretraining.arguments import PretrainingArguments
 from neobert_hf.pretraining.corpus import Corpus
 from neobert_hf.pretraining.packing import PackedRows
 from neobert_hf.pretraining.plans import PackingSettings, make_packing_plan
-from neobert_hf.pretraining.pretrain import build_model
+from neobert_hf.pretraining.training import build_model
 from neobert_hf.pretraining.tokenizing import tokenize
 from neobert_hf.pretraining.trainer import PretrainingTrainer
 

@@ -17,11 +17,9 @@ from dataclasses import dataclass, field
 
 from transformers.hf_argparser import HfArg
 
-from neobert_hf import MINI_MODEL_PATH
-from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArguments
-from neobert_hf.pretraining.pretrain import pretrain
-from neobert_hf.pretraining.vocabulary import write_adapted_model
-from neobert_hf.runs.commands import CommandParser, run_command
+from neobert_hf.hub import write_card
+from neobert_hf.pretraining import CorpusArguments, PretrainingArguments, pretrain, write_adapted_model
+from neobert_hf.runs import MINI_MODEL_PATH, run_script
 
 
 @dataclass
@@ -48,17 +46,19 @@ class AdaptationArguments(PretrainingArguments):
 
 
 def adapt(vocabulary: VocabularyArguments, data: CorpusArguments, training: AdaptationArguments):
-    """Write the model with the new vocabulary, and continue its pretraining."""
+    """Write the model with the new vocabulary, continue its pretraining, and write the model cards."""
     with training.main_process_first():  # the other processes find the folder
         start = write_adapted_model(training.init_from, data, training, vocabulary.vocab_size)
     data.tokenizer_name = training.init_from = start
-    pretrain(data, training)
+    trainer = pretrain(data, training)
+    if trainer.is_world_process_zero():
+        write_card(start)  # first: the other card tells of it
+        write_card(training.output_dir)
 
 
 def main():
     """Read the command line, and adapt."""
-    parser = CommandParser((VocabularyArguments, CorpusArguments, AdaptationArguments), description=__doc__)
-    run_command(parser.prog, adapt, *parser.parse_args_into_dataclasses())
+    run_script(adapt, __doc__)
 
 
 if __name__ == "__main__":

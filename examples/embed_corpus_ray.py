@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pyarrow.dataset
 
-from neobert_hf.embeddings.models import open_embedding_model
+from neobert_hf.embeddings import open_embedding_model
 from neobert_hf.export import OnnxModel
-from neobert_hf.runs.commands import run_command
+from neobert_hf.runs import run_command
 
 
 class Embedder:

@@ -23,20 +23,27 @@ The paper, phases 1 and 2:
     accelerate launch --config_file examples/accelerate/ddp.yaml examples/pretrain_mlm.py --bf16 --phase 2 \\
         --init_from runs/pretraining --output_dir runs/pretraining-4096 --documents_dir runs/pretraining/documents
 
-Rerun the command with `--resume_from_checkpoint last` to resume exactly after an interruption. `--recipe` names the values
-(paper, code, m0 to m9), and each value has an argument. `--max_steps` scales warmup and decay. Phase 2 trains at a tenth of
-`--learning_rate`, where the schedule of phase 1 ends: give both phases the same value.
+Rerun the command with `--resume_from_checkpoint last` to resume exactly after an interruption. `--recipe` is `paper`, `code`
+(the values of the authors' code) or a YAML file, such as `examples/paper/recipes/m3.yaml` of the paper's ablations. Each value
+has an argument too. `--max_steps` scales warmup and decay. Phase 2 trains at a tenth of `--learning_rate`, where the schedule of
+phase 1 ends: give both phases the same value.
 """
 
-from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArguments
-from neobert_hf.pretraining.pretrain import pretrain
-from neobert_hf.runs.commands import CommandParser, run_command
+from neobert_hf.hub import write_card
+from neobert_hf.pretraining import CorpusArguments, PretrainingArguments, pretrain
+from neobert_hf.runs import run_script
+
+
+def train(data: CorpusArguments, training: PretrainingArguments):
+    """Train by a recipe, and write the model card."""
+    trainer = pretrain(data, training)
+    if trainer.is_world_process_zero():
+        write_card(training.output_dir)
 
 
 def main():
     """Read the command line, and train."""
-    parser = CommandParser((CorpusArguments, PretrainingArguments), description=__doc__)
-    run_command(parser.prog, pretrain, *parser.parse_args_into_dataclasses())
+    run_script(train, __doc__)
 
 
 if __name__ == "__main__":

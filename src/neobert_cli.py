@@ -156,6 +156,22 @@ def tokenize(parser: Parser) -> Run:
     return run
 
 
+def verify_documents(parser: Parser) -> Run:
+    """Compare tokenized documents with their checksums.
+
+    neobert verify-documents documents
+    """
+    parser.add_argument("folder", metavar="FOLDER", help="Folder that `neobert tokenize` wrote.")
+
+    def run(folder: str) -> None:
+        from neobert_hf.pretraining import verify_documents
+
+        documents = verify_documents(folder)
+        print(json.dumps({"folder": folder, "num_documents": len(documents)}))
+
+    return run
+
+
 def doctor(parser: Parser) -> Run:
     """Find what is wrong with a checkpoint, and the command that mends it.
 
@@ -265,7 +281,7 @@ def _hide_progress_bars() -> None:
         logging.disable_progress_bar()
 
 
-COMMANDS = (embed, search, tokenize, doctor, convert, export)
+COMMANDS = (embed, search, tokenize, verify_documents, doctor, convert, export)
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
@@ -285,7 +301,7 @@ def make_parser() -> Parser:
         title, _, text = command.__doc__.partition("\n\n")
         description = f"{title}\n\n{inspect.cleandoc(text)}"
         options = {"help": title, "description": description, "formatter_class": _HelpFormatter}
-        subparser = commands.add_parser(command.__name__, **options)
+        subparser = commands.add_parser(command.__name__.replace("_", "-"), **options)
         subparser.set_defaults(run=command(subparser), subparser=subparser)
     return parser
 

@@ -34,7 +34,6 @@ from tqdm import tqdm
 
 import neobert_hf
 from neobert_hf.files.wordpiece import train_wordpiece
-from neobert_hf.files.writing import sealed
 from neobert_hf.model.layout_neobert import Boundaries
 from neobert_hf.model.plan_neobert import make_plan
 
@@ -111,7 +110,7 @@ def write_documents(folder, lengths, documents_per_task=10, special_tokens=(0, 0
         block.cumsum().astype("<u8").tofile(files["ends"])
         tokenizing.write_record(folder, task, token_size=2)
     settings = {"source": {}, "tokenizer": {"sha256": "", "vocab_size": 1 << 16}, "special_tokens": special_tokens}
-    (folder / tokenizing.SETTINGS).write_text(json.dumps(sealed(settings | {"num_tasks": len(tasks)})))
+    (folder / tokenizing.SETTINGS).write_text(json.dumps(settings | {"num_tasks": len(tasks)}))
     tokenizing.write_manifest(folder)
     return Documents(folder)
 

@@ -34,7 +34,7 @@ def required_by(requirements, found, extras=("",)):
 EMBED = "embed {0}/a.txt -o {0}/a.npy"
 TOKENIZE = "tokenize --files {0}/a.txt --tokenizer_name {1} --output_dir {0}/documents --workers 1"
 EXAMPLES = {
-    "embed": ("train_contrastive", "train_contextual"),
+    "embed": ("train_contrastive", "train_reranker"),
     "train": ("pretrain_mlm", "finetune_classifier", "finetune_glue", "finetune_tagger", "evaluate_pseudo_perplexity"),
 }
 

@@ -142,7 +142,10 @@ def test_every_stored_table_is_on_a_page():
     included = re.findall(r"```\{include\} \.\./benchmarks/results/(.+)\.md", "".join(map(Path.read_text, PAGES)))
     linked = re.findall(r"\]\(results/(.+?)\.md\)", (ROOT / "benchmarks/README.md").read_text("utf-8"))
     tables = {result_tables.name_of(file) for file in STORED}
-    assert {*included, *linked} <= tables and {name for name in tables if not name.startswith("gpu/")} <= {*included, *linked}
+    assert {*included, *linked} <= tables and {name for name in tables if not name.startswith("gpu/")} <= {
+        *included,
+        *linked,
+    }
 
 
 def test_the_tables_of_loading_name_every_auto_class_and_every_backend():

@@ -17,8 +17,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from neobert_hf.embeddings.search import DocumentSearch
-from neobert_hf.embeddings.vector_files import embed_files
+from neobert_hf.embeddings import DocumentSearch, embed_files
 
 pd.set_option("display.max_colwidth", 100)
 

@@ -8,18 +8,21 @@ datasets of the tasks are downloaded from the Hub and kept in the cache of Huggi
 """
 
 import json
+import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import torch
-from mteb_scores import averages, benchmark_tasks, evaluate, write_model_index
+from mteb_scores import averages, benchmark_tasks, evaluate, mteb_prompts, write_model_index
 from tabulate import tabulate
 
 from neobert_hf import __version__, best_dtype
-from neobert_hf.embeddings.instructions import mteb_prompts
-from neobert_hf.embeddings.models import open_embedding_model
-from neobert_hf.runs.commands import CommandParser, run_command
+from neobert_hf.embeddings import open_embedding_model
+from neobert_hf.runs import run_script
+
+sys.path.append(str(Path(__file__).with_name("contextual")))  # its import registers contextual models
+from contextual_mteb import in_contexts
 
 
 @dataclass
@@ -29,10 +32,7 @@ class MTEBArguments:
     model: str = field(metadata={"help": "Folder or Hub id of a model of sentence-transformers, or of a bare NeoBERT."})
     output_dir: str = field(metadata={"help": "Folder of the results; rerun the command to resume."})
     model_name: str = field(
-        default=None,
-        metadata={
-            "help": "Name of the results, organisation/name. Default: local/ and the name of the model's folder."
-        },
+        default=None, metadata={"help": "Name of the results. Default: local/ and the name of the model's folder."}
     )
     tasks: list[str] = field(default=None, metadata={"help": "Tasks of MTEB(eng, v1). Default: all 56."})
     instruction_template: str = field(
@@ -69,7 +69,8 @@ def run(arguments: MTEBArguments):
 
     # 3. Evaluation, tables, results.
     prompts = {} if arguments.without_instructions else prompts
-    scores = evaluate(model, tasks, arguments.output_dir, name, prompts, arguments.batch_size)
+    with in_contexts(model, tasks) as wrapper_class:
+        scores = evaluate(model, tasks, arguments.output_dir, name, prompts, arguments.batch_size, wrapper_class)
     means, missing = averages(scores)
     print(tabulate([(s.task, s.metric, s.score) for s in scores], headers=["task", "metric", "score"], floatfmt=".2f"))
     print(tabulate([means], headers="keys", floatfmt=".2f", missingval="-"))
@@ -92,8 +93,7 @@ def run(arguments: MTEBArguments):
 
 def main():
     """Read the command line, and run."""
-    parser = CommandParser(MTEBArguments, description=__doc__)
-    run_command(parser.prog, run, *parser.parse_args_into_dataclasses())
+    run_script(run, __doc__)
 
 
 if __name__ == "__main__":

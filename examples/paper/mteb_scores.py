@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import mteb
-from huggingface_hub import EvalResult
-from mteb.models.abs_encoder import get_prompt_name
+from huggingface_hub import EvalResult, ModelCard
 from mteb.models.sentence_transformer_wrapper import SentenceTransformerEncoderWrapper
-from mteb.types import PromptType
 from sentence_transformers import SentenceTransformer
 
-from neobert_hf import fit_context
-from neobert_hf.embeddings.contextual import contextual_model, is_contextual
-from neobert_hf.embeddings.instructions import mteb_prompts
-from neobert_hf.embeddings.models import fingerprint
-from neobert_hf.runs.card_files import editing_card
+from neobert_hf.embeddings import fingerprint, read_yaml
 
 BENCHMARK = "MTEB(eng, v1)"
+INSTRUCTIONS = Path(__file__).parent / "embeddings/instructions.yaml"
 # The columns of Table 4, and the task types of mteb.
 CATEGORIES = {
     "Class.": "Classification",
@@ -59,52 +54,30 @@ def benchmark_tasks(names: Sequence[str] | None = None) -> list:
     return [tasks[name] for name in names]
 
 
-class ContextualEncoder(SentenceTransformerEncoderWrapper):
-    """mteb's wrapper for a contextual model: each task has its own context, from the data that a user would have.
+def mteb_prompts(template: str = "{instruction} ", sides: str = "both") -> dict[str, str]:
+    """Return the paper's prompts by the names that mteb looks up.
 
-    The context is a sample of: the corpus (retrieval, reranking); the training split (classification); both columns of sentences
-    (STS); the texts that are embedded first (all others). mteb's own wrapper for contextual models fails for retrieval in 2.26,
-    and does not know local tasks.
+    They are `TASK`, or `TASK-query` and `TASK-document` for retrieval and reranking.
 
     Args:
-        model: A contextual model.
-        tasks: The tasks that will be evaluated.
+        template: Text before each input; the paper does not say what separates instruction and input.
+        sides: "both" puts the instruction before queries and documents, as in the authors' evaluation; "query" before queries
+            only.
 
-    Source: paper, appendix G.2; the choice of texts is that of CDE's evaluation, but with the training split for classification.
+    Raises:
+        ValueError: The template does not contain `{instruction}`.
     """
-
-    def __init__(self, model: SentenceTransformer, tasks: list) -> None:
-        super().__init__(model)
-        parts = [part for task in tasks for part in getattr(task, "tasks", [task])]  # an aggregate has tasks of its own
-        self.tasks = {task.metadata.name: task for task in parts}
-        self.fitted = None
-
-    def encode(self, inputs, *, task_metadata, hf_split, hf_subset, prompt_type=None, **kwargs):
-        """Fit the context at the first call for a split of a task, and embed."""
-        key = (task_metadata.name, hf_split, hf_subset)
-        if key != self.fitted:
-            documents = context_documents(self.tasks[task_metadata.name], hf_split, hf_subset)
-            documents = documents or [text for batch in inputs for text in batch["text"]]
-            prompts = self.model_prompts or {}
-            name = get_prompt_name(prompts, task_metadata, PromptType.document)
-            fit_context(self.model, documents, prompt=prompts.get(name, ""))
-            self.fitted = key
-        options = dict(task_metadata=task_metadata, hf_split=hf_split, hf_subset=hf_subset, prompt_type=prompt_type)
-        return super().encode(inputs, **options, **kwargs)
-
-
-def context_documents(task, split: str, subset: str) -> list[str] | None:
-    """Return the texts that a task's context is sampled from; None if they are the embedded texts themselves."""
-    data = task.dataset.get(subset, task.dataset)
-    if task.metadata.type in ("Retrieval", "Reranking"):
-        corpus = data[split]["corpus"]
-        titles = corpus["title"] if "title" in corpus.column_names else [""] * len(corpus)
-        return [f"{title} {text}".strip() for title, text in zip(titles, corpus["text"])]
-    if task.metadata.type == "Classification":
-        return list(data[task.train_split][task.input_column_name])
-    if task.metadata.type == "STS":
-        return [text for column in task.column_names for text in data[split][column]]
-    return None
+    if "{instruction}" not in template:
+        raise ValueError(f"the template {template!r} does not contain {{instruction}}; add it")
+    instructions, prompts = read_yaml(INSTRUCTIONS), {}
+    for kind, tasks in instructions.items():
+        for task, text in tasks.items():
+            prompt = template.replace("{instruction}", text)
+            if kind == "others":
+                prompts[task] = prompt
+            else:
+                prompts |= {f"{task}-query": prompt, f"{task}-document": prompt if sides == "both" else ""}
+    return prompts
 
 
 def evaluate(
@@ -114,6 +87,7 @@ def evaluate(
     model_name: str,
     prompts: dict[str, str] | None = None,
     batch_size: int = 32,
+    wrapper_class: Callable[[SentenceTransformer], SentenceTransformerEncoderWrapper] | None = None,
 ) -> list[Score]:
     """Run tasks; skip tasks whose results for the same model and prompts are in `output_dir`.
 
@@ -121,12 +95,13 @@ def evaluate(
     scores of another model; mteb alone would confuse two local folders.
 
     Args:
-        model: Embedding model; a contextual one gets a context from each task (see `ContextualEncoder`).
+        model: Embedding model.
         tasks: Tasks of `benchmark_tasks`, or any tasks of mteb.
         output_dir: Folder of the results, one file for each task.
         model_name: Name of the form organisation/name.
         prompts: Prompts by the names that mteb looks up; by default the paper's. `{}` uses none, not even the model's own.
         batch_size: Number of texts per forward.
+        wrapper_class: mteb's wrapper of the model; by default that of sentence-transformers.
 
     Raises:
         ValueError: The name does not have the form organisation/name.
@@ -134,11 +109,7 @@ def evaluate(
     if not re.fullmatch("[^/]+/[^/]+", model_name):
         raise ValueError(f"model_name={model_name!r} does not have the form organisation/name; give such a name")
     prompts = mteb_prompts() if prompts is None else prompts
-    contextual = contextual_model(model) if is_contextual(model) else None
-    context = contextual.context if contextual and contextual.config.has_context else None
-    if contextual:
-        contextual.set_context(None)
-    wrapper = ContextualEncoder(model, tasks) if contextual else SentenceTransformerEncoderWrapper(model)
+    wrapper = (wrapper_class or SentenceTransformerEncoderWrapper)(model)
     wrapper.model_prompts = prompts  # the constructor drops names that mteb does not know, and warns without cause
     own = model.prompts, model.default_prompt_name
     model.prompts, model.default_prompt_name = {}, None  # otherwise they would apply to tasks without a prompt
@@ -154,8 +125,6 @@ def evaluate(
         )
     finally:
         model.prompts, model.default_prompt_name = own
-        if contextual:
-            contextual.set_context(context)
     known = {task.metadata.name: task.metadata for task in tasks}
     scores = {done.task_name: 100 * float(done.get_score()) for done in result.task_results}
     return [
@@ -195,7 +164,8 @@ def write_model_index(card: str | Path, model_name: str, scores: list[Score]) ->
         EvalResult(s.type, s.dataset, f"MTEB {s.task}", s.metric, round(s.score, 4), task_name=s.type) for s in scores
     ]
     replaced = {result.dataset_name for result in new}
-    with editing_card(card) as loaded:
-        loaded.data.model_name = model_name
-        kept = [result for result in loaded.data.eval_results or [] if result.dataset_name not in replaced]
-        loaded.data.eval_results = kept + new
+    loaded = ModelCard.load(card)
+    loaded.data.model_name = model_name
+    kept = [result for result in loaded.data.eval_results or [] if result.dataset_name not in replaced]
+    loaded.data.eval_results = kept + new
+    loaded.save(card)

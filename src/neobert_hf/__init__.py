@@ -1,8 +1,10 @@
 """NeoBERT in the Hugging Face ecosystem. Importing this package registers the model with the Auto classes.
 
-Where torch is not installed, only `neobert_hf.export.OnnxModel` and `__version__` exist.
+The jobs are in namespaces, each imported when it is used: `neobert_hf.finetuning`, `embeddings`, `pretraining`, `export`, `hub`,
+`runs`. Where torch is not installed, only `neobert_hf.export.OnnxModel` and `__version__` exist.
 """
 
+from importlib import import_module
 from importlib.util import find_spec
 
 __version__ = "0.1.0"
@@ -10,8 +12,6 @@ __version__ = "0.1.0"
 __all__ = [
     "AUTO_CLASSES",
     "MINI_MODEL_PATH",
-    "ContextualNeoBERTConfig",
-    "ContextualNeoBERTModel",
     "NeoBERT",
     "NeoBERTConfig",
     "NeoBERTForMaskedLM",
@@ -25,34 +25,32 @@ __all__ = [
     "PackedStream",
     "__version__",
     "best_dtype",
-    "contextual_sentence_transformer",
-    "fit_context",
     "inference_copy",
-    "load_context",
     "lora_config",
     "multi_vector_encoder",
     "open_adapter",
     "save_adapter",
-    "save_context",
     "sentence_transformer",
     "sparse_encoder",
     "tune_allocator",
 ]
 
-if find_spec("torch") is None:
+NAMESPACES = ("embeddings", "export", "files", "finetuning", "hub", "pretraining", "runs")
 
-    def __getattr__(name: str):
-        if name in __all__:
-            raise ImportError(f"neobert_hf.{name} needs torch; install the package with its dependencies", name="torch")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-else:
+def __getattr__(name: str):
+    if name in NAMESPACES:
+        return import_module(f".{name}", __name__)
+    if name in __all__ and find_spec("torch") is None:
+        raise ImportError(f"neobert_hf.{name} needs torch; install the package with its dependencies", name="torch")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+if find_spec("torch") is not None:
     import transformers
 
-    from .embeddings.contextual import contextual_sentence_transformer, fit_context, load_context, save_context
     from .embeddings.models import multi_vector_encoder, sentence_transformer, sparse_encoder
     from .model.configuration_neobert import NeoBERTConfig
-    from .model.contextual_neobert import CONTEXTUAL_AUTO_CLASSES, ContextualNeoBERTConfig, ContextualNeoBERTModel
     from .model.inference_neobert import inference_copy
     from .model.machine_neobert import best_dtype
     from .model.modeling_neobert import (
@@ -72,13 +70,11 @@ else:
     from .runs.adapters import lora_config, open_adapter, save_adapter
     from .runs.allocator import tune_allocator
 
-    for _auto_classes in (AUTO_CLASSES, CONTEXTUAL_AUTO_CLASSES):
-        _config_class = _auto_classes["AutoConfig"]
-        transformers.AutoConfig.register(_config_class.model_type, _config_class, exist_ok=True)
-        for _auto_class, _model_class in _auto_classes.items():
-            if _auto_class != "AutoConfig":
-                getattr(transformers, _auto_class).register(_config_class, _model_class, exist_ok=True)
-        # the tokenizer of a folder that names no class
-        transformers.AutoTokenizer.register(
-            _config_class, fast_tokenizer_class=transformers.BertTokenizerFast, exist_ok=True
-        )
+    transformers.AutoConfig.register(NeoBERTConfig.model_type, NeoBERTConfig, exist_ok=True)
+    for _auto_class, _model_class in AUTO_CLASSES.items():
+        if _auto_class != "AutoConfig":
+            getattr(transformers, _auto_class).register(NeoBERTConfig, _model_class, exist_ok=True)
+    # the tokenizer of a folder that names no class
+    transformers.AutoTokenizer.register(
+        NeoBERTConfig, fast_tokenizer_class=transformers.BertTokenizerFast, exist_ok=True
+    )

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from adversary.contexts import CONTEXTS
 from adversary.damage import DAMAGE
 from adversary.folders import FOLDERS
 from adversary.interruptions import KILLS, WRITES
@@ -22,7 +21,7 @@ from adversary.ranks import RANKS
 from adversary.workbench import Workbench
 from tabulate import tabulate
 
-FAMILIES = {family.name: family for family in (MASKS, CONTEXTS, FOLDERS, KILLS, DAMAGE, WRITES, RANKS)}
+FAMILIES = {family.name: family for family in (MASKS, FOLDERS, KILLS, DAMAGE, WRITES, RANKS)}
 pytestmark = pytest.mark.adversary
 
 

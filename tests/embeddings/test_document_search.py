@@ -2,12 +2,14 @@
 
 import io
 import json
+import os
+import re
 import sqlite3
-import subprocess
+import stat
 import sys
 import time
-import tracemalloc
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +24,6 @@ from sentence_transformers import SentenceTransformer
 import neobert_cli
 from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.embeddings import kept, passages, search
-from neobert_hf.embeddings.kept import Kept
 from neobert_hf.embeddings.passages import PassageReader, find_files
 from neobert_hf.embeddings.search import DocumentSearch
 
@@ -40,7 +41,7 @@ def model(checkpoint, tokenizer, tmp_path_factory):
 @pytest.fixture
 def notes(tmp_path, monkeypatch):
     """A folder of Markdown with umlauts, code, a byte order mark and line ends of Windows; each line is unique."""
-    monkeypatch.setattr(search, "CACHE", tmp_path / "cache.sqlite")
+    monkeypatch.setattr(search, "CACHE", tmp_path / "cache")
     folder = tmp_path / "notes"
     (folder / "sub").mkdir(parents=True)
     for number in range(4):
@@ -81,7 +82,7 @@ def command(*arguments):
 def check_places(found):
     """Each passage stands in its file where it says, in an independent reading of the file."""
     for passage in found:
-        lines = Path(passage.file).read_bytes().decode("utf-8-sig").split("\n")
+        lines = Path(passage.file).read_bytes().decode("utf-8-sig").replace("\r\n", "\n").split("\n")
         rest = "\n".join(lines[passage.line - 1 :])
         assert passage.text in rest
         assert rest.index(passage.text) <= len(lines[passage.line - 1])  # it begins in this line
@@ -99,7 +100,8 @@ def test_a_passage_begins_in_the_line_that_it_names_and_fits_the_model(notes, mo
 def test_passages_cover_every_word_of_every_file(notes, model, monkeypatch):
     """Also if a file is read in many parts, and if a line is longer than a part."""
     (notes / "long.txt").write_text("a short line\n" + "ü longest line of all " * 40 + "\nthe end\n" * 30)
-    monkeypatch.setattr(passages, "BLOCK", 100)
+    monkeypatch.setattr(passages, "PARTS", re.compile(r"(?s).{1,100}\Z|.{1,99}\n|.{1,100}"))
+    monkeypatch.setattr(passages, "NUM_TEXTS", 3)
     found = open_search(notes, model).passages
     check_places(passage for passage in found if not passage.file.endswith("long.txt"))
     for file in find_files([str(notes)], PassageReader.SUFFIXES)[0]:
@@ -109,20 +111,21 @@ def test_passages_cover_every_word_of_every_file(notes, model, monkeypatch):
     assert max(passage.line for passage in found if passage.file.endswith("long.txt")) >= 30
 
 
-@pytest.mark.parametrize("line", ["the quick fox, täglich\n", "no line ends here "])
-def test_a_large_file_is_read_in_parts(tmp_path, line):
-    """Of a file with line ends, memory holds a part only; a file of one line is read once, and cut in parts."""
-    file = tmp_path / "large.txt"
-    file.write_text(line * 200_000)
-    tracemalloc.start()
-    longest = max(len(text) for [(_, text)] in passages._text_blocks(file, file.open("rb")))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert longest <= 2 * passages.BLOCK
-    assert peak < (10 * passages.BLOCK if "\n" in line else 5 * file.stat().st_size)  # bytes, lists of lines, text
+@pytest.mark.parametrize(
+    "text", ["", "no end", "a\nb\n\nc", "line\n" * 30_000, "x" * 200_000, "x" * 70_000 + "\ny\n" * 9]
+)
+def test_parts_are_whole_lines_unless_a_line_is_longer(text):
+    parts = passages.PARTS.findall(text)
+    assert "".join(parts) == text and all(len(part) <= 1 << 16 for part in parts)
+    has_long_line = max(map(len, text.split("\n"))) > 1 << 16
+    assert has_long_line or all(part.endswith("\n") for part in parts[:-1])
 
 
 def test_passages_are_cut_at_headings(notes, model):
+    """And neighbours in a paragraph share a part of an eighth."""
+    (notes / "long.txt").write_text(" ".join(WORDS * 20))
+    words = [word for passage in open_search(notes / "long.txt", model).passages for word in passage.text.split()]
+    assert 20 * len(WORDS) < len(words) < 20 * len(WORDS) * 8 / 7
     starts = {passage.text.splitlines()[0] for passage in open_search(notes, model).passages}
     assert {f"{title} {number}" for title in ("# Übung", "## Schluss") for number in range(4)} <= starts
 
@@ -133,28 +136,34 @@ def test_a_folder_contributes_files_of_known_suffixes_and_counts_the_others(note
     (notes / "a.png").write_bytes(b"\x89PNG")
     (notes / "LICENSE").write_text("text")
     (notes / "sub/up").symlink_to(notes)
+    (notes / "zero.md").symlink_to("zero.md")
+    os.mkfifo(notes / "pipe.md")
     files, skipped = find_files([str(notes)], PassageReader.SUFFIXES)
     assert [str(file.relative_to(notes)) for file in files] == ["0.md", "1.md", "sub/2.md", "sub/3.md"]
-    assert skipped == {"hidden": 1, ".png": 1, "without a suffix": 1, "links to folders": 1}
-    files, skipped = find_files([str(notes / "**/*.md"), str(notes / "LICENSE")], PassageReader.SUFFIXES)
+    assert skipped == {
+        "hidden": 1,
+        ".png": 1,
+        "without a suffix": 1,
+        "links to folders": 1,
+        "pipes and broken links": 2,
+    }
+    files, skipped = find_files([str(notes / "**/[0-9].md"), str(notes / "LICENSE")], PassageReader.SUFFIXES)
     assert len(files) == 5 and all(files.values()) and not skipped
 
 
 def test_a_file_of_a_folder_that_cannot_be_read_is_named_and_the_others_are_searched(notes, model):
     (notes / "old.txt").write_bytes(b"fine\nM\xfcller\n")
-    (notes / "zero.txt").symlink_to("zero.txt")
     (notes / "package.json").write_text('{"name": "x"}')
     documents = open_search(notes, model)
     assert len({passage.file for passage in documents.passages}) == 4
     problems = "\n".join(documents.problems)
-    assert len(documents.problems) == 3 and "old.txt, line 2 is not UTF-8" in problems
-    assert "no column 'text'" in problems and "symbolic links" in problems
-    assert documents.summary().count("not read: ") == 3
+    assert len(documents.problems) == 2 and "old.txt, line 2 is not UTF-8" in problems
+    assert "no column 'text'" in problems and "; skipped: not read 2\n" in documents.summary()
 
 
 def test_rows_are_passages_with_their_line(notes, model, tmp_path, monkeypatch):
     """A long row is cut, and all of its passages name the line of the row, also if a file is read in many parts."""
-    monkeypatch.setattr(passages, "BLOCK", 50)
+    monkeypatch.setattr(passages, "NUM_TEXTS", 3)
     rows = tmp_path / "rows"
     rows.mkdir()
     (rows / "a.jsonl").write_text("".join(json.dumps({"body": f"the fox {i}"}) + "\n" for i in range(9)))
@@ -163,6 +172,8 @@ def test_rows_are_passages_with_their_line(notes, model, tmp_path, monkeypatch):
     assert [(passage.line, passage.text) for passage in found[:9]] == [(i + 1, f"the fox {i}") for i in range(9)]
     first, *long, last = found[9:]
     assert (first.line, first.text, last.line, last.text) == (2, "the old sea", 5, "warm house")
+    other = open_search(rows / "b.csv", model, text_column="id").passages
+    assert [passage.text for passage in other] == ["1", "2", "3", "4"]
     assert len(long) > 2 and {passage.line for passage in long} == {4} and long[0].text.startswith("the quick brown")
 
 
@@ -198,7 +209,7 @@ def test_another_length_or_model_embeds_again(notes, model, embedded, tmp_path):
 
 
 def test_an_interrupted_search_embeds_only_what_is_missing(notes, model, embedded, monkeypatch):
-    monkeypatch.setattr(search, "BLOCK", 8)
+    monkeypatch.setattr(kept, "BLOCK", 8)
     encode, calls = SentenceTransformer.encode_document, []
 
     def interrupted(self, texts, **options):
@@ -217,44 +228,76 @@ def test_an_interrupted_search_embeds_only_what_is_missing(notes, model, embedde
     documents = open_search(notes, model)
     assert not set(done) & set(embedded)
     assert len(done) + len(embedded) == len({passage.text for passage in documents.passages})
+    embedded.clear()
+    open_search(notes, model)
+    assert not embedded
 
 
 def test_what_no_search_uses_is_removed_after_30_days(notes, model, embedded, monkeypatch):
     open_search(notes, model)
     one_file = len(embedded)
     today = time.time()
-    for days in (20, 40):
-        monkeypatch.setattr(kept.time, "time", lambda days=days: today + days * 86400)
-        open_search(notes / "0.md", model)
     embedded.clear()
+    for days, searched in ((20, notes / "0.md"), (29, notes), (45, notes / "0.md"), (60, notes / "0.md")):
+        monkeypatch.setattr(kept.time, "time", lambda days=days: today + days * 86400)
+        open_search(searched, model)
+    assert not embedded
     open_search(notes, model)
     assert 0 < len(embedded) < one_file and not any("Übung 0" in text for text in embedded)
 
 
-def test_a_damaged_cache_gives_one_line(notes, model):
-    search.CACHE.write_bytes(b"no database" * 1000)
-    with pytest.raises(
-        RuntimeError, match=r"cache.sqlite, which keeps vectors, cannot be used \(file is not a database\)"
-    ):
+def test_only_the_owner_can_read_what_is_kept(notes, model):
+    before = os.umask(0)
+    try:
         open_search(notes, model)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(search.CACHE.stat().st_mode) == 0o700
+    assert [stat.S_IMODE(file.stat().st_mode) for file in search.CACHE.iterdir()] == [0o600]
 
 
-def test_kept_values_survive_the_process_and_a_failed_write_stores_nothing(tmp_path):
-    store = Kept(tmp_path / "a.sqlite")
-    assert store.get([b"a"]) == {} and not store.file.exists()
-    store.put({b"a": b"1", b"b": b"2"})
-    with pytest.raises(RuntimeError):
-        store.put({b"c": b"3", b"d": object()})
-    store.close()
-    with sqlite3.connect(store.file) as database:
-        assert sorted(database.execute("SELECT key, value FROM kept")) == [(b"a", b"1"), (b"b", b"2")]
+def flip(place):
+    """One bit at this part of the content."""
+
+    def damage(file, content):
+        number = int(place * len(content))
+        file.write_bytes(content[:number] + bytes([content[number] ^ 1]) + content[number + 1 :])
+
+    return damage
 
 
-# --- Answers ----------------------------------------------------------------------------------------------------------
+def take_another(file, content):
+    """What was kept for another length of passages, under this name."""
+    DocumentSearch([str(file.parents[1] / "notes")], model=str(file.parents[1] / "model"), max_length=30)
+    (other,) = (each for each in file.parent.iterdir() if each != file)
+    other.replace(file)
 
 
-def test_the_answers_are_those_of_a_search_by_hand(notes, model):
-    documents = open_search(notes, model)
+def write_sqlite(file, content):
+    """The format of earlier versions."""
+    file.unlink()
+    with sqlite3.connect(file) as database:
+        database.execute("CREATE TABLE kept (key BLOB PRIMARY KEY, value BLOB, day INTEGER)")
+    file.chmod(0o600)
+
+
+DAMAGES = {
+    "zeroed vectors": lambda file, content: file.write_bytes(content[:-400] + bytes(400)),
+    "a flipped bit of the hash": flip(0),
+    "a flipped bit of the passages": flip(0.2),
+    "a flipped bit of a vector": flip(0.9999),
+    "cut": lambda file, content: file.write_bytes(content[: len(content) // 2]),
+    "cut to nothing": lambda file, content: file.write_bytes(b""),
+    "longer": lambda file, content: file.write_bytes(content + bytes(4)),
+    "foreign": lambda file, content: file.write_bytes(b"PK\x03\x04" * 1000),
+    "of an earlier version": write_sqlite,
+    "of another setting": take_another,
+    "open to others": lambda file, content: file.chmod(0o644),
+}
+
+
+def check_answers(documents, model):
+    """Scores and passages against cosines of vectors that are made here, one text at a time, in float64."""
     encoder = SentenceTransformer(model)
     vectors = np.array([encoder.encode(passage.text) for passage in documents.passages], np.float64)
     for question in ("the old fox", "öffne datei"):
@@ -263,16 +306,91 @@ def test_the_answers_are_those_of_a_search_by_hand(notes, model):
         answers = documents.search(question, top_k=7)
         scores = [answer.score for answer in answers]
         np.testing.assert_allclose(scores, np.sort(cosines)[::-1][:7], atol=1e-5)  # float32
-        by_place = {
-            (passage.file, passage.line, passage.text): cosine for passage, cosine in zip(documents.passages, cosines)
-        }
-        found = [by_place[answer.file, answer.line, answer.text] for answer in answers]
+        found = [cosines[documents.passages.index(replace(answer, score=None))] for answer in answers]
         np.testing.assert_allclose(found, scores, atol=1e-5)
-    assert len(documents.search("fox", top_k=10_000)) == len(documents.passages)
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_file_is_not_believed(notes, model, embedded, caplog, name):
+    """One line names it, all passages are embedded again, the answers are right, and the next search embeds nothing."""
+    (notes.parent / "model").symlink_to(model)
+    first = open_search(notes, model)
+    (file,) = search.CACHE.iterdir()
+    DAMAGES[name](file, file.read_bytes())
+    embedded.clear()
+    caplog.clear()
+    documents = open_search(notes, model)
+    assert sorted(embedded) == sorted({passage.text for passage in first.passages})
+    (line,) = caplog.messages
+    assert line.startswith(f"{file} is not used, and its texts are embedded again: ") and "\n" not in line
+    assert documents.passages == first.passages and stat.S_IMODE(file.stat().st_mode) == 0o600
+    check_answers(documents, model)
+    embedded.clear()
+    again = open_search(notes, model)
+    check_answers(again, model)
+    assert not embedded and len(caplog.messages) == 1
+    assert len(again.search("fox", top_k=10_000)) == len(again.passages)
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_a_search_that_cannot_keep_its_vectors_says_so_once_and_answers(notes, model, caplog, monkeypatch, is_folder):
+    """A file in the place of the folder, and a folder in the place of the file; permissions would not stop root."""
+    monkeypatch.setattr(kept, "SAVE_SECONDS", -1)
+    monkeypatch.setattr(kept, "BLOCK", 8)
+    if is_folder:
+        open_search(notes, model)
+        (file,) = search.CACHE.iterdir()
+        file.unlink()
+        file.mkdir(0o700)
+    else:
+        search.CACHE.write_text("a file")
+    check_answers(open_search(notes, model), model)
+    assert [line.endswith("the next call embeds again") for line in caplog.messages] == [False, True][1 - is_folder :]
+
+
+def test_two_searches_at_the_same_time_are_both_right(notes, model, embedded, monkeypatch):
+    """Another search of other files begins and ends while this one embeds; this one ends last, and its vectors are kept."""
+    encode, inner = SentenceTransformer.encode_document, []
+
+    def encode_late(self, texts, **options):
+        if not inner:
+            inner.append(None)
+            inner[0] = open_search(notes / "0.md", model)
+        return encode(self, texts, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SentenceTransformer, "encode_document", encode_late)
+        outer = open_search(notes / "sub", model)
+    check_answers(outer, model)
+    check_answers(inner[0], model)
+    embedded.clear()
+    open_search(notes / "sub", model)
+    assert not embedded and len(list(search.CACHE.iterdir())) == 1
+
+
+# --- Answers ----------------------------------------------------------------------------------------------------------
+
+
+def test_documents_and_file_names_cannot_control_the_terminal(tmp_path, model, monkeypatch, capsys):
+    monkeypatch.setattr(search, "CACHE", tmp_path / "cache")
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    text = "the quick \x1b]0;PWNED\x07 fox \x1b[2J\x1b[31mjumps \x9b31mover\u202e the dog\n"
+    for name, content in {"a.txt": text.encode(), "c\x1b[31m.txt": b"the dog\n", "e\x1b[31mX.txt": b"\xff"}.items():
+        (folder / name).write_bytes(content)
+    (folder / "f.\x1b[5m").write_text("skipped")
+    printed = command(folder, "the fox", "--model", model)
+    shown = printed + capsys.readouterr().err
+    assert "the quick fox jumps over the dog" in " ".join(printed.split()) and "PWNED" not in shown
+    assert f"{folder}/c.txt:1" in printed and f"{folder}/eX.txt, line 1 is not UTF-8" in shown
+    assert all(character.isprintable() or character == "\n" for character in shown)
+    line = command(folder, "the fox", "--model", model, "--json")
+    assert all(" " <= character <= "~" for character in line.rstrip("\n"))
+    assert any("\x1b]0;PWNED" in answer["text"] for answer in json.loads(line)["answers"])
 
 
 def test_the_mini_model_finds_the_passage_and_the_command_prints_file_line_and_passage(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(search, "CACHE", tmp_path / "cache.sqlite")
+    monkeypatch.setattr(search, "CACHE", tmp_path / "cache")
     monkeypatch.setenv("COLUMNS", "60")
     (tmp_path / "a.md").write_text(
         "# Files\n\nopen(path) opens a file and returns a file object.\n\n" + "# Paint\n\nMix red and blue.\n\n" * 20
@@ -306,7 +424,7 @@ def test_the_mini_model_finds_the_passage_and_the_command_prints_file_line_and_p
         (["old.txt", "fox"], "old.txt, line 1 is not UTF-8"),
         (["binary", "fox"], "binary, line 1 is not UTF-8"),
         (["loop.txt", "fox"], "Too many levels of symbolic links: 'loop.txt'"),
-        (["rows.csv", "fox"], "rows.csv, line 2: no column 'text'; name the column of the texts, one of body"),
+        (["rows.csv", "fox"], "rows.csv, line 2: no column 'text'; name .*one of body"),
         (["notes", "fox", "--model", "no"], "no cannot be opened"),
     ],
 )
@@ -316,7 +434,7 @@ def test_bad_input_gives_one_line_before_anything_is_embedded(notes, model, embe
     for name, content in {
         "empty.md": b"",
         "pictures/a.png": b"x",
-        "old.txt": b"\xff\xfe",
+        "old.txt": b"M\xfcller",
         "binary": b"\x7fELF\xff\x00",
         "rows.csv": b"body\nfox\n",
     }.items():
@@ -399,30 +517,7 @@ def test_html_pdf_and_docx_are_converted_once(notes, model, monkeypatch):
 def test_without_markitdown_one_line_says_how_to_install_it(notes, model, monkeypatch):
     monkeypatch.setitem(sys.modules, "markitdown", None)
     (notes / "a.pdf").write_bytes(b"%PDF-1.4")
-    message = f"{notes}/a.pdf: .pdf is read by markitdown; install it: {passages.INSTALL}"
-    assert open_search(notes, model).problems == [message]
-    with pytest.raises(ImportError, match=r"install -e '.\[documents\]'"):
+    (problem,) = open_search(notes, model).problems
+    assert problem.startswith(f"{notes}/a.pdf: ") and "pip install -e '.[documents]'" in problem
+    with pytest.raises(ImportError, match="markitdown"):
         open_search(notes / "a.pdf", model)
-
-
-def test_a_killed_embed_continues(tmp_path, model):
-    """SIGKILL in the second block: a new process embeds the rest, and the output equals that of one run."""
-    (tmp_path / "a.txt").write_text("".join(f"the fox {i}\n" for i in range(12)))
-    script = (
-        "import os, sys; from sentence_transformers import SentenceTransformer as S; from neobert_hf.embeddings import "
-        "vector_files as v; v.BLOCK, encode, calls, stop = 4, S.encode, [], int(sys.argv.pop())\n"
-        "def counted(self, texts, **options):\n"
-        "    calls.append(len(texts)); len(calls) == stop and os.kill(os.getpid(), 9); return encode(self, texts, **options)\n"
-        "S.encode = counted; import neobert_cli; neobert_cli.main(); print(calls)"
-    )
-    argv = ["embed", "a.txt", "-o", "a.npy", "--model", model]
-
-    def run(*words):
-        return subprocess.run([sys.executable, "-c", script, *words], cwd=tmp_path, capture_output=True, text=True)
-
-    assert run(*argv, "2").returncode == -9 and (tmp_path / "a.npy.vectors").exists()
-    done = run(*argv, "0")
-    assert done.returncode == 0 and done.stdout.endswith("[4, 4]\n"), done.stderr
-    expected = SentenceTransformer(model).encode((tmp_path / "a.txt").read_text().splitlines())
-    np.testing.assert_allclose(np.load(tmp_path / "a.npy"), expected, atol=1e-6)  # float32, other batches
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.npy", "a.txt"]

@@ -15,15 +15,15 @@ pytest.importorskip("sentence_transformers", reason="embeddings need sentence-tr
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer
 from transformers import AutoTokenizer, BertConfig, BertModel, configuration_utils
 
-from neobert_hf import (
-    MINI_MODEL_PATH,
-    NeoBERTForSequenceClassification,
-    NeoBERTModel,
+from neobert_hf import MINI_MODEL_PATH, NeoBERTForSequenceClassification, NeoBERTModel
+from neobert_hf.embeddings import (
+    fingerprint,
     multi_vector_encoder,
+    open_embedding_model,
+    open_reranker,
     sentence_transformer,
     sparse_encoder,
 )
-from neobert_hf.embeddings.models import fingerprint, open_embedding_model
 
 TEXTS = ["the quick brown fox", "jumps", "", "over lazy dog and then it sleeps in a warm red house by old sea", "fox"]
 
@@ -110,14 +110,18 @@ def test_removing_padding_does_not_change_embeddings(folder):
 CLEAN = """
 import sys; sys.modules["neobert_hf"] = None
 import numpy as np
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import CrossEncoder, SentenceTransformer
 model = SentenceTransformer(sys.argv[1], trust_remote_code=True)
-assert model.prompts["query"] == "search: " and type(model[0].model).__module__.startswith("transformers_modules")
-np.save(sys.argv[2], model.encode(["the quick brown fox", "jumps"], prompt_name="query"))
+reranker = CrossEncoder(sys.argv[2], trust_remote_code=True)
+for each in (model, reranker):
+    assert type(each[0].model).__module__.startswith("transformers_modules")
+assert model.prompts["query"] == "search: "
+vectors = model.encode(["the quick brown fox", "jumps"], prompt_name="query")
+np.savez(sys.argv[3], vectors=vectors, scores=reranker.predict([("the fox", "a red")]))
 """
 
 
-def test_a_saved_folder_gives_the_same_embeddings_without_the_package(folder, tmp_path):
+def test_saved_folders_give_the_same_embeddings_and_scores_without_the_package(folder, tmp_path):
     model = sentence_transformer(str(folder), prompts={"query": "search: "}, normalize=True)
     model.save_pretrained(str(tmp_path / "saved"))
     types = [module["type"] for module in json.loads((tmp_path / "saved/modules.json").read_text())]
@@ -126,10 +130,14 @@ def test_a_saved_folder_gives_the_same_embeddings_without_the_package(folder, tm
     np.testing.assert_allclose(np.linalg.norm(expected, axis=1), 1, atol=1e-6)
     again = SentenceTransformer(str(tmp_path / "saved"))
     np.testing.assert_array_equal(again.encode(["the quick brown fox", "jumps"], prompt_name="query"), expected)
-    command = [sys.executable, "-I", "-c", CLEAN, str(tmp_path / "saved"), str(tmp_path / "out.npy")]
-    done = subprocess.run(command, capture_output=True, text=True)
+    reranker = open_reranker(str(folder))
+    reranker.save_pretrained(str(tmp_path / "reranker"))
+    folders = [str(tmp_path / name) for name in ("saved", "reranker", "out.npz")]
+    done = subprocess.run([sys.executable, "-I", "-c", CLEAN, *folders], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), expected)
+    found = np.load(tmp_path / "out.npz")
+    np.testing.assert_array_equal(found["vectors"], expected)
+    np.testing.assert_array_equal(found["scores"], reranker.predict([("the fox", "a red")]))
 
 
 def test_a_copy_for_another_process_gives_the_same_embeddings(folder):

@@ -10,9 +10,8 @@ pytest.importorskip(
 from conftest import SENTENCE
 from datasets import Dataset
 
-from neobert_hf import NeoBERTForMaskedLM, sentence_transformer
-from neobert_hf.embeddings.retrieval import pairs_evaluator, pairs_evaluators
-from neobert_hf.embeddings.training_sets import read_sets_of_pairs
+from neobert_hf import NeoBERTForMaskedLM
+from neobert_hf.embeddings import pairs_evaluator, pairs_evaluators, read_sets_of_pairs, sentence_transformer
 
 
 def test_validation_files_of_one_name_are_refused_since_their_metrics_would_have_one_name(tmp_path):

@@ -24,9 +24,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, WordWeig
 
 import neobert_hf
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTModel
-from neobert_hf.embeddings.common_form import SentenceTransformer
-from neobert_hf.embeddings.models import open_embedding_model
-from neobert_hf.embeddings.reranking import open_reranker
+from neobert_hf.embeddings import SentenceTransformer, open_embedding_model, open_reranker
 from neobert_hf.files.trust import load_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -149,15 +147,6 @@ def test_checkpoints_and_the_result_of_a_training_have_this_form(weighted, tmp_p
         np.testing.assert_allclose(again.encode(TEXTS), weighted.encode(TEXTS), atol=1e-6)
 
 
-def test_a_model_that_older_versions_cannot_compute_keeps_the_names_of_the_new_one(folder, tmp_path):
-    model = neobert_hf.contextual_sentence_transformer(folder, max_seq_length=16, context_size=8)
-    model.save_pretrained(str(tmp_path))
-    (module,) = read(tmp_path / "modules.json")
-    assert module["type"].startswith("sentence_transformers.base.modules.") and module["kwargs"] == ["embeds_context"]
-    again = sentence_transformers.SentenceTransformer(str(tmp_path))
-    np.testing.assert_array_equal(again.encode(TEXTS), model.encode(TEXTS))
-
-
 # ------------------------------------------------------------------------------------------ the name of the tokenizer
 
 
@@ -176,7 +165,6 @@ def test_all_that_is_opened_here_saves_the_tokenizer_under_the_name_that_transfo
         "dense": open_embedding_model(start),
         "sparse": neobert_hf.sparse_encoder(start),
         "multi_vector": neobert_hf.multi_vector_encoder(start),
-        "contextual": neobert_hf.contextual_sentence_transformer(start, context_size=8),
         "reranker": open_reranker(start),
     }
     for name, model in opened.items():
@@ -194,6 +182,7 @@ print(type(AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=True)))
 """
 
 
+@pytest.mark.slow
 def test_the_package_does_not_change_how_the_tokenizers_of_other_models_load(tokenizer, tmp_path):
     """One with code of its own, saved under the name of the stock class."""
     (tmp_path / "code.py").write_text("import transformers\nclass Own(transformers.PreTrainedTokenizerFast): pass\n")
@@ -257,7 +246,6 @@ def test_what_one_version_of_transformers_saves_another_one_loads(folder, weight
     models = {
         "ours": neobert_hf.sentence_transformer(folder, normalize=True),
         "weighted": weighted,
-        "contextual": neobert_hf.contextual_sentence_transformer(folder, max_seq_length=16, context_size=8),
         "SparseEncoder": neobert_hf.sparse_encoder(folder),
         "CrossEncoder": open_reranker(folder),
     }

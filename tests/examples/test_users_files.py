@@ -133,7 +133,7 @@ def notes(folder):
 
 
 def test_a_folder_of_markdown_with_umlauts_and_code_is_searched(tmp_path, monkeypatch):
-    monkeypatch.setattr(search, "CACHE", tmp_path / "cache/kept.sqlite")
+    monkeypatch.setattr(search, "CACHE", tmp_path / "cache")
     (line,) = run("search", notes(tmp_path / "notes"), "sleep for a few seconds", "--json").splitlines()
     best = json.loads(line)["answers"][0]
     assert best["file"].endswith("python.md") and "Wait for some seconds." in best["text"]
@@ -256,14 +256,14 @@ REFUSED = [
 
 @pytest.mark.parametrize(("script", "suffix", "content", "message"), REFUSED)
 def test_bad_input_is_one_line_and_nothing_is_written(script, suffix, content, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(search, "CACHE", tmp_path / "cache/kept.sqlite")
+    monkeypatch.setattr(search, "CACHE", tmp_path / "cache")
     monkeypatch.chdir(tmp_path)
     _, before, after = JOBS[script]
     if content is not None:
         write(tmp_path / f"FILE{suffix}", content)
     line = refusal(capsys, script, *before, f"FILE{suffix}", *after)
     assert re.search(message, line), line
-    files = {file.name for file in tmp_path.rglob("*") if file.is_file()} - {"kept.sqlite"}
+    files = {file.name for file in tmp_path.rglob("*") if file.is_file() and file.parent.name != "cache"}
     assert files == ({f"FILE{suffix}"} if content is not None else set())
 
 
@@ -279,7 +279,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(script, suffix, content, m
 def test_a_folder_without_text_and_a_question_without_words_are_one_line(
     names, question, message, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(search, "CACHE", tmp_path / "cache/kept.sqlite")
+    monkeypatch.setattr(search, "CACHE", tmp_path / "cache")
     (tmp_path / "notes").mkdir()
     for name in names:
         write(tmp_path / "notes" / name, "# A text\n\nwith words\n")

@@ -359,16 +359,11 @@ def test_the_published_layout_has_only_remarks_on_what_is_not_in_the_folder(name
     assert report["is_clean"] and codes(report, "remark") == {"code-missing", "tokenizer-missing"}
 
 
-def test_nothing_is_found_in_a_build_in_shards_a_contextual_and_a_quantized_model_and_an_adapter(
-    good, checkpoint, tokenizer, tmp_path
-):
+def test_nothing_is_found_in_a_build_in_shards_a_quantized_model_and_an_adapter(good, checkpoint, tokenizer, tmp_path):
     from neobert_hf.hub.build import BuildArguments, build
-    from neobert_hf.model.contextual_neobert import ContextualNeoBERTModel
 
     built = build(BuildArguments(model=str(good), out=str(tmp_path / "built")))
     NeoBERTForMaskedLM.from_pretrained(good).save_pretrained(tmp_path / "shards", max_shard_size="20kB")
-    encoder = neobert_hf.NeoBERTModel.from_pretrained(good)
-    ContextualNeoBERTModel.from_encoder(encoder, context_size=4).save_pretrained(tmp_path / "contextual")
     shutil.copytree(good, tmp_path / "quantized")
     settings(tmp_path / "quantized", quantization_config={"quant_method": "torchao"})
     weights(tmp_path / "quantized", lambda t: {k: v.astype(np.int8) if "w12" in k else v for k, v in t.items()})
@@ -378,14 +373,13 @@ def test_nothing_is_found_in_a_build_in_shards_a_contextual_and_a_quantized_mode
         tmp_path / "adapter/adapter_model.safetensors",
     )
     (tmp_path / "adapter/adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "org/base"}))
-    for name in ("shards", "contextual"):
-        tokenizer.save_pretrained(tmp_path / name)
+    tokenizer.save_pretrained(tmp_path / "shards")
     layouts = {}
-    for folder in (built, *(tmp_path / name for name in ("shards", "contextual", "quantized", "adapter"))):
+    for folder in (built, *(tmp_path / name for name in ("shards", "quantized", "adapter"))):
         report = examine(folder)
         assert report["findings"] == [], report["findings"]
         layouts[folder.name] = report["layout"]
-    assert layouts["contextual"] == "contextual" and layouts["adapter"] == "adapter"
+    assert layouts["adapter"] == "adapter"
 
 
 def test_remarks_leave_a_folder_clean(good, tmp_path):

@@ -537,21 +537,20 @@ def test_a_hub_folder_can_be_built_again(hub_folder, saved):
 
 def test_the_shipped_files_import_only_one_another_torch_and_transformers_with_its_requirements():
     package = Path(neobert_hf.__file__).parent / "model"
-    assert {file.name for file in package.glob("*.py")} == {*CODE_FILES, "contextual_neobert.py", "__init__.py"}
+    assert {file.name for file in package.glob("*.py")} == {*CODE_FILES, "__init__.py"}
     allowed = ("torch", "transformers", "huggingface_hub", "safetensors", "xformers")
-    for name in (*CODE_FILES, "contextual_neobert.py"):
+    for name in CODE_FILES:
         imports = re.findall(r"^\s*(?:from|import)\s+(\.?\w+)", (package / name).read_text(), re.MULTILINE)
         for module in imports:
             is_own = module.startswith(".") and f"{module[1:]}.py" in CODE_FILES
             assert is_own or module in allowed or module in sys.stdlib_module_names, (name, module)
 
 
-@pytest.mark.parametrize("file", ["modeling_neobert.py", "contextual_neobert.py"])
-def test_the_file_of_a_model_imports_every_shipped_file_directly(file):
+def test_the_file_of_a_model_imports_every_shipped_file_directly():
     """The loader of transformers 4.57 copies only the files that the file of the model imports directly."""
-    code = (Path(neobert_hf.__file__).parent / "model" / file).read_text()
+    code = (Path(neobert_hf.__file__).parent / "model/modeling_neobert.py").read_text()
     direct = {f"{name}.py" for name in re.findall(r"^from \.(\w+) import", code, re.MULTILINE)}
-    assert direct == CODE_FILES - {file}
+    assert direct == CODE_FILES - {"modeling_neobert.py"}
 
 
 def test_published_class_names_are_importable():

@@ -10,7 +10,12 @@ from neobert_hf.pretraining.arguments import PretrainingArguments
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("--recipe papr", "recipe='papr' is not one of paper, code"),
+        (
+            "--recipe m3",
+            "recipe='m3' is not one of paper, code, and no YAML file such as examples/paper/recipes/m3.yaml",
+        ),
+        ("--recipe none.yaml", "recipe='none.yaml' cannot be read"),
+        ("--verify_documents False", "--verify_documents"),
         ("--schedule cosine", "schedule='cosine' is not one of paper, code"),
         ("--batch_format paked", "batch_format='paked' is not one of packed, padded"),
         ("--architecture bert", "architecture='bert' is not one of neobert, roberta-prelayernorm"),
@@ -18,8 +23,8 @@ from neobert_hf.pretraining.arguments import PretrainingArguments
         ("--mlm_probability 0", "mlm_probability=0.0 is not above 0 and at most 1"),
         ("--mlm_probability 1.5", "mlm_probability=1.5 is not above 0 and at most 1"),
         ("--streaming --max_length 2", "max_length=2 leaves no token"),
-        ("--row_tokens 0", "row_tokens=0 and per_device_train_batch_size=1 must be at least 1"),
-        ("--per_device_train_batch_size 0", "per_device_train_batch_size=0 must be at least 1"),
+        ("--row_tokens 0", "is not a multiple of row_tokens=0"),
+        ("--per_device_train_batch_size 0", "is not a multiple of row_tokens=8192 x 0 rows"),
         ("--tokens_per_step -8192", "tokens_per_step=-8192 is not a multiple"),
         ("--mixture 0.5 0.5 0.5", "must sum to 1"),
         ("--max_steps 0", "max_steps at least 1"),

@@ -3,7 +3,6 @@
 import os
 import shutil
 
-import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -30,16 +29,6 @@ def test_texts_are_the_same_on_every_pass_and_parts_divide_each_file(files):
     shares = [[row["text"] for row in stream.shard(num_shards=4, index=index)] for index in range(4)]
     assert sorted(text for share in shares for text in share) == sorted(wanted)
     assert shares[0][:2] == [TEXTS[0], TEXTS[3]]
-
-
-def test_a_stream_resumes_from_its_state(files):
-    """A packed stream that was interrupted needs this."""
-    stream = Corpus(files).stream()
-    rows = iter(stream)
-    taken = [next(rows) for _ in range(6)]
-    again = Corpus(files).stream()
-    again.load_state_dict(stream.state_dict())
-    assert [row["text"] for row in [*taken, *again]] == [*TEXTS, "six\n", "seven"]
 
 
 def test_a_dataset_in_a_folder_is_identified_by_its_files_and_its_texts_are_checked(files, tmp_path):
@@ -105,8 +94,3 @@ def test_files_that_together_are_within_the_limit_are_hashed_as_a_whole(tmp_path
         long.write_text("x" * place + "y" + "x" * (99 - place))
         sources.append(str(Corpus([long, short]).source))
     assert len(set(sources)) == 100
-
-
-def test_a_corpus_is_a_stream_of_the_datasets_library(files):
-    assert isinstance(Corpus(files).stream(), datasets.IterableDataset)
-    assert next(iter(Corpus([files[1]], text_column="body").stream())) == {"body": "six\n"}

@@ -91,6 +91,7 @@ def check_two_processes(kind, alone, corpus, folder):
     assert auto_map == other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_two_processes_follow_the_curve_of_one_process_also_after_a_kill(corpus, alone, tmp_path, kind):
     assert train(kind, pretrain_mlm, command(corpus, tmp_path / "whole", **OPTIONS), tmp_path) == ""
@@ -120,12 +121,8 @@ def test_deepspeed_follows_the_curve_of_one_process_also_after_a_kill(corpus, al
     [
         ({"zero_optimization": {"stage": 3}}, "ZeRO-3 would save no model; set zero3_save_16bit_model: true"),
         ({"optimizer": {"type": "AdamW"}}, "the recipe sets optimizer; remove this from the DeepSpeed config"),
-        (
-            {"gradient_accumulation_steps": 7},
-            "gradient_accumulation_steps=7 in the DeepSpeed config, but the run requires 2",
-        ),
     ],
-    ids=["saves nothing", "optimizer", "accumulation"],
+    ids=["saves nothing", "optimizer"],
 )
 def test_a_deepspeed_config_that_contradicts_the_run_ends_it_in_one_line(corpus, tmp_path, changes, message):
     config = {"zero_optimization": ZERO[3], **changes}

@@ -1,6 +1,5 @@
 """Documents by number: lengths, splits and selections by hand, damage found, and nothing of the process kept."""
 
-import json
 import pickle
 
 import numpy as np
@@ -10,10 +9,9 @@ from conftest import write_documents
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neobert_hf.files.writing import sealed
 from neobert_hf.pretraining import documents as documents_module
 from neobert_hf.pretraining import plans
-from neobert_hf.pretraining.documents import Documents, task_files
+from neobert_hf.pretraining.documents import Documents, task_files, verify_documents
 from neobert_hf.pretraining.permutation import Permutation
 
 LENGTHS = [5, 9, 3, 12, 7] * 8
@@ -55,10 +53,9 @@ def test_a_split_is_disjoint_and_complete_and_selections_hold_what_they_say(
     documents = write_documents(tmp_path_factory.mktemp("split"), lengths, documents_per_task=7)
     num_held_out = min(num_held_out, len(lengths) - 1)
     training, held_out = documents.split(num_held_out, seed)
-    numbers = held_out.numbers.tolist()
+    numbers = held_out.indices.tolist()
     assert len(held_out) == len(set(numbers)) == num_held_out and len(training) == len(lengths) - num_held_out
     assert [document.tolist() for document in held_out] == [[n] * lengths[n] for n in numbers]
-    assert held_out.lengths.tolist() == [lengths[n] for n in numbers]
     wanted = [0 if n in numbers or length <= least else length for n, length in enumerate(lengths)]
     longer = training.longer_than(least)
     assert longer.lengths.tolist() == longer.longer_than(0).lengths.tolist() == wanted
@@ -68,8 +65,8 @@ def test_a_split_is_disjoint_and_complete_and_selections_hold_what_they_say(
 
 def test_a_split_has_another_order_than_packing_and_depends_on_the_seed(tmp_path):
     documents = write_documents(tmp_path, [5] * 200)
-    first = documents.split(50, seed=3)[1].numbers.tolist()
-    assert first == documents.split(50, seed=3)[1].numbers.tolist() != documents.split(50, seed=4)[1].numbers.tolist()
+    first = documents.split(50, seed=3)[1].indices.tolist()
+    assert first == documents.split(50, seed=3)[1].indices.tolist() != documents.split(50, seed=4)[1].indices.tolist()
     packed_first = Permutation(200, 3, plans.ORDER)(np.arange(50)).tolist()
     assert len(set(first) & set(packed_first)) < 30  # of 50; 12.5 by chance
     with pytest.raises(ValueError, match="num_held_out=200 of 200"):
@@ -77,41 +74,34 @@ def test_a_split_has_another_order_than_packing_and_depends_on_the_seed(tmp_path
 
 
 @pytest.mark.parametrize("name", ["ids", "ends"])
-def test_a_damaged_file_is_found_by_the_manifest(tmp_path, name):
-    write_documents(tmp_path, LENGTHS)
+def test_a_changed_byte_is_found_by_verify_documents_and_another_size_at_every_start(tmp_path, name):
+    assert len(verify_documents(write_documents(tmp_path, LENGTHS).folder)) == 40
     file = task_files(tmp_path, 3)[name]
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    with pytest.raises(ValueError, match=f"{file} is damaged: it is not what the manifest says"):
-        Documents(tmp_path, verify=True)
-    file.write_bytes(content[:-8])
-    with pytest.raises(ValueError, match=f"{file} is damaged"):
-        Documents(tmp_path)
-    file.unlink()
-    with pytest.raises(ValueError, match=f"{file} is missing"):
-        Documents(tmp_path)
+    assert len(Documents(tmp_path)) == 40
+    with pytest.raises(ValueError, match=f"1 damaged files: {file}; restore it, or remove the folder"):
+        verify_documents(tmp_path)
+    for damage in (lambda: file.write_bytes(content[:-8]), file.unlink):
+        damage()
+        with pytest.raises(
+            ValueError, match=r"00003_unshuffled\.ds.* is missing or has another size than manifest\.json says"
+        ):
+            Documents(tmp_path)
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "list", "no checksum", "other number"])
-def test_a_damaged_manifest_is_named_and_every_digit_is_under_its_checksum(tmp_path, damage):
-    manifest = tmp_path / "manifest.json"
-    content = write_documents(tmp_path, LENGTHS).manifest
-    if damage == "flip":
-        changed = bytearray(manifest.read_bytes())
-        changed[len(changed) * 2 // 3] ^= 1
-    elif damage == "other number":
-        changed = json.dumps(sealed(content) | {"num_tokens": content["num_tokens"] + 1}).encode()
-    else:
-        half = manifest.read_bytes()[: manifest.stat().st_size // 2]
-        changed = {"cut": half, "empty": b"", "list": b"[5]", "no checksum": json.dumps(content).encode()}[damage]
-    manifest.write_bytes(changed)
-    with pytest.raises(ValueError, match=r"manifest\.json is damaged \(.*\); restore it, or remove the folder"):
-        Documents(tmp_path)
-
-
-def test_a_folder_without_a_manifest_is_not_finished(tmp_path):
+@pytest.mark.parametrize(
+    ("content", "error", "message"),
+    [
+        (b'{"num_documents": 4', ValueError, r"manifest\.json is not JSON"),
+        (None, FileNotFoundError, r"holds no manifest\.json; tokenize into it first"),
+    ],
+)
+def test_a_folder_without_a_whole_manifest_is_not_finished(tmp_path, content, error, message):
     write_documents(tmp_path, LENGTHS)
     (tmp_path / "manifest.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"holds no manifest\.json; tokenize into it first"):
+    if content is not None:
+        (tmp_path / "manifest.json").write_bytes(content)
+    with pytest.raises(error, match=message):
         Documents(tmp_path)

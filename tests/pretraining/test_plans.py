@@ -20,11 +20,9 @@ from neobert_hf.pretraining.documents import Documents
 from neobert_hf.pretraining.packing import PackedRows
 from neobert_hf.pretraining.permutation import Permutation
 from neobert_hf.pretraining.plans import (
-    BestFit,
     NothingToPack,
     PackingSettings,
     make_packing_plan,
-    read_packing_plan,
     write_packing_plan,
 )
 
@@ -92,7 +90,7 @@ def test_plans_on_disk_in_memory_and_by_hand_have_the_same_rows(
     selection, held_out = documents.longer_than(0), []
     if 0 < num_held_out < len(lengths):
         selection, held_out = documents.split(num_held_out, seed)
-        held_out = held_out.numbers.tolist()
+        held_out = held_out.indices.tolist()
     selection = selection.longer_than(least)
     chosen = {number for number, length in enumerate(lengths) if length > least} - set(held_out)
     options = dict(max_tokens=max_tokens, max_length=max_length, max_open_rows=max_open_rows, seed=seed)
@@ -124,8 +122,6 @@ def test_rows_of_a_plan_are_those_of_packing_in_memory_in_every_pass_and_process
     again = pickle.loads(pickled)
     assert [again[number] for number in reversed(range(150))] == wanted[::-1]
     assert list(DataLoader(rows, batch_size=1, num_workers=2, collate_fn=lambda batch: batch[0])) == wanted
-    with pytest.raises(ValueError, match="num_rows=0 must be at least 1"):
-        PackedRows(documents, plan, num_rows=0)
 
 
 def test_each_of_the_settings_has_a_plan_of_its_own(tmp_path):
@@ -147,52 +143,30 @@ def test_each_of_the_settings_has_a_plan_of_its_own(tmp_path):
     assert all(plan.folder.parent == tmp_path / "documents/plans" for plan in others)
 
 
-def damaged(file, how):
-    content = bytearray(file.read_bytes())
-    if how == "missing":
-        file.unlink()
-        return
-    if how == "flip":
-        content[len(content) // 2] ^= 1
-    elif how == "zeros":
-        content = bytes(len(content))
-    elif how == "cut":
-        content = content[:-4]
-    elif how == "list":
-        content = b"[]"
-    file.write_bytes(b"" if how == "empty" else content)
-
-
-@pytest.mark.parametrize("how", ["flip", "zeros", "cut", "empty", "missing"])
-@pytest.mark.parametrize("name", ["documents.bin", "row_ends.bin"])
+@pytest.mark.parametrize("how", ["cut", "empty", "missing"])
+@pytest.mark.parametrize("name", ["items.npy", "ends.npy", "plan.json"])
 def test_a_damaged_plan_is_refused_by_name_and_made_again_once_it_is_removed(tmp_path, name, how):
     documents = write_documents(tmp_path / "documents", [5, 9, 3, 12, 7] * 8)
     plan = plan_quietly(documents, 32)
-    wanted = rows_of(plan)
-    damaged(plan.folder / name, how)
-    with pytest.raises(ValueError, match=rf"{name} is damaged: .*; remove {plan.folder}, and the next run"):
-        plan_quietly(documents, 32, verify=True)
-    if how not in ("flip", "zeros"):  # a size is always compared
-        with pytest.raises(ValueError, match=f"{name} is damaged"):
+    wanted, file = rows_of(plan), plan.folder / name
+    content = file.read_bytes()
+    file.unlink()
+    if how != "missing":
+        file.write_bytes(content[:-4] if how == "cut" else b"")
+    if (name, how) == ("plan.json", "missing"):  # of a process that was killed
+        (plan.folder / "items.npy.0.part").touch()
+    else:
+        with pytest.raises(ValueError, match=f"{plan.folder}.* is damaged"):
             plan_quietly(documents, 32)
-    shutil.rmtree(plan.folder)
-    assert rows_of(plan_quietly(documents, 32, verify=True)) == wanted
-
-
-@pytest.mark.parametrize("how", ["flip", "zeros", "cut", "empty", "list"])
-def test_a_damaged_manifest_of_a_plan_is_refused_by_name(tmp_path, how):
-    documents = write_documents(tmp_path / "documents", [5, 9, 3, 12, 7] * 8)
-    file = plan_quietly(documents, 32).folder / "plan.json"
-    damaged(file, how)
-    with pytest.raises(ValueError, match=r"plan\.json is damaged \(.*\); remove"):
-        plan_quietly(documents, 32)
+        shutil.rmtree(plan.folder)
+    assert rows_of(plan_quietly(documents, 32)) == wanted
+    assert not list(plan.folder.glob("*.part"))
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_a_plan_that_is_partly_written_is_made_again(tmp_path, monkeypatch, number):
     """Whichever of the three writes fails, as on a full disk."""
     documents = write_documents(tmp_path / "documents", [5, 9, 3, 12, 7] * 8)
-    wanted = rows_of(plan_of(documents.lengths, 32))
     fsync, calls = os.fsync, []
 
     def sync(handle):
@@ -201,19 +175,13 @@ def test_a_plan_that_is_partly_written_is_made_again(tmp_path, monkeypatch, numb
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         fsync(handle)
 
-    with (
-        monkeypatch.context() as patch,
-        pytest.raises(OSError, match=r"the disk is full: .*; the documents are unchanged"),
-    ):
+    message = r"the disk is full: .*; the documents are unchanged"
+    with monkeypatch.context() as patch, pytest.raises(OSError, match=message):
         patch.setattr(writing.os, "fsync", sync)
         plan_quietly(documents, 32)
     (folder,) = (tmp_path / "documents/plans").iterdir()
-    assert not list(folder.glob("*.part")) and not (folder / "plan.json").exists()
-    (folder / "documents.bin.0.part").write_bytes(b"of a process that was killed")
-    with pytest.raises(FileNotFoundError, match=r"plan\.json"):
-        read_packing_plan(folder)
-    assert rows_of(plan_quietly(documents, 32, verify=True)) == wanted
-    assert not list(folder.glob("*.part"))
+    assert not (folder / "plan.json").exists()
+    assert rows_of(plan_quietly(documents, 32)) == rows_of(plan_of(documents.lengths, 32))
 
 
 def _plan_and_report(folder, barrier, results):
@@ -249,24 +217,15 @@ def test_processes_that_start_together_make_one_plan(tmp_path):
 
 
 def test_where_nothing_can_be_written_a_plan_is_read_and_a_new_one_is_kept_in_the_fallback_folder(
-    tmp_path, monkeypatch, caplog
+    tmp_path, monkeypatch
 ):
     documents = write_documents(tmp_path / "documents", [5, 9, 3, 12, 7] * 8)
-    beside, lock = plan_quietly(documents, 32), plans.only_writer
-
-    def only_writer(folder, name, wait):
-        if folder.is_relative_to(tmp_path / "documents"):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        return lock(folder, name, wait)
-
-    monkeypatch.setattr(plans, "only_writer", only_writer)
+    beside = plan_quietly(documents, 32)
+    monkeypatch.setattr(plans.os, "access", lambda *_: False)  # this test may run as root, who may write anywhere
     assert plan_quietly(documents, 32, fallback_folder=tmp_path / "run").folder == beside.folder
-    with caplog.at_level("WARNING", logger="neobert_hf.pretraining.plans"):
-        spare = plan_quietly(documents, 48, fallback_folder=tmp_path / "run")
-    assert spare.folder.parent == tmp_path / "run" and "the packing plan is kept in" in caplog.text
+    spare = plan_quietly(documents, 48, fallback_folder=tmp_path / "run")
+    assert spare.folder.parent == tmp_path / "run"
     assert rows_of(spare) == rows_of(plan_of(documents.lengths, 48))
-    with pytest.raises(PermissionError):
-        plan_quietly(documents, 49)
 
 
 def test_documents_longer_than_a_row_and_numbers_out_of_bounds_are_refused(tmp_path):
@@ -277,9 +236,8 @@ def test_documents_longer_than_a_row_and_numbers_out_of_bounds_are_refused(tmp_p
     ):
         plan_quietly(documents, 32)
     assert rows_of(plan_quietly(documents, 32, max_length=32))
-    for name, message in (("max_tokens", "must be at least 1"), ("max_length", "leaves"), ("max_open_rows", "must be")):
-        with pytest.raises(ValueError, match=f"{name}=0.* {message}"):
-            plan_quietly(documents, **{"max_tokens": 64} | {name: 0})
+    with pytest.raises(ValueError, match="max_length=0 leaves no token"):
+        plan_quietly(documents, 64, max_length=0)
 
 
 def test_items_of_a_plan_take_as_few_bytes_as_they_can():
@@ -303,20 +261,3 @@ def test_a_plan_of_chunks_holds_every_piece_once(lengths, max_length, seed):
     assert sorted(item for row in rows for item in row) == pieces
     tokens = [sum(len(plan.cut(np.zeros(lengths[i]), k)) for i, k in row) for row in rows]
     assert max(tokens) <= 20 and sum(tokens) == plan.num_tokens
-
-
-@given(lengths=st.lists(st.integers(1, 20), max_size=80), max_open_rows=st.integers(1, 5), cut=st.integers(0, 80))
-@settings(max_examples=60, deadline=None, derandomize=True)
-def test_open_rows_that_are_handed_over_are_filled_as_before(lengths, max_open_rows, cut):
-    items = [[number] * length for number, length in enumerate(lengths)]
-
-    def place(packer, items):
-        return [row for item in items if (row := packer.place(item, len(item))) is not None]
-
-    whole = BestFit(20, max_open_rows)
-    wanted = place(whole, items) + whole.rest()
-    first = BestFit(20, max_open_rows)
-    found = place(first, items[:cut])
-    second = BestFit(20, max_open_rows, [list(row) for row in first.rows])
-    assert found + place(second, items[cut:]) + second.rest() == wanted
-    assert second.rows == []

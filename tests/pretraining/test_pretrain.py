@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import SENTENCE, run_main
-from pretraining_runs import QUIET, SIZES, SMALL, run
+from pretraining_runs import QUIET, RECIPES_OF_PAPER, SIZES, SMALL, run
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch.utils.data import DataLoader
 from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast
@@ -17,8 +17,8 @@ from neobert_hf.files.wordpiece import train_wordpiece
 from neobert_hf.files.writing import write_json
 from neobert_hf.pretraining import rows
 from neobert_hf.pretraining.arguments import CorpusArguments, PretrainingArguments
-from neobert_hf.pretraining.starts import check_held_out, check_start
 from neobert_hf.pretraining.summary import plot_curves
+from neobert_hf.pretraining.training import check_start
 from neobert_hf.runs.manifests import read_json_object
 
 
@@ -35,6 +35,23 @@ def test_both_phases_run_and_auto_model_loads_the_result(corpus, tmp_path):
     summary = read_json_object(tmp_path / "two/training_summary.json")
     assert summary["phase"] == 2 and summary["recipe"]["mixture"] == [0.2, 0.4, 0.4]
     assert summary["steps"] == 6 and 0 < summary["eval_masked_accuracy"] <= 1
+    record = read_json_object(tmp_path / "two/training.json")
+    assert record["source"] == str(tmp_path / "one") and record["rows"] == {"train.jsonl": 600}
+    assert record["scores"][0]["metrics"]["masked_accuracy"] == summary["eval_masked_accuracy"]
+    told = {
+        "recipe": "paper, phase 2",
+        "schedule": "constant at a tenth of the peak",
+        "steps": 6,
+        "precision": "fp32",
+        "seed": 42,
+    }
+    told |= {
+        "peak_learning_rate": 3e-3,
+        "tokens_per_step": 256,
+        "mlm_probability": 0.2,
+        "tokens": summary["num_tokens"],
+    }
+    assert told.items() <= record["settings"].items() and record["settings"]["optimizer"].startswith("adamw_torch")
     assert list(tmp_path.glob("one/**/events.out.tfevents*"))  # TensorBoard is the default
     model = AutoModelForMaskedLM.from_pretrained(tmp_path / "two")
     assert model.config.max_position_embeddings == 64 and not model.config.sparse_prediction
@@ -59,7 +76,9 @@ def test_m3_trains_with_a_bpe_tokenizer_that_has_no_mask_token_on_text_that_was_
     tokenizer.save_pretrained(tmp_path / "bpe")
     names = ("--output_dir", tmp_path / "documents", "--tokenizer_name", tmp_path / "bpe")
     run_main(neobert_cli, "tokenize", *names, "--files", corpus / "train.jsonl")
-    names = dict(recipe="m3", tokenizer_name=tmp_path / "bpe", documents_dir=tmp_path / "documents")
+    names = dict(
+        recipe=RECIPES_OF_PAPER / "m3.yaml", tokenizer_name=tmp_path / "bpe", documents_dir=tmp_path / "documents"
+    )
     losses = run(corpus, tmp_path / "run", **names)
     assert losses[12] < losses[1] - 0.5
     saved = AutoTokenizer.from_pretrained(tmp_path / "run")
@@ -84,6 +103,7 @@ def test_a_resume_with_other_values_is_refused(corpus, tmp_path):
             run(corpus, tmp_path / "run", **dict(max_steps=4, resume_from_checkpoint="last") | changes)
 
 
+@pytest.mark.slow
 def test_a_stored_plan_and_a_new_plan_give_the_same_losses_and_a_refused_run_makes_no_plan(corpus, tmp_path):
     options = dict(documents_dir=tmp_path / "documents", max_steps=8)
     losses = run(corpus, tmp_path / "one", **options)
@@ -132,7 +152,7 @@ def test_one_process_of_a_machine_compares_tokenized_text_with_its_files(corpus,
     def open_documents(process, num_processes, folder=tmp_path / "documents"):
         numbers = dict(world_size=num_processes, process_index=process, local_process_index=process)
         values = SimpleNamespace(**numbers, max_length=training.max_length, to_recipe=training.to_recipe)
-        return rows.open_documents(data, values, tokenizer, data.train_files, folder)
+        return rows._open_documents(data, values, tokenizer, data.train_files, folder)
 
     written, open_corpus = open_documents(0, 1), rows.open_corpus
     monkeypatch.setattr(rows, "open_corpus", lambda *args: opened.append(1) or open_corpus(*args))
@@ -149,59 +169,59 @@ def test_phase_2_without_validation_files_holds_out_the_documents_of_phase_1_or_
     run(corpus, tmp_path / "one", **options)
     options |= dict(phase=2, init_from=tmp_path / "one", warmup_steps=None, config_overrides=None, longer_than=[8, 16])
     with pytest.raises(
-        ValueError, match="may have trained on the documents that are held out here: seed was 42 and is"
+        ValueError, match=r"cannot start from .*may have used the documents that are held out here; give"
     ):
         run(corpus, tmp_path / "two", **options, seed=5)
     assert len(run(corpus, tmp_path / "two", **options)) == 2
 
 
-FIRST = {"seed": 1, "data": {"num_documents": 9}, "held_out": {"files": [], "num_held_out": 4}}
+SECOND = {
+    "seed": 1,
+    "data": {"num_documents": 9},
+    "held_out": {"files": [], "num_held_out": 4},
+    "recipe": {"architecture": "neobert"},
+    "tokenizer_sha256": "a",
+}
+HELD_OUT = "its training may have used the documents that are held out here"
+STARTS = {
+    "the same run": ({}, {}, None),
+    "more held out, of which the first are those of phase 2": (
+        {"held_out": {"files": [], "num_held_out": 5}},
+        {},
+        None,
+    ),
+    "fewer held out": ({"held_out": {"files": [], "num_held_out": 3}}, {}, HELD_OUT),
+    "validation files": ({"held_out": {"files": ["a.txt"], "num_held_out": 4}}, {}, HELD_OUT),
+    "a stream": ({"data": {"files": []}}, {}, HELD_OUT),
+    "another seed": ({"seed": 2}, {}, HELD_OUT),
+    "another seed and files to evaluate on": ({"seed": 2}, {"draws_held_out": False}, None),
+    "another tokenizer": (
+        {"tokenizer_sha256": "b"},
+        {},
+        "its tokenizer is another, with 30 tokens, and this one has 30",
+    ),
+    "a larger tokenizer": ({}, {"num_tokens": 31}, "its tokenizer is another, with 30 tokens, and this one has 31"),
+    "another architecture": ({}, {"model_type": "bert"}, "its architecture is bert; give the --recipe of phase 1"),
+}
 
 
 @pytest.mark.parametrize("place", ["run.json", "training_summary.json", "checkpoint-8"])
-@pytest.mark.parametrize(
-    ("first", "reason"),
-    [
-        ({}, None),
-        ({"held_out": {"files": [], "num_held_out": 5}}, None),  # the first 4 of them
-        ({"held_out": {"files": [], "num_held_out": 3}}, "num_held_out was 3 and is 4"),
-        ({"held_out": {"files": ["a.txt"], "num_held_out": 4}}, "it had --validation_files"),
-        ({"data": {"files": []}}, "it had --streaming"),
-        ({"data": {"num_documents": 8}, "seed": 2}, "seed was 2 and is 1; its training text was another"),
-    ],
-)
-def test_phase_2_holds_out_only_documents_that_phase_1_held_out(tmp_path, caplog, place, first, reason):
-    write_json(tmp_path / ("run.json" if place == "checkpoint-8" else place), FIRST | first)
-    init_from = tmp_path / place if place == "checkpoint-8" else tmp_path
+@pytest.mark.parametrize("name", STARTS)
+def test_phase_2_starts_only_from_a_model_that_fits(tmp_path, caplog, place, name):
+    first, given, reason = STARTS[name]
+    given = {"model_type": "neobert", "num_tokens": 30, "draws_held_out": True} | given
+    model = SimpleNamespace(config=SimpleNamespace(model_type=given.pop("model_type"), vocab_size=30))
+    write_json(tmp_path / ("run.json" if place == "checkpoint-8" else place), SECOND | first)
+    init_from = str(tmp_path / place if place == "checkpoint-8" else tmp_path)
     if reason is None:
-        check_held_out(init_from, FIRST)
+        check_start(init_from, model, run=SECOND, **given)
     else:
-        with pytest.raises(ValueError, match=rf"may have trained on .*: {reason}.*\. Give --validation_files, or"):
-            check_held_out(init_from, FIRST)
+        with pytest.raises(ValueError, match=f"phase 2 cannot start from {init_from}: {reason}"):
+            check_start(init_from, model, run=SECOND, **given)
     assert not caplog.records
 
 
 def test_phase_2_of_a_model_without_a_run_warns_that_held_out_documents_may_have_been_trained_on(tmp_path, caplog):
-    check_held_out(tmp_path, FIRST)
-    assert "holds no run.json: its training may have used the documents that are held out here" in caplog.text
-
-
-@pytest.mark.parametrize(
-    "architecture, num_tokens, tokenizer, message",
-    [
-        ("roberta-prelayernorm", 30, "a", "has the architecture neobert, and the recipe roberta-prelayernorm"),
-        ("neobert", 30, "b", "the tokenizer is not that of"),
-        ("neobert", 31, "a", r"which has 30 tokens .this one 31.; give the --tokenizer_name of phase 1"),
-    ],
-)
-def test_phase_2_with_another_tokenizer_or_architecture_is_refused(
-    tmp_path, architecture, num_tokens, tokenizer, message
-):
     model = SimpleNamespace(config=SimpleNamespace(model_type="neobert", vocab_size=30))
-    (tmp_path / "one/checkpoint-4").mkdir(parents=True)
-    write_json(tmp_path / "one/run.json", {"tokenizer_sha256": "a"})
-    for folder in (tmp_path / "one", tmp_path / "one/checkpoint-4"):
-        check_start(model, folder, "neobert", 30, "a")
-        with pytest.raises(ValueError, match=message):
-            check_start(model, folder, architecture, num_tokens, tokenizer)
-    check_start(model, "chandar-lab/NeoBERT", "neobert", 30, "a")
+    check_start(str(tmp_path), model, 30, SECOND, draws_held_out=True)
+    assert "holds no run.json: its training may have used the documents that are held out here" in caplog.text

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 from conftest import SENTENCE, packed_rows
-from pretraining_runs import QUIET, SIZES, SMALL
+from pretraining_runs import QUIET, RECIPES_OF_PAPER, SIZES, SMALL
 from torch import nn
 from transformers import set_seed
 
 from neobert_hf import NeoBERTForMaskedLM, PackedMLMCollator
 from neobert_hf.pretraining.arguments import PretrainingArguments
 from neobert_hf.pretraining.packing import MixedRows
-from neobert_hf.pretraining.pretrain import build_model
 from neobert_hf.pretraining.recipes import RECIPES
 from neobert_hf.pretraining.trainer import PretrainingTrainer
+from neobert_hf.pretraining.training import build_model
 from neobert_hf.runs.folders import last_complete_checkpoint
 
 
@@ -58,6 +58,7 @@ def curve(trainer, name="loss"):
     return [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
+@pytest.mark.slow
 def test_packed_and_padded_training_follow_the_same_curve_and_concatenation_does_not(trainer_of):
     """Tolerance 1e-4 over 50 steps in fp32: packed and padded differ only by rounding; ten times that is another computation."""
     curves = {}
@@ -155,7 +156,9 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpo
         return outputs
 
     trainer.model.forward = poisoned
-    with pytest.raises(FloatingPointError, match=r"optimizer step 6; the last good checkpoint is .*checkpoint-4"):
+    with pytest.raises(
+        FloatingPointError, match=r"loss was not finite in the optimizer steps 5 to 6; the last .*checkpoint-4"
+    ):
         trainer.train()
     assert last_complete_checkpoint(tmp_path).name == "checkpoint-4"
 
@@ -167,7 +170,9 @@ def test_a_gradient_that_is_not_finite_is_not_saved(trainer_of, tmp_path):
         return gradient * (float("nan") if trainer.state.global_step == 5 else 1.0)
 
     trainer.model.decoder.weight.register_hook(poison)
-    with pytest.raises(FloatingPointError, match=r"gradient was not finite in optimizer step 6; .*checkpoint-4"):
+    with pytest.raises(
+        FloatingPointError, match=r"gradient was not finite in the optimizer steps 5 to 6; .*checkpoint-4"
+    ):
         trainer.train()
     assert last_complete_checkpoint(tmp_path).name == "checkpoint-4"
 
@@ -182,7 +187,7 @@ def test_a_step_that_the_gradient_scaler_of_fp16_skips_does_not_end_the_run(trai
         type(trainer.accelerator), "optimizer_step_was_skipped", property(lambda _: trainer.state.global_step == 3)
     )
     # step 3 passes; without a scaler its update was not skipped, so that the loss of step 4 is not finite
-    with pytest.raises(FloatingPointError, match="the loss was not finite in optimizer step 4"):
+    with pytest.raises(FloatingPointError, match="the loss was not finite in the optimizer steps 4 to 4"):
         trainer.train()
 
 
@@ -203,11 +208,21 @@ def test_a_step_draws_all_its_rows_from_one_part_with_the_papers_shares():
 
 
 def test_m0_is_roberta_prelayernorm_and_learns_under_the_same_trainer(trainer_of, tokenizer):
-    trainer = trainer_of(lambda recipe: build_model(recipe, tokenizer, SMALL), recipe="m0", max_steps=4)
+    trainer = trainer_of(
+        lambda recipe: build_model(recipe, tokenizer, SMALL), recipe=f"{RECIPES_OF_PAPER}/m0.yaml", max_steps=4
+    )
     assert trainer.model.config.model_type == "roberta-prelayernorm"
     trainer.train()
     losses = curve(trainer)
     assert losses[-1] < losses[0] and abs(losses[0] - np.log(len(tokenizer))) < 0.5  # a mean over masked tokens
+
+
+def test_a_second_training_has_a_schedule_of_its_own(trainer_of):
+    trainer = trainer_of(max_steps=3)
+    trainer.train()
+    rates = curve(trainer, "learning_rate")
+    trainer.train()
+    assert curve(trainer, "learning_rate") == rates
 
 
 def test_an_unknown_or_invalid_config_override_is_refused(tokenizer):

@@ -2,10 +2,18 @@
 
 import math
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
-from neobert_hf.pretraining.recipes import RECIPES, Recipe
+from neobert_hf.pretraining.recipes import RECIPES, Recipe, load_recipe
+
+ABLATIONS = Path(__file__).parents[2] / "examples/paper/recipes"
+
+
+def ablation(name):
+    return load_recipe(str(ABLATIONS / f"{name}.yaml"))
+
 
 # (step, share of the peak), computed by hand from the paper's section 3.3 and from the formula of the authors' code.
 CORNERS = {
@@ -19,7 +27,7 @@ CORNERS = {
         (2_000_000, 0.1),
     ],
     "code": [(0, 1e-4), (1_000, 0.50005), (2_000, 1.0), (452_000, 0.55), (900_000, 0.1), (1_000_000, 0.1)],
-    "m0": [(0, 0.0), (1_000, 0.5), (2_000, 1.0), (501_000, 0.5), (1_000_000, 0.0)],
+    "linear": [(0, 0.0), (1_000, 0.5), (2_000, 1.0), (501_000, 0.5), (1_000_000, 0.0)],
 }
 
 
@@ -27,7 +35,8 @@ CORNERS = {
     ("name", "step", "share"), [(n, *corner) for n, corners in CORNERS.items() for corner in corners]
 )
 def test_the_schedule_meets_its_corners(name, step, share):
-    assert math.isclose(RECIPES[name].learning_rate_factor(step), share, rel_tol=1e-12, abs_tol=1e-12)
+    recipe = RECIPES["code" if name == "code" else "paper"].replace(schedule=name)
+    assert math.isclose(recipe.learning_rate_factor(step), share, rel_tol=1e-12, abs_tol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["paper", "code"])
@@ -83,9 +92,10 @@ def test_ablations_change_only_the_values_of_table_2():
         ("m7", "m8"): {"config"},
     }
     for (before, after), names in changed.items():
-        a, b = asdict(RECIPES[before]), asdict(RECIPES[after])
+        a, b = asdict(ablation(before)), asdict(ablation(after))
         assert {name for name in a if a[name] != b[name]} == names, (before, after)
-    assert RECIPES["m9"] == RECIPES["paper"]
+    assert ablation("m9") == RECIPES["paper"]
+    assert {file.stem for file in ABLATIONS.iterdir()} == {f"m{number}" for number in range(10)}
 
 
 @pytest.mark.parametrize(
@@ -101,3 +111,26 @@ def test_ablations_change_only_the_values_of_table_2():
 def test_an_invalid_recipe_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         RECIPES["paper"].replace(**changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("learning_rat: 1", "must hold values by name, such as max_length: 512; the names are learning_rate, "),
+        ("- 5", "must hold values by name"),
+        ("learning_rate: 1e-4", r"learning_rate='1e-4' is a str, not a float \(0.0001, not 1e-4\)"),
+        ("max_steps: 1.5", "max_steps=1.5 is a float, not a int"),
+        ("a: [", "cannot be read"),
+        ("schedule: cosine", "schedule='cosine' is not one of paper"),
+    ],
+)
+def test_a_file_that_holds_no_recipe_is_refused(tmp_path, text, message):
+    (tmp_path / "m.yaml").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load_recipe(str(tmp_path / "m.yaml"))
+
+
+def test_values_of_a_file_have_the_types_of_a_recipe(tmp_path):
+    (tmp_path / "m.yaml").write_text("mixture: [0.5, 0.5, 0.0]\nweight_decay: 0\nconfig: {hidden_size: 64}")
+    recipe = load_recipe(str(tmp_path / "m.yaml"))
+    assert recipe == Recipe(mixture=(0.5, 0.5, 0.0), weight_decay=0.0, config={"hidden_size": 64})

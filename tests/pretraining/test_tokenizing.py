@@ -1,6 +1,5 @@
 """Tokenizing: the tokenizer's own ids, the same bytes after a kill and for any number of processes, and nothing left out."""
 
-import contextlib
 import errno
 import gzip
 import hashlib
@@ -13,14 +12,15 @@ import time
 
 import psutil
 import pytest
-from conftest import SENTENCE, largest_file, packed_rows
+from conftest import SENTENCE, largest_file, packed_rows, run_main
 from tokenizers import Tokenizer, models
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
+import neobert_cli
+
 pytest.importorskip("datatrove", reason="tokenizing needs datatrove (pip install -e .[train])")
 
-from neobert_hf.files import writing
 from neobert_hf.files.wordpiece import train_wordpiece
 from neobert_hf.pretraining import tokenizing
 from neobert_hf.pretraining.corpus import Corpus
@@ -43,9 +43,8 @@ def jsonl(file, rows):
 @pytest.fixture
 def corpus(tmp_path):
     """Two files, one of them compressed."""
-    (tmp_path / "b.jsonl.gz").write_bytes(
-        gzip.compress("".join(json.dumps({"text": text}) + "\n" for text in texts(25, seed=1)).encode())
-    )
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts(25, seed=1))
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     return Corpus([jsonl(tmp_path / "a.jsonl", texts(32)), str(tmp_path / "b.jsonl.gz")])
 
 
@@ -58,16 +57,12 @@ def found(documents):
 
 
 def content(folder):
-    """Hashes of everything that was written but logs, locks and the time of tasks."""
-    names = ("ids/*", "records/*", "*.json")
-    return {
-        str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
-        for name in names
-        for file in folder.glob(name)
-    }
+    """Hashes of everything that was written but the logs."""
+    files = [file for name in ("ids/*", "records/*", "*.json") for file in folder.glob(name)]
+    return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
-@pytest.mark.parametrize("tasks", [None, 1, 2, 5])
+@pytest.mark.parametrize("tasks", [None, 1, 5])
 def test_documents_are_whole_and_have_the_ids_that_the_tokenizer_gives(tokenizer, corpus, tmp_path, tasks):
     documents = tokenize(corpus, tokenizer, tmp_path / "out", tasks=tasks, workers=1)
     ids = wanted(corpus, tokenizer)
@@ -96,31 +91,47 @@ def test_rows_cut_documents_as_the_tokenizer_truncates_and_returns_what_overflow
     assert sorted(pieces) == sorted(encoded["input_ids"])
 
 
-def test_the_number_of_processes_changes_no_byte(tokenizer, corpus, tmp_path):
-    for workers in (1, 2, 3):
+def test_the_number_of_processes_changes_no_byte_and_a_handler_of_sigterm_stays(tokenizer, corpus, tmp_path):
+    """Processes that inherited such a handler would never end."""
+    before, handler = signal.getsignal(signal.SIGTERM), lambda *_: None
+    signal.signal(signal.SIGTERM, handler)
+    for workers in (1, 3):
         tokenize(corpus, tokenizer, tmp_path / str(workers), workers=workers)
-    assert content(tmp_path / "1") == content(tmp_path / "2") == content(tmp_path / "3")
+    assert signal.signal(signal.SIGTERM, before) is handler
+    assert content(tmp_path / "1") == content(tmp_path / "3")
 
 
-def test_texts_without_a_token_are_left_out_and_a_lone_surrogate_does_not_stop_a_corpus(tokenizer, tmp_path):
+def test_texts_without_a_token_are_not_packed_and_a_lone_surrogate_does_not_stop_a_corpus(tokenizer, tmp_path):
     empty = ["\u200b", "\ufeff", "\0"]  # `isspace` is False, and the tokenizer normalizes them to nothing
     rows = ["the fox", "", "   \n", None, *empty, "a \ud800 dog"]
     documents = tokenize(Corpus([jsonl(tmp_path / "a.jsonl", rows)]), tokenizer, tmp_path / "out", workers=1)
-    assert found(documents) == sorted(tokenizer(["the fox", "a ? dog"])["input_ids"])
+    texts = tokenizer(["the fox", "a ? dog"])["input_ids"]
+    assert found(documents) == sorted(texts + tokenizer(empty)["input_ids"])
+    assert sorted(documents.longer_than(0).lengths.tolist()) == [0] * len(empty) + sorted(map(len, texts))
     with pytest.raises(ValueError, match="has a token; there is nothing to train on"):
         tokenize(Corpus([jsonl(tmp_path / "b.jsonl", ["", " ", *empty])]), tokenizer, tmp_path / "none", workers=1)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_text_that_is_not_a_string_is_refused_with_file_and_line(tokenizer, tmp_path, workers):
-    file = jsonl(tmp_path / "a.jsonl", [*texts(11), ["the fox", "a dog"]])
-    with pytest.raises(ValueError, match=f"{file}, line 12: text is .*, a list; every text must be a string"):
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"text": ["the fox", "a dog"]}', "text is .*, a list; every text must be a string"),
+        ('{"text": "the fo', "this is not JSON"),
+        ('{"text": "caf\xe9"}', "is not UTF-8"),
+    ],
+)
+def test_a_damaged_line_is_refused_with_file_and_line_and_not_left_out(tokenizer, tmp_path, workers, line, message):
+    file = jsonl(tmp_path / "a.jsonl", texts(11))
+    with open(file, "ab") as handle:
+        handle.write(line.encode("latin-1") + b"\n")
+    with pytest.raises(ValueError, match=f"{file}, line 12.* {message}"):
         tokenize(Corpus([file]), tokenizer, tmp_path / "out", workers=workers)
     assert not (tmp_path / "out/manifest.json").exists()
 
 
 def interrupt(corpus, tokenizer, folder, number=3):
-    """Stop before the task of this number."""
+    """Stop in the task of this number, after its ids and before its record."""
 
     class Interrupted(Exception):
         pass
@@ -141,34 +152,19 @@ def test_an_interrupted_run_continues_after_its_whole_tasks_and_a_finished_one_r
     tokenizer, corpus, tmp_path, monkeypatch
 ):
     tokenize(corpus, tokenizer, tmp_path / "whole", workers=1)
-    interrupt(corpus, tokenizer, tmp_path / "out")
+    out = tmp_path / "out"
+    interrupt(corpus, tokenizer, out)
     with pytest.raises(FileNotFoundError, match=r"no manifest\.json; tokenize into it first"):
-        Documents(tmp_path / "out")
-    finished = [task_files(tmp_path / "out", task)["ids"] for task in range(3)]
+        Documents(out)
+    finished = [task_files(out, task)["ids"] for task in range(3)]
+    os.truncate(finished[2], 10)  # by a power failure
+    (out / "00003.abc.part").mkdir()  # of a process that was killed
     times = [file.stat().st_mtime_ns for file in finished]
-    tokenize(corpus, tokenizer, tmp_path / "out", workers=2)
-    assert [file.stat().st_mtime_ns for file in finished] == times
-    assert content(tmp_path / "out") == content(tmp_path / "whole")
-    monkeypatch.setattr(tokenizing, "_run", None)
-    assert len(tokenize(corpus, tokenizer, tmp_path / "out")) == 57
-
-
-@pytest.mark.parametrize("name", ["ids", "ends", "record"])
-@pytest.mark.parametrize("damage", ["flip", "cut", "missing", "other"])
-def test_a_finished_task_that_was_damaged_is_written_again(tokenizer, corpus, tmp_path, name, damage):
-    tokenize(corpus, tokenizer, tmp_path / "whole", workers=1)
-    folder = tmp_path / "out"
-    interrupt(corpus, tokenizer, folder)
-    paths = [{**task_files(folder, task), "record": folder / f"records/{task:05d}.json"}[name] for task in (0, 1)]
-    damaged = bytearray(paths[1].read_bytes())
-    damaged[len(damaged) * 2 // 3] ^= 1
-    if damage == "missing":
-        paths[1].unlink()
-    else:
-        half = damaged[: len(damaged) // 2]
-        paths[1].write_bytes({"flip": damaged, "cut": half, "other": paths[0].read_bytes()}[damage])
-    tokenize(corpus, tokenizer, folder, workers=1)
-    assert content(folder) == content(tmp_path / "whole")
+    tokenize(corpus, tokenizer, out, workers=2)
+    assert [file.stat().st_mtime_ns for file in finished[:2]] == times[:2]
+    assert content(out) == content(tmp_path / "whole") and not list(out.glob("*.part"))
+    monkeypatch.setattr(tokenizing, "read_task", None)
+    assert len(tokenize(corpus, tokenizer, out)) == 57
 
 
 def test_another_corpus_tokenizer_or_number_of_tasks_is_refused_in_a_folder_that_was_begun_or_finished(
@@ -201,41 +197,10 @@ def test_settings_of_the_tokenizer_that_change_no_id_are_no_other_tokenizer(toke
 
 def test_a_folder_of_other_files_is_left_alone(tokenizer, corpus, tmp_path):
     (tmp_path / "out").mkdir()
-    letter = tmp_path / "out/letter.txt"
-    letter.write_text("dear")
+    (tmp_path / "out/letter.txt").write_text("dear")
     with pytest.raises(ValueError, match="not empty and holds no documents"):
         tokenize(corpus, tokenizer, tmp_path / "out")
-    letter.rename(tmp_path / "out/settings.json.0.part")  # of a process that was killed
-    assert len(tokenize(corpus, tokenizer, tmp_path / "out", workers=1)) == 57
-
-
-def test_a_folder_that_another_process_began_in_between_is_refused(tokenizer, corpus, tmp_path, monkeypatch):
-    other, only_writer = Corpus([jsonl(tmp_path / "other.jsonl", texts(3, seed=2))]), tokenizing.only_writer
-
-    def late(folder, lock):
-        monkeypatch.setattr(tokenizing, "only_writer", only_writer)
-        interrupt(other, tokenizer, folder)
-        return only_writer(folder, lock)
-
-    monkeypatch.setattr(tokenizing, "only_writer", late)
-    with pytest.raises(ValueError, match="holds documents of something else: source is"):
-        tokenize(corpus, tokenizer, tmp_path / "out", workers=1)
-    assert found(tokenize(other, tokenizer, tmp_path / "out", workers=1)) == wanted(other, tokenizer)
-
-
-def test_a_finished_task_is_not_written_again_and_the_record_of_a_running_one_is_kept(tokenizer, corpus, tmp_path):
-    out = tmp_path / "out"
-    interrupt(corpus, tokenizer, out)
-    ids = task_files(out, 0)["ids"]
-    written = ids.stat().st_mtime_ns
-    tokenizing.WholeDocuments(out).run(tokenizing.read_task(corpus, 4, rank=0, world_size=8), 0, 8)
-    assert ids.stat().st_mtime_ns == written
-    running = out / "records/00005.json.0.part"
-    running.touch()
-    interrupt(corpus, tokenizer, out)  # begins, and stops before task 5
-    assert running.exists()
-    assert found(tokenize(corpus, tokenizer, out, workers=1)) == wanted(corpus, tokenizer)
-    assert not running.exists()
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["letter.txt"]
 
 
 def test_special_tokens_are_counted_without_the_letter_a_and_without_an_unknown_token(tmp_path):
@@ -244,16 +209,6 @@ def test_special_tokens_are_counted_without_the_letter_a_and_without_an_unknown_
     corpus = Corpus([jsonl(tmp_path / "a.jsonl", ["CG"])])
     documents = tokenize(corpus, PreTrainedTokenizerFast(tokenizer_object=plain), tmp_path / "out", workers=1)
     assert found(documents) == [[2, 0, 1, 3, 3]] and documents.special_tokens == (1, 2)
-
-
-def test_of_two_that_write_to_one_folder_the_second_is_refused_by_name(tokenizer, corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(writing, "LOCK_SECONDS", 0.1)
-    with (
-        writing.only_writer(tmp_path / "out", tokenizing.LOCK),
-        pytest.raises(ValueError, match=f"another process writes to {tmp_path / 'out'}; wait until it has ended"),
-    ):
-        tokenize(corpus, tokenizer, tmp_path / "out", workers=1)
-    assert len(tokenize(corpus, tokenizer, tmp_path / "out", workers=1)) == 57
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -268,81 +223,24 @@ def test_a_full_disk_is_an_error_and_the_next_run_continues(tokenizer, tmp_path,
     assert found(tokenize(corpus, tokenizer, tmp_path / "out", workers=workers)) == wanted(corpus, tokenizer)
 
 
-@pytest.mark.parametrize("number", range(1, 12))
-def test_whichever_of_our_writes_finds_the_disk_full_the_next_run_continues(
-    tokenizer, corpus, tmp_path, monkeypatch, number
-):
-    fsync, calls = os.fsync, []
-
-    def sync(handle):
-        calls.append(handle)
-        if len(calls) == number:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        fsync(handle)
-
-    with monkeypatch.context() as patch, pytest.raises(OSError, match=r"the disk is full: .* could not be written"):
-        patch.setattr(writing.os, "fsync", sync)  # of tokenizer, settings, eight records, and the manifest
-        tokenize(corpus, tokenizer, tmp_path / "out", workers=1)
-    assert not list(tmp_path.rglob("*.part")) and not (tmp_path / "out/manifest.json").exists()
-    assert found(tokenize(corpus, tokenizer, tmp_path / "out", workers=1)) == wanted(corpus, tokenizer)
-
-
-def wait_until(claim, seconds=30):
-    end = time.monotonic() + seconds
-    while not claim():
-        assert time.monotonic() < end, f"not within {seconds} s"
+@pytest.mark.slow
+def test_a_run_that_is_killed_continues_to_the_same_bytes_also_beside_its_orphans(tokenizer, tmp_path):
+    corpus, out = Corpus([jsonl(tmp_path / "long.jsonl", [SENTENCE * 20] * 1000)]), tmp_path / "out"
+    parent = multiprocessing.get_context("fork").Process(target=tokenize, args=(corpus, tokenizer, out))
+    parent.start()
+    end = time.monotonic() + 60
+    while not list(out.glob("logs/completions/*")):
+        assert time.monotonic() < end, "no task was complete within a minute"
         time.sleep(0.01)
-
-
-def long_corpus(folder):
-    return Corpus([jsonl(folder / "long.jsonl", [SENTENCE * 20] * 2500)])
-
-
-def is_running(process):
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False
-
-
-def test_a_run_that_is_killed_leaves_no_process_and_continues_to_the_same_bytes(tokenizer, tmp_path):
-    corpus, out = long_corpus(tmp_path), tmp_path / "out"
-    for num_finished in (1, 3):
-        parent = multiprocessing.get_context("fork").Process(target=tokenize, args=(corpus, tokenizer, out))
-        parent.start()
-        wait_until(lambda: len(list(out.glob("logs/completions/*"))) >= num_finished)  # noqa: B023
-        workers = psutil.Process(parent.pid).children(recursive=True)
-        os.kill(parent.pid, signal.SIGKILL)
-        parent.join()
-        wait_until(lambda: not any(map(is_running, workers)))  # noqa: B023
-        assert not (out / "manifest.json").exists()
-    tokenize(corpus, tokenizer, out, workers=2)  # the lock that was left holds nobody
+    orphans = psutil.Process(parent.pid).children(recursive=True)
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.join()
+    assert not (out / "manifest.json").exists()
+    tokenize(corpus, tokenizer, out, workers=2)  # while the processes of the killed run finish their tasks
+    for orphan in filter(psutil.Process.is_running, orphans):  # one process of datatrove never ends by itself
+        orphan.kill()
     tokenize(corpus, tokenizer, tmp_path / "whole", workers=1)
     assert content(out) == content(tmp_path / "whole")
-
-
-def _kill_a_worker(queue, corpus, tokenizer, out):
-    _, killed = tokenizing.write_record, out / "killed"
-
-    def killing(folder, task, token_size):
-        if not killed.exists():
-            killed.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    tokenizing.write_record = killing
-    try:
-        tokenize(corpus, tokenizer, out, workers=2)
-    except RuntimeError as error:
-        queue.put(str(error))
-
-
-def test_a_process_that_is_killed_is_a_sentence_and_the_next_run_continues(tokenizer, corpus, tmp_path):
-    context = multiprocessing.get_context("fork")
-    queue = context.Queue()
-    parent = context.Process(target=_kill_a_worker, args=(queue, corpus, tokenizer, tmp_path / "out"))
-    parent.start()
-    assert "was ended from outside; finished tasks are whole. Run the same again to continue" in queue.get(timeout=60)
-    parent.join()
-    assert found(tokenize(corpus, tokenizer, tmp_path / "out", workers=1)) == wanted(corpus, tokenizer)
 
 
 def test_slurm_gets_the_tasks_and_then_a_job_that_writes_the_manifest(tokenizer, corpus, tmp_path, monkeypatch):
@@ -355,27 +253,25 @@ def test_slurm_gets_the_tasks_and_then_a_job_that_writes_the_manifest(tokenizer,
     assert tokenize(corpus, tokenizer, tmp_path / "out", "slurm", tasks=5, executor_options=options) is None
     calls = (tmp_path / "calls").read_text().splitlines()
     assert any("--dependency=afterok:7" in call for call in calls)
-    scripts = [(tmp_path / "out/logs" / name / "launch_script.slurm").read_text() for name in (".", "manifest")]
+    logs = [tmp_path / "out/logs", tmp_path / "out/logs/manifest"]
+    scripts = [(folder / "launch_script.slurm").read_text() for folder in logs]
     assert all("#SBATCH --partition=cpu" in script and "mem-per-cpu=4G" in script for script in scripts)
     assert "#SBATCH --array=0-4" in scripts[0] and "#SBATCH --array=0-0" in scripts[1]
 
     import dill  # as `launch_pickled_pipeline` does on a machine of the cluster
 
-    monkeypatch.setattr(tokenizing.SlurmPipelineExecutor, "get_distributed_env", lambda *_: local_environment())
-    for name, num_tasks in ((".", 5), ("manifest", 1)):
+    names = ("node_ips", "cpus_per_task", "mem_per_cpu", "gpus_on_node", "executor")
+    environment = {f"datatrove_{name}": "1" for name in names}
+    monkeypatch.setattr(tokenizing.SlurmPipelineExecutor, "get_distributed_env", lambda *_: environment)
+    for folder, num_tasks in zip(logs, (5, 1)):
         for rank in range(num_tasks):
             monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(rank))
-            with (tmp_path / "out/logs" / name / "executor.pik").open("rb") as file:
+            with (folder / "executor.pik").open("rb") as file:
                 dill.load(file).run()
     monkeypatch.delenv("SLURM_ARRAY_TASK_ID")
     whole = tokenize(corpus, tokenizer, tmp_path / "whole", tasks=5, workers=1)
     assert content(tmp_path / "out") == content(tmp_path / "whole")
     assert len(tokenize(corpus, tokenizer, tmp_path / "out", "slurm")) == len(whole)
-
-
-def local_environment():
-    names = ("node_ips", "cpus_per_task", "mem_per_cpu", "gpus_on_node", "executor")
-    return {f"datatrove_{name}": "1" for name in names}
 
 
 def test_ray_gets_the_tasks_and_its_options(tokenizer, corpus, tmp_path, monkeypatch):
@@ -387,7 +283,25 @@ def test_ray_gets_the_tasks_and_its_options(tokenizer, corpus, tmp_path, monkeyp
     assert (executor.tasks, executor.workers, executor.cpus_per_task) == (8, 3, 2)
 
 
-def test_options_of_an_executor_are_read_from_text_and_wrong_ones_are_named(tokenizer, corpus, tmp_path):
+@pytest.mark.parametrize(
+    ("executor", "options", "message"),
+    [
+        ("slurm", {"partition": "cpu", "time": "1:00:00"}, "executor='slurm' needs the command sbatch"),
+        ("local", {"partition": "cpu"}, "unexpected keyword argument 'partition'; give the arguments of datatrove's"),
+        ("local", {"tasks": 16}, "multiple values for keyword argument 'tasks'"),  # documents would be lost
+        ("spark", {}, "executor='spark' is not one of local, slurm, ray"),
+    ],
+)
+def test_an_executor_that_cannot_run_leaves_no_folder(
+    tokenizer, corpus, tmp_path, monkeypatch, executor, options, message
+):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ValueError, match=message):
+        tokenize(corpus, tokenizer, tmp_path / "out", executor, executor_options=options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_options_of_an_executor_are_read_from_text():
     assert typed_options(["partition=cpu", "time=1:00:00", "mem_per_cpu_gb=4", 'sbatch_args={"account": "a=b"}']) == {
         "partition": "cpu",
         "time": "1:00:00",
@@ -396,15 +310,10 @@ def test_options_of_an_executor_are_read_from_text_and_wrong_ones_are_named(toke
     }
     with pytest.raises(ValueError, match="'cpu' is not of the form name=value"):
         typed_options(["cpu"])
-    with pytest.raises(
-        ValueError, match=r"missing 2 required .*'time' and 'partition'; give the arguments of datatrove's"
-    ):
-        tokenize(corpus, tokenizer, tmp_path / "out", "slurm")
-    with pytest.raises(ValueError, match="unexpected keyword argument 'partition'"):
-        tokenize(corpus, tokenizer, tmp_path / "out", executor_options={"partition": "cpu"})
-    with pytest.raises(ValueError, match="executor_options sets logging_dir, tasks; tasks and workers are arguments"):
-        tokenize(corpus, tokenizer, tmp_path / "out", executor_options={"tasks": 16, "logging_dir": "logs"})
-    with pytest.raises(ValueError, match="executor='spark' is not one of local, slurm, ray"):
-        tokenize(corpus, tokenizer, tmp_path / "out", "spark")
-    with pytest.raises(ValueError, match="object is not a fast tokenizer"):
-        tokenize(corpus, object(), tmp_path / "out")
+
+
+def test_the_command_prints_what_it_wrote(corpus, tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    words = ["--tokenizer_name", tmp_path / "tokenizer", "--output_dir", tmp_path / "out", "--workers", 1]
+    printed = json.loads(run_main(neobert_cli, "tokenize", *words, "--files", *corpus.files))
+    assert printed["num_documents"] == 57 and printed["folder"] == str(tmp_path / "out")

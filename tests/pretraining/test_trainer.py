@@ -93,28 +93,8 @@ def test_batch_and_accumulation_give_the_same_step(tiny_config, masked_rows, tmp
             )
 
 
-def test_packed_and_padded_training_give_the_same_curve(tiny_config, tokenizer, tmp_path):
-    texts = [
-        "the quick brown fox",
-        "jumps over",
-        "the lazy dog and then it sleeps in a warm red house",
-        "by the old sea",
-    ]
-    rows = [{"input_ids": ids} for ids in tokenizer(texts * 8)["input_ids"]]
-    curves = []
-    for batch_format in ("packed", "padded"):
-        collator = PackedMLMCollator(tokenizer, seed=1, batch_format=batch_format)
-        set_seed(0)
-        model = NeoBERTForMaskedLM(tiny_config)
-        training = arguments(tmp_path, per_device_train_batch_size=4, max_steps=8, logging_steps=1)
-        trainer = Trainer(model, training, train_dataset=rows, data_collator=collator)
-        trainer.train()
-        curves.append([float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry])
-    assert len(curves[0]) == 8
-    assert max(abs(a - b) for a, b in zip(*curves)) < 1e-4
-
-
 @pytest.mark.compat
+@pytest.mark.slow
 def test_a_step_learns_and_its_checkpoint_loads_in_a_clean_process(tiny_config, tokenizer, tmp_path):
     rows = [{"input_ids": ids} for ids in tokenizer(["the quick brown fox jumps over the lazy dog"] * 16)["input_ids"]]
     set_seed(0)
@@ -147,17 +127,6 @@ def test_a_streamed_dataset_trains_with_packing(tiny_config, tokenizer, tmp_path
         data_collator=PackedMLMCollator(tokenizer),
     )
     assert trainer.train().global_step == 2
-
-
-def test_evaluation_through_trainer_returns_a_loss(tiny_config, tokenizer, tmp_path):
-    rows = [{"input_ids": ids} for ids in tokenizer(["the quick brown fox", "a dog"] * 4)["input_ids"]]
-    trainer = Trainer(
-        NeoBERTForMaskedLM(tiny_config),
-        arguments(tmp_path, prediction_loss_only=True),
-        eval_dataset=rows,
-        data_collator=PackedMLMCollator(tokenizer, seed=0),
-    )
-    assert 0 < trainer.evaluate()["eval_loss"] < 10
 
 
 def test_predictions_under_sparse_prediction_have_the_shape_of_the_labels(tiny_config, tokenizer, tmp_path):

@@ -16,6 +16,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, BertConfig, BertFo
 from neobert_hf import NeoBERTForMaskedLM
 from neobert_hf.files.wordpiece import train_wordpiece
 from neobert_hf.pretraining.vocabulary import adapt_vocabulary
+from neobert_hf.runs.manifests import read_json_object
 
 DOMAIN = "foxes jumped quickly over lazier dogs and slept the reddest seas of warmth Ξ"
 ROWS = ("model.encoder.weight", "decoder.weight", "decoder.bias")
@@ -140,13 +141,10 @@ def test_the_example_adapts_and_trains_and_the_result_opens_with_its_tokenizer(
     corpus, published, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("neobert_hf.pretraining.summary.plot_curves", lambda *_: None)  # takes as long as the training
-    (published / "README.md").write_text(
-        "---\nlicense: cc-by-4.0\nlanguage: de\nbase_model: org/name\n---\n# A title\n"
-    )
-    run_main(example, *arguments(corpus, published, tmp_path / "run"))
+    run_main(example, *arguments(corpus, published, tmp_path / "run", "--language", "de"))
+    assert read_json_object(tmp_path / "run/start/training.json")["source"] == str(published)
     card = ModelCard.load(tmp_path / "run/README.md")
-    assert (card.data.license, card.data.language, card.data.base_model) == ("cc-by-4.0", ["de"], "org/name")
-    assert "It was trained from A title with a new vocabulary, whose base model is [org/name]" in card.text
+    assert card.data.language == ["de"] and "12" in card.text
     losses = losses_of(tmp_path / "run")
     assert losses[12] < losses[1] - 0.3
     for folder in (tmp_path / "run", tmp_path / "run/start"):

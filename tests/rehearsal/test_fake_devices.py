@@ -45,7 +45,6 @@ STAND_INS = (*FLASH, "xformers")
 HALF_ONLY = (*FLASH, "torch_varlen")
 PACKED_ONLY = (*HALF_ONLY, "xformers")
 READS_BOUNDARIES = HALF_ONLY
-READS = {"contextual": 4}  # of the texts, of their packing, and of the second stage
 ON_DEVICE = {
     "cuda": ("sdpa", "eager", "torch_varlen", *STAND_INS),
     "mps": ("sdpa", "eager"),
@@ -60,7 +59,6 @@ HEADS = {
     "token classification": (neobert_hf.NeoBERTForTokenClassification, {}),
     "question answering": (neobert_hf.NeoBERTForQuestionAnswering, {}),
     "multiple choice": (neobert_hf.NeoBERTForMultipleChoice, {}),
-    "contextual": (neobert_hf.ContextualNeoBERTModel, {"context_size": 3, "num_soft_prompt_tokens": 2}),
 }
 
 # ---------------------------------------------------------------------------------------- inputs
@@ -108,7 +106,7 @@ def inputs_of(head, layout, has_spans=True):
             "start_positions": torch.zeros(rows, dtype=torch.long),
             "end_positions": torch.ones(rows).long(),
         }
-    return None if head == "contextual" and layout == "4-D mask" else inputs
+    return inputs
 
 
 def moved(inputs, device):
@@ -122,10 +120,9 @@ def moved(inputs, device):
 def model_of(head, dtype, device="cpu"):
     """The model with the same weights on every device."""
     model_class, options = HEADS[head]
-    prefix = neobert_hf.ContextualNeoBERTConfig if head == "contextual" else neobert_hf.NeoBERTConfig
     torch.manual_seed(0)
     with torch.device("cpu"):
-        model = model_class._from_config(prefix(**SHAPE, **options), dtype=DTYPES[dtype]).eval()
+        model = model_class._from_config(neobert_hf.NeoBERTConfig(**SHAPE, **options), dtype=DTYPES[dtype]).eval()
     return model if device == "cpu" else move(model, device)
 
 
@@ -242,16 +239,15 @@ def compare(found, expected, tolerance, case):
 def check_waits(before, after, device, backend, head, layout):
     """No wait after the first block; before it none where boundaries are trusted and read on the device, else one on CUDA."""
     assert not after, (layout, after)
-    is_trusted = layout == "trusted" and backend in READS_BOUNDARIES and head != "contextual"
+    is_trusted = layout == "trusted" and backend in READS_BOUNDARIES
     reads = [wait for wait in before if "to_device" not in wait.line]  # copies to MPS and XPU are synchronous
-    assert len(reads) <= (0 if is_trusted else READS.get(head, 1)), (layout, before)
+    assert len(reads) <= (0 if is_trusted else 1), (layout, before)
     assert device != "cuda" or len(before) == len(reads), (layout, before)
     counts = REPORTED[device, backend]
     counts["cases"] += 1
-    if head != "contextual":
-        key = "before_trusted" if layout == "trusted" else "before"
-        counts[key] = max(counts[key], len(before))
-        counts["after"] = max(counts["after"], len(after))
+    key = "before_trusted" if layout == "trusted" else "before"
+    counts[key] = max(counts[key], len(before))
+    counts["after"] = max(counts["after"], len(after))
 
 
 CASES = [

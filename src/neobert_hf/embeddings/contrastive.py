@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,13 +24,10 @@ from torch import nn
 from torch.utils.data import BatchSampler, ConcatDataset
 from transformers.hf_argparser import HfArg
 
-from ..files.texts import check_leaves_tokens
-from ..files.trust import read_json
-from ..runs import MINI_MODEL_PATH
-from ..runs.arguments import ResumeArguments
-from ..runs.manifests import CheckedCheckpoints
-from .instructions import TRAINING_INSTRUCTIONS, Sides, with_instruction
-from .training_sets import MOST_HELD_OUT, TRAINING_SETS, hold_out, load_training_set, read_sets_of_pairs
+from ..runs import CheckedCheckpoints, ResumeArguments
+from .pairs import read_yaml
+from .retrieval import pairs_evaluators
+from .training import PairArguments, train_and_record
 
 TEMPERATURE = 0.07  # paper, appendix D.2
 NEXT_PASS = 1_000_003  # added to a sampler's epoch, which seeds the row order, for each new pass over its dataset
@@ -108,33 +105,18 @@ class SizeExponentBatchSampler(MultiDatasetDefaultBatchSampler):
         return self.num_batches
 
 
-def check_temperature(temperature: float) -> None:
-    """Raise ValueError if the cosines cannot be divided by it."""
-    if temperature <= 0:
-        raise ValueError(f"temperature={temperature} is not above 0; give a positive number, such as {TEMPERATURE}")
-
-
 @dataclass
-class ContrastiveArguments:
+class ContrastiveArguments(PairArguments):
     """Model, data and loss of contrastive training."""
 
-    model_name_or_path: str = HfArg(
-        default=MINI_MODEL_PATH, help="A NeoBERT with its tokenizer, or an embedding model that an earlier run saved."
-    )
     training_sets: list[str] = HfArg(
-        default=None, help="Names from the paper's Table 7, read from the Hub. Default: all of them."
+        default=None, help="YAML file of sets with their files and instructions, and names of some. Default: all of it."
     )
-    train_files: list[str] = HfArg(default=None, help="Files of pairs or triplets, instead of the paper's sets.")
-    validation_files: list[str] = HfArg(
-        default=None, help="Pairs for the retrieval evaluation before and after. Default: rows of the train_files."
-    )
-    held_out_share: float = HfArg(
-        default=0.1,
-        help=f"Share of each of train_files to evaluate on, without validation_files; at most {MOST_HELD_OUT:,} rows.",
-    )
-    instructions: str = HfArg(default=None, help="JSON file: an object from file name without suffix to instruction.")
+    instructions: str = HfArg(default=None, help="JSON or YAML file: instruction by name of a file without suffix.")
     instruction_template: str = HfArg(default="{instruction} ", help="Text before each input.")
-    instruction_sides: Sides = HfArg(default="both", help="both: all columns have the instruction; query: the first.")
+    instruction_sides: Literal["both", "query"] = HfArg(
+        default="both", help="both: all columns have the instruction; query: the first."
+    )
     temperature: float = HfArg(default=TEMPERATURE, help="Divisor of the cosines in the loss.")
     sampling_exponent: float = HfArg(default=0.5, help="A set is drawn in proportion to its size to this power.")
     mini_batch_size: int = HfArg(
@@ -148,27 +130,23 @@ class ContrastiveArguments:
         default=None,
         help="mean, as in the paper, or cls, for a bare NeoBERT; a saved embedding model keeps its own.",
     )
-    max_seq_length: int = HfArg(
-        default=None,
-        help="Length in tokens at which texts are truncated. Default: the model's own, at most 512 (our choice).",
-    )
 
     def __post_init__(self):
-        if self.train_files and self.training_sets:
-            raise ValueError("give --train_files or --training_sets, not both")
-        if unknown := set(self.training_sets or ()) - set(TRAINING_SETS):
-            raise ValueError(
-                f"unknown training set {', '.join(sorted(unknown))}; the paper's sets are {', '.join(TRAINING_SETS)}"
-            )
-        if self.instructions and not self.train_files:
-            raise ValueError("--instructions belongs to --train_files; the paper's sets have their own instructions")
-        if not 0 <= self.held_out_share < 1:
-            raise ValueError(
-                f"held_out_share={self.held_out_share} is not a share; give 0 for no evaluation, or a number below 1"
-            )
-        check_temperature(self.temperature)
-        check_leaves_tokens(self.max_seq_length)
-        with_instruction(self.instruction_template, "")  # an error here comes before the download of the sets
+        super().__post_init__()
+        if self.temperature <= 0:
+            raise ValueError(f"temperature={self.temperature} is not above 0; give a positive number")
+        if "{instruction}" not in self.instruction_template:
+            raise ValueError(f"the template {self.instruction_template!r} does not contain {{instruction}}; add it")
+        if self.training_sets:
+            if self.train_files or self.instructions:
+                raise ValueError("give --training_sets, or --train_files and --instructions, not both")
+            file, *names = self.training_sets
+            listed = read_yaml(file)
+            if unknown := [name for name in names or listed if "file" not in (listed.get(name) or ())]:
+                known = ", ".join(listed)
+                raise ValueError(f"{file} has no set with a file named {', '.join(unknown)}; its sets are {known}")
+            self.train_files = [str(Path(file).parent / listed[name]["file"]) for name in names or listed]
+            self.held_out_share = 0.0
 
 
 @dataclass
@@ -192,43 +170,24 @@ class ContrastiveTrainer(CheckedCheckpoints, SentenceTransformerTrainer):
     """sentence-transformers' trainer with a manifest in each checkpoint."""
 
 
-def open_training_sets(arguments: ContrastiveArguments, seed: int = 0) -> tuple[DatasetDict, dict[str, str]]:
-    """Return the training sets by name, and the prompt of each set that has an instruction.
+def read_prompts(arguments: ContrastiveArguments, sets: Mapping[str, Dataset]) -> dict[str, str]:
+    """Return the prompt of each set that has an instruction.
 
     Raises:
-        ValueError: Two files have the same name, an instruction belongs to no set, or a file is invalid.
+        ValueError: An instruction belongs to no set, or a file is invalid.
     """
-    if arguments.train_files:
-        sets = read_sets_of_pairs(arguments.train_files)
-        instructions = read_json(Path(arguments.instructions)) if arguments.instructions else {}
-        if unknown := set(instructions) - set(sets):
-            raise ValueError(
-                f"{arguments.instructions}: {', '.join(sorted(unknown))} is not a set; the sets are {', '.join(sets)}"
-            )
-    else:
-        sets = {name: load_training_set(name, seed) for name in arguments.training_sets or TRAINING_SETS}
-        instructions = {name: TRAINING_INSTRUCTIONS[name] for name in sets}
+    instructions = read_yaml(arguments.instructions) if arguments.instructions else {}
+    if arguments.training_sets:
+        entries = {Path(entry["file"]).stem: entry for entry in read_yaml(arguments.training_sets[0]).values()}
+        instructions = {name: entries[name]["instruction"] for name in sets if "instruction" in entries[name]}
+    if unknown := ", ".join(instructions.keys() - sets.keys()):
+        raise ValueError(f"{arguments.instructions}: {unknown} is not a set; the sets are {', '.join(sets)}")
     template = arguments.instruction_template
-    return DatasetDict(sets), {name: with_instruction(template, text) for name, text in instructions.items()}
-
-
-def open_validation_sets(
-    arguments: ContrastiveArguments, sets: DatasetDict, seed: int
-) -> tuple[DatasetDict, dict[str, Dataset]]:
-    """Return the sets to train on, and the sets to evaluate on: the validation files, or held-out rows of the train files.
-
-    The paper's sets are not divided.
-
-    Raises:
-        ValueError: Two files have the same name, or a file is invalid.
-    """
-    if arguments.validation_files:
-        return sets, read_sets_of_pairs(arguments.validation_files)
-    return hold_out(sets, arguments.held_out_share if arguments.train_files else 0, seed)
+    return {name: template.replace("{instruction}", text) for name, text in instructions.items()}
 
 
 def mine_negatives(
-    sets: DatasetDict, prompts: dict[str, str], model: SentenceTransformer, num_negatives: int, sides: Sides = "both"
+    sets: DatasetDict, prompts: dict[str, str], model: SentenceTransformer, num_negatives: int, sides: str = "both"
 ) -> DatasetDict:
     """Add to each pair the most similar other documents of its set as hard negatives.
 
@@ -236,10 +195,10 @@ def mine_negatives(
 
     Args:
         sets: Pairs by name of the set.
-        prompts: Prompts as `open_training_sets` returns them.
+        prompts: Prompts by name of the set.
         model: Embedding model that ranks the documents.
         num_negatives: Number of negatives for each pair.
-        sides: "both" puts the instruction before documents too, "query" before queries only.
+        sides: "both" puts the prompt before documents too, "query" before queries only.
 
     Raises:
         ValueError: A set already has negatives, which mining would discard.
@@ -248,24 +207,9 @@ def mine_negatives(
     for name, rows in sets.items():
         if negatives := rows.column_names[2:]:
             raise ValueError(f"{name} already has negatives ({', '.join(negatives)}); mine for sets of pairs only")
-        prompt = prompts.get(name)
-        mined[name] = mine_hard_negatives(
-            rows,
-            model,
-            num_negatives=num_negatives,
-            output_format="n-tuple",
-            query_prompt=prompt,
-            corpus_prompt=prompt if sides == "both" else None,
-        )
+        options = {"query_prompt": prompts.get(name), "corpus_prompt": prompts.get(name) if sides == "both" else None}
+        mined[name] = mine_hard_negatives(rows, model, num_negatives=num_negatives, output_format="n-tuple", **options)
     return mined
-
-
-def column_prompts(sets: DatasetDict, prompts: dict[str, str], sides: Sides = "both") -> dict[str, dict[str, str]]:
-    """Return the prompts by set and column, as the trainer expects them; `sides="query"` gives the first column only."""
-    return {
-        name: dict.fromkeys(sets[name].column_names[: 1 if sides == "query" else None], prompt)
-        for name, prompt in prompts.items()
-    }
 
 
 def contrastive_loss(
@@ -318,4 +262,54 @@ def set_sampling(
         weights=weights,
         num_batches=training.max_steps * training.gradient_accumulation_steps * world,
         group=world if gather_across_devices else 1,
+    )
+
+
+def train_contrastive(
+    model: SentenceTransformer,
+    sets: Mapping[str, Dataset],
+    training: ContrastiveTrainingArguments,
+    arguments: ContrastiveArguments | None = None,
+    prompts: Mapping[str, str] | None = None,
+    held_out: Mapping[str, Dataset] | None = None,
+) -> list[dict]:
+    """Train an embedding model on pairs or triplets, in the folder `training.output_dir`, and save it there.
+
+    Args:
+        model: Embedding model, such as of `sentence_transformer`. It keeps the prompt of the sets if they have only one.
+        sets: Columns anchor, positive and negatives, by name of the set.
+        training: Training arguments, of which the sampler and the prompts are changed.
+        arguments: The loss, the sampling and the sides of the prompts.
+        prompts: Text before the inputs of a set, by its name.
+        held_out: Pairs to evaluate on before and after the training, by name.
+
+    Returns:
+        As `train_and_record`.
+
+    Raises:
+        ValueError: A set is too small for a batch, or as of `train_and_record`.
+        FileExistsError: As of `train_and_record`.
+    """
+    arguments = arguments or ContrastiveArguments(model[0].model.name_or_path)
+    prompts, sides, sets = dict(prompts or {}), arguments.instruction_sides, DatasetDict(sets)
+    of_sides = {"both": slice(None), "query": slice(1)}[sides]
+    training.prompts = {
+        name: dict.fromkeys(sets[name].column_names[of_sides], prompt) for name, prompt in prompts.items()
+    }
+    if len(prompts) == len(sets) and len(set(prompts.values())) == 1:
+        (prompt,) = set(prompts.values())
+        model.prompts = {"query": prompt, "document": prompt if sides == "both" else ""}
+    set_sampling(training, arguments.sampling_exponent, arguments.gather_across_devices)
+    options = (arguments.temperature, arguments.mini_batch_size, arguments.gather_across_devices)
+    listed = read_yaml(arguments.training_sets[0]).values() if arguments.training_sets else ()
+    return train_and_record(
+        ContrastiveTrainer,
+        model,
+        training,
+        sets,
+        contrastive_loss(model, *options),
+        pairs_evaluators(held_out or {}, prompts, sides),
+        arguments,
+        files=[*(arguments.training_sets or ())[:1], arguments.instructions],
+        datasets=sorted({entry["path"] for entry in listed if Path(entry["file"]).stem in sets and "path" in entry}),
     )

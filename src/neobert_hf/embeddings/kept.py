@@ -1,127 +1,104 @@
-"""Results that are kept in a file, so that no text is embedded twice: `Kept`.
+"""What is kept between two calls: the passages of documents, and the vectors of their texts (`Kept`)."""
 
-The file is an SQLite database. It stores a result when its block of texts is ready, so an interrupted command loses one block at
-most, and two processes may share a file.
-"""
-
-from __future__ import annotations
-
-import contextlib
 import hashlib
-import sqlite3
+import json
+import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-from huggingface_hub.constants import HF_HOME
+from tqdm.auto import tqdm
+from transformers.utils import logging
 
-CACHE = Path(HF_HOME) / "neobert_hf" / "kept.sqlite"  # of all searches; may be deleted at any time
-DAYS = 30  # results that no search has used for this time are removed
+from ..files.texts import printable
+from ..files.writing import writing
+
+logger = logging.get_logger(__name__)
+
+DAYS = 30  # what nothing has used for this time is removed
 BLOCK = 512  # texts that are embedded at once: seconds of work
-
-
-def key_of(*parts: str | bytes) -> bytes:
-    """Return a hash of parts, which is the key of what is computed from them."""
-    digest = hashlib.sha256()
-    for part in parts:
-        content = part.encode() if isinstance(part, str) else part
-        digest.update(len(content).to_bytes(8, "little") + content)
-    return digest.digest()
+SAVE_SECONDS = 60  # a killed process loses the work of this time
 
 
 class Kept:
-    """Bytes by key in an SQLite file, which the first use creates.
+    """Passages by document and vectors by text, in a file of three parts: a SHA-256, JSON, and the vectors in float32.
+
+    A file that is damaged, of another identity, or open to other users is not believed: everything is embedded again. Of two
+    processes, the last one that saves writes the file.
 
     Args:
         file: The file.
+        identity: Names the model and all settings that decide a passage or a vector.
     """
 
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        self.today = int(time.time() // 86400)
-        self.database = None
+    def __init__(self, file: Path, identity: str) -> None:
+        self.file, self.identity = file, identity
+        self.documents, self.by_text = {}, {}  # key: (day of last use, [(line, text), ...]); text: vector
+        self.today, self.saved = int(time.time() // 86400), time.monotonic()
+        self.is_new = False
+        if os.path.lexists(file):
+            try:
+                self._load()
+            except (OSError, ValueError) as error:
+                logger.warning(printable(f"{file} is not used, and its texts are embedded again: {error}"))
 
-    def get(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Return what is stored under these keys, without the missing ones.
+    def _load(self) -> None:
+        if os.name == "posix" and self.file.stat().st_mode & 0o077:
+            raise ValueError("other users may read or change it")
+        digest, _, body = self.file.read_bytes().partition(b"\n")
+        if digest != self._digest(body):
+            raise ValueError("it is damaged, or of another model, setting or version")
+        head, _, content = body.partition(b"\n")
+        stored = json.loads(head)
+        self.documents = stored["documents"]
+        texts, vectors = _texts(self.documents), np.frombuffer(content, "<f4").reshape(stored["shape"])
+        self.by_text = {texts[number]: vector for number, vector in zip(stored["embedded"], vectors)}
 
-        Raises:
-            RuntimeError: The file cannot be opened or written, or it is damaged.
-        """
-        found = {}
-        if not self.file.exists():
-            return found
-        with self._open() as database:
-            for start in range(0, len(keys), BLOCK):
-                part = keys[start : start + BLOCK]
-                known = f"key IN ({','.join('?' * len(part))})"
-                database.execute(f"UPDATE kept SET day = {self.today} WHERE day != {self.today} AND {known}", part)
-                found |= dict(database.execute(f"SELECT key, value FROM kept WHERE {known}", part))
-        return found
+    def _digest(self, body: bytes) -> bytes:
+        return hashlib.sha256(self.identity.encode() + body).hexdigest().encode()
 
-    def put(self, values: Mapping[bytes, bytes]) -> None:
-        """Store bytes under their keys, all of them or none; errors are those of `get`."""
-        with self._open() as database:
-            rows = [(key, value, self.today) for key, value in values.items()]
-            database.executemany("INSERT OR REPLACE INTO kept VALUES (?, ?, ?)", rows)
+    def passages(self, key: str, read: Callable[[], Iterable[tuple[int, str]]]) -> list[tuple[int, str]]:
+        """Return line and text of a document's passages, as kept under the key of its content, or else from `read`."""
+        day, passages = self.documents.get(key) or (0, list(read()))
+        if day != self.today:
+            self.documents[key] = (self.today, passages)
+            self.is_new = True
+        return passages
 
-    def once(self, key: bytes, compute: Callable[[], bytes]) -> bytes:
-        """Return what is stored under a key; compute and store it if there is nothing."""
-        found = self.get([key])
-        if key not in found:
-            found[key] = compute()
-            self.put(found)
-        return found[key]
+    def vectors(self, texts: Sequence[str], encode: Callable[[list[str]], np.ndarray]) -> np.ndarray:
+        """Return the vectors (texts, dimension) of passages in float32; `encode` gets those without one, equal ones once."""
+        missing = [text for text in dict.fromkeys(texts) if text not in self.by_text]
+        blocks = [missing[start : start + BLOCK] for start in range(0, len(missing), BLOCK)]
+        for block in tqdm(blocks, "embedding", unit=f" x {BLOCK} texts", delay=1, disable=None):
+            self.by_text |= zip(block, np.asarray(encode(block), np.float32))
+            self.is_new = True
+            if time.monotonic() - self.saved > SAVE_SECONDS:
+                self.save()
+        return np.stack([self.by_text[text] for text in texts])
 
-    def vectors(self, texts: Sequence[str], encode: Callable[[list[str]], np.ndarray], identity: str) -> np.ndarray:
-        """Return the vectors (texts, dimension) of texts in float32; only texts that have none yet are embedded, equal ones once.
-
-        Args:
-            texts: The texts.
-            encode: Returns the vectors of a list of texts.
-            identity: Names the model and all options that decide a vector.
-
-        Raises:
-            RuntimeError: As of `get`.
-        """
-        keys = [key_of("vector", identity, text) for text in texts]
-        found = self.get(keys)
-        if missing := {key: text for key, text in zip(keys, texts) if key not in found}:
-            vectors = np.asarray(encode(list(missing.values())), np.float32)
-            new = {key: vector.tobytes() for key, vector in zip(missing, vectors)}
-            self.put(new)
-            found |= new
-        return np.frombuffer(b"".join(found[key] for key in keys), np.float32).reshape(len(keys), -1)
-
-    def remove_old(self) -> None:
-        """Remove what nothing has used for `DAYS` days."""
-        with self._open() as database:
-            database.execute("DELETE FROM kept WHERE day < ?", [self.today - DAYS])
-
-    def close(self) -> None:
-        """Close the file."""
-        if self.database is not None:
-            self.database.close()
-            self.database = None
-
-    def delete(self) -> None:
-        """Close the file and delete it."""
-        self.close()
-        self.file.unlink(missing_ok=True)
-
-    @contextlib.contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        """A transaction, whose errors name the file."""
+    def save(self, is_required: bool = False) -> None:
+        """Write the file for its owner only; if that fails and is not required, the work goes on in memory."""
+        if not self.is_new:
+            return
+        documents = {key: each for key, each in self.documents.items() if each[0] >= self.today - DAYS}
+        texts = _texts(documents)
+        embedded = [number for number, text in enumerate(texts) if text in self.by_text]
+        vectors = np.array([self.by_text[texts[number]] for number in embedded], "<f4")
+        head = json.dumps({"documents": documents, "embedded": embedded, "shape": vectors.shape})
+        body = head.encode() + b"\n" + vectors.tobytes()
         try:
-            if self.database is None:
-                self.file.parent.mkdir(parents=True, exist_ok=True)
-                self.database = sqlite3.connect(self.file, timeout=60)  # seconds to wait for another process
-                self.database.execute("CREATE TABLE IF NOT EXISTS kept (key BLOB PRIMARY KEY, value BLOB, day INTEGER)")
-            with self.database:
-                yield self.database
-        except (sqlite3.Error, OSError) as error:
-            self.close()
-            raise RuntimeError(
-                f"{self.file}, which keeps vectors, cannot be used ({error}); free disk space, make the folder "
-                "writable, or delete the file"
-            ) from error
+            self.file.parent.mkdir(0o700, parents=True, exist_ok=True)
+            with writing(self.file) as handle:
+                os.chmod(handle.name, 0o600)
+                handle.writelines([self._digest(body), b"\n", body])
+        except OSError as error:
+            if is_required:
+                raise
+            logger.warning_once(printable(f"{error}; the next call embeds again"))
+        self.is_new, self.saved = False, time.monotonic()
+
+
+def _texts(documents: dict) -> list[str]:
+    """The texts of all passages without repetition, in the order of the vectors."""
+    return list(dict.fromkeys(text for _, passages in documents.values() for _, text in passages))

@@ -19,7 +19,6 @@ from transformers.utils import logging
 from ..files.trust import check_source, check_vocabulary, keep_known_settings, read_json
 from ..files.wordpiece import tokenizer_hash
 from ..model.configuration_neobert import NeoBERTConfig
-from ..model.contextual_neobert import ContextualNeoBERTConfig
 
 logger = logging.get_logger(__name__)
 
@@ -129,9 +128,7 @@ def _transformer(path: str, task: str, max_seq_length: int | None, model_kwargs:
 
     check_source(path)
     transformer = Transformer(path, transformer_task=task, max_seq_length=max_seq_length, model_kwargs=model_kwargs)
-    if isinstance(transformer.config, ContextualNeoBERTConfig):
-        raise ValueError(f"{path} is a contextual model; open it with neobert_hf.contextual_sentence_transformer")
-    if not isinstance(transformer.config, NeoBERTConfig):
+    if transformer.config.model_type != NeoBERTConfig.model_type:
         raise ValueError(
             f"{path} has the model type {transformer.config.model_type}, not neobert; choose a NeoBERT checkpoint"
         )

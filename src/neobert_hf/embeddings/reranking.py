@@ -1,7 +1,5 @@
 """Rerankers: cross-encoders, which read a question and a document together, on sentence-transformers' trainer and losses."""
 
-# ruff: noqa: RUF009  (HfArg returns a field)
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -20,27 +18,15 @@ from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
 from sentence_transformers.util import mine_hard_negatives, semantic_search
 from transformers.hf_argparser import HfArg
 
-from ..files.texts import check_leaves_tokens
 from ..files.trust import check_source, keep_known_settings
-from ..runs import MINI_MODEL_PATH
-from ..runs.arguments import ResumeArguments
-from ..runs.manifests import CheckedCheckpoints
-from .training_sets import MOST_HELD_OUT
+from ..runs import MINI_MODEL_PATH, CheckedCheckpoints, ResumeArguments, default_learning_rate
+from .training import PairArguments, train_and_record
 
 
 @dataclass
-class RerankerArguments:
-    """Model and data."""
+class RerankerArguments(PairArguments):
+    """Model and data of the training of a reranker."""
 
-    train_files: list[str] = HfArg(help="Files of pairs: the question in the first column, its answer in the second.")
-    validation_files: list[str] = HfArg(
-        default=None, help="Pairs for the evaluation before and after. Default: rows of the train_files."
-    )
-    held_out_share: float = HfArg(
-        default=0.1,
-        help=f"Share of each of train_files to evaluate on, without validation_files; at most {MOST_HELD_OUT:,} rows.",
-    )
-    model_name_or_path: str = HfArg(default=MINI_MODEL_PATH, help="Model to train: folder or id on the Hub.")
     embedding_model: str = HfArg(
         default=MINI_MODEL_PATH, help="Embedding model that finds the negatives and the candidates of the evaluation."
     )
@@ -48,19 +34,6 @@ class RerankerArguments:
         default=4, help="Wrong answers for each question: those that the embedding model ranks first."
     )
     num_candidates: int = HfArg(default=20, help="Documents to rerank for each question of the evaluation.")
-    max_seq_length: int = HfArg(
-        default=None, help="Length in tokens at which pairs are truncated. Default: the model's, at most 512."
-    )
-
-    def __post_init__(self):
-        for name in ("num_negatives", "num_candidates"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}; give 1 or more")
-        if not 0 <= self.held_out_share < 1:
-            raise ValueError(
-                f"held_out_share={self.held_out_share} is not a share; give 0 for no evaluation, or a number below 1"
-            )
-        check_leaves_tokens(self.max_seq_length)
 
 
 @dataclass
@@ -155,3 +128,57 @@ def reranking_evaluator(
     return CrossEncoderRerankingEvaluator(
         samples, always_rerank_positives=False, name=name, write_csv=False, show_progress_bar=True
     )
+
+
+def train_reranker(
+    model: CrossEncoder,
+    pairs: Mapping[str, Dataset],
+    retriever: SentenceTransformer,
+    training: RerankerTrainingArguments,
+    arguments: RerankerArguments | None = None,
+    held_out: Mapping[str, Dataset] | None = None,
+) -> list[dict]:
+    """Train a reranker on pairs of question and answer, in the folder `training.output_dir`, and save it there.
+
+    Args:
+        model: A cross-encoder with one score, as of `open_reranker`.
+        pairs: Questions and answers by name of the set.
+        retriever: Embedding model that finds the wrong answers and the candidates of the evaluation.
+        training: Training arguments.
+        arguments: Number of wrong answers and of candidates, and the files, which identify the run.
+        held_out: Pairs to evaluate on before and after the training, by name; all answers are the documents.
+
+    Returns:
+        As `train_and_record`; names in `before` that begin with `base_` are metrics of the retriever alone.
+
+    Raises:
+        FileExistsError: The folder holds another model or checkpoints of another run.
+        ValueError: A set has no wrong answers, or as of `train_and_record`.
+    """
+    arguments, held_out = arguments or RerankerArguments(model[0].model.name_or_path), held_out or {}
+    sets = labelled_pairs(pairs, retriever, arguments.num_negatives)
+    documents = sorted({answer for rows in (*pairs.values(), *held_out.values()) for answer in rows["positive"]})
+    rows = {name: sum(part["label"]) for name, part in sets.items()}
+    num_wrong = sum(map(len, sets.values())) - sum(rows.values())
+    print(f"{sum(rows.values()):,} pairs, {num_wrong:,} negatives", flush=True)
+    training.learning_rate = training.learning_rate or default_learning_rate(model.config)
+    scores = train_and_record(
+        RerankerTrainer,
+        model,
+        training,
+        sets,
+        reranking_loss(model, sets),
+        [
+            reranking_evaluator(part, documents, retriever, name, arguments.num_candidates)
+            for name, part in held_out.items()
+        ],
+        arguments,
+        files=[retriever[0].model.name_or_path],
+        rows=rows,
+        remark=f"An embedding model found {num_wrong:,} wrong answers to the questions.",
+    )
+    for score in scores:
+        found, base = score["metrics"]["ndcg@10"], score["before"]["base_ndcg@10"]
+        advice = "" if found > base else "; the reranker is not better: do not use it, or train it on more pairs"
+        print(f"{score['dataset']}: nDCG@10 {base:.4f} of the embedding model alone{advice}")
+    return scores

@@ -3,11 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from datasets import Dataset
-from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
-
-from .contextual import contextual_model, fit_context
-from .instructions import Sides
 
 
 def pairs_evaluator(
@@ -18,7 +14,7 @@ def pairs_evaluator(
     For each query (first column), it ranks all documents (second column and distractors); the paired document is correct.
 
     Args:
-        pairs: Two columns, as `training_sets.read_pairs` returns them.
+        pairs: Two columns, as `read_pairs` returns them.
         name: Prefix of each metric's name.
         distractors: Additional documents to rank.
         prompts: `query_prompt` and `corpus_prompt`, the texts before queries and documents; by default those of the model.
@@ -44,7 +40,7 @@ def pairs_evaluator(
 
 
 def pairs_evaluators(
-    sets: Mapping[str, Dataset], prompts: Mapping[str, str] | None = None, sides: Sides = "both"
+    sets: Mapping[str, Dataset], prompts: Mapping[str, str] | None = None, sides: str = "both"
 ) -> list[InformationRetrievalEvaluator]:
     """Return an evaluator of the pairs of each set.
 
@@ -59,24 +55,3 @@ def pairs_evaluators(
         corpus_prompt = prompt if sides == "both" else None
         evaluators.append(pairs_evaluator(pairs, name, query_prompt=prompt, corpus_prompt=corpus_prompt))
     return evaluators
-
-
-class EvaluatorInContext(InformationRetrievalEvaluator):
-    """Evaluator of `pairs_evaluator` for a contextual model: the context is a sample of the evaluator's own documents.
-
-    Args:
-        evaluator: Evaluator of a plain model.
-    """
-
-    def __init__(self, evaluator: InformationRetrievalEvaluator) -> None:
-        self.__dict__.update(vars(evaluator))
-
-    def __call__(self, model: SentenceTransformer, *args, **kwargs) -> dict[str, float]:
-        """Evaluate in the context, and restore the model's own."""
-        contextual = contextual_model(model)
-        own = contextual.context if contextual.config.has_context else None
-        fit_context(model, self.corpus)
-        try:
-            return super().__call__(model, *args, **kwargs)
-        finally:
-            contextual.set_context(own)

@@ -2,54 +2,55 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+from huggingface_hub.constants import HF_HOME
 from tqdm.auto import tqdm
 
-from ..runs import MINI_MODEL_PATH
-from ..runs.commands import one_line
-from .kept import BLOCK, CACHE, Kept
-from .memory import check_memory
+from ..files.texts import printable
+from ..runs import MINI_MODEL_PATH, one_line
+from .kept import Kept
 from .models import fingerprint
-from .passages import CONVERTED, Passage, PassageReader, find_files
-from .vector_files import longest_input, open_for_inference, set_max_length
+from .passages import PassageReader, find_files
+from .vector_files import longest_input, open_for_inference
 
+CACHE = Path(HF_HOME) / "neobert_hf" / "search"  # may be deleted at any time
 # Tokens of a passage, if the model reads more: one vector of a long text says little about each of its parts.
 LONGEST = 512
 SHOWN_LINES, SHOWN_PROBLEMS = 3, 3
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A passage that answers a question.
+class Passage:
+    """A passage of a file.
 
     Args:
         file: Path of the file.
-        line: Line of the passage; see `Passage`.
-        score: Similarity of question and passage, as the model defines it: mostly the cosine.
+        line: Line where the passage begins, from 1: of the file or of its converted text; in Parquet and in a JSON list, the row.
+        score: Of an answer: the similarity of question and passage as the model defines it, mostly the cosine.
         text: The passage.
     """
 
     file: str
     line: int
-    score: float
+    score: float | None
     text: str
 
 
 class DocumentSearch:
-    """The passages of files and folders with their vectors, which questions search exactly.
+    """The passages of files and folders with their vectors (passages, dimension), which questions search exactly.
 
-    Vectors are kept by content, so a later search embeds the passages that are new or changed.
+    Passages and vectors are kept by content, so a later search embeds the passages that are new or changed.
 
     Args:
         paths: Files, folders, and patterns such as `notes/**/*.md`. A folder contributes the files whose suffix is in
@@ -57,13 +58,11 @@ class DocumentSearch:
         model: Embedding model, as a folder or a Hub id.
         max_length: Longest passage in tokens, special tokens included; by default what the model reads, at most 512.
         text_column: Column of the texts in .jsonl, .json, .csv, .tsv and .parquet.
-        cache: SQLite file that keeps the vectors, by default in the cache of Hugging Face; what no search has used for 30
-            days is removed.
+        cache: Folder with a file for each model, by default in the cache of Hugging Face.
 
     Raises:
         ValueError: There is no text, a named file is not valid, or the model cannot be opened.
         OSError: A path does not exist, or a named file cannot be read.
-        RuntimeError: The cache cannot be read or written.
         ImportError: The format of a named file needs a package that is not installed.
     """
 
@@ -76,50 +75,33 @@ class DocumentSearch:
         cache: str | Path | None = None,
     ) -> None:
         files, self.skipped = find_files(paths, PassageReader.SUFFIXES)
-        self.problems = []  # one line for each file of a folder that cannot be read
-        sizes = {file: os.stat(file).st_size for file in files if file.exists()}
-        num_bytes = sum(size for file, size in sizes.items() if file.suffix.lower() not in CONVERTED)
-        check_memory(num_bytes, f"searching {', '.join(paths)}", "search fewer files at once")
-        self.encoder = open_for_inference(model)
-        longest = longest_input(self.encoder)
-        if longest is not None:
-            set_max_length(self.encoder, max_length)
-        self.passages, vectors = [], bytearray()
-        with closing(Kept(Path(cache or CACHE))) as kept:
-            reader = PassageReader(self.encoder, max_length or min(longest or LONGEST, LONGEST), kept, text_column)
-            identity = f"document {fingerprint(self.encoder, {})}"
-            passages = self._read(files, sizes, reader)
-            while block := list(islice(passages, BLOCK)):
-                self.passages += block
-                vectors += kept.vectors([passage.text for passage in block], self._encode, identity).tobytes()
-            kept.remove_old()
-        if not self.passages:
-            problems = "".join(f"; {problem}" for problem in self.problems[:1])
-            raise ValueError(f"{', '.join(paths)}: no text to search{problems}; {self.summary().splitlines()[0]}")
-        self.vectors = np.frombuffer(vectors, np.float32).reshape(len(self.passages), -1)
-
-    def _read(self, files: dict[Path, bool], sizes: dict[Path, int], reader: PassageReader) -> Iterator[Passage]:
-        """Passages of all files, with a progress bar; a file of a folder that cannot be read is skipped from there on."""
-        # The bar appears after a second: a search whose vectors are all kept has none.
-        with tqdm(total=sum(sizes.values()), unit="B", unit_scale=True, desc="reading", delay=1, disable=None) as bar:
-            for file, is_named in files.items():
-                left = sizes.get(file, 0)
+        self.encoder = open_for_inference(model, max_length)
+        length = max_length or min(longest_input(self.encoder) or LONGEST, LONGEST)
+        reader = PassageReader(self.encoder, length, text_column)
+        identity = f"{fingerprint(self.encoder, {})}-{reader.capacity}"
+        kept = Kept(Path(cache or CACHE, identity), f"search {identity}")
+        self.passages, self.problems = [], []  # a problem is a line about a file of a folder that cannot be read
+        try:
+            for file, is_named in tqdm(files.items(), "reading", unit="file", delay=1, disable=None):
                 try:
-                    for passage in reader.read(file):
-                        step = min(left, len(passage.text.encode()))
-                        left -= step
-                        bar.update(step)
-                        yield passage
+                    key = hashlib.sha256(f"{file.suffix} {text_column}\n".encode() + file.read_bytes()).hexdigest()
+                    found = kept.passages(key, partial(reader.read, file))
                 except (ValueError, OSError, ImportError) as error:
                     if is_named:
                         raise
-                    self.problems.append(one_line(error))
-                bar.update(left)
+                    problem = one_line(error)
+                    self.skipped["not read"] += 1
+                    self.problems.append(problem if str(file) in problem else f"{file}: {problem}")
+                else:
+                    self.passages += [Passage(str(file), line, None, text) for line, text in found]
+            if not self.passages:
+                raise ValueError(f"{', '.join(paths)}: no text to search; {'; '.join(self.summary().splitlines())}")
+            encode = partial(self.encoder.encode_document, batch_size=64, show_progress_bar=False)
+            self.vectors = kept.vectors([passage.text for passage in self.passages], encode)
+        finally:
+            kept.save()
 
-    def _encode(self, texts: list[str]) -> np.ndarray:
-        return self.encoder.encode_document(texts, batch_size=64, show_progress_bar=False)
-
-    def search(self, question: str, top_k: int = 5) -> list[Answer]:
+    def search(self, question: str, top_k: int = 5) -> list[Passage]:
         """Return the passages that answer a question best, best first.
 
         Raises:
@@ -131,19 +113,14 @@ class DocumentSearch:
         vector = np.asarray(self.encoder.encode_query([question], show_progress_bar=False), np.float32)
         options = {"top_k": top_k, "score_function": self.encoder.similarity, "corpus_chunk_size": 1 << 16}
         hits = semantic_search(vector, self.vectors, **options)[0]
-        return [Answer(score=hit["score"], **vars(self.passages[hit["corpus_id"]])) for hit in hits]
+        return [replace(self.passages[hit["corpus_id"]], score=hit["score"]) for hit in hits]
 
     def summary(self) -> str:
-        """Return one line about what is searched and what was skipped, and a line for each of the first problems."""
+        """Return a line about what is searched and what was skipped, and lines about the first files that cannot be read."""
         num_files = len({passage.file for passage in self.passages})
         skipped = ", ".join(f"{what} {count:,}" for what, count in self.skipped.most_common() if count)
-        lines = [
-            f"files: {num_files:,}, passages: {len(self.passages):,}" + (f"; skipped: {skipped}" if skipped else "")
-        ]
-        lines += [f"not read: {problem}" for problem in self.problems[:SHOWN_PROBLEMS]]
-        if more := self.problems[SHOWN_PROBLEMS:]:
-            lines.append(f"not read: {len(more):,} more files")
-        return "\n".join(lines)
+        first = f"files: {num_files:,}, passages: {len(self.passages):,}; skipped: {skipped or 0}"
+        return "\n".join(map(printable, [first, *self.problems[:SHOWN_PROBLEMS]]))
 
 
 def check_question(question: str, top_k: int) -> None:
@@ -155,39 +132,32 @@ def check_question(question: str, top_k: int) -> None:
 
 
 def search_documents(words: Sequence[str], top_k: int = 5, as_json: bool = False, **options) -> None:
-    """Print the answers to questions: what `neobert search` does.
+    """Print the answers to questions: what `neobert search` does; options and errors are those of `DocumentSearch`.
 
     Args:
-        words: Paths, then the question. If the last word is a path too, the questions are read from the terminal, or from the
-            lines of the standard input.
+        words: Paths, then the question. If the last word is a path too, the questions are read from the standard input.
         top_k: Number of answers.
         as_json: Print a line of JSON for each question, with whole passages.
-        options: Of `DocumentSearch`.
-
-    Raises:
-        ValueError: As of `DocumentSearch` and its `search`; its other errors are raised too.
     """
     has_question = len(words) > 1 and not os.path.lexists(words[-1])
     paths, questions = (words[:-1], [words[-1]]) if has_question else (words, _asked())
-    for question in questions if has_question else ():
-        check_question(question, top_k)
+    if has_question:
+        check_question(words[-1], top_k)
     documents = DocumentSearch(paths, **options)
     print(documents.summary(), file=sys.stderr)
     for question in questions:
         answers = documents.search(question, top_k)
-        if as_json:
-            content = {"question": question, "answers": [vars(answer) for answer in answers]}
-            print(json.dumps(content, ensure_ascii=False), flush=True)
+        if as_json:  # which escapes control characters
+            print(json.dumps({"question": question, "answers": [vars(answer) for answer in answers]}), flush=True)
         else:
-            print("\n\n".join(_shown(answer) for answer in answers), flush=True)
+            print("\n\n".join(map(_shown, answers)), flush=True)
 
 
-def _shown(answer: Answer) -> str:
+def _shown(answer: Passage) -> str:
     """File and line, score, and the first lines of the passage in the width of the terminal."""
-    form = textwrap.TextWrapper(
-        shutil.get_terminal_size().columns, "    ", "    ", max_lines=SHOWN_LINES, placeholder=" ..."
-    )
-    return f"{answer.file}:{answer.line}  ({answer.score:.2f})\n{form.fill(answer.text)}"
+    width, indents = shutil.get_terminal_size().columns, {"initial_indent": "    ", "subsequent_indent": "    "}
+    text = textwrap.fill(printable(answer.text), width, max_lines=SHOWN_LINES, placeholder=" ...", **indents)
+    return f"{printable(answer.file)}:{answer.line}  ({answer.score:.2f})\n{text}"
 
 
 def _asked() -> Iterator[str]:

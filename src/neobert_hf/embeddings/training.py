@@ -1,117 +1,172 @@
-"""A training run of an embedding model or a reranker in its folder: identity, exact resume, evaluation and summary."""
+"""A training of an embedding model or a reranker in its folder: identity, exact resume, evaluation, record."""
+
+# ruff: noqa: RUF009  (HfArg returns a field)
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+import torch
+from datasets import Dataset, DatasetDict
 from sentence_transformers.base.evaluation import BaseEvaluator
 from sentence_transformers.base.trainer import BaseTrainer
-from sentence_transformers.base.training_args import BaseTrainingArguments
+from transformers.hf_argparser import HfArg
 
-from ..files.writing import file_hash, saving, write_json
-from ..runs.card_files import keeping_card
-from ..runs.cards import training_facts, write_card
-from ..runs.folders import SUMMARY, train_or_resume
+from ..files.texts import check_leaves_tokens
+from ..files.writing import file_hash, saving
+from ..runs import MINI_MODEL_PATH, lock_run, train_or_resume, tune_allocator, write_record
 from ..runs.manifests import CHECKPOINTS_INTACT
-from .training_sets import ids_on_hub
+from .pairs import MOST_HELD_OUT, hold_out, read_sets_of_pairs
 
 # Arguments that determine the loss curve; a resumed run must have the same values.
-CURVE = ("max_steps", "learning_rate", "learning_rate_mapping", "lr_scheduler_type", "lr_scheduler_kwargs")
-CURVE += (
-    "warmup_steps",
-    "warmup_ratio",
-    "optim",
-    "optim_args",
-    "weight_decay",
-    "max_grad_norm",
-    "per_device_train_batch_size",
+CURVE = (
+    *("max_steps", "num_train_epochs", "learning_rate", "learning_rate_mapping", "lr_scheduler_type"),
+    *("lr_scheduler_kwargs", "warmup_steps", "warmup_ratio", "optim", "optim_args", "weight_decay", "max_grad_norm"),
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "batch_sampler", "bf16", "fp16", "seed"),
 )
-CURVE += ("gradient_accumulation_steps", "batch_sampler", "bf16", "fp16", "seed")
+# Values of a run that its card shows.
+SHOWN = (
+    *("batch_size", "learning_rate", "warmup_steps", "seed", "max_seq_length", "temperature", "sampling_exponent"),
+    *("num_negatives", "num_candidates", "context_size", "batches"),
+)
 
 
-def train_and_summarize(
-    make_trainer: Callable[[Path | None], BaseTrainer],
-    training: BaseTrainingArguments,
-    arguments: Mapping,
-    files: Sequence[str],
-    num_rows: Mapping[str, int],
-    evaluators: Sequence[BaseEvaluator],
-    shown: Sequence[str],
-) -> dict:
-    """Evaluate the model, train or resume, save it, evaluate it again, and write `training_summary.json` and the card.
+@dataclass
+class PairArguments:
+    """Model and data of a training on pairs."""
 
-    Args:
-        make_trainer: As for `train_or_resume`.
-        training: Training arguments.
-        arguments: Values that identify the run besides the training arguments.
-        files: Files whose content identifies the run: data, and `start_files`.
-        num_rows: Rows of each file or training set, without wrong answers that were added as rows of their own.
-        evaluators: Evaluators of the model before and after the training; both results go into the summary.
-        shown: Names in `arguments` that go into the summary.
+    model_name_or_path: str = HfArg(default=MINI_MODEL_PATH, help="Model to train: folder or id on the Hub.")
+    train_files: list[str] = HfArg(
+        default=None,
+        help="Files of pairs: question and answer in the first two columns. Embeddings learn from negatives in others too.",
+    )
+    validation_files: list[str] = HfArg(
+        default=None, help="Pairs for the evaluation before and after. Default: rows of the train_files."
+    )
+    held_out_share: float = HfArg(
+        default=0.1,
+        help=f"Share of each of train_files to evaluate on, without validation_files; at most {MOST_HELD_OUT:,} rows.",
+    )
+    max_seq_length: int = HfArg(
+        default=None, help="Length in tokens at which inputs are truncated. Default: the model's, at most 512."
+    )
 
-    Returns:
-        The summary; empty in all processes but the first.
+    def __post_init__(self):
+        if not 0 <= self.held_out_share < 1:
+            raise ValueError(
+                f"held_out_share={self.held_out_share} is not a share; give 0 for no evaluation, or a number below 1"
+            )
+        check_leaves_tokens(self.max_seq_length)
+
+
+def open_sets(arguments: PairArguments, seed: int) -> tuple[DatasetDict, DatasetDict]:
+    """Return the sets to train on, and the sets to evaluate on: the validation files, or rows of the train files.
 
     Raises:
-        FileExistsError: The folder holds checkpoints of another run.
-        ValueError: A checkpoint is damaged or belongs to another run.
+        ValueError: No file is named, two files have the same name, or a file is invalid.
     """
+    if not arguments.train_files:
+        raise ValueError("there are no data; give --train_files")
+    sets = read_sets_of_pairs(arguments.train_files)
+    if arguments.validation_files:
+        return sets, read_sets_of_pairs(arguments.validation_files)
+    return hold_out(sets, arguments.held_out_share, seed)
+
+
+def train_and_record(
+    trainer_class: type[BaseTrainer],
+    model: torch.nn.Module,
+    training: Any,
+    sets: Mapping[str, Dataset],
+    loss: torch.nn.Module,
+    evaluators: Sequence[BaseEvaluator],
+    arguments: Any,
+    files: Sequence[str | Path | None] = (),
+    rows: Mapping[str, int] | None = None,
+    **facts,
+) -> list[dict]:
+    """Evaluate the model, train or resume, save it, evaluate it again, and write the record of the training.
+
+    Args:
+        trainer_class: A trainer of sentence-transformers with `CheckedCheckpoints`.
+        model: The model, which is trained.
+        training: Training arguments, with `ResumeArguments`.
+        sets: Rows by name.
+        loss: Loss of the model.
+        evaluators: Evaluators of the model before and after the training.
+        arguments: A dataclass, whose values identify the run; `train_files` are data.
+        files: Further files of data and folders of models that identify the run by their content.
+        rows: Rows by name of the set, if wrong answers were added as rows of their own.
+        facts: `datasets` and `remark` of the record.
+
+    Returns:
+        The scores of the record: for each evaluator the metrics after the training, and those `before` it; none in all processes
+        but the first.
+
+    Raises:
+        FileExistsError: The folder holds another model, or checkpoints of another run.
+        ValueError: A checkpoint is damaged or belongs to another run, or another training writes to the folder.
+    """
+    source, folder = arguments.model_name_or_path, Path(training.output_dir)
+    values = asdict(arguments) | {"max_seq_length": model.max_seq_length}
     run = {
-        "arguments": dict(arguments),
-        "sha256": {file: file_hash(Path(file)) for file in files},
-        "num_rows": dict(num_rows),
+        "arguments": {name: values[name] for name in values if name not in ("validation_files", "clusters_dir")},
+        "sha256": {
+            str(file): file_hash(file) for file in _input_files([*(arguments.train_files or ()), *files, source])
+        },
+        "num_rows": {name: len(part) for name, part in sets.items()},
         "batch_size": training.train_batch_size * training.gradient_accumulation_steps * training.world_size,
         **{name: value for name, value in training.to_dict().items() if name in CURVE},
     }
-    before = {}
+    before: list[dict] = []
 
-    def make_and_evaluate(checkpoint: Path | None) -> BaseTrainer:
+    def make_trainer(checkpoint: Path | None) -> BaseTrainer:
         """The model still has the weights of the start: Trainer loads those of the checkpoint later."""
-        trainer = make_trainer(checkpoint)
-        before.update(_evaluate(trainer, evaluators))
+        trainer = trainer_class(model, training, train_dataset=sets, loss=loss, evaluator=list(evaluators) or None)
+        before.extend(_evaluate(trainer, evaluators))
         return trainer
 
-    trainer = train_or_resume(make_and_evaluate, training, run)
-    with saving(Path(training.output_dir), CHECKPOINTS_INTACT), keeping_card(training.output_dir):
-        trainer.save_model()
-    if not trainer.is_world_process_zero():
-        return {}
-    summary = {
-        "steps": trainer.state.global_step,
-        **{name: run[name] for name in ("batch_size", "learning_rate", "seed")},
-        "num_rows": sum(map(len, trainer.train_dataset.values())),
-        **{name: arguments[name] for name in shown},
-        "before": before,
-        "after": _evaluate(trainer, evaluators),
-    }
-    write_json(Path(training.output_dir, SUMMARY), summary, CHECKPOINTS_INTACT)
-    names = {Path(file).stem: Path(file).name for file in arguments.get("train_files") or ()}
-    num_wrong = summary["num_rows"] - sum(num_rows.values())
-    facts = training_facts(
-        training,
-        arguments["model_name_or_path"],
-        rows={names.get(name, name): number for name, number in num_rows.items()},
-        remark=f"An embedding model found {num_wrong:,} wrong answers to the questions." if num_wrong else "",
-        datasets=ids_on_hub(arguments, num_rows),
-    )
-    write_card(training.output_dir, facts, trainer.accelerator.unwrap_model(trainer.model))
-    for name in (evaluator.primary_metric for evaluator in evaluators):
-        print(f"{name}: {before[name]:.4f} before the training, {summary['after'][name]:.4f} after it")
-    print(json.dumps(summary))
-    return summary
+    if training.device.type == "cpu":
+        tune_allocator()
+    with lock_run(folder):
+        trainer = train_or_resume(make_trainer, training, run)
+        with saving(folder, CHECKPOINTS_INTACT):
+            trainer.save_model()
+        if not trainer.is_world_process_zero():
+            return []
+        (folder / "README.md").unlink(missing_ok=True)  # sentence-transformers shows texts of the training data
+        scores = []
+        for evaluator, old, new in zip(evaluators, before, _evaluate(trainer, evaluators)):
+            name = evaluator.primary_metric.removeprefix(f"{evaluator.name}_")
+            print(f"{evaluator.name} {name}: {old[name]:.4f} before the training, {new[name]:.4f} after it")
+            metrics = {name: value for name, value in new.items() if not name.startswith("base_")}
+            scores.append({"dataset": evaluator.name, "split": "validation", "metrics": metrics, "before": old})
+        figures = {**run, **values}
+        settings = {"steps": trainer.state.global_step, **{name: figures[name] for name in SHOWN if name in figures}}
+        names = {Path(file).stem: Path(file).name for file in arguments.train_files or ()}
+        rows = {names.get(name, name): number for name, number in (rows or run["num_rows"]).items()}
+        write_record(folder, training, source=source, rows=rows, scores=scores, settings=settings, **facts)
+    return scores
 
 
-def _evaluate(trainer: BaseTrainer, evaluators: Sequence[BaseEvaluator]) -> dict[str, float]:
-    """Metrics by name; none in all processes but the first."""
+def _evaluate(trainer: BaseTrainer, evaluators: Sequence[BaseEvaluator]) -> list[dict[str, float]]:
+    """Metrics of each evaluator by name, without its own name; none in all processes but the first."""
     used = evaluators if trainer.is_world_process_zero() else ()
-    return {name: float(value) for evaluator in used for name, value in evaluator(trainer.model).items()}
+    return [
+        {name.removeprefix(f"{evaluator.name}_"): float(value) for name, value in evaluator(trainer.model).items()}
+        for evaluator in used
+    ]
 
 
-def start_files(folder: str) -> list[str]:
-    """Return the files that identify the model or tokenizer from which a run starts; none if it is not a folder.
+def _input_files(paths: Sequence[str | Path | None]) -> list[Path]:
+    """The files of a run: data, and weights and tokenizer of folders of models; none for ids on the Hub.
 
     A folder whose model was trained again is another start. Its config does not count: it names the version of transformers.
     """
-    return sorted(str(file) for name in ("model*.safetensors", "tokenizer.json") for file in Path(folder).glob(name))
+    found = []
+    for path in map(Path, filter(None, paths)):
+        found += [path] if path.is_file() else sorted([*path.glob("model*.safetensors"), *path.glob("tokenizer.json")])
+    return found

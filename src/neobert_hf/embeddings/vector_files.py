@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-import sys
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 import torch
-from tqdm.auto import tqdm
 
 from ..files.rows import SUFFIXES, read_text_column
 from ..files.texts import check_leaves_tokens, check_max_length
 from ..files.wordpiece import plain_tokenizer
-from ..files.writing import write_error, writing
+from ..files.writing import writing
 from ..model.machine_neobert import best_dtype
 from ..runs import MINI_MODEL_PATH
-from .kept import BLOCK, Kept
-from .memory import check_memory
+from .kept import Kept
 from .models import fingerprint, open_embedding_model
 from .passages import find_files
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-Blocks = Iterator[tuple[list[str], np.ndarray]]  # texts with their vectors (texts, dimension)
+OUTPUTS = (".npy", ".jsonl", ".parquet")
 
 
 def embed_files(
@@ -45,12 +41,10 @@ def embed_files(
 ) -> dict:
     """Embed the texts of files, and write the embeddings to a file.
 
-    The vectors are kept in the file OUTPUT.vectors until the output is complete, so a call after an interruption embeds only
-    what is missing.
+    OUTPUT.vectors keeps the vectors until the output is complete, so a call after an interruption embeds what is missing.
 
     Args:
-        files: Files, folders, and patterns such as `data/*.csv`. Texts are in .txt (a text in each line), .jsonl, .json, .csv,
-            .tsv or .parquet.
+        files: Files, folders, and patterns. Texts are in .txt (a text in each line), .jsonl, .json, .csv, .tsv or .parquet.
         output: File to write: .npy holds the embeddings (texts, dimension) in float32; .jsonl and .parquet hold the columns text
             and embedding.
         model: Embedding model, as a folder or a Hub id.
@@ -65,82 +59,45 @@ def embed_files(
         the length in tokens that the model reads, and how many texts are longer (None if the tokenizer is not a fast one).
 
     Raises:
-        ValueError: The output has another ending, is an input, or is a folder; a text is not valid; the model cannot be opened;
-            or the work needs more memory than is free.
+        ValueError: The output has another ending or is an input, a text is not valid, or the model cannot be opened.
         OSError: A file cannot be read, or the output cannot be written.
-        RuntimeError: The vectors cannot be kept.
     """
-    suffixes = (".txt", *SUFFIXES)
-    named, skipped = find_files(files, suffixes)
-    found = list(named)
+    suffixes, target = (".txt", *SUFFIXES), Path(output)
+    found, skipped = find_files(files, suffixes)
     if not found:
         raise ValueError(f"{', '.join(files)}: no file ends in {', '.join(suffixes)}; choose files of texts")
-    _check_output(Path(output), found)
-    check_memory(sum(file.stat().st_size for file in found), f"reading {', '.join(files)}", "split the file")
+    if target.suffix not in OUTPUTS:
+        raise ValueError(f"output={output} ends in none of {', '.join(OUTPUTS)}; choose one of them")
+    if target.exists() and any(target.samefile(file) for file in found if file.exists()):
+        raise ValueError(f"output={output} is also an input, whose other columns would be lost; name another file")
     texts = [text for _, text in read_text_column(found, text_column)]
-    encoder = open_for_inference(model)
-    set_max_length(encoder, max_length)
-    check_memory(
-        _needed_bytes(encoder, batch_size),
-        f"embedding {len(texts):,} texts, {batch_size} at once",
-        "choose a smaller batch size, or split the file",
-    )
+    encoder = open_for_inference(model, max_length)
+    if max_length is not None and longest_input(encoder) is None:
+        raise ValueError(f"max_length={max_length}, but this model reads texts of any length; leave out max_length")
     options = {"prompt_name": prompt_name, "normalize_embeddings": normalize}
+    kept = Kept(Path(f"{output}.vectors"), f"embed {fingerprint(encoder, {})} {options}")
+    kept.passages(hashlib.sha256(json.dumps(texts).encode()).hexdigest(), partial(enumerate, texts))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    kept.save(is_required=True)  # an error comes before the work
     encode = partial(encoder.encode, batch_size=batch_size, show_progress_bar=False, **options)
-    kept = Kept(Path(f"{output}.vectors"))
-    vectors = partial(kept.vectors, encode=encode, identity=f"{fingerprint(encoder, {})} {options}")
-    blocks = [texts[start : start + BLOCK] for start in range(0, len(texts), BLOCK)]
-    with closing(kept):
-        num_done = 0
-        with tqdm(total=len(texts), unit="text", disable=None) as bar:
-            try:
-                for block in blocks:
-                    dimension = vectors(block).shape[1]
-                    num_done += len(block)
-                    bar.update(len(block))
-            except KeyboardInterrupt:
-                done = f"{num_done:,} of {len(texts):,} texts are embedded"
-                bar.write(f"interrupted: {done}; the same command continues", sys.stderr)
-                raise
-        with writing(Path(output)) as handle:
-            embedded = ((block, vectors(block)) for block in blocks)
-            WRITERS[Path(output).suffix](handle, embedded, (len(texts), dimension))
-    kept.delete()
+    try:
+        vectors = kept.vectors(texts, encode)
+        with writing(target) as handle:
+            _write(handle, target.suffix, texts, vectors)
+    except BaseException:  # Ctrl-C too
+        kept.save()
+        raise
+    kept.file.unlink(missing_ok=True)
     prompt = encoder.prompts.get(prompt_name or encoder.default_prompt_name, "")
     return {
         "output": output,
         "files": len(found),
         "skipped_files": skipped.total(),
         "texts": len(texts),
-        "dimension": dimension,
+        "dimension": vectors.shape[1],
         "max_seq_length": longest_input(encoder),
-        "truncated": _num_truncated(encoder, (prompt + text for text in texts)),
+        "truncated": _num_truncated(encoder, [prompt + text for text in texts]),
     }
-
-
-def _needed_bytes(encoder: SentenceTransformer, batch_size: int) -> int:
-    """A lower bound: on a CPU the states of a feed-forward layer for a batch of maximum length."""
-    config = getattr(encoder[0], "config", None)  # a StaticEmbedding has none
-    if not hasattr(config, "hidden_size") or encoder.device.type != "cpu":
-        return 0
-    inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-    width = 3 * config.hidden_size + inner
-    return batch_size * (encoder.max_seq_length or 512) * width * encoder.dtype.itemsize
-
-
-def set_max_length(encoder: SentenceTransformer, max_length: int | None) -> None:
-    """Set the number of tokens at which a model truncates a text; None changes nothing.
-
-    Raises:
-        ValueError: The model has no positions for this length, or reads texts of any length.
-    """
-    if max_length is None:
-        return
-    check_leaves_tokens(max_length, "max_length")
-    if longest_input(encoder) is None:
-        raise ValueError(f"max_length={max_length}, but this model reads texts of any length; leave out max_length")
-    check_max_length(encoder[0].model, max_length, "max_length")
-    encoder.max_seq_length = max_length
 
 
 def longest_input(model: SentenceTransformer) -> int | None:
@@ -149,72 +106,52 @@ def longest_input(model: SentenceTransformer) -> int | None:
     return None if longest is None or math.isinf(longest) else int(longest)
 
 
-def _num_truncated(model: SentenceTransformer, inputs: Iterable[str]) -> int | None:
+def _num_truncated(model: SentenceTransformer, inputs: list[str]) -> int | None:
     """The number of inputs that are longer than `longest_input`; None if the tokenizer is not a fast one."""
     longest = longest_input(model)
-    if longest is None:
-        return 0
-    if not getattr(model.tokenizer, "is_fast", False):
-        return None
+    if longest is None or not getattr(model.tokenizer, "is_fast", False):
+        return 0 if longest is None else None
     tokenizer = plain_tokenizer(model.tokenizer)
-    candidates = [text for text in inputs if len(text.encode()) > longest - 2]  # a token has at least a byte
-    parts = (candidates[i : i + 1024] for i in range(0, len(candidates), 1024))
-    return sum(len(tokens) > longest for part in parts for tokens in tokenizer.encode_batch_fast(part))
+    candidates = (text for text in inputs if len(text.encode()) > longest - 2)  # a token has at least a byte
+    return sum(len(tokenizer.encode(text)) > longest for text in candidates)
 
 
-def open_for_inference(model: str) -> SentenceTransformer:
+def open_for_inference(model: str, max_length: int | None = None) -> SentenceTransformer:
     """Open an embedding model in the dtype of its config; bf16 weights in the dtype that is fastest on this machine.
 
+    `max_length` is the length in tokens at which texts are truncated; a model that reads texts of any length ignores it.
+
     Raises:
-        ValueError: The model cannot be opened.
+        ValueError: The model cannot be opened, or has no positions for this length.
     """
     from sentence_transformers.util import get_device_name
 
-    if model == MINI_MODEL_PATH:  # stored in bf16, although its config declares float32
-        return open_embedding_model(model, model_kwargs={"dtype": best_dtype(get_device_name())})
+    # The mini model is stored in bf16, although its config declares float32.
+    options = {"model_kwargs": {"dtype": best_dtype(get_device_name())}} if model == MINI_MODEL_PATH else {}
     try:
-        encoder = open_embedding_model(model)
+        encoder = open_embedding_model(model, **options)
     except (OSError, ValueError) as error:
         raise ValueError(f"model={model} cannot be opened ({error}); give an existing folder or a Hub id") from error
-    return encoder.to(best_dtype(encoder.device)) if encoder.dtype == torch.bfloat16 else encoder
+    if max_length is not None and longest_input(encoder) is not None:
+        check_leaves_tokens(max_length, "max_length")
+        check_max_length(encoder[0].model, max_length, "max_length")
+        encoder.max_seq_length = max_length
+    if encoder.dtype == torch.bfloat16 and not options:
+        encoder.to(best_dtype(encoder.device))
+    return encoder
 
 
-def _check_output(output: Path, files: Sequence[Path]) -> None:
-    """Raise an error before the work if the output cannot be written."""
-    if output.suffix not in WRITERS:
-        raise ValueError(f"output={output} ends in none of {', '.join(WRITERS)}; choose one of them")
-    if output.exists() and any(output.samefile(file) for file in files if file.exists()):
-        raise ValueError(f"output={output} is also an input, whose other columns would be lost; name another file")
-    if output.is_dir():
-        raise ValueError(f"output={output} is a folder; name a file")
-    try:
-        with tempfile.TemporaryFile(dir=output.parent) as handle:
-            handle.write(b"0" * 4096)
-    except OSError as error:
-        raise write_error(error, output, "no text was embedded") from error
-
-
-def _write_npy(handle: BinaryIO, blocks: Blocks, shape: tuple[int, int]) -> None:
-    header = {"descr": "<f4", "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(handle, header)
-    handle.writelines(np.ascontiguousarray(vectors, "<f4").data for _, vectors in blocks)
-
-
-def _write_jsonl(handle: BinaryIO, blocks: Blocks, shape: tuple[int, int]) -> None:
-    for texts, vectors in blocks:
+def _write(handle: BinaryIO, suffix: str, texts: list[str], vectors: np.ndarray) -> None:
+    if suffix == ".npy":  # the error of `np.save` would not say that the disk is full
+        header = {"descr": "<f4", "fortran_order": False, "shape": vectors.shape}
+        np.lib.format.write_array_header_1_0(handle, header)
+        handle.write(vectors.data)
+    elif suffix == ".jsonl":
         rows = ({"text": text, "embedding": vector.tolist()} for text, vector in zip(texts, vectors))
         handle.writelines(f"{json.dumps(row)}\n".encode() for row in rows)
+    else:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
 
-
-def _write_parquet(handle: BinaryIO, blocks: Blocks, shape: tuple[int, int]) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    schema = pa.schema({"text": pa.string(), "embedding": pa.list_(pa.float32(), shape[1])})
-    with pq.ParquetWriter(handle, schema) as writer:
-        for texts, vectors in blocks:
-            embeddings = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), shape[1])
-            writer.write_table(pa.table([pa.array(texts, pa.string()), embeddings], schema=schema))
-
-
-WRITERS = {".npy": _write_npy, ".jsonl": _write_jsonl, ".parquet": _write_parquet}
+        embeddings = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
+        pq.write_table(pa.table({"text": pa.array(texts, pa.string()), "embedding": embeddings}), handle)

@@ -79,7 +79,8 @@ def saving(target: Path, hint: str = UNCHANGED) -> Iterator[None]:
         if code := re.search(r"\(os error (\d+)\)", text):  # a Rust error of safetensors or tokenizers
             number = int(code[1])
             raise write_error(OSError(number, os.strerror(number)), target, hint) from error
-        if isinstance(error, SafetensorError) or "inline_container.cc" in text:  # the writer of torch.save
+        is_of_torch = "inline_container.cc" in text or "iostream error" in text  # the writer of torch.save
+        if isinstance(error, SafetensorError) or is_of_torch:
             raise write_error(OSError(text), target, hint) from error
         raise
 
@@ -128,22 +129,3 @@ def file_hash(file: Path) -> str:
         while part := handle.read(1 << 20):
             digest.update(part)
     return digest.hexdigest()
-
-
-# To be removed with their last callers, in pretraining and runs: a marker that lists files and sizes takes their place.
-
-
-def sealed(content: dict) -> dict:
-    """Return a copy with a checksum of the content, which `read_sealed` verifies."""
-    return {**content, "checksum": content_hash(content)}
-
-
-def read_sealed(file: Path, remedy: str) -> dict:
-    """Return the content of a JSON file that was `sealed`; a ValueError with the remedy if it is damaged."""
-    try:
-        content = dict(json.loads(file.read_text("utf-8")))
-        if content.pop("checksum", None) != content_hash(content):
-            raise ValueError("its checksum is wrong or missing")
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{file} is damaged ({error}); {remedy}") from error
-    return content

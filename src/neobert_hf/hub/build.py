@@ -31,7 +31,6 @@ from ..files.trust import (
 from ..files.writing import file_hash, saving, write_json
 from ..model import modeling_neobert
 from ..model.configuration_neobert import NeoBERTConfig
-from ..model.contextual_neobert import ContextualNeoBERTConfig, ContextualNeoBERTModel
 from ..model.modeling_neobert import AUTO_CLASSES
 from ..runs.card_files import CARD, check_metadata, editing_card, is_edited, read_card, seal_of
 from ..runs.cards import CardFacts, write_card
@@ -161,9 +160,7 @@ def load_model(folder: Path, source: str) -> PreTrainedModel:
     stored = read_config(folder)  # the class of another model may refuse this config before its type is known
     name, kind = (stored.get("architectures") or ["NeoBERTForMaskedLM"])[0], stored.get("model_type")
     model_class = getattr(modeling_neobert, str(name), None)
-    if kind == ContextualNeoBERTConfig.model_type and (folder / "modules.json").exists():
-        model_class = ContextualNeoBERTModel
-    elif kind != NeoBERTConfig.model_type or model_class not in AUTO_CLASSES.values():
+    if kind != NeoBERTConfig.model_type or model_class not in AUTO_CLASSES.values():
         raise ValueError(
             f"{source} holds a {name} of the type {kind}, which is no NeoBERT; choose a checkpoint of "
             + ", ".join(other.__name__ for other in AUTO_CLASSES.values() if other is not NeoBERTConfig)

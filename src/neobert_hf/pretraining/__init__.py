@@ -1,1 +1,20 @@
-"""Pretraining: corpus, tokenizing, documents, packing, collators; recipes, arguments, rows, trainer, and `pretrain`."""
+"""Pretraining: from text to a model, by the paper's recipe, with exact resume."""
+
+from ..lazy import lazy_names
+
+# Training needs datasets, accelerate and datatrove (the extra `train`), so a name is imported when it is used.
+NAMES_OF = {
+    "arguments": ("CorpusArguments", "PretrainingArguments"),
+    "collators": ("PackedMLMCollator",),
+    "corpus": ("Corpus",),
+    "documents": ("Documents", "Selection", "verify_documents"),
+    "flops": ("training_flops",),
+    "packing": ("MixedRows", "PackedRows", "PackedStream"),
+    "plans": ("PackingPlan", "PackingSettings", "make_packing_plan", "read_packing_plan", "write_packing_plan"),
+    "recipes": ("RECIPES", "Recipe", "load_recipe"),
+    "tokenizing": ("tokenize", "typed_options"),
+    "training": ("build_model", "pretrain"),
+    "trainer": ("PretrainingTrainer", "predicted_tokens"),
+    "vocabulary": ("adapt_vocabulary", "old_tokens", "write_adapted_model"),
+}
+__getattr__, __all__ = lazy_names(__name__, NAMES_OF)

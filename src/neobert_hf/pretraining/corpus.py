@@ -10,6 +10,8 @@ from pathlib import Path
 from datasets import IterableDataset, load_dataset
 
 from ..files.rows import SAMPLES, checked_text, read_texts
+from .arguments import CorpusArguments
+from .recipes import Recipe
 
 SAMPLE_BYTES = 1 << 20
 NUM_SAMPLES = 4096  # in all files together: 4 GiB, a few seconds of work
@@ -103,6 +105,13 @@ class Corpus:
             name = self.dataset_name or ", ".join(map(str, self.files))
             raise ValueError(f"{name} holds no document; give a source with text")
         return stream
+
+
+def open_corpus(data: CorpusArguments, recipe: Recipe, files: Sequence[str] | None) -> Corpus:
+    """Open the text of the files; without files, of the named dataset; without a name, of the recipe's dataset."""
+    name = None if files else data.dataset_name or recipe.corpus
+    column = data.text_column or (recipe.text_column if name == recipe.corpus else "text")
+    return Corpus(files, name, data.dataset_config, text_column=column, sample_by=data.sample_by)
 
 
 def _read(parts: list[tuple[str, int]], num_parts: int, text_column: str, sample_by: str) -> Iterator[dict]:

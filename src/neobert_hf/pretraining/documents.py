@@ -12,10 +12,13 @@ from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
 import numpy as np
+from torch.utils.data import Subset
+from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerFast
 
+from ..files.trust import read_json
 from ..files.wordpiece import tokenizer_hash
-from ..files.writing import content_hash, file_hash, read_sealed
+from ..files.writing import content_hash, file_hash
 from .permutation import Permutation
 
 MANIFEST = "manifest.json"
@@ -36,35 +39,38 @@ def _map(folder, dtype, task):
     return np.memmap(files["ids"], dtype, mode="r"), np.memmap(files["ends"], ENDS_DTYPE, mode="r")
 
 
+def is_whole(folder: Path, task: dict) -> bool:
+    """Whether the files of a task have the sizes that its record says."""
+    sizes = {"ids": task["tokens"] * np.dtype(task["dtype"]).itemsize, "ends": task["documents"] * ENDS_DTYPE.itemsize}
+    files = task_files(folder, task["task"])
+    return all(file.is_file() and file.stat().st_size == sizes[name] for name, file in files.items())
+
+
 class Documents(Sequence):
     """Documents of a folder, by number.
 
     Args:
         folder: Folder that `tokenize` wrote.
-        verify: Compare the checksum of every file, which reads all of them once.
 
     Raises:
         FileNotFoundError: The folder holds no finished documents.
-        ValueError: A file is missing or damaged. Without `verify`, only the sizes of files are compared.
+        ValueError: A file is missing or has another size than the manifest says; `verify_documents` compares the content too.
     """
 
-    def __init__(self, folder: str | Path, verify: bool = False):
+    def __init__(self, folder: str | Path):
         self.folder = Path(folder)
         if not (self.folder / MANIFEST).is_file():
             raise FileNotFoundError(
                 f"{self.folder} holds no {MANIFEST}; tokenize into it first, or again if that was interrupted"
             )
-        self.manifest = read_sealed(self.folder / MANIFEST, REMEDY)
+        self.manifest = read_json(self.folder / MANIFEST)
         self.special_tokens = tuple(self.manifest["special_tokens"])
         self._dtype = np.dtype(self.manifest["dtype"])
         self._tasks = [task for task in self.manifest["tasks"] if task["documents"]]
         for task in self._tasks:
-            sizes = {"ids": task["tokens"] * self._dtype.itemsize, "ends": task["documents"] * ENDS_DTYPE.itemsize}
-            for name, file in task_files(self.folder, task["task"]).items():
-                if not file.is_file():
-                    raise ValueError(f"{file} is missing; {REMEDY}")
-                if file.stat().st_size != sizes[name] or (verify and file_hash(file) != task["sha256"][name]):
-                    raise ValueError(f"{file} is damaged: it is not what the manifest says; {REMEDY}")
+            if not is_whole(self.folder, task):
+                files = " or ".join(map(str, task_files(self.folder, task["task"]).values()))
+                raise ValueError(f"{files} is missing or has another size than {MANIFEST} says; {REMEDY}")
         self._first = np.cumsum([0, *(task["documents"] for task in self._tasks)]).tolist()
         self._map = lru_cache(MAX_MAPPED)(partial(_map, self.folder, self._dtype))
 
@@ -94,7 +100,7 @@ class Documents(Sequence):
 
     @cached_property
     def identity(self) -> dict:
-        """The manifest's checksum, on which a packing plan depends."""
+        """What a packing plan of these documents depends on."""
         return {"documents": content_hash(self.manifest), "num_documents": len(self)}
 
     def longer_than(self, num_tokens: int) -> "Selection":
@@ -104,11 +110,8 @@ class Documents(Sequence):
         """
         return Selection(self, num_tokens)
 
-    def split(self, num_held_out: int, seed: int = 0) -> tuple["Selection", "HeldOut"]:
-        """Hold documents out at random.
-
-        Returns:
-            Documents to train on, and those held out.
+    def split(self, num_held_out: int, seed: int = 0) -> tuple["Selection", Subset]:
+        """Hold documents out at random; return the documents to train on, and those held out.
 
         Raises:
             ValueError: No document would be left to train on, or none would be held out.
@@ -118,7 +121,7 @@ class Documents(Sequence):
                 f"num_held_out={num_held_out} of {len(self)} documents; hold out at least one, and not all"
             )
         numbers = np.sort(Permutation(len(self), seed, HELD_OUT)(np.arange(num_held_out)))
-        return Selection(self, 0, numbers), HeldOut(self, numbers)
+        return Selection(self, 0, numbers), Subset(self, numbers)
 
     def check_tokenizer(self, tokenizer: PreTrainedTokenizerFast) -> None:
         """Raise ValueError unless this tokenizer made the documents."""
@@ -129,6 +132,24 @@ class Documents(Sequence):
                 f"{self.manifest['tokenizer']['vocab_size']} and {len(tokenizer)} tokens); give the one that made them, or "
                 "tokenize again"
             )
+
+
+def verify_documents(folder: str | Path) -> Documents:
+    """Return the documents of a folder after a comparison of all files with their checksums, which reads all of them once.
+
+    Raises:
+        FileNotFoundError: The folder holds no finished documents.
+        ValueError: Files are missing or damaged; the message names them.
+    """
+    documents = Documents(folder)
+    hashes = [
+        (file, task["sha256"][name])
+        for task in documents.manifest["tasks"]
+        for name, file in task_files(documents.folder, task["task"]).items()
+    ]
+    if damaged := [str(file) for file, digest in tqdm(hashes, "verifying", unit=" files") if file_hash(file) != digest]:
+        raise ValueError(f"{len(damaged)} damaged files: {', '.join(damaged)}; {REMEDY}")
+    return documents
 
 
 @dataclass(frozen=True)
@@ -150,9 +171,12 @@ class Selection:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Number of tokens of every document of the collection, (N,) int32; 0 for those outside of the selection."""
+        """Number of tokens of every document of the collection, (N,) int32; 0 for those outside of the selection.
+
+        A document of special tokens alone, such as that of a zero-width space, is outside.
+        """
         lengths = self.documents.lengths
-        lengths[lengths <= self.num_tokens] = 0
+        lengths[lengths <= max(self.num_tokens, sum(self.documents.special_tokens))] = 0
         lengths[self.held_out] = 0
         return lengths
 
@@ -165,28 +189,3 @@ class Selection:
         """What a packing plan of these documents depends on."""
         held_out = hashlib.sha256(self.held_out.astype("<i8").tobytes()).hexdigest()
         return {**self.documents.identity, "longer_than": int(self.num_tokens), "held_out": held_out}
-
-
-class HeldOut(Sequence):
-    """A few documents of a collection.
-
-    Args:
-        documents: Collection that holds the documents.
-        numbers: (n,) of the documents.
-    """
-
-    def __init__(self, documents: Documents, numbers: np.ndarray):
-        self.documents, self.numbers = documents, numbers
-        self.special_tokens = documents.special_tokens
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def __getitem__(self, number: int) -> np.ndarray:
-        """Token ids of a document, (T,)."""
-        return self.documents[int(self.numbers[number])]
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """Number of tokens of each document, (n,) int32."""
-        return self.documents.lengths[self.numbers]

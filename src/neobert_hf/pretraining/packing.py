@@ -7,8 +7,6 @@ number and the seed, which exact resuming needs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from copy import deepcopy
-from dataclasses import asdict, dataclass, field
 from itertools import compress, islice
 
 import numpy as np
@@ -22,20 +20,6 @@ LONG_DOCUMENTS = ("error", "truncate", "chunk")
 ROW_ORDER = 2  # purpose of a random order, part of its seed
 
 
-@dataclass
-class _State:
-    """Everything that the remaining rows of a stream depend on; `num_workers` processes share the stream."""
-
-    num_documents: int = 0  # read from the stream
-    num_yielded: int = 0  # rows
-    num_tokens: int = 0  # in the rows that were yielded
-    num_truncated: int = 0
-    num_workers: int = 1
-    open_rows: list = field(default_factory=list)  # of the last `state_dict`; meanwhile they are in the packer
-    waiting: list = field(default_factory=list)  # rows that are complete and not yet yielded
-    source: dict | None = None  # the state of a stream that has one
-
-
 class PackedStream(IterableDataset):
     """Pack a stream of documents into rows of at most `max_tokens`: each document whole, and exactly once.
 
@@ -46,9 +30,9 @@ class PackedStream(IterableDataset):
     without it accelerate stops, since it cannot cut one batch of rows that differ in length.
 
     In a DataLoader with workers each worker packs its own share: every n-th document, or the share that a torch
-    `IterableDataset` yields in that worker. The counts and the state of this object then do not change; those of the workers'
-    copies do. For a large corpus tokenize first and use `PackedRows`: a stream tokenizes in every process, and resuming reads it
-    from its start.
+    `IterableDataset` yields in that worker. The counts of this object then do not change; those of the workers' copies do. For a
+    large corpus tokenize first and use `PackedRows`: a stream tokenizes in every process, and a resumed Trainer reads it from its
+    start.
 
     Args:
         documents: Dicts with `input_ids`, without the tokens whose `attention_mask` is 0, or plain lists of token ids. More than
@@ -61,6 +45,11 @@ class PackedStream(IterableDataset):
             the same tokens; None leaves the masks to the collator's own generator.
         num_rows: Number of rows of the whole run, over all workers, in one pass; a later epoch has no rows. None ends with the
             documents, in each epoch.
+
+    Attributes:
+        num_yielded: Rows yielded in this pass.
+        num_documents: Documents read in this pass.
+        num_truncated: Documents that were truncated in this pass.
 
     Raises:
         ValueError: An argument is out of bounds; while iterating, a document is empty or above the budget.
@@ -85,51 +74,23 @@ class PackedStream(IterableDataset):
             raise ValueError(f"long_documents={long_documents!r} is not one of {', '.join(LONG_DOCUMENTS)}")
         self.documents, self.seed, self.num_rows, self.epoch = documents, seed, num_rows, 0
         self.max_tokens, self.long_documents, self.max_open_rows = max_tokens, long_documents, max_open_rows
-        self._state, self._is_resumed = _State(), False
-        self._packer = BestFit(max_tokens, max_open_rows)
-
-    @property
-    def num_yielded(self) -> int:
-        """Rows yielded so far."""
-        return self._state.num_yielded
-
-    @property
-    def num_documents(self) -> int:
-        """Documents read so far."""
-        return self._state.num_documents
-
-    @property
-    def num_truncated(self) -> int:
-        """Documents that were truncated."""
-        return self._state.num_truncated
+        self.num_yielded = self.num_documents = self.num_truncated = self._num_tokens = 0
 
     @property
     def packing_efficiency(self) -> float:
         """Share of the budget of the rows yielded so far that holds tokens; NaN before the first row."""
-        return self._state.num_tokens / (self.num_yielded * self.max_tokens) if self.num_yielded else float("nan")
+        return self._num_tokens / (self.num_yielded * self.max_tokens) if self.num_yielded else float("nan")
 
     def __iter__(self) -> Iterator[dict]:
         """Yield rows as dicts of lists: `input_ids` (T,), and `position_ids` (T,), 0 where a document begins."""
-        _, num_workers = _share()
-        if not self._is_resumed:
-            self._state, self._packer = _State(num_workers=num_workers), BestFit(self.max_tokens, self.max_open_rows)
-        self._is_resumed, state = False, self._state
-        _check_workers(state.num_workers)
-        yield from self._finished_rows()
-        if self._is_done():
-            return
-        for document in self._remaining_documents():
-            for piece in self._pieces(document):
-                if (row := self._packer.place(piece, len(piece))) is not None:
-                    state.waiting.append(row)
-            state.num_documents += 1
-            if hasattr(self.documents, "state_dict"):
-                state.source = self.documents.state_dict()
-            yield from self._finished_rows()
-            if self._is_done():
-                return
-        state.waiting += self._packer.rest()
-        yield from self._finished_rows()
+        self.num_yielded = self.num_documents = self.num_truncated = self._num_tokens = 0
+        worker, num_workers = _share()
+        limit = self.num_rows and max(0, -(-(self.num_rows - worker) // num_workers)) * (self.epoch == 0)
+        for row in islice(self._rows(worker, num_workers), limit):
+            number = self.num_yielded * num_workers + worker  # among the rows of all workers
+            self.num_yielded += 1
+            self._num_tokens += sum(map(len, row))
+            yield _packed(row) | ({} if self.seed is None else {"mask_seed": _mask_seed(self.seed, number)})
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of a stream that shuffles by it; with `num_rows`, an epoch after the first has no rows.
@@ -140,19 +101,17 @@ class PackedStream(IterableDataset):
         if hasattr(self.documents, "set_epoch"):
             self.documents.set_epoch(epoch)
 
-    def _remaining_documents(self):
-        documents, state = iter(self.documents), self._state
-        worker, num_workers = _share()
-        if not isinstance(self.documents, IterableDataset):
+    def _rows(self, worker, num_workers):
+        """Rows as lists of documents."""
+        documents, packer = self.documents, BestFit(self.max_tokens, self.max_open_rows)
+        if not isinstance(documents, IterableDataset):
             documents = islice(documents, worker, None, num_workers)
-        if state.source is None and state.num_documents:
-            taken = sum(1 for _ in islice(documents, state.num_documents))
-            if taken < state.num_documents:
-                raise ValueError(
-                    f"the state has taken {state.num_documents} documents, but the stream ends after {taken}; "
-                    "it is not the stream that the state belongs to"
-                )
-        return documents
+        for document in documents:
+            for piece in self._pieces(document):
+                if (row := packer.place(piece, len(piece))) is not None:
+                    yield row
+            self.num_documents += 1
+        yield from packer.rest()
 
     def _pieces(self, document):
         if isinstance(document, dict):
@@ -170,76 +129,15 @@ class PackedStream(IterableDataset):
                 "max_tokens, or choose long_documents='truncate' or 'chunk'"
             )
         if self.long_documents == "truncate":
-            self._state.num_truncated += 1
+            self.num_truncated += 1
             return [ids[: self.max_tokens]]
         return [ids[start : start + self.max_tokens] for start in range(0, len(ids), self.max_tokens)]
-
-    def _finished_rows(self):
-        state = self._state
-        while state.waiting and not self._is_done():
-            row, number = state.waiting.pop(0), self._next_number()
-            state.num_yielded += 1
-            state.num_tokens += sum(map(len, row))
-            seeds = {} if self.seed is None else {"mask_seed": _mask_seed(self.seed, number)}
-            yield _packed(row) | seeds
-
-    def _next_number(self):
-        """The number of the next row, among those of all workers."""
-        worker, num_workers = _share()
-        return self.num_yielded * num_workers + worker
-
-    def _is_done(self):
-        return self.num_rows is not None and (self.epoch > 0 or self._next_number() >= self.num_rows)
-
-    def _configuration(self):
-        return {name: getattr(self, name) for name in ("max_tokens", "long_documents", "max_open_rows")}
-
-    def state_dict(self) -> dict:
-        """Everything that the remaining rows depend on, in plain Python types; call it between two rows.
-
-        It is the state after the rows that were read from this object. A Trainer reads at least one row ahead, so a state taken
-        during training skips rows that were never trained on. Resume a Trainer with `resume_from_checkpoint`: it reads the stream
-        again and skips exactly the rows that were used.
-        """
-        self._state.open_rows = self._packer.rows
-        return {"configuration": self._configuration(), **asdict(self._state)}
-
-    def load_state_dict(self, state: dict) -> None:
-        """Resume: the next iteration starts where `state_dict` was called.
-
-        A stream with a state of its own (`datasets` has them) is resumed by it; in any other the documents that were read are
-        skipped. The state of a DataLoader's worker is loaded inside that worker.
-
-        Raises:
-            ValueError: The state comes from another packing configuration, or another number of workers wrote it.
-        """
-        state = deepcopy(state)
-        _check_workers(state["num_workers"])
-        given, stored = self._configuration(), state.pop("configuration")
-        if different := [name for name in given if given[name] != stored[name]]:
-            differences = ", ".join(f"{name}={given[name]!r} here and {stored[name]!r} there" for name in different)
-            raise ValueError(
-                f"the state belongs to another packing: {differences}; use the same values, or read the stream from its beginning"
-            )
-        self._state, self._is_resumed = _State(**state), True
-        self._packer = BestFit(self.max_tokens, self.max_open_rows, self._state.open_rows)
-        if self._state.source is not None:
-            self.documents.load_state_dict(self._state.source)
 
 
 def _share() -> tuple[int, int]:
     """Number of this worker of a DataLoader, and number of workers; (0, 1) outside of a worker."""
     worker = get_worker_info()
     return (0, 1) if worker is None else (worker.id, worker.num_workers)
-
-
-def _check_workers(num_workers):
-    _, given = _share()
-    if num_workers != given:
-        raise ValueError(
-            f"the state of a stream that {num_workers} workers read cannot be shared out to {given} workers, each of which packs "
-            "its own documents; give the same num_workers (0 and 1 are the same), and load the state of a worker inside it"
-        )
 
 
 def _packed(documents):
@@ -264,14 +162,9 @@ class PackedRows(Dataset):
         documents: Sequences of token ids, by number; of a `Selection` its whole collection is read.
         plan: What `write_packing_plan` or `make_packing_plan` returned for the documents.
         num_rows: Number of rows in the run; None is one pass.
-
-    Raises:
-        ValueError: `num_rows` is not positive.
     """
 
     def __init__(self, documents: Sequence | Selection, plan: PackingPlan, num_rows: int | None = None):
-        if num_rows is not None and num_rows < 1:
-            raise ValueError(f"num_rows={num_rows} must be at least 1; None is one pass")
         self.documents = documents.documents if isinstance(documents, Selection) else documents
         self.plan, self.rows_per_pass = plan, len(plan)
         self.num_rows = num_rows or len(plan)

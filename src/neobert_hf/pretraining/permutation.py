@@ -1,4 +1,8 @@
-"""Random order without a list: each element of a permutation is computed from its place."""
+"""Random order without a list: each element of a permutation is computed from its place.
+
+numpy's `Generator.permutation` would hold the order of the paper's corpus in memory: 7.7 GB for its 968 million documents in the
+process that plans, and 0.6 GB for its 73 million rows in each training process and in each of its workers.
+"""
 
 import operator
 

@@ -1,35 +1,32 @@
 """Packing plans: which documents lie in which row. A plan is made once, kept in memory or in files, and read by every process.
 
-A plan on disk is a folder with `documents.bin` (what lies in the rows, row after row), `row_ends.bin` (where each row ends in it)
-and `plan.json`, written last: a folder without it holds no finished plan.
+A plan on disk is a folder with `items.npy` (what lies in the rows, row after row), `ends.npy` (where each row ends in it) and
+`plan.json`, written last: a folder without it holds no finished plan.
 """
 
-import errno
+import os
 from array import array
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 from tqdm.auto import tqdm
-from transformers.utils import logging
 
-from ..files.writing import content_hash, file_hash, only_writer, read_sealed, sealed, write_json, writing
+from ..files.trust import read_json
+from ..files.writing import content_hash, only_writer, write_json, writing
 from .documents import Documents, Selection
 from .permutation import Permutation
 
-logger = logging.get_logger(__name__)
-
 ORDER = 0  # purpose of a random order, part of its seed
 PLANS, PLAN, LOCK = "plans", "plan.json", ".plan.lock"
-ARRAYS = {"items": "documents.bin", "ends": "row_ends.bin"}
+ARRAYS = ("items", "ends")
 LONG_DOCUMENTS = ("truncate", "chunk")
 BLOCK = 1 << 18  # documents that are placed together, as Python numbers
 OPEN_ORDER = 40  # bits of a row's key below its number of tokens
 RERUN_HINT = "the documents are unchanged: make room, and run the same again"
-READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class NothingToPack(ValueError):
@@ -44,26 +41,16 @@ class BestFit:
     Args:
         max_tokens: Token budget of a row.
         max_open_rows: Number of rows that wait for an item that fits; more rows pack tighter and mix the order more.
-        rows: Open rows to start with, each a list of items, in the order in which they were opened.
 
     Source: best-fit packing, arXiv 2404.10830.
     """
 
-    def __init__(self, max_tokens: int, max_open_rows: int, rows: Iterable[list] = ()):
+    def __init__(self, max_tokens: int, max_open_rows: int):
         self.max_open_rows = max_open_rows
         self._full = max_tokens << OPEN_ORDER
         # A key is the row's number of tokens, then a number that falls from row to row: the largest key is the fullest row,
         # and of equally full ones the first.
         self._keys, self._items, self._next = [], {}, (1 << OPEN_ORDER) - 1
-        for row in rows:
-            self._items[self._next] = row
-            insort(self._keys, sum(map(len, row)) << OPEN_ORDER | self._next)
-            self._next -= 1
-
-    @property
-    def rows(self) -> list[list]:
-        """Open rows, each a list of items, in the order in which they were opened."""
-        return list(self._items.values())
 
     def place(self, item, length: int) -> list | None:
         """Put an item of `length` tokens, at most `max_tokens`, into a row; returns the row that is now complete, or None."""
@@ -105,7 +92,7 @@ class PackingSettings:
         seed: Seed of the order of the documents.
 
     Raises:
-        ValueError: A number leaves no room for a token, or `long_documents` is unknown.
+        ValueError: `max_length` leaves no room for a token.
     """
 
     max_tokens: int
@@ -116,15 +103,12 @@ class PackingSettings:
     seed: int = 0
 
     def __post_init__(self):
-        if self.max_tokens < 1 or self.max_open_rows < 1:
-            raise ValueError(f"max_tokens={self.max_tokens} and max_open_rows={self.max_open_rows} must be at least 1")
+        assert self.max_tokens > 0 and self.max_open_rows > 0 and self.long_documents in LONG_DOCUMENTS, self
         if self.max_length is not None and self.max_length <= sum(self.special_tokens):
             raise ValueError(
                 f"max_length={self.max_length} leaves no token beside the {sum(self.special_tokens)} special tokens of a "
                 "document; raise it"
             )
-        if self.long_documents not in LONG_DOCUMENTS:
-            raise ValueError(f"long_documents={self.long_documents!r} is not one of {', '.join(LONG_DOCUMENTS)}")
 
 
 @dataclass(frozen=True)
@@ -250,9 +234,7 @@ def write_packing_plan(
     documents: Documents | Selection,
     max_tokens: int,
     max_length: int | None = None,
-    folder: str | Path | None = None,
     fallback_folder: str | Path | None = None,
-    verify: bool = False,
     show_progress: bool = True,
     **settings,
 ) -> PackingPlan:
@@ -264,78 +246,53 @@ def write_packing_plan(
         documents: What to pack.
         max_tokens: Token budget of a row.
         max_length: As in `PackingSettings`.
-        folder: Folder of all plans, where each plan has a folder of its own; None is `plans` in the folder of the documents.
-        fallback_folder: Folder for a new plan if nothing can be written to `folder`; None raises an error then.
-        verify: Compare the checksums of an existing plan, which reads all of it once.
+        fallback_folder: Folder for a new plan if the folder of the documents is read-only.
         show_progress: Show a progress bar over documents.
         **settings: Further fields of `PackingSettings`; the special tokens are those of the documents.
 
     Raises:
-        ValueError: A number is out of bounds, a piece is longer than a row, or the existing plan is damaged.
+        ValueError: A piece is longer than a row, or the existing plan is damaged.
         NothingToPack: There is no document (a ValueError).
         OSError: The plan cannot be written.
     """
     if isinstance(documents, Documents):
         documents = Selection(documents)
+    beside = documents.documents.folder
     settings = PackingSettings(max_tokens, max_length, special_tokens=documents.documents.special_tokens, **settings)
     made_from = {"documents": documents.identity, "settings": vars(settings)}
-    folder, name = Path(folder or documents.documents.folder / PLANS), content_hash(made_from)[:16]
-    if not (folder / name / PLAN).exists():
-        try:
-            _write_once(folder / name, documents, settings, made_from, show_progress)
-        except OSError as error:
-            if fallback_folder is None or error.errno not in READ_ONLY:
-                raise
-            logger.warning(f"nothing can be written to {folder}; the packing plan is kept in {fallback_folder}")
-            folder = Path(fallback_folder)
-            _write_once(folder / name, documents, settings, made_from, show_progress)
-    return read_packing_plan(folder / name, verify)
+    name = content_hash(made_from)[:16]
+    folder = beside / PLANS / name
+    if not (folder / PLAN).exists():
+        if fallback_folder is not None and not os.access(beside, os.W_OK):
+            folder = Path(fallback_folder, name)
+        with only_writer(folder, LOCK, wait=True):
+            if not (folder / PLAN).exists():  # of another process, meanwhile
+                _write(folder, make_packing_plan(documents.lengths, settings, show_progress), made_from)
+    return read_packing_plan(folder)
 
 
-def _write_once(folder, documents, settings, made_from, show_progress):
-    with only_writer(folder, LOCK, wait=True):
-        if (folder / PLAN).exists():  # of another process, meanwhile
-            return
-        for file in folder.glob("*.part"):  # of a process that was killed
-            file.unlink()
-        plan = make_packing_plan(documents.lengths, settings, show_progress)
-        for name, file in ARRAYS.items():
-            with writing(folder / file, RERUN_HINT) as handle:
-                handle.write(getattr(plan, name).data)
-        content = {
-            **made_from,
-            "dtype": plan.items.dtype.str,
-            "num_items": len(plan.items),
-            "num_rows": len(plan),
-            "num_pieces": plan.num_pieces,
-            "num_tokens": plan.num_tokens,
-            "sha256": {name: file_hash(folder / file) for name, file in ARRAYS.items()},
-        }
-        write_json(folder / PLAN, sealed(content), RERUN_HINT)
+def _write(folder, plan, made_from):
+    for file in folder.glob("*.part"):  # of a process that was killed
+        file.unlink()
+    for name in ARRAYS:
+        with writing(folder / f"{name}.npy", RERUN_HINT) as file:
+            np.save(file, getattr(plan, name))
+    content = {**made_from, "num_pieces": plan.num_pieces, "num_tokens": plan.num_tokens}
+    write_json(folder / PLAN, content, RERUN_HINT)
 
 
-def read_packing_plan(folder: str | Path, verify: bool = False) -> PackingPlan:
+def read_packing_plan(folder: str | Path) -> PackingPlan:
     """Open a plan that `write_packing_plan` wrote; its files are mapped into memory.
 
-    Args:
-        folder: Folder of this plan.
-        verify: Compare the checksums of the files.
-
     Raises:
-        FileNotFoundError: The folder holds no finished plan.
-        ValueError: The plan is damaged.
+        ValueError: The plan is damaged, or the folder holds no finished plan.
     """
     folder = Path(folder)
-    content = read_sealed(folder / PLAN, "remove its folder, and the next run makes the plan again")
-    dtype, arrays = np.dtype(content["dtype"]), []
-    for (name, file), count in zip(ARRAYS.items(), (content["num_items"], content["num_rows"])):
-        file = folder / file
-        is_whole = file.is_file() and file.stat().st_size == count * dtype.itemsize
-        if not is_whole or (verify and file_hash(file) != content["sha256"][name]):
-            raise ValueError(
-                f"{file} is damaged: it is not what {PLAN} says; remove {folder}, and the next run makes the plan again"
-            )
-        arrays.append(np.asarray(np.memmap(file, dtype, mode="r")))
+    try:
+        content = read_json(folder / PLAN)
+        arrays = [np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in ARRAYS]
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(f"{folder} is damaged ({error}); remove it, and the next run makes the plan again") from error
     stored = content["settings"]
     settings = PackingSettings(**{**stored, "special_tokens": tuple(stored["special_tokens"])})
     return PackingPlan(*arrays, content["num_pieces"], content["num_tokens"], settings, folder)

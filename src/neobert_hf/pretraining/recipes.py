@@ -1,11 +1,14 @@
-"""The paper's pretraining recipes as data, and its learning-rate schedule.
+"""The paper's pretraining recipe as data, and its learning-rate schedule.
 
-A `Recipe` holds every value that the paper or the authors' code fixes; `RECIPES` lists the recipes by name. Where the paper and
-the authors' code disagree, the recipe `paper` follows the paper and the recipe `code` follows the code.
+A `Recipe` holds every value that the paper or the authors' code fixes. Where they disagree, the recipe `paper` follows the paper
+and the recipe `code` follows the code. The paper's ablations are files in `examples/paper/recipes`.
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import yaml
 
 from .collators import BATCH_FORMATS
 
@@ -19,36 +22,23 @@ FLOOR = 0.1  # share of the peak learning rate at which the cosine ends
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one model is pretrained.
+    """How one model is pretrained; `PretrainingArguments` has an argument for each value, with its meaning.
 
     Attributes:
-        learning_rate: Peak learning rate.
         schedule: "paper" and "code" warm up, follow a cosine to a tenth of the peak and stay there; "linear" warms up and
             decays to zero; "constant" stays at a tenth of the peak (phase 2).
-        warmup_steps: Number of optimizer steps of linear warmup.
-        decay_until: Optimizer step at which the cosine decay reaches its minimum.
-        max_steps: Number of optimizer steps.
         weight_decay: Weight decay of AdamW; 0 gives Adam.
         decay_norms_and_embeddings: Apply weight decay to every parameter, as the authors' code did for the published model;
             the paper names no exception. False excludes norms, biases and embeddings.
-        adam_beta1: First beta of AdamW.
-        adam_beta2: Second beta of AdamW.
-        adam_epsilon: Epsilon of AdamW.
-        max_grad_norm: Norm to which the gradient is clipped.
-        tokens_per_step: Token budget of an optimizer step, summed over devices and accumulation steps.
-        max_length: Length in tokens at which documents are truncated.
-        mlm_probability: Share of the tokens to predict.
-        mask_replace_prob: Share of the tokens to predict that become `[MASK]`.
-        random_replace_prob: Share of the tokens to predict that become a random token; the remaining ones stay unchanged.
+        random_replace_prob: Share of the tokens to predict that become a random token. Those that are neither this nor `[MASK]`
+            stay unchanged.
         batch_format: "packed" rows keep documents apart, "padded" rows hold one document each, "concatenated" rows let tokens
             attend to other documents (M6, which the paper rejects).
         mixture: Three shares of the steps: steps that draw from all documents, from documents longer than the first length of
             `longer_than`, and from documents longer than the second.
-        longer_than: Two lengths in tokens.
         architecture: "neobert", or "roberta-prelayernorm" of transformers for M0.
         config: Changes to the defaults of the architecture's config.
-        corpus: Hub id of the default text dataset.
-        text_column: Text column of that dataset.
+        corpus: Hub id of the default text dataset; `text_column` is its text column.
         tokenizer: Hub id of the default tokenizer.
 
     Source: paper, section 3 and Table 2; appendix B for the ablations.
@@ -145,43 +135,41 @@ class Recipe:
         )
 
 
-_BERT_BASE = dict(hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072)
-# The paper gives neither the learning rate nor the weight decay of the ablations: the learning rate is that of the authors' code,
-# and Adam is AdamW without decay. The book corpus is no longer available, so M0 and M1 use Wikipedia alone.
-_M1 = Recipe(
-    learning_rate=1e-4,
-    schedule="linear",
-    weight_decay=0.0,
-    adam_beta2=0.999,
-    tokens_per_step=131_072,
-    max_length=512,
-    mlm_probability=0.15,
-    mask_replace_prob=0.8,
-    random_replace_prob=0.1,
-    batch_format="padded",
-    config=_BERT_BASE,
-    corpus="wikimedia/wikipedia",
-    text_column="text",
-)
-_M2 = replace(_M1, corpus=Recipe.corpus, text_column=Recipe.text_column)
-_M4 = replace(_M2, schedule="paper", weight_decay=0.1, adam_beta2=0.95)
-_M5 = replace(_M4, mlm_probability=0.2, mask_replace_prob=1.0, random_replace_prob=0.0)
-_M7 = replace(
-    _M5, config=dict(hidden_size=1056, num_hidden_layers=16, num_attention_heads=12, intermediate_size=4 * 1056)
-)
-_M8 = replace(_M5, config=dict(_BERT_BASE, num_hidden_layers=28))
-
 RECIPES = {
     "paper": Recipe(),
     "code": Recipe(learning_rate=1e-4, weight_decay=0.01, schedule="code"),
-    "m0": replace(_M1, architecture="roberta-prelayernorm"),
-    "m1": _M1,
-    "m2": _M2,
-    "m3": replace(_M2, tokenizer="meta-llama/Llama-2-7b-hf"),
-    "m4": _M4,
-    "m5": _M5,
-    "m6": replace(_M5, batch_format="concatenated"),
-    "m7": _M7,
-    "m8": _M8,
-    "m9": Recipe(),
 }
+
+
+def load_recipe(name: str) -> Recipe:
+    """Return the recipe with this name, or that of a YAML file, which holds the values that differ from the recipe `paper`.
+
+    Raises:
+        ValueError: There is no such recipe or file, or the file holds another value than those of a recipe.
+    """
+    if name in RECIPES:
+        return RECIPES[name]
+    if not name.endswith((".yaml", ".yml")):
+        raise ValueError(
+            f"recipe={name!r} is not one of {', '.join(RECIPES)}, and no YAML file such as examples/paper/recipes/m3.yaml"
+        )
+    try:
+        values = yaml.safe_load(Path(name).read_text("utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"recipe={name!r} cannot be read: {error}") from error
+    defaults = asdict(Recipe())
+    if not isinstance(values, dict) or values.keys() - defaults.keys():
+        raise ValueError(
+            f"{name} must hold values by name, such as max_length: 512; the names are {', '.join(defaults)}"
+        )
+    for key, value in values.items():
+        kind = type(defaults[key])
+        if kind is tuple and isinstance(value, list):
+            values[key] = tuple(value)
+        elif kind is float and type(value) is int:
+            values[key] = float(value)
+        elif type(value) is not kind:
+            raise ValueError(
+                f"{name}: {key}={value!r} is a {type(value).__name__}, not a {kind.__name__} (0.0001, not 1e-4)"
+            )
+    return Recipe(**values)

@@ -3,12 +3,13 @@
 from functools import partial
 from pathlib import Path
 
-from torch.utils.data import Dataset
+import numpy as np
+from torch.utils.data import Dataset, Subset
 from transformers import PreTrainedTokenizerBase
 
 from .arguments import CorpusArguments, PretrainingArguments
-from .corpus import Corpus
-from .documents import MANIFEST, Documents, HeldOut, Selection
+from .corpus import open_corpus
+from .documents import MANIFEST, Documents, Selection
 from .packing import MixedRows, PackedRows, PackedStream
 from .plans import PLANS, NothingToPack, PackingSettings, make_packing_plan, write_packing_plan
 from .tokenizing import tokenize
@@ -16,7 +17,7 @@ from .tokenizing import tokenize
 
 def open_text(
     data: CorpusArguments, training: PretrainingArguments, tokenizer: PreTrainedTokenizerBase
-) -> tuple[Documents | Selection | PackedStream, Documents | HeldOut | None, dict]:
+) -> tuple[Documents | Selection | PackedStream, Subset | None, dict]:
     """Open the training text and the held-out text.
 
     Returns:
@@ -26,11 +27,12 @@ def open_text(
     held_out = None
     if data.validation_files:
         beside = folder.with_name(f"{folder.name}-held_out")
-        held_out = open_documents(data, training, tokenizer, data.validation_files, beside)
+        held_out = _open_documents(data, training, tokenizer, data.validation_files, beside)
+        held_out = Subset(held_out, range(len(held_out)))
     if data.streaming:
         stream, source = open_stream(data, training, tokenizer)
         return stream, held_out, source
-    documents = open_documents(data, training, tokenizer, data.train_files, folder)
+    documents = _open_documents(data, training, tokenizer, data.train_files, folder)
     names = ("source", "num_documents", "num_tokens", "num_tasks", "tokenizer")
     source = {name: documents.manifest[name] for name in names}
     if held_out is None:
@@ -38,26 +40,7 @@ def open_text(
     return documents, held_out, source
 
 
-def open_corpus(data: CorpusArguments, training: PretrainingArguments, files: list[str] | None) -> Corpus:
-    """Open the text of the files; without files, of the named dataset; without a name, of the recipe's dataset."""
-    recipe = training.to_recipe()
-    name = None if files else data.dataset_name or recipe.corpus
-    column = data.text_column or (recipe.text_column if name == recipe.corpus else "text")
-    return Corpus(files, name, data.dataset_config, text_column=column, sample_by=data.sample_by)
-
-
-def open_documents(
-    data: CorpusArguments,
-    training: PretrainingArguments,
-    tokenizer: PreTrainedTokenizerBase,
-    files: list[str] | None,
-    folder: Path,
-) -> Documents:
-    """Open the tokenized text in a folder, or tokenize into it.
-
-    Raises:
-        ValueError: The folder holds other text or tokens of another tokenizer, or it is empty and several processes train.
-    """
+def _open_documents(data, training, tokenizer, files, folder):
     is_finished = (folder / MANIFEST).is_file()
     if not is_finished and training.world_size > 1:
         raise ValueError(
@@ -66,8 +49,8 @@ def open_documents(
     # The comparison of finished text with its files reads them once: one process of each machine does it.
     is_compared = (files or data.dataset_name) and training.local_process_index == 0
     if not is_finished or is_compared:
-        tokenize(open_corpus(data, training, files), tokenizer, folder, workers=data.num_processes)
-    documents = Documents(folder, verify=data.verify_documents and training.process_index == 0)
+        tokenize(open_corpus(data, training.to_recipe(), files), tokenizer, folder, workers=data.num_processes)
+    documents = Documents(folder)
     documents.check_tokenizer(tokenizer)
     return documents
 
@@ -84,7 +67,7 @@ def open_stream(
         raise ValueError(
             f"mixture={training.mixture} requires the lengths of all documents, unknown in a stream; leave --streaming out"
         )
-    corpus = open_corpus(data, training, data.train_files)
+    corpus = open_corpus(data, training.to_recipe(), data.train_files)
     stream = corpus.stream()
     if training.dataloader_num_workers > stream.num_shards:  # a worker without a file would yield no rows
         raise ValueError(
@@ -106,8 +89,6 @@ def _has_text(num_special_tokens, ids):
 def training_rows(data: CorpusArguments, training: PretrainingArguments, documents: Documents | Selection) -> Dataset:
     """Return the rows of a whole run, by packing plans that are made once and kept beside the documents.
 
-    Where nothing can be written beside the documents, the output folder holds the plans.
-
     Raises:
         ValueError: The mixture draws from documents of a length that no document has, or a plan is damaged.
         OSError: A plan cannot be written.
@@ -118,7 +99,6 @@ def training_rows(data: CorpusArguments, training: PretrainingArguments, documen
         "long_documents": data.long_documents,
         "seed": training.seed,
         "fallback_folder": Path(training.output_dir, PLANS),
-        "verify": data.verify_documents and training.process_index == 0,
         "show_progress": not training.disable_tqdm,
     }
     for share, length in zip(training.mixture, (0, *training.longer_than)):
@@ -139,8 +119,9 @@ def training_rows(data: CorpusArguments, training: PretrainingArguments, documen
     return MixedRows(parts, training.mixture, training.rows_per_step, training.max_steps, training.seed)
 
 
-def held_out_rows(data: CorpusArguments, training: PretrainingArguments, documents: Documents | HeldOut) -> PackedRows:
+def held_out_rows(data: CorpusArguments, training: PretrainingArguments, held_out: Subset) -> PackedRows:
     """Return one pass over the held-out documents, packed as those of the training."""
-    special_tokens, seed = documents.special_tokens, training.seed
+    special_tokens, seed = held_out.dataset.special_tokens, training.seed
     settings = PackingSettings(training.row_tokens, training.max_length, data.long_documents, special_tokens, seed=seed)
-    return PackedRows(documents, make_packing_plan(documents.lengths, settings))
+    lengths = np.array([len(held_out[number]) for number in range(len(held_out))])
+    return PackedRows(held_out, make_packing_plan(lengths, settings))

@@ -1,4 +1,4 @@
-"""Summary of a finished pretraining: its figures, its curves, and what the model card says."""
+"""Summary of a finished pretraining: its figures, its curves, and the record for the model card."""
 
 from pathlib import Path
 
@@ -8,15 +8,17 @@ import transformers
 from transformers import Trainer
 
 from ..files.writing import write_json
-from ..runs.cards import CardFacts, eval_results, training_facts
+from ..runs import write_record
 from ..runs.folders import SUMMARY
 from ..runs.manifests import CHECKPOINTS_INTACT
-from .arguments import PretrainingArguments
 from .flops import num_elements
+
+SCHEDULES = {"paper": "cosine", "code": "cosine", "constant": "constant at a tenth of the peak"}  # on the card
+HELD_OUT_METRICS = ("eval_loss", "eval_perplexity", "eval_masked_accuracy")
 
 
 def write_summary(trainer: Trainer, run: dict, held_out: dict) -> dict:
-    """Write `training_summary.json` (the figures for a model card) and `training_curves.png`; return the summary."""
+    """Write `training_summary.json`, `training_curves.png`, and `training.json` for the model card; return the summary."""
     folder, log = Path(trainer.args.output_dir), trainer.state.log_history
     last = [entry for entry in log if "masked_accuracy" in entry][-1]
     names = ("num_tokens", "num_masked", "loss", "perplexity", "masked_accuracy")
@@ -37,25 +39,36 @@ def write_summary(trainer: Trainer, run: dict, held_out: dict) -> dict:
     }
     write_json(folder / SUMMARY, summary, CHECKPOINTS_INTACT)
     plot_curves(log, folder / "training_curves.png")
+    _write_record(trainer.args, summary)
     return summary
 
 
-def card_facts(training: PretrainingArguments, summary: dict) -> CardFacts:
-    """Return what the card says of a pretraining with this summary: text, tokens, and the scores on the held-out documents."""
-    source = summary["data"].get("source", summary["data"])
+def _write_record(training, summary):
+    source, recipe = summary["data"].get("source", summary["data"]), summary["recipe"]
     dataset = source.get("dataset_name")
     names = [file["name"] for file in source.get("files", ())] or [dataset]
     count = summary["data"].get("num_documents") if len(names) == 1 else None
-    return training_facts(
+    metrics = {name.removeprefix("eval_"): summary[name] for name in summary if name in HELD_OUT_METRICS}
+    of_recipe = ("weight_decay", "warmup_steps", "tokens_per_step", "max_length", "mlm_probability")
+    write_record(
+        training.output_dir,
         training,
-        training.init_from,
+        source=training.init_from,
         rows=dict.fromkeys(names, count),
         datasets=[dataset] if dataset and not Path(dataset).is_dir() else [],
-        remark=f"The {'continued ' if training.init_from else ''}training read {summary['num_tokens']:,} tokens, "
-        f"of which it predicted {summary['num_masked']:,}.",
-        results=eval_results(
-            {name: value for name, value in summary.items() if name.startswith("eval_")}, "held-out documents"
-        ),
+        scores=[{"dataset": "held-out documents", "split": "validation", "metrics": metrics}] if metrics else [],
+        settings={
+            "recipe": f"{Path(training.recipe).stem}, phase {training.phase}",
+            "optimizer": summary["optim"],
+            "peak_learning_rate": recipe["learning_rate"],
+            "schedule": SCHEDULES.get(recipe["schedule"], recipe["schedule"]),
+            "steps": summary["steps"],
+            "tokens": summary["num_tokens"],
+            "predicted_tokens": summary["num_masked"],
+            **{name: recipe[name] for name in of_recipe},
+            "precision": summary["precision"],
+            "seed": training.seed,
+        },
     )
 
 

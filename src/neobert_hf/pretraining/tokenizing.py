@@ -1,44 +1,39 @@
 """Tokenizing of a corpus on datatrove: locally, on Slurm, or on Ray.
 
-datatrove runs tasks, records which are complete, and writes token ids. Three things are ours, because datatrove 0.10.1 does not
-have them. Its reader of JSON lines leaves out a damaged line with a warning, and a whole file that is not UTF-8: `read_task`
-refuses both. `WholeDocuments` adds checksums to its tokenizer. Its local pool waits forever for a process that was killed, and
-its processes outlive a killed parent: `LocalExecutor` ends with an error, and its processes end with it.
+datatrove runs the tasks, records which are complete, and writes token ids. Reading is ours: datatrove's reader of JSON lines
+leaves out a damaged line, and a file that is not UTF-8, with no more than a warning.
 """
 
 import errno
 import json
-import multiprocessing
 import os
+import shutil
+import signal
+import sys
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from copy import deepcopy
-from functools import cached_property, partial
-from multiprocessing import connection
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 from datatrove.data import Document
 from datatrove.executor import LocalPipelineExecutor, RayPipelineExecutor, SlurmPipelineExecutor
 from datatrove.pipeline.tokens import DocumentTokenizer
-from filelock import FileLock
 from loguru import logger
 from tokenizers import Tokenizer
-from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerFast
 
+from ..files.trust import read_json
 from ..files.wordpiece import plain_tokenizer, tokenizer_hash
-from ..files.writing import FULL, file_hash, only_writer, read_sealed, sealed, write_error, write_json, writing
+from ..files.writing import FULL, file_hash, write_error, write_json, writing
 from .corpus import Corpus
-from .documents import ENDS_DTYPE, MANIFEST, REMEDY, Documents, task_files
+from .documents import ENDS_DTYPE, MANIFEST, Documents, is_whole, task_files
 
-EXECUTORS = ("local", "slurm", "ray")
+EXECUTORS = {"local": LocalPipelineExecutor, "slurm": SlurmPipelineExecutor, "ray": RayPipelineExecutor}
 SETTINGS, TOKENIZER, RECORDS, LOGS = "settings.json", "tokenizer.json", "records", "logs"
-LOCK = ".tokenize.lock"
 MIN_TASKS, MAX_TASKS = 8, 1000  # the default: several processes share a single file, and many files make few tasks
 RESUME_HINT = "the finished tasks are whole: make room, and run the same again to continue"
 
@@ -54,8 +49,8 @@ def tokenize(
 ) -> Documents | None:
     """Tokenize each text once, whole, and write the ids to a folder; the same call continues after an interruption.
 
-    The order of the documents depends on `tasks`, not on the number of processes. Texts without a token are left out. If the
-    folder is finished, and the corpus and the settings are the same, the documents are used and the texts are not read.
+    The order of the documents depends on `tasks`, not on the number of processes. White space is left out. If the folder is
+    finished, and the corpus and the settings are the same, the documents are used and the texts are not read.
 
     Args:
         corpus: Texts. A missing text is left out; a lone surrogate becomes a question mark.
@@ -65,62 +60,80 @@ def tokenize(
         tasks: Parts of the corpus; an interrupted task begins again. More tasks than files share the files. None is one for each
             file, at least 8 and at most 1,000; in a folder that was begun, as many as there.
         workers: Tasks that run at the same time; None is one for each core, on Slurm and Ray all. On macOS and Windows each local
-            process imports the script again, so keep the call under `if __name__ == "__main__":`. 1 starts no process.
+            process imports the script again, so keep the call under `if __name__ == "__main__":`.
         executor_options: Further arguments of datatrove's executor. Slurm requires `time` and `partition`.
 
     Returns:
         The documents; None if Slurm has only accepted the job, which writes the manifest at its end.
 
     Raises:
-        ValueError: An argument is out of bounds, a text is not a string, the folder holds documents of something else, another
-            process writes to it, or no text has a token.
+        ValueError: An argument is out of bounds, a line of the corpus is damaged, a text is not a string, the folder holds
+            documents of something else, or no text has a token.
         OSError: A file cannot be written, for instance because the disk is full; finished tasks stay whole.
-        RuntimeError: A process could not start, or was ended from outside; or some tasks are not complete.
+        RuntimeError: Some tasks are not complete.
     """
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(f"{type(tokenizer).__name__} is not a fast tokenizer; give one that has a tokenizer.json")
-    if executor not in EXECUTORS:
-        raise ValueError(f"executor={executor!r} is not one of {', '.join(EXECUTORS)}")
-    num_files = corpus.stream().num_shards
     folder, plain = Path(folder).resolve(), plain_tokenizer(tokenizer)
-    tasks = tasks or _begun(folder).get("num_tasks") or min(max(num_files, MIN_TASKS), MAX_TASKS)
+    begun = next((read_json(folder / name) for name in (MANIFEST, SETTINGS) if (folder / name).exists()), {})
+    num_files = corpus.stream().num_shards
+    tasks = tasks or begun.get("num_tasks") or min(max(num_files, MIN_TASKS), MAX_TASKS)
     num_parts = -(-tasks // num_files) if corpus.files else 1
-    tasks = min(tasks, num_files * num_parts)
     settings = {
         "source": corpus.source,
         "tokenizer": {"sha256": tokenizer_hash(tokenizer), "vocab_size": len(tokenizer)},
         "special_tokens": _special_tokens(plain),
-        "num_tasks": tasks,
+        "num_tasks": min(tasks, num_files * num_parts),
     }
-    _check_same(folder, settings)
-    if (folder / MANIFEST).exists():  # the folder may be read-only
-        return Documents(folder)
-    _quieten_datatrove()
-    with only_writer(folder, LOCK):
-        _check_same(folder, settings)  # another process may have begun since
-        _begin(folder, settings, plain)
-        steps = [partial(read_task, corpus, num_parts), WholeDocuments(folder)]
-        try:
-            _run(folder, steps, executor, tasks, workers, executor_options or {})
-        except OSError as error:
-            if error.errno not in (*FULL, errno.EFBIG):
-                raise
-            raise write_error(error, folder, RESUME_HINT) from error
-    return Documents(folder) if (folder / MANIFEST).exists() else None
-
-
-def _begun(folder):
-    """Manifest or settings of the folder; empty if nothing was begun."""
-    return next((read_sealed(folder / name, REMEDY) for name in (MANIFEST, SETTINGS) if (folder / name).exists()), {})
-
-
-def _check_same(folder, settings):
-    begun = _begun(folder)
     if begun and (different := sorted(name for name in settings if settings[name] != begun.get(name))):
         details = "; ".join(f"{name} is {begun.get(name)} there and {settings[name]} here" for name in different)
         raise ValueError(
             f"{folder} holds documents of something else: {details}. Choose another folder, or remove this one"
         )
+    if (folder / MANIFEST).exists():  # the folder may be read-only
+        return Documents(folder)
+    if not begun and folder.exists() and any(not file.name.endswith(".part") for file in folder.iterdir()):
+        raise ValueError(f"{folder} is not empty and holds no documents; choose another folder")
+
+    logger.disable("datatrove")  # an error reaches the caller; the log would show it a second time, with a traceback
+    tasks, workers, options = settings["num_tasks"], workers or -1, executor_options or {}
+    if executor == "local":
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        workers = min(workers if workers > 0 else cores, tasks)
+        if sys.platform == "linux":  # datatrove's forkserver imports torch in each process
+            options = {"start_method": "fork", **options}
+    steps = [partial(read_task, corpus, num_parts), partial(write_task, folder, workers != 1)]
+    job = _job(folder, steps, executor, tasks, workers, options)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / SETTINGS, settings, "no text was tokenized")
+        with writing(folder / TOKENIZER, "no text was tokenized") as file:
+            file.write(plain.to_str().encode())
+        for mark in folder.glob(f"{LOGS}/completions/*"):
+            if not _is_whole(folder, int(mark.name)):  # after a power failure
+                mark.unlink()
+        with default_sigterm():
+            job.run()
+        if executor != "slurm":
+            write_manifest(folder)
+    except OSError as error:
+        if error.errno not in (*FULL, errno.EFBIG):
+            raise
+        raise write_error(error, folder, RESUME_HINT) from error
+    return Documents(folder) if (folder / MANIFEST).exists() else None
+
+
+@contextmanager
+def default_sigterm() -> Iterator[None]:
+    """Give SIGTERM its default meaning: a pool ends its processes by it, and they inherit the handlers of this one."""
+    if threading.current_thread() is not threading.main_thread():  # only this thread may set handlers
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _special_tokens(plain: Tokenizer) -> list[int]:
@@ -128,21 +141,6 @@ def _special_tokens(plain: Tokenizer) -> list[int]:
     masks = (plain.encode(text).special_tokens_mask for text in ("a", *plain.get_vocab()))
     mask = next(mask for mask in masks if 0 in mask)  # a vocabulary may have no "a" and no unknown token
     return [mask.index(0), mask[::-1].index(0)]
-
-
-def _begin(folder, settings, plain):
-    """Write the settings and the tokenizer; let tasks that were damaged begin again."""
-    for name in (SETTINGS, TOKENIZER):  # a running Slurm job writes other files
-        for file in folder.glob(f"{name}.*.part"):  # of a process that was killed
-            file.unlink()
-    if not (folder / SETTINGS).exists() and any(file.name != LOCK for file in folder.iterdir()):
-        raise ValueError(f"{folder} is not empty and holds no documents; choose another folder")
-    write_json(folder / SETTINGS, sealed(settings), "no text was tokenized")
-    with writing(folder / TOKENIZER, "no text was tokenized") as file:
-        file.write(plain.to_str().encode())
-    for mark in folder.glob(f"{LOGS}/completions/*"):
-        if not _is_whole(folder, int(mark.name)):
-            mark.unlink()
 
 
 def typed_options(options: Iterable[str]) -> dict:
@@ -159,86 +157,23 @@ def typed_options(options: Iterable[str]) -> dict:
     return typed
 
 
-def _run(folder, steps, name, tasks, workers, options):
-    """Run the tasks, then write the manifest; on Slurm a second job, which waits for the first, writes it."""
-    ours = {"tasks": tasks, "workers": workers or -1, "logging_dir": str(folder / LOGS)}
-    if both := sorted(ours.keys() & options.keys()):
-        raise ValueError(
-            f"executor_options sets {', '.join(both)}; tasks and workers are arguments of their own, and the logs stay in "
-            f"{folder}"
-        )
-    options = {**ours, **options}
+def _job(folder, steps, executor, tasks, workers, options):
+    """The executor; on Slurm a second job, which waits for the tasks, writes the manifest."""
+    if executor not in EXECUTORS:
+        raise ValueError(f"executor={executor!r} is not one of {', '.join(EXECUTORS)}")
+    if executor == "slurm" and shutil.which("sbatch") is None:
+        raise ValueError("executor='slurm' needs the command sbatch; run this on a machine of the cluster that has it")
+    logs = folder / LOGS
     try:
-        if name == "local":
-            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-            job = LocalExecutor(steps, **{**options, "workers": min(workers or cores, tasks)})
-        elif name == "ray":
-            job = RayPipelineExecutor(steps, **options)
-        else:
-            tokenizing = SlurmPipelineExecutor(steps, **options)
-            options |= {"tasks": 1, "workers": 1, "logging_dir": str(folder / LOGS / "manifest")}
-            job = SlurmPipelineExecutor([partial(write_manifest, folder)], depends=tokenizing, **options)
+        job = EXECUTORS[executor](steps, tasks=tasks, workers=workers, logging_dir=str(logs), **options)
+        if executor == "slurm":
+            last, logs = partial(write_manifest, folder), str(logs / "manifest")
+            job = SlurmPipelineExecutor([last], tasks=1, workers=1, depends=job, logging_dir=logs, **options)
     except TypeError as error:
         raise ValueError(
-            f"executor_options={options}: {error}; give the arguments of datatrove's executor for {name}"
+            f"executor_options={options}: {error}; give the arguments of datatrove's executor for {executor}"
         ) from error
-    job.run()
-    if name != "slurm":
-        write_manifest(folder)
-
-
-class LocalExecutor(LocalPipelineExecutor):
-    """datatrove's executor for one machine, on a pool that ends with an error when a process was killed."""
-
-    def run(self) -> None:
-        """Run the tasks that are not complete.
-
-        Raises:
-            RuntimeError: A process could not start, or was ended from outside.
-        """
-        ranks = self.get_incomplete_ranks()
-        progress = tqdm(desc="tokenizing", unit=" tasks", initial=self.tasks - len(ranks), total=self.tasks)
-        with progress:
-            if self.workers == 1:
-                for rank in ranks:
-                    deepcopy(self)._run_for_rank(rank)
-                    progress.update()
-                return
-            with ProcessPoolExecutor(self.workers, initializer=_begin_worker) as pool:
-                try:
-                    for task in as_completed([pool.submit(self._run_for_rank, rank) for rank in ranks]):
-                        task.result()
-                        progress.update()
-                except BrokenProcessPool as error:
-                    raise RuntimeError(
-                        "a process that tokenizes could not start, or was ended from outside; finished tasks are whole. Run the "
-                        "same again to continue; if memory was short, with fewer workers. In a script, keep the call under "
-                        "if __name__ == '__main__':, or give workers=1, which starts no process"
-                    ) from error
-                except BaseException:
-                    pool.shutdown(cancel_futures=True)  # running tasks end, no further task starts
-                    raise
-
-
-def _quieten_datatrove():
-    logger.disable("datatrove")  # an error reaches the caller; the log would show it a second time, with a traceback
-
-
-def _begin_worker():
-    _quieten_datatrove()
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
-
-
-def _end_with_parent(parent_id):
-    """End this process when its parent has ended, even if the parent was killed.
-
-    A process that was forked meanwhile may hold the parent's end of the pipe, so the parent's id is compared too.
-    """
-    parent = multiprocessing.parent_process().sentinel
-    while not connection.wait([parent], timeout=1) and os.getppid() == parent_id:
-        pass
-    os._exit(1)
+    return job
 
 
 def read_task(corpus: Corpus, num_parts: int, data=None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
@@ -249,51 +184,30 @@ def read_task(corpus: Corpus, num_parts: int, data=None, rank: int = 0, world_si
             yield Document(text=text, id=f"{rank}/{number}")
 
 
-class WholeDocuments(DocumentTokenizer):
-    """datatrove's tokenizer, with a record of the checksums of each task.
+def write_task(folder: Path, is_parallel: bool, data: Iterable[Document], rank: int = 0, world_size: int = 1) -> None:
+    """Write the token ids of a task, and its record; datatrove marks the task as complete afterwards.
 
-    Args:
-        folder: Folder of the documents, which holds the tokenizer.
+    The files are moved into their place when they are whole: a process that outlives a killed run writes the same files.
     """
-
-    def __init__(self, folder: Path):
-        super().__init__(
-            str(folder / "ids"), str(folder / TOKENIZER), shuffle_documents=False, save_final_metadata=False
-        )
-        self.folder = folder
-
-    @cached_property
-    def tokenizer(self) -> SimpleNamespace:
-        """What the base class calls of a tokenizer; `encode_batch_fast` gives no offsets and is 1.2 times as fast.
-
-        A text without a token, such as a zero-width space, is left out.
-        """
-        tokenizer = Tokenizer.from_file(self.tokenizer_name_or_path)
-        num_special = tokenizer.num_special_tokens_to_add(is_pair=False)
-
-        def encode_batch(texts):
-            return [encoding for encoding in tokenizer.encode_batch_fast(texts) if len(encoding) > num_special]
-
-        return SimpleNamespace(encode_batch=encode_batch, get_vocab_size=tokenizer.get_vocab_size)
-
-    def run(self, data=None, rank: int = 0, world_size: int = 1):
-        """Tokenize the documents of task `rank`, unless another process has."""
-        with FileLock(self.folder / LOGS / f"{rank:05d}.lock"):  # a process whose parent was killed may still write
-            if _is_whole(self.folder, rank):
-                return
-            for file in (self.folder / RECORDS).glob(f"{rank:05d}.*.part"):  # of a process that was killed
-                file.unlink()
-            super().run(data, rank, world_size)
-            write_record(self.folder, rank, self.token_size)
+    if is_parallel:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
+    with tempfile.TemporaryDirectory(prefix=f"{rank:05d}.", suffix=".part", dir=folder) as part:
+        options = {"shuffle_documents": False, "save_final_metadata": False}
+        step = DocumentTokenizer(f"{part}/ids", str(folder / TOKENIZER), **options)
+        step.run(data, rank, world_size)
+        for name, file in task_files(Path(part), rank).items():
+            target = task_files(folder, rank)[name]
+            target.parent.mkdir(exist_ok=True)
+            os.replace(file, target)
+    write_record(folder, rank, step.token_size)
 
 
 def write_record(folder: Path, task: int, token_size: int) -> None:
-    """Write numbers and checksums of what a task wrote; datatrove marks the task as complete afterwards."""
+    """Write numbers and checksums of what a task wrote; `length_histogram` counts documents by powers of two."""
     files = task_files(folder, task)
     ends = np.fromfile(files["ends"], ENDS_DTYPE)
     lengths = np.diff(ends, prepend=ENDS_DTYPE.type(0)).astype(np.int64)
-    powers = np.ceil(np.log2(np.maximum(lengths, 16))).astype(int)
-    tops, counts = np.unique(2**powers, return_counts=True)
+    tops, counts = np.unique(2 ** np.ceil(np.log2(np.maximum(lengths, 16))).astype(int), return_counts=True)
     record = {
         "task": task,
         "documents": len(lengths),
@@ -303,7 +217,7 @@ def write_record(folder: Path, task: int, token_size: int) -> None:
         "length_histogram": dict(zip(map(str, tops.tolist()), counts.tolist())),
     }
     (folder / RECORDS).mkdir(exist_ok=True)
-    write_json(_record(folder, task), sealed(record), RESUME_HINT)
+    write_json(_record(folder, task), record, RESUME_HINT)
 
 
 def _record(folder, task):
@@ -311,16 +225,11 @@ def _record(folder, task):
 
 
 def _is_whole(folder, task):
-    """Whether the files of a task are those of its record."""
-    try:
-        hashes = read_sealed(_record(folder, task), REMEDY)["sha256"]
-        return all(file_hash(file) == hashes[name] for name, file in task_files(folder, task).items())
-    except (ValueError, FileNotFoundError):
-        return False
+    return _record(folder, task).is_file() and is_whole(folder, read_json(_record(folder, task)))
 
 
 def write_manifest(folder: Path, *_) -> None:
-    """Write the manifest of a folder whose tasks are complete; `length_histogram` counts documents by powers of two.
+    """Write the manifest of a folder whose tasks are complete.
 
     On Slurm it is the only step of a job, which gives it further arguments.
 
@@ -328,20 +237,24 @@ def write_manifest(folder: Path, *_) -> None:
         RuntimeError: A task is not complete.
         ValueError: No document holds a token.
     """
-    settings = read_sealed(folder / SETTINGS, REMEDY)
-    records = [_record(folder, task) for task in range(settings["num_tasks"])]
-    if num_missing := sum(not file.is_file() for file in records):
-        raise RuntimeError(f"{num_missing} of {len(records)} tasks are not complete; run the same again to continue")
-    tasks, histogram = [read_sealed(file, REMEDY) for file in records], Counter()
+    settings = read_json(folder / SETTINGS)
+    numbers = range(settings["num_tasks"])
+    if num_missing := sum(not _is_whole(folder, task) for task in numbers):
+        raise RuntimeError(f"{num_missing} of {len(numbers)} tasks are not complete; run the same again to continue")
+    tasks, histogram = [read_json(_record(folder, task)) for task in numbers], Counter()
     for task in tasks:
         histogram.update({int(top): count for top, count in task.pop("length_histogram").items()})
-    if not histogram:
+    num_documents, num_tokens = (sum(task[name] for task in tasks) for name in ("documents", "tokens"))
+    if num_tokens == num_documents * sum(settings["special_tokens"]):
         raise ValueError(f"no text of {settings['source']} has a token; there is nothing to train on")
+    for part in folder.glob("*.part"):  # of tasks that were killed
+        shutil.rmtree(part, ignore_errors=True)
     manifest = {
         **settings,
         "dtype": tasks[0]["dtype"],
-        **{f"num_{name}": sum(task[name] for task in tasks) for name in ("documents", "tokens")},
+        "num_documents": num_documents,
+        "num_tokens": num_tokens,
         "length_histogram": {str(top): histogram[top] for top in sorted(histogram)},
         "tasks": tasks,
     }
-    write_json(folder / MANIFEST, sealed(manifest), RESUME_HINT)
+    write_json(folder / MANIFEST, manifest, RESUME_HINT)

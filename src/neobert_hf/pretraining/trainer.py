@@ -27,6 +27,7 @@ from .flops import matrix_flops_per_s, training_flops
 from .recipes import Recipe
 
 METRICS = "metrics.jsonl"
+COUNTS = "pretraining"  # in the state of a checkpoint
 
 
 class PretrainingTrainer(CheckedCheckpoints):
@@ -42,8 +43,8 @@ class PretrainingTrainer(CheckedCheckpoints):
     holds one line for each log.
 
     Raises:
-        FloatingPointError: The loss or the gradient was not finite. The check runs at each log and before each checkpoint,
-            which is then not written.
+        FloatingPointError: The loss or the gradient was not finite. The check runs at each log, and there is a log before each
+            checkpoint, which is then not written.
     """
 
     def __init__(self, *args, recipe: Recipe, **kwargs):
@@ -65,6 +66,7 @@ class PretrainingTrainer(CheckedCheckpoints):
 
     # Overrides of Trainer
 
+    # A private method: before transformers 5 there is no argument for rows in their own order.
     def _get_train_sampler(self, train_dataset: Dataset | None = None):
         dataset = self.train_dataset if train_dataset is None else train_dataset
         return SequentialSampler(dataset) if hasattr(dataset, "__len__") else None
@@ -78,10 +80,8 @@ class PretrainingTrainer(CheckedCheckpoints):
         return [name for name, p in model.named_parameters() if p.ndim > 1 and id(p) not in embeddings]
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LambdaLR:
-        """Create the recipe's schedule."""
-        if self.lr_scheduler is None:
-            self.lr_scheduler = LambdaLR(optimizer or self.optimizer, self.recipe.learning_rate_factor)
-            self._created_lr_scheduler = True  # so that a second train() creates a new schedule
+        """Create the recipe's schedule, a new one for each call of `train`."""
+        self.lr_scheduler = LambdaLR(optimizer or self.optimizer, self.recipe.learning_rate_factor)
         return self.lr_scheduler
 
     # Metrics
@@ -89,26 +89,24 @@ class PretrainingTrainer(CheckedCheckpoints):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """Return Trainer's loss; count tokens, masked tokens and correct predictions on the device without a synchronization."""
         labels = inputs["labels"]
-        options = dict(return_outputs=True, num_items_in_batch=num_items_in_batch)
-        loss, outputs = super().compute_loss(model, inputs, **options)
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)
         if model.training:
-            self.counter.count(inputs, labels, outputs, loss.detach(), self.state.global_step)
+            self.counter.count(inputs, labels, outputs)
         elif self.held_out is not None and not self._is_repeated():
             # Trainer may have divided by the number of labels of all processes, and multiplied by the number of processes.
             num_processes = 1 if num_items_in_batch is None else self.accelerator.num_processes
             num_items = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
-            summed = loss.detach() * num_items / num_processes
-            self.held_out.count(inputs, labels, outputs, summed, self.state.global_step)
+            self.held_out.count(inputs, labels, outputs, loss.detach() * num_items / num_processes)
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the figures to the log, and append the log to the metrics file."""
         if "loss" in logs:
+            self._check_finite(logs)
             counts = self.counter.totals(self.accelerator)
-            # a step that the gradient scaler of fp16 skipped changed nothing
-            is_skipped = self.accelerator.optimizer_step_was_skipped
-            self._check_finite(counts, 0.0 if is_skipped else logs.get("grad_norm", 0.0))
             logs |= self._training_figures(logs["loss"], counts)
+            # Trainer writes this state into the checkpoint that follows a log of the same step.
+            self.state.stateful_callbacks[COUNTS] = {name: counts[name] for name in TokenCounter.NAMES}
         elif "eval_loss" in logs and self.held_out is not None:
             logs |= self._held_out_figures()
         super().log(logs, start_time)
@@ -145,9 +143,8 @@ class PretrainingTrainer(CheckedCheckpoints):
         self._last_log = (now, counts, self.state.global_step)
         new = {name: counts[name] - before[1][name] for name in TokenCounter.NAMES}
         seconds, num_steps = now - before[0], self.state.global_step - before[2]
-        flops = training_flops(
-            self.accelerator.unwrap_model(self.model), new["num_tokens"], new["num_masked"], new["sum_of_squares"]
-        )
+        sizes = (new[name] for name in ("num_tokens", "num_masked", "sum_of_squares"))
+        flops = training_flops(self.accelerator.unwrap_model(self.model), *sizes)
         return {
             "perplexity": math.exp(min(loss, 700)),
             "masked_accuracy": new["num_correct"] / max(new["num_masked"], 1),
@@ -158,17 +155,19 @@ class PretrainingTrainer(CheckedCheckpoints):
             "model_flops_utilization": flops / seconds / (self._peak * self.accelerator.num_processes),
         }
 
-    def _check_finite(self, counts, grad_norm=0.0):
-        step, what = counts["first_bad_step"] + 1, "loss"
-        if counts["first_bad_step"] == NEVER:
-            if math.isfinite(grad_norm):
-                return
-            step, what = self.state.global_step, "gradient"
-        last = last_complete_checkpoint(self.args.output_dir)
-        advice = f"the last good checkpoint is {last}" if last else "no checkpoint was written before it"
-        raise FloatingPointError(
-            f"the {what} was not finite in optimizer step {step}; {advice}. Lower learning_rate, or inspect the rows of this step"
-        )
+    def _check_finite(self, logs):
+        """Raise an error if the loss since the last log, or the gradient of this step, was not finite."""
+        # a step that the gradient scaler of fp16 skipped changed nothing
+        grad_norm = 0.0 if self.accelerator.optimizer_step_was_skipped else logs.get("grad_norm", 0.0)
+        bad = [name for name, value in (("loss", logs["loss"]), ("gradient", grad_norm)) if not math.isfinite(value)]
+        if bad:
+            last = last_complete_checkpoint(self.args.output_dir)
+            advice = f"the last good checkpoint is {last}" if last else "no checkpoint was written before it"
+            steps = f"{self._last_log[2] + 1} to {self.state.global_step}"
+            raise FloatingPointError(
+                f"the {bad[0]} was not finite in the optimizer steps {steps}; {advice}. Lower learning_rate, or inspect the rows "
+                "of these steps"
+            )
 
     # Start, save and resume
 
@@ -183,18 +182,12 @@ class PretrainingTrainer(CheckedCheckpoints):
             with writing(metrics) as file:
                 file.write("".join(json.dumps(entry) + "\n" for entry in state.log_history).encode())
         zeros = dict.fromkeys(TokenCounter.NAMES, 0)
-        before = state.stateful_callbacks.get("pretraining", zeros)
+        before = state.stateful_callbacks.get(COUNTS, zeros)
         self.counter = TokenCounter(self.args.device, before)
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.accelerator.mixed_precision, torch.float32)
         self._peak = matrix_flops_per_s(self.args.device, dtype)
         self._last_log = (time.perf_counter(), before, state.global_step)
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
-
-    def _save_checkpoint(self, model, trial):
-        counts = self.counter.totals(self.accelerator)
-        self._check_finite(counts)
-        self.state.stateful_callbacks["pretraining"] = {name: counts[name] for name in TokenCounter.NAMES}
-        super()._save_checkpoint(model, trial)
 
 
 def keep_float32(plugin: FullyShardedDataParallelPlugin) -> None:
@@ -209,9 +202,6 @@ def keep_float32(plugin: FullyShardedDataParallelPlugin) -> None:
         plugin.mixed_precision_policy = replace(policy, **changes)
 
 
-NEVER = 1 << 62  # a step that no run reaches
-
-
 class TokenCounter:
     """Sums over batches, kept on the device to avoid synchronization."""
 
@@ -220,13 +210,11 @@ class TokenCounter:
     def __init__(self, device: torch.device, before: dict | None = None):
         self.counts = torch.zeros(len(self.NAMES), dtype=torch.int64, device=device)
         self.loss_sum = torch.zeros((), device=device)
-        self.first_bad_step = torch.full((), NEVER, dtype=torch.int64, device=device)
         self.before = before or {}  # the totals of an earlier part of the run
 
-    def count(self, inputs: dict, labels: torch.Tensor, outputs, loss: torch.Tensor, step: int) -> None:
-        """Add a batch: number of tokens, labels and correct predictions, the loss, and whether the loss is finite."""
+    def count(self, inputs: dict, labels: torch.Tensor, outputs, loss_sum: torch.Tensor | float = 0.0) -> None:
+        """Add a batch: number of tokens, labels and correct predictions, and the sum of the losses at its labels."""
         is_masked = labels != -100
-        num_masked = is_masked.sum()
         if "attention_mask" in inputs:
             lengths = inputs["attention_mask"].sum(-1)
             num_tokens, squares = lengths.sum(), lengths.square().sum()
@@ -240,17 +228,14 @@ class TokenCounter:
             predictions = outputs["logits"].argmax(-1)
             expected = labels[is_masked] if predictions.ndim == 1 else labels
             num_correct = (predictions == expected).sum()
-        self.counts += torch.stack((num_tokens, num_masked, num_correct, squares))
-        self.loss_sum += loss.float()
-        is_bad = ~loss.isfinite()
-        self.first_bad_step = torch.where(is_bad, self.first_bad_step.clamp(max=step), self.first_bad_step)
+        self.counts += torch.stack((num_tokens, is_masked.sum(), num_correct, squares))
+        self.loss_sum += loss_sum
 
     def totals(self, accelerator) -> dict[str, float]:
         """Return the sums over all processes as numbers; every process must call this."""
         counts = accelerator.reduce(self.counts, "sum").tolist()
-        bad = int(accelerator.gather(self.first_bad_step[None]).min())
-        totals = dict(zip(self.NAMES, counts)) | {"loss_sum": accelerator.reduce(self.loss_sum, "sum").item()}
-        return {name: value + self.before.get(name, 0) for name, value in totals.items()} | {"first_bad_step": bad}
+        totals = {name: count + self.before.get(name, 0) for name, count in zip(self.NAMES, counts)}
+        return totals | {"loss_sum": accelerator.reduce(self.loss_sum, "sum").item()}
 
 
 def predicted_tokens(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

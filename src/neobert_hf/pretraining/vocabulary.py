@@ -14,9 +14,9 @@ from ..files.trust import load_tokenizer
 from ..files.wordpiece import SPECIAL_TOKENS, tokenizer_hash, train_wordpiece
 from ..files.writing import saving
 from ..model.modeling_neobert import NeoBERTForMaskedLM
-from ..runs.cards import write_start_card
+from ..runs import write_record
 from .arguments import CorpusArguments, PretrainingArguments
-from .rows import open_corpus
+from .corpus import open_corpus
 
 
 def adapt_vocabulary(
@@ -126,7 +126,7 @@ def write_adapted_model(
     if data.tokenizer_name:
         new = load_tokenizer(data.tokenizer_name)
     else:
-        texts = open_corpus(data, training, data.train_files)
+        texts = open_corpus(data, training.to_recipe(), data.train_files)
         new = train_wordpiece(texts, vocab_size or len(old), model.config.max_position_embeddings)
     adapted = adapt_vocabulary(model, old, new)
     if folder.exists():
@@ -140,6 +140,6 @@ def write_adapted_model(
     with saving(folder, "no folder was written"):
         adapted.save_pretrained(part)
         new.save_pretrained(part)
-        write_start_card(part, source, "with a new vocabulary")
+        write_record(part, training, source=source, rows={}, settings={}, remark="The vocabulary is new.")
         os.replace(part, folder)
     return str(folder)

@@ -174,6 +174,9 @@ def train_or_resume(make_trainer: Callable[[Path | None], Trainer], training: Re
         training.output_dir, run, training.resume_from_checkpoint, exactly=not training.resume_inexactly
     )
     trainer = make_trainer(checkpoint)
-    trainer.add_callback(SaveOnTerminate())
-    trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+    trainer.add_callback(signals := SaveOnTerminate())
+    try:
+        trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+    finally:  # an error ends the training without `on_train_end`
+        signals.restore_handlers()
     return trainer

@@ -52,18 +52,22 @@ class SaveOnTerminate(TrainerCallback):
             control.should_evaluate = control.should_save = False
 
     def on_train_end(self, args, state, control, **kwargs):
-        """Restore the previous handlers; end the process if a signal has stopped the training.
+        """End the process if a signal has stopped the training.
 
         Raises:
             SystemExit: The status is that of a process that the signal ended: 143 for SIGTERM, 130 for Ctrl-C.
         """
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self.restore_handlers()
         if self._agreed_signal:
             if state.is_world_process_zero:
                 message = "rerun the command with --resume_from_checkpoint last to resume"
                 print(f"stopped at step {state.global_step}; {message}", file=sys.stderr)
             raise SystemExit(128 + self._agreed_signal)
+
+    def restore_handlers(self) -> None:
+        """Restore the handlers that were there before the training."""
+        for number, handler in getattr(self, "_before", {}).items():
+            signal.signal(number, handler)
 
 
 def _begin_worker(begin, number):

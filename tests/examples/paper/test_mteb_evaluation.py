@@ -11,17 +11,27 @@ pytest.importorskip("mteb", reason="evaluating on MTEB needs mteb (pip install -
 import evaluate_mteb
 import mteb
 from conftest import run_main
+from contextual_embeddings import contextual_sentence_transformer, fit_context
+from contextual_mteb import in_contexts
 from datasets import Dataset, DatasetDict
 from huggingface_hub import ModelCard
 from mteb.abstasks import AbsTaskClassification, AbsTaskPairClassification, AbsTaskRetrieval, AbsTaskSTS
 from mteb.abstasks.task_metadata import TaskMetadata
-from mteb_scores import CATEGORIES, Score, averages, benchmark_tasks, evaluate, write_model_index
+from mteb_scores import (
+    CATEGORIES,
+    INSTRUCTIONS,
+    Score,
+    averages,
+    benchmark_tasks,
+    evaluate,
+    mteb_prompts,
+    write_model_index,
+)
 from scipy.stats import spearmanr
 from sklearn.metrics import average_precision_score
 
-from neobert_hf import best_dtype, contextual_sentence_transformer, fit_context, sentence_transformer
-from neobert_hf.embeddings.instructions import EVALUATION_INSTRUCTIONS, mteb_prompts
-from neobert_hf.embeddings.models import open_embedding_model
+from neobert_hf import best_dtype
+from neobert_hf.embeddings import open_embedding_model, read_yaml, sentence_transformer
 
 LEFT = [f"a text about {what}" for what in ("dogs", "red houses", "the old sea", "sleep", "jumping", "a fox")]
 RIGHT = [f"{what} it is" for what in ("brown dog", "a house", "warm sea", "lazy", "quick fox", "red")]
@@ -149,9 +159,10 @@ def test_models_with_one_name_do_not_share_results(model, tokenizer, embedder, t
 
 def test_the_instructions_cover_every_task_and_mteb_knows_each_name():
     names = {task.metadata.name for task in benchmark_tasks()}
-    assert len(names) == 56 and names <= set(EVALUATION_INSTRUCTIONS)
+    tasks = {task for group in read_yaml(INSTRUCTIONS).values() for task in group}
+    assert len(names) == 56 and names <= tasks
     subsets = {task.metadata.name for task in mteb.get_task("CQADupstackRetrieval").tasks}
-    assert set(EVALUATION_INSTRUCTIONS) - names == subsets
+    assert tasks - names == subsets
     prompts = mteb_prompts()
     for task in [*benchmark_tasks(), *mteb.get_task("CQADupstackRetrieval").tasks]:
         sides = ("-query", "-document") if task.metadata.type in ("Retrieval", "Reranking") else ("",)
@@ -244,7 +255,9 @@ def test_a_contextual_model_has_a_context_from_the_texts_of_each_task(task, embe
 
     for name in ("encode", "encode_query", "encode_document"):
         monkeypatch.setattr(model, name, record)
-    (score,) = evaluate(model, [task()], tmp_path / "results", "local/contextual")
+    tasks = [task()]
+    with in_contexts(model, tasks) as wrapper_class:
+        (score,) = evaluate(model, tasks, tmp_path / "results", "local/contextual", wrapper_class=wrapper_class)
     assert used and all(torch.equal(context, expected) for context in used)
     assert np.isfinite(score.score)
     assert torch.equal(model[0].model.context, before)  # the user's own context again
@@ -256,7 +269,9 @@ def test_the_score_of_a_contextual_model_is_that_computed_by_hand(embedder, tmp_
         "SciFact-query": "the ",
         "SciFact-document": "a ",
     }  # short: with the paper's, nothing is left of the texts
-    (score,) = evaluate(model, [LocalRetrieval()], tmp_path / "results", "local/contextual", prompts)
+    tasks = [LocalRetrieval()]
+    with in_contexts(model, tasks) as wrapper:
+        (score,) = evaluate(model, tasks, tmp_path / "results", "local/contextual", prompts, wrapper_class=wrapper)
     fit_context(model, RIGHT, prompt="a ")
     found = cosines(model, [f"the {text}" for text in LEFT], [f"a {text}" for text in RIGHT])
     ranks = (found > np.diag(found)[:, None]).sum(1)

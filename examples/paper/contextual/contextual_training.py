@@ -15,7 +15,9 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from datasets import DatasetDict
+from contextual_batches import ROW_COLUMN, ContextualBatchSampler, PairClusters, load_or_cluster
+from contextual_embeddings import contextual_model
+from datasets import DatasetDict, load_dataset
 from sentence_transformers import SentenceTransformer
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -23,20 +25,19 @@ from torch.utils.checkpoint import get_device_states, set_device_states
 from transformers.hf_argparser import HfArg
 from transformers.utils import logging
 
-from ..files.texts import check_leaves_tokens
-from ..files.writing import content_hash, file_hash
-from ..model.contextual_neobert import pad_texts
-from .contextual import contextual_model
-from .contextual_batches import ROW_COLUMN, ContextualBatchSampler, PairClusters, load_or_cluster
-from .contrastive import ContrastiveTrainingArguments, check_temperature
-from .models import open_embedding_model
-from .training import start_files
-from .training_sets import load_contextual_stage, read_sets_of_pairs
+from neobert_hf.embeddings import (
+    ContrastiveTrainingArguments,
+    fingerprint,
+    open_embedding_model,
+    read_sets_of_pairs,
+)
 
 logger = logging.get_logger(__name__)
 
 TEMPERATURE = 0.02  # CDE, section 5
 CONTEXT_SIZE = 512  # paper, appendix G.2
+# Public data for the two stages (appendix G.2). The paper gives sizes only; CDE's public code uses these.
+STAGES = {"unsupervised": "nomic-ai/nomic-embed-unsupervised-data", "supervised": "cfli/bge-full-data"}
 
 Features = dict[str, Any]
 
@@ -86,8 +87,12 @@ class ContextualArguments:
     def __post_init__(self):
         if bool(self.stage) == bool(self.train_files):
             raise ValueError("give either --train_files or --stage")
-        check_temperature(self.temperature)
-        check_leaves_tokens(self.max_seq_length)
+        if self.temperature <= 0:
+            raise ValueError(f"temperature={self.temperature} is not above 0; give a positive number")
+        if self.max_seq_length is not None and self.max_seq_length < 3:
+            raise ValueError(
+                f"max_seq_length={self.max_seq_length} leaves no token between the special ones; give 3 or more"
+            )
 
 
 @dataclass
@@ -119,14 +124,11 @@ def open_pairs(arguments: ContextualArguments, batch_size: int) -> DatasetDict:
     Raises:
         ValueError: Two files have the same name, a file has more than two columns or fewer rows than a batch, or is invalid.
     """
-    sets = load_contextual_stage(arguments.stage) if arguments.stage else read_sets_of_pairs(arguments.train_files)
+    sets = load_stage(arguments.stage) if arguments.stage else read_sets_of_pairs(arguments.train_files)
     first, numbered = 0, DatasetDict()
     for name, rows in sets.items():
         if len(rows.column_names) != 2:
-            raise ValueError(
-                f"{name} has the columns {', '.join(rows.column_names)}; give pairs, since the other documents of a batch are "
-                "the negatives"
-            )
+            raise ValueError(f"{name} has the columns {', '.join(rows.column_names)}; give pairs")
         if len(rows) < batch_size:
             message = f"{name} has {len(rows)} rows, fewer than the batch size {batch_size}"
             if not arguments.stage:
@@ -138,6 +140,14 @@ def open_pairs(arguments: ContextualArguments, batch_size: int) -> DatasetDict:
     return numbered
 
 
+def load_stage(stage: str) -> dict:
+    """Load the pairs of a stage from the Hub, by source, since clusters and batches stay within a source."""
+    parts = load_dataset(STAGES[stage])  # each split is a source
+    if stage == "supervised":  # rows have lists of positives
+        parts = {name: rows.map(lambda row: {"document": row["pos"][0]}, desc=name) for name, rows in parts.items()}
+    return {name: rows.select_columns(["query", "document"]) for name, rows in parts.items()}
+
+
 def use_clusters(
     sets: DatasetDict, arguments: ContextualArguments, training: ContextualTrainingArguments
 ) -> dict[int, PairClusters]:
@@ -147,14 +157,12 @@ def use_clusters(
         Clusters by the number of a dataset's first row.
     """
     folder = Path(arguments.clusters_dir or Path(training.output_dir, "clusters"))
-    size = arguments.cluster_size or training.per_device_train_batch_size
-    files = start_files(arguments.surrogate_model)  # a folder that was trained again is another surrogate
-    surrogate = content_hash(list(map(file_hash, map(Path, files)))) if files else arguments.surrogate_model
     load = cache(partial(open_embedding_model, arguments.surrogate_model, device=str(training.device)))
+    size = arguments.cluster_size or training.per_device_train_batch_size
+    settings = [fingerprint(load(), {}), size, training.seed]  # a surrogate that was trained again is another one
     with training.main_process_first(desc="clusters"):  # the other processes read the files
         datasets = {
-            rows[0][ROW_COLUMN]: load_or_cluster(folder, name, rows, surrogate, size, training.seed, load)
-            for name, rows in sets.items()
+            rows[0][ROW_COLUMN]: load_or_cluster(folder, name, rows, settings, load) for name, rows in sets.items()
         }
     training.batch_sampler = partial(ContextualBatchSampler, datasets=datasets)
     return datasets
@@ -205,13 +213,6 @@ class MiniBatches:
                 vectors.backward(gradient)
 
 
-def padded(features: Features) -> Features:
-    """Tokens and attention mask (B, L), also of the packed row that sentence-transformers makes for flash attention."""
-    if "cu_seq_lens_q" in features:
-        return dict(zip(("input_ids", "attention_mask"), pad_texts(features["input_ids"], features["cu_seq_lens_q"])))
-    return {name: features[name] for name in ("input_ids", "attention_mask")}
-
-
 class ContextualRankingLoss(nn.Module):
     """Softmax over cosines / temperature from a query to the documents of the batch, all embedded in one context.
 
@@ -252,12 +253,10 @@ class ContextualRankingLoss(nn.Module):
         Raises:
             ValueError: The batch has not two columns, or several processes train without DistributedDataParallel.
         """
-        columns = list(map(padded, sentence_features))
+        names = ("input_ids", "attention_mask")
+        columns = [{name: features[name] for name in names} for features in sentence_features]
         if len(columns) != 2:
-            raise ValueError(
-                f"the batch has {len(columns)} columns; give a query and a document, since the other documents of the batch are "
-                "the negatives"
-            )
+            raise ValueError(f"the batch has {len(columns)} columns; give pairs of a query and a document")
         if distributed.is_initialized() and torch.is_grad_enabled() and self.wrapper is None:
             raise ValueError(
                 "contextual training on several processes needs DistributedDataParallel, since its gradients are complete only "
@@ -334,15 +333,6 @@ class ContextualRankingLoss(nn.Module):
         """(B, B) bool, the documents that are no negatives of a query."""
         if self.datasets is None:
             return None
-        if labels is None:
-            raise ValueError(
-                f"the dataset has no column {ROW_COLUMN!r} of row numbers, which finds false negatives; make it with open_pairs"
-            )
         rows = labels.cpu().numpy()
         first = max(first for first in self.datasets if first <= rows[0])
         return torch.from_numpy(self.datasets[first].is_false_negative(rows - first)).to(device)
-
-    def get_config_dict(self) -> dict[str, Any]:
-        """Settings for the model card."""
-        names = ("temperature", "mini_batch_size", "context_size")
-        return {name: getattr(self, name) for name in names} | {"filters_false_negatives": self.datasets is not None}

@@ -8,22 +8,24 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from transformers.integrations import unset_hf_deepspeed_config
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.utils import logging
 
-from ..files.trust import load_tokenizer
+from ..files.trust import load_tokenizer, read_json
 from ..files.wordpiece import tokenizer_hash
 from ..files.writing import saving
 from ..model.configuration_neobert import NeoBERTConfig
-from ..runs.allocator import tune_allocator
-from ..runs.cards import write_card
-from ..runs.folders import lock_run, train_or_resume
+from ..runs import lock_run, train_or_resume, tune_allocator
+from ..runs.folders import RUN, SUMMARY
 from ..runs.manifests import CHECKPOINTS_INTACT
 from .arguments import CorpusArguments, PretrainingArguments
 from .collators import PackedMLMCollator
 from .recipes import Recipe
 from .rows import held_out_rows, open_text, training_rows
-from .starts import check_held_out, check_start
-from .summary import card_facts, write_summary
+from .summary import write_summary
 from .trainer import PretrainingTrainer
+
+logger = logging.get_logger(__name__)
 
 
 def pretrain(data: CorpusArguments, training: PretrainingArguments) -> PretrainingTrainer:
@@ -45,11 +47,10 @@ def pretrain(data: CorpusArguments, training: PretrainingArguments) -> Pretraini
         FloatingPointError: The loss or the gradient was not finite.
     """
     with lock_run(training.output_dir):
-        return _pretrain(data, training)
+        return _pretrain(data, training, training.to_recipe())
 
 
-def _pretrain(data, training):
-    recipe = training.to_recipe()
+def _pretrain(data, training, recipe):
     set_seed(training.seed)
     if training.device.type == "cpu":
         tune_allocator()
@@ -67,12 +68,26 @@ def _pretrain(data, training):
     if training.phase == 1:
         model = build_model(recipe, tokenizer, training.config_overrides)
     else:
-        model = load_first_phase(training, recipe, tokenizer)
+        model = AutoModelForMaskedLM.from_pretrained(training.init_from, dtype=torch.float32)
+        if recipe.architecture == "neobert":  # others have as many positions as they were made with
+            model.config.max_position_embeddings = max(training.max_length, model.config.max_position_embeddings)
+            model.config.sparse_prediction = True
     run = identity(data, training, model, tokenizer, source)
-    if training.phase == 2 and not data.streaming and not data.validation_files:
-        check_held_out(training.init_from, run)
+    if training.phase == 2:
+        draws_held_out = not data.streaming and not data.validation_files
+        check_start(training.init_from, model, len(tokenizer), run, draws_held_out)
 
     # Rows and training
+    collator = PackedMLMCollator(
+        tokenizer,
+        recipe.mlm_probability,
+        recipe.mask_replace_prob,
+        recipe.random_replace_prob,
+        recipe.batch_format,
+        return_flash_attn_kwargs=recipe.batch_format == "packed",
+        trust_boundaries=recipe.batch_format == "packed",  # the GPU does not wait for checks of positions and labels
+    )
+
     def make_trainer(checkpoint):  # makes packing plans, so a run that is refused makes none
         return PretrainingTrainer(
             model,
@@ -80,7 +95,7 @@ def _pretrain(data, training):
             recipe=recipe,
             train_dataset=text if data.streaming else training_rows(data, training, text),
             eval_dataset=None if held_out is None else held_out_rows(data, training, held_out),
-            data_collator=collator(recipe, tokenizer),
+            data_collator=collator,
             processing_class=tokenizer,
         )
 
@@ -115,20 +130,46 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, config_overr
     return AutoModelForMaskedLM.from_config(config)
 
 
-def load_first_phase(
-    training: PretrainingArguments, recipe: Recipe, tokenizer: PreTrainedTokenizerBase
-) -> PreTrainedModel:
-    """Load the model of phase 1 for the longer documents of phase 2.
+def check_start(init_from: str, model: PreTrainedModel, num_tokens: int, run: dict, draws_held_out: bool) -> None:
+    """Check that phase 2 continues the model of phase 1, and holds out only documents that phase 1 held out.
+
+    Args:
+        init_from: Folder of the model of phase 1, or of one of its checkpoints, or an id on the Hub.
+        model: This model.
+        num_tokens: Vocabulary size of the tokenizer of phase 2.
+        run: Identity of the run of phase 2.
+        draws_held_out: Whether phase 2 evaluates on documents of its training text.
 
     Raises:
-        ValueError: The model has another architecture or tokenizer than the recipe.
+        ValueError: The architecture or the tokenizer is another, or phase 1 may have trained on documents that are held out here.
     """
-    model = AutoModelForMaskedLM.from_pretrained(training.init_from, dtype=torch.float32)
-    check_start(model, training.init_from, recipe.architecture, len(tokenizer), tokenizer_hash(tokenizer))
-    if recipe.architecture == "neobert":  # others have as many positions as they were made with
-        model.config.max_position_embeddings = max(training.max_length, model.config.max_position_embeddings)
-        model.config.sparse_prediction = True
-    return model
+    folder, reasons = Path(init_from), []
+    folders = [folder, folder.parent] if folder.name.startswith(PREFIX_CHECKPOINT_DIR) else [folder]
+    files = [path / name for path in folders for name in (RUN, SUMMARY) if (path / name).is_file()]
+    first = read_json(files[0]) if files else {}
+    if model.config.model_type != run["recipe"]["architecture"]:
+        reasons.append(f"its architecture is {model.config.model_type}; give the --recipe of phase 1")
+    is_same_tokenizer = first.get("tokenizer_sha256") in (None, run["tokenizer_sha256"])
+    if num_tokens > model.config.vocab_size or not is_same_tokenizer:
+        reasons.append(
+            f"its tokenizer is another, with {model.config.vocab_size} tokens, and this one has {num_tokens}; give the "
+            "--tokenizer_name of phase 1"
+        )
+    if draws_held_out and not files:
+        logger.warning(
+            f"{init_from} holds no {RUN}: its training may have used the documents that are held out here; give "
+            "--validation_files to evaluate on other text"
+        )
+    elif draws_held_out:
+        held_out, wanted = first.get("held_out", {}), run["held_out"]["num_held_out"]
+        is_same_text = all(first.get(name) == run[name] for name in ("seed", "data"))
+        if not is_same_text or held_out.get("files") or held_out.get("num_held_out", 0) < wanted:
+            reasons.append(
+                "its training may have used the documents that are held out here; give --validation_files, or the text, --seed "
+                "and --num_held_out of phase 1"
+            )
+    if reasons:
+        raise ValueError(f"phase 2 cannot start from {init_from}: {'; '.join(reasons)}")
 
 
 def identity(
@@ -167,15 +208,6 @@ def identity(
     return json.loads(json.dumps(run))
 
 
-def collator(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PackedMLMCollator:
-    """Return the collator that masks by a recipe."""
-    names = ("mlm_probability", "mask_replace_prob", "random_replace_prob", "batch_format")
-    options = {name: getattr(recipe, name) for name in names}
-    if recipe.batch_format == "packed":  # the GPU does not wait for checks of positions and labels
-        options |= dict(return_flash_attn_kwargs=True, trust_boundaries=True)
-    return PackedMLMCollator(tokenizer, **options)
-
-
 def finish(trainer: PretrainingTrainer, run: dict) -> None:
     """Evaluate, save the model and the summary, and print the summary as one line of JSON."""
     metrics = trainer.evaluate() if trainer.eval_dataset is not None else {}
@@ -186,5 +218,4 @@ def finish(trainer: PretrainingTrainer, run: dict) -> None:
         trainer.save_model()
     if trainer.is_world_process_zero():
         summary = write_summary(trainer, run, {k: v for k, v in metrics.items() if k.startswith("eval_")})
-        write_card(trainer.args.output_dir, card_facts(trainer.args, summary))
         print(json.dumps({k: v for k, v in summary.items() if not isinstance(v, dict)}))

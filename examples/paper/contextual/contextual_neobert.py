@@ -13,35 +13,16 @@ Axes: `B` texts, `L` columns of the input; `J` context vectors; `S` soft prompt 
 Source: paper, section 5.2.2 and appendix G; CDE, section 4.2.
 """
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
 from transformers.utils import ModelOutput, can_return_tuple
 
-# The loader of transformers 4.57 copies only the files that this one imports directly, so it imports all of them.
-from .attention_neobert import attend_sdpa  # noqa: F401
-from .backends_neobert import BACKENDS  # noqa: F401
-from .blocks_neobert import RMSNorm
-from .checkpoint_neobert import check_vocabulary
-from .configuration_neobert import FLAG, PROBABILITY, SIZE, NeoBERTConfig, Rule, check_values, optional
-from .inference_neobert import inference_copy  # noqa: F401
-from .kernels_neobert import runs_fast  # noqa: F401
-from .layout_neobert import Boundaries, check_tokens, make_layout
-from .losses_neobert import check_labels  # noqa: F401
-from .machine_neobert import is_tracing
-from .modeling_neobert import NeoBERTModel, NeoBERTPreTrainedModel
-from .plan_neobert import make_plan  # noqa: F401
-from .rotary_neobert import rotary_table  # noqa: F401
-from .weight_files_neobert import read_index  # noqa: F401
-
-CONTEXT_RULES = {
-    "context_size": SIZE,
-    "num_soft_prompt_tokens": Rule((int,), "an integer of at least 0", lambda value: value >= 0),
-    "context_dropout": PROBABILITY,
-    "has_context": FLAG,
-    "trained_context_size": optional(SIZE),
-}
+# Below the room, since a saved folder holds this file and imports the class from the file beside it.
+from neobert_hf.model.modeling_neobert import NeoBERTConfig, NeoBERTModel, NeoBERTPreTrainedModel
 
 
 class ContextualNeoBERTConfig(NeoBERTConfig):
@@ -73,7 +54,10 @@ class ContextualNeoBERTConfig(NeoBERTConfig):
         trained_context_size=None,
         **kwargs,
     ):
-        check_values(locals(), CONTEXT_RULES)
+        if context_size < 1:
+            raise ValueError(f"context_size={context_size} is not positive; give the number of context vectors")
+        if not 0 <= context_dropout < 1:
+            raise ValueError(f"context_dropout={context_dropout} is no probability of at least 0 and below 1")
         self.context_size = context_size
         self.num_soft_prompt_tokens = num_soft_prompt_tokens
         self.context_dropout = context_dropout
@@ -107,7 +91,7 @@ class ContextualNeoBERTModel(NeoBERTPreTrainedModel):
         width = config.hidden_size
         self.first_stage = NeoBERTModel(config)
         self.first_projection = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
-        self.context_norm = RMSNorm(width, eps=config.norm_eps)
+        self.context_norm = type(self.first_stage.layer_norm)(width, eps=config.norm_eps)
         self.null_context = nn.Embedding(1, width)
         self.soft_prompt = nn.Embedding(config.num_soft_prompt_tokens, width)
         self.second_stage = NeoBERTModel(config)
@@ -138,7 +122,18 @@ class ContextualNeoBERTModel(NeoBERTPreTrainedModel):
     @property
     def auto_classes(self) -> dict[str, type]:
         """See `NeoBERTPreTrainedModel.auto_classes`."""
-        return CONTEXTUAL_AUTO_CLASSES
+        return {"AutoConfig": ContextualNeoBERTConfig, "AutoModel": ContextualNeoBERTModel}
+
+    def save_pretrained(self, save_directory, *args, **kwargs):
+        """Save weights, config and code, so that the folder loads with `trust_remote_code=True` and without this project."""
+        super().save_pretrained(save_directory, *args, **kwargs)
+        if kwargs.get("is_main_process", True):
+            code = re.sub(r"from neobert_hf\.model\.", "from .", Path(__file__).read_text("utf-8"))
+            # The loader of transformers 4.57 copies only the files that this one imports.
+            names = {file.stem for file in Path(save_directory).glob("*_neobert.py")} - {"contextual_neobert"}
+            missing = [name for name in sorted(names) if f"from .{name} import" not in code]
+            code += "".join(f"from .{name} import __doc__ as _  # noqa: E402, F401\n" for name in missing)
+            Path(save_directory, "contextual_neobert.py").write_text(code, "utf-8")
 
     def get_input_embeddings(self) -> nn.Embedding:
         """The token embeddings of the second stage; the first stage has its own."""
@@ -147,11 +142,6 @@ class ContextualNeoBERTModel(NeoBERTPreTrainedModel):
     def set_input_embeddings(self, value: nn.Embedding):
         """Replace the token embeddings of the second stage."""
         self.second_stage.encoder = value
-
-    def resize_token_embeddings(self, *args, **kwargs) -> nn.Embedding:
-        """Resize the token embeddings of both stages, which share the tokenizer."""
-        self.first_stage.resize_token_embeddings(*args, **kwargs)
-        return self.second_stage.resize_token_embeddings(*args, **kwargs)
 
     def _init_weights(self, module: nn.Module):
         super()._init_weights(module)
@@ -185,7 +175,7 @@ class ContextualNeoBERTModel(NeoBERTPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.Tensor | None = None,
+        input_ids: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         dataset_embeddings: torch.Tensor | None = None,
         embeds_context: bool = False,
@@ -195,75 +185,37 @@ class ContextualNeoBERTModel(NeoBERTPreTrainedModel):
         """Embed texts in a context, or, with `embeds_context`, documents as context vectors.
 
         Args:
-            input_ids: (B, L) token ids, or packed texts.
-            attention_mask: (B, L), 0 at padding; None: every token is real.
+            input_ids: (B, L) token ids, one text in each row.
+            attention_mask: (B, L), 0 at padding on any side; None: every token is real.
             dataset_embeddings: (J, D) context vectors. Default: the stored context, or J null vectors if none is stored.
             embeds_context: Return the first stage's vectors; each is independent of the others.
             token_type_ids: Ignored, as in `NeoBERTModel`.
-            **kwargs: `position_ids` of the texts and the arguments that mark packed texts, as in `NeoBERTModel`. All others are
-                refused, unless the value is None or False.
+            **kwargs: Refused, unless the value is None or False.
 
         Returns:
             `sentence_embedding` (B, D), one for each text, not normalised; compare with cosines.
 
         Raises:
-            ValueError: Inputs are invalid or contradict each other, as in `NeoBERTModel`; the shape of `dataset_embeddings` is
-                not (J, D); or the texts are packed while compiling.
-            TypeError: An argument is unknown.
+            ValueError: A text has no token, or the shape of `dataset_embeddings` is not (J, D).
+            TypeError: An argument is unknown, such as one that marks texts in a packed row.
 
         Source: paper, appendix G.1.
         """
-        boundaries = Boundaries.from_arguments(type(self).__name__, kwargs)
-        encoders = {"first_stage.encoder": self.first_stage.encoder, "second_stage.encoder": self.second_stage.encoder}
-        check_vocabulary(encoders, self.config.vocab_size)
-        input_ids = check_tokens(input_ids, None, self.config.hidden_size)
-        texts = self._padded_texts(input_ids, attention_mask, boundaries)
+        if unknown := [name for name, value in kwargs.items() if value is not None and value is not False]:
+            raise TypeError(
+                f"ContextualNeoBERTModel has no argument {unknown[0]}; give padded rows of input_ids and attention_mask"
+            )
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        if not torch.compiler.is_compiling() and not (mask != 0).any(-1).all():
+            raise ValueError("a row of attention_mask has no real token; remove the row")
         if embeds_context:
-            return ContextualNeoBERTOutput(self._embed_context(*texts))
-        return ContextualNeoBERTOutput(self._embed_texts(*texts, dataset_embeddings))
-
-    def _padded_texts(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None, boundaries: Boundaries
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Check the texts as `NeoBERTModel` does, and return ids, mask and positions of one text in each row, (B, L).
-
-        The second stage reads embeddings in place of ids, and rows that begin with the context, so it would find no error.
-        """
-        if attention_mask is not None and attention_mask.ndim != 2:
-            raise ValueError(
-                f"attention_mask has shape {tuple(attention_mask.shape)}; a contextual model reads a mask of the shape of "
-                "input_ids"
-            )
-        can_read_values = not is_tracing(input_ids)
-        vocab_size = self.config.vocab_size
-        layout = make_layout(input_ids, vocab_size, boundaries, attention_mask, can_read_values, can_read_values)
-        if layout.documents is not None:
-            raise ValueError(
-                "the number of packed texts is unknown while compiling; give one text in each row, with an attention_mask"
-            )
-        position_ids = layout.unflatten(layout.position_ids, fill=0)
-        if attention_mask is None:
-            attention_mask = torch.ones_like(input_ids)
-        if can_read_values and len(layout.lengths) != len(input_ids):
-            position_ids, _ = pad_texts(layout.position_ids, layout.cu_seq_lens)
-            input_ids, attention_mask = pad_texts(layout.flatten(input_ids), layout.cu_seq_lens)
-        # Only distances matter inside a text; the distance to the context is that of a text that begins at 0.
-        first = position_ids.gather(1, (attention_mask != 0).int().argmax(-1, keepdim=True))
-        return input_ids, attention_mask, position_ids - first
-
-    def _embed_context(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, position_ids: torch.Tensor
-    ) -> torch.Tensor:
-        """(B, L) documents to (B, D) context vectors."""
-        outputs = self.first_stage(input_ids, attention_mask, position_ids, return_dict=True)
-        return self.context_norm(self.first_projection(mean_of_texts(outputs.last_hidden_state, attention_mask)))
+            outputs = self.first_stage(input_ids, mask, return_dict=True)
+            means = mean_of_texts(outputs.last_hidden_state, mask)
+            return ContextualNeoBERTOutput(self.context_norm(self.first_projection(means)))
+        return ContextualNeoBERTOutput(self._embed_texts(input_ids, mask, dataset_embeddings))
 
     def _embed_texts(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        position_ids: torch.Tensor,
-        context_JD: torch.Tensor | None,
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, context_JD: torch.Tensor | None
     ) -> torch.Tensor:
         """(B, L) texts to (B, D) embeddings."""
         num_texts, num_context = len(input_ids), self.config.context_size
@@ -277,7 +229,8 @@ class ContextualNeoBERTModel(NeoBERTPreTrainedModel):
 
         before = torch.arange(num_before, device=input_ids.device)
         before = before.masked_fill(before < num_context, 0).expand(num_texts, -1)
-        positions_BN = torch.cat((before, num_before + position_ids), 1)
+        of_text = (attention_mask != 0).cumsum(-1) - 1  # -1 in padding on the left, which is never read
+        positions_BN = torch.cat((before, num_before + of_text), 1)
         inputs = {"attention_mask": mask_BN, "position_ids": positions_BN, "free_positions": True}
         outputs = self.second_stage(inputs_embeds=x_BND, **inputs, return_dict=True)
         pooled_BD = mean_of_texts(outputs.last_hidden_state[:, num_before:], attention_mask)
@@ -301,21 +254,6 @@ class ContextualNeoBERTModel(NeoBERTPreTrainedModel):
         return torch.where(is_dropped_BJ1, null_D.to(context_BJD.dtype), context_BJD)
 
 
-def pad_texts(input_ids: torch.Tensor, cu_seq_lens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Convert texts on a flat axis (T,) or in one row (1, T) to padded rows (B, L) and their attention mask."""
-    lengths_B = cu_seq_lens.diff().long()
-    is_real_BL = torch.arange(int(lengths_B.max()), device=input_ids.device) < lengths_B[:, None]
-    return input_ids.new_zeros(is_real_BL.shape).masked_scatter(is_real_BL, input_ids), is_real_BL.long()
-
-
 def mean_of_texts(states_BLD: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
     """(B, D), the mean over the tokens of each text; the states are zero at padding."""
     return states_BLD.sum(1) / (attention_mask != 0).sum(-1, keepdim=True)
-
-
-# As AUTO_CLASSES of modeling_neobert.py: the classes for registration and for the `auto_map` of saved checkpoints.
-CONTEXTUAL_AUTO_CLASSES = {"AutoConfig": ContextualNeoBERTConfig, "AutoModel": ContextualNeoBERTModel}
-for _auto_class, _class in CONTEXTUAL_AUTO_CLASSES.items():
-    _class.register_for_auto_class(_auto_class)
-
-__all__ = ["CONTEXTUAL_AUTO_CLASSES", "ContextualNeoBERTConfig", "ContextualNeoBERTModel"]

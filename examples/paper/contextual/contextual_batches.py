@@ -11,29 +11,19 @@ Source: paper, appendix G.1; CDE (arXiv 2410.02525), section 4.1.
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from datasets import Dataset
-from safetensors.numpy import save
-from safetensors.torch import load_file
+from safetensors.numpy import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.sampler import DefaultBatchSampler
 from sklearn.cluster import KMeans, MiniBatchKMeans
-from transformers.utils import is_faiss_available, logging
-
-from ..files.writing import writing
-from ..model.weight_files_neobert import explain_damaged_file
-
-logger = logging.get_logger(__name__)
 
 ROW_COLUMN = "label"  # sentence-transformers passes this column to the loss; it holds the number of the row
 MOST_POINTS = 50_000  # up to here K-means reads all points in each iteration, beyond it reads mini-batches
-SHARD = 1_000_000  # pairs that are clustered together; a larger dataset is divided, which bounds memory and time
 
 
 @dataclass(frozen=True)
@@ -54,10 +44,7 @@ class PairClusters:
 
     def __reduce__(self):
         # The trainer saves its arguments, and with them the batch sampler, in each checkpoint.
-        return (_read, (self.file,)) if self.file else super().__reduce__()
-
-    def __len__(self) -> int:
-        return len(self.clusters)
+        return (read_clusters, (self.file,)) if self.file else super().__reduce__()
 
     def is_false_negative(self, rows: np.ndarray) -> np.ndarray:
         """(B, B) bool for a batch of rows: whether document j is at least as similar to query i as its own document.
@@ -70,16 +57,14 @@ class PairClusters:
         return (scores >= own - 1e-6) & ~np.eye(len(rows), dtype=bool)
 
 
-def unit_vectors(texts: list[str], surrogate: SentenceTransformer, batch_size: int = 64) -> np.ndarray:
+def unit_vectors(texts: list[str], surrogate: SentenceTransformer) -> np.ndarray:
     """(N, D) fp32 unit vectors of the surrogate; equal texts are embedded once, so that their vectors are equal."""
     number = {text: i for i, text in enumerate(dict.fromkeys(texts))}
-    vectors = surrogate.encode(list(number), batch_size=batch_size, normalize_embeddings=True, show_progress_bar=True)
+    vectors = surrogate.encode(list(number), batch_size=64, normalize_embeddings=True, show_progress_bar=True)
     return vectors.astype(np.float32)[[number[text] for text in texts]]
 
 
-def cluster_pairs(
-    queries: np.ndarray, documents: np.ndarray, num_clusters: int, seed: int = 0, use_faiss: bool | None = None
-) -> np.ndarray:
+def cluster_pairs(queries: np.ndarray, documents: np.ndarray, num_clusters: int, seed: int = 0) -> np.ndarray:
     """Cluster pairs by spherical K-means on [query; document] and [document; query], both for every pair.
 
     Both orders make clusters in which any query is similar to any document. A pair belongs to the centroid nearest to
@@ -90,30 +75,22 @@ def cluster_pairs(
         documents: (N, D) unit vectors.
         num_clusters: Number C of clusters, at most 2 N.
         seed: Seed of the initial centroids.
-        use_faiss: faiss instead of scikit-learn. Default: faiss if it is installed.
 
     Returns:
         (N,) int64 cluster of each pair.
     """
     points = np.block([[queries, documents], [documents, queries]]).astype(np.float32)
     points /= np.linalg.norm(points, axis=1, keepdims=True)
-    if is_faiss_available() if use_faiss is None else use_faiss:
-        import faiss
-
-        kmeans = faiss.Kmeans(
-            points.shape[1], num_clusters, niter=100, nredo=3, spherical=True, seed=seed, min_points_per_centroid=1
-        )
-        kmeans.train(points)
-        centroids = kmeans.centroids
+    options = {"n_init": 3, "max_iter": 100, "random_state": seed}
+    if len(points) <= MOST_POINTS:
+        kmeans = KMeans(num_clusters, **options)
     else:
-        kind = KMeans if len(points) <= MOST_POINTS else MiniBatchKMeans
-        options = {} if kind is KMeans else {"batch_size": max(4096, 3 * num_clusters)}
-        fitted = kind(num_clusters, n_init=3, max_iter=100, random_state=seed, **options).fit(points)
-        centroids = fitted.cluster_centers_
+        kmeans = MiniBatchKMeans(num_clusters, batch_size=max(4096, 3 * num_clusters), **options)
+    centroids = kmeans.fit(points).cluster_centers_
     centroids = centroids / np.maximum(np.linalg.norm(centroids, axis=1, keepdims=True), 1e-12)
     pairs = points[: len(queries)]
     nearest = [(pairs[start : start + 8192] @ centroids.T).argmax(1) for start in range(0, len(pairs), 8192)]
-    return np.concatenate(nearest)
+    return np.concatenate(nearest).astype(np.int64)
 
 
 def pack_clusters(clusters: np.ndarray, batch_size: int, seed: int = 0) -> np.ndarray:
@@ -139,32 +116,20 @@ def pack_clusters(clusters: np.ndarray, batch_size: int, seed: int = 0) -> np.nd
 
 
 class ContextualBatchSampler(DefaultBatchSampler):
-    """Batches of one dataset from its clusters, packed again and shuffled in each epoch.
+    """Batches of one dataset from its clusters, packed again and shuffled in each epoch; the order depends on seed and epoch.
 
     Use it through `functools.partial(ContextualBatchSampler, datasets=...)` as `batch_sampler` of the training arguments.
 
     Args:
         dataset: Rows with their number in the column `ROW_COLUMN`.
-        batch_size: Rows of a batch.
-        drop_last: Ignored: incomplete batches are always dropped.
-        valid_label_columns: Ignored; passed by the trainer.
-        generator: Ignored: the order depends on seed and epoch only.
-        seed: Seed of the order.
+        batch_size: Rows of a batch; incomplete batches are dropped.
+        args: As of `DefaultBatchSampler`.
         datasets: Clusters by the number of a dataset's first row.
+        kwargs: As of `DefaultBatchSampler`.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        batch_size: int,
-        drop_last: bool = True,
-        valid_label_columns: list[str] | None = None,
-        generator: torch.Generator | None = None,
-        seed: int = 0,
-        *,
-        datasets: dict[int, PairClusters],
-    ) -> None:
-        super().__init__(dataset, batch_size, drop_last, valid_label_columns, generator, seed)
+    def __init__(self, dataset: Dataset, batch_size: int, *args, datasets: dict[int, PairClusters], **kwargs) -> None:
+        super().__init__(dataset, batch_size, *args, **kwargs)
         self.pairs = datasets[dataset[0][ROW_COLUMN]]
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -175,54 +140,38 @@ class ContextualBatchSampler(DefaultBatchSampler):
             yield rng.permutation(batch).tolist()
 
     def __len__(self) -> int:
-        return len(self.pairs) // self.batch_size
+        return len(self.pairs.clusters) // self.batch_size
 
 
 def load_or_cluster(
-    folder: Path,
-    name: str,
-    rows: Dataset,
-    surrogate: str,
-    cluster_size: int,
-    seed: int,
-    load: Callable[[], SentenceTransformer],
+    folder: Path, name: str, rows: Dataset, settings: list, load: Callable[[], SentenceTransformer]
 ) -> PairClusters:
     """Read the clusters of a dataset from a file, or make them and write the file.
 
     Args:
-        folder: Folder of the files. The name of a file has a hash of texts, surrogate, cluster size and seed.
+        folder: Folder of the files. The name of a file has a hash of texts and settings.
         name: Name of the dataset, the beginning of the file's name.
         rows: Pairs; the first two columns are query and document.
-        surrogate: Name or hash of the surrogate model, which identifies the embeddings.
-        cluster_size: Mean number of pairs in a cluster.
-        seed: Seed of K-means.
+        settings: What identifies the surrogate's embeddings, mean number of pairs in a cluster, seed.
         load: Loads the surrogate; called only if the file does not exist.
 
     Raises:
         OSError: The file cannot be read or written.
     """
-    texts = {side: list(rows[column]) for side, column in zip(("queries", "documents"), rows.column_names)}
-    digest = hashlib.sha256(f"{surrogate} {cluster_size} {seed}".encode())
-    for text in itertools.chain(*texts.values()):
-        digest.update(len(text).to_bytes(8, "little") + text.encode())
-    file = folder / f"{name}-{digest.hexdigest()[:16]}.safetensors"
+    queries, documents = (list(rows[column]) for column in rows.column_names[:2])
+    digest = hashlib.sha256(repr([settings, queries, documents]).encode()).hexdigest()
+    file = folder / f"{name}-{digest[:16]}.safetensors"
     if not file.is_file():
-        model = load()
-        vectors = {side: unit_vectors(part, model) for side, part in texts.items()}
-        clusters, num_made = [], 0
-        for start in range(0, len(rows), SHARD):
-            parts = [part[start : start + SHARD] for part in vectors.values()]
-            num_clusters = -(-len(parts[0]) // cluster_size)
-            clusters.append(num_made + cluster_pairs(*parts, num_clusters, seed))
-            num_made += num_clusters
+        surrogate, (_, cluster_size, seed) = load(), settings
+        vectors = {"queries": unit_vectors(queries, surrogate), "documents": unit_vectors(documents, surrogate)}
+        clusters = cluster_pairs(*vectors.values(), -(-len(rows) // cluster_size), seed)
         folder.mkdir(parents=True, exist_ok=True)
-        with writing(file) as stream:
-            stream.write(save({**vectors, "clusters": np.concatenate(clusters).astype(np.int64)}))
-        logger.info(f"{file}: {len(rows)} pairs in {num_made} clusters")
-    return _read(str(file))
+        partial = file.with_suffix(".part")
+        save_file({**vectors, "clusters": clusters}, partial)
+        partial.replace(file)
+    return read_clusters(str(file))
 
 
-def _read(file: str) -> PairClusters:
-    """Read a file of clusters; PyTorch maps the vectors into memory, so that only the rows that are used are read."""
-    with explain_damaged_file(file, "remove it, and it will be made again"):
-        return PairClusters(**{name: tensor.numpy() for name, tensor in load_file(file).items()}, file=file)
+def read_clusters(file: str) -> PairClusters:
+    """Read a file of clusters."""
+    return PairClusters(**load_file(file), file=file)

@@ -1,0 +1,96 @@
+"""Pairs and triplets for contrastive training, from files of rows; a YAML file may name the files and their instructions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from datasets import Dataset, DatasetDict
+
+from ..files.rows import checked_text, read_rows
+
+MOST_HELD_OUT = 1000  # rows of a set; more rows cost time and hardly change the metrics
+
+
+def read_pairs(file: str | Path) -> Dataset:
+    """Read pairs or triplets from a file of rows.
+
+    The order of the columns decides: anchor, positive, then negatives. Their names are ignored.
+
+    Returns:
+        Columns `anchor`, `positive`, and `negative_1` to `negative_n`.
+
+    Raises:
+        ValueError: A line has other columns than the first one, or an empty text; the message names the line.
+        OSError: The file cannot be read.
+    """
+    rows: list[dict] = []
+    for place, row in read_rows(file):
+        if not isinstance(row, dict) or len(row) < 2 or (rows and list(row) != list(rows[0])):
+            raise ValueError(f"{place}: {row!r} is not a row of at least two columns, the same in all lines")
+        for name, text in row.items():
+            if not checked_text(text, f"{place}: {name}", is_strict=True).strip():
+                raise ValueError(
+                    f"{place}: {name} is empty, which is neither a positive nor a negative; remove this line"
+                )
+        rows.append(row)
+    if not rows:
+        raise ValueError(f"{file} is empty; give at least one row")
+    return Dataset.from_list([dict(zip(column_names(len(row)), row.values())) for row in rows])
+
+
+def column_names(width: int) -> list[str]:
+    """Return the names of `width` columns of texts."""
+    return ["anchor", "positive", *(f"negative_{i}" for i in range(1, width - 1))]
+
+
+def read_sets_of_pairs(files: Iterable[str | Path]) -> DatasetDict:
+    """Return `read_pairs` of each file by its name without suffix.
+
+    Raises:
+        ValueError: Two files have one name, or as of `read_pairs`.
+    """
+    sets = DatasetDict()
+    for file in files:
+        if (name := Path(file).stem) in sets:
+            raise ValueError(f"two files have the name {name}, which identifies the set; rename one of them")
+        sets[name] = read_pairs(file)
+    return sets
+
+
+def hold_out(sets: Mapping[str, Dataset], share: float, seed: int) -> tuple[DatasetDict, DatasetDict]:
+    """Divide each set at random into rows to train on and rows to evaluate on.
+
+    Args:
+        sets: Sets by name.
+        share: Share of the rows to evaluate on, at most `MOST_HELD_OUT` rows of a set. A single row is not held out, since a
+            ranking of one document says nothing.
+        seed: Seed of the choice.
+
+    Returns:
+        The sets to train on, and the held-out rows of those sets that have some.
+    """
+    training, held_out = DatasetDict(sets), DatasetDict()
+    for name, rows in sets.items():
+        if (number := min(int(share * len(rows)), MOST_HELD_OUT)) > 1:
+            parts = rows.train_test_split(number, seed=seed)
+            training[name], held_out[name] = parts["train"], parts["test"]
+    return training, held_out
+
+
+def read_yaml(file: str | Path) -> dict[str, Any]:
+    """Read a YAML file that holds names with values; JSON is YAML too.
+
+    Raises:
+        ValueError: It is damaged or holds something else.
+        OSError: It cannot be read.
+    """
+    try:
+        content = yaml.safe_load(Path(file).read_text("utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is no YAML in UTF-8: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} holds a {type(content).__name__}; give a line NAME: VALUE for each set")
+    return content

@@ -1,0 +1,256 @@
+"""`neobert embed`: what other libraries read in its output, what it embeds again, and what it refuses."""
+
+import json
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("sentence_transformers", reason="neobert embed needs it (pip install -e .[embed])")
+
+from conftest import largest_file, run_main
+from sentence_transformers import SentenceTransformer
+
+import neobert_cli
+import neobert_hf
+from neobert_hf import NeoBERTForMaskedLM
+from neobert_hf.embeddings import kept, vector_files
+
+
+def run(*arguments):
+    return run_main(neobert_cli, *arguments)
+
+
+@pytest.fixture
+def folder(checkpoint, tokenizer, tmp_path):
+    NeoBERTForMaskedLM.from_pretrained(checkpoint).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+def refuse(error):
+    def refused(*args, **options):
+        raise error
+
+    return refused
+
+
+@pytest.mark.parametrize("has_bf16", ["0", "1"])
+def test_the_library_chooses_the_dtype_of_bf16_weights_and_keeps_other_dtypes(folder, monkeypatch, has_bf16):
+    monkeypatch.setenv("NEOBERT_CPU_BF16", has_bf16)
+    expected = torch.bfloat16 if has_bf16 == "1" else torch.float32
+    assert vector_files.open_for_inference(neobert_hf.MINI_MODEL_PATH).dtype == expected
+    assert vector_files.open_for_inference(folder).dtype == torch.float32
+
+
+def read_npy(file):
+    return None, np.load(file)
+
+
+def read_jsonl(file):
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    return [row["text"] for row in rows], np.array([row["embedding"] for row in rows], np.float32)
+
+
+def read_parquet(file):
+    pandas = pytest.importorskip("pandas", reason="this test reads with pandas, which datasets installs")
+    rows = pandas.read_parquet(file)
+    return list(rows["text"]), np.stack(rows["embedding"])
+
+
+TEXTS = ["the quick, brown fox", "", 'the "old" sea']
+
+
+@pytest.mark.parametrize("read", [read_npy, read_jsonl, read_parquet])
+@pytest.mark.parametrize("ending", ["txt", "jsonl", "csv"])
+def test_embed_writes_a_vector_for_each_text_of_a_file(folder, tmp_path, ending, read):
+    """Other libraries read the file: the texts in their order, and the vectors of SentenceTransformer."""
+    source, output = tmp_path / f"a.{ending}", tmp_path / f"out.{read.__name__.removeprefix('read_')}"
+    quoted = [f'"{text.replace(chr(34), chr(34) * 2)}"' for text in TEXTS]
+    content = {"txt": TEXTS, "jsonl": [json.dumps({"body": text}) for text in TEXTS], "csv": ["body", *quoted]}
+    source.write_text("\n".join(content[ending]))
+    columns = () if ending == "txt" else ("--text_column", "body", "--normalize")
+    result = json.loads(run("embed", source, *columns, "-o", output, "--model", folder))
+    texts, vectors = read(output)
+    expected = SentenceTransformer(folder).encode(TEXTS, normalize_embeddings=bool(columns))
+    assert texts in (None, TEXTS) and vectors.dtype == expected.dtype
+    np.testing.assert_allclose(vectors, expected, atol=1e-6)  # float32; batches of one order
+    assert (result["texts"], result["dimension"]) == vectors.shape
+
+
+def test_embed_counts_the_texts_that_are_longer_than_the_model_reads(folder, tmp_path):
+    model = SentenceTransformer(folder)
+    model.max_seq_length = 6
+    model.save_pretrained(str(tmp_path / "short"))
+    (tmp_path / "texts.txt").write_text("the fox\nthe quick brown fox\nthe quick brown fox jumps\n.....\n")
+    result = run("embed", tmp_path / "texts.txt", "-o", tmp_path / "a.npy", "--model", tmp_path / "short")
+    result = json.loads(result.splitlines()[-1])
+    assert (result["texts"], result["max_seq_length"], result["truncated"]) == (4, 6, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"", "a.txt: no text"),
+        ("a.txt", b"fine\na\xffb\n", "a.txt, line 2 is not UTF-8"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": null}\n', "a.jsonl, line 2: text is None"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": \n', "a.jsonl, line 2: this is not JSON"),
+        ("a.jsonl", b'{"body": "a"}\n', "a.jsonl, line 1: no column 'text'"),
+        ("a.parquet", b"PAR1 and so on", "a.parquet cannot be read; it is damaged"),
+        ("a.docx", b"x", "a.docx"),
+    ],
+)
+def test_the_error_names_a_file_that_cannot_be_read_and_nothing_is_written(folder, tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(SystemExit, match=f"neobert embed: .*{message}"):
+        run("embed", tmp_path / name, "-o", tmp_path / "out.npy", "--model", folder)
+    assert not (tmp_path / "out.npy").exists()
+
+
+def test_an_interrupted_embed_embeds_only_what_is_missing(folder, tmp_path, monkeypatch):
+    """The output equals that of an uninterrupted command, and nothing else remains."""
+    texts = [f"the fox {number}" for number in range(10)]
+    (tmp_path / "a.txt").write_text("\n".join(texts))
+    embed = ("embed", tmp_path / "a.txt", "--model", folder, "--normalize", "-o", tmp_path / "out/a.npy")
+    encode, embedded = SentenceTransformer.encode, []
+
+    def interrupted(self, block, **options):
+        if len(embedded) == 6:
+            raise KeyboardInterrupt
+        embedded.extend(block)
+        return encode(self, block, **options)
+
+    monkeypatch.setattr(kept, "BLOCK", 3)
+    monkeypatch.setattr(SentenceTransformer, "encode", interrupted)
+    with pytest.raises(SystemExit, match="130"):
+        run(*embed)
+    assert embedded == texts[:6] and [file.name for file in (tmp_path / "out").iterdir()] == ["a.npy.vectors"]
+    embedded.clear()
+    run(*embed)
+    assert embedded == texts[6:]
+    monkeypatch.setattr(SentenceTransformer, "encode", encode)
+    expected = SentenceTransformer(folder).encode(texts, normalize_embeddings=True)
+    np.testing.assert_allclose(np.load(tmp_path / "out/a.npy"), expected, atol=1e-6)  # float32, other batches
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["a.npy"]
+
+
+@pytest.mark.slow
+def test_a_killed_embed_continues(folder, tmp_path):
+    """SIGKILL in the third block: a new process embeds the rest."""
+    script = (
+        "import os, sys; from sentence_transformers import SentenceTransformer as S; from neobert_hf.embeddings import kept\n"
+        "kept.BLOCK, kept.SAVE_SECONDS, encode, calls, stop = 4, -1, S.encode, [], int(sys.argv.pop())\n"
+        "def counted(self, texts, **options):\n"
+        "    calls.append(len(texts)); len(calls) == stop and os.kill(os.getpid(), 9); return encode(self, texts, **options)\n"
+        "S.encode = counted; import neobert_cli; neobert_cli.main(); print(calls)"
+    )
+    (tmp_path / "a.txt").write_text("".join(f"the fox {i}\n" for i in range(12)))
+
+    def run_script(stop):
+        command = [sys.executable, "-c", script, "embed", "a.txt", "-o", "a.npy", "--model", folder, stop]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    assert run_script("3").returncode == -9 and (tmp_path / "a.npy.vectors").exists()
+    done = run_script("0")
+    assert done.returncode == 0 and done.stdout.endswith("[4]\n"), done.stderr
+    expected = SentenceTransformer(folder).encode((tmp_path / "a.txt").read_text().splitlines())
+    np.testing.assert_allclose(np.load(tmp_path / "a.npy"), expected, atol=1e-6)  # float32, other batches
+
+
+def test_kept_vectors_that_are_damaged_or_of_other_texts_are_not_used(folder, tmp_path, monkeypatch, caplog):
+    (tmp_path / "a.txt").write_text("the fox\nthe quick dog\n")
+    embed = ("embed", tmp_path / "a.txt", "--model", folder, "-o", tmp_path / "out.npy")
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="130"):
+        patch.setattr(vector_files, "writing", refuse(KeyboardInterrupt()))
+        run(*embed)
+    vectors = tmp_path / "out.npy.vectors"
+    vectors.write_bytes(vectors.read_bytes()[:-8] + bytes(8))
+    (tmp_path / "a.txt").write_text("the old sea\nthe fox\n")
+    run(*embed)
+    expected = SentenceTransformer(folder).encode(["the old sea", "the fox"])
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, atol=1e-6)  # float32
+    assert [line.startswith(f"{vectors} is not used") for line in caplog.messages] == [True]
+
+
+def test_embed_reads_folders_and_patterns_and_truncates_at_the_given_length(folder, tmp_path):
+    data = tmp_path / "data"
+    (data / "sub").mkdir(parents=True)
+    for name, content in {
+        "b.txt": "the fox\n",
+        "sub/a.csv": "text\nold sea\n",
+        "c.jsonl": '{"text": "warm"}\n',
+    }.items():
+        (data / name).write_text(content)
+    (data / "notes.md").write_text("no texts in lines")
+    for words, expected in [
+        ((data,), ["the fox", "warm", "old sea"]),
+        ((data / "*.txt", data / "sub"), ["the fox", "old sea"]),
+    ]:
+        run("embed", *words, "-o", tmp_path / "out.jsonl", "--model", folder)
+        assert read_jsonl(tmp_path / "out.jsonl")[0] == expected
+    (tmp_path / "long.txt").write_text("the quick brown fox jumps\nthe quick lazy dog\n")
+    vectors = []
+    for length in (4, 64):  # [CLS] the quick [SEP]
+        result = run(
+            "embed", tmp_path / "long.txt", "-o", tmp_path / "a.npy", "--model", folder, "--max_length", length
+        )
+        vectors.append(np.load(tmp_path / "a.npy"))
+        assert json.loads(result)["truncated"] == (2 if length == 4 else 0)
+    (short, other), (long, _) = vectors
+    assert np.array_equal(short, other) and not np.allclose(short, long)
+
+
+def test_embed_refuses_models_and_outputs_that_it_cannot_use(folder, tmp_path):
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "a.jsonl").write_text('{"text": "a", "id": 1}\n')
+    (tmp_path / "folder.npy").mkdir()
+    neobert_hf.sparse_encoder(folder).save_pretrained(str(tmp_path / "sparse"))
+    text, model, output = ("embed", tmp_path / "a.txt"), ("--model", folder), ("-o", tmp_path / "out.npy")
+    for command, message in [
+        ((*text, *model, *output, "--prompt_name", "nope"), "Prompt name 'nope' not found"),
+        ((*text, *model, *output, "--max_length", "2"), "max_length=2 leaves no token beside"),
+        (("embed", tmp_path / "no.txt", *model, *output), "^neobert embed: .*No such file or folder: '.*no.txt'$"),
+        (("embed", tmp_path / "*.csv", *model, *output), r"^neobert embed: .*No such file or folder: '.*\*.csv'$"),
+        ((*text, *model, "-o", tmp_path / "a.txt/out.npy"), "(File exists|Not a directory): '.*a.txt'"),
+        ((*text, *model, "-o", tmp_path / "folder.npy"), "Is a directory: folder.npy could not be written"),
+        ((*text, *model, "-o", tmp_path / "a.bin"), r"a\.bin ends in none of \.npy, \.jsonl, \.parquet; choose one"),
+        (
+            (*text, *output, "--model", tmp_path / "no"),
+            r"/no cannot be opened \(.*\); give an existing folder or a Hub",
+        ),
+        ((*text, *output, "--model", tmp_path / "sparse"), "sparse holds a SparseEncoder"),
+        (
+            ("embed", tmp_path / "a.jsonl", *model, "-o", tmp_path / ".." / tmp_path.name / "a.jsonl"),
+            "is also an input",
+        ),
+    ]:
+        with pytest.raises(SystemExit, match=message):
+            run(*command)
+        assert not (tmp_path / "out.npy").exists()
+    assert (tmp_path / "a.jsonl").read_text() == '{"text": "a", "id": 1}\n'
+
+
+@pytest.mark.parametrize("name", ["out.npy", "out.jsonl", "out.parquet"])
+def test_a_full_disk_leaves_the_earlier_file_and_the_vectors_and_no_partial_output(folder, tmp_path, monkeypatch, name):
+    """A limit on the size of files simulates a full disk: first while texts are embedded, then while the output is written."""
+    words = random.Random(0).choices(["the", "quick", "brown", "fox", "old", "sea"], k=8000)
+    # rows that do not compress
+    (tmp_path / "a.txt").write_text("".join(f"{' '.join(words[i : i + 8])}\n" for i in range(0, 8000, 8)))
+    (tmp_path / name).write_text("earlier")
+    embed = ("embed", tmp_path / "a.txt", "--model", folder, "-o", tmp_path / name)
+    with largest_file(30_000), pytest.raises(SystemExit, match=f"File too large: {name}.vectors could not be written"):
+        run(*embed)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="130"):
+        patch.setattr(vector_files, "writing", refuse(KeyboardInterrupt()))
+        run(*embed)
+    written = f"File too large: {name} could not be written; the previous content is unchanged"
+    with largest_file(30_000), pytest.raises(SystemExit, match=written):
+        run(*embed)
+    assert (tmp_path / name).read_text() == "earlier" and not list(tmp_path.glob("*.part"))
+    with monkeypatch.context() as patch:
+        patch.setattr(SentenceTransformer, "encode", refuse(AssertionError("a text is embedded again")))
+        run(*embed)
+    assert {file.name for file in tmp_path.iterdir()} == {"a.txt", "model", name}
