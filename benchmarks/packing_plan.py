@@ -16,10 +16,15 @@ from harness import finish, in_new_process, read_arguments
 from tqdm.auto import tqdm
 
 from neobert_hf.files import write_json
-from neobert_hf.pretraining import Documents
+from neobert_hf.pretraining import (
+    Documents,
+    PackedRows,
+    PackingSettings,
+    make_packing_plan,
+    read_packing_plan,
+    write_packing_plan,
+)
 from neobert_hf.pretraining.documents import task_files
-from neobert_hf.pretraining import PackedRows
-from neobert_hf.pretraining import PackingSettings, make_packing_plan, read_packing_plan, write_packing_plan
 
 VOCAB_SIZE = 30_522
 SEED = 3

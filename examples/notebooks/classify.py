@@ -77,8 +77,8 @@ table.groupby("label").head(2)
 """
 ## The training
 
-The model reports the layers that are new: those that choose a class. The training gives them their weights. The loss is near
-1.4 at first, as of guesses, and falls towards 0.
+The model reports the layers that are new: those that choose a class. The training gives them their weights. The loss is near 1.4
+at first, as of guesses, and falls towards 0.
 """
 
 # %%

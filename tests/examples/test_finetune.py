@@ -71,7 +71,6 @@ def test_a_length_above_the_positions_of_the_model_is_refused(tokenizer, tmp_pat
 
 @pytest.mark.parametrize("num_texts", [1, 2])
 @pytest.mark.compat
-@pytest.mark.slow
 def test_the_classifier_learns_which_word_is_there(model_folder, tmp_path, num_texts):
     """The label of a text is whether it holds `red` or `old`; a pair holds the word in its second text."""
     rng = random.Random(0)
@@ -95,7 +94,6 @@ def test_the_classifier_learns_which_word_is_there(model_folder, tmp_path, num_t
 
 
 @pytest.mark.compat
-@pytest.mark.slow
 def test_the_tagger_learns_tags_and_every_strategy_returns_whole_words(model_folder, tokenizer, tmp_path):
     """Animals are tagged; `foxdog` consists of two tokens and has one tag."""
     rng = random.Random(0)
@@ -167,7 +165,6 @@ def test_a_run_resumes_from_its_newest_complete_checkpoint_with_the_same_rows_an
 
 
 @pytest.mark.compat
-@pytest.mark.slow
 def test_ctrl_c_saves_a_checkpoint_from_which_the_run_resumes_to_the_same_weights(model_folder, tmp_path, monkeypatch):
     """The best checkpoint is an older one; Trainer would keep only that."""
     texts = [{"text": " ".join(WORDS[i : i + 4]), "label": "AB"[i % 2]} for i in range(12)] * 7

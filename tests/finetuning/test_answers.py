@@ -143,7 +143,6 @@ def test_the_metrics_are_those_of_squad():
 
 
 @pytest.mark.compat
-@pytest.mark.slow
 def test_the_script_learns_which_word_answers_and_the_saved_model_gives_the_predictions(tokenizer, tmp_path):
     """`fox` is the answer to `the quick`; a text without it has none. Some texts have several windows."""
     shape = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96)

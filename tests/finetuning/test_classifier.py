@@ -69,7 +69,6 @@ def texts(count, seed=0):
 
 
 @pytest.mark.compat
-@pytest.mark.slow
 def test_several_classes_are_learned_and_a_saved_folder_says_which_words_are_there(model_folder, tmp_path):
     def rows(count, seed):
         return [
@@ -96,7 +95,6 @@ def test_several_classes_are_learned_and_a_saved_folder_says_which_words_are_the
 
 
 @pytest.mark.compat
-@pytest.mark.slow
 def test_a_regression_learns_numbers_in_the_unit_of_the_file(model_folder, tmp_path):
     """A price of 200,000.5, more with one word and less with another. Adam would need millions of steps to reach such numbers."""
 
@@ -141,7 +139,6 @@ def test_a_saved_folder_predicts_without_training(model_folder, tmp_path):
     assert not list((tmp_path / "evaluated").glob("*.safetensors"))
 
 
-@pytest.mark.slow
 def test_the_pooling_is_an_option_that_the_saved_model_keeps(model_folder, tokenizer, tmp_path):
     rows = [{"text": text, "label": "red" if "red" in text else "none"} for text in texts(300)]
     train = write_csv(tmp_path / "train.csv", rows)

@@ -19,7 +19,7 @@ from sentence_transformers.sentence_transformer.losses import BatchAllTripletLos
 from sklearn.linear_model import LogisticRegression
 from transformers.hf_argparser import HfArg
 
-from ..embeddings.models import open_embedding_model
+from ..embeddings import open_embedding_model
 from ..files.texts import printable
 from ..files.writing import content_hash
 from ..runs import MINI_MODEL_PATH, CheckedCheckpoints, FineTuningArguments, lock_run, train_or_resume
