@@ -78,7 +78,7 @@ def bf16_is_fastest() -> bool:
     """Whether bf16 products are faster than fp32 products on this CPU.
 
     Intel processors since Sapphire Rapids, which have AVX512-FP16, have fast bf16 products in AMX only, and a virtual machine can
-    hide AMX. What remains is 0.6 times as fast as fp32 (docs/benchmarks.md, "The fastest dtype"). A torch without
+    hide AMX. What remains is 0.6 times as fast as fp32 (benchmarks/results/dtypes_cpu.md). A torch without
     `torch.cpu.get_capabilities` cannot tell; bf16 then counts as faster.
     """
     has_instructions = has_bf16_instructions()
