@@ -30,7 +30,7 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
     TokenClassifierOutput,
 )
-from transformers.utils import ModelOutput, can_return_tuple
+from transformers.utils import can_return_tuple
 
 # The loader of transformers 4.57 copies only the files that this one imports directly, so it imports all of them.
 from .attention_neobert import attend_sdpa  # noqa: F401
@@ -294,6 +294,16 @@ class NeoBERTModel(NeoBERTPreTrainedModel):
         return block is self.transformer_encoder[-1] and not is_hooked(*block.modules(), self.layer_norm)
 
 
+# sentence-transformers reads this annotation to find `logits`.
+HeadOutput = (
+    NeoBERTMaskedLMOutput
+    | SequenceClassifierOutput
+    | MultipleChoiceModelOutput
+    | TokenClassifierOutput
+    | QuestionAnsweringModelOutput
+)
+
+
 class _HeadModel(NeoBERTPreTrainedModel):
     """The encoder, for a subclass that adds a head: it says which tokens the head reads, and predicts from their states."""
 
@@ -311,7 +321,7 @@ class _HeadModel(NeoBERTPreTrainedModel):
         labels: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
-    ) -> ModelOutput:
+    ) -> HeadOutput:
         """Encode, then predict; labels and output are those of the class, other arguments as in `NeoBERTModel.forward`.
 
         Args:
