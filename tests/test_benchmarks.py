@@ -102,6 +102,7 @@ def test_the_error_of_a_runtime_is_that_of_its_worst_real_token():
     assert compared == pytest.approx({"error": 2 / 8, "cosine": 0.5**0.5})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_script_has_a_help_and_prints_json_in_its_last_line(name, tmp_path, monkeypatch, request):
     monkeypatch.chdir(tmp_path)

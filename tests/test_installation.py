@@ -39,6 +39,7 @@ EXAMPLES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("extra", "command", "words", "missing"),
     [

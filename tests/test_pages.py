@@ -44,6 +44,7 @@ def test_the_snippets_run(snippet, tokenizer, tmp_path, monkeypatch):
     exec(compile(script, "snippet", "exec"), {"__name__": "__main__"})
 
 
+@pytest.mark.slow
 def test_the_blocks_of_the_first_page_run_in_order(tmp_path):
     """In one shell, offline, as pasted; only the port is another one, and pip installs nothing."""
     with socket.socket() as free:

@@ -109,6 +109,7 @@ def error_of_golden(file, key):
     return error(found, expected[key], expected["attention_mask"].bool().numpy() if found.ndim == 3 else ...)
 
 
+@pytest.mark.slow
 def test_a_file_agrees_with_the_golden_tensors(golden):
     assert error_of_golden(golden / "masked_lm/onnx/model.onnx", "mlm_logits") < FP32
     assert error_of_golden(golden / "openvino_only/openvino/openvino_model.xml", "classifier_logits") < FP32

@@ -48,6 +48,7 @@ def sentence_transformer():
     return open_embedding_model(neobert_hf.MINI_MODEL_PATH, device="cpu")
 
 
+@pytest.mark.slow
 @in_both_runtimes
 def test_encode_gives_the_embeddings_of_sentence_transformers(exported_mini, sentence_transformer, runtime):
     """Within 1e-5, the error of float32 products in another order; the largest coordinate is 7."""

@@ -32,6 +32,7 @@ def changed(folder, **values):
     return folder
 
 
+@pytest.mark.slow
 def test_a_classifier_is_its_own_class_a_masked_lm_a_new_head_of_it_and_its_code_sees_no_token(
     saved, tmp_path, monkeypatch
 ):

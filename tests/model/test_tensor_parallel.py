@@ -74,6 +74,7 @@ def main(folder, uneven, out):
     (out / f"{rank}.json").write_text(json.dumps(words))
 
 
+@pytest.mark.slow
 def test_two_processes_that_share_the_heads_give_the_results_of_one(tiny_config, tmp_path):
     """1e-5 in float32: only the order of sums differs."""
     for name, heads in {"even": 4, "uneven": 3}.items():

@@ -71,6 +71,7 @@ def test_packed_and_padded_training_follow_the_same_curve_and_concatenation_does
     assert curves["packed"][-1] < curves["packed"][0] - 0.5  # the model learns
 
 
+@pytest.mark.slow
 @pytest.mark.compat
 def test_batch_and_accumulation_give_the_same_curve(trainer_of):
     curves = []

@@ -70,6 +70,7 @@ def collate(rows):
     return {**collate_masked([{**row, "labels": row["input_ids"]} for row in rows]), "labels": labels}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["masked", "tokens", "classes", "regression"])
 def test_batch_and_accumulation_give_the_same_step(tiny_config, masked_rows, tmp_path, head):
     tiny_config.classifier_dropout = 0.0

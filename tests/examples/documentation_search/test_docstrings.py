@@ -103,6 +103,7 @@ def f(x):
     assert docstrings._names_in(compile(source, "source", "exec")) == expected
 
 
+@pytest.mark.slow
 def test_mentions_are_the_modules_whose_code_has_every_part_of_the_name(library):
     """Modules that call the function by its full name are a lower bound; sources with these words are an upper bound."""
     root = Path(os.__file__).parent

@@ -126,6 +126,7 @@ def test_a_recipe_with_an_unknown_setting_or_start_is_refused():
 # --- The runner ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_stage_trains_encoder_and_decoder_of_one_folder(finished):
     stages, last = finished
     for stage in stages:

@@ -56,6 +56,7 @@ def command(tokenizer, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_results_tables_and_card_have_the_figures_of_the_parts_and_nothing_is_computed_twice(
     command, tmp_path, monkeypatch
 ):

@@ -276,6 +276,7 @@ def command(model_folder, data, out, *more):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.compat
 def test_the_runs_learn_transfer_from_mnli_and_write_one_table(model_folder, data, tmp_path):
     out = tmp_path / "out"
@@ -406,6 +407,7 @@ def test_arguments_that_would_have_no_effect_are_refused(model_folder, data, tmp
     assert not list(tmp_path.glob("out/[!_]*"))
 
 
+@pytest.mark.slow
 def test_a_killed_suite_loses_at_most_one_run(model_folder, data, tmp_path):
     """SIGKILL after the first of three runs: its result stays as it is, and the same command makes the other two."""
     out = tmp_path / "out"

@@ -220,6 +220,7 @@ for folder in folders:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.compat
 def test_a_folder_of_version_0_1_0_a_new_one_and_its_copy_compute_the_vectors_of_version_0_1_0_by_their_own_code(
     tmp_path,
