@@ -174,7 +174,9 @@ def train_or_resume(make_trainer: Callable[[Path | None], Trainer], training: Re
         training.output_dir, run, training.resume_from_checkpoint, exactly=not training.resume_inexactly
     )
     trainer = make_trainer(checkpoint)
-    trainer.add_callback(signals := SaveOnTerminate())
+    signals = SaveOnTerminate()
+    if not training.save_only_model:  # otherwise no checkpoint can be resumed
+        trainer.add_callback(signals)
     try:
         trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     finally:  # an error ends the training without `on_train_end`
