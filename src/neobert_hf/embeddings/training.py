@@ -27,7 +27,6 @@ CURVE = (
     *("lr_scheduler_kwargs", "warmup_steps", "warmup_ratio", "optim", "optim_args", "weight_decay", "max_grad_norm"),
     *("per_device_train_batch_size", "gradient_accumulation_steps", "batch_sampler", "bf16", "fp16", "seed"),
 )
-MOST_HASHED = 1_000_000  # rows of a set whose texts identify a run; of larger sets their number and their files do
 # Values of a run that its card shows.
 SHOWN = (
     *("batch_size", "learning_rate", "warmup_steps", "seed", "max_seq_length", "temperature", "sampling_exponent"),
@@ -120,13 +119,12 @@ def train_and_record(
         },
         "model": content_hash(str(model)),  # its modules, such as the pooling
         "prompts": getattr(training, "prompts", None),
-        "rows": {
-            name: content_hash(part.to_dict()) if len(part) <= MOST_HASHED else len(part) for name, part in sets.items()
-        },
         "num_rows": {name: len(part) for name, part in sets.items()},
         "batch_size": training.train_batch_size * training.gradient_accumulation_steps * training.world_size,
         **{name: value for name, value in training.to_dict().items() if name in CURVE},
     }
+    if not arguments.train_files:  # sets made in Python; hashes of the files identify others
+        run["texts"] = {name: content_hash(part.to_dict()) for name, part in sets.items()}
     before: list[dict] = []
 
     def make_trainer(checkpoint: Path | None) -> BaseTrainer:
