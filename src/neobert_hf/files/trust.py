@@ -15,6 +15,7 @@ from huggingface_hub.errors import HFValidationError
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from .texts import printable
 from .wordpiece import PreTrainedTokenizerFast
 
 logger = logging.get_logger(__name__)
@@ -233,5 +234,7 @@ def keep_known_settings(
     for name in unknown:
         delattr(holder, name)
     if unknown := sorted(unknown - {"auto_map"}):  # each save writes its own
-        logger.warning(f"{source} has settings unknown to this library, which are not saved: {', '.join(unknown)}")
+        logger.warning(
+            f"{source} has settings unknown to this library, which are not saved: {printable(', '.join(unknown))}"
+        )
     return holder

@@ -27,19 +27,20 @@ LOCK = "_lock"  # Trainer does not upload files whose name begins with an unders
 def lock_run(folder: str | Path) -> Iterator[None]:
     """Lock a run's folder against other trainings; create the folder if it does not exist.
 
-    The lock ends with the process, also after a crash. The empty lock file remains; it locks nothing. The folder is removed if an
-    error ends the run before it has written anything but its identity.
+    The lock ends with the process, also after a crash. The empty lock file remains; it locks nothing. A new folder is removed
+    if an error ends the run before it has written anything but its identity.
 
     Raises:
         ValueError: Another training runs in the folder.
         OSError: The folder cannot be written.
     """
+    is_new = not Path(folder).exists()
     with ExitStack() as held:
         _as_first_process(held.enter_context, only_writer(Path(folder), LOCK))
         try:
             yield
         except BaseException:
-            if {file.name for file in Path(folder).glob("*")} <= {LOCK, RUN}:
+            if is_new and {file.name for file in Path(folder).glob("*")} <= {LOCK, RUN}:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
 
