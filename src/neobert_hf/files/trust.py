@@ -219,14 +219,16 @@ def keep_known_settings(
     """Remove the settings that name code of other people, so that no later save repeats them.
 
     Args:
-        holder: Config, which loses all settings that its class does not declare, or tokenizer, which loses its `auto_map`.
+        holder: Config, which loses all settings that its class does not declare, or tokenizer, which loses
+            those that name code.
         source: Where it was read, for the warning about a config.
 
     Returns:
         The same object; in place of a tokenizer of the stock class, a copy whose saved name transformers 4 and 5 load.
     """
     if isinstance(holder, PreTrainedTokenizerBase):
-        holder.init_kwargs.pop("auto_map", None)
+        for name in ("auto_map", *KERNELS, "custom_pipelines"):  # by which transformers would run code of the Hub
+            holder.init_kwargs.pop(name, None)
         if type(holder) is transformers.PreTrainedTokenizerFast:
             return PreTrainedTokenizerFast(tokenizer_object=holder.backend_tokenizer, **holder.init_kwargs)
         return holder
