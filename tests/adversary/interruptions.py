@@ -35,12 +35,15 @@ NUM_WRITES = {
 
 
 def kill(delay: float) -> Callable[[str], None]:
-    """Return a function that sends SIGKILL to its own process after `delay` seconds."""
+    """Return a function that sends SIGKILL to the command after `delay` seconds.
+
+    That is the first process of its group: without a worker that is killed alone, datatrove waits for ever (docs/limits.md).
+    """
 
     def act(_):
-        timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL))
+        timer = threading.Timer(delay, os.kill, (os.getpgid(0), signal.SIGKILL))
         timer.daemon = True
-        timer.start() if delay else os.kill(os.getpid(), signal.SIGKILL)
+        timer.start() if delay else os.kill(os.getpgid(0), signal.SIGKILL)
 
     return act
 

@@ -258,6 +258,16 @@ def test_an_index_may_name_only_safetensors_inside_its_folder(checkpoint, tmp_pa
     assert not (tmp_path / "sprung").exists()
 
 
+def test_an_index_without_metadata_is_refused_with_the_way_out(checkpoint, tmp_path):
+    shutil.copytree(checkpoint, tmp_path / "folder")
+    names = load_file(checkpoint / "model.safetensors")
+    index = {"weight_map": dict.fromkeys(names, "model.safetensors")}
+    (tmp_path / "folder/model.safetensors").rename(tmp_path / "folder/a.safetensors")
+    (tmp_path / "folder/model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(OSError, match='has no "metadata", which transformers requires; add "metadata": {} to it'):
+        AutoModelForMaskedLM.from_pretrained(tmp_path / "folder")
+
+
 @pytest.mark.parametrize("where", ["variant", "config"])
 def test_neither_a_variant_nor_transformers_weights_may_name_a_pickle(checkpoint, tmp_path, where):
     config = json.loads((checkpoint / "config.json").read_text())
