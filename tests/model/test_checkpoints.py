@@ -264,7 +264,7 @@ def test_an_index_without_metadata_is_refused_with_the_way_out(checkpoint, tmp_p
     index = {"weight_map": dict.fromkeys(names, "model.safetensors")}
     (tmp_path / "folder/model.safetensors").rename(tmp_path / "folder/a.safetensors")
     (tmp_path / "folder/model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(OSError, match='has no "metadata", which transformers requires; add "metadata": {} to it'):
+    with pytest.raises(OSError, match='has no "metadata", which transformers requires; add'):
         AutoModelForMaskedLM.from_pretrained(tmp_path / "folder")
 
 
