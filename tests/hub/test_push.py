@@ -161,6 +161,8 @@ def foreign_code(copy):
         ("models/checkpoint-5/model.safetensors", "is no part"),
         ("optimizer.safetensors", "is no part"),
         ("run.json", "is no part"),
+        ("training.json", "is no part"),
+        ("training_summary.json", "is no part"),
         (".env", "is no part"),
         (".git/config.json", "is no part"),
         ("onnx/.secret.json", "is no part"),
