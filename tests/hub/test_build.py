@@ -290,6 +290,12 @@ def pickled_module(saved):
     torch.save({}, saved / "1_Pooling/pytorch_model.bin")
 
 
+def router(saved):
+    module(type="sentence_transformers.base.modules.Router")(saved)
+    (saved / "query_0_Dense").mkdir()
+    (saved / "query_0_Dense/config.json").write_text('{"activation_function": "torch.hub.list"}')
+
+
 def encoder(**values):
     def change(saved):
         NeoBERTModel.from_pretrained(saved).save_pretrained(saved)
@@ -318,6 +324,7 @@ WRONG = {
         {},
         "config_sentence_transformers.json of .* names .torch.utils.collect_env.main. as activation_fn",
     ),
+    "a callable in a part of a router": (router, {}, "query_0_Dense/config.json of .* names .torch.hub.list. as"),
     "settings that are a list": (
         embedder("config_sentence_transformers.json", "[]"),
         {},

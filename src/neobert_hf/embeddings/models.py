@@ -193,7 +193,10 @@ def check_modules(folder: Path) -> str | None:
         ValueError: A JSON file of the folder or of a module names other code than that of sentence-transformers and torch.nn,
             or is damaged; a module is outside the folder; or its weights are pickled.
     """
-    parts = {folder / path for path, _ in read_modules(folder)} - {folder}
+    modules = read_modules(folder)
+    parts = {folder / path for path, _ in modules} - {folder}
+    if any(kind.endswith((".Router", ".Asym")) for _, kind in modules):  # it has modules in further folders
+        parts |= {part for part in folder.rglob("*") if part.is_dir()}
     for part in sorted(parts):
         if not part.resolve().is_relative_to(folder.resolve()):
             raise ValueError(f"modules.json of {folder} names the module {str(part)!r}, outside its folder; correct it")
