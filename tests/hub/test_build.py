@@ -364,6 +364,12 @@ def test_what_runs_code_or_opens_a_pickle_is_opened_nowhere(saved, case, load):
     assert "\n" not in str(error.value)
 
 
+def test_a_name_of_a_module_cannot_control_the_terminal(saved, caplog):
+    module(type="sentence_transformers.\x1b[2JDense")(saved)
+    sentence_transformer(str(saved))
+    assert "is an embedding model with Dense, which" in caplog.text and "\x1b" not in caplog.text
+
+
 def test_a_module_whose_path_is_the_root_of_the_machine_is_refused(saved, tmp_path):
     module(path="/")(saved)
     with pytest.raises((OSError, ValueError)):
