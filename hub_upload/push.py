@@ -28,7 +28,8 @@ PARTS = ["*.json", "*.safetensors", "*.py", "*.md", "*.txt", "*.model", "*.jinja
 PARTS += ["LICENSE", "LICENCE", "NOTICE"]
 # Hidden files, and what a training leaves beside a model: its state, its record with the names of your files, and its logs.
 NO_PARTS = [".*", "*/.*", "checkpoint-*", "global_step*", "optimizer*", "scheduler*", "run.json", "trainer_state.json"]
-NO_PARTS += ["*/checkpoint-*", "runs/*", "wandb/*"]
+NO_PARTS += ["*/checkpoint-*", "runs/*", "wandb/*", "training.json", "*/training.json"]
+SUMMARIES = ["training_summary.json", "*/training_summary.json"]  # of a training, unless the sources are published too
 LARGE = (".safetensors", ".onnx", ".gguf")
 TOKEN = re.compile(rb"\bhf_[A-Za-z0-9]{30,}")
 TEXT = """
@@ -57,7 +58,8 @@ def model_files(folder: Path) -> list[str]:
     check_links(folder)
     names = [file.relative_to(folder).as_posix() for file in sorted(folder.rglob("*")) if not file.is_dir()]
     names = [name for name in names if name != ".gitattributes"]  # the Hub makes it
-    parts = set(filter_repo_objects(names, allow_patterns=PARTS, ignore_patterns=NO_PARTS))
+    refused = NO_PARTS if (folder / "sources.json").is_file() else NO_PARTS + SUMMARIES
+    parts = set(filter_repo_objects(names, allow_patterns=PARTS, ignore_patterns=refused))
     if other := [name for name in names if name not in parts]:
         more = f" ({len(other) - 1} more such files)" if len(other) > 1 else ""
         raise ValueError(
@@ -145,7 +147,8 @@ def run(arguments: argparse.Namespace) -> None:
             print(f"  {(plan['folder'] / name).stat().st_size:>13,} bytes  {printable(name)}")
         for name in plan.get("deleted", ()):
             print(f"  {'deleted':>19}  {printable(name)}")
-        print(f"\nPull request: {plan['title']}\n\n{plan['text'].strip()}\n")
+        text = "\n".join(map(printable, plan["text"].strip().splitlines()))
+        print(f"\nPull request: {printable(plan['title'])}\n\n{text}\n")
         if not arguments.push:
             print("This was a dry run, and nothing was sent; --push opens this pull request")
         elif address := open_pull_request(repo_id, plan, arguments.create):

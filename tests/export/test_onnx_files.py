@@ -450,6 +450,19 @@ def test_an_interruption_and_a_full_disk_are_one_error_and_leave_nothing(write, 
     assert sorted(os.listdir(tmp_path)) == ["out", "saved"] and not os.listdir(tmp_path / "out")
 
 
+def test_two_exports_to_one_folder_do_not_mix(saved, tmp_path, monkeypatch):
+    write = exporting._write_gguf
+
+    def write_late(*arguments):
+        write(*arguments)
+        (tmp_path / "out/of_another_export").mkdir(parents=True)
+
+    monkeypatch.setattr(exporting, "_write_gguf", write_late)
+    with pytest.raises(OSError, match="out could not be written; nothing is left of it"):
+        export_model(saved, tmp_path / "out", to="gguf", task="feature-extraction")
+    assert os.listdir(tmp_path / "out") == ["of_another_export"] and sorted(os.listdir(tmp_path)) == ["out", "saved"]
+
+
 @pytest.mark.parametrize("factor", [1 + 1e-4, np.nan])
 def test_a_file_that_differs_from_torch_is_refused_and_nothing_is_left(factor, saved, tmp_path, monkeypatch):
     write = exporting.write_onnx

@@ -1,5 +1,6 @@
 """A build publishes one NeoBERT of its own code only, and loses no file that it does not replace."""
 
+import importlib
 import itertools
 import json
 import os
@@ -15,9 +16,20 @@ from conftest import largest_file, run_main
 from huggingface_hub import ModelCard
 from transformers import BertConfig, BertForMaskedLM
 
-from neobert_hf import MINI_MODEL_PATH, NeoBERTForMaskedLM, NeoBERTForSequenceClassification, sentence_transformer
+from neobert_hf import (
+    MINI_MODEL_PATH,
+    NeoBERTForMaskedLM,
+    NeoBERTForSequenceClassification,
+    NeoBERTModel,
+    sentence_transformer,
+)
+from neobert_hf.embeddings import open_embedding_model
+from neobert_hf.embeddings.reranking import open_reranker
+from neobert_hf.export.graphs import load_graph
 from neobert_hf.finetuning import add_head
-from neobert_hf.hub import build, verify
+from neobert_hf.hub import build, verify, write_card
+
+build_module = importlib.import_module("neobert_hf.hub.build")
 
 
 @pytest.fixture
@@ -53,6 +65,12 @@ def assert_refused(message, model, out, **options):
         ".hidden/config.json",
         "notes.txt",
         "a.json",
+        "tokens_of_mine.json",
+        "my_config.json",
+        "other.safetensors",
+        "train_neobert.py",
+        "another_model/model.safetensors",
+        "training.json",
     ],
 )
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -69,14 +87,30 @@ def test_a_folder_is_replaced_if_this_is_asked_for_and_not_if_the_arguments_are_
     trained = shutil.copytree(saved, tmp_path / "trained")
     (trained / "1_Pooling").mkdir()
     (trained / "1_Pooling/config.json").write_text("{}")
+    (trained / "modules.json").write_text('[{"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]')
     assert_refused("trained exists and holds .*, or give --overwrite", saved, trained)
     model.decoder.bias.data += 1
     model.save_pretrained(saved)
     run_main(script, "--model", saved, "--out", trained, "--overwrite")
     assert (trained / "model.safetensors").read_bytes() == (saved / "model.safetensors").read_bytes()
     assert not (trained / "1_Pooling").exists() and {file.name for file in tmp_path.iterdir()} == {"saved", "trained"}
-    build(saved, saved, overwrite=True)
-    assert NeoBERTForMaskedLM.from_pretrained(saved).decoder.bias.equal(model.decoder.bias)
+    (tmp_path / "link").symlink_to(saved)
+    assert_refused("saved is the model itself, which is never changed", tmp_path / "link", saved, overwrite=True)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_file_that_appears_while_the_model_is_built_is_not_lost(saved, tmp_path, monkeypatch, overwrite):
+    out, load = shutil.copytree(saved, tmp_path / "hub") if overwrite else tmp_path / "hub", build_module.load_model
+
+    def write_meanwhile(*arguments):
+        out.mkdir(exist_ok=True)
+        (out / "notes.txt").write_text("years of work")
+        return load(*arguments)
+
+    monkeypatch.setattr(build_module, "load_model", write_meanwhile)
+    with pytest.raises(ValueError, match=r"hub exists and holds notes\.txt"):
+        build(saved, out, overwrite=overwrite)
+    assert (out / "notes.txt").read_text() == "years of work"
 
 
 @pytest.mark.parametrize("content", [{}, {"config.txt": "1"}])
@@ -143,10 +177,12 @@ def test_a_build_of_the_mini_model_has_its_weights_and_is_loaded_in_float32(tmp_
     """With bf16, numpy() would refuse what the model returns."""
     pytest.importorskip("sentence_transformers")
     mini, out = Path(MINI_MODEL_PATH), build(MINI_MODEL_PATH, tmp_path / "hub", model_id="org/name")
+    build(MINI_MODEL_PATH, out, model_id="org/name", overwrite=True)
     before, after = ({str(name): text for name, text in contents(folder).items()} for folder in (mini, out))
     same = [name for name in before if name.endswith("safetensors")]
     assert len(same) == 3 and all(before[name] == after[name] for name in same)
     assert json.loads(after["config.json"])["dtype"] == "float32" and b'"mini"' not in after["README.md"]
+    assert {"sources.json", "training_summary.json"} <= after.keys()
 
 
 def test_the_stored_dtype_stays(saved, model, tmp_path):
@@ -170,6 +206,25 @@ def test_the_card_of_a_folder_is_copied_with_what_is_given_and_without_one_a_car
         card = ModelCard.load(tmp_path / license / "README.md")
         assert (card.data.license, card.data.language) == (license, "de")
         assert "# My words" in card.text and 'Load "org/name".' in card.text
+
+
+@pytest.mark.parametrize("card", [None, "generated", "of write_card", "mine"])
+def test_a_card_is_written_from_the_record_of_a_training_and_the_words_of_an_author_stay(saved, tmp_path, card):
+    facts = {"source": None, "rows": {"reviews.csv": 500}, "settings": {}, "scores": [], "datasets": []}
+    (saved / "training.json").write_text(json.dumps(facts))
+    (saved / "training_summary.json").write_text('{"init_from": "/home/me/secret"}')
+    (saved / "sources.json").write_text("{}")
+    if card == "of write_card":
+        write_card(saved)
+    elif card:
+        text = build_module.GENERATED[1] if card == "generated" else f"My words. {build_module.UNKNOWN_LICENSE[:-1]}"
+        (saved / "README.md").write_text(f"---\ntags: [a]\n---\n{text}\n")
+    out = build(saved, tmp_path / "hub", model_id="org/name", license="mit", language=["en"])
+    text, names = (out / "README.md").read_text("utf-8"), {file.name for file in out.iterdir()}
+    assert "license: mit" in text and build_module.UNKNOWN_LICENSE not in text
+    assert ("reviews.csv" in text) == ("Languages of its texts: en." in text) == (card != "mine")
+    assert ("My words." in text) == (card == "mine")
+    assert not names & {"training.json", "training_summary.json", "sources.json"}
 
 
 def test_a_hub_id_is_read_from_the_cache_whose_links_are_its_own(saved, tmp_path, monkeypatch):
@@ -212,7 +267,72 @@ def module(**values):
     return change
 
 
+def config(**values):
+    def change(saved):
+        stored = json.loads((saved / "config.json").read_text())
+        (saved / "config.json").write_text(json.dumps(stored | values))
+
+    return change
+
+
+def embedder(name, text):
+    """A folder of sentence-transformers with a file that is changed."""
+
+    def change(saved):
+        module()(saved)
+        (saved / name).write_text(text)
+
+    return change
+
+
+def pickled_module(saved):
+    module()(saved)
+    torch.save({}, saved / "1_Pooling/pytorch_model.bin")
+
+
+def router(saved):
+    module(type="sentence_transformers.base.modules.Router")(saved)
+    (saved / "query_0_Dense").mkdir()
+    (saved / "query_0_Dense/config.json").write_text('{"activation_function": "torch.hub.list"}')
+
+
+def encoder(**values):
+    def change(saved):
+        NeoBERTModel.from_pretrained(saved).save_pretrained(saved)
+        config(**values)(saved)
+
+    return change
+
+
+def spoil(saved):
+    model = NeoBERTForMaskedLM.from_pretrained(saved)
+    model.decoder.bias.data[3] = torch.nan
+    model.save_pretrained(saved)
+
+
 WRONG = {
+    "a head without weights": (
+        encoder(architectures=["NeoBERTForSequenceClassification"]),
+        {},
+        "lacks classifier, dense in the shapes of config.json: the head for NeoBERTForSequenceClassification was never",
+    ),
+    "an encoder that names no class": (encoder(architectures=None), {}, "lacks decoder in the shapes of config.json"),
+    "fewer layers than the file": (config(num_hidden_layers=2), {}, "num_hidden_layers=2, and further tensors such as"),
+    "NaN": (spoil, {}, r"NaN or infinity in decoder\.bias"),
+    "a callable at the root": (
+        embedder("config_sentence_transformers.json", '{"activation_fn": "torch.utils.collect_env.main"}'),
+        {},
+        "config_sentence_transformers.json of .* names .torch.utils.collect_env.main. as activation_fn",
+    ),
+    "a callable in a part of a router": (router, {}, "query_0_Dense/config.json of .* names .torch.hub.list. as"),
+    "settings that are a list": (
+        embedder("config_sentence_transformers.json", "[]"),
+        {},
+        "config_sentence_transformers.json is no JSON object",
+    ),
+    "modules that are a string": (embedder("modules.json", '"x"'), {}, "modules.json is no list of modules"),
+    "a pickled module": (pickled_module, {}, "1_Pooling/pytorch_model.bin is a pickle, which is not opened"),
+    "a module outside": (module(path="../outside"), {}, r"names the module .*outside', outside its folder"),
     "an adapter": (adapter, {}, "saved holds an adapter; merge it into its model"),
     "a BERT": (bert, {}, "saved holds a BertForMaskedLM of the type bert, which is no NeoBERT; choose a checkpoint"),
     "a module of others": (module(type="os.path.X"), {}, 'modules.json of .* names "os.path.X" as type'),
@@ -229,6 +349,25 @@ def test_what_cannot_be_published_is_refused_and_nothing_is_written(saved, tmp_p
     change(saved)
     assert_refused(message, saved, tmp_path / "hub", **options)
     assert {file.name for file in tmp_path.iterdir()} == {"saved"}
+
+
+SENTENCE_TRANSFORMERS = [case for case in WRONG if case.startswith(("a callable", "settings", "modules", "a pickled"))]
+
+
+@pytest.mark.parametrize("case", [*SENTENCE_TRANSFORMERS, "a module outside"])
+@pytest.mark.parametrize("load", [open_embedding_model, open_reranker, load_graph])
+def test_what_runs_code_or_opens_a_pickle_is_opened_nowhere(saved, case, load):
+    change, _, message = WRONG[case]
+    change(saved)
+    with pytest.raises(ValueError, match=message) as error:
+        load(str(saved))
+    assert "\n" not in str(error.value)
+
+
+def test_a_name_of_a_module_cannot_control_the_terminal(saved, caplog):
+    module(type="sentence_transformers.\x1b[2JDense")(saved)
+    sentence_transformer(str(saved))
+    assert "is an embedding model with Dense, which" in caplog.text and "\x1b" not in caplog.text
 
 
 def test_a_module_whose_path_is_the_root_of_the_machine_is_refused(saved, tmp_path):

@@ -6,6 +6,7 @@ import html
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -215,6 +216,24 @@ def test_an_adapter_has_no_card_of_peft_which_names_folders_of_this_machine(fold
     base = neobert_hf.NeoBERTForSequenceClassification.from_pretrained(checkpoint, num_labels=2)
     neobert_hf.save_adapter(get_peft_model(base, neobert_hf.lora_config("SEQ_CLS", r=2)), tmp_path)
     assert not (tmp_path / "README.md").exists()
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("adapter_config.json", "{}", "names no base_model_name_or_path"),
+        ("adapter_config.json", "[]", "names no base_model_name_or_path"),
+        ("config_sentence_transformers.json", "[]", "is no JSON object"),
+        ("config_sentence_transformers.json", '{"model_type": ["x"]}', "holds a .*x.*, which is not one of"),
+        ("README.md", None, "is a pipe"),
+    ],
+)
+def test_a_damaged_folder_gets_no_card(folder, tmp_path, name, content, message):
+    copied = shutil.copytree(folder / "masked", tmp_path / "copied")
+    (copied / "README.md").unlink()
+    (copied / name).write_text(content) if content else os.mkfifo(copied / name)
+    with pytest.raises(ValueError, match=message):
+        write_card(copied)
 
 
 def test_the_card_of_the_mini_model_is_valid():

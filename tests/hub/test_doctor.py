@@ -21,7 +21,7 @@ import neobert_hf
 from neobert_hf import AUTO_CLASSES, NeoBERTForMaskedLM, NeoBERTForSequenceClassification
 from neobert_hf.hub import build, examine
 from neobert_hf.hub.doctor import odd_values
-from neobert_hf.hub.layouts import read_header
+from neobert_hf.hub.layouts import read_checkpoint, read_header
 from neobert_hf.model import modeling_neobert
 
 BLOCK = "model.transformer_encoder.1"
@@ -114,7 +114,7 @@ def truncate(folder):
 def truncate_an_adapter(folder):
     truncate(folder)
     (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
-    (folder / "adapter_config.json").write_text("{}")
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
 
 
 def pickled(name):
@@ -311,6 +311,19 @@ DAMAGE = {  # what happens to a good folder, and the errors that are found, sepa
     "a tokenizer without its vocabulary": (remove("tokenizer.json"), "tokenizer-missing"),
     # embedding models
     "NaN in an embedding model": (embedding(put(WO.removeprefix("model."), torch.nan)), "nan"),
+    "a pickled module": (
+        embedding(lambda folder: torch.save({}, folder / "1_Pooling/pytorch_model.bin")),
+        "pickle",
+    ),
+    "modules that are a string": (embedding(write("modules.json", '"x"')), "modules"),
+    "settings that are a list": (embedding(write("config_sentence_transformers.json", "[]")), "modules"),
+    "an adapter without its base": (
+        lambda folder: (
+            save_file({"a": torch.ones(1)}, folder / "adapter_model.safetensors")
+            or write("adapter_config.json", "{}")(folder)
+        ),
+        "adapter",
+    ),
     "no list of modules": (embedding(write("modules.json", "[1]")), "modules"),
     "a module outside": (embedding(put_pooling_outside), "module-outside"),
     "a missing module": (embedding(remove("1_Pooling")), "module-missing"),
@@ -495,6 +508,14 @@ def test_q_and_k_that_change_a_fifth_as_much_as_v_are_trained(good, tmp_path, sh
 
     weights(change)(tmp_path / "model")
     assert codes(examine(tmp_path / "model", base=good)) == expected
+
+
+def test_the_last_step_of_deepspeed_is_inside_the_folder(tmp_path):
+    (tmp_path / "here").mkdir()
+    torch.save({"module": {}}, tmp_path / "mp_rank_00_model_states.pt")
+    (tmp_path / "here/latest").write_text("..")
+    with pytest.raises(OSError, match="holds no weights"):
+        read_checkpoint(tmp_path / "here")
 
 
 def test_a_comparison_that_is_not_possible_is_named(good, tmp_path):

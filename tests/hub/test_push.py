@@ -115,6 +115,13 @@ def test_a_dry_run_prints_the_files_and_asks_nobody(hub, folder, unverified):
     assert "nothing was sent; --push opens this pull request" in output and not hub.requests
 
 
+def test_a_name_in_the_folder_cannot_control_the_terminal(folder, monkeypatch):
+    report = {"ok": True, "transformers": "5", "own": "Auto\x1b[2JModel", "classes": {"\x9b2JAuto": ""}}
+    monkeypatch.setattr(push, "verify", lambda folder: report)
+    output = run_main(push, folder, "org/small")
+    assert not {"\x1b", "\x9b"} & set(output) and "AutoModel.from_pretrained" in output
+
+
 def test_a_push_creates_the_repository_if_asked_and_opens_a_pull_request(hub, folder, unverified, tmp_path, capfd):
     with pytest.raises(SystemExit, match=r"Repository Not Found.* --create private creates a repository") as error:
         run_main(push, folder, "org/small", "--push")
@@ -161,6 +168,8 @@ def foreign_code(copy):
         ("models/checkpoint-5/model.safetensors", "is no part"),
         ("optimizer.safetensors", "is no part"),
         ("run.json", "is no part"),
+        ("training.json", "is no part"),
+        ("training_summary.json", "is no part"),
         (".env", "is no part"),
         (".git/config.json", "is no part"),
         ("onnx/.secret.json", "is no part"),

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
+from huggingface_hub import snapshot_download
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..files.trust import check_source, check_vocabulary, keep_known_settings, read_json
+from ..files.texts import printable
+from ..files.trust import NAMES, check_source, check_vocabulary, foreign_settings, keep_known_settings, read_json
 from ..files.wordpiece import tokenizer_hash
 from ..model.configuration_neobert import NeoBERTConfig
 
@@ -62,17 +64,17 @@ def sentence_transformer(
     from .common_form import SentenceTransformer
 
     transformer = _transformer(model_name_or_path, "feature-extraction", max_seq_length, model_kwargs)
-    _warn_of_other_modules(Path(model_name_or_path, "modules.json"))
+    _warn_of_other_modules(Path(model_name_or_path))
     modules = [transformer, Pooling(transformer.get_embedding_dimension(), pooling, include_prompt)]
     return SentenceTransformer(modules=[*modules, Normalize()] if normalize else modules, prompts=prompts)
 
 
-def _warn_of_other_modules(saved: Path) -> None:
+def _warn_of_other_modules(folder: Path) -> None:
     """Warn of modules of a saved embedding model that `sentence_transformer` does not make."""
-    kinds = [module["type"].rpartition(".")[2] for module in read_json(saved)] if saved.is_file() else []
+    kinds = [kind.rpartition(".")[2] for _, kind in read_modules(folder)]
     if left_out := [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]:
         logger.warning(
-            f"{saved.parent} is an embedding model with {', '.join(left_out)}, which sentence_transformer leaves out; "
+            f"{folder} is an embedding model with {printable(', '.join(left_out))}, which sentence_transformer leaves out; "
             "SentenceTransformer opens all of its modules"
         )
 
@@ -150,6 +152,83 @@ def adopt(module: torch.nn.Module, source: str) -> None:
         module.processor = keep_known_settings(tokenizer, source)  # one of images would save its own settings
 
 
+def read_modules(folder: Path) -> list[tuple[str, str]]:
+    """Return path and type of the modules of a model of sentence-transformers; none for a model alone.
+
+    Raises:
+        ValueError: modules.json is damaged.
+    """
+    file = folder / "modules.json"
+    content = read_json(file) if file.is_file() else []
+    try:
+        if isinstance(content, list):
+            return [(module["path"] + "", module["type"] + "") for module in content]
+    except (TypeError, KeyError):
+        pass
+    raise ValueError(f"{file} is no list of modules with path and type; save or download the model again")
+
+
+def read_kind(folder: Path) -> str | None:
+    """Return the class of sentence-transformers that saved a folder; None for a model alone.
+
+    Raises:
+        ValueError: config_sentence_transformers.json is damaged.
+    """
+    file = folder / "config_sentence_transformers.json"
+    content = read_json(file) if file.is_file() else None
+    if not isinstance(content, dict | None):
+        raise ValueError(f"{file} is no JSON object; save or download the model again")
+    return None if content is None else content.get("model_type") or "SentenceTransformer"  # older versions name none
+
+
+def check_modules(folder: Path) -> str | None:
+    """Refuse a folder for which sentence-transformers would call what a JSON file names, or open a pickle.
+
+    Nothing is loaded. sentence-transformers calls each activation whose name begins with "torch.".
+
+    Returns:
+        As of `read_kind`.
+
+    Raises:
+        ValueError: A JSON file of the folder or of a module names other code than that of sentence-transformers and torch.nn,
+            or is damaged; a module is outside the folder; or its weights are pickled.
+    """
+    modules = read_modules(folder)
+    parts = {folder / path for path, _ in modules} - {folder}
+    if any(kind.endswith((".Router", ".Asym")) for _, kind in modules):  # it has modules in further folders
+        parts |= {part for part in folder.rglob("*") if part.is_dir()}
+    for part in sorted(parts):
+        if not part.resolve().is_relative_to(folder.resolve()):
+            raise ValueError(f"modules.json of {folder} names the module {str(part)!r}, outside its folder; correct it")
+    files = {*folder.glob("*.json"), *(file for part in parts for file in part.rglob("*.json"))}
+    for file in sorted(files):
+        for key, value in foreign_settings(file):
+            if key in NAMES:  # without trust_remote_code, no loader runs the others
+                raise ValueError(
+                    f"{file.relative_to(folder)} of {folder} names {json.dumps(value)} as {key}, which is no code of "
+                    "sentence-transformers or torch.nn; remove it, or save the model with their modules only"
+                )
+    for part in (folder, *sorted(parts)):
+        if (pickles := sorted(part.glob("pytorch_model*.bin"))) and not any(part.glob("model.safetensors*")):
+            raise ValueError(
+                f"{pickles[0]} is a pickle, which is not opened; `neobert convert` writes a model alone as safetensors; if you "
+                "trust a module, open the model with SentenceTransformer, and save it with save_pretrained"
+            )
+    return read_kind(folder)
+
+
+def check_modules_of(name: str, revision: str | None = None) -> str | None:
+    """As `check_modules` for a folder, or for an id, of which the JSON files are downloaded; also `check_source`.
+
+    Raises:
+        OSError: The repository cannot be reached.
+    """
+    check_source(name)
+    if not Path(name).is_dir():
+        return check_modules(Path(snapshot_download(name, revision=revision, allow_patterns="*.json")))
+    return check_modules(Path(name))
+
+
 def open_embedding_model(name: str, revision: str | None = None, **options) -> SentenceTransformer:
     """Open an embedding model, or a bare NeoBERT with mean pooling, as `SentenceTransformer(name)` does, with checks.
 
@@ -159,18 +238,15 @@ def open_embedding_model(name: str, revision: str | None = None, **options) -> S
         options: Other arguments of `SentenceTransformer`.
 
     Raises:
-        ValueError: As of `check_source` and `adopt`; or the folder holds a SPLADE model, a multi-vector model or a cross-encoder
-            of sentence-transformers.
+        ValueError: As of `check_source`, `check_modules` and `adopt`; or the folder holds a SPLADE model, a multi-vector model or
+            a cross-encoder of sentence-transformers.
         OSError: The folder or the Hub holds no such model.
     """
-    from sentence_transformers.util import load_file_path
-
     from .common_form import SentenceTransformer
 
-    check_source(name)
-    file = load_file_path(name, "config_sentence_transformers.json", revision=revision)
-    kind = read_json(Path(file)).get("model_type") if file else None
+    kind = check_modules_of(name, revision)
     if kind not in (None, "SentenceTransformer"):
+        kind = printable(str(kind))
         raise ValueError(
             f"{name} holds a {kind}, which gives no single vector for each text; open it in Python with "
             f"sentence_transformers.{kind}, or choose a model that SentenceTransformer saved"

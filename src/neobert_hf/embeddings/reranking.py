@@ -18,8 +18,9 @@ from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
 from sentence_transformers.util import mine_hard_negatives, semantic_search
 from transformers.hf_argparser import HfArg
 
-from ..files.trust import check_source, keep_known_settings
+from ..files.trust import keep_known_settings
 from ..runs import MINI_MODEL_PATH, CheckedCheckpoints, ResumeArguments, default_learning_rate
+from .models import check_modules_of
 from .training import PairArguments, train_and_record
 
 
@@ -60,10 +61,10 @@ def open_reranker(name: str, max_seq_length: int | None = None) -> CrossEncoder:
         max_seq_length: Length in tokens at which a pair is truncated; by default that of the tokenizer, at most 512.
 
     Raises:
-        ValueError: The folder or the id is not a model's.
+        ValueError: The folder or the id is not a model's, or as of `check_modules`.
         OSError: The folder or the Hub holds no such model.
     """
-    check_source(name)
+    check_modules_of(name)
     options = {"dtype": torch.float32, "ignore_mismatched_sizes": True}  # of a head with several labels
     model = CrossEncoder(name, num_labels=1, model_kwargs=options)
     model[0].processor = keep_known_settings(model.tokenizer, name)

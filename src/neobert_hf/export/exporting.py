@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
@@ -68,7 +69,8 @@ def export_model(
         saving(target, "nothing is left of it"),
         tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as beside,
     ):
-        built = Path(beside)
+        built = Path(beside, target.name)
+        built.mkdir()
         report = {
             name: _write_file(reference, built / name, write, kind)
             for name, write, kind in _planned_files(graph, built, formats, int8, fp16, dtype)
@@ -77,9 +79,13 @@ def export_model(
             shutil.rmtree(built / "onnx")
             del report[FILES["onnxruntime"]["fp32"]]
         _write_settings(graph, built)
-        target.mkdir(exist_ok=True)
-        for part in sorted(built.iterdir(), key=lambda part: part.name == "config.json"):
-            shutil.move(part, target)  # config.json last: nothing loads a folder without it
+        if target == Path.cwd():  # without it, the shell would be in a folder that is gone
+            for part in sorted(built.iterdir(), key=lambda part: part.name == "config.json"):
+                shutil.move(part, target)  # config.json last: nothing loads a folder without it
+        else:
+            if target.exists():
+                target.rmdir()  # an error if another export has filled it in the meantime
+            os.replace(built, target)
     return {"folder": str(out), "task": graph.task, "files": report}
 
 

@@ -17,15 +17,17 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from ..embeddings.models import check_modules
+from ..files.texts import printable
 from ..files.trust import (
     check_links,
     check_vocabulary,
     holds_tokenizer,
     keep_known_settings,
     load_tokenizer,
-    read_json,
     resolve,
 )
+from ..hub.layouts import check_weights, read_config
 from ..model import modeling_neobert
 from ..model.modeling_neobert import AUTO_CLASSES, NeoBERTPreTrainedModel
 
@@ -42,7 +44,7 @@ TASKS = {
     "question-answering": ("AutoModelForQuestionAnswering", ("start_logits", "end_logits")),
     EMBEDDING: ("AutoModel", ("last_hidden_state", "sentence_embedding")),
 }
-LOADING = {"dtype": torch.float32, "ignore_mismatched_sizes": True}  # `_check_weights` refuses such sizes in one line
+LOADING = {"dtype": torch.float32, "ignore_mismatched_sizes": True}  # `check_weights` refuses such sizes in one line
 
 
 class Graph(nn.Module):
@@ -147,20 +149,19 @@ def load_graph(source: str | Path, task: str | None = None) -> Graph:
             f"{folder} holds an adapter; merge it into its model and export that: "
             "open_adapter(MODEL_CLASS, FOLDER).merge_and_unload().save_pretrained(OUT)"
         )
-    names = ("config.json", "config_sentence_transformers.json", "modules.json")
-    config, settings, modules = (read_json(folder / name) if (folder / name).is_file() else {} for name in names)
-    kind = settings.get("model_type", "SentenceTransformer")
+    kind = check_modules(folder) or "SentenceTransformer"
     if task is None:
-        task = EMBEDDING if modules and kind != "CrossEncoder" else _saved_task(folder, config)
+        is_embedding = (folder / "modules.json").is_file() and kind != "CrossEncoder"
+        task = EMBEDDING if is_embedding else _saved_task(folder, read_config(folder))
     if task == EMBEDDING:
         graph = EmbeddingGraph(_load_chain(folder, kind))
     else:
         tokenizer = load_tokenizer(str(folder)) if holds_tokenizer(folder) else None
-        with quiet():  # transformers reports a head that is missing, and so does `_check_weights`
+        with quiet():  # transformers reports a head that is missing, and so does `check_weights`
             model = AUTO_CLASSES[TASKS[task][0]].from_pretrained(folder, **LOADING)
         keep_known_settings(model.config, folder)
         graph = Graph(task, model, tokenizer)
-    _check_weights(graph, folder)
+    check_weights(graph.model, folder, graph.task, graph)
     return graph.float().eval()
 
 
@@ -182,7 +183,9 @@ def _load_chain(folder: Path, kind: str) -> SentenceTransformer:
     from ..embeddings.common_form import SentenceTransformer
 
     if kind != "SentenceTransformer":
-        raise ValueError(f"{folder} holds a {kind}, which gives no single vector for each text and cannot be exported")
+        raise ValueError(
+            f"{folder} holds a {printable(str(kind))}, which gives no single vector for each text and cannot be exported"
+        )
     with quiet():
         chain = SentenceTransformer(str(folder), device="cpu", model_kwargs=LOADING)
     kinds = [type(module).__name__ for module in chain]
@@ -201,19 +204,3 @@ def _load_chain(folder: Path, kind: str) -> SentenceTransformer:
     keep_known_settings(chain[0].config, folder)
     chain[0].processor = keep_known_settings(chain.tokenizer, folder)
     return chain
-
-
-def _check_weights(graph: Graph, folder: Path) -> None:
-    """Refuse what transformers reported at loading, and numbers that are not finite."""
-    doctor = f"neobert doctor {folder} lists all that is wrong with it"
-    if lost := sorted(graph.model.new_layers):
-        raise ValueError(
-            f"{folder} lacks {', '.join(lost[:3])}{' and more' * (len(lost) > 3)} in the shapes of config.json: the head for "
-            f"{graph.task} was never trained, or config.json is that of another model; {doctor}"
-        )
-    if more := sorted(name for name in graph.model.unused_tensors if "transformer_encoder." in name):
-        blocks = graph.model.config.num_hidden_layers
-        raise ValueError(f"{folder} has num_hidden_layers={blocks}, and further tensors such as {more[0]}; {doctor}")
-    for name, values in graph.named_parameters():
-        if not values.isfinite().all():
-            raise ValueError(f"{folder} has NaN or infinity in {name.removeprefix('model.')}; {doctor}")

@@ -14,11 +14,13 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from safetensors import safe_open
 from transformers import AutoConfig, AutoTokenizer
 
-from ..files.trust import read_json
+from ..embeddings.models import read_kind, read_modules
+from ..files.trust import check_links, read_json
 from ..runs.adapters import labels_of_adapter
 from ..runs.record import MINI, RECORD, origin_of
 
 CARD = "README.md"
+UNKNOWN_LICENSE = "The licence is not known: ask the author before you use it."
 TEMPLATE = Path(__file__).with_name("card_template.md")
 SHOWN = 50  # classes or files on a card
 TEXT = ["The parcel is late and nobody answers."]
@@ -63,7 +65,11 @@ METRICS = {
 
 
 def write_card(
-    folder: str | Path, model_id: str | None = None, license: str | None = None, language: Sequence[str] | None = None
+    folder: str | Path,
+    model_id: str | None = None,
+    license: str | None = None,
+    language: Sequence[str] | None = None,
+    record_folder: str | Path | None = None,
 ) -> None:
     """Write the card of a saved model as README.md into its folder; an earlier card is replaced.
 
@@ -75,12 +81,16 @@ def write_card(
         model_id: Name on the Hub, for the example; by default that of the record, or the name of the folder.
         license: Identifier of the Hub, such as apache-2.0; by default that of the record.
         language: Codes of ISO 639, such as en; by default those of the record.
+        record_folder: Folder that holds `training.json`; by default that of the model.
 
     Raises:
+        ValueError: A config is damaged or of another kind, or `check_links` refuses the folder.
         OSError: The folder holds no model, or the card cannot be written.
     """
     folder = Path(folder)
-    record = read_json(folder / RECORD) if (folder / RECORD).is_file() else {}
+    check_links(folder)
+    file = Path(record_folder or folder) / RECORD
+    record = read_json(file) if file.is_file() else {}
     values = _describe(folder)
     start = origin_of(values["base_id"]) if values["base_id"] else record.get("source")
     if values["base_id"] and Path(values["base_id"]).is_dir():  # a folder of this machine by its name alone
@@ -114,6 +124,7 @@ def write_card(
         record=record,
         results=results,
         shown=SHOWN,
+        unknown_license=UNKNOWN_LICENSE,
         python=python,
         markdown=markdown,
         number="{:,}".format,
@@ -134,9 +145,9 @@ def python(value: str | list[str]) -> str:
 
 def _describe(folder: Path) -> dict[str, Any]:
     """What a saved folder says of its model."""
-    adapter, modules = folder / "adapter_config.json", folder / "config_sentence_transformers.json"
-    base = read_json(adapter)["base_model_name_or_path"] if adapter.is_file() else None
-    kind = read_json(modules).get("model_type", "SentenceTransformer") if modules.is_file() else None
+    base, kind = read_base(folder), read_kind(folder)
+    if kind not in (None, *EMBEDDERS):
+        raise ValueError(f"{folder} holds a {markdown(kind)}, which is not one of {', '.join(EMBEDDERS)}")
     config, tokenizer = AutoConfig.from_pretrained(base or folder), AutoTokenizer.from_pretrained(folder)
     name = "ForSequenceClassification" if base else (config.architectures or [""])[0]
     task, does = next((found for end, found in TASKS.items() if name.endswith(end)), ENCODER)
@@ -171,11 +182,27 @@ def _describe(folder: Path) -> dict[str, Any]:
     }
 
 
+def read_base(folder: Path) -> str | None:
+    """Return the folder or id of the base model of an adapter; None for a model.
+
+    Raises:
+        ValueError: adapter_config.json is damaged, or names none.
+    """
+    file = folder / "adapter_config.json"
+    content = read_json(file) if file.is_file() else {"base_model_name_or_path": None}
+    base = content.get("base_model_name_or_path") if isinstance(content, dict) else None
+    if file.is_file() and not (isinstance(base, str) and base):
+        raise ValueError(
+            f"{file} names no base_model_name_or_path; save the adapter again, or name its base model there"
+        )
+    return base
+
+
 def _has_classes(folder: Path) -> bool:
     """Whether a model of sentence-transformers ends with the layer of `FewShotClassifier`, whose outputs are classes."""
-    last, config = read_json(folder / "modules.json")[-1], read_json(folder / "config.json")
-    is_layer = last["type"].endswith(".Dense") and "id2label" in config
-    return is_layer and read_json(folder / last["path"] / "config.json")["out_features"] == len(config["id2label"])
+    (path, kind), config = (read_modules(folder) or [("", "")])[-1], read_json(folder / "config.json")
+    is_layer = kind.endswith(".Dense") and "id2label" in config
+    return is_layer and read_json(folder / path / "config.json")["out_features"] == len(config["id2label"])
 
 
 def _count_parameters(folder: Path) -> tuple[int, str]:

@@ -18,6 +18,7 @@ import torch
 import yaml
 from tokenizers import Tokenizer
 
+from ..embeddings.models import read_kind, read_modules
 from ..files.texts import printable
 from ..files.trust import check_links, foreign_settings, holds_tokenizer, leaves, read_json, resolve
 from ..model import configuration_neobert
@@ -25,9 +26,11 @@ from ..model.configuration_neobert import NeoBERTConfig
 from ..model.modeling_neobert import NeoBERTModel
 from ..model.weight_files_neobert import canonical_name
 from ..runs.commands import one_line
+from .card import read_base
 from .layouts import (
     FLOATS,
     INDEX,
+    PICKLE,
     WEIGHTS,
     StoredTensor,
     class_of,
@@ -78,17 +81,16 @@ class Subject:
         checkpoint: Its weights; None if they cannot be read.
         tensors: Its tensors by their published names.
         layout: Layout of the weights, or what else the folder is.
-        faults: Why modules.json, the config, the shape or the weights cannot be read.
+        faults: Why the modules, the adapter, the config, the shape or the weights cannot be read.
     """
 
     def __init__(self, source: str):
         self.source, self.folder = source, resolve(source, more=("*.py",))
         self.config, self.shape, self.checkpoint, self.modules, self.faults = {}, None, None, {}, {}
         try:
-            if (self.folder / "modules.json").is_file():
-                named = read_json(self.folder / "modules.json")
-                self.modules = {self.folder / each["path"]: each["type"] + "" for each in named}
-        except (ValueError, TypeError, KeyError) as error:
+            read_kind(self.folder)
+            self.modules = {self.folder / path: kind for path, kind in read_modules(self.folder)}
+        except (OSError, ValueError) as error:
             self.faults["modules"] = one_line(error)
         root = self.folder.resolve()
         self.inside = [module for module in self.modules if module.resolve().is_relative_to(root)]
@@ -112,6 +114,10 @@ class Subject:
         self.layout = self.checkpoint.layout if self.checkpoint else "unreadable"
         if (self.folder / "adapter_config.json").is_file():
             self.layout = "adapter"
+            try:
+                read_base(self.folder)
+            except (OSError, ValueError) as error:
+                self.faults["adapter"] = one_line(error)
         elif self.config.get("model_type") == CONTEXTUAL and self.layout == "published":
             self.layout = "contextual"
 
@@ -403,16 +409,23 @@ def read_vocabulary(folder: Path) -> tuple[dict[str, int], bool]:
 
 
 def check_pickles(subject: Subject) -> Findings:
-    """Pickles beside safetensors files; `check_layout` names those that hold the weights."""
+    """Pickles: a remark beside safetensors files, otherwise the weights of a module; `check_layout` names those of the model."""
     weights = subject.checkpoint.files if subject.checkpoint else ()
-    if pickles := [file for file in subject.files("*") if file.suffix in PICKLES and file not in weights]:
-        yield "?pickle", listed([subject.name(file) for file in pickles]), "remove it before you publish"
+    pickles = [file for file in subject.files("*") if file.suffix in PICKLES and file not in weights]
+    alone = [file for file in pickles if PICKLE.fullmatch(file.name) and not any(file.parent.glob("*.safetensors"))]
+    if alone:
+        mend = "if you trust it, open the model with SentenceTransformer, and save it with save_pretrained"
+        yield "pickle", listed([subject.name(file) for file in alone]), mend
+    if others := [file for file in pickles if file not in alone]:
+        yield "?pickle", listed([subject.name(file) for file in others]), "remove it before you publish"
 
 
 def check_modules(subject: Subject) -> Findings:
-    """Modules of sentence-transformers that are missing or outside the folder."""
+    """An adapter without a base model; modules of sentence-transformers that are missing or outside the folder."""
+    if "adapter" in subject.faults:
+        yield "adapter", "adapter_config.json", subject.faults["adapter"]
     if "modules" in subject.faults:
-        yield "modules", "modules.json", subject.faults["modules"]
+        yield "modules", subject.source, subject.faults["modules"]
     for path, kind in subject.modules.items():
         where = f"modules.json: {os.path.relpath(path, subject.folder)}"
         if path not in subject.inside:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
+from torch import nn
 
 from ..files.trust import read_json
 from ..model import modeling_neobert
@@ -147,6 +148,34 @@ def expected_shapes(model: NeoBERTPreTrainedModel) -> dict[str, tuple[int, ...]]
     return {f"{prefix}{name}": tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
+def check_weights(
+    model: NeoBERTPreTrainedModel, source: str | Path, purpose: str, whole: nn.Module | None = None
+) -> None:
+    """Refuse a loaded model that is not what its files hold, or has numbers that are not finite.
+
+    Args:
+        model: The model, loaded with `ignore_mismatched_sizes=True`, so that another shape is reported here.
+        source: Its folder or id, for messages.
+        purpose: What its head is for, for messages.
+        whole: The module that holds it and others, whose numbers are judged too; by default the model alone.
+
+    Raises:
+        ValueError: The files lack a head or have it in another shape, have more layers than the config, NaN or infinity.
+    """
+    doctor = f"neobert doctor {source} lists all that is wrong with it"
+    if lost := sorted(model.new_layers):
+        raise ValueError(
+            f"{source} lacks {', '.join(lost[:3])}{' and more' * (len(lost) > 3)} in the shapes of config.json: the head for "
+            f"{purpose} was never trained, or config.json is that of another model; {doctor}"
+        )
+    if more := sorted(name for name in model.unused_tensors if "transformer_encoder." in name):
+        blocks = model.config.num_hidden_layers
+        raise ValueError(f"{source} has num_hidden_layers={blocks}, and further tensors such as {more[0]}; {doctor}")
+    for name, values in (whole or model).named_parameters():
+        if not values.isfinite().all():
+            raise ValueError(f"{source} has NaN or infinity in {name.replace('model.model.', 'model.', 1)}; {doctor}")
+
+
 def _safetensors_files(folder):
     """The files that transformers reads: the single file, otherwise those of the index."""
     if (folder / WEIGHTS).is_file():
@@ -161,7 +190,8 @@ def _deepspeed_files(folder):
     """The model states of DeepSpeed: in the folder of a step, in that of accelerate, or in the last step."""
     steps = [folder, folder / "pytorch_model"]
     if (folder / "latest").is_file():
-        steps.append(folder / Path((folder / "latest").read_text("utf-8", "replace").strip()).name)
+        last = Path((folder / "latest").read_text("utf-8", "replace").strip()).name
+        steps += [step for step in folder.iterdir() if step.name == last]  # never "..", which is outside
     return next((found for step in steps if (found := tuple(sorted(step.glob(DEEPSPEED))))), ())
 
 
