@@ -40,6 +40,8 @@ def check_weight_files(source: str | os.PathLike | None, options: dict[str, Any]
     for file in files:
         if ".index." in file.name and file.suffix == ".json":
             read_index(file)
+            if "metadata" not in json.loads(file.read_text("utf-8")):
+                raise OSError(f'{file} has no "metadata", which transformers requires; add "metadata": {{}} to it')
         if file.name == "config.json" and re.search(rb'"transformers_weights"\s*:\s*(?!null)', file.read_bytes()):
             raise OSError(
                 f"{file} names other weight files in transformers_weights; remove this key, they are never read"
@@ -53,13 +55,10 @@ def read_index(file: str | os.PathLike) -> dict[str, str]:
         OSError: The index is damaged, or names a file that is not a safetensors file inside its folder.
     """
     try:
-        index = json.loads(Path(file).read_text("utf-8"))
-        weight_map = index["weight_map"]
+        weight_map = json.loads(Path(file).read_text("utf-8"))["weight_map"]
         shards = set(weight_map.values())
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise OSError(f"{file} is not a valid weight index ({error}); download or copy it again") from error
-    if "metadata" not in index:
-        raise OSError(f'{file} has no "metadata", which transformers requires; add "metadata": {{}} to it')
     for name in shards:
         if not isinstance(name, str) or not re.fullmatch(r"(?s)(?!/)(?!.*\.\.)[^\\:]+\.safetensors", name):
             raise OSError(f"{file} names {name!r} as a weight file; only .safetensors files inside its folder are read")
