@@ -26,6 +26,7 @@ def write_record(
     settings: Mapping[str, Any] | None = None,
     remark: str = "",
     example: str | Sequence[str] | None = None,
+    is_pair: bool = False,
 ) -> None:
     """Write what a model was trained from, on what, how, and with which result.
 
@@ -39,6 +40,7 @@ def write_record(
             numbers by name.
         settings: How the model was trained, by name; by default a few of the training arguments.
         remark: A sentence about the training.
+        is_pair: Whether a row is a pair of texts.
         example: A text of the validation data, or several that the model reads together.
 
     Raises:
@@ -56,6 +58,7 @@ def write_record(
         "scores": [dict(score) for score in scores],
         "settings": {name: getattr(value, "value", value) for name, value in settings.items()},
         "remark": remark,
+        "is_pair": is_pair,
         "example": example,
     }
     write_json(Path(folder, RECORD), record)
