@@ -109,6 +109,8 @@ REFUSED = [
     (Classifier, lambda job: job.save("x"), "is not a trained classifier"),
     (Classifier, lambda job: job.fit(TEXTS, LABELS, **FAST).merge(), "has no adapter to merge; call fit with adapter="),
     (FewShotClassifier, lambda job: job.fit(TEXTS, LABELS, classes=["old", "red", "new"]), "'new' has no example"),
+    (FewShotClassifier, lambda job: job.fit(TEXTS, LABELS, (["a"], ["new"])), "'new' is in no training row"),
+    (FewShotClassifier, lambda job: job.save("x"), "has no classes; give the folder of a trained model, or train it"),
     (FewShotClassifier, lambda job: job.fit([*TEXTS[1:], ("a", "b")], LABELS), "row 7: a pair of texts has no vector"),
     (Tagger, lambda job: job.fit(["late"], [["O"]]), "row 0: the words are 'late'; give a list of words"),
     (Tagger, lambda job: job.fit([["late"]], [None]), "row 0: the tags are None; give a list of tags"),

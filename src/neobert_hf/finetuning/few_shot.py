@@ -125,6 +125,8 @@ class FewShotClassifier(Classifier):
         if missing := [name for name in self._names if name not in labels]:
             raise ValueError(f"the class {missing[0]!r} has no example; give one, or leave out the class")
         numbers = self.encode(labels)
+        if validation:
+            self.encode(validation[1])  # an unknown class is an error before the training
         self._encoder = model = self._load_new()  # of a second fit too
         with training_arguments(training, options, kind=FewShotTrainingArguments) as training:
             chosen = draw_examples(numbers, examples_per_class, training.seed)
@@ -168,6 +170,7 @@ class FewShotClassifier(Classifier):
         return logits
 
     def _save_weights(self, folder: str | Path) -> None:
+        _ = self.classes  # an error if it is not trained
         self._encoder.save_pretrained(str(folder), create_model_card=False)  # which would be of an embedding model
 
 
