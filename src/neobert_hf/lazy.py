@@ -5,8 +5,10 @@ from importlib import import_module
 from typing import Any
 
 
-def lazy_names(package: str, names_of: Mapping[str, Sequence[str]]) -> tuple[Callable[[str], Any], list[str]]:
-    """Return `__getattr__` and `__all__` of a package.
+def lazy_names(
+    package: str, names_of: Mapping[str, Sequence[str]]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return `__getattr__`, `__dir__` and `__all__` of a package.
 
     Args:
         package: Its name.
@@ -19,4 +21,5 @@ def lazy_names(package: str, names_of: Mapping[str, Sequence[str]]) -> tuple[Cal
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(import_module(f".{module_of[name]}", package), name)
 
-    return get, sorted(module_of)
+    names = sorted(module_of)
+    return get, lambda: names, names

@@ -201,6 +201,8 @@ def test_instructions_decide_between_two_targets_of_one_question_in_a_training_f
     arguments = ContrastiveArguments(str(tmp_path / "bare"), instruction_sides="query")
     train_on_pairs(model, sets, training, arguments, prompts={name: f"{name} " for name in targets})
     assert training.prompts == {name: {"anchor": f"{name} "} for name in targets}
+    run = json.loads((tmp_path / "run/run.json").read_text())  # a resume compares it
+    assert run["prompts"] == training.prompts and run["texts"]["first"] != run["texts"]["second"]
 
     documents = targets["first"]
     expected = [documents.index(answer) for answers in targets.values() for answer in answers]

@@ -25,6 +25,7 @@ from neobert_hf import sentence_transformer
 from neobert_hf.embeddings.models import multi_vector_encoder, sparse_encoder
 from neobert_hf.finetuning import add_head
 from neobert_hf.hub import write_card
+from neobert_hf.hub.card import python
 from neobert_hf.runs import write_record
 
 HOSTILE = 'a"); __import__("os").system("id") # `|<script>![x](y)\n```\n# title\x1b[2J'
@@ -45,7 +46,7 @@ HEADS = {
 EMBEDDERS = ("embedding", "sparse", "multi_vector", "few", "reranker")
 KINDS = (*HEADS, "adapter", *EMBEDDERS)
 MINI = Path(neobert_hf.MINI_MODEL_PATH)
-TRAINING = {"hub_model_id": None, "license": "cc-by-4.0", "language": ["de"]}
+TRAINING = {"hub_model_id": None, "license": "cc-by-4.0", "language": ["de"], "max_steps": -1}
 
 
 def record(folder, training=(), **facts):
@@ -57,7 +58,6 @@ def record(folder, training=(), **facts):
         "datasets": ["org/set"],
         "scores": [score],
         "settings": {"learning_rate": 3e-4, "seed": 1},
-        "example": "The fox | came\nhome.",
     } | facts
     write_record(folder, SimpleNamespace(**TRAINING | dict(training)), **facts)
 
@@ -96,8 +96,7 @@ def folder(checkpoint, tokenizer, tmp_path_factory):
             tokenizer.save_pretrained(out)
         else:
             embedder(kind, str(start)).save_pretrained(str(out), create_model_card=False)
-        texts = {"pairs": ["Who wrote?", "Ada wrote."], "answers": ["Who wrote?", "Ada wrote."]}
-        record(out, example=texts.get(kind, "The fox | came\nhome."))
+        record(out, is_pair=kind == "pairs")
         write_card(out)
     return root
 
@@ -174,6 +173,19 @@ def test_hostile_labels_masks_and_file_names_stay_text(folder, model, tokenizer,
         rendered = MarkdownIt().enable("table").render(ModelCard(card).text)
         assert "<script>" not in rendered and "<img" not in rendered and rendered.count("<h1>") == 1
         assert "\x1b" not in card and 'system("id") # `|' in html.unescape(rendered)
+
+
+def test_an_embedding_model_of_the_folder_of_a_classifier_is_no_classifier(folder, tmp_path):
+    sentence_transformer(str(folder / "classifier")).save_pretrained(str(tmp_path), create_model_card=False)
+    write_card(tmp_path)
+    assert ModelCard.load(tmp_path / "README.md").data.pipeline_tag == "sentence-similarity"
+
+
+def test_characters_that_control_a_terminal_or_the_direction_of_text_are_escaped_in_code():
+    for character in ("\x1b", "\x9b", "\u202e", "\n"):
+        literal = python(f"a{character}b")
+        assert literal.isprintable() and ast.literal_eval(literal) == f"a{character}b"
+    assert python("Grün") == '"Grün"'
 
 
 def test_what_is_not_given_is_not_assumed(model, tokenizer, tmp_path):

@@ -154,6 +154,7 @@ REFUSED = {
     "no layers": (dict(num_hidden_layers=0), "num_hidden_layers=0 must be a positive integer"),
     "no context": (dict(max_position_embeddings=0), "max_position_embeddings=0 must be a positive integer"),
     "a head width that disagrees": (dict(dim_head=32), "dim_head=32 disagrees"),
+    "the same under the name of other libraries": (dict(head_dim=32), "dim_head=32 disagrees"),
     "padding outside the vocabulary": (
         dict(pad_token_id=99, vocab_size=50),
         "pad_token_id=99 must be .* vocab_size - 1 = 49",

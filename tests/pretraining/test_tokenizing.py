@@ -26,6 +26,8 @@ from neobert_hf.pretraining import tokenizing
 from neobert_hf.pretraining.corpus import Corpus
 from neobert_hf.pretraining.documents import Documents, task_files
 from neobert_hf.pretraining.tokenizing import tokenize, typed_options
+from neobert_hf.runs import lock_run
+from neobert_hf.runs.folders import LOCK
 
 WORDS = SENTENCE.split()
 
@@ -200,7 +202,13 @@ def test_a_folder_of_other_files_is_left_alone(tokenizer, corpus, tmp_path):
     (tmp_path / "out/letter.txt").write_text("dear")
     with pytest.raises(ValueError, match="not empty and holds no documents"):
         tokenize(corpus, tokenizer, tmp_path / "out")
-    assert [file.name for file in (tmp_path / "out").iterdir()] == ["letter.txt"]
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {"letter.txt", LOCK}
+
+
+def test_a_second_tokenization_in_the_same_folder_is_refused(tokenizer, corpus, tmp_path):
+    """It could have another tokenizer, and its settings would describe the ids of the first."""
+    with lock_run(tmp_path / "out"), pytest.raises(ValueError, match="another process writes to"):
+        tokenize(corpus, tokenizer, tmp_path / "out")
 
 
 def test_special_tokens_are_counted_without_the_letter_a_and_without_an_unknown_token(tmp_path):
@@ -277,7 +285,7 @@ def test_slurm_gets_the_tasks_and_then_a_job_that_writes_the_manifest(tokenizer,
 def test_ray_gets_the_tasks_and_its_options(tokenizer, corpus, tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr(tokenizing.RayPipelineExecutor, "run", lambda executor: made.append(executor))
-    with pytest.raises(RuntimeError, match="8 of 8 tasks are not complete; run the same again to continue"):
+    with pytest.raises(OSError, match="8 of 8 tasks are not complete; run the same again to continue"):
         tokenize(corpus, tokenizer, tmp_path / "out", "ray", workers=3, executor_options={"cpus_per_task": 2})
     (executor,) = made
     assert (executor.tasks, executor.workers, executor.cpus_per_task) == (8, 3, 2)

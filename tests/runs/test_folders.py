@@ -5,11 +5,12 @@ import logging
 import os
 import shutil
 import signal
+from types import SimpleNamespace
 
 import pytest
 
 from neobert_hf.runs.folders import LOCK, begin_or_resume, last_complete_checkpoint, lock_run
-from neobert_hf.runs.manifests import MANIFEST, UNFINISHED, write_manifest
+from neobert_hf.runs.manifests import MANIFEST, UNFINISHED, CheckedCheckpoints, write_manifest
 
 RUN = {"seed": 0}
 
@@ -54,6 +55,7 @@ DAMAGE = {
     "longer": lambda file: file.write_bytes(file.read_bytes() + b"0"),
     "missing": lambda file: file.unlink(),
     "a list": lambda file: file.write_text("[]"),
+    "no keys": lambda file: file.write_text("{}"),
     "a folder": lambda file: (file.unlink(), file.mkdir()),
 }
 
@@ -205,3 +207,14 @@ def test_an_error_before_the_first_file_leaves_no_folder(tmp_path):
                 (tmp_path / "run" / name).touch()
             raise OSError("unreadable")
         assert (tmp_path / "run").exists() == ("model.safetensors" in files)
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(OSError, match="unreadable"), lock_run(tmp_path / "mine"):
+        raise OSError("unreadable")
+    assert (tmp_path / "mine").is_dir()  # it was there before
+
+
+def test_the_best_checkpoint_stays_when_the_folder_of_the_run_is_spelled_in_another_way(folder):
+    best = SimpleNamespace(best_model_checkpoint=os.path.relpath(folder / "checkpoint-4"))
+    newest = write_checkpoint(folder, 12)
+    CheckedCheckpoints._remove_older_checkpoints(SimpleNamespace(state=best), newest, limit=1)
+    assert sorted(path.name for path in folder.glob("checkpoint-*")) == ["checkpoint-12", "checkpoint-4"]

@@ -23,4 +23,4 @@ NAMES_OF = {
     "training": ("PairArguments", "open_sets", "train_and_record"),
     "vector_files": ("embed_files",),
 }
-__getattr__, __all__ = lazy_names(__name__, NAMES_OF)
+__getattr__, __dir__, __all__ = lazy_names(__name__, NAMES_OF)

@@ -178,7 +178,8 @@ def read_prompts(arguments: ContrastiveArguments, sets: Mapping[str, Dataset]) -
     """
     instructions = read_yaml(arguments.instructions) if arguments.instructions else {}
     if arguments.training_sets:
-        entries = {Path(entry["file"]).stem: entry for entry in read_yaml(arguments.training_sets[0]).values()}
+        listed = read_yaml(arguments.training_sets[0]).values()
+        entries = {Path(entry["file"]).stem: entry for entry in listed if "file" in entry}
         instructions = {name: entries[name]["instruction"] for name in sets if "instruction" in entries[name]}
     if unknown := ", ".join(instructions.keys() - sets.keys()):
         raise ValueError(f"{arguments.instructions}: {unknown} is not a set; the sets are {', '.join(sets)}")
@@ -311,5 +312,7 @@ def train_contrastive(
         pairs_evaluators(held_out or {}, prompts, sides),
         arguments,
         files=[*(arguments.training_sets or ())[:1], arguments.instructions],
-        datasets=sorted({entry["path"] for entry in listed if Path(entry["file"]).stem in sets and "path" in entry}),
+        datasets=sorted(
+            {entry["path"] for entry in listed if "path" in entry and Path(entry.get("file", "")).stem in sets}
+        ),
     )

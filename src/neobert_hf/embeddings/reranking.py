@@ -157,7 +157,9 @@ def train_reranker(
     """
     arguments, held_out = arguments or RerankerArguments(model[0].model.name_or_path), held_out or {}
     sets = labelled_pairs(pairs, retriever, arguments.num_negatives)
-    documents = sorted({answer for rows in (*pairs.values(), *held_out.values()) for answer in rows["positive"]})
+    documents = sorted(
+        {answer for rows in (*pairs.values(), *held_out.values()) for answer in rows[rows.column_names[1]]}
+    )
     rows = {name: sum(part["label"]) for name, part in sets.items()}
     num_wrong = sum(map(len, sets.values())) - sum(rows.values())
     print(f"{sum(rows.values()):,} pairs, {num_wrong:,} negatives", flush=True)

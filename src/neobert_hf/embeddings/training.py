@@ -16,7 +16,7 @@ from sentence_transformers.base.trainer import BaseTrainer
 from transformers.hf_argparser import HfArg
 
 from ..files.texts import check_leaves_tokens
-from ..files.writing import file_hash, saving
+from ..files.writing import content_hash, file_hash, saving
 from ..runs import MINI_MODEL_PATH, curve_of, lock_run, train_or_resume, tune_allocator, write_record
 from ..runs.manifests import CHECKPOINTS_INTACT
 from .pairs import MOST_HELD_OUT, hold_out, read_sets_of_pairs
@@ -104,17 +104,21 @@ def train_and_record(
         FileExistsError: The folder holds another model, or checkpoints of another run.
         ValueError: A checkpoint is damaged or belongs to another run, or another training writes to the folder.
     """
-    source, folder = arguments.model_name_or_path, Path(training.output_dir)
+    source, folder = model[0].model.name_or_path, Path(training.output_dir)
     values = asdict(arguments) | {"max_seq_length": model.max_seq_length}
     run = {
         "arguments": {name: values[name] for name in values if name not in ("validation_files", "clusters_dir")},
         "sha256": {
             str(file): file_hash(file) for file in _input_files([*(arguments.train_files or ()), *files, source])
         },
+        "model": content_hash(str(model)),  # its modules, such as the pooling
+        "prompts": getattr(training, "prompts", None),
         "num_rows": {name: len(part) for name, part in sets.items()},
         "batch_size": training.train_batch_size * training.gradient_accumulation_steps * training.world_size,
         **curve_of(training),
     }
+    if not arguments.train_files:  # sets made in Python; hashes of the files identify others
+        run["texts"] = {name: content_hash(part.to_dict()) for name, part in sets.items()}
     before: list[dict] = []
 
     def make_trainer(checkpoint: Path | None) -> BaseTrainer:

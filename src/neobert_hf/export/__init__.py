@@ -2,4 +2,4 @@
 
 from ..lazy import lazy_names
 
-__getattr__, __all__ = lazy_names(__name__, {"exporting": ["export_model"], "onnx_model": ["OnnxModel"]})
+__getattr__, __dir__, __all__ = lazy_names(__name__, {"exporting": ["export_model"], "onnx_model": ["OnnxModel"]})

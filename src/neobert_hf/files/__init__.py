@@ -16,4 +16,4 @@ NAMES_OF = {
         "write_json",
     ),  # not `writing`, as the module is named
 }
-__getattr__, __all__ = lazy_names(__name__, NAMES_OF)
+__getattr__, __dir__, __all__ = lazy_names(__name__, NAMES_OF)

@@ -15,6 +15,7 @@ from huggingface_hub.errors import HFValidationError
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from .texts import printable
 from .wordpiece import PreTrainedTokenizerFast
 
 logger = logging.get_logger(__name__)
@@ -218,14 +219,16 @@ def keep_known_settings(
     """Remove the settings that name code of other people, so that no later save repeats them.
 
     Args:
-        holder: Config, which loses all settings that its class does not declare, or tokenizer, which loses its `auto_map`.
+        holder: Config, which loses all settings that its class does not declare, or tokenizer, which loses
+            those that name code.
         source: Where it was read, for the warning about a config.
 
     Returns:
         The same object; in place of a tokenizer of the stock class, a copy whose saved name transformers 4 and 5 load.
     """
     if isinstance(holder, PreTrainedTokenizerBase):
-        holder.init_kwargs.pop("auto_map", None)
+        for name in ("auto_map", *KERNELS, "custom_pipelines"):  # by which transformers would run code of the Hub
+            holder.init_kwargs.pop(name, None)
         if type(holder) is transformers.PreTrainedTokenizerFast:
             return PreTrainedTokenizerFast(tokenizer_object=holder.backend_tokenizer, **holder.init_kwargs)
         return holder
@@ -233,5 +236,7 @@ def keep_known_settings(
     for name in unknown:
         delattr(holder, name)
     if unknown := sorted(unknown - {"auto_map"}):  # each save writes its own
-        logger.warning(f"{source} has settings unknown to this library, which are not saved: {', '.join(unknown)}")
+        logger.warning(
+            f"{source} has settings unknown to this library, which are not saved: {printable(', '.join(unknown))}"
+        )
     return holder

@@ -14,4 +14,4 @@ NAMES_OF = {
     "texts": ("LabelledTextArguments", "read_labelled_texts"),
     "words": ("TaggedWordArguments", "read_tagged_words"),
 }
-__getattr__, __all__ = lazy_names(__name__, NAMES_OF)
+__getattr__, __dir__, __all__ = lazy_names(__name__, NAMES_OF)

@@ -15,13 +15,14 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoTokenizer
 
 from ..files.trust import read_json
-from ..runs import MINI_MODEL_PATH
 from ..runs.adapters import labels_of_adapter
-from ..runs.record import RECORD
+from ..runs.record import MINI, RECORD, origin_of
 
 CARD = "README.md"
 TEMPLATE = Path(__file__).with_name("card_template.md")
 SHOWN = 50  # classes or files on a card
+TEXT = ["The parcel is late and nobody answers."]
+PAIR = ["When does the office open?", "The office opens at nine and closes at five."]
 # By the end of an architecture's name: the task on the Hub, and what the model does. Another model is an encoder.
 TASKS = {
     "ForMaskedLM": ("fill-mask", "fills masks in texts"),
@@ -81,10 +82,10 @@ def write_card(
     folder = Path(folder)
     record = read_json(folder / RECORD) if (folder / RECORD).is_file() else {}
     values = _describe(folder)
-    base = _origin(values["base_id"] or record.get("source"))
-    if values["base_id"]:  # a folder of this machine by its name alone
-        values["base_id"] = Path(values["base_id"]).name if Path(values["base_id"]).is_dir() else values["base_id"]
-    is_hub_id = base not in (None, MINI_MODEL_PATH)
+    start = origin_of(values["base_id"]) if values["base_id"] else record.get("source")
+    if values["base_id"] and Path(values["base_id"]).is_dir():  # a folder of this machine by its name alone
+        values["base_id"] = Path(values["base_id"]).name
+    base = None if start == MINI else start
     name = (model_id or record.get("model_id") or folder.resolve().name).strip("/")
     results = [result for score in record.get("scores", ()) for result in _results(values["task"], score)]
     data = ModelCardData(
@@ -93,16 +94,13 @@ def write_card(
         tags=[values["config"].model_type] + [values["library"]] * (values["library"] == "sentence-transformers"),
         license=license or record.get("license"),
         language=list(language or record.get("language") or ()) or None,
-        base_model=base if is_hub_id else None,
-        base_model_relation=("adapter" if values["library"] == "peft" else "finetune") if is_hub_id else None,
+        base_model=base,
+        base_model_relation=("adapter" if values["library"] == "peft" else "finetune") if base else None,
         datasets=record.get("datasets") or None,
         model_name=name.split("/")[-1] if results else None,
         eval_results=results or None,
     )
-    start = "the mini model of neobert_hf" if base == MINI_MODEL_PATH else base
-    texts = record.get("example") or "The parcel is late and nobody answers."
-    if values["task"] == "question-answering" and isinstance(texts, str):
-        texts = ["When does the office open?", "The office opens at nine and closes at five."]
+    is_pair = record.get("is_pair") or values["task"] == "question-answering"
     card = ModelCard.from_template(
         data,
         template_path=str(TEMPLATE),
@@ -112,11 +110,11 @@ def write_card(
         model_id=name,
         title=name.split("/")[-1],
         start=start,
-        texts=[texts] if isinstance(texts, str) else list(texts),
+        texts=PAIR if is_pair else TEXT,
         record=record,
         results=results,
         shown=SHOWN,
-        python=lambda value: json.dumps(value, ensure_ascii=False),  # such a JSON string is also a Python string
+        python=python,
         markdown=markdown,
         number="{:,}".format,
     )
@@ -129,14 +127,9 @@ def markdown(text: Any) -> str:
     return re.sub(r"([\\`*_{}\[\]()#|~!])", r"\\\1", html.escape(line, quote=False))
 
 
-def _origin(source: str | None) -> str | None:
-    """The Hub id, or MINI_MODEL_PATH, from which a chain of trainings started; None for another folder, or random weights."""
-    while source and Path(source).is_dir():
-        if Path(source).resolve() == Path(MINI_MODEL_PATH).resolve():
-            return MINI_MODEL_PATH
-        file = Path(source, RECORD)
-        source = read_json(file)["source"] if file.is_file() else None
-    return source
+def python(value: str | list[str]) -> str:
+    """Return a literal of Python, in which characters that control a terminal or the direction of text are escaped."""
+    return json.dumps(value, ensure_ascii=not "".join(value).isprintable())
 
 
 def _describe(folder: Path) -> dict[str, Any]:
@@ -150,8 +143,7 @@ def _describe(folder: Path) -> dict[str, Any]:
     problem_type, labels = config.problem_type, [config.id2label[i] for i in range(config.num_labels)]
     if base:
         problem_type, labels = labels_of_adapter(folder)
-    is_ranker = kind == "CrossEncoder" and len(labels) == 1
-    if is_ranker or (kind and kind != "CrossEncoder" and "id2label" not in read_json(folder / "config.json")):
+    if kind and (len(labels) == 1 if kind == "CrossEncoder" else not _has_classes(folder)):
         task, does = EMBEDDERS[kind]
     elif kind:
         task = "text-classification"
@@ -177,6 +169,13 @@ def _describe(folder: Path) -> dict[str, Any]:
         "num_parameters": numbers,
         "dtype": dtype,
     }
+
+
+def _has_classes(folder: Path) -> bool:
+    """Whether a model of sentence-transformers ends with the layer of `FewShotClassifier`, whose outputs are classes."""
+    last, config = read_json(folder / "modules.json")[-1], read_json(folder / "config.json")
+    is_layer = last["type"].endswith(".Dense") and "id2label" in config
+    return is_layer and read_json(folder / last["path"] / "config.json")["out_features"] == len(config["id2label"])
 
 
 def _count_parameters(folder: Path) -> tuple[int, str]:

@@ -71,6 +71,7 @@ JUNK_KEYS = (
     *("kwargs", "trust_remote_code", "pretrained_model_name_or_path"),
     *("rope", "rms_norm", "ngpt", "hidden_act", "base_scale"),
     *("dropout", "dropout_prob", "flash_attention", "attn_backend", "kernel_backend"),
+    *("swiglu_width", "use_return_dict"),  # properties
 )
 # Keys of config.json by which transformers would run code of another place: a pipeline's, a kernel's.
 CODE_KEYS = ("custom_pipelines", "attn_implementation", "_attn_implementation", "experts_implementation")
@@ -157,6 +158,7 @@ class NeoBERTConfig(PretrainedConfig):
                 f"encoder_init_range={kwargs['encoder_init_range']} marks a NeoDictaBERT checkpoint of the same model type: it "
                 "rotates halves instead of pairs and has another feed-forward width; load it with the code in its own repository"
             )
+        dim_head = kwargs.pop("head_dim", dim_head)  # the name of other libraries, here a property
         check_values(locals() | kwargs, RULES)
         if tie_word_embeddings:
             raise ValueError(

@@ -17,4 +17,4 @@ NAMES_OF = {
     "trainer": ("PretrainingTrainer", "predicted_tokens"),
     "vocabulary": ("adapt_vocabulary", "old_tokens", "write_adapted_model"),
 }
-__getattr__, __all__ = lazy_names(__name__, NAMES_OF)
+__getattr__, __dir__, __all__ = lazy_names(__name__, NAMES_OF)

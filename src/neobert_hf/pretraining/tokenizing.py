@@ -29,6 +29,8 @@ from transformers import PreTrainedTokenizerFast
 from ..files.trust import read_json
 from ..files.wordpiece import plain_tokenizer, tokenizer_hash
 from ..files.writing import FULL, file_hash, write_error, write_json, writing
+from ..runs import lock_run
+from ..runs.folders import LOCK
 from .corpus import Corpus
 from .documents import ENDS_DTYPE, MANIFEST, Documents, is_whole, task_files
 
@@ -69,12 +71,28 @@ def tokenize(
     Raises:
         ValueError: An argument is out of bounds, a line of the corpus is damaged, a text is not a string, the folder holds
             documents of something else, or no text has a token.
-        OSError: A file cannot be written, for instance because the disk is full; finished tasks stay whole.
-        RuntimeError: Some tasks are not complete.
+        OSError: A file cannot be written, for instance because the disk is full, or a task did not end; others stay whole.
     """
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(f"{type(tokenizer).__name__} is not a fast tokenizer; give one that has a tokenizer.json")
-    folder, plain = Path(folder).resolve(), plain_tokenizer(tokenizer)
+    folder = Path(folder).resolve()
+    arguments = corpus, tokenizer, folder, executor, tasks, workers, executor_options or {}
+    if executor == "local" and not (folder / MANIFEST).exists():  # a finished folder may be read-only
+        with lock_run(folder):
+            return _tokenize(*arguments)
+    return _tokenize(*arguments)
+
+
+def _tokenize(
+    corpus: Corpus,
+    tokenizer: PreTrainedTokenizerFast,
+    folder: Path,
+    executor: str,
+    tasks: int | None,
+    workers: int | None,
+    options: dict,
+) -> Documents | None:
+    plain = plain_tokenizer(tokenizer)
     begun = next((read_json(folder / name) for name in (MANIFEST, SETTINGS) if (folder / name).exists()), {})
     num_files = corpus.stream().num_shards
     tasks = tasks or begun.get("num_tasks") or min(max(num_files, MIN_TASKS), MAX_TASKS)
@@ -92,11 +110,12 @@ def tokenize(
         )
     if (folder / MANIFEST).exists():  # the folder may be read-only
         return Documents(folder)
-    if not begun and folder.exists() and any(not file.name.endswith(".part") for file in folder.iterdir()):
+    others = [file.name for file in folder.glob("*") if not file.name.endswith(".part") and file.name != LOCK]
+    if others and not begun:
         raise ValueError(f"{folder} is not empty and holds no documents; choose another folder")
 
     logger.disable("datatrove")  # an error reaches the caller; the log would show it a second time, with a traceback
-    tasks, workers, options = settings["num_tasks"], workers or -1, executor_options or {}
+    tasks, workers = settings["num_tasks"], workers or -1
     if executor == "local":
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         workers = min(workers if workers > 0 else cores, tasks)
@@ -234,13 +253,13 @@ def write_manifest(folder: Path, *_) -> None:
     On Slurm it is the only step of a job, which gives it further arguments.
 
     Raises:
-        RuntimeError: A task is not complete.
+        OSError: A task is not complete.
         ValueError: No document holds a token.
     """
     settings = read_json(folder / SETTINGS)
     numbers = range(settings["num_tasks"])
     if num_missing := sum(not _is_whole(folder, task) for task in numbers):
-        raise RuntimeError(f"{num_missing} of {len(numbers)} tasks are not complete; run the same again to continue")
+        raise OSError(f"{num_missing} of {len(numbers)} tasks are not complete; run the same again to continue")
     tasks, histogram = [read_json(_record(folder, task)) for task in numbers], Counter()
     for task in tasks:
         histogram.update({int(top): count for top, count in task.pop("length_histogram").items()})

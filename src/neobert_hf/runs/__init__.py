@@ -19,5 +19,5 @@ NAMES_OF = {
     "record": ("write_record",),
     "signals": ("SaveOnTerminate",),
 }
-__getattr__, __all__ = lazy_names(__name__, NAMES_OF)
+__getattr__, __dir__, __all__ = lazy_names(__name__, NAMES_OF)
 __all__ += ["MINI_MODEL_PATH"]

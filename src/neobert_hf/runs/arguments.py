@@ -33,10 +33,8 @@ class PrecisionArguments:
         default=False,
         help="bf16 if it is faster on this machine (best_dtype), else float32; --bf16 or --fp16 overrides it.",
     )
-    license: str = HfArg(default=None, help="Licence of the model, for its card. Default: that of its start.")
-    language: list[str] = HfArg(
-        default=None, help="Languages of the texts, for the card, such as en. Default: those of the model's start."
-    )
+    license: str = HfArg(default=None, help="Licence of the model, for its card.")
+    language: list[str] = HfArg(default=None, help="Languages of the texts, for the card, such as en.")
 
     def __post_init__(self):
         if self.use_liger_kernel:  # Trainer would ignore it without a word
@@ -101,7 +99,7 @@ class FineTuningArguments(ResumeArguments, TrainingArguments):
 
     def __post_init__(self):
         if self.disable_tqdm is None:  # a bar in a file is one line for each step
-            self.disable_tqdm = not sys.stderr.isatty()
+            self.disable_tqdm = not sys.stderr.isatty() and "ipykernel" not in sys.modules
         is_grouped = getattr(self, "group_by_length", False)  # an older name
         if is_grouped or getattr(self, "train_sampling_strategy", "") == "group_by_length" or self.dataloader_drop_last:
             raise ValueError(  # Trainer evaluates and predicts with the same two options

@@ -38,19 +38,20 @@ def curve_of(training: TrainingArguments) -> dict[str, Any]:
 def lock_run(folder: str | Path) -> Iterator[None]:
     """Lock a run's folder against other trainings; create the folder if it does not exist.
 
-    The lock ends with the process, also after a crash. The empty lock file remains; it locks nothing. The folder is removed if an
-    error ends the run before it has written anything but its identity.
+    The lock ends with the process, also after a crash. The empty lock file remains; it locks nothing. A new folder is removed
+    if an error ends the run before it has written anything but its identity.
 
     Raises:
         ValueError: Another training runs in the folder.
         OSError: The folder cannot be written.
     """
+    is_new = not Path(folder).exists()
     with ExitStack() as held:
         _as_first_process(held.enter_context, only_writer(Path(folder), LOCK))
         try:
             yield
         except BaseException:
-            if {file.name for file in Path(folder).glob("*")} <= {LOCK, RUN}:
+            if is_new and {file.name for file in Path(folder).glob("*")} <= {LOCK, RUN}:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
 
@@ -185,7 +186,9 @@ def train_or_resume(make_trainer: Callable[[Path | None], Trainer], training: Re
         training.output_dir, run, training.resume_from_checkpoint, exactly=not training.resume_inexactly
     )
     trainer = make_trainer(checkpoint)
-    trainer.add_callback(signals := SaveOnTerminate())
+    signals = SaveOnTerminate()
+    if not training.save_only_model:  # otherwise no checkpoint can be resumed
+        trainer.add_callback(signals)
     try:
         trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     finally:  # an error ends the training without `on_train_end`

@@ -69,8 +69,10 @@ class CheckedCheckpoints(Trainer):
 
     def _remove_older_checkpoints(self, newest, limit):
         best = self.state.best_model_checkpoint
-        kept = {newest, Path(best)} if best else {newest}
-        others = [path for _, path in numbered_checkpoints(newest.parent) if path.is_dir() and path not in kept]
+        kept = (
+            {newest.name, Path(best).name} if best else {newest.name}
+        )  # the path of a resumed run may be spelled otherwise
+        others = [path for _, path in numbered_checkpoints(newest.parent) if path.is_dir() and path.name not in kept]
         others.sort(key=lambda path: path.stat().st_mtime, reverse=True)
         for path in others[max(limit - len(kept), 0) :]:
             shutil.rmtree(path, ignore_errors=True)
@@ -110,7 +112,10 @@ def check_checkpoint(checkpoint: Path, exactly: bool = True) -> None:
     step = read_json_object(checkpoint / STATE).get("global_step")
     inexact = [f"{checkpoint} has no {MANIFEST}: its save was interrupted, or another program wrote it"]
     if (checkpoint / MANIFEST).exists():
-        inexact = _compare(checkpoint, read_json_object(checkpoint / MANIFEST))
+        manifest = read_json_object(checkpoint / MANIFEST)
+        if not manifest.keys() >= {"files", "is_exact", "num_processes"}:
+            raise ValueError(f"{checkpoint / MANIFEST} is damaged: it lacks files, is_exact or num_processes")
+        inexact = _compare(checkpoint, manifest)
     number = checkpoint.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
     if number.isdecimal() and int(number) != step:  # a copy under another name
         raise ValueError(f"{checkpoint} holds the state of step {step}")

@@ -8,9 +8,12 @@ from typing import Any
 
 from transformers import TrainingArguments
 
+from ..files.trust import read_json
 from ..files.writing import write_json
+from . import MINI_MODEL_PATH
 
 RECORD = "training.json"
+MINI = "the mini model of neobert_hf"  # a start that is no id on the Hub
 # Of all training arguments, those that a reader of a card needs to train the model again.
 SETTINGS = ("learning_rate", "num_train_epochs", "max_steps", "per_device_train_batch_size", "optim", "seed")
 
@@ -25,7 +28,6 @@ def write_record(
     scores: Sequence[Mapping[str, Any]] = (),
     settings: Mapping[str, Any] | None = None,
     remark: str = "",
-    example: str | Sequence[str] | None = None,
     is_pair: bool = False,
 ) -> None:
     """Write what a model was trained from, on what, how, and with which result.
@@ -40,16 +42,16 @@ def write_record(
             numbers by name.
         settings: How the model was trained, by name; by default a few of the training arguments.
         remark: A sentence about the training.
-        is_pair: Whether a row is a pair of texts.
-        example: A text of the validation data, or several that the model reads together.
+        is_pair: Whether the model reads pairs of texts.
 
     Raises:
         OSError: The file cannot be written.
     """
     if settings is None:
-        settings = {name: getattr(training, name) for name in SETTINGS}
+        unused = "num_train_epochs" if training.max_steps > 0 else "max_steps"
+        settings = {name: getattr(training, name) for name in SETTINGS if name != unused}
     record = {
-        "source": source,
+        "source": origin_of(source),
         "model_id": training.hub_model_id,
         "license": training.license,
         "language": list(training.language or ()),
@@ -59,6 +61,15 @@ def write_record(
         "settings": {name: getattr(value, "value", value) for name, value in settings.items()},
         "remark": remark,
         "is_pair": is_pair,
-        "example": example,
     }
     write_json(Path(folder, RECORD), record)
+
+
+def origin_of(source: str | Path | None) -> str | None:
+    """Return the Hub id from which a chain of trainings started, or `MINI`; None for another folder, or random weights."""
+    if not source or not Path(source).is_dir():
+        return None if source is None else str(source)
+    if Path(source).resolve() == Path(MINI_MODEL_PATH).resolve():
+        return MINI
+    file = Path(source, RECORD)
+    return read_json(file)["source"] if file.is_file() else None

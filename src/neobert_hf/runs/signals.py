@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 from functools import partial
 
 import torch
@@ -23,6 +24,8 @@ class SaveOnTerminate(TrainerCallback):
         self._signal = self._agreed_signal = 0
         self._is_alone = args.world_size == 1
         numbers = [number for number in SAVING_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        if threading.current_thread() is not threading.main_thread():  # Python gives signals to the main thread
+            numbers = []
         self._before = {number: signal.signal(number, self._handle_signal) for number in numbers}
         loader = getattr(train_dataloader, "base_dataloader", train_dataloader)  # accelerate wraps it
         loader.worker_init_fn = partial(_begin_worker, loader.worker_init_fn)
