@@ -76,6 +76,8 @@ def test_no_rows_have_no_predictions_and_a_text_is_no_list_of_rows(trained):
         job.predict("late", *inputs[1:])
     with pytest.raises(ValueError, match="every row needs one of each"):
         job.evaluate(*inputs, labels[:-1])
+    with pytest.raises(ValueError, match=f"columns; give {' and '.join(job.column_names)}"):
+        job.evaluate(*inputs)
 
 
 def test_a_fit_that_fails_leaves_the_model_its_names_and_its_scores(trained):
@@ -103,6 +105,7 @@ REFUSED = [
     (Classifier, lambda job: job.fit(ONE, MULTI_HOT), "the lists of classes have 0 and 1 only; list the names"),
     (Classifier, lambda job: job.fit(ONE, [0, 1], classes=[0, 1, 0]), "has a name twice; give each class once"),
     (Classifier, lambda job: job.fit(ONE, ["x", "y"], ([], [])), "0 texts; give at least one row"),
+    (Classifier, lambda job: job.fit(ONE, ["x", "y"], (ONE,)), "1 columns; give texts and labels"),
     (Classifier, lambda job: job.fit(ONE, [0, 1], training=FineTuningArguments("x"), seed=7), "give seed in the train"),
     (Classifier, lambda job: job.model, "is not a trained classifier; give the folder of one .*, or train it by fit"),
     (Classifier, lambda job: job.merge(), "is not a trained classifier"),

@@ -161,7 +161,7 @@ class FewShotClassifier(Classifier):
             ValueError: The model is not trained, or a row has a fault.
         """
         self._read_labels()
-        (texts,) = self._columns(texts, may_be_empty=True)
+        (texts,) = self._columns(texts, is_labelled=False)
         if not texts:
             return np.zeros((0, len(self.classes)), np.float32)
         batch_size = (training or self._training or FewShotTrainingArguments).per_device_eval_batch_size

@@ -148,20 +148,24 @@ class Job:
         """A row of inputs, perhaps with a label, as `_rows` takes it; ValueError says what is wrong with it."""
         raise NotImplementedError
 
-    def _columns(self, *columns, may_be_empty: bool = False) -> list[list]:
+    def _columns(self, *columns, is_labelled: bool = True) -> list[list]:
         """Columns as lists of checked values, from lists, arrays or Series; the index of a Series does not count.
 
         Raises:
-            ValueError: A column is no list of rows, the columns have different lengths, or none, or a row has a fault.
+            ValueError: A column is missing or no list of rows, columns have different lengths, a row has a fault, or no row has a
+                label.
         """
-        for name, column in zip(self.column_names, columns):
+        names = self.column_names if is_labelled else self.column_names[:-1]
+        if len(columns) != len(names):
+            raise ValueError(f"{len(columns)} columns; give {' and '.join(names)}")
+        for name, column in zip(names, columns):
             if isinstance(column, str | Mapping) or hasattr(column, "columns"):
                 raise ValueError(f"{name} are a {type(column).__name__}; give a list with an item for each row")
         columns = [list(column) for column in columns]
-        counts = [f"{len(column)} {name}" for name, column in zip(self.column_names, columns)]
+        counts = [f"{len(column)} {name}" for name, column in zip(names, columns)]
         if len({*map(len, columns)}) > 1:
             raise ValueError(f"{' and '.join(counts)}; every row needs one of each")
-        if not columns[0] and not may_be_empty:
+        if not columns[0] and is_labelled:
             raise ValueError(f"{counts[0]}; give at least one row")
         rows = []
         for number, values in enumerate(zip(*columns)):
@@ -238,7 +242,7 @@ class Job:
             ValueError: The model is not trained, or a row has a fault.
             FloatingPointError: A prediction is not finite.
         """
-        trainer, inputs = self._opened(training), self._columns(*inputs, may_be_empty=True)
+        trainer, inputs = self._opened(training), self._columns(*inputs, is_labelled=False)
         if not inputs[0]:
             return np.zeros((0, len(self.classes)), np.float32)
         rows = self._rows(*inputs)

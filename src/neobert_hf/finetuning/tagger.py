@@ -57,10 +57,10 @@ class Tagger(Job):
         words = checked_words(words)
         return (words, *(checked_tags(words, of_row) for of_row in tags))
 
-    def _columns(self, *columns, **options) -> list[list]:
-        columns = super()._columns(*columns, **options)
+    def _columns(self, *columns, is_labelled: bool = True) -> list[list]:
+        columns = super()._columns(*columns, is_labelled=is_labelled)
         # tags of a trained model that it does not know may mark last and single words
-        if len(columns) > 1 and self._names and not {tag for row in columns[1] for tag in row} <= {*self._names}:
+        if is_labelled and self._names and not {tag for row in columns[1] for tag in row} <= {*self._names}:
             to_iob2(columns[1])
         return columns
 
