@@ -71,6 +71,7 @@ def test_a_pair_of_columns_is_a_pair_of_texts(tmp_path):
         (["0.5", "nan"], {"problem_type": REGRESSION}, "'nan' is not finite"),
         (["0,5", "1", "2,5"], {}, "numbers with a decimal comma, such as '0,5'; write points"),
         ([[1, 0], [0, 1, 0]], {}, r"line 2: the label \[0, 1, 0\] has a class twice; .* --label_columns"),
+        ([[1, 0], [0, 1]], {}, "the lists of classes have 0 and 1 only; list the names .* --label_columns"),
         ([["x"], "x"], {}, r"line 2: the label 'x' is no list"),
         ([1, 0, 1.0, 0, 1, 1], {}, "the classes '1' and '1.0' are one number; write it in one way"),
         (["True", "1", "0", "0"] * 2, {}, "the classes '1' and 'True' are one number"),

@@ -128,7 +128,7 @@ def test_a_row_with_a_fault_is_refused_with_its_line(tmp_path, row, message):
 
 def test_numbers_are_not_taken_for_tags(tmp_path):
     train = [{"words": ["a", "b"], "tags": [f"{i}.5", f"{i}.25"]} for i in range(9)]
-    with pytest.raises(ValueError, match=r"18 classes for 18 labels, .* name the column of the tags by --tag_column"):
+    with pytest.raises(ValueError, match=r"18 classes for 18 labels, .* give tags .--tag_column"):
         read(lines(tmp_path, "tags.jsonl", train))
 
 

@@ -41,6 +41,10 @@ def test_the_loss_chooses_the_best_epoch_of_few_validation_rows_unless_a_metric_
     assert (arguments.metric_for_best_model, arguments.greater_is_better) == ("pearson", True)
     arguments.choose_metric(99, "pearson")
     assert (arguments.metric_for_best_model, arguments.greater_is_better) == ("loss", False)
+    arguments.choose_metric(100, "accuracy")
+    assert (arguments.metric_for_best_model, arguments.greater_is_better) == ("accuracy", True)
+    squares = FineTuningArguments(output_dir=str(tmp_path), use_cpu=True, metric_for_best_model="mse")
+    assert squares.greater_is_better is False
     assert capsys.readouterr().out == "the loss chooses the best epoch: 99 validation rows are too few for pearson\n"
     given = FineTuningArguments(output_dir=str(tmp_path), use_cpu=True, metric_for_best_model="accuracy")
     given.choose_metric(4)

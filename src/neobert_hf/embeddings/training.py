@@ -17,16 +17,10 @@ from transformers.hf_argparser import HfArg
 
 from ..files.texts import check_leaves_tokens
 from ..files.writing import content_hash, file_hash, saving
-from ..runs import MINI_MODEL_PATH, lock_run, train_or_resume, tune_allocator, write_record
+from ..runs import MINI_MODEL_PATH, curve_of, lock_run, train_or_resume, tune_allocator, write_record
 from ..runs.manifests import CHECKPOINTS_INTACT
 from .pairs import MOST_HELD_OUT, hold_out, read_sets_of_pairs
 
-# Arguments that determine the loss curve; a resumed run must have the same values.
-CURVE = (
-    *("max_steps", "num_train_epochs", "learning_rate", "learning_rate_mapping", "lr_scheduler_type"),
-    *("lr_scheduler_kwargs", "warmup_steps", "warmup_ratio", "optim", "optim_args", "weight_decay", "max_grad_norm"),
-    *("per_device_train_batch_size", "gradient_accumulation_steps", "batch_sampler", "bf16", "fp16", "seed"),
-)
 # Values of a run that its card shows.
 SHOWN = (
     *("batch_size", "learning_rate", "warmup_steps", "seed", "max_seq_length", "temperature", "sampling_exponent"),
@@ -121,7 +115,7 @@ def train_and_record(
         "prompts": getattr(training, "prompts", None),
         "num_rows": {name: len(part) for name, part in sets.items()},
         "batch_size": training.train_batch_size * training.gradient_accumulation_steps * training.world_size,
-        **{name: value for name, value in training.to_dict().items() if name in CURVE},
+        **curve_of(training),
     }
     if not arguments.train_files:  # sets made in Python; hashes of the files identify others
         run["texts"] = {name: content_hash(part.to_dict()) for name, part in sets.items()}

@@ -12,8 +12,9 @@ from datasets import Dataset
 from transformers import AutoModelForQuestionAnswering, PreTrainedTokenizerBase
 
 from ..runs import MINI_MODEL_PATH, FineTuningArguments
-from .job import Job
+from .job import Job, all_or_nothing
 from .questions import checked_answers
+from .rows import check_filled
 
 MAX_ANSWER_TOKENS = 64
 
@@ -30,6 +31,7 @@ class QuestionAnswerer(Job):
 
     auto_class = AutoModelForQuestionAnswering
     noun = "model for questions"
+    column_names = ("questions", "contexts", "answers")
     best_metric = None  # F1, also of few rows
 
     def __init__(
@@ -42,6 +44,14 @@ class QuestionAnswerer(Job):
         super().__init__(model, max_seq_length)
         self.stride, self.max_answer_tokens = stride, max_answer_tokens
 
+    def _identity(self) -> dict[str, Any]:
+        return {"stride": self.stride}
+
+    def _row(self, question: Any, context: Any, *answers) -> tuple:
+        check_filled({"question": question, "context": context})
+        return (question, context, *(checked_answers(one, context) for one in answers))
+
+    @all_or_nothing
     def fit(
         self,
         questions: Sequence[str],
@@ -64,9 +74,7 @@ class QuestionAnswerer(Job):
             ValueError: An answer is not at its place, a question leaves no place for its context, or a context has no token.
             FloatingPointError: The model has diverged.
         """
-        if validation:
-            validation = (*validation[:2], list(map(checked_answers, validation[2], validation[1])))
-        self._fit((questions, contexts, list(map(checked_answers, answers, contexts))), validation, training, options)
+        self._fit(self._columns(questions, contexts, answers), validation, training, options)
         return self
 
     @property
@@ -89,7 +97,7 @@ class QuestionAnswerer(Job):
         if answers:
             whole = {row for row, start in zip(windows["row"], windows["start_positions"]) if start}
             lost = sum(bool(found["text"]) and row not in whole for row, found in enumerate(answers))
-            line = f"; {lost:,} of the answers are whole in no window, and are trained as none; give a larger --stride"
+            line = f"; {lost:,} of the answers are whole in no window, and are trained as none; give a larger stride"
             split = "training" if is_training else "validation"
             print(f"{split}: {len(answers):,} questions, {len(windows):,} windows{line if lost else ''}", flush=True)
         return windows
@@ -98,7 +106,7 @@ class QuestionAnswerer(Job):
         return best_answers(*logits, rows, inputs[1], self.max_answer_tokens)
 
     def _decide(self, outputs: list[dict]) -> list[dict]:
-        return outputs
+        return list(outputs)
 
     def _scores(self, outputs: list[dict]) -> list[float]:
         return [found["score"] for found in outputs]
@@ -144,7 +152,7 @@ def cut_windows(
         if len(ids) > longest:
             raise ValueError(
                 f"the question {question!r:.80} has {len(ids)} tokens, but max_seq_length={max_seq_length} and stride={stride} "
-                f"leave {max(longest, 0)}; shorten it, or give a larger --max_seq_length"
+                f"leave {max(longest, 0)}; shorten it, or give a larger max_seq_length"
             )
     options = {"truncation": "only_second", "return_overflowing_tokens": True, "return_offsets_mapping": True}
     tokens = tokenizer(rows["question"], rows["context"], max_length=max_seq_length, stride=stride, **options)
@@ -215,7 +223,7 @@ def best_answers(
         score = float(scores[begin, last])
         if not np.isfinite(score):
             raise FloatingPointError(
-                f"the score of an answer is {score}; the model has diverged, lower --learning_rate"
+                f"the score of an answer is {score}; the model has diverged, lower the learning_rate"
             )
         best[row] = max(best[row], (score, offsets[begin][0], offsets[last][1]))
     return [_answer(context, *span) for context, span in zip(contexts, best)]

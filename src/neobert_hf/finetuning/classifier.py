@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,8 +29,8 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 from ..files.writing import writing
 from ..runs import MINI_MODEL_PATH, FineTuningArguments, open_adapter, save_adapter
 from ..runs.adapters import labels_of_adapter
-from .job import Job, print_report
-from .rows import check_known
+from .job import Job, all_or_nothing, print_report
+from .rows import as_list, check_filled, check_known, given_names
 from .texts import MULTI, REGRESSION, SINGLE, clean_label, kind_of, text_classes
 
 if TYPE_CHECKING:
@@ -88,10 +90,27 @@ class Classifier(Job):
         if self.adapter:
             from peft import get_peft_model
 
-            model = get_peft_model(model, self.adapter)
+            model = get_peft_model(model, copy.deepcopy(self.adapter))  # PEFT writes into it
             model.print_trainable_parameters()
         return model
 
+    def _identity(self) -> dict[str, Any]:
+        found = {"problem_type": self.problem_type, "classifier_pooling": self.classifier_pooling}
+        # sets become lists; their order differs between processes
+        adapter = json.loads(json.dumps(self.adapter.to_dict(), default=sorted)) if self.adapter else {}
+        return found | {"adapter": {name: value for name, value in adapter.items() if value}}
+
+    def _row(self, text: Any, *label) -> tuple:
+        text = as_list(text)
+        for one in text if isinstance(text, list) else [text]:
+            check_filled({"text": one})
+        if isinstance(text, list):
+            if len(text) != 2:
+                raise ValueError(f"{len(text)} texts; give one text, or a pair")
+            text = tuple(text)
+        return (text, *(clean_label(one, self.problem_type) for one in label))
+
+    @all_or_nothing
     def fit(
         self,
         texts: Sequence[str | tuple[str, str]],
@@ -115,17 +134,26 @@ class Classifier(Job):
             options: Training arguments by name, instead of `training`. Without `output_dir`, no file stays.
 
         Raises:
-            ValueError: A label is missing or of another kind, or nothing can be learned from the labels.
+            ValueError: A row has a fault, nothing can be learned from the labels, or the start is an adapter.
             FloatingPointError: The model has diverged.
         """
-        kind = kind_of([clean_label(label, "auto") for label in labels]) if problem_type == "auto" else problem_type
-        labels, self.problem_type = [clean_label(label, kind) for label in labels], kind
-        self._names = list(classes or (["label"] if kind == REGRESSION else text_classes(_flat(labels))))
+        if self._is_adapter:
+            remedy = "merge it first (`merge`, `save`), or give its base model and adapter=lora_config(...)"
+            raise ValueError(f"{self.source} is an adapter, whose weights are not trained again; {remedy}")
+        if self.classifier_pooling and not hasattr(AutoConfig.from_pretrained(self.source), "classifier_pooling"):
+            raise ValueError(f"{self.source} has no classifier_pooling in its config; omit classifier_pooling")
+        self.problem_type = problem_type
+        texts, labels = self._columns(texts, labels)
+        self.problem_type = kind = kind_of(labels) if problem_type == "auto" else problem_type
+        labels = [clean_label(label, kind) for label in labels]
+        self._names = given_names(classes)
+        if not self._names:
+            self._names = ["label"] if kind == REGRESSION else text_classes(_flat(labels), is_multi=kind == MULTI)
         if kind == REGRESSION:
             numbers = self.encode(labels)
             self._mean, self._deviation = float(np.mean(numbers)), float(np.std(numbers))
         if kind != MULTI and len(set(labels)) < 2:
-            hint = "give others, perhaps by --validation_file, so that none of them is held out"
+            hint = "give others, or validation rows (--validation_file), so that none of them is held out"
             raise ValueError(f"all training rows have the label {labels[0]!r}, so nothing can be learned; {hint}")
         self._fit((texts, labels), validation, training, options)
         return self
@@ -148,7 +176,9 @@ class Classifier(Job):
 
     def _rows(self, texts: Sequence, labels: Sequence | None = None, is_training: bool = False) -> Dataset:
         tokenizer = self.tokenizer
-        columns = zip(*texts) if isinstance(texts[0], tuple | list) else [texts]
+        if len({isinstance(text, tuple) for text in texts}) > 1:
+            raise ValueError("some rows are one text, and others a pair; give one kind")
+        columns = zip(*texts) if isinstance(texts[0], tuple) else [texts]
         rows = Dataset.from_dict({f"text{i}": list(column) for i, column in enumerate(columns)})
 
         def tokens(part: dict[str, list]) -> dict[str, list]:
@@ -226,14 +256,20 @@ class Classifier(Job):
         return found
 
     def _save_weights(self, folder: str | Path) -> None:
-        if not self.adapter or self._training is None:
+        if not hasattr(self.model, "merge_and_unload"):  # of an adapter
             super()._save_weights(folder)
-        elif self._training.should_save:
+        elif self._trainer.args.should_save:
             save_adapter(self.model, folder)
             self.tokenizer.save_pretrained(folder)
 
     def merge(self) -> None:
-        """Add the adapter to the weights of the model; `save` then writes a whole model."""
+        """Add the adapter to the weights of the model; `save` then writes a whole model.
+
+        Raises:
+            ValueError: The model has no adapter, or is not trained.
+        """
+        if not hasattr(self.model, "merge_and_unload"):
+            raise ValueError(f"{self.source} has no adapter to merge; call fit with adapter=..., or open its folder")
         self._trainer.model, self.adapter = self.model.merge_and_unload(), None
 
 

@@ -22,10 +22,11 @@ from transformers.hf_argparser import HfArg
 from ..embeddings import open_embedding_model
 from ..files.texts import printable
 from ..files.writing import content_hash
-from ..runs import MINI_MODEL_PATH, CheckedCheckpoints, FineTuningArguments, lock_run, train_or_resume
+from ..runs import MINI_MODEL_PATH, CheckedCheckpoints, FineTuningArguments, curve_of, lock_run, train_or_resume
 from .classifier import Classifier
-from .job import check_finite, training_arguments
-from .texts import SINGLE, LabelledTextArguments, clean_label, text_classes
+from .job import all_or_nothing, check_finite, training_arguments
+from .rows import given_names
+from .texts import SINGLE, LabelledTextArguments, text_classes
 
 
 @dataclass
@@ -68,7 +69,10 @@ class FewShotClassifier(Classifier):
 
     def __init__(self, model: str | Path = MINI_MODEL_PATH, max_seq_length: int = 128):
         super().__init__(model, max_seq_length)
-        self._encoder = open_embedding_model(self.source, model_kwargs={"dtype": torch.float32})
+        self._encoder = self._load_new()
+
+    def _load_new(self) -> SentenceTransformer:
+        return open_embedding_model(self.source, model_kwargs={"dtype": torch.float32})
 
     @property
     def model(self) -> SentenceTransformer:
@@ -77,10 +81,19 @@ class FewShotClassifier(Classifier):
 
     def _read_labels(self) -> None:
         if not has_head(self._encoder):
-            raise ValueError(f"{self.source} has no classes; give the folder of a trained model, or --train_file")
+            raise ValueError(
+                f"{self.source} has no classes; give the folder of a trained model, or train it by fit (--train_file)"
+            )
         names = self._encoder[0].config.id2label
         self.problem_type, self._names = SINGLE, [names[i] for i in range(len(names))]
 
+    def _row(self, text: Any, *label) -> tuple:
+        text, *label = super()._row(text, *label)
+        if isinstance(text, tuple):
+            raise ValueError("a pair of texts has no vector of its own; give one text (--text_columns)")
+        return (text, *label)
+
+    @all_or_nothing
     def fit(
         self,
         texts: Sequence[str],
@@ -103,13 +116,18 @@ class FewShotClassifier(Classifier):
             examples_per_class: Number of examples that are drawn of each class; None takes all.
 
         Raises:
-            ValueError: Fewer than two classes have two examples, or a text is a pair.
+            ValueError: Fewer than two classes have two examples, a class has none, or a row has a fault, such as a pair of texts.
         """
-        self.problem_type, labels = SINGLE, [clean_label(label, SINGLE) for label in labels]
-        self._names = list(classes or text_classes(labels))
-        if not isinstance(texts[0], str):
-            raise ValueError("a pair of texts has no vector of its own; give one text (--text_columns)")
-        numbers, model = self.encode(labels), self._encoder
+        self.problem_type = SINGLE
+        texts, labels = self._columns(texts, labels)
+        validation = validation and self._columns(*validation)
+        self._names = given_names(classes) or text_classes(labels)
+        if missing := [name for name in self._names if name not in labels]:
+            raise ValueError(f"the class {missing[0]!r} has no example; give one, or leave out the class")
+        numbers = self.encode(labels)
+        if validation:
+            self.encode(validation[1])  # an unknown class is an error before the training
+        self._encoder = model = self._load_new()  # of a second fit too
         with training_arguments(training, options, kind=FewShotTrainingArguments) as training:
             chosen = draw_examples(numbers, examples_per_class, training.seed)
             examples = {"text": [texts[i] for i in chosen], "label": [numbers[i] for i in chosen]}
@@ -128,26 +146,31 @@ class FewShotClassifier(Classifier):
                 rows = Dataset.from_dict(examples)
                 return FewShotTrainer(model, training, train_dataset=rows, loss=BatchAllTripletLoss(model))
 
-            run = {"job": "few examples", "model": self.source, "classes": self._names, "seed": training.seed}
+            run = {"job": "few examples", "model": self.source, "classes": self._names, "rows": content_hash(examples)}
+            run |= {"max_seq_length": self.max_seq_length} | curve_of(training)
             with lock_run(training.output_dir):
-                train_or_resume(make_trainer, training, run | {"rows": content_hash(examples)})
+                train_or_resume(make_trainer, training, run)
             add_head(model, examples["text"], examples["label"], self._names)
-            self._end_fit((examples["text"],), validation, training)
+            self._end_fit(examples["text"], validation, training)
         return self
 
     def outputs(self, texts: Sequence[str], training: FineTuningArguments | None = None) -> np.ndarray:
         """Return (N, C) logits of N texts.
 
         Raises:
-            ValueError: The model is not trained.
+            ValueError: The model is not trained, or a row has a fault.
         """
         self._read_labels()
+        (texts,) = self._columns(texts, is_labelled=False)
+        if not texts:
+            return np.zeros((0, len(self.classes)), np.float32)
         batch_size = (training or self._training or FewShotTrainingArguments).per_device_eval_batch_size
-        logits = self._encoder.encode(list(texts), batch_size=batch_size)
+        logits = self._encoder.encode(texts, batch_size=batch_size)
         check_finite(logits)
         return logits
 
     def _save_weights(self, folder: str | Path) -> None:
+        _ = self.classes  # an error if it is not trained
         self._encoder.save_pretrained(str(folder), create_model_card=False)  # which would be of an embedding model
 
 

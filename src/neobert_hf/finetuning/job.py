@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from transformers import AutoConfig, PreTrainedModel, Trainer, set_seed
+from transformers import AutoConfig, IntervalStrategy, PreTrainedModel, Trainer, set_seed
 from transformers.tokenization_utils_base import LARGE_INTEGER
 
 from ..files.texts import check_leaves_tokens, check_max_length, printable
@@ -20,6 +22,7 @@ from ..runs import (
     MINI_MODEL_PATH,
     CheckedCheckpoints,
     FineTuningArguments,
+    curve_of,
     default_learning_rate,
     lock_run,
     train_or_resume,
@@ -36,17 +39,39 @@ LAST_EPOCH = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_
 def training_arguments(
     training: FineTuningArguments | None, options: dict, has_validation: bool = False, kind: type = FineTuningArguments
 ) -> Iterator[FineTuningArguments]:
-    """Give the arguments, or those of the options; without `output_dir`, their folder is removed at the end."""
+    """Give a copy of the arguments, or those of the options; without `output_dir`, their folder is removed at the end."""
+    if training and options:
+        raise ValueError(f"give {', '.join(options)} in the training arguments, not beside training=...")
     with TemporaryDirectory() as folder:
+        if training:
+            training = copy.copy(training)
+            if not has_validation:
+                training.eval_strategy, training.load_best_model_at_end = IntervalStrategy.NO, False
         quiet = {} if "output_dir" in options else {"output_dir": folder, "report_to": "none", "save_only_model": True}
         yield training or kind(**({} if has_validation else LAST_EPOCH) | quiet | options)
+
+
+def all_or_nothing(fit: Callable) -> Callable:
+    """Let a `fit` begin without what an earlier one has left, and bring that back if it fails."""
+
+    @wraps(fit)
+    def wrapped(job: Job, *columns, **options) -> Job:
+        before, length = dict(vars(job)), job.tokenizer.model_max_length
+        job._names, job._facts, job._scores_of = None, {}, {}
+        try:
+            return fit(job, *columns, **options)
+        except BaseException:
+            job.__dict__, job.tokenizer.model_max_length = before, length
+            raise
+
+    return wrapped
 
 
 class Job:
     """A model for one job: `fit` trains it, `predict` uses it, `evaluate` measures it, `save` writes it.
 
-    A job says how rows become tokens (`_rows`), and what the outputs of the model mean (`_outputs`, `_decide`, `metrics`). The
-    columns are those of `fit`: inputs, and labels as the last one.
+    A job says what a row is (`_row`), how rows become tokens (`_rows`), and what the outputs of the model mean (`_outputs`,
+    `_decide`, `metrics`). The columns are those of `fit`: inputs, and labels as the last one.
 
     Args:
         model: Folder or id on the Hub: of an encoder, or of a model that was trained for this job.
@@ -55,6 +80,7 @@ class Job:
 
     auto_class: type  # of transformers
     noun: str
+    column_names: tuple[str, ...] = ("texts", "labels")  # of `fit`
     best_metric: str | None = "f1"  # chooses the best epoch
     adapter: Any = None  # configuration of LoRA
 
@@ -83,14 +109,26 @@ class Job:
 
     @property
     def model(self) -> PreTrainedModel:
-        """The model, after `fit` or a prediction."""
-        return self._trainer.model
+        """The model that `fit` has trained, or that of the folder.
+
+        Raises:
+            ValueError: The model is not trained for this job.
+        """
+        return self._opened().model
+
+    def _opened(self, training: FineTuningArguments | None = None) -> Trainer:
+        """The trainer that predicts; the training arguments count if `fit` was not called."""
+        _ = self.classes  # an error if it is not trained
+        if self._trainer is None:
+            with training_arguments(training, {}) as training:
+                self._trainer = self._trainer_for(self._load_trained(), training)
+        return self._trainer
 
     def _read_labels(self) -> None:
         """Take what the config of a trained model says."""
         config, ending = AutoConfig.from_pretrained(self.source), self.auto_class.__name__.removeprefix("AutoModel")
         if not any(name.endswith(ending) for name in config.architectures or ()):
-            remedy = "give the folder of one by --model_name_or_path, or rows to train by --train_file"
+            remedy = "give the folder of one (--model_name_or_path), or train it by fit (--train_file)"
             raise ValueError(f"{self.source} is not a trained {self.noun}; {remedy}")
         self._names = [config.id2label[i] for i in range(config.num_labels)]
 
@@ -105,6 +143,37 @@ class Job:
         model = self.auto_class.from_pretrained(self.source, dtype="float32", ignore_mismatched_sizes=True, **options)
         check_max_length(model, self.max_seq_length)
         return model
+
+    def _row(self, *values) -> tuple:
+        """A row of inputs, perhaps with a label, as `_rows` takes it; ValueError says what is wrong with it."""
+        raise NotImplementedError
+
+    def _columns(self, *columns, is_labelled: bool = True) -> list[list]:
+        """Columns as lists of checked values, from lists, arrays or Series; the index of a Series does not count.
+
+        Raises:
+            ValueError: A column is missing or no list of rows, columns have different lengths, a row has a fault, or no row has a
+                label.
+        """
+        names = self.column_names if is_labelled else self.column_names[:-1]
+        if len(columns) != len(names):
+            raise ValueError(f"{len(columns)} columns; give {' and '.join(names)}")
+        for name, column in zip(names, columns):
+            if isinstance(column, str | Mapping) or hasattr(column, "columns"):
+                raise ValueError(f"{name} are a {type(column).__name__}; give a list with an item for each row")
+        columns = [list(column) for column in columns]
+        counts = [f"{len(column)} {name}" for name, column in zip(names, columns)]
+        if len({*map(len, columns)}) > 1:
+            raise ValueError(f"{' and '.join(counts)}; every row needs one of each")
+        if not columns[0] and is_labelled:
+            raise ValueError(f"{counts[0]}; give at least one row")
+        rows = []
+        for number, values in enumerate(zip(*columns)):
+            try:
+                rows.append(self._row(*values))
+            except ValueError as error:
+                raise ValueError(f"row {number}: {error}") from error
+        return list(map(list, zip(*rows))) or columns
 
     def _rows(self, *columns, is_training: bool = False) -> Dataset:
         """Tokens of rows, with labels if the columns hold them."""
@@ -126,16 +195,17 @@ class Job:
     def _fit(
         self, columns: tuple, validation: tuple | None, training: FineTuningArguments | None, options: dict
     ) -> None:
-        """Train or resume, and report on the validation rows; the arguments are as of `fit`."""
-        columns, validation = tuple(map(list, columns)), validation and tuple(map(list, validation))
+        """Train or resume, and report on the validation rows; the arguments are as of `fit`, the columns those of `_columns`."""
+        validation = validation and self._columns(*validation)
         self.tokenizer.model_max_length = self.max_seq_length
         rows = {"train_dataset": self._rows(*columns, is_training=True)}
         if validation:
             rows["eval_dataset"] = held_out = self._rows(*validation)
             rows["compute_metrics"] = lambda found: self._metrics_of_epoch(found, held_out, validation)
         run = {"job": self.noun, "model": self.source, "classes": self._names, "max_seq_length": self.max_seq_length}
-        run |= {"adapter": bool(self.adapter), "rows": content_hash(columns)}
+        run |= self._identity() | {"rows": content_hash(columns), "validation": content_hash(validation)}
         with training_arguments(training, options, bool(validation)) as training:
+            run |= curve_of(training)
             if validation and self.best_metric:
                 training.choose_metric(len(held_out), self.best_metric)
 
@@ -147,16 +217,18 @@ class Job:
                 return self._trainer_for(model, training, **rows)
 
             with lock_run(training.output_dir):
-                self._trainer = train_or_resume(make_trainer, training, run | {"seed": training.seed})
+                self._trainer = train_or_resume(make_trainer, training, run)
             self._after_training()
-            self._end_fit(columns, validation, training)
+            self._end_fit(columns[0], validation, training)
 
-    def _end_fit(self, columns: tuple, validation: tuple | None, training: FineTuningArguments) -> None:
-        """Keep what the record says, and report on the validation rows."""
-        self._training, self._facts = training, {"num_rows": len(columns[0])}
+    def _identity(self) -> dict[str, Any]:
+        """What of a job, besides the training arguments, a resumed run must have too, as plain types."""
+        return {}
+
+    def _end_fit(self, inputs: list, validation: Sequence | None, training: FineTuningArguments) -> None:
+        """Keep what the record says, and report on the validation rows; `inputs` are the first column of the training."""
+        self._training, self._facts = training, {"num_rows": len(inputs), "is_pair": isinstance(inputs[0], tuple)}
         if validation:
-            inputs = [" ".join(column[0]) if isinstance(column[0], list) else column[0] for column in validation[:-1]]
-            self._facts["example"] = inputs[0] if len(inputs) == 1 else inputs
             self._report(self.outputs(*validation[:-1]), validation[-1], "validation", training.output_dir)
 
     def outputs(self, *inputs, training: FineTuningArguments | None = None) -> Any:
@@ -167,23 +239,24 @@ class Job:
             training: Training arguments whose device and batch size are used, if `fit` was not called.
 
         Raises:
-            ValueError: The model is not trained.
+            ValueError: The model is not trained, or a row has a fault.
             FloatingPointError: A prediction is not finite.
         """
-        _ = self.classes  # an error if it is not trained
-        inputs = list(map(list, inputs))
+        trainer, inputs = self._opened(training), self._columns(*inputs, is_labelled=False)
+        if not inputs[0]:
+            return np.zeros((0, len(self.classes)), np.float32)
         rows = self._rows(*inputs)
-        if self._trainer is None:
-            with training_arguments(training, {}) as training:
-                self._trainer = self._trainer_for(self._load_trained(), training, eval_dataset=rows)
-        self._trainer.compute_metrics = None
+        trainer.compute_metrics = None
         hidden = [name for name in rows.column_names if name.startswith("label")]
-        outputs = self._outputs(rows, self._trainer.predict(rows.remove_columns(hidden)).predictions, inputs)
+        outputs = self._outputs(rows, trainer.predict(rows.remove_columns(hidden)).predictions, inputs)
         check_finite(outputs)
         return outputs
 
     def predict(self, *inputs) -> list:
-        """Return the predictions for inputs, the columns of `fit` without labels."""
+        """Return the predictions for inputs, the columns of `fit` without labels.
+
+        Classes are strings, also if the labels of the training were numbers.
+        """
         return self._decide(self.outputs(*inputs))
 
     def predict_scores(self, *inputs) -> Any:
@@ -192,7 +265,9 @@ class Job:
 
     def evaluate(self, *columns) -> dict[str, float]:
         """Return the metrics on rows, the columns of `fit`."""
-        return self.metrics(self.outputs(*columns[:-1]), columns[-1])
+        _ = self.classes  # which say how labels are read
+        *inputs, labels = self._columns(*columns)
+        return self.metrics(self.outputs(*inputs), labels)
 
     def _report(self, outputs: Any, labels: list | None, split: str, folder: str | Path) -> None:
         """Print the metrics of a split, and write them to a file of the folder."""
@@ -240,21 +315,22 @@ class Job:
         hub = data and data.dataset
         scores = []
         for split, found in self._scores_of.items():
-            dataset = {"dataset": names[split], "dataset_id": hub if names[split] == hub else None}
-            scores.append({**dataset, "split": split, "metrics": found})
-        more = {"datasets": [hub] if hub else [], "scores": scores, "example": self._facts.get("example")}
+            score = {"dataset": names[split], "split": split, "metrics": found}
+            if hub and names[split] == hub:
+                score |= {"dataset_id": hub, "config": data.dataset_config}
+            scores.append(score)
+        more = {"datasets": [hub] if hub else [], "scores": scores, "is_pair": self._facts["is_pair"]}
         rows = {names["train"]: self._facts["num_rows"]}
         write_record(folder, self._training, source=self.source, rows=rows, **more)
 
     def _save_weights(self, folder: str | Path) -> None:
-        assert self._trainer, "fit the model, or predict with it, before you save it"
-        self._trainer.save_model(str(folder))
+        self._opened().save_model(str(folder))
 
 
 def check_finite(outputs: Any) -> None:
     """Raise FloatingPointError if an output is not finite: an item of an array or of a list of arrays, or a score."""
     if not all(np.isfinite(part["score"] if isinstance(part, dict) else part).all() for part in outputs):
-        raise FloatingPointError("a prediction is not finite; the model has diverged, lower --learning_rate")
+        raise FloatingPointError("a prediction is not finite; the model has diverged, lower the learning_rate")
 
 
 def print_report(text: str) -> None:

@@ -114,7 +114,7 @@ def _lists(answers: Any) -> tuple[list, list]:
         else:
             texts, starts = ([answer[name] for answer in answers] for name in ("text", "answer_start"))
         if len(texts) == len(starts) and not isinstance(texts, str):
-            return list(texts), list(starts)
+            return list(texts), [start.item() if isinstance(start, np.integer) else start for start in starts]
     except (KeyError, TypeError):
         pass
     raise ValueError(f"'answers' is {answers!r:.80}; write the lists text and answer_start, of the same length")

@@ -69,6 +69,7 @@ class LabelledRows:
         test_rows: All columns of the test rows, unchanged.
         names: Name of the file or the dataset of each split.
         dataset: Id on the Hub, if the training rows are from there.
+        dataset_config: Its configuration.
         classes: Names of the classes.
         problem_type: Kind of the labels of texts, as in the config of a model.
     """
@@ -79,6 +80,7 @@ class LabelledRows:
     test_rows: list[dict]
     names: dict[str, str]
     dataset: str | None
+    dataset_config: str | None = None
     classes: list[str] | None = None
     problem_type: str | None = None
 
@@ -231,6 +233,23 @@ def check_filled(texts: dict[str, Any]) -> None:
             raise ValueError(f"{name!r} is empty")
 
 
+def as_list(value: Any) -> Any:
+    """Return a tuple or an array as a list, and any other value as it is."""
+    return list(value) if isinstance(value, tuple | np.ndarray) else value
+
+
+def given_names(classes: Iterable[Any] | None) -> list[str]:
+    """Return the names of classes that a user gives, as texts; none for None.
+
+    Raises:
+        ValueError: A name is given twice, or is neither a string nor a number.
+    """
+    names = [label_text(name) for name in (() if classes is None else classes)]
+    if len({*names}) < len(names):
+        raise ValueError(f"classes={names!r:.80} has a name twice; give each class once")
+    return names
+
+
 def label_text(value: Any) -> str:
     """Return a label as a text.
 
@@ -326,4 +345,6 @@ def as_lists(arguments: LabelledDataArguments, splits: dict[str, list[Row]], **m
     names = {"train": trained_on, "validation": Path(arguments.validation_file or "").name or trained_on}
     names["test"] = Path(arguments.test_file or "").name
     parts = [lists(split) for split in ("train", "validation", "test")]
-    return LabelledRows(*parts, [row.original for row in splits.get("test", ())], names, hub, **more)
+    return LabelledRows(
+        *parts, [row.original for row in splits.get("test", ())], names, hub, arguments.dataset_config, **more
+    )

@@ -22,9 +22,9 @@ from transformers import (
 )
 
 from ..runs import MINI_MODEL_PATH, FineTuningArguments
-from .job import Job, print_report
-from .rows import check_known
-from .words import checked_tags, is_iob, tag_names, to_iob2
+from .job import Job, all_or_nothing, print_report
+from .rows import check_known, given_names
+from .words import checked_tags, checked_words, is_iob, tag_names, to_iob2
 
 IGNORED = -100  # label of a token that has no part in the loss
 LATER_PIECE = 0.7  # probability of I- for a later piece whose other tag is B-
@@ -44,6 +44,7 @@ class Tagger(Job):
 
     auto_class = AutoModelForTokenClassification
     noun = "tagger"
+    column_names = ("words", "tags")
 
     def __init__(self, model: str | Path = MINI_MODEL_PATH, max_seq_length: int = 512):
         super().__init__(model, max_seq_length)
@@ -52,6 +53,18 @@ class Tagger(Job):
         )
         self.tokenizer.padding_side = "right"  # so the logits of a window begin at its first token
 
+    def _row(self, words: Any, *tags) -> tuple:
+        words = checked_words(words)
+        return (words, *(checked_tags(words, of_row) for of_row in tags))
+
+    def _columns(self, *columns, is_labelled: bool = True) -> list[list]:
+        columns = super()._columns(*columns, is_labelled=is_labelled)
+        # tags of a trained model that it does not know may mark last and single words
+        if is_labelled and self._names and not {tag for row in columns[1] for tag in row} <= {*self._names}:
+            to_iob2(columns[1])
+        return columns
+
+    @all_or_nothing
     def fit(
         self,
         words: Sequence[list[str]],
@@ -75,11 +88,11 @@ class Tagger(Job):
             ValueError: A row has not as many tags as words, or there is one tag only.
             FloatingPointError: The model has diverged.
         """
-        tags = [checked_tags(*row) for row in zip(words, tags)]
-        held_out = [checked_tags(*row) for row in zip(*validation)] if validation else []
-        to_iob2([*tags, *held_out])
-        self._names = list(classes or tag_names([tag for row in tags for tag in row]))
-        self._fit((words, tags), (validation[0], held_out) if validation else None, training, options)
+        words, tags = self._columns(words, tags)
+        validation = validation and self._columns(*validation)
+        to_iob2([*tags, *(validation[1] if validation else ())])
+        self._names = given_names(classes) or tag_names([tag for row in tags for tag in row])
+        self._fit((words, tags), validation, training, options)
         return self
 
     def _trainer_for(self, *arguments, **options) -> Trainer:

@@ -15,6 +15,7 @@ from transformers.hf_argparser import HfArg
 from .rows import (
     LabelledDataArguments,
     LabelledRows,
+    as_list,
     as_lists,
     check_filled,
     check_known,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
 NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?(e[+-]?\d+)?")  # 007 is a name
+COLUMNS = ", or give columns of 0 and 1 by --label_columns"
 TRUTHS = {"true": "1", "false": "0"}
 
 
@@ -102,7 +104,8 @@ def read_labelled_texts(arguments: LabelledTextArguments, seed: int, trained: Cl
         names = [label_columns[0]]
     else:
         if "train" in splits:
-            names = text_classes([label for row in splits["train"] for label in row.labels], names or hub_names)
+            labels = [label for row in splits["train"] for label in row.labels]
+            names = text_classes(labels, names or hub_names, kind == MULTI)
         check_known(((row.place, row.labels) for row in labelled), names)
     hold_out(splits, seed, keep_rare=kind != REGRESSION)
     return as_lists(arguments, splits, classes=list(names), problem_type=kind)
@@ -154,6 +157,7 @@ def clean_label(label: Any, kind: str) -> str | list[str] | float:
     Raises:
         ValueError: The label is missing, or of another kind.
     """
+    label = as_list(label)
     is_list = isinstance(label, list)
     if kind == REGRESSION:
         text = label_text(label)
@@ -171,7 +175,7 @@ def clean_label(label: Any, kind: str) -> str | list[str] | float:
         return label_text(label)
     labels = [label_text(one) for one in label]
     if len({*labels}) < len(labels):
-        raise ValueError(f"the label {label!r:.80} has a class twice; list names, or give columns by --label_columns")
+        raise ValueError(f"the label {label!r:.80} has a class twice; list the names of its classes{COLUMNS}")
     return labels
 
 
@@ -199,12 +203,15 @@ def kind_of(labels: Sequence[str | list[str]]) -> str:
     return REGRESSION
 
 
-def text_classes(labels: Sequence[str], names: Sequence[str] | None = None) -> list[str]:
-    """Return the names of the classes of training labels, as `class_names` does.
+def text_classes(labels: Sequence[str], names: Sequence[str] | None = None, is_multi: bool = False) -> list[str]:
+    """Return the names of the classes of training labels, as `class_names` does; `is_multi` if a row has several.
 
     Raises:
-        ValueError: As of `class_names`; or two classes are one number, such as 1 and 1.0.
+        ValueError: As of `class_names`; or two classes are one number, such as 1 and 1.0; or the lists of classes are zeros and
+            ones, one for each class.
     """
+    if is_multi and not names and labels and all(as_number(label) in (0, 1) for label in labels):
+        raise ValueError(f"the lists of classes have 0 and 1 only; list the names of the classes of each row{COLUMNS}")
     names = class_names(labels, names, "to predict numbers, choose the problem type (--problem_type) regression")
     values = [name if (number := as_number(name)) is None else number for name in names]
     for i, value in enumerate(values):

@@ -15,6 +15,7 @@ from ..files.rows import COMPRESSIONS, Faults, read_lines, read_rows
 from .rows import (
     LabelledDataArguments,
     LabelledRows,
+    as_list,
     as_lists,
     check_filled,
     check_known,
@@ -73,9 +74,10 @@ def read_tagged_words(arguments: TaggedWordArguments, seed: int, trained: Tagger
     tag_columns = (arguments.tag_column,) if arguments.tag_column else TAG_COLUMNS
 
     def check(row: dict, has_tags: bool) -> list:
-        words = column(row, *word_columns, remedy="name it by --word_column")
-        tags = column(row, *tag_columns, remedy="name it by --tag_column") if has_tags else None
-        return [words, checked_tags(words, tags)]
+        words = checked_words(column(row, *word_columns, remedy="name it by --word_column"))
+        if not has_tags:
+            return [words, None]
+        return [words, checked_tags(words, column(row, *tag_columns, remedy="name it by --tag_column"))]
 
     read = partial(_rows, arguments=arguments, names=(word_columns[0], tag_columns[0]))
     splits, hub_names = read_splits(arguments, check, tag_columns, seed, read)
@@ -89,17 +91,26 @@ def read_tagged_words(arguments: TaggedWordArguments, seed: int, trained: Tagger
     return as_lists(arguments, splits, classes=list(names))
 
 
-def checked_tags(words: Any, tags: Any) -> list[str] | None:
-    """Return the tags of a row as texts; None if there are none.
+def checked_words(words: Any) -> list[str]:
+    """Return the words of a row as a list.
 
     Raises:
-        ValueError: The words or the tags are no lists, a word is empty, or a tag is missing.
+        ValueError: They are no list, or a word is no text or empty.
     """
+    words = as_list(words)
     if not isinstance(words, list) or not words:
         raise ValueError(f"the words are {words!r:.80}; give a list of words")
     check_filled({f"word {i}": word for i, word in enumerate(words, 1)})
-    if tags is None:
-        return None
+    return words
+
+
+def checked_tags(words: Sequence[str], tags: Any) -> list[str]:
+    """Return the tags of the words of a row as texts.
+
+    Raises:
+        ValueError: They are no list, not as many as the words, or one is missing.
+    """
+    tags = as_list(tags)
     if not isinstance(tags, list):
         raise ValueError(f"the tags are {tags!r:.80}; give a list of tags")
     if len(words) != len(tags):
@@ -124,7 +135,7 @@ def tag_names(tags: Sequence[str], names: Sequence[str] | None = None) -> list[s
     Raises:
         ValueError: As of `class_names`.
     """
-    names = class_names(tags, names, "name the column of the tags by --tag_column")
+    names = class_names(tags, names, "give tags (--tag_column)")
     if is_iob(names):
         names += [inside for name in names if name.startswith("B-") and (inside := f"I-{name[2:]}") not in names]
     return names

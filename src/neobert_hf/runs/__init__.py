@@ -13,7 +13,7 @@ NAMES_OF = {
     "allocator": ("tune_allocator",),
     "arguments": ("FineTuningArguments", "PrecisionArguments", "ResumeArguments", "default_learning_rate"),
     "commands": ("CommandParser", "one_line", "run_command", "run_script"),
-    "folders": ("begin_or_resume", "last_complete_checkpoint", "lock_run", "train_or_resume"),
+    "folders": ("begin_or_resume", "curve_of", "last_complete_checkpoint", "lock_run", "train_or_resume"),
     "machine": ("environment",),
     "manifests": ("CheckedCheckpoints",),
     "record": ("write_record",),

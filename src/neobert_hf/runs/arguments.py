@@ -107,6 +107,8 @@ class FineTuningArguments(ResumeArguments, TrainingArguments):
             )
         self._has_metric = self.metric_for_best_model is not None
         self.metric_for_best_model = self.metric_for_best_model or "f1"
+        if self.greater_is_better is None:  # Trainer knows the loss alone
+            self.greater_is_better = _is_best_if_large(self.metric_for_best_model)
         super().__post_init__()
         if self.disable_tqdm:
             logging.disable_progress_bar()
@@ -123,11 +125,15 @@ class FineTuningArguments(ResumeArguments, TrainingArguments):
 
         Args:
             num_rows: Number of validation rows. If they are few, the loss is taken: F1 is equal after many epochs then.
-            name: The metric for enough rows; its largest value is the best.
+            name: The metric for enough rows.
         """
         if self._has_metric:
             return
-        self.metric_for_best_model = name
+        self.metric_for_best_model = name if num_rows >= FEW_ROWS else "loss"
+        self.greater_is_better = _is_best_if_large(self.metric_for_best_model)
         if num_rows < FEW_ROWS:
-            self.metric_for_best_model, self.greater_is_better = "loss", False
             print(f"the loss chooses the best epoch: {num_rows} validation rows are too few for {name}", flush=True)
+
+
+def _is_best_if_large(metric: str) -> bool:
+    return not metric.endswith(("loss", "mse"))

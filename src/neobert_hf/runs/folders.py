@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import distributed
-from transformers import Trainer
+from transformers import Trainer, TrainingArguments
 from transformers.utils import logging
 
 from ..files.writing import only_writer, write_json
@@ -21,6 +21,17 @@ RUN = "run.json"
 SUMMARY = "training_summary.json"
 RESULTS = ("model.safetensors", "model.safetensors.index.json", "README.md", SUMMARY)  # of an earlier training
 LOCK = "_lock"  # Trainer does not upload files whose name begins with an underscore
+# Arguments that determine the loss curve; a resumed run must have the same values.
+CURVE = (
+    *("max_steps", "num_train_epochs", "learning_rate", "learning_rate_mapping", "lr_scheduler_type"),
+    *("lr_scheduler_kwargs", "warmup_steps", "warmup_ratio", "optim", "optim_args", "weight_decay", "max_grad_norm"),
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "batch_sampler", "bf16", "fp16", "seed"),
+)
+
+
+def curve_of(training: TrainingArguments) -> dict[str, Any]:
+    """Return the training arguments that determine the loss curve, as plain types for the identity of a run."""
+    return {name: value for name, value in training.to_dict().items() if name in CURVE}
 
 
 @contextmanager

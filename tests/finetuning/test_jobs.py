@@ -1,0 +1,215 @@
+"""What all jobs share as Python calls: columns of any kind, refusals, fits that fail or are repeated, resume, the record."""
+
+import json
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sentence_transformers", reason="needs sentence-transformers (pip install -e .[embed])")
+pytest.importorskip("seqeval", reason="needs scikit-learn, seqeval and peft (pip install -e .[train])")
+
+import pandas
+import torch
+from transformers import BertConfig, BertForMaskedLM
+
+from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
+from neobert_hf.finetuning import Classifier, FewShotClassifier, LabelledRows, QuestionAnswerer, Tagger
+from neobert_hf.finetuning.few_shot import FewShotTrainingArguments
+from neobert_hf.finetuning.job import LAST_EPOCH
+from neobert_hf.runs import FineTuningArguments, lora_config
+
+SHAPE = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48)
+FAST = {"use_cpu": True, "learning_rate": 1e-2, "disable_tqdm": True, "max_steps": 4}
+TEXTS, LABELS = ["the fox red", "a dog old", "red sea", "old sea"] * 2, ["red", "old"] * 4
+WORDS, TAGS = [text.split() for text in TEXTS], [["O"] * (len(text.split()) - 1) + ["B-X"] for text in TEXTS]
+ANSWERS = [{"text": [text.split()[0]], "answer_start": [0]} for text in TEXTS]
+COLUMNS = {
+    Classifier: (TEXTS, LABELS),
+    FewShotClassifier: (TEXTS, LABELS),
+    Tagger: (WORDS, TAGS),
+    QuestionAnswerer: (["it"] * 8, TEXTS, ANSWERS),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tokenizer, tmp_path_factory):
+    """An encoder of each kind by name."""
+    torch.manual_seed(0)
+    bert = BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), **SHAPE))
+    neobert = NeoBERTForMaskedLM(NeoBERTConfig(vocab_size=len(tokenizer), **SHAPE, embedding_init_range=0.5))
+    found = {}
+    for name, model in {"bert": bert, "neobert": neobert}.items():
+        found[name] = tmp_path_factory.mktemp(name)
+        model.save_pretrained(found[name])
+        tokenizer.save_pretrained(found[name])
+    return found
+
+
+@pytest.fixture
+def start(folders):
+    return folders["neobert"]
+
+
+@pytest.fixture(scope="module", params=COLUMNS, ids=lambda job: job.__name__)
+def trained(request, folders):
+    """A job of each class after `fit`, and its columns."""
+    columns = COLUMNS[request.param]
+    return request.param(folders["neobert"], 16).fit(*columns, **FAST), columns
+
+
+def shuffled(column):
+    """A Series whose index is in another order than its values."""
+    return pandas.Series(column, index=range(len(column))[::-1])
+
+
+def test_a_series_with_another_index_is_the_same_as_a_list(trained, start):
+    job, columns = trained
+    again = type(job)(start, 16).fit(*map(shuffled, columns), **FAST)
+    assert again.predict(*map(shuffled, columns[:-1])) == job.predict(*columns[:-1])
+
+
+def test_no_rows_have_no_predictions_and_a_text_is_no_list_of_rows(trained):
+    job, (*inputs, labels) = trained
+    assert job.predict(*([] for _ in inputs)) == []
+    assert len(job.predict_scores(*([] for _ in inputs))) == 0
+    with pytest.raises(ValueError, match=f"{job.column_names[0]} are a str; give a list with an item for each row"):
+        job.predict("late", *inputs[1:])
+    with pytest.raises(ValueError, match="every row needs one of each"):
+        job.evaluate(*inputs, labels[:-1])
+    with pytest.raises(ValueError, match=f"columns; give {' and '.join(job.column_names)}"):
+        job.evaluate(*inputs)
+
+
+def test_a_fit_that_fails_leaves_the_model_its_names_and_its_scores(trained):
+    job, (*inputs, labels) = trained
+    before, names = job.predict(*inputs), job.classes
+    with pytest.raises(ValueError, match=r"row 1: .*(missing|class|tags|'answers')"):
+        job.fit(*inputs, [labels[0], None, *labels[2:]], **FAST)
+    diverging = FAST | LAST_EPOCH | {"learning_rate": 1e38}
+    with pytest.raises((ValueError, FloatingPointError), match=r"not finite|NaN|score of an answer"):
+        job.fit(*inputs, labels, (*inputs, labels), **diverging)
+    assert job.predict(*inputs) == before and job.classes == names
+
+
+ONE, PAIR = ["a", "b"], [("a", "b")] * 2
+MULTI_HOT = np.array([[0, 1], [1, 0]])
+REFUSED = [
+    (Classifier, lambda job: job.fit(ONE * 2, ["x", "y"]), "4 texts and 2 labels; every row needs one of each"),
+    (Classifier, lambda job: job.fit("ab", ["x", "y"]), "texts are a str; give a list with an item for each row"),
+    (Classifier, lambda job: job.fit(pandas.DataFrame({"a": ONE}), ["x"]), "texts are a DataFrame; give a list"),
+    (Classifier, lambda job: job.fit([], []), "0 texts; give at least one row"),
+    (Classifier, lambda job: job.fit(["a", np.nan], ["x", "y"]), "row 1: 'text' is nan, a float; every text must"),
+    (Classifier, lambda job: job.fit(["a", " "], ["x", "y"]), "row 1: 'text' is empty"),
+    (Classifier, lambda job: job.fit([("a", "b", "c")] * 2, ["x", "y"]), "row 0: 3 texts; give one text, or a pair"),
+    (Classifier, lambda job: job.fit(["ab", *PAIR], ["x", "y", "y"]), "some rows are one text, and others a pair"),
+    (Classifier, lambda job: job.fit(ONE, MULTI_HOT), "the lists of classes have 0 and 1 only; list the names"),
+    (Classifier, lambda job: job.fit(ONE, [0, 1], classes=[0, 1, 0]), "has a name twice; give each class once"),
+    (Classifier, lambda job: job.fit(ONE, ["x", "y"], ([], [])), "0 texts; give at least one row"),
+    (Classifier, lambda job: job.fit(ONE, ["x", "y"], (ONE,)), "1 columns; give texts and labels"),
+    (Classifier, lambda job: job.fit(ONE, [0, 1], training=FineTuningArguments("x"), seed=7), "give seed in the train"),
+    (Classifier, lambda job: job.model, "is not a trained classifier; give the folder of one .*, or train it by fit"),
+    (Classifier, lambda job: job.merge(), "is not a trained classifier"),
+    (Classifier, lambda job: job.save("x"), "is not a trained classifier"),
+    (Classifier, lambda job: job.fit(TEXTS, LABELS, **FAST).merge(), "has no adapter to merge; call fit with adapter="),
+    (FewShotClassifier, lambda job: job.fit(TEXTS, LABELS, classes=["old", "red", "new"]), "'new' has no example"),
+    (FewShotClassifier, lambda job: job.fit(TEXTS, LABELS, (["a"], ["new"])), "'new' is in no training row"),
+    (FewShotClassifier, lambda job: job.save("x"), "has no classes; give the folder of a trained model, or train it"),
+    (FewShotClassifier, lambda job: job.fit([*TEXTS[1:], ("a", "b")], LABELS), "row 7: a pair of texts has no vector"),
+    (Tagger, lambda job: job.fit(["late"], [["O"]]), "row 0: the words are 'late'; give a list of words"),
+    (Tagger, lambda job: job.fit([["late"]], [None]), "row 0: the tags are None; give a list of tags"),
+    (QuestionAnswerer, lambda job: job.fit(["a"], [""], [{}]), "row 0: 'context' is empty"),
+]
+
+
+@pytest.mark.parametrize(("job", "call", "message"), REFUSED)
+def test_what_a_job_cannot_use_is_refused(start, job, call, message):
+    with pytest.raises(ValueError, match=message):
+        call(job(start))
+
+
+def test_a_pooling_that_the_model_lacks_is_refused(folders):
+    with pytest.raises(ValueError, match=r"bert.* has no classifier_pooling in its config; omit classifier_pooling"):
+        Classifier(folders["bert"], classifier_pooling="mean").fit(ONE, ["x", "y"])
+
+
+def test_labels_of_an_evaluation_have_the_forms_of_those_of_a_fit(start):
+    marked = [["S-X" if tag == "B-X" else tag for tag in tags] for tags in TAGS]
+    tagger = Tagger(start, 16).fit(np.array(WORDS, object), [np.array(tags) for tags in marked], **FAST)
+    assert tagger.evaluate(WORDS, marked) == tagger.evaluate([tuple(words) for words in WORDS], TAGS)
+    questions, contexts, answers = COLUMNS[QuestionAnswerer]
+    other = [[{"text": f"{answer['text'][0]} ", "answer_start": np.int64(0)}] for answer in answers]
+    answerer = QuestionAnswerer(start, 16).fit(questions, contexts, other, **FAST)
+    assert answerer.evaluate(questions, contexts, other) == answerer.evaluate(questions, contexts, answers)
+
+
+def test_classes_that_are_numbers_become_texts(start):
+    classifier = Classifier(start, 16).fit(TEXTS, [1, 0] * 4, classes=[0, 1], **FAST)
+    assert classifier.classes == ["0", "1"] and set(classifier.predict(TEXTS)) <= {"0", "1"}
+
+
+@pytest.mark.parametrize("job", COLUMNS)
+def test_one_object_of_arguments_serves_several_fits_also_without_validation(start, tmp_path, job):
+    kind = FewShotTrainingArguments if job is FewShotClassifier else FineTuningArguments
+    training = kind(str(tmp_path), use_cpu=True, disable_tqdm=True, max_steps=2)
+    before = training.to_dict()
+    columns, twice = COLUMNS[job], job(start, 16)
+    twice.fit(*columns, training=training)
+    assert training.to_dict() == before and training.learning_rate is None
+    found = twice.predict_scores(*columns[:-1])
+    for checkpoint in tmp_path.glob("checkpoint-*"):
+        checkpoint.rename(tmp_path / f"old-{checkpoint.name}")
+    again = twice.fit(*columns, training=training).predict_scores(*columns[:-1])
+    assert all(np.array_equal(a, b) for a, b in zip(again, found)), "the second fit begins from the start"
+
+
+def test_the_record_has_the_scores_of_the_last_fit_the_configuration_and_no_text(start, tmp_path):
+    pairs = [(text, "sea") for text in TEXTS]
+    classifier = Classifier(start, 16).fit(pairs, LABELS, (pairs, LABELS), **FAST)
+    names = dict.fromkeys(("train", "validation"), "some/data")
+    classifier.save(tmp_path, LabelledRows(None, None, None, [], names, "some/data", "rte"))
+    text = (tmp_path / "training.json").read_text()
+    record = json.loads(text)
+    assert record["is_pair"] and "the fox" not in text
+    assert (record["scores"][0]["dataset_id"], record["scores"][0]["config"]) == ("some/data", "rte")
+    classifier.fit(TEXTS, LABELS, **FAST).save(tmp_path)
+    assert json.loads((tmp_path / "training.json").read_text())["scores"] == []
+
+
+def test_the_identity_of_a_run_has_all_that_changes_its_model(start, tmp_path):
+    def identity(name, job, columns=(TEXTS, LABELS), **options):
+        job.fit(*columns, **{**FAST, "output_dir": str(tmp_path / name), **options})
+        return json.loads((tmp_path / name / "run.json").read_text())
+
+    first = identity("first", Classifier(start, 16), validation=(TEXTS, LABELS))
+    assert {"weight_decay", "lr_scheduler_type", "bf16", "gradient_accumulation_steps", "seed"} <= {*first}
+    adapters = [lora_config("SEQ_CLS", r=r) for r in (4, 8)]
+    others = {
+        "validation": identity("a", Classifier(start, 16), validation=(TEXTS[:6], LABELS[:6])),
+        "classifier_pooling": identity("b", Classifier(start, 16, "mean"), validation=(TEXTS, LABELS)),
+        "adapter": identity("c", Classifier(start, 16, adapter=adapters[0]), validation=(TEXTS, LABELS)),
+        "learning_rate": identity("d", Classifier(start, 16), validation=(TEXTS, LABELS), learning_rate=2e-3),
+    }
+    for name, other in others.items():
+        assert {key for key in other if other[key] != first[key]} == {name}
+    wider = identity("e", Classifier(start, 16, adapter=adapters[1]))
+    assert others["adapter"]["adapter"]["r"] == 4 and wider["adapter"]["r"] == 8
+    strides = [QuestionAnswerer(start, 16, stride=stride) for stride in (2, 4)]
+    found = [identity(f"q{job.stride}", job, COLUMNS[QuestionAnswerer]) for job in strides]
+    assert {key for key in found[0] if found[0][key] != found[1][key]} == {"stride"}
+
+
+def test_an_adapter_that_was_opened_is_saved_and_merged_and_is_no_start(start, tmp_path):
+    adapter = lora_config("SEQ_CLS", r=4)
+    classifier = Classifier(start, 16, adapter=adapter).fit(TEXTS, LABELS, **FAST)
+    classifier.save(tmp_path / "adapter")
+    assert adapter.base_model_name_or_path is None, "the configuration of the caller stays as it is"
+    expected = classifier.predict_scores(TEXTS)
+    opened = Classifier(tmp_path / "adapter")
+    opened.save(tmp_path / "copy")
+    np.testing.assert_array_equal(Classifier(tmp_path / "copy").predict_scores(TEXTS), expected)
+    opened.merge()
+    opened.save(tmp_path / "merged")
+    np.testing.assert_allclose(Classifier(tmp_path / "merged").predict_scores(TEXTS), expected, atol=1e-5)
+    for more in ({}, {"adapter": adapter}):
+        with pytest.raises(ValueError, match="is an adapter, whose weights are not trained again; merge it first"):
+            Classifier(tmp_path / "adapter", **more).fit(TEXTS, LABELS, **FAST)
