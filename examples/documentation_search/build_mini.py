@@ -19,8 +19,9 @@ from tabulate import tabulate
 from token_weights import inverse_document_frequencies, partial_whitening, weighted_sentence_transformer
 from transformers import AutoTokenizer
 
-from neobert_hf import NeoBERTForMaskedLM, PackedMLMCollator, best_dtype
+from neobert_hf import NeoBERTForMaskedLM, best_dtype
 from neobert_hf.embeddings import pairs_evaluator
+from neobert_hf.pretraining import PackedMLMCollator
 
 CARD = Path(__file__).with_name("mini_card.md")
 NUM_WHITENED = 10_000  # texts; a covariance of width 256 needs no more

@@ -22,8 +22,9 @@ from torch.utils.data import BatchSampler
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from neobert_hf import NeoBERTForMaskedLM, PackedMLMCollator, best_dtype, sentence_transformer
+from neobert_hf import NeoBERTForMaskedLM, best_dtype, sentence_transformer
 from neobert_hf.embeddings import ContrastiveTrainer
+from neobert_hf.pretraining import PackedMLMCollator
 
 TEXTS_AT_ONCE = 8192  # texts in a file of teacher vectors
 SAMPLED_ROWS = 512  # rows whose mean length determines the batch size of their set
