@@ -244,6 +244,7 @@ def record_of(folder):
     return json.loads(Path(folder, "training.json").read_text("utf-8"))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same_losses_as_an_uninterrupted_one(command, tmp_path, monkeypatch):
     monkeypatch.setenv("NEOBERT_TRACEBACK", "1")
     run_main(train_contrastive, *command(tmp_path / "whole"))
@@ -352,6 +353,7 @@ def test_two_processes_with_shared_negatives_give_the_loss_curve_of_one_process(
     np.testing.assert_allclose(list(shared.values()), list(alone.values()), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_mined_negatives_instructions_and_gradient_caching_run_through_the_example(command, tmp_path):
     Path(tmp_path, "instructions.json").write_text(json.dumps({"small": "the fox", "large": "a house"}))
     changes = dict(instructions=tmp_path / "instructions.json", num_mined_negatives=2, mini_batch_size=2, max_steps=3)

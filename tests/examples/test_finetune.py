@@ -165,6 +165,7 @@ def test_a_run_resumes_from_its_newest_complete_checkpoint_with_the_same_rows_an
             run_main(finetune_classifier, *arguments, "last")
 
 
+@pytest.mark.slow
 @pytest.mark.compat
 def test_ctrl_c_saves_a_checkpoint_from_which_the_run_resumes_to_the_same_weights(model_folder, tmp_path, monkeypatch):
     """The best checkpoint is an older one; Trainer would keep only that."""

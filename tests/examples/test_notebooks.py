@@ -17,6 +17,7 @@ RUNS = [  # an export takes half a minute
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", RUNS)
 def test_a_notebook_runs_without_a_warning(script, tokenizer, tmp_path, monkeypatch, capfd):
     """As a script, in which `%pip` is a comment; a tiny checkpoint replaces the published one."""

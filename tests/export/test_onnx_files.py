@@ -463,6 +463,7 @@ def test_two_exports_to_one_folder_do_not_mix(saved, tmp_path, monkeypatch):
     assert os.listdir(tmp_path / "out") == ["of_another_export"] and sorted(os.listdir(tmp_path)) == ["out", "saved"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1 + 1e-4, np.nan])
 def test_a_file_that_differs_from_torch_is_refused_and_nothing_is_left(factor, saved, tmp_path, monkeypatch):
     write = exporting.write_onnx

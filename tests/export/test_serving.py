@@ -73,6 +73,7 @@ def vectors_of(model, texts):
     return model.encode(texts, normalize_embeddings=True)  # OpenAI's have length 1
 
 
+@pytest.mark.slow
 def test_the_client_of_openai_gets_the_vectors_of_encode_with_length_1(url, model):
     """The client asks for base64 by default, which holds every bit."""
     openai = pytest.importorskip("openai", reason="the client of OpenAI is not installed (pip install openai)")

@@ -161,6 +161,7 @@ def foreign_code(copy):
     change_json(copy / "config.json", auto_map={"AutoModel": "other/place--model.NeoBERT"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
@@ -191,6 +192,7 @@ def test_a_folder_with_anything_else_is_refused_before_the_hub_is_asked(hub, fol
     assert not hub.requests and TOKEN not in str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("repo_id", ["a/b/c", "org/na me", "-x/..", "org/", "small"])
 def test_an_invalid_id_is_refused(hub, folder, repo_id):
     with pytest.raises(SystemExit) as error:

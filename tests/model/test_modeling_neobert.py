@@ -674,6 +674,7 @@ def test_a_model_compiled_in_one_graph_gives_the_same_loss_and_gradients(model):
         torch.testing.assert_close(gradient, plain[name], **FLOAT32)
 
 
+@pytest.mark.slow
 def test_a_compiled_model_masks_padding_and_packing_instead_of_unpadding(model, batch):
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     with torch.no_grad():

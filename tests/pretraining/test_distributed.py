@@ -132,6 +132,7 @@ def test_a_deepspeed_config_that_contradicts_the_run_ends_it_in_one_line(corpus,
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_all_processes_end_if_another_training_writes_to_the_folder(corpus, tmp_path):
     folder = tmp_path / "run"
     with lock_run(folder):

@@ -218,6 +218,7 @@ def test_m0_is_roberta_prelayernorm_and_learns_under_the_same_trainer(trainer_of
     assert losses[-1] < losses[0] and abs(losses[0] - np.log(len(tokenizer))) < 0.5  # a mean over masked tokens
 
 
+@pytest.mark.slow
 def test_a_second_training_has_a_schedule_of_its_own(trainer_of):
     trainer = trainer_of(max_steps=3)
     trainer.train()

@@ -86,6 +86,7 @@ def resume(corpus, folder, **changes):
     return figures_of(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_run_that_resumes_after_its_last_step_only_saves_the_model(corpus, finished, tmp_path, streaming):
     """The run was killed between its last checkpoint and the save of the model."""
@@ -148,6 +149,7 @@ def test_with_the_best_checkpoint_kept_all_others_but_the_newest_are_removed(tmp
 # A full disk
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_cannot_be_written_is_removed_and_the_run_resumes(corpus, finished):
     folder, whole = finished
     shutil.rmtree(folder / "checkpoint-8")
@@ -172,6 +174,7 @@ def test_the_error_for_a_full_disk_at_the_last_save_says_what_is_complete(corpus
     assert isinstance(error.value.__cause__, SafetensorError)
 
 
+@pytest.mark.slow
 def test_a_second_training_in_the_same_folder_is_refused(corpus, tmp_path):
     with lock_run(tmp_path), pytest.raises(ValueError, match=r"another process writes to .* another folder$"):
         run(corpus, tmp_path)

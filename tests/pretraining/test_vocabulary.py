@@ -137,12 +137,13 @@ def arguments(corpus, source, folder, *more):
     return [*words, "--num_processes", 1, "--use_cpu", "--disable_tqdm", "true", *more]
 
 
+@pytest.mark.slow
 def test_the_example_adapts_and_trains_and_the_result_opens_with_its_tokenizer(
     corpus, published, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("neobert_hf.pretraining.summary.plot_curves", lambda *_: None)  # takes as long as the training
     run_main(example, *arguments(corpus, published, tmp_path / "run", "--language", "de"))
-    assert read_json_object(tmp_path / "run/start/training.json")["source"] == str(published)
+    assert read_json_object(tmp_path / "run/start/training.json")["source"] is None  # no folder of this machine
     card = ModelCard.load(tmp_path / "run/README.md")
     assert card.data.language == ["de"] and "12" in card.text
     losses = losses_of(tmp_path / "run")

@@ -181,6 +181,7 @@ def predictions(folder):
     return (folder / "predictions.csv").read_text("utf-8").splitlines()
 
 
+@pytest.mark.slow
 def test_the_script_trains_an_adapter_that_predicts_again_and_a_merged_model(files):
     data = ("--train_file", files / "train.jsonl", "--test_file", files / "test.jsonl", "--num_train_epochs", "2")
     printed = run_main(

@@ -182,6 +182,7 @@ def test_ctrl_c_ends_with_status_130():
     assert ended.value.code == 130
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_ends_the_command_without_a_message():
     """As `neobert tokenize ... | head` closes it."""
     script = "from neobert_hf.runs.commands import run_command\n"

@@ -181,6 +181,7 @@ def test_a_run_does_not_mix_checkpoints_of_two_folders(folder, tmp_path):
         begin_or_resume(tmp_path / "new", RUN, str(folder / "checkpoint-4"))
 
 
+@pytest.mark.slow
 def test_a_folder_admits_one_training_and_a_killed_training_releases_its_lock(tmp_path):
     ready, wake = os.pipe()
     child = os.fork()

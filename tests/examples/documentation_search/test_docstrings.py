@@ -184,6 +184,7 @@ def test_the_text_of_an_entry_is_the_docstring_that_inspect_returns(library):
         assert library[name].text == inspect.getdoc(thing)
 
 
+@pytest.mark.slow
 def test_the_reader_leaves_no_file_ignores_the_environment_and_prints_the_same_twice(tmp_path):
     command = [sys.executable, "-I", "-S", "-B", docstrings.__file__]
     outputs = []

@@ -171,6 +171,7 @@ def test_a_finished_recipe_trains_nothing_again_and_another_recipe_is_refused(fi
         train.train(recipe | {"corpus": RECIPE["corpus"] | {"vocab_size": 99}}, stages, corpus, last.parent)
 
 
+@pytest.mark.slow
 def test_an_interrupted_stage_resumes_with_the_weights_of_an_uninterrupted_one(corpus, recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(train, "SAVE_STEPS", 4)
     stage = tiny("distilled")

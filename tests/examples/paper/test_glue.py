@@ -321,6 +321,7 @@ def ran(monkeypatch):
     return runs
 
 
+@pytest.mark.slow
 def test_only_missing_runs_are_made_whatever_was_changed(model_folder, data, tmp_path, ran, monkeypatch):
     out = tmp_path / "out"
 

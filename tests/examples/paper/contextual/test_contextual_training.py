@@ -386,6 +386,7 @@ def losses_of(folder):
     return {entry["step"]: entry["loss"] for entry in state["log_history"] if "loss" in entry}
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss_and_the_second_stage_of_the_recipe_starts_from_the_first(
     command, tmp_path, monkeypatch
 ):
