@@ -134,5 +134,6 @@ def test_examples_that_cannot_be_learned_are_one_line_and_nothing_is_written(mod
 def test_a_pair_of_texts_and_one_example_of_a_class_are_refused(model_folder):
     with pytest.raises(ValueError, match="a pair of texts has no vector of its own"):
         FewShotClassifier(model_folder).fit([("a", "b")] * 4, ["x", "y"] * 2)
-    with pytest.raises(ValueError, match="fewer than two classes have two examples to compare"):
-        FewShotClassifier(model_folder).fit(TEXTS, [str(label) for label in LABELS], examples_per_class=1)
+    for number in (1, -1):
+        with pytest.raises(ValueError, match="fewer than two classes have two examples to compare"):
+            FewShotClassifier(model_folder).fit(TEXTS, [str(label) for label in LABELS], examples_per_class=number)

@@ -187,7 +187,7 @@ def draw_examples(labels: Sequence[int], per_class: int | None, seed: int) -> li
     """
     order, labels = np.random.default_rng(seed).permutation(len(labels)), np.array(labels)
     drawn = {label: order[labels[order] == label][:per_class] for label in np.unique(labels)}
-    if sum(len(of_class) > 1 for of_class in drawn.values()) < 2:
+    if (per_class or 2) < 2 or sum(len(of_class) > 1 for of_class in drawn.values()) < 2:
         raise ValueError(
             "fewer than two classes have two examples to compare; give more rows, or more examples_per_class"
         )
