@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -67,7 +68,7 @@ def all_or_nothing(fit: Callable) -> Callable:
     return wrapped
 
 
-class Job:
+class Job(ABC):
     """A model for one job: `fit` trains it, `predict` uses it, `evaluate` measures it, `save` writes it.
 
     A job says what a row is (`_row`), how rows become tokens (`_rows`), and what the outputs of the model mean (`_outputs`,
@@ -144,9 +145,9 @@ class Job:
         check_max_length(model, self.max_seq_length)
         return model
 
+    @abstractmethod
     def _row(self, *values) -> tuple:
         """A row of inputs, perhaps with a label, as `_rows` takes it; ValueError says what is wrong with it."""
-        raise NotImplementedError
 
     def _columns(self, *columns, is_labelled: bool = True) -> list[list]:
         """Columns as lists of checked values, from lists, arrays or Series; the index of a Series does not count.
@@ -175,9 +176,9 @@ class Job:
                 raise ValueError(f"row {number}: {error}") from error
         return list(map(list, zip(*rows))) or columns
 
+    @abstractmethod
     def _rows(self, *columns, is_training: bool = False) -> Dataset:
         """Tokens of rows, with labels if the columns hold them."""
-        raise NotImplementedError
 
     def _outputs(self, rows: Dataset, logits: Any, inputs: Sequence) -> Any:
         """Outputs for each row: here its logits."""
@@ -189,7 +190,7 @@ class Job:
     def _metrics_of_epoch(self, found: Any, rows: Dataset, validation: tuple) -> dict[str, float]:
         return self.metrics(self._outputs(rows, found.predictions, validation[:-1]), validation[-1])
 
-    def _after_training(self) -> None:
+    def _after_training(self) -> None:  # noqa: B027  (a job may change nothing)
         """Change the trained model before it is evaluated."""
 
     def _fit(
@@ -282,7 +283,7 @@ class Job:
             write_json(Path(folder, f"{prefix}_results.json"), {f"{prefix}_{name}": found[name] for name in found})
             self._report_classes(outputs, labels, split, Path(folder))
 
-    def _report_classes(self, outputs: Any, labels: list, split: str, folder: Path) -> None:
+    def _report_classes(self, outputs: Any, labels: list, split: str, folder: Path) -> None:  # noqa: B027  (may be nothing)
         """Print what a job says of each class."""
 
     def predict_rows(
