@@ -14,10 +14,13 @@ import pandas
 from conftest import run_main
 from scipy.special import softmax
 from sentence_transformers import SentenceTransformer
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from neobert_hf import NeoBERTConfig, NeoBERTModel, sentence_transformer
 from neobert_hf.finetuning import FewShotClassifier, add_head
-from neobert_hf.finetuning.few_shot import draw_examples
+from neobert_hf.finetuning.few_shot import draw_examples, steps_for
 
 TEXTS = [
     "the fox red",
@@ -48,7 +51,9 @@ def test_the_head_gives_the_probabilities_of_scikit_learn_also_after_loading(mod
     count, names = 3 * num_classes, ["red", "old", "house"][:num_classes]
     model = sentence_transformer(str(model_folder))
     vectors = model.encode(TEXTS, normalize_embeddings=True)
-    regression = add_head(model, TEXTS[:count], LABELS[:count], names)
+    regression = make_pipeline(StandardScaler(), LogisticRegression(C=0.5, max_iter=1000))
+    regression.fit(vectors[:count], LABELS[:count])
+    add_head(model, TEXTS[:count], LABELS[:count], names, strength=0.5)
     model.save_pretrained(str(tmp_path / "saved"))
     expected = regression.predict_proba(vectors)
     for with_head in (model, SentenceTransformer(str(tmp_path / "saved"), device="cpu")):
@@ -56,6 +61,12 @@ def test_the_head_gives_the_probabilities_of_scikit_learn_also_after_loading(mod
         np.testing.assert_allclose(softmax(with_head.encode(TEXTS), -1), expected, rtol=1e-5, atol=1e-6)
     assert FewShotClassifier(tmp_path / "saved").classes == names
     assert not [file for file in (tmp_path / "saved").rglob("*") if file.suffix in (".pkl", ".bin", ".joblib", ".pt")]
+
+
+@pytest.mark.parametrize(("counts", "steps"), [([8, 8], 20), ([8] * 77, 100), ([16] * 4, 30), ([1, 1], 20)])
+def test_the_number_of_steps_follows_that_of_the_pairs(counts, steps):
+    labels = [i for i, count in enumerate(counts) for _ in range(count)]
+    assert steps_for(labels, 16) == steps
 
 
 def test_a_model_without_a_head_has_no_classes(model_folder):

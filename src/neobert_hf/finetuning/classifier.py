@@ -23,12 +23,13 @@ from sklearn.metrics import (
     matthews_corrcoef,
     mean_squared_error,
 )
-from torch import nn, no_grad
-from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
+from torch import no_grad
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel, Trainer
 
 from ..files.writing import writing
 from ..runs import MINI_MODEL_PATH, FineTuningArguments, open_adapter, save_adapter
 from ..runs.adapters import labels_of_adapter
+from .head import fit_linear, inputs_of_last_layer, last_layer
 from .job import Job, all_or_nothing, print_report
 from .rows import as_list, check_filled, check_known, given_names
 from .texts import MULTI, REGRESSION, SINGLE, clean_label, kind_of, text_classes
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 MOST_CLASSES = 40  # in a confusion matrix that a reader can read
+# With fewer rows of each class, and at most this number of rows, a last layer on frozen vectors is the better start.
+FEW_OF_CLASS, FEW_TEXTS = 100, 2000
 
 
 class Classifier(Job):
@@ -50,10 +53,14 @@ class Classifier(Job):
         max_seq_length: Length in tokens at which the texts of a training are cut. A trained model keeps its own.
         classifier_pooling: "cls" or "mean": what the classifier reads of a text. None keeps what the config of the model says.
         adapter: As of `lora_config`; `fit` then trains an adapter and not the model.
+        head_first: Whether `fit` begins with the last layer alone, on the vectors of the frozen encoder, see `fit_linear`. None
+            does so for a new classifier with fewer than 100 rows of each class, and fewer than 2,000 in all. The model then
+            reads the mean of a text if it can.
     """
 
     auto_class = AutoModelForSequenceClassification
     noun = "classifier"
+    has_windows = False
     _mean, _deviation = 0.0, 1.0
 
     def __init__(
@@ -62,9 +69,15 @@ class Classifier(Job):
         max_seq_length: int = 512,
         classifier_pooling: str | None = None,
         adapter: LoraConfig | None = None,
+        head_first: bool | None = None,
     ):
         super().__init__(model, max_seq_length)
+        if adapter and classifier_pooling:  # its folder has no config of the model
+            raise ValueError(
+                f"classifier_pooling={classifier_pooling!r}, but an adapter keeps that of its base; omit it"
+            )
         self.classifier_pooling, self.adapter, self.problem_type = classifier_pooling, adapter, None
+        self.head_first, self._is_head_first = head_first, False
         self._is_adapter = Path(self.source, "adapter_config.json").is_file()
 
     def _read_labels(self) -> None:
@@ -84,8 +97,8 @@ class Classifier(Job):
     def _load_new(self, **options) -> PreTrainedModel:
         # the problem type also for a start that was fine-tuned for other labels
         options["problem_type"] = self.problem_type
-        if self.classifier_pooling:
-            options["classifier_pooling"] = self.classifier_pooling
+        if pooling := self.classifier_pooling or self._default_pooling():
+            options["classifier_pooling"] = pooling
         model = super()._load_new(**options)
         if self.adapter:
             from peft import get_peft_model
@@ -94,8 +107,14 @@ class Classifier(Job):
             model.print_trainable_parameters()
         return model
 
+    def _default_pooling(self) -> str | None:
+        """The mean, where a last layer reads a frozen encoder, whose first token says less; an adapter keeps that of its base."""
+        is_free = self._is_head_first and not self.adapter
+        return "mean" if is_free and hasattr(AutoConfig.from_pretrained(self.source), "classifier_pooling") else None
+
     def _identity(self) -> dict[str, Any]:
         found = {"problem_type": self.problem_type, "classifier_pooling": self.classifier_pooling}
+        found["head_first"] = self._is_head_first
         # sets become lists; their order differs between processes
         adapter = json.loads(json.dumps(self.adapter.to_dict(), default=sorted)) if self.adapter else {}
         return found | {"adapter": {name: value for name, value in adapter.items() if value}}
@@ -155,6 +174,10 @@ class Classifier(Job):
         if kind != MULTI and len(set(labels)) < 2:
             hint = "give others, or validation rows (--validation_file), so that none of them is held out"
             raise ValueError(f"all training rows have the label {labels[0]!r}, so nothing can be learned; {hint}")
+        config = AutoConfig.from_pretrained(self.source)
+        is_new = not self._is_trained(config) or config.num_labels != len(self._names)
+        is_few = len(texts) < min(FEW_TEXTS, FEW_OF_CLASS * len(self._names)) and kind != REGRESSION
+        self._is_head_first = is_new and is_few if self.head_first is None else self.head_first
         self._fit((texts, labels), validation, training, options)
         return self
 
@@ -196,11 +219,25 @@ class Classifier(Job):
         scores = label_metrics(self.problem_type, found.label_ids, found.predictions)
         return scores | ({"mse": scores["mse"] * self._deviation**2} if self.problem_type == REGRESSION else {})
 
+    def _before_training(self, trainer: Trainer) -> None:
+        """Fit the last layer alone, if this is wanted."""
+        if not self._is_head_first:
+            return
+        rows, model = trainer.train_dataset, trainer.model
+        labels = np.array(rows["label"])
+        inputs = rows.select_columns([name for name in self.tokenizer.model_input_names if name in rows.column_names])
+        vectors = inputs_of_last_layer(model, inputs, trainer.data_collator, trainer.args.eval_batch_size)
+        layer = last_layer(model)
+        weight, bias = fit_linear(vectors, labels, layer.out_features, self.problem_type)
+        with no_grad():
+            layer.weight.copy_(weight)
+            layer.bias.copy_(bias)
+
     def _after_training(self) -> None:
         """Let the last layer of a regression predict numbers in the unit of the labels."""
         if self.problem_type != REGRESSION:
             return
-        last = [module for module in self.model.modules() if isinstance(module, nn.Linear)][-1]
+        last = last_layer(self.model)
         with no_grad():
             last.weight *= self._deviation
             last.bias.copy_(last.bias * self._deviation + self._mean)
@@ -222,6 +259,19 @@ class Classifier(Job):
     def metrics(self, outputs: np.ndarray, labels: Sequence[Any]) -> dict[str, float]:
         """Return the metrics that `label_metrics` describes."""
         return label_metrics(self.problem_type, np.array(self.encode(labels)), outputs)
+
+    def _trivial(self, labels: Sequence[Any]) -> tuple[np.ndarray, str]:
+        """The most frequent class, the classes of at least half of the rows, or the mean."""
+        numbers = np.array(self.encode(labels))
+        if self.problem_type == REGRESSION:
+            return np.full(len(numbers), numbers.mean()), f"the mean {numbers.mean():.4g}"
+        if self.problem_type == SINGLE:
+            numbers = np.eye(len(self.classes))[numbers]
+            logits = np.eye(len(self.classes))[numbers.sum(0).argmax()]
+        else:
+            logits = np.where(numbers.mean(0) < 0.5, -1, 1)
+        chosen = [name for name, logit in zip(self.classes, logits) if logit > 0]
+        return np.tile(logits, (len(numbers), 1)), f"always {', '.join(chosen) or 'no class'}"
 
     def _report_classes(self, outputs: np.ndarray, labels: list, split: str, folder: Path) -> None:
         """Print precision, recall and F1 of each class, and draw the confusion matrix."""

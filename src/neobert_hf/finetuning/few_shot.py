@@ -16,7 +16,6 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.modules import Dense, Normalize
 from sentence_transformers.sentence_transformer.losses import BatchAllTripletLoss
-from sklearn.linear_model import LogisticRegression
 from transformers.hf_argparser import HfArg
 
 from ..embeddings import open_embedding_model
@@ -24,6 +23,7 @@ from ..files.texts import printable
 from ..files.writing import content_hash
 from ..runs import MINI_MODEL_PATH, CheckedCheckpoints, FineTuningArguments, curve_of, lock_run, train_or_resume
 from .classifier import Classifier
+from .head import choose_strength, fit_linear
 from .job import all_or_nothing, check_finite, training_arguments
 from .rows import given_names
 from .texts import SINGLE, LabelledTextArguments, text_classes
@@ -41,9 +41,9 @@ class FewShotArguments(LabelledTextArguments):
 
 @dataclass
 class FewShotTrainingArguments(FineTuningArguments, SentenceTransformerTrainingArguments):
-    """Training arguments: some steps, whose number does not depend on that of the examples, without checkpoints."""
+    """Training arguments: some steps, whose number depends on the examples, without checkpoints."""
 
-    max_steps: int = HfArg(default=20, help="Steps; with -1, num_train_epochs counts.")
+    max_steps: int = HfArg(default=0, help="Steps; 0 chooses 20 to 100 by the pairs, with -1 num_train_epochs counts.")
     warmup_steps: float = 0.1
     logging_steps: float = 0.05
     eval_strategy: str = "no"
@@ -133,11 +133,16 @@ class FewShotClassifier(Classifier):
             examples = {"text": [texts[i] for i in chosen], "label": [numbers[i] for i in chosen]}
             line = f"{len(chosen)} examples of {len(self._names)} classes: {', '.join(self._names)}"
             print(printable(line), flush=True)
-            model.max_seq_length = self.max_seq_length
+            model.max_seq_length = self.tokenizer.model_max_length = self.max_seq_length
+            self._count_truncated(self._rows(examples["text"]), "training")
             # otherwise the trainer collects texts of the examples, with a progress bar
             model.model_card_data.widget = [{}]
             if has_head(model):  # of an earlier training
                 del model[-2:]
+            # the training brings the examples of a class together, so that they say nothing about C any more
+            strength = choose_strength(unit_vectors(model, examples["text"]), np.array(examples["label"]), SINGLE)
+            if training.max_steps == 0:
+                training.max_steps = steps_for(examples["label"], training.train_batch_size)
             config = model[0].config
             # a few steps need large ones
             training.choose_learning_rate(config, 2e-4 if config.hidden_size < 768 else 5e-5)
@@ -150,8 +155,8 @@ class FewShotClassifier(Classifier):
             run |= {"max_seq_length": self.max_seq_length} | curve_of(training)
             with lock_run(training.output_dir):
                 train_or_resume(make_trainer, training, run)
-            add_head(model, examples["text"], examples["label"], self._names)
-            self._end_fit(examples["text"], validation, training)
+            add_head(model, examples["text"], examples["label"], self._names, strength)
+            self._end_fit([examples["text"]], validation, training)
         return self
 
     def outputs(self, texts: Sequence[str], training: FineTuningArguments | None = None) -> np.ndarray:
@@ -164,6 +169,7 @@ class FewShotClassifier(Classifier):
         (texts,) = self._columns(texts, is_labelled=False)
         if not texts:
             return np.zeros((0, len(self.classes)), np.float32)
+        self._count_truncated(self._rows(texts))
         batch_size = (training or self._training or FewShotTrainingArguments).per_device_eval_batch_size
         logits = self._encoder.encode(texts, batch_size=batch_size)
         check_finite(logits)
@@ -194,9 +200,19 @@ def draw_examples(labels: Sequence[int], per_class: int | None, seed: int) -> li
     return sorted(int(i) for of_class in drawn.values() for i in of_class)
 
 
+def steps_for(labels: Sequence[int], batch_size: int) -> int:
+    """Return a number of steps, from 20 to 100, for examples of these classes: one for each batch of pairs of one class."""
+    counts = np.unique(labels, return_counts=True)[1]
+    return int(np.clip((counts * (counts - 1) / 2).sum() / batch_size, 20, 100))
+
+
 def add_head(
-    model: SentenceTransformer, texts: Sequence[str], labels: Sequence[int], names: Sequence[str]
-) -> LogisticRegression:
+    model: SentenceTransformer,
+    texts: Sequence[str],
+    labels: Sequence[int],
+    names: Sequence[str],
+    strength: float | None = None,
+) -> None:
     """Append a logistic regression to an embedding model, as a linear layer. `encode` then returns the logits of the classes.
 
     The model also gets a layer before it that scales vectors to length 1, and the names of the classes in its config.
@@ -206,22 +222,20 @@ def add_head(
         texts: Examples.
         labels: Number of the class of each example; every class has one.
         names: Names of the classes.
-
-    Returns:
-        The logistic regression, on vectors of length 1.
+        strength: C of the regression; None chooses it by cross-validation on the examples.
     """
+    weight, bias = fit_linear(unit_vectors(model, texts), np.array(labels), len(names), SINGLE, strength)
     model.append(Normalize())
-    regression = LogisticRegression(max_iter=1000).fit(model.encode(list(texts)), labels)
-    weight, bias = regression.coef_, regression.intercept_
-    if len(names) == 2:  # scikit-learn has the difference of the two logits
-        weight, bias = np.vstack([0 * weight, weight]), np.append(0, bias)
-    weight, bias = (torch.tensor(values, dtype=torch.float32) for values in (weight, bias))
     layer = Dense(*weight.T.shape, activation_function=torch.nn.Identity(), init_weight=weight, init_bias=bias)
     model.append(layer.to(model.device))
     config = model[0].config
     config.id2label = dict(enumerate(names))
     config.label2id = {name: i for i, name in enumerate(names)}
-    return regression
+
+
+def unit_vectors(model: SentenceTransformer, texts: Sequence[str]) -> np.ndarray:
+    """Return the vectors (N, D) of N texts, of length 1."""
+    return model.encode(list(texts), normalize_embeddings=True)
 
 
 def has_head(model: SentenceTransformer) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from transformers import AutoConfig, IntervalStrategy, PreTrainedModel, Trainer, set_seed
+from transformers import AutoConfig, IntervalStrategy, PretrainedConfig, PreTrainedModel, Trainer, set_seed
 from transformers.tokenization_utils_base import LARGE_INTEGER
 
 from ..files.texts import check_leaves_tokens, check_max_length, printable
@@ -25,6 +25,7 @@ from ..runs import (
     FineTuningArguments,
     curve_of,
     default_learning_rate,
+    is_best_if_large,
     lock_run,
     train_or_resume,
     write_record,
@@ -58,7 +59,7 @@ def all_or_nothing(fit: Callable) -> Callable:
     @wraps(fit)
     def wrapped(job: Job, *columns, **options) -> Job:
         before, length = dict(vars(job)), job.tokenizer.model_max_length
-        job._names, job._facts, job._scores_of = None, {}, {}
+        job._names, job._facts, job._scores_of, job._remarks, job._seen = None, {}, {}, [], set()
         try:
             return fit(job, *columns, **options)
         except BaseException:
@@ -83,6 +84,7 @@ class Job(ABC):
     noun: str
     column_names: tuple[str, ...] = ("texts", "labels")  # of `fit`
     best_metric: str | None = "f1"  # chooses the best epoch
+    has_windows = True  # for long inputs; otherwise they are truncated
     adapter: Any = None  # configuration of LoRA
 
     def __init__(self, model: str | Path = MINI_MODEL_PATH, max_seq_length: int = 512):
@@ -95,7 +97,9 @@ class Job(ABC):
         self._training: FineTuningArguments | None = None
         self._trainer: Trainer | None = None
         self._facts: dict[str, Any] = {}  # of the training, for its record
-        self._scores_of: dict[str, dict[str, float]] = {}  # metrics by split
+        self._scores_of: dict[str, dict[str, dict[str, float]]] = {}  # by split: `metrics`, and `trivial` ones
+        self._remarks: list[str] = []  # what a reader of the scores must know
+        self._seen: set[str] = set()  # inputs of the training
 
     @property
     def classes(self) -> list[str]:
@@ -127,11 +131,16 @@ class Job(ABC):
 
     def _read_labels(self) -> None:
         """Take what the config of a trained model says."""
-        config, ending = AutoConfig.from_pretrained(self.source), self.auto_class.__name__.removeprefix("AutoModel")
-        if not any(name.endswith(ending) for name in config.architectures or ()):
+        config = AutoConfig.from_pretrained(self.source)
+        if not self._is_trained(config):
             remedy = "give the folder of one (--model_name_or_path), or train it by fit (--train_file)"
             raise ValueError(f"{self.source} is not a trained {self.noun}; {remedy}")
         self._names = [config.id2label[i] for i in range(config.num_labels)]
+
+    def _is_trained(self, config: PretrainedConfig) -> bool:
+        """Whether a config is that of a model for this job."""
+        ending = self.auto_class.__name__.removeprefix("AutoModel")
+        return any(name.endswith(ending) for name in config.architectures or ())
 
     def _load_trained(self) -> PreTrainedModel:
         return self.auto_class.from_pretrained(self.source, dtype="float32")
@@ -190,6 +199,9 @@ class Job(ABC):
     def _metrics_of_epoch(self, found: Any, rows: Dataset, validation: tuple) -> dict[str, float]:
         return self.metrics(self._outputs(rows, found.predictions, validation[:-1]), validation[-1])
 
+    def _before_training(self, trainer: Trainer) -> None:  # noqa: B027  (a job may change nothing)
+        """Change the new model of a trainer."""
+
     def _after_training(self) -> None:  # noqa: B027  (a job may change nothing)
         """Change the trained model before it is evaluated."""
 
@@ -200,6 +212,7 @@ class Job(ABC):
         validation = validation and self._columns(*validation)
         self.tokenizer.model_max_length = self.max_seq_length
         rows = {"train_dataset": self._rows(*columns, is_training=True)}
+        self._count_truncated(rows["train_dataset"], "training")
         if validation:
             rows["eval_dataset"] = held_out = self._rows(*validation)
             rows["compute_metrics"] = lambda found: self._metrics_of_epoch(found, held_out, validation)
@@ -210,27 +223,48 @@ class Job(ABC):
             if validation and self.best_metric:
                 training.choose_metric(len(held_out), self.best_metric)
 
-            def make_trainer(_: Path | None) -> Trainer:
+            def make_trainer(checkpoint: Path | None) -> Trainer:
                 set_seed(training.seed)
                 model = self._load_new()
                 rate = default_learning_rate(model.config)
                 training.choose_learning_rate(model.config, 10 * rate if self.adapter else rate)
-                return self._trainer_for(model, training, **rows)
+                trainer = self._trainer_for(model, training, **rows)
+                if checkpoint is None:
+                    self._before_training(trainer)
+                return trainer
 
             with lock_run(training.output_dir):
                 self._trainer = train_or_resume(make_trainer, training, run)
             self._after_training()
-            self._end_fit(columns[0], validation, training)
+            self._end_fit(columns[:-1], validation, training)
 
     def _identity(self) -> dict[str, Any]:
         """What of a job, besides the training arguments, a resumed run must have too, as plain types."""
         return {}
 
-    def _end_fit(self, inputs: list, validation: Sequence | None, training: FineTuningArguments) -> None:
-        """Keep what the record says, and report on the validation rows; `inputs` are the first column of the training."""
-        self._training, self._facts = training, {"num_rows": len(inputs), "is_pair": isinstance(inputs[0], tuple)}
+    def _end_fit(self, inputs: Sequence[list], validation: Sequence | None, training: FineTuningArguments) -> None:
+        """Keep what the record says, and report on the validation rows; `inputs` are columns of the training."""
+        self._training, self._seen = training, set(map(str, zip(*inputs)))
+        self._facts = {"num_rows": len(inputs[0]), "is_pair": isinstance(inputs[0][0], tuple)}
         if validation:
+            self._count_seen(validation[:-1], "validation")
             self._report(self.outputs(*validation[:-1]), validation[-1], "validation", training.output_dir)
+
+    def _count_seen(self, inputs: Sequence[list], split: str) -> None:
+        """Say how many rows are rows of the training too."""
+        if count := sum(row in self._seen for row in map(str, zip(*inputs))):
+            fact = f"{split}: {count:,} of {len(inputs[0]):,} rows equal a training row, so the scores are too good"
+            self._remark(fact, "remove them from one of the files")
+
+    def _count_truncated(self, rows: Dataset, split: str | None = None) -> None:
+        """Say how many texts are truncated; those of a training are in its record too."""
+        limit = self.tokenizer.model_max_length
+        count = 0 if self.has_windows else sum(len(ids) >= limit for ids in rows["input_ids"])
+        fact, remedy = f"{count:,} of {len(rows):,} texts are truncated to {limit} tokens", "choose max_seq_length"
+        if count and split:
+            self._remark(f"{split}: {fact}", remedy)
+        elif count:
+            print(f"{fact}; {remedy}", flush=True)
 
     def outputs(self, *inputs, training: FineTuningArguments | None = None) -> Any:
         """Return what the model says of inputs: logits, or answers.
@@ -247,6 +281,7 @@ class Job(ABC):
         if not inputs[0]:
             return np.zeros((0, len(self.classes)), np.float32)
         rows = self._rows(*inputs)
+        self._count_truncated(rows)
         trainer.compute_metrics = None
         hidden = [name for name in rows.column_names if name.startswith("label")]
         outputs = self._outputs(rows, trainer.predict(rows.remove_columns(hidden)).predictions, inputs)
@@ -271,17 +306,39 @@ class Job(ABC):
         return self.metrics(self.outputs(*inputs), labels)
 
     def _report(self, outputs: Any, labels: list | None, split: str, folder: str | Path) -> None:
-        """Print the metrics of a split, and write them to a file of the folder."""
+        """Print the metrics of a split beside those of the trivial answer, and write them to a file of the folder."""
         if labels is None:
             print(f"the {split} rows have no labels, so there are no metrics", flush=True)
             return
-        self._scores_of[split] = found = self.metrics(outputs, labels)
+        found, (trivial, answer) = self.metrics(outputs, labels), self._trivial(labels)
+        base = self.metrics(trivial, labels)
+        self._scores_of[split] = {"metrics": found, "trivial": base}
         if self._trainer is None or self._trainer.is_world_process_zero():
-            print(f"{split}: " + ", ".join(f"{name} {value:.4f}" for name, value in found.items()), flush=True)
+            scores = ", ".join(f"{name} {value:.4f} ({base[name]:.4f})" for name, value in found.items())
+            print(printable(f"{split}: {scores}; in brackets that of the trivial answer, {answer}"), flush=True)
             prefix = {"validation": "eval"}.get(split, split)
             Path(folder).mkdir(parents=True, exist_ok=True)
-            write_json(Path(folder, f"{prefix}_results.json"), {f"{prefix}_{name}": found[name] for name in found})
+            values = {f"{prefix}_{name}": value for name, value in found.items()}
+            values |= {f"{prefix}_trivial_{name}": value for name, value in base.items()}
+            write_json(Path(folder, f"{prefix}_results.json"), values)
             self._report_classes(outputs, labels, split, Path(folder))
+        if worse := names_of_worse(found, base):
+            decided = self._decide(outputs)
+            are_equal = len(decided) > 1 and decided.count(decided[0]) == len(decided)
+            equal = f"; all {len(decided):,} predictions are equal" if are_equal else ""
+            self._remark(
+                f"{split}: not better than the trivial answer, {answer}: {', '.join(worse)}{equal}",
+                "train on more rows, for more epochs (num_train_epochs), or from a model of this language and domain",
+            )
+
+    @abstractmethod
+    def _trivial(self, labels: list) -> tuple[Any, str]:
+        """Outputs of the best answer that does not look at the inputs, and its name."""
+
+    def _remark(self, fact: str, remedy: str) -> None:
+        """Print a warning; the record of the training, and so the card, has the fact."""
+        self._remarks.append(fact)
+        print(printable(f"warning: {fact}; {remedy}"), flush=True)
 
     def _report_classes(self, outputs: Any, labels: list, split: str, folder: Path) -> None:  # noqa: B027  (may be nothing)
         """Print what a job says of each class."""
@@ -298,6 +355,7 @@ class Job(ABC):
             options: Further arguments of `prediction_rows`.
         """
         outputs = self.outputs(*data.test[:-1], training=training)
+        self._count_seen(data.test[:-1], "test")
         self._report(outputs, data.test[-1], "test", training.output_dir)
         if training.should_save:
             write_predictions(file, self.prediction_rows(outputs, data.test_rows, **options), training.output_dir)
@@ -316,16 +374,27 @@ class Job(ABC):
         hub = data and data.dataset
         scores = []
         for split, found in self._scores_of.items():
-            score = {"dataset": names[split], "split": split, "metrics": found}
+            score = {"dataset": names[split], "split": split, **found}
             if hub and names[split] == hub:
                 score |= {"dataset_id": hub, "config": data.dataset_config}
             scores.append(score)
         more = {"datasets": [hub] if hub else [], "scores": scores, "is_pair": self._facts["is_pair"]}
-        rows = {names["train"]: self._facts["num_rows"]}
-        write_record(folder, self._training, source=self.source, rows=rows, **more)
+        more |= {"rows": {names["train"]: self._facts["num_rows"]}}
+        remark = " ".join(f"Warning: {fact}." for fact in self._remarks)
+        write_record(folder, self._training, source=self.source, remark=remark, **more)
 
     def _save_weights(self, folder: str | Path) -> None:
         self._opened().save_model(str(folder))
+
+
+def names_of_worse(found: Mapping[str, float], trivial: Mapping[str, float]) -> list[str]:
+    """Return the metrics that are not better than those of the trivial answer, unless these are perfect."""
+    worse = []
+    for name, value in trivial.items():
+        better, best = (found[name] - value, 1) if is_best_if_large(name) else (value - found[name], 0)
+        if value != best and better <= 0:
+            worse.append(name)
+    return worse
 
 
 def check_finite(outputs: Any) -> None:

@@ -15,6 +15,7 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoTokenizer
 
 from ..embeddings.models import read_kind, read_modules
+from ..files.texts import printable
 from ..files.trust import check_links, read_json
 from ..runs.adapters import labels_of_adapter
 from ..runs.record import MINI, RECORD, origin_of
@@ -70,6 +71,7 @@ def write_card(
     license: str | None = None,
     language: Sequence[str] | None = None,
     record_folder: str | Path | None = None,
+    example: Sequence[str] | None = None,
 ) -> None:
     """Write the card of a saved model as README.md into its folder; an earlier card is replaced.
 
@@ -82,6 +84,7 @@ def write_card(
         license: Identifier of the Hub, such as apache-2.0; by default that of the record.
         language: Codes of ISO 639, such as en; by default those of the record.
         record_folder: Folder that holds `training.json`; by default that of the model.
+        example: One or two texts, as the model reads them, for the example; everybody who sees the card can read them.
 
     Raises:
         ValueError: A config is damaged or of another kind, or `check_links` refuses the folder.
@@ -97,7 +100,8 @@ def write_card(
         values["base_id"] = Path(values["base_id"]).name
     base = None if start == MINI else start
     name = (model_id or record.get("model_id") or folder.resolve().name).strip("/")
-    results = [result for score in record.get("scores", ()) for result in _results(values["task"], score)]
+    scores = [found for score in record.get("scores", ()) for found in _results(values["task"], score)]
+    results = [result for result, _ in scores]
     data = ModelCardData(
         library_name=values["library"],
         pipeline_tag=values["task"],
@@ -120,9 +124,9 @@ def write_card(
         model_id=name,
         title=name.split("/")[-1],
         start=start,
-        texts=PAIR if is_pair else TEXT,
+        texts=list(example or (PAIR if is_pair else TEXT)),
         record=record,
-        results=results,
+        scores=scores,
         shown=SHOWN,
         unknown_license=UNKNOWN_LICENSE,
         python=python,
@@ -130,6 +134,9 @@ def write_card(
         number="{:,}".format,
     )
     card.save(folder / CARD)
+    if example:
+        line = f"{folder / CARD} shows a row of your data, {' | '.join(example)!r}; replace it if it must stay private"
+        print(printable(line), flush=True)
 
 
 def markdown(text: Any) -> str:
@@ -217,8 +224,8 @@ def _count_parameters(folder: Path) -> tuple[int, str]:
     return number, names.get(dtypes[0], dtypes[0]) if dtypes else ""
 
 
-def _results(task: str, score: Mapping[str, Any]) -> list[EvalResult]:
-    """The metrics of an evaluation that a card shows."""
+def _results(task: str, score: Mapping[str, Any]) -> list[tuple[EvalResult, float | None]]:
+    """The metrics of an evaluation that a card shows, and those of the trivial answer, if the record has them."""
     found = []
     for key, value in score["metrics"].items():
         end = re.split(r"^(?:eval|test)_|_(?=[^_]*@|map$)", key)[-1]
@@ -226,9 +233,6 @@ def _results(task: str, score: Mapping[str, Any]) -> list[EvalResult]:
             if end.lower() == name.lower() and math.isfinite(value):
                 dataset = {"dataset_type": score.get("dataset_id") or "unknown", "dataset_name": score["dataset"]}
                 more = {"dataset_config": score.get("config"), "dataset_split": score.get("split")}
-                found.append(
-                    EvalResult(
-                        task, metric_type=hub_name, metric_value=round(value, 4), metric_name=title, **dataset, **more
-                    )
-                )
+                metric = {"metric_type": hub_name, "metric_value": round(value, 4), "metric_name": title}
+                found.append((EvalResult(task, **metric, **dataset, **more), score.get("trivial", {}).get(key)))
     return found

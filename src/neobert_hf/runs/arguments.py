@@ -108,7 +108,7 @@ class FineTuningArguments(ResumeArguments, TrainingArguments):
         self._has_metric = self.metric_for_best_model is not None
         self.metric_for_best_model = self.metric_for_best_model or "f1"
         if self.greater_is_better is None:  # Trainer knows the loss alone
-            self.greater_is_better = _is_best_if_large(self.metric_for_best_model)
+            self.greater_is_better = is_best_if_large(self.metric_for_best_model)
         super().__post_init__()
         if self.disable_tqdm:
             logging.disable_progress_bar()
@@ -130,10 +130,11 @@ class FineTuningArguments(ResumeArguments, TrainingArguments):
         if self._has_metric:
             return
         self.metric_for_best_model = name if num_rows >= FEW_ROWS else "loss"
-        self.greater_is_better = _is_best_if_large(self.metric_for_best_model)
+        self.greater_is_better = is_best_if_large(self.metric_for_best_model)
         if num_rows < FEW_ROWS:
             print(f"the loss chooses the best epoch: {num_rows} validation rows are too few for {name}", flush=True)
 
 
-def _is_best_if_large(metric: str) -> bool:
+def is_best_if_large(metric: str) -> bool:
+    """Whether a larger value of a metric is better; False for a loss or a mean squared error."""
     return not metric.endswith(("loss", "mse"))

@@ -1,0 +1,113 @@
+"""The last layer of a classifier, fitted on the vectors of a frozen encoder; what small data can teach it in seconds.
+
+Source: linear probing before fine-tuning, arXiv 2202.10054.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from datasets import Dataset
+from sklearn.linear_model import LogisticRegression, RidgeCV
+from sklearn.model_selection import GridSearchCV, KFold, StratifiedKFold
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.preprocessing import StandardScaler
+from torch import nn
+
+from .texts import MULTI, REGRESSION
+
+STRENGTHS = (0.001, 0.01, 0.1, 1.0)  # C of the logistic regression, on features of deviation 1
+DEFAULT_STRENGTH = 0.1  # if there are too few rows to compare
+NUM_FOLDS = 3
+
+
+def last_layer(model: nn.Module) -> nn.Linear:
+    """Return the linear layer that computes the logits: the last one of a classifier of transformers."""
+    return [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
+
+
+def inputs_of_last_layer(model: nn.Module, rows: Dataset, collate: Callable, batch_size: int) -> np.ndarray:
+    """Return the vectors (N, D) in float32 from which a classifier computes the logits of N rows, without dropout."""
+    found: list[torch.Tensor] = []
+    hook = last_layer(model).register_forward_pre_hook(lambda _, inputs: found.append(inputs[0].float().cpu()))
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            for batch in rows.iter(batch_size):
+                of_rows = [dict(zip(batch, values)) for values in zip(*batch.values())]
+                model(**collate(of_rows).to(model.device))
+    finally:
+        hook.remove()
+        model.train(was_training)
+    return torch.cat(found).numpy()
+
+
+def choose_strength(vectors: np.ndarray, labels: np.ndarray, problem_type: str) -> float:
+    """Return the C of a logistic regression with the best score of a cross-validation on training rows.
+
+    Args:
+        vectors: (N, D) of the rows.
+        labels: (N,) class ids, scored by the log-likelihood; or (N, C) zeros and ones, scored by F1 over all decisions.
+        problem_type: As in the config of a model.
+    """
+    if problem_type == MULTI:
+        model, scoring, name = OneVsRestClassifier(_regression()), "f1_micro", "estimator__C"
+        folds = KFold(NUM_FOLDS, shuffle=True, random_state=0)  # files are sorted by class
+    else:
+        counts = np.bincount(labels)
+        is_kept = counts[labels] > 1  # a class with one row cannot be in two folds
+        vectors, labels = vectors[is_kept], labels[is_kept]
+        folds = StratifiedKFold(min([NUM_FOLDS, *counts[counts > 1]]), shuffle=True, random_state=0)
+        model, scoring, name = _regression(), "neg_log_loss", "C"
+    if len(vectors) < 2 * NUM_FOLDS or len(np.unique(labels, axis=0)) < 2:
+        return DEFAULT_STRENGTH
+    search = GridSearchCV(model, {name: STRENGTHS}, cv=folds, scoring=scoring, refit=False)
+    return search.fit(StandardScaler().fit_transform(vectors), labels).best_params_[name]
+
+
+def fit_linear(
+    vectors: np.ndarray, labels: np.ndarray, num_outputs: int, problem_type: str, strength: float | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return weight (C, D) and bias (C,) of a linear layer: logistic regression, or ridge regression for numbers.
+
+    The features are scaled to mean 0 and deviation 1; the layer reads the vectors as they are.
+
+    Args:
+        vectors: (N, D) of the training rows.
+        labels: (N,) class ids or numbers, or (N, C) zeros and ones.
+        num_outputs: Number of logits.
+        problem_type: As in the config of a model.
+        strength: C of the logistic regression; None takes that of `choose_strength`.
+    """
+    scaler = StandardScaler().fit(vectors)
+    features, num_rows = scaler.transform(vectors), len(vectors)
+    # a class that no row has, or every row, is a constant: the log-odds of half a row
+    weight, bias = np.zeros((num_outputs, vectors.shape[1])), np.full(num_outputs, -np.log(2 * num_rows))
+    if problem_type == REGRESSION:
+        ridge = RidgeCV(np.logspace(-1, 5, 7)).fit(features, labels)
+        weight[0], bias[0] = ridge.coef_, ridge.intercept_
+    else:
+        strength = strength or choose_strength(vectors, labels, problem_type)
+        if problem_type == MULTI:
+            for i, column in enumerate(np.transpose(labels)):
+                if 0 < column.sum() < num_rows:
+                    fitted = _regression(strength).fit(features, column)
+                    weight[i], bias[i] = fitted.coef_[0], fitted.intercept_[0]
+                elif column.any():
+                    bias[i] = -bias[i]
+        else:
+            fitted = _regression(strength).fit(features, labels)
+            if len(fitted.classes_) == 2:  # scikit-learn has the difference of the two logits
+                weight[fitted.classes_[1]], bias[fitted.classes_] = fitted.coef_[0], [0, fitted.intercept_[0]]
+            else:
+                weight[fitted.classes_], bias[fitted.classes_] = fitted.coef_, fitted.intercept_
+    weight /= scaler.scale_
+    bias -= weight @ scaler.mean_
+    return torch.tensor(weight, dtype=torch.float32), torch.tensor(bias, dtype=torch.float32)
+
+
+def _regression(strength: float = DEFAULT_STRENGTH) -> LogisticRegression:
+    return LogisticRegression(C=strength, max_iter=1000)

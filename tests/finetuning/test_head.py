@@ -1,0 +1,92 @@
+"""The last layer that is fitted on frozen vectors, against pipelines of scikit-learn."""
+
+import numpy as np
+import pytest
+from scipy.special import expit, softmax
+from sklearn.linear_model import LogisticRegression, RidgeCV
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from neobert_hf.finetuning import Classifier
+from neobert_hf.finetuning.head import choose_strength, fit_linear
+from neobert_hf.finetuning.texts import MULTI, REGRESSION, SINGLE
+
+NOISE = np.random.default_rng(0)
+VECTORS = NOISE.normal(3, [0.1, 1, 10, 100], (60, 4))  # of very different scales
+CLASSES = (VECTORS[:, 0] > 3).astype(int) + (VECTORS[:, 1] > 4)
+BOTH = np.stack([VECTORS[:, 0] > 3, VECTORS[:, 2] > 5], -1).astype(int)
+
+
+def scaled(model):
+    return make_pipeline(StandardScaler(), model)
+
+
+def test_one_class_has_the_probabilities_of_scikit_learn():
+    for labels in (CLASSES, CLASSES > 0):
+        oracle = scaled(LogisticRegression(C=0.1, max_iter=1000)).fit(VECTORS, labels)
+        weight, bias = fit_linear(VECTORS, labels.astype(int), len(np.unique(labels)), SINGLE, 0.1)
+        found = softmax(VECTORS @ weight.numpy().T + bias.numpy(), -1)
+        np.testing.assert_allclose(found, oracle.predict_proba(VECTORS), atol=1e-4)  # float32, values up to 300
+
+
+def test_several_classes_have_the_probabilities_of_scikit_learn():
+    oracle = scaled(OneVsRestClassifier(LogisticRegression(C=0.1, max_iter=1000))).fit(VECTORS, BOTH)
+    weight, bias = fit_linear(VECTORS, BOTH, 2, MULTI, 0.1)
+    np.testing.assert_allclose(
+        expit(VECTORS @ weight.numpy().T + bias.numpy()), oracle.predict_proba(VECTORS), atol=1e-4
+    )
+
+
+def test_numbers_are_those_of_a_ridge_regression():
+    numbers = VECTORS @ [1, 2, 0.1, 0.01] + NOISE.normal(size=60)
+    oracle = scaled(RidgeCV(np.logspace(-1, 5, 7))).fit(VECTORS, numbers)
+    weight, bias = fit_linear(VECTORS, numbers, 1, REGRESSION)
+    np.testing.assert_allclose((VECTORS @ weight.numpy().T + bias.numpy())[:, 0], oracle.predict(VECTORS), atol=1e-3)
+
+
+def test_classes_that_no_row_or_every_row_has_are_improbable_or_probable():
+    weight, bias = fit_linear(VECTORS, CLASSES, 4, SINGLE, 0.1)
+    assert (softmax(VECTORS @ weight.numpy().T + bias.numpy(), -1)[:, 3] < 0.05).mean() > 0.9
+    labels = np.stack([CLASSES > 0, CLASSES < 0, CLASSES >= 0], -1).astype(int)
+    weight, bias = fit_linear(VECTORS, labels, 3, MULTI, 0.1)
+    assert not weight[1:].any()
+    np.testing.assert_allclose(expit(bias[1:].numpy()), [1 / 121, 120 / 121], atol=1e-6)
+
+
+def test_the_strength_is_large_for_a_clear_signal_and_small_for_noise():
+    vectors = NOISE.normal(size=(90, 30))
+    clear, noise = (vectors[:, 0] > 0).astype(int), NOISE.integers(0, 2, 90)
+    assert choose_strength(vectors, clear, SINGLE) > choose_strength(vectors, noise, SINGLE)
+
+
+@pytest.mark.parametrize("labels", [[0, 1], [0, 1, 2, 3, 4, 5, 6], [0, 0, 0, 0, 0, 0, 0, 1], [0, 0, 1, 1, 2]])
+def test_the_strength_of_too_few_rows_for_a_comparison_is_the_default(labels):
+    assert choose_strength(NOISE.normal(size=(len(labels), 3)), np.array(labels), SINGLE) == 0.1
+
+
+TEXTS = [
+    f"{word} {thing}" for thing in ("invoice", "screen", "parcel") for word in ("my", "the", "a new", "an old", "that")
+]
+WORDS = [text.split()[-1] for text in TEXTS]
+FROZEN = {"max_steps": 1, "learning_rate": 0.0, "use_cpu": True, "disable_tqdm": True}
+
+
+@pytest.mark.parametrize("labels", [WORDS, [[word, "thing"] for word in WORDS], [len(word) + 0.5 for word in WORDS]])
+def test_the_last_layer_alone_learns_the_training_rows_with_a_learning_rate_of_zero(labels):
+    def error(head_first):
+        classifier = Classifier(head_first=head_first).fit(TEXTS, labels, **FROZEN)
+        found = classifier.predict(TEXTS)
+        return sum(abs(a - b) if isinstance(b, float) else set(a) != set(b) for a, b in zip(found, labels)) / len(TEXTS)
+
+    assert error(True) < 0.1 < error(False)
+
+
+def test_few_rows_of_each_class_begin_with_the_last_layer_and_others_do_not(tmp_path):
+    few = Classifier().fit(TEXTS, WORDS, **FROZEN)
+    assert few.model.config.classifier_pooling == "mean" and few.predict(TEXTS) == WORDS
+    few.save(tmp_path / "saved")
+    many = Classifier().fit(TEXTS[:10] * 21, WORDS[:10] * 21, **FROZEN)  # 105 of each class
+    again = Classifier(tmp_path / "saved").fit(TEXTS, WORDS, **FROZEN)  # keeps the head that it has
+    assert many.model.config.classifier_pooling == "cls"
+    np.testing.assert_allclose(again.outputs(TEXTS), few.outputs(TEXTS), atol=1e-5)
