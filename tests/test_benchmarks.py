@@ -35,7 +35,7 @@ OPTIONS = {
     "adapters": "--shapes mini --batch 2 --length 8 --rank 2 --num_rounds 1",
     "finetuning": "--tasks cola --seeds 0 --ways tf-idf",
     "adapting": "--package tqdm --vocab_size 300 --num_held_out 4 --num_steps 1 --eval_steps 1 --tokens_per_step 256",
-    "few_examples": "--models mini --sizes 2 --seeds 0 --num_test 4 --steps 1 --epochs 1",
+    "few_examples": "--models mini --sizes 4 --seeds 0 --num_test 4",
     "drop_in": f"--versions {transformers.__version__}",
     "roofline": "",
     "runtimes": f"--folder files --model {MINI_MODEL_PATH} --num_rounds 1 "

@@ -112,6 +112,9 @@ class Classifier(Job):
         is_free = self._is_head_first and not self.adapter
         return "mean" if is_free and hasattr(AutoConfig.from_pretrained(self.source), "classifier_pooling") else None
 
+    def _has_few(self, num_rows: int) -> bool:
+        return self._is_head_first
+
     def _identity(self) -> dict[str, Any]:
         found = {"problem_type": self.problem_type, "classifier_pooling": self.classifier_pooling}
         found["head_first"] = self._is_head_first

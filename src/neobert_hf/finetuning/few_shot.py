@@ -44,6 +44,7 @@ class FewShotTrainingArguments(FineTuningArguments, SentenceTransformerTrainingA
     """Training arguments: some steps, whose number depends on the examples, without checkpoints."""
 
     max_steps: int = HfArg(default=0, help="Steps; 0 chooses 20 to 100 by the pairs, with -1 num_train_epochs counts.")
+    num_train_epochs: float = 3
     warmup_steps: float = 0.1
     logging_steps: float = 0.05
     eval_strategy: str = "no"

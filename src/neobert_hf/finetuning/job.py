@@ -30,6 +30,7 @@ from ..runs import (
     train_or_resume,
     write_record,
 )
+from ..runs.arguments import EPOCHS, EPOCHS_OF_FEW
 from .predictions import write_predictions
 from .rows import LabelledRows
 
@@ -228,6 +229,7 @@ class Job(ABC):
                 model = self._load_new()
                 rate = default_learning_rate(model.config)
                 training.choose_learning_rate(model.config, 10 * rate if self.adapter else rate)
+                training.choose_epochs(EPOCHS_OF_FEW if self._has_few(len(columns[0])) else EPOCHS)
                 trainer = self._trainer_for(model, training, **rows)
                 if checkpoint is None:
                     self._before_training(trainer)
@@ -237,6 +239,10 @@ class Job(ABC):
                 self._trainer = train_or_resume(make_trainer, training, run)
             self._after_training()
             self._end_fit(columns[:-1], validation, training)
+
+    def _has_few(self, num_rows: int) -> bool:
+        """Whether a training on this number of rows needs more epochs."""
+        return False
 
     def _identity(self) -> dict[str, Any]:
         """What of a job, besides the training arguments, a resumed run must have too, as plain types."""

@@ -14,6 +14,7 @@ from transformers.utils import logging
 
 from ..model.machine_neobert import best_dtype
 
+EPOCHS, EPOCHS_OF_FEW = 3, 10
 FEW_ROWS = 100  # validation rows; with fewer, one row more or less changes F1 by a percent or more
 RESUME = (
     "last, to resume from the newest complete checkpoint in output_dir; auto, to do so if output_dir has one and start "
@@ -83,7 +84,7 @@ def default_learning_rate(config: PretrainedConfig) -> float:
 class FineTuningArguments(ResumeArguments, TrainingArguments):
     """Training arguments of fine-tuning: evaluation after each epoch, and the best epoch at the end."""
 
-    num_train_epochs: float = 3
+    num_train_epochs: float = HfArg(default=0, help="Epochs; 0 chooses 3, and 10 where the rows are few.")
     per_device_train_batch_size: int = 16  # as in Table 6; larger batches leave few steps for a few hundred rows
     per_device_eval_batch_size: int = 64  # without gradients
     learning_rate: float | None = HfArg(default=None, help="Default: by the size of the model.")
@@ -119,6 +120,13 @@ class FineTuningArguments(ResumeArguments, TrainingArguments):
         if self.learning_rate is None:
             self.learning_rate = rate or default_learning_rate(config)
             print(f"learning_rate={self.learning_rate:g} for hidden_size={config.hidden_size}", flush=True)
+
+    def choose_epochs(self, number: int) -> None:
+        """Take a number of epochs, and print it if it is not the usual 3, unless the user gave one."""
+        if not self.num_train_epochs:
+            self.num_train_epochs = number
+            if number != EPOCHS and self.max_steps <= 0:
+                print(f"num_train_epochs={number} for few rows", flush=True)
 
     def choose_metric(self, num_rows: int, name: str = "f1") -> None:
         """Choose the metric that chooses the best epoch, unless one was given.

@@ -1,0 +1,100 @@
+"""What a job says beside its scores: those of the trivial answer, truncated texts, rows of the training."""
+
+import json
+
+import numpy as np
+import pytest
+from sklearn.dummy import DummyClassifier, DummyRegressor
+from sklearn.metrics import accuracy_score, f1_score, mean_squared_error
+
+from neobert_hf.finetuning import Classifier, QuestionAnswerer, Tagger
+from neobert_hf.finetuning.job import names_of_worse
+
+NOTHING = {"use_cpu": True, "disable_tqdm": True, "max_steps": 1, "learning_rate": 0.0, "report_to": "none"}
+TEXTS = ["an old red house", "the sea", "a warm sea", "a quick brown fox"]
+CLASSES = ["sea", "sea", "house", "sea"]
+
+
+def trained(job, columns, **options):
+    """A job that has learned nothing."""
+    return job.fit(*columns, columns, **NOTHING, **options)
+
+
+@pytest.fixture
+def results(tmp_path):
+    return lambda: json.loads((tmp_path / "eval_results.json").read_text())
+
+
+def test_the_trivial_answer_to_classes_is_that_of_scikit_learn(tmp_path, results):
+    trained(Classifier(head_first=False), (TEXTS, CLASSES), output_dir=tmp_path)
+    found = DummyClassifier(strategy="most_frequent").fit(TEXTS, CLASSES).predict(TEXTS)
+    assert results()["eval_trivial_accuracy"] == accuracy_score(CLASSES, found) == 0.75
+    assert results()["eval_trivial_f1"] == f1_score(CLASSES, found, average="macro", zero_division=0)
+    assert results()["eval_trivial_matthews"] == 0
+
+
+def test_the_trivial_answer_to_numbers_is_their_mean(tmp_path, results):
+    numbers = [0.5, 1.0, 4.0, 2.5]
+    trained(Classifier(), (TEXTS, numbers), output_dir=tmp_path)
+    found = DummyRegressor().fit(TEXTS, numbers).predict(TEXTS)
+    assert results()["eval_trivial_mse"] == pytest.approx(mean_squared_error(numbers, found))
+    assert results()["eval_trivial_pearson"] == results()["eval_trivial_spearman"] == 0
+
+
+@pytest.mark.parametrize(
+    ("job", "columns", "expected"),
+    [
+        (Classifier, (TEXTS, [["a", "b"], ["a"], [], ["b", "a"]]), {"accuracy": 0.25, "f1_micro": 10 / 12}),  # a and b
+        (Classifier, (TEXTS, [["a", "b"], [], [], ["c"]]), {"accuracy": 0.5, "f1_micro": 0}),  # no class
+        (
+            Tagger,
+            ([text.split() for text in TEXTS], [["O", "O", "O", "B-X"], ["O"] * 2, ["O"] * 3, ["O"] * 4]),
+            {"f1": 0, "accuracy": 12 / 13},
+        ),
+        (
+            QuestionAnswerer,
+            (["what?"] * 4, TEXTS, [{"text": [], "answer_start": []}] * 3 + [{"text": ["a"], "answer_start": [0]}]),
+            {"exact_match": 0.75, "f1": 0.75, "impossible_accuracy": 1, "answerable_f1": 0},
+        ),
+    ],
+)
+def test_the_trivial_answer_of_a_job_has_these_scores(tmp_path, results, job, columns, expected):
+    trained(job(), columns, output_dir=tmp_path)
+    for name, value in expected.items():
+        assert results()[f"eval_trivial_{name}"] == pytest.approx(value), name
+
+
+def test_a_model_that_learns_nothing_says_so_and_its_record_too(tmp_path, capsys):
+    classifier = trained(Classifier(head_first=False), (TEXTS * 3, CLASSES * 3), output_dir=tmp_path, seed=1)
+    classifier.save(tmp_path)
+    line = "validation: not better than the trivial answer, always sea: accuracy, f1, matthews; all 12 predictions are equal"
+    assert f"warning: {line}; train on more rows" in capsys.readouterr().out
+    record = json.loads((tmp_path / "training.json").read_text())
+    assert f"Warning: {line}." in record["remark"] and record["scores"][0]["trivial"]["accuracy"] == 0.75
+
+
+def test_a_model_that_learns_something_has_no_warning(capsys):
+    classifier = Classifier().fit(TEXTS, CLASSES, (["the old sea", "house of a fox"], ["sea", "house"]), **NOTHING)
+    assert classifier.evaluate(TEXTS, CLASSES)["accuracy"] == 1
+    assert "warning: validation" not in capsys.readouterr().out
+
+
+def test_a_metric_is_worse_unless_it_is_better_than_the_trivial_one_or_that_is_perfect():
+    found = {"accuracy": 0.5, "mse": 2.0, "f1": 0.4, "impossible_accuracy": 0.9}
+    assert names_of_worse(found, {"accuracy": 0.5, "mse": 1.9, "f1": 0.3, "impossible_accuracy": 1.0}) == [
+        "accuracy",
+        "mse",
+    ]
+
+
+def test_truncated_texts_and_rows_of_the_training_are_counted(tmp_path, capsys):
+    long = "sea " * 50
+    held_out = ([TEXTS[0], "the fox", long], ["house", "sea", "sea"])
+    classifier = Classifier(max_seq_length=16).fit([*TEXTS, long], [*CLASSES, "sea"], held_out, **NOTHING)
+    printed = capsys.readouterr().out
+    assert "warning: training: 1 of 5 texts are truncated to 16 tokens; choose max_seq_length" in printed
+    assert "1 of 3 texts are truncated to 16 tokens" in printed
+    assert "warning: validation: 2 of 3 rows equal a training row, so the scores are too good" in printed
+    classifier.predict([long, "the fox"])
+    assert capsys.readouterr().out == "1 of 2 texts are truncated to 16 tokens; choose max_seq_length\n"
+    assert np.isfinite(classifier.outputs(["the sea"])).all() and not capsys.readouterr().out
