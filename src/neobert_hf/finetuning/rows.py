@@ -111,8 +111,8 @@ class LabelledRows:
             f"a label that does not count ({reasons})": num_faults,
         }
         parts = [f"{number} {'has' if number == 1 else 'have'} {what}" for what, number in counts.items() if number]
-        metrics = f"; the metrics are over {num_counted}" if num_counted else "; so there are no metrics"
-        return f"test: of {num_rows} rows {', '.join(parts)}{metrics if has_labels else ''}" if parts else ""
+        metrics = f"; the metrics are over the other {num_counted}" if num_counted else "; there are no metrics"
+        return f"test: of {num_rows} rows, {', '.join(parts)}{metrics if has_labels else ''}" if parts else ""
 
 
 @dataclass
