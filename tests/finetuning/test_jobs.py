@@ -116,7 +116,7 @@ def test_as_many_predictions_as_test_rows_and_metrics_over_those_with_a_label_th
     for name, value in job.evaluate(*(column[2:] for column in inputs), labels[2:]).items():
         assert scores[f"test_{name}"] == pytest.approx(value, abs=1e-6)
     line = "test: of 10 rows, 2 have no text and an empty prediction, 1 has no label, 1 has a label that does not count"
-    assert f"{line} (line 3: wrong); the metrics are over the other 6\n" in capsys.readouterr().out
+    assert f"{line} (line 3: wrong); the metrics are over 6 rows\n" in capsys.readouterr().out
 
 
 ONE, PAIR = ["a", "b"], [("a", "b")] * 2

@@ -276,7 +276,7 @@ def _separated_rows(file: Path, names: Sequence[str] | None) -> Rows:
     if swallowed:
         shown = ", ".join(swallowed[:SHOWN]) + (", ..." if swallowed[SHOWN:] else "")
         line = f"{file}: rows with a field whose lines all look like rows: {shown}"
-        logger.warning(printable(f"{line}; if they are rows, close the quotation mark that opens in the first line"))
+        logger.warning(printable(f"{line}; if they are rows, close the quotation mark that opens there"))
 
 
 def _is_swallowing(field: str, separator: str, num_columns: int) -> bool:

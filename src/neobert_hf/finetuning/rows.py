@@ -103,16 +103,20 @@ class LabelledRows:
         has_labels = num_counted + num_faults > 0
         first: dict[str, str] = {}
         for place, reason in self.test_faults:
-            first.setdefault(reason, place)
-        reasons = _first_of([f"{place}: {reason}" for reason, place in first.items()])
+            first.setdefault(reason, f"{place}: {reason}")
+        reasons = _first_of([*first.values()], "; ")
         counts = {
             "no text and an empty prediction": num_rows - num_texts,
             "no label": num_texts - num_counted - num_faults if has_labels else 0,
             f"a label that does not count ({reasons})": num_faults,
         }
         parts = [f"{number} {'has' if number == 1 else 'have'} {what}" for what, number in counts.items() if number]
-        metrics = f"; the metrics are over the other {num_counted}" if num_counted else "; there are no metrics"
-        return f"test: of {num_rows} rows, {', '.join(parts)}{metrics if has_labels else ''}" if parts else ""
+        metrics = (
+            f"the metrics are over {num_counted} row{'s' * (num_counted > 1)}"
+            if num_counted
+            else "there are no metrics"
+        )
+        return f"test: of {num_rows} rows, {', '.join(parts)}{f'; {metrics}' if has_labels else ''}" if parts else ""
 
 
 @dataclass
@@ -243,8 +247,7 @@ def _checked(found: list[tuple[str, Any]], is_test: bool, columns: Columns, faul
 def _judge(faults: Faults, num_good: int, skip: bool) -> None:
     if not faults:
         return
-    shown = "; ".join(f"{fault.place}: {fault.reason}" for fault in faults[:SHOWN])
-    shown += "; ..." if faults[SHOWN:] else ""
+    shown = _first_of([f"{fault.place}: {fault.reason}" for fault in faults], "; ")
     count, num_lines = f"{len(faults)} of {len(faults) + num_good} rows", sum(fault.num_lines for fault in faults)
     count += f" ({num_lines} lines)" if num_lines > len(faults) else ""
     if not skip:
@@ -376,8 +379,8 @@ def _number_or_text(label: str) -> tuple:
     return (0, int(label), label) if label.removeprefix("-").isdecimal() else (1, 0, label)
 
 
-def _first_of(names: Sequence[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+def _first_of(names: Sequence[str], separator: str = ", ") -> str:
+    return separator.join([*names[:SHOWN], *(["..."] if len(names) > SHOWN else [])])
 
 
 def check_known(rows: Iterable[tuple[str, Iterable[str]]], names: Sequence[str]) -> None:
