@@ -31,8 +31,8 @@ def read_questions(arguments: LabelledDataArguments, seed: int) -> LabelledRows:
         questions. The test rows are `id`, by default the place in the file, and `question`.
 
     Raises:
-        ValueError: Rows have faults, such as an answer that is not at its place in the text; the message names files and lines.
-            Or all training rows have one text, and there are no validation rows.
+        ValueError: Rows of training or validation have faults, such as an answer that is not at its place in the text; the
+            message names files and lines. Or all training rows have one text, and there are no validation rows.
         OSError: A file cannot be read.
     """
     splits, _ = read_splits(arguments, Columns(COLUMNS, ANSWERS, _check, _answers), seed, _read)

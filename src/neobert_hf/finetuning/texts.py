@@ -72,12 +72,12 @@ def read_labelled_texts(arguments: LabelledTextArguments, seed: int, trained: Cl
         trained: It knows the classes if there are no training rows.
 
     Returns:
-        Rows as (texts, labels): a pair of texts is a tuple, a label is a string, a list of strings, or a float. The classes are
-        those of the Hub's dataset, of `label_columns`, or the sorted labels of the training rows.
+        Rows as (texts, labels): a pair of texts is a tuple, of which one may be empty, a label is a string, a list of strings, or
+        a float. The classes are those of the Hub's dataset, of `label_columns`, or the sorted labels of the training rows.
 
     Raises:
-        ValueError: Rows have faults, or a label that no training row has; the message names files and lines. Or as of
-            `class_names`, or without training rows the model is not trained.
+        ValueError: Rows have faults, or a validation row has a label that no training row has; the message names files and
+            lines. Or as of `class_names`, or without training rows the model is not trained.
         OSError: A file cannot be read.
     """
     label_columns = arguments.label_columns or [arguments.label_column]

@@ -66,8 +66,8 @@ def read_tagged_words(arguments: TaggedWordArguments, seed: int, trained: Tagger
         rows; see `tag_names`.
 
     Raises:
-        ValueError: A row has no words, or not as many tags as words, or a tag that no training row has; the message names file
-            and line. Or there is one tag only.
+        ValueError: A row of training or validation has no words, or not as many tags as words, or a tag that no training row has;
+            the message names file and line. Or there is one tag only.
         OSError: A file cannot be read.
     """
     names = None if arguments.has_training else trained.classes
