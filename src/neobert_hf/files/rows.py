@@ -264,7 +264,7 @@ def _separated_rows(file: Path, names: Sequence[str] | None) -> Rows:
             names = row
             _check_names(file, names)
         elif row and (len(row) == len(names) or (len(row) > len(names) and not has_header)):
-            if any(_is_swallowing(field, separator, len(row)) for field in row):
+            if num_lines > SWALLOWED and any(_is_swallowing(field, separator, len(row)) for field in row):
                 swallowed.append(f"line {start + num_before} ({num_lines} lines)")
             yield place, dict(zip(names, row))
         elif row:
