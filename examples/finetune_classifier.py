@@ -49,7 +49,7 @@ def train(arguments: ClassifierArguments, training: FineTuningArguments):
         classifier.predict_rows(rows, training, arguments.predictions_file, **options)
     if rows.train:
         classifier.save(training.output_dir, rows)
-        write_card(training.output_dir)
+        write_card(training.output_dir, example=rows.example)
 
 
 def main():

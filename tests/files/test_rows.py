@@ -210,7 +210,8 @@ def test_two_columns_of_one_name_are_refused(tmp_path, suffix):
         ("a.jsonl", '{"a": "1"}\n{"a": \n\n{"a": "2"}\nnonsense\n', "12", {2: "not JSON", 5: "not JSON"}),
         ("a.csv", "a,b\n1,x\n2\n\n3,x,y\n4,x\n", "14", {3: "1 columns, but the first", 5: "3 columns"}),
         ("a.csv", 'a,b\n1,x\n"2" x,y\n3,x\n', "13", {3: "',' expected after"}),
-        ("a.csv", 'a,b\n1,x\n"2,x\n3,x\n4,x\n', "1", {3: r"unexpected end of data after 3 lines\)"}),
+        ("a.csv", 'a,b\n1,x\n"2,x\n3,x\n4,x\n', "1", {3: r"unexpected end of data after 3 lines\); close the"}),
+        ("a.csv", 'a,b\n1,x\n"2,x\n3,x\n4",x,y\n5,x\n', "15", {3: "3 columns after 3 lines, .* close the quotation"}),
         ("a.csv", 'a,b\n1,x\n"2,x\n3,x\n4,"x"\n5,x\n', "15", {3: "',' expected after '\"' after 3 lines"}),
         ("a.tsv", 'a\tb\n1\tx\n2\n"3\tx\n4\tx\ty\n', '1"3', {3: "1 columns", 5: "3 columns, .*replace each"}),
     ],
@@ -220,10 +221,28 @@ def test_rows_that_cannot_be_read_are_counted_and_named_and_the_others_are_read(
     file.write_text(content)
     rows = list(read_rows(file, faults=faults))
     assert "".join(row["a"] for _, row in rows) == good
-    assert [place for place, _ in faults] == [f"{file}, line {line}" for line in bad]
-    assert all(re.search(reason, fault) for reason, (_, fault) in zip(bad.values(), faults))
+    assert [fault.place for fault in faults] == [f"{file}, line {line}" for line in bad]
+    assert all(re.search(reason, fault.reason) for reason, fault in zip(bad.values(), faults))
     with pytest.raises(ValueError, match=f"^{file}, line {min(bad)}: .*{bad[min(bad)]}"):
         list(read_rows(file))
+
+
+def test_a_row_that_has_swallowed_others_is_named_with_its_lines(tmp_path, caplog):
+    """Its field has lines that look like rows; a text of several lines has not, and a fault counts its lines."""
+    (tmp_path / "a.csv").write_text(
+        'a,b\n"1,x\n2,x\n3,x\n4,x\n5",x\n"one, two\nthree\nfour, five\nsix\n",x\n"6,x\n7,x\n'
+    )
+    faults = []
+    assert len(list(read_rows(tmp_path / "a.csv", faults=faults))) == 2
+    assert [fault.num_lines for fault in faults] == [2]
+    (line,) = [record.message for record in caplog.records]
+    assert "a.csv: rows with a field whose lines all look like rows: line 2 (5 lines); if they are rows, close" in line
+
+
+def test_a_blank_line_in_a_single_column_is_an_empty_text(tmp_path):
+    for suffix in (".csv", ".tsv"):
+        (tmp_path / f"a{suffix}").write_text("text\none\n\ntwo\n")
+        assert [row["text"] for _, row in read_rows(tmp_path / f"a{suffix}")] == ["one", "", "two"]
 
 
 FINE = b"text\n" + b"fine\n" * 99_999
@@ -258,7 +277,7 @@ FINE = b"text\n" + b"fine\n" * 99_999
         ("a.csv", b"number,text\n1,one\n2,two, three\n", ", line 3: 3 columns, but the first line names 2"),
         ("a.csv", b"number,text\n1,one\n2\n", ", line 3: 1 columns, but the first line names 2"),
         ("a.csv", b'number,text\n1,one\n2,"two\n3,\n', r", line 3: this is not CSV \(unexpected end of data"),
-        ("a.csv", b'number,text\n1,"one\nmore",2\n', ", line 2: 3 columns, but the first line names 2"),
+        ("a.csv", b'number,text\n1,"one\nmore",2\n', ", line 2: 3 columns after 2 lines, but the first line names 2"),
         ("a.csv", b'number,text\n1,"one" two\n', r", line 2: this is not CSV \(',' expected after '\"'"),
         ("a.csv", FINE + b"caf\xe9\n", ", line 100001 is not UTF-8"),
         ("a.csv.gz", gzip.compress(FINE)[:-40], " cannot be read; it is damaged"),

@@ -1,6 +1,7 @@
 """What all jobs share as Python calls: columns of any kind, refusals, fits that fail or are repeated, resume, the record."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,9 +14,11 @@ import torch
 from transformers import BertConfig, BertForMaskedLM
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
+from neobert_hf.files import read_rows
 from neobert_hf.finetuning import Classifier, FewShotClassifier, LabelledRows, QuestionAnswerer, Tagger
 from neobert_hf.finetuning.few_shot import FewShotTrainingArguments
 from neobert_hf.finetuning.job import LAST_EPOCH
+from neobert_hf.finetuning.predictions import write_predictions
 from neobert_hf.runs import FineTuningArguments, lora_config
 
 SHAPE = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48)
@@ -91,6 +94,31 @@ def test_a_fit_that_fails_leaves_the_model_its_names_and_its_scores(trained):
     assert job.predict(*inputs) == before and job.classes == names
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_as_many_predictions_as_test_rows_and_metrics_over_those_with_a_label_that_counts(
+    trained, tmp_path, capsys, suffix
+):
+    """Of ten rows two have no text, one has no label, and one a label that does not count."""
+    job, (*inputs, labels) = trained
+    rows, places = [{"id": str(i)} for i in range(10)], [1, 2, 3, 5, 6, 7, 8, 9]
+    more = {"test_places": places, "test_faults": [("line 3", "wrong")]}
+    data = LabelledRows(None, None, (*inputs, [None, None, *labels[2:]]), rows, {}, None, **more)
+    training = SimpleNamespace(output_dir=tmp_path, should_save=True, per_device_eval_batch_size=8)
+    job.predict_rows(data, training, tmp_path / f"a{suffix}")
+    answered = [rows[place] for place in places]
+    write_predictions(tmp_path / f"b{suffix}", job.prediction_rows(job.outputs(*inputs), answered))
+    found, expected = ([row for _, row in read_rows(tmp_path / f"{name}{suffix}")] for name in "ab")
+    assert [found[place] for place in places] == expected and len(found) == 10
+    for place in (0, 4):
+        assert found[place].keys() == expected[0].keys() and found[place].pop("id") == str(place)
+        assert not any(found[place].values())
+    scores = json.loads((tmp_path / "test_results.json").read_text())
+    for name, value in job.evaluate(*(column[2:] for column in inputs), labels[2:]).items():
+        assert scores[f"test_{name}"] == pytest.approx(value, abs=1e-6)
+    line = "test: of 10 rows, 2 have no text and an empty prediction, 1 has no label, 1 has a label that does not count"
+    assert f"{line} (line 3: wrong); the metrics are over 6 rows\n" in capsys.readouterr().out
+
+
 ONE, PAIR = ["a", "b"], [("a", "b")] * 2
 MULTI_HOT = np.array([[0, 1], [1, 0]])
 REFUSED = [
@@ -100,6 +128,7 @@ REFUSED = [
     (Classifier, lambda job: job.fit([], []), "0 texts; give at least one row"),
     (Classifier, lambda job: job.fit(["a", np.nan], ["x", "y"]), "row 1: 'text' is nan, a float; every text must"),
     (Classifier, lambda job: job.fit(["a", " "], ["x", "y"]), "row 1: 'text' is empty"),
+    (Classifier, lambda job: job.fit([("a", ""), ("", None)], ["x", "y"]), "row 1: 'text 1' and 'text 2' are empty"),
     (Classifier, lambda job: job.fit([("a", "b", "c")] * 2, ["x", "y"]), "row 0: 3 texts; give one text, or a pair"),
     (Classifier, lambda job: job.fit(["ab", *PAIR], ["x", "y", "y"]), "some rows are one text, and others a pair"),
     (Classifier, lambda job: job.fit(ONE, MULTI_HOT), "the lists of classes have 0 and 1 only; list the names"),

@@ -1,6 +1,7 @@
 """Labelled rows: class names as a reader of the file expects them, errors with file and line, and a tenth held out."""
 
 import json
+import re
 
 import pytest
 
@@ -88,7 +89,8 @@ def test_the_training_rows_are_drawn_from_the_whole_file(tmp_path):
 @pytest.mark.parametrize(
     "row, message",
     [
-        ({"text": "a"}, "line 2: no column 'label' among text; name it by --label_column"),
+        ({"text": "a"}, "line 2: this row has no 'label'"),
+        ({"label": "a"}, "line 2: this row has no 'text'"),
         ({"text": "", "label": "a"}, "line 2: 'text' is empty"),
         ({"text": 3, "label": "a"}, "line 2: 'text' is 3, a int"),
         ({"text": "a", "label": None}, "line 2: the label is missing"),
@@ -173,7 +175,7 @@ def test_all_faulty_rows_are_in_one_message_of_one_line(tmp_path):
     file = lines(tmp_path, "train.jsonl", [*rows(*"abababab"), *bad])
     with open(file, "a") as stream:
         stream.write("{broken\n")
-    pattern = r"^21 of 29 rows have faults: .*line 9: no column 'label'.*line 10: 'text' is empty"
+    pattern = r"^21 of 29 rows have faults: .*line 9: this row has no 'label'.*line 10: 'text' is empty"
     with pytest.raises(ValueError, match=pattern) as caught:
         read_labelled_texts(LabelledTextArguments(train_file=file), 0, None)
     message = str(caught.value)
@@ -193,3 +195,19 @@ def test_faulty_rows_are_left_out_with_their_number_if_asked_for(tmp_path, capsy
     found = read_labelled_texts(LabelledTextArguments(file, file, skip_bad_rows=True), 0, None)
     assert found.train[0] == found.validation[0] == ["one", "four"]
     assert f"left out 6 of 10 rows: {file}, line " in capsys.readouterr().out
+
+
+def test_rows_left_out_are_counted_with_the_lines_that_an_unclosed_quotation_mark_took(tmp_path, capsys):
+    good = "".join(f"text {i},{'ab'[i % 2]}\n" for i in range(50))
+    (tmp_path / "a.csv").write_text(f'text,label\n{good}"never closed,a\n{good}')
+    read_labelled_texts(LabelledTextArguments(str(tmp_path / "a.csv"), skip_bad_rows=True), 0, None)
+    out = capsys.readouterr().out
+    assert re.search(r"left out 1 of 51 rows \(51 lines\): .*a\.csv, line 52: this is not CSV .* after 51 lines", out)
+
+
+@pytest.mark.parametrize("rows", [rows("a", "b"), [{"label": "a"}, *rows("a", "b")]])
+def test_a_column_that_no_row_has_is_named_with_the_option_that_names_it(tmp_path, rows):
+    for option, columns in (("label_column", "'intents'"), ("text_columns", "'body'")):
+        names = {"label_column": "intents"} if option == "label_column" else {"text_columns": ["text", "body"]}
+        with pytest.raises(ValueError, match=rf"line 1: no column {columns} among .*; name it by --{option}"):
+            read(tmp_path, rows, **names)

@@ -102,8 +102,7 @@ def test_test_rows_may_lack_labels_and_keep_all_columns(tmp_path):
     found = read(train, test_file=str(tmp_path / "test.csv"))
     assert found.test == (["new"], None) and found.test_rows == [{"id": "7", "text": "new"}]
     (tmp_path / "test.csv").write_text("id,text,label\n7,new,a\n8,old,\n")
-    with pytest.raises(ValueError, match=r"1 of 14 rows has a fault: .*test\.csv, line 3: the label is missing"):
-        read(train, test_file=str(tmp_path / "test.csv"))
+    assert read(train, test_file=str(tmp_path / "test.csv")).test == (["new", "old"], ["a", None])
     assert read(train, test_file=csv_file(tmp_path, "  ", "blank.csv")).test[1] is None
     with pytest.raises(ValueError, match="'prediction' has the name of what is predicted; rename it"):
         read(train, test_file=csv_file(tmp_path, ["mine"], "test.csv", "text,prediction"))
@@ -113,8 +112,72 @@ def test_a_trained_model_gives_the_classes_if_there_are_no_training_rows(tmp_pat
     arguments = LabelledTextArguments(test_file=csv_file(tmp_path, ["b", "a"]))
     trained = SimpleNamespace(classes=["b", "a"], problem_type=SINGLE)
     assert read_labelled_texts(arguments, 0, trained).test[1] == ["b", "a"]
-    with pytest.raises(ValueError, match=r"line 3: the label 'a' is in no training row; they have b, c"):
-        read_labelled_texts(arguments, 0, SimpleNamespace(classes=["b", "c"], problem_type=SINGLE))
+    found = read_labelled_texts(arguments, 0, SimpleNamespace(classes=["b", "c"], problem_type=SINGLE))
+    assert found.test == (["text 0", "text 1"], ["b", None]) and found.test_faults == [("line 3", "unknown class 'a'")]
+
+
+TEST_LABELS = [
+    ("single", ["x", "new", "", "y"], {}, ["x", None, None, "y"], "unknown class 'new'"),
+    (
+        "regression",
+        ["0.5", "n/a", "", "1"],
+        {"problem_type": REGRESSION},
+        [0.5, None, None, 1],
+        "the label 'n/a' is not a n",
+    ),
+    (
+        "separated",
+        ["x; y", "x;new", "", "x"],
+        {"label_separator": ";"},
+        [["x", "y"], None, [], ["x"]],
+        "unknown class 'new'",
+    ),
+    (
+        "columns",
+        ["1,0", "2,0", ",", "0,0"],
+        {"label_columns": ["x", "y"]},
+        [["x"], None, None, []],
+        "'x' has '2'; give 0 or 1",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "labels", "options", "expected", "reason"), TEST_LABELS)
+def test_a_test_label_that_is_unknown_of_another_kind_or_missing_costs_no_row(
+    tmp_path, kind, labels, options, expected, reason
+):
+    header = "text,x,y" if kind == "columns" else "text,label"
+    train = {"single": "xy", "regression": ["0.5", "1.5"], "separated": ["x; y", "y"], "columns": ["1,0", "0,1"]}[kind]
+    test = csv_file(tmp_path, labels, "test.csv", header)
+    found = read(csv_file(tmp_path, [*train] * 3, header=header), test_file=test, **options)
+    assert found.test == ([f"text {i}" for i in range(4)], expected)
+    ((place, fault),) = found.test_faults
+    assert place == "line 3" and reason in fault
+
+
+def test_one_filled_text_of_a_pair_is_enough_and_a_test_row_without_a_text_keeps_its_place(tmp_path):
+    """As the report of a user: messages without a subject."""
+    rows = [
+        {"subject": "hi", "body": None},
+        {"subject": "", "body": "ten"},
+        {"body": "see you"},
+        {"subject": "b", "body": "c"},
+    ]
+    rows = [row | {"label": "ab"[i % 2]} for i, row in enumerate(rows)]
+    for name, more in (("train", []), ("test", [{"subject": " ", "id": 7}, {"id": 8}, rows[0]])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows + more))
+    columns = {"text_columns": ["subject", "body"], "test_file": str(tmp_path / "test.jsonl")}
+    found = read(str(tmp_path / "train.jsonl"), **columns)
+    assert found.train[0] == [("hi", ""), ("", "ten"), ("", "see you"), ("b", "c")]
+    assert found.test == ([*found.train[0], ("hi", "")], [*"abab", "a"])
+    assert found.test_places == [0, 1, 2, 3, 6] and found.test_rows[4] == {"subject": " ", "id": 7}
+    with pytest.raises(
+        ValueError, match=r"4 of 14 rows have faults: .*line 5: 'subject' and 'body' are empty; .*line 6: this r"
+    ):
+        read(columns["test_file"], text_columns=columns["text_columns"])
+    (tmp_path / "test.jsonl").write_text('{"subject": "", "body": ""}\n')
+    with pytest.raises(ValueError, match=r"line 1: neither this row nor another one has a text in 'subject' or 'body'"):
+        read(str(tmp_path / "train.jsonl"), **columns)
 
 
 @pytest.mark.parametrize(

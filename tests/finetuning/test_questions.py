@@ -118,23 +118,48 @@ def test_test_questions_may_have_no_answers_and_no_ids(tmp_path):
         ({"answers": None}, "'answers' is missing; a question without an answer has empty lists"),
         ({"is_impossible": True}, "the question is_impossible and has the answer 'am Rhein'; remove one of them"),
         ({"question": " "}, "'question' is empty"),
-        ({"context": None}, "'context' is None, a NoneType; every text must be a string"),
+        ({"context": None}, "'context' is empty"),
+        ({"context": 3}, "'context' is 3, a int; every text must be a string"),
     ],
 )
 def test_the_message_for_a_faulty_row_names_its_line_and_the_fault(tmp_path, change, message):
-    with pytest.raises(ValueError, match=f"1 of 2 rows has a fault: .*test.jsonl, line 2: {message}") as raised:
-        read(tmp_path, lines([FLAT[1], FLAT[0] | change]))
+    (tmp_path / "train.jsonl").write_text(lines([FLAT[1], FLAT[0] | change, FLAT[2]]))
+    (tmp_path / "dev.jsonl").write_text(lines(FLAT))
+    files = {"train_file": str(tmp_path / "train.jsonl"), "validation_file": str(tmp_path / "dev.jsonl")}
+    with pytest.raises(ValueError, match=f"1 of 6 rows has a fault: .*train.jsonl, line 2: {message}") as raised:
+        read_questions(LabelledDataArguments(**files), seed=0)
     assert "\n" not in str(raised.value)
-    assert len(read(tmp_path, lines([FLAT[1], FLAT[0] | change]), skip_bad_rows=True)) == 1
+    found = read_questions(LabelledDataArguments(**files, skip_bad_rows=True), seed=0)
+    assert found.train[0] == [FLAT[1]["question"], FLAT[2]["question"]]
+
+
+def test_a_test_question_keeps_its_place_without_a_context_or_with_wrong_answers(tmp_path):
+    wrong = {"answers": {"text": ["Elbe"], "answer_start": [11]}}
+    rows = [
+        FLAT[0],
+        FLAT[1] | {"context": " "},
+        FLAT[2] | wrong,
+        {"question": "Wer?"},
+        FLAT[2],
+        FLAT[1] | {"answers": None},
+    ]
+    (tmp_path / "test.jsonl").write_text(lines(rows))
+    found = read_questions(LabelledDataArguments(test_file=str(tmp_path / "test.jsonl")), seed=0)
+    assert [row["question"] for row in found.test_rows] == [row["question"] for row in rows]
+    assert found.test_places == [0, 2, 4, 5] and found.test[1] == [rows[i]["context"] for i in found.test_places]
+    assert found.test[2] == [FLAT[0]["answers"], None, FLAT[2]["answers"], None]
+    assert found.test_faults == [
+        ("line 3", "the answer 'Elbe' is not at character 11, its answer_start; it is nowhere in it")
+    ]
 
 
 def test_a_fault_in_nested_json_is_named_by_title_paragraph_and_question(tmp_path):
     nested = json.loads(json.dumps(NESTED))
     nested["data"][0]["paragraphs"][0]["qas"][1]["answers"][0]["answer_start"] = 22
-    with pytest.raises(
-        ValueError, match=r"squad.json, title 1, paragraph 1, question 2: the answer '東京' .* it is at 21"
-    ):
-        read(tmp_path, json.dumps(nested), "squad.json")
+    (tmp_path / "squad.json").write_text(json.dumps(nested))
+    place = r"squad.json, title 1, paragraph 1, question 2: the answer '東京' .* it is at 21"
+    with pytest.raises(ValueError, match=place):
+        read_questions(LabelledDataArguments(train_file=str(tmp_path / "squad.json")), seed=0)
     del nested["data"][0]["paragraphs"][0]["context"]
     with pytest.raises(ValueError, match=r"squad.json has data that is not as in SQuAD \(KeyError: 'context'\)"):
         read(tmp_path, json.dumps(nested), "squad.json")

@@ -116,8 +116,10 @@ def test_tokens_and_ner_tags_are_recognised_and_other_names_need_the_option(tmp_
         ({"words": ["a", "b"], "tags": ["O"]}, "2 words and 1 tags"),
         ({"words": "a b", "tags": ["O"]}, "give a list of words"),
         ({"words": ["a"], "tags": "O"}, "give a list of tags"),
-        ({"words": [], "tags": []}, "give a list of words"),
-        ({"words": ["a", ""], "tags": ["O", "O"]}, "'word 2' is empty"),
+        ({"words": [], "tags": []}, "give one at least"),
+        ({"words": [" ", ""], "tags": ["O", "O"]}, "give one at least"),
+        ({"words": ["a", 3], "tags": ["O", "O"]}, "word 2 is 3, a int; every text must be a string"),
+        ({"tags": ["O"]}, "this row has no 'words' or 'tokens'"),
         ({"words": ["a"], "tags": [None]}, "the label is missing"),
     ],
 )
@@ -140,8 +142,22 @@ def test_test_rows_may_have_no_tags_and_keep_all_columns(tmp_path):
         found = read_tagged_words(TaggedWordArguments(test_file=str(file)), 0, trained)
         assert found.test_rows[0] == row and found.test[0][0] == row["words"] and found.test[1] is None
     arguments = TaggedWordArguments(test_file=lines(tmp_path, "tagged.jsonl", [ADA]))
-    with pytest.raises(ValueError, match="the label 'PERSON' is in no training row; they have O, P"):
-        read_tagged_words(arguments, 0, trained)
+    found = read_tagged_words(arguments, 0, trained)
+    assert found.test == ([ADA["words"]], None) and found.test_faults == [("line 1", "unknown class 'PERSON'")]
+
+
+def test_a_test_row_without_words_keeps_its_place_and_one_with_wrong_tags_costs_the_metric(tmp_path):
+    rows = [
+        {"words": [], "tags": []},
+        ADA,
+        {"words": ["Bob"], "tags": ["O", "O"]},
+        {"words": ["", "Eve"], "tags": None},
+    ]
+    arguments = TaggedWordArguments(test_file=lines(tmp_path, "test.jsonl", rows))
+    found = read_tagged_words(arguments, 0, SimpleNamespace(classes=["O", "PERSON"]))
+    assert found.test == ([row["words"] for row in rows[1:]], [ADA["tags"], None, None])
+    assert found.test_rows == rows and found.test_places == [1, 2, 3]
+    assert found.test_faults == [("line 3", "1 words and 2 tags; every word needs one tag")]
 
 
 def test_a_dataset_of_the_hub_keeps_the_names_of_its_classes(monkeypatch):

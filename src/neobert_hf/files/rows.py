@@ -15,19 +15,42 @@ import lzma
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow
 import pyarrow.parquet
+from transformers.utils import logging
+
+from .texts import printable
+
+logger = logging.get_logger(__name__)
 
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 SAMPLES = ("line", "paragraph", "document")
+SHOWN = 10  # rows in a message
 LONGEST_FIELD = (1 << 31) - 1  # characters; Python's default is 131,072, and a C long has 32 bits on Windows
 # Of CSV, the rarest inside texts first; spreadsheets write semicolons where the comma separates decimals.
 SEPARATORS = ("\t", ";", ",")
 
-Faults = list[tuple[str, str]]  # where a row stands, and what is wrong with it
+SWALLOWED = 3  # lines inside a field that look like rows, from which a quotation mark is taken for unclosed
+
+
+class Fault(NamedTuple):
+    """What is wrong with a row.
+
+    Args:
+        place: Where it stands, such as "a.csv, line 3".
+        reason: What is wrong with it.
+        num_lines: Lines of the file that it takes.
+    """
+
+    place: str
+    reason: str
+    num_lines: int = 1
+
+
+Faults = list[Fault]
 Rows = Iterator[tuple[str, Any]]  # each after its place
 
 
@@ -51,7 +74,8 @@ def read_rows(
         faults: List to which a row that cannot be read is added instead of raising an error.
 
     Returns:
-        Places and rows: dicts; of JSON, whatever the line or the item of the list holds.
+        Places and rows: dicts; of JSON, whatever the line or the item of the list holds. A warning names rows of CSV with a field
+        whose lines all look like rows, as an unclosed quotation mark leaves them.
 
     Raises:
         ValueError: The file is not in the format of its suffix, the suffix is unknown, or two columns have one name.
@@ -136,15 +160,16 @@ def _storable(text: str) -> str:
 
 
 def _readable(file: str | Path, rows: Rows, faults: Faults | None = None) -> Rows:
-    """The rows that are no errors; each error names the file."""
+    """The rows that have no fault; each error names the file."""
     try:
         for place, row in rows:
-            if not isinstance(row, ValueError):
+            fault = Fault(place, str(row)) if isinstance(row, ValueError) else row
+            if not isinstance(fault, Fault):
                 yield place, row
             elif faults is None:
-                raise ValueError(f"{place}: {row}") from row
+                raise ValueError(f"{place}: {fault.reason}")
             else:
-                faults.append((place, str(row)))
+                faults.append(fault)
     except (pyarrow.ArrowException, lzma.LZMAError, EOFError, OSError, UnicodeDecodeError) as error:
         if number := getattr(error, "errno", None):  # of the operating system, in the words of Python, not of pyarrow
             raise OSError(number, os.strerror(number), str(file)) from error
@@ -207,7 +232,7 @@ def _parsed(text: str) -> Any:
 
 
 def _separated_rows(file: Path, names: Sequence[str] | None) -> Rows:
-    """Rows of CSV and TSV, or errors in their places; a blank line is no row, except that of an empty text in TSV."""
+    """Rows of CSV and TSV, or faults in their places; a blank line is no row, except that of an empty text in a single column."""
     lines = _lines(file)
     start, first = next(lines, (1, ""))
     if first.lower().startswith("sep="):  # Excel's line about the separator
@@ -218,31 +243,48 @@ def _separated_rows(file: Path, names: Sequence[str] | None) -> Rows:
     quoting, remedy = (csv.QUOTE_NONE, "replace") if separator == "\t" else (csv.QUOTE_MINIMAL, "quote")
     texts = itertools.chain([first], (line for _, line in lines))
     rows = csv.reader(texts, delimiter=separator, quoting=quoting, strict=True)
-    has_header = names is None
+    has_header, swallowed = names is None, []
     while True:
         num_before = rows.line_num
         place = f"{file}, line {start + num_before}"
         row = _next_row(rows)
+        num_lines = rows.line_num - num_before
+        taken = f" after {num_lines} lines" if num_lines > 1 else ""
         if row is None:
-            return
-        if row == [] and separator == "\t" and len(names or ()) == 1:
+            break
+        if row == [] and len(names or ()) == 1:
             row = [""]
         if isinstance(row, csv.Error):
-            num_lines = rows.line_num - num_before
-            taken = f" after {num_lines} lines" if num_lines > 1 else ""
-            fault = ValueError(f"this is not CSV ({row}{taken}); double each quotation mark inside a quoted field")
+            closing = "close the quotation mark that opens here, and " if taken else ""
+            fault = f"this is not CSV ({row}{taken}); {closing}double each quotation mark inside a quoted field"
             if names is None:
                 raise ValueError(f"{place}: {fault}") from row
-            yield place, fault
+            yield place, Fault(place, fault, num_lines)
         elif row and names is None:
             names = row
             _check_names(file, names)
         elif row and (len(row) == len(names) or (len(row) > len(names) and not has_header)):
+            if num_lines > SWALLOWED and any(_is_swallowing(field, separator, len(row)) for field in row):
+                swallowed.append(f"line {start + num_before} ({num_lines} lines)")
             yield place, dict(zip(names, row))
         elif row:
             named = f"the first line names {len(names)}" if has_header else f"{len(names)} names are given"
-            hint = f"{remedy} each {separator!r} inside a text, and correct a truncated line"
-            yield place, ValueError(f"{len(row)} columns, but {named} ({', '.join(names[:10])}); {hint}")
+            closing = ", close the quotation mark that opens here" if taken else ""
+            hint = f"{remedy} each {separator!r} inside a text{closing}, and correct a truncated line"
+            columns = f"{len(row)} columns{taken}, but {named} ({', '.join(names[:10])})"
+            yield place, Fault(place, f"{columns}; {hint}", num_lines)
+    if swallowed:
+        shown = ", ".join(swallowed[:SHOWN]) + (", ..." if swallowed[SHOWN:] else "")
+        line = f"{file}: rows with a field whose lines all look like rows: {shown}"
+        logger.warning(printable(f"{line}; if they are rows, close the quotation mark that opens there"))
+
+
+def _is_swallowing(field: str, separator: str, num_columns: int) -> bool:
+    """Whether the lines inside a field have as many columns as the rows; the first and the last may be parts of a row."""
+    lines = field.splitlines()[1:-1]
+    return (
+        len(lines) >= SWALLOWED and num_columns > 1 and all(line.count(separator) == num_columns - 1 for line in lines)
+    )
 
 
 def _next_row(rows: Iterator[list[str]]) -> list[str] | csv.Error | None:

@@ -14,7 +14,7 @@ from transformers import AutoModelForQuestionAnswering, PreTrainedTokenizerBase
 from ..runs import MINI_MODEL_PATH, FineTuningArguments
 from .job import Job, all_or_nothing
 from .questions import checked_answers
-from .rows import check_filled
+from .rows import filled
 
 MAX_ANSWER_TOKENS = 64
 
@@ -48,7 +48,8 @@ class QuestionAnswerer(Job):
         return {"stride": self.stride}
 
     def _row(self, question: Any, context: Any, *answers) -> tuple:
-        check_filled({"question": question, "context": context})
+        for name, text in (("question", question), ("context", context)):
+            filled({name: text})
         return (question, context, *(checked_answers(one, context) for one in answers))
 
     @all_or_nothing

@@ -31,7 +31,7 @@ from ..runs import MINI_MODEL_PATH, FineTuningArguments, open_adapter, save_adap
 from ..runs.adapters import labels_of_adapter
 from .head import fit_linear, inputs_of_last_layer, last_layer
 from .job import Job, all_or_nothing, print_report
-from .rows import as_list, check_filled, check_known, given_names
+from .rows import as_list, check_known, filled, given_names
 from .texts import MULTI, REGRESSION, SINGLE, clean_label, kind_of, text_classes
 
 if TYPE_CHECKING:
@@ -124,12 +124,12 @@ class Classifier(Job):
 
     def _row(self, text: Any, *label) -> tuple:
         text = as_list(text)
-        for one in text if isinstance(text, list) else [text]:
-            check_filled({"text": one})
+        if isinstance(text, list) and len(text) != 2:
+            raise ValueError(f"{len(text)} texts; give one text, or a pair")
         if isinstance(text, list):
-            if len(text) != 2:
-                raise ValueError(f"{len(text)} texts; give one text, or a pair")
-            text = tuple(text)
+            text = tuple(filled(dict(zip(("text 1", "text 2"), text))))
+        else:
+            filled({"text": text})
         return (text, *(clean_label(one, self.problem_type) for one in label))
 
     @all_or_nothing

@@ -352,7 +352,9 @@ class Job(ABC):
     def predict_rows(
         self, data: LabelledRows, training: FineTuningArguments, file: str | None = None, **options
     ) -> None:
-        """Predict the test rows of files: a file of predictions, and metrics if they have labels.
+        """Predict the test rows of files: a file of predictions, and metrics over the rows with a label that counts.
+
+        A row without a text has an empty prediction.
 
         Args:
             data: Rows of files.
@@ -360,11 +362,19 @@ class Job(ABC):
             file: File of the predictions; None takes predictions.csv or predictions.jsonl in the folder.
             options: Further arguments of `prediction_rows`.
         """
-        outputs = self.outputs(*data.test[:-1], training=training)
-        self._count_seen(data.test[:-1], "test")
-        self._report(outputs, data.test[-1], "test", training.output_dir)
+        *inputs, labels = data.test
+        outputs = self.outputs(*inputs, training=training)
+        self._count_seen(inputs, "test")
+        counted = [i for i, label in enumerate(labels or ()) if label is not None]
+        if training.should_save and (line := data.not_counted(len(counted))):
+            print(printable(line), flush=True)
+        if counted or not data.test_faults:
+            of_counted = outputs[counted] if isinstance(outputs, np.ndarray) else [outputs[i] for i in counted]
+            self._report(of_counted, [labels[i] for i in counted] or None, "test", training.output_dir)
         if training.should_save:
-            write_predictions(file, self.prediction_rows(outputs, data.test_rows, **options), training.output_dir)
+            answered = [data.test_rows[i] for i in data.test_places]
+            rows = self.prediction_rows(outputs, answered, **options)
+            write_predictions(file, data.with_empty(rows), training.output_dir)
 
     def save(self, folder: str | Path, data: LabelledRows | None = None) -> None:
         """Write the model, its tokenizer, and the record of its training, from which its card is made.

@@ -8,7 +8,11 @@ from typing import Any
 import numpy as np
 
 from ..files.rows import Faults, read_rows
-from .rows import LabelledDataArguments, LabelledRows, MissingColumn, as_lists, check_filled, column, read_splits
+from .rows import Columns, LabelledDataArguments, LabelledRows, Missing, as_lists, column, filled, read_splits
+
+RENAME = "rename the column of it"
+COLUMNS = {("question",): RENAME, ("context",): RENAME}
+ANSWERS = {("answers", "is_impossible"): "a question without an answer has empty lists, or a true is_impossible"}
 
 
 def read_questions(arguments: LabelledDataArguments, seed: int) -> LabelledRows:
@@ -27,25 +31,28 @@ def read_questions(arguments: LabelledDataArguments, seed: int) -> LabelledRows:
         questions. The test rows are `id`, by default the place in the file, and `question`.
 
     Raises:
-        ValueError: Rows have faults, such as an answer that is not at its place in the text; the message names files and lines.
-            Or all training rows have one text, and there are no validation rows.
+        ValueError: Rows of training or validation have faults, such as an answer that is not at its place in the text; the
+            message names files and lines. Or all training rows have one text, and there are no validation rows.
         OSError: A file cannot be read.
     """
-    splits, _ = read_splits(arguments, _check, ["answers", "is_impossible"], seed, _read)
+    splits, _ = read_splits(arguments, Columns(COLUMNS, ANSWERS, _check, _answers), seed, _read)
     if "train" in splits and "validation" not in splits:
         rows = splits["train"]
-        contexts = list(dict.fromkeys(row.values[1] for row in rows))
+        contexts = list(dict.fromkeys(row.inputs[1] for row in rows))
         if len(contexts) < 2:
             source = arguments.train_file or arguments.dataset_name
             raise ValueError(f"{source}: all questions have the same context; give --validation_file")
         # a model has seen the text of a question whose neighbours it was trained on
         chosen = np.random.default_rng(seed).permutation(len(contexts))[: max(1, len(contexts) // 10)]
         held_out = {contexts[i] for i in chosen}
-        splits["train"] = [row for row in rows if row.values[1] not in held_out]
-        splits["validation"] = [row for row in rows if row.values[1] in held_out]
+        splits["train"] = [row for row in rows if row.inputs[1] not in held_out]
+        splits["validation"] = [row for row in rows if row.inputs[1] in held_out]
     for row in splits.get("test", ()):
         number = row.original.get("id")
-        row.original = {"id": row.place if number in (None, "") else str(number), "question": row.values[0]}
+        row.original = {
+            "id": row.place if number in (None, "") else str(number),
+            "question": row.original.get("question"),
+        }
     return as_lists(arguments, splits)
 
 
@@ -68,20 +75,21 @@ def _read(file: str, faults: Faults) -> Iterator[tuple[str, Any]]:
             ) from error
 
 
-def _check(row: dict, has_labels: bool) -> list:
-    texts = {name: column(row, name, remedy="rename the column of it") for name in ("question", "context")}
-    check_filled(texts)
-    answers = row.get("answers") if has_labels else None
-    if has_labels and answers is None and not row.get("is_impossible"):
-        kind = ValueError if {"answers", "is_impossible"} & {*row} else MissingColumn
-        raise kind("'answers' is missing; a question without an answer has empty lists, or a true is_impossible")
-    if has_labels:
-        answers = checked_answers(answers or {}, texts["context"])
-        if row.get("is_impossible") and answers["text"]:
-            raise ValueError(
-                f"the question is_impossible and has the answer {answers['text'][0]!r:.80}; remove one of them"
-            )
-    return [*texts.values(), answers]
+def _check(row: dict) -> list:
+    """The question and the context; both must be there."""
+    return [text for name in ("question", "context") for text in filled({name: column(row, name)})]
+
+
+def _answers(row: dict, inputs: list) -> dict[str, list]:
+    answers = row.get("answers")
+    if answers is None and not row.get("is_impossible"):
+        raise Missing("'answers' is missing; a question without an answer has empty lists, or a true is_impossible")
+    answers = checked_answers(answers or {}, inputs[1])
+    if row.get("is_impossible") and answers["text"]:
+        raise ValueError(
+            f"the question is_impossible and has the answer {answers['text'][0]!r:.80}; remove one of them"
+        )
+    return answers
 
 
 def checked_answers(answers: Any, context: str) -> dict[str, list]:
@@ -96,7 +104,7 @@ def checked_answers(answers: Any, context: str) -> dict[str, list]:
     """
     texts, starts = _lists(answers)
     for text, start in zip(texts, starts):
-        check_filled({"answers": text})
+        filled({"answers": text})
         if type(start) is not int or start < 0 or context[start : start + len(text)] != text:
             found = context.find(text)
             hint = f"it is at {found}" if found >= 0 else "it is nowhere in it"

@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
+import itertools
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,11 @@ import numpy as np
 from datasets import ClassLabel, load_dataset
 from transformers.hf_argparser import HfArg
 
-from ..files.rows import Faults, checked_text, read_rows
+from ..files.rows import SHOWN, Fault, Faults, checked_text, read_rows
 from ..files.texts import printable
 from .predictions import PREDICTION_COLUMNS, PREDICTION_FORMATS
 
-SHOWN = 10  # rows or labels in a message
+EXAMPLE_CHARACTERS = 300
 FEW_ROWS = 5  # a class with fewer training rows is reported
 
 
@@ -65,13 +67,16 @@ class LabelledRows:
     Args:
         train: None without training rows.
         validation: None without training rows.
-        test: The last item, the labels, is None if the test rows have none.
-        test_rows: All columns of the test rows, unchanged.
+        test: Only rows with a text. The last item, the labels, is None if the test rows have none; a single label is None if it
+            is missing or does not count.
+        test_rows: All columns of all test rows, unchanged.
         names: Name of the file or the dataset of each split.
         dataset: Id on the Hub, if the training rows are from there.
         dataset_config: Its configuration.
         classes: Names of the classes.
         problem_type: Kind of the labels of texts, as in the config of a model.
+        test_places: For each row of `test`, its place in `test_rows`.
+        test_faults: Places and reasons of the test rows whose label does not count.
     """
 
     train: tuple | None
@@ -83,6 +88,48 @@ class LabelledRows:
     dataset_config: str | None = None
     classes: list[str] | None = None
     problem_type: str | None = None
+    test_places: list[int] = field(default_factory=list)
+    test_faults: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def example(self) -> list[str] | None:
+        """The texts of the first validation row for a card, cut to some characters; None without validation rows."""
+        if not self.validation:
+            return None
+        inputs = [column[0] for column in self.validation[:-1]]
+        if isinstance(inputs[0], tuple):
+            inputs = inputs[0]
+        texts = [" ".join(text) if isinstance(text, list) else text for text in inputs]
+        return [textwrap.shorten(text, EXAMPLE_CHARACTERS, placeholder=" ...") for text in texts]
+
+    def with_empty(self, predictions: list[dict]) -> list[dict]:
+        """Return a row for each test row in their order: of the predictions, or with empty columns where it has no text."""
+        added = [name for name in predictions[0] if name not in self.test_rows[self.test_places[0]]]
+        rows = [row | dict.fromkeys(added) for row in self.test_rows]
+        for place, row in zip(self.test_places, predictions):
+            rows[place] = row
+        return rows
+
+    def not_counted(self, num_counted: int) -> str:
+        """Return a line about test rows without a prediction or outside the metrics; empty if there is none."""
+        num_rows, num_texts, num_faults = len(self.test_rows), len(self.test_places), len(self.test_faults)
+        has_labels = num_counted + num_faults > 0
+        first: dict[str, str] = {}
+        for place, reason in self.test_faults:
+            first.setdefault(reason, f"{place}: {reason}")
+        reasons = _first_of([*first.values()], "; ")
+        counts = {
+            "no text and an empty prediction": num_rows - num_texts,
+            "no label": num_texts - num_counted - num_faults if has_labels else 0,
+            f"a label that does not count ({reasons})": num_faults,
+        }
+        parts = [f"{number} {'has' if number == 1 else 'have'} {what}" for what, number in counts.items() if number]
+        metrics = (
+            f"the metrics are over {num_counted} row{'s' * (num_counted > 1)}"
+            if num_counted
+            else "there are no metrics"
+        )
+        return f"test: of {num_rows} rows, {', '.join(parts)}{f'; {metrics}' if has_labels else ''}" if parts else ""
 
 
 @dataclass
@@ -91,39 +138,59 @@ class Row:
 
     Args:
         place: Where it stands, such as "a.csv, line 3".
-        values: What `fit` takes of it; the last one is the label, or None.
         original: All of its columns, unchanged.
+        inputs: What `fit` takes of it, without the label; None if it is a test row without a text.
+        label: None if it is a test row whose label is missing or does not count.
+        fault: Why the label of a test row does not count.
     """
 
     place: str
-    values: list
     original: dict
+    inputs: list | None = None
+    label: Any = None
+    fault: str | None = None
 
     @property
     def labels(self) -> list:
         """Its labels as a list, also if it has one or none."""
-        label = self.values[-1]
-        return label if isinstance(label, list) else [] if label is None else [label]
+        return self.label if isinstance(self.label, list) else [] if self.label is None else [self.label]
 
 
-class MissingColumn(ValueError):
-    """A row has no such column; if it is the first row of its file, no row has it."""
+class Missing(ValueError):
+    """A row has no text, or no label; a test row may lack both."""
+
+
+@dataclass
+class Columns:
+    """What a reader takes of a row.
+
+    Args:
+        texts: Columns of texts: the names that each may have, and what to do if no row has it.
+        labels: The same of labels.
+        check: Function from a row to its inputs. `Missing` says that it has no text, another ValueError is its fault.
+        check_label: Function from a row and its inputs to the label, with the same errors.
+    """
+
+    texts: dict[tuple[str, ...], str]
+    labels: dict[tuple[str, ...], str]
+    check: Callable[[dict], list]
+    check_label: Callable[[dict, list], Any]
 
 
 def read_splits(
     arguments: LabelledDataArguments,
-    check: Callable[[dict, bool], list],
-    label_columns: Sequence[str],
+    columns: Columns,
     seed: int,
     read: Callable[[str, Faults], Iterable[tuple[str, Any]]] | None = None,
 ) -> tuple[dict[str, list[Row]], list[str] | None]:
     """Read and check the rows of all files, or of a dataset of the Hub.
 
+    A test row without a text, without a label, or with a label that does not count keeps its place. In the other splits each is a
+    fault.
+
     Args:
         arguments: Where the rows are.
-        check: Function from a row, and whether it must have a label, to its values; its ValueError is the fault of the row. Test
-            rows must have labels if one of them has something in one of the `label_columns`.
-        label_columns: Columns of labels.
+        columns: What their columns mean.
         seed: Seed of the choice of `max_train_rows`.
         read: Function from a file and a list of faults to places and rows; None takes `read_rows`.
 
@@ -131,22 +198,28 @@ def read_splits(
         Rows by split, and the names of the classes in the order of a ClassLabel of the Hub, or None.
 
     Raises:
-        ValueError: Rows have faults; one message has the first ten with file and line. Or a split has too few rows.
+        ValueError: Rows have faults; one message has the first ten with file and line. Or a split has too few rows, or no row has
+            a column.
         OSError: A file cannot be read.
     """
     faults: Faults = []
-    found, hub_names = _hub_rows(arguments, label_columns) if arguments.dataset_name else ({}, None)
+    found, hub_names = _hub_rows(arguments, columns) if arguments.dataset_name else ({}, None)
     files = {split: getattr(arguments, f"{split}_file") for split in ("train", "validation", "test")}
     for split, file in files.items():
         if file:
             rows = read(file, faults) if read else read_rows(file, column_names=arguments.column_names, faults=faults)
             found[split] = list(rows)
-    splits = {split: _checked(rows, split == "test", check, label_columns, faults) for split, rows in found.items()}
+    splits = {split: _checked(rows, split == "test", columns, faults) for split, rows in found.items()}
     _judge(faults, sum(map(len, splits.values())), arguments.skip_bad_rows)
     for split, rows in splits.items():
         if len(rows) < (needed := 1 if split == "test" else 2):
             name = files[split] or arguments.dataset_name
             raise ValueError(f"{name}: {len(rows)} {split} rows; give at least {needed}")
+        if all(row.inputs is None for row in rows):
+            texts = " or ".join(map(repr, itertools.chain(*columns.texts)))
+            raise ValueError(
+                f"{rows[0].place}: neither this row nor another one has a text in {texts}; name its column"
+            )
     wanted = arguments.max_train_rows
     if "train" in splits and wanted and wanted < len(splits["train"]):
         chosen = np.random.default_rng(seed).choice(len(splits["train"]), wanted, replace=False)
@@ -154,47 +227,56 @@ def read_splits(
     return splits, hub_names
 
 
-def _checked(
-    found: list[tuple[str, Any]], is_test: bool, check: Callable, label_columns: Sequence[str], faults: Faults
-) -> list[Row]:
-    values = (row.get(name) for _, row in found if isinstance(row, dict) for name in label_columns)
-    has_labels = not is_test or any(value is not None and str(value).strip() for value in values)
+def _checked(found: list[tuple[str, Any]], is_test: bool, columns: Columns, faults: Faults) -> list[Row]:
+    objects = [(place, row) for place, row in found if isinstance(row, dict)]
+    labels = {name for names in columns.labels for name in names}
+    has_labels = not is_test or any(not is_missing(row.get(name)) for _, row in objects for name in labels)
+    names = dict.fromkeys(name for _, row in objects for name in row)
+    for of_column, remedy in (columns.texts | (columns.labels if has_labels else {})).items():
+        if objects and not names.keys() & {*of_column}:
+            lacking = f"no column {' or '.join(map(repr, of_column))} among {', '.join(names)}"
+            raise ValueError(f"{objects[0][0]}: {lacking}; {remedy}")
+    if is_test and (taken := [name for name in PREDICTION_COLUMNS if name in names]):
+        raise ValueError(f"{objects[0][0]}: the column {taken[0]!r} has the name of what is predicted; rename it")
     rows = []
-    for number, (place, row) in enumerate(found):
+    for place, original in found:
+        row = Row(place, original)
         try:
-            if not isinstance(row, dict):
-                raise ValueError(
-                    f"the row is a {type(row).__name__}, not an object; write one JSON object on each line"
-                )
-            if is_test and (taken := [name for name in PREDICTION_COLUMNS if name in row]):
-                raise MissingColumn(f"the column {taken[0]!r} has the name of what is predicted; rename it")
-            rows.append(Row(place, check(row, has_labels), row))
+            if not isinstance(original, dict):
+                kind = type(original).__name__
+                raise ValueError(f"the row is a {kind}, not an object; write one JSON object on each line")
+            row.inputs = columns.check(original)
+            row.label = columns.check_label(original, row.inputs) if has_labels else None
         except ValueError as error:
-            if number == 0 and isinstance(error, MissingColumn):
-                raise ValueError(f"{place}: {error}") from error
-            faults.append((place, str(error)))
+            is_missing_value = isinstance(error, Missing)
+            if not is_test or (row.inputs is None and not is_missing_value):
+                faults.append(Fault(place, str(error)))
+                continue
+            row.fault = None if is_missing_value else str(error)
+        rows.append(row)
     return rows
 
 
 def _judge(faults: Faults, num_good: int, skip: bool) -> None:
     if not faults:
         return
-    shown = "; ".join(f"{place}: {reason}" for place, reason in faults[:SHOWN]) + ("; ..." if faults[SHOWN:] else "")
-    count = f"{len(faults)} of {len(faults) + num_good} rows"
+    shown = _first_of([f"{fault.place}: {fault.reason}" for fault in faults], "; ")
+    count, num_lines = f"{len(faults)} of {len(faults) + num_good} rows", sum(fault.num_lines for fault in faults)
+    count += f" ({num_lines} lines)" if num_lines > len(faults) else ""
     if not skip:
         verb = "has a fault" if len(faults) == 1 else "have faults"
         raise ValueError(f"{count} {verb}: {shown}; correct or remove them, or leave them out by --skip_bad_rows")
     print(printable(f"left out {count}: {shown}"), flush=True)
 
 
-def _hub_rows(arguments: LabelledDataArguments, label_columns: Sequence[str]) -> tuple[dict, list[str] | None]:
+def _hub_rows(arguments: LabelledDataArguments, columns: Columns) -> tuple[dict, list[str] | None]:
     """Places and rows of the splits of a dataset, and the names of its classes."""
     data = load_dataset(arguments.dataset_name, arguments.dataset_config)
     if "train" not in data:
         raise ValueError(
             f"{arguments.dataset_name} has the splits {', '.join(data)} and no train; give its rows as files"
         )
-    features = data["train"].features
+    features, label_columns = data["train"].features, list(itertools.chain(*columns.labels))
     label_column = next((name for name in label_columns if name in features), label_columns[0])
     feature = features.get(label_column)
     feature = getattr(feature, "feature", feature)  # of a list
@@ -214,23 +296,32 @@ def _hub_rows(arguments: LabelledDataArguments, label_columns: Sequence[str]) ->
     return {split: rows(split) for split in ("train", "validation") if split in data}, names
 
 
-def column(row: dict, *names: str, remedy: str) -> Any:
-    """Return the first of some columns that a row has; `remedy` ends the message of the error.
+def column(row: dict, *names: str) -> Any:
+    """Return the first of some columns that a row has.
 
     Raises:
-        MissingColumn: The row has none of them.
+        Missing: The row has none of them.
     """
     for name in names:
         if name in row:
             return row[name]
-    raise MissingColumn(f"no column {' or '.join(map(repr, names))} among {', '.join(row)}; {remedy}")
+    raise Missing(f"this row has no {' or '.join(map(repr, names))}")
 
 
-def check_filled(texts: dict[str, Any]) -> None:
-    """Raise ValueError if one of the texts is not a string or has no visible character; the keys name them."""
-    for name, text in texts.items():
-        if not checked_text(text, repr(name), is_strict=True).strip():
-            raise ValueError(f"{name!r} is empty")
+def filled(texts: dict[str, Any]) -> list[str]:
+    """Return texts, of which one at least must have a visible character; None becomes an empty text.
+
+    Args:
+        texts: Texts by name.
+
+    Raises:
+        Missing: All of them are empty.
+        ValueError: One of them is not a string.
+    """
+    found = [checked_text("" if text is None else text, repr(name), is_strict=True) for name, text in texts.items()]
+    if not any(text.strip() for text in found):
+        raise Missing(f"{' and '.join(map(repr, texts))} {'is' if len(texts) == 1 else 'are'} empty")
+    return found
 
 
 def as_list(value: Any) -> Any:
@@ -250,17 +341,23 @@ def given_names(classes: Iterable[Any] | None) -> list[str]:
     return names
 
 
+def is_missing(value: Any) -> bool:
+    """Return whether a value is None, an empty text, or NaN, which pandas writes to Parquet."""
+    return value is None or (
+        not value.strip() if isinstance(value, str) else isinstance(value, float) and value != value
+    )
+
+
 def label_text(value: Any) -> str:
     """Return a label as a text.
 
     Raises:
-        ValueError: It is missing, or neither a string nor a number.
+        Missing: It is missing.
+        ValueError: It is neither a string nor a number.
     """
     value = value.item() if isinstance(value, np.generic) else value
-    if (
-        value is None or value != value or (isinstance(value, str) and not value.strip())
-    ):  # pandas writes NaN to Parquet
-        raise ValueError("the label is missing")
+    if is_missing(value):
+        raise Missing("the label is missing")
     if not isinstance(value, str | int | float):
         raise ValueError(f"the label {value!r:.80} is a {type(value).__name__}, not a string or a number")
     return str(value)
@@ -295,8 +392,8 @@ def _number_or_text(label: str) -> tuple:
     return (0, int(label), label) if label.removeprefix("-").isdecimal() else (1, 0, label)
 
 
-def _first_of(names: Sequence[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+def _first_of(names: Sequence[str], separator: str = ", ") -> str:
+    return separator.join([*names[:SHOWN], *(["..."] if len(names) > SHOWN else [])])
 
 
 def check_known(rows: Iterable[tuple[str, Iterable[str]]], names: Sequence[str]) -> None:
@@ -305,6 +402,30 @@ def check_known(rows: Iterable[tuple[str, Iterable[str]]], names: Sequence[str])
     for place, labels in rows:
         if unknown := [label for label in labels if label not in known]:
             raise ValueError(f"{place}: the label {unknown[0]!r} is in no training row; they have {_first_of(names)}")
+
+
+def settle_labels(splits: dict[str, list[Row]], settle: Callable[[Any], Any]) -> None:
+    """Replace each label by what a function returns of it; of a ValueError, a test row loses its label."""
+    for split, rows in splits.items():
+        for row in (row for row in rows if row.label is not None):
+            try:
+                row.label = settle(row.label)
+            except ValueError as error:
+                if split != "test":
+                    raise ValueError(f"{row.place}: {error}") from error
+                row.label, row.fault = None, str(error)
+
+
+def keep_known(splits: dict[str, list[Row]], names: Sequence[str]) -> None:
+    """Raise ValueError as `check_known` does; a test row with another label loses its label instead."""
+    known = set(names)
+    for split, rows in splits.items():
+        if split != "test":
+            check_known(((row.place, row.labels) for row in rows), names)
+            continue
+        for row in rows:
+            if unknown := [label for label in row.labels if label not in known]:
+                row.label, row.fault = None, f"unknown class {unknown[0]!r:.80}"
 
 
 def hold_out(splits: dict[str, list[Row]], seed: int, keep_rare: bool = True) -> None:
@@ -333,11 +454,13 @@ def hold_out(splits: dict[str, list[Row]], seed: int, keep_rare: bool = True) ->
 def as_lists(arguments: LabelledDataArguments, splits: dict[str, list[Row]], **more) -> LabelledRows:
     """Return the rows of all splits as plain lists; `more` are further fields of `LabelledRows`."""
 
+    test = splits.get("test", ())
+
     def lists(split: str) -> tuple | None:
-        columns = list(map(list, zip(*(row.values for row in splits.get(split, ())))))
-        if columns and columns[-1][0] is None:
-            columns[-1] = None
-        return tuple(columns) or None
+        rows = [row for row in splits.get(split, ()) if row.inputs is not None]
+        labels = [row.label for row in rows]
+        inputs = map(list, zip(*(row.inputs for row in rows)))
+        return (*inputs, labels if any(label is not None for label in labels) else None) if rows else None
 
     hub = arguments.dataset_name
     hub = None if hub and Path(hub).exists() else hub  # a folder of rows is a dataset too
@@ -345,6 +468,7 @@ def as_lists(arguments: LabelledDataArguments, splits: dict[str, list[Row]], **m
     names = {"train": trained_on, "validation": Path(arguments.validation_file or "").name or trained_on}
     names["test"] = Path(arguments.test_file or "").name
     parts = [lists(split) for split in ("train", "validation", "test")]
-    return LabelledRows(
-        *parts, [row.original for row in splits.get("test", ())], names, hub, arguments.dataset_config, **more
-    )
+    more["test_places"] = [i for i, row in enumerate(test) if row.inputs is not None]
+    file = f"{arguments.test_file}, "
+    more["test_faults"] = [(row.place.removeprefix(file), row.fault) for row in test if row.fault]
+    return LabelledRows(*parts, [row.original for row in test], names, hub, arguments.dataset_config, **more)

@@ -13,17 +13,21 @@ from typing import TYPE_CHECKING, Any, Literal
 from transformers.hf_argparser import HfArg
 
 from .rows import (
+    Columns,
     LabelledDataArguments,
     LabelledRows,
+    Missing,
     as_list,
     as_lists,
-    check_filled,
-    check_known,
     class_names,
     column,
+    filled,
     hold_out,
+    is_missing,
+    keep_known,
     label_text,
     read_splits,
+    settle_labels,
 )
 
 if TYPE_CHECKING:
@@ -68,12 +72,12 @@ def read_labelled_texts(arguments: LabelledTextArguments, seed: int, trained: Cl
         trained: It knows the classes if there are no training rows.
 
     Returns:
-        Rows as (texts, labels): a pair of texts is a tuple, a label is a string, a list of strings, or a float. The classes are
-        those of the Hub's dataset, of `label_columns`, or the sorted labels of the training rows.
+        Rows as (texts, labels): a pair of texts is a tuple, of which one may be empty, a label is a string, a list of strings, or
+        a float. The classes are those of the Hub's dataset, of `label_columns`, or the sorted labels of the training rows.
 
     Raises:
-        ValueError: Rows have faults, or a label that no training row has; the message names files and lines. Or as of
-            `class_names`, or without training rows the model is not trained.
+        ValueError: Rows have faults, or a validation row has a label that no training row has; the message names files and
+            lines. Or as of `class_names`, or without training rows the model is not trained.
         OSError: A file cannot be read.
     """
     label_columns = arguments.label_columns or [arguments.label_column]
@@ -83,49 +87,45 @@ def read_labelled_texts(arguments: LabelledTextArguments, seed: int, trained: Cl
     elif kind == "auto" and (names or arguments.label_separator):
         kind = MULTI
 
-    def check(row: dict, has_labels: bool) -> list:
-        texts = {name: column(row, name, remedy="name it by --text_columns") for name in arguments.text_columns}
-        check_filled(texts)
-        text = tuple(texts.values()) if len(texts) > 1 else texts[arguments.text_columns[0]]
-        return [text, _label(row, arguments, kind) if has_labels else None]
+    def check(row: dict) -> list:
+        column(row, *arguments.text_columns)  # one of them is enough
+        texts = filled({name: row.get(name) for name in arguments.text_columns})
+        return [tuple(texts) if len(texts) > 1 else texts[0]]
 
-    splits, hub_names = read_splits(arguments, check, label_columns, seed)
+    columns = Columns(
+        {(name,): "name it by --text_columns" for name in arguments.text_columns},
+        {(name,): f"name it by --label_column{'s' if arguments.label_columns else ''}" for name in label_columns},
+        check,
+        lambda row, _: _label(row, arguments, kind),
+    )
+    splits, hub_names = read_splits(arguments, columns, seed)
     for rows in splits.values():
-        _check_texts([row.values[0] for row in rows], rows[0].place)
-    labelled = [row for rows in splits.values() for row in rows if row.values[1] is not None]
+        _check_texts([row.inputs[0] for row in rows if row.inputs], rows[0].place)
     if kind == "auto":
-        kind = kind_of([row.values[1] for row in splits["train"]])
-        for row in labelled:
-            try:
-                row.values[1] = clean_label(row.values[1], kind)
-            except ValueError as error:
-                raise ValueError(f"{row.place}: {error}") from error
+        kind = kind_of([row.label for row in splits["train"]])
+        settle_labels(splits, lambda label: clean_label(label, kind))
     if kind == REGRESSION:
         names = [label_columns[0]]
     else:
         if "train" in splits:
             labels = [label for row in splits["train"] for label in row.labels]
             names = text_classes(labels, names or hub_names, kind == MULTI)
-        check_known(((row.place, row.labels) for row in labelled), names)
+        keep_known(splits, names)
     hold_out(splits, seed, keep_rare=kind != REGRESSION)
     return as_lists(arguments, splits, classes=list(names), problem_type=kind)
 
 
 def _label(row: dict, arguments: LabelledTextArguments, kind: str) -> Any:
     """The label of a row: a string, a list of strings, or a float."""
-    if arguments.label_columns:
-        return [
-            name
-            for name in arguments.label_columns
-            if _is_set(column(row, name, remedy="name it by --label_columns"), name)
-        ]
-    label, separator = (
-        column(row, arguments.label_column, remedy="name it by --label_column"),
-        arguments.label_separator,
-    )
+    if names := arguments.label_columns:
+        if all(is_missing(row.get(name)) for name in names):
+            raise Missing("the labels are missing")
+        return [name for name in names if _is_set(column(row, name), name)]
+    label, separator = column(row, arguments.label_column), arguments.label_separator
     if not separator:
         return clean_label(label, kind)
     if not isinstance(label, str):
+        label_text(label)  # an error of its own if it is missing
         raise ValueError(f"the label {label!r:.80} is a {type(label).__name__}, not a text with {separator!r}")
     return [part.strip() for part in label.split(separator) if part.strip()]
 
@@ -155,10 +155,13 @@ def clean_label(label: Any, kind: str) -> str | list[str] | float:
     """Return a label as the kind demands it: a text, a list of texts, or a number; "auto" takes lists and texts.
 
     Raises:
-        ValueError: The label is missing, or of another kind.
+        Missing: The label is missing.
+        ValueError: It is of another kind.
     """
     label = as_list(label)
     is_list = isinstance(label, list)
+    if not is_list and is_missing(label):
+        raise Missing("the label is missing")
     if kind == REGRESSION:
         text = label_text(label)
         try:

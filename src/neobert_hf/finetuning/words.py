@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from transformers.hf_argparser import HfArg
 
-from ..files.rows import COMPRESSIONS, Faults, read_lines, read_rows
+from ..files.rows import COMPRESSIONS, Fault, Faults, checked_text, read_lines, read_rows
 from .rows import (
+    Columns,
     LabelledDataArguments,
     LabelledRows,
+    Missing,
     as_list,
     as_lists,
-    check_filled,
-    check_known,
     class_names,
     column,
     hold_out,
+    keep_known,
     label_text,
     read_splits,
 )
@@ -65,28 +66,27 @@ def read_tagged_words(arguments: TaggedWordArguments, seed: int, trained: Tagger
         rows; see `tag_names`.
 
     Raises:
-        ValueError: A row has no words, or not as many tags as words, or a tag that no training row has; the message names file
-            and line. Or there is one tag only.
+        ValueError: A row of training or validation has no words, or not as many tags as words, or a tag that no training row has;
+            the message names file and line. Or there is one tag only.
         OSError: A file cannot be read.
     """
     names = None if arguments.has_training else trained.classes
     word_columns = (arguments.word_column,) if arguments.word_column else WORD_COLUMNS
     tag_columns = (arguments.tag_column,) if arguments.tag_column else TAG_COLUMNS
 
-    def check(row: dict, has_tags: bool) -> list:
-        words = checked_words(column(row, *word_columns, remedy="name it by --word_column"))
-        if not has_tags:
-            return [words, None]
-        return [words, checked_tags(words, column(row, *tag_columns, remedy="name it by --tag_column"))]
-
+    columns = Columns(
+        {word_columns: "name it by --word_column"},
+        {tag_columns: "name it by --tag_column"},
+        lambda row: [checked_words(column(row, *word_columns))],
+        lambda row, inputs: checked_tags(*inputs, column(row, *tag_columns)),
+    )
     read = partial(_rows, arguments=arguments, names=(word_columns[0], tag_columns[0]))
-    splits, hub_names = read_splits(arguments, check, tag_columns, seed, read)
-    every = [row for rows in splits.values() for row in rows]
-    if to_iob2([row.values[1] for row in every if row.values[1] is not None]):
+    splits, hub_names = read_splits(arguments, columns, seed, read)
+    if to_iob2([row.label for rows in splits.values() for row in rows if row.label is not None]):
         print("the tags E- or L- become I-, and S- or U- become B-; pipelines know B- and I- only", flush=True)
     if "train" in splits:
         names = tag_names([tag for row in splits["train"] for tag in row.labels], hub_names)
-    check_known(((row.place, row.labels) for row in every), names)
+    keep_known(splits, names)
     hold_out(splits, seed)
     return as_lists(arguments, splits, classes=list(names))
 
@@ -95,12 +95,15 @@ def checked_words(words: Any) -> list[str]:
     """Return the words of a row as a list.
 
     Raises:
-        ValueError: They are no list, or a word is no text or empty.
+        Missing: There are none, or all of them are empty.
+        ValueError: They are no list, or a word is no text.
     """
     words = as_list(words)
-    if not isinstance(words, list) or not words:
+    if not isinstance(words, list | None):
         raise ValueError(f"the words are {words!r:.80}; give a list of words")
-    check_filled({f"word {i}": word for i, word in enumerate(words, 1)})
+    texts = [checked_text(word, f"word {i}", is_strict=True) for i, word in enumerate(words or (), 1)]
+    if not any(text.strip() for text in texts):
+        raise Missing(f"the words are {words!r:.80}; give one at least")
     return words
 
 
@@ -108,9 +111,12 @@ def checked_tags(words: Sequence[str], tags: Any) -> list[str]:
     """Return the tags of the words of a row as texts.
 
     Raises:
-        ValueError: They are no list, not as many as the words, or one is missing.
+        Missing: There are none, or one is missing.
+        ValueError: They are no list, or not as many as the words.
     """
     tags = as_list(tags)
+    if tags is None:
+        raise Missing("the tags are None; give a list of tags")
     if not isinstance(tags, list):
         raise ValueError(f"the tags are {tags!r:.80}; give a list of tags")
     if len(words) != len(tags):
@@ -178,7 +184,7 @@ def _conll_rows(
         if columns and not columns[0].startswith("-DOCSTART-"):
             start = start or place
             if len(columns) != num_columns and not fault:
-                fault = place, f"{len(columns)} columns, but the first word has {num_columns}"
+                fault = Fault(place, f"{len(columns)} columns, but the first word has {num_columns}")
             sentence.append(columns)
         elif sentence:
             if fault:
