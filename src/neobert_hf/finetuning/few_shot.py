@@ -20,6 +20,7 @@ from sklearn.linear_model import LogisticRegression
 from transformers.hf_argparser import HfArg
 
 from ..embeddings import open_embedding_model
+from ..embeddings.models import has_head
 from ..files.texts import printable
 from ..files.writing import content_hash
 from ..runs import MINI_MODEL_PATH, CheckedCheckpoints, FineTuningArguments, curve_of, lock_run, train_or_resume
@@ -222,8 +223,3 @@ def add_head(
     config.id2label = dict(enumerate(names))
     config.label2id = {name: i for i, name in enumerate(names)}
     return regression
-
-
-def has_head(model: SentenceTransformer) -> bool:
-    """Whether a model ends with the layer of `add_head`."""
-    return isinstance(model[-1], Dense) and model[-1].out_features == len(model[0].config.id2label)
