@@ -21,7 +21,7 @@ from transformers.hf_argparser import HfArg
 
 from ..embeddings import open_embedding_model
 from ..embeddings.models import has_head
-from ..files.texts import printable
+from ..files.texts import beginning, printable
 from ..files.writing import content_hash
 from ..runs import MINI_MODEL_PATH, CheckedCheckpoints, FineTuningArguments, curve_of, lock_run, train_or_resume
 from .classifier import Classifier
@@ -92,7 +92,8 @@ class FewShotClassifier(Classifier):
         text, *label = super()._row(text, *label)
         if isinstance(text, tuple):
             raise ValueError("a pair of texts has no vector of its own; give one text (--text_columns)")
-        return (text, *label)
+        longest = max(self.max_seq_length, self._encoder.max_seq_length)
+        return (beginning(text, self.tokenizer, longest), *label)
 
     @all_or_nothing
     def fit(
