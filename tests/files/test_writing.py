@@ -53,7 +53,7 @@ def test_a_file_that_cannot_be_written_is_an_os_error_that_names_it(tmp_path, li
 def test_a_full_disk_and_an_exceeded_quota_are_named(tmp_path, number):
     error = write_error(OSError(number, "No space left on device"), tmp_path / "model", "nothing is left of it")
     assert error.errno == number and "the disk is full: model could not be written; nothing is left of it" in str(error)
-    assert re.search(rf"of it; [\d,]+ of [\d,]+ MB are free on the disk of {tmp_path}: ", str(error))
+    assert re.search(rf"of it; the disk of {tmp_path} has [\d,]+ MB, of which [\d,]+ are free now: ", str(error))
 
 
 @pytest.mark.parametrize(

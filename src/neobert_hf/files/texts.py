@@ -30,9 +30,10 @@ def printable(text: str) -> str:
 def beginning(text: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int | None = None) -> str:
     """Return the beginning of a very long text; truncated, it has the same token ids as the whole text.
 
-    A tokenizer reads a whole text before it truncates it, which takes minutes and gigabytes for a cell of 100 MB. The result ends
-    before white space, where all common tokenizers begin a new token, and has more than twice as many tokens as are kept: so the
-    end, where another token may stand, is truncated, and a text that is cut here counts as truncated.
+    A tokenizer reads a whole text before it truncates it: gigabytes of memory for a cell of 16 MB. The result ends before white
+    space, where common tokenizers begin a new token, and has more than twice as many tokens as are kept. So its last tokens,
+    which may differ, are truncated, and a text that is cut here counts as truncated. Of a pair of two such texts with an odd
+    number of tokens, the other one may get the odd token.
 
     Args:
         text: The text.
@@ -41,7 +42,7 @@ def beginning(text: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int | N
     """
     max_tokens = tokenizer.model_max_length if max_tokens is None else max_tokens
     length = USUAL_CHARACTERS * max_tokens
-    while 4 * length < len(text) and tokenizer.truncation_side == "right":  # nearer ones cost less than a second look
+    while 4 * length < len(text) and tokenizer.truncation_side == "right":  # the look costs a quarter at most
         end = max(text.rfind(space, 0, length) for space in BLANKS)
         part = text[: max(end, 0)].rstrip(BLANKS)
         if len(tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"]) > 2 * max_tokens:

@@ -61,7 +61,7 @@ def write_error(error: OSError, file: Path, hint: str) -> OSError:
     message = f"{reason}: {file.name} could not be written; {hint}"
     if is_full:
         folder, free, total = _disk_of(file)
-        message += f"; {free / 1e6:,.0f} of {total / 1e6:,.0f} MB are free on the disk of {folder}"
+        message += f"; the disk of {folder} has {total / 1e6:,.0f} MB, of which {free / 1e6:,.0f} are free now"
     return OSError(error.errno or errno.EIO, message, str(file))
 
 
