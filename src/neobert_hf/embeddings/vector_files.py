@@ -122,9 +122,8 @@ def _num_truncated(model: SentenceTransformer, inputs: list[str]) -> int | None:
     if longest is None or not getattr(model.tokenizer, "is_fast", False):
         return 0 if longest is None else None
     tokenizer = plain_tokenizer(model.tokenizer)
-    candidates = (
-        _read(model, text) for text in inputs if len(text.encode()) > longest - 2
-    )  # a token has at least a byte
+    # a token has at least a byte
+    candidates = (_read(model, text) for text in inputs if len(text.encode()) > longest - 2)
     return sum(len(tokenizer.encode(text)) > longest for text in candidates)
 
 

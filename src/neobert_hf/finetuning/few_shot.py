@@ -92,7 +92,7 @@ class FewShotClassifier(Classifier):
         text, *label = super()._row(text, *label)
         if isinstance(text, tuple):
             raise ValueError("a pair of texts has no vector of its own; give one text (--text_columns)")
-        longest = max(self.max_seq_length, self._encoder.max_seq_length)
+        longest = max(self.max_seq_length, self._encoder.max_seq_length or 0)
         return (beginning(text, self.tokenizer, longest), *label)
 
     @all_or_nothing
