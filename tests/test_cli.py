@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -85,6 +86,20 @@ def test_an_error_of_the_user_gives_one_line_and_ctrl_c_gives_status_130(monkeyp
     with pytest.raises(SystemExit) as ended:
         run("embed", "a.txt", "-o", "a.npy")
     assert ended.value.code == status
+
+
+def test_ctrl_c_during_the_imports_ends_the_command_without_a_traceback():
+    script = "import signal, neobert_cli\n"
+    # tests in the background ignore it
+    script += "signal.signal(signal.SIGINT, signal.default_int_handler)\nneobert_cli.main()"
+    command = [sys.executable, "-X", "importtime", "-c", script, "embed", "a.txt", "-o", "a.npy"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(neobert_cli.__file__).parent)}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        while "| torch." not in (line := " ".join(process.stderr.readline().split())):
+            assert line.startswith("import time:")
+        process.send_signal(signal.SIGINT)
+        lines = process.stderr.read().splitlines()
+    assert process.returncode == 130 and not [line for line in lines if not line.startswith("import time:")]
 
 
 def test_neobert_traceback_shows_the_traceback_of_an_error(monkeypatch):

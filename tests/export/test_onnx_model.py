@@ -19,6 +19,7 @@ from transformers import pipeline
 import neobert_hf
 from neobert_hf.embeddings.models import open_embedding_model
 from neobert_hf.export import OnnxModel, export_model
+from neobert_hf.finetuning import FewShotClassifier, add_head
 
 TEXTS = [
     *[line for line in Path(json.__file__).read_text("utf-8").splitlines() if len(line) > 40][:40],
@@ -153,6 +154,37 @@ def test_predict_classifies_as_the_pipeline_does_and_a_call_gives_the_logits(tin
         for run in (onnx, onnx.predict):
             with pytest.raises(TypeError):
                 run(value)
+
+
+def test_a_classifier_that_learned_few_examples_is_exported_as_a_classifier(tiny_config, tokenizer, tmp_path):
+    """Its default prompt and its length count too; a setting of an earlier training does not."""
+    tiny_config.num_hidden_layers, tiny_config.problem_type = 1, "multi_label_classification"
+    torch.manual_seed(0)
+    neobert_hf.NeoBERTModel(tiny_config).save_pretrained(tmp_path / "encoder")
+    tokenizer.save_pretrained(tmp_path / "encoder")
+    chain = neobert_hf.sentence_transformer(str(tmp_path / "encoder"), prompts={"text": "old sea "}, max_seq_length=9)
+    chain.default_prompt_name = "text"
+    add_head(chain, ["the fox", "a dog", "red sea", "the house"], [0, 1, 2, 0], ["fox", "dog", "sea"])
+    chain.save_pretrained(str(tmp_path / "few"))
+    assert export_model(tmp_path / "few", tmp_path / "out")["task"] == "text-classification"
+    onnx, classifier = OnnxModel(tmp_path / "out"), FewShotClassifier(tmp_path / "few")
+    assert json.loads((tmp_path / "out/config.json").read_text())["architectures"] == [
+        "NeoBERTForSequenceClassification"
+    ]
+    assert onnx.output_names == ["logits"] and onnx.max_length == 9
+    wanted = classifier.outputs(SENTENCES)
+    np.testing.assert_allclose(onnx([f"old sea {text}" for text in SENTENCES])["logits"], wanted, rtol=0, atol=1e-5)
+    scores, names = classifier.predict_scores(SENTENCES), classifier.predict(SENTENCES)
+    for found, name, row in zip(onnx.predict(SENTENCES), names, scores):
+        assert found == {"label": name, "score": pytest.approx(row.max(), abs=1e-5)}
+    best_first = sorted(zip(scores[0], classifier.classes), reverse=True)
+    assert [found["label"] for found in onnx.predict(SENTENCES[0], top_k=3)] == [name for _, name in best_first]
+    with pytest.raises(
+        ValueError, match=r"has no other module; this model pools by mean and has Pooling, Normalize, Dense"
+    ):
+        export_model(tmp_path / "few", tmp_path / "gguf", to="gguf")
+    with pytest.raises(ValueError, match="holds an embedding model without classes; leave out --task"):
+        export_model(neobert_hf.MINI_MODEL_PATH, tmp_path / "mini", task="text-classification")
 
 
 def test_predict_finds_the_entities_of_the_pipeline(tiny_config, tokenizer, tmp_path):

@@ -2,8 +2,11 @@
 
 import errno
 import hashlib
+import re
+import shutil
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -50,6 +53,16 @@ def test_a_file_that_cannot_be_written_is_an_os_error_that_names_it(tmp_path, li
 def test_a_full_disk_and_an_exceeded_quota_are_named(tmp_path, number):
     error = write_error(OSError(number, "No space left on device"), tmp_path / "model", "nothing is left of it")
     assert error.errno == number and "the disk is full: model could not be written; nothing is left of it" in str(error)
+    assert re.search(rf"of it; the disk of {tmp_path} has [\d,]+ MB, of which [\d,]+ are free now: ", str(error))
+
+
+@pytest.mark.parametrize(
+    ("free", "reason"), [(4096, "the disk is full: model"), (1 << 30, "inline_container.*: model")]
+)
+def test_torch_does_not_name_a_full_disk_and_its_free_space_does(tmp_path, monkeypatch, free, reason):
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free, total=1 << 40))
+    with pytest.raises(OSError, match=reason), largest_file(1000), saving(tmp_path / "new/model"):
+        torch.save(TENSORS, tmp_path / "file")
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), torch.OutOfMemoryError("no memory"), ValueError("a value")])

@@ -11,6 +11,7 @@ pytest.importorskip("seqeval", reason="needs scikit-learn, seqeval and peft (pip
 
 import pandas
 import torch
+from conftest import largest_file
 from transformers import BertConfig, BertForMaskedLM
 
 from neobert_hf import NeoBERTConfig, NeoBERTForMaskedLM
@@ -69,6 +70,14 @@ def test_a_series_with_another_index_is_the_same_as_a_list(trained, start):
     job, columns = trained
     again = type(job)(start, 16).fit(*map(shuffled, columns), **FAST)
     assert again.predict(*map(shuffled, columns[:-1])) == job.predict(*columns[:-1])
+
+
+def test_a_full_disk_at_the_last_save_is_an_error_that_names_the_folder(trained, tmp_path):
+    with (
+        pytest.raises(OSError, match="saved could not be written; earlier checkpoints are complete"),
+        largest_file(9000),
+    ):
+        trained[0].save(tmp_path / "saved")
 
 
 def test_no_rows_have_no_predictions_and_a_text_is_no_list_of_rows(trained):

@@ -256,6 +256,11 @@ def open_embedding_model(name: str, revision: str | None = None, **options) -> S
     return model
 
 
+def has_head(model: SentenceTransformer) -> bool:
+    """Whether a model ends with a layer of classes, which are those of its config: `encode` returns their logits."""
+    return type(model[-1]).__name__ == "Dense" and model[-1].out_features == len(model[0].config.id2label)
+
+
 def fingerprint(model: SentenceTransformer, prompts: Mapping[str, str]) -> str:
     """Return a hash of everything that decides an embedding or a score, 16 hexadecimal digits.
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ..files.rows import SUFFIXES, read_text_column
-from ..files.texts import check_leaves_tokens, check_max_length
+from ..files.texts import beginning, check_leaves_tokens, check_max_length
 from ..files.wordpiece import plain_tokenizer
 from ..files.writing import writing
 from ..model.machine_neobert import best_dtype
@@ -79,7 +79,11 @@ def embed_files(
     kept.passages(hashlib.sha256(json.dumps(texts).encode()).hexdigest(), partial(enumerate, texts))
     target.parent.mkdir(parents=True, exist_ok=True)
     kept.save(is_required=True)  # an error comes before the work
-    encode = partial(encoder.encode, batch_size=batch_size, show_progress_bar=False, **options)
+    options |= {"batch_size": batch_size, "show_progress_bar": False}
+
+    def encode(block: list[str]) -> np.ndarray:
+        return encoder.encode([_read(encoder, text) for text in block], **options)
+
     try:
         vectors = kept.vectors(texts, encode)
         with writing(target) as handle:
@@ -106,13 +110,20 @@ def longest_input(model: SentenceTransformer) -> int | None:
     return None if longest is None or math.isinf(longest) else int(longest)
 
 
+def _read(model: SentenceTransformer, text: str) -> str:
+    """The part of a text that the tokenizer gets: all of it, but of a very long one only the beginning."""
+    longest = longest_input(model)
+    return text if longest is None else beginning(text, model.tokenizer, longest)
+
+
 def _num_truncated(model: SentenceTransformer, inputs: list[str]) -> int | None:
     """The number of inputs that are longer than `longest_input`; None if the tokenizer is not a fast one."""
     longest = longest_input(model)
     if longest is None or not getattr(model.tokenizer, "is_fast", False):
         return 0 if longest is None else None
     tokenizer = plain_tokenizer(model.tokenizer)
-    candidates = (text for text in inputs if len(text.encode()) > longest - 2)  # a token has at least a byte
+    # a token has at least a byte
+    candidates = (_read(model, text) for text in inputs if len(text.encode()) > longest - 2)
     return sum(len(tokenizer.encode(text)) > longest for text in candidates)
 
 

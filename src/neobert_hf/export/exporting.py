@@ -14,7 +14,7 @@ from typing import Any
 from transformers.utils import logging
 
 from ..files.writing import saving, write_json, writing
-from .graphs import EmbeddingGraph, Graph, load_graph
+from .graphs import EMBEDDING, EmbeddingGraph, Graph, load_graph
 from .onnx import write_int8, write_onnx, write_openvino
 from .onnx_model import FILES, open_graph
 from .parity import Reference
@@ -166,9 +166,14 @@ def _write_settings(graph: Graph, folder: Path) -> None:
         tokenizer.backend_tokenizer.no_padding()
         tokenizer.save_pretrained(folder)
         write_json(folder / "special_tokens_map.json", tokenizer.special_tokens_map)  # fastembed reads it
-    if isinstance(graph, EmbeddingGraph):
+    if graph.task == EMBEDDING:
         _write_modules(graph, folder)
-    config.architectures = [type(graph.model).__name__]
+    elif isinstance(graph, EmbeddingGraph):  # a classifier of vectors
+        config.problem_type = "single_label_classification"
+        if name := graph.chain.default_prompt_name:
+            content = {"prompts": graph.chain.prompts, "default_prompt_name": name}
+            write_json(folder / "config_sentence_transformers.json", content)
+    config.architectures = [graph.architecture]
     with writing(folder / "config.json") as file:  # save_pretrained of the config would add code
         file.write(config.to_json_string().encode())
 

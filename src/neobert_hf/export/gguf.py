@@ -18,7 +18,7 @@ from transformers.utils import logging
 
 from ..files.writing import saving
 from ..model.configuration_neobert import NeoBERTConfig
-from .graphs import EmbeddingGraph, Graph
+from .graphs import CLASSIFICATION, EmbeddingGraph, Graph
 from .onnx_model import Arrays, Run
 from .parity import LONG
 
@@ -105,7 +105,7 @@ def _pooling(graph: Graph) -> str:
         raise ValueError(
             f"rope_type={rope_type!r}: llama.cpp scales RoPE otherwise; export to ONNX, or remove the scaling from config.json"
         )
-    if graph.task == "text-classification":
+    if graph.task == CLASSIFICATION and not isinstance(graph, EmbeddingGraph):
         return "RANK"
     if graph.task == "feature-extraction":
         return "MEAN"
@@ -117,7 +117,7 @@ def _pooling(graph: Graph) -> str:
     if kinds not in ("Pooling", "Pooling, Normalize") or mode not in POOLINGS:
         raise ValueError(
             f"llama.cpp pools by {', '.join(POOLINGS)} and has no other module; this model pools by {mode} and has {kinds}, so "
-            "its embeddings would differ; export to ONNX, or the encoder alone: --task feature-extraction"
+            "its results would differ; export to ONNX, or the encoder alone: --task feature-extraction"
         )
     return POOLINGS[mode]
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from ..embeddings.models import check_modules
+from ..embeddings.models import check_modules, has_head
 from ..files.texts import printable
 from ..files.trust import (
     check_links,
@@ -34,12 +34,12 @@ from ..model.modeling_neobert import AUTO_CLASSES, NeoBERTPreTrainedModel
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-EMBEDDING = "sentence-similarity"
+EMBEDDING, CLASSIFICATION = "sentence-similarity", "text-classification"
 # Tasks as the Hub names them: the Auto class of the model, and the outputs of the graph.
 TASKS = {
     "feature-extraction": ("AutoModel", ("last_hidden_state",)),
     "fill-mask": ("AutoModelForMaskedLM", ("logits",)),
-    "text-classification": ("AutoModelForSequenceClassification", ("logits",)),
+    CLASSIFICATION: ("AutoModelForSequenceClassification", ("logits",)),
     "token-classification": ("AutoModelForTokenClassification", ("logits",)),
     "question-answering": ("AutoModelForQuestionAnswering", ("start_logits", "end_logits")),
     EMBEDDING: ("AutoModel", ("last_hidden_state", "sentence_embedding")),
@@ -68,6 +68,11 @@ class Graph(nn.Module):
         return tuple(found[name].float() for name in self.outputs)
 
     @property
+    def architecture(self) -> str:
+        """The class that config.json names, by which other programs know the task."""
+        return type(self.model).__name__
+
+    @property
     def longest(self) -> int:
         """Length in tokens at which texts are truncated."""
         limit = self.model.config.max_position_embeddings
@@ -81,18 +86,27 @@ class EmbeddingGraph(Graph):
     runtimes that pool by themselves get the right vector. It holds the states of the tokens if nothing but a normalization is
     around the pooling. Otherwise each token has the embedding itself.
 
+    The embedding of a classifier that was trained with few examples is the logits (B, C) of its classes, its only output.
+
     Args:
         chain: The embedding model, on the CPU.
+        task: "sentence-similarity", or "text-classification" for a classifier.
     """
 
-    def __init__(self, chain: SentenceTransformer):
-        super().__init__(EMBEDDING, chain[0].model, chain.tokenizer)
+    def __init__(self, chain: SentenceTransformer, task: str = EMBEDDING):
+        super().__init__(task, chain[0].model, chain.tokenizer)
         self.chain, self.modules_after = chain, nn.ModuleList(list(chain)[1:])
         self.kinds = [type(module).__name__ for module in self.modules_after]
         self.pooling = self.modules_after[self.kinds.index("Pooling")]
         self.ends_normalized = self.kinds[-1] == "Normalize"
         is_bare = self.kinds in (["Pooling"], ["Pooling", "Normalize"])
         self.keeps_tokens = is_bare and isinstance(self.pooling.pooling_mode, str)
+
+    @property
+    def architecture(self) -> str:
+        """As of a `Graph`."""
+        is_classifier = self.task == CLASSIFICATION
+        return AUTO_CLASSES[TASKS[CLASSIFICATION][0]].__name__ if is_classifier else super().architecture
 
     @property
     def longest(self) -> int:
@@ -105,12 +119,14 @@ class EmbeddingGraph(Graph):
         return self.pooling.pooling_mode if self.keeps_tokens else "mean"
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return the states of the tokens (B, L, D) and the embeddings (B, D); the inputs are (B, L)."""
+        """Return the states of the tokens (B, L, D) and the embeddings (B, D), or the logits (B, C); the inputs are (B, L)."""
         features = {"input_ids": input_ids, "attention_mask": attention_mask}
         states = features["token_embeddings"] = self.model(**features).last_hidden_state.float()
         for module in self.modules_after:
             features = module(features)
         embedding = features["sentence_embedding"]
+        if self.task == CLASSIFICATION:
+            return (embedding,)
         if not self.keeps_tokens:
             states = embedding[:, None].expand(-1, input_ids.shape[1], -1)
         return states, embedding
@@ -150,11 +166,16 @@ def load_graph(source: str | Path, task: str | None = None) -> Graph:
             "open_adapter(MODEL_CLASS, FOLDER).merge_and_unload().save_pretrained(OUT)"
         )
     kind = check_modules(folder) or "SentenceTransformer"
-    if task is None:
-        is_embedding = (folder / "modules.json").is_file() and kind != "CrossEncoder"
-        task = EMBEDDING if is_embedding else _saved_task(folder, read_config(folder))
-    if task == EMBEDDING:
-        graph = EmbeddingGraph(_load_chain(folder, kind))
+    is_chain = (folder / "modules.json").is_file() and kind != "CrossEncoder"
+    if task is None and not is_chain:
+        task = _saved_task(folder, read_config(folder))
+    if task == EMBEDDING or (is_chain and task in (None, CLASSIFICATION)):
+        chain = _load_chain(folder, kind)
+        if task == CLASSIFICATION and not has_head(chain):
+            raise ValueError(
+                f"{folder} holds an embedding model without classes; leave out --task, or export a classifier"
+            )
+        graph = EmbeddingGraph(chain, task or (CLASSIFICATION if has_head(chain) else EMBEDDING))
     else:
         tokenizer = load_tokenizer(str(folder)) if holds_tokenizer(folder) else None
         with quiet():  # transformers reports a head that is missing, and so does `check_weights`

@@ -178,7 +178,10 @@ class OnnxModel:
         }
         architecture = self.config["architectures"][0]
         read = next((heads[name] for name in heads if architecture.endswith(name)), None)
-        results = self._read_output("logits", read, _as_list(texts), batch_size)
+        found = _as_list(texts)
+        if prompt := self.prompts.get(self.default_prompt_name):  # of a classifier that was trained with few examples
+            found = [prompt + text for text in found]
+        results = self._read_output("logits", read, found, batch_size)
         return results[0] if isinstance(texts, str | tuple) else results
 
     def _labels(self, top_k: int | None, text: Text, encoding: Encoding, logits: np.ndarray) -> dict | list[dict]:

@@ -1,9 +1,9 @@
-"""Texts: what of them may reach a terminal, and the shortest and the longest that a model can take."""
+"""Texts: what of them may reach a terminal, how much of them a model reads, and the longest that it can take."""
 
 import re
 
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 LINE_ENDS = re.compile(r"\r\n|[\t\n\v\f\r\x85\u2028\u2029]")
 # ECMA-48: ESC or one C1 character begins a sequence. A sequence without its end loses its beginning only, so no text is hidden.
@@ -13,6 +13,8 @@ CONTROLS = re.compile(
     r"|\x1b[ -/]*[0-~]"  # other escape sequences: reset, character sets
     r"|[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"  # C0, DEL, C1, and bidi overrides
 )
+BLANKS = " \t\n\r"  # white space of every tokenizer; that of BERT removes other control characters
+USUAL_CHARACTERS = 32  # more than a token has in nearly all texts
 LONE_SURROGATES = re.compile("[\ud800-\udfff]")  # of file names that are not UTF-8; some terminals get their raw bytes
 
 
@@ -23,6 +25,30 @@ def printable(text: str) -> str:
     surrogate pair the character U+FFFD. All other characters stay.
     """
     return LONE_SURROGATES.sub("\ufffd", CONTROLS.sub("", LINE_ENDS.sub(" ", text)))
+
+
+def beginning(text: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int | None = None) -> str:
+    """Return the beginning of a very long text; truncated, it has the same token ids as the whole text.
+
+    A tokenizer reads a whole text before it truncates it: gigabytes of memory for a cell of 16 MB. The result ends before white
+    space, where common tokenizers begin a new token, and has more than twice as many tokens as are kept. So its last tokens,
+    which may differ, are truncated, and a text that is cut here counts as truncated. Of a pair of two such texts with an odd
+    number of tokens, the other one may get the odd token.
+
+    Args:
+        text: The text.
+        tokenizer: The tokenizer that truncates it afterwards.
+        max_tokens: Length in tokens at which it is truncated; by default that of the tokenizer.
+    """
+    max_tokens = tokenizer.model_max_length if max_tokens is None else max_tokens
+    length = USUAL_CHARACTERS * max_tokens
+    while 4 * length < len(text) and tokenizer.truncation_side == "right":  # the look costs a quarter at most
+        end = max(text.rfind(space, 0, length) for space in BLANKS)
+        part = text[: max(end, 0)].rstrip(BLANKS)
+        if len(tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"]) > 2 * max_tokens:
+            return part
+        length *= 2  # of blanks, of words that are one token, or without white space
+    return text
 
 
 def check_leaves_tokens(max_seq_length: int | None, name: str = "max_seq_length") -> None:

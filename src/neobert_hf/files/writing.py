@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ logger = logging.get_logger(__name__)
 
 UNCHANGED = "the previous content is unchanged"
 FULL = (errno.ENOSPC, errno.EDQUOT)  # full disk, exceeded quota
+NEARLY_FULL = 1 << 20  # free bytes, fewer than a write of torch.save needs
 LOCK_SECONDS = 2  # the child processes of a killed process end within this time
 
 
@@ -53,10 +55,21 @@ def write_json(file: Path, content: Any, hint: str = UNCHANGED) -> None:
 
 
 def write_error(error: OSError, file: Path, hint: str) -> OSError:
-    """Return the same error with a message that says what went wrong, which file, and what is still good."""
-    reason = "the disk is full" if error.errno in FULL else error.strerror or str(error)
+    """Return the same error with a message that says what went wrong, which file, what is still good, and which disk is full."""
+    is_full = error.errno in FULL
+    reason = "the disk is full" if is_full else error.strerror or str(error)
     message = f"{reason}: {file.name} could not be written; {hint}"
+    if is_full:
+        folder, free, total = _disk_of(file)
+        message += f"; the disk of {folder} has {total / 1e6:,.0f} MB, of which {free / 1e6:,.0f} are free now"
     return OSError(error.errno or errno.EIO, message, str(file))
+
+
+def _disk_of(file: Path) -> tuple[Path, int, int]:
+    """Return the folder of a file, or the first one above it that exists, and the free and the total bytes of its disk."""
+    folder = next(each for each in file.absolute().parents if each.is_dir())
+    usage = shutil.disk_usage(folder)
+    return folder, usage.free, usage.total
 
 
 @contextmanager
@@ -81,7 +94,10 @@ def saving(target: Path, hint: str = UNCHANGED) -> Iterator[None]:
             raise write_error(OSError(number, os.strerror(number)), target, hint) from error
         is_of_torch = "inline_container.cc" in text or "iostream error" in text  # the writer of torch.save
         if isinstance(error, SafetensorError) or is_of_torch:
-            raise write_error(OSError(text), target, hint) from error
+            # torch.save does not say why it failed; what it has written is still there
+            is_full = is_of_torch and _disk_of(target)[1] < NEARLY_FULL
+            reason = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) if is_full else OSError(text)
+            raise write_error(reason, target, hint) from error
         raise
 
 

@@ -26,6 +26,7 @@ from sklearn.metrics import (
 from torch import no_grad
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel, Trainer
 
+from ..files.texts import beginning
 from ..files.writing import writing
 from ..runs import MINI_MODEL_PATH, FineTuningArguments, open_adapter, save_adapter
 from ..runs.adapters import labels_of_adapter
@@ -208,7 +209,8 @@ class Classifier(Job):
         rows = Dataset.from_dict({f"text{i}": list(column) for i, column in enumerate(columns)})
 
         def tokens(part: dict[str, list]) -> dict[str, list]:
-            return dict(tokenizer(*part.values(), truncation=True))
+            columns = [[beginning(text, tokenizer) for text in column] for column in part.values()]
+            return dict(tokenizer(*columns, truncation=True))
 
         rows = rows.map(tokens, batched=True, remove_columns=rows.column_names)
         if labels is None:

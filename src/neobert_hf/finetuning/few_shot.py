@@ -19,7 +19,8 @@ from sentence_transformers.sentence_transformer.losses import BatchAllTripletLos
 from transformers.hf_argparser import HfArg
 
 from ..embeddings import open_embedding_model
-from ..files.texts import printable
+from ..embeddings.models import has_head
+from ..files.texts import beginning, printable
 from ..files.writing import content_hash
 from ..runs import MINI_MODEL_PATH, CheckedCheckpoints, FineTuningArguments, curve_of, lock_run, train_or_resume
 from .classifier import Classifier
@@ -92,7 +93,8 @@ class FewShotClassifier(Classifier):
         text, *label = super()._row(text, *label)
         if isinstance(text, tuple):
             raise ValueError("a pair of texts has no vector of its own; give one text (--text_columns)")
-        return (text, *label)
+        longest = max(self.max_seq_length, self._encoder.max_seq_length or 0)
+        return (beginning(text, self.tokenizer, longest), *label)
 
     @all_or_nothing
     def fit(
@@ -237,8 +239,3 @@ def add_head(
 def unit_vectors(model: SentenceTransformer, texts: Sequence[str]) -> np.ndarray:
     """Return the vectors (N, D) of N texts, of length 1."""
     return model.encode(list(texts), normalize_embeddings=True)
-
-
-def has_head(model: SentenceTransformer) -> bool:
-    """Whether a model ends with the layer of `add_head`."""
-    return isinstance(model[-1], Dense) and model[-1].out_features == len(model[0].config.id2label)

@@ -18,7 +18,7 @@ from transformers.tokenization_utils_base import LARGE_INTEGER
 
 from ..files.texts import check_leaves_tokens, check_max_length, printable
 from ..files.trust import load_tokenizer
-from ..files.writing import content_hash, write_json
+from ..files.writing import content_hash, saving, write_json
 from ..runs import (
     MINI_MODEL_PATH,
     CheckedCheckpoints,
@@ -31,6 +31,7 @@ from ..runs import (
     write_record,
 )
 from ..runs.arguments import EPOCHS, EPOCHS_OF_FEW
+from ..runs.manifests import CHECKPOINTS_INTACT
 from .predictions import write_predictions
 from .rows import LabelledRows
 
@@ -383,7 +384,8 @@ class Job(ABC):
             folder: Folder.
             data: Rows of the training, if they are those of files, whose names the record has.
         """
-        self._save_weights(folder)
+        with saving(Path(folder), CHECKPOINTS_INTACT):
+            self._save_weights(folder)
         if self._training is None or not self._training.should_save:
             return
         names = data.names if data else dict.fromkeys(("train", "validation", "test"), "rows given in Python")
