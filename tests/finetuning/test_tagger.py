@@ -14,7 +14,11 @@ pytest.importorskip("seqeval", reason="tagging needs seqeval (pip install -e .[t
 import finetune_tagger
 from conftest import SENTENCE, run_main
 from sklearn.metrics import f1_score
-from transformers import AutoTokenizer, pipeline
+from tokenizers import Tokenizer
+from tokenizers.models import Unigram
+from tokenizers.normalizers import Replace
+from tokenizers.pre_tokenizers import Metaspace
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, pipeline
 from transformers.modeling_outputs import TokenClassifierOutput
 
 from neobert_hf import MINI_MODEL_PATH, NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTForTokenClassification
@@ -140,6 +144,21 @@ def test_windows_evaluate_each_word_once_with_context_on_both_sides_and_train_al
         for window in tagger._rows(words, tags, is_training=True)
         for token, label in zip(window["input_ids"], window["labels"])
     )
+
+
+@pytest.mark.parametrize(
+    "form", [{"pre_tokenizer": Metaspace()}, {"normalizer": Replace(" ", "▁")}], ids=["xlmr", "mmbert"]
+)
+def test_with_a_tokenizer_of_a_multilingual_encoder_every_word_has_a_tag_and_the_tokens_of_a_text(form):
+    backend = Tokenizer(
+        Unigram([("<unk>", 0), *((letter, -1) for letter in sorted({"▁", *"".join(WORDS)} - {"東"}))], 0)
+    )
+    for name, part in form.items():
+        setattr(backend, name, part)
+    tagger = tagger_of(ROWS, PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", pad_token="<unk>"))
+    for (words, tags), row in zip(ROWS, tagger._rows(*zip(*ROWS))):
+        assert [tagger.classes[label] for label, _ in row["labels"] if label != -100] == tags
+        assert row["input_ids"] == backend.encode(" ".join(words)).ids
 
 
 def test_logits_of_windows_become_those_of_the_words_of_each_row(tokenizer):
