@@ -14,7 +14,11 @@ pytest.importorskip("seqeval", reason="tagging needs seqeval (pip install -e .[t
 import finetune_tagger
 from conftest import SENTENCE, run_main
 from sklearn.metrics import f1_score
-from transformers import AutoTokenizer, pipeline
+from tokenizers import Tokenizer
+from tokenizers.models import Unigram
+from tokenizers.normalizers import Replace
+from tokenizers.pre_tokenizers import Metaspace
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, pipeline
 from transformers.modeling_outputs import TokenClassifierOutput
 
 from neobert_hf import MINI_MODEL_PATH, NeoBERTConfig, NeoBERTForMaskedLM, NeoBERTForTokenClassification
@@ -142,6 +146,21 @@ def test_windows_evaluate_each_word_once_with_context_on_both_sides_and_train_al
     )
 
 
+@pytest.mark.parametrize(
+    "form", [{"pre_tokenizer": Metaspace()}, {"normalizer": Replace(" ", "▁")}], ids=["xlmr", "mmbert"]
+)
+def test_with_a_tokenizer_of_a_multilingual_encoder_every_word_has_a_tag_and_the_tokens_of_a_text(form):
+    backend = Tokenizer(
+        Unigram([("<unk>", 0), *((letter, -1) for letter in sorted({"▁", *"".join(WORDS)} - {"東"}))], 0)
+    )
+    for name, part in form.items():
+        setattr(backend, name, part)
+    tagger = tagger_of(ROWS, PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", pad_token="<unk>"))
+    for (words, tags), row in zip(ROWS, tagger._rows(*zip(*ROWS))):
+        assert [tagger.classes[label] for label, _ in row["labels"] if label != -100] == tags
+        assert row["input_ids"] == backend.encode(" ".join(words)).ids
+
+
 def test_logits_of_windows_become_those_of_the_words_of_each_row(tokenizer):
     words, tags = [["fox"] * 40, ["dog"] * 3], [["A", "B"] * 20, ["A", "A", "B"]]
     tagger = tagger_of(list(zip(words, tags)), tokenizer, 12)
@@ -169,15 +188,21 @@ def test_piece_loss_of_two_tags_is_the_cross_entropy_with_their_shares():
     torch.testing.assert_close(piece_loss(TokenClassifierOutput(logits=logits), labels), expected)
 
 
-def test_a_fit_without_a_folder_learns_and_a_saved_tagger_predicts_the_same(tokenizer, tmp_path):
+@pytest.fixture
+def start(tokenizer, tmp_path):
+    """Folder of a tiny model that learns the tags of words in a few steps."""
     shape = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48)
     config = NeoBERTConfig(vocab_size=len(tokenizer), **shape, embedding_init_range=0.5)
     NeoBERTForMaskedLM(config).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_a_fit_without_a_folder_learns_and_a_saved_tagger_predicts_the_same(start, tmp_path):
     words = [["the", word, "and", other] for word in ("fox", "dog") for other in ("sea", "house")] * 16
-    tags = [["O", "S-ANIMAL", "O", "O"]] * 64
+    tags = [["O", "B-ANIMAL", "O", "O"]] * 64
     options = {"use_cpu": True, "disable_tqdm": True, "learning_rate": 1e-2, "max_steps": 30}
-    tagger = Tagger(tmp_path / "model", 16).fit(words, tags, **options)
+    tagger = Tagger(start, 16).fit(words, tags, **options)
     assert tagger.classes == ["B-ANIMAL", "O", "I-ANIMAL"]
     assert tagger.predict([["the", "dog"], ["fox"] * 30])[0] == ["O", "B-ANIMAL"]
     assert tagger.evaluate(words, [["O", "B-ANIMAL", "O", "O"]] * 64)["f1"] == 1
@@ -187,6 +212,31 @@ def test_a_fit_without_a_folder_learns_and_a_saved_tagger_predicts_the_same(toke
     assert all(row.sum(-1) == pytest.approx(1) for row in again.predict_scores(words[:4]))
     with pytest.raises(ValueError, match="4 words and 1 tags; every word needs one tag"):
         tagger.fit(words[:1], [["O"]])
+
+
+def test_predictions_have_the_scheme_of_the_training_tags_and_the_model_the_tags_of_pipelines(start, tmp_path):
+    """A saved tagger that gets a test file alone remembers the scheme; a second training on other tags does not."""
+    words = ["the", "fox", "and", "the", "quick", "brown", "dog"]
+    tags = ["O", "U-A", "O", "B-A", "I-A", "I-A", "L-A"]
+    conll = "".join(f"{word} {tag}\n" for word, tag in zip(words, tags)) + "\n"
+    (tmp_path / "train.conll").write_text(conll * 48)
+    (tmp_path / "test.conll").write_text(conll)
+    more = ("--use_cpu", "true", "--report_to", "none", "--test_file", tmp_path / "test.conll", "--output_dir")
+    options = ("--train_file", tmp_path / "train.conll", "--learning_rate", "1e-2", "--max_steps", "24")
+    run_main(finetune_tagger, "--model_name_or_path", start, *options, *more, tmp_path / "tagger")
+    assert "f1 1.0000" in run_main(
+        finetune_tagger, "--model_name_or_path", tmp_path / "tagger", *more, tmp_path / "new"
+    )
+    for folder in ("tagger", "new"):
+        assert json.loads((tmp_path / folder / "predictions.jsonl").read_text())["prediction"] == tags
+    tagger = Tagger(tmp_path / "tagger")
+    assert tagger.predict([words]) == [tags] and tagger.evaluate([words], [tags])["f1"] == 1
+    assert (tagger.model.config.tag_scheme, sorted(tagger.classes)) == ("BILOU", ["B-A", "I-A", "O"])
+    found = groups_of(pipeline("token-classification", str(tmp_path / "tagger")), " ".join(words), "first")
+    assert found == [("fox", "A"), ("the quick brown dog", "A")]
+    tagger.fit([words] * 4, [["O", "B-A", "O", "B-A", "I-A", "I-A", "I-A"]] * 4, use_cpu=True, max_steps=1)
+    assert {tag[0] for tag in tagger.predict([words])[0]} <= {"B", "I", "O"}
+    assert not hasattr(tagger.model.config, "tag_scheme")
 
 
 def test_f1_of_entities_counts_an_entity_only_with_all_its_words():

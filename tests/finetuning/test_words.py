@@ -4,14 +4,20 @@ import json
 
 import pytest
 
-pytest.importorskip("datasets", reason="tagged words need datasets (pip install -e .[train])")
+pytest.importorskip("seqeval", reason="tagged words need seqeval (pip install -e .[train])")
 
 from types import SimpleNamespace
 
 import datasets
+import seqeval.scheme
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from seqeval.metrics.sequence_labeling import get_entities
+from seqeval.scheme import Entities
 
 from neobert_hf.finetuning import TaggedWordArguments, read_tagged_words
 from neobert_hf.finetuning import rows as rows_module
+from neobert_hf.finetuning.words import SCHEMES, from_iob2, to_iob2
 
 ADA = {"words": ["Ada", "codes"], "tags": ["PERSON", "O"]}
 
@@ -90,15 +96,34 @@ def test_a_kind_of_entity_with_the_tag_of_a_first_word_has_that_of_the_others(tm
     assert read(tmp_path / "a.conll").classes == ["B-P", "O", "I-P"]
 
 
-def test_tags_of_last_and_single_words_become_those_that_pipelines_know(tmp_path, capsys):
-    (tmp_path / "a.conll").write_text("Ada B-P\nof I-P\nB E-P\nin O\nParis S-L\n\nin O\nB U-L\nA B-P\nC L-P\n")
-    assert [tag for row in pairs(read(tmp_path / "a.conll")) for _, tag in row] == [
-        *("B-P", "I-P", "I-P", "O", "B-L"),
-        *("O", "B-L", "B-P", "I-P"),
-    ]
-    assert "pipelines know B- and I- only" in capsys.readouterr().out
+def test_tags_of_last_and_single_words_are_read_as_they_are_and_the_classes_are_those_that_pipelines_know(
+    tmp_path, capsys
+):
+    (tmp_path / "a.conll").write_text("Ada B-P\nof I-P\nB E-P\nin O\nParis S-L\n\nin O\nB S-L\nA B-P\nC E-P\n")
+    found = read(tmp_path / "a.conll")
+    assert found.train[1] == [["B-P", "I-P", "E-P", "O", "S-L"], ["O", "S-L", "B-P", "E-P"]]
+    assert found.classes == ["B-L", "B-P", "I-P", "O", "I-L"]
+    assert "predictions are IOBES" in capsys.readouterr().out
     plain = [{"words": ["a", "b"], "tags": ["S-Bahn", "train"]}] * 2
     assert read(lines(tmp_path, "plain.jsonl", plain)).classes == ["S-Bahn", "train"]
+
+
+TAG_ROWS = st.lists(st.lists(st.sampled_from(["O", "B-A", "I-A", "B-B-2", "I-B-2"]), min_size=1), min_size=1)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@settings(deadline=None)
+@given(rows=TAG_ROWS)
+def test_a_conversion_of_any_tags_keeps_the_entities_of_seqeval(scheme, rows):
+    """Also of I- after O, or after a word of another kind, as a model may predict them."""
+    found = from_iob2(rows, scheme)
+    entities = Entities(found, getattr(seqeval.scheme, scheme)).entities
+    assert [[entity.to_tuple()[1:] for entity in row] for row in entities] == [
+        [(kind, start, end + 1) for kind, start, end in get_entities(row)] for row in rows
+    ]
+    assert [get_entities(row) for row in to_iob2(found, ["O", "B-A", "I-A", "B-B-2", "I-B-2"])] == [
+        get_entities(row) for row in rows
+    ]
 
 
 def test_tokens_and_ner_tags_are_recognised_and_other_names_need_the_option(tmp_path):

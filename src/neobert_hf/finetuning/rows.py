@@ -416,15 +416,21 @@ def settle_labels(splits: dict[str, list[Row]], settle: Callable[[Any], Any]) ->
                 row.label, row.fault = None, str(error)
 
 
-def keep_known(splits: dict[str, list[Row]], names: Sequence[str]) -> None:
-    """Raise ValueError as `check_known` does; a test row with another label loses its label instead."""
+def keep_known(splits: dict[str, list[Row]], names: Sequence[str], named: Callable[[list], list] = list) -> None:
+    """Raise ValueError as `check_known` does; a test row with another label loses its label instead.
+
+    Args:
+        splits: Rows by split.
+        names: Names of the classes.
+        named: Function from the labels of a row to names; the labels stay as they are.
+    """
     known = set(names)
     for split, rows in splits.items():
         if split != "test":
-            check_known(((row.place, row.labels) for row in rows), names)
+            check_known(((row.place, named(row.labels)) for row in rows), names)
             continue
         for row in rows:
-            if unknown := [label for label in row.labels if label not in known]:
+            if unknown := [label for label in named(row.labels) if label not in known]:
                 row.label, row.fault = None, f"unknown class {unknown[0]!r:.80}"
 
 

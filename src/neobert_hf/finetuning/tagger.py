@@ -18,6 +18,7 @@ from transformers import (
     AutoModelForTokenClassification,
     BatchEncoding,
     DataCollatorForTokenClassification,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
     Trainer,
 )
@@ -25,7 +26,7 @@ from transformers import (
 from ..runs import MINI_MODEL_PATH, FineTuningArguments
 from .job import Job, all_or_nothing, print_report
 from .rows import check_known, given_names
-from .words import checked_tags, checked_words, is_iob, tag_names, to_iob2
+from .words import checked_tags, checked_words, from_iob2, iob2_names, is_iob, tag_names, tag_scheme, to_iob2
 
 IGNORED = -100  # label of a token that has no part in the loss
 LATER_PIECE = 0.7  # probability of I- for a later piece whose other tag is B-
@@ -53,17 +54,11 @@ class Tagger(Job):
             True  # RoBERTa's class in transformers 4 demands it; `_tokenize` adds the spaces
         )
         self.tokenizer.padding_side = "right"  # so the logits of a window begin at its first token
+        self._scheme: str | None = None  # of the tags of the training, if it is not that of the model
 
     def _row(self, words: Any, *tags) -> tuple:
         words = checked_words(words)
         return (words, *(checked_tags(words, of_row) for of_row in tags))
-
-    def _columns(self, *columns, is_labelled: bool = True) -> list[list]:
-        columns = super()._columns(*columns, is_labelled=is_labelled)
-        # tags of a trained model that it does not know may mark last and single words
-        if is_labelled and self._names and not {tag for row in columns[1] for tag in row} <= {*self._names}:
-            to_iob2(columns[1])
-        return columns
 
     @all_or_nothing
     def fit(
@@ -80,7 +75,8 @@ class Tagger(Job):
 
         Args:
             words: Words of each row.
-            tags: Tag of each word. E- or L-, and S- or U-, become I- and B-.
+            tags: Tag of each word. The model learns E- or L- as I-, and S- or U- as B-, because pipelines know B- and I- only;
+                `predict` returns the tags in the scheme of these.
             validation: Other words and tags. They choose the best epoch, and the metrics on them are printed at the end.
             training: As of `Classifier.fit`, and `options` too.
             classes: Names of the tags in the order of the logits; by default the sorted tags, see `tag_names`.
@@ -90,11 +86,23 @@ class Tagger(Job):
             FloatingPointError: The model has diverged.
         """
         words, tags = self._columns(words, tags)
-        validation = validation and self._columns(*validation)
-        to_iob2([*tags, *(validation[1] if validation else ())])
-        self._names = given_names(classes) or tag_names([tag for row in tags for tag in row])
+        every = [tag for row in tags for tag in row]
+        self._scheme = tag_scheme(every)
+        self._names = iob2_names(given_names(classes)) or tag_names(every)
         self._fit((words, tags), validation, training, options)
         return self
+
+    def _load_new(self, **options) -> PreTrainedModel:
+        model = super()._load_new(**options)
+        vars(model.config).pop("tag_scheme", None)  # of an earlier training
+        if self._scheme:
+            model.config.tag_scheme = self._scheme
+        return model
+
+    def _load_trained(self) -> PreTrainedModel:
+        model = super()._load_trained()
+        self._scheme = getattr(model.config, "tag_scheme", None)
+        return model
 
     def _trainer_for(self, *arguments, **options) -> Trainer:
         collator = DataCollatorForTokenClassification(self.tokenizer, label_pad_token_id=[IGNORED, IGNORED])
@@ -106,6 +114,7 @@ class Tagger(Job):
         `labels` of training windows are those of `piece_loss`. In the other windows the first piece of a word has its tag (the
         first one if there are no tags), in one window only, and `row` is the number of the row.
         """
+        tags = tags and to_iob2(tags, self.classes)
         check_known(((f"row {i}", of_row) for i, of_row in enumerate(tags or ())), self.classes)
         numbers = {name: number for number, name in enumerate(self.classes)}
         ids = [[numbers[tag] for tag in of_row] for of_row in tags] if tags else [[0] * len(of_row) for of_row in words]
@@ -132,11 +141,16 @@ class Tagger(Job):
         return [softmax(row.astype(np.float64), -1) for row in outputs]
 
     def _decide(self, outputs: list[np.ndarray]) -> list[list[str]]:
+        tags = self._tags(outputs)
+        return from_iob2(tags, self._scheme) if self._scheme else tags
+
+    def _tags(self, outputs: list[np.ndarray]) -> list[list[str]]:
+        """Tags of the model; those of the file may have another scheme."""
         return [[self.classes[tag] for tag in row.argmax(-1)] for row in outputs]
 
     def metrics(self, outputs: list[np.ndarray], labels: list[list[str]]) -> dict[str, float]:
-        """Return the metrics that `tag_metrics` describes."""
-        return tag_metrics(labels, self._decide(outputs))
+        """Return the metrics that `tag_metrics` describes, of the tags of the model."""
+        return tag_metrics(to_iob2(labels, self.classes), self._tags(outputs))
 
     def _trivial(self, labels: list[list[str]]) -> tuple[list[np.ndarray], str]:
         """The most frequent tag."""
@@ -146,7 +160,7 @@ class Tagger(Job):
 
     def _report_classes(self, outputs: list[np.ndarray], labels: list[list[str]], split: str, folder: Path) -> None:
         """Print precision, recall and F1 of each kind."""
-        print_report(tag_report(labels, self._decide(outputs)))
+        print_report(tag_report(to_iob2(labels, self.classes), self._tags(outputs)))
 
     def prediction_rows(self, outputs: list[np.ndarray], rows: list[dict]) -> list[dict[str, Any]]:
         """Return rows with `prediction`, a tag for each word, and `probability`, that of each tag."""

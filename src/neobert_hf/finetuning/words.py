@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 CONLL_SUFFIXES = (".conll", ".txt", ".iob", ".bio", ".tsv")
 WORD_COLUMNS = ("words", "tokens")
 TAG_COLUMNS = ("tags", "ner_tags")
-# Prefixes for the last word of an entity and for one of a single word, which pipelines of transformers do not know
-IOB2 = {"B": "B", "I": "I", "E": "I", "L": "I", "S": "B", "U": "B"}
+# Letters of the last word of an entity and of an entity of one word, by the name of the scheme in seqeval
+SCHEMES = {"IOBES": "ES", "BILOU": "LU"}
+IOB2 = {"E": "I", "L": "I", "S": "B", "U": "B"}
 
 
 @dataclass
@@ -53,8 +54,7 @@ def is_iob(names: Iterable[str]) -> bool:
 def read_tagged_words(arguments: TaggedWordArguments, seed: int, trained: Tagger) -> LabelledRows:
     """Read lists of words with one tag for each word.
 
-    CoNLL files (.conll, .txt, .iob, .bio, .tsv) have a word and its tag on each line, and an empty line after each sentence. Tags
-    with E- or L- (last word) and S- or U- (single word) become I- and B-.
+    CoNLL files (.conll, .txt, .iob, .bio, .tsv) have a word and its tag on each line, and an empty line after each sentence.
 
     Args:
         arguments: Where the rows are, and what their columns mean.
@@ -82,11 +82,12 @@ def read_tagged_words(arguments: TaggedWordArguments, seed: int, trained: Tagger
     )
     read = partial(_rows, arguments=arguments, names=(word_columns[0], tag_columns[0]))
     splits, hub_names = read_splits(arguments, columns, seed, read)
-    if to_iob2([row.label for rows in splits.values() for row in rows if row.label is not None]):
-        print("the tags E- or L- become I-, and S- or U- become B-; pipelines know B- and I- only", flush=True)
     if "train" in splits:
-        names = tag_names([tag for row in splits["train"] for tag in row.labels], hub_names)
-    keep_known(splits, names)
+        tags = [tag for row in splits["train"] for tag in row.labels]
+        names = tag_names(tags, hub_names)
+        if scheme := tag_scheme(tags):
+            print(f"tags of {scheme}: the model learns B- and I-, for pipelines; predictions are {scheme}", flush=True)
+    keep_known(splits, names, lambda tags: to_iob2([tags], names)[0])
     hold_out(splits, seed)
     return as_lists(arguments, splits, classes=list(names))
 
@@ -124,27 +125,70 @@ def checked_tags(words: Sequence[str], tags: Any) -> list[str]:
     return [label_text(tag) for tag in tags]
 
 
-def to_iob2(rows: Sequence[list[str]]) -> bool:
-    """Change the tags of rows of the scheme that marks last and single words, if all tags are of it; return whether."""
-    kinds = {tag for row in rows for tag in row}
+def tag_scheme(tags: Iterable[str]) -> str | None:
+    """Return the scheme of tags that mark last words and single words, IOBES or BILOU; None for tags of another kind."""
+    kinds = set(tags)
     entities = kinds - {"O"}
     if entities == kinds or is_iob(kinds) or not all(re.match("[BIELSU]-.", tag) for tag in entities):
-        return False
+        return None
+    return "BILOU" if any(tag[0] in "LU" for tag in entities) else "IOBES"
+
+
+def to_iob2(rows: Iterable[Sequence[str]], names: Iterable[str]) -> list[list[str]]:
+    """Return rows with tags of a model: E- or L- becomes I-, and S- or U- becomes B-, unless the model knows the tag itself.
+
+    Args:
+        rows: Tags of each row.
+        names: Tags of the model.
+    """
+    known = set(names)
+
+    def of_model(tag: str) -> str:
+        return other if tag not in known and (other := _iob2_tag(tag)) in known else tag
+
+    return [list(map(of_model, row)) for row in rows]
+
+
+def _iob2_tag(tag: str) -> str:
+    return IOB2.get(tag[0], tag[0]) + tag[1:]
+
+
+def from_iob2(rows: Iterable[Sequence[str]], scheme: str) -> list[list[str]]:
+    """Return rows of B-, I- and O in a scheme that marks last words and single words; the entities stay the same.
+
+    An I- that continues no entity of its kind begins one, as in `conlleval` and in the default mode of seqeval.
+
+    Args:
+        rows: Tags of each row.
+        scheme: IOBES or BILOU.
+    """
+    last, single = SCHEMES[scheme]
+    letters = {(True, True): single, (True, False): "B", (False, True): last, (False, False): "I"}
+    found = []
     for row in rows:
-        row[:] = [tag if tag == "O" else IOB2[tag[0]] + tag[1:] for tag in row]
-    return True
+        is_first = [tag != f"I-{before[2:]}" for before, tag in zip(["O", *row], row)]
+        is_last = [*is_first[1:], True]
+        found.append([tag if tag == "O" else letters[ends] + tag[1:] for tag, ends in zip(row, zip(is_first, is_last))])
+    return found
 
 
 def tag_names(tags: Sequence[str], names: Sequence[str] | None = None) -> list[str]:
-    """Return the names of the classes: those given, or the different tags; a kind with a tag B- has one with I- too.
+    """Return the tags of a model: those given, or the different tags, as `iob2_names`; a kind with B- has I- too.
 
     Raises:
         ValueError: As of `class_names`.
     """
-    names = class_names(tags, names, "give tags (--tag_column)")
+    if tag_scheme(names or tags):
+        tags = list(map(_iob2_tag, tags))
+    names = class_names(tags, iob2_names(names or ()), "give tags (--tag_column)")
     if is_iob(names):
         names += [inside for name in names if name.startswith("B-") and (inside := f"I-{name[2:]}") not in names]
     return names
+
+
+def iob2_names(names: Sequence[str]) -> list[str]:
+    """Return names of tags, once each: as B- and I- if `tag_scheme` knows them, because pipelines know no other letters."""
+    return list(dict.fromkeys(map(_iob2_tag, names) if tag_scheme(names) else names))
 
 
 def _rows(
