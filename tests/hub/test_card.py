@@ -176,6 +176,22 @@ def test_hostile_labels_masks_and_file_names_stay_text(folder, model, tokenizer,
         assert "\x1b" not in card and 'system("id") # `|' in html.unescape(rendered)
 
 
+@pytest.mark.parametrize("kind", ["classifier", "tagger", "answers", "adapter"])
+def test_a_card_shows_the_given_row_as_text_and_scores_beside_trivial_ones(folder, tmp_path, capsys, kind):
+    shutil.copytree(folder / kind, tmp_path / kind)
+    score = {"dataset": "a.csv", "metrics": {"f1": 0.5}, "trivial": {"f1": 0.25}}
+    record(tmp_path / kind, scores=[score])
+    row = [HOSTILE, "When does it end?"][: 1 + (kind == "answers")]
+    write_card(tmp_path / kind, example=row)
+    card = (tmp_path / kind / "README.md").read_text("utf-8")
+    code = re.search(r"^```python\n(.*?)^```$", card, re.DOTALL | re.MULTILINE)[1]
+    literals = {node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant)}
+    assert literals >= {*row} and "\x1b" not in card and "parcel" not in card
+    assert "| a.csv | F1 | 0.5 | 0.25 |\n\nThe trivial answer does not look" in card
+    printed = capsys.readouterr().out
+    assert "shows a row of your data" in printed and "\x1b" not in printed
+
+
 def test_an_embedding_model_of_the_folder_of_a_classifier_is_no_classifier(folder, tmp_path):
     sentence_transformer(str(folder / "classifier")).save_pretrained(str(tmp_path), create_model_card=False)
     write_card(tmp_path)

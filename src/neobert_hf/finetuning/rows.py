@@ -93,10 +93,10 @@ class LabelledRows:
 
     @property
     def example(self) -> list[str] | None:
-        """The texts of the first validation row for a card, cut to some characters; None without validation rows."""
-        if not self.validation:
+        """The texts of the first validation or test row for a card, cut to some characters; None without such rows."""
+        if not (rows := self.validation or self.test):
             return None
-        inputs = [column[0] for column in self.validation[:-1]]
+        inputs = [column[0] for column in rows[:-1]]
         if isinstance(inputs[0], tuple):
             inputs = inputs[0]
         texts = [" ".join(text) if isinstance(text, list) else text for text in inputs]

@@ -24,7 +24,7 @@ CARD = "README.md"
 UNKNOWN_LICENSE = "The licence is not known: ask the author before you use it."
 TEMPLATE = Path(__file__).with_name("card_template.md")
 SHOWN = 50  # classes or files on a card
-TEXT = ["The parcel is late and nobody answers."]
+TEXT = ["Write a text of yours here."]
 PAIR = ["When does the office open?", "The office opens at nine and closes at five."]
 # By the end of an architecture's name: the task on the Hub, and what the model does. Another model is an encoder.
 TASKS = {
