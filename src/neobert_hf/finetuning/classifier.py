@@ -24,7 +24,7 @@ from sklearn.metrics import (
     mean_squared_error,
 )
 from torch import no_grad
-from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel, Trainer
+from transformers import AutoConfig, AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel, Trainer
 
 from ..files.texts import beginning
 from ..files.writing import writing
@@ -112,6 +112,9 @@ class Classifier(Job):
         """The mean, where a last layer reads a frozen encoder, whose first token says less; an adapter keeps that of its base."""
         is_free = self._is_head_first and not self.adapter
         return "mean" if is_free and hasattr(AutoConfig.from_pretrained(self.source), "classifier_pooling") else None
+
+    def _learning_rate(self, config: PretrainedConfig) -> float:
+        return super()._learning_rate(config) * (10 if self.adapter else 1)
 
     def _has_few(self, num_rows: int) -> bool:
         return self._is_head_first

@@ -228,8 +228,7 @@ class Job(ABC):
             def make_trainer(checkpoint: Path | None) -> Trainer:
                 set_seed(training.seed)
                 model = self._load_new()
-                rate = default_learning_rate(model.config)
-                training.choose_learning_rate(model.config, 10 * rate if self.adapter else rate)
+                training.choose_learning_rate(model.config, self._learning_rate(model.config))
                 training.choose_epochs(EPOCHS_OF_FEW if self._has_few(len(columns[0])) else EPOCHS)
                 trainer = self._trainer_for(model, training, **rows)
                 if checkpoint is None:
@@ -240,6 +239,10 @@ class Job(ABC):
                 self._trainer = train_or_resume(make_trainer, training, run)
             self._after_training()
             self._end_fit(columns[:-1], validation, training)
+
+    def _learning_rate(self, config: PretrainedConfig) -> float:
+        """The learning rate of a training, unless the user gives one."""
+        return default_learning_rate(config)
 
     def _has_few(self, num_rows: int) -> bool:
         """Whether a training on this number of rows needs more epochs."""
