@@ -25,12 +25,11 @@ from ..runs import (
     FineTuningArguments,
     curve_of,
     default_learning_rate,
-    is_best_if_large,
     lock_run,
     train_or_resume,
     write_record,
 )
-from ..runs.arguments import EPOCHS, EPOCHS_OF_FEW
+from ..runs.arguments import EPOCHS, EPOCHS_OF_FEW, is_best_if_large
 from ..runs.manifests import CHECKPOINTS_INTACT
 from .predictions import write_predictions
 from .rows import LabelledRows

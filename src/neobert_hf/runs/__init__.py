@@ -11,10 +11,7 @@ MINI_MODEL_PATH = str(Path(__file__).parents[1] / "mini")
 NAMES_OF = {
     "adapters": ("lora_config", "open_adapter", "save_adapter"),
     "allocator": ("tune_allocator",),
-    "arguments": (
-        *("FineTuningArguments", "PrecisionArguments", "ResumeArguments"),
-        *("default_learning_rate", "is_best_if_large"),
-    ),
+    "arguments": ("FineTuningArguments", "PrecisionArguments", "ResumeArguments", "default_learning_rate"),
     "commands": ("CommandParser", "one_line", "run_command", "run_script"),
     "folders": ("begin_or_resume", "curve_of", "last_complete_checkpoint", "lock_run", "train_or_resume"),
     "machine": ("environment",),
