@@ -59,7 +59,7 @@ class DocumentSearch:
     """The passages of files and folders, which questions search exactly by words and by vectors (passages, dimension).
 
     Passages and vectors are kept by content, so a later search embeds the passages that are new or changed. The index of the
-    words is built anew, which takes less time than reading it.
+    words is built anew.
 
     Args:
         paths: Files, folders, and patterns such as `notes/**/*.md`. A folder contributes the files whose suffix is in
