@@ -70,7 +70,7 @@ def embed(parser: Parser) -> Run:
 
 
 def search(parser: Parser) -> Run:
-    """Search your own files by meaning.
+    """Search your own files by words and by meaning.
 
     neobert search notes "how do I renew the certificate?"
     neobert search notes "papers/*.pdf" tickets.csv --text_column body "printer does not answer"
@@ -92,6 +92,8 @@ def search(parser: Parser) -> Run:
     )
     text = "Column of the texts in .jsonl, .json, .csv, .tsv and .parquet."
     add("--text_column", default="text", metavar="NAME", help=text)
+    text = "Weight of the words in the score, from 0 (only the model) to 1 (only words)."
+    add("--word_weight", type=float, default=0.4, metavar="FLOAT", help=text)
     add(
         "--json",
         dest="as_json",

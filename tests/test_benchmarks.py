@@ -41,6 +41,7 @@ OPTIONS = {
     "runtimes": f"--folder files --model {MINI_MODEL_PATH} --num_rounds 1 "
     f"--num_threads {torch.get_num_threads()} --paths sdpa packed copy-int8 exported onnx onnx-int8",
     "embeddings": "--packages tqdm --num_pairs 4 --max_lengths 16 --num_rounds 1 --stsb glue",
+    "hybrid_search": "--pairs pairs.csv",
     "serving": "--num_clients 2 --num_requests 4 --num_rounds 1",
 }
 
@@ -111,6 +112,9 @@ def test_every_script_has_a_help_and_prints_json_in_its_last_line(name, tmp_path
     if name == "embeddings":
         for needed in ("bm25s", "Stemmer"):
             pytest.importorskip(needed, reason="benchmarks/embeddings.py compares with BM25 (pip install -e .[bench])")
+    if name == "hybrid_search":
+        pytest.importorskip("bm25s", reason="neobert search needs it (pip install -e .[embed])")
+        Path("pairs.csv").write_text("question,document\nopen a file,open() opens a file.\n,sleep() waits.\n")
     for module in (ragged, pretraining, runtimes, serving):
         monkeypatch.setattr(module, "docstrings", lambda: docstrings("tqdm"))
     for stem in ("train", "dev"):

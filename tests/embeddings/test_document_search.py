@@ -1,14 +1,18 @@
 """`neobert search`: which files are read, where passages begin, what is embedded again, and which passages answer."""
 
+import base64
+import hashlib
 import io
 import json
 import os
+import random
 import re
 import sqlite3
 import stat
 import sys
 import time
 import zipfile
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +20,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("sentence_transformers", reason="neobert search needs it (pip install -e .[embed])")
+pytest.importorskip("bm25s", reason="neobert search needs it (pip install -e .[embed])")
 pytest.importorskip("semantic_text_splitter", reason="neobert search needs it (pip install -e .[embed])")
 
 from conftest import SENTENCE, run_main
@@ -177,6 +182,43 @@ def test_rows_are_passages_with_their_line(notes, model, tmp_path, monkeypatch):
     assert len(long) > 2 and {passage.line for passage in long} == {4} and long[0].text.startswith("the quick brown")
 
 
+BYTES = random.Random(0).randbytes(3000)
+DATA = {
+    "a data URI": f"![logo](data:image/png;base64,{base64.b64encode(BYTES).decode()})",
+    "a data URI with percent signs": "<img src='data:image/svg+xml,%3Csvg%20width=%229%22%3E" + "%20" * 99 + "'>",
+    "base64": base64.b64encode(BYTES).decode(),
+    "base64 in lines": base64.encodebytes(BYTES[:2850]).decode(),  # 50 lines of 76 characters
+    "hexadecimal": BYTES.hex(),
+}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_data_in_text_does_not_become_passages_and_lines_stay_right(notes, model, name):
+    text = f"first words\n{DATA[name]}\nlast words\n"
+    (notes / "a.md").write_text(text)
+    (notes / "b.jsonl").write_text(json.dumps({"text": text}) + "\n" + json.dumps({"text": "second row"}))
+    found = [passage for file in ("a.md", "b.jsonl") for passage in open_search(notes / file, model).passages]
+    kept_words = {word for passage in found for word in words_of(passage.text)}
+    assert kept_words <= {"first", "words", "logo", "img", "src", "last", "second", "row"}
+    last = next(passage for passage in found if "last" in passage.text)
+    assert last.line + last.text.split("last")[0].count("\n") == text.count("\n")
+    assert (found[-1].line, found[-1].text) == (2, "second row")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        hashlib.sha512(b"").hexdigest(),
+        "Donaudampfschifffahrtselektrizitätenhauptbetriebswerkbauunterbeamtengesellschaft",
+        "usr/share/doc/" * 9,
+        "see data: a, b/c, and metadata:x/y",
+        "x" * 200_000,
+    ],
+)
+def test_hashes_long_words_and_paths_stay(text):
+    assert passages.NOT_TEXT.sub("", text) == text
+
+
 # --- What is kept -----------------------------------------------------------------------------------------------------
 
 
@@ -296,23 +338,43 @@ DAMAGES = {
 }
 
 
+def words_of(text):
+    return "".join(character if character.isalnum() else " " for character in text.lower()).split()
+
+
+def scores_of_words(texts, question):
+    """Lucene's BM25 with k1 = 1.5 and b = 0.75 by its formula, divided by the largest or by a fifth of the rarities."""
+    documents = [Counter(words_of(text)) for text in texts]
+    lengths = np.array([document.total() for document in documents])
+    scores, rarities = np.zeros(len(texts)), 0
+    for word in words_of(question):
+        counts = np.array([document[word] for document in documents])
+        num_with = (counts > 0).sum()
+        rarity = np.log(1 + (len(texts) - num_with + 0.5) / (num_with + 0.5))
+        scores += rarity * counts / (counts + 1.5 * (0.25 + 0.75 * lengths / lengths.mean()))
+        rarities += rarity
+    return scores / max(scores.max(), rarities / 5)
+
+
 def check_answers(documents, model):
-    """Scores and passages against cosines of vectors that are made here, one text at a time, in float64."""
-    encoder = SentenceTransformer(model)
-    vectors = np.array([encoder.encode(passage.text) for passage in documents.passages], np.float64)
-    for question in ("the old fox", "öffne datei"):
+    """Scores and passages against BM25, and cosines of vectors that are made here, one text at a time, in float64."""
+    encoder, texts = SentenceTransformer(model), [passage.text for passage in documents.passages]
+    vectors = np.array([encoder.encode(text) for text in texts], np.float64)
+    for question in ("the old fox", "öffne_2 DATEI", "unknown", "many unknown words about datei"):
         asked = encoder.encode(question).astype(np.float64)
         cosines = vectors @ asked / np.linalg.norm(vectors, axis=1) / np.linalg.norm(asked)
+        expected = 0.6 * cosines + 0.4 * scores_of_words(texts, question)
         answers = documents.search(question, top_k=7)
         scores = [answer.score for answer in answers]
-        np.testing.assert_allclose(scores, np.sort(cosines)[::-1][:7], atol=1e-5)  # float32
-        found = [cosines[documents.passages.index(replace(answer, score=None))] for answer in answers]
+        np.testing.assert_allclose(scores, np.sort(expected)[::-1][:7], atol=1e-5)  # float32
+        found = [expected[documents.passages.index(replace(answer, score=None))] for answer in answers]
         np.testing.assert_allclose(found, scores, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_damaged_file_is_not_believed(notes, model, embedded, caplog, name):
     """One line names it, all passages are embedded again, the answers are right, and the next search embeds nothing."""
+    caplog.set_level("WARNING")  # bm25s logs more
     (notes.parent / "model").symlink_to(model)
     first = open_search(notes, model)
     (file,) = search.CACHE.iterdir()
@@ -335,6 +397,7 @@ def test_a_damaged_file_is_not_believed(notes, model, embedded, caplog, name):
 @pytest.mark.parametrize("is_folder", [False, True])
 def test_a_search_that_cannot_keep_its_vectors_says_so_once_and_answers(notes, model, caplog, monkeypatch, is_folder):
     """A file in the place of the folder, and a folder in the place of the file; permissions would not stop root."""
+    caplog.set_level("WARNING")  # bm25s logs more
     monkeypatch.setattr(kept, "SAVE_SECONDS", -1)
     monkeypatch.setattr(kept, "BLOCK", 8)
     if is_folder:
@@ -389,6 +452,16 @@ def test_documents_and_file_names_cannot_control_the_terminal(tmp_path, model, m
     assert any("\x1b]0;PWNED" in answer["text"] for answer in json.loads(line)["answers"])
 
 
+def test_a_sentence_is_found_by_its_exact_words(tmp_path):
+    """The mini model alone, which has not learned these words, ranks another sentence first."""
+    cook = "Onions, butter and flour are fried. The secret ingredient is nutmeg."
+    others = [f"The private key of part {i} is hidden; a component of the secret store reads it." for i in range(9)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in [*others, cook]))
+    options = {"cache": tmp_path / "cache"}
+    assert DocumentSearch([str(tmp_path)], **options).search("secret ingredient", 1)[0].text == cook
+    assert DocumentSearch([str(tmp_path)], word_weight=0, **options).search("secret ingredient", 1)[0].text != cook
+
+
 def test_the_mini_model_finds_the_passage_and_the_command_prints_file_line_and_passage(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(search, "CACHE", tmp_path / "cache")
     monkeypatch.setenv("COLUMNS", "60")
@@ -418,6 +491,8 @@ def test_the_mini_model_finds_the_passage_and_the_command_prints_file_line_and_p
         (["no*.md", "fox"], r"No such file or folder: 'no\*.md'"),
         (["notes", "?!"], r"the question '\?!' has no words; ask in words"),
         (["notes", "fox", "--top_k", "0"], "top_k=0 is less than 1"),
+        (["notes", "fox", "--word_weight", "40"], "word_weight=40.0 is not between 0 and 1"),
+        (["empty.pdf", "fox"], "empty.pdf is empty$"),
         (["notes", "fox", "--max_length", "2"], "max_length=2 leaves no token"),
         (["empty.md", "fox"], r"empty.md: no text to search; files: 0, passages: 0"),
         (["pictures", "fox"], r"pictures: no text to search; files: 0, passages: 0; skipped: .png 1"),
@@ -433,6 +508,7 @@ def test_bad_input_gives_one_line_before_anything_is_embedded(notes, model, embe
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     for name, content in {
         "empty.md": b"",
+        "empty.pdf": b"",
         "pictures/a.png": b"x",
         "old.txt": b"M\xfcller",
         "binary": b"\x7fELF\xff\x00",

@@ -182,6 +182,8 @@ def train_reranker(
     )
     for score in scores:
         found, base = score["metrics"]["ndcg@10"], score["before"]["base_ndcg@10"]
-        advice = "" if found > base else "; the reranker is not better: do not use it, or train it on more pairs"
+        advice = (
+            "" if found > base else "; the reranker is not better: do not use it, or start from a trained cross-encoder"
+        )
         print(f"{score['dataset']}: nDCG@10 {base:.4f} of the embedding model alone{advice}")
     return scores

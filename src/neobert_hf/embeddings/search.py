@@ -1,10 +1,11 @@
-"""Search of the user's own files by meaning: `DocumentSearch`."""
+"""Search of the user's own files by words and by meaning: `DocumentSearch`."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -13,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import bm25s
 import numpy as np
 from huggingface_hub.constants import HF_HOME
 from tqdm.auto import tqdm
@@ -21,12 +23,16 @@ from ..files.texts import printable
 from ..runs import MINI_MODEL_PATH, one_line
 from .kept import Kept
 from .models import fingerprint
-from .passages import PassageReader, find_files
+from .passages import NOT_TEXT, PassageReader, find_files
 from .vector_files import longest_input, open_for_inference
 
 CACHE = Path(HF_HOME) / "neobert_hf" / "search"  # may be deleted at any time
 # Tokens of a passage, if the model reads more: one vector of a long text says little about each of its parts.
 LONGEST = 512
+WORD = re.compile(r"[^\W_]+")  # read_csv has two
+WORD_WEIGHT = 0.4
+LEAST_SHARE = 0.2  # so that "wait for a while" does not find every text with "a"
+CHUNK = 1 << 16  # passages that are compared with a question at once
 SHOWN_LINES, SHOWN_PROBLEMS = 3, 3
 
 
@@ -37,7 +43,9 @@ class Passage:
     Args:
         file: Path of the file.
         line: Line where the passage begins, from 1: of the file or of its converted text; in Parquet and in a JSON list, the row.
-        score: Of an answer: the similarity of question and passage as the model defines it, mostly the cosine.
+        score: Of an answer: the weighted mean of two numbers that are at most 1. One is the similarity of question and passage
+            as the model defines it, mostly the cosine. The other is the BM25 of the question's words in the passage, divided by
+            the largest one; if only common words of the question occur, by a fifth of the sum of the words' rarities.
         text: The passage.
     """
 
@@ -48,9 +56,10 @@ class Passage:
 
 
 class DocumentSearch:
-    """The passages of files and folders with their vectors (passages, dimension), which questions search exactly.
+    """The passages of files and folders, which questions search exactly by words and by vectors (passages, dimension).
 
-    Passages and vectors are kept by content, so a later search embeds the passages that are new or changed.
+    Passages and vectors are kept by content, so a later search embeds the passages that are new or changed. The index of the
+    words is built anew.
 
     Args:
         paths: Files, folders, and patterns such as `notes/**/*.md`. A folder contributes the files whose suffix is in
@@ -59,11 +68,14 @@ class DocumentSearch:
         max_length: Longest passage in tokens, special tokens included; by default what the model reads, at most 512.
         text_column: Column of the texts in .jsonl, .json, .csv, .tsv and .parquet.
         cache: Folder with a file for each model, by default in the cache of Hugging Face.
+        word_weight: Weight of the words in the score, from 0 (only vectors) to 1 (only words).
 
     Raises:
-        ValueError: There is no text, a named file is not valid, or the model cannot be opened.
+        ValueError: There is no text, a named file is not valid, the model cannot be opened, or `word_weight` is out of range.
         OSError: A path does not exist, or a named file cannot be read.
         ImportError: The format of a named file needs a package that is not installed.
+
+    Source: Bruch, Gai and Ingber, "An analysis of fusion functions for hybrid retrieval", arXiv 2210.11934: a convex combination.
     """
 
     def __init__(
@@ -73,18 +85,23 @@ class DocumentSearch:
         max_length: int | None = None,
         text_column: str = "text",
         cache: str | Path | None = None,
+        word_weight: float = WORD_WEIGHT,
     ) -> None:
+        if not 0 <= word_weight <= 1:
+            raise ValueError(f"word_weight={word_weight} is not between 0 and 1; 0 ignores the words, 1 the vectors")
         files, self.skipped = find_files(paths, PassageReader.SUFFIXES)
         self.encoder = open_for_inference(model, max_length)
         length = max_length or min(longest_input(self.encoder) or LONGEST, LONGEST)
         reader = PassageReader(self.encoder, length, text_column)
         identity = f"{fingerprint(self.encoder, {})}-{reader.capacity}"
         kept = Kept(Path(cache or CACHE, identity), f"search {identity}")
+        self.word_weight = word_weight
         self.passages, self.problems = [], []  # a problem is a line about a file of a folder that cannot be read
         try:
             for file, is_named in tqdm(files.items(), "reading", unit="file", delay=1, disable=None):
                 try:
-                    key = hashlib.sha256(f"{file.suffix} {text_column}\n".encode() + file.read_bytes()).hexdigest()
+                    rules = f"{file.suffix} {text_column} {NOT_TEXT.pattern}\n"
+                    key = hashlib.sha256(rules.encode() + file.read_bytes()).hexdigest()
                     found = kept.passages(key, partial(reader.read, file))
                 except (ValueError, OSError, ImportError) as error:
                     if is_named:
@@ -100,6 +117,8 @@ class DocumentSearch:
             self.vectors = kept.vectors([passage.text for passage in self.passages], encode)
         finally:
             kept.save()
+        self.words = bm25s.BM25()
+        self.words.index([words_of(passage.text) for passage in self.passages], show_progress=False)
 
     def search(self, question: str, top_k: int = 5) -> list[Passage]:
         """Return the passages that answer a question best, best first.
@@ -107,13 +126,21 @@ class DocumentSearch:
         Raises:
             ValueError: The question has no words, or `top_k` is less than 1.
         """
-        from sentence_transformers.util import semantic_search
-
         check_question(question, top_k)
         vector = np.asarray(self.encoder.encode_query([question], show_progress_bar=False), np.float32)
-        options = {"top_k": top_k, "score_function": self.encoder.similarity, "corpus_chunk_size": 1 << 16}
-        hits = semantic_search(vector, self.vectors, **options)[0]
-        return [replace(self.passages[hit["corpus_id"]], score=hit["score"]) for hit in hits]
+        chunks = (self.vectors[start : start + CHUNK] for start in range(0, len(self.vectors), CHUNK))
+        scores = np.concatenate([self.encoder.similarity(vector, chunk).numpy()[0] for chunk in chunks])
+        scores = (1 - self.word_weight) * scores + self.word_weight * self._scores_of_words(words_of(question))
+        best = np.argsort(-scores, kind="stable")[:top_k]
+        return [replace(self.passages[number], score=float(scores[number])) for number in best]
+
+    def _scores_of_words(self, words: list[str]) -> np.ndarray:
+        """BM25 (passages,) of some words, divided by the largest, or by a share of the words' rarities if that is more."""
+        bm25, known = self.words.get_scores(words), self.words.get_tokens_ids(words)
+        num_with = np.zeros(len(words))
+        num_with[: len(known)] = np.diff(self.words.scores["indptr"])[known]
+        rarity = np.log(1 + (len(self.passages) - num_with + 0.5) / (num_with + 0.5))
+        return bm25 / max(bm25.max(), LEAST_SHARE * rarity.sum())
 
     def summary(self) -> str:
         """Return a line about what is searched and what was skipped, and lines about the first files that cannot be read."""
@@ -121,6 +148,11 @@ class DocumentSearch:
         skipped = ", ".join(f"{what} {count:,}" for what, count in self.skipped.most_common() if count)
         first = f"files: {num_files:,}, passages: {len(self.passages):,}; skipped: {skipped or 0}"
         return "\n".join(map(printable, [first, *self.problems[:SHOWN_PROBLEMS]]))
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words of a text in lower case, in any language that separates them."""
+    return WORD.findall(text.lower())
 
 
 def check_question(question: str, top_k: int) -> None:
