@@ -2,8 +2,8 @@
 """
 # Search your own documents
 
-A search by words and by meaning: it finds passages that say the same in other words, too. Everything runs here, on a CPU, with the
-small embedding model of the package; no text leaves this machine.
+A search by words and by meaning: it also finds passages that say the same in other words. Everything runs here, on a CPU, with
+the small embedding model of the package; no text leaves this machine.
 """
 
 # %%
@@ -45,8 +45,8 @@ print(documents.summary())
 """
 ## Questions
 
-An answer is a passage with its file and line. The score, at most 1, is 0.6 times the similarity of question and passage plus 0.4 times
-the score of their common words.
+An answer is a passage with its file and line. The score, at most 1, is 0.6 times the similarity of question and passage
+plus 0.4 times the score of their common words.
 """
 
 
