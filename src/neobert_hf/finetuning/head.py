@@ -5,6 +5,7 @@ Source: linear probing before fine-tuning, arXiv 2202.10054.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -65,7 +66,9 @@ def choose_strength(vectors: np.ndarray, labels: np.ndarray, problem_type: str) 
     if len(vectors) < 2 * NUM_FOLDS or len(np.unique(labels, axis=0)) < 2:
         return DEFAULT_STRENGTH
     search = GridSearchCV(model, {name: STRENGTHS}, cv=folds, scoring=scoring, refit=False)
-    return search.fit(StandardScaler().fit_transform(vectors), labels).best_params_[name]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Label .* is present in all")  # in a fold, of a rare class
+        return search.fit(StandardScaler().fit_transform(vectors), labels).best_params_[name]
 
 
 def fit_linear(
